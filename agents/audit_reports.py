@@ -1,9 +1,9 @@
 """Agent `audit_reports`: the single writer of the tables of windows and tiers. It writes what an event of the
-audit topic has changed in this worker's fold of it (`app.control.audit_books`).
+audit topic has changed in this worker's fold of it (`app.audit.jobs.books`).
 
 A partition that comes to this worker is taken over from the tables: Faust commits an event once it has sent
 what was made of it, mostly; what had not arrived in the changelogs is made anew of the topic's last events.
-Each value knows which events are in it (`app.core.audit.collect`).
+Each value knows which events are in it (`app.audit.folds.collector`).
 Nothing here raises: an exception would skip the event anyway and stall the agent. What is no event is
 counted, told and passed over.
 """
@@ -16,11 +16,12 @@ from typing import Any
 import structlog
 from aiokafka.errors import KafkaError
 
-from app import app, wire
-from app.core.audit.collect import Written
-from app.core.audit.reports import BadReport
-from app.core.audit.seals import HEADER
-from app.kafka.clusters import ClusterUnreachable
+from app import app
+from app.audit.counts.reports import BadReport
+from app.audit.folds.collector import Written
+from app.audit.folds.seals import HEADER
+from app.controllog import codec
+from app.kafka.client.cluster import ClusterUnreachable
 from tables.audit_tiers import audit_tiers
 from tables.audit_windows import audit_windows
 from tables.options import items_of
@@ -45,7 +46,7 @@ async def collect_reports(stream: Any) -> None:
             seal = dict(event.message.headers or ()).get(HEADER, b"")
             written = books.fold(partition, offset, event.value, recorded_ms, seal)
             _write(written, books.encoded(partition))
-        except (wire.BadEvent, BadReport) as error:
+        except (codec.BadEvent, BadReport) as error:
             books.pass_over(partition, offset, error)
         except Exception as error:
             books.forget(partition)  # what was written of it is read anew, with the next event

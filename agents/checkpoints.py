@@ -1,6 +1,6 @@
-"""Agent `checkpoints`: the single writer of the offset map. What it writes is a fold (`app.core.offset_map`):
-events that come again change nothing. Nothing here raises: an exception would skip the event anyway and
-stall the agent.
+"""Agent `checkpoints`: the single writer of the offset map. What it writes is a fold
+(`app.offsets.model.offset_map`): events that come again change nothing. Nothing here raises: an exception
+would skip the event anyway and stall the agent.
 """
 
 from __future__ import annotations
@@ -9,8 +9,9 @@ from typing import Any
 
 import structlog
 
-from app import app, wire
-from app.core.offset_map import BarrierItem, EndedItem, NeedItem, after, asked_for, at_end
+from app import app
+from app.controllog import codec
+from app.offsets.model.offset_map import BarrierItem, EndedItem, NeedItem, after, asked_for, at_end
 from tables.checkpoints import checkpoints
 
 log = structlog.get_logger(__name__)
@@ -23,8 +24,8 @@ async def write_checkpoints(stream: Any) -> None:
     """Adds barriers to the lines that they are of, and notes what is asked for of them, or known."""
     async for event in stream.events():
         try:
-            items = wire.checkpoint_event(event.value).items
-        except wire.BadEvent as error:
+            items = codec.checkpoint_event(event.value).items
+        except codec.BadEvent as error:
             log.error(
                 "a record of the checkpoint topic is no event", offset=event.message.offset, error=str(error)
             )
@@ -41,8 +42,8 @@ def _write(item: BarrierItem | NeedItem | EndedItem) -> None:
     stored, line = checkpoints.get(key), None
     if stored is not None:
         try:
-            line = wire.checkpoint_line(stored)
-        except wire.BadEvent as error:
+            line = codec.checkpoint_line(stored)
+        except codec.BadEvent as error:
             log.error(
                 "a line of the offset map cannot be read and begins anew", line=item.key, error=str(error)
             )
@@ -54,4 +55,4 @@ def _write(item: BarrierItem | NeedItem | EndedItem) -> None:
         case EndedItem():
             new = at_end(line, item)
     if new is not None:
-        checkpoints[key] = wire.encode(new)
+        checkpoints[key] = codec.encode(new)

@@ -1,7 +1,7 @@
 """Agent `control`: the single writer of the tables that people and Spark read of the control log.
 
-What stands in a table is what stands in this worker's own fold of the log (`app.control.log`), as soon as it
-has the event: what the log refused does not reach the tables. The fold may be ahead by then; a replay, or
+What stands in a table is what stands in this worker's own fold of the log (`app.controllog.log`), as soon as
+it has the event: what the log refused does not reach the tables. The fold may be ahead by then; a replay, or
 another worker, writes the same in the end. The activity is a ring: see `tables.activity`. What was refused is
 in it, and told as such, unless it was read so long ago that the fold does not remember.
 Nothing here raises: an exception would skip the event anyway and stall the agent.
@@ -14,10 +14,10 @@ from typing import Any
 
 import structlog
 
-from app import app, wire
-from app.core.alert_state import AlertState
-from app.core.control import ControlState
-from app.core.control_events import (
+from app import app
+from app.controllog import codec
+from app.controllog.alert_state import AlertState
+from app.controllog.events import (
     AnyControlEvent,
     Assignment,
     AuditDeleted,
@@ -31,7 +31,8 @@ from app.core.control_events import (
     WorkloadDeleted,
     WorkloadPut,
 )
-from app.core.job import names_a_job
+from app.controllog.state import ControlState
+from app.kernel.job import names_a_job
 from tables.activity import activity
 from tables.assignments import assignments
 from tables.audit_plans import audit_plans
@@ -52,8 +53,8 @@ async def write_control_tables(stream: Any) -> None:
             if event.value is not None:
                 runtime = await app.started_runtime()
                 view = await runtime.control.up_to(offset)
-                _write(wire.control_event(event.value), offset, view, runtime.control.counted)
-        except wire.BadEvent as error:
+                _write(codec.control_event(event.value), offset, view, runtime.control.counted)
+        except codec.BadEvent as error:
             log.error("a record of the control log is no event", offset=offset, error=str(error))
         except Exception as error:
             log.exception("a control event failed and is passed over", error=repr(error))
@@ -77,12 +78,12 @@ def _write(event: AnyControlEvent, offset: int, view: ControlState, counted: Cal
         else not isinstance(event, Begun | LimitShares | RegionPulse)
     )
     if is_told:
-        key, entry = wire.activity_entry(offset, event, counted=counted(offset))
+        key, entry = codec.activity_entry(offset, event, counted=counted(offset))
         activity[key] = entry
 
 
 def _show(table: Any, key: str, stands: AnyControlEvent | None) -> None:
     if stands is not None:
-        table[key.encode()] = wire.encode(stands)
+        table[key.encode()] = codec.encode(stands)
     elif table.get(key.encode()) is not None:
         del table[key.encode()]

@@ -1,8 +1,8 @@
 """Agent `trackers`: the single writer of the tracker table. It writes down what this worker has folded of the
-topic (`app.control.tracker_follower`), for those who begin to follow it, for Spark and for people.
+topic (`app.worker.tracker.follower`), for those who begin to follow it, for Spark and for people.
 
 The fold is not made from the table: one that was restored from a changelog in which a deposed writer has
-written last would be behind, and nobody could tell (`app.core.tracker_fold`, rules 2 and 4).
+written last would be behind, and nobody could tell (`app.worker.tracker.fold`, rules 2 and 4).
 Nothing here raises: an exception would skip the event anyway and stall the agent.
 """
 
@@ -13,7 +13,8 @@ from typing import Any
 
 import structlog
 
-from app import app, wire
+from app import app
+from app.controllog import codec
 from tables.trackers import trackers
 
 log = structlog.get_logger(__name__)
@@ -31,7 +32,7 @@ async def write_trackers(stream: Any) -> None:
             runtime = await app.started_runtime()
             fold = await runtime.follower.folded(event.message.partition, event.message.offset)
             for count, job in enumerate(list(fold.changed)):
-                trackers[job.encode()] = wire.encode(fold.record(job))
+                trackers[job.encode()] = codec.encode(fold.record(job))
                 fold.changed.discard(job)
                 if count % AT_ONCE == AT_ONCE - 1:
                     await asyncio.sleep(0)

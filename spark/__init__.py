@@ -12,6 +12,6 @@ Rules
    step says so.
 5. `spark.archive.{layout,log,reader}` need no Spark, so that the console and the command line can read
    archives.
-6. Of `app` only the pure core, what its topics are called and hold (`app.topics`, `app.wire`), and the yard's
-   way of fetching jars are used.
+6. Of `app` only the pure core, what its topics are called and hold (`app.controllog.topics`,
+   `app.controllog.codec`), and the yard's way of fetching jars are used.
 """

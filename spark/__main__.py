@@ -12,8 +12,8 @@ import os
 import sys
 from collections.abc import Sequence
 
-from app.yard.progress import say
-from spark.errors import SparkJobError
+from app.archive.errors import SparkJobError
+from app.dev.yard.progress import say
 
 EXIT_INTERRUPTED = 130
 JOBS = {

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from app.yard.errors import YardError
-from app.yard.jars import JarSet
-from app.yard.java import find_java
-from spark.errors import Unreachable
+from app.archive.errors import Unreachable
+from app.dev.yard.errors import YardError
+from app.dev.yard.jars import JarSet
+from app.dev.yard.java import find_java
 
 LOCK_FILE = Path(__file__).with_name("connector.lock.json")
 

@@ -15,7 +15,7 @@ import shutil
 import subprocess
 from pathlib import Path
 
-from spark.errors import NotFit
+from app.archive.errors import NotFit
 
 OLDEST, NEWEST = 17, 21  # what Spark 4.0 runs on
 VERSION_TIMEOUT_S = 20.0

@@ -21,7 +21,7 @@ from py4j.protocol import Py4JJavaError
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
-from spark.errors import BadOption, NotFit, Unreachable, cause
+from app.archive.errors import BadOption, NotFit, Unreachable, cause
 from spark.schemas import RECORD
 
 TIMEOUT_MS = 30_000

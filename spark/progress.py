@@ -12,7 +12,7 @@ from pyspark.sql import SparkSession
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from app.yard.progress import say
+from app.dev.yard.progress import say
 
 LOOK_EVERY_S = 0.5
 PLAIN_LINE_EVERY_S = 15.0

@@ -14,8 +14,8 @@ import sys
 import tempfile
 from pathlib import Path
 
-from app.yard import ivy, progress
-from app.yard.java import find_java
+from app.dev.yard import ivy, progress
+from app.dev.yard.java import find_java
 from spark.connector import LOCK_FILE
 
 SPARK_VERSION = "4.0.0"

@@ -17,7 +17,7 @@ import pyspark
 from pyspark import SparkConf
 from pyspark.sql import SparkSession
 
-from app.yard.jars import switchyard_home
+from app.dev.yard.jars import switchyard_home
 from spark.connector import connector_jars
 from spark.java import prepare_java
 

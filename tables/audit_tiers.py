@@ -1,7 +1,8 @@
 """Table `audit_tiers`: topic/tier/cluster/shard -> `TierRecord` (watermarks, closings, who was heard).
 
 Writer: the agent `agents.audit_reports`, alone; the partition is that of the topic's reports. Changelog:
-`{app}-audit_tiers-changelog`, compacted. Readers: as of `tables.audit_windows` (`app.wire.tier_record`).
+`{app}-audit_tiers-changelog`, compacted. Readers: as of `tables.audit_windows`
+(`app.controllog.codec.tier_record`).
 """
 
 from __future__ import annotations

@@ -2,7 +2,8 @@
 
 Writer: the agent `agents.audit_reports`, alone; the partition is that of the topic's reports. Changelog:
 `{app}-audit_windows-changelog`, compacted. Each value is a fold of its own over the topic
-(`app.core.audit.collect`). Readers: that agent when it begins (`items_of`), Spark (`app.wire.window_record`).
+(`app.audit.folds.collector`). Readers: that agent when it begins (`items_of`), Spark
+(`app.controllog.codec.window_record`).
 """
 
 from __future__ import annotations

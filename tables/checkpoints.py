@@ -2,7 +2,7 @@
 
 Writer: the agent `agents.checkpoints`, alone. Changelog: `{app}-checkpoints-changelog`, compacted: whoever
 reads it to its end knows the map, in another region too. Readers: failover, offset sync, Spark and people
-(`app.wire.checkpoint_line`).
+(`app.controllog.codec.checkpoint_line`).
 """
 
 from __future__ import annotations

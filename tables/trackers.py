@@ -2,7 +2,7 @@
 
 Writer: the agent `agents.trackers`, alone; the job's partition is `tracker_partition(job)`, that of the
 events. Changelog: `{app}-trackers-changelog`, compacted. Readers: whoever begins to answer takeovers
-(`app.control.tracker_follower`), Spark.
+(`app.worker.tracker.follower`), Spark.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ of a marker, which conftest gives:
 - all others, on another yard. What these print is seen at once, the other two's after it.
 
 The exit code is 0 only if it is each one's. `PYTEST_ADDOPTS` and arguments reach all three, as in
-`python -m tests tests/system tests/core`. For some of the tests `pytest PATH` does as ever.
+`python -m tests tests/system tests/kernel`. For some of the tests `pytest PATH` does as ever.
 
 Ctrl-C and SIGTERM end all; brokers and containers are taken down first.
 """
@@ -29,7 +29,7 @@ from typing import IO
 
 import pytest
 
-from app.yard.broker import AUTOMATIC_PORTS
+from app.dev.yard.broker import AUTOMATIC_PORTS
 from tests.conftest import PORTS_VARIABLE
 
 PYTEST = (sys.executable, "-m", "pytest")

@@ -18,15 +18,16 @@ import re
 import subprocess
 import uuid
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, Phase, is_hypothesis_test, settings
 from hypothesis.database import DirectoryBasedExampleDatabase, MultiplexedDatabase, ReadOnlyDatabase
 
-from app.yard import Yard, broker
-from app.yard.security import ADMIN, Security
+from app.dev.yard import Yard, broker
+from app.dev.yard.security import ADMIN, Security
 
 BOOTSTRAP_VARIABLE = "SWITCHYARD_TEST_BOOTSTRAP"
 USERS = {ADMIN: "adminword", "switchyard": "switchword", "reader": "readerword"}  # the last never writes
@@ -58,11 +59,51 @@ if os.environ.get(PORTS_VARIABLE):
 
 # Fixtures that start brokers or containers, or Spark: of its tests those run beside that say so themselves.
 STARTING = {"_shared_yard", "secured", "bootstrap", "cached", "engine", "master", "session"}
-BESIDE = {"cli", "config", "console", "core", "dlq", "payload", "spark"}  # how long it takes matters to none
-WHOLE = {"docker", "system"}  # whole workers, on a yard of their own; as long as all others with brokers
-PURE = {"config", "core", "payload"}
+# Places below tests/, as patterns. Of PURE nothing is tried again; how long BESIDE takes matters to none.
+PURE = (
+    "*/model/*",
+    "*/test_definition",
+    "*/test_definition_checks",
+    "alerts/test_*",
+    "audit/counts/*",
+    "audit/folds/*",
+    "audit/drilldown/test_copy_origins",
+    "audit/drilldown/test_findings",
+    "audit/drilldown/test_id_sums",
+    "audit/drilldown/test_reconciliation",
+    "audit/drilldown/test_sieve",
+    "bench/*",
+    "config/*",
+    "controllog/test_failover_run*",
+    "controllog/test_global_report",
+    "controllog/test_roles",
+    "controllog/test_state*",
+    "definitions/test_*",
+    "dispatch/move/test_time_mapping",
+    "failover/test_topology",
+    "kafka/fetch/test_shared_reads",
+    "kafka/records/*",
+    "kernel/*",
+    "payload/*",
+    "replicate/api/test_topic_edit",
+    "sizing/test_forecasts",
+    "sizing/test_recommendation",
+    "worker/tracker/*",
+)
+BESIDE = (
+    *PURE,
+    "*/api/*",
+    "archive/test_log",
+    "archive/test_reader",
+    "cli/*",
+    "dispatch/dlq/*",
+    "dispatch/test_view",
+    "spark/*",
+    "web/*",
+)
+WHOLE = ("docker/*", "system/*")  # whole workers, on a yard of their own; as long as all others with brokers
 NEEDS_INSTALLING = {"browser", "containers"}  # markers
-COUNTED = {"system"}  # every message, after kills: what is not as it should be there once is a finding
+COUNTED = ("system/*",)  # every message, after kills: what is not as it should be there once is a finding
 
 COUNTS = re.compile(
     "(^|_)(all|doubles?|every|loses?|lost|miss|none|no_message|no_record|nothing|once|twice)(_|$)"
@@ -71,11 +112,16 @@ SAYS_LOST = r"(?i)(?<!connection )\b(lost|missing|twice|doubled)\b|never came|Co
 OUT_OF_TIME = "from pytest-timeout"  # the second try would have no end
 
 
-def second_try(folder: str, name: str) -> pytest.MarkDecorator:
+def is_in(place: str, patterns: Iterable[str]) -> bool:
+    """Whether one of the patterns means the place."""
+    return any(fnmatchcase(place, pattern) for pattern in patterns)
+
+
+def second_try(place: str, name: str) -> pytest.MarkDecorator:
     """Once more, unless the failure says that messages were lost, or that what a test there, or of this name,
     counts is not as it should be."""
     final: list[str | type[Exception]] = [SAYS_LOST, OUT_OF_TIME]
-    if folder in COUNTED or COUNTS.search(name):
+    if is_in(place, COUNTED) or COUNTS.search(name):
         final.append(AssertionError)
     return pytest.mark.flaky(reruns=1, rerun_except=final)
 
@@ -127,18 +173,18 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         assert isinstance(item, pytest.Function)
-        folder = item.path.relative_to(Path(__file__).parent).parts[0]
+        place = item.path.relative_to(Path(__file__).parent).with_suffix("").as_posix()
         starts = not STARTING.isdisjoint(item.fixturenames) or item.get_closest_marker("browser")
-        if folder in WHOLE:
+        if is_in(place, WHOLE):
             item.add_marker("whole")
-        if folder == "docker":
+        if is_in(place, ("docker/*",)):
             item.add_marker("containers")
         if is_hypothesis_test(item.obj):
             item.add_marker("property")
-        if folder in BESIDE and not starts:
+        if is_in(place, BESIDE) and not starts:
             item.add_marker("beside")
-        if PROFILE == "ci" and folder not in PURE and not is_hypothesis_test(item.obj):
-            item.add_marker(second_try(folder, item.function.__name__))
+        if PROFILE == "ci" and not is_in(place, PURE) and not is_hypothesis_test(item.obj):
+            item.add_marker(second_try(place, item.function.__name__))
 
 
 @pytest.fixture(scope="session")

@@ -1,7 +1,7 @@
 """Every property with random examples, for as long as one likes: `make fuzz`, or `python -m tests.fuzz`.
 
     python -m tests.fuzz --minutes 60            every property, in rounds, for an hour
-    python -m tests.fuzz tests/core tests/audit  those of some folders, for ten minutes
+    python -m tests.fuzz tests/kernel tests/audit  those of some folders, for ten minutes
 
 A property that failed is printed with its example, and later rounds leave it out. What failed is copied to
 `tests/found`, where every later run of the tests tries it. Commit it with the fix, and add the example to the

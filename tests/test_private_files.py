@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from app.audit_sdk.outputs import FileOutput
-from app.audit_sdk.wal import Wal
-from app.datadir import prepare_datadir
-from app.dlq.export import write_file
-from app.regions.store import Store
+from app.dispatch.dlq.export import write_file
+from app.offsets.store.records import Store
+from app.sdk.audit.outputs import FileOutput
+from app.sdk.audit.write_ahead_log import Wal
+from app.worker.runtime.data_directory import prepare_datadir
 
 
 @pytest.fixture(autouse=True)

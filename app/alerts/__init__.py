@@ -1,1 +1,1 @@
-"""Alerts told to people (what is told `app.core.alerts` decides): words, bodies, channels, deliveries."""
+"""Alerts told to people (what is told `app.alerts.rules` decides): their rules, and their delivery."""

@@ -1,1 +1,1 @@
-"""A partition counted: what an audit plan means (`how`), its pump (`pump`), what is told of it (`view`)."""
+"""Audits: records counted tier by tier, compared, and what did not arrive named. See `app.audit.counts`."""

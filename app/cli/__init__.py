@@ -1,0 +1,1 @@
+"""`switchyard <noun> <verb>`: client of the API, output, options that commands share."""

@@ -30,7 +30,7 @@ def worker_url(given: str | None) -> str:
     url = given or os.environ.get("SWITCHYARD_URL")
     if not url:
         from app.config.problems import InvalidConfiguration
-        from app.config.static import load_settings
+        from app.config.settings import load_settings
 
         port = os.environ.get("SWITCHYARD_WEB_PORT", "6066")
         with contextlib.suppress(InvalidConfiguration):  # only the address is needed, not the whole file

@@ -7,16 +7,16 @@ from typing import Any
 
 import click
 
-from app.cli.alert import alert
-from app.cli.audit import audit
-from app.cli.config import config
-from app.cli.dlq import dlq
-from app.cli.failover import failover
-from app.cli.offsets import offsets
-from app.cli.placement import drain, placement
-from app.cli.route import route
-from app.cli.size import size
-from app.cli.workload import tracker, worker, workload
+from app.alerts.api.cli import alert
+from app.audit.api.cli import audit
+from app.definitions.api.cli import config
+from app.dispatch.api.cli import tracker, worker, workload
+from app.dispatch.api.cli_dlq import dlq
+from app.failover.api.cli import failover
+from app.offsets.api.cli import offsets
+from app.placement.api.cli import drain, placement
+from app.replicate.api.cli import route
+from app.sizing.api.cli import size
 
 NOUNS = (config, workload, tracker, dlq, route, audit, alert, offsets, failover, placement, size)
 ONLY_HERE = (worker,)  # `faust worker` is Faust's own: it starts one

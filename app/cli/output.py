@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from app.csv_cells import text_cell
+from app.kernel.csv_cells import text_cell
 
 FORMATS = ("table", "json", "yaml", "csv")
 PLAIN_WIDTH = 100_000  # when stdout is no terminal: one row is one line, for grep and awk

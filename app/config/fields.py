@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainValidator, Strict, WithJsonSchema
 
-from app.config.units import Duration, duration_within
+from app.config.quantities import Duration, duration_within
 
 DAY_S = 86_400.0
 MAX_LISTED = 1000  # a list longer than this is a mistake

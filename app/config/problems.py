@@ -1,7 +1,7 @@
 """What is wrong with a file, all of it at once: where, what, and what to do.
 
-`trees` reads YAML and JSON with positions; pydantic says what is wrong; this module brings both together.
-Values of secrets are never shown.
+`syntax_tree` reads YAML and JSON with positions; pydantic says what is wrong; this module brings both
+together. Values of secrets are never shown.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any, get_args
 
 from pydantic import BaseModel, ValidationError
 
-from app.config.trees import Node, Path_, Unreadable, read_trees
+from app.config.syntax_tree import Node, Path_, Unreadable, read_trees
 
 MAX_FILE_BYTES = 4 * 1024 * 1024  # a configuration larger than this is a mistake
 MAX_SHOWN_CHARS = 80

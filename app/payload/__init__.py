@@ -1,0 +1,1 @@
+"""Values: Protobuf, JSON, Avro; schemas, and interceptors of senders."""

@@ -7,7 +7,7 @@ Framing
 
 Rules
 1. A null value (tombstone) is no message: `decode`, `to_json` and `check` take only bytes.
-2. Hostile bytes end as `InvalidPayload`, in bounded time and memory (`app.payload.parse`, `.to_json`), and
+2. Hostile bytes end as `InvalidPayload`, in bounded time and memory (`app.payload.parser`, `.to_json`), and
    its words hold nothing of the value.
 3. Unknown fields are allowed, as everywhere in Protobuf: producers may be newer than the descriptor.
 4. Where both a message is named and the framing names one, they must agree.
@@ -26,10 +26,10 @@ from google.protobuf.descriptor import Descriptor
 from google.protobuf.message import Message
 
 from app.payload.descriptors import DescriptorError, Schema
-from app.payload.parse import InvalidPayload, Parser
-from app.payload.registry import Registry, open_source
+from app.payload.json_writer import JsonWriter
+from app.payload.parser import InvalidPayload, Parser
 from app.payload.schema_files import ANYWHERE, SchemaFiles
-from app.payload.to_json import JsonWriter
+from app.payload.schema_registry import Registry, open_source
 
 MAGIC = 0
 HEADER_BYTES = 5

@@ -1,7 +1,7 @@
 """Protobuf descriptors: from a file or a registry folder to message classes in pools of their own.
 
 A descriptor set is what `protoc --include_imports -o x.binpb` and `buf build -o x.binpb` write. `.proto`
-sources are compiled by `app.payload.compiler` where grpcio-tools is installed. A registry folder holds
+sources are compiled by `app.payload.proto_compiler` where grpcio-tools is installed. A registry folder holds
 
     <folder>/<schema id>.binpb              what Confluent's wire format names; or .proto
     <folder>/<subject>/<version>.binpb      versions count from 1, the highest is the latest; or .proto
@@ -139,7 +139,7 @@ def load_schema(path: Path, files: SchemaFiles = ANYWHERE) -> Schema:
         DescriptorError: see the module's rule 3.
     """
     if path.suffix == ".proto":
-        from app.payload.compiler import compile_source
+        from app.payload.proto_compiler import compile_source
 
         return Schema(path, parse_set(path, compile_source(path, files)))
     return Schema(path, parse_set(path, read_limited(path, files)))

@@ -28,7 +28,7 @@ from typing import Final, NamedTuple, Protocol
 
 import structlog
 
-from app.payload.metadata import Metadata, check_metadata
+from app.payload.grpc_metadata import Metadata, check_metadata
 from app.payload.preview import safe_text
 
 log = structlog.get_logger(__name__)
@@ -139,8 +139,8 @@ class _Link:
 
 
 class Chain:
-    """Interceptors in a row. Where there are none there is no chain (`app.payload.protobuf.workload_chain`),
-    so that messages without interceptors pay nothing."""
+    """Interceptors in a row. Where there are none there is no chain
+    (`app.payload.protobuf_interceptor.workload_chain`), so that messages without interceptors pay nothing."""
 
     __slots__ = ("_clock", "_links")
 

@@ -17,7 +17,7 @@ from enum import StrEnum
 import orjson
 
 from app.payload.codec import PayloadCodec
-from app.payload.parse import InvalidPayload
+from app.payload.parser import InvalidPayload
 
 LIMIT_CHARS = 4096
 MAX_JSON_BYTES = 1024 * 1024  # larger is not parsed to tell JSON from text

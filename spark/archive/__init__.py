@@ -18,7 +18,8 @@ Rules
    a new file, whenever it comes; nothing is dropped for being late, and compaction joins the files.
 6. Files are only ever added and removed, never changed. What was removed stays on the disk for those who read
    it, until `vacuum`.
-7. Columns are added, never changed or taken away; what a file lacks reads as null (`reader.COLUMNS`).
+7. Columns are added, never changed or taken away; what a file lacks reads as null
+   (`app.archive.reader.COLUMNS`).
 
 The root is a folder on a file system where creating a file that is there fails (local disks, NFS, CephFS,
 HDFS mounted); every executor of a cluster sees it at the same path.

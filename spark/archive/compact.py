@@ -20,11 +20,11 @@ from pathlib import Path
 
 from pyspark.sql import SparkSession
 
+from app.archive.errors import NotFit, Outdone, SparkJobError
+from app.archive.layout import QUARANTINE, RECORDS, VISIBLE, Change, File
+from app.archive.log import Archive, State, sync
 from spark.archive.frames import PLACE, later_columns, ordered, read_files, replaced
 from spark.archive.landing import STAGING, land
-from spark.archive.layout import QUARANTINE, RECORDS, VISIBLE, Change, File
-from spark.archive.log import Archive, State, sync
-from spark.errors import NotFit, Outdone, SparkJobError
 
 TARGET_BYTES = 128 * 1024 * 1024
 SMALL_SHARE = 0.5  # of the target: two files below it fit into one

@@ -11,9 +11,9 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as f
 from pyspark.sql.types import StructType
 
-from spark.archive.layout import QUARANTINE, RECORDS, is_hidden
-from spark.archive.reader import Query
-from spark.errors import NotFit, SparkJobError
+from app.archive.errors import NotFit, SparkJobError
+from app.archive.layout import QUARANTINE, RECORDS, is_hidden
+from app.archive.reader import Query
 from spark.quarantine import REASON, judge
 from spark.schemas import FILE, HEADERS, RECORD
 

@@ -11,12 +11,12 @@ from typing import Protocol
 
 from pyspark.sql import DataFrame
 
+from app.archive.errors import Outdone
+from app.archive.layout import Change, Gap
+from app.archive.log import Archive
 from spark.archive.frames import ordered, placed
 from spark.archive.landing import Landed, land
-from spark.archive.layout import Change, Gap
-from spark.archive.log import Archive
 from spark.archive.ranges import Round, next_round
-from spark.errors import Outdone
 from spark.kafka import Range, Topic
 
 

@@ -24,10 +24,10 @@ from uuid import uuid4
 from pyspark.sql import Column, DataFrame, Observation, Row, SparkSession
 from pyspark.sql import functions as f
 
+from app.archive.errors import SparkJobError
+from app.archive.layout import QUARANTINE, VISIBLE, File, Span
+from app.archive.log import sync
 from spark.archive.frames import PLACE, read_folder, spans, totals
-from spark.archive.layout import QUARANTINE, VISIBLE, File, Span
-from spark.archive.log import sync
-from spark.errors import SparkJobError
 
 ROW_GROUP_BYTES = 16 * 1024 * 1024  # what a reader of a time range reads at least
 STAGING = "staging"

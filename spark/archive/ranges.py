@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from spark.archive.layout import Gap, Partition, Reach
+from app.archive.layout import Gap, Partition, Reach
 from spark.kafka import Range, Topic
 
 

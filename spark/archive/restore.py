@@ -24,10 +24,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from spark.archive.layout import File
-from spark.archive.log import Archive
-from spark.archive.reader import LAST_OFFSET, Query, Reader, Record
-from spark.errors import BadOption, NotFit
+from app.archive.errors import BadOption, NotFit
+from app.archive.layout import File
+from app.archive.log import Archive
+from app.archive.reader import LAST_OFFSET, Query, Reader, Record
 
 CHUNK_RECORDS = 5_000  # of one transaction: what a kill repeats nothing of
 CHUNK_BYTES = 32 * 1024 * 1024  # and what is in memory, and written before the transaction times out

@@ -8,7 +8,7 @@
 Modules
     decode   a record of a changelog, or a heartbeat, as rows; pure
     frames   schemas, and functions from frame to frame: decoded, newest, loads, windows, traffic, verdicts
-    plans    which tiers are compared, by which audit plan (`app.core.audit.pairing` compares them); pure
+    plans    which tiers are compared, by which audit plan (`app.audit.folds.tier_pairs` compares them); pure
     people   workloads, owners, readiness, of the small tables; pure
     timeline what happened, of incidents, the control log and the audit; pure
     store    files that count by the archive's log: written, read back, committed
@@ -19,7 +19,7 @@ Modules
 
 Rules
 1. Exactly once: a round's files, those they replace and the new reach of partitions are one change of the
-   archive's log (`spark.archive.log`). A round that is killed changes nothing.
+   archive's log (`app.archive.log`). A round that is killed changes nothing.
 2. Of a key the record with the highest position counts, whenever it came: of windows, tiers and trackers that
    is the position that stands in the record (a paused writer may append an older one), of others the offset.
    Incidents have no keys: each has its place as one.

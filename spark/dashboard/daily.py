@@ -17,14 +17,14 @@ from pathlib import Path
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
-from app.core.audit.tiers import Bounds
-from spark.archive.layout import Change, Partition, Reach
-from spark.archive.log import Archive, State
+from app.archive.errors import NotFit
+from app.archive.layout import Change, Partition, Reach
+from app.archive.log import Archive, State
+from app.audit.folds.tier import Bounds
 from spark.dashboard import frames, people
 from spark.dashboard.decode import DAY_MS, PLANS, TIERS, UNDATED, WINDOWS, WORKLOADS, date_of
 from spark.dashboard.plans import Compared, compared
 from spark.dashboard.store import STATE, TRAFFICS, VERDICTS, files_of, stored, write
-from spark.errors import NotFit
 
 GLOBAL = "global"
 TURN = Partition(GLOBAL, "", 0)

@@ -8,16 +8,13 @@ from typing import NamedTuple
 
 import msgspec
 
-from app.core.audit.count import UNTIMED
-from app.core.audit.latencies import CorruptLatencies, Latencies
-from app.core.audit.plans import Stated
-from app.core.audit.tiers import TierKey
-from app.core.audit.totals import Totals
-from app.core.audit.windows import WindowKey
-from app.core.control_events import AuditPut
-from app.core.job import JobId
-from app.core.load import Load
-from app.wire import (
+from app.audit.counts.counter import UNTIMED
+from app.audit.counts.latencies import CorruptLatencies, Latencies
+from app.audit.counts.totals import Totals
+from app.audit.folds.plan_terms import Stated
+from app.audit.folds.tier import TierKey
+from app.audit.folds.window import WindowKey
+from app.controllog.codec import (
     BadEvent,
     Heartbeat,
     checkpoint_line,
@@ -28,6 +25,9 @@ from app.wire import (
     tracker_record,
     window_record,
 )
+from app.controllog.events import AuditPut
+from app.kernel.job import JobId
+from app.kernel.load import Load
 
 WINDOWS, TIERS, TRACKERS, CHECKPOINTS = "audit_windows", "audit_tiers", "trackers", "checkpoints"
 WORKLOADS, ROUTES, ASSIGNMENTS, ACTIVITY = "workloads", "routes", "assignments", "activity"

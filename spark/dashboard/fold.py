@@ -12,15 +12,15 @@ from dataclasses import dataclass
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as f
 
-from app.topics import ControlTopics
+from app.archive.errors import Outdone
+from app.archive.layout import Change, File, Gap
+from app.archive.log import Archive, State
+from app.controllog.topics import ControlTopics
 from spark.archive.ingest import Source
-from spark.archive.layout import Change, File, Gap
-from spark.archive.log import Archive, State
 from spark.archive.ranges import Round, next_round
 from spark.dashboard import frames
 from spark.dashboard.decode import INCIDENTS, TABLES
 from spark.dashboard.store import LOADS, QUARANTINE, STATE, files_of, stored, write
-from spark.errors import Outdone
 from spark.kafka import Topic
 
 MOST_FILES = 32  # of loads of a date, before they are joined

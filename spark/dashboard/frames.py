@@ -20,12 +20,12 @@ from pyspark.sql.types import (
     StructType,
 )
 
-from app.core.audit.latencies import Latencies
-from app.core.audit.pairing import OF_CLUSTERS, Place, Widths
-from app.core.audit.pairing import Window as PairedWindow
-from app.core.audit.tiers import TierRecord
-from app.core.audit.windows import WindowKey
-from app.wire import tier_record, window_record
+from app.audit.counts.latencies import Latencies
+from app.audit.folds.tier import TierRecord
+from app.audit.folds.tier_pairs import OF_CLUSTERS, Place, Widths
+from app.audit.folds.tier_pairs import Window as PairedWindow
+from app.audit.folds.window import WindowKey
+from app.controllog.codec import tier_record, window_record
 from spark.dashboard import decode, timeline
 from spark.dashboard.plans import Compared, Comparer
 from spark.rows import mapped

@@ -12,14 +12,14 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
-from app.core.audit.latencies import Latencies
-from app.core.audit.plans import Stated
-from app.core.audit.tiers import CONSUMER, place_of
-from app.core.control_events import Assignment, RoutePut, WorkloadPut
-from app.core.fencing import TrackerRecord
-from app.core.offset_map import Line
-from app.core.plan import name_of, topic_of
-from app.wire import checkpoint_line, control_event, tracker_record
+from app.audit.counts.latencies import Latencies
+from app.audit.folds.plan_terms import Stated
+from app.audit.folds.tier import CONSUMER, place_of
+from app.controllog.codec import checkpoint_line, control_event, tracker_record
+from app.controllog.events import Assignment, RoutePut, WorkloadPut
+from app.kernel.fencing import TrackerRecord
+from app.offsets.model.offset_map import Line
+from app.placement.model.plan import name_of, topic_of
 from spark.dashboard import decode
 from spark.dashboard.plans import Plans
 

@@ -1,6 +1,6 @@
 """Which tiers of a topic are compared, and by which audit plan: of the tables of all regions. Pure.
 
-Rules (what is said of a window: `app.core.audit.pairing`, as at the console)
+Rules (what is said of a window: `app.audit.folds.tier_pairs`, as at the console)
 1. Each region compares by its own plans what it has heard: aggregates of several regions each have a copy of
    the same records, and are never added up. A region's first plan by name that counts a place counts there;
    a topic's plan is that of its first place. A region that hears no regional cluster of a topic takes those
@@ -20,11 +20,11 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from app.core.audit.pairing import OF_CLUSTERS, Pair, Pairing, Place, Plan, Widths
-from app.core.audit.plans import Stated
-from app.core.audit.tiers import Bounds, TierRecord, group_of
-from app.core.audit.windows import WindowRecord
-from app.core.topology import AGGREGATE, REGIONAL
+from app.audit.folds.plan_terms import Stated
+from app.audit.folds.tier import Bounds, TierRecord, group_of
+from app.audit.folds.tier_pairs import OF_CLUSTERS, Pair, Pairing, Place, Plan, Widths
+from app.audit.folds.window import WindowRecord
+from app.failover.topology import AGGREGATE, REGIONAL
 
 Tiers = Mapping[str, Mapping[Place, Sequence[TierRecord]]]  # by topic
 Heard = Mapping[tuple[str, Place], Collection[str]]  # by topic and place: the regions that have heard it

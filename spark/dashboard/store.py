@@ -15,12 +15,12 @@ from pyspark.sql import DataFrame, Observation, SparkSession
 from pyspark.sql import functions as f
 from pyspark.sql.types import StructType
 
+from app.archive.errors import SparkJobError
+from app.archive.layout import File, Span
+from app.archive.log import Archive, State, sync
 from spark.archive.compact import stale
 from spark.archive.frames import read_parquet
-from spark.archive.layout import File, Span
-from spark.archive.log import Archive, State, sync
 from spark.dashboard.frames import ENTRY, LOAD, TRAFFIC, VERDICT
-from spark.errors import SparkJobError
 
 STATE, QUARANTINE, LOADS = "state", "quarantine", "loads"
 TRAFFICS, VERDICTS = "traffic", "verdicts"

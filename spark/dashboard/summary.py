@@ -15,10 +15,10 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 from pyspark.sql.types import BinaryType, LongType, StringType, StructField, StructType
 
-from app.core.audit.pairing import ORDER
-from app.core.audit.tiers import CONSUMER, group_of
-from app.core.global_report import FORMAT
-from spark.archive.log import Archive
+from app.archive.log import Archive
+from app.audit.folds.tier import CONSUMER, group_of
+from app.audit.folds.tier_pairs import ORDER
+from app.controllog.global_report import FORMAT
 from spark.dashboard import daily, decode, people, timeline
 from spark.dashboard.frames import HOUR_MS, audit_runs, differing, happened, merged
 from spark.dashboard.store import LOADS, QUARANTINE, TRAFFICS, VERDICTS, files_of, stored

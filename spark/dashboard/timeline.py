@@ -15,8 +15,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from app.core.alert_state import AlertState
-from app.core.control_events import (
+from app.controllog.alert_state import AlertState
+from app.controllog.codec import BadEvent, Incident, control_event, incident
+from app.controllog.events import (
     AnyControlEvent,
     Claim,
     Drain,
@@ -26,7 +27,6 @@ from app.core.control_events import (
     Paused,
     RolePut,
 )
-from app.wire import BadEvent, Incident, control_event, incident
 from spark.dashboard import decode
 from spark.dashboard.times import iso
 

@@ -6,9 +6,9 @@ import time
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
 
+from app.archive.errors import BadOption, NotFit, Outdone, SparkJobError, Unreachable
+from app.archive.log import Archive
 from spark.archive.ingest import Told, run_round
-from spark.archive.log import Archive
-from spark.errors import BadOption, NotFit, Outdone, SparkJobError, Unreachable
 from spark.jobs import common
 from spark.kafka import Cluster
 from spark.progress import say, watching

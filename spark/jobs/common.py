@@ -16,7 +16,7 @@ from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
-from spark.errors import BadOption, NotFit, SparkJobError, cause
+from app.archive.errors import BadOption, NotFit, SparkJobError, cause
 from spark.kafka import Cluster, read_options
 from spark.progress import say
 from spark.session import make_session

@@ -7,9 +7,9 @@ import time
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
 
+from app.archive.errors import BadOption
+from app.archive.log import REMEMBERED_MS, Archive
 from spark.archive.compact import TARGET_BYTES, compact, stale
-from spark.archive.log import REMEMBERED_MS, Archive
-from spark.errors import BadOption
 from spark.jobs import common
 from spark.progress import say, watching
 

@@ -8,12 +8,12 @@ from pathlib import Path
 
 from pyspark.sql import SparkSession
 
-from app.core.audit.tiers import Bounds
-from spark.archive.log import Archive
+from app.archive.errors import BadOption, NotFit, SparkJobError, Unreachable
+from app.archive.log import Archive
+from app.audit.folds.tier import Bounds
 from spark.dashboard.daily import GLOBAL, Stores, bring_up, open_stores
 from spark.dashboard.fold import fold_round
 from spark.dashboard.store import tidy
-from spark.errors import BadOption, NotFit, SparkJobError, Unreachable
 from spark.jobs import common
 from spark.kafka import Cluster
 from spark.progress import say, watching

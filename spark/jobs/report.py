@@ -14,10 +14,10 @@ from typing import Any
 
 from pyspark.sql import SparkSession
 
-from app.core.global_report import HEAD, PARTS
+from app.archive.errors import BadOption
+from app.controllog.global_report import HEAD, PARTS
 from spark.dashboard.page import page
 from spark.dashboard.summary import summarize
-from spark.errors import BadOption
 from spark.jobs import common
 from spark.kafka import read_options
 from spark.progress import say, watching
@@ -117,7 +117,8 @@ def replace(path: Path, content: str) -> None:
 
 
 def rows(told: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Key and value, JSON both, of every row that a topic gets, as `app.core.global_report` reads them."""
+    """Key and value, JSON both, of every row that a topic gets, as `app.controllog.global_report` reads
+    them."""
     head = {name: told[name] for name in ("format", "generated", "from", "to", "totals", "regions", "cut")}
     yield json.dumps([HEAD]), json.dumps({**head, "rows": sum(len(told[part]) for part in KEYS)})
     for part, names in KEYS.items():

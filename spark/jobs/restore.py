@@ -13,10 +13,10 @@ from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
 
+from app.archive.log import Archive
+from app.archive.reader import LAST_MS, LAST_OFFSET, Query, Reader
 from spark.archive.frames import asked, read_files, sizes
-from spark.archive.log import Archive
 from spark.archive.packed import packed
-from spark.archive.reader import LAST_MS, LAST_OFFSET, Query, Reader
 from spark.archive.restore import (
     Needs,
     batch_bytes,

@@ -15,15 +15,15 @@ import msgspec
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
-from app.core.forecasts import HOUR_MS, HOURS_A_WEEK, MOST_HOURS, Record, iso
-from app.core.sizing import SizingRules
-from app.topics import ControlTopics
+from app.archive.errors import BadOption, NotFit, SparkJobError, Unreachable
+from app.archive.log import Archive
+from app.archive.reader import Query, Reader
+from app.controllog.topics import ControlTopics
+from app.sizing.forecasts import HOUR_MS, HOURS_A_WEEK, MOST_HOURS, Record, iso
+from app.sizing.recommendation import SizingRules
 from spark.archive.frames import read_files
-from spark.archive.log import Archive
-from spark.archive.reader import Query, Reader
 from spark.dashboard import daily, decode, frames, people
 from spark.dashboard.store import LOADS, files_of, stored
-from spark.errors import BadOption, NotFit, SparkJobError, Unreachable
 from spark.jobs import common
 from spark.jobs.report import replace
 from spark.progress import say, watching

@@ -11,12 +11,12 @@ from uuid import uuid4
 from pyspark.sql import DataFrame, Observation, SparkSession
 from pyspark.sql import functions as f
 
-from app.yard.jars import switchyard_home
+from app.archive.errors import NotFit, SparkJobError
+from app.archive.layout import File
+from app.archive.log import Archive
+from app.archive.reader import Query, Reader
+from app.dev.yard.jars import switchyard_home
 from spark.archive.frames import read_files
-from spark.archive.layout import File
-from spark.archive.log import Archive
-from spark.archive.reader import Query, Reader
-from spark.errors import NotFit, SparkJobError
 from spark.jobs import common
 from spark.kafka import Cluster, Range, Topic
 from spark.progress import say, watching

@@ -8,10 +8,10 @@ Modules
                heartbeats, or Parquet files of these columns
     forecast   one series: hour-of-week profile x trend, with its error on the last week; pure
     scenarios  a fleet under a question (as it is, a region more, a topic doubled, a zone lost), placed by
-               `app.core.placement`, the controller's own code; pure
-    advice     partitions and cost of workloads, by `app.core.sizing`; pure
+               `app.placement.model.bin_packing`, the controller's own code; pure
+    advice     partitions and cost of workloads, by `app.sizing.recommendation`; pure
     hours      what fleets need hour by hour, forecast or measured; series of fleets and workloads
-    publish    forecasts as records of the regions' topics (`app.core.forecasts`), and back
+    publish    forecasts as records of the regions' topics (`app.sizing.forecasts`), and back
     compare    what was published with what happened
 
 Method, stated in every report

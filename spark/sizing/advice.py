@@ -1,5 +1,5 @@
-"""Partitions and workers of workloads, and what fleets cost: by `app.core.sizing`, with forecasts for rates.
-Pure."""
+"""Partitions and workers of workloads, and what fleets cost: by `app.sizing.recommendation`, with forecasts
+for rates. Pure."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
-from app.core.load import Load, capacity_or_default, vector
-from app.core.plan import name_of, topic_of
-from app.core.sizing import Measured, SizingRules, recommend
+from app.kernel.load import Load, capacity_or_default, vector
+from app.placement.model.plan import name_of, topic_of
+from app.sizing.recommendation import Measured, SizingRules, recommend
 
 HOURS_A_MONTH = 730.0
 BYTES_A_GB = 1e9

@@ -21,10 +21,10 @@ from typing import Any
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as f
 
-from app.core.forecasts import HOUR_MS, FleetForecast, Record, WorkloadForecast, iso
-from app.core.load import Load
-from app.core.sizing import SizingRules
-from app.csv_cells import text_cell
+from app.kernel.csv_cells import text_cell
+from app.kernel.load import Load
+from app.sizing.forecasts import HOUR_MS, FleetForecast, Record, WorkloadForecast, iso
+from app.sizing.recommendation import SizingRules
 from spark.sizing import history
 from spark.sizing import hours as by_hour
 from spark.sizing.hours import Key

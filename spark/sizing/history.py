@@ -13,7 +13,7 @@ from pyspark.sql import Column, DataFrame, Row
 from pyspark.sql import functions as f
 from pyspark.sql.types import ArrayType, DoubleType, LongType, StringType, StructField, StructType
 
-from app.core.job import PATTERN
+from app.kernel.job import PATTERN
 from spark.dashboard import frames
 from spark.rows import mapped
 from spark.sizing.forecast import HOURS_A_WEEK, forecast

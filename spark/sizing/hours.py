@@ -10,9 +10,9 @@ from pyspark.sql import DataFrame, Row
 from pyspark.sql import functions as f
 from pyspark.sql.types import ArrayType, DoubleType, LongType, StringType, StructField, StructType
 
-from app.core.load import Load, capacity_or_default
-from app.core.placement import Rules
-from app.core.sizing import SizingRules
+from app.kernel.load import Load, capacity_or_default
+from app.placement.model.plan import Rules
+from app.sizing.recommendation import SizingRules
 from spark.rows import mapped
 from spark.sizing.forecast import forecast
 from spark.sizing.scenarios import Fleet, Scenario, answer

@@ -1,4 +1,4 @@
-"""Forecasts as records of each region's forecast topic, and back: `app.core.forecasts` says what they are.
+"""Forecasts as records of each region's forecast topic, and back: `app.sizing.forecasts` says what they are.
 
 A topic keeps one forecast a day of each name for `KEEP_MS` behind its last hour, so that it can be compared
 with what happened; a publication takes back what is older.
@@ -15,7 +15,9 @@ import msgspec
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as f
 
-from app.core.forecasts import (
+from app.controllog.topics import ControlTopics
+from app.kernel.load import Load
+from app.sizing.forecasts import (
     HOUR_MS,
     HOURS_A_WEEK,
     MOST_KEY_BYTES,
@@ -27,9 +29,7 @@ from app.core.forecasts import (
     decode,
     key,
 )
-from app.core.load import Load
-from app.core.sizing import SizingRules
-from app.topics import ControlTopics
+from app.sizing.recommendation import SizingRules
 from spark.kafka import Cluster, Range
 from spark.sizing import hours as by_hour
 from spark.sizing.hours import Key

@@ -12,10 +12,10 @@ import msgspec
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as f
 
-from app.core.load import Load, capacity_or_default
-from app.core.placement import Rules
-from app.core.sizing import RULES, SizingRules
-from spark.errors import BadOption, NotFit
+from app.archive.errors import BadOption, NotFit
+from app.kernel.load import Load, capacity_or_default
+from app.placement.model.plan import Rules
+from app.sizing.recommendation import RULES, SizingRules
 from spark.sizing import history, publish
 from spark.sizing.advice import JobNeed, Prices, cost_rows, monthly, total, workload_rows
 from spark.sizing.forecast import HOURS_A_WEEK, MOST_GROWTH
@@ -81,7 +81,8 @@ def size(loads: DataFrame, asked: Asked, owners: Mapping[Key, str]) -> dict[str,
         "method": {
             "forecast": "median share of each hour of the week x straight trend of weekly means (Theil-Sen),"
             f" at most x {MOST_GROWTH:g}; margin: what real hours were above it in {asked.percentile:.0%}",
-            "placement": "app.core.placement, round by round to rest, at the fleet's busiest hours to come",
+            "placement": "app.placement.model.bin_packing, round by round to rest, at the fleet's"
+            " busiest hours to come",
             "past": "the same placement of each week's hour of most cpu, as it was measured, and what if;"
             " weeks without the topic or the region asked for have no what if",
             "weeks_ahead": asked.weeks,

@@ -3,9 +3,9 @@
 Rules
 1. A fleet is the jobs of one isolation group of one region. Its workers are alike; they are dealt to zones
    by turns, so that zones differ by one at most.
-2. A number of workers is enough when placement (`app.core.placement.plan`, round by round until it has
-   nothing more to do) leaves nobody above its fill mark, and, with `spare` of them dead, or a whole zone,
-   nobody above the high mark. The least such number is found by doubling and halving.
+2. A number of workers is enough when placement (`app.placement.model.bin_packing.plan`, round by round until
+   it has nothing more to do) leaves nobody above its fill mark, and, with `spare` of them dead, or a whole
+   zone, nobody above the high mark. The least such number is found by doubling and halving.
 3. What no number of workers can carry (one job alone is above a worker) is told, not sought for.
 """
 
@@ -14,10 +14,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
-from app.core.control_events import Assignment
-from app.core.fleet import DIMENSIONS, ROUNDING
-from app.core.load import Load, capacity_or_default, vector
-from app.core.placement import Member, Rules, plan
+from app.controllog.events import Assignment
+from app.kernel.load import Load, capacity_or_default, vector
+from app.placement.model.bin_packing import plan
+from app.placement.model.fleet import DIMENSIONS, ROUNDING
+from app.placement.model.plan import Member, Rules
 
 MOST_WORKERS = 10_000
 MOST_ROUNDS = 200  # rounds until a fleet is at rest: planned moves are a few a round

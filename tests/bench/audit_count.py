@@ -23,20 +23,20 @@ from typing import Any
 import uvloop
 from aiokafka.record.default_records import DefaultRecordBatchBuilder
 
-from app.audit.pump import AuditPump
-from app.config.audit import AuditPlan
-from app.core.audit.count import ANY_DISORDER, How
-from app.core.audit.fingerprint import Source
-from app.core.audit.reader import PartitionReader
-from app.core.audit.reports import Report, Scope
-from app.core.fencing import LogId
-from app.core.job import JobId
-from app.core.record_batch import iter_batches
-from app.kafka.clusters import ClusterClient, ClusterSpec
-from app.kafka.decode import lowest_timestamp, records_of
-from app.kafka.fetch import FetchService
-from app.kafka.fetched import ByteBudget, Fetched
-from app.yard import Yard
+from app.audit.counts.counter import ANY_DISORDER, How
+from app.audit.counts.fingerprint import Source
+from app.audit.counts.partition_counter import PartitionReader
+from app.audit.counts.reports import Report, Scope
+from app.audit.definition import AuditPlan
+from app.audit.pump.partition import AuditPump
+from app.dev.yard import Yard
+from app.kafka.client.cluster import ClusterClient, ClusterSpec
+from app.kafka.fetch.decoder import lowest_timestamp, records_of
+from app.kafka.fetch.deliveries import ByteBudget, Fetched
+from app.kafka.fetch.service import FetchService
+from app.kafka.records.batch import iter_batches
+from app.kernel.fencing import LogId
+from app.kernel.job import JobId
 from tests.bench.copying.topic import PARTITIONS, Shape, fill
 from tests.bench.run import Pair, Progress, alternate
 

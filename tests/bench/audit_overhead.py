@@ -30,9 +30,9 @@ from functools import partial
 from statistics import median
 from typing import Any
 
-from app.demo.stage import Process, Stage, StageError, http, route, wait_until
-from app.kafka.clusters import LATEST, ClusterClient, ClusterSpec
-from app.yard import Yard
+from app.dev.demo.stage import Process, Stage, StageError, http, route, wait_until
+from app.dev.yard import Yard
+from app.kafka.client.cluster import LATEST, ClusterClient, ClusterSpec
 from tests.bench import slices
 from tests.bench.copying import topic as copied
 from tests.bench.copying.sides import COPIES, SOURCE

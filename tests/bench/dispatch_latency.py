@@ -14,9 +14,9 @@ from typing import Any
 
 from aiokafka import AIOKafkaConsumer
 
-from app.demo.stage import Process, Stage, wait_until, workload
-from app.demo.traffic import create_topic, messages, produce
-from app.yard import Yard
+from app.dev.demo.stage import Process, Stage, wait_until, workload
+from app.dev.demo.traffic import create_topic, messages, produce
+from app.dev.yard import Yard
 from tests.bench.run import Progress, alternate
 
 GROUP = "bench"

@@ -28,8 +28,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from app.demo.stage import Process, Stage
-from app.yard import Yard
+from app.dev.demo.stage import Process, Stage
+from app.dev.yard import Yard
 from tests.bench.parallel_consumer import VERSION, Peer, build
 from tests.bench.run import MIN_ROUNDS, Pair, Progress, alternate
 from tests.bench.streams.ours import CLUSTER, Case, Receivers, rate

@@ -15,10 +15,10 @@ from typing import Any
 import grpc
 import uvloop
 
-from app.demo.stage import Process, Stage, http, wait_until, workload
-from app.demo.traffic import create_topic, messages, produce
-from app.push.metadata import MetadataTemplate
-from app.yard import Yard
+from app.dev.demo.stage import Process, Stage, http, wait_until, workload
+from app.dev.demo.traffic import create_topic, messages, produce
+from app.dev.yard import Yard
+from app.dispatch.push.metadata import MetadataTemplate
 from tests.bench.run import Pair, Progress, alternate
 
 GROUP = "bench"

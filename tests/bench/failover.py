@@ -12,7 +12,7 @@ from __future__ import annotations
 from statistics import median, quantiles
 from typing import Any
 
-from app.yard.java import find_java
+from app.dev.yard.java import find_java
 from tests.bench import mirror_maker
 from tests.bench.failing_over import ours, peer
 from tests.bench.failing_over.round import PARTITIONS, PER_SECOND, Round

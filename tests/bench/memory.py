@@ -17,8 +17,8 @@ from typing import Any
 
 import psutil
 
-from app.demo.stage import Process, Stage, StageError, http
-from app.yard import Yard
+from app.dev.demo.stage import Process, Stage, StageError, http
+from app.dev.yard import Yard
 from tests.bench.run import Progress
 from tests.bench.streams.ours import CLUSTER, Case, Receivers
 from tests.bench.streams.topic import VALUE_BYTES, fill

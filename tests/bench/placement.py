@@ -1,8 +1,8 @@
 """How long a round of placement takes and how much it moves: 100,000 jobs on 2,000 workers, pure Python.
 
-Ours is one call of `app.core.placement.plan`, which sees everything anew each time. The naive re-balance
-deals all jobs out afresh whenever something changes, round robin over the sorted workers (as Kafka's
-RoundRobinAssignor does). A second peer keeps what it can but evens the counts out, as Kafka's sticky
+Ours is one call of `app.placement.model.bin_packing.plan`, which sees everything anew each time. The naive
+re-balance deals all jobs out afresh whenever something changes, round robin over the sorted workers (as
+Kafka's RoundRobinAssignor does). A second peer keeps what it can but evens the counts out, as Kafka's sticky
 assignors do (KIP-54). Neither knows load: a spike moves nothing there, and stays where it is; what packing
 all anew by load would move is told beside it.
 
@@ -21,9 +21,10 @@ from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import Any
 
-from app.core.control_events import Assignment
-from app.core.load import Load
-from app.core.placement import Decision, Member, plan
+from app.controllog.events import Assignment
+from app.kernel.load import Load
+from app.placement.model.bin_packing import plan
+from app.placement.model.plan import Decision, Member
 from tests.bench.run import MIN_ROUNDS, Progress
 
 JOBS = 100_000

@@ -23,9 +23,9 @@ from typing import Any
 import orjson
 from aiokafka import AIOKafkaProducer
 
-from app.demo.stage import Process, Stage, http, wait_until, workload
-from app.demo.traffic import create_topic
-from app.yard import Yard
+from app.dev.demo.stage import Process, Stage, http, wait_until, workload
+from app.dev.demo.traffic import create_topic
+from app.dev.yard import Yard
 from tests.bench.run import Progress, alternate
 
 GROUP = "bench"

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from app.core.concurrency import AdaptiveLimit
+from app.dispatch.model.concurrency_limit import AdaptiveLimit
 
 
 class Limit(Protocol):

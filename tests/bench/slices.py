@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import psutil
 
-from app.demo.stage import Process, StageError, wait_until
+from app.dev.demo.stage import Process, StageError, wait_until
 from tests.bench.copying.watch import cpu_s
 
 SLICE_S = 1.0

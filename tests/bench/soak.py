@@ -9,8 +9,8 @@ import os
 import uuid
 from typing import Any
 
-from app.demo.stage import Stage
-from app.yard import Yard
+from app.dev.demo.stage import Stage
+from app.dev.yard import Yard
 from tests.bench.run import Progress
 from tests.system.soak.play import Play
 from tests.system.soak.report import report

@@ -12,7 +12,7 @@ import random
 import time
 from typing import Any, Protocol
 
-from app.core.tracker import Tracker
+from app.kernel.tracker import Tracker
 from tests.bench.run import Progress, alternate
 
 WINDOW = 10_000

@@ -14,7 +14,7 @@ from click.testing import CliRunner
 
 from app.cli.main import switchyard
 from tests.cli.test_commands import Shell
-from tests.console.hand_fed import HandFed, serving
+from tests.web.runtime_fake import HandFed, serving
 
 
 class InProcess(Shell):

@@ -18,19 +18,9 @@ import pytest
 from ruamel.yaml import YAML
 
 from app.cli.main import switchyard
-from app.core.control_events import WorkloadDeleted
-from tests.console.hand_fed import (
-    HandFed,
-    a_pump,
-    assigned,
-    beat,
-    definition,
-    flowing,
-    job,
-    put,
-    serving,
-)
+from app.controllog.events import WorkloadDeleted
 from tests.payload.schemas import file_of, set_of
+from tests.web.runtime_fake import HandFed, a_pump, assigned, beat, definition, flowing, job, put, serving
 
 SCRIPT = "from app.cli.main import main; main()"
 

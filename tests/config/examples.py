@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from typing import Any
 
-from app.core.topology import Layout, Site
+from app.failover.topology import Layout, Site
 
 REGIONS = Layout(
     "west",

@@ -20,7 +20,7 @@ from pathlib import Path
 
 import pytest
 
-from app.yard.jars import JarSet
+from app.dev.yard.jars import JarSet
 
 ROOT = Path(__file__).parents[2]
 PULLED_BASE, OWN_BASE = "debian:bookworm-slim", "switchyard-test-base:bookworm"

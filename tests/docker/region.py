@@ -16,12 +16,12 @@ import orjson
 from testcontainers.core.container import DockerContainer
 from testcontainers.core.network import Network
 
-from app.config.definitions import Workload
-from app.demo.report import Report, count
-from app.demo.stage import free_port, http, wait_until
-from app.demo.traffic import Sent, create_topic, produce, read_all
-from app.kafka.clusters import ClusterClient, ClusterSpec
-from app.kafka.commit import OffsetCommitter
+from app.dev.demo.report import Report, count
+from app.dev.demo.stage import free_port, http, wait_until
+from app.dev.demo.traffic import Sent, create_topic, produce, read_all
+from app.dispatch.definition import Workload
+from app.kafka.client.cluster import ClusterClient, ClusterSpec
+from app.kafka.client.commits import OffsetCommitter
 
 GROUP, TOPIC, CLUSTER, PARTITIONS = "billing", "orders", "east-regional", 4
 JOBS = 2 * PARTITIONS  # the topic's and its retry topic's
@@ -110,7 +110,7 @@ class Region:
             self.network = self._stack.enter_context(Network())
             self._kafka, self.bootstrap = self.start_broker("kafka")
             receiver = DockerContainer(self._worker_image).with_command(
-                ["python", "-m", "app.push.receiver.sample", "--host", "0.0.0.0", "--port", "8443",  # noqa: S104
+                ["python", "-m", "app.sdk.receiver.sample", "--host", "0.0.0.0", "--port", "8443",  # noqa: S104
                  "--group", GROUP, "--topic", TOPIC, "--journal", "/journal/journal.jsonl"]
             )  # fmt: skip
             receiver.with_volume_mapping(self.journal.parent, "/journal", "rw")

@@ -14,9 +14,9 @@ import orjson
 import psutil
 import pytest
 
-from app.demo.report import count
-from app.demo.stage import free_port, wait_until
-from app.demo.traffic import create_topic, messages, produce, read_all
+from app.dev.demo.report import count
+from app.dev.demo.stage import free_port, wait_until
+from app.dev.demo.traffic import create_topic, messages, produce, read_all
 from tests.docker.engine import INSTALL, ROOT, run, succeeds
 
 pytestmark = [pytest.mark.system, pytest.mark.timeout(1500)]

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from app.config.definitions import load_definitions
-from app.config.static import load_settings
+from app.config.settings import load_settings
+from app.definitions.registry import load_definitions
 
 DOCKER = Path(__file__).parents[2] / "docker"
 

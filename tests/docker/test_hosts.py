@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from app.demo.stage import http, wait_until
-from app.demo.traffic import create_topic
+from app.dev.demo.stage import http, wait_until
+from app.dev.demo.traffic import create_topic
 from tests.docker.region import CLUSTER, CONFIG, GROUP, PARTITIONS, SETTLE_S, TOPIC, Region, Worker, state
 from tests.kafka.conftest import producing
 from tests.system.test_audit import PARTITIONS as PAID_PARTITIONS

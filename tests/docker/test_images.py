@@ -13,7 +13,7 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2
 
-from app.demo.stage import wait_until
+from app.dev.demo.stage import wait_until
 from tests.docker.engine import ROOT, run
 
 pytestmark = pytest.mark.timeout(1500)

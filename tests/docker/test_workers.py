@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from app.demo.stage import wait_until
-from app.demo.traffic import messages
+from app.dev.demo.stage import wait_until
+from app.dev.demo.traffic import messages
 from tests.docker.region import JOBS, MAX_IN_FLIGHT, READY_S, Region, state
 from tests.system.fleet import most_within
 

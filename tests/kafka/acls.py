@@ -12,8 +12,8 @@ from typing import Any
 from aiokafka.protocol.admin import CreateAclsRequest_v1, DeleteAclsRequest_v1
 from aiokafka.protocol.api import Request
 
-from app.kafka.clusters import ClusterClient, ClusterSpec
-from app.yard import Yard
+from app.dev.yard import Yard
+from app.kafka.client.cluster import ClusterClient, ClusterSpec
 
 TOPIC, GROUP, CLUSTER, TRANSACTIONAL_ID = 2, 3, 4, 5  # Kafka's numbers, as of all below
 READ, WRITE, CREATE, DELETE, ALTER, DESCRIBE = 3, 4, 5, 6, 7, 8

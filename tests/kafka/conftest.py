@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 from aiokafka import AIOKafkaProducer
 
-from app.core.record import Record
-from app.kafka.clusters import ClusterClient, ClusterSpec
-from app.kafka.decode import RecordReader
-from app.kafka.fetch import FetchService
-from app.kafka.fetched import ByteBudget, Fetched
-from app.kafka.topics import TopicSpec, ensure_topics
+from app.kafka.client.cluster import ClusterClient, ClusterSpec
+from app.kafka.client.topics import TopicSpec, ensure_topics
+from app.kafka.fetch.decoder import RecordReader
+from app.kafka.fetch.deliveries import ByteBudget, Fetched
+from app.kafka.fetch.service import FetchService
+from app.kafka.records.record import Record
 
 ENOUGH_S = 150.0  # ends a test that would hang; nothing is measured with it
 BUDGET_BYTES = 64 * 1024 * 1024

@@ -28,10 +28,10 @@ from aiokafka.protocol.api import Request, RequestStruct, Response
 from aiokafka.protocol.metadata import MetadataRequest
 from aiokafka.protocol.types import Array, Int16, Int32, Schema, String
 
-from app.kafka.clusters import ClusterClient
-from app.yard import Yard
-from app.yard.broker import _java_command, _new_id, _server_properties, choose_ports
-from app.yard.processes import marks, send, wait_gone
+from app.dev.yard import Yard
+from app.dev.yard.broker import _java_command, _new_id, _server_properties, choose_ports
+from app.dev.yard.processes import marks, send, wait_gone
+from app.kafka.client.cluster import ClusterClient
 
 FIRST, SECOND, THIRD = 1, 2, 3
 OFFSETS = "__consumer_offsets"

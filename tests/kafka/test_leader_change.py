@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from app.kafka import clusters
-from app.kafka.clusters import ClusterClient
-from app.kafka.commit import OffsetCommitter
-from app.kafka.fetched import FetchTrouble
-from app.kafka.produce import Producer
-from app.yard import Yard
+from app.dev.yard import Yard
+from app.kafka.append.producer import Producer
+from app.kafka.client import cluster
+from app.kafka.client.cluster import ClusterClient
+from app.kafka.client.commits import OffsetCommitter
+from app.kafka.fetch.deliveries import FetchTrouble
 from tests.kafka.conftest import Pump, connected, pumping, write
 from tests.kafka.second_broker import (
     FIRST,
@@ -189,7 +189,7 @@ async def test_nothing_is_lost_or_doubled_while_leaders_are_elected_and_partitio
 @pytest.fixture
 def patience(monkeypatch: pytest.MonkeyPatch) -> None:
     """A request to a broker that does not answer is waited for longer than a test lasts."""
-    monkeypatch.setattr(clusters, "REQUEST_MS", 300_000)
+    monkeypatch.setattr(cluster, "REQUEST_MS", 300_000)
 
 
 @pytest.mark.usefixtures("patience")  # before the scene

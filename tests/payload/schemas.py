@@ -8,8 +8,8 @@ from typing import Any
 from google.protobuf import descriptor_pb2
 
 from app.payload.codec import PayloadCodec
-from app.payload.compiler import compile_source
 from app.payload.descriptors import Schema, parse_set
+from app.payload.proto_compiler import compile_source
 
 ORDERS = """
 syntax = "proto3";

@@ -14,9 +14,11 @@ from google.protobuf.message import Message
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from app.payload import parse, to_json
-from app.payload.codec import InvalidPayload, PayloadCodec
+from app.payload import json_writer
+from app.payload import parser as payload_parser
+from app.payload.codec import PayloadCodec
 from app.payload.descriptors import Schema
+from app.payload.parser import InvalidPayload
 from tests.payload.random_messages import fill
 from tests.payload.schemas import codec_of, varint
 
@@ -92,7 +94,7 @@ def test_json_of_proto2_with_groups_and_extensions_is_the_same_as_googles(
 
 @given(st.floats(width=32) | st.decimals(-100, 100, places=4).map(_as_float32))
 def test_a_float_is_written_as_googles_writes_it(value: float) -> None:
-    written = to_json._float(value, to_json.Run())
+    written = json_writer._float(value, json_writer.Run())
     if math.isfinite(value):
         assert written == type_checkers.ToShortestFloat(value)
     else:
@@ -230,7 +232,7 @@ def test_what_all_anys_of_a_message_hold_together_is_bounded(
         message.Pack(inner)
     value = message.SerializeToString()
     json.loads(codec.to_json(value))
-    monkeypatch.setattr(to_json, "MAX_ANY_BYTES", len(value))
+    monkeypatch.setattr(json_writer, "MAX_ANY_BYTES", len(value))
     with pytest.raises(InvalidPayload, match="too much to unpack"):
         codec.to_json(value)
 
@@ -238,7 +240,7 @@ def test_what_all_anys_of_a_message_hold_together_is_bounded(
 def test_a_bomb_of_wide_submessages_is_refused_before_it_takes_memory(
     old: Schema, orders: Schema, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(parse, "MAX_PARSE_BYTES", 1_000_000)
+    monkeypatch.setattr(payload_parser, "MAX_PARSE_BYTES", 1_000_000)
     line = b"\x4a\x00"  # an empty line of an order
     codec = codec_of(orders, "acme.Order")
     assert codec.check(line * 1_000) is None
@@ -250,14 +252,14 @@ def test_a_bomb_of_wide_submessages_is_refused_before_it_takes_memory(
     groups = codec_of(old, "old.Thing")
     assert "bomb" in (groups.check(b"\x0a\x01x" + b"\xa2\x06\x00" * 20_000) or "")
     assert "bomb" in (groups.check(b"\x0a\x01x" + b"\x13\x14" * 20_000) or "")
-    monkeypatch.setattr(parse, "MAX_WALKED_FIELDS", 10_000)
+    monkeypatch.setattr(payload_parser, "MAX_WALKED_FIELDS", 10_000)
     assert "more than 10000 fields" in (codec.check(b"\xf8\x3f\x00" * 15_000) or "")
 
 
 @shared
 @given(st.binary(max_size=200))
 def test_the_walk_over_hostile_bytes_refuses_nothing_that_is_small(orders: Schema, value: bytes) -> None:
-    parser = parse.Parser()
+    parser = payload_parser.Parser()
     kind: Any = orders.message_class("acme.Order")
     parser._walk(kind.DESCRIPTOR, value)
 
@@ -266,11 +268,11 @@ def test_values_and_texts_beyond_the_limits_are_refused(
     orders: Schema, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     codec = codec_of(orders, "acme.Order")
-    assert "more than the 8 MiB" in (codec.check(bytes(parse.MAX_VALUE_BYTES + 1)) or "")
-    many = _message(orders, states=[1] * (to_json.MAX_NODES + 1)).SerializeToString()
+    assert "more than the 8 MiB" in (codec.check(bytes(payload_parser.MAX_VALUE_BYTES + 1)) or "")
+    many = _message(orders, states=[1] * (json_writer.MAX_NODES + 1)).SerializeToString()
     assert codec.check(many) is None
     with pytest.raises(InvalidPayload, match="values: too many"):
         codec.to_json(many)
-    monkeypatch.setattr(to_json, "MAX_JSON_BYTES", 1024 * 1024)
+    monkeypatch.setattr(json_writer, "MAX_JSON_BYTES", 1024 * 1024)
     with pytest.raises(InvalidPayload, match="more than 1 MiB as JSON"):
         codec.to_json(_message(orders, order_id="\x01" * 200_000).SerializeToString())

@@ -8,8 +8,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from app.payload.codec import Framing, InvalidPayload, PayloadCodec, open_codec
+from app.payload.codec import Framing, PayloadCodec, open_codec
 from app.payload.descriptors import DescriptorError, Schema
+from app.payload.parser import InvalidPayload
 from app.payload.schema_files import SchemaFiles
 from tests.payload.schemas import ORDERS, compiled, file_of, framed, set_of
 

@@ -13,10 +13,10 @@ from google.protobuf import descriptor_pool
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.payload import registry
+from app.payload import schema_registry
 from app.payload.descriptors import MAX_SET_BYTES, DescriptorError, Schema, load_schema, parse_set
-from app.payload.registry import Registry, open_source
 from app.payload.schema_files import SchemaFiles
+from app.payload.schema_registry import Registry, open_source
 from tests.payload.schemas import ORDERS, compiled, file_of, set_of, write_source
 
 
@@ -218,7 +218,7 @@ def test_a_registry_with_a_bad_file_is_refused_as_a_whole(
         assert words in _refused(tmp_path), name
         bad.unlink()
     _written(tmp_path / "8.binpb", good)
-    monkeypatch.setattr(registry, "MAX_SCHEMAS", 1)
+    monkeypatch.setattr(schema_registry, "MAX_SCHEMAS", 1)
     assert "more than 1 schemas" in _refused(tmp_path)
 
 

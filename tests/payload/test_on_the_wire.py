@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 from app.payload.descriptors import Schema
+from app.payload.grpc_metadata import MAX_METADATA_BYTES, PAIR_BYTES
 from app.payload.interceptors import Chain, Message, Outgoing, Send
-from app.payload.metadata import MAX_METADATA_BYTES, PAIR_BYTES
-from app.payload.protobuf import Deliver, ProtobufInterceptor
+from app.payload.protobuf_interceptor import Deliver, ProtobufInterceptor
+from tests.dispatch.push.grpc_servers import serving
 from tests.payload.schemas import codec_of
-from tests.push.servers import serving
 
 Pairs = tuple[tuple[str, str | bytes], ...]
 

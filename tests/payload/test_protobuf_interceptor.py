@@ -7,7 +7,7 @@ import pytest
 from app.payload.codec import PayloadCodec
 from app.payload.descriptors import Schema
 from app.payload.interceptors import Chain, Message, Outgoing, Reject, Send
-from app.payload.protobuf import Deliver, Invalid, ProtobufInterceptor, workload_chain
+from app.payload.protobuf_interceptor import Deliver, Invalid, ProtobufInterceptor, workload_chain
 from tests.payload.schemas import codec_of
 
 VALID = b"\x0a\x01x"

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
+from app.archive.log import Archive
 from spark.archive.ingest import Told, run_round
-from spark.archive.log import Archive
 from spark.kafka import Bounds, Range, Topic
 from tests.spark.conftest import NOON_MS, Row, frame
 

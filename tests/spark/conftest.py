@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
-from spark.archive.log import Archive
+from app.archive.log import Archive
 from spark.schemas import RECORD
 from spark.session import LOGGING, make_session
 

@@ -6,17 +6,17 @@ from typing import Any
 
 import numpy as np
 
-from app import wire
-from app.config.audit import AuditPlan
-from app.core.audit.latencies import Latencies
-from app.core.audit.tiers import Closing, Heard, TierKey, TierRecord
-from app.core.audit.totals import Totals
-from app.core.audit.windows import WindowKey, WindowRecord
-from app.core.control_events import AnyControlEvent, Assignment, AuditPut, FailoverRun, WorkloadPut
-from app.core.fencing import LogId, TrackerRecord
-from app.core.load import Load
-from app.core.offset_map import Barrier, Line
-from app.topics import ControlTopics
+from app.audit.counts.latencies import Latencies
+from app.audit.counts.totals import Totals
+from app.audit.definition import AuditPlan
+from app.audit.folds.tier import Closing, Heard, TierKey, TierRecord
+from app.audit.folds.window import WindowKey, WindowRecord
+from app.controllog import codec
+from app.controllog.events import AnyControlEvent, Assignment, AuditPut, FailoverRun, WorkloadPut
+from app.controllog.topics import ControlTopics
+from app.kernel.fencing import LogId, TrackerRecord
+from app.kernel.load import Load
+from app.offsets.model.offset_map import Barrier, Line
 from tests.spark.conftest import NOON_MS, Row, row
 
 WIDTH_MS = 60_000
@@ -48,16 +48,16 @@ class Region:
 
     def put(self, table: str, key: str, value: Any, at_ms: int = NOON_MS) -> None:
         """One more record of the table's changelog; None deletes, bytes are taken as they are."""
-        data = value if value is None or isinstance(value, bytes) else wire.encode(value)
+        data = value if value is None or isinstance(value, bytes) else codec.encode(value)
         self._append(f"{self.topics.app_id}-{table}-changelog", key.encode(), data, at_ms)
 
-    def beat(self, beat: wire.Heartbeat) -> None:
+    def beat(self, beat: codec.Heartbeat) -> None:
         """A heartbeat."""
-        self._append(self.topics.heartbeats.name, beat.worker.encode(), wire.encode(beat), beat.at_ms)
+        self._append(self.topics.heartbeats.name, beat.worker.encode(), codec.encode(beat), beat.at_ms)
 
-    def incident(self, told: wire.Incident | bytes) -> None:
+    def incident(self, told: codec.Incident | bytes) -> None:
         """A record of the incidents topic, which has no key."""
-        data = told if isinstance(told, bytes) else wire.encode(told)
+        data = told if isinstance(told, bytes) else codec.encode(told)
         self._append(self.topics.incidents.name, None, data, NOON_MS)
 
     def _append(self, topic: str, key: bytes | None, value: bytes | None, at_ms: int) -> None:
@@ -113,9 +113,9 @@ def line(at_ms: int, source: str = "a", target: str = "c") -> Line:
     )
 
 
-def beat(worker: str, at_ms: int, *jobs: wire.JobStatus, capacity: Load | None = None) -> wire.Heartbeat:
+def beat(worker: str, at_ms: int, *jobs: codec.JobStatus, capacity: Load | None = None) -> codec.Heartbeat:
     """A worker's."""
-    return wire.Heartbeat(
+    return codec.Heartbeat(
         worker=worker,
         at_ms=at_ms,
         started_ms=NOON_MS,
@@ -127,10 +127,10 @@ def beat(worker: str, at_ms: int, *jobs: wire.JobStatus, capacity: Load | None =
     )
 
 
-def status(job: str, cpu: float, *, lag: int = 0, arriving: float = 10.0) -> wire.JobStatus:
+def status(job: str, cpu: float, *, lag: int = 0, arriving: float = 10.0) -> codec.JobStatus:
     """What an owner says of its job."""
     load = Load(cpu, 1e6, 1000.0)
-    return wire.JobStatus(
+    return codec.JobStatus(
         job=job,
         epoch=1,
         state="flowing",
@@ -143,7 +143,7 @@ def status(job: str, cpu: float, *, lag: int = 0, arriving: float = 10.0) -> wir
 
 def act(offset: int, event: AnyControlEvent) -> bytes:
     """An entry of the activity."""
-    return wire.activity_entry(offset, event)[1]
+    return codec.activity_entry(offset, event)[1]
 
 
 def run_of(state: Any, at_ms: int, **given: Any) -> FailoverRun:
@@ -152,9 +152,9 @@ def run_of(state: Any, at_ms: int, **given: Any) -> FailoverRun:
     return FailoverRun(at_ms=at_ms, id="f-1", to="west", workloads=[], state=state, **said)
 
 
-def incident(at_ms: int, kind: str, message: str = "it is shorter") -> wire.Incident:
+def incident(at_ms: int, kind: str, message: str = "it is shorter") -> codec.Incident:
     """What a worker told."""
-    return wire.Incident(
+    return codec.Incident(
         at_ms=at_ms, worker="w-1", kind=kind, subject="orders", message=message, remedy="look"
     )
 

@@ -9,14 +9,14 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
+from app.archive.errors import NotFit, Outdone, SparkJobError
+from app.archive.log import Archive
+from app.archive.reader import Query, Reader
 from spark.archive import compact as compaction
 from spark.archive import landing
 from spark.archive.compact import compact, groups, rounds, stale
 from spark.archive.frames import read_files
 from spark.archive.ingest import run_round
-from spark.archive.log import Archive
-from spark.archive.reader import Query, Reader
-from spark.errors import NotFit, Outdone, SparkJobError
 from spark.verify.compare import by_offset
 from tests.spark.archiving import Frames, archive_rows
 from tests.spark.conftest import HOUR_MS, NOON_MS, frame, row

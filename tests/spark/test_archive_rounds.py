@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
-from spark.archive.log import Archive
-from spark.archive.reader import Query, Reader
-from spark.errors import NotFit, Outdone, SparkJobError, Unreachable
+from app.archive.errors import NotFit, Outdone, SparkJobError, Unreachable
+from app.archive.log import Archive
+from app.archive.reader import Query, Reader
 from spark.jobs import archive as job
 from spark.kafka import Topic
 from tests.spark.archiving import Frames

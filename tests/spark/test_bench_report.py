@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
+from app.archive.log import Archive
+from app.archive.reader import Query, Reader
 from spark.archive.frames import read_files, spans
-from spark.archive.log import Archive
-from spark.archive.reader import Query, Reader
 from spark.dashboard.frames import ENTRY
 from spark.schemas import FILE
 from tests.bench import report, run

@@ -20,9 +20,9 @@ import pytest
 from aiokafka import AIOKafkaConsumer, TopicPartition
 
 import spark
-from app.yard.jars import switchyard_home
-from spark.archive.log import Archive
-from spark.archive.reader import Query, Reader
+from app.archive.log import Archive
+from app.archive.reader import Query, Reader
+from app.dev.yard.jars import switchyard_home
 from spark.connector import connector_jars
 from spark.java import prepare_java
 from tests.spark.test_end_to_end import PARTITIONS, archived, create, produce

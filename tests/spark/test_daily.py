@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from spark.archive.layout import File, Span
-from spark.archive.log import Archive, State
+from app.archive.errors import NotFit
+from app.archive.layout import File, Span
+from app.archive.log import Archive, State
 from spark.dashboard.daily import DAY_MS, MADE, check_made, stale_dates
 from spark.dashboard.decode import WINDOWS
 from spark.dashboard.store import STATE, TRAFFICS, VERDICTS
-from spark.errors import NotFit
 from tests.spark.conftest import NOON_MS
 
 DATE = "2025-11-22"  # of NOON_MS

@@ -10,15 +10,15 @@ import msgspec
 import pytest
 from pyspark.sql import SparkSession
 
-from app.core.audit.tiers import Bounds
-from app.core.global_report import PARTS, folded
-from spark.archive.log import Archive
+from app.archive.errors import NotFit, Outdone
+from app.archive.log import Archive
+from app.audit.folds.tier import Bounds
+from app.controllog.global_report import PARTS, folded
 from spark.dashboard import daily, fold
 from spark.dashboard.fold import Folded, fold_round
 from spark.dashboard.page import page
 from spark.dashboard.store import LOADS, STATE, UNREAD_MS, files_of, stored, tidy
 from spark.dashboard.summary import summarize
-from spark.errors import NotFit, Outdone
 from spark.jobs.report import rows
 from tests.spark.archiving import Frames
 from tests.spark.conftest import HOUR_MS, NOON_MS

@@ -14,9 +14,9 @@ import pytest
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 
-from app.core.global_report import PARTS, folded
+from app.archive.log import Archive
+from app.controllog.global_report import PARTS, folded
 from spark.__main__ import main
-from spark.archive.log import Archive
 from tests.spark.conftest import NOON_MS
 from tests.spark.processes import job, until
 from tests.spark.regions import Region

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from app.core.audit.tiers import Bounds
+from app.archive.errors import NotFit, Outdone, SparkJobError
+from app.archive.log import Archive
+from app.audit.folds.tier import Bounds
 from spark.archive.compact import stale
-from spark.archive.log import Archive
-from spark.errors import NotFit, Outdone, SparkJobError
 from spark.jobs import dashboard as job
 from tests.spark.conftest import NOON_MS
 

@@ -7,11 +7,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from app import wire
-from app.core.audit.tiers import TierRecord
-from app.core.audit.totals import Totals
-from app.core.audit.windows import WindowRecord
-from app.core.global_report import folded
+from app.audit.counts.totals import Totals
+from app.audit.folds.tier import TierRecord
+from app.audit.folds.window import WindowRecord
+from app.controllog import codec
+from app.controllog.global_report import folded
 from spark.dashboard import decode
 from tests.spark.conftest import NOON_MS
 from tests.spark.regions import beat, status, tracker
@@ -38,14 +38,14 @@ TOO_LARGE = 2**63
     ],
 )
 def test_what_no_column_holds_is_refused_with_its_reason(table: str, key: str, value: Any) -> None:
-    data = value if isinstance(value, bytes) else wire.encode(value)
+    data = value if isinstance(value, bytes) else codec.encode(value)
     assert decode.entry(table, key.encode(), data, 5).reason
 
 
 def test_what_columns_hold_is_taken() -> None:
     most = TOO_LARGE - 1
     for value in (WindowRecord(), WindowRecord(position=most, totals=Totals(count=most))):
-        assert decode.entry(decode.WINDOWS, WINDOW.encode(), wire.encode(value), 5).reason == ""
+        assert decode.entry(decode.WINDOWS, WINDOW.encode(), codec.encode(value), 5).reason == ""
     told = msgspec.json.encode({"offset": most, "at_ms": NOON_MS})
     assert decode.entry(decode.ACTIVITY, b"k", told, 5).position == most
 
@@ -53,9 +53,9 @@ def test_what_columns_hold_is_taken() -> None:
 def test_heartbeats_that_no_column_holds_are_refused() -> None:
     assert decode.add_heartbeat({}, DEEP)
     good = beat("w", NOON_MS, status("dispatch:g/t:t:0", 0.5))
-    assert decode.add_heartbeat({}, wire.encode(good)) == ""
+    assert decode.add_heartbeat({}, codec.encode(good)) == ""
     far = msgspec.structs.replace(good.jobs[0], high_watermark=TOO_LARGE)
-    assert decode.add_heartbeat({}, wire.encode(msgspec.structs.replace(good, jobs=[far])))
+    assert decode.add_heartbeat({}, codec.encode(msgspec.structs.replace(good, jobs=[far])))
 
 
 def test_a_row_of_a_report_that_is_nested_too_deep_is_passed_over() -> None:

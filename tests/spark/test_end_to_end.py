@@ -13,9 +13,9 @@ from aiokafka import AIOKafkaProducer
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 from pyspark.sql import SparkSession
 
+from app.archive.log import Archive
+from app.archive.reader import Query, Reader
 from spark.__main__ import main
-from spark.archive.log import Archive
-from spark.archive.reader import Query, Reader
 from spark.kafka import Cluster
 from tests.spark.conftest import HOUR_MS, NOON_MS
 from tests.spark.processes import job, until

@@ -12,7 +12,8 @@ import pytest
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as f
 
-from app.core.forecasts import (
+from app.archive.errors import BadOption
+from app.sizing.forecasts import (
     HOUR_MS,
     HOURS_A_WEEK,
     FleetForecast,
@@ -21,8 +22,7 @@ from app.core.forecasts import (
     WorkloadForecast,
     key,
 )
-from app.core.sizing import RULES
-from spark.errors import BadOption
+from app.sizing.recommendation import RULES
 from spark.jobs import size as job
 from spark.sizing import compare, publish
 from spark.sizing.report import Asked, size

@@ -9,9 +9,9 @@ from aiokafka.record.default_records import DefaultRecordBatchBuilder
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as f
 
+from app.archive.reader import Query
 from spark.archive.frames import FAR_FUTURE, FUTURE_MS, NO_TIMESTAMP, asked, content, placed, sizes, totals
 from spark.archive.packed import packed
-from spark.archive.reader import Query
 from spark.quarantine import part
 from tests.spark.conftest import HOUR_MS, NOON_MS, frame, row
 

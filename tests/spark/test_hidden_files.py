@@ -8,13 +8,13 @@ from pathlib import Path, PurePosixPath
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
+from app.archive.errors import NotFit, SparkJobError
+from app.archive.layout import Change
+from app.archive.log import Archive
+from app.archive.reader import Query, Reader
 from spark.archive import compact as compaction
 from spark.archive.compact import compact
 from spark.archive.frames import read_files
-from spark.archive.layout import Change
-from spark.archive.log import Archive
-from spark.archive.reader import Query, Reader
-from spark.errors import NotFit, SparkJobError
 from tests.spark.archiving import archive_rows
 from tests.spark.conftest import HOUR_MS, NOON_MS, row
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from app import wire
-from app.core.offset_map import Line
+from app.controllog import codec
+from app.offsets.model.offset_map import Line
 from spark.dashboard.people import (
     STALE_MS,
     Delivered,
@@ -36,7 +36,7 @@ def told(
         *(("east", "trackers", job, tracker(NOON_MS, 1, reads)) for job in JOBS),
         *((region, "checkpoints", key, one) for (region, key), one in lines.items()),
     ]
-    tables = Tables((region, table, key, wire.encode(value)) for region, table, key, value in rows)
+    tables = Tables((region, table, key, codec.encode(value)) for region, table, key, value in rows)
     regions = ("east", "west")
     (row,) = (
         one
@@ -116,7 +116,7 @@ def deployed(*of: tuple[str, str, str], plans: dict[str, Any] | None = None) -> 
         (region, "workloads", key, workload(*key.split("/"), owner)) for region, key, owner in of
     ]
     rows += [(region, "audit_plans", "audit:all", plan) for region, plan in (plans or {}).items()]
-    return Tables((region, table, key, wire.encode(value)) for region, table, key, value in rows)
+    return Tables((region, table, key, codec.encode(value)) for region, table, key, value in rows)
 
 
 def test_a_workload_is_told_what_its_own_group_has_finished_in_its_own_region() -> None:

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from app.config.audit import AuditPlan
-from app.core.audit.pairing import Pair, Place
-from app.core.audit.plans import Stated
-from app.core.audit.tiers import Closing, Heard, TierRecord
-from app.core.audit.totals import Totals
-from app.core.audit.windows import WindowRecord
+from app.audit.counts.totals import Totals
+from app.audit.definition import AuditPlan
+from app.audit.folds.plan_terms import Stated
+from app.audit.folds.tier import Closing, Heard, TierRecord
+from app.audit.folds.tier_pairs import Pair, Place
+from app.audit.folds.window import WindowRecord
 from spark.dashboard.plans import Comparer, Plans, compared
 
 WIDTH_MS, HOUR_MS = 600_000, 3_600_000

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spark.archive.layout import Gap, Partition, Reach
+from app.archive.layout import Gap, Partition, Reach
 from spark.archive.ranges import next_round, share
 from spark.kafka import Bounds, Range, Topic
 

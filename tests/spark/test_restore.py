@@ -10,11 +10,12 @@ import pytest
 from aiokafka.record.default_records import DefaultRecordBatchBuilder
 from pyspark.sql import Row
 
+from app.archive.errors import BadOption, NotFit
+from app.archive.layout import Change, File, Partition, Reach, Span
+from app.archive.log import Archive
+from app.archive.reader import Query, Reader, Record
 from spark.archive import restore
-from spark.archive.layout import Change, File, Partition, Reach, Span
-from spark.archive.log import Archive
 from spark.archive.packed import batches
-from spark.archive.reader import Query, Reader, Record
 from spark.archive.restore import (
     Needs,
     check_target,
@@ -23,7 +24,6 @@ from spark.archive.restore import (
     split,
     target_config,
 )
-from spark.errors import BadOption, NotFit
 
 CONFIG = {"message.timestamp.type": "CreateTime", "retention.ms": "1000", "cleanup.policy": "delete"}
 NEEDS = Needs(

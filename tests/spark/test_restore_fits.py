@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
+from app.archive.log import Archive
 from spark.__main__ import main
-from spark.archive.log import Archive
 from spark.kafka import Cluster
 from tests.spark.archiving import archive_rows
 from tests.spark.conftest import row

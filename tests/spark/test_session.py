@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from app.archive.errors import BadOption, NotFit
 from spark.__main__ import JOBS, main
-from spark.errors import BadOption, NotFit
 from spark.java import MISSING_MODULE, prepare_java
 from spark.jobs.common import seconds, time_ms
 from spark.kafka import read_options

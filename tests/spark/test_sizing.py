@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from app.core.load import Load
-from app.core.sizing import SizingRules
+from app.kernel.load import Load
+from app.sizing.recommendation import SizingRules
 from spark.__main__ import main
 from spark.sizing.advice import JobNeed, Prices, cost_rows, monthly, workload_rows
 from spark.sizing.forecast import HOURS_A_WEEK, MOST_GROWTH, forecast

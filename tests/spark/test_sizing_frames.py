@@ -9,13 +9,13 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
-from app.core.forecasts import iso
+from app.archive.errors import BadOption, NotFit
+from app.archive.log import Archive
+from app.sizing.forecasts import iso
 from spark.__main__ import main
-from spark.archive.log import Archive
 from spark.dashboard import frames
 from spark.dashboard.fold import fold_round
 from spark.dashboard.store import LOADS, files_of, stored
-from spark.errors import BadOption, NotFit
 from spark.jobs import size as job
 from spark.kafka import Range
 from spark.sizing.advice import Prices

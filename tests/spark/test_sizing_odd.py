@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
-from app.core.sizing import RULES
+from app.archive.errors import NotFit
+from app.archive.log import Archive
+from app.sizing.recommendation import RULES
 from spark.__main__ import main
-from spark.archive.log import Archive
-from spark.errors import NotFit
 from spark.jobs import size as job
 from spark.sizing import compare, history, hours
 from spark.sizing.history import LOAD, hourly

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
-from app import wire
-from app.core.alert_state import AlertState
-from app.core.control_events import AnyControlEvent, Claim, Drain, Moving, OperatorAct, Paused, RolePut
-from spark.archive.log import Archive
+from app.archive.log import Archive
+from app.controllog import codec
+from app.controllog.alert_state import AlertState
+from app.controllog.events import AnyControlEvent, Claim, Drain, Moving, OperatorAct, Paused, RolePut
 from spark.dashboard import decode, frames, summary, timeline
 from spark.dashboard.page import page
 from spark.dashboard.store import STATE, files_of
@@ -205,7 +205,7 @@ def happened(session: SparkSession, *acts: tuple[str, int, AnyControlEvent, bool
     """What the timeline tells of acts: of each the region, its offset, the event, whether it counted."""
     rows = [
         (region, decode.ACTIVITY, f"{offset:020}", offset,
-         wire.activity_entry(offset, event, counted=counted)[1])
+         codec.activity_entry(offset, event, counted=counted)[1])
         for region, offset, event, counted in acts
     ]  # fmt: skip
     names = "region string, table string, key string, position long, value binary"
@@ -326,6 +326,6 @@ def test_the_incidents_that_count_have_each_a_key_of_their_own(session: SparkSes
     take(session, tmp_path, east)
     held = entries(session, tmp_path, "east")
     assert len([key for table, key in held if table == "incidents"]) == 2
-    assert all(wire.incident(bytes(value)).kind == "twice" for value in held.values())
+    assert all(codec.incident(bytes(value)).kind == "twice" for value in held.values())
     files = files_of(Archive.open(tmp_path / "east").state(), STATE)
     assert {file.date for file in files} == {"2025-11-22"}

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
+from app.archive.log import Archive
 from spark.__main__ import main
 from spark.archive.frames import read_files
-from spark.archive.log import Archive
 from spark.jobs import verify
 from spark.kafka import Bounds, Range, Topic
 from tests.spark.archiving import Frames, archive_rows

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from app.kafka.clusters import ClusterClient, ClusterSpec
+from app.kafka.client.cluster import ClusterClient, ClusterSpec
 from tests.system.compare_topics import Cursor, Row
 
 MOST = 20  # differences of a partition

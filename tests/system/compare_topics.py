@@ -25,9 +25,9 @@ from aiokafka.errors import for_code
 from aiokafka.protocol.fetch import FetchRequest
 from aiokafka.record.util import calc_crc32c
 
-from app.core.record_batch import CHECKED_FROM, HEADER_BYTES, Batch, Committed, iter_batches
-from app.kafka.clusters import EARLIEST, LATEST, READ_COMMITTED, ClusterClient, ClusterSpec
-from app.kafka.decode import records_of
+from app.kafka.client.cluster import EARLIEST, LATEST, READ_COMMITTED, ClusterClient, ClusterSpec
+from app.kafka.fetch.decoder import records_of
+from app.kafka.records.batch import CHECKED_FROM, HEADER_BYTES, Batch, Committed, iter_batches
 
 AHEAD = 50_000
 MOST = 20  # differences of a partition
@@ -180,7 +180,7 @@ class Cursor:
         if code or self._empty > EMPTY_ANSWERS:
             at = f"{self._topic}-{self._partition} at offset {self._next_offset} of {self._end}"
             raise for_code(code)(at) if code else TimeoutError(f"nothing comes of {at}")
-        # Which field it is depends on the version (app.kafka.fetch).
+        # Which field it is depends on the version (app.kafka.fetch.service).
         aborted = next((part for part in rest if isinstance(part, list)), None) or []
         shown = Committed((entry[0], entry[1]) for entry in aborted)
         for batch in iter_batches(rest[-1]):

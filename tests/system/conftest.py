@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from app.demo.stage import Stage
-from app.yard import Yard
+from app.dev.demo.stage import Stage
+from app.dev.yard import Yard
 
 
 class OfATest(Stage):

@@ -18,14 +18,14 @@ from typing import Any
 import orjson
 from aiokafka import AIOKafkaProducer
 
-from app import wire
-from app.core.control import ControlState
-from app.core.control_events import AnyControlEvent, Assignment
-from app.demo.background import Background
-from app.demo.stage import Process, Stage, http, wait_until
-from app.demo.traffic import read_all
-from app.kafka.clusters import ClusterClient, ClusterSpec
-from app.kafka.commit import OffsetCommitter
+from app.controllog import codec
+from app.controllog.events import AnyControlEvent, Assignment
+from app.controllog.state import ControlState
+from app.dev.demo.background_thread import Background
+from app.dev.demo.stage import Process, Stage, http, wait_until
+from app.dev.demo.traffic import read_all
+from app.kafka.client.cluster import ClusterClient, ClusterSpec
+from app.kafka.client.commits import OffsetCommitter
 
 TICK_S = 0.05
 
@@ -76,7 +76,7 @@ def control_log(stage: Stage) -> list[tuple[bool, AnyControlEvent]]:
     state, found = ControlState(), []
     for record in asyncio.run(read_all(control, f"switchyard-{stage.region}-control")):
         if record.value is not None:
-            event = wire.control_event(record.value)
+            event = codec.control_event(record.value)
             found.append((state.apply(event), event))
     return found
 

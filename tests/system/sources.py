@@ -24,11 +24,12 @@ from typing import Any
 from aiokafka import AIOKafkaProducer
 from aiokafka.errors import KafkaError
 
-from app.demo.background import Background
-from app.demo.traffic import create_topic
+from app.dev.demo.background_thread import Background
+from app.dev.demo.traffic import create_topic
 
 HOME, AWAY = "east-regional", "east-aggregate"
-LONG_AGO_MS = 1_600_000_000_000  # brokers forget the producers of old records soon: `app.kafka.append_seek`
+# brokers forget the producers of old records soon: `app.kafka.producers.history`
+LONG_AGO_MS = 1_600_000_000_000
 BATCH_BYTES = 64 * 1024
 ROUNDS_OF_A_PRODUCER = 200  # then another begins, under another id
 STOP_S, PAUSE_S = 30.0, 0.5

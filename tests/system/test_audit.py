@@ -14,8 +14,8 @@ import pytest
 from click.testing import CliRunner
 
 from app.cli.main import switchyard
-from app.demo.stage import Process, Stage, http, route, wait_until
-from app.demo.traffic import create_topic
+from app.dev.demo.stage import Process, Stage, http, route, wait_until
+from app.dev.demo.traffic import create_topic
 from tests.kafka.conftest import producing
 from tests.system.fleet import assignments, together
 

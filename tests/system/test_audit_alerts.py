@@ -14,9 +14,9 @@ import pytest
 from click.testing import CliRunner
 
 from app.cli.main import switchyard
-from app.demo.stage import Process, Stage, http, wait_until
-from app.demo.traffic import create_topic
-from tests.alerts.receivers import Hooks, Mailbox, definition, hooks, mailbox
+from app.dev.demo.stage import Process, Stage, http, wait_until
+from app.dev.demo.traffic import create_topic
+from tests.alerts.delivery.receivers import Hooks, Mailbox, definition, hooks, mailbox
 from tests.kafka.conftest import producing
 from tests.system.fleet import known_workers, together
 from tests.system.test_audit import AWAY, ENOUGH_S, HOME, PARTITIONS, WIDTH_MS, Traffic, plan

@@ -15,14 +15,14 @@ import pytest
 from aiokafka import AIOKafkaProducer
 from click.testing import CliRunner
 
-from app.audit.archives import ArchiveUnreadable, open_archive
-from app.audit.records import Limits, RangeReader, Times, parts_of
+from app.archive.topic_archive import ArchiveUnreadable, open_archive
+from app.audit.query.record_search import Limits, RangeReader, Times, parts_of
 from app.cli.main import switchyard
-from app.clock import now_ms
-from app.demo.stage import Stage, http, wait_until
-from app.demo.traffic import create_topic
-from app.kafka.clusters import ClusterClient, ClusterSpec
-from app.yard import Yard
+from app.dev.demo.stage import Stage, http, wait_until
+from app.dev.demo.traffic import create_topic
+from app.dev.yard import Yard
+from app.kafka.client.cluster import ClusterClient, ClusterSpec
+from app.kernel.clock import now_ms
 from tests.spark.processes import job
 from tests.system.test_audit import plan
 from tests.system.test_audit_missing import forget

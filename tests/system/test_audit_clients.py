@@ -12,16 +12,16 @@ from typing import Any
 import pytest
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
 
-from app import wire
-from app.audit_sdk import Audit, AuditedConsumer, AuditedProducer, HttpOutput, KafkaOutput
-from app.audit_sdk.clients import MESSAGE_ID
-from app.audit_sdk.kafka import audit_topic
-from app.audit_sdk.outputs import Output
-from app.core.audit.reports import Increment, Report, Scope, report_id
-from app.core.audit.tiers import Close, Forget
-from app.core.audit.totals import Totals
-from app.demo.stage import Process, Stage, wait_until
-from app.demo.traffic import create_topic
+from app.audit.counts.reports import Increment, Report, Scope, report_id
+from app.audit.counts.totals import Totals
+from app.audit.folds.tier import Close, Forget
+from app.controllog import codec
+from app.dev.demo.stage import Process, Stage, wait_until
+from app.dev.demo.traffic import create_topic
+from app.sdk.audit import Audit, AuditedConsumer, AuditedProducer, HttpOutput, KafkaOutput
+from app.sdk.audit.kafka_clients import MESSAGE_ID
+from app.sdk.audit.kafka_output import audit_topic
+from app.sdk.audit.outputs import Output
 from tests.kafka.conftest import connected
 from tests.system.test_audit import ENOUGH_S, HOME, PARTITIONS, SEED, WIDTH_MS, counted, listed, plan
 
@@ -85,7 +85,7 @@ async def speak_for_workers(bootstrap: str, topic: str, region: str, at_ms: int)
     later_ms = at_ms + 10 * WIDTH_MS
     async with AIOKafkaProducer(bootstrap_servers=bootstrap) as producer:
         for event in (forged, Close(*scope[:3], later_ms, at_ms), Forget(*scope[:3], later_ms, at_ms)):
-            await producer.send_and_wait(audit_topic(region), wire.encode(event), key=topic.encode())
+            await producer.send_and_wait(audit_topic(region), codec.encode(event), key=topic.encode())
 
 
 def of_pair(worker: Process, topic: str, pair: tuple[str, str], state: str) -> list[dict[str, Any]]:

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from app.demo.stage import Process, Stage, http, wait_until, workload
-from app.demo.traffic import create_topic
+from app.dev.demo.stage import Process, Stage, http, wait_until, workload
+from app.dev.demo.traffic import create_topic
 from tests.system.fleet import assignments, together
 from tests.system.test_audit import ENOUGH_S, PARTITIONS, Traffic, counted, listed, plan
 

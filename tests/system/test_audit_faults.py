@@ -18,11 +18,11 @@ from typing import NamedTuple
 
 import pytest
 
-from app.audit_sdk import KafkaOutput, SyncAudit
-from app.audit_sdk.clients import MESSAGE_ID
-from app.core.audit.pairing import ORDER as TIERS
-from app.demo.stage import Process, Stage, wait_until
-from app.demo.traffic import create_topic
+from app.audit.folds.tier_pairs import ORDER as TIERS
+from app.dev.demo.stage import Process, Stage, wait_until
+from app.dev.demo.traffic import create_topic
+from app.sdk.audit import KafkaOutput, SyncAudit
+from app.sdk.audit.kafka_clients import MESSAGE_ID
 from tests.kafka.conftest import producing
 from tests.system.fleet import assignments
 from tests.system.test_audit import AWAY, ENOUGH_S, HOME, WIDTH_MS, listed, plan

@@ -18,18 +18,18 @@ from aiokafka import TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient, RecordsToDelete
 from click.testing import CliRunner, Result
 
-from app import wire
+from app.audit.counts.counter import Rows, Tally
+from app.audit.counts.fingerprint import ids_of
+from app.audit.counts.reports import Scope, client_report
 from app.cli.main import switchyard
-from app.core.audit.count import Rows, Tally
-from app.core.audit.fingerprint import ids_of
-from app.core.audit.reports import Scope, client_report
-from app.core.record_batch import Committed, iter_batches
-from app.demo.stage import Process, Stage, http, route, wait_until
-from app.demo.traffic import create_topic
-from app.kafka.clusters import LATEST, READ_COMMITTED
-from app.kafka.decode import records_of
-from app.kafka.read_span import read_span
-from tests.audit.rows import numbers
+from app.controllog import codec
+from app.dev.demo.stage import Process, Stage, http, route, wait_until
+from app.dev.demo.traffic import create_topic
+from app.kafka.client.cluster import LATEST, READ_COMMITTED
+from app.kafka.fetch.decoder import records_of
+from app.kafka.fetch.span_reader import read_span
+from app.kafka.records.batch import Committed, iter_batches
+from tests.audit.query.arrays import numbers
 from tests.kafka.conftest import connected, producing
 from tests.system.test_audit import AWAY, ENOUGH_S, HOME, WIDTH_MS, listed, plan
 from tests.system.test_audit_alerts import leads
@@ -341,7 +341,7 @@ class Consumer:
             self._scope, "app@1", self._number, tally.totals(), at_ms=now_ms, watermark_ms=now_ms - 500
         )
         request = urllib.request.Request(  # noqa: S310 - our own worker
-            self._url, wire.encode(report), {"Content-Type": "application/x-ndjson"}, method="POST"
+            self._url, codec.encode(report), {"Content-Type": "application/x-ndjson"}, method="POST"
         )
         with urllib.request.urlopen(request, timeout=20) as answer:  # noqa: S310
             assert orjson.loads(answer.read()) == {"taken": 1}

@@ -16,10 +16,10 @@ from aiokafka import AIOKafkaProducer
 from click.testing import CliRunner
 
 from app.cli.main import switchyard
-from app.clock import now_ms
-from app.demo.stage import Stage, http, wait_until
-from app.demo.traffic import create_topic
-from app.yard import Yard
+from app.dev.demo.stage import Stage, http, wait_until
+from app.dev.demo.traffic import create_topic
+from app.dev.yard import Yard
+from app.kernel.clock import now_ms
 from tests.system.test_audit import plan
 
 pytestmark = pytest.mark.system

@@ -12,15 +12,15 @@ from contextlib import AsyncExitStack, asynccontextmanager
 import pytest
 from aiokafka import AIOKafkaProducer
 
-from app import wire
-from app.core.control_events import RolePut, compaction_key
-from app.core.ranges import Snapshot
-from app.demo.regions import ENOUGH_S, Two, failover
-from app.demo.stage import wait_until, workload
-from app.demo.traffic import create_topic, read_all
-from app.push.receiver import Message, Receiver
-from app.topics import ControlTopics
-from app.yard import Yard
+from app.controllog import codec
+from app.controllog.events import RolePut, compaction_key
+from app.controllog.topics import ControlTopics
+from app.dev.demo.stage import wait_until, workload
+from app.dev.demo.traffic import create_topic, read_all
+from app.dev.demo.two_regions import ENOUGH_S, Two, failover
+from app.dev.yard import Yard
+from app.kernel.ranges import Snapshot
+from app.sdk.receiver import Message, Receiver
 
 pytestmark = pytest.mark.system
 
@@ -74,11 +74,11 @@ async def told(two: Two, of: str, home: str, topic: str) -> list[int]:
     """What a home has been told of a region: how many messages are finished there, in the main topic; and up
     to where all sources are in its offset map, all together."""
     jobs = [
-        wire.tracker_record(one)
+        codec.tracker_record(one)
         for one in await table(two, of, home, "trackers", f"{GROUP}/{topic}:{topic}:")
     ]
     done = [Snapshot.from_bytes(job.snapshot) for job in jobs if job.snapshot]
-    lines = [wire.checkpoint_line(one) for one in await table(two, of, home, "checkpoints", f"/{topic}/")]
+    lines = [codec.checkpoint_line(one) for one in await table(two, of, home, "checkpoints", f"/{topic}/")]
     return [
         sum(one.base + sum(end - start for start, end in one.finished) for one in done),
         sum(line.barriers[-1].source_end for line in lines),
@@ -106,7 +106,9 @@ async def take_over(two: Two, home: str, topic: str) -> int:
                     previous=other, actor="test", reason="tried")  # fmt: skip
     async with AIOKafkaProducer(bootstrap_servers=two.bootstrap(home, "regional")) as producer:
         log = ControlTopics(region).control.name
-        await producer.send_and_wait(log, wire.encode(event), key=compaction_key(event).encode(), partition=0)
+        await producer.send_and_wait(
+            log, codec.encode(event), key=compaction_key(event).encode(), partition=0
+        )
     return int(epoch)
 
 

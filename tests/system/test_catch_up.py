@@ -6,9 +6,9 @@ import asyncio
 
 import pytest
 
-from app.demo.report import count
-from app.demo.stage import Stage, http, wait_until
-from app.demo.traffic import messages, produce
+from app.dev.demo.report import count
+from app.dev.demo.stage import Stage, http, wait_until
+from app.dev.demo.traffic import messages, produce
 from tests.system.fleet import id_of, together
 from tests.system.test_delivery import GROUP, SETTLE_S, Scene, owners
 

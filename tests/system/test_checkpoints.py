@@ -7,12 +7,12 @@ import asyncio
 import pytest
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 
-from app import wire
-from app.control.barriers import BarrierSender
-from app.core.fencing import LogId
-from app.core.offset_map import Barrier, BarrierItem, Line, NeedItem, Needs
-from app.demo.stage import Stage
-from app.topics import ControlTopics
+from app.controllog import codec
+from app.controllog.topics import ControlTopics
+from app.dev.demo.stage import Stage
+from app.kernel.fencing import LogId
+from app.offsets.model.offset_map import Barrier, BarrierItem, Line, NeedItem, Needs
+from app.offsets.sync.offset_sync_sender import BarrierSender
 
 pytestmark = pytest.mark.system
 
@@ -60,7 +60,7 @@ async def until_all(bootstrap: str, topics: ControlTopics, last: Barrier) -> dic
         async with asyncio.timeout(ENOUGH_S):
             while sum(line.barriers[-1] == last for line in found.values()) < LINES:
                 for records in (await consumer.getmany(timeout_ms=200)).values():
-                    found |= {record.key.decode(): wire.checkpoint_line(record.value) for record in records}
+                    found |= {record.key.decode(): codec.checkpoint_line(record.value) for record in records}
     return found
 
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 import pytest
 from aiokafka import AIOKafkaProducer
 
-from app.demo.traffic import create_topic
+from app.dev.demo.traffic import create_topic
 from tests.system import compare_topics as tool
 from tests.system.compare_topics import Comparison, Row, compare_topics
 

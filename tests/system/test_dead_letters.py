@@ -12,10 +12,10 @@ from typing import Any
 import orjson
 import pytest
 
-from app.core.dead_letters import START_LETTERS
-from app.demo.stage import Process, Stage, http, wait_until, workload
-from app.demo.traffic import Sent, create_topic, produce, read_all
-from app.push.receiver import Message, Receiver
+from app.dev.demo.stage import Process, Stage, http, wait_until, workload
+from app.dev.demo.traffic import Sent, create_topic, produce, read_all
+from app.dispatch.model.dead_letter_budget import START_LETTERS
+from app.sdk.receiver import Message, Receiver
 from tests.system.fleet import incidents
 
 pytestmark = pytest.mark.system

@@ -16,12 +16,12 @@ import orjson
 import pytest
 from aiokafka.admin import AIOKafkaAdminClient
 
-from app.config.definitions import Workload
-from app.demo.report import Report, count
-from app.demo.stage import Process, Stage, http, wait_until, workload
-from app.demo.traffic import Sent, create_topic, messages, produce, read_all
-from app.kafka.clusters import ClusterClient, ClusterSpec
-from app.kafka.commit import OffsetCommitter
+from app.dev.demo.report import Report, count
+from app.dev.demo.stage import Process, Stage, http, wait_until, workload
+from app.dev.demo.traffic import Sent, create_topic, messages, produce, read_all
+from app.dispatch.definition import Workload
+from app.kafka.client.cluster import ClusterClient, ClusterSpec
+from app.kafka.client.commits import OffsetCommitter
 from tests.system.fleet import assignments, id_of, incidents, most_within, together
 
 pytestmark = pytest.mark.system

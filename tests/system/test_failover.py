@@ -16,15 +16,15 @@ from typing import Any
 import pytest
 from aiokafka.admin import AIOKafkaAdminClient
 
-from app import wire
-from app.core.control_events import RolePut
-from app.demo.failover import ACTIVE, PARTITIONS, PASSIVE, Moving, now_ms
-from app.demo.failover_report import Again, Switch, active_active, active_passive
-from app.demo.regions import ENOUGH_S, Two
-from app.demo.stage import wait_until
-from app.demo.traffic import read_all
-from app.topics import ControlTopics
-from app.yard import Yard
+from app.controllog import codec
+from app.controllog.events import RolePut
+from app.controllog.topics import ControlTopics
+from app.dev.demo.failover_report import Again, Switch, active_active, active_passive
+from app.dev.demo.failover_traffic import ACTIVE, PARTITIONS, PASSIVE, Moving, now_ms
+from app.dev.demo.stage import wait_until
+from app.dev.demo.traffic import read_all
+from app.dev.demo.two_regions import ENOUGH_S, Two
+from app.dev.yard import Yard
 
 pytestmark = pytest.mark.system
 
@@ -59,7 +59,7 @@ def roles_put(two: Two, home: str) -> list[RolePut]:
     """What a region's control log says of roles, as it stands."""
     topic = ControlTopics(two.names[home]).control.name
     records = asyncio.run(read_all(two.bootstrap(home, "regional"), topic))
-    events = [wire.control_event(record.value) for record in records if record.value]
+    events = [codec.control_event(record.value) for record in records if record.value]
     return [event for event in events if isinstance(event, RolePut)]
 
 

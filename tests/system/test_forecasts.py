@@ -16,10 +16,10 @@ import pyarrow.parquet as pq
 import pytest
 from aiokafka import AIOKafkaProducer
 
-from app.core.forecasts import HOUR_MS, HOURS_A_WEEK, FleetForecast, decode, key
-from app.demo.stage import Process, Stage, http, wait_until
-from app.demo.traffic import read_all
-from app.topics import ControlTopics
+from app.controllog.topics import ControlTopics
+from app.dev.demo.stage import Process, Stage, http, wait_until
+from app.dev.demo.traffic import read_all
+from app.sizing.forecasts import HOUR_MS, HOURS_A_WEEK, FleetForecast, decode, key
 
 pytestmark = pytest.mark.system
 

@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 from aiokafka import AIOKafkaConsumer
 
-from app.demo.stage import Process, Stage, http, wait_until, workload
-from app.demo.traffic import create_topic
+from app.dev.demo.stage import Process, Stage, http, wait_until, workload
+from app.dev.demo.traffic import create_topic
 
 pytestmark = pytest.mark.system
 

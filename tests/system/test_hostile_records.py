@@ -9,12 +9,12 @@ from contextlib import contextmanager
 
 import pytest
 
-from app.demo.stage import Stage, http, wait_until, workload
-from app.demo.traffic import create_topic, read_all
-from app.kafka.append import Appender
-from app.kafka.clusters import ClusterClient, ClusterSpec
-from app.push.receiver import Message, Receiver
-from tests.core.batches import CODECS, batch_of_packed, make_batch, packed_record
+from app.dev.demo.stage import Stage, http, wait_until, workload
+from app.dev.demo.traffic import create_topic, read_all
+from app.kafka.append.appender import Appender
+from app.kafka.client.cluster import ClusterClient, ClusterSpec
+from app.sdk.receiver import Message, Receiver
+from tests.kafka.records.batches import CODECS, batch_of_packed, make_batch, packed_record
 
 pytestmark = pytest.mark.system
 

@@ -15,14 +15,14 @@ from typing import Any
 import pytest
 from aiokafka import AIOKafkaProducer
 
-from app import wire
-from app.config.audit import AuditPlan
-from app.control.takeover import tracker_partition
-from app.core.control_events import AnyControlEvent, AuditPut, Claim, compaction_key
-from app.core.fencing import Takeover
-from app.demo.stage import Process, Stage, http, route, wait_until, workload
-from app.demo.traffic import create_topic
-from app.yard import Yard
+from app.audit.definition import AuditPlan
+from app.controllog import codec
+from app.controllog.events import AnyControlEvent, AuditPut, Claim, compaction_key
+from app.dev.demo.stage import Process, Stage, http, route, wait_until, workload
+from app.dev.demo.traffic import create_topic
+from app.dev.yard import Yard
+from app.kernel.fencing import Takeover
+from app.worker.tracker.client import tracker_partition
 from tests.payload.schemas import file_of, set_of
 from tests.system.conftest import make_stage
 from tests.system.fleet import assignments, incidents, together
@@ -128,7 +128,7 @@ class Region:
         for event in events:
             key = compaction_key(event).encode()
             asyncio.run(
-                _sent(self.home, f"switchyard-{self.stage.region}-control", [wire.encode(event)], key)
+                _sent(self.home, f"switchyard-{self.stage.region}-control", [codec.encode(event)], key)
             )
 
 
@@ -206,7 +206,7 @@ def test_forged_terms_and_epochs_end_neither_leadership_nor_a_job(watched: Stage
     for job in assignments(region.workers[0]):  # of both workers: those of the one that is killed move
         forged = Takeover(job=job, epoch=highest, worker="evil", nonce="n", at_ms=1)
         topic = f"switchyard-{watched.region}-trackers"
-        asyncio.run(_sent(region.home, topic, [wire.encode(forged)], job.encode(), tracker_partition(job)))
+        asyncio.run(_sent(region.home, topic, [codec.encode(forged)], job.encode(), tracker_partition(job)))
     wait_until(lambda: bool(incidents(region.workers[0], "term-refused")), ENOUGH_S, region.workers[0].tail)
     region.workers[1].kill()
     del region.workers[1]

@@ -7,8 +7,8 @@ from collections import Counter
 
 import pytest
 
-from app.demo.stage import Stage, wait_until, workload
-from app.demo.traffic import create_topic
+from app.dev.demo.stage import Stage, wait_until, workload
+from app.dev.demo.traffic import create_topic
 from tests.system.fleet import Flow, Journal, assignments, most_within, together
 
 pytestmark = pytest.mark.system

@@ -13,10 +13,10 @@ import orjson
 import pytest
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 
-from app.demo.stage import Stage, http, wait_until
-from app.demo.traffic import Sent, create_topic, messages, produce, read_all
-from app.kafka.clusters import ClusterClient, ClusterSpec
-from app.kafka.commit import OffsetCommitter
+from app.dev.demo.stage import Stage, http, wait_until
+from app.dev.demo.traffic import Sent, create_topic, messages, produce, read_all
+from app.kafka.client.cluster import ClusterClient, ClusterSpec
+from app.kafka.client.commits import OffsetCommitter
 from tests.system.test_delivery import CLUSTER, GROUP, SETTLE_S, Scene, spread
 from tests.system.test_operators import Desk, switchyard
 

@@ -23,8 +23,8 @@ import pytest
 from aiokafka import AIOKafkaProducer
 from aiokafka.admin import AIOKafkaAdminClient, NewPartitions
 
-from app.demo.stage import Process, Stage, http, route, wait_until, workload
-from app.demo.traffic import Sent, create_topic, messages, produce, read_all
+from app.dev.demo.stage import Process, Stage, http, route, wait_until, workload
+from app.dev.demo.traffic import Sent, create_topic, messages, produce, read_all
 from tests.system.fleet import Flow, Held, Journal, Taken, assignments, doubled, pauses, placed
 from tests.system.waits import Waits
 

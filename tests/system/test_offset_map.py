@@ -9,12 +9,12 @@ import uuid
 import pytest
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 
-from app import wire
-from app.core.offset_map import Line, Source, line_key
-from app.demo.stage import Process, Stage, route
-from app.demo.traffic import create_topic
-from app.topics import ControlTopics
-from tests.core.translation import translate
+from app.controllog import codec
+from app.controllog.topics import ControlTopics
+from app.dev.demo.stage import Process, Stage, route
+from app.dev.demo.traffic import create_topic
+from app.offsets.model.offset_map import Line, Source, line_key
+from tests.offsets.model.translation_rule import translate
 from tests.system.compare_topics import compare_topics
 
 pytestmark = pytest.mark.system
@@ -57,7 +57,7 @@ async def lines(bootstrap: str, topics: ControlTopics, wanted: dict[str, int]) -
         async with asyncio.timeout(ENOUGH_S):
             while {key: line.barriers[-1].source_end for key, line in found.items()} != wanted:
                 for records in (await consumer.getmany(timeout_ms=200)).values():
-                    found |= {record.key.decode(): wire.checkpoint_line(record.value) for record in records}
+                    found |= {record.key.decode(): codec.checkpoint_line(record.value) for record in records}
     return found
 
 

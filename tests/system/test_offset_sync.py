@@ -14,8 +14,8 @@ from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 from click.testing import CliRunner
 
 from app.cli.main import switchyard
-from app.demo.stage import Process, Stage, http, route
-from app.demo.traffic import create_topic
+from app.dev.demo.stage import Process, Stage, http, route
+from app.dev.demo.traffic import create_topic
 
 pytestmark = pytest.mark.system
 

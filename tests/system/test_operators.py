@@ -13,8 +13,8 @@ from typing import Any
 import orjson
 import pytest
 
-from app.demo.stage import Process, Stage, http, wait_until
-from app.demo.traffic import Sent, messages, produce, read_all
+from app.dev.demo.stage import Process, Stage, http, wait_until
+from app.dev.demo.traffic import Sent, messages, produce, read_all
 from tests.system.fleet import together
 from tests.system.test_delivery import GROUP, SETTLE_S, Scene, owners, spread
 

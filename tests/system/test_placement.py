@@ -12,8 +12,8 @@ from typing import Any
 import orjson
 import pytest
 
-from app.demo.stage import Process, Stage, wait_until, workload
-from app.demo.traffic import create_topic
+from app.dev.demo.stage import Process, Stage, wait_until, workload
+from app.dev.demo.traffic import create_topic
 from tests.system.fleet import (
     Flow,
     Held,

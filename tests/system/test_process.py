@@ -15,11 +15,11 @@ from pathlib import Path
 import orjson
 import pytest
 
-from app.application import AGENTS, TABLES
-from app.demo.stage import Process, Stage, wait_until, workload
-from app.demo.stage import http as ask
-from app.demo.traffic import create_topic, messages, produce
-from app.yard import Yard
+from app.dev.demo.stage import Process, Stage, wait_until, workload
+from app.dev.demo.stage import http as ask
+from app.dev.demo.traffic import create_topic, messages, produce
+from app.dev.yard import Yard
+from app.main import AGENTS, TABLES
 from tests.system.conftest import make_stage
 from tests.system.fleet import committed
 

@@ -10,9 +10,9 @@ from contextlib import contextmanager
 
 import pytest
 
-from app.core.control_events import Assignment, Claim
-from app.demo.stage import Process, Stage, wait_until
-from app.demo.traffic import messages
+from app.controllog.events import Assignment, Claim
+from app.dev.demo.stage import Process, Stage, wait_until
+from app.dev.demo.traffic import messages
 from tests.system.fleet import Journal, assignments, control_log, doubled, known_workers, most_within
 from tests.system.test_delivery import MAX_IN_FLIGHT, UNSAVED_MS, Scene
 from tests.system.test_no_storms import gaps, longest

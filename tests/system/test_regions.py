@@ -10,15 +10,15 @@ from typing import Any
 import pytest
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 
-from app import wire
-from app.core.control_events import RolePut, RoleReleased, compaction_key
-from app.demo.regions import ENOUGH_S, Two, failover
-from app.demo.stage import http, wait_until, workload
-from app.demo.traffic import create_topic
-from app.kafka.clusters import ClusterClient, ClusterSpec
-from app.kafka.topic_configs import describe
-from app.topics import ControlTopics
-from app.yard import Yard
+from app.controllog import codec
+from app.controllog.events import RolePut, RoleReleased, compaction_key
+from app.controllog.topics import ControlTopics
+from app.dev.demo.stage import http, wait_until, workload
+from app.dev.demo.traffic import create_topic
+from app.dev.demo.two_regions import ENOUGH_S, Two, failover
+from app.dev.yard import Yard
+from app.kafka.client.cluster import ClusterClient, ClusterSpec
+from app.kafka.client.topic_configs import describe
 from tests.system.fleet import committed
 
 pytestmark = pytest.mark.system
@@ -60,7 +60,7 @@ async def decide(two: Two, home: str, event: RolePut) -> None:
     region = two.names[home]
     async with AIOKafkaProducer(bootstrap_servers=two.clusters[f"{region}-regional"]) as producer:
         topic, key = ControlTopics(region).control.name, compaction_key(event).encode()
-        await producer.send_and_wait(topic, wire.encode(event), key=key, partition=0)
+        await producer.send_and_wait(topic, codec.encode(event), key=key, partition=0)
 
 
 async def test_what_is_written_in_either_region_is_in_both_and_is_delivered_where_the_role_is(
@@ -177,5 +177,5 @@ async def control_events(bootstrap: str, topic: str) -> list[Any]:
         async with asyncio.timeout(ENOUGH_S):
             while await consumer.position(at) < end:
                 for records in (await consumer.getmany(timeout_ms=200)).values():
-                    found += [wire.control_event(record.value) for record in records if record.value]
+                    found += [codec.control_event(record.value) for record in records if record.value]
     return found

@@ -9,9 +9,9 @@ from collections import Counter
 
 import pytest
 
-from app.demo.stage import Process, Stage, http, route, wait_until
-from app.demo.traffic import create_topic
-from app.replica.runtime import group_of
+from app.dev.demo.stage import Process, Stage, http, route, wait_until
+from app.dev.demo.traffic import create_topic
+from app.replicate.pump.route_runtime import group_of
 from tests.kafka.conftest import producing
 from tests.system.compare_topics import compare_topics
 from tests.system.fleet import assignments, committed, together

@@ -32,8 +32,8 @@ from enum import StrEnum
 
 import pytest
 
-from app.demo.stage import Process, Stage, http, route, wait_until
-from app.replica.runtime import group_of
+from app.dev.demo.stage import Process, Stage, http, route, wait_until
+from app.replicate.pump.route_runtime import group_of
 from tests.system.compare_compacted import compare_compacted, differences
 from tests.system.compare_topics import Comparison, Row, compare_topics
 from tests.system.fleet import committed

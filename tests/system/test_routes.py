@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 
-from app.demo.stage import Process, Stage, http, route, wait_until
-from app.demo.traffic import create_topic
-from app.kafka.clusters import ClusterClient, ClusterSpec
-from app.kafka.topic_configs import expand
-from app.topics import ControlTopics
+from app.controllog.topics import ControlTopics
+from app.dev.demo.stage import Process, Stage, http, route, wait_until
+from app.dev.demo.traffic import create_topic
+from app.kafka.client.cluster import ClusterClient, ClusterSpec
+from app.kafka.client.topic_configs import expand
 from tests.kafka.second_broker import delete
 from tests.system.fleet import id_of, incidents, known_workers, together
 

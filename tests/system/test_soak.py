@@ -15,7 +15,7 @@ import sys
 import psutil
 import pytest
 
-from app.yard import Yard
+from app.dev.yard import Yard
 from tests.system.conftest import make_stage
 from tests.system.soak.play import Play
 from tests.system.soak.report import report

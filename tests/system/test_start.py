@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from app.demo.stage import Process, Stage, free_port, http, wait_until
+from app.dev.demo.stage import Process, Stage, free_port, http, wait_until
 
 pytestmark = pytest.mark.system
 

@@ -9,10 +9,10 @@ import msgspec
 import orjson
 import pytest
 
-from app import wire
-from app.core.control_events import WorkloadPut, compaction_key
-from app.demo.stage import Stage, wait_until, workload
-from app.demo.traffic import read_all
+from app.controllog import codec
+from app.controllog.events import WorkloadPut, compaction_key
+from app.dev.demo.stage import Stage, wait_until, workload
+from app.dev.demo.traffic import read_all
 from tests.kafka.conftest import producing
 from tests.system.fleet import control_log
 
@@ -33,7 +33,7 @@ def test_what_the_control_log_refuses_is_never_in_a_table(stage: Stage, topic_na
         async with producing(control) as producer:
             sent = [
                 await producer.send_and_wait(
-                    f"{app}-control", wire.encode(event), key=compaction_key(event).encode(), partition=0
+                    f"{app}-control", codec.encode(event), key=compaction_key(event).encode(), partition=0
                 )
                 for event in wrong
             ]
@@ -50,4 +50,4 @@ def test_what_the_control_log_refuses_is_never_in_a_table(stage: Stage, topic_na
     assert {etag for etag, counted in puts if counted} == {stands.etag}
     assert {etag for etag, counted in puts if not counted} >= {one.etag for one in wrong}
     told = asyncio.run(read_all(control, f"{app}-workloads-changelog"))
-    assert {wire.control_event(record.value).etag for record in told} == {stands.etag}  # type: ignore[union-attr]
+    assert {codec.control_event(record.value).etag for record in told} == {stands.etag}  # type: ignore[union-attr]

@@ -7,7 +7,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterable
 from pathlib import Path
 
-from app.demo.background import Background
+from app.dev.demo.background_thread import Background
 
 SAMPLE_S = 0.05
 

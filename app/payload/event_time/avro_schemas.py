@@ -1,7 +1,7 @@
 """Avro schemas from files: one for all values, or a folder of `<schema id>.avsc`.
 
-A folder is looked at again while workers run, as in `app.payload.registry`. It may hold schemas without the
-field (other topics'): values of theirs have no event time, and `Folder.unusable` says why.
+A folder is looked at again while workers run, as in `app.payload.schema_registry`. It may hold schemas
+without the field (other topics'): values of theirs have no event time, and `Folder.unusable` says why.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from app.payload.codec import Framing
 from app.payload.event_time.avro_field import AvroTime, OneSchema
 from app.payload.event_time.avro_plan import MAX_SCHEMA_BYTES, Plan, compiled
 from app.payload.event_time.instant import TimeFormat, UnusableField
-from app.payload.registry import MAX_ENTRIES, MAX_SCHEMA_ID, SETTLED_NS, changed_ns
 from app.payload.schema_files import ANYWHERE, Refused, SchemaFiles
+from app.payload.schema_registry import MAX_ENTRIES, MAX_SCHEMA_ID, SETTLED_NS, changed_ns
 
 SUFFIX = ".avsc"
 MAX_SCHEMAS = 1_000

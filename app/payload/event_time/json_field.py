@@ -1,6 +1,6 @@
 """The event time in a field of a JSON object.
 
-A scan (`json_scan`) tells what the answer is. In the usual cases `json_decode` tells the same, sooner.
+A scan (`json_scanner`) tells what the answer is. In the usual cases `json_decoder` tells the same, sooner.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from collections.abc import Sequence
 import orjson
 
 from app.payload.event_time.instant import MAX_TEXT_CHARS, Absent, Instant, TimeFormat, UnusableField
-from app.payload.event_time.json_decode import FieldDecoder
-from app.payload.event_time.json_scan import NOT_FOUND, OPEN, Key
+from app.payload.event_time.json_decoder import FieldDecoder
+from app.payload.event_time.json_scanner import NOT_FOUND, OPEN, Key
 from app.payload.event_time.source import ValueTime
 
 MAX_KEYS = 16  # of a path

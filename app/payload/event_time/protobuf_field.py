@@ -21,13 +21,13 @@ from typing import cast
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.message import Message
 
-from app.payload.codec import Framing, InvalidPayload, PayloadCodec
+from app.payload.codec import Framing, PayloadCodec
 from app.payload.event_time.instant import MAX_TEXT_CHARS, Absent, Instant, TimeFormat, UnusableField
 from app.payload.event_time.source import ValueTime
 from app.payload.event_time.varints import CUT_OFF, signed, skipped, varint, zigzag
-from app.payload.parse import BYTES, END_GROUP, FIXED32, FIXED64, GROUP, MAX_DEPTH, VARINT
-from app.payload.registry import open_source
+from app.payload.parser import BYTES, END_GROUP, FIXED32, FIXED64, GROUP, MAX_DEPTH, VARINT, InvalidPayload
 from app.payload.schema_files import ANYWHERE, SchemaFiles
+from app.payload.schema_registry import open_source
 
 MAX_TAGS = 256  # about a tenth of a millisecond
 MAX_NANOS = 999_999_999

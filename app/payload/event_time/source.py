@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from app.core.record import Record
+from app.kafka.records.record import Record
 from app.payload.event_time.instant import MAX_MS, Absent, Instant, TimeFormat, UnusableField
 
 NO_TIME = -1  # as Kafka's own timestamps say it

@@ -14,8 +14,8 @@ from collections import deque
 import uvloop
 from aiokafka.protocol.fetch import FetchRequest
 
-from app.kafka.append_protocol import AppendRequest
-from app.kafka.clusters import ClusterClient, ClusterSpec
+from app.kafka.append.protocol import AppendRequest
+from app.kafka.client.cluster import ClusterClient, ClusterSpec
 
 IN_FLIGHT = 5
 PARTITION_BYTES, RESPONSE_BYTES = 1024 * 1024, 4 * 1024 * 1024

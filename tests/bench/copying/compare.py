@@ -10,9 +10,9 @@ from operator import attrgetter
 from statistics import median
 from typing import Any
 
-from app.demo.stage import Stage
-from app.yard import Yard
-from app.yard.java import find_java
+from app.dev.demo.stage import Stage
+from app.dev.yard import Yard
+from app.dev.yard.java import find_java
 from tests.bench import mirror_maker
 from tests.bench.copying.sides import SOURCE, Sides
 from tests.bench.copying.topic import PARTITIONS, Shape, drop, fill

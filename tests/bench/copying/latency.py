@@ -10,8 +10,8 @@ from statistics import quantiles
 
 from aiokafka import AIOKafkaConsumer, TopicPartition
 
-from app.demo.stage import Process, Stage, StageError
-from app.kafka.clusters import ClusterClient, ClusterSpec
+from app.dev.demo.stage import Process, Stage, StageError
+from app.kafka.client.cluster import ClusterClient, ClusterSpec
 from tests.bench.copying.feed import STAMP_BYTES
 from tests.bench.copying.topic import PARTITIONS
 from tests.bench.copying.watch import there

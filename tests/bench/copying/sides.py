@@ -12,9 +12,9 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from app.demo.stage import Process, Stage, http, route
-from app.demo.traffic import create_topic
-from app.yard.java import Java
+from app.dev.demo.stage import Process, Stage, http, route
+from app.dev.demo.traffic import create_topic
+from app.dev.yard.java import Java
 from tests.bench import mirror_maker
 from tests.bench.copying.latency import latency_ms
 from tests.bench.copying.topic import PARTITIONS, Shape, drop

@@ -11,7 +11,7 @@ import orjson
 from aiokafka import AIOKafkaProducer
 from aiokafka.admin import AIOKafkaAdminClient
 
-from app.demo.traffic import create_topic
+from app.dev.demo.traffic import create_topic
 
 PARTITIONS = 4
 VALUES = 4_000  # different ones: what compresses, but not because it repeats

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 import psutil
 
-from app.demo.stage import Process, StageError
-from app.kafka.clusters import LATEST, ClusterClient, ClusterSpec
+from app.dev.demo.stage import Process, StageError
+from app.kafka.client.cluster import LATEST, ClusterClient, ClusterSpec
 
 HEAD, TAIL = 0.1, 0.9  # measured between these shares of the records: neither start nor end
 POLL_S = 0.02

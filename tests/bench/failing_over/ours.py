@@ -9,17 +9,17 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from datetime import datetime
 
-from app import wire
-from app.core.control_events import Assignment, RolePut
-from app.core.job import JobId, Kind
-from app.core.roles import ACTIVE
-from app.demo.failover import PASSIVE, Moving, now_ms
-from app.demo.failover_report import Balance, Switch, active_passive
-from app.demo.regions import Two
-from app.demo.stage import Process
-from app.demo.traffic import read_all
-from app.topics import ControlTopics
-from app.yard import Yard
+from app.controllog import codec
+from app.controllog.events import Assignment, RolePut
+from app.controllog.roles import ACTIVE
+from app.controllog.topics import ControlTopics
+from app.dev.demo.failover_report import Balance, Switch, active_passive
+from app.dev.demo.failover_traffic import PASSIVE, Moving, now_ms
+from app.dev.demo.stage import Process
+from app.dev.demo.traffic import read_all
+from app.dev.demo.two_regions import Two
+from app.dev.yard import Yard
+from app.kernel.job import JobId, Kind
 from tests.bench.failing_over.round import (
     AFTER_S,
     PARTITIONS,
@@ -99,7 +99,7 @@ def _decided(moving: Moving, home: str, plan: str) -> Mapping[str, float]:
     when that worker says that the last one flows: its first fetch is sent."""
     topic = ControlTopics(moving.two.names[home]).control.name
     records = asyncio.run(read_all(moving.two.bootstrap(home, "regional"), topic))
-    events = [wire.control_event(record.value) for record in records if record.value]
+    events = [codec.control_event(record.value) for record in records if record.value]
     active = min(e.at_ms for e in events if isinstance(e, RolePut) and (e.plan, e.state) == (plan, ACTIVE))
     jobs = [str(JobId(Kind.DISPATCH, moving.key(), moving.topic, number)) for number in range(PARTITIONS)]
     given = [e.at_ms for e in events if isinstance(e, Assignment) and e.job in jobs and e.worker]

@@ -23,16 +23,16 @@ from pathlib import Path
 
 import orjson
 
-from app.demo.failover import Journal, Writer, now_ms
-from app.demo.failover_report import Switch, active_passive
-from app.demo.regions import ENOUGH_S
-from app.demo.stage import Process, Stage, StageError, wait_until
-from app.demo.traffic import create_topic, read_all
-from app.kafka.clusters import ClusterClient, ClusterSpec
-from app.kafka.commit import OffsetCommitter
-from app.push.producer import Region
-from app.yard import Yard
-from app.yard.java import Java
+from app.dev.demo.failover_report import Switch, active_passive
+from app.dev.demo.failover_traffic import Journal, Writer, now_ms
+from app.dev.demo.stage import Process, Stage, StageError, wait_until
+from app.dev.demo.traffic import create_topic, read_all
+from app.dev.demo.two_regions import ENOUGH_S
+from app.dev.yard import Yard
+from app.dev.yard.java import Java
+from app.kafka.client.cluster import ClusterClient, ClusterSpec
+from app.kafka.client.commits import OffsetCommitter
+from app.sdk.producer import Region
 from tests.bench import mirror_maker
 from tests.bench.failing_over.round import (
     AFTER_S,

@@ -5,9 +5,9 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, field
 
-from app.demo.failover import Journal, now_ms
-from app.demo.regions import ENOUGH_S
-from app.demo.stage import wait_until
+from app.dev.demo.failover_traffic import Journal, now_ms
+from app.dev.demo.stage import wait_until
+from app.dev.demo.two_regions import ENOUGH_S
 
 PARTITIONS = 4
 PER_SECOND = {"east": 500.0, "west": 50.0}  # by where producers are at home

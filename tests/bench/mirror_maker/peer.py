@@ -17,8 +17,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
 
-from app.demo.stage import Process, Stage
-from app.yard.java import Java
+from app.dev.demo.stage import Process, Stage
+from app.dev.yard.java import Java
 from tests.bench.peer_jars import fetched
 
 VERSION = "4.2.0"

@@ -15,7 +15,7 @@ import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
-from app.yard.java import Java, find_java
+from app.dev.yard.java import Java, find_java
 from tests.bench.peer_jars import fetched
 
 VERSION = "0.5.3.3"

@@ -7,9 +7,9 @@ import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
-from app.yard import ivy
-from app.yard.jars import LOCK_TIMEOUT_S, file_lock, switchyard_home
-from app.yard.java import Java
+from app.dev.yard import ivy
+from app.dev.yard.jars import LOCK_TIMEOUT_S, file_lock, switchyard_home
+from app.dev.yard.java import Java
 
 
 def fetched(java: Java, name: str, coordinates: Sequence[str]) -> list[Path]:

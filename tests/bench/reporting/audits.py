@@ -16,15 +16,15 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from app import wire
-from app.core.audit.fingerprint import Fingerprint
-from app.core.audit.latencies import Latencies
-from app.core.audit.reports import Counted
-from app.core.audit.tiers import CONSUMER, Closing, Heard, TierKey, TierRecord, place_of
-from app.core.audit.totals import NO_TOTALS, Totals
-from app.core.audit.windows import WindowKey, WindowRecord
-from spark.archive.layout import Change, File, Span
-from spark.archive.log import Archive
+from app.archive.layout import Change, File, Span
+from app.archive.log import Archive
+from app.audit.counts.fingerprint import Fingerprint
+from app.audit.counts.latencies import Latencies
+from app.audit.counts.reports import Counted
+from app.audit.counts.totals import NO_TOTALS, Totals
+from app.audit.folds.tier import CONSUMER, Closing, Heard, TierKey, TierRecord, place_of
+from app.audit.folds.window import WindowKey, WindowRecord
+from app.controllog import codec
 from spark.dashboard.decode import TIERS, UNDATED, WINDOWS, date_of
 from spark.dashboard.frames import ENTRY
 from spark.dashboard.store import STATE
@@ -91,7 +91,7 @@ def _tiers(root: Path, region: str, rows: int) -> File:
     ended_ms = end_ms(rows)
     heard_ms = ended_ms + AFTERWARDS_MS
     closing = Closing(ended_ms, 10**9, ended_ms + CLOSED_AFTER_MS)
-    record = wire.encode(TierRecord({"reader-1": Heard(heard_ms, heard_ms)}, (closing,), position=10**9))
+    record = codec.encode(TierRecord({"reader-1": Heard(heard_ms, heard_ms)}, (closing,), position=10**9))
     keys = [str(TierKey(_topic(n), *place)) for n in range(TOPICS) for place in PLACES[region]]
     return _file(root, region, TIERS, UNDATED, [(key, 10**9, record) for key in keys], heard_ms)
 
@@ -194,7 +194,7 @@ def _record(
         },
         position=position,
     )
-    return wire.encode(record)
+    return codec.encode(record)
 
 
 def _histograms(seed: int) -> list[list[bytes]]:

@@ -12,7 +12,7 @@ from typing import Any
 
 import duckdb
 
-from app.core.audit.latencies import GAMMA
+from app.audit.counts.latencies import GAMMA
 from tests.bench.reporting import shapes
 
 COLUMNS = (

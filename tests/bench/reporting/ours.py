@@ -12,10 +12,10 @@ import pyarrow.compute as pc
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
-from app.core.audit.tiers import Bounds
+from app.archive.log import Archive
+from app.archive.reader import Query, Reader
+from app.audit.folds.tier import Bounds
 from spark.archive.frames import read_files, spans
-from spark.archive.log import Archive
-from spark.archive.reader import Query, Reader
 from spark.dashboard import daily
 from spark.dashboard.summary import summarize
 from spark.schemas import PAIR

@@ -10,13 +10,13 @@ from typing import Any
 
 import pyarrow.parquet as pq
 
-from app.core.audit.compare import State
-from app.core.audit.latencies import Latencies
-from app.core.audit.pairing import OF_CLUSTERS, Place
-from app.core.audit.tiers import Bounds, TierRecord
-from app.core.audit.windows import WindowKey, WindowRecord
-from app.wire import tier_record, window_record
-from spark.archive.log import Archive
+from app.archive.log import Archive
+from app.audit.counts.latencies import Latencies
+from app.audit.folds.comparison import State
+from app.audit.folds.tier import Bounds, TierRecord
+from app.audit.folds.tier_pairs import OF_CLUSTERS, Place
+from app.audit.folds.window import WindowKey, WindowRecord
+from app.controllog.codec import tier_record, window_record
 from spark.dashboard.decode import TIERS, WINDOWS
 from spark.dashboard.plans import Comparer, Plans, compared
 from spark.dashboard.store import STATE, files_of

@@ -16,9 +16,9 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from spark.archive.layout import RECORDS, Change, File, Partition, Reach, Span
-from spark.archive.log import Archive
-from spark.archive.reader import record_schema
+from app.archive.layout import RECORDS, Change, File, Partition, Reach, Span
+from app.archive.log import Archive
+from app.archive.reader import record_schema
 from tests.bench.reporting.files import Progress, made, write
 
 START_MS = 1_761_955_200_000  # 2025-11-01T00:00Z

@@ -19,7 +19,7 @@ import msgspec
 from duckdb import DuckDBPyConnection
 from pyspark.sql import SparkSession
 
-from spark.archive.layout import RECORDS
+from app.archive.layout import RECORDS
 from spark.dashboard.decode import WINDOWS
 from spark.dashboard.store import STATE
 from spark.session import make_session

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from app.demo.stage import Process, Stage, StageError, http, wait_until, workload
+from app.dev.demo.stage import Process, Stage, StageError, http, wait_until, workload
 from tests.bench.streams.receiver import Counter
 
 CLUSTER = "east-aggregate"

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from aiokafka import AIOKafkaProducer
 
-from app.demo.traffic import create_topic
+from app.dev.demo.traffic import create_topic
 
 VALUE_BYTES = 200
 KEYS = 10_000

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from app.payload.event_time import json_scan
+from app.payload.event_time import json_scanner
 from app.payload.event_time.instant import MAX_MS, Absent, Instant, TimeFormat, UnusableField
 from app.payload.event_time.json_field import JsonTime
-from app.payload.event_time.json_scan import matched
+from app.payload.event_time.json_scanner import matched
 from tests.payload.event_time.records import KEYS, Number, first_wins, json_objects, json_texts, spelled
 
 FORMATS = st.sampled_from(list(TimeFormat))
@@ -82,9 +82,9 @@ def test_lists_of_records_are_passed_over_in_pieces_of_any_size(
     """With pieces so small that they end anywhere."""
     value = ('{"a":[' + ",".join(records * 3) + f'],{json.dumps(path[0])}:{member},"ts":1' + "}").encode()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(json_scan, "_LEAP_AFTER", 1)
-        patch.setattr(json_scan, "_LEAP_BYTES", least_bytes)
-        patch.setattr(json_scan, "_LEAST_LEAP_BYTES", 1)
+        patch.setattr(json_scanner, "_LEAP_AFTER", 1)
+        patch.setattr(json_scanner, "_LEAP_BYTES", least_bytes)
+        patch.setattr(json_scanner, "_LEAST_LEAP_BYTES", 1)
         assert JsonTime(path).scan(value) == _decoded(value, path, TimeFormat.EPOCH_MS)
 
 

@@ -22,10 +22,10 @@ import orjson
 import psutil
 from aiokafka import AIOKafkaProducer
 
-from app.demo.stage import Process, Stage, free_port, http, wait_until, workload
-from app.demo.traffic import create_topic, read_all
-from app.kafka.clusters import ClusterClient, ClusterSpec
-from app.kafka.commit import OffsetCommitter
+from app.dev.demo.stage import Process, Stage, free_port, http, wait_until, workload
+from app.dev.demo.traffic import create_topic, read_all
+from app.kafka.client.cluster import ClusterClient, ClusterSpec
+from app.kafka.client.commits import OffsetCommitter
 from tests.system.soak.account import Account, Happened, balance
 from tests.system.soak.book import Book, Dead, Sent
 from tests.system.soak.plan import LOTS, Incident, Kind, Lot, incidents

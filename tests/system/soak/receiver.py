@@ -25,9 +25,9 @@ from typing import Any
 import grpc
 import orjson
 
-from app.push.receiver import Message, Receiver, Retry, Skip, Stash, Verdict
-from app.push.receiver.stream_side import StreamSide
-from app.push.receiver.unary_side import UnarySide
+from app.sdk.receiver import Message, Receiver, Retry, Skip, Stash, Verdict
+from app.sdk.receiver.stream_service import StreamSide
+from app.sdk.receiver.unary_service import UnarySide
 from tests.system.soak.plan import Draw, Fault, draw
 
 VERDICTS: dict[Fault, Verdict] = {

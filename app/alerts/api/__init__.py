@@ -1,0 +1,1 @@
+"""Alerts by REST, as metrics and on the command line."""

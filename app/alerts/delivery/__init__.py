@@ -1,0 +1,1 @@
+"""Alerts looked for by the leader, worded, and sent on each channel."""

@@ -1,0 +1,170 @@
+"""Notices on their way: a lane a channel, so that one that is down holds up no other, nor whoever offers.
+
+Rules
+1. Of an alert only the newest notice waits. A lane holds `MOST_WAITING` at most; what finds no room is
+   offered again later, as it stands in the control log that it was not taken.
+2. What is not taken is tried again, with a backoff of the lane's, behind those that wait.
+3. What was taken here is not told again from here, also while it could not be written down yet.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+import time
+from collections import Counter
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
+
+import structlog
+
+from app.alerts.channel_definition import Channel
+from app.alerts.delivery.notice import Notice
+from app.alerts.delivery.sender import NotTaken, Sender
+from app.alerts.rules import Outcome
+from app.kernel.backoff import Backoff
+from app.kernel.clock import now_ms
+
+log = structlog.get_logger(__name__)
+
+MOST_WAITING = 1_000
+TOLD_AFTER = 3  # failures in a row that are no hiccup
+BACKOFF = Backoff(base_s=1.0, cap_s=60.0)
+
+Tell = Callable[[str, str, str, str], None]  # kind, subject, message, remedy
+
+
+@dataclass(slots=True)
+class Lane:
+    """A channel. `failures` in a row; `why`: of the last one, "" when it takes what comes.
+
+    `waiting`: by alert; `sending`: which one, and its number. `numbers`: by alert, what it took last;
+    `sent_s`: when, by the monotonic clock.
+    """
+
+    key: str
+    place: str
+    waiting: dict[str, tuple[Channel, Notice]] = field(default_factory=dict)
+    numbers: dict[str, int] = field(default_factory=dict)
+    sent_s: dict[str, float] = field(default_factory=dict)
+    sending: tuple[str, int] | None = None
+    failures: int = 0
+    why: str = ""
+    wake: asyncio.Event = field(default_factory=asyncio.Event)
+    task: asyncio.Task[None] | None = None
+
+
+class Deliveries:
+    """See the module. `counts`: by rule, channel, and "taken" or "failed"."""
+
+    def __init__(self, sender: Sender, tell: Tell, backoff: Backoff = BACKOFF) -> None:
+        self.lanes: dict[str, Lane] = {}
+        self.counts: Counter[tuple[str, str, str]] = Counter()
+        self._sender = sender
+        self._tell = tell
+        self._backoff = backoff
+        self._outcomes: list[Outcome] = []
+
+    def offer(self, channel: Channel, notice: Notice, *, again: bool = False) -> None:
+        """To be told; what was taken already only if `again`."""
+        lane = self.lanes.setdefault(channel.key, Lane(channel.key, channel.place))
+        if not again and lane.numbers.get(notice.id, 0) >= notice.number:
+            return
+        if lane.sending == (notice.id, notice.number):
+            return
+        if notice.id not in lane.waiting and len(lane.waiting) >= MOST_WAITING:
+            return
+        lane.waiting[notice.id] = channel, notice
+        lane.wake.set()
+        if lane.task is None or lane.task.done():
+            lane.task = asyncio.get_running_loop().create_task(self._run(lane))
+
+    def sent_s(self, channel: Channel, alert: str) -> float:
+        """When a channel took anything of an alert last, by the monotonic clock."""
+        lane = self.lanes.get(channel.key)
+        return float("-inf") if lane is None else lane.sent_s.get(alert, float("-inf"))
+
+    def take(self) -> list[Outcome]:
+        """What became of notices since the last call."""
+        outcomes, self._outcomes = self._outcomes, []
+        return outcomes
+
+    def give_back(self, outcomes: list[Outcome]) -> None:
+        """They could not be written down."""
+        self._outcomes = outcomes + self._outcomes
+
+    def keep(self, channels: Collection[str], alerts: Collection[str]) -> None:
+        """Forgets all others: what is not to be told any more is not."""
+        for key, lane in list(self.lanes.items()):
+            for known in (lane.waiting, lane.numbers, lane.sent_s):
+                for gone in known.keys() - set(alerts):
+                    del known[gone]
+            if key not in channels:
+                if lane.task is not None:
+                    lane.task.cancel()
+                del self.lanes[key]
+
+    def rest(self) -> None:
+        """Somebody else leads."""
+        for lane in self.lanes.values():
+            lane.waiting.clear()
+            lane.failures, lane.why = 0, ""
+        self._outcomes.clear()
+
+    async def stop(self) -> None:
+        """Ends; what waits stands in the control log."""
+        tasks = [lane.task for lane in self.lanes.values() if lane.task is not None]
+        for task in tasks:
+            task.cancel()
+        for task in tasks:
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
+        await self._sender.close()
+
+    async def _run(self, lane: Lane) -> None:
+        while True:
+            while not lane.waiting:
+                lane.wake.clear()
+                await lane.wake.wait()
+            alert = next(iter(lane.waiting))
+            channel, notice = lane.waiting.pop(alert)
+            lane.sending = alert, notice.number
+            try:
+                await self._sender.send(channel, notice)
+            except NotTaken as error:
+                pause_s = self._failed(lane, channel, notice, str(error), error.after_s)
+            except Exception as error:
+                log.exception("a notice failed", channel=lane.key, alert=alert)
+                pause_s = self._failed(lane, channel, notice, type(error).__name__, 0.0)
+            else:
+                self._took(lane, notice)
+                pause_s = 0.0
+            finally:
+                lane.sending = None
+            await asyncio.sleep(pause_s)
+
+    def _took(self, lane: Lane, notice: Notice) -> None:
+        if lane.failures >= TOLD_AFTER:
+            log.info("a channel of alerts takes notices again", channel=lane.key, place=lane.place)
+        lane.failures, lane.why = 0, ""
+        lane.numbers[notice.id] = max(notice.number, lane.numbers.get(notice.id, 0))
+        lane.sent_s[notice.id] = time.monotonic()
+        self.counts[notice.state.rule, lane.key, "taken"] += 1
+        self._outcomes.append(Outcome(notice.id, lane.key, notice.number, now_ms()))
+
+    def _failed(self, lane: Lane, channel: Channel, notice: Notice, why: str, after_s: float) -> float:
+        """How long the lane rests."""
+        lane.waiting.setdefault(notice.id, (channel, notice))  # unless a newer one has come; the last now
+        lane.failures += 1
+        if lane.failures >= TOLD_AFTER and (lane.failures == TOLD_AFTER or why != lane.why):
+            self._outcomes.append(Outcome(notice.id, lane.key, notice.number, now_ms(), why))
+        lane.why = why
+        self.counts[notice.state.rule, lane.key, "failed"] += 1
+        if lane.failures == TOLD_AFTER:
+            self._tell(
+                "alert-channel-down", f"{notice.state.rule}/{channel.kind}", f"{lane.place} {why}",
+                "nobody is told there until it takes notices; try: "
+                f"switchyard alert test {notice.state.rule}",
+            )  # fmt: skip
+        return max(after_s, self._backoff.delay_s(lane.failures, random.random()))  # noqa: S311 - no secret

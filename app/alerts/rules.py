@@ -1,0 +1,306 @@
+"""When an alert fires and is resolved: pure, of what is told of windows, of rules, and of a clock.
+
+    rows of verdicts --seen--> what holds, by group --+
+    states so far (control log) ----------------------+--step--> states that changed (control log)
+    what channels took -------------------------------+
+    states --due--> what is to be told, to which channel
+
+    nothing --holds--> pending --for--> firing --over, for--> resolved --a day--> gone
+                          +-- over --> gone
+
+Rules
+1. One alert a rule, topic and pair of tiers, and of the consumers' tier one a group, whose figures are never
+   added up: its windows stand in it, and nobody is told of each.
+2. What is provisional never fires, nor does what cannot be known. An audit that is absent is told as such
+   only where the rule names it, and never as loss.
+3. A window of the alert of which nothing can be said now (it is provisional again, its audit is absent)
+   neither fires nor resolves: the alert stays what it is.
+4. Nothing is decided while nothing is known (`rows` None). How long something holds is counted through that.
+5. It fires once an episode, and is resolved only after it was over for as long as it has to hold (`for`).
+6. A state is one record, and all that is needed to go on elsewhere: who begins to lead goes on with it.
+7. What is to be told has a number (`notice`), one for firing, each repetition and the resolution. A channel
+   is due while it has not taken the current one: what was told, and not recorded as told, is told again with
+   the same number. What a channel missed meanwhile it is not told: the newest says it all.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, Literal, NamedTuple
+
+import msgspec
+
+from app.audit.folds.comparison import State
+from app.controllog.alert_state import AlertState, AlertWindow, Group, Told
+
+KEPT_WINDOWS = 20  # that an alert names
+KEEP_RESOLVED_MS = 24 * 3_600_000
+MOST_LIVE = 1_000  # of a region
+MOST_RESOLVED = 1_000
+UPDATE_MS = 30_000  # a state whose windows are the same, with other figures, is not written more often
+KIND_OF = {
+    State.LOSSY.value: "loss",
+    State.DUPLICATED.value: "duplication",
+    State.CORRUPTED.value: "corruption",
+    State.LATE.value: "late",
+    State.ABSENT.value: "absent-audit",
+}
+NOTHING_CUT: Mapping[str, int] = MappingProxyType({})
+UNSURE = {State.PROVISIONAL.value, State.ABSENT.value}
+
+Row = Mapping[str, Any]  # of `app.audit.query.view.verdict_rows`
+
+
+class Above(NamedTuple):
+    """What must be exceeded in a window: records, their share of what the first tier has, or a time."""
+
+    kind: Literal["records", "share", "ms"]
+    value: float
+
+
+class Rule(NamedTuple):
+    """See the module. `tiers` None: every pair. `channels`: their keys."""
+
+    name: str
+    on: frozenset[str]
+    means: Callable[[str], bool]
+    tiers: tuple[str, str] | None = None
+    above: Above = Above("records", 0)
+    for_ms: int = 0
+    within_ms: int = 24 * 3_600_000
+    repeat_ms: int = 4 * 3_600_000
+    channels: tuple[str, ...] = ()
+
+
+class Seen(NamedTuple):
+    """What is known of a group now: windows for which the rule holds, oldest first, and (by their beginnings)
+    those of which nothing can be said."""
+
+    windows: list[AlertWindow]
+    unsure: set[int]
+
+
+class Outcome(NamedTuple):
+    """A channel took a notice of an alert, or (`why`) did not, several times."""
+
+    id: str
+    channel: str
+    notice: int
+    at_ms: int
+    why: str = ""
+
+
+# -- what holds ------------------------------------------------------------------------------------
+
+
+def seen(rules: Iterable[Rule], rows: Iterable[Row], now_ms: int) -> dict[Group, Seen]:
+    """By group, of those of which anything is known."""
+    by_place: dict[tuple[str, str, str, str], list[Row]] = {}
+    for row in rows:
+        place = row["topic"], row["from_tier"], row["to_tier"], row["group"] or ""
+        by_place.setdefault(place, []).append(row)
+    found: dict[Group, Seen] = {}
+    for rule in rules:
+        for place, of_place in sorted(by_place.items()):
+            if rule.means(place[0]) and rule.tiers in (None, place[1:3]):
+                recent = [row for row in of_place if row["end_ms"] >= now_ms - rule.within_ms]
+                recent.sort(key=lambda row: row["start_ms"])
+                found[Group(rule.name, *place)] = _seen(rule, recent)
+    return found
+
+
+def _seen(rule: Rule, rows: Sequence[Row]) -> Seen:
+    """Of one group, the rows oldest first."""
+    if "lag" in rule.on:  # of the newest that is known: the others are over
+        known = [r for r in rows if r["state"] not in UNSURE and r["lag_ms"] is not None]
+        holds = [row for row in known[-1:] if row["lag_ms"] > rule.above.value]
+        return Seen([_window(row) for row in holds], set())
+    holds = [row for row in rows if KIND_OF.get(row["state"]) in rule.on and _exceeds(rule.above, row)]
+    sure = {row["start_ms"] for row in holds}
+    unsure = {row["start_ms"] for row in rows if row["state"] in UNSURE} - sure
+    return Seen([_window(row) for row in holds], unsure)
+
+
+def _exceeds(above: Above, row: Row) -> bool:
+    """Whether a window that is not as it should be is so by more than the threshold."""
+    match KIND_OF[row["state"]]:
+        case "corruption" | "absent-audit":
+            return True  # how many is not known: any
+        case "duplication":
+            count = row["extra"]
+        case _:  # of what came late, what is still not there
+            count = row["missing"]
+    of = row["from_count"] if above.kind == "share" else 1
+    return bool(count > above.value * of)
+
+
+def _window(row: Row) -> AlertWindow:
+    lag_ms = -1 if row["lag_ms"] is None else round(row["lag_ms"])
+    return AlertWindow(
+        row["start_ms"], row["end_ms"], row["state"], row["from_count"], row["to_count"],
+        -1 if row["missing"] is None else row["missing"], -1 if row["extra"] is None else row["extra"],
+        max(-1, lag_ms), tuple(row["absent"]),
+    )  # fmt: skip
+
+
+# -- what follows ----------------------------------------------------------------------------------
+
+
+def step(
+    states: Mapping[str, AlertState],
+    rules: Mapping[str, Rule],
+    defined: Collection[str],
+    rows: Iterable[Row] | None,
+    outcomes: Iterable[Outcome],
+    now_ms: int,
+    term: int,
+    since: Mapping[str, int] = NOTHING_CUT,
+) -> list[AlertState]:
+    """States that have changed, to be written.
+
+    Args:
+        states: those that stand, by id.
+        rules: those that can be read; `defined`: the names of all. One that cannot be read leaves its alerts.
+        rows: verdicts of all that the rules look at; None: not known now (rule 4).
+        since: topics of which nothing is known of windows that begin before.
+    """
+    changed: dict[str, AlertState] = {}
+
+    def put(state: AlertState) -> None:
+        if state.state == "gone":
+            state = msgspec.structs.replace(state, windows=(), more=0, told={})
+        changed[state.id] = msgspec.structs.replace(state, at_ms=now_ms, term=term)
+
+    now_seen = None if rows is None else seen(rules.values(), rows, now_ms)
+    live = {state.group: state for state in sorted(states.values(), key=_later) if state.is_live}
+    for state in states.values():
+        rule = rules.get(state.rule)
+        if state.is_live and live[state.group] is not state:  # a write that was thought to have failed
+            put(msgspec.structs.replace(state, state="gone"))
+        elif rule is None:
+            if state.rule not in defined:
+                put(msgspec.structs.replace(state, state="gone"))
+        elif not state.is_live:
+            if now_ms - state.resolved_ms >= KEEP_RESOLVED_MS:
+                put(msgspec.structs.replace(state, state="gone"))
+        else:
+            found = None if now_seen is None else now_seen.get(state.group, Seen([], set()))
+            at = state if found is None else _went_on(state, rule, found, now_ms, since.get(state.topic, 0))
+            at = _repeated(at, rule, now_ms)
+            if _differs(state, at, now_ms):
+                put(at)
+    room = MOST_LIVE - len(live)
+    for group, known in (now_seen or {}).items():
+        if group not in live and known.windows and room > 0:
+            room -= 1
+            put(_holding(_begun(group, now_ms), rules[group.rule], known, now_ms))
+    for one in outcomes:
+        of = changed.get(one.id, states.get(one.id))
+        if of is not None and of.state != "gone":
+            told = _told(of, one)
+            if told != of.told:
+                put(msgspec.structs.replace(of, told=told))
+    resolved = sorted((s for s in states.values() if s.state == "resolved"), key=lambda s: s.resolved_ms)
+    for state in resolved[: max(0, len(resolved) - MOST_RESOLVED)]:
+        put(msgspec.structs.replace(state, state="gone"))
+    return list(changed.values())
+
+
+def again(states: Mapping[str, AlertState], refused: Iterable[str], term: int) -> list[AlertState]:
+    """What stands under ids of which another record was refused, to be written behind that."""
+    found = (states[one] for one in sorted(refused) if one in states)
+    return [msgspec.structs.replace(state, term=term) for state in found]
+
+
+def left_out(states: Mapping[str, AlertState], found: Mapping[Group, Seen]) -> int:
+    """For how many groups a rule holds that have no alert: there are too many."""
+    live = {state.group for state in states.values() if state.is_live}
+    return sum(bool(one.windows) and group not in live for group, one in found.items())
+
+
+def fingerprint(group: Group) -> str:
+    """The same for a group at any time."""
+    return hashlib.sha256("\0".join(filter(None, group)).encode()).hexdigest()[:16]
+
+
+def _begun(group: Group, now_ms: int) -> AlertState:
+    return AlertState(
+        at_ms=now_ms, id=f"{fingerprint(group)}-{now_ms:x}", term=0, state="pending", since_ms=now_ms,
+        **group._asdict(),
+    )  # fmt: skip
+
+
+def _went_on(state: AlertState, rule: Rule, found: Seen, now_ms: int, since_ms: int) -> AlertState:
+    """A live one, by what is known of its group now, of windows that begin at `since_ms` or later."""
+    if found.windows:
+        return _holding(state, rule, found, now_ms)
+    looked = [one.start_ms for one in state.windows if one.end_ms >= now_ms - rule.within_ms]
+    if any(start_ms in found.unsure or start_ms < since_ms for start_ms in looked):
+        return state  # rule 3
+    if state.state == "pending":
+        return msgspec.structs.replace(state, state="gone")
+    over_ms = state.over_ms or now_ms
+    if now_ms - over_ms < rule.for_ms:
+        return msgspec.structs.replace(state, over_ms=over_ms)
+    aged = bool(state.windows) and all(one.end_ms < over_ms - rule.within_ms for one in state.windows)
+    return msgspec.structs.replace(
+        state, state="resolved", aged=aged, over_ms=over_ms, resolved_ms=now_ms, notice=state.notice + 1,
+        noticed_ms=now_ms,
+    )  # fmt: skip
+
+
+def _holding(state: AlertState, rule: Rule, found: Seen, now_ms: int) -> AlertState:
+    newest = tuple(found.windows[-KEPT_WINDOWS:])
+    state = msgspec.structs.replace(state, windows=newest, more=len(found.windows) - len(newest), over_ms=0)
+    if state.state == "pending" and now_ms - state.since_ms >= rule.for_ms:
+        return msgspec.structs.replace(state, state="firing", fired_ms=now_ms, notice=1, noticed_ms=now_ms)
+    return state
+
+
+def _repeated(state: AlertState, rule: Rule, now_ms: int) -> AlertState:
+    is_due = rule.repeat_ms and now_ms - state.noticed_ms >= rule.repeat_ms
+    if state.state != "firing" or state.over_ms or not is_due:
+        return state
+    return msgspec.structs.replace(state, notice=state.notice + 1, noticed_ms=now_ms)
+
+
+def _later(state: AlertState) -> tuple[bool, int, str]:
+    """Of several that live, the last is the one: the first that fired, or else began."""
+    return state.state == "firing", -state.since_ms, state.id
+
+
+def _differs(before: AlertState, after: AlertState, now_ms: int) -> bool:
+    """Whether it is worth a record."""
+    if before == after:
+        return False
+    if msgspec.structs.replace(after, windows=before.windows, more=before.more) != before:
+        return True
+    starts = [[window.start_ms for window in state.windows] for state in (before, after)]
+    return starts[0] != starts[1] or now_ms - before.at_ms >= UPDATE_MS
+
+
+def _told(state: AlertState, outcome: Outcome) -> dict[str, Told]:
+    """What channels took, with that."""
+    known = state.told.get(outcome.channel, Told(0, 0))
+    if outcome.why:
+        if outcome.notice <= known.notice:
+            return state.told
+        failing_ms = known.failing_ms or outcome.at_ms
+        known = msgspec.structs.replace(known, failing_ms=failing_ms, why=outcome.why)
+    elif known.notice < outcome.notice <= state.notice:
+        known = Told(outcome.notice, outcome.at_ms)
+    return {**state.told, outcome.channel: known}
+
+
+# -- what is to be told ----------------------------------------------------------------------------
+
+
+def due(state: AlertState, rule: Rule) -> Iterator[str]:
+    """Channels that have not taken the current notice (rule 7)."""
+    if state.notice and state.state in {"firing", "resolved"}:
+        for channel in rule.channels:
+            told = state.told.get(channel)
+            if told is None or told.notice < state.notice:
+                yield channel

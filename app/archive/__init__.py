@@ -1,0 +1,1 @@
+"""Archives that Spark's jobs keep: layout, log, reader; without Spark."""

@@ -1,0 +1,219 @@
+"""The archive's log: which files count, and how far each partition is archived.
+
+Rules
+1. Change n is the file `log/<n>.json`. It is written aside, brought to the disk and then linked to its name,
+   which fails where that is there: of two writers one makes change n.
+2. Whoever was second reads what the first one changed. If what its own change rests on still holds
+   (`State.refuse`) it is made as the next change, else it is given up.
+3. Every `SNAPSHOT_EVERY` changes the whole state is written beside them, so that opening reads few files. A
+   snapshot is made of changes only and may be missing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from app.archive.errors import NotFit, Outdone
+from app.archive.layout import (
+    Change,
+    File,
+    Gap,
+    Partition,
+    Reach,
+    gaps_as_json,
+    gaps_from_json,
+    reach_as_json,
+    reach_from_json,
+)
+
+FORMAT = 1
+SNAPSHOT_EVERY = 32
+SNAPSHOTS_KEPT = 2
+REMEMBERED_MS = 7 * 86_400_000  # when a file was removed; `vacuum` deletes it sooner
+ATTEMPTS = 100  # changes of others that one change is made after; each of them was one that came through
+
+
+@dataclass(slots=True)
+class State:
+    """The log up to change `number`: files that count by path, reach by partition, what was removed and
+    when."""
+
+    number: int = 0
+    files: dict[str, File] = field(default_factory=dict)
+    reach: dict[Partition, Reach] = field(default_factory=dict)
+    gaps: tuple[Gap, ...] = ()
+    removed_ms: dict[str, int] = field(default_factory=dict)
+
+    def refuse(self, change: Change) -> str:
+        """Why the change cannot be made here; "" if it can."""
+        for partition, reach in (change.based_on or {}).items():
+            if self.reach.get(partition, reach) != reach:
+                return f"{partition.topic} [{partition.number}] was archived by another job meanwhile"
+        for path in change.removed:
+            if path not in self.files:
+                return f"{path} was replaced by another job meanwhile"
+        return ""
+
+    def apply(self, change: Change) -> None:
+        """The state after the change."""
+        for path in change.removed:
+            del self.files[path]
+            self.removed_ms[path] = change.at_ms
+        for path in [path for path, at in self.removed_ms.items() if at < change.at_ms - REMEMBERED_MS]:
+            del self.removed_ms[path]
+        for file in change.added:
+            self.files[file.path] = file
+        self.reach |= change.reach or {}
+        self.gaps += change.gaps
+        self.number += 1
+
+    def topics(self) -> list[str]:
+        """Whatever has been archived."""
+        return sorted({partition.topic for partition in self.reach})
+
+    def lineages(self, topic: str) -> list[str]:
+        """The ids that the topic had, in the order in which they were first archived."""
+        return list(dict.fromkeys(partition.topic_id for partition in self.reach if partition.topic == topic))
+
+    def as_json(self) -> dict[str, Any]:
+        """For a snapshot."""
+        return {
+            "format": FORMAT,
+            "number": self.number,
+            "files": [file.as_json() for file in self.files.values()],
+            "lineages": {topic: self.lineages(topic) for topic in self.topics()},
+            "reach": reach_as_json(self.reach),
+            "gaps": gaps_as_json(self.gaps),
+            "removed_ms": self.removed_ms,
+        }
+
+    @classmethod
+    def from_json(cls, found: Mapping[str, Any]) -> State:
+        """From a snapshot."""
+        reach = reach_from_json(found["reach"])
+        oldest_first = {
+            (topic, name): at for topic, names in found["lineages"].items() for at, name in enumerate(names)
+        }
+        in_order = sorted(reach, key=lambda p: (p.topic, oldest_first[p.topic, p.topic_id], p.number))
+        files = [File.from_json(file) for file in found["files"]]
+        return cls(
+            number=found["number"],
+            files={file.path: file for file in files},
+            reach={partition: reach[partition] for partition in in_order},
+            gaps=gaps_from_json(found["gaps"]),
+            removed_ms=dict(found["removed_ms"]),
+        )
+
+
+class Archive:
+    """An archive on the disk: `Archive.create(root, cluster_id)` or `Archive.open(root)`."""
+
+    __slots__ = ("_log", "cluster_id", "root")
+
+    def __init__(self, root: Path, cluster_id: str) -> None:
+        self.root = root
+        self.cluster_id = cluster_id
+        self._log = root / "log"
+
+    @classmethod
+    def create(cls, root: Path, cluster_id: str) -> Archive:
+        """The archive of this cluster, begun if there is none.
+
+        Raises:
+            NotFit: the folder holds another cluster's archive, or something else.
+        """
+        card = root / "archive.json"
+        if not card.exists():
+            if root.exists() and any(root.iterdir()) and not (root / "log").is_dir():
+                raise NotFit(f"{root} is not empty and is no archive: give a folder of its own")
+            (root / "log").mkdir(parents=True, exist_ok=True)
+            _publish(card, {"format": FORMAT, "cluster_id": cluster_id})
+        archive = cls.open(root)
+        if archive.cluster_id != cluster_id:
+            raise NotFit(f"{root} is the archive of cluster {archive.cluster_id}, not of {cluster_id}")
+        return archive
+
+    @classmethod
+    def open(cls, root: Path) -> Archive:
+        """The archive there.
+
+        Raises:
+            NotFit: there is none, or one of a later version.
+        """
+        try:
+            found = json.loads((root / "archive.json").read_text())
+        except (FileNotFoundError, NotADirectoryError):
+            raise NotFit(f"{root} is no archive: archive.json is missing") from None
+        if found["format"] > FORMAT:
+            raise NotFit(f"{root} has format {found['format']}; this version reads up to {FORMAT}: upgrade")
+        return cls(root, found["cluster_id"])
+
+    def state(self) -> State:
+        """The log up to its end."""
+        for path in sorted(self._log.glob("*.snapshot"), reverse=True):
+            with contextlib.suppress(FileNotFoundError):  # a newer one has just taken its place
+                return self.newer(State.from_json(json.loads(path.read_text())))
+        return self.newer(State())
+
+    def newer(self, state: State) -> State:
+        """`state` brought to the log's end, in place."""
+        while (path := self._path(state.number + 1)).exists():
+            state.apply(Change.from_json(json.loads(path.read_text())))
+        return state
+
+    def commit(self, change: Change) -> State:
+        """Makes the change, and gives the state with it.
+
+        Raises:
+            Outdone: another job changed what this change rests on; nothing was changed.
+        """
+        state = self.state()
+        for _ in range(ATTEMPTS):
+            if reason := state.refuse(change):
+                raise Outdone(f"{self.root}: {reason}; nothing was changed, run it again")
+            if _publish(self._path(state.number + 1), change.as_json()):
+                state.apply(change)
+                if state.number % SNAPSHOT_EVERY == 0:
+                    _publish(self._path(state.number, "snapshot"), state.as_json())
+                    for old in sorted(self._log.glob("*.snapshot"))[:-SNAPSHOTS_KEPT]:
+                        old.unlink(missing_ok=True)
+                return state
+            state = self.newer(state)
+        raise Outdone(f"{self.root}: {ATTEMPTS} changes of others came first; run it again")
+
+    def _path(self, number: int, ending: str = "json") -> Path:
+        return self._log / f"{number:020}.{ending}"
+
+
+def _publish(path: Path, content: dict[str, Any]) -> bool:
+    """The file, whole and on the disk; False if its name is taken."""
+    handle, name = tempfile.mkstemp(prefix=".", dir=path.parent)
+    try:
+        with os.fdopen(handle, "w") as file:
+            json.dump(content, file, separators=(",", ":"))
+            file.flush()
+            os.fsync(file.fileno())
+        Path(name).chmod(0o644)
+        os.link(name, path)
+    except FileExistsError:
+        return False
+    finally:
+        Path(name).unlink()
+    sync(path.parent)
+    return True
+
+
+def sync(path: Path) -> None:
+    """Brings a file, or a folder's names, to the disk."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -1,0 +1,336 @@
+"""Reading an archive without Spark: which files, which rows, how far it reaches. Needs pyarrow.
+
+    archive = Archive.open(root)
+    reader = Reader(archive)
+    for batch in reader.read(Query("orders", from_ms=..., to_ms=...)):   # pyarrow record batches
+        ...
+
+Rules
+1. Memory is bounded: a row group at a time, at most `max_records` records in all, and the reader says when
+   there were more.
+2. Files are chosen by the log, row groups by Parquet's statistics, rows by what was asked.
+3. `read` gives rows file by file, in order of partition and offset as far as one file holds them; late
+   records are in files of their own. `records` gives each partition's records in the order of their offsets.
+"""
+
+from __future__ import annotations
+
+import heapq
+import importlib
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+from app.archive.errors import BadOption, NotArchived, NotFit
+from app.archive.layout import QUARANTINE, RECORDS, File, Gap, Reach, Span
+from app.archive.log import Archive, State
+
+LAST_OFFSET = LAST_MS = 2**63 - 1
+MAX_RECORDS = 1_000_000  # of one query, unless it says otherwise
+BATCH_ROWS = 8_192
+ARROW = ("pyarrow", "pyarrow.compute", "pyarrow.parquet")
+
+COLUMNS = ("partition", "offset", "timestamp_ms", "timestamp_type", "key", "value", "headers")
+
+
+@dataclass(frozen=True, slots=True)
+class Query:
+    """Records of a topic with timestamps in [from_ms, to_ms) and offsets in [start, end).
+
+    `topic_id` chooses one lineage of a topic that was made anew; None takes the newest. Quarantined records
+    have no usable timestamp and come only with `quarantined=True`, whatever times are asked for.
+    """
+
+    topic: str
+    from_ms: int = -LAST_MS
+    to_ms: int = LAST_MS
+    partitions: frozenset[int] | None = None
+    start: int = 0
+    end: int = LAST_OFFSET
+    topic_id: str | None = None
+    quarantined: bool = False
+    max_records: int = MAX_RECORDS
+
+    def __post_init__(self) -> None:
+        if self.from_ms >= self.to_ms:
+            raise BadOption(f"from_ms {self.from_ms} is not before to_ms {self.to_ms}")
+        if self.start >= self.end:
+            raise BadOption(f"start {self.start} is not below end {self.end}")
+
+    def wants(self, file: File, span: Span) -> bool:
+        """Whether records of the query may be in this part of the file."""
+        if self.partitions is not None and span.partition not in self.partitions:
+            return False
+        if not span.overlaps(self.start, self.end):
+            return False
+        return file.table == QUARANTINE or (span.first_ms < self.to_ms and self.from_ms <= span.last_ms)
+
+
+class Record(NamedTuple):
+    """An archived record; `value` None is a tombstone, `headers` are in their order."""
+
+    partition: int
+    offset: int
+    timestamp_ms: int
+    timestamp_type: int
+    key: bytes | None
+    value: bytes | None
+    headers: tuple[tuple[str, bytes | None], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Coverage:
+    """How far a partition is archived, and what was gone before it could be."""
+
+    partition: int
+    reach: Reach
+    gaps: tuple[Gap, ...]
+
+
+class Reader:
+    """Reads what the archive's log said when the reader was made, or when `refresh` was last called."""
+
+    __slots__ = ("archive", "state", "truncated")
+
+    def __init__(self, archive: Archive) -> None:
+        self.archive = archive
+        self.state: State = archive.state()
+        self.truncated = False  # the last query had more than `max_records`
+
+    def refresh(self) -> None:
+        """Brings it to the log's end."""
+        self.archive.newer(self.state)
+
+    def lineage(self, topic: str, topic_id: str | None = None) -> str:
+        """The topic's id that is meant: the given one, else the newest.
+
+        Raises:
+            NotArchived: nothing of it is archived.
+        """
+        known = self.state.lineages(topic)
+        if not known:
+            there = ", ".join(self.state.topics()) or "nothing"
+            raise NotArchived(f"{self.archive.root} has nothing of topic {topic!r}; it has: {there}")
+        if topic_id is not None and topic_id not in known:
+            raise NotArchived(
+                f"{self.archive.root}: topic {topic!r} never had the id {topic_id!r}; had: {known}"
+            )
+        return topic_id or known[-1]
+
+    def coverage(self, topic: str, topic_id: str | None = None) -> list[Coverage]:
+        """By partition, what the archive has; what comes after it is in the topic itself."""
+        lineage = self.lineage(topic, topic_id)
+        ours = {
+            partition: reach
+            for partition, reach in self.state.reach.items()
+            if (partition.topic, partition.topic_id) == (topic, lineage)
+        }
+        return [
+            Coverage(at.number, reach, tuple(gap for gap in self.state.gaps if gap.partition == at))
+            for at, reach in sorted(ours.items())
+        ]
+
+    def files(self, query: Query) -> list[File]:
+        """The files that may hold records of the query, by partition and offset of their first one."""
+        lineage = self.lineage(query.topic, query.topic_id)
+        tables = {RECORDS, QUARANTINE} if query.quarantined else {RECORDS}
+        found = [
+            file
+            for file in self.state.files.values()
+            if file.topic == query.topic and file.topic_id == lineage and file.table in tables
+            if any(query.wants(file, span) for span in file.spans)
+        ]
+        return sorted(found, key=lambda file: (file.spans[0].partition, file.spans[0].start, file.path))
+
+    def offset_at(self, topic: str, time_ms: int, topic_id: str | None = None) -> dict[int, int]:
+        """By partition, the first archived offset with a timestamp at or after `time_ms`; none where there is
+        none.
+
+        As Kafka's `offsetsForTimes`: the least offset, whatever comes after it.
+        """
+        query = Query(topic, from_ms=time_ms, topic_id=topic_id)
+        found: dict[int, int] = {}
+        for file in self.files(query):
+            for span in file.spans:
+                if span.last_ms < time_ms or span.start >= found.get(span.partition, LAST_OFFSET):
+                    continue
+                if span.first_ms >= time_ms:  # the index knows it
+                    found[span.partition] = span.start
+                    continue
+                asked = Query(
+                    topic,
+                    from_ms=time_ms,
+                    partitions=frozenset({span.partition}),
+                    end=found.get(span.partition, LAST_OFFSET),
+                    topic_id=topic_id,
+                )
+                least = [min(batch["offset"].to_pylist()) for batch in self._rows(file, asked, ("offset",))]
+                if least:
+                    found[span.partition] = min(least)
+        return found
+
+    def read(self, query: Query, columns: Sequence[str] = COLUMNS) -> Iterator[Any]:
+        """The records as pyarrow's batches; sets `truncated` when there were more than `max_records`."""
+        self.truncated = False
+        left = query.max_records
+        for file in self.files(query):
+            for batch in self._rows(file, query, columns):
+                if batch.num_rows > left:
+                    self.truncated = True
+                    if left:
+                        yield batch.slice(0, left)
+                    return
+                left -= batch.num_rows
+                yield batch
+
+    def records(self, query: Query) -> Iterator[Record]:
+        """The records partition by partition, each in the order of offsets; bounded and told as in `read`.
+
+        Files are opened as the offsets reach them: only those that overlap are open at once.
+        """
+        self.truncated = False
+        left = query.max_records
+        files = self.files(query)
+        for partition in sorted({span.partition for file in files for span in file.spans}):
+            if query.partitions is None or partition in query.partitions:
+                for record in self._merged(
+                    files, replace(query, partitions=frozenset({partition})), partition
+                ):
+                    if not left:
+                        self.truncated = True
+                        return
+                    left -= 1
+                    yield record
+
+    def _merged(self, files: list[File], query: Query, partition: int) -> Iterator[Record]:
+        waiting = deque(
+            sorted(
+                ((span.start, file) for file in files for span in file.spans if span.partition == partition),
+                key=lambda one: one[0],
+            )
+        )
+        heads: list[tuple[int, int, Record, Iterator[Record]]] = []
+        opened = 0
+        while waiting or heads:
+            while waiting and (not heads or waiting[0][0] <= heads[0][0]):
+                rows = self._records(waiting.popleft()[1], query)
+                opened += 1
+                if first := next(rows, None):
+                    heapq.heappush(heads, (first.offset, opened, first, rows))
+            if heads:
+                _, number, record, rows = heads[0]
+                yield record
+                if following := next(rows, None):
+                    heapq.heapreplace(heads, (following.offset, number, following, rows))
+                else:
+                    heapq.heappop(heads)
+
+    def _records(self, file: File, query: Query) -> Iterator[Record]:
+        for batch in self._rows(file, query, COLUMNS):
+            columns = [batch[name].to_pylist() for name in COLUMNS]
+            for *fields, headers in zip(*columns, strict=True):
+                pairs = tuple((one["key"], one["value"]) for one in headers or ())
+                yield Record._make((*fields, pairs))
+
+    def _rows(self, file: File, query: Query, columns: Sequence[str]) -> Iterator[Any]:
+        """Rows of the file that were asked for; columns that it lacks are null."""
+        pa, pc, parquet = (_arrow(name) for name in ARROW)
+        schema = record_schema(pa)
+        wanted = pa.schema([schema.field(name) for name in columns])
+        chosen = ("partition", "offset", "timestamp_ms")
+        with parquet.ParquetFile(self.archive.root / file.path) as content:
+            there = set(content.schema_arrow.names)
+            groups = [n for n in range(content.num_row_groups) if _may_hold(content, n, file, query)]
+            reading = [name for name in dict.fromkeys((*columns, *chosen)) if name in there]
+            if not groups:
+                return
+            for batch in content.iter_batches(BATCH_ROWS, row_groups=groups, columns=reading):
+                mask = _mask(pc, batch, file, query)
+                kept = batch if mask is None else batch.filter(mask)
+                if kept.num_rows:
+                    yield pa.RecordBatch.from_arrays(
+                        [
+                            kept[f.name].cast(f.type) if f.name in there else pa.nulls(kept.num_rows, f.type)
+                            for f in wanted
+                        ],
+                        schema=wanted,
+                    )
+
+
+def record_schema(pa: Any) -> Any:
+    """The columns of an archived record as pyarrow's schema (headers in their order, names may repeat;
+    `reason` says why it is quarantined)."""
+    header = pa.struct([("key", pa.string()), ("value", pa.binary())])
+    return pa.schema(
+        [
+            ("partition", pa.int32()),
+            ("offset", pa.int64()),
+            ("timestamp_ms", pa.int64()),
+            ("timestamp_type", pa.int32()),
+            ("key", pa.binary()),
+            ("value", pa.binary()),
+            ("headers", pa.list_(header)),
+            ("reason", pa.string()),
+        ]
+    )
+
+
+def check_arrow() -> None:
+    """Raises NotFit: what reads an archive's files is not installed; it says what to install."""
+    for name in ARROW:
+        _arrow(name)
+
+
+def _arrow(name: str) -> Any:
+    try:
+        return importlib.import_module(name)
+    except ImportError as failure:
+        raise NotFit(
+            "archives are Parquet files, which pyarrow reads: pip install 'switchyard[parquet]'"
+        ) from failure
+
+
+def _bounds(file: File, query: Query) -> list[tuple[str, int, int]]:
+    """Columns with the closed range that is asked for."""
+    bounds = [("offset", query.start, query.end - 1)]
+    if file.table == RECORDS:
+        bounds.append(("timestamp_ms", query.from_ms, query.to_ms - 1))
+    return bounds
+
+
+def _may_hold(content: Any, group: int, file: File, query: Query) -> bool:
+    """By Parquet's statistics; what has none is read."""
+    row_group = content.metadata.row_group(group)
+    found = {}
+    for at in range(row_group.num_columns):
+        column = row_group.column(at)
+        if column.statistics is not None and column.statistics.has_min_max:
+            found[column.path_in_schema] = (column.statistics.min, column.statistics.max)
+    for name, least, most in _bounds(file, query):
+        if name in found and (found[name][1] < least or most < found[name][0]):
+            return False
+    if query.partitions is not None and "partition" in found:
+        least, most = found["partition"]
+        return any(least <= number <= most for number in query.partitions)
+    return True
+
+
+def _mask(pc: Any, batch: Any, file: File, query: Query) -> Any:
+    """Which rows are asked for; None for all, where the file's index says so."""
+    masks = []
+    for name, least, most in _bounds(file, query):
+        if name == "offset":
+            inside = all(least <= span.start and span.end - 1 <= most for span in file.spans)
+        else:
+            inside = least <= file.first_ms and file.last_ms <= most
+        if not inside:
+            masks.append(pc.and_(pc.greater_equal(batch[name], least), pc.less_equal(batch[name], most)))
+    if query.partitions is not None and any(span.partition not in query.partitions for span in file.spans):
+        masks.append(
+            pc.is_in(batch["partition"], value_set=_arrow("pyarrow").array(sorted(query.partitions), "int32"))
+        )
+    mask = None
+    for one in masks:
+        mask = one if mask is None else pc.and_(mask, one)
+    return mask

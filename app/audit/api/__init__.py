@@ -1,0 +1,1 @@
+"""Audits by REST and on the command line."""

@@ -1,0 +1,322 @@
+"""The REST side of audits: plans, windows, and differences between tiers.
+
+Windows are in the books of the workers that write their tables: whoever is asked asks all of them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from functools import partial
+from http import HTTPStatus
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import msgspec
+from aiohttp import web
+
+from app.audit.api import schemas as audit_schemas
+from app.audit.counts.reports import BadReport, Report, Scope, checked
+from app.audit.definition import AuditPlan
+from app.audit.folds.comparison import State
+from app.audit.folds.plan_terms import PREFIX
+from app.audit.folds.seals import check_author
+from app.audit.folds.tier import Bounds
+from app.audit.jobs.region_query import SHARE, BeingRead, NotKnown, own_share, unseen
+from app.audit.query.topic_view import topic_rows
+from app.audit.query.view import Known, PlanOf, Unseen, Wanted, verdict_rows, window_rows
+from app.audit.topics.catalog import AuditsCatalog
+from app.config.problems import InvalidConfiguration
+from app.controllog.events import AuditPut
+from app.definitions.api.requests import (
+    DRY_RUN,
+    MATCH,
+    YAML,
+    check_address,
+    condition,
+    define,
+    defined,
+    delete,
+    flag,
+    put_answers,
+    read_definition,
+)
+from app.definitions.plan import plan
+from app.definitions.registry import parse_audit
+from app.definitions.schema_checks import schema_problem
+from app.dispatch.dlq.query import BadQuery, parse_when
+from app.kernel.clock import now_ms
+from app.kernel.job import Kind
+from app.offsets.api.rest import told_apart
+from app.web.http import schemas as http_schemas
+from app.web.http.exports import FORMAT, NDJSON, listed, listing
+from app.web.http.responses import ApiError, json_response, paged
+from app.web.http.route_docs import ACTOR, JSON, PAGE, TEXT, Answer, Page, Param, described, repeated
+
+if TYPE_CHECKING:
+    from app.web.console.api import Api
+
+PUT = put_answers("audit plan")
+DETAIL = {200: Answer({JSON: audit_schemas.AuditPlanDetail}, headers=("ETag",))}
+TIMES = (
+    Param("from", TEXT, "windows that begin then or later: 2h (ago), an ISO 8601 time, or milliseconds"),
+    Param("to", TEXT, "windows that begin before; the same"),
+)
+TOPIC = Param("topic", TEXT, "of this topic only")
+PLACES = (
+    TOPIC,
+    Param("tier", TEXT, "of this tier only"),
+    Param("cluster", TEXT, "of this cluster only"),
+)
+TOLD = (State.LOSSY, State.DUPLICATED, State.CORRUPTED, State.LATE, State.ABSENT)
+STATE = Param(
+    "state", repeated({"type": "string", "enum": [state.value for state in State]}, len(State)),
+    f"verdicts of this state (again: or); without it, {', '.join(state.value for state in TOLD)}",
+)  # fmt: skip
+WINDOW, VERDICT, TOPIC_ROW = (
+    list(shape.__annotations__)
+    for shape in (audit_schemas.AuditWindow, audit_schemas.AuditVerdict, audit_schemas.AuditTopic)
+)
+MOST_REPORTS_BYTES = 1 << 20  # as much as Kafka takes: what is refused here, the client gives up
+_report = msgspec.json.Decoder(Report)
+
+
+class Meant(NamedTuple):
+    """What the catalog says of all that is known. Rows of many windows take seconds and are made in a thread:
+    that must not ask the catalog, whose caches are the loop's."""
+
+    plans: dict[tuple[str, str], AuditPlan | None]
+    bounds: dict[tuple[str, str], Bounds]
+    oddities: dict[Scope, str]
+    unseen: Unseen
+
+    @classmethod
+    def of(cls, audits: AuditsCatalog, known: Known) -> Meant:
+        """To be called on the loop."""
+        scopes = {key.scope for key in known.windows}
+        places = {(key.cluster, key.topic) for key in known.tiers} | {(s.cluster, s.topic) for s in scopes}
+        return cls(
+            {place: audits.plan_of(*place) for place in places},
+            {place: audits.bounds_of(*place) for place in places},
+            {scope: audits.oddity_of(scope) for scope in scopes},
+            partial(unseen, audits),
+        )
+
+    def plan_of(self, cluster: str, topic: str) -> AuditPlan | None:
+        """See `AuditsCatalog`; so the others."""
+        return self.plans[cluster, topic]
+
+    def bounds_of(self, cluster: str, topic: str) -> Bounds:
+        return self.bounds[cluster, topic]
+
+    def oddity_of(self, scope: Scope) -> str:
+        return self.oddities[scope]
+
+    @property
+    def of_verdicts(self) -> tuple[PlanOf, Unseen]:
+        """Arguments of `verdict_rows`."""
+        return self.plan_of, self.unseen
+
+
+class AuditRoutes:
+    """Handlers; `api` finds the runtime."""
+
+    def __init__(self, api: Api) -> None:
+        self._api = api
+
+    def routes(self) -> list[web.RouteDef]:
+        """Everything there is."""
+        one = "/api/v1/audit/plans/{name}"
+        return [
+            web.get("/api/v1/audit/windows", told_apart(self.get_windows)),
+            web.get("/api/v1/audit/loss", told_apart(self.get_loss)),
+            web.get("/api/v1/audit/topics", told_apart(self.get_topics)),
+            web.get(SHARE, told_apart(self.get_share)),
+            web.post("/api/v1/audit/reports", self.post_reports),
+            web.get("/api/v1/audit/plans", self.get_plans),
+            web.get(one, self.get_plan),
+            web.put(one, self.put_plan),
+            web.delete(one, self.delete_plan),
+        ]
+
+    # -- windows -----------------------------------------------------------------------------------
+
+    @described(
+        answers=listing(audit_schemas.Noted[audit_schemas.AuditWindow]),
+        query=(*PLACES, *TIMES, *PAGE, FORMAT),
+        problems=(409, 502),
+    )
+    async def get_windows(self, request: web.Request) -> web.StreamResponse:
+        """What was counted in each window, the newest first."""
+        known = await self.known(_wanted(request))
+        meant = self._meant(known)
+        rows = await asyncio.to_thread(window_rows, known, now_ms(), meant.bounds_of, meant.oddity_of)
+        return await listed(request, rows, WINDOW, known.notes)
+
+    @described(
+        answers=listing(audit_schemas.Noted[audit_schemas.AuditVerdict]),
+        query=(TOPIC, *TIMES, STATE, *PAGE, FORMAT), problems=(409, 502),
+    )  # fmt: skip
+    async def get_loss(self, request: web.Request) -> web.StreamResponse:
+        """Windows in which a tier does not have what the one before it has, the newest first."""
+        states = set(request.query.getall("state", [state.value for state in TOLD]))
+        if unknown := sorted(states - {state.value for state in State}):
+            known_states = ", ".join(state.value for state in State)
+            raise BadQuery(f"state={unknown[0][:40]!r}: no such state; there are {known_states}")
+        known = await self.known(_wanted(request))
+        verdicts = await asyncio.to_thread(verdict_rows, known, now_ms(), *self._meant(known).of_verdicts)
+        rows = [row for row in verdicts if row["state"] in states]
+        return await listed(request, rows, VERDICT, known.notes)
+
+    @described(
+        answers=listing(audit_schemas.Noted[audit_schemas.AuditTopic]), query=(*TIMES, *PAGE, FORMAT),
+        problems=(409, 502),
+    )  # fmt: skip
+    async def get_topics(self, request: web.Request) -> web.StreamResponse:
+        """Every topic that is counted, in a row: what is worst of its windows."""
+        known = await self.known(_wanted(request))
+        meant, at_ms = self._meant(known), now_ms()
+
+        def told() -> list[dict[str, Any]]:
+            windows = window_rows(known, at_ms, meant.bounds_of, meant.oddity_of)
+            verdicts = verdict_rows(known, at_ms, *meant.of_verdicts)
+            return topic_rows(known, windows, verdicts, at_ms, meant.bounds_of)
+
+        return await listed(request, await asyncio.to_thread(told), TOPIC_ROW, known.notes)
+
+    def _meant(self, known: Known) -> Meant:
+        return Meant.of(self._api.runtime.catalog.audits, known)
+
+    @described({"type": "object"}, query=(*PLACES, *TIMES), problems=(409, 502))
+    async def get_share(self, request: web.Request) -> web.Response:
+        """What this worker's books hold of windows and tiers: for the other workers."""
+        share = await own_share(self._api.runtime.audit_books, _wanted(request))
+        return web.Response(
+            body=msgspec.json.encode(share), content_type=JSON, headers={"Cache-Control": "no-store"}
+        )
+
+    async def known(self, wanted: Wanted) -> Known:
+        """What all workers know. Raises ApiError: one does not answer."""
+        try:
+            return await self._api.runtime.alerts.auditor.known(wanted)
+        except BeingRead as error:
+            raise ApiError(503, "Being read", f"{error}; ask again in seconds") from error
+        except NotKnown as error:
+            raise ApiError(502, "Not known", f"{error}; ask again in seconds") from error
+
+    @described(
+        audit_schemas.Taken, body={"type": "string"}, kinds=(NDJSON,), problems=(422,),
+    )  # fmt: skip
+    async def post_reports(self, request: web.Request) -> web.Response:
+        """Takes the reports of clients, one a line; all of them or none. What comes again counts once."""
+        try:
+            body = await request.clone(client_max_size=MOST_REPORTS_BYTES).read()
+            lines = [line for line in body.splitlines() if line.strip()]
+            reports = [_of_client(_report.decode(line)) for line in lines]
+        except (msgspec.DecodeError, BadReport, UnicodeDecodeError) as error:
+            raise ApiError(422, "Bad report", f"{error}; nothing was taken") from error
+        except RecursionError as error:
+            detail = "a line nests lists or objects too deeply; nothing was taken"
+            raise ApiError(400, HTTPStatus(400).phrase, detail) from error
+        except web.HTTPRequestEntityTooLarge as error:
+            detail = f"the reports are too large; at most {MOST_REPORTS_BYTES} bytes are taken at once"
+            raise ApiError(413, HTTPStatus(413).phrase, detail) from error
+        sender = self._api.runtime.audit_sender
+        await asyncio.gather(*[await sender.send(report, is_clients=True) for report in reports])
+        return json_response({"taken": len(reports)})
+
+    # -- plans -------------------------------------------------------------------------------------
+
+    @described(Page[audit_schemas.AuditPlanDetail], query=PAGE)
+    async def get_plans(self, request: web.Request) -> web.Response:
+        """Every audit plan."""
+        page = paged([put for _, put in sorted(self._api.runtime.control.view.audits.items())], request)
+        return json_response({**page, "items": [self._detail(put) for put in page["items"]]})
+
+    @described(answers=DETAIL, problems=(404,))
+    async def get_plan(self, request: web.Request) -> web.Response:
+        """One audit plan."""
+        put = self._put_of(request)
+        return json_response(self._detail(put), headers={"ETag": f'"{put.etag}"'})
+
+    def _detail(self, put: AuditPut) -> dict[str, Any]:
+        name, runtime = put.key.removeprefix(PREFIX), self._api.runtime
+        found, layout = runtime.catalog.audits.plan(name), runtime.catalog.audits.layout
+        prefix = f"{Kind.AUDIT}:{name}//"
+        owned = (job for job, held in runtime.control.view.assignments.items() if held.worker)
+        told = [one for beat in self._api.beats().values() for one in beat.jobs if one.job.startswith(prefix)]
+        return {
+            "name": name,
+            "definition": put.definition,
+            "etag": put.etag,
+            "clusters": [] if found is None or layout is None else found.clusters(layout),
+            "jobs": sum(job.startswith(prefix) for job in owned),
+            "lag_messages": sum(max(0, one.high_watermark - one.committed) for one in told),
+            "troubles": sorted({one.trouble for one in told if one.trouble}),
+            "deployed": {"at_ms": put.at_ms, "by": put.actor},
+        }
+
+    def _put_of(self, request: web.Request) -> AuditPut:
+        name = request.match_info["name"]
+        put = self._api.runtime.control.view.audits.get(f"{PREFIX}{name}")
+        if put is None:
+            detail = f"there is no audit plan {name[:100]!r}; GET /api/v1/audit/plans lists them"
+            raise ApiError(404, "No such definition", detail)
+        return put
+
+    @described(
+        answers=PUT, query=DRY_RUN, headers=(*MATCH, *ACTOR), body=AuditPlan, kinds=(JSON, *YAML),
+        problems=(409, 412, 422),
+    )  # fmt: skip
+    async def put_plan(self, request: web.Request) -> web.Response:
+        """Defines or changes an audit plan; 201, or 200 when it was there. `?dry_run=true` only checks."""
+        dry_run, body = flag(request, "dry_run"), await read_definition(request)
+        audits = self._api.runtime.catalog.audits
+        wanted, warnings = await asyncio.to_thread(
+            parse_audit, body.data, layout=audits.layout, file=body.file, node=body.node
+        )
+        check_address(request, wanted.name)
+        if (problem := await schema_problem(wanted, self._api.runtime.schemas, body)) is not None:
+            raise InvalidConfiguration([problem])
+        current = self._api.runtime.control.view.audits.get(wanted.key)
+        expected = condition(request, current)
+        planned = plan({}, [wanted], audits={one.key: one for one in audits.plans()})
+        answer = await define(
+            self._api, request, AuditPut, wanted, current, expected, planned, dry_run=dry_run
+        )
+        return defined(answer, warnings, current)
+
+    @described(http_schemas.Deleted, headers=(*MATCH, *ACTOR), problems=(404, 412))
+    async def delete_plan(self, request: web.Request) -> web.Response:
+        """Deletes an audit plan; what was counted stays until it is too old."""
+        put = self._put_of(request)
+        return await delete(self._api, request, put)
+
+
+def _of_client(report: Report) -> Report:
+    """The report, if a client may say so. Raises BadReport."""
+    if report.complete_ms >= 0:
+        raise BadReport(
+            f"report {report.id} of {report.source}: complete_ms {report.complete_ms}: clients count what "
+            "they have from its beginning; leave it out"
+        )
+    check_author(report, is_worker=False)
+    return checked(report)
+
+
+def _wanted(request: web.Request) -> Wanted:
+    """Raises BadQuery."""
+    query = request.query
+    return Wanted(
+        query.get("topic", ""), query.get("tier", ""), query.get("cluster", ""),
+        _time(query.get("from"), 0, "from"), _time(query.get("to"), 1 << 62, "to"),
+    )  # fmt: skip
+
+
+def _time(text: str | None, default: int, name: str) -> int:
+    if text is None:
+        return default
+    if text == str(default):
+        return default
+    try:
+        return parse_when(text, now_ms())
+    except BadQuery as error:
+        raise BadQuery(f"{name}: {error}") from error

@@ -1,0 +1,379 @@
+"""The REST side of drill-downs: what of a window is missing, record by record, and copying it again.
+
+Reading logs takes long: the leader does it, as an operation; its answer is kept for a while, and read in
+pages. So whoever is asked, the same window is read once, and no two copy the same records.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import uuid
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
+from urllib.parse import urlencode
+
+import orjson
+import structlog
+from aiohttp import web
+
+from app.audit.api import schemas
+from app.audit.api.rest import AuditRoutes
+from app.audit.counts.fingerprint import Fingerprint
+from app.audit.counts.totals import NO_TOTALS
+from app.audit.drilldown import search
+from app.audit.drilldown.repair import copy_again, targets, wanted
+from app.audit.drilldown.search import Difference, drill
+from app.audit.drilldown.sides import NotReadable, Question, Sider
+from app.audit.folds.comparison import State
+from app.audit.folds.tier import group_of, lateness
+from app.audit.jobs.region_query import unseen
+from app.audit.query.view import Known, Wanted, verdict_rows
+from app.controllog.events import OperatorAct
+from app.dispatch.dlq.query import BadQuery, parse_when
+from app.kernel.clock import now_ms
+from app.offsets.api.rest import told_apart
+from app.web.http import request_bodies
+from app.web.http.exports import CSV, FORMAT, NDJSON, check_whole, csv_lines, format_of
+from app.web.http.forwarding import HOP, HOP_S, ask_worker
+from app.web.http.operations import STARTED, Operation
+from app.web.http.operator_requests import actor_of, flag_of, read_body, when_of
+from app.web.http.responses import ApiError, json_response, paged
+from app.web.http.route_docs import ACTOR, JSON, PAGE, TEXT, Answer, Param, described
+
+if TYPE_CHECKING:
+    from app.web.console.api import Api
+
+log = structlog.get_logger(__name__)
+
+PATH = "/api/v1/audit/missing"
+AT_ONCE_S = 3.0  # what is read within is answered at once
+FRESH_S = 60.0
+KEPT = 8  # answers, of some megabytes each
+COLUMNS = ("kind", "id", "key", "at", "cluster", "topic", "partition", "offset", "copy_cluster", "copy_topic",
+           "copy_partition", "copy_offset", "one_of", "why")  # fmt: skip
+SETTLED = {State.OK.value, State.LOSSY.value, State.DUPLICATED.value, State.CORRUPTED.value, State.LATE.value}
+ASKED = (
+    Param("topic", TEXT, "the topic; required"),
+    Param("from_tier", TEXT, "the tier that had the records, such as regional; required"),
+    Param("to_tier", TEXT, "the tier where they should be, such as aggregate; required"),
+    Param("start", TEXT, "when the window begins: an ISO 8601 time (UTC where it names no zone), or "
+          "milliseconds; required"),
+    Param("group", TEXT, "which group that finished the topic is meant, where there are several"),
+    Param("again", {"type": "boolean", "default": False}, "read the logs anew, though that was just done"),
+    FORMAT,
+)  # fmt: skip
+FOUND = {200: Answer({JSON: schemas.AuditMissing, CSV: TEXT, NDJSON: TEXT}), **STARTED}
+FORESEEN = {200: Answer({JSON: schemas.AuditCopyForeseen}, "what would be copied"), **STARTED}
+
+
+class Verdict(NamedTuple):
+    """What the audit says of the window. `state` None: it does not compare the two tiers there. `is_closed`:
+    what it says is final. `difference`: None, it does not know yet."""
+
+    state: str | None
+    is_closed: bool
+    difference: Difference | None
+    lateness_ms: int
+
+
+class Kept(NamedTuple):
+    """An answer, and what the audit said then."""
+
+    answer: search.Answer
+    verdict: Verdict
+    at_ms: int
+    at_s: float
+
+
+class AuditMissingRoutes:
+    """Handlers; `api` finds the runtime, `audit` the windows."""
+
+    def __init__(self, api: Api, audit: AuditRoutes) -> None:
+        self._api = api
+        self._audit = audit
+        self._kept: OrderedDict[Question, Kept] = OrderedDict()
+
+    def routes(self) -> list[web.RouteDef]:
+        """Everything there is."""
+        return [
+            web.get(PATH, told_apart(_readable(self.get_missing))),
+            web.post("/api/v1/audit/copy-again", told_apart(_readable(self.post_copy_again))),
+        ]
+
+    # -- what is missing ---------------------------------------------------------------------------
+
+    @described(answers=FOUND, query=(*ASKED, *PAGE), problems=(409, 502))
+    async def get_missing(self, request: web.Request) -> web.Response:
+        """Which records of a window did not come from one tier to another, doubled or altered ones too; 202
+        while the logs are being read: watch the operation, then ask again."""
+        query = request.query
+        question = _question(lambda name: query.get(name, ""), parse_when)
+        form, again = format_of(request), query.get("again", "false")
+        if form != "json":
+            check_whole(request, form)
+        if again not in {"true", "false"}:
+            raise BadQuery("again is true or false")
+        leader = self._leader(request)
+        if leader:
+            return await self._handed_over(request, leader, form)
+        age_s = 0.0 if again == "true" else FRESH_S if query.get("cursor", "0") == "0" else float("inf")
+        kept = await self._look(request, question, age_s)
+        if isinstance(kept, Operation):
+            return _begun(kept)
+        answer, verdict = kept.answer, kept.verdict
+        rows = search.rows(answer)
+        if form != "json":
+            return _file(form, rows)
+        told = {**search.told(answer), "state": verdict.state, "looked_ms": kept.at_ms}
+        return json_response({**told, **paged(rows, request)})
+
+    async def _handed_over(self, request: web.Request, leader: str, form: str) -> web.Response:
+        """The leader's answer as ours."""
+        query = {name: value for name, value in request.query.items() if name != "format"}
+        if form != "json":
+            query |= {"limit": "1000"}
+        rows: list[dict[str, Any]] = []
+        while True:
+            status, content = await ask_worker(
+                self._api, request, leader, path=f"{PATH}?{urlencode(query)}", patience_s=HOP_S
+            )
+            if status != 200 or form == "json":
+                return _passed_on(status, content)
+            page = orjson.loads(content)
+            rows += page["items"]
+            if page["next"] is None:
+                return _file(form, rows)
+            query |= {"cursor": page["next"], "again": "false"}
+
+    async def _look(self, request: web.Request, question: Question, age_s: float) -> Kept | Operation:
+        """The answer, one that is younger than `age_s` if there is; the operation that gives it, where it
+        takes longer than `AT_ONCE_S`."""
+        known = self._kept.get(question)
+        if known is not None and time.monotonic() - known.at_s < age_s:
+            return known
+        runtime = self._api.runtime
+        Sider(runtime, question).plans()  # what is wrong with the question is said now
+        operations, subject = self._api.dlq_tools.operations, str(question)
+        op = operations.running("missing", subject)
+        if op is None:
+            verdict = await self._verdict(question)
+
+            async def work(tell: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
+                kept = await self._drilled(question, verdict, tell)
+                return {**search.told(kept.answer), "state": kept.verdict.state}
+
+            name = f"missing-{uuid.uuid4().hex[:12]}"
+            op = operations.start(name, "missing", subject, actor_of(request), work)
+        if op.task is not None:
+            await asyncio.wait([op.task], timeout=AT_ONCE_S)
+        if op.state == "failed":
+            raise ApiError(502, "Not read", f"{op.error}; ask again in seconds")
+        # Another one may have come in between, and taken it away, or put others in its place.
+        return op if op.state != "done" else self._kept.get(question, op)
+
+    async def _drilled(
+        self, question: Question, verdict: Verdict, tell: Callable[[dict[str, Any]], None]
+    ) -> Kept:
+        answer = await drill(
+            self._api.runtime, question, tell, lateness_ms=verdict.lateness_ms, difference=verdict.difference
+        )
+        kept = self._kept[question] = Kept(answer, verdict, now_ms(), time.monotonic())
+        self._kept.move_to_end(question)
+        while len(self._kept) > KEPT:
+            self._kept.popitem(last=False)
+        return kept
+
+    async def _verdict(self, question: Question) -> Verdict:
+        """Raises ApiError: the audit cannot be asked now. NotReadable: it compares several groups there."""
+        topic, before, after, start_ms, group = question
+        known = await self._audit.known(Wanted(topic, from_ms=start_ms, before_ms=start_ms + 1))
+        audits = self._api.runtime.catalog.audits
+        rows = verdict_rows(known, now_ms(), audits.plan_of, partial(unseen, audits))
+        late_ms = 0
+        for key, record in known.tiers.items():
+            late_ms = max(late_ms, lateness([record], audits.bounds_of(key.cluster, topic)))
+        asked = topic, before, after, start_ms
+        rows = [r for r in rows if asked == (r["topic"], r["from_tier"], r["to_tier"], r["start_ms"])]
+        groups = sorted(str(row["group"]) for row in rows if row["group"])
+        if group and group not in groups:
+            others = f"those are: {', '.join(groups)}" if groups else "nor is any other"
+            raise NotReadable(f"group {group[:100]!r} is not compared there; {others}")
+        rows = [row for row in rows if not group or row["group"] == group]
+        if not rows:
+            return Verdict(None, False, None, late_ms)
+        if len(rows) > 1:
+            raise NotReadable(
+                f"groups {', '.join(groups)} are compared there, each for itself: name one of them as group"
+            )
+        row = rows[0]
+        is_closed = row["state"] in SETTLED and row["closed"]
+        surplus, ids = row["from_count"] - row["to_count"], _ids(known, question, row["group"] or "")
+        return Verdict(row["state"], is_closed, Difference(surplus, ids) if is_closed else None, late_ms)
+
+    # -- copying again -----------------------------------------------------------------------------
+
+    @described(answers=FORESEEN, headers=ACTOR, body=request_bodies.CopyAgainBody, problems=(409, 502))
+    async def post_copy_again(self, request: web.Request) -> web.Response:
+        """Copies what is missing again, from where it still is; without `execute` says how much that is. What
+        is missing is looked for anew right before, so that nothing is copied twice."""
+        body = await read_body(request, request_bodies.CopyAgainBody)
+        question = _question(lambda name: body.get(name, ""), lambda *_: when_of(body, "start"))
+        execute = flag_of(body, "execute")
+        leader = self._leader(request)
+        if leader:
+            return _passed_on(*await ask_worker(self._api, request, leader, dict(body), patience_s=HOP_S))
+        verdict = await self._verdict(question)
+        if not verdict.is_closed:
+            raise ApiError(
+                409, "Not final", f"the window is {verdict.state or 'not compared'}: records of it may be on "
+                "their way still, and would be there twice; ask again once both tiers have closed it",
+            )  # fmt: skip
+        if not execute:
+            found = await self._look(request, question, FRESH_S)
+            if isinstance(found, Operation):
+                return _begun(found)
+            targets(found.answer)
+            many = sum(map(len, wanted(found.answer).values()))
+            return json_response(
+                {"execute": False, "missing": many, "state": verdict.state, "complete": found.answer.is_whole}
+            )
+        Sider(self._api.runtime, question).plans()
+        self._must_lead()
+        if self._api.runtime.draining:
+            raise ApiError(503, "Stopping", "this worker stops; ask another one")
+        actor = actor_of(request)
+
+        async def work(tell: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
+            return await self._copied(question, verdict, actor, tell)
+
+        name = f"copy-again-{uuid.uuid4().hex[:12]}"
+        op = self._api.dlq_tools.operations.start(name, "copy-again", str(question), actor, work)
+        return _begun(op)
+
+    async def _copied(
+        self, question: Question, verdict: Verdict, actor: str, tell: Callable[[dict[str, Any]], None]
+    ) -> dict[str, Any]:
+        runtime = self._api.runtime
+        kept = await self._drilled(question, verdict, tell)
+        self._kept.pop(question, None)  # it will be others
+        self._must_lead()  # reading took its time
+        targets(kept.answer)
+        done: dict[str, int] = {}
+        trouble = "; not all of them"
+        try:
+            done = await copy_again(runtime, kept.answer, tell)
+            trouble = f"; {done['left']} are not there any more" if done["left"] else ""
+        finally:
+            many = sum(map(len, wanted(kept.answer).values()))
+            copied = done.get("copied", "some")  # it broke off: how many are there is not known
+            detail = (
+                f"{copied} of {many} missing records of the window "
+                f"{kept.answer.window.start_ms} copied again from "
+                f"{question.from_tier} to {question.to_tier}{trouble}"
+            )
+            event = OperatorAct(
+                at_ms=now_ms(), subject=question.topic, action="audit-copy-again", detail=detail, actor=actor
+            )
+            if many:
+                await self._record(event)
+        told = search.told(kept.answer)
+        return {**told, **done, "state": verdict.state}
+
+    async def _record(self, event: OperatorAct) -> None:
+        try:
+            await self._api.runtime.control.append(event)
+        except Exception as error:  # noqa: BLE001 - it is done; it must not look as if nothing was
+            log.error("an operator's act is not in the control log", act=str(event), error=repr(error))
+
+    def _must_lead(self) -> None:
+        """Two that copy at once would copy twice. Raises ApiError."""
+        if not self._api.runtime.leader.leads:
+            detail = "this worker does not lead the region, and only the leader copies; ask again in seconds"
+            raise ApiError(503, "Not the leader", detail)
+
+    def _leader(self, request: web.Request) -> str:
+        """Who is to be asked; "": this worker."""
+        runtime = self._api.runtime
+        leader = runtime.control.view.leader
+        return leader if leader and not runtime.leader.leads and not request.headers.get(HOP) else ""
+
+
+def _question(of: Callable[[str], Any], time_of: Callable[[str, int], int]) -> Question:
+    """Raises BadQuery."""
+    for name in ("topic", "from_tier", "to_tier", "start"):
+        if not of(name):
+            raise BadQuery(f"{name}: say which; a window is named by topic, from_tier, to_tier and start")
+    topic, before, after = of("topic"), of("from_tier"), of("to_tier")
+    group = of("group") or ""
+    if not all(isinstance(text, str) for text in (topic, before, after, group)):
+        raise BadQuery("topic, from_tier, to_tier and group are names")
+    return Question(topic, before, after, time_of(of("start"), now_ms()), group)
+
+
+def _ids(known: Known, question: Question, group: str) -> Fingerprint | None:
+    """The sum of upstream's ids less downstream's, as they are compared: a group, "" for none, with its own
+    cluster alone, where that is counted. None: not all records have one."""
+    found = {question.from_tier: NO_TOTALS, question.to_tier: NO_TOTALS}
+    upstream = {key.cluster for key in known.tiers if key.tier == question.from_tier}
+    of_group = {group_of(key.cluster) for key in known.tiers if key.tier == question.to_tier}
+    own = {cluster for cluster, name in of_group if name == group} & upstream if group else set()
+    for key, record in known.windows.items():
+        if key.start_ms != question.start_ms or key.tier not in found:
+            continue
+        is_meant = group_of(key.cluster)[1] == group if key.tier == question.to_tier else True
+        if is_meant and (key.tier == question.to_tier or not own or key.cluster in own):
+            found[key.tier] = found[key.tier].plus(record.totals).plus(record.late)
+    before, after = found[question.from_tier], found[question.to_tier]
+    if before.identified != before.count or after.identified != after.count:
+        return None
+    return before.ids.minus(after.ids)
+
+
+def _begun(op: Operation) -> web.Response:
+    return json_response(op.to_json(), 202, {"Location": f"/api/v1/operations/{op.id}"})
+
+
+def _passed_on(status: int, content: bytes) -> web.Response:
+    """Another worker's answer as ours."""
+    headers = {"Cache-Control": "no-store"}
+    if status == 202:
+        headers["Location"] = f"/api/v1/operations/{orjson.loads(content)['id']}"
+    kind = JSON if status < 400 else "application/problem+json"
+    return web.Response(body=content, status=status, content_type=kind, headers=headers)
+
+
+def flat(row: Mapping[str, Any]) -> dict[str, Any]:
+    """A finding as one line of a table."""
+    found = {**row, **dict.fromkeys(COLUMNS[4:12])}
+    for prefix, place in (("", row["source"]), ("copy_", row["copy"])):
+        found |= {f"{prefix}{name}": value for name, value in (place or {}).items()}
+    return {name: found[name] for name in COLUMNS}
+
+
+def _file(form: str, rows: list[dict[str, Any]]) -> web.Response:
+    """All rows as CSV, or else as JSON lines."""
+    if form == "csv":
+        kind, lines = f"{CSV}; charset=utf-8", [[flat(row)[name] for name in COLUMNS] for row in rows]
+        body = csv_lines([COLUMNS, *lines])
+    else:
+        kind, body = NDJSON, b"".join(orjson.dumps(row) + b"\n" for row in rows)
+    return web.Response(body=body, headers={"Content-Type": kind, "Cache-Control": "no-store"})
+
+
+def _readable(handler: Any) -> Any:
+    """`handler`, with a question that no log answers as a problem."""
+
+    async def around(request: web.Request) -> web.Response:
+        try:
+            answer: web.Response = await handler(request)
+        except NotReadable as error:
+            raise ApiError(409, "Not to be read", str(error)) from error
+        return answer
+
+    around.__name__ = handler.__name__
+    around.__doc__ = handler.__doc__
+    around.__dict__.update(handler.__dict__)
+    return around

@@ -1,0 +1,267 @@
+"""The REST side of the time index: where a topic's records of a time are, and those records themselves."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import orjson
+import structlog
+from aiohttp import web
+from aiokafka.errors import KafkaError
+
+from app.archive.topic_archive import ArchiveUnreadable, TopicArchive, open_archive
+from app.audit.definition import AuditPlan
+from app.audit.pump.counting_spec import open_times, time_of
+from app.audit.query.record_search import Found, Limits, Part, RangeReader, Times, parts_of
+from app.dispatch.dlq.letter import whole as all_of
+from app.dispatch.dlq.query import BadQuery, parse_when
+from app.kafka.client.cluster import ClusterClient, ClusterUnreachable
+from app.kernel.clock import iso, now_ms
+from app.offsets.api.rest import MAX_NAME_CHARS, told_apart
+from app.offsets.api.time_index import INDEX, index_of, own_share, wanted_of
+from app.web.http.exports import CSV, NDJSON, PATIENCE_S, csv_lines, write
+from app.web.http.responses import ApiError, number
+from app.web.http.route_docs import JSON, TEXT, Answer, Param, described, whole
+
+if TYPE_CHECKING:
+    from app.web.console.api import Api
+
+log = structlog.get_logger(__name__)
+
+MOST_RECORDS, USUAL_RECORDS = 100_000, 1_000
+MOST_BYTES = 256 * 1024 * 1024  # that are read of the log for one answer
+MOST_S = 60.0
+MOST_READERS = 2  # a worker's: each may keep it busy
+COLUMNS = ("partition", "offset", "time", "timestamp_ms", "key", "value", "headers")
+TOPIC = Param("topic", TEXT, "the topic; required")
+CLUSTER = Param("cluster", TEXT, "the cluster; required")
+RECORDS = (
+    TOPIC,
+    CLUSTER,
+    Param("from", TEXT, "event times from then on: 2h (ago), an ISO 8601 time, or milliseconds; required"),
+    Param("to", TEXT, "event times before; the same; without it, now"),
+    Param("limit", whole(1, MOST_RECORDS, USUAL_RECORDS), "how many records at most"),
+    Param("format", {"type": "string", "enum": ["ndjson", "csv"]}, "ndjson without it, or as Accept says"),
+)
+ABOUT = "records; the last line of JSON has `summary`, without it the answer is not whole"
+STREAM = {200: Answer({NDJSON: TEXT, CSV: TEXT}, ABOUT)}
+
+
+class AuditRecordRoutes:
+    """Handlers; `api` finds the runtime."""
+
+    def __init__(self, api: Api) -> None:
+        self._api = api
+        self._readers = 0
+
+    def routes(self) -> list[web.RouteDef]:
+        """Everything there is."""
+        return [
+            web.get(INDEX, told_apart(self.get_index)),
+            web.get("/api/v1/audit/records", told_apart(self.get_records), allow_head=False),
+        ]
+
+    @described({"type": "object"}, query=(TOPIC, CLUSTER), problems=(409, 502))
+    async def get_index(self, request: web.Request) -> web.Response:
+        """What this worker's books hold of where a topic's windows are: for the other workers."""
+        wanted = wanted_of(self._api, *_named(request.query))
+        return web.Response(
+            body=msgspec.json.encode(await own_share(self._api, wanted)), content_type=JSON,
+            headers={"Cache-Control": "no-store"},
+        )  # fmt: skip
+
+    @described(answers=STREAM, query=RECORDS, problems=(404, 409, 502))
+    async def get_records(self, request: web.Request) -> web.StreamResponse:
+        """A topic's records of a time, by the event time of its audit plan, as they are read.
+
+        In the order of offsets in each partition. Bounded by `limit`, and by what is read for it. What
+        retention has taken comes from the cluster's archive, where `archive` of switchyard.yaml names one.
+        """
+        topic, cluster = _named(request.query)
+        times, limit = _times(request.query), number(request, "limit", USUAL_RECORDS, 1, MOST_RECORDS)
+        is_csv = _is_csv(request)
+        client = await _client(self._api, cluster)
+        plan = self._api.runtime.catalog.audits.plan_of(cluster, topic)
+        by_value = plan is not None and plan.by_value
+        try:
+            opened = None if plan is None else await open_times(plan, self._api.runtime.schemas)
+            told = time_of(plan, opened)
+        except (ValueError, OSError) as error:
+            detail = f"this worker cannot read the times of plan {plan.name if plan else ''}: {error}"
+            raise ApiError(409, "Unreadable times", detail) from error
+        if self._readers >= MOST_READERS:
+            raise ApiError(
+                503, "Busy", f"{MOST_READERS} ranges are read already; ask again, or another worker"
+            )
+        self._readers += 1
+        try:
+            topic_id = (await client.topic_ids([topic])).get(topic)
+            index = None if topic_id is None else await index_of(self._api, request, topic, cluster, topic_id)
+            archive, trouble = await _archive(client, topic, topic_id)
+            try:
+                parts = await parts_of(
+                    client, topic, times, index, by_timestamp=not by_value, archive=archive
+                )
+            except LookupError as error:
+                raise ApiError(404, "No such topic", str(error)) from error
+            limits = Limits(limit, MOST_BYTES, MOST_S)
+            reader = RangeReader(
+                client, topic, parts, times, told, limits, archive, by_timestamp=not by_value
+            )
+            return await _streamed(request, reader, parts, plan, trouble, is_csv=is_csv)
+        finally:
+            self._readers -= 1
+
+
+async def _streamed(
+    request: web.Request,
+    reader: RangeReader,
+    parts: list[Part],
+    plan: AuditPlan | None,
+    trouble: str,
+    *,
+    is_csv: bool,
+) -> web.StreamResponse:
+    kind = f"{CSV}; charset=utf-8" if is_csv else NDJSON
+    answer = web.StreamResponse(headers={"Content-Type": kind, "Cache-Control": "no-store"})
+    await answer.prepare(request)
+    try:
+        if is_csv:
+            await write(answer, csv_lines([COLUMNS]))
+        async for found in reader.pieces():
+            if found:
+                await write(answer, _csv(found) if is_csv else _lines(found))
+        if not is_csv:
+            await write(answer, orjson.dumps({"summary": summary(reader, parts, plan, trouble)}) + b"\n")
+        async with asyncio.timeout(PATIENCE_S):
+            await answer.write_eof()
+    except ConnectionResetError:
+        pass  # nobody reads any more
+    except (KafkaError, ClusterUnreachable, OSError, TimeoutError) as error:
+        log.warning("records of a time break off", error=repr(error))
+        if request.transport is not None:
+            request.transport.abort()  # 200 has been said: what is left is to break off
+    return answer
+
+
+def summary(
+    reader: RangeReader, parts: list[Part], plan: AuditPlan | None, trouble: str = ""
+) -> dict[str, Any]:
+    """What is told behind the records. `trouble`: why the archive was not read, "" if it was or is none."""
+    return {
+        "records": reader.found,
+        "looked_at": reader.records,
+        "complete": not (reader.why or reader.lost or trouble),
+        "why": reader.why,
+        "gone": reader.lost,
+        "archive_trouble": trouble or None,
+        "plan": None if plan is None else plan.name,
+        "partitions": [
+            {"partition": part.partition, "start": part.start, "end": part.end, "by": part.by,
+             "next_offset": reader.positions[part.partition], "gone": part.lost,
+             "archived": sum(end - start for start, end in part.archived)}
+            for part in parts
+        ],
+    }  # fmt: skip
+
+
+async def _archive(
+    client: ClusterClient, topic: str, topic_id: str | None
+) -> tuple[TopicArchive | None, str]:
+    """What the cluster's archive has of a topic, and why it cannot be used ("")."""
+    folder = client.spec.archive
+    if folder is None or topic_id is None:
+        return None, ""
+    if not topic_id:
+        return (
+            None,
+            f"{client.name} tells no topic's id, by which archive {folder} knows it: update its brokers",
+        )
+    try:
+        return await open_archive(folder, await client.cluster_id(), topic, topic_id), ""
+    except ArchiveUnreadable as error:
+        log.warning("an archive cannot be used", error=str(error))
+        return None, str(error)
+
+
+def _row(found: Found) -> dict[str, Any]:
+    record = found.record
+    return {
+        "partition": found.partition, "offset": record.offset, "time_ms": found.time_ms,
+        "time": iso(found.time_ms), "timestamp_ms": record.timestamp, "key": all_of(record.key),
+        "value": all_of(record.value),
+        "headers": [[name, all_of(value)] for name, value in record.headers],
+    }  # fmt: skip
+
+
+def _lines(found: list[Found]) -> bytes:
+    return b"".join(orjson.dumps(_row(one)) + b"\n" for one in found)
+
+
+def _csv(found: list[Found]) -> bytes:
+    rows = []
+    for one in found:
+        row = _row(one)
+        headers = orjson.dumps(row["headers"]).decode() if row["headers"] else ""
+        rows.append(
+            [*(row[column] for column in COLUMNS[:4]), _text(row["key"]), _text(row["value"]), headers]
+        )
+    return csv_lines(rows)
+
+
+def _text(told: Mapping[str, str] | None) -> str | None:
+    """As a query of dead letters takes it."""
+    if told is None:
+        return None
+    return told["text"] if "text" in told else f"base64:{told['base64']}"
+
+
+# -- what is asked ---------------------------------------------------------------------------------------
+
+
+def _named(query: Mapping[str, str]) -> tuple[str, str]:
+    """Topic and cluster. Raises BadQuery."""
+    found = []
+    for name in ("topic", "cluster"):
+        told = query.get(name, "")
+        if not 0 < len(told) <= MAX_NAME_CHARS:
+            raise BadQuery(f"{name}: must be a name of 1 to {MAX_NAME_CHARS} characters")
+        found.append(told)
+    return found[0], found[1]
+
+
+def _times(query: Mapping[str, str]) -> Times:
+    at_ms = now_ms()
+    found = {}
+    for name in ("from", "to"):
+        text = query.get(name)
+        if text is None and name == "from":
+            raise BadQuery("from: say since when, such as 2h (ago), 2026-01-31T12:00 or milliseconds")
+        try:
+            found[name] = at_ms if text is None else parse_when(text, at_ms)
+        except BadQuery as error:
+            raise BadQuery(f"{name}: {error}") from error
+    if found["from"] >= found["to"]:
+        raise BadQuery(f"to: {iso(found['to'])} is not after {iso(found['from'])}")
+    return Times(found["from"], found["to"])
+
+
+def _is_csv(request: web.Request) -> bool:
+    told = request.query.get("format")
+    if told not in (None, "csv", "ndjson"):
+        raise ApiError(400, "Bad query", f"format={told[:40]!r}: no such format; there are ndjson, csv")
+    return told == "csv" or (told is None and CSV in request.headers.get("Accept", ""))
+
+
+async def _client(api: Api, cluster: str) -> ClusterClient:
+    specs = api.runtime.clusters.specs
+    if cluster not in specs:
+        raise ApiError(
+            404, "No such cluster",
+            f"cluster: there is no cluster {cluster[:100]!r}; this worker knows {', '.join(sorted(specs))}",
+        )  # fmt: skip
+    client: ClusterClient = (await api.runtime.clusters.get(cluster)).client
+    return client

@@ -1,0 +1,246 @@
+"""The auditor of a partition's consumer: counts what is fetched, and tells what is finished.
+
+    chunks --fetched--> pieces, counted ........ finished(base) --> PartitionReader --> reports
+                        (nothing of them is told)                   of the prefix only
+
+Rules
+1. A chunk counts for the consumer once everything in it is finished: all below `base`. Where headers tell
+   all, they are kept until then, and those of many small chunks are counted together, which costs hardly
+   more than one; others are counted when they are there anyway. Their bytes are forgotten either way.
+2. Pieces follow on each other without overlap, cut between batches, though two readers may bring them (a
+   backlog, and what is new beside it). What nobody brought here, and lies below the base, was finished where
+   this consumer did not see it: it is not counted, and windows that may lack it are told (`complete_ms`).
+3. A successor begins with the predecessor's `state`: what of the parts was told or not, with its figures. So
+   its reports begin where the parts did, although it reads on from where that one had come (`next_offset`):
+   of the reports of a part the widest counts, whoever makes them (`app.audit.counts`). It needs the position
+   at which the *first* stretch began: reports are made only once the successor is sure to be told
+   (`is_known`).
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable, Sequence
+from operator import attrgetter
+
+from app.audit.counts.counter import How, Tally, count_chunk, count_headers
+from app.audit.counts.fingerprint import Source
+from app.audit.counts.partition_counter import PartitionReader, PartState, by_part, bytes_below, rows_by_part
+from app.audit.counts.reports import PART_OFFSETS, Report, Scope
+from app.kafka.records.batch import Committed
+from app.kafka.records.header_arrays import Headers, headers_of_heads
+from app.kernel.ranges import MAX_OFFSET
+
+MOST_PIECES = 256  # beyond, neighbours are joined
+MOST_HEADS = 256  # that are counted together; of a chunk of more, its tally is smaller
+MOST_PENDING = 256  # reports of what has ended; beyond, the oldest are given up: nothing waits for an audit
+
+
+class Piece:
+    """Offsets [start, end), cut between batches: as tallies of parts, or as the headers that tell all."""
+
+    __slots__ = ("end", "heads", "parts", "start")
+
+    def __init__(
+        self, start: int, end: int, parts: list[tuple[int, Tally]], heads: list[bytes] | None
+    ) -> None:
+        self.start = start
+        self.end = end
+        self.parts = parts
+        self.heads = heads
+
+    def join(self, other: Piece) -> None:
+        """Takes the next one in, both counted; when either was finished is not told then."""
+        (part, last), (next_part, first) = self.parts[-1], other.parts[0]
+        if part == next_part:
+            last.merge(first)
+        self.parts += other.parts[part == next_part :]
+        self.end = other.end
+
+
+class ConsumerReader:
+    """See the module. It asks for no clock: times are given.
+
+    Args:
+        next_offset: everything below is counted, or is not this one's to count.
+        state: a predecessor's; its last part ends at `next_offset`.
+        is_cut: something before was not counted.
+        lateness_ms: by so much other records of the first windows may be older than the first one.
+
+    Attributes:
+        reader: makes the reports.
+        is_known: rule 3.
+        version: grows when a successor has to be told.
+    """
+
+    __slots__ = (
+        "_how", "_lateness_ms", "_log_end", "_log_end_ms", "_pieces", "_scope", "is_cut", "is_known",
+        "reader", "version",
+    )  # fmt: skip
+
+    def __init__(
+        self, scope: Scope, source: Source, how: How, next_offset: int, *, lineage: int = 0,
+        state: Sequence[PartState] = (), is_cut: bool, lateness_ms: int, at_ms: int,
+    ) -> None:  # fmt: skip
+        self._scope = scope
+        self._how = how
+        self._lateness_ms = lateness_ms
+        self._pieces: list[Piece] = []
+        self._log_end, self._log_end_ms = MAX_OFFSET, at_ms  # where the log ended, and when; see `ended`
+        self.reader = PartitionReader(
+            scope, source, how, next_offset, lineage=lineage, part_offsets=PART_OFFSETS
+        )
+        self.is_cut = is_cut
+        self.is_known = bool(state) and state[-1].upto == next_offset
+        self.version = 1
+        if state:
+            self.reader.go_on_from(state, at_ms)
+            if not self.is_known:
+                self.reader.pass_over(next_offset, at_ms)
+
+    @property
+    def next_offset(self) -> int:
+        """Everything below is counted, and finished; a successor begins here."""
+        return self.reader.next_offset
+
+    def fetched(self, data: bytes, start: int, end: int, aborted: Sequence[tuple[int, int]] = ()) -> None:
+        """A chunk of whole batches that stands for offsets [start, end); what is known already is left out.
+        Without data: the log does not have them (any more).
+
+        Raises:
+            CorruptBatch: it is not made of batches.
+        """
+        pieces = self._pieces
+        at = bisect_right(pieces, start, key=attrgetter("start"))
+        first = max(start, pieces[at - 1].end if at else self.next_offset)
+        if at < len(pieces):
+            end = min(end, pieces[at].start)
+        if first >= end:
+            return
+        if first > start or first % PART_OFFSETS == 0:
+            data = data[bytes_below(data, first) :]
+        if at < len(pieces):
+            data = data[: bytes_below(data, end)]
+        heads = self._telling(data, first)
+        parts = [] if heads else self._counted(data, first, end, aborted)
+        pieces.insert(at, Piece(first, end, parts, heads))
+        if len(pieces) > MOST_PIECES:
+            self._join()
+
+    def _telling(self, data: bytes, start: int) -> list[bytes] | None:
+        """The headers of all that there is from `start` on, if nothing else is needed to count it."""
+        heads = self.reader.heads_of(data, start)
+        if not heads or len(heads) > MOST_HEADS or (headers := headers_of_heads(heads)) is None:
+            return None
+        return heads if self.reader.told_by(headers, start) == len(heads) else None
+
+    def _counted(
+        self, data: bytes, start: int, end: int, aborted: Sequence[tuple[int, int]]
+    ) -> list[tuple[int, Tally]]:
+        committed, parts = Committed(aborted), list[tuple[int, Tally]]()
+        for part, batches in by_part(memoryview(data), start // PART_OFFSETS, end, PART_OFFSETS):
+            tally = Tally(self._scope.width_ms, timed=True)
+            count_chunk(tally, batches, start, self._how, committed=committed)
+            parts.append((part, tally))
+        return parts
+
+    def _join(self) -> None:
+        """Joins the first two neighbours that are no more than a part together."""
+        pieces = self._pieces
+        for at in range(len(pieces) - 1):
+            one, other = pieces[at], pieces[at + 1]
+            if one.end == other.start and other.end - one.start <= PART_OFFSETS:
+                self._tally(one)
+                self._tally(other)
+                one.join(other)
+                del pieces[at + 1]
+                return
+
+    def _tally(self, piece: Piece) -> None:
+        """Counts it, if it waits as headers."""
+        if piece.heads is None:
+            return
+        headers = _headers_of([piece])
+        for part, rows in rows_by_part(headers, PART_OFFSETS):
+            tally = Tally(self._scope.width_ms, timed=True)
+            count_headers(tally, headers.of(rows), self._how, None)
+            piece.parts.append((part, tally))
+        piece.heads = None
+
+    def finished(self, base: int, at_ms: int) -> None:
+        """Everything below `base` is finished at `at_ms`."""
+        reader = self.reader
+        passed = bisect_right(self._pieces, base, key=attrgetter("end"))
+        for run in _runs(self._pieces[:passed]):
+            one = run[0]
+            if one.start > reader.next_offset:
+                self._cut(one.start, at_ms)
+            if one.heads is None:
+                for _, tally in one.parts:
+                    tally.seen(at_ms)
+                reader.take(one.parts, one.end, at_ms)
+            else:
+                reader.headed(_headers_of(run), run[-1].end, at_ms=at_ms, seen_at_ms=at_ms)
+        del self._pieces[:passed]
+        if self._pieces and reader.next_offset < self._pieces[0].start <= base:
+            self._cut(self._pieces[0].start, at_ms)
+        while reader.pending > MOST_PENDING:
+            reader.forgo()
+        if self.is_cut and reader.complete_ms < 0 and reader.first_ms >= 0:
+            reader.complete_ms = reader.first_ms + self._lateness_ms
+
+    def _cut(self, offset: int, at_ms: int) -> None:
+        """Rule 2: nothing brings what lies below."""
+        self.reader.pass_over(offset, at_ms)
+        self.is_cut, self.is_known = True, False
+        self.version += 1
+        # What was finished elsewhere nobody knows the windows of, but that they began before now.
+        self.reader.complete_ms = max(self.reader.complete_ms, at_ms)
+
+    def ended(self, end: int, base: int, at_ms: int) -> None:
+        """The log ends there; where that is finished, nothing older is on its way. Of a log that grows all
+        the time it is what it had some time ago that is finished: then nothing older than that is."""
+        upto = min(base, self.next_offset)
+        if end <= upto or end < self._log_end:
+            self._log_end, self._log_end_ms = end, at_ms
+        if self._log_end <= upto:
+            self.reader.ended(self._log_end_ms)
+            self._log_end, self._log_end_ms = end, at_ms
+            if self.is_cut and self.reader.complete_ms < 0:
+                self.reader.complete_ms = at_ms
+
+    @property
+    def is_silent(self) -> bool:
+        """Nothing may be told yet: a successor, or which windows lack some, would not be known."""
+        return not self.is_known or (self.is_cut and self.reader.complete_ms < 0)
+
+    def acknowledged(self, report: Report) -> None:
+        """The topic has it."""
+        self.reader.acknowledged(report)
+        was_cut, self.is_cut = self.is_cut, self.is_cut and report.complete_ms < 0
+        if report.windows or report.final or was_cut:
+            self.version += 1
+
+
+def _headers_of(run: Iterable[Piece]) -> Headers:
+    """Of pieces that are kept as headers."""
+    headers = headers_of_heads([head for piece in run for head in piece.heads or ()])
+    assert headers is not None, "they tell all"
+    return headers
+
+
+def _runs(pieces: Iterable[Piece]) -> list[list[Piece]]:
+    """Those that are kept as headers and follow on each other together; any other one alone."""
+    found: list[list[Piece]] = []
+    last, count = None, 0
+    for piece in pieces:
+        size = len(piece.heads or ())
+        goes_on = last is not None and last.heads and size and last.end == piece.start
+        if goes_on and count + size <= MOST_HEADS:
+            found[-1].append(piece)
+            count += size
+        else:
+            found.append([piece])
+            count = size
+        last = piece
+    return found

@@ -1,0 +1,527 @@
+"""Counts records into windows: whole batches from their headers, others record by record, only where needed.
+
+Rules
+1. A window holds the event times [start, start + width). Records without a timestamp are counted apart
+   (`UNTIMED`), as are those with one beyond all calendars: who writes microseconds would make windows that
+   never end.
+2. A header tells the first record's timestamp and the highest, but records behind the first may be older by
+   any time. So the lowest is read from the records (`How.lowest`), without making them objects: a batch is
+   counted from its header if lowest and highest are in one window. Source and copy agree then, however
+   either cuts its batches.
+   Who promises that no record is older than its batch's first by more than `disorder_ms` saves that: a batch
+   is counted from its header if its first timestamp is so far behind the window's start.
+   Where the log's own time counts (LogAppendTime) all records of a batch have the highest timestamp.
+3. A batch with a delete horizon has that in place of its first timestamp; one that begins before the position
+   shows only some of its records; of one that compaction has thinned the header does not tell the offsets.
+   Those are decoded.
+4. What read_committed hides, and control batches, are not counted (`record_batch.Committed`).
+5. A batch that cannot be decoded is counted from its header where its first timestamp is, and told.
+6. Latencies of a batch counted from its header are spread evenly between its first and highest timestamp.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from app.audit.counts import fingerprint
+from app.audit.counts.fingerprint import Source, Words
+from app.audit.counts.latencies import Latencies
+from app.audit.counts.totals import LAST_MS, NEVER_MS, Sums, Totals
+from app.kafka.records.batch import (
+    HEADER,
+    LOG_OVERHEAD_BYTES,
+    MAGIC,
+    Batch,
+    BatchHeader,
+    Committed,
+    iter_batches,
+)
+from app.kafka.records.header_arrays import Headers, Numbers, exact, headers_of, heads_of
+from app.kafka.records.record import Record
+from app.kafka.records.scan import MAX_BATCH_RECORDS
+
+UNTIMED = -1  # the window of records without a timestamp
+ANY_DISORDER = -1
+LOG_APPEND_TIME, TRANSACTIONAL, CONTROL, DELETE_HORIZON = 0x08, 0x10, 0x20, 0x40
+_NOT_BY_HEADERS = TRANSACTIONAL | CONTROL | DELETE_HORIZON
+MANY_WINDOWS = 32  # of records counted together: a histogram of each would take much memory
+_SPREAD = 4  # points a batch's latencies are spread over
+
+SKEW_MS = 120_000  # so far ahead a clock may be; a timestamp beyond says nothing of how far its source is
+LIFTS = 16  # so many times as many records behind are believed more than those that are ahead of them
+
+Decode = Callable[[Batch], Iterable[Record]]
+Lowest = Callable[[Batch], int]
+IdOf = Callable[[Record], bytes | None]
+ContentOf = Callable[[Record], int]
+
+
+def window_of(timestamp_ms: int, width_ms: int) -> int:
+    """The start of the window of an event time."""
+    return timestamp_ms - timestamp_ms % width_ms if 0 <= timestamp_ms <= LAST_MS else UNTIMED
+
+
+def mark_of(windows: Mapping[int, Sums], at_ms: int) -> int:
+    """How far a source is by a chunk of its records: up to the timestamps that at least one record in `LIFTS`
+    has come to. A few that are ahead of all others, or of the clock, say nothing: in a backlog they would
+    make late what follows. `NEVER_MS`: it cannot be told. It is no closer than a window's width.
+
+    Args:
+        windows: of the chunk. at_ms: when it came.
+    """
+    last_ms = at_ms + SKEW_MS
+    starts = sorted((start for start in windows if UNTIMED < start <= last_ms), reverse=True)
+    total, ahead = sum(windows[start].count for start in starts), 0
+    for start in starts:
+        ahead += windows[start].count
+        if ahead * LIFTS >= total:
+            return min(windows[start].last_ms, last_ms)
+    return NEVER_MS
+
+
+def believed(timestamps_ms: Numbers) -> Numbers:
+    """The timestamps (one at least), `UNTIMED` in the place of those that are none."""
+    if timestamps_ms.max() <= LAST_MS:
+        return timestamps_ms
+    return np.where(timestamps_ms > LAST_MS, UNTIMED, timestamps_ms)
+
+
+class Rows(NamedTuple):
+    """Records as arrays of one length. `offsets`, `ids`, `contents` (ids that change with what the records
+    hold): None where they are not to be had."""
+
+    timestamps_ms: Numbers
+    nbytes: Numbers
+    offsets: Numbers | None = None
+    ids: Words | None = None
+    contents: Words | None = None
+
+
+class Times(NamedTuple):
+    """Event times of a window whose latencies are not known yet: of batches, each spread evenly over
+    [last - span, last], `counts` of them; of single records without those two."""
+
+    start_ms: int
+    lasts_ms: Numbers
+    spans_ms: Numbers | None = None
+    counts: Numbers | None = None
+
+
+class Tally:
+    """Sums by window.
+
+    Args:
+        timed: remembers event times, until `seen` says when this tier had the records.
+
+    Attributes:
+        windows: start of the window -> its sums.
+        from_headers, decoded, undecodable: batches.
+        max_timestamp_ms: of all that was counted, -1 of none.
+        times: what is remembered; None: nothing is.
+    """
+
+    __slots__ = ("decoded", "from_headers", "max_timestamp_ms", "times", "undecodable", "width_ms", "windows")
+
+    def __init__(self, width_ms: int, *, timed: bool = False) -> None:
+        if width_ms <= 0:
+            raise ValueError(f"a window of {width_ms} ms; it has to be longer than 0")
+        self.width_ms = width_ms
+        self.windows: dict[int, Sums] = {}
+        self.from_headers = self.decoded = self.undecodable = 0
+        self.max_timestamp_ms = NEVER_MS
+        self.times: list[Times] | None = [] if timed else None
+
+    def seen(self, at_ms: int) -> None:
+        """This tier has had at `at_ms` what was counted; `times` end."""
+        are_many = len(self.times or ()) > MANY_WINDOWS
+        for start, lasts_ms, spans_ms, counts in self.times or ():
+            if spans_ms is None or counts is None:
+                self.sums(start).latencies.add(at_ms - lasts_ms)
+            else:
+                _add_latencies(self.sums(start).latencies, at_ms - lasts_ms, spans_ms, counts)
+            if are_many:
+                self.sums(start).pack()
+        self.times = None
+
+    def merge(self, other: Tally) -> None:
+        """Takes in what another one has counted, of other records; times of either are forgotten."""
+        for start, sums in other.windows.items():
+            self.sums(start).add(sums)
+        self.from_headers += other.from_headers
+        self.decoded += other.decoded
+        self.undecodable += other.undecodable
+        self.max_timestamp_ms = max(self.max_timestamp_ms, other.max_timestamp_ms)
+        self.times = None
+
+    def sums(self, start_ms: int) -> Sums:
+        """Of a window, made when first asked for."""
+        found = self.windows.get(start_ms)
+        if found is None:
+            found = self.windows[start_ms] = Sums()
+        return found
+
+    def totals(self) -> dict[int, Totals]:
+        return {start: sums.totals() for start, sums in sorted(self.windows.items())}
+
+    def add(self, rows: Rows, seen_at_ms: int | Numbers | None = None, source: Source | None = None) -> None:
+        """Counts records.
+
+        Args:
+            seen_at_ms: when this tier had them, all or each; None: nobody knows, or it is the audit that is
+                behind, and its own lag must not look like the tier's.
+            source: of their offsets, if those are to be in the fingerprint.
+        """
+        if not rows.timestamps_ms.size:
+            return
+        timestamps = believed(rows.timestamps_ms)
+        starts = np.where(timestamps < 0, UNTIMED, timestamps - timestamps % self.width_ms)
+        found = np.unique(starts).tolist()
+        for start in found:
+            mask = starts == start
+            sums, here = self.sums(start), timestamps[mask]
+            sums.count += here.size
+            sums.nbytes += int(rows.nbytes[mask].sum())
+            sums.seen(int(here.min()), int(here.max()))
+            if rows.offsets is not None:
+                offsets = rows.offsets[mask]
+                sums.at(int(offsets.min()), int(offsets.max()) + 1)
+            if source is not None and rows.offsets is not None:
+                sums.offsets = sums.offsets.plus(fingerprint.of_offsets(source, offsets))
+                sums.offsets_of.add(source.cluster_id)
+                sums.sourced += here.size
+            if rows.ids is not None:
+                sums.ids = sums.ids.plus(fingerprint.of_ids(rows.ids[mask]))
+                sums.identified += here.size
+            if rows.contents is not None:
+                sums.contents = sums.contents.plus(fingerprint.of_ids(rows.contents[mask]))
+                sums.contained += here.size
+            if seen_at_ms is not None and start != UNTIMED:
+                seen = seen_at_ms if isinstance(seen_at_ms, int) else seen_at_ms[mask]
+                sums.latencies.add(seen - here)
+                if len(found) > MANY_WINDOWS:
+                    sums.pack()
+            elif self.times is not None and start != UNTIMED:
+                self.times.append(Times(start, here))
+        self.max_timestamp_ms = max(self.max_timestamp_ms, int(timestamps.max()))
+
+
+class How(NamedTuple):
+    """How a log's records are counted.
+
+    Attributes:
+        decode: a batch -> its records (`app.kafka.fetch.decoder.records_of`).
+        source: what the offsets belong to; None: no fingerprint of offsets.
+        id_of: a record's message id, None if it has none: it counts, and is not in the fingerprint of ids.
+            With this every batch is decoded.
+        content_of: 32 bits of what a record holds, to be compared with its id; None: it is not.
+        disorder_ms: rule 2; `ANY_DISORDER`: nobody promises anything.
+        by_value: `decode` gives times that headers do not tell: every batch is decoded.
+        lowest: a batch -> the lowest timestamp of its records (`app.kafka.fetch.decoder.lowest_timestamp`);
+        None:
+            with `ANY_DISORDER` every batch of several records is decoded.
+    """
+
+    decode: Decode
+    source: Source | None = None
+    id_of: IdOf | None = None
+    disorder_ms: int = ANY_DISORDER
+    by_value: bool = False
+    content_of: ContentOf | None = None
+    lowest: Lowest | None = None
+
+    @property
+    def decodes_all(self) -> bool:
+        """No batch is counted from its header."""
+        return self.by_value or self.id_of is not None
+
+
+def count_chunk(
+    tally: Tally,
+    data: bytes | memoryview,
+    start_offset: int,
+    how: How,
+    seen_at_ms: int | None = None,
+    committed: Committed | None = None,
+) -> None:
+    """Counts the records from `start_offset` on of a chunk of whole batches, whose checksums were checked.
+
+    Args:
+        seen_at_ms: see `Tally.add`.
+        committed: the filter of the fetch that the chunk is of, if it knows aborted transactions.
+
+    Raises:
+        CorruptBatch: it is not made of batches.
+    """
+    headers = headers_of(data)
+    committed = committed or Committed(())
+    if headers is None:
+        shown_batches = filter(committed.shows, iter_batches(data))
+        wanted = (batch for batch in shown_batches if batch.header.next_offset > start_offset)
+        _count_records(tally, wanted, start_offset, how, seen_at_ms)
+        return
+    shown = (headers.next_offset > start_offset) & (headers.record_count > 0)
+    # Only these need the filter: it says of all others that they are shown, and learns nothing from them.
+    for row in np.flatnonzero(headers.attributes & (TRANSACTIONAL | CONTROL)).tolist():
+        shown[row] &= committed.shows(headers.batch(row))
+    if how.lowest is not None and how.disorder_ms == ANY_DISORDER:
+        headers = _with_lowest(headers, shown, start_offset, how, tally.width_ms)
+    firsts = _firsts(headers)
+    whole = shown & _in_one_window(headers, firsts, start_offset, how, tally.width_ms)
+    if whole.all():
+        _count_headers(tally, headers, firsts, how.source, seen_at_ms)
+        return
+    if whole.any():
+        _count_headers(tally, headers.of(whole), firsts[whole], how.source, seen_at_ms)
+    others = (headers.batch(row) for row in np.flatnonzero(shown & ~whole).tolist())
+    _count_records(tally, others, start_offset, how, seen_at_ms)
+
+
+def telling_heads(data: bytes, start_offset: int, how: How, width_ms: int) -> list[bytes] | None:
+    """The headers of whole batches as they are kept instead of the bytes: with the lowest timestamps of the
+    records, where those are needed (rule 2). None: they do not tell all. `told_by_headers` says whether they
+    do. Of one batch it takes microseconds: it is asked of every batch that a route appends.
+    """
+    if how.decodes_all:
+        return None
+    heads = heads_of(data)
+    if not heads or how.lowest is None or how.disorder_ms != ANY_DISORDER:
+        return heads or None
+    view, at = memoryview(data), 0
+    for row, head in enumerate(heads):
+        header = BatchHeader._make(HEADER.unpack(head))
+        end = at + LOG_OVERHEAD_BYTES + header.length
+        if header.record_count > 1 and not header.attributes & LOG_APPEND_TIME:
+            start_ms = window_of(header.max_timestamp_ms, width_ms)
+            if start_ms == UNTIMED or header.first_timestamp_ms < start_ms:
+                return None
+            if header.base_offset < start_offset or header.attributes & _NOT_BY_HEADERS:
+                return None
+            lowest_ms = _lowest(Batch(header, view[at:end]), how.lowest)
+            if lowest_ms < start_ms:
+                return None
+            heads[row] = exact(head, lowest_ms)
+        at = end
+    return heads
+
+
+def _with_lowest(
+    headers: Headers, shown: npt.NDArray[np.bool_], start_offset: int, how: How, width_ms: int
+) -> Headers:
+    """With the lowest timestamps of those records that decide it (rule 2)."""
+    assert how.lowest is not None
+    wanted = shown & _worth_reading(headers, start_offset, how, width_ms)
+    firsts, is_exact = headers.first_timestamp_ms.copy(), headers.is_exact.copy()
+    for row in np.flatnonzero(wanted).tolist():
+        lowest_ms = _lowest(headers.batch(row), how.lowest)
+        if lowest_ms != NEVER_MS:
+            firsts[row], is_exact[row] = lowest_ms, True
+    return headers._replace(first_timestamp_ms=firsts, is_exact=is_exact)
+
+
+def _worth_reading(headers: Headers, start_offset: int, how: How, width_ms: int) -> npt.NDArray[np.bool_]:
+    """Which batches may be counted from their headers once the lowest timestamp of their records is known."""
+    all_exact = headers._replace(is_exact=np.ones(headers.is_exact.shape, dtype=np.bool_))
+    may_be = _in_one_window(all_exact, _firsts(headers), start_offset, how, width_ms)
+    by_log = (headers.attributes & LOG_APPEND_TIME) != 0
+    wanted: npt.NDArray[np.bool_] = may_be & ~(headers.is_exact | (headers.record_count == 1) | by_log)
+    return wanted
+
+
+def _lowest(batch: Batch, lowest: Lowest) -> int:
+    """`NEVER_MS`: it has none, or it cannot be read; who counts the records finds out why."""
+    try:
+        return max(NEVER_MS, lowest(batch))
+    except Exception:  # noqa: BLE001 - decoders raise what they like
+        return NEVER_MS
+
+
+def told_by_headers(headers: Headers, start_offset: int, how: How, width_ms: int) -> int:
+    """How many of the first batches can be counted from their headers alone, all of which are shown."""
+    plain = (headers.attributes & (TRANSACTIONAL | CONTROL)) == 0
+    whole = plain & _in_one_window(headers, _firsts(headers), start_offset, how, width_ms)
+    return len(whole) if whole.all() else int(whole.argmin())
+
+
+def count_headers(tally: Tally, headers: Headers, how: How, seen_at_ms: int | Numbers | None) -> None:
+    """Counts batches of which the headers tell all (`told_by_headers`), all or each seen at its time;
+    negative ones of each: at an unknown one."""
+    _count_headers(tally, headers, _firsts(headers), how.source, seen_at_ms)
+
+
+def _firsts(headers: Headers) -> Numbers:
+    by_log = headers.attributes & LOG_APPEND_TIME
+    return np.where(by_log, headers.max_timestamp_ms, headers.first_timestamp_ms)
+
+
+def _in_one_window(
+    headers: Headers, firsts: Numbers, start_offset: int, how: How, width_ms: int
+) -> npt.NDArray[np.bool_]:
+    """Which batches are counted from their headers (rules 2 and 3)."""
+    if how.decodes_all:
+        return np.zeros(firsts.shape, dtype=np.bool_)
+    lasts = headers.max_timestamp_ms
+    by_log = (headers.attributes & LOG_APPEND_TIME) != 0
+    alone = by_log | (headers.record_count == 1) | headers.is_exact
+    sure: npt.NDArray[np.bool_] = (
+        alone if how.disorder_ms == ANY_DISORDER else alone | (firsts % width_ms >= how.disorder_ms)
+    )
+    sure = (
+        sure
+        & (firsts >= 0)
+        & (firsts <= lasts)
+        & (lasts <= LAST_MS)
+        & (firsts // width_ms == lasts // width_ms)
+    )
+    sure = sure & (headers.base_offset >= start_offset) & ((headers.attributes & DELETE_HORIZON) == 0)
+    if how.source is not None:
+        sure = sure & (headers.record_count == headers.last_offset_delta + 1)
+    return sure
+
+
+def _count_headers(
+    tally: Tally, headers: Headers, firsts: Numbers, source: Source | None, seen_at_ms: int | Numbers | None
+) -> None:
+    """Counts batches that lie in one window each."""
+    lasts = headers.max_timestamp_ms
+    if not lasts.size:
+        return
+    starts = lasts - lasts % tally.width_ms
+    tally.from_headers += int(lasts.size)
+    tally.max_timestamp_ms = max(tally.max_timestamp_ms, int(lasts.max()))
+    low, high = int(starts.min()), int(starts.max())
+    found = [low] if low == high else np.unique(starts).tolist()
+    for start in found:
+        rows = slice(None) if low == high else starts == start
+        counts, sums = headers.record_count[rows], tally.sums(start)
+        count = int(counts.sum())
+        sums.count += count
+        sums.nbytes += int(headers.nbytes[rows].sum())
+        sums.seen(int(firsts[rows].min()), int(lasts[rows].max()))
+        sums.at(int(headers.base_offset[rows].min()), int(headers.next_offset[rows].max()))
+        if source is not None:
+            for begin, end in _ranges(headers.base_offset[rows], headers.next_offset[rows]):
+                sums.offsets = sums.offsets.plus(fingerprint.of_range(source, begin, end))
+            sums.offsets_of.add(source.cluster_id)
+            sums.sourced += count
+        if seen_at_ms is not None:
+            some_lasts, spans = lasts[rows], lasts[rows] - firsts[rows]
+            seen = seen_at_ms if isinstance(seen_at_ms, int) else seen_at_ms[rows]
+            if not isinstance(seen, int) and not (known := seen >= 0).all():
+                seen, some_lasts, spans, counts = seen[known], some_lasts[known], spans[known], counts[known]
+            if some_lasts.size:
+                _add_latencies(sums.latencies, seen - some_lasts, spans, counts)
+                if len(found) > MANY_WINDOWS:
+                    sums.pack()
+        elif tally.times is not None:
+            tally.times.append(Times(start, lasts[rows], lasts[rows] - firsts[rows], counts))
+
+
+def _ranges(begins: Numbers, ends: Numbers) -> Iterable[tuple[int, int]]:
+    """Offsets of batches in their order, those that follow on each other joined."""
+    breaks = np.flatnonzero(begins[1:] != ends[:-1])
+    firsts = begins[np.concatenate(([0], breaks + 1))]
+    lasts = ends[np.concatenate((breaks, [len(ends) - 1]))]
+    return zip(firsts.tolist(), lasts.tolist(), strict=True)
+
+
+def _add_latencies(latencies: Latencies, least_ms: Numbers, spans_ms: Numbers, counts: Numbers) -> None:
+    """Counts latencies of batches, each spread evenly over [least, least + span] (rule 6)."""
+    narrow = (spans_ms == 0) | (counts == 1)
+    if narrow.all():
+        latencies.add(least_ms, counts)
+        return
+    latencies.add(least_ms[narrow], counts[narrow])
+    least_ms, spans_ms, counts = least_ms[~narrow], spans_ms[~narrow], counts[~narrow]
+    points = np.arange(_SPREAD)[:, np.newaxis]
+    share = counts * (points + 1) // _SPREAD - counts * points // _SPREAD
+    latencies.add((least_ms + spans_ms * (2 * points + 1) // (2 * _SPREAD)).ravel(), share.ravel())
+
+
+def _count_records(
+    tally: Tally, batches: Iterable[Batch], start_offset: int, how: How, seen_at_ms: int | None
+) -> None:
+    """Counts batches record by record, all of them together: arrays of a few records would cost more."""
+    timestamps: list[int] = []
+    offsets: list[int] = []
+    nbytes: list[int] = []
+    names: list[bytes | None] = []
+    checksums: list[int] = []
+    for batch in batches:
+        try:
+            read = _read(batch, start_offset, how)
+        except Exception:  # noqa: BLE001 - decoders raise what they like; the batch is counted all the same
+            _count_undecodable(tally, batch)
+            continue
+        tally.decoded += 1
+        count = len(read.offsets)
+        if not count:
+            continue
+        timestamps += read.timestamps
+        offsets += read.offsets
+        share, rest = divmod(batch.header.length + LOG_OVERHEAD_BYTES, count)
+        nbytes += [share + rest] + [share] * (count - 1)
+        names += read.names
+        checksums += read.checksums
+    rows = Rows(_numbers(timestamps), _numbers(nbytes), _numbers(offsets))
+    if how.id_of is None:
+        tally.add(rows, seen_at_ms, how.source)
+        return
+    has_id = np.array([name is not None for name in names], dtype=np.bool_)
+    ids = fingerprint.ids_of([name for name in names if name is not None])
+    contents = None
+    if how.content_of is not None:
+        contents = fingerprint.with_content(ids, np.array(checksums, dtype=np.uint32))
+    for mask, *told in ((has_id, ids, contents), (~has_id, None, None)):
+        some = Rows(rows.timestamps_ms[mask], rows.nbytes[mask], _numbers(offsets)[mask], *told)
+        tally.add(some, seen_at_ms, how.source)
+
+
+class _Read(NamedTuple):
+    """Of the records of a batch, what is counted: the records themselves are not all in memory at once."""
+
+    timestamps: list[int]
+    offsets: list[int]
+    names: list[bytes | None]
+    checksums: list[int]
+
+
+def _read(batch: Batch, start_offset: int, how: How) -> _Read:
+    """Raises: ValueError: there are more than `MAX_BATCH_RECORDS`; and whatever the decoder does."""
+    if batch.header.record_count > MAX_BATCH_RECORDS:
+        raise ValueError(
+            f"{batch.header.record_count} records; at most {MAX_BATCH_RECORDS} are decoded of a batch"
+        )
+    read = _Read([], [], [], [])
+    for record in how.decode(batch):
+        if record.offset < start_offset:
+            continue
+        read.timestamps.append(record.timestamp)
+        read.offsets.append(record.offset)
+        if how.id_of is None:
+            continue
+        name = how.id_of(record)
+        read.names.append(name)
+        if name is not None and how.content_of is not None:
+            read.checksums.append(how.content_of(record))
+    return read
+
+
+def _numbers(many: list[int]) -> Numbers:
+    return np.array(many, dtype=np.int64)
+
+
+def _count_undecodable(tally: Tally, batch: Batch) -> None:
+    header = batch.header
+    tally.undecodable += 1
+    first_ms = header.first_timestamp_ms if header.magic == MAGIC else NEVER_MS
+    first_ms = first_ms if first_ms <= LAST_MS else NEVER_MS
+    sums = tally.sums(window_of(first_ms, tally.width_ms))
+    sums.count += header.record_count
+    sums.nbytes += header.length + LOG_OVERHEAD_BYTES
+    sums.seen(first_ms, first_ms)
+    sums.at(header.base_offset, header.next_offset)
+    tally.max_timestamp_ms = max(tally.max_timestamp_ms, first_ms)

@@ -1,0 +1,373 @@
+"""The auditor of one partition: counts what is fetched, part by part, and makes reports of it.
+
+    chunks --fetched--> tallies of parts --reports--> [report, …] --acknowledged--> committable_offset
+    a successor goes on from `state()`, or begins where the part began: it says the same of it, or more
+
+A batch belongs to the part of its base offset, so that every reader of a log cuts it in the same places. A
+reader that begins in the middle of a part (where auditing begins, or the log does) says so in its reports.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable, Iterator, Sequence
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from app.audit.counts.counter import (
+    UNTIMED,
+    How,
+    Tally,
+    count_chunk,
+    count_headers,
+    mark_of,
+    telling_heads,
+    told_by_headers,
+)
+from app.audit.counts.fingerprint import Source
+from app.audit.counts.reports import INCARNATION, PART_OFFSETS, Increment, Report, Scope, report_id, shard_of
+from app.audit.counts.totals import NEVER_MS, Sums
+from app.kafka.records.batch import LOG_OVERHEAD_BYTES, Committed
+from app.kafka.records.header_arrays import Headers, Numbers
+
+# A log that was read to its end for so long is believed to have said everything. Knowing where it ends does
+# not help to believe it sooner: a copy's log lies still, too, while whoever copies hangs, and closing its
+# windows then would tell as lost what is only on its way. So it is longer than hiccups last.
+IDLE_MS = 300_000
+MOST_WINDOWS = 16  # the last ones of a part, whose figures a successor is told
+MOST_HELD = 16_384  # of more nothing is told: looking which would hold up others
+_FRAME = struct.Struct(">qi")  # base offset and length
+
+
+class PartState(msgspec.Struct, frozen=True, array_like=True):
+    """What is counted of [since, upto) of a part.
+
+    Attributes:
+        final: it has ended.
+        whole_ms: of windows that begin before, only those are in `windows` that the topic does not have yet.
+    """
+
+    part: int
+    since: int
+    upto: int
+    final: bool
+    windows: tuple[Increment, ...]
+    whole_ms: int = NEVER_MS
+
+
+def begun(part: int, since: int) -> PartState:
+    """Of a part of which nothing is counted yet."""
+    return PartState(part, since, since, False, ())
+
+
+class PartitionReader:
+    """See the module. It asks for no clock: times are given.
+
+    Args:
+        lineage: of the log: one that was truncated holds other records at the same offsets.
+        part_offsets: of a part: all who count a log at a tier have the same.
+
+    Attributes:
+        next_offset: everything below is counted.
+        max_timestamp_ms: of all that was counted; of how far the source is it says nothing (`mark_of`).
+        complete_ms: as in `Report`.
+        records: that were counted here.
+        is_lacking: a record has come of a window whose figures the predecessor did not tell: the part is to
+            be counted again from where it began, and nothing may be reported of it before.
+    """
+
+    __slots__ = (
+        "_acknowledged", "_arrived_ms", "_ended_ms", "_finished", "_how", "_idle_ms", "_late_ms",
+        "_mark_ms", "_name", "_part", "_part_offsets", "_partition", "_scope", "_since", "_tally",
+        "_told_upto", "_whole_ms", "complete_ms", "is_lacking", "max_timestamp_ms", "next_offset", "records",
+    )  # fmt: skip
+
+    def __init__(
+        self, scope: Scope, source: Source, how: How, next_offset: int, idle_ms: int = IDLE_MS,
+        lineage: int = 0, part_offsets: int = PART_OFFSETS,
+    ) -> None:  # fmt: skip
+        self._scope = scope
+        self._part_offsets = part_offsets
+        self._name = f"{source.topic_id}/{source.partition}" + (f"{INCARNATION}{lineage}" if lineage else "")
+        self._partition = source.partition
+        self._how = how
+        self._idle_ms = idle_ms
+        self._finished: list[Report] = []  # final, not acknowledged
+        self._ended_ms = self._arrived_ms = self._mark_ms = self.max_timestamp_ms = NEVER_MS
+        self.records, self.is_lacking = 0, False
+        self.complete_ms = NEVER_MS
+        self._late_ms = 0  # since the last report that was acknowledged
+        self._part = self._since = self.next_offset = self._told_upto = 0
+        self._tally = Tally(scope.width_ms)
+        self._acknowledged: dict[int, int] = {}  # records by window
+        self._begin(next_offset // self._part_offsets, next_offset)
+
+    def fetched(
+        self,
+        data: bytes | memoryview,
+        next_offset: int,
+        *,
+        at_ms: int,
+        seen_at_ms: int | None = None,
+        at_end: bool = False,
+        aborted: Sequence[tuple[int, int]] = (),
+    ) -> None:
+        """Counts a chunk of whole batches that stands for the offsets up to `next_offset`.
+
+        Args:
+            at_ms: when it came.
+            seen_at_ms: the same, if the records had just come; None for a backlog, whose latencies would be
+                the audit's own.
+            at_end: nothing is behind it in the log.
+            aborted: producer ids and first offsets of aborted transactions, as the broker told them.
+
+        Raises:
+            CorruptBatch: it is not made of batches.
+        """
+        view, committed = memoryview(data), Committed(aborted)
+        if self.next_offset == self._part * self._part_offsets:
+            view = view[bytes_below(view, self.next_offset) :]  # which belong to the part before
+        for part, batches in by_part(view, self._part, next_offset, self._part_offsets):
+            self._go_on(part, at_ms)
+            tally = Tally(self._scope.width_ms)
+            count_chunk(tally, batches, self.next_offset, self._how, seen_at_ms, committed)
+            self._add(tally, at_ms)
+        self.next_offset = max(self.next_offset, next_offset)
+        if at_end:
+            self.ended(at_ms)
+
+    def told_by(self, headers: Headers, start_offset: int = 0) -> int:
+        """How many of the first of these batches can be counted, from `start_offset` on, by headers alone."""
+        return told_by_headers(headers, start_offset, self._how, self._scope.width_ms)
+
+    def heads_of(self, data: bytes, start_offset: int = 0) -> list[bytes] | None:
+        """The headers of whole batches as `told_by` and `headed` take them, to be counted from `start_offset`
+        on; what those need of the records was read. None: they do not tell all."""
+        return telling_heads(data, start_offset, self._how, self._scope.width_ms)
+
+    def headed(self, headers: Headers, next_offset: int, *, at_ms: int, seen_at_ms: int | Numbers) -> None:
+        """The same as `fetched`, of batches that can be counted without their records, from `next_offset` as
+        it is on. `seen_at_ms`: when this tier had all or each of them."""
+        for part, rows in rows_by_part(headers, self._part_offsets):
+            self._go_on(part, at_ms)
+            tally = Tally(self._scope.width_ms)
+            seen = seen_at_ms if isinstance(seen_at_ms, int) else seen_at_ms[rows]
+            count_headers(tally, headers.of(rows), self._how, seen)
+            self._add(tally, at_ms)
+        self._go_on(next_offset // self._part_offsets, at_ms)
+        self.next_offset = max(self.next_offset, next_offset)
+
+    def take(self, parts: Iterable[tuple[int, Tally]], next_offset: int, at_ms: int) -> None:
+        """The same, of what was counted elsewhere, by parts."""
+        for part, tally in parts:
+            self._go_on(part, at_ms)
+            self._add(tally, at_ms)
+        self._go_on(next_offset // self._part_offsets, at_ms)
+        self.next_offset = max(self.next_offset, next_offset)
+
+    def ended(self, at_ms: int) -> None:
+        """Nothing is behind `next_offset` in the log."""
+        self._ended_ms = max(self._ended_ms, at_ms)
+
+    def pass_over(self, next_offset: int, at_ms: int) -> None:
+        """Counts nothing up to there; what was counted before is a stretch of its part for itself."""
+        if self.next_offset > self._since:
+            self._finished.append(self._report(self._increments(), self.next_offset, at_ms, final=False))
+        self._begin(next_offset // self._part_offsets, next_offset)
+
+    # -- for a successor ---------------------------------------------------------------------------
+
+    def state(self, most_windows: int = MOST_WINDOWS, *, whole: bool = False) -> tuple[PartState, ...]:
+        """All that is not known to have arrived; the last is what is being counted, up to `next_offset`: of
+        that also, of what has, the figures of the last windows. Should a record of another one come, who goes
+        on from it `is_lacking`. Of too much only where the first of these parts began: it is to be counted
+        again from there.
+
+        Args:
+            whole: no window's figures are left out.
+        """
+        held, told, whole_ms = self._tally.windows, self._acknowledged, self._whole_ms
+        if self.is_lacking or len(held) > MOST_HELD:
+            return self._begun()
+        windows = sorted(held.items())
+        if not whole and len(windows) > most_windows:
+            old, windows = windows[:-most_windows], windows[-most_windows:]
+            whole_ms = max(whole_ms, windows[0][0])
+            windows += (one for one in old if one[0] == UNTIMED or one[1].count != told.get(one[0]))
+            if whole_ms > self._mark_ms:  # of times ahead of all others: what comes next would be lacking
+                return self._begun()
+        if sum(len(one.windows) for one in self._finished) + len(windows) > 4 * MOST_WINDOWS:
+            return self._begun()
+        finished = (
+            PartState(one.part, one.since, one.upto, one.final, one.windows) for one in self._finished
+        )
+        now = PartState(self._part, self._since, self.next_offset, False, _increments(windows), whole_ms)
+        return *finished, now
+
+    def _begun(self) -> tuple[PartState, ...]:
+        if self._finished:
+            return (begun(self._finished[0].part, self._finished[0].since),)
+        return (begun(self._part, self._since),)
+
+    def go_on_from(self, state: Sequence[PartState], at_ms: int) -> None:
+        """Counts on where another one has come; of one that has counted nothing yet."""
+        for one in state[:-1]:
+            self._begin(one.part, one.since)
+            self._finished.append(self._report(one.windows, one.upto, at_ms, final=one.final))
+        last = state[-1]
+        self._begin(last.part, last.since)
+        for increment in last.windows:
+            self._tally.windows[increment.start_ms] = Sums(increment.totals, increment.span)
+            self.max_timestamp_ms = max(self.max_timestamp_ms, increment.totals.last_ms)
+        self._whole_ms = last.whole_ms
+        self._mark_ms = mark_of(self._tally.windows, at_ms)
+        self._tally.max_timestamp_ms = self.max_timestamp_ms
+        self.next_offset = last.upto
+
+    # -- reports -----------------------------------------------------------------------------------
+
+    def forgo(self) -> None:
+        """Gives up the oldest report that is not acknowledged: its windows are not complete any more."""
+        lost = self._finished.pop(0)
+        after_ms = max((increment.start_ms + 1 for increment in lost.windows), default=NEVER_MS)
+        self.complete_ms = max(self.complete_ms, after_ms)
+
+    def reports(self, at_ms: int) -> list[Report]:
+        """What is to be appended to the topic: all that is not acknowledged, and that it is heard."""
+        told = self._acknowledged
+        changed = (item for item in self._tally.windows.items() if item[1].count != told.get(item[0]))
+        return [*self._finished, self._report(_increments(changed), self.next_offset, at_ms, final=False)]
+
+    def acknowledged(self, report: Report) -> None:
+        """The topic has it."""
+        left = [one for one in self._finished if one.id != report.id]
+        if len(left) < len(self._finished):
+            self._finished = left
+        elif (report.part, report.since) == (self._part, self._since):
+            for increment in report.windows:
+                told = self._acknowledged.get(increment.start_ms, 0)
+                self._acknowledged[increment.start_ms] = max(told, increment.totals.count)
+                sums = self._tally.windows.get(increment.start_ms)
+                if sums is not None and sums.count == increment.totals.count:
+                    sums.pack()  # a part may last for months, and have thousands of windows
+            self._late_ms = 0
+            if not self._finished:
+                self._arrived_ms = max(self._arrived_ms, report.watermark_ms)
+            self._told_upto = max(self._told_upto, report.upto)
+
+    @property
+    def committable_offset(self) -> int:
+        """What a successor may be told: nothing that it will not read is missing in the topic."""
+        return self._finished[0].since if self._finished else self._told_upto
+
+    @property
+    def first_ms(self) -> int:
+        """The lowest timestamp of the part that is being counted; -1: there is none."""
+        found = [sums.first_ms for sums in self._tally.windows.values() if sums.first_ms != NEVER_MS]
+        return min(found, default=NEVER_MS)
+
+    @property
+    def pending(self) -> int:
+        """Final reports that are not acknowledged."""
+        return len(self._finished)
+
+    def watermark_ms(self, at_ms: int) -> int:
+        """Nothing below is expected any more, but for what comes late; -1: nobody knows."""
+        quiet_ms = self._ended_ms - self._idle_ms if self._ended_ms != NEVER_MS else NEVER_MS
+        return max(NEVER_MS, min(self._mark_ms, at_ms), quiet_ms)
+
+    def _begin(self, part: int, since: int) -> None:
+        self._part, self._since = part, since
+        self.next_offset = self._told_upto = since
+        self._tally = Tally(self._scope.width_ms)
+        self._acknowledged = {}
+        self._whole_ms = NEVER_MS
+
+    def _go_on(self, part: int, at_ms: int) -> None:
+        """What comes belongs to `part`."""
+        if part != self._part:
+            self._finish((self._part + 1) * self._part_offsets, at_ms)
+            self._begin(part, part * self._part_offsets)
+
+    def _add(self, tally: Tally, at_ms: int) -> None:
+        width_ms, known = self._scope.width_ms, self._tally.windows
+        if self._whole_ms != NEVER_MS and not self.is_lacking:
+            others = (start for start in tally.windows if UNTIMED != start < self._whole_ms)
+            self.is_lacking = any(start not in known for start in others)
+        mark_ms = min(self._mark_ms, at_ms)  # a time in the future makes nothing late
+        for start, sums in tally.windows.items():
+            self.records += sums.count
+            if start != UNTIMED and start + width_ms < mark_ms:
+                self._late_ms = max(self._late_ms, mark_ms - start - width_ms)
+        self._mark_ms = max(self._mark_ms, mark_of(tally.windows, at_ms))
+        self._tally.merge(tally)
+        self.max_timestamp_ms = max(self.max_timestamp_ms, tally.max_timestamp_ms)
+
+    def _finish(self, upto: int, at_ms: int) -> None:
+        self._finished.append(self._report(self._increments(), upto, at_ms, final=True))
+
+    def _increments(self) -> tuple[Increment, ...]:
+        return _increments(self._tally.windows.items())
+
+    def _report(self, windows: tuple[Increment, ...], upto: int, at_ms: int, *, final: bool) -> Report:
+        return Report(
+            id=report_id(self._scope, self._name, self._part, self._since, upto, final=final),
+            topic=self._scope.topic,
+            tier=self._scope.tier,
+            cluster=self._scope.cluster,
+            width_ms=self._scope.width_ms,
+            source=self._name,
+            at_ms=at_ms,
+            windows=windows,
+            part=self._part,
+            since=self._since,
+            upto=upto,
+            final=final,
+            # What comes before it may not have arrived: then it must not close anything.
+            watermark_ms=self._arrived_ms if final or self._finished else self.watermark_ms(at_ms),
+            late_ms=self._late_ms,
+            shard=shard_of(self._partition),
+            complete_ms=self.complete_ms,
+        )
+
+
+def _increments(windows: Iterable[tuple[int, Sums]]) -> tuple[Increment, ...]:
+    return tuple(Increment(start, sums.totals(), sums.span) for start, sums in sorted(windows, key=_start))
+
+
+def _start(window: tuple[int, Sums]) -> int:
+    return window[0]
+
+
+def by_part(
+    view: memoryview, part: int, next_offset: int, part_offsets: int
+) -> Iterator[tuple[int, memoryview]]:
+    """Whole batches that stand for the offsets up to `next_offset`, by the parts that they belong to, from
+    `part` on; all of these but the last have ended."""
+    while next_offset >= (part_end := (part + 1) * part_offsets):
+        cut = bytes_below(view, part_end)
+        yield part, view[:cut]
+        view = view[cut:]
+        part = (_FRAME.unpack_from(view)[0] if len(view) >= _FRAME.size else next_offset) // part_offsets
+    yield part, view
+
+
+def rows_by_part(headers: Headers, part_offsets: int) -> Iterator[tuple[int, slice | npt.NDArray[np.bool_]]]:
+    """The same of headers (one at least): which rows belong to a part."""
+    parts = headers.base_offset // part_offsets
+    first, last = int(parts[0]), int(parts[-1])
+    for part in [first] if first == last else np.unique(parts).tolist():
+        yield part, slice(None) if first == last else parts == part
+
+
+def bytes_below(view: bytes | memoryview, offset: int) -> int:
+    """How many bytes of whole batches have a base offset below `offset`; they come first."""
+    at, size = 0, len(view)
+    while size - at >= _FRAME.size:
+        base_offset, length = _FRAME.unpack_from(view, at)
+        if base_offset >= offset or length <= 0:
+            return at
+        at += LOG_OVERHEAD_BYTES + length
+    return size

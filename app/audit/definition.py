@@ -1,0 +1,190 @@
+"""`AuditPlan`: topics whose records are counted, where, and by which time. The shape of its definition.
+
+    kind: AuditPlan
+    metadata: {name: orders, owner: data-platform}
+    spec:
+      clusters: [regional, east-aggregate]    # names, or tiers of this region; without it, all of this region
+      topics: [orders, 'payments\\..*']        # as in a Route
+      exclude: ['.*\\.test']
+      window: 10m
+      timestamp: {source: json, field: meta.createdAt, format: iso-8601, otherwise: record}
+      id: {header: message-id}
+
+Where several plans mean a topic of a cluster, the first by name counts it.
+"""
+
+from __future__ import annotations
+
+import zlib
+from typing import Annotated, Any, ClassVar, Literal
+
+import orjson
+from annotated_types import Len
+from pydantic import BeforeValidator, Field, PlainSerializer, PlainValidator, WithJsonSchema
+
+from app.audit.folds.plan_terms import PREFIX, bounds_of
+from app.audit.folds.tier import CONSUMER, Bounds
+from app.config.definition_base import OfTopics
+from app.config.fields import DAY_S, MAX_LISTED, Header, MessageName, Model, Name
+from app.config.quantities import DURATION_SCHEMA, Duration, duration_within
+from app.failover.topology import Layout
+from app.kernel.durations import format_duration, parse_duration
+from app.replicate.definition import Entry
+
+MAX_NAME_CHARS = 100  # with a cluster's name it is in the names of jobs
+SEPARATOR = "//"  # between the two; no workload's key has it
+
+
+def _name(value: Any) -> Any:
+    if isinstance(value, str) and len(value) > MAX_NAME_CHARS:
+        raise ValueError(f"not a name for it; use at most {MAX_NAME_CHARS} characters")
+    return value
+
+
+def _disorder(value: Any) -> Any:
+    if value == "any":
+        return value
+    try:
+        seconds = parse_duration(value)
+    except ValueError:
+        seconds = -1.0
+    if not 0 <= seconds <= DAY_S:
+        raise ValueError("not a promise about timestamps; write any, or a duration of 0s to 1d such as 5s")
+    return seconds
+
+
+def _disorder_text(value: str | float) -> str:
+    return value if isinstance(value, str) else format_duration(value)
+
+
+Disorder = Annotated[
+    Literal["any"] | float,
+    PlainValidator(_disorder),
+    PlainSerializer(_disorder_text, return_type=str),
+    WithJsonSchema({"anyOf": [{"const": "any"}, *DURATION_SCHEMA]}),
+]
+
+
+class AuditMetadata(Model):
+    """Who: the name is the plan's identity."""
+
+    name: Annotated[Name, BeforeValidator(_name)]
+    owner: str = Field("", max_length=200)
+
+
+class Timestamp(Model):
+    """What tells the time of a record: by it records are put into windows, the same ones at every tier.
+
+    `header`, of source header, its name; `binary`: 8 bytes, big-endian. `field`, of a value, the names that
+    lead to it: meta.createdAt; its schema is a file (or a folder, with framing confluent) of `schema` (Avro)
+    or `descriptor` and `message` (Protobuf), below the folder `schemas` of each worker's switchyard.yaml.
+    `otherwise`: the time of a record that does not tell one so: its own timestamp, or none.
+    """
+
+    source: Literal["record", "header", "json", "avro", "protobuf"] = "record"
+    header: Header | None = None
+    field: Annotated[str, Len(1, 1000)] | None = None
+    format: Literal["epoch-s", "epoch-ms", "epoch-us", "epoch-ns", "iso-8601"] | None = None
+    binary: bool = False
+    schema_: Annotated[str, Len(1, 4096)] | None = Field(None, alias="schema")
+    descriptor: Annotated[str, Len(1, 4096)] | None = None
+    message: MessageName | None = None
+    framing: Literal["none", "confluent"] = "none"
+    otherwise: Literal["record", "none"] = "record"
+
+
+class MessageId(Model):
+    """The header with a message's id, the same at every tier: equal counts of other messages are found.
+
+    `fingerprint`: of ids alone, or with values: also a message that came with another value is found (bytes
+    of the value; of headers and keys nothing is known, so a route may change these). Where something on the
+    way writes values anew it cannot be used: every window would be told as corrupted. Clients tell of ids
+    alone, and are compared by these.
+    """
+
+    header: Header
+    fingerprint: Literal["ids", "values"] = "ids"
+
+
+class AuditSpec(Model):
+    """What is counted, and how.
+
+    `tiers` are compared each with the next, those that count the topic; one that is named here and does not
+    is told as absent. With `consumer` among them, or none at all, what workloads finish is counted, too.
+    `lateness`: how long a window waits at least for what comes late. `keep`: how long windows are remembered.
+    `disorder`: how much older than the first record of its batch a record may be. With `any`, the default,
+    the timestamps of all records are read (0.2 microseconds each, and decompressing). With a time,
+    whole batches are counted from their headers; records that are older than that are counted in a later
+    window, and copies in other batches may show a loss that there is none of.
+    """
+
+    clusters: Annotated[tuple[Name, ...], Len(0, MAX_LISTED)] = ()
+    topics: Annotated[tuple[Entry, ...], Len(1, MAX_LISTED)]
+    exclude: Annotated[tuple[Entry, ...], Len(0, MAX_LISTED)] = ()
+    tiers: Annotated[tuple[Name, ...], Len(0, 20)] = ()
+    window: Annotated[Duration, duration_within(1, DAY_S)] = 600.0
+    lateness: Annotated[Duration, duration_within(1, DAY_S)] = 60.0
+    disorder: Disorder = "any"
+    keep: Annotated[Duration, duration_within(3600, 90 * DAY_S)] = 7 * DAY_S
+    timestamp: Timestamp = Timestamp()
+    id: MessageId | None = None
+
+
+class AuditPlan(OfTopics):
+    """Topics whose records are counted."""
+
+    api_version: Literal["switchyard/v1"] = Field(alias="apiVersion")
+    prefix: ClassVar[str] = PREFIX
+    kind: Literal["AuditPlan"]
+    metadata: AuditMetadata
+    spec: AuditSpec
+
+    def clusters(self, layout: Layout) -> list[str]:
+        """The names of the clusters whose topics it counts: those there are, by this configuration."""
+        if not self.spec.clusters:
+            return sorted(name for name, site in layout.sites.items() if site.region == layout.own)
+        found = set()
+        for entry in self.spec.clusters:
+            of_tier = {
+                n for n, site in layout.sites.items() if (site.region, site.tier) == (layout.own, entry)
+            }
+            found |= {entry} if entry in layout.sites else of_tier
+        return sorted(found)
+
+    @property
+    def by_value(self) -> bool:
+        """Whether the event time is another than the record's timestamp."""
+        return self.spec.timestamp.source != "record"
+
+    @property
+    def counts_consumers(self) -> bool:
+        """Whether what workloads have finished is counted, too."""
+        return not self.spec.tiers or CONSUMER in self.spec.tiers
+
+    @property
+    def bounds(self) -> Bounds:
+        """When its windows close, and are forgotten."""
+        return bounds_of(self.spec.lateness, self.spec.keep)
+
+    @property
+    def counting(self) -> int:
+        """Another one when a record may come into another window: 32 bits of what says into which."""
+        wire = self.to_wire()["spec"]
+        told = [wire[part] for part in ("window", "timestamp", "disorder")]
+        return zlib.crc32(orjson.dumps(told, option=orjson.OPT_SORT_KEYS))
+
+    @property
+    def width_ms(self) -> int:
+        """How long a window is."""
+        return round(self.spec.window * 1000)
+
+
+def job_name(plan: str, cluster: str) -> str:
+    """The name in jobs that count a cluster's topics for a plan."""
+    return f"{plan}{SEPARATOR}{cluster}"
+
+
+def of_job_name(name: str) -> tuple[str, str]:
+    """The inverse: plan and cluster."""
+    plan, _, cluster = name.partition(SEPARATOR)
+    return plan, cluster

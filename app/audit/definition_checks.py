@@ -1,0 +1,102 @@
+"""What no single field of an audit plan shows: clusters there are not, times that nothing tells."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from app.audit.definition import AuditPlan
+from app.config.problems import Document, Problem, suggest
+from app.config.syntax_tree import Path_
+from app.dispatch.definition_checks import problem_at, value_at
+from app.failover.topology import AGGREGATE, REGIONAL, Layout
+from app.payload.event_time.instant import UnusableField
+from app.payload.event_time.json_field import JsonTime
+from app.replicate.definition_checks import TOPICS
+from app.replicate.model.regular_language import TooComplicated, Words
+from app.replicate.model.route import Route
+
+TIMESTAMP: Path_ = ("spec", "timestamp")
+CLUSTERS: Path_ = ("spec", "clusters")
+# Beside `source` and `otherwise`: what each source must have, and what it may have.
+NEEDS = {
+    "record": ((), ()),
+    "header": (("header",), ("format", "binary")),
+    "json": (("field",), ("format",)),
+    "avro": (("field", "schema"), ("format", "framing")),
+    "protobuf": (("field", "descriptor", "message"), ("format", "framing")),
+}
+DEFAULTS = {"framing": "none", "binary": False}
+
+
+def audit_checks(document: Document, plan: AuditPlan | None, layout: Layout | None) -> Iterator[Problem]:
+    """All of it; `plan` is None when a field is wrong, `layout` has the clusters there are, if known."""
+    source = value_at(document.data, (*TIMESTAMP, "source")) or "record"
+    needs, may = NEEDS.get(source, ((), ()))
+    given = value_at(document.data, TIMESTAMP)
+    told = given.items() if isinstance(given, dict) else ()
+    names = {name for name, value in told if value != DEFAULTS.get(name)}  # as the wire has them all
+    for name in needs:
+        if name not in names:
+            yield problem_at(document, (*TIMESTAMP, name), f"missing, and source {source} needs it", "add it")
+    for name in sorted(names - {"source", "otherwise", *needs, *may}) if source in NEEDS else ():
+        known = ", ".join((*needs, *may)) or "no others"
+        yield problem_at(
+            document, (*TIMESTAMP, name), f"has no meaning with source {source}",
+            f"leave it out; beside source and otherwise there are {known}",
+        )  # fmt: skip
+    if plan is None:
+        return
+    yield from _time(document, plan)
+    yield from _topics(document, plan)
+    if layout is not None:
+        yield from _clusters(document, plan, layout)
+
+
+def _time(document: Document, plan: AuditPlan) -> Iterator[Problem]:
+    timestamp = plan.spec.timestamp
+    if timestamp.source == "header" and timestamp.binary and timestamp.format == "iso-8601":
+        yield problem_at(
+            document,
+            (*TIMESTAMP, "format"),
+            "8 binary bytes cannot hold it",
+            "give the number's unit: epoch-ms",
+        )
+    if timestamp.source == "json" and timestamp.field is not None:
+        try:
+            JsonTime(timestamp.field.split("."))
+        except UnusableField as error:
+            yield problem_at(document, (*TIMESTAMP, "field"), error.problem, error.remedy)
+
+
+def _topics(document: Document, plan: AuditPlan) -> Iterator[Problem]:
+    try:
+        words = Words()
+        route = Route(plan.name, "", "", plan.spec.topics, plan.spec.exclude)
+        if words.shortest(route.domain(words)) is None:
+            remedy = "exclude less, or name the internal topic"
+            yield problem_at(document, TOPICS, "no topic is counted: all are excluded, or internal", remedy)
+    except TooComplicated as error:
+        message, _, remedy = str(error).rpartition("; ")
+        yield problem_at(document, TOPICS, message, remedy)
+
+
+def _clusters(document: Document, plan: AuditPlan, layout: Layout) -> Iterator[Problem]:
+    tiers = sorted({site.tier for site in layout.sites.values() if site.region == layout.own})
+    for index, entry in enumerate(plan.spec.clusters):
+        if entry not in layout.sites and entry not in tiers:
+            known = [*layout.sites, *tiers]
+            yield problem_at(
+                document,
+                (*CLUSTERS, index),
+                "no such cluster, nor tier of this region",
+                suggest(entry, known),
+            )
+    counted = plan.clusters(layout)
+    if any(layout.sites[name].tier == AGGREGATE for name in counted):
+        others = [n for n, site in layout.sites.items() if site.tier == REGIONAL and n not in counted]
+        if others:
+            named = ", ".join(sorted(others))
+            yield problem_at(
+                document, CLUSTERS, f"an aggregate cluster may have more than is counted: {named} is not",
+                "add it to clusters, unless nothing is copied from there", "warning",
+            )  # fmt: skip

@@ -1,0 +1,1 @@
+"""Which records are missing, doubled or altered: found, named, copied again."""

@@ -1,0 +1,107 @@
+"""Where of its source a copy comes from, by the numbers that its lane gave to its batches.
+
+    copy's batch: producer, first number s  --stamped barriers-->  source offset of its first record
+
+A barrier (S, T) with a stamp n of a producer: its records numbered below n have source offsets below S, the
+others S or more. Of one source no offset comes twice in a lane, and some may be skipped. So the record with
+number s has at least the source offset S + (s - n), by a barrier with n <= s, and at most S - (n - s), by one
+with s < n (`app.offsets.model.source_frontier`). What contradicts itself, or is of a producer that two lines
+claim, is not known.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from app.kafka.records.leader_epochs import ENDLESS
+from app.kafka.records.producer_sequences import NEAR, Producer, Stamp, later
+from app.kernel.fencing import LogId
+from app.offsets.model.offset_map import Barrier, Line
+
+
+class Partition(NamedTuple):
+    """Of a topic in a cluster, as it is called here."""
+
+    cluster: str
+    topic: str
+    partition: int
+
+
+class Origin(NamedTuple):
+    """The source, and the least and the greatest offset that the record may have there."""
+
+    source: Partition
+    lowest: int
+    highest: int
+
+    def behind(self, count: int) -> Origin:
+        """Of the record that comes so much later in the copy's batch."""
+        highest = self.highest if self.highest == ENDLESS else self.highest + count
+        return Origin(self.source, self.lowest + count, highest)
+
+    def may_be(self, source: Partition, offset: int) -> bool:
+        """Whether the record may be that one."""
+        return source == self.source and self.lowest <= offset <= self.highest
+
+    @property
+    def is_exact(self) -> bool:
+        return self.lowest == self.highest
+
+
+class _Lane(NamedTuple):
+    """A producer's barriers in order, the sources that claim it."""
+
+    barriers: list[tuple[Barrier, Stamp]]
+    sources: set[Partition]
+
+
+class Origins:
+    """Of the copies in one partition.
+
+    Args:
+        lines: every line into the copy's topic, with the partition that it copies.
+        partition, log: which copy it is; lines of others say nothing.
+    """
+
+    def __init__(self, lines: Iterable[tuple[Partition, Line]], partition: int, log: LogId) -> None:
+        self._lanes: dict[Producer, _Lane] = {}
+        for source, line in lines:
+            if line.target_partition != partition or line.target.is_another(log):
+                continue
+            for barrier in line.barriers:
+                if barrier.stamp is not None:
+                    lane = self._lanes.setdefault(barrier.stamp.producer, _Lane([], set()))
+                    lane.barriers.append((barrier, barrier.stamp))
+                    lane.sources.add(source)
+
+    def source_of(self, producer_id: int, epoch: int) -> Partition | None:
+        """Whose copies a producer writes; None: nobody knows."""
+        lane = self._lanes.get((producer_id, epoch))
+        return next(iter(lane.sources)) if lane is not None and len(lane.sources) == 1 else None
+
+    def of(self, start: int, end: int, producer_id: int, epoch: int, sequence: int) -> Origin | None:
+        """Of the first record of a batch of offsets [start, end), which is numbered `sequence`."""
+        source = self.source_of(producer_id, epoch)
+        if source is None:
+            return None
+        barriers = self._lanes[producer_id, epoch].barriers
+        lowest, highest = 0, ENDLESS
+        below = bisect_right(barriers, start, key=_target_end) - 1
+        if below >= 0:
+            barrier, stamp = barriers[below]
+            distance = later(sequence, stamp.sequence)
+            if 0 <= distance <= start - barrier.target_end < NEAR:
+                lowest = barrier.source_end + distance
+        above = bisect_left(barriers, end, key=_target_end)
+        if above < len(barriers):
+            barrier, stamp = barriers[above]
+            distance = later(stamp.sequence, sequence)
+            if end - start <= distance <= barrier.target_end - start < NEAR:
+                highest = barrier.source_end - distance
+        return Origin(source, lowest, highest) if lowest <= highest else None
+
+
+def _target_end(placed: tuple[Barrier, Stamp]) -> int:
+    return placed[0].target_end

@@ -1,0 +1,245 @@
+"""Names what of a window did not come from one tier to the next: a drill-down, from question to answer.
+
+    Question --Sider--> Sides --Scan--> places --named, judged--> findings --> Answer
+
+The logs are read up to where records of the window are by their timestamps. Where the audit has counted
+another difference than was found there, they are read to their ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from app.audit.counts.fingerprint import Fingerprint, ids_of
+from app.audit.drilldown.findings import Bounds, Finding, Kind, Seen, counts, judged, named
+from app.audit.drilldown.id_sums import MOST, told_by
+from app.audit.drilldown.prints import Window
+from app.audit.drilldown.scan import LogsChanged, Scan, Scanned, Unread
+from app.audit.drilldown.sides import Question, Sider, Sides
+from app.kernel.clock import iso
+
+if TYPE_CHECKING:
+    from app.worker.runtime.service import Runtime
+
+MOST_NAMED = 10_000
+TRIES = 2
+
+
+class Difference(NamedTuple):
+    """What the audit knows of how the tiers differ, once it is final: how many records more upstream has, and
+    by which sum of ids (`app.audit.drilldown.id_sums`); None: not all of them have one."""
+
+    surplus: int
+    ids: Fingerprint | None = None
+
+
+Tell = Callable[[dict[str, Any]], None]
+
+
+class Answer(NamedTuple):
+    """What became of the window's records.
+
+    Attributes:
+        findings: at most `MOST_NAMED`. counts: of all kinds, of all that was found.
+        share: one of so many of what differs was looked for; 1: all was. estimate: about how much differs.
+        unread: what could not be read. notes: what else a reader has to know.
+    """
+
+    question: Question
+    window: Window
+    findings: list[Finding]
+    counts: dict[str, int]
+    share: int
+    estimate: int
+    unread: list[Unread]
+    notes: list[str]
+    sides: Sides
+    is_known: bool = True
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether all that differs is named."""
+        return self.is_known and self.share == 1 and sum(self.counts.values()) == len(self.findings)
+
+
+async def drill(
+    runtime: Runtime,
+    question: Question,
+    tell: Tell,
+    *,
+    lateness_ms: int = 0,
+    difference: Difference | None = None,
+) -> Answer:
+    """The answer.
+
+    Args:
+        tell: takes its progress.
+        lateness_ms: how late records of the window may have been written.
+        difference: by the audit; None: it does not know yet.
+
+    Raises:
+        NotReadable: no log answers it. ClusterUnreachable, KafkaError: some of them cannot be read now.
+        LogsChanged: they lost records meanwhile.
+    """
+    surplus = None if difference is None else difference.surplus
+    for number in range(TRIES):
+        sides = await Sider(runtime, question, lateness_ms).find()
+        if not sides.upstream or not sides.downstream:
+            return await _by_sums(question, sides, Scan(sides.parts, tell), difference)
+        try:
+            scanned = await Scan(sides.parts, tell).run()
+            if surplus is not None and not _explains(scanned, surplus):
+                sides = sides._replace(parts=[part._replace(end=part.log_end) for part in sides.parts])
+                scanned = await Scan(sides.parts, tell).run()
+            break
+        except LogsChanged:
+            if number == TRIES - 1:
+                raise
+    return await asyncio.to_thread(_answer, question, sides, scanned, surplus)
+
+
+async def _by_sums(question: Question, sides: Sides, scan: Scan, difference: Difference | None) -> Answer:
+    """Of a tier that clients tell of: what the sums of ids say."""
+    findings: list[Finding] = []
+    why, told = "", None
+    if difference is None:
+        why = "the audit has not closed the window at both tiers yet: ask again then"
+    elif difference.ids is None:
+        why = "not all records have an id, as the audit counted them: which differ cannot be told"
+    elif difference.surplus or difference.ids != Fingerprint():
+        names = await scan.ids()
+        told = None if names is None else told_by(difference.ids, difference.surplus, ids_of(names))
+        if told is None or names is None:
+            why = (
+                f"clients keep no log; by the sums of ids no more than {MOST} records are told, and here "
+                "more differ (or ids that the other tier never had)"
+            )
+        else:
+            missing, doubled = ([names[row] for row in rows] for rows in told)
+            seen = {one.id: one for one in await scan.places_of({*missing, *doubled})}
+            findings = [Finding(Kind.MISSING, seen[name]) for name in missing if name in seen]
+            findings += [Finding(Kind.DOUBLED, seen[name]) for name in doubled if name in seen]
+    differs = 0 if difference is None else abs(difference.surplus)
+    return Answer(
+        question, sides.window, findings, counts(findings), 1, max(differs, len(findings)), list(scan.unread),
+        sides.notes + [why] * bool(why), sides, not why,
+    )  # fmt: skip
+
+
+def _explains(scanned: Scanned, surplus: int) -> bool:
+    return (
+        len(scanned.upstream) - len(scanned.downstream) + sum(scanned.alike) == surplus or scanned.share > 1
+    )
+
+
+def _answer(question: Question, sides: Sides, scanned: Scanned, surplus: int | None) -> Answer:
+    findings = judged(named(scanned.upstream, scanned.downstream), _bounds(sides, scanned))
+    notes = list(sides.notes)
+    found = counts(findings)
+    if scanned.share > 1:
+        notes.append(
+            f"about {scanned.estimate} records differ, too many to name at once: one of {scanned.share} of "
+            "them is named; copy them again, and ask again"
+        )
+    if scanned.alike:
+        notes.append(
+            f"{sum(map(abs, scanned.alike))} records of contents that thousands of others have are not named"
+        )
+    if surplus is not None and not _explains(scanned, surplus):
+        balance = len(scanned.upstream) - len(scanned.downstream)
+        notes.append(
+            f"the audit counted {surplus} records more upstream than downstream, {balance} were found: the "
+            "others were deleted since, or came since"
+        )
+    return Answer(
+        question, sides.window, findings[:MOST_NAMED], found, scanned.share, scanned.estimate,
+        list(scanned.unread), notes, sides,
+    )  # fmt: skip
+
+
+def _bounds(sides: Sides, scanned: Scanned) -> Bounds:
+    """With what could not be read."""
+    copies, sources = dict(sides.bounds.unread_copies), dict(sides.bounds.unread_sources)
+    for one in scanned.unread:
+        why = f"offsets [{one.start}, {one.end}) of it cannot be read: {one.why}"
+        if one.is_upstream:
+            sources[one.place] = why
+        else:
+            copies[one.place.partition] = why
+    return sides.bounds._replace(unread_copies=copies, unread_sources=sources)
+
+
+# -- for people ------------------------------------------------------------------------------------------
+
+
+def rows(answer: Answer, kinds: Iterable[Kind] = Kind) -> list[dict[str, Any]]:
+    """A row a finding."""
+    wanted = set(kinds)
+    return [_row(one) for one in answer.findings if one.kind in wanted]
+
+
+def _row(finding: Finding) -> dict[str, Any]:
+    seen = finding.source if finding.source is not None else finding.copy
+    assert seen is not None, "it is of some record"
+    return {
+        "kind": finding.kind.value,
+        "id": _text(seen.id),
+        "key": _text(seen.key_bytes),
+        "at_ms": seen.at_ms,
+        "at": iso(seen.at_ms),
+        "source": _place(finding.source),
+        "copy": _place(finding.copy),
+        "one_of": finding.one_of,
+        "why": finding.why,
+    }
+
+
+def _place(seen: Seen | None) -> dict[str, Any] | None:
+    if seen is None:
+        return None
+    cluster, topic, partition = seen.place
+    return {"cluster": cluster, "topic": topic, "partition": partition, "offset": seen.offset}
+
+
+def _text(data: bytes | None) -> str | None:
+    """As text, or base64:... where it is none."""
+    if data is None:
+        return None
+    try:
+        text = data.decode()
+    except UnicodeDecodeError:
+        text = ""
+    is_text = text.isprintable() and not text.startswith("base64:") and (text or not data)
+    return text if is_text else f"base64:{base64.b64encode(data).decode()}"
+
+
+def told(answer: Answer) -> dict[str, Any]:
+    """The answer without its rows."""
+    question, window = answer.question, answer.window
+    cut = [
+        {"cluster": place.cluster, "topic": place.topic, "partition": place.partition, "start": 0,
+         "end": min(part.start for part in answer.sides.parts if part.reader.place == place), "why": why}
+        for place, why in sorted(answer.sides.cut.items())
+    ]  # fmt: skip
+    unread = [
+        {"cluster": one.place.cluster, "topic": one.place.topic, "partition": one.place.partition,
+         "start": one.start, "end": one.end, "why": one.why}
+        for one in answer.unread
+    ]  # fmt: skip
+    return {
+        "topic": question.topic,
+        "from_tier": question.from_tier,
+        "to_tier": question.to_tier,
+        "group": question.group or None,
+        "start_ms": window.start_ms,
+        "start": iso(window.start_ms),
+        "end_ms": window.end_ms,
+        "counts": answer.counts,
+        "complete": answer.is_whole,
+        "differs": answer.estimate,
+        "unread": cut + unread,
+        "notes": answer.notes,
+    }

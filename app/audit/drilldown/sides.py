@@ -1,0 +1,345 @@
+"""Both sides of a drill-down: which logs may hold a window's records at two tiers, and what is known of how
+they were copied from one to the other.
+
+Rules
+1. A side is all clusters of the tier whose topic a plan counts, as in the comparison that it explains.
+2. What is known of copying is read first, then upstream's logs, then downstream's: what was copied by then
+   lies in what is read.
+3. A copy may have another name downstream: the route says which.
+4. Records of clusters that no plan counts are no part of it. Where it is known which copies are theirs, those
+   are passed over; else a copy that nobody upstream has may be of them.
+5. Clients keep no log: a tier that they tell of is a side without parts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from app.audit.counts.fingerprint import Source
+from app.audit.definition import AuditPlan
+from app.audit.drilldown.copy_origins import Origins, Partition
+from app.audit.drilldown.findings import Bounds
+from app.audit.drilldown.prints import Reader, Window
+from app.audit.drilldown.scan import Part
+from app.audit.folds.tier_pairs import OF_CLUSTERS
+from app.audit.pump.counting_spec import how_of, open_times
+from app.failover.topology import AGGREGATE, Layout
+from app.kafka.client.cluster import ClusterClient
+from app.kafka.client.topic_configs import TopicSettings, describe
+from app.kafka.fetch.span_reader import LogSpan, spans
+from app.kernel.clock import iso
+from app.kernel.fencing import LogId
+from app.offsets.model.offset_map import Line
+from app.offsets.model.translation import Copying
+from app.offsets.store.tables import NotRead
+from app.replicate.definition import RouteDefinition
+
+if TYPE_CHECKING:
+    from app.worker.runtime.service import Runtime
+
+TIMESTAMP_TYPE, LOG_APPEND_TIME = "message.timestamp.type", "LogAppendTime"
+CLEANUP_POLICY, COMPACT = "cleanup.policy", "compact"
+CUT = "the log begins at {start}: records of the window may have been deleted by retention"
+
+
+class NotReadable(ValueError):
+    """A question that no log answers: why, and what does."""
+
+
+class Question(NamedTuple):
+    """What of `topic` in the window that begins at `start_ms` did not come from one tier to another. `group`:
+    which of several that have finished the topic is meant, "": there is one, or none."""
+
+    topic: str
+    from_tier: str
+    to_tier: str
+    start_ms: int
+    group: str = ""
+
+    def __str__(self) -> str:
+        window = f"{self.topic}/{self.from_tier}/{self.to_tier}/{self.start_ms}"
+        return f"{window}/{self.group}" if self.group else window
+
+
+class Copier(NamedTuple):
+    """A route that copies the topic from one cluster to another; `definition` None: there is none, and what
+    is missing would be copied under the same name."""
+
+    source: str
+    target: str
+    topic: str
+    target_topic: str
+    definition: RouteDefinition | None = None
+
+
+class Topic(NamedTuple):
+    """A topic in a cluster, as it is now. `partitions`: 0 where it does not exist."""
+
+    cluster: str
+    name: str
+    client: ClusterClient
+    cluster_id: str
+    topic_id: str
+    partitions: int
+    plan: AuditPlan
+    is_timed: bool = True
+    is_compacted: bool = False
+
+
+class Sides(NamedTuple):
+    """What there is to be read, and to be judged by.
+
+    Attributes:
+        cut: partitions whose log may have lost records of the window, downstream too.
+        notes: what a reader of the answer has to know.
+    """
+
+    window: Window
+    parts: list[Part]
+    upstream: list[Topic]
+    downstream: list[Topic]
+    copiers: list[Copier]
+    bounds: Bounds
+    notes: list[str]
+    cut: dict[Partition, str]
+
+
+def clusters_of(
+    layout: Layout, plan_of: Callable[[str, str], AuditPlan | None], topic: str, tier: str
+) -> dict[str, AuditPlan]:
+    """The clusters of a tier whose topic a plan counts (rule 1); none of a tier that clients tell of.
+
+    Raises:
+        NotReadable: there is none.
+    """
+    if tier not in OF_CLUSTERS:
+        return {}
+    sites = sorted(name for name, site in layout.sites.items() if site.tier == tier)
+    found = {name: plan for name in sites if (plan := plan_of(name, topic)) is not None}
+    if not found:
+        raise NotReadable(f"no audit plan counts topic {topic[:100]!r} at tier {tier}")
+    return found
+
+
+class Sider:
+    """Finds the sides. `lateness_ms`: how late records of the window may have been written."""
+
+    def __init__(self, runtime: Runtime, question: Question, lateness_ms: int = 0) -> None:
+        self._runtime = runtime
+        self._question = question
+        self._lateness_ms = lateness_ms
+        self._notes: list[str] = []
+        self._heard: dict[str, str] = {}  # names of clusters here, by their ids
+
+    def plans(self) -> tuple[dict[str, AuditPlan], dict[str, AuditPlan]]:
+        """Clusters of both tiers, with the plans that count them. Raises NotReadable."""
+        audits, (topic, before, after, start_ms, _) = self._runtime.catalog.audits, self._question
+        if audits.layout is None:
+            raise NotReadable("this worker is configured for no regions; ask another one")
+        if before == after:
+            raise NotReadable(f"from_tier and to_tier are both {before!r}; name two tiers")
+        sides = tuple(clusters_of(audits.layout, audits.plan_of, topic, tier) for tier in (before, after))
+        if not any(sides):
+            raise NotReadable(
+                f"{before} and {after} are told by clients, who keep no log; name a cluster's tier"
+            )
+        plan = next(plan for side in sides for plan in side.values())
+        if not all(sides) and plan.spec.id is None:
+            raise NotReadable(
+                f"{after if sides[0] else before} is told by clients, who keep no log, and plan {plan.name} "
+                "names no id: which records differ cannot be told (audit loss compares counts)"
+            )
+        widths = {plan.width_ms for side in sides for plan in side.values()}
+        if len(widths) > 1 or start_ms % min(widths):
+            within_ms = start_ms - start_ms % min(widths)
+            raise NotReadable(
+                f"no window of {topic[:100]} begins at {start_ms}: windows are {min(widths)} ms long and "
+                f"begin at multiples of that; the one with that time begins at {iso(within_ms)} ({within_ms})"
+            )
+        return sides[0], sides[1]
+
+    async def find(self) -> Sides:
+        """See the module.
+
+        Raises:
+            NotReadable. ClusterUnreachable, KafkaError: some cluster cannot be asked now.
+        """
+        before, after = self.plans()
+        plan = next(iter([*before.values(), *after.values()]))
+        start_ms = self._question.start_ms
+        window = Window(start_ms, start_ms + plan.width_ms)
+        copiers = self._copiers(before, after)
+        upstream = [await self._topic(name, self._question.topic, one) for name, one in before.items()]
+        downstream = [
+            await self._topic(name, topic, one)
+            for name, one in after.items()
+            for topic in sorted({c.target_topic for c in copiers if c.target == name})
+        ]
+        names = {one.cluster_id: one.cluster for one in upstream if one.cluster_id}
+        lines, unknown = await self._lines(downstream)
+        timed = all(one.is_timed for one in (*upstream, *downstream))
+        keeps = {c.source: c.definition.keeps_header() for c in copiers if c.definition is not None}
+        others = self._others(before)
+        parts: list[Part] = []
+        cut: dict[Partition, str] = {}
+        ends: dict[Partition, int] = {}
+        for topic in (*upstream, *downstream):
+            is_up = topic in upstream
+            times = await open_times(topic.plan, self._runtime.schemas)
+            for partition, span in (await self._spans(topic, window)).items():
+                place = Partition(topic.cluster, topic.name, partition)
+                if span.is_cut:
+                    cut[place] = CUT.format(start=span.log_start)
+                origins, end = None, span.end
+                if is_up:
+                    ends[place] = span.end
+                else:
+                    of_log = [(self._named(copying, names), copying.line) for copying in lines[topic]]
+                    origins = Origins(of_log, partition, LogId(topic.cluster_id, topic.topic_id))
+                    end = max(end, min(_copied_by(of_log, partition, ends), span.log_end))
+                source = Source(topic.cluster_id, topic.topic_id, partition)
+                reader = Reader(
+                    place, how_of(topic.plan, source, times), window,
+                    keeps=keeps.get(topic.cluster) if is_up else None, timed=timed, origins=origins,
+                    others=others, names=names,
+                )  # fmt: skip
+                parts.append(Part(topic.client, reader, span.start, end, span.log_end, is_up))
+        reached = {} if unknown else _reached(copiers, upstream, lines, names)
+        unread = {place.partition: unknown for place in ends if unknown and _is_copied(copiers)}
+        unread |= {
+            p.partition: why for p, why in cut.items() if any(p.cluster == t.cluster for t in downstream)
+        }
+        missing = [one for one in downstream if not one.partitions]
+        self._notes += [f"topic {one.name} does not exist in {one.cluster}" for one in missing]
+        self._notes += [
+            f"topic {one.name} in {one.cluster} is compacted: what is missing may have been replaced by "
+            "later records of the same keys"
+            for one in downstream
+            if one.is_compacted
+        ]
+        elsewhere = ""
+        if others:
+            elsewhere = f"it may be of {', '.join(sorted(others))}, whose topic no plan counts"
+        ups = {place: why for place, why in cut.items() if place in ends}
+        bounds = Bounds(reached, unread, ups, elsewhere)
+        return Sides(window, parts, upstream, downstream, copiers, bounds, self._notes, cut)
+
+    # -- what is there -----------------------------------------------------------------------------
+
+    def _copiers(self, before: Mapping[str, Any], after: Mapping[str, Any]) -> list[Copier]:
+        routes, topic = self._runtime.catalog.routes, self._question.topic
+        found: list[Copier] = []
+        for name in sorted(self._runtime.control.view.routes):
+            route, definition = routes.route(name), routes.definition(name)
+            if route is None or definition is None or route.source not in before or route.target not in after:
+                continue
+            copy = route.destination(topic)
+            if copy is not None:
+                found.append(Copier(route.source, route.target, topic, copy, definition))
+        covered = {(one.source, one.target) for one in found}
+        pairs = ((source, target) for source in before for target in after)
+        return found + [Copier(*pair, topic, topic) for pair in pairs if pair not in covered]
+
+    async def _topic(self, cluster: str, name: str, plan: AuditPlan) -> Topic:
+        try:
+            client = (await self._runtime.clusters.get(cluster)).client
+        except KeyError as error:
+            raise NotReadable(
+                f"cluster {cluster} is not in this worker's configuration; add it to switchyard.yaml"
+            ) from error
+        cluster_id, ids = await client.cluster_id(), await client.topic_ids([name])
+        count = await client.partitions(name) or 0
+        config: Mapping[str, str] = {}
+        if count:
+            found = (await describe(client, [name], [TIMESTAMP_TYPE, CLEANUP_POLICY])).get(name)
+            config = found.config if isinstance(found, TopicSettings) else {}
+        return Topic(
+            cluster, name, client, cluster_id, ids.get(name, ""), count, plan,
+            config.get(TIMESTAMP_TYPE) != LOG_APPEND_TIME, COMPACT in config.get(CLEANUP_POLICY, ""),
+        )  # fmt: skip
+
+    async def _spans(self, topic: Topic, window: Window) -> dict[int, LogSpan]:
+        if not topic.partitions:
+            return {}
+        bounds, own_time = topic.plan.bounds, topic.plan.spec.timestamp.source == "record"
+        margin_ms = max(bounds.lateness_ms, self._lateness_ms)
+        from_ms = window.start_ms if own_time else window.start_ms - margin_ms
+        return dict(
+            await spans(
+                topic.client, topic.name, topic.partitions, max(0, from_ms), window.end_ms + margin_ms
+            )
+        )
+
+    async def _lines(self, downstream: list[Topic]) -> tuple[dict[Topic, list[Copying]], str]:
+        """Lines into each topic; why they are not known, "" when they are."""
+        regions = self._runtime.regions
+        found: dict[Topic, list[Copying]] = {one: [] for one in downstream}
+        if regions is None:
+            return (
+                found,
+                "whether it was copied yet is not known, as this worker reads no offset map; ask another",
+            )
+        why = ""
+        try:
+            await regions.mapper.read()
+            self._heard = await regions.mapper.names()
+            for one in downstream:
+                found[one] = await regions.tables.into(one.cluster_id, one.name)
+        except NotRead as error:
+            why = f"whether it was copied yet is not known, as the offset map cannot be read: {error}"
+            self._notes.append(f"the offset map cannot be read, so equal records are not told apart: {error}")
+        return found, why
+
+    def _named(self, copying: Copying, names: Mapping[str, str]) -> Partition:
+        source = copying.source
+        name = names.get(source.cluster_id) or self._heard.get(source.cluster_id, source.cluster_id)
+        return Partition(name, source.topic, source.partition)
+
+    def _others(self, before: Mapping[str, Any]) -> frozenset[str]:
+        """Rule 4."""
+        layout = self._runtime.catalog.audits.layout
+        if layout is None or self._question.to_tier != AGGREGATE:
+            return frozenset()
+        of_tier = {n for n, site in layout.sites.items() if site.tier == self._question.from_tier}
+        return frozenset(of_tier - before.keys())
+
+
+def _is_copied(copiers: list[Copier]) -> bool:
+    return any(one.definition is not None for one in copiers)
+
+
+def _copied_by(lines: list[tuple[Partition, Line]], partition: int, ends: Mapping[Partition, int]) -> int:
+    """Up to which offset the copies of what is read upstream lie; -1: nobody knows."""
+    found = -1
+    for source, line in lines:
+        end = ends.get(source)
+        if end is not None and line.target_partition == partition:
+            found = max(found, next((one.target_end for one in line.barriers if one.source_end >= end), -1))
+    return found
+
+
+def _reached(
+    copiers: list[Copier],
+    upstream: list[Topic],
+    lines: Mapping[Topic, list[Copying]],
+    names: Mapping[str, str],
+) -> dict[Partition, int]:
+    """Up to which offset each partition upstream was copied, by routes that there are."""
+    found: dict[Partition, int] = {}
+    ids = {one.cluster: one.topic_id for one in upstream}
+    for copier in copiers:
+        if copier.definition is None:
+            continue
+        topic = next(one for one in upstream if one.cluster == copier.source)
+        target = [copyings for into, copyings in lines.items() if into.name == copier.target_topic]
+        for partition in range(topic.partitions):
+            place, ends = Partition(copier.source, copier.topic, partition), [0]
+            for copying in (one for copyings in target for one in copyings):
+                at = copying.source
+                is_it = (names.get(at.cluster_id), at.topic, at.partition) == tuple(place)
+                other = copying.line.source.is_another(LogId(topic.cluster_id, ids[copier.source]))
+                if is_it and not other and copying.line.barriers:
+                    ends.append(copying.line.barriers[-1].source_end)
+            found[place] = max(ends)
+    return found

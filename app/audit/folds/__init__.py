@@ -1,0 +1,1 @@
+"""Reports folded into windows and tiers, and compared. Pure."""

@@ -1,0 +1,278 @@
+"""The collector: folds a partition of the reports' topic into the records of windows and tiers.
+
+Every record is a fold of its own (`window`, `tier`): it may be restored at any age, older or newer than its
+neighbours. Replaying the topic from an offset that all of them have reached brings all of them to the same
+state, byte by byte, whatever was written twice or lost in between.
+
+Bounds, so that no client fills the memory: a partition has `MOST_TIERS` shards of tiers and `MOST_WINDOWS`
+windows, a tier `MOST_OF_TIER` of them, and `MOST_AHEAD` that begin ahead of the clock: nothing closes those
+before their time, and what is of now must have room beside them. Of a tier that has come near its bound, the
+oldest closed windows are dropped before their time. What finds no room for a window of its own is counted
+once its part has ended, beside the records without a time (`WindowRecord.apart`, `Verdict.APART`); until then
+it is refused (`Verdict.FULL`), as is a tier too many, and what would make a value larger than the changelog
+takes (`MOST_VALUE_BYTES`). The bounds are of all records, which are of different ages in a replay: a report
+that was refused for them may then count.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
+
+import msgspec
+
+from app.audit.counts.counter import SKEW_MS, UNTIMED
+from app.audit.counts.reports import Report, Scope, Verdict, bounded, checked
+from app.audit.counts.totals import NO_TOTALS
+from app.audit.folds import tier as tiers
+from app.audit.folds import window as windows
+from app.audit.folds.tier import Bounds, Close, Forget, TierKey, TierRecord
+from app.audit.folds.window import WindowKey, WindowRecord
+
+MOST_TIERS = 20_000
+MOST_WINDOWS = 500_000
+MOST_OF_TIER = 100_000
+MOST_AHEAD = 2_000  # of a tier: two weeks of ten minutes each
+KEPT_OF_TIER = 80_000  # more are dropped before their time, down to nine tenths of it
+# Of a table's value, which the changelog takes up to 2 MB of: closings and who was silent come on top.
+MOST_VALUE_BYTES = 1_200_000
+UNKNOWN_MS = 1 << 62  # when an event came into a topic that does not say so
+
+
+class Tick(msgspec.Struct, frozen=True, tag="tick"):
+    """Says nothing: whoever gets it begins to know what the tables have."""
+
+    at_ms: int
+
+
+Event = Report | Close | Forget | Tick
+TierName = tuple[str, str, str]  # topic, tier, cluster
+
+
+class Written(NamedTuple):
+    """What an event has changed: records to write, and keys to delete. `verdicts`: of a report, by window."""
+
+    windows: tuple[WindowKey, ...] = ()
+    tiers: tuple[TierKey, ...] = ()
+    deleted: tuple[WindowKey, ...] = ()
+    verdicts: tuple[tuple[WindowKey, Verdict], ...] = ()
+
+
+class Collector:
+    """The state of a partition of the topic; one writer, the agent that owns it.
+
+    Attributes: `windows`, `tiers` (the tables' values by key; read them, do not change them).
+    """
+
+    __slots__ = ("_of_tier", "_shards", "tiers", "windows")
+
+    def __init__(self) -> None:
+        self.windows: dict[WindowKey, WindowRecord] = {}
+        self.tiers: dict[TierKey, TierRecord] = {}
+        self._of_tier: dict[TierName, set[WindowKey]] = {}
+        self._shards: dict[TierName, set[TierKey]] = {}
+
+    def restore_window(self, key: WindowKey, record: WindowRecord) -> None:
+        """Takes in a table's value, before any event."""
+        self.windows[key] = record
+        self._of_tier.setdefault(key[:3], set()).add(key)
+
+    def restore_tier(self, key: TierKey, record: TierRecord) -> None:
+        """Takes in a table's value, before any event."""
+        self.tiers[key] = record
+        self._shards.setdefault(key[:3], set()).add(key)
+
+    def copy(self) -> Collector:
+        """What it knows now, for a thread to read while this one goes on."""
+        found = Collector()
+        found.windows, found.tiers = dict(self.windows), dict(self.tiers)
+        return found
+
+    def rewind(self, end: int) -> tuple[list[WindowKey], list[TierKey]]:
+        """Takes in that the topic ends at `end`: what is of a longer one goes on in it. What it changed."""
+        of_windows = {key: windows.rewound(record, end) for key, record in self.windows.items()}
+        of_tiers = {key: tiers.rewound(record, end) for key, record in self.tiers.items()}
+        found = (
+            [key for key, record in of_windows.items() if record is not self.windows[key]],
+            [key for key, record in of_tiers.items() if record is not self.tiers[key]],
+        )
+        self.windows, self.tiers = of_windows, of_tiers
+        return found
+
+    def apply(self, event: Event, position: int, recorded_ms: int = UNKNOWN_MS) -> Written:
+        """Folds in the event at an offset of the topic.
+
+        Args:
+            recorded_ms: the time of the record, by the brokers: no event's time is ahead of it. Below 0: the
+                topic does not say.
+
+        Raises:
+            BadReport: nothing is changed.
+        """
+        if recorded_ms < 0:
+            recorded_ms = UNKNOWN_MS
+        match event:
+            case Report():
+                report = bounded(checked(event), recorded_ms)
+                now_ms = report.at_ms if recorded_ms == UNKNOWN_MS else recorded_ms
+                return self._report(report, position, now_ms)
+            case Close():
+                tiers.check(event)
+                close = tiers.bounded(event, recorded_ms)
+                return self._close((close.topic, close.tier, close.cluster), close, position)
+            case Forget():
+                tiers.check(event)
+                forget = tiers.bounded(event, recorded_ms)
+                return self._forget((forget.topic, forget.tier, forget.cluster), forget, position)
+            case Tick():
+                return Written()
+
+    def due(self, now_ms: int, bounds: Bounds, scopes: Iterable[Scope] | None = None) -> list[Close | Forget]:
+        """What is to be appended to the topic now: closings, and what is old. They count once they are there.
+
+        Args:
+            scopes: the tiers to look at, all whose windows are known by default.
+        """
+        wanted = {key.scope for key in self.windows} if scopes is None else set(scopes)
+        events: list[Close | Forget] = []
+        for scope in sorted(wanted):
+            events += tiers.due(scope, self.shards(scope[:3]), now_ms, bounds)
+        for name in sorted({scope[:3] for scope in wanted}):
+            if len(self._of_tier.get(name, ())) > KEPT_OF_TIER:
+                events += self._oldest(name, now_ms)
+        return events
+
+    def _oldest(self, name: TierName, now_ms: int) -> list[Forget]:
+        """Drops the oldest windows of a tier that has too many; none that is not closed."""
+        keys = self._of_tier[name]
+        ends = sorted(key.end_ms for key in keys if self.windows[key].is_closed and key.start_ms != UNTIMED)
+        last = min(len(keys) - KEPT_OF_TIER * 9 // 10, len(ends)) - 1
+        forgotten_ms = max((record.forgotten_ms for record in self.shards(name)), default=0)
+        return [Forget(*name, ends[last], now_ms)] if last >= 0 and ends[last] > forgotten_ms else []
+
+    def shards(self, name: TierName) -> list[TierRecord]:
+        """A tier's records."""
+        return [self.tiers[key] for key in sorted(self._shards.get(name, ()))]
+
+    def keys_of(self, name: TierName) -> list[WindowKey]:
+        """A tier's windows."""
+        return sorted(self._of_tier.get(name, ()))
+
+    def _report(self, report: Report, position: int, now_ms: int) -> Written:
+        name = (report.topic, report.tier, report.cluster)
+        verdicts: list[tuple[WindowKey, Verdict]] = []
+        changed: list[WindowKey] = []
+        apart, beside = NO_TOTALS, WindowKey(*report.scope, UNTIMED, report.shard)
+        beside_is_new = beside not in self.windows or self.windows[beside].position < position
+        has_room = self._room(name, now_ms)
+        for increment in report.windows:
+            key = WindowKey(*report.scope, increment.start_ms, report.shard)
+            before = self._window(key, position)
+            if before is None:
+                verdicts.append((key, Verdict.FORGOTTEN))
+                continue
+            if key not in self.windows and not has_room(key):
+                is_counted = report.final and not self._is_one_too_many(TierKey(*name, report.shard))
+                apart = apart.plus(increment.totals) if is_counted else apart
+                verdicts.append((key, Verdict.APART if is_counted else Verdict.FULL))
+                continue
+            after, _, verdict = windows.on_report(before, report, increment.totals, position, increment.span)
+            if after is not before and _is_too_large(after):
+                verdict, after = Verdict.FULL, before
+            verdicts.append((key, verdict))
+            if after is not before:
+                self.restore_window(key, after)
+                changed.append(key)
+        if apart.count and beside_is_new:
+            record = windows.on_apart(self.windows.get(beside, WindowRecord()), apart, position)
+            if not _is_too_large(record):
+                self.restore_window(beside, record)
+                changed += [beside] if beside not in changed else []
+        tier = TierKey(*name, report.shard)
+        if self._is_one_too_many(tier):
+            return Written((), (), (), tuple(verdicts))
+        known = self.tiers.get(tier, TierRecord())
+        told = tiers.on_report(known, report, position)
+        if report.source not in known.sources and _is_too_large(told):
+            told = known  # it is not waited for; those that are known go on
+        if told is not known:
+            self.restore_tier(tier, told)
+        return Written(tuple(changed), (tier,) if told is not known else (), (), tuple(verdicts))
+
+    def _room(self, name: TierName, now_ms: int) -> Callable[[WindowKey], bool]:
+        """Says of a new window of the tier whether there is room for it. Of windows that begin ahead of the
+        clock, records of a wrong time make as many as they like."""
+        last_ms = now_ms + SKEW_MS
+        ahead = -1  # looked at once it is asked for
+
+        def has_room(key: WindowKey) -> bool:
+            nonlocal ahead
+            if self._is_one_too_many(TierKey(*key[:3], key.shard)):
+                return False
+            if key.start_ms == UNTIMED:
+                return True  # one of a shard
+            held = self._of_tier.get(name, set())
+            most = MOST_WINDOWS
+            if key.start_ms > last_ms:
+                if ahead < 0 and len(held) >= MOST_AHEAD:
+                    ahead = sum(one.start_ms > last_ms for one in held)
+                if ahead >= MOST_AHEAD:
+                    return False
+                ahead += ahead >= 0
+                most //= 2
+            return len(self.windows) < most and len(held) < MOST_OF_TIER
+
+        return has_room
+
+    def _is_one_too_many(self, tier: TierKey) -> bool:
+        return tier not in self.tiers and len(self.tiers) >= MOST_TIERS
+
+    def _window(self, key: WindowKey, position: int) -> WindowRecord | None:
+        """A window's record; a new one is closed if its closing is past. None: it was dropped before."""
+        found = self.windows.get(key)
+        if found is not None:
+            return found
+        records = self.shards(key[:3])
+        if any(tiers.is_forgotten(record, key.end_ms, position) for record in records):
+            return None
+        for record in records:
+            closing = tiers.closed_at(record, key.end_ms, position)
+            if closing is not None:
+                return WindowRecord(closed_ms=closing.at_ms, without=closing.missed(key.end_ms))
+        return WindowRecord()
+
+    def _close(self, name: TierName, close: Close, position: int) -> Written:
+        changed: list[WindowKey] = []
+        for key in self.keys_of(name):
+            if key.end_ms > close.before_ms:
+                continue
+            record = self.windows[key]
+            without = tiers.missed(close.without, key.end_ms)
+            closed = windows.on_close(record, close.at_ms, without, position)
+            if closed is not record:
+                self.windows[key] = closed
+                changed.append(key)
+        written: list[TierKey] = []
+        for tier in sorted(self._shards.get(name, ())):
+            known = self.tiers[tier]
+            self.tiers[tier] = tiers.on_close(known, close, position)
+            if self.tiers[tier] is not known:
+                written.append(tier)
+        return Written(tuple(changed), tuple(written))
+
+    def _forget(self, name: TierName, forget: Forget, position: int) -> Written:
+        old = [key for key in self.keys_of(name) if key.end_ms <= forget.before_ms]
+        for key in old:
+            del self.windows[key]
+            self._of_tier[name].discard(key)
+        written: list[TierKey] = []
+        for tier in sorted(self._shards.get(name, ())):
+            known = self.tiers[tier]
+            self.tiers[tier] = tiers.on_forget(known, forget, position)
+            if self.tiers[tier] is not known:
+                written.append(tier)
+        return Written((), tuple(written), tuple(old))
+
+
+def _is_too_large(record: WindowRecord | TierRecord) -> bool:
+    return len(msgspec.json.encode(record)) > MOST_VALUE_BYTES

@@ -1,0 +1,61 @@
+"""Who said what stands in the audit topic: workers seal their events, clients cannot.
+
+Clients write into the same topic as workers, and some events are for workers only: reports of what clusters
+hold and of what Switchyard's own groups finish, closings of windows, and the dropping of old ones. Such an
+event counts only with a seal: a MAC of its bytes under a key that workers share.
+
+The key is made of the ids of the control cluster and of the topic of the control log. A topic's id is random,
+and Kafka tells it to those who may describe that topic. So the seal keeps out clients that may only write
+into the audit topic. It keeps out nobody where every client may describe every topic.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+
+from app.audit.counts.reports import BadReport, Report
+from app.audit.folds.tier import Close, Forget, group_of
+from app.audit.folds.tier_pairs import OF_CLUSTERS
+
+HEADER = "switchyard-seal"
+_PURPOSE = b"switchyard audit event"
+
+
+def key_of(cluster_id: str, topic_id: str) -> bytes:
+    """The workers' key: 32 bytes. `topic_id`: of the control log's topic."""
+    return hashlib.sha256(b"\0".join((_PURPOSE, cluster_id.encode(), topic_id.encode()))).digest()
+
+
+def seal_of(key: bytes, value: bytes) -> bytes:
+    """The seal of an event's bytes."""
+    return hmac.digest(key, value, "sha256")
+
+
+def is_sealed(key: bytes, value: bytes, seal: bytes) -> bool:
+    """Whether a worker sealed these bytes."""
+    return hmac.compare_digest(seal_of(key, value), seal)
+
+
+def is_of_workers(tier: str, cluster: str) -> bool:
+    """Whether workers count the tier: a cluster's topics, or what a workload's group finishes there."""
+    return tier in OF_CLUSTERS or bool(group_of(cluster)[1])
+
+
+def check_author(event: object, *, is_worker: bool) -> None:
+    """Refuses what only workers may say.
+
+    Raises:
+        BadReport: somebody else says it.
+    """
+    if is_worker:
+        return
+    if isinstance(event, Close | Forget):
+        raise BadReport(
+            f"{type(event).__name__} of {event.topic[:60]!r}: only workers close and drop windows"
+        )
+    if isinstance(event, Report) and is_of_workers(event.tier, event.cluster):
+        raise BadReport(
+            f"report of {event.topic[:60]!r} by {event.source[:60]!r}: tier {event.tier!r} of cluster "
+            f"{event.cluster[:60]!r} is counted by workers; let the client use a tier of its own"
+        )

@@ -1,0 +1,337 @@
+"""A tier's record: its sources' watermarks, and when its windows close; a fold over reports and closings.
+
+Rules
+1. A source's watermark is the highest that it has told. The tier's is the lowest of all sources that were
+   heard lately: one source that is behind holds its tier's windows open, one that is silent not for long.
+   Nor is it ahead of the clock of who asks: one source whose clock is fast closes nothing too early.
+2. Windows close when the tier's watermark is past their end by the lateness: twice what was last seen to
+   be late, within the bounds. What is seen late fades with every closing.
+3. That they close is an event (`Close`), decided by `due`, once, and written into the topic; so is who was
+   silent and had not come that far, and who has been silent for so long that nobody waits for it any more.
+   While no source at all is heard nothing closes.
+4. Which closing a window belongs to is told by positions (`closed_at`), so that a window whose first report
+   comes after its closing is born closed, at every replay.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from itertools import accumulate, takewhile
+from typing import NamedTuple, TypeVar
+
+import msgspec
+
+from app.audit.counts.reports import (
+    INCARNATION,
+    MOST_SOURCE_CHARS,
+    MOST_SOURCES,
+    MOST_TIME_MS,
+    BadReport,
+    Report,
+    Scope,
+    fault_of_names,
+)
+
+NOT_YET_MS = -1
+MOST_CLOSINGS = 64  # that a record tells apart; only replays of older ones could be told wrong
+MOST_LATE_MS = 12 * 3_600_000  # believed of what was late: twice that is the longest that a plan waits
+MOST_NAMED = 16  # silent sources that a closing names
+# … and that it gives up; the next one goes on. An event that the topic does not take would close nothing.
+MOST_GIVEN_UP, MOST_GIVEN_UP_BYTES = MOST_SOURCES, 500_000
+CONSUMER = "consumer"  # the tier of those who read a cluster's topic
+_GROUP = ":"  # in the name of a consumer's place, before its group; no cluster has it in its name
+
+
+def place_of(cluster: str, group: str) -> str:
+    """What stands for the cluster of what a group has finished there: groups are never added up."""
+    return f"{cluster}{_GROUP}{group}"
+
+
+def group_of(place: str) -> tuple[str, str]:
+    """The inverse: cluster and group, "" for that of a cluster itself."""
+    cluster, _, group = place.partition(_GROUP)
+    return cluster, group
+
+
+class Bounds(NamedTuple):
+    """Of a plan, all in ms.
+
+    Attributes:
+        lateness_ms, most_lateness_ms: how long a window waits behind its end, at least and at most.
+        silence_ms: a source that was not heard for so long is silent.
+        give_up_ms: … and after so long is forgotten.
+        keep_ms: how long windows are kept behind their end.
+    """
+
+    lateness_ms: int = 60_000
+    most_lateness_ms: int = 3_600_000
+    silence_ms: int = 120_000
+    give_up_ms: int = 3_600_000
+    keep_ms: int = 7 * 24 * 3_600_000
+
+
+class TierKey(NamedTuple):
+    """Names a tier's record; ids contain no slash."""
+
+    topic: str
+    tier: str
+    cluster: str
+    shard: int = 0
+
+    def __str__(self) -> str:
+        return "/".join(map(str, self[:]))
+
+    @classmethod
+    def parse(cls, text: str) -> TierKey:
+        """The inverse of `str`.
+
+        Raises:
+            ValueError: it is no key of a tier.
+        """
+        topic, tier, cluster, shard = text.split("/")
+        return cls(topic, tier, cluster, int(shard))
+
+
+class Close(msgspec.Struct, frozen=True, omit_defaults=True, tag="close"):
+    """Windows of a tier that end at `before_ms` or earlier are closed.
+
+    Attributes:
+        without: silent sources whose watermarks had not come to `before_ms`, with them; at most `MOST_NAMED`.
+        given_up: sources that nobody waits for any more; at most `MOST_GIVEN_UP`, of `MOST_GIVEN_UP_BYTES`.
+    """
+
+    topic: str
+    tier: str
+    cluster: str
+    before_ms: int
+    at_ms: int
+    without: tuple[tuple[str, int], ...] = ()
+    given_up: tuple[str, ...] = ()
+
+
+class Forget(msgspec.Struct, frozen=True, tag="forget"):
+    """Windows of a tier that end at `before_ms` or earlier are dropped."""
+
+    topic: str
+    tier: str
+    cluster: str
+    before_ms: int
+    at_ms: int
+
+
+E = TypeVar("E", Close, Forget)
+
+
+class Heard(msgspec.Struct, frozen=True, array_like=True):
+    """A source: what it told last, and when."""
+
+    watermark_ms: int
+    heard_ms: int
+
+
+class Closing(msgspec.Struct, frozen=True, array_like=True):
+    """That windows up to `before_ms` were closed at `position`, when and without whom."""
+
+    before_ms: int
+    position: int
+    at_ms: int
+    without: tuple[tuple[str, int], ...] = ()
+
+    def missed(self, end_ms: int) -> tuple[str, ...]:
+        """The silent sources that a window which ends at `end_ms` was closed without."""
+        return missed(self.without, end_ms)
+
+
+class TierRecord(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What is known of a tier.
+
+    Attributes:
+        closings: the last ones, in their order.
+        forgotten_ms, forgotten_at: of the last `Forget`, and its position.
+        late_ms: how late was what came late, fading.
+        complete_ms: windows that begin before it may lack what had gone before it was counted, -1: none.
+        position: of the last event that is in it.
+    """
+
+    sources: dict[str, Heard] = {}
+    closings: tuple[Closing, ...] = ()
+    forgotten_ms: int = NOT_YET_MS
+    forgotten_at: int = -1
+    late_ms: int = 0
+    complete_ms: int = -1
+    position: int = -1
+
+
+def check(event: Close | Forget) -> None:
+    """Raises BadReport: it says what none can say."""
+    fault = fault_of_names(event.topic, event.tier, event.cluster)
+    if not (0 <= event.before_ms <= MOST_TIME_MS and 0 <= event.at_ms <= MOST_TIME_MS):
+        fault = fault or f"a time below 0, or above {MOST_TIME_MS}"
+    if isinstance(event, Close):
+        names = [name for name, _ in event.without]
+        if len(names) > MOST_NAMED or max(map(len, names), default=0) > MOST_SOURCE_CHARS:
+            fault = fault or f"{len(names)} silent sources; it names {MOST_NAMED}, of short names"
+        if any(abs(mark_ms) > MOST_TIME_MS for _, mark_ms in event.without):
+            fault = fault or f"a watermark above {MOST_TIME_MS}"
+        if len(event.given_up) > MOST_GIVEN_UP or sum(map(_size, event.given_up)) > MOST_GIVEN_UP_BYTES:
+            told = (
+                f"at most {MOST_GIVEN_UP} of {MOST_GIVEN_UP_BYTES} bytes; let the next closing name the rest"
+            )
+            fault = fault or f"{len(event.given_up)} sources given up: {told}"
+    if fault:
+        raise BadReport(f"{type(event).__name__} of {event.topic[:60]!r}: {fault}")
+
+
+def bounded(event: E, recorded_ms: int) -> E:
+    """The closing, or dropping, of nothing that ends ahead of the clock of the audit (`reports.bounded`)."""
+    if event.before_ms <= recorded_ms:
+        return event
+    return msgspec.structs.replace(event, before_ms=recorded_ms)
+
+
+def missed(without: Iterable[tuple[str, int]], end_ms: int) -> tuple[str, ...]:
+    """Those of the silent sources that had not come to `end_ms`."""
+    return tuple(name for name, watermark_ms in without if watermark_ms < end_ms)
+
+
+def on_report(record: TierRecord, report: Report, position: int) -> TierRecord:
+    """The record with what a report says of its source. One more than `MOST_SOURCES` is not waited for."""
+    if position <= record.position:
+        return record
+    sources = dict(record.sources)
+    known = sources.pop(report.source, None)
+    if not report.leaves:
+        # Its watermark is never ahead of its own clock: a time in the future must not close windows.
+        told = min(report.watermark_ms, report.at_ms)
+        if known is not None:
+            sources[report.source] = Heard(max(known.watermark_ms, told), max(known.heard_ms, report.at_ms))
+        elif len(sources) < MOST_SOURCES:
+            sources[report.source] = Heard(told, report.at_ms)
+    # One record of long ago must not hold windows open for weeks: what was late fades bit by bit.
+    late_ms = max(record.late_ms, min(report.late_ms, MOST_LATE_MS))
+    complete_ms = max(record.complete_ms, report.complete_ms)
+    return msgspec.structs.replace(
+        record, sources=sources, late_ms=late_ms, complete_ms=complete_ms, position=position
+    )
+
+
+def on_close(record: TierRecord, close: Close, position: int) -> TierRecord:
+    """The record with a closing; one that closes nothing new only gives sources up."""
+    if position <= record.position:
+        return record
+    closings = record.closings
+    if close.before_ms > closed_before(record):
+        closing = Closing(close.before_ms, position, close.at_ms, close.without)
+        closings = (*closings, closing)[-MOST_CLOSINGS:]
+    given_up = set(close.given_up)
+    sources = {name: heard for name, heard in record.sources.items() if name not in given_up}
+    return msgspec.structs.replace(
+        record, sources=sources, closings=closings, late_ms=record.late_ms * 15 // 16, position=position
+    )
+
+
+def on_forget(record: TierRecord, forget: Forget, position: int) -> TierRecord:
+    """The record that knows what was dropped."""
+    if position <= record.position:
+        return record
+    if forget.before_ms <= record.forgotten_ms:
+        return msgspec.structs.replace(record, position=position)
+    return msgspec.structs.replace(
+        record, forgotten_ms=forget.before_ms, forgotten_at=position, position=position
+    )
+
+
+def rewound(record: TierRecord, end: int) -> TierRecord:
+    """The record in a topic that ends at `end`: as `window.rewound`. It was closed before any event."""
+    if record.position < end:
+        return record
+    closings = tuple(Closing(one.before_ms, -1, one.at_ms, one.without) for one in record.closings)
+    return msgspec.structs.replace(record, closings=closings, forgotten_at=-1, position=-1)
+
+
+def closed_before(record: TierRecord) -> int:
+    """Windows that end here or earlier are closed; `NOT_YET_MS`: none are."""
+    return record.closings[-1].before_ms if record.closings else NOT_YET_MS
+
+
+def closed_at(record: TierRecord, end_ms: int, position: int) -> Closing | None:
+    """The closing, before `position` in the topic, of windows that end at `end_ms`."""
+    for closing in record.closings:
+        if closing.position < position and closing.before_ms >= end_ms:
+            return closing
+    return None
+
+
+def is_forgotten(record: TierRecord, end_ms: int, position: int) -> bool:
+    """Whether windows that end at `end_ms` had been dropped before `position`."""
+    return end_ms <= record.forgotten_ms and record.forgotten_at < position
+
+
+def watermark(records: Iterable[TierRecord], now_ms: int, silence_ms: int) -> int:
+    """The lowest watermark of the tier's sources that are heard; `NOT_YET_MS`: none is, or one cannot say.
+    Never ahead of now: who was heard in the future has been believed by a topic without the brokers' time."""
+    heard = [
+        source.watermark_ms
+        for record in records
+        for source in record.sources.values()
+        if is_heard(source, now_ms, silence_ms)
+    ]
+    return min(now_ms, min(heard, default=NOT_YET_MS))
+
+
+def is_heard(source: Heard, now_ms: int, silence_ms: int) -> bool:
+    """Whether it was heard lately. In the far future it cannot have been: nobody knows when."""
+    return abs(now_ms - source.heard_ms) <= silence_ms
+
+
+def lateness(records: Iterable[TierRecord], bounds: Bounds) -> int:
+    """How long windows wait behind their end (rule 2)."""
+    seen_ms = max((record.late_ms for record in records), default=0)
+    return max(bounds.lateness_ms, min(bounds.most_lateness_ms, 2 * seen_ms))
+
+
+def due(scope: Scope, records: Iterable[TierRecord], now_ms: int, bounds: Bounds) -> list[Close | Forget]:
+    """What is to be written into the topic now. `records`: of the tier, all shards."""
+    records = list(records)
+    events: list[Close | Forget] = []
+    low_ms = watermark(records, now_ms, bounds.silence_ms)
+    before_ms = low_ms - lateness(records, bounds)
+    before_ms -= before_ms % scope.width_ms
+    if before_ms > max([0, *map(closed_before, records)]):
+        sources = {name: source for record in records for name, source in record.sources.items()}
+        without, given_up = _silent(sources, before_ms, now_ms, bounds)
+        events.append(Close(scope.topic, scope.tier, scope.cluster, before_ms, now_ms, without, given_up))
+    old_ms = now_ms - bounds.keep_ms
+    old_ms -= old_ms % scope.width_ms
+    if old_ms > max([0, *(record.forgotten_ms for record in records)]):
+        events.append(Forget(scope.topic, scope.tier, scope.cluster, old_ms, now_ms))
+    return events
+
+
+def _silent(
+    sources: Mapping[str, Heard], before_ms: int, now_ms: int, bounds: Bounds
+) -> tuple[tuple[tuple[str, int], ...], tuple[str, ...]]:
+    """Silent sources that had not come to `before_ms`, and those that are given up: silent for long, or a
+    client that was heard again as another incarnation."""
+    heard_ms: dict[str, int] = {}
+    for name, source in sources.items():
+        client = name.partition(INCARNATION)[0]
+        heard_ms[client] = max(source.heard_ms, heard_ms.get(client, source.heard_ms))
+    without: list[tuple[str, int]] = []
+    given_up: list[str] = []
+    for name, source in sorted(sources.items()):
+        if is_heard(source, now_ms, bounds.silence_ms):
+            continue
+        silence_ms = abs(now_ms - source.heard_ms)
+        if source.watermark_ms < before_ms:
+            without.append((name, source.watermark_ms))
+        if silence_ms > bounds.give_up_ms or source.heard_ms < heard_ms[name.partition(INCARNATION)[0]]:
+            given_up.append(name)
+    sizes = accumulate(map(_size, given_up[:MOST_GIVEN_UP]))
+    fits = sum(1 for _ in takewhile(lambda size: size <= MOST_GIVEN_UP_BYTES, sizes))
+    return tuple(without[:MOST_NAMED]), tuple(given_up[:fits])
+
+
+def _size(name: str) -> int:
+    """Of a name in an event, in bytes."""
+    return len(msgspec.json.encode(name)) + 1

@@ -1,0 +1,140 @@
+"""A window's record: tumbling, by event time, with an explicit key; a fold over reports and closings.
+
+    open --watermark past its end--> provisional --watermark past its end and the lateness--> closed
+
+Rules
+1. Open and provisional are only names for where the watermark is (`phase`); closed is in the record.
+2. Closed is final: `totals` never change again. What is counted afterwards goes into `late`.
+3. Every event has a position. The record skips events at or below its own, and a closing counts by position:
+   a report before it in the topic is in time, one behind it late, however often both are replayed.
+"""
+
+from __future__ import annotations
+
+import enum
+from typing import NamedTuple
+
+import msgspec
+
+from app.audit.counts.counter import UNTIMED
+from app.audit.counts.reports import MOST_SOURCES, NOTHING_COUNTED, Counted, Report, Scope, Verdict, take
+from app.audit.counts.spans import NO_SPAN
+from app.audit.counts.totals import NO_TOTALS, Totals
+from app.kernel.ranges import Range
+
+OPEN_MS = -1
+NEVER_MS = 1 << 62  # where the window of records without a timestamp ends
+
+
+class Phase(enum.Enum):
+    OPEN = "open"
+    PROVISIONAL = "provisional"
+    CLOSED = "closed"
+
+
+class WindowKey(NamedTuple):
+    """Names a window's record; ids contain no slash."""
+
+    topic: str
+    tier: str
+    cluster: str
+    width_ms: int
+    start_ms: int
+    shard: int = 0
+
+    @property
+    def end_ms(self) -> int:
+        return NEVER_MS if self.start_ms == UNTIMED else self.start_ms + self.width_ms
+
+    @property
+    def scope(self) -> Scope:
+        return Scope(self.topic, self.tier, self.cluster, self.width_ms)
+
+    def __str__(self) -> str:
+        return "/".join(map(str, self[:]))
+
+    @classmethod
+    def parse(cls, text: str) -> WindowKey:
+        """The inverse of `str`.
+
+        Raises:
+            ValueError: it is no key of a window.
+        """
+        topic, tier, cluster, width, start, shard = text.split("/")
+        return cls(topic, tier, cluster, int(width), int(start), int(shard))
+
+
+class WindowRecord(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What is known of a window.
+
+    Attributes:
+        late_ms: when the last of what came late was reported, -1: nothing did.
+        closed_ms: when it was closed, `OPEN_MS`: it is not.
+        without: sources that were silent when it was closed, and had not come past its end.
+        counted: source -> what of it is counted, in time or late.
+        apart: in the window of records without a timestamp, those for whose windows there was no room
+            (`collector`), of parts that had ended. What is reported twice may be in it twice.
+        position: of the last event that has changed it.
+    """
+
+    totals: Totals = NO_TOTALS
+    late: Totals = NO_TOTALS
+    late_ms: int = -1
+    closed_ms: int = OPEN_MS
+    without: tuple[str, ...] = ()
+    counted: dict[str, Counted] = {}
+    position: int = -1
+    apart: Totals = NO_TOTALS
+
+    @property
+    def is_closed(self) -> bool:
+        return self.closed_ms != OPEN_MS
+
+
+def on_report(
+    record: WindowRecord, report: Report, totals: Totals, position: int, span: Range = NO_SPAN
+) -> tuple[WindowRecord, Totals, Verdict]:
+    """The record with what a report says of its window, what that added, and what became of it."""
+    if position <= record.position:
+        return record, NO_TOTALS, Verdict.REPEATED
+    if report.source not in record.counted and len(record.counted) >= MOST_SOURCES:
+        return record, NO_TOTALS, Verdict.FULL
+    known, added, verdict = take(record.counted.get(report.source, NOTHING_COUNTED), report, totals, span)
+    if verdict is not Verdict.COUNTED:
+        return record, NO_TOTALS, verdict
+    counted = {**record.counted, report.source: known}
+    if not record.is_closed:
+        record = msgspec.structs.replace(
+            record, totals=record.totals.plus(added), counted=counted, position=position
+        )
+        return record, added, verdict
+    if not added.count:
+        return msgspec.structs.replace(record, counted=counted, position=position), added, verdict
+    late, late_ms = record.late.plus(added), max(record.late_ms, report.at_ms)
+    record = msgspec.structs.replace(record, late=late, late_ms=late_ms, counted=counted, position=position)
+    return record, added, Verdict.LATE
+
+
+def on_apart(record: WindowRecord, totals: Totals, position: int) -> WindowRecord:
+    """The record with what found no room for a window of its own."""
+    return msgspec.structs.replace(record, apart=record.apart.plus(totals), position=position)
+
+
+def on_close(record: WindowRecord, at_ms: int, without: tuple[str, ...], position: int) -> WindowRecord:
+    """The record, closed; one that is closed already stays as it is."""
+    if position <= record.position or record.is_closed:
+        return record
+    return msgspec.structs.replace(record, closed_ms=at_ms, without=without, position=position)
+
+
+def rewound(record: WindowRecord, end: int) -> WindowRecord:
+    """The record in a topic that ends at `end`, and was longer if the record is of an event behind that: no
+    event of the topic is in it. Should one come again, the record knows what it has counted."""
+    return record if record.position < end else msgspec.structs.replace(record, position=-1)
+
+
+def phase(key: WindowKey, record: WindowRecord, watermark_ms: int) -> Phase:
+    """Where a window stands. `watermark_ms`: of its tier (`tier.watermark`)."""
+    if record.is_closed:
+        return Phase.CLOSED
+    return Phase.PROVISIONAL if watermark_ms >= key.end_ms else Phase.OPEN

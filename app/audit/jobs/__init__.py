@@ -1,0 +1,1 @@
+"""Audits of a worker: reports sent, books of windows and tiers, what all workers know."""

@@ -1,0 +1,197 @@
+"""Dispatch jobs whose messages are counted as the tier `consumer` (`app.audit.pump.consumer_tap`): which,
+where each begins, and changed plans.
+
+Rules
+1. What is counted is the main topic of a workload, if a plan means it in its cluster, and the plan's tiers
+   have `consumer` among them, or none are named.
+2. A job goes on where the figures end that its former owner left: below its base, so it reads again what
+   lies between. Where that is far, or gone from the log, or counted by another plan, it begins at its base,
+   and what that cuts is told. A plan that comes or changes while a job flows counts what is fetched next.
+3. Nothing of it keeps a job from flowing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import structlog
+from aiokafka.errors import KafkaError
+
+from app.audit.counts.fingerprint import Source
+from app.audit.counts.handover import AuditNote
+from app.audit.counts.reports import PART_OFFSETS, Scope
+from app.audit.definition import AuditPlan
+from app.audit.folds.tier import CONSUMER, place_of
+from app.audit.pump.consumer_tap import ConsumerAudit
+from app.audit.pump.counting_spec import how_of, needs_schema, open_times
+from app.audit.topics.catalog import AuditsCatalog
+from app.dispatch.definition import Workload
+from app.dispatch.pump.partition import DispatchPump
+from app.kafka.client.cluster import EARLIEST, ClusterUnreachable
+from app.kafka.data_clusters import DataCluster
+from app.kernel.fencing import LogId, TakeoverAnswer
+from app.kernel.job import JobId
+from app.offsets.model.producer_progress import audit_of
+from app.payload.descriptors import DescriptorError
+from app.payload.event_time.instant import UnusableField
+from app.payload.event_time.source import EventTime
+from app.payload.schema_loader import Schemas
+from app.worker.jobs.start_position import Beginning, Trouble
+
+log = structlog.get_logger(__name__)
+
+MOST_AGAIN = 4 * PART_OFFSETS  # offsets that are read again for what the former owner had not told
+
+OPENING_S = 5.0  # a workload's job waits for no audit plan's schema; what comes meanwhile is not counted
+
+
+class CountsFrom(NamedTuple):
+    """Where a job's figures go on. `former`: what its former owner left; None: nothing of use."""
+
+    next_offset: int
+    former: AuditNote | None
+    is_cut: bool
+
+
+class AuditConsumers:
+    """See the module. `pumps`: this worker's of workloads, by job."""
+
+    def __init__(
+        self, catalog: AuditsCatalog, pumps: Mapping[str, DispatchPump], on_trouble: Trouble,
+        schemas: Schemas,
+    ) -> None:  # fmt: skip
+        self._catalog = catalog
+        self._pumps = pumps
+        self._on_trouble = on_trouble
+        self._schemas = schemas
+        self._opening: dict[str, tuple[AuditPlan, asyncio.Task[EventTime | None]]] = {}  # by plan's name
+        self._logs: dict[str, tuple[int, LogId]] = {}  # of jobs: epoch, and what log they read
+        self._told: set[tuple[str, str]] = set()
+        self._refused: dict[str, AuditPlan] = {}  # by job: the plan whose time cannot be read here
+
+    def audits(self) -> list[ConsumerAudit]:
+        """Of the jobs that flow here."""
+        return [pump.audit for pump in list(self._pumps.values()) if pump.audit is not None]
+
+    def _plan(self, job: JobId, workload: Workload) -> AuditPlan | None:
+        """Rule 1."""
+        if job.topic != workload.metadata.topic:
+            return None
+        return self._catalog.plan_of(place_of(workload.metadata.cluster, workload.metadata.group), job.topic)
+
+    # -- beginning -------------------------------------------------------------------------------
+
+    async def counts_from(
+        self,
+        job: JobId,
+        workload: Workload,
+        cluster: DataCluster,
+        answer: TakeoverAnswer,
+        beginning: Beginning,
+    ) -> CountsFrom | None:
+        """Rule 2; None: no plan counts it."""
+        plan, base = self._plan(job, workload), beginning.snapshot.base
+        if plan is None:
+            return None
+        if (opening := self._times(plan)) is not None:
+            await asyncio.wait([opening], timeout=OPENING_S)
+        goes_on = beginning.lineage == answer.lineage and not answer.log.is_another(beginning.log)
+        former = AuditNote.from_bytes(audit_of(answer.note)) if goes_on else None
+        if former is None or former.counting != plan.counting:
+            return CountsFrom(base, None, is_cut=base > 0)
+        at = former.next_offset
+        if at == base:
+            return CountsFrom(base, former, former.is_cut)
+        if base - MOST_AGAIN <= at < base:
+            try:
+                if at >= await cluster.fetch.offsets_at(job.topic, job.partition, EARLIEST):
+                    return CountsFrom(at, former, former.is_cut)
+            except (KafkaError, ClusterUnreachable, OSError, TimeoutError) as error:
+                log.warning("what was not counted cannot be read again", job=str(job), error=repr(error))
+        return CountsFrom(base, former if at <= base else None, is_cut=True)
+
+    def _times(self, plan: AuditPlan) -> asyncio.Task[EventTime | None] | None:
+        """What tells the times of a plan, opened once for all jobs; None: there is nothing to open."""
+        if not needs_schema(plan):
+            return None
+        known = self._opening.get(plan.name)
+        if known is None or known[0] is not plan:
+            opening = asyncio.get_running_loop().create_task(open_times(plan, self._schemas))
+            opening.add_done_callback(_is_told_elsewhere)
+            known = self._opening[plan.name] = plan, opening
+        return known[1]
+
+    def begin(self, pump: DispatchPump, beginning: Beginning, counts: CountsFrom | None) -> None:
+        """Of a pump that was fed nothing yet."""
+        self._logs[str(pump.job)] = pump.epoch, beginning.log
+        if counts is not None:
+            self._begin(pump, beginning.log, *counts)
+
+    def _begin(
+        self, pump: DispatchPump, of: LogId, next_offset: int, former: AuditNote | None, is_cut: bool
+    ) -> None:
+        job, workload = pump.job, pump.runtime.workload
+        plan = self._plan(job, workload)
+        if plan is None:
+            return
+        times = self._times(plan)
+        if times is not None and not times.done():
+            return  # `look` begins it later, with what is fetched by then
+        place = place_of(workload.metadata.cluster, workload.metadata.group)
+        source = Source(of.cluster_id, of.topic_id, job.partition)
+        try:
+            how = how_of(plan, source, None if times is None else times.result())
+        except (UnusableField, DescriptorError) as error:
+            self._refused[str(job)] = plan
+            self._tell(job, f"what {place} has finished of {job.topic} is not counted here: {error}",
+                       "see the plan's timestamp; it is read again when the plan changes")  # fmt: skip
+            return
+        scope = Scope(job.topic, CONSUMER, place, plan.width_ms)
+        pump.audit_by(
+            ConsumerAudit(
+                pump,
+                plan,
+                scope,
+                source,
+                how,
+                next_offset,
+                lineage=pump.lineage,
+                former=former,
+                is_cut=is_cut,
+            )
+        )
+
+    # -- while it flows --------------------------------------------------------------------------
+
+    def look(self) -> None:
+        """Plans that have come, changed or gone, and audits that broke."""
+        self._logs = {job: of for job, of in self._logs.items() if job in self._pumps}
+        self._refused = {job: plan for job, plan in self._refused.items() if job in self._pumps}
+        if not self._pumps:
+            self._opening.clear()
+        for job, pump in list(self._pumps.items()):
+            epoch, of = self._logs.get(job, (-1, LogId()))
+            if epoch != pump.epoch or pump.closed or pump.draining:
+                continue
+            audit, plan = pump.audit, self._plan(pump.job, pump.runtime.workload)
+            if audit is not None and audit.broken:
+                self._tell(pump.job, f"what is finished cannot be counted: {audit.broken}",
+                           "what is fetched next is counted; the windows before may lack some")  # fmt: skip
+                pump.audit_by(None)
+            if pump.audit is not None and (plan is None or not pump.audit.goes_on_by(plan)):
+                pump.audit_by(None)
+            if pump.audit is None and plan is not None and self._refused.get(job) is not plan:
+                self._begin(pump, of, pump.fetched_to, None, is_cut=True)
+
+    def _tell(self, job: JobId, message: str, remedy: str) -> None:
+        if (str(job), message) not in self._told:
+            self._told.add((str(job), message))
+            self._on_trouble("audit-trouble", str(job), message, remedy)
+
+
+def _is_told_elsewhere(opening: asyncio.Task[EventTime | None]) -> None:
+    """By each job that needs it: nobody may ever ask for the result."""
+    if not opening.cancelled():
+        opening.exception()

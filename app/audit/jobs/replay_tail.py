@@ -1,0 +1,77 @@
+"""The last events of a partition of the audit topic before an offset: who takes its tables over folds them in
+once more, since the last values that were made of them may not have arrived in the changelogs.
+
+What is not there any more is not waited for: the topic may have been cut, or made anew and be shorter.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any, NamedTuple
+
+from aiokafka import AIOKafkaConsumer, TopicPartition
+
+from app.audit.folds.seals import HEADER
+from app.kafka.client.consumer_shutdown import stop_consumer
+from app.kafka.client.topic_tail import STOP_S, bounded
+from app.kernel.clock import now_ms
+
+MARGIN_MS = 60_000  # what was sent to a changelog so long ago has arrived
+MARGIN_EVENTS = 1_000  # and these at least: the topic is idle, or a clock is wrong
+POLL_MS = 500
+STUCK_S = 30.0  # nothing comes for so long, although there should be more
+
+
+class Recorded(NamedTuple):
+    """An event as it stands in the topic. `recorded_ms`: when, by the brokers. `seal`: b"" without one."""
+
+    offset: int
+    value: bytes | None
+    recorded_ms: int
+    seal: bytes = b""
+
+
+Events = list[Recorded]
+
+
+class Margin:
+    """See the module. Raises KafkaError, OSError (TimeoutError, too): they cannot be read now."""
+
+    def __init__(self, topic: str, kafka_options: dict[str, Any]) -> None:
+        self._topic = topic
+        self._options = kafka_options
+
+    async def before(self, partition: int, offset: int) -> Events:
+        """The events of the last minute below `offset`, a thousand at least."""
+        at, found = TopicPartition(self._topic, partition), Events()
+        consumer = AIOKafkaConsumer(enable_auto_commit=False, auto_offset_reset="earliest", **self._options)
+        await consumer.start()
+        try:
+            consumer.assign([at])
+            start = (await consumer.beginning_offsets([at]))[at]
+            lately = (await consumer.offsets_for_times({at: now_ms() - MARGIN_MS}))[at]
+            first = offset - MARGIN_EVENTS if lately is None else min(lately.offset, offset - MARGIN_EVENTS)
+            end = min(offset, (await consumer.end_offsets([at]))[at])
+            await self._read(consumer, at, max(start, first), end, found)
+        finally:
+            await bounded(stop_consumer(consumer), STOP_S, "reader of the audit topic")
+        return found
+
+    async def _read(
+        self, consumer: AIOKafkaConsumer, at: TopicPartition, start: int, end: int, found: Events
+    ) -> None:
+        """Reads [start, end)."""
+        consumer.seek(at, start)
+        stuck_s = time.monotonic() + STUCK_S
+        while start < end:
+            for record in (await consumer.getmany(at, timeout_ms=POLL_MS)).get(at, []):
+                if record.offset < end:
+                    seal = dict(record.headers).get(HEADER, b"")
+                    found.append(Recorded(record.offset, record.value, record.timestamp, seal))
+            reached = await consumer.position(at)
+            if reached < start:  # it was made anew while it was read
+                return
+            if reached > start:
+                start, stuck_s = reached, time.monotonic() + STUCK_S
+            elif time.monotonic() > stuck_s:
+                raise TimeoutError(f"{self._topic}/{at.partition}: no event of [{start}, {end}) comes")

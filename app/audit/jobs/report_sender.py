@@ -1,0 +1,79 @@
+"""Sends what stands in the audit topic: reports of pumps, and what closes and drops windows.
+
+All of an audited topic goes to one partition, in the order of the calls. What is sent again counts once
+(`app.audit.counts`). What this worker says itself is sealed (`app.audit.folds.seals`), and what it hands on
+for a client is not.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from aiokafka import AIOKafkaProducer
+from aiokafka.partitioner import murmur2
+from mode import Service
+
+from app.audit.counts.reports import Report
+from app.audit.folds.collector import Tick
+from app.audit.folds.seals import HEADER, seal_of
+from app.audit.folds.tier import Close, Forget
+from app.audit.jobs.seal_key import SealKey
+from app.controllog import codec
+from app.controllog.topics import AUDIT_PARTITIONS, ControlTopics
+from app.kafka.client.startup_retry import start_patiently
+from app.kafka.client.topic_tail import STOP_S, bounded
+
+
+def audit_partition(topic: str) -> int:
+    """The partition of the audit topic, and so of its tables, in which an audited topic lives: where Kafka's
+    own partitioner puts its name as a key, so that clients in any language find it, too."""
+    return (int(murmur2(topic.encode())) & 0x7FFFFFFF) % AUDIT_PARTITIONS
+
+
+class AuditSender(Service):
+    """See the module. `key`: of the seals."""
+
+    def __init__(self, topics: ControlTopics, kafka_options: dict[str, Any], key: SealKey) -> None:
+        super().__init__()
+        self._topic = topics.audit.name
+        self.key = key
+        self._options = kafka_options
+        self._producer: AIOKafkaProducer | None = None
+
+    async def on_start(self) -> None:
+        self._producer = AIOKafkaProducer(
+            acks="all", enable_idempotence=True, request_timeout_ms=10_000, linger_ms=5, **self._options
+        )
+        await start_patiently(self._producer.start, "producer of audit reports")
+
+    async def on_stop(self) -> None:
+        if self._producer is not None:
+            await bounded(self._producer.stop(), STOP_S, "producer of audit reports")
+
+    async def send(self, event: Report | Close | Forget, *, is_clients: bool = False) -> asyncio.Future[Any]:
+        """Sends an event; the future ends once all of it stands in the topic. `is_clients`: a client says it.
+
+        Raises:
+            ClusterUnreachable: the key is not known now.
+            aiokafka.errors.KafkaError: (the future, too) it was not taken; sending it again is harmless.
+        """
+        assert self._producer is not None, "the sender of audit reports has not been started"
+        parts = codec.report_events(event) if isinstance(event, Report) else [codec.encode(event)]
+        key, partition = event.topic.encode(), audit_partition(event.topic)
+        secret = b"" if is_clients else await self.key.known()
+        sent = [
+            await self._producer.send(
+                self._topic, part, key=key, partition=partition,
+                headers=[(HEADER, seal_of(secret, part))] if secret else [],
+            )
+            for part in parts
+        ]  # fmt: skip
+        return sent[0] if len(sent) == 1 else asyncio.gather(*sent)
+
+    async def tick(self, at_ms: int) -> None:
+        """Sends each partition something to be read. Raises KafkaError."""
+        assert self._producer is not None, "the sender of audit reports has not been started"
+        event = codec.encode(Tick(at_ms))
+        for partition in range(AUDIT_PARTITIONS):
+            await self._producer.send_and_wait(self._topic, event, partition=partition)

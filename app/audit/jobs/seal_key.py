@@ -1,0 +1,28 @@
+"""The workers' key for events of the audit topic (`app.audit.folds.seals`)."""
+
+from __future__ import annotations
+
+from app.audit.folds.seals import key_of
+from app.kafka.client.cluster import ClusterClient, ClusterUnreachable
+
+
+class SealKey:
+    """Asks the control cluster once. `control_topic`: of the control log."""
+
+    def __init__(self, client: ClusterClient, control_topic: str) -> None:
+        self._client = client
+        self._control_topic = control_topic
+        self._key = b""
+
+    async def known(self) -> bytes:
+        """The key.
+
+        Raises:
+            ClusterUnreachable, KafkaError: it cannot be known now.
+        """
+        if not self._key:
+            ids = await self._client.topic_ids([self._control_topic])
+            if self._control_topic not in ids:
+                raise ClusterUnreachable(f"topic {self._control_topic} is not known in {self._client.name}")
+            self._key = key_of(await self._client.cluster_id(), ids[self._control_topic])
+        return self._key

@@ -1,0 +1,297 @@
+"""The pump of one audit: a partition whose records are counted.
+
+    Fetched -> PartitionReader -> reports -> the reports' topic -> acknowledged -> base
+
+Rules
+1. What comes is counted at once, and its bytes go back: nothing of it is on its way to anybody.
+2. Everything below `base` stands in reports that were acknowledged. A successor goes on where this one has
+   come, with the figures of what it had counted (`note`): of the last windows. When a record comes of another
+   one, which is rare, it begins again where the part began (`is_lacking`).
+3. Nothing is counted while `MOST_PENDING` reports wait to be acknowledged: what was fetched waits, too.
+4. A second owner does no harm (`app.audit.counts`): no lease is asked.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable
+
+from app.audit.counts.fingerprint import Source
+from app.audit.counts.handover import AuditNote
+from app.audit.counts.partition_counter import PartitionReader
+from app.audit.counts.reports import Report, Scope
+from app.audit.definition import AuditPlan, of_job_name
+from app.audit.pump.counting_spec import how_of
+from app.controllog.codec import JobStatus
+from app.kafka.fetch.deliveries import Fetched, Gap, Headed
+from app.kernel.clock import now_ms
+from app.kernel.fencing import LogId
+from app.kernel.job import JobId
+from app.kernel.load import Work
+from app.kernel.ranges import Snapshot
+from app.payload.event_time.source import EventTime
+
+REPORT_S = 5.0  # what was counted is reported so often
+HEARD_S = 30.0  # and, when nothing was, that it is heard
+SOON = 32  # final reports that wait: they are sent at once
+MOST_PENDING = 256
+PART_OFFSETS = 1 << 18  # fewer reports: one takes a worker some milliseconds
+MOST_WINDOWS = 16, 8, 4, 2, 1  # the last ones, whose figures are noted; the first of these that fits
+LOOK_S = 0.05
+
+SendReports = Callable[["AuditPump"], Awaitable[None]]
+
+
+def group_of(plan: str) -> str:
+    """The group of a cluster under which a plan's positions are committed, for people and their tools."""
+    return f"switchyard-audit-{plan}"
+
+
+class AuditPump:
+    """See the module. Owned by the job manager; fed by the audit agent.
+
+    Args:
+        next_offset: where counting begins. base: what is known to be finished. former: what the last owner
+            left. is_cut: something of the first windows may have gone, or been counted otherwise, before it.
+        log: which it is. send: makes reports of what was counted last, and returns once they are there.
+        times: the plan's, opened (`app.audit.pump.counting_spec`).
+
+    Raises:
+        UnusableField, DescriptorError: the plan's time cannot be read here.
+    """
+
+    def __init__(
+        self, job: JobId, epoch: int, plan: AuditPlan, tier: str, *, next_offset: int, base: int,
+        lineage: int, log: LogId, former: AuditNote | None = None, is_cut: bool,
+        tell: Callable[[str, str, str, str], None], send: SendReports, times: EventTime | None = None,
+    ) -> None:  # fmt: skip
+        self.job = job
+        self.epoch = epoch
+        self.lineage = lineage
+        self.plan = plan
+        self.cluster = of_job_name(job.name)[1]
+        self.high_watermark = -1
+        self.closed = self.draining = False
+        self.trouble = ""
+        self.snapshot_version = 0
+        self.version = 0  # grows whenever snapshot or note change
+        self.read_bytes = 0
+        source = Source(log.cluster_id, log.topic_id, job.partition)
+        self.scope = Scope(job.topic, tier, self.cluster, plan.width_ms)
+        self.reader = PartitionReader(
+            self.scope,
+            source,
+            how_of(plan, source, times),
+            next_offset,
+            lineage=lineage,
+            part_offsets=PART_OFFSETS,
+        )
+        self._base = base
+        self._is_cut = is_cut
+        if former is not None:
+            at_ms = now_ms()
+            self.reader.go_on_from(former.state, at_ms)
+            self.reader.complete_ms = former.complete_ms
+            if self.reader.next_offset != next_offset:
+                self.reader.pass_over(next_offset, at_ms)
+                if is_cut:  # what has gone was of windows that had begun before now
+                    self.reader.complete_ms = max(self.reader.complete_ms, at_ms)
+        self._note, self._noted = b"", -1  # of which version
+        self._tell = tell
+        self._send = send
+        self._waiting: deque[Fetched | Gap] = deque()
+        self._reported_s = float("-inf")
+        self._reported_offset = -1
+
+    # -- batches in ------------------------------------------------------------------------------
+
+    def accept(self, fetched: Fetched) -> None:
+        """Counts a fetched response."""
+        self.high_watermark = max(self.high_watermark, fetched.high_watermark)
+        if self.closed or self.draining:
+            fetched.release()
+            return
+        self._waiting.append(fetched)
+        self._count()
+
+    def _count(self) -> None:
+        while self._waiting and self.reader.pending < MOST_PENDING and not self.is_lacking:
+            fetched = self._waiting.popleft()
+            if isinstance(fetched, Gap):
+                self._pass(fetched)
+                continue
+            try:
+                self._take(fetched)
+            finally:
+                fetched.release()
+            self._look()
+
+    def _take(self, fetched: Fetched) -> None:
+        reader, at_ms = self.reader, now_ms()
+        if fetched.start_offset > reader.next_offset:
+            raise ValueError(
+                f"[{reader.next_offset}, {fetched.start_offset}) was not fetched, what follows was"
+            )
+        if isinstance(fetched, Headed):
+            if fetched.start_offset != reader.next_offset:
+                raise ValueError(
+                    f"headers from {fetched.start_offset} on, where {reader.next_offset} comes next"
+                )
+            reader.headed(fetched.headers, fetched.next_offset, at_ms=at_ms, seen_at_ms=fetched.seen_at_ms)
+            return
+        data = fetched.data
+        if fetched.damage:
+            data = b""
+            self._tell(
+                "audit-damage", str(self.job),
+                f"offsets [{fetched.start_offset}, {fetched.next_offset}) are not counted, as they cannot be "
+                f"read: {fetched.damage}", "other tiers may have them, and show as having more",
+            )  # fmt: skip
+        at_end = fetched.next_offset >= fetched.high_watermark
+        reader.fetched(
+            data, fetched.next_offset, at_ms=at_ms, seen_at_ms=at_ms if at_end else None, at_end=at_end,
+            aborted=fetched.aborted,
+        )  # fmt: skip
+        self.read_bytes += fetched.nbytes
+
+    def _look(self) -> None:
+        reader = self.reader
+        if reader.is_lacking:
+            self.version += 1  # its note says so
+        if self._is_cut and reader.complete_ms < 0 and reader.first_ms >= 0:
+            reader.complete_ms = reader.first_ms + self.plan.bounds.lateness_ms
+
+    def skip(self, gap: Gap) -> None:
+        """The log lost [start, end): nothing there is counted, but what was fetched before it."""
+        if not (self.closed or self.draining):
+            self._waiting.append(gap)
+            self._count()
+
+    def _pass(self, gap: Gap) -> None:
+        if gap.end > self.reader.next_offset:
+            at_ms = now_ms()
+            self.reader.fetched(b"", gap.end, at_ms=at_ms)
+            # This tier had what is gone: nobody knows of which windows, but that they began before now.
+            self.reader.complete_ms = max(self.reader.complete_ms, at_ms)
+
+    def ended(self, end: int, at_ms: int) -> None:
+        """The log ends there now. Where that is what was counted, nothing older is on its way."""
+        if end <= self.reader.next_offset and not (self._waiting or self.draining or self.closed):
+            self.reader.fetched(b"", self.reader.next_offset, at_ms=at_ms, at_end=True)
+
+    # -- reports out -----------------------------------------------------------------------------
+
+    def is_due(self, now_s: float, interval_s: float) -> bool:
+        """Whether reports are to be made. `interval_s`: between those of what was counted."""
+        if self.is_lacking:
+            return False
+        if self.reader.pending >= SOON:
+            return True
+        changed = self.reader.pending or self.reader.next_offset != self._reported_offset
+        return now_s - self._reported_s >= (interval_s if changed else max(HEARD_S, interval_s))
+
+    def reports(self, at_ms: int, now_s: float) -> list[Report]:
+        """What is to be appended to the topic."""
+        if self.is_lacking:
+            return []
+        self._reported_s, self._reported_offset = now_s, self.reader.next_offset
+        return self.reader.reports(at_ms)
+
+    def acknowledged(self, report: Report) -> None:
+        """The topic has it."""
+        self.reader.acknowledged(report)
+        base = max(self._base, self.reader.committable_offset)
+        is_cut = self._is_cut and report.complete_ms < 0
+        if (base, is_cut) != (self._base, self._is_cut):
+            self._base, self._is_cut = base, is_cut
+            self.version += 1
+        if not self.closed:
+            self._count()
+
+    # -- state -----------------------------------------------------------------------------------
+
+    @property
+    def is_lacking(self) -> bool:
+        """Rule 2: it is to begin again, and its `note` says where; nothing is reported before."""
+        return self.reader.is_lacking
+
+    @property
+    def base(self) -> int:
+        """Rule 2."""
+        return self._base
+
+    @property
+    def note(self) -> bytes:
+        """For the successor; made once a version."""
+        if self._noted != self.version:
+            self._noted, counting = self.version, self.plan.counting
+            for most in MOST_WINDOWS:
+                state = self.reader.state(most)
+                note = AuditNote(counting, self._is_cut, state, self.reader.complete_ms)
+                if note.fits:
+                    break
+            self._note = note.to_bytes()
+        return self._note
+
+    @property
+    def commits_to(self) -> tuple[str, str]:
+        """Cluster and group under which Kafka's own tools see its lag."""
+        return self.cluster, group_of(self.plan.name)
+
+    def snapshot(self) -> Snapshot:
+        """What is finished."""
+        return Snapshot(self._base)
+
+    def work(self) -> Work:
+        """What it has done since it began: it sends nothing on."""
+        return Work(self.read_bytes, self.reader.records, 0)
+
+    def status(self) -> JobStatus:
+        """What the heartbeat says of this job."""
+        return JobStatus(
+            job=str(self.job),
+            epoch=self.epoch,
+            state="draining" if self.draining else "flowing",
+            committed=self._base,
+            fetched=self.reader.next_offset,
+            high_watermark=self.high_watermark,
+            unfinished=max(0, self.reader.next_offset - self._base),
+            delivered=self.reader.records,
+            trouble=self.trouble,
+            buffered_bytes=sum(one.nbytes for one in self._waiting if isinstance(one, Fetched)),
+        )
+
+    # -- the end ---------------------------------------------------------------------------------
+
+    @property
+    def is_busy(self) -> bool:
+        """Something was counted that is to be reported."""
+        return self.reader.next_offset > self._base and not (self.closed or self.is_lacking)
+
+    def stop_intake(self) -> None:
+        """Counts nothing new from now on."""
+        self.draining = True
+        self._release()
+
+    async def drain(self, grace_s: float) -> bool:
+        """Reports what was counted, for at most `grace_s`; whether the topic has all of it."""
+        self.stop_intake()
+        deadline_s = time.monotonic() + grace_s
+        while self.is_busy and time.monotonic() < deadline_s:
+            await self._send(self)
+            if self.is_busy:
+                await asyncio.sleep(LOOK_S)
+        return not self.is_busy
+
+    def close(self) -> None:
+        """Nothing of it counts from now on."""
+        self.closed = True
+        self._release()
+
+    def _release(self) -> None:
+        while self._waiting:
+            waiting = self._waiting.popleft()
+            if isinstance(waiting, Fetched):
+                waiting.release()

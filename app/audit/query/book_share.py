@@ -1,0 +1,57 @@
+"""What a worker's books tell another: a bounded piece, in which no large topic hides the others.
+
+Where there are more windows than may be told at once, each topic gets the same room, and what some do not
+need goes to the others. Of a topic that has more the newest windows are told, of all tiers from the same time
+on: what is left off is missing on both sides of every comparison, and said (`Share.since`).
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+
+import msgspec
+
+from app.audit.counts.counter import UNTIMED
+from app.audit.folds.collector import Collector
+from app.audit.folds.tier import TierRecord
+from app.audit.folds.window import WindowKey, WindowRecord
+from app.audit.query.view import Share, Wanted
+
+MOST_WINDOWS = 50_000  # of an answer: a shard each
+
+
+def share_of(held: Mapping[int, tuple[int, Collector]], wanted: Wanted, most: int | None = None) -> Share:
+    """What is wanted of books. `held`: by partition, the next offset and the fold. `most`: `MOST_WINDOWS`."""
+    records: dict[WindowKey, WindowRecord] = {}
+    tiers: dict[str, TierRecord] = {}
+    for _, collector in held.values():
+        records |= {key: record for key, record in collector.windows.items() if wanted.means(key)}
+        tiers |= {str(key): tier for key, tier in collector.tiers.items() if wanted.means(key)}
+    since = cuts(records, MOST_WINDOWS if most is None else most)
+    windows = {
+        str(key): msgspec.structs.replace(record, counted={})
+        for key, record in records.items()
+        if key.start_ms == UNTIMED or key.start_ms >= since.get(key.topic, 0)
+    }
+    return Share({partition: offset for partition, (offset, _) in held.items()}, windows, tiers, since)
+
+
+def cuts(keys: Iterable[WindowKey], most: int) -> dict[str, int]:
+    """Topics of which windows are left off, so that `most` remain at most: those that begin before (ms)."""
+    starts: defaultdict[str, list[int]] = defaultdict(list)
+    for key in keys:
+        starts[key.topic].append(key.start_ms)
+    found: dict[str, int] = {}
+    room = most
+    by_size = sorted(starts, key=lambda topic: (len(starts[topic]), topic))
+    for number, topic in enumerate(by_size):
+        of_topic = sorted(starts[topic], reverse=True)
+        share = room // (len(by_size) - number)
+        if len(of_topic) > share:
+            first_off = of_topic[share]
+            found[topic] = first_off + 1
+            room -= sum(start > first_off for start in of_topic)
+        else:
+            room -= len(of_topic)
+    return found

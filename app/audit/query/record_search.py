@@ -1,0 +1,324 @@
+"""A topic's records of a time, by the event time of its audit plan: found by the time index, and read.
+
+    index, broker --parts--> [start, end) of each partition --RangeReader--> records of that time
+
+Rules
+1. What is given is exactly of that time: every record that is read is asked for its event time.
+2. Where a part begins and ends is told by the audit's index; else, where the event time is the record's
+   timestamp, the broker tells where it begins; else all of the log is read. So nothing is left out, but what
+   came late while it was read.
+3. It is bounded: by records, bytes and time. Where that ends it, `why` says so, `positions` how far it is.
+4. What retention has taken is read from the archive of the cluster, if it has one, each record once: the
+   archive's below the log's start, the log's from there on, also where that start moves meanwhile. What
+   neither has is told as gone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from typing import Any, Literal, NamedTuple, Protocol
+
+from aiokafka import AIOKafkaConsumer, TopicPartition
+from aiokafka.errors import OffsetOutOfRangeError
+
+from app.audit.counts.spans import NO_SPAN
+from app.audit.query.time_index import TimeIndex
+from app.kafka.client.cluster import EARLIEST, LATEST, READ_COMMITTED, ClusterClient, ClusterUnreachable
+from app.kafka.client.consumer_shutdown import stop_consumer
+from app.kafka.records.record import Record, size_of
+from app.kernel.ranges import Range, Ranges, outside
+
+CHUNK_RECORDS = 500
+FETCH_BYTES = 1024 * 1024
+WAIT_MS = 200
+STALL_S = 10.0  # the broker gives nothing although there is something
+
+By = Literal["audit", "timestamps", "log"]
+TimeOf = Callable[[Record], int]
+
+
+class Times(NamedTuple):
+    """Event times [from_ms, before_ms)."""
+
+    from_ms: int
+    before_ms: int
+
+
+class Limits(NamedTuple):
+    """When enough was read."""
+
+    records: int
+    nbytes: int
+    seconds: float
+
+
+class Found(NamedTuple):
+    """A record, and its event time."""
+
+    partition: int
+    time_ms: int
+    record: Record
+
+
+class ArchiveReader(Protocol):
+    """What an archive has of a topic. `spans`: by partition, the offsets that it has."""
+
+    @property
+    def spans(self) -> Mapping[int, Ranges]: ...
+
+    def read(self, partition: int, span: Range, timestamps: Range | None) -> AsyncIterator[Sequence[Record]]:
+        """Records of these offsets, some at a time, in the order of their offsets. `timestamps`: of others
+        none need be among them."""
+        ...
+
+
+class Part(NamedTuple):
+    """Of a partition, the offsets [start, end) that may have records of the time, `by` whom that is known.
+    `gone`: those before them that the log does not have any more; none where nobody knows.
+    `archived`: what of them the archive has."""
+
+    partition: int
+    start: int
+    end: int
+    by: By
+    gone: Range = NO_SPAN
+    archived: Ranges = ()
+
+    @property
+    def lost(self) -> int:
+        """Offsets that nobody has any more."""
+        return self.gone[1] - self.gone[0] - sum(end - start for start, end in self.archived)
+
+
+async def parts_of(
+    client: ClusterClient,
+    topic: str,
+    times: Times,
+    index: TimeIndex | None,
+    *,
+    by_timestamp: bool,
+    archive: ArchiveReader | None = None,
+) -> list[Part]:
+    """Rules 2 and 4. `by_timestamp`: the event time is the record's timestamp.
+
+    Raises:
+        LookupError: there is no such topic. ClusterUnreachable, KafkaError: some leader does not answer.
+    """
+    count = await client.partitions(topic)
+    if count is None:
+        raise LookupError(f"there is no topic {topic} in {client.name}")
+    wanted = [(topic, partition) for partition in range(count)]
+    starts = await client.offsets(wanted, EARLIEST)
+    firsts = await client.offsets(wanted, times.from_ms) if by_timestamp else {}
+    ends = await client.offsets(wanted, LATEST, READ_COMMITTED)
+    found = []
+    for at in wanted:
+        if at not in starts or at not in ends or (by_timestamp and at not in firsts):
+            raise ClusterUnreachable(f"{client.name}: the leader of {topic}-{at[1]} does not answer")
+        log = starts[at], max(starts[at], ends[at])
+        part = _part(at[1], log, firsts.get(at), times, index)
+        spans = () if archive is None else archive.spans.get(at[1], ())
+        found.append(_with_archive(part, log[0], spans, is_known=_is_known(index, at[1], times)))
+    return found
+
+
+def _with_archive(part: Part, log_start: int, spans: Ranges, *, is_known: bool) -> Part:
+    """Where the index does not know what is gone (`is_known`), all that the archive has below the log may be
+    of the time, and so may what lies between the two."""
+    gone = part.gone
+    if not is_known and spans and spans[0][0] < log_start:
+        gone = spans[0][0], log_start
+    return part._replace(gone=gone, archived=tuple(_within(spans, gone)))
+
+
+def _is_known(index: TimeIndex | None, partition: int, times: Times) -> bool:
+    return index is not None and index.knows(partition, times.from_ms)
+
+
+def _within(ranges: Iterable[Range], span: Range) -> list[Range]:
+    """The parts of the normal `ranges` that are in the span."""
+    return outside(outside(ranges, *span), *span)
+
+
+def _part(partition: int, log: Range, first: int | None, times: Times, index: TimeIndex | None) -> Part:
+    start, end = log
+    if first is not None:
+        start = end if first < 0 else min(first, end)
+    if index is None or not _is_known(index, partition, times):
+        return Part(partition, start, end, "log" if first is None else "timestamps")
+    by: By = "audit" if first is None else "timestamps"
+    span = index.between(partition, *times)
+    if first is None:
+        start = max(log[0], index.end(partition) if span == NO_SPAN else span[0])
+    if index.marks_ms.get(partition, -1) >= times.before_ms:
+        by, end = "audit", min(end, span[1])
+    gone = (span[0], min(span[1], log[0])) if span[0] < min(span[1], log[0]) else NO_SPAN
+    return Part(partition, start, max(start, end), by, gone)
+
+
+class RangeReader:
+    """See the module.
+
+    Attributes:
+        positions: by partition, what is below was looked at.
+        lost: offsets that may have been of the time, and that nobody has any more.
+        records, nbytes: how many were looked at. found: that were of the time.
+        why: what ended it, "": it is all of it.
+    """
+
+    def __init__(
+        self, client: ClusterClient, topic: str, parts: Sequence[Part], times: Times, time_of: TimeOf,
+        limits: Limits, archive: ArchiveReader | None = None, *, by_timestamp: bool = False,
+    ) -> None:  # fmt: skip
+        self.positions = {
+            part.partition: part.archived[0][0] if part.archived else part.start for part in parts
+        }
+        self.lost = sum(part.lost for part in parts)
+        self.records = self.nbytes = self.found = 0
+        self.why: Literal["", "records", "bytes", "time"] = ""
+        self._client = client
+        self._topic = topic
+        self._parts = {part.partition: part for part in parts if part.start < part.end}
+        self._archived = [part for part in parts if part.archived]
+        self._skipped: list[tuple[int, Range]] = []
+        self._timestamps = (times.from_ms, times.before_ms) if by_timestamp else None
+        self._times = times
+        self._time_of = time_of
+        self._limits = limits
+        self._archive = archive
+        self._began_s = self._moved_s = time.monotonic()
+
+    async def pieces(self) -> AsyncIterator[list[Found]]:
+        """The records, in the order of offsets in each partition; what is archived comes first.
+
+        Raises:
+            TimeoutError: the broker gave nothing for `STALL_S`. KafkaError, OSError.
+        """
+        for part in self._archived:
+            for span in part.archived:
+                async for piece in self._of_archive(part.partition, span):
+                    yield piece
+                if self._is_enough():
+                    return
+            self.positions[part.partition] = part.start
+        if self._parts:
+            async for piece in self._of_log():
+                yield piece
+
+    async def _of_archive(self, partition: int, span: Range) -> AsyncIterator[list[Found]]:
+        assert self._archive is not None, "it has the span"
+        async for records in self._archive.read(partition, span, self._timestamps):
+            found = self._of_time(partition, span[1], records)
+            self.positions[partition] = records[-1].offset + 1
+            yield self._within(found)
+            if self._is_enough():
+                return
+
+    async def _of_log(self) -> AsyncIterator[list[Found]]:
+        consumer = AIOKafkaConsumer(
+            enable_auto_commit=False,
+            auto_offset_reset="none",
+            isolation_level="read_committed",
+            fetch_max_bytes=FETCH_BYTES,
+            max_partition_fetch_bytes=FETCH_BYTES,
+            **self._client.spec.aiokafka_options(),
+        )
+        await consumer.start()
+        await asyncio.sleep(0)  # stopped before its tasks have begun, it would cancel whoever stops it
+        try:
+            left = {TopicPartition(self._topic, partition): part for partition, part in self._parts.items()}
+            consumer.assign(list(left))
+            for at, part in left.items():
+                consumer.seek(at, part.start)
+            self._moved_s = time.monotonic()
+            while left and not self._is_enough():
+                found = await self._some(consumer, left)
+                async for piece in self._of_skipped():
+                    yield piece
+                if found:
+                    yield found
+        finally:
+            await stop_consumer(consumer)
+
+    async def _some(self, consumer: AIOKafkaConsumer, left: dict[TopicPartition, Part]) -> list[Found]:
+        """Reads on; what is at its end is taken out of `left`."""
+        try:
+            fetched = await consumer.getmany(*left, timeout_ms=WAIT_MS, max_records=CHUNK_RECORDS)
+        except OffsetOutOfRangeError:  # retention came first
+            begins = await consumer.beginning_offsets(list(left))
+            for at, part in left.items():
+                position = self.positions[at.partition]
+                if position < begins[at]:
+                    self._skipped.append((at.partition, (position, min(begins[at], part.end))))
+                    self.positions[at.partition] = begins[at]
+                consumer.seek(at, self.positions[at.partition])
+            fetched = {}
+        moved, found = False, list[Found]()
+        for at, part in list(left.items()):
+            records: Sequence[Any] = fetched.get(at, ())
+            found += self._of_time(part.partition, part.end, records)
+            position = records[-1].offset + 1 if records else await consumer.position(at)
+            moved = moved or position > self.positions[at.partition]
+            self.positions[at.partition] = min(part.end, max(self.positions[at.partition], position))
+            if self.positions[at.partition] >= part.end:
+                del left[at]
+                consumer.pause(at)
+        now_s = time.monotonic()
+        if moved or not left:
+            self._moved_s = now_s
+        elif now_s - self._moved_s > STALL_S:
+            raise TimeoutError(f"{self._client.name} gives nothing of {self._topic}")
+        return self._within(found)
+
+    async def _of_skipped(self) -> AsyncIterator[list[Found]]:
+        """What went while it was read. Of what is not read any more the position says so."""
+        for partition, span in self._skipped:
+            for archived in self._archived_now(partition, span):
+                if not self._is_enough():
+                    async for piece in self._of_archive(partition, archived):
+                        yield piece
+            if not self._is_enough():
+                self.positions[partition], self._moved_s = span[1], time.monotonic()
+            elif self.positions[partition] >= span[1]:
+                self.positions[partition] = span[0]
+        self._skipped.clear()
+
+    def _archived_now(self, partition: int, span: Range) -> list[Range]:
+        """What the archive has of offsets that went while they were read; the rest is lost."""
+        spans = () if self._archive is None else self._archive.spans.get(partition, ())
+        found = _within(spans, span)
+        self.lost += span[1] - span[0] - sum(end - start for start, end in found)
+        return found
+
+    def _of_time(self, partition: int, end: int, records: Sequence[Any]) -> list[Found]:
+        found = []
+        for record in records:
+            if record.offset >= end:
+                break
+            self.records += 1
+            self.nbytes += size_of(record)
+            time_ms = self._time_of(record)
+            if self._times.from_ms <= time_ms < self._times.before_ms:
+                found.append(Found(partition, time_ms, record))
+        return found
+
+    def _within(self, found: list[Found]) -> list[Found]:
+        """As many of them as are still wanted."""
+        wanted = found[: self._limits.records - self.found]
+        self.found += len(wanted)
+        for partition, _, record in reversed(found[len(wanted) :]):
+            self.why = "records"
+            self.positions[partition] = min(self.positions[partition], record.offset)
+        return wanted
+
+    def _is_enough(self) -> bool:
+        if not self.why:
+            if self.found >= self._limits.records:
+                self.why = "records"
+            elif self.nbytes >= self._limits.nbytes:
+                self.why = "bytes"
+            elif time.monotonic() - self._began_s >= self._limits.seconds:
+                self.why = "time"
+        return bool(self.why)

@@ -1,0 +1,97 @@
+"""What is told of whole topics: their windows and differences of some time in a row each. Pure.
+
+A topic is what is worst of it: what is lost, before what is unknown, before what is not over yet.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import Any
+
+from app.audit.folds.comparison import State
+from app.audit.folds.tier import Bounds, TierRecord
+from app.audit.folds.tier_pairs import ORDER
+from app.audit.query.view import Known
+from app.kernel.clock import iso
+
+WORST_FIRST = (
+    State.LOSSY, State.CORRUPTED, State.DUPLICATED, State.LATE, State.ABSENT, State.OK, State.PROVISIONAL,
+)  # fmt: skip
+NOT_COMPARED = "not-compared"  # no two tiers count it, or no window of it is known from its beginning
+LOST = {State.LOSSY.value, State.CORRUPTED.value}
+
+Rows = Iterable[Mapping[str, Any]]
+
+
+def topic_rows(
+    known: Known, windows: Rows, verdicts: Rows, now_ms: int, bounds_of: Callable[[str, str], Bounds]
+) -> list[dict[str, Any]]:
+    """A row a topic, by name; `windows` and `verdicts` are rows of `view`, of the same `known`."""
+    tiers: dict[str, dict[tuple[str, str], list[TierRecord]]] = {}
+    for key, record in known.tiers.items():
+        tiers.setdefault(key.topic, {}).setdefault((key.tier, key.cluster), []).append(record)
+    of_windows = _by_topic(windows)
+    of_verdicts = _by_topic(verdicts)
+    return [
+        _row(
+            topic,
+            tiers.get(topic, {}),
+            of_windows.get(topic, []),
+            of_verdicts.get(topic, []),
+            now_ms,
+            bounds_of,
+        )
+        for topic in sorted(tiers.keys() | of_windows.keys())
+    ]
+
+
+def _by_topic(rows: Rows) -> dict[str, list[Mapping[str, Any]]]:
+    found: dict[str, list[Mapping[str, Any]]] = {}
+    for row in rows:
+        found.setdefault(row["topic"], []).append(row)
+    return found
+
+
+def _row(
+    topic: str,
+    tiers: Mapping[tuple[str, str], list[TierRecord]],
+    windows: list[Mapping[str, Any]],
+    verdicts: list[Mapping[str, Any]],
+    now_ms: int,
+    bounds_of: Callable[[str, str], Bounds],
+) -> dict[str, Any]:
+    states = Counter(row["state"] for row in verdicts)
+    newest_ms = max((row["start_ms"] for row in windows if row["start_ms"] is not None), default=None)
+    lossy = [row for row in verdicts if row["state"] == State.LOSSY.value]
+    doubled = [row for row in verdicts if row["state"] == State.DUPLICATED.value]
+    return {
+        "topic": topic,
+        "tiers": in_order({tier for tier, _ in tiers}),
+        "state": next((state.value for state in WORST_FIRST if states[state.value]), NOT_COMPARED),
+        "states": {state.value: states[state.value] for state in State},
+        "windows": len({(row["start_ms"], row["end_ms"]) for row in windows}),
+        "incomplete": len({row["start_ms"] for row in windows if not row["complete"]}),
+        "missing": sum(row["missing"] or 0 for row in lossy),
+        "extra": sum(row["extra"] or 0 for row in doubled),
+        "late": sum(row["late"] for row in windows),
+        "duplicates": sum(row["duplicates"] for row in windows),
+        "absent": sorted({name for row in verdicts for name in row["absent"]}),
+        "silent": [
+            f"{tier}/{cluster}"
+            for (tier, cluster), records in sorted(tiers.items())
+            if _is_silent(records, now_ms, bounds_of(cluster, topic).silence_ms)
+        ],
+        "newest_ms": newest_ms,
+        "newest": None if newest_ms is None else iso(newest_ms),
+    }
+
+
+def in_order(tiers: Collection[str]) -> list[str]:
+    """In the way of a record; those of other names behind."""
+    return [tier for tier in ORDER if tier in tiers] + sorted(set(tiers) - set(ORDER))
+
+
+def _is_silent(records: Iterable[TierRecord], now_ms: int, silence_ms: int) -> bool:
+    heard = (source.heard_ms for record in records for source in record.sources.values())
+    return now_ms - max(heard, default=0) > silence_ms

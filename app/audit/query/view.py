@@ -1,0 +1,229 @@
+"""What is told of windows and of differences between tiers: pure, of what the workers' books hold.
+
+    shares of all workers --joined--> Known --windows--> rows      --verdicts--> rows
+
+Rules
+1. Of several shares that hold a partition of the tables the furthest one counts.
+2. What is compared with what: `app.audit.folds.tier_pairs`. Windows that may lack what had gone before it was
+   counted are told as incomplete.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import msgspec
+
+from app.audit.counts.counter import UNTIMED
+from app.audit.counts.reports import Scope
+from app.audit.counts.totals import NO_TOTALS
+from app.audit.definition import AuditPlan
+from app.audit.folds.comparison import State
+from app.audit.folds.tier import Bounds, TierKey, TierRecord, group_of, watermark
+from app.audit.folds.tier_pairs import OF_CLUSTERS, Pair, Pairing, Place, Plan, Widths, Window, complete_ms
+from app.audit.folds.window import Phase, WindowKey, WindowRecord, phase
+from app.kernel.clock import iso
+
+PlanOf = Callable[[str, str], AuditPlan | None]  # of a cluster's topic
+# what a client counts otherwise than planned (`app.audit.topics.client_scopes`)
+OddityOf = Callable[[Scope], str]
+Unseen = Callable[[AuditPlan], list[str]]  # regional clusters that a plan does not count
+RANKS = (0.5, 0.95, 0.99)
+APART = "{} of them have times that would have made more windows than are kept"
+IN_ORDER = [Phase.OPEN, Phase.PROVISIONAL, Phase.CLOSED]
+
+
+class Share(msgspec.Struct, frozen=True):
+    """What a worker's books hold of what was asked for. `next_offsets`: of the partitions it has books of.
+    `since`: topics of which only windows that begin then or later are told (`app.audit.query.book_share`)."""
+
+    next_offsets: dict[int, int]
+    windows: dict[str, WindowRecord]
+    tiers: dict[str, TierRecord]
+    since: dict[str, int] = {}
+
+
+class Known(NamedTuple):
+    """What the region knows. `since`: as in `Share`."""
+
+    windows: Mapping[WindowKey, WindowRecord]
+    tiers: Mapping[TierKey, TierRecord]
+    since: Mapping[str, int] = MappingProxyType({})
+
+    @property
+    def notes(self) -> list[str]:
+        """What a person must know who reads it as if it were all."""
+        return [
+            f"topic {topic} has more windows than are told at once: none that begins before {iso(start_ms)} "
+            "is here; ask for this topic alone, and with from and to"
+            for topic, start_ms in sorted(self.since.items())
+        ]
+
+
+class Wanted(NamedTuple):
+    """Which windows: of a topic, tier, cluster ("": of all), that begin in [from_ms, before_ms); and that of
+    records without a time."""
+
+    topic: str = ""
+    tier: str = ""
+    cluster: str = ""
+    from_ms: int = 0
+    before_ms: int = 1 << 62
+
+    def means(self, key: WindowKey | TierKey) -> bool:
+        """Whether a window, or a tier, is among them."""
+        named = ((self.topic, key.topic), (self.tier, key.tier), (self.cluster, key.cluster))
+        if not all(name in ("", told) for name, told in named):
+            return False
+        if isinstance(key, TierKey) or key.start_ms == UNTIMED:
+            return True
+        return self.from_ms <= key.start_ms < self.before_ms
+
+
+def joined(shares: Iterable[Share], partition_of: Callable[[str], int]) -> Known:
+    """Rule 1; `partition_of` a topic."""
+    shares = list(shares)
+    furthest: dict[int, Share] = {}
+    for share in shares:
+        for partition, next_offset in share.next_offsets.items():
+            known = furthest.get(partition)
+            if known is None or known.next_offsets[partition] < next_offset:
+                furthest[partition] = share
+    windows: dict[WindowKey, WindowRecord] = {}
+    tiers: dict[TierKey, TierRecord] = {}
+    for share in shares:
+        for text, window in share.windows.items():
+            key = WindowKey.parse(text)
+            if furthest.get(partition_of(key.topic)) is share:
+                windows[key] = window
+        for text, tier in share.tiers.items():
+            name = TierKey.parse(text)
+            if furthest.get(partition_of(name.topic)) is share:
+                tiers[name] = tier
+    since: dict[str, int] = {}
+    for share in shares:
+        since |= {
+            topic: start_ms
+            for topic, start_ms in share.since.items()
+            if furthest.get(partition_of(topic)) is share
+        }
+    return Known(windows, tiers, since)
+
+
+Shards = dict[tuple[str, str, str], list[TierRecord]]  # topic, tier, cluster
+
+
+def _shards(known: Known) -> Shards:
+    found: Shards = {}
+    for key, record in sorted(known.tiers.items()):
+        found.setdefault(key[:3], []).append(record)
+    return found
+
+
+def window_rows(
+    known: Known, now_ms: int, bounds_of: Callable[[str, str], Bounds], oddity_of: OddityOf = lambda _: ""
+) -> list[dict[str, Any]]:
+    """A row a window of a cluster, the newest first."""
+    shards = _shards(known)
+    groups: defaultdict[WindowKey, list[WindowRecord]] = defaultdict(list)
+    for key, record in known.windows.items():
+        groups[key._replace(shard=0)].append(record)
+    rows = []
+    for key, records in sorted(groups.items(), key=lambda item: (-item[0].start_ms, item[0])):
+        tiers = shards.get(key[:3], [])
+        mark_ms = watermark(tiers, now_ms, bounds_of(key.cluster, key.topic).silence_ms)
+        apart = sum(record.apart.count for record in records)
+        remarks = [APART.format(apart) if apart else "", oddity_of(key.scope)]
+        row = _window_row(key, records, tiers, mark_ms)
+        rows.append({**row, "remark": "; ".join(filter(None, remarks))})
+    return rows
+
+
+def _window_row(
+    key: WindowKey, records: list[WindowRecord], tiers: list[TierRecord], mark_ms: int
+) -> dict[str, Any]:
+    totals = late = NO_TOTALS
+    for record in records:
+        totals, late = totals.plus(record.totals).plus(record.apart), late.plus(record.late)
+    both = totals.plus(late)
+    is_timed = key.start_ms != UNTIMED
+    p50, p95, p99 = (None if rank < 0 else rank for rank in both.percentiles_ms(*RANKS))
+    state = min((phase(key, record, mark_ms) for record in records), key=IN_ORDER.index)
+    return {
+        "topic": key.topic,
+        "tier": key.tier,
+        "cluster": key.cluster,
+        "start_ms": key.start_ms if is_timed else None,
+        "start": iso(key.start_ms) if is_timed else None,
+        "end_ms": key.end_ms if is_timed else None,
+        "state": state.value,
+        "complete": not is_timed or key.start_ms >= complete_ms(tiers),
+        "count": both.count,
+        "bytes": both.nbytes,
+        "duplicates": both.duplicates,
+        "late": late.count,
+        "p50_ms": p50,
+        "p95_ms": p95,
+        "p99_ms": p99,
+        "ids": str(both.ids) if both.count and both.identified == both.count else None,
+        "without": sorted({name for record in records for name in record.without}),
+    }
+
+
+def verdict_rows(known: Known, now_ms: int, plan_of: PlanOf, unseen: Unseen) -> list[dict[str, Any]]:
+    """A row a window and pair of tiers that follow on each other (`app.audit.folds.tier_pairs`), the newest
+    first."""
+    topics: defaultdict[str, dict[Place, list[TierRecord]]] = defaultdict(dict)
+    live: defaultdict[str, set[Place]] = defaultdict(set)
+    plans: dict[str, AuditPlan] = {}
+    for (topic, tier, cluster), records in _shards(known).items():
+        topics[topic][tier, cluster] = records
+        plan = plan_of(cluster, topic)
+        if plan is not None or (tier not in OF_CLUSTERS and not group_of(cluster)[1]):
+            live[topic].add((tier, cluster))
+        if plan is not None:
+            plans.setdefault(topic, plan)
+    windows: defaultdict[str, dict[Window, list[tuple[Place, WindowRecord]]]] = defaultdict(dict)
+    for key, record in sorted(known.windows.items()):
+        of = windows[key.topic].setdefault((key.start_ms, key.width_ms), [])
+        of.append(((key.tier, key.cluster), record))
+    rows = []
+    for topic, found in sorted(windows.items()):
+        pairing = Pairing(topics[topic], live[topic], _as_compared(plans.get(topic), unseen))
+        widths = Widths((place, window) for window, held in found.items() for place, _ in held)
+        for window, held in found.items():
+            compared = pairing.compared(*window, held, widths, now_ms)
+            rows += [{"topic": topic, "group": pair.group or None, **_verdict_row(pair)} for pair in compared]
+    return sorted(rows, key=lambda row: (-row["start_ms"], row["topic"]))
+
+
+def _as_compared(plan: AuditPlan | None, unseen: Unseen) -> Plan:
+    if plan is None:
+        return Plan()
+    return Plan(plan.width_ms, plan.bounds, plan.spec.tiers, tuple(unseen(plan)))
+
+
+def _verdict_row(pair: Pair) -> dict[str, Any]:
+    verdict = pair.verdict
+    differs = verdict.state is State.CORRUPTED
+    return {
+        "from_tier": pair.from_tier,
+        "to_tier": pair.to_tier,
+        "start_ms": pair.start_ms,
+        "start": iso(pair.start_ms),
+        "end_ms": pair.end_ms,
+        "state": verdict.state.value,
+        "from_count": pair.from_count,
+        "to_count": pair.to_count,
+        "missing": None if differs else verdict.missing,
+        "extra": None if differs else verdict.extra,
+        "by": verdict.by.value,
+        "absent": list(verdict.absent),
+        "lag_ms": verdict.lag_ms,
+        "behind_ms": verdict.behind_ms,
+        "closed": pair.is_closed,
+        "remark": pair.remark,
+    }

@@ -1,0 +1,1 @@
+"""Partitions that plans count, and whether clients count as planned."""

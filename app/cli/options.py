@@ -1,0 +1,105 @@
+"""Options that the DLQ commands share, and what the API is asked with for them."""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import Any
+from urllib.parse import urlencode
+
+import click
+
+from app.cli.client import EXIT_PRECONDITION, EXIT_USAGE, Failure, workload_path
+from app.dispatch.dlq.query import BadQuery, Query, parse_when
+from app.dispatch.dlq.rules import parse_range
+from app.kernel.clock import iso
+
+
+def query_options(command: Any) -> Any:
+    """The conditions that choose letters."""
+    for option in (
+        click.option(
+            "--partition", type=click.IntRange(0), multiple=True, help="In this partition (again: or)."
+        ),
+        click.option("--attempt-min", type=click.IntRange(0), help="Delivered at least so often."),
+        click.option("--key", help="The whole key: text, or base64:..."),
+        click.option("--until", metavar="TIME", help="Moved here before this time."),
+        click.option(
+            "--since", metavar="TIME", help="Moved here since: 2h (ago), 2026-01-31T12:00 (UTC), ms."
+        ),
+        click.option("--code", multiple=True, help="Given up with this status (again: or)."),
+        click.option("--reason", help="The reason has this text; /between slashes/ an expression (RE2)."),
+    ):
+        command = option(command)
+    return command
+
+
+def query_of(options: dict[str, Any]) -> dict[str, Any]:
+    """The given conditions, times as milliseconds. Raises Failure."""
+    now_ms = time.time_ns() // 1_000_000
+    found: dict[str, Any] = {}
+    for name in ("reason", "code", "key", "attempt_min", "partition"):
+        value = options.get(name)
+        if value not in (None, ()):
+            found[name] = list(value) if isinstance(value, tuple) else value
+    for name in ("since", "until"):
+        if options.get(name) is not None:
+            try:
+                found[f"{name}_ms"] = parse_when(options[name], now_ms)
+            except BadQuery as error:
+                raise Failure(f"--{name}: {error}", EXIT_USAGE) from error
+    try:
+        Query.from_json(found)
+    except BadQuery as error:
+        raise Failure(str(error), EXIT_USAGE) from error
+    return found
+
+
+def query_string(query: dict[str, Any]) -> str:
+    """`query` as GET takes it."""
+    return urlencode({name.removesuffix("_ms"): value for name, value in query.items()}, doseq=True)
+
+
+def dlq_path(name: str) -> str:
+    """The API's path of a workload's queue. Raises Failure."""
+    return workload_path(name).replace("/workloads/", "/dlq/", 1)
+
+
+def when(at_ms: int | None) -> str | None:
+    """A time for people (`app.kernel.clock.iso`), with the short sign of UTC."""
+    return None if at_ms is None else iso(at_ms).replace("+00:00", "Z")
+
+
+def change_options(command: Any) -> Any:
+    """--execute, --yes and --range."""
+    command = click.option("--yes", is_flag=True, help="Do not ask.")(command)
+    command = click.option("--execute", is_flag=True, help="Do it; else it is only said what would be.")(
+        command
+    )
+    return click.option(
+        "--range",
+        "ranges",
+        metavar="P:FROM-BEFORE",
+        multiple=True,
+        help="Offsets [FROM, BEFORE) of a partition.",
+    )(command)
+
+
+def spans_of(texts: tuple[str, ...]) -> dict[str, dict[str, int]]:
+    """--range as the API takes it. Raises Failure."""
+    try:
+        spans = [parse_range(text) for text in texts]
+    except BadQuery as error:
+        raise Failure(f"--range: {error}", EXIT_USAGE) from error
+    if len({partition for partition, _ in spans}) < len(spans):
+        raise Failure("--range: one range a partition", EXIT_USAGE)
+    return {str(partition): {"start": start, "end": end} for partition, (start, end) in spans}
+
+
+def confirm(question: str, yes: bool) -> None:
+    """Asks, unless told not to. Raises Failure: there is nobody to ask."""
+    if yes:
+        return
+    if not sys.stdin.isatty():
+        raise Failure("nobody is there to ask; add --yes", EXIT_PRECONDITION)
+    click.confirm(question, abort=True, err=True)

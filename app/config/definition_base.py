@@ -1,0 +1,106 @@
+"""What every kind of definition has: a canonical form on the wire, and an etag of it.
+
+Fields that came after the first release are left out of the wire while they have their default
+(`added`), so that the etag of what was deployed before them stays.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, ClassVar, Self
+
+import orjson
+from pydantic import BaseModel, Field
+
+from app.config.fields import Model
+from app.replicate.model.route import Route
+
+
+def added(default: Any, **options: Any) -> Any:
+    """A field that came later."""
+    return Field(default, exclude_if=lambda value: value == default, **options)
+
+
+class Definition(Model):
+    """A document of definitions, of any kind."""
+
+    def to_wire(self) -> dict[str, Any]:
+        """The canonical form, ready for JSON."""
+        return self.model_dump(mode="json", by_alias=True, exclude_none=True)
+
+    @classmethod
+    def from_wire(cls, data: Mapping[str, Any]) -> Self:
+        """The inverse; fields that only a newer version knows are passed over.
+
+        Raises:
+            pydantic.ValidationError: it is none of this kind.
+        """
+        return cls.model_validate(_known(cls, data))
+
+    def etag(self) -> str:
+        """Changes whenever the definition does."""
+        packed = orjson.dumps(self.to_wire(), option=orjson.OPT_SORT_KEYS)
+        return hashlib.sha256(packed).hexdigest()[:16]
+
+
+class Named(Definition):
+    """A definition that its name identifies. `prefix`: of its key; no other kind's key begins so."""
+
+    prefix: ClassVar[str]
+    if TYPE_CHECKING:  # fields of each kind, which keep the order they have there
+        metadata: Any
+
+    @property
+    def name(self) -> str:
+        """Its name."""
+        return str(self.metadata.name)
+
+    @property
+    def key(self) -> str:
+        """What it stands under in the control log, beside workloads and routes."""
+        return f"{self.prefix}{self.name}"
+
+
+class OfTopics(Named):
+    """One that names topics as a route does: `spec.topics`, but for `spec.exclude`."""
+
+    if TYPE_CHECKING:
+        spec: Any
+
+    @cached_property
+    def _topics(self) -> Route:
+        return Route(self.name, "", "", self.spec.topics, self.spec.exclude)
+
+    def means(self, topic: str) -> bool:
+        """Whether it is about a topic of this name. Raises what `Route` raises."""
+        return self._topics.destination(topic) is not None
+
+
+def _known(model: type[BaseModel], data: Any) -> Any:
+    """`data` without fields that `model` does not have, at every depth."""
+    if not isinstance(data, Mapping):
+        return data
+    kept = {}
+    for name, field in model.model_fields.items():
+        alias = field.alias or name
+        if alias not in data:
+            continue
+        value = data[alias]
+        inner = _inner_model(field.annotation)
+        if inner is not None and isinstance(value, list | tuple):
+            value = [_known(inner, item) for item in value]
+        elif inner is not None:
+            value = _known(inner, value)
+        kept[alias] = value
+    return kept
+
+
+def _inner_model(annotation: Any) -> type[BaseModel] | None:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    for argument in getattr(annotation, "__args__", ()):
+        if (found := _inner_model(argument)) is not None:
+            return found
+    return None

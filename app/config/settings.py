@@ -1,0 +1,344 @@
+"""`switchyard.yaml`: what a process needs to start. Everything else is a definition, changed live.
+
+Secrets stand in it by reference only (`env:NAME`, `file:PATH`); they are read when a connection is made,
+and never appear in a representation, an error or a log.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import platformdirs
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+
+from app.config.problems import (
+    Document,
+    InvalidConfiguration,
+    Problem,
+    read_documents,
+    read_text,
+    suggest,
+    validate,
+)
+from app.config.quantities import Duration, Size
+from app.config.web_address import Web
+from app.failover.topology import Layout, Site
+
+DEFAULT_FILE = "switchyard.yaml"
+SCHEMAS = "schemas"
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+
+EXAMPLE = (
+    "a minimal one: region: east / clusters: [{name: east-regional, region: east, tier: regional, "
+    "bootstrap: localhost:9092}]"
+)
+
+
+class _Model(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Secret:
+    """A reference to a secret; `reveal` reads it."""
+
+    __slots__ = ("reference",)
+
+    def __init__(self, reference: str) -> None:
+        self.reference = reference
+
+    def reveal(self) -> str:
+        """The secret itself.
+
+        Raises:
+            InvalidConfiguration: the variable or file does not exist.
+        """
+        kind, _, name = self.reference.partition(":")
+        if kind == "env":
+            if name in os.environ:
+                return os.environ[name]
+            raise InvalidConfiguration([Problem(f"environment variable {name} is not set", f"set {name}")])
+        return read_text(Path(name), f"put the secret into {name}").rstrip("\n")
+
+    def __repr__(self) -> str:
+        return f"Secret({self.reference!r})"
+
+
+def _secret(value: Any) -> Secret:
+    if isinstance(value, Secret):
+        return value
+    if isinstance(value, str) and re.fullmatch(r"(env:[A-Za-z_][A-Za-z0-9_]*|file:.+)", value):
+        return Secret(value)
+    raise ValueError("a secret must be a reference; write env:NAME or file:/path/to/it")
+
+
+def _bootstrap(value: Any) -> Any:
+    parts = value.split(",") if isinstance(value, str) else value
+    if not isinstance(parts, list | tuple) or not parts:
+        raise ValueError("no broker address; write host:port, or a list of them")
+    return tuple(parts)
+
+
+def _host_port(value: Any) -> str:
+    text = value.strip() if isinstance(value, str) else ""
+    found = re.fullmatch(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):(\d{1,5})", text)
+    if found is None or not 0 < int(found[2]) < 65536:
+        raise ValueError("not an address; write host:port with a port from 1 to 65535")
+    return text
+
+
+def _name(value: Any) -> Any:
+    if not isinstance(value, str) or not NAME.fullmatch(value):
+        raise ValueError("not a name; use letters, digits, '.', '_' and '-', at most 100")
+    return value
+
+
+Name = Annotated[str, BeforeValidator(_name)]
+SecretField = Annotated[Any, BeforeValidator(_secret)]
+
+
+class Security(_Model):
+    """How to authenticate to a cluster."""
+
+    protocol: Literal["plaintext", "ssl", "sasl_plaintext", "sasl_ssl"] = "plaintext"
+    mechanism: Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"] = "PLAIN"
+    username: SecretField | None = None
+    password: SecretField | None = None
+    ca: str | None = None
+    cert: str | None = None
+    key: str | None = None
+
+
+class Cluster(_Model):
+    """A Kafka cluster. `archive`: the folder that `python -m spark archive` keeps of it, for records that its
+    logs do not have any more."""
+
+    name: Name
+    region: Name
+    tier: Literal["regional", "aggregate", "other"]
+    bootstrap: Annotated[tuple[Annotated[str, BeforeValidator(_host_port)], ...], BeforeValidator(_bootstrap)]
+    security: Security = Security()
+    archive: Annotated[str, Field(min_length=1, max_length=4096)] | None = None
+
+
+class Logging(_Model):
+    """How to log."""
+
+    level: Literal["debug", "info", "warning", "error"] = "info"
+    format: Literal["console", "json"] = "console"
+
+
+class Capacity(_Model):
+    """What this worker can carry: cores, bytes of memory, bytes a second. What is left out is measured."""
+
+    cpu: float | None = Field(default=None, gt=0, le=1024, allow_inf_nan=False)
+    memory: Size | None = None
+    network: Size | None = None
+
+
+class Alerts(_Model):
+    """Where alerts may be told. `local`: addresses of a worker's machine, its link, or a cloud's metadata
+    service are told of when an alert is deployed (warn), or not taken, nor sent to (refuse)."""
+
+    local: Literal["warn", "refuse"] = "warn"
+
+
+class Sizing(_Model):
+    """What of Spark's forecasts counts in recommended workers (`app.sizing.forecasts`): any, of how far
+    ahead, not older than, and how far off in the last week at most (a share of what came). The leader's
+    counts for `/metrics`."""
+
+    forecasts: bool = True
+    look_ahead_s: Duration = Field(default=3600.0, alias="look_ahead", le=7 * 86_400)
+    max_age_s: Duration = Field(default=7 * 86_400.0, alias="max_age")
+    max_error: float = Field(default=0.5, ge=0, le=1000, allow_inf_nan=False)
+
+
+class Worker(_Model):
+    """This worker: its name (host and port when left out), its limits, and the isolation group it serves.
+    `stall`: it ends when its event loop stands still for so long; its jobs have moved by then."""
+
+    name: Name | None = None
+    grace_s: Duration = Field(default=30.0, alias="grace")
+    stall_s: Duration = Field(default=60.0, alias="stall", ge=10.0)
+    memory_budget: Size = 256 * 1024 * 1024
+    group: Name | None = None
+    capacity: Capacity = Capacity()
+
+
+class Settings(_Model):
+    """The whole file. `schemas`: the folder below which definitions may name files of schemas, relative to
+    this file; `schemas` when left out."""
+
+    region: Name
+    clusters: tuple[Cluster, ...] = Field(min_length=1)
+    control_cluster: Name | None = None
+    web: Web = Web()
+    logging: Logging = Logging()
+    worker: Worker = Worker()
+    alerts: Alerts = Alerts()
+    sizing: Sizing = Sizing()
+    data_dir: str | None = None
+    schemas: Annotated[str, Field(min_length=1, max_length=4096)] | None = None
+    interceptors: tuple[str, ...] = ()
+
+    @property
+    def control_cluster_name(self) -> str:
+        """The cluster that holds the control topics: as configured, or the region's regional one."""
+        return self.control_cluster or next(
+            c.name for c in self.clusters if c.region == self.region and c.tier == "regional"
+        )
+
+    @property
+    def data_path(self) -> Path:
+        """Where workers keep their tables."""
+        return Path(self.data_dir or platformdirs.user_data_dir("switchyard"))
+
+    @property
+    def schemas_path(self) -> Path:
+        """The folder of schemas."""
+        return Path(self.schemas or SCHEMAS)
+
+    def layout(self) -> Layout:
+        """Where all clusters are."""
+        sites = {cluster.name: Site(cluster.region, cluster.tier) for cluster in self.clusters}
+        return Layout(self.region, sites, self.control_cluster_name)
+
+    def cluster_names(self) -> list[str]:
+        """All clusters' names."""
+        return [cluster.name for cluster in self.clusters]
+
+    def cluster(self, name: str) -> Cluster:
+        """The cluster of this name. Raises KeyError."""
+        for cluster in self.clusters:
+            if cluster.name == name:
+                return cluster
+        raise KeyError(name)
+
+
+def load_settings(path: str | Path | None = None, env: Mapping[str, str] = os.environ) -> Settings:
+    """Reads and checks the configuration of this process.
+
+    `SWITCHYARD_CONFIG` names the file unless `path` does; `SWITCHYARD_REGION` and `SWITCHYARD_WEB_PORT`
+    override it; without a `data_dir` it is `data` in `SWITCHYARD_HOME`, when that is set.
+
+    Raises:
+        InvalidConfiguration: with everything that is wrong.
+    """
+    file = Path(path or env.get("SWITCHYARD_CONFIG") or DEFAULT_FILE)
+    text = read_text(file, f"write one, or point SWITCHYARD_CONFIG at it; {EXAMPLE}")
+    documents = read_documents(text, str(file))
+    if len(documents) != 1 or not isinstance(documents[0].data, dict):
+        message = "is empty" if not documents else "must be one YAML mapping"
+        raise InvalidConfiguration([Problem(message, EXAMPLE, file=str(file), line=1, column=1)])
+    document = documents[0]
+    data = dict(document.data)
+    if region := env.get("SWITCHYARD_REGION"):
+        data["region"] = region
+    if port := env.get("SWITCHYARD_WEB_PORT"):
+        web = data.get("web")
+        data["web"] = {**(web if isinstance(web, dict) else {}), "port": port}
+    problems: list[Problem] = []
+    try:
+        settings: Settings = validate(Settings, document, data)
+    except InvalidConfiguration as error:
+        problems = list(error.problems)
+    problems += _cross_checks(document, data)
+    if problems:
+        raise InvalidConfiguration([_named_by_environment(problem, env) for problem in problems])
+    update: dict[str, Any] = {"schemas": str(file.absolute().parent / (settings.schemas or SCHEMAS))}
+    if settings.web.port == 0:
+        update["web"] = settings.web.model_copy(update={"port": _free_port()})
+    if not settings.data_dir and (home := env.get("SWITCHYARD_HOME")):
+        update["data_dir"] = str(Path(home) / "data")
+    return settings.model_copy(update=update)
+
+
+def _free_port() -> int:
+    """A port nobody listens on; found here since Faust takes no 0."""
+    with socket.create_server(("", 0)) as server:
+        return int(server.getsockname()[1])
+
+
+def _named_by_environment(problem: Problem, env: Mapping[str, str]) -> Problem:
+    """The problem at its true place, which for what the environment overrides is not the file."""
+    variable = {"region": "SWITCHYARD_REGION", "web.port": "SWITCHYARD_WEB_PORT"}.get(problem.field)
+    if variable and env.get(variable):
+        return replace(problem, file=f"environment variable {variable}", line=0, column=0)
+    return problem
+
+
+def _security(security: Any) -> Iterator[tuple[str, str, str]]:
+    """Security that would not secure: parts that are missing, or that the protocol would pass over."""
+    protocol = security.get("protocol", "plaintext") if isinstance(security, dict) else None
+    if not isinstance(protocol, str):
+        return
+    given = {name for name, value in security.items() if value is not None}
+    if protocol.startswith("sasl_"):
+        for name in sorted({"username", "password"} - given):
+            yield name, f"missing, and {protocol} needs it", "add it"
+    else:
+        for name in sorted(given & {"username", "password", "mechanism"}):
+            yield name, f"has no meaning with protocol {protocol}", "set protocol: sasl_ssl, or remove this"
+    for name in sorted(given & {"ca", "cert", "key"}):
+        if not protocol.endswith("ssl"):
+            yield (
+                name,
+                f"has no meaning with protocol {protocol}",
+                "set protocol: ssl or sasl_ssl, or remove this",
+            )
+        elif not os.access(str(security[name]), os.R_OK):
+            yield name, "no such file, or it cannot be read", "check the path"
+
+
+def _cross_checks(document: Document, data: dict[str, Any]) -> list[Problem]:
+    """What no single field shows; works on raw data, so that it is told together with all else."""
+    clusters = data.get("clusters")
+    if not isinstance(clusters, list):
+        return []
+    problems: list[Problem] = []
+
+    def tell(message: str, remedy: str, path: tuple[str | int, ...], value: Any) -> None:
+        line, column = document.position(path)
+        field = ".".join(map(str, path))
+        shown = "" if value is None else repr(value)
+        problems.append(Problem(message, remedy, field, shown, document.file, line, column))
+
+    seen: dict[Any, int] = {}
+    for index, cluster in enumerate(clusters):
+        name = cluster.get("name") if isinstance(cluster, dict) else None
+        if isinstance(name, str) and name in seen:
+            tell(
+                "a second cluster of this name",
+                "give each cluster a name of its own",
+                ("clusters", index, "name"),
+                name,
+            )
+        elif isinstance(name, str):
+            seen[name] = index
+    for index, cluster in enumerate(clusters):
+        for name, message, remedy in _security(
+            cluster.get("security") if isinstance(cluster, dict) else None
+        ):
+            tell(message, remedy, ("clusters", index, "security", name), None)
+    dicts = [cluster for cluster in clusters if isinstance(cluster, dict)]
+    region = data.get("region")
+    regions = sorted({str(cluster["region"]) for cluster in dicts if "region" in cluster})
+    if isinstance(region, str) and regions and region not in regions:
+        tell("no cluster is in this region", suggest(region, regions), ("region",), region)
+    control = data.get("control_cluster")
+    if isinstance(control, str) and control not in seen:
+        tell("no such cluster", suggest(str(control), list(seen)), ("control_cluster",), control)
+    elif control is None and isinstance(region, str) and region in regions and not any(
+        cluster.get("region") == region and cluster.get("tier") == "regional" for cluster in dicts
+    ):  # fmt: skip
+        tell(
+            "the region has no regional cluster to hold the control topics",
+            "add one, or name another in control_cluster", ("region",), region,
+        )  # fmt: skip
+    return problems

@@ -1,0 +1,47 @@
+"""Definitions as they stand in the control log, parsed once a change."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Generic, TypeVar
+
+from app.controllog.events import DefinitionPut
+
+T = TypeVar("T")
+
+
+class Parsed(Generic[T]):
+    """Those of one kind.
+
+    Args:
+        puts: what stands in the log, by key.
+        parse: what is made of a key and its definition; raises ValueError.
+        on_trouble: of which key, and why, a definition cannot be read, told once.
+    """
+
+    def __init__(
+        self,
+        puts: Callable[[], Mapping[str, DefinitionPut]],
+        parse: Callable[[str, Mapping[str, Any]], T],
+        on_trouble: Callable[[str, str], None],
+    ) -> None:
+        self._puts = puts
+        self._parse = parse
+        self._on_trouble = on_trouble
+        self._known: dict[str, tuple[str, T | None]] = {}
+
+    def get(self, key: str) -> T | None:
+        """The definition of `key`; None when there is none. Written past the API, or by a version that means
+        something else, it stays as it was."""
+        put = self._puts().get(key)
+        if put is None:
+            self._known.pop(key, None)
+            return None
+        etag, found = self._known.get(key, ("", None))
+        if etag != put.etag or key not in self._known:
+            try:
+                found = self._parse(key, put.definition)
+            except ValueError as error:
+                self._on_trouble(key, f"its definition cannot be read: {error}")
+            self._known[key] = put.etag, found
+        return found

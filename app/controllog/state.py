@@ -1,0 +1,429 @@
+"""The fold of the control log's events: who leads, which workloads and routes exist, who owns which job.
+
+The control log is one Kafka partition, read by every worker from its beginning (it is compacted).
+Kafka gives it a total order, so every worker that has read up to the same offset holds the same
+`ControlState`; nobody needs to ask anybody. What is decided here is decided by position in the log,
+never by a clock.
+
+Rules
+1. A `Claim` makes its worker the leader when its term is above the current one; of two claims for
+   one term the first in the log wins.
+2. Only an assignment that carries the current term counts, and names a job: a leader that was deposed
+   while it slept cannot move anything, whatever it still writes.
+3. A job's epoch only grows. The new owner of a job has a higher epoch than any before it; the same
+   epoch may be written again only by its leader to ask for a release.
+4. A `Released` counts for the epoch it names and no other.
+5. Refused events change nothing and are counted; the leader that sees one writes the valid record
+   again, so that compaction (which keeps the last record a key) cannot keep the refused one. Of a definition
+   it says that it replaces itself, or that what it deletes is gone: that changes nothing, and is refused and
+   repaired in turn when an operator's change came in between.
+6. A definition that says which one it replaces (`expected`) counts only while that one stands: of two changes
+   of the same definition, made at the same moment at two workers, one is refused. The leader repairs as in 5.
+7. A `MoveWish` stands until the job is given to somebody under a later epoch than it names, whoever that is,
+   or until it is taken back: by one without a worker.
+8. A `Begun` counts for the deployment that it names, wherever compaction puts it: that may be before what is
+   left of the definition. The first one of which all parts are there stays; all have keys of their own, so
+   none is lost. Those of deployments that are over are `stale`: the leader has compaction drop them.
+9. `Moving` pauses its workload until the next definition, deletion, or word on pausing all of it. A
+   definition with a move's name counts only while that move is the last and under way: this one record ends
+   the pause, names the new cluster and says where the workload begins there (`begun`), as all that follow do.
+10. The first definition that a reader finds of a workload counts in spite of 6 and 9: compaction dropped what
+   it replaced. What was deleted is known as such until then. Whom compaction overtakes begins anew
+   (`app.controllog.log`).
+11. What is said of workloads' definitions holds for routes' and failovers' too. Their keys cannot be the
+   same.
+12. Regions' roles and failover runs count by the rules of `app.controllog.roles` and
+    `app.controllog.failover_run`, which ask for no order. Runs of long ago are `stale`, too.
+13. A change keeps its definition's `deployment`, and counts only while that one stands.
+14. A term or an epoch above `app.kernel.counters.highest` is a jump that nobody honest makes. It is refused;
+    of a `Released` the part that may be counts. So there is always a next term and a next epoch.
+15. `LimitShares` count when they carry the current term and a higher number than what stands: each rests on
+    what stood when it was made. The leader repairs as in 5.
+
+Invariants: `term` and every job's epoch never decrease; a job has at most one owner.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TypeVar
+
+import msgspec
+
+from app.controllog.alert_state import AlertState, AlertStates
+from app.controllog.events import (
+    ALL,
+    AlertDeleted,
+    AlertPut,
+    AnyControlEvent,
+    AnyPut,
+    Assignment,
+    AuditDeleted,
+    AuditPut,
+    Begun,
+    Claim,
+    DefinitionDeleted,
+    DefinitionPut,
+    Drain,
+    FailoverDeleted,
+    FailoverPut,
+    FailoverRun,
+    LimitShares,
+    MoveWish,
+    Moving,
+    OperatorAct,
+    Paused,
+    RegionPulse,
+    Released,
+    RolePut,
+    RoleReleased,
+    RouteDeleted,
+    RoutePut,
+    WorkloadDeleted,
+    WorkloadPut,
+    compaction_key,
+)
+from app.controllog.failover_run import Runs
+from app.controllog.roles import Roles
+from app.kernel.counters import highest
+from app.kernel.fencing import LogId
+from app.kernel.job import JobId, names_a_job
+
+Put = TypeVar("Put", bound=AnyPut)
+
+
+class ControlState:
+    """The fold of the control log up to `next_offset`.
+
+    Attributes:
+        term: the current leader's term, 0 before the first claim.
+        leader: the current leader's worker id, "" before the first claim.
+        workloads: key ("group/topic") -> `WorkloadPut`.
+        routes: name -> `RoutePut`.
+        assignments: job -> the valid `Assignment`; one whose worker is "" has no owner.
+        floor: job -> the highest epoch ever named for it.
+        moves: key -> the `Moving` that is under way.
+        deleted: keys whose last word was their deletion.
+        paused: key -> the partitions that are paused, `ALL` among them when the whole workload is.
+        limits: key -> the `LimitShares` in force, and the offset behind them.
+        draining: worker -> the `Drain` that asks it to give its jobs away.
+        wishes: job -> the `MoveWish` that is not decided yet.
+        failovers: key ("failover:name") -> `FailoverPut`.
+        audits: key ("audit:name") -> `AuditPut`.
+        alerts: key ("alert:name") -> `AlertPut`; `alert_states`: what of them fires
+        (`app.controllog.alert_state`). roles: which region is active for a workload (`app.controllog.roles`);
+        they outlive its deletion. runs: failover runs to this region (`app.controllog.failover_run`).
+        pulses: region -> its last `RegionPulse`; its own only, unless another's stands in the log.
+        stale: compaction keys of what nobody needs any more, in the order in which they may be dropped:
+            where deployments began that are over (rule 8), failover runs of long ago.
+        refused: events that did not count (rule 5).
+    """
+
+    __slots__ = (
+        "_first", "_tries", "alert_states", "alerts", "assignments", "audits", "deleted", "draining",
+        "failovers", "floor", "leader", "limits", "moves", "next_offset", "paused", "pulses", "refused",
+        "roles", "routes", "runs", "stale", "term", "wishes", "workloads",
+    )  # fmt: skip
+
+    def __init__(self) -> None:
+        self.term = 0
+        self.leader = ""
+        self.workloads: dict[str, WorkloadPut] = {}
+        self.routes: dict[str, RoutePut] = {}
+        self.assignments: dict[str, Assignment] = {}
+        self.floor: dict[str, int] = {}
+        # Where deployments begin: key -> (deployment, nonce) -> parts; the first of which all are there.
+        self._tries: dict[str, dict[tuple[str, str], dict[int, Begun]]] = {}
+        self._first: dict[tuple[str, str], dict[int, Begun]] = {}
+        self.moves: dict[str, Moving] = {}
+        self.deleted: set[str] = set()
+        self.paused: dict[str, set[int]] = {}
+        self.draining: dict[str, Drain] = {}
+        self.wishes: dict[str, MoveWish] = {}
+        self.limits: dict[str, tuple[LimitShares, int]] = {}
+        self.failovers: dict[str, FailoverPut] = {}
+        self.audits: dict[str, AuditPut] = {}
+        self.alerts: dict[str, AlertPut] = {}
+        self.alert_states = AlertStates()
+        self.roles = Roles()
+        self.runs = Runs()
+        self.pulses: dict[str, RegionPulse] = {}
+        self.stale: dict[str, None] = {}
+        self.refused = 0
+        self.next_offset = 0
+
+    def apply(self, event: AnyControlEvent) -> bool:
+        """Folds one event in; returns whether it counted."""
+        counted = self._apply(event)
+        if not counted:
+            self.refused += 1
+        return counted
+
+    def drop_soon(self, keys: Iterable[str]) -> None:
+        """The leader is to have compaction drop what stands under these."""
+        self.stale |= dict.fromkeys(keys)
+
+    def dropped(self, key: str) -> None:
+        """Nothing stands under this key any more: a record without a value says so."""
+        self.stale.pop(key, None)
+        self.runs.drop(key)
+        self.alert_states.drop(key)
+        self.limits.pop(key.removeprefix("limit-shares/"), None)
+
+    def _apply(self, event: AnyControlEvent) -> bool:
+        match event:
+            case WorkloadPut() | RoutePut() | FailoverPut() | AuditPut() | AlertPut():
+                return self._put(event)
+            case WorkloadDeleted() | RouteDeleted() | FailoverDeleted() | AuditDeleted() | AlertDeleted():
+                if not self._is_expected(event):
+                    return False
+                self.deleted.add(event.key)
+                if event.expected != "":  # a repair changes nothing: what was paused meanwhile stays so
+                    self._end_deployments(event.key)
+                    for told in (self.paused, self.moves):
+                        told.pop(event.key, None)
+                return self._defined(event).pop(event.key, None) is not None or event.expected == ""
+            case Claim():
+                if not self.term < event.term <= highest(self.next_offset):
+                    return False
+                self.term, self.leader = event.term, event.worker
+                return True
+            case Assignment():
+                return self._assign(event)
+            case Released():
+                if not names_a_job(event.job):
+                    return False
+                current = self.assignments.get(event.job)
+                named = min(max(event.epoch, event.known_epoch), highest(self.next_offset))
+                self.floor[event.job] = max(self.floor.get(event.job, 0), named)
+                if current is None or current.epoch != event.epoch or not current.worker:
+                    return False
+                self.assignments[event.job] = msgspec.structs.replace(
+                    current, worker="", release=False, reason=event.reason, at_ms=event.at_ms
+                )
+                return True
+            case Paused():
+                self._pause(event)
+                return True
+            case Drain():
+                if event.draining:
+                    self.draining[event.worker] = event
+                else:
+                    self.draining.pop(event.worker, None)
+                return True
+            case MoveWish():
+                if not event.worker:
+                    return self.wishes.pop(event.job, None) is not None
+                if not names_a_job(event.job) or self.is_jump(event):
+                    return False
+                if self.floor.get(event.job, 0) > event.epoch:
+                    return False
+                self.wishes[event.job] = event
+                return True
+            case LimitShares():
+                return self._divide(event)
+            case OperatorAct():
+                return True
+            case Begun():
+                return self._begin(event)
+            case Moving():
+                if event.move:
+                    self.moves[event.key] = event
+                else:
+                    self.moves.pop(event.key, None)
+                return True
+            case RolePut():
+                return self.roles.put(event)
+            case RoleReleased():
+                return self.roles.release(event)
+            case FailoverRun():
+                counted = self.runs.put(event)
+                self.drop_soon(self.runs.forget())
+                return counted
+            case AlertState():
+                if event.state == "gone" and event.term == self.term:
+                    self.drop_soon([compaction_key(event)])
+                return self.alert_states.put(event, self.term)
+            case RegionPulse():
+                self.pulses[event.region] = event
+                return True
+
+    def _put(self, event: AnyPut) -> bool:
+        defined = self._defined(event)
+        if event.key in defined or event.key in self.deleted:
+            stands = defined.get(event.key)
+            if stands is not None and not event.deployment:  # it was written by hand, or by an older version
+                event = msgspec.structs.replace(event, deployment=stands.deployment)
+            if not self._is_expected(event) or (stands and stands.deployment != event.deployment):
+                return False
+            if isinstance(event, WorkloadPut) and event.move and not self._is_moving(event):
+                return False
+        self.moves.pop(event.key, None)
+        self.deleted.discard(event.key)
+        self._end_deployments(event.key, but=event.deployment)
+        match event:
+            case RoutePut():
+                self.routes[event.key] = event
+            case FailoverPut():
+                self.failovers[event.key] = event
+            case AuditPut():
+                self.audits[event.key] = event
+            case AlertPut():
+                self.alerts[event.key] = event
+            case WorkloadPut():  # without the move's name: as a repair (rule 5) it has to count again
+                self.workloads[event.key] = msgspec.structs.replace(event, move="") if event.move else event
+        return True
+
+    def _defined(
+        self, event: DefinitionPut | DefinitionDeleted
+    ) -> (
+        dict[str, WorkloadPut] | dict[str, RoutePut] | dict[str, FailoverPut] | dict[str, AuditPut]
+        | dict[str, AlertPut]
+    ):  # fmt: skip
+        """Those of the event's kind."""
+        match event:
+            case AlertPut() | AlertDeleted():
+                return self.alerts
+            case AuditPut() | AuditDeleted():
+                return self.audits
+            case FailoverPut() | FailoverDeleted():
+                return self.failovers
+            case RoutePut() | RouteDeleted():
+                return self.routes
+            case _:
+                return self.workloads
+
+    def standing(self, event: DefinitionPut | DefinitionDeleted) -> AnyPut | None:
+        """The definition that stands where `event` wants to change one."""
+        return self._defined(event).get(event.key)
+
+    def _is_moving(self, event: WorkloadPut) -> bool:
+        move = self.moves.get(event.key)
+        return move is not None and move.move == event.move
+
+    def _is_expected(self, event: DefinitionPut | DefinitionDeleted) -> bool:
+        stands = self.standing(event)
+        return event.expected is None or event.expected == ("" if stands is None else stands.etag)
+
+    def replacing(self, event: Put, deployment: str) -> Put:
+        """The event as it has to be written to change what stands; or, where nothing does, to begin a
+        `deployment`, a name that was never used."""
+        stands = self.standing(event)
+        if stands is None:
+            return msgspec.structs.replace(event, expected="", deployment=deployment)
+        event = msgspec.structs.replace(event, expected=stands.etag, deployment=stands.deployment)
+        if isinstance(event, WorkloadPut) and isinstance(stands, WorkloadPut) and event.begun is None:
+            return msgspec.structs.replace(event, begun=stands.begun)
+        return event
+
+    def _begin(self, event: Begun) -> bool:
+        tries = self._tries.setdefault(event.key, {})
+        parts = tries.setdefault((event.deployment, event.nonce), {})
+        parts.setdefault(event.part, event)
+        first = self._first.get((event.key, event.deployment))
+        if first is None and len(parts) == event.parts:
+            first = self._first[event.key, event.deployment] = parts
+        return first is None or first is parts
+
+    def _end_deployments(self, key: str, but: str | None = None) -> None:
+        tries = self._tries.get(key, {})
+        for name, parts in list(tries.items()):
+            if name[0] != but:
+                self.drop_soon(map(compaction_key, parts.values()))
+                self._first.pop((key, name[0]), None)
+                del tries[name]
+
+    def begun_of(self, key: str) -> list[Begun]:
+        """All parts of where a workload or route begins; none until all of them are there."""
+        put = self.workloads.get(key) or self.routes.get(key)
+        if put is None:
+            return []
+        if isinstance(put, WorkloadPut) and put.begun is not None:
+            return [put.begun]
+        parts = self._first.get((key, put.deployment), {})
+        return [parts[part] for part in sorted(parts)]
+
+    def begun(self, workload: str) -> Begun | None:
+        """Where a workload begins, once a leader or a move has recorded it."""
+        return next(iter(self.begun_of(workload)), None)
+
+    def begins_at(self, route: str, topic: str, partition: int, topic_id: str) -> int | None:
+        """Where a route with `start: latest` begins on a partition of this very log; None: it came later."""
+        for begun in self.begun_of(route):
+            at = begun.others.get(topic)
+            if at is not None and not LogId(topic_id=at.topic_id).is_another(LogId(topic_id=topic_id)):
+                known = partition < len(at.offsets) and at.offsets[partition] >= 0
+                return at.offsets[partition] if known else None
+        return None
+
+    def _pause(self, event: Paused) -> None:
+        found = self.paused.setdefault(event.key, set())
+        if event.partition == ALL:  # the last word on all of them, whatever compaction left of those before
+            self.moves.pop(event.key, None)
+            found.clear()
+        if event.paused:
+            found.add(event.partition)
+        else:
+            found.discard(event.partition)
+        if not found:
+            del self.paused[event.key]
+
+    def is_paused(self, key: str, partition: int | None) -> bool:
+        """Whether a partition of the main topic is paused; None asks for the workload's retry topics."""
+        found = self.paused.get(key, ())
+        return ALL in found or partition in found or key in self.moves
+
+    def _assign(self, event: Assignment) -> bool:
+        if event.term != self.term or not names_a_job(event.job) or self.is_jump(event):
+            return False
+        current = self.assignments.get(event.job)
+        floor = self.floor.get(event.job, 0)
+        if current is not None and event.epoch == current.epoch:
+            # The same epoch again: only its own leader asking for the release, or repeating itself.
+            if event.worker != current.worker:
+                return False
+        elif event.epoch <= floor:
+            return False
+        self.assignments[event.job] = event
+        self.floor[event.job] = max(floor, event.epoch)
+        if event.job in self.wishes and self.wishes[event.job].epoch < event.epoch:
+            del self.wishes[event.job]
+        return True
+
+    def is_jump(self, event: AnyControlEvent) -> bool:
+        """Whether the log's last event so far names a term or an epoch that cannot be (rule 14)."""
+        limit = highest(self.next_offset)
+        match event:
+            case Claim():
+                return event.term > limit
+            case Assignment():
+                return max(event.term, event.epoch) > limit
+            case Released():
+                return max(event.epoch, event.known_epoch) > limit
+            case MoveWish():
+                return event.epoch > limit
+            case LimitShares():
+                return max(event.term, event.number) > limit
+            case _:
+                return False
+
+    def _divide(self, event: LimitShares) -> bool:
+        stands = self.limits.get(event.key)
+        is_newer = stands is None or event.number > stands[0].number
+        if event.term != self.term or self.is_jump(event) or not is_newer:
+            return False
+        self.limits[event.key] = event, self.next_offset
+        return True
+
+    def next_epoch(self, job: str) -> int:
+        """The epoch a new owner of `job` gets."""
+        return self.floor.get(job, 0) + 1
+
+    def owner(self, job: JobId | str) -> Assignment | None:
+        """The assignment of `job` when somebody owns it."""
+        found = self.assignments.get(str(job))
+        return found if found is not None and found.worker else None
+
+    def owned_by(self, worker: str) -> dict[str, Assignment]:
+        """Every job that belongs to `worker`."""
+        return {job: a for job, a in self.assignments.items() if a.worker == worker}

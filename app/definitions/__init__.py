@@ -1,0 +1,1 @@
+"""All kinds of definitions: the registry, the plan of a deployment, checks of schemas."""

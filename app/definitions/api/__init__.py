@@ -1,0 +1,1 @@
+"""REST and command line of definitions: validate, plan, deploy, diff, export."""

@@ -1,0 +1,372 @@
+"""config validate|plan|deploy|diff|export|schema: definitions from files to the control log."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from importlib import import_module
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import click
+import orjson
+
+from app.alerts.definition import PREFIX as ALERT
+from app.alerts.definition import AlertDefinition
+from app.audit.definition import AuditPlan
+from app.audit.folds.plan_terms import PREFIX as AUDIT
+from app.cli.client import (
+    EXIT_CHANGES,
+    EXIT_NOT_FOUND,
+    EXIT_PARTIAL,
+    EXIT_PRECONDITION,
+    Client,
+    Failure,
+    alert_path,
+    audit_path,
+    failover_path,
+    guarded,
+    route_path,
+    workload_path,
+)
+from app.cli.output import emit, output_option, url_option
+from app.config.problems import Document, InvalidConfiguration, Problem
+from app.config.settings import DEFAULT_FILE, Settings, load_settings
+from app.definitions.plan import Change, Plan, plan
+from app.definitions.registry import AnyDefinition, json_schema, load_definitions
+from app.definitions.schema_checks import schema_problem
+from app.dispatch.definition import Workload
+from app.failover.definition import PREFIX, FailoverDefinition
+from app.payload.schema_loader import Schemas
+from app.replicate.definition import RouteDefinition
+from app.replicate.definition_checks import Elsewhere, beside_of
+from app.replicate.model.copy_graph import ALONE, Beside
+
+FILES = click.option("-f", "--file", "files", multiple=True, required=True, metavar="PATH",
+                     help="A file or folder of definitions; may be given several times.")  # fmt: skip
+TAKE_OVER = click.option(
+    "--take-over", is_flag=True, help="Deploy a new workload although other consumers are in its group."
+)
+PRUNE = click.option("--prune", is_flag=True, help="Also delete what the files do not define.")
+
+
+@click.group()
+def config() -> None:
+    """Definitions: check them, see what would change, deploy them.
+
+    \b
+    switchyard config validate -f workloads/
+    switchyard config plan -f workloads/
+    switchyard config deploy -f workloads/ --execute
+    """
+
+
+def _load(files: tuple[str, ...], settings: Settings | None = None) -> list[AnyDefinition]:
+    definitions, warnings = load_definitions(
+        files,
+        clusters=None if settings is None else settings.cluster_names(),
+        layout=None if settings is None else settings.layout(),
+    )
+    for warning in warnings:
+        click.echo(str(warning), err=True)
+    return definitions
+
+
+@config.command()
+@FILES
+@guarded
+def validate(files: tuple[str, ...]) -> None:
+    """Checks files without a worker. Exit code 3 when something is wrong; everything is told at once.
+
+    Clusters and regions are checked when switchyard.yaml is here, or SWITCHYARD_CONFIG names one.
+
+    \b
+    switchyard config validate -f billing.yaml
+    """
+    file = Path(os.environ.get("SWITCHYARD_CONFIG") or DEFAULT_FILE)
+    settings = load_settings(file) if file.exists() else None
+    definitions = _load(files, settings)
+    unchecked = f"; clusters were not checked: there is no {file}" if settings is None else ""
+    if settings is not None and settings.schemas_path.is_dir():
+        problems = asyncio.run(_schema_problems(definitions, settings.schemas_path))
+        if problems:
+            raise InvalidConfiguration(problems)
+    click.echo(
+        f"{len(definitions)} definition{'s' if len(definitions) != 1 else ''}: all valid{unchecked}", err=True
+    )
+
+
+async def _schema_problems(definitions: list[AnyDefinition], folder: Path) -> list[Problem]:
+    schemas = Schemas(folder)
+    try:
+        found = [await schema_problem(one, schemas, Document(one.key, None, None)) for one in definitions]
+    finally:
+        schemas.close()
+    return [problem for problem in found if problem is not None]
+
+
+@config.command()
+@click.option("--openapi", "of_api", is_flag=True, help="The OpenAPI document of the REST API instead.")
+@guarded
+def schema(of_api: bool) -> None:
+    """The JSON Schema of definitions, for editors; or what clients of the REST API are made from.
+
+    \b
+    switchyard config schema > switchyard.schema.json
+    switchyard config schema --openapi > switchyard.openapi.json
+    """
+    # By name: commands and console do not need each other, except for this page of documentation.
+    whole = import_module("app.web.console.server").document() if of_api else json_schema()
+    emit([], [], "json", whole=whole)
+
+
+class _Current(NamedTuple):
+    """All definitions in force, but the routes that are derived from others. No two have the same key."""
+
+    workloads: dict[str, Workload]
+    routes: dict[str, RouteDefinition]
+    failovers: dict[str, FailoverDefinition]
+    audits: dict[str, AuditPlan]
+    alerts: dict[str, AlertDefinition]
+
+    def get(self, key: str) -> AnyDefinition | None:
+        return (
+            self.workloads.get(key) or self.routes.get(key) or self.failovers.get(key) or self.audits.get(key)
+            or self.alerts.get(key)
+        )  # fmt: skip
+
+
+def _current(client: Client) -> _Current:
+    found = _Current({}, {}, {}, {}, {})
+    for item in client.all("/workloads"):
+        body = client.ask("GET", workload_path(item["key"]))
+        workload = Workload.from_wire(body["definition"])
+        found.workloads[workload.key] = workload
+    for item in client.all("/routes"):
+        body = client.ask("GET", route_path(item["name"]))
+        if not body["deployed"].get("made_by"):
+            route = RouteDefinition.from_wire(body["definition"])
+            found.routes[route.key] = route
+    for item in _listed(client, "/failovers"):
+        failover = FailoverDefinition.from_wire(item["definition"])
+        found.failovers[failover.key] = failover
+    for item in _listed(client, "/audit/plans"):
+        audit = AuditPlan.from_wire(item["definition"])
+        found.audits[audit.key] = audit
+    for item in _listed(client, "/alert-rules"):
+        alert = AlertDefinition.from_wire(item["definition"])
+        found.alerts[alert.key] = alert
+    return found
+
+
+def _listed(client: Client, path: str) -> list[Any]:
+    try:
+        return client.all(path)
+    except Failure as failure:
+        if failure.code != EXIT_NOT_FOUND:
+            raise
+        return []  # a worker of a release before there were any
+
+
+def _beside(client: Client) -> Beside:
+    try:
+        told = client.ask("GET", "/routes-elsewhere")
+    except Failure as failure:
+        if failure.code != EXIT_NOT_FOUND:
+            raise
+        return ALONE  # likewise
+    return beside_of(told["clusters"], [Elsewhere(**one) for one in told["routes"]])
+
+
+def _path(change: Change) -> str:
+    if change.kind == "Failover":
+        return failover_path(change.key.removeprefix(PREFIX))
+    if change.kind == "AuditPlan":
+        return audit_path(change.key.removeprefix(AUDIT))
+    if change.kind == "Alert":
+        return alert_path(change.key.removeprefix(ALERT))
+    return route_path(change.key) if change.kind == "Route" else workload_path(change.key)
+
+
+def _address(change: Change, **flags: bool) -> str:
+    """Where the change is PUT. `take_over` is for workloads only."""
+    told = [f"{name}=true" for name, is_set in flags.items() if is_set]
+    return _path(change) + ("?" + "&".join(told) if told else "")
+
+
+def _plan(
+    files: tuple[str, ...], url: str | None, prune: bool, take_over: bool
+) -> tuple[Client, Plan, _Current]:
+    client = Client(url)
+    wanted = _load(files)
+    current = _current(client)
+    beside = _beside(client) if any(isinstance(one, RouteDefinition) for one in wanted) else ALONE
+    planned = plan(
+        current.workloads, wanted, prune=prune, routes=current.routes, failovers=current.failovers,
+        audits=current.audits, alerts=current.alerts, beside=beside, is_local=False,
+        clusters=(),  # the worker, which is asked next, knows which there are
+    )  # fmt: skip
+    if not planned.conflicts:
+        for change in planned.changes:  # the worker knows what files cannot: which clusters there are
+            definition = change.definition
+            if definition is None or change.action not in {"create", "update"}:
+                continue
+            try:
+                takes = take_over and isinstance(definition, Workload)
+                client.ask("PUT", _address(change, dry_run=True, take_over=takes), definition.to_wire())
+            except Failure as failure:
+                # One route beside those that this plan changes, too, says nothing of all of them together.
+                if change.route is None or failure.code != EXIT_PRECONDITION:
+                    raise
+    return client, planned, current
+
+
+def _show(planned: Plan, output: str) -> None:
+    rows: list[dict[str, Any]] = []
+    for change in planned.changes:
+        if not change.fields:
+            rows.append({"action": change.action, "workload": change.name, "field": "", "old": "", "new": ""})
+        rows += [
+            {"action": change.action, "workload": change.name, "field": f.field, "old": f.old, "new": f.new}
+            for f in change.fields
+        ]
+    emit(rows, ["action", "workload", "field", "old", "new"], output)
+    for warning in planned.warnings:
+        click.echo(f"warning: {warning}", err=True)
+    for conflict in planned.conflicts:
+        click.echo(f"conflict: {conflict}", err=True)
+
+
+@config.command("plan")
+@FILES
+@PRUNE
+@TAKE_OVER
+@url_option
+@output_option
+@guarded
+def plan_command(files: tuple[str, ...], prune: bool, take_over: bool, url: str | None, output: str) -> None:
+    """What a deployment would change. Exit code 10 when there are changes, 0 when there are none.
+
+    \b
+    switchyard config plan -f workloads/ --prune
+    """
+    _, planned, _ = _plan(files, url, prune, take_over)
+    _show(planned, output)
+    if planned.conflicts:
+        raise SystemExit(EXIT_PRECONDITION)
+    raise SystemExit(0 if planned.empty else EXIT_CHANGES)
+
+
+@config.command()
+@FILES
+@PRUNE
+@TAKE_OVER
+@url_option
+@output_option
+@click.option("--execute", is_flag=True, help="Do it; without this, only the plan is shown.")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@guarded
+def deploy(
+    files: tuple[str, ...],
+    prune: bool,
+    take_over: bool,
+    url: str | None,
+    output: str,
+    execute: bool,
+    yes: bool,
+) -> None:
+    """Deploys definitions. A dry run until --execute; then asks unless --yes.
+
+    \b
+    switchyard config deploy -f workloads/                     # what would change
+    switchyard config deploy -f workloads/ --execute --yes
+    """
+    client, planned, current = _plan(files, url, prune, take_over)
+    _show(planned, output)
+    if planned.conflicts:
+        raise SystemExit(EXIT_PRECONDITION)
+    if planned.empty:
+        click.echo("nothing to change", err=True)
+        return
+    if not execute:
+        click.echo("dry run: nothing was changed; add --execute to do it", err=True)
+        return
+    if not yes:
+        if not sys.stdin.isatty():
+            raise Failure("nobody is there to ask; add --yes", EXIT_PRECONDITION)
+        click.confirm("Deploy this?", abort=True, err=True)
+    done: list[str] = []
+    for change in planned.changes:
+        if change.action == "unchanged":
+            continue
+        try:
+            _apply(client, change, current.get(change.key), take_over)
+        except Failure as failure:
+            if not done:
+                raise
+            raise Failure(
+                f"{change.name}: {failure}; before it, {len(done)} changed: {', '.join(done)}. "
+                "Deploy again: what is done is not done twice", EXIT_PARTIAL,
+            ) from failure  # fmt: skip
+        done.append(change.name)
+        click.echo(f"{change.action}d {change.name}", err=True)
+
+
+def _apply(client: Client, change: Change, before: AnyDefinition | None, take_over: bool) -> None:
+    """One change, if it is still the one that was planned."""
+    headers = {"If-Match": f'"{before.etag()}"'} if before else {"If-None-Match": "*"}
+    definition = change.definition
+    if definition is None:
+        client.ask("DELETE", _path(change), headers=headers)
+    else:
+        takes = take_over and isinstance(definition, Workload)
+        client.ask("PUT", _address(change, take_over=takes), definition.to_wire(), headers)
+
+
+@config.command()
+@FILES
+@PRUNE
+@TAKE_OVER
+@url_option
+@guarded
+def diff(files: tuple[str, ...], prune: bool, take_over: bool, url: str | None) -> None:
+    """The same as plan, as lines with - and +.
+
+    \b
+    switchyard config diff -f billing.yaml
+    """
+    _, planned, _ = _plan(files, url, prune, take_over)
+    for conflict in planned.conflicts:
+        click.echo(f"conflict: {conflict}", err=True)
+    for change in planned.changes:
+        if change.action != "unchanged":
+            click.echo(f"{change.action} {change.name}")
+        for field in change.fields:
+            for sign, value in (("-", field.old), ("+", field.new)):
+                if value is not None:
+                    click.echo(f"{sign} {field.field}: {orjson.dumps(value).decode()}")
+    if planned.conflicts:
+        raise SystemExit(EXIT_PRECONDITION)
+    raise SystemExit(0 if planned.empty else EXIT_CHANGES)
+
+
+@config.command()
+@url_option
+@guarded
+def export(url: str | None) -> None:
+    """Every definition in force, as YAML that deploy takes back.
+
+    \b
+    switchyard config export > definitions.yaml
+    """
+    from ruamel.yaml import YAML
+
+    yaml = YAML()
+    yaml.explicit_start = True
+    current = _current(Client(url))
+    for _, definition in [
+        *sorted(current.workloads.items()), *sorted(current.routes.items()),
+        *sorted(current.failovers.items()), *sorted(current.audits.items()), *sorted(current.alerts.items()),
+    ]:  # fmt: skip
+        yaml.dump(definition.to_wire(), sys.stdout)

@@ -1,0 +1,167 @@
+"""What requests that define, change or delete something have in common: a definition as their body,
+conditions (RFC 9110, 13.1), dry runs.
+
+A change is made only if the one it replaces is still there: conditions are compared here for a clear answer,
+and by the fold of the control log at the change's own place in it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+from uuid import uuid4
+
+import msgspec
+from aiohttp import web
+
+from app.config.problems import Document, read_documents
+from app.controllog.events import ALL, AnyControlEvent, AnyPut, DefinitionPut, Paused, deletion_of
+from app.kernel.clock import now_ms
+from app.web.http import schemas
+from app.web.http.operator_requests import actor_of
+from app.web.http.responses import ApiError, json_response
+from app.web.http.route_docs import JSON, TEXT, Answer, Param
+
+if TYPE_CHECKING:
+    from app.definitions.plan import Plan
+    from app.definitions.registry import AnyDefinition
+    from app.web.console.api import Api
+
+TRIES = 10
+YAML = ("application/yaml", "application/x-yaml", "text/yaml")
+DRY_RUN = (Param("dry_run", {"type": "boolean", "default": False}, "only check it"),)
+MATCH = (
+    Param("If-Match", TEXT, "only while the definition has (one of) these ETags; *: while there is one"),
+    Param("If-None-Match", TEXT, "only while it has none of these; *: while there is none"),
+)
+
+
+def put_answers(what: str) -> dict[int, Answer]:
+    """What a PUT of a definition answers."""
+    told = {200: "changed, as it was, or a dry run", 201: f"there is a new {what}"}
+    return {status: Answer({JSON: schemas.Put}, about, ("ETag",)) for status, about in told.items()}
+
+
+async def append(api: Api, event: AnyControlEvent) -> None:
+    """Into the control log. Raises ApiError: it did not count, since another change came before it."""
+    control = api.runtime.control
+    if not control.counted(await control.append(event)):
+        raise ApiError(
+            412, "Changed meanwhile", "somebody else changed it at the same moment; read it, then decide"
+        )
+
+
+async def _write(api: Api, event: AnyPut, expected: str | None) -> None:
+    """Writes it down as a change of what stands; without a condition, of whatever stands by then."""
+    control = api.runtime.control
+    for _ in range(TRIES):
+        change = control.view.replacing(event, uuid4().hex)
+        if expected is not None:
+            return await append(api, msgspec.structs.replace(change, expected=expected))
+        if control.counted(await control.append(change)):
+            return None
+    raise ApiError(409, "Changed at once", "others changed it at the same moments; try again")
+
+
+async def define(
+    api: Api,
+    request: web.Request,
+    kind: type[AnyPut],
+    definition: AnyDefinition,
+    current: DefinitionPut | None,
+    expected: str | None,
+    planned: Plan,
+    *,
+    dry_run: bool,
+) -> dict[str, Any]:
+    """Writes a definition down, if it changes anything and goes together with all others; what to answer.
+    Raises ApiError.
+    """
+    if planned.conflicts:
+        raise ApiError(409, "Conflict", "; ".join(planned.conflicts))
+    key, etag = definition.key, definition.etag()
+    changed = current is None or current.etag != etag
+    if changed and not dry_run:
+        event = kind(
+            at_ms=now_ms(), key=key, definition=definition.to_wire(), etag=etag, actor=actor_of(request)
+        )  # fmt: skip
+        await _write(api, event, expected)
+    return {"key": key, "etag": etag, "changed": changed, "dry_run": dry_run,
+            "warnings": list(planned.warnings)}  # fmt: skip
+
+
+def defined(
+    answer: dict[str, Any], warnings: Iterable[object], current: DefinitionPut | None
+) -> web.Response:
+    """The response to a PUT: 201 for what was not there before; `warnings` of the document come first."""
+    answer["warnings"] = [*map(str, warnings), *answer["warnings"]]
+    created = current is None and not answer["dry_run"]
+    return json_response(answer, 201 if created else 200, {"ETag": f'"{answer["etag"]}"'})
+
+
+async def delete(api: Api, request: web.Request, put: DefinitionPut) -> web.Response:
+    """Deletes what `put` defined; the response. Raises ApiError."""
+    actor, at_ms, expected = actor_of(request), now_ms(), condition(request, put)
+    was_paused = put.key in api.runtime.control.view.paused
+    await append(api, deletion_of(put)(at_ms=at_ms, key=put.key, actor=actor, expected=expected))
+    if was_paused:
+        # Compaction may drop the deletion, and a pause must not come back with the next definition.
+        await append(api, Paused(at_ms=at_ms, key=put.key, partition=ALL, paused=False, actor=actor))
+    return json_response({"key": put.key, "deleted": True})
+
+
+async def read_definition(request: web.Request) -> Document:
+    """The one definition that the body is. Raises ApiError, InvalidConfiguration."""
+    raw = await request.read()
+    try:
+        text = raw.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise ApiError(400, "Not UTF-8", f"the body is not UTF-8 (byte {error.start})") from error
+    # YAML is read by a patient parser: away from the loop that pushes messages.
+    documents = await asyncio.to_thread(read_documents, text, "body")
+    if len(documents) != 1:
+        raise ApiError(400, "Bad body", f"the body must be one definition, it has {len(documents)}")
+    return documents[0]
+
+
+def check_address(request: web.Request, name: str) -> None:
+    """Raises ApiError: the definition of `name` was sent to the address of another."""
+    if name != (told := request.match_info["name"]):
+        detail = f"the definition is of {name}, the address of {told[:100]}"
+        raise ApiError(422, "Wrong address", detail)
+
+
+def condition(request: web.Request, current: DefinitionPut | None) -> str | None:
+    """The etag of what a conditional change replaces, "" for nothing; None when there is no condition.
+
+    Raises:
+        ApiError: the condition does not hold.
+    """
+    told = {name: ",".join(request.headers.getall(name, [])) for name in ("If-Match", "If-None-Match")}
+    if current is None and told["If-Match"]:
+        raise ApiError(412, "Not there", "If-Match: there is no such definition any more; read, then decide")
+    if current is not None and told["If-Match"] and not _names(told["If-Match"], current.etag):
+        raise ApiError(
+            412, "Changed meanwhile", f"the definition's ETag is {current.etag}; read it again, then decide"
+        )
+    if current is not None and told["If-None-Match"] and _names(told["If-None-Match"], current.etag):
+        raise ApiError(412, "There already", f"If-None-Match: {current.key} is there; read it, then decide")
+    if not any(told.values()):
+        return None
+    return "" if current is None else current.etag
+
+
+def _names(tags: str, etag: str) -> bool:
+    """Whether `tags` name `etag`; also as a weak one, which it becomes in a gateway that compresses."""
+    return tags.strip() == "*" or etag in {
+        tag.strip().removeprefix("W/").strip('"') for tag in tags.split(",")
+    }
+
+
+def flag(request: web.Request, name: str) -> bool:
+    """A flag of the query string. Raises ApiError: what is mistyped must not be taken for no."""
+    text = request.query.get(name, "false")
+    if text not in {"true", "false"}:
+        raise ApiError(400, "Bad query", f"{name}={text[:40]!r} must be true or false")
+    return text == "true"

@@ -1,0 +1,301 @@
+"""Definitions: what runs, kept in the control log and changed live: `Workload`, `Route`, `AuditPlan`, `Alert`
+and `Failover`.
+
+The whole shape is accepted and checked; what is not in force yet is said so: as a warning where ignoring it
+is harmless, as an error where a user would rely on it.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pydantic.json_schema import models_json_schema
+
+from app.alerts.definition import AlertDefinition
+from app.alerts.definition_checks import alert_checks
+from app.audit.definition import AuditPlan
+from app.audit.definition_checks import audit_checks
+from app.config.problems import Document, InvalidConfiguration, Problem, read_documents, read_text, validate
+from app.dispatch.definition import Workload
+from app.dispatch.definition_checks import checks, problem_at, value_at
+from app.failover.definition import FailoverDefinition
+from app.failover.definition_checks import failover_checks
+from app.failover.topology import Layout
+from app.kernel.job import MAX_TOPIC_CHARS
+from app.replicate.definition import RouteDefinition
+from app.replicate.definition_checks import between_routes, route_checks
+from app.replicate.model.route import Route
+
+__all__ = ["AlertDefinition", "AnyDefinition", "AuditPlan", "FailoverDefinition", "RouteDefinition",
+           "Workload", "json_schema", "load_definitions", "parse_alert", "parse_any", "parse_audit",
+           "parse_definition", "parse_failover", "parse_route"]  # fmt: skip
+
+AnyDefinition = Workload | RouteDefinition | FailoverDefinition | AuditPlan | AlertDefinition
+T = TypeVar("T", Workload, RouteDefinition, FailoverDefinition, AuditPlan, AlertDefinition)
+
+API_VERSION = "switchyard/v1"
+KINDS = ("Workload", "Route", "AuditPlan", "Alert", "Failover")
+NAMED = ("Route", "AuditPlan", "Alert", "Failover")  # by metadata.name
+
+
+def json_schema() -> dict[str, Any]:
+    """The JSON Schema of all kinds there are."""
+    roots, schema = models_json_schema(
+        [
+            (kind, "validation")
+            for kind in (Workload, RouteDefinition, FailoverDefinition, AuditPlan, AlertDefinition)
+        ],
+        by_alias=True,
+        title="Switchyard definitions",
+    )
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "oneOf": list(roots.values()),
+        **schema,
+    }
+
+
+def parse_definition(
+    data: Any,
+    *,
+    clusters: Collection[str] | None = None,
+    layout: Layout | None = None,
+    file: str = "",
+    node: Any = None,
+) -> tuple[Workload, list[Problem]]:
+    """A workload of plain data (a YAML document, a PUT's body), and the warnings about it.
+
+    Raises:
+        InvalidConfiguration: with everything that is wrong.
+    """
+    return _workload(_document(data, file, node), clusters, layout)
+
+
+def parse_route(
+    data: Any, *, clusters: Collection[str] | None = None, file: str = "", node: Any = None
+) -> tuple[RouteDefinition, list[Problem]]:
+    """A route of plain data, and the warnings about it; what it does together with others is not looked at.
+
+    Raises:
+        InvalidConfiguration: with everything that is wrong.
+    """
+    return _route(_document(data, file, node), clusters)
+
+
+def parse_failover(
+    data: Any, *, layout: Layout | None = None, file: str = "", node: Any = None
+) -> tuple[FailoverDefinition, list[Problem]]:
+    """A failover definition of plain data, and the warnings about it; what its routes do together with others
+    is not looked at.
+
+    Raises:
+        InvalidConfiguration: with everything that is wrong.
+    """
+    return _failover(_document(data, file, node), layout)
+
+
+def parse_audit(
+    data: Any, *, layout: Layout | None = None, file: str = "", node: Any = None
+) -> tuple[AuditPlan, list[Problem]]:
+    """An audit plan of plain data, and the warnings about it.
+
+    Raises:
+        InvalidConfiguration: with everything that is wrong.
+    """
+    return _audit(_document(data, file, node), layout)
+
+
+def parse_alert(data: Any, *, file: str = "", node: Any = None) -> tuple[AlertDefinition, list[Problem]]:
+    """An alert of plain data, and the warnings about it.
+
+    Raises:
+        InvalidConfiguration: with everything that is wrong.
+    """
+    return _alert(_document(data, file, node))
+
+
+def parse_any(
+    data: Any,
+    *,
+    clusters: Collection[str] | None = None,
+    layout: Layout | None = None,
+    file: str = "",
+    node: Any = None,
+) -> tuple[AnyDefinition, list[Problem]]:
+    """A definition of whatever kind it says it is, and the warnings about it.
+
+    Raises:
+        InvalidConfiguration: with everything that is wrong.
+    """
+    document = _document(data, file, node)
+    match difflib.get_close_matches(str(data.get("kind")), KINDS, 1, 0.5):
+        case ["Route"]:
+            return _route(document, clusters)
+        case ["Failover"]:
+            return _failover(document, layout)
+        case ["AuditPlan"]:
+            return _audit(document, layout)
+        case ["Alert"]:
+            return _alert(document)
+        case _:
+            return _workload(document, clusters, layout)
+
+
+def _document(data: Any, file: str, node: Any) -> Document:
+    """The document."""
+    if not isinstance(data, Mapping):
+        raise InvalidConfiguration(
+            [Problem("a definition must be a mapping", f"begin with apiVersion: {API_VERSION}", file=file)]
+        )
+    return Document(file, data, node)
+
+
+def _workload(
+    document: Document, clusters: Collection[str] | None, layout: Layout | None
+) -> tuple[Workload, list[Problem]]:
+    problems: list[Problem] = []
+    workload: Workload | None = _validated(Workload, document, problems)
+    problems += checks(document, clusters, layout)
+    if (
+        workload is not None
+        and len(max([*workload.retry_topics(), workload.dlq_topic(), workload.delayed_topic()], key=len))
+        > MAX_TOPIC_CHARS
+    ):
+        problems.append(
+            problem_at(
+                document,
+                ("metadata", "topic"),
+                f"with the group's, the names of retry topics and DLQ exceed {MAX_TOPIC_CHARS} characters",
+                "shorten the group's name",
+            )
+        )
+    return _sound(workload, problems)
+
+
+def _route(document: Document, clusters: Collection[str] | None) -> tuple[RouteDefinition, list[Problem]]:
+    problems: list[Problem] = []
+    route: RouteDefinition | None = _validated(RouteDefinition, document, problems)
+    problems += route_checks(document, route, clusters)
+    return _sound(route, problems)
+
+
+def _failover(document: Document, layout: Layout | None) -> tuple[FailoverDefinition, list[Problem]]:
+    problems: list[Problem] = []
+    failover: FailoverDefinition | None = _validated(FailoverDefinition, document, problems)
+    problems += failover_checks(document, failover, layout)
+    return _sound(failover, problems)
+
+
+def _audit(document: Document, layout: Layout | None) -> tuple[AuditPlan, list[Problem]]:
+    problems: list[Problem] = []
+    audit: AuditPlan | None = _validated(AuditPlan, document, problems)
+    problems += audit_checks(document, audit, layout)
+    return _sound(audit, problems)
+
+
+def _alert(document: Document) -> tuple[AlertDefinition, list[Problem]]:
+    problems: list[Problem] = []
+    alert: AlertDefinition | None = _validated(AlertDefinition, document, problems)
+    problems += alert_checks(document, alert)
+    return _sound(alert, problems)
+
+
+def _validated(model: type[T], document: Document, problems: list[Problem]) -> T | None:
+    try:
+        found: T = validate(model, document)
+    except InvalidConfiguration as error:
+        problems += error.problems
+        return None
+    return found
+
+
+def _sound(definition: T | None, problems: list[Problem]) -> tuple[T, list[Problem]]:
+    """The definition and its warnings. Raises InvalidConfiguration: there are errors."""
+    warnings = [problem for problem in problems if problem.severity == "warning"]
+    if definition is None or len(warnings) < len(problems):
+        raise InvalidConfiguration(problems)
+    return definition, warnings
+
+
+def load_definitions(
+    sources: Sequence[str | Path],
+    *,
+    clusters: Collection[str] | None = None,
+    layout: Layout | None = None,
+) -> tuple[list[AnyDefinition], list[Problem]]:
+    """The definitions of files and folders (*.yaml, *.yml, *.json), and the warnings about them.
+
+    Raises:
+        InvalidConfiguration: with everything that is wrong in all of them.
+    """
+    problems: list[Problem] = []
+    documents = _read(sources, problems)
+    problems += _twice(documents)
+    found: list[AnyDefinition] = []
+    routes: dict[str, tuple[Document, Route]] = {}
+    for document in documents:
+        try:
+            definition, warnings = parse_any(
+                document.data, clusters=clusters, layout=layout, file=document.file, node=document.node
+            )
+        except InvalidConfiguration as error:
+            problems += error.problems
+        else:
+            found.append(definition)
+            problems += warnings
+            if isinstance(definition, RouteDefinition):
+                routes.setdefault(definition.key, (document, definition.route()))
+    problems += between_routes(list(routes.values()))
+    if any(problem.severity == "error" for problem in problems):
+        raise InvalidConfiguration(problems)
+    return found, problems
+
+
+def _read(sources: Sequence[str | Path], problems: list[Problem]) -> list[Document]:
+    """The documents of all files, each file once; what cannot be read goes to `problems`."""
+    documents: list[Document] = []
+    seen: set[Path] = set()
+    for source in sources:
+        path = Path(source)
+        files = (
+            sorted(f for f in path.rglob("*") if f.suffix in {".yaml", ".yml", ".json"})
+            if path.is_dir()
+            else [path]
+        )
+        if not files:
+            problems.append(
+                Problem("has no .yaml, .yml or .json file", "name another folder", file=str(path))
+            )
+        for file in files:
+            if file.resolve() in seen:
+                continue
+            seen.add(file.resolve())
+            try:
+                documents += read_documents(read_text(file, "check the path"), str(file))
+            except InvalidConfiguration as error:
+                problems += error.problems
+    return documents
+
+
+def _twice(documents: Sequence[Document]) -> Iterable[Problem]:
+    """The same thing defined again; by its name alone, so that other mistakes in it hide nothing."""
+    first: dict[tuple[str, ...], Document] = {}
+    for document in documents:
+        kind = value_at(document.data, ("kind",))
+        named = ("name",) if kind in NAMED else ("group", "topic")
+        names = [value_at(document.data, ("metadata", name)) for name in named]
+        if not all(isinstance(n, str) for n in names):
+            continue
+        place = [*names, kind] if kind in NAMED[1:] else names  # a route may have its name
+        before = first.setdefault(tuple(place), document)
+        if before is not document:
+            line, _ = before.position(("metadata",), key=True)
+            yield problem_at(
+                document,
+                ("metadata", named[-1]),
+                f"{'/'.join(names)} is defined twice, first at {before.file}:{line}",
+                "remove one",
+            )

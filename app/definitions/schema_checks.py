@@ -1,0 +1,40 @@
+"""Whether a definition's schemas can be used, told by the field that names them.
+
+As the process that checks sees the files: the workers need them at the same path below their folders.
+"""
+
+from __future__ import annotations
+
+from app.audit.definition import AuditPlan
+from app.audit.pump.counting_spec import open_times
+from app.config.problems import Document, Problem
+from app.definitions.registry import AnyDefinition
+from app.dispatch.definition import Workload
+from app.dispatch.jobs.interceptor_chain import payload_codec
+from app.payload.descriptors import DescriptorError
+from app.payload.event_time.instant import UnusableField
+from app.payload.schema_loader import Schemas
+
+
+async def schema_problem(definition: AnyDefinition, schemas: Schemas, document: Document) -> Problem | None:
+    """What is wrong with the schemas of a workload or an audit plan; None: nothing."""
+    try:
+        match definition:
+            case Workload():
+                await payload_codec(definition, schemas)
+            case AuditPlan():
+                await open_times(definition, schemas)
+    except DescriptorError as error:
+        place = ("payload", "protobuf") if isinstance(definition, Workload) else ("timestamp",)
+        return _problem(document, (*place, error.field), f"{error.source}: {error.problem}", error.remedy)
+    except UnusableField as error:
+        assert isinstance(definition, AuditPlan)
+        field = "schema" if definition.spec.timestamp.source == "avro" else "field"
+        return _problem(document, ("timestamp", field), f"{error.field}: {error.problem}", error.remedy)
+    return None
+
+
+def _problem(document: Document, within_spec: tuple[str, ...], message: str, remedy: str) -> Problem:
+    path = ("spec", *within_spec)
+    line, column = document.position(path)
+    return Problem(message, remedy, ".".join(path), "", document.file, line, column)

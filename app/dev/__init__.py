@@ -1,0 +1,1 @@
+"""For developers and stories; no part of a worker."""

@@ -1,0 +1,110 @@
+"""What the audit says of the story: how many records each tier has counted, and what differs between tiers.
+
+`taken` is pure, so that it can be tested with known answers. Nobody waits until windows are closed, which
+takes minutes where nothing is written any more: one that is not over yet is counted, and told as such.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import urlencode
+
+from app.audit.folds.comparison import State
+from app.dev.demo.stage import Process, StageError, http, wait_until
+
+WINDOW, LATENESS = "2s", "2s"
+MOST_ROWS = 1000  # of an answer: a page
+ENOUGH_S, LOOK_S = 120.0, 0.25
+SOUND = {State.OK.value, State.LATE.value, State.PROVISIONAL.value}  # as long as nothing is missing
+
+
+@dataclass(frozen=True, slots=True)
+class Audited:
+    """What was counted.
+
+    Attributes:
+        tiers: tier -> records, of all its clusters.
+        missing, extra: of a tier, less or more than of the one before it, in all windows, also those that are
+            not over yet.
+        states: how many comparisons of two tiers in a window came to which state.
+    """
+
+    tiers: Mapping[str, int]
+    missing: int
+    extra: int
+    states: Mapping[str, int]
+
+    def is_all(self, produced: int, tiers: Iterable[str]) -> bool:
+        """Whether each of these tiers has counted as many, and what is compared does not differ."""
+        counted = all(self.tiers.get(tier, 0) == produced for tier in tiers)
+        return counted and not self.missing and not self.extra and set(self.states) <= SOUND
+
+    @property
+    def words(self) -> str:
+        """What the comparisons came to."""
+        told = {State.OK.value: "arrived", State.PROVISIONAL.value: "not over yet"}
+        found = (f"{many:,} {told.get(state, state)}" for state, many in sorted(self.states.items()))
+        return ", ".join(found) or "none yet"
+
+
+def taken(windows: Iterable[Mapping[str, Any]], verdicts: Iterable[Mapping[str, Any]]) -> Audited:
+    """The sums of what the API lists: windows, and comparisons of all states."""
+    tiers: Counter[str] = Counter()
+    for row in windows:
+        tiers[row["tier"]] += row["count"]
+    verdicts = list(verdicts)
+    return Audited(
+        dict(tiers),
+        missing=sum(row["missing"] or 0 for row in verdicts),
+        extra=sum(row["extra"] or 0 for row in verdicts),
+        states=dict(Counter(row["state"] for row in verdicts)),
+    )
+
+
+def plan(name: str, topic: str, **spec: Any) -> dict[str, Any]:
+    """An audit plan's definition, with short windows."""
+    return {
+        "apiVersion": "switchyard/v1",
+        "kind": "AuditPlan",
+        "metadata": {"name": name, "owner": "demo"},
+        "spec": {"topics": [topic], "window": WINDOW, "lateness": LATENESS, **spec},
+    }
+
+
+def until_counted(worker: Process, topic: str, produced: int, tiers: Iterable[str]) -> Audited:
+    """Waits until each of these tiers has counted so many, and nothing differs; for `ENOUGH_S` at most: then
+    it is what is known by then."""
+    wanted, known = list(tiers), Audited({}, 0, 0, {})
+
+    def counted() -> bool:
+        nonlocal known
+        windows, verdicts = _listed(worker, "windows", topic), _listed(worker, "loss", topic)
+        if windows is None or verdicts is None:
+            return False
+        known = taken(windows, verdicts)
+        return known.is_all(produced, wanted)
+
+    with contextlib.suppress(StageError):  # the report says what there is
+        wait_until(counted, ENOUGH_S, lambda: str(known), LOOK_S)
+    return known
+
+
+def _listed(worker: Process, what: str, topic: str) -> list[dict[str, Any]] | None:
+    """All of a list; None: the workers cannot tell it now, since another one was lost a moment ago."""
+    states = [("state", state.value) for state in State] if what == "loss" else []
+    rows: list[dict[str, Any]] = []
+    cursor: str | None = "0"
+    while cursor is not None:
+        query = urlencode([("topic", topic), ("limit", MOST_ROWS), ("cursor", cursor), *states])
+        status, body = http("GET", f"{worker.url}/api/v1/audit/{what}?{query}")
+        if status in {502, 503}:
+            return None
+        if status != 200:
+            raise StageError(f"GET audit/{what} answered {status}: {body!r}")
+        rows += body["items"]
+        cursor = body["next"]
+    return rows

@@ -1,0 +1,258 @@
+"""Traffic into two regions, a workload that moves between them, and the commands that move it: what the
+failover story, its test and its bench are made of.
+
+    producers homed in east ──> east-regional ─┬─> east-aggregate ──> receivers of east
+    producers homed in west ──> west-regional ─┴─> west-aggregate ──> receivers of west
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from app.dev.demo.background_thread import Background
+from app.dev.demo.stage import StageError, wait_until, workload
+from app.dev.demo.traffic import create_topic, read_all
+from app.dev.demo.two_regions import ENOUGH_S, HOMES, Two, failover
+from app.sdk.producer import Delivered, ProducerError, Region, RegionalProducer
+
+PARTITIONS = 4
+PASSIVE, ACTIVE = "billing", "search"  # groups: one active at a time, and both at once
+SLOW_EVERY, SLOW_MS = 40, 300
+TICK_S = 0.005
+UNHEALTHY_S, RETURN_S = 3.0, 3.0
+DONE = ("done", "aborted")
+
+
+class Writer(Background):
+    """Writes messages evenly into all partitions, by the producer that fails over, while it is entered; into
+    the first of the regions while that answers. Which messages depends on `name` and time only.
+
+    Attributes:
+        sent: id -> where a region took it. failed: id -> why nobody knows where it is.
+    """
+
+    def __init__(self, name: str, regions: Sequence[Region], topic: str, per_second: float) -> None:
+        super().__init__()
+        self.sent: dict[str, Delivered] = {}
+        self.failed: dict[str, str] = {}
+        self._name, self._regions = name, regions
+        self._topic, self._per_second = topic, per_second
+
+    def work(self) -> None:
+        """Writes."""
+        asyncio.run(self._write())
+
+    async def _write(self) -> None:
+        loop = asyncio.get_running_loop()
+        producer = RegionalProducer(self._regions, unhealthy_after_s=UNHEALTHY_S, return_after_s=RETURN_S)
+        async with producer:
+            began_s, number = loop.time(), 0
+            while not self.ended.is_set():
+                due = int((loop.time() - began_s) * self._per_second)
+                while number < due:
+                    name = f"{self._name}-{number:07}"
+                    slow = number % SLOW_EVERY == SLOW_EVERY - 1
+                    value = {"id": name, "behaviour": "slow" if slow else "ok", "ms": SLOW_MS}
+                    answer = await producer.send(
+                        self._topic, orjson.dumps(value), key=name.encode(), partition=number % PARTITIONS
+                    )
+                    answer.add_done_callback(partial(self._note, name))
+                    number += 1
+                await asyncio.sleep(TICK_S)
+
+    def _note(self, name: str, answer: asyncio.Future[Delivered]) -> None:
+        error = None if answer.cancelled() else answer.exception()
+        if answer.cancelled() or isinstance(error, ProducerError):
+            self.failed[name] = repr(error)
+        elif error is None:
+            self.sent[name] = answer.result()
+
+
+class Journal:
+    """A receiver's journal as it grows."""
+
+    def __init__(self, path: Path) -> None:
+        self.lines: list[dict[str, Any]] = []
+        self._path, self._at = path, 0
+
+    def read(self) -> list[dict[str, Any]]:
+        """All lines so far, in the order of writing."""
+        if self._path.exists():
+            with self._path.open("rb") as file:
+                file.seek(self._at)
+                whole = file.read().rpartition(b"\n")[0]
+            self._at += len(whole) + bool(whole)
+            self.lines += [orjson.loads(line) for line in whole.split(b"\n") if line]
+        return self.lines
+
+
+@dataclass
+class Moving:
+    """A workload of each mode on one topic, in two regions that are up.
+
+    Attributes:
+        active: whether there is one that is active in both regions, too.
+        journals: group -> home -> what was delivered.
+    """
+
+    two: Two
+    topic: str
+    active: bool = True
+    journals: dict[str, dict[str, Journal]] = field(default_factory=dict)
+
+    @property
+    def groups(self) -> list[str]:
+        """Of the workloads."""
+        return [PASSIVE, *([ACTIVE] if self.active else [])]
+
+    def key(self, group: str = PASSIVE) -> str:
+        """A workload's."""
+        return f"{group}/{self.topic}"
+
+    def begin(self) -> None:
+        """Topics, routes and workloads, until the passive one is active in the east."""
+        two = self.two
+        for home in HOMES:
+            asyncio.run(create_topic(two.bootstrap(home, "regional"), self.topic, PARTITIONS))
+        two.deploy(failover("shared", list(two.names.values()), self.topic))
+        for home in HOMES:
+            two.until_routes(home)
+        modes = {PASSIVE: "active-passive", ACTIVE: "active-active"}
+        for group in self.groups:
+            self.journals[group] = {}
+            for home in HOMES:
+                receiver, journal = two.receiver(home, group, self.topic)
+                self.journals[group][home] = Journal(journal)
+                cluster = f"{two.names[home]}-aggregate"
+                definition = workload(group, self.topic, cluster, receiver.address, mode=modes[group])
+                two.stages[home].deploy(two.workers[home], definition)
+        self.until_role("east", HOMES)
+
+    def until_role(self, home: str, seen_by: tuple[str, ...] = HOMES) -> float:
+        """Waits until these homes know that the passive workload is active in `home`; seconds."""
+        began_s, region = time.monotonic(), self.two.names[home]
+
+        def known() -> bool:
+            found = [self.two.roles(one).get(self.key(), {}) for one in seen_by]
+            return all((role.get("region"), role.get("state")) == (region, "active") for role in found)
+
+        wait_until(known, ENOUGH_S, lambda: f"{[self.two.roles(one) for one in seen_by]}")
+        return time.monotonic() - began_s
+
+    def until_flows(
+        self, home: str, since_ms: float, group: str = PASSIVE, least: int = 1
+    ) -> dict[int, float]:
+        """Waits until every partition has had so many deliveries in `home` since then; when the first came,
+        by partition."""
+        journal = self.journals[group][home]
+        at = 0
+        first: dict[int, float] = {}
+        counts: Counter[int] = Counter()
+
+        def flows() -> bool:
+            nonlocal at
+            lines = journal.read()
+            for line in lines[at:]:
+                if line["at_ms"] >= since_ms:
+                    counts[line["partition"]] += 1
+                    first.setdefault(line["partition"], line["at_ms"])
+            at = len(lines)
+            return len(counts) == PARTITIONS and min(counts.values()) >= least
+
+        wait_until(flows, ENOUGH_S, lambda: f"{group} in {home}: {dict(counts)}\n{self._trouble(home)}", 0.02)
+        return first
+
+    def _trouble(self, home: str) -> str:
+        return "\n".join(worker.tail(30) for worker in self.two.running(home))
+
+    def writers(self, per_second: Mapping[str, float], name: str = "") -> dict[str, Writer]:
+        """One at home in each of these."""
+        found = {}
+        for home, rate in per_second.items():
+            homes = [home, *(other for other in HOMES if other != home)]
+            regions = [Region(self.two.names[one], self.two.bootstrap(one, "regional")) for one in homes]
+            found[home] = Writer(f"{name}{home}", regions, self.topic, rate)
+        return found
+
+    # -- commands --------------------------------------------------------------------------------
+
+    def plan(self, to: str, *, force: bool = False) -> dict[str, Any]:
+        """What a failover to this home would do, and its `id`; asked of that home. With `force`: without
+        waiting for the region that has the workloads."""
+        body = {"to": self.two.names[to], "force": force}
+        return dict(self.two.ask(to, "failover/plan", "POST", body))
+
+    def failback(self, home: str) -> dict[str, Any]:
+        """A plan to take back here what the last failover took away, once nothing is in its way: a region
+        that has come back first hears what the others decided."""
+        plan: dict[str, Any] = {}
+
+        def may_go() -> bool:
+            plan.update(self.two.ask(home, "failover/failback", "POST", {}))
+            return not any(check["level"] == "blocked" for check in plan["plan"]["checks"])
+
+        wait_until(may_go, ENOUGH_S, lambda: f"{plan['plan']['checks']}")
+        return plan
+
+    def execute(self, to: str, run: str) -> None:
+        """Begins to carry out a plan."""
+        self.two.ask(to, "failover/execute", "POST", {"id": run})
+
+    def until_done(self, home: str, run: str) -> dict[str, Any]:
+        """Waits until it is done, and returns it. Raises StageError."""
+        found: dict[str, Any] = {}
+
+        def over() -> bool:
+            found.update(self.two.ask(home, f"failover/{run}"))
+            return found["state"] in DONE
+
+        wait_until(over, ENOUGH_S, lambda: f"{found}\n{self._trouble(home)}")
+        if found["state"] != "done":
+            raise StageError(f"{run} is {found['state']}: {found}")
+        return found
+
+    # -- the end ---------------------------------------------------------------------------------
+
+    def records(self) -> Counter[str]:
+        """How many records of each message there are in the regional clusters."""
+        found: Counter[str] = Counter()
+        for home in HOMES:
+            records = asyncio.run(read_all(self.two.bootstrap(home, "regional"), self.topic))
+            found.update(orjson.loads(record.value)["id"] for record in records)
+        return found
+
+    def until_delivered(self, wanted: set[str], settle_s: float) -> None:
+        """Waits until each was delivered where it has to be; what never comes shows in the count. Then until
+        nothing came for `settle_s`."""
+
+        def missing() -> set[str]:
+            by_home = {
+                group: [{line["id"] for line in journal.read()} for journal in homes.values()]
+                for group, homes in self.journals.items()
+            }
+            found = wanted - set().union(*by_home[PASSIVE])
+            return found.union(*(wanted - ids for ids in by_home.get(ACTIVE, [])))
+
+        deadline_s = time.monotonic() + ENOUGH_S
+        while missing() and time.monotonic() < deadline_s:
+            time.sleep(0.2)
+        before, since_s = -1, time.monotonic()
+        while time.monotonic() - since_s < settle_s:
+            now = sum(len(j.read()) for homes in self.journals.values() for j in homes.values())
+            if now != before:
+                before, since_s = now, time.monotonic()
+            time.sleep(0.2)
+
+
+def now_ms() -> float:
+    """The clock that all processes here share."""
+    return time.time_ns() / 1e6

@@ -1,0 +1,56 @@
+"""Counts what became of every message: pure, so that it can be tested with known answers."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from app.dev.demo.traffic import Sent
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What the story came to. `lost` are ids neither delivered nor in the DLQ."""
+
+    produced: int
+    delivered: int
+    retried: int
+    dead_lettered: int
+    lost: tuple[str, ...]
+    duplicates: int
+    unexpected: tuple[str, ...]
+
+    @property
+    def sound(self) -> bool:
+        """Nothing lost, everything where it belongs."""
+        return not self.lost and not self.unexpected and self.delivered + self.dead_lettered >= self.produced
+
+
+def count(sent: Iterable[Sent], deliveries: Iterable[Mapping[str, Any]], dead: Iterable[str]) -> Report:
+    """The report of a set of messages, the receiver's journal, and the ids found in the DLQ.
+
+    A duplicate is a second acknowledged delivery of an id. `unexpected` are good messages in the DLQ and
+    poison that was acknowledged.
+    """
+    by_id = {message.id: message.behaviour for message in sent}
+    acknowledged: Counter[str] = Counter()
+    retried: set[str] = set()
+    for delivery in deliveries:
+        if delivery["outcome"] == "ok":
+            acknowledged[delivery["id"]] += 1
+        elif delivery["outcome"] == "retryable":
+            retried.add(delivery["id"])
+    dead_ids = set(dead)
+    unexpected = {i for i in dead_ids if by_id.get(i) != "poison"}
+    unexpected |= {i for i in acknowledged if by_id.get(i, "poison") == "poison"}
+    return Report(
+        produced=len(by_id),
+        delivered=len(acknowledged),
+        retried=len(retried),
+        dead_lettered=len(dead_ids),
+        lost=tuple(sorted(i for i in by_id if i not in acknowledged and i not in dead_ids)),
+        duplicates=sum(times - 1 for times in acknowledged.values()),
+        unexpected=tuple(sorted(unexpected)),
+    )

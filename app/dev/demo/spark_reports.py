@@ -1,0 +1,204 @@
+"""What Spark's jobs say of the demo's data, as files of a folder: each step is a command of its own, as
+people would give it; its words are in `<folder>/<name>.log`.
+
+<folder>/report.html, report.json   all regions: traffic, loss, owners (also at the console's /report)
+<folder>/size.json                  workers, partitions and cost, of the loads that workers have told; what if
+<folder>/run-*/archive              the topic as Parquet files; store: what `dashboard` keeps. A folder a run,
+                                    whose brokers are others than those of the runs before
+<folder>/verify-*.log               the topic compared with its copy, its archive, and what was restored
+<folder>/records.ndjson             records of a time, asked of a worker after the log has lost them
+"""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import orjson
+from aiokafka import TopicPartition
+from aiokafka.admin import AIOKafkaAdminClient, RecordsToDelete
+
+from app.controllog.topics import ControlTopics
+from app.dev.yard import Yard
+
+ENOUGH_S = 900.0  # of one job: the first fetches the connector
+TOO_LONG = 124  # what a job that took longer has ended with
+PRICES = ("--price-worker-hour", "0.12", "--price-gb", "0.02")
+MOST_IN_RANGE = 10_000
+SWITCHYARD = "from app.cli.main import main; main()"
+
+
+@dataclass(frozen=True, slots=True)
+class Story:
+    """What the jobs are given, and what they must find."""
+
+    topic: str
+    source: str
+    target: str
+    worker: str  # a worker's address
+    records: int
+    from_ms: int  # a range of the records' timestamps, [from_ms, to_ms)
+    to_ms: int
+    in_range: int  # how many records are in it
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A command; `wrong` says what of its result is not as it must be, "" for nothing."""
+
+    name: str
+    arguments: list[str]
+    wrong: Callable[[Mapping[str, Any]], str]
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """How a step ended."""
+
+    name: str
+    code: int
+    took_s: float
+    says: str
+    sound: bool
+
+
+def middle(times_ms: list[int]) -> tuple[int, int, int]:
+    """From when to when the second quarter of these times goes, `MOST_IN_RANGE` at most, and how many of
+    them are in it: the last one's milliseconds are not."""
+    times_ms = sorted(times_ms)
+    first = len(times_ms) // 4
+    from_ms = times_ms[first]
+    to_ms = max(times_ms[min(2 * first, first + MOST_IN_RANGE)], from_ms + 1)
+    return from_ms, to_ms, sum(from_ms <= at_ms < to_ms for at_ms in times_ms)
+
+
+def steps(yard: Yard, folder: Path, run: Path, story: Story) -> list[Step]:
+    """All of them, in their order. `run`: the folder of this run."""
+    regions = sorted({cluster.region for cluster in yard.clusters})
+    home = yard.clusters[0].region
+    control = {region: yard.bootstrap(f"{region}-regional") for region in regions}
+    named = [part for region, at in control.items() for part in ("--region", f"{region}={at}")]
+    store, archive = str(run / "store"), str(archive_of(run))
+    at, copy, restored = yard.bootstrap(story.source), yard.bootstrap(story.target), f"{story.topic}-restored"
+    written = ["--html", str(folder / "report.html"), "--json", str(folder / "report.json")]
+    shown = ["--topic", ControlTopics(home).report.name, "--bootstrap", control[home]]
+    of = ["--bootstrap", at, "--topic", story.topic]
+    times = ["--from", str(story.from_ms), "--to", str(story.to_ms)]
+    what_if = ["--double", story.topic, "--add-region", home, "--lose-zone", "3", *PRICES]
+    restoring = ["restore", "--archive", archive, "--topic", story.topic, *times, "--bootstrap", at]
+    every, ranged = {"records": story.records}, {"records": story.in_range}
+    asked = ["audit", "records", "--topic", story.topic, "--cluster", story.source, *times]
+    asked += ["--limit", "100000", "-o", "json", "--url", story.worker]
+    return [
+        _spark("dashboard", ["dashboard", *named, "--to", store, "--once"], quarantined=0, away={}),
+        _spark("report", ["report", "--from-store", store, *written, *shown], **every, missing=0, extra=0),
+        _spark("size", ["size", "--from-store", store, "--json", str(folder / "size.json"), *what_if]),
+        _spark("archive", ["archive", "--bootstrap", at, "--topics", story.topic, "--to", archive, "--once"],
+               **every, quarantined=0),
+        _spark("verify-copy",
+               ["verify", "topic", *of, "--copy-bootstrap", copy, "--copy", story.topic],
+               **every, findings={}),
+        _spark("verify-archive", ["verify", "archive", *of, "--archive", archive], **every, findings={}),
+        _spark("restore", [*restoring, "--into", restored, "--execute"], **ranged),
+        _spark("verify-restored",
+               ["verify", "topic", *of, "--copy-bootstrap", at, "--copy", restored, *times],
+               **ranged, findings={}),
+        Step("records", ["-c", SWITCHYARD, *asked], _must(**ranged)),
+    ]  # fmt: skip
+
+
+def archive_of(run: Path) -> Path:
+    """Where the archive of a run is: a worker's configuration names it, too."""
+    return run / "archive"
+
+
+def new_run(folder: Path) -> Path:
+    """A folder of its own for this run's store and archive."""
+    folder.mkdir(parents=True, exist_ok=True)
+    return Path(tempfile.mkdtemp(prefix="run-", dir=folder.absolute()))
+
+
+def make(yard: Yard, folder: Path, run: Path, story: Story) -> Iterator[Ended]:
+    """Runs step by step, and tells how each has ended. Before the last one, the source's log loses what it
+    had of the topic, as to retention: what is told then comes from the archive."""
+    for step in steps(yard, folder, run, story):
+        if step.name == "records":
+            asyncio.run(forget(yard.bootstrap(story.source), story.topic))
+        yield ended(step, folder)
+
+
+async def forget(bootstrap: str, topic: str) -> None:
+    """Deletes all records that the topic has now, as retention does."""
+    admin = AIOKafkaAdminClient(bootstrap_servers=bootstrap)
+    await admin.start()
+    try:
+        told = await admin.describe_topics([topic])
+        partitions = [TopicPartition(topic, one["partition"]) for one in told[0]["partitions"]]
+        await admin.delete_records({one: RecordsToDelete(before_offset=-1) for one in partitions})  # -1: all
+    finally:
+        await admin.close()
+
+
+def ended(step: Step, folder: Path, within_s: float = ENOUGH_S) -> Ended:
+    """Runs a step to its end; its words go to `<folder>/<name>.log`, as does what it tells, but records."""
+    began_s = time.monotonic()
+    out = folder / (f"{step.name}.ndjson" if step.name == "records" else f".{step.name}.out")
+    with (folder / f"{step.name}.log").open("wb") as words, out.open("wb") as told:
+        try:
+            code = subprocess.run(
+                [sys.executable, *step.arguments], stdout=told, stderr=words, timeout=within_s, check=False
+            ).returncode
+        except subprocess.TimeoutExpired:
+            words.write(f"it did not end within {within_s:g} s\n".encode())
+            code = TOO_LONG
+    lines = out.read_bytes().splitlines()
+    if step.name == "records":
+        result: Mapping[str, Any] = {"records": len(lines)}
+    else:
+        result = _result(lines)
+        with (folder / f"{step.name}.log").open("ab") as words:
+            words.write(out.read_bytes())
+        out.unlink()
+    wrong = f"ended with {code}" if code else step.wrong(result)
+    return Ended(step.name, code, time.monotonic() - began_s, wrong or _says(result), not wrong)
+
+
+def _spark(name: str, arguments: list[str], **must: Any) -> Step:
+    return Step(name, ["-m", "spark", *arguments], _must(**must))
+
+
+def _must(**must: Any) -> Callable[[Mapping[str, Any]], str]:
+    def wrong(result: Mapping[str, Any]) -> str:
+        return ", ".join(
+            f"{name} is {result.get(name)}, must be {value}"
+            for name, value in must.items()
+            if result.get(name) != value
+        )
+
+    return wrong
+
+
+def _result(lines: list[bytes]) -> Mapping[str, Any]:
+    try:
+        found = orjson.loads(lines[-1])
+    except (IndexError, orjson.JSONDecodeError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _says(result: Mapping[str, Any]) -> str:
+    """What it has come to, in a few words."""
+    words = [f"{value:,} {name}" for name, value in result.items() if name == "records"]
+    words += [
+        f"{name} {value or 'none' if name == 'findings' else value}"
+        for name, value in result.items()
+        if name in ("rows", "missing", "extra", "quarantined", "files", "findings")
+    ]
+    return ", ".join(words) or "done"

@@ -1,0 +1,289 @@
+"""The story: real brokers, two workers that copy a topic and push it to a receiver that fails now and then,
+one worker killed on the way.
+
+python -m app.dev.demo            plays it and stays, with the console, until Ctrl-C
+python -m app.dev.demo --once     plays it to its end, reports, exits 0 (1 when a figure is not what it must
+be)
+
+With `--report DIR`, Spark's jobs run over what the story has left, and write their reports there
+(`spark_reports`).
+
+With `--story failover`, another one: two regions, one of which is lost and comes back (`failover_story`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sys
+import time
+from pathlib import Path
+
+import orjson
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from app.dev.demo import failover_story, spark_reports
+from app.dev.demo.audit_summary import WINDOW, Audited, plan, until_counted
+from app.dev.demo.background_thread import Background
+from app.dev.demo.report import Report, count
+from app.dev.demo.stage import Process, Stage, StageError, route, wait_until, workload
+from app.dev.demo.traffic import Sent, create_topic, messages, produce, read_all
+from app.dev.yard import Yard, YardError
+
+SOURCE, TARGET, ROUTE = "east-regional", "east-aggregate", "east-up"
+GROUP, TOPIC, PARTITIONS = "billing", "orders", 4
+RETRY = [{"delay": "1s", "attempts": 3}, {"delay": "5s", "attempts": 3}]
+COPYING = PARTITIONS * 3  # copied, and counted in both clusters
+JOBS = COPYING + PARTITIONS * (1 + len(RETRY))  # delivered, and retried in each tier
+AUDITED = ("regional", "aggregate", "consumer")  # tiers
+MESSAGES = 30_000
+LAST_SHARE, LAST_PER_SECOND = 75, 100.0
+MAX_IN_FLIGHT = 200
+SETTLE_S, SHARED_S = 120.0, 30.0
+# What kill -9 may deliver again: what was in flight, and what was acknowledged since the last snapshot that
+# was taken. A snapshot is due every 0.1 s; while the control cluster is slow to take one, pushing stops at
+# 0.5 s.
+SNAPSHOT_BOUND_S = 0.6
+
+err = Console(stderr=True)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Plays the story; the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m app.dev.demo", description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)  # fmt: skip
+    parser.add_argument("--story", choices=("delivery", "failover"), default="delivery",
+                        help="a worker is lost (default), or a region")  # fmt: skip
+    parser.add_argument("--once", action="store_true", help="play to the end, report and exit")
+    parser.add_argument(
+        "--report", type=Path, metavar="DIR", help="what Spark's jobs say of it, as files there"
+    )
+    parser.add_argument("--messages", type=_enough, default=MESSAGES, help=f"how many (default {MESSAGES})")
+    parser.add_argument(
+        "--regions", type=int, choices=(1, 2), default=2, help="regions of the yard (default 2)"
+    )
+    options = parser.parse_args(arguments)
+    if options.report and options.story == "failover":
+        parser.error("--report tells of the story 'delivery' only; leave out --story failover, or --report")
+    try:
+        return failover_story.play(once=options.once) if options.story == "failover" else _play(options)
+    except (StageError, YardError) as error:
+        err.print(f"[red]the demo cannot go on:[/red] {error}", markup=True, highlight=False)
+        return 1
+    except KeyboardInterrupt:
+        return 0
+
+
+def _enough(text: str) -> int:
+    """How many messages: so many that there are some of each kind. Raises ValueError."""
+    if (count := int(text)) < LAST_SHARE:
+        raise argparse.ArgumentTypeError(f"{count} is too few; write {LAST_SHARE} or more")
+    return count
+
+
+class Last(Background):
+    """The last messages come bit by bit: only what comes later tells an audit that a window is over."""
+
+    def __init__(self, bootstrap: str, sent: list[Sent]) -> None:
+        super().__init__()
+        self._bootstrap, self._sent = bootstrap, sent
+
+    def work(self) -> None:
+        """Produces them."""
+        asyncio.run(produce(self._bootstrap, TOPIC, self._sent, per_second=LAST_PER_SECOND))
+
+
+def _play(options: argparse.Namespace) -> int:
+    err.print(
+        f"[bold]1.[/bold] starting real Kafka: {2 * options.regions} brokers in {options.regions} region(s)"
+    )
+    with Yard(regions=options.regions) as yard, Stage(yard) as stage:
+        stage.settings["worker"] = {"grace": "10s"}
+        run = spark_reports.new_run(options.report) if options.report else None
+        if run:
+            _name_archive(stage, spark_reports.archive_of(run))
+        source, bootstrap = yard.bootstrap(SOURCE), yard.bootstrap(TARGET)
+        asyncio.run(create_topic(source, TOPIC, PARTITIONS))
+        err.print("[bold]2.[/bold] starting a receiver and two workers (faust -A app worker)")
+        receiver = stage.receiver(GROUP, TOPIC)
+        first = stage.worker()
+        second = stage.worker()
+        err.print(f"   console: [link={first.url}]{first.url}[/link]", highlight=False)
+        stage.deploy(first, plan(TOPIC, TOPIC))
+        stage.deploy(first, route(ROUTE, SOURCE, TARGET, TOPIC))
+        wait_until(lambda: first.jobs().total() == COPYING, SHARED_S, lambda: str(first.jobs()))
+        err.print(f"   {TOPIC} is copied from {SOURCE} to {TARGET}, which made the topic there; "
+                  "every record is counted in both, and once it is delivered")  # fmt: skip
+        flow = {"max_inflight": MAX_IN_FLIGHT}
+        stage.deploy(first, workload(GROUP, TOPIC, TARGET, receiver.address, retry=RETRY, flow=flow))
+
+        def is_shared() -> bool:
+            shares = first.jobs()
+            return shares.total() == JOBS and set(shares) == {first.url, second.url}
+
+        wait_until(is_shared, SHARED_S, lambda: str(first.jobs()))
+        shares = first.jobs()
+        err.print(
+            f"   they share: {shares[first.url]} jobs on {first.name}, {shares[second.url]} on {second.name}"
+        )
+        err.print(f"[bold]3.[/bold] {options.messages:,} messages: 1 % poison, 2 % retryable, some slow; "
+                  "a third of the way, one worker is killed with -9")  # fmt: skip
+        sent = list(messages(options.messages))
+        last = len(sent) // LAST_SHARE
+        asyncio.run(produce(source, TOPIC, sent[:-last]))
+        started_s = time.monotonic()
+        with Last(source, sent[-last:]):
+            rate, third = _until_settled(stage, sent, first, second)
+        took_s = time.monotonic() - started_s
+        dead = [
+            orjson.loads(record.value)["id"]
+            for record in asyncio.run(read_all(bootstrap, f"{TOPIC}__{GROUP}__dlq"))
+        ]
+        copies = asyncio.run(read_all(bootstrap, TOPIC))
+        copied = [orjson.loads(record.value)["id"] for record in copies]
+        report = count(sent, stage.deliveries(), dead)
+        bound = round(MAX_IN_FLIGHT + rate * SNAPSHOT_BOUND_S)
+        audited = until_counted(first, TOPIC, report.produced, AUDITED)
+        sound = _print(report, copied, audited, took_s, bound)
+        if run:
+            times = spark_reports.middle([record.timestamp for record in copies])
+            story = spark_reports.Story(TOPIC, SOURCE, TARGET, first.url, report.produced, *times)
+            sound = _reported(yard, options.report, run, story) and sound
+        for process in (first, third):
+            code = process.terminate()
+            sound = sound and code == 0
+            err.print(f"   {process.name} drained and ended with {code}")
+        if options.once:
+            return 0 if sound else 1
+        return _stay(stage, source, receiver, is_reported=options.report is not None)
+
+
+def _until_settled(
+    stage: Stage, sent: list[Sent], witness: Process, victim: Process
+) -> tuple[float, Process]:
+    """Waits until every id has been delivered or stashed; kills `victim` on the way, starts another.
+
+    Returns: deliveries a second just before the kill, and the worker started in its place.
+    """
+    wanted = {message.id for message in sent}
+    final: set[str] = set()
+    deadline_s = time.monotonic() + SETTLE_S  # while nothing comes
+    replacement: Process | None = None
+    moving = 0
+    rate, began_s, killed_s = 0.0, 0.0, 0.0
+    columns = (TextColumn("   delivered"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=err, disable=not err.is_terminal) as progress:
+        task = progress.add_task("", total=len(wanted))
+        while True:
+            deliveries = stage.deliveries()
+            known, final = len(final), {d["id"] for d in deliveries if d["outcome"] in {"ok", "poison"}}
+            progress.update(task, completed=len(final & wanted))
+            now_s = time.monotonic()
+            if len(final) > known:
+                deadline_s = now_s + SETTLE_S
+            began_s = began_s or (now_s if deliveries else 0.0)
+            if replacement is None and len(final) >= len(wanted) / 3:
+                rate = len(deliveries) / max(0.1, now_s - began_s)
+                moving = witness.jobs()[victim.url]
+                victim.kill()
+                killed_s = time.monotonic()
+                err.print(f"   killed {victim.name} with -9 after {len(deliveries):,} deliveries")
+                replacement = stage.worker(wait=False)
+            if moving and not {"", victim.url} & set(witness.jobs()):
+                took_s = time.monotonic() - killed_s
+                err.print(f"   {took_s:.1f} s later other workers have its {moving} jobs")
+                moving = 0
+            if wanted <= final and replacement is not None:
+                time.sleep(1.0)  # what was given out twice arrives now, and belongs into the count
+                return rate, replacement
+            if now_s > deadline_s:
+                missing = sorted(wanted - final)
+                raise StageError(
+                    f"for {SETTLE_S:.0f} s none came, and {len(missing)} are missing, such as {missing[:3]}"
+                )
+            time.sleep(0.2)
+
+
+def _print(report: Report, copied: list[str], audited: Audited, took_s: float, bound: int) -> bool:
+    """Prints the report to stdout; whether every figure is what it must be."""
+    replicated, twice = len(set(copied)), len(copied) - len(set(copied))
+    within = report.duplicates <= bound and replicated == report.produced and not twice
+    is_audited = audited.is_all(report.produced, AUDITED)
+    table = Table("what", "messages", "must be", title="Switchyard: the report", title_justify="left")
+    rows: list[tuple[str, int, str]] = [
+        ("produced", report.produced, ""),
+        ("replicated", replicated, "all of them"),
+        ("copied twice", twice, "0"),
+        ("delivered", report.delivered, ""),
+        ("retried", report.retried, ""),
+        ("dead-lettered", report.dead_lettered, "the poison"),
+        ("lost", len(report.lost), "0"),
+        ("in the wrong place", len(report.unexpected), "0"),
+        ("duplicates", report.duplicates, f"at most {bound}"),
+        *((f"audited: {tier}", audited.tiers.get(tier, 0), "all of them") for tier in AUDITED),
+        ("audited: lost", audited.missing, "0"),
+        ("audited: too many", audited.extra, "0"),
+    ]
+    for name, figure, must in rows:
+        table.add_row(name, f"{figure:,}", must)
+    Console().print(table)
+    Console().print(
+        f"{report.produced:,} messages in {took_s:.1f} s. Duplicates are what the killed worker had in "
+        "flight, and what was acknowledged to it since its last snapshot.", highlight=False, soft_wrap=True,
+    )  # fmt: skip
+    Console().print(
+        f"audited: {min(audited.tiers.get(tier, 0) for tier in AUDITED):,} of {report.produced:,}, lost "
+        f"{audited.missing:,}. Compared in windows of {WINDOW}, tier by tier: {audited.words}.",
+        highlight=False, soft_wrap=True,
+    )  # fmt: skip
+    verdict = report.sound and within and is_audited
+    Console().print("[green]sound[/green]" if verdict else "[red]NOT sound[/red]")
+    return verdict
+
+
+def _name_archive(stage: Stage, folder: Path) -> None:
+    """Tells the workers where the source cluster's archive is going to be."""
+    clusters = orjson.loads(stage.config().read_bytes())["clusters"]
+    stage.settings["clusters"] = [
+        {**one, "archive": str(folder)} if one["name"] == SOURCE else one for one in clusters
+    ]
+
+
+def _reported(yard: Yard, folder: Path, run: Path, story: spark_reports.Story) -> bool:
+    """Has Spark's jobs run; whether all of them found what they must."""
+    err.print(f"   Spark's jobs read what the story has left; their reports come to {folder}",
+              highlight=False, soft_wrap=True)  # fmt: skip
+    names = [step.name for step in spark_reports.steps(yard, folder, run, story)]
+    table = Table("report", "s", "what it says", title="Switchyard: Spark's reports", title_justify="left")
+    sound, columns = True, (TextColumn("   {task.description}"), BarColumn(), MofNCompleteColumn())
+    with Progress(*columns, TimeElapsedColumn(), console=err, disable=not err.is_terminal) as progress:
+        task = progress.add_task(names[0], total=len(names))
+        for number, ended in enumerate(spark_reports.make(yard, folder, run, story), 1):
+            progress.update(task, completed=number, description=(names[number:] or ["done"])[0])
+            at = f"   {number} of {len(names)}: {ended.name}, {ended.took_s:.0f} s: {ended.says}"
+            err.print(at, markup=False, highlight=False, soft_wrap=True)
+            table.add_row(ended.name, f"{ended.took_s:.0f}", ended.says, style="" if ended.sound else "red")
+            sound = sound and ended.sound
+    Console().print(table)
+    Console().print(f"read {folder / 'report.html'}; sizes: {folder / 'size.json'}; words: {folder}/*.log",
+                    highlight=False, soft_wrap=True)  # fmt: skip
+    return sound
+
+
+def _stay(stage: Stage, bootstrap: str, receiver: Process, *, is_reported: bool) -> int:
+    """Goes on with light traffic until Ctrl-C."""
+    worker = stage.worker()
+    err.print(f"[bold]4.[/bold] the console is at {worker.url} ; light traffic goes on until Ctrl-C")
+    err.print(f"   receiver at {receiver.address}, its journal is {stage.journal}")
+    err.print(f"   what arrived, tier by tier: {worker.url}/audit/{TOPIC}", highlight=False)
+    if is_reported:
+        err.print(f"   Spark's report over all regions: {worker.url}/report", highlight=False)
+    round_number = 0
+    while worker.running:
+        asyncio.run(produce(bootstrap, TOPIC, messages(100, prefix=f"live-{round_number}"), per_second=100))
+        round_number += 1
+        time.sleep(0.5)
+    sys.stderr.write(worker.tail() + "\n")
+    return 1

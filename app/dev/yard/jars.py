@@ -1,0 +1,177 @@
+"""The jars of Kafka: which ones, where they are kept, whether they are whole, and how they come back.
+
+`kafka.lock.json` in this folder lists every jar with coordinate, size and SHA-256, written when the version
+was chosen (`python -m app.dev.yard.lock_file`). Rules:
+- A jar is good when its bytes are the listed ones. All are hashed at every start (46 MB, a tenth of a
+  second), so no manifest in the cache can be stale, and jars put there by hand count like fetched ones.
+- Only what is missing or bad is fetched again; a jar appears under its name whole or not at all.
+- One process fetches; others wait for it (file lock, inherited by Ivy, which may outlive us).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import platformdirs
+
+from app.dev.yard import ivy, progress
+from app.dev.yard.errors import FetchError, YardTimeoutError
+from app.dev.yard.java import Java
+
+HOME_VARIABLE = "SWITCHYARD_HOME"
+LOCK_FILE = Path(__file__).with_name("kafka.lock.json")
+LOCK_TIMEOUT_S = ivy.FETCH_TIMEOUT_S + 60.0  # whoever holds it is fetching, which is bounded itself
+LOCK_POLL_INTERVAL_S = 0.2
+ATTEMPTS = 2  # the second one with an empty Ivy cache, should that be what is broken
+
+
+def switchyard_home() -> Path:
+    """The folder for everything Switchyard keeps: `SWITCHYARD_HOME`, else the user's cache folder."""
+    chosen = os.environ.get(HOME_VARIABLE)
+    return Path(chosen).expanduser().resolve() if chosen else Path(platformdirs.user_cache_dir("switchyard"))
+
+
+@dataclass(frozen=True, slots=True)
+class Jar:
+    """One jar: its Maven coordinate "group:artifact:version", its size and its SHA-256 in hex."""
+
+    coordinate: str
+    size_bytes: int
+    sha256: str
+
+    @property
+    def file_name(self) -> str:
+        _, artifact, version = self.coordinate.split(":")
+        return f"{artifact}-{version}.jar"
+
+    def is_good(self, folder: Path) -> bool:
+        path = folder / self.file_name
+        try:
+            if path.stat().st_size != self.size_bytes:
+                return False
+            with path.open("rb") as file:
+                return hashlib.file_digest(file, "sha256").hexdigest() == self.sha256
+        except OSError:
+            return False
+
+
+@dataclass(frozen=True, slots=True)
+class JarSet:
+    """The jars of one lock file, and the folder of the cache that holds them."""
+
+    name: str
+    folder: Path
+    jars: tuple[Jar, ...]
+
+    @classmethod
+    def load(cls, lock_file: Path = LOCK_FILE, home: Path | None = None) -> JarSet:
+        content: dict[str, Any] = json.loads(lock_file.read_text())
+        jars = tuple(Jar(j["coordinate"], j["size_bytes"], j["sha256"]) for j in content["jars"])
+        return cls(content["name"], (home or switchyard_home()) / content["name"], jars)
+
+    def bad(self) -> list[Jar]:
+        """The jars that are missing, cut short or altered."""
+        return [jar for jar in self.jars if not jar.is_good(self.folder)]
+
+    @property
+    def classpath(self) -> str:
+        return os.pathsep.join(str(self.folder / jar.file_name) for jar in self.jars)
+
+    def ensure(self, java: Java) -> None:
+        """Makes every jar present and whole, fetching what is not; raises `FetchError` with the remedy."""
+        if not self.bad():
+            return
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with file_lock(self.folder / ".lock", LOCK_TIMEOUT_S, "another process is fetching Kafka") as lock:
+            bad = self.bad()  # another process may have fetched them while we waited
+            if bad:
+                self._fetch(java, bad, lock)
+
+    def _fetch(self, java: Java, bad: list[Jar], lock: int) -> None:
+        present = [jar.file_name for jar in bad if (self.folder / jar.file_name).exists()]
+        if present:
+            progress.say(f"Damaged in {self.folder}, to be replaced: {', '.join(present)}")
+        size_mb = sum(jar.size_bytes for jar in bad) / 1e6
+        progress.say(
+            f"Fetching {self.name} from Maven Central: {_files(len(bad))}, {size_mb:.1f} MB,"
+            f" into {self.folder}"
+        )
+        started = time.monotonic()
+        work = self.folder / ".ivy"
+        for _ in range(ATTEMPTS):
+            reason = self._attempt(java, bad, work, lock)
+            bad = self.bad()
+            if not bad:
+                shutil.rmtree(work, ignore_errors=True)
+                progress.say(f"Fetched and verified in {time.monotonic() - started:.0f} s.")
+                return
+            if reason:
+                break  # no network: what has arrived stays in Ivy's cache for the next run
+            shutil.rmtree(work, ignore_errors=True)
+            reason = f"{bad[0].file_name} came with another SHA-256 than expected"
+        raise FetchError(self._by_hand(bad, reason))
+
+    def _attempt(self, java: Java, bad: list[Jar], work: Path, lock: int) -> str:
+        """Fetches `bad` and moves what is good into place; returns Ivy's reason, or "" if it came through."""
+        arrived = work / "arrived"
+        shutil.rmtree(arrived, ignore_errors=True)
+        try:
+            with progress.steps(f"Fetching {self.name}", 2 * len(bad)) as step:
+                ivy.retrieve(
+                    java, [j.coordinate for j in bad], arrived, work, on_step=step, keep_open=(lock,)
+                )
+        except FetchError as failure:
+            return str(failure)
+        for jar in bad:
+            if jar.is_good(arrived):
+                (arrived / jar.file_name).replace(self.folder / jar.file_name)
+        return ""
+
+    def _by_hand(self, bad: list[Jar], reason: str) -> str:
+        names = "\n".join(f"    {jar.coordinate}" for jar in bad)
+        return (
+            f"{self.name} could not be fetched from Maven Central: {reason}\n"
+            f"{len(bad)} of {len(self.jars)} files are missing. Do one of these, then run the same again:\n"
+            "- Give this machine a network. A proxy is taken from https_proxy, a mirror from the Ivy\n"
+            f"  settings file named by {ivy.SETTINGS_VARIABLE}.\n"
+            f"- Copy the folder {self.folder} from a machine where the yard has been up.\n"
+            "- Fetch these jars by hand (group:artifact:version) and put them, named artifact-version.jar,\n"
+            f"  into {self.folder}:\n"
+            f"{names}"
+        )
+
+
+def _files(count: int) -> str:
+    return f"{count} file" if count == 1 else f"{count} files"
+
+
+@contextlib.contextmanager
+def file_lock(path: Path, timeout_s: float, waiting_for: str) -> Iterator[int]:
+    """Holds an exclusive lock on `path` and yields its descriptor; says once what it waits for."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    deadline = time.monotonic() + timeout_s
+    told = False
+    with path.open("w") as file:
+        while True:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > deadline:
+                    msg = f"{path} is still locked after {timeout_s:.0f} s: {waiting_for}."
+                    raise YardTimeoutError(msg) from None
+                if not told:
+                    progress.say(f"Waiting: {waiting_for}.")
+                    told = True
+                time.sleep(LOCK_POLL_INTERVAL_S)
+        yield file.fileno()

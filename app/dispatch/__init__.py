@@ -1,0 +1,1 @@
+"""Messages of a topic pushed to receivers: the definition of a workload, and its view."""

@@ -1,0 +1,1 @@
+"""Workloads and their dead letters by REST and on the command line."""

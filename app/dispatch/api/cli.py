@@ -1,0 +1,158 @@
+"""workload list|describe, tracker show, worker list: what runs, and how it is. What changes: operators.py."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+from urllib.parse import quote
+
+import click
+
+from app.cli.client import Client, guarded, workload_path
+from app.cli.options import when
+from app.cli.output import emit, output_option, printable, url_option
+from app.dispatch.api.cli_flow import tell_flow
+from app.dispatch.api.cli_move import move
+from app.worker.api.cli import pause, reset, resume, skip, stash
+
+MAX_RANGES = 20  # in a table; -o json has all that the worker tells
+
+
+@click.group()
+def workload() -> None:
+    """Workloads: a group's consumption of a topic.
+
+    \b
+    switchyard workload list
+    switchyard workload describe billing/orders
+    """
+
+
+@workload.command("list")
+@url_option
+@output_option
+@guarded
+def list_workloads(url: str | None, output: str) -> None:
+    """Every workload with its lag, in messages and in seconds, and the region that is active for it.
+
+    \b
+    switchyard workload list -o json | jq '.[] | select(.lag_s > 60)'
+    """
+    columns = ["key", "active_in", "breaker", "lag_messages", "lag_s", "in_flight", "delivered", "retried",
+               "dead_lettered", "partitions", "troubles"]  # fmt: skip
+    found = Client(url).all("/workloads")
+    emit([{**row, "active_in": _active_in(row)} for row in found], columns, output, whole=found)
+
+
+def _active_in(row: Mapping[str, Any]) -> str:
+    """The region of a workload with a mode; "" of one without."""
+    role = row.get("role")
+    if not role:
+        return ""
+    moving = " (moving)" if role["state"] == "moving" else ""
+    return f"{role['region'] or 'nowhere yet'}{' (here)' if role['active_here'] else moving}"
+
+
+@workload.command()
+@click.argument("name", metavar="GROUP/TOPIC")
+@url_option
+@output_option
+@guarded
+def describe(name: str, url: str | None, output: str) -> None:
+    """One workload: where it is active, why it goes no faster, its receivers, what blocks its partitions, who
+    runs them.
+
+    \b
+    switchyard workload describe billing/orders
+    switchyard workload describe billing/orders -o yaml      # with the definition
+    """
+    body = Client(url).ask("GET", workload_path(name))
+    if output == "table":
+        _tell_role(body["status"].get("role"))
+    tell_flow(body, output)
+    columns = ["topic", "partition", "state", "lag_messages", "lag_s", "committed", "high_watermark",
+               "in_flight", "delivered", "passed_over", "worker", "epoch", "trouble"]  # fmt: skip
+    emit(body["partitions"], columns, output, whole=body)
+
+
+def _tell_role(role: Mapping[str, Any] | None) -> None:
+    """One line, of a workload with a mode."""
+    if not role:
+        return
+    if role["region"] is None:
+        click.echo(f"{role['mode']}: active nowhere yet")
+        return
+    passive = role["mode"] == "active-passive" and not role["active_here"]
+    word = "moving to" if role["state"] == "moving" else "active in"
+    if role["mode"] == "active-active":
+        word = "primary moves to" if role["state"] == "moving" else "primary in"
+    said = [
+        f"{role['mode']}: {word} {role['region']}{', passive here' if passive else ''}",
+        f"epoch {role['epoch']} since {when(role['since_ms'])} by {role['by']}", role["reason"],
+    ]  # fmt: skip
+    click.echo(printable("; ".join(filter(None, said))))
+
+
+@click.group()
+def tracker() -> None:
+    """Trackers: what of a partition is finished, in flight, waiting.
+
+    \b
+    switchyard tracker show billing/orders 3
+    """
+
+
+@tracker.command()
+@click.argument("name", metavar="GROUP/TOPIC")
+@click.argument("partition", type=click.IntRange(0))
+@click.option("--topic", help="A retry topic of the workload (default: its main topic).")
+@url_option
+@output_option
+@guarded
+def show(name: str, partition: int, topic: str | None, url: str | None, output: str) -> None:
+    """One partition's tracker.
+
+    \b
+    switchyard tracker show billing/orders 3
+    switchyard tracker show billing/orders 0 --topic orders__billing__retry_1 -o json
+    """
+    query = f"?topic={quote(topic, safe='')}" if topic else ""
+    body = Client(url).ask("GET", f"{workload_path(name)}/partitions/{partition}/tracker{query}")
+    rows = [{"what": key, "value": value} for key, value in body.items()
+            if not isinstance(value, list) and key != "more_ranges"]  # fmt: skip
+    rows += [{"what": name.replace("_", " "), "value": _ranges(body[name])}
+             for name in ("finished_ranges", "unfinished_ranges")]  # fmt: skip
+    emit(rows, ["what", "value"], output, whole=body)
+
+
+def _ranges(ranges: list[list[int]]) -> str:
+    shown = " ".join(f"[{start},{end})" for start, end in ranges[:MAX_RANGES])
+    return shown + (f" and {len(ranges) - MAX_RANGES} more" if len(ranges) > MAX_RANGES else "")
+
+
+for command in (pause, resume, reset, move):
+    workload.add_command(command)
+for command in (skip, stash):
+    tracker.add_command(command)
+
+
+@click.group()
+def worker() -> None:
+    """Workers of the region.
+
+    \b
+    switchyard worker list
+    """
+
+
+@worker.command("list")
+@url_option
+@output_option
+@guarded
+def list_workers(url: str | None, output: str) -> None:
+    """Every worker heard lately, the dead too.
+
+    \b
+    switchyard worker list -o csv
+    """
+    emit(Client(url).all("/workers"), ["worker", "state", "leader", "jobs", "silent_s", "url"], output)

@@ -1,0 +1,213 @@
+"""Looking into a dead letter queue: sizes, and the newest messages with why they are there.
+
+What is shown is untrusted and bounded: keys and values as text when they are UTF-8, else as base64, at most
+`MAX_SHOWN_BYTES` of each.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import codecs
+from itertools import accumulate
+from typing import Any
+
+from aiokafka import AIOKafkaConsumer, TopicPartition
+
+from app.dispatch.definition import Workload
+from app.dispatch.dlq.letter import read_letter
+from app.dispatch.dlq.operation_history import choose
+from app.dispatch.dlq.query import Query
+from app.dispatch.dlq.rules import Choice
+from app.dispatch.model import retry_headers as names
+from app.dispatch.model.retry_headers import MERGES
+from app.kafka.client.cluster import EARLIEST, LATEST
+from app.kafka.client.consumer_shutdown import stop_consumer
+from app.web.http.responses import ApiError, is_number
+
+MAX_SHOWN_BYTES = 4096
+MAX_SHOWN_HEADERS = 50
+READ_MS = 1_000  # without a record: there is none
+READ_S = 10.0  # all of it
+SEARCH_WINDOW = 2_000  # letters of a partition looked at before what was found is put in order
+SEARCH_S = 5.0
+FETCH_BYTES = 1024 * 1024  # a response; Kafka still sends a record that is larger, alone
+
+
+async def sizes(cluster: Any, workload: Workload) -> dict[str, Any]:
+    """Messages by partition, as the log has them: also those that were purged by query and still stand in it.
+
+    A DLQ that does not exist yet is empty.
+    """
+    topic = workload.dlq_topic()
+    count = await cluster.client.partitions(topic) or 0
+    wanted = [(topic, partition) for partition in range(count)]
+    begins = await cluster.client.offsets(wanted, EARLIEST)
+    ends = await cluster.client.offsets(wanted, LATEST)
+    parts = [
+        {"partition": p, "start": begins.get((topic, p)), "end": ends.get((topic, p))} for _, p in wanted
+    ]
+    known = [part for part in parts if part["start"] is not None and part["end"] is not None]
+    return {
+        "topic": topic,
+        "enabled": workload.spec.dlq.enabled,
+        "exists": count > 0,
+        "partitions": parts,
+        "messages": sum(part["end"] - part["start"] for part in known) if len(known) == len(parts) else None,
+    }
+
+
+async def newest(
+    cluster: Any, workload: Workload, limit: int, cursor: str, query: Query | None = None
+) -> dict[str, Any]:
+    """The newest messages before `cursor` ("partition:end,...") for which `query` holds, newest first, and
+    the next cursor. A search ends after `SEARCH_S`: its page may be short though there is a next one.
+
+    Raises:
+        ApiError: the cursor is none of ours.
+        KafkaError, TimeoutError: the cluster does not answer.
+    """
+    query = query or Query()
+    state = await sizes(cluster, workload)
+    choice = await choose(cluster.client, workload, query, [p["partition"] for p in state["partitions"]])
+    chosen = [p for p in state["partitions"] if not query.partition or p["partition"] in query.partition]
+    begins = {p["partition"]: p["start"] or 0 for p in chosen}
+    ends = {p["partition"]: p["end"] or 0 for p in chosen} | _read_cursor(cursor, begins)
+    window = limit if choice.everything else max(limit, SEARCH_WINDOW)
+    items: list[dict[str, Any]] = []
+    until_s = asyncio.get_running_loop().time() + SEARCH_S
+    while any(ends[p] > begins[p] for p in ends):
+        wanted = {p: (max(begins[p], ends[p] - window), ends[p]) for p in begins if ends[p] > begins[p]}
+        async with asyncio.timeout(READ_S):
+            found = await _read(cluster.client.spec.aiokafka_options(), state["topic"], wanted, choice)
+        starts = {p: start for p, (start, _) in wanted.items()}
+        shown, ends = newest_first(found, starts, ends, limit - len(items))
+        items += shown
+        if choice.everything or len(items) >= limit or asyncio.get_running_loop().time() > until_s:
+            break
+    more = any(ends[p] > begins[p] for p in ends)
+    following = ",".join(f"{p}:{end}" for p, end in sorted(ends.items())) if more else None
+    return {"topic": state["topic"], "items": items, "next": following}
+
+
+async def _read(
+    options: dict[str, Any], topic: str, wanted: dict[int, tuple[int, int]], choice: Choice
+) -> dict[int, list[dict[str, Any]]]:
+    """The records of each partition's [start, end), as they are shown: the rest of their bytes, of which a
+    dead letter may have millions, is let go at once."""
+    found: dict[int, list[dict[str, Any]]] = {}
+    consumer = AIOKafkaConsumer(
+        enable_auto_commit=False,
+        fetch_max_bytes=FETCH_BYTES,
+        max_partition_fetch_bytes=FETCH_BYTES,
+        **options,
+    )
+    await consumer.start()
+    try:
+        # One partition after the other: what is in memory at once is one response.
+        for number, (start, end) in wanted.items():
+            part = TopicPartition(topic, number)
+            consumer.assign([part])
+            consumer.seek(part, start)
+            at = start
+            while at < end:
+                batch = (await consumer.getmany(part, timeout_ms=READ_MS)).get(part)
+                if not batch:
+                    # No record: compacted, markers of transactions, or the broker is slow. Not to be told
+                    # as an empty queue: it is asked again until all time is up.
+                    at = await consumer.position(part)
+                    continue
+                found.setdefault(number, []).extend(
+                    _shown(record)
+                    for record in batch
+                    if record.offset < end and (choice.everything or choice.holds(read_letter(record)))
+                )
+                at = batch[-1].offset + 1
+    finally:
+        await stop_consumer(consumer)
+    return found
+
+
+def newest_first(
+    found: dict[int, list[dict[str, Any]]], starts: dict[int, int], ends: dict[int, int], limit: int
+) -> tuple[list[dict[str, Any]], dict[int, int]]:
+    """At most `limit` messages of all partitions, the newest first, and where the next page ends.
+
+    Args:
+        found: what was read of each partition, in order of offset.
+        starts, ends: the offsets [start, end) that were read; a partition without start was not read.
+
+    A partition's messages are shown from its end backwards whatever their timestamps, which do not always
+    grow with the offsets: a page then never leaves one out.
+    """
+    order = [
+        # The least timestamp from here to the partition's end: never greater further back.
+        (-least, message["partition"], -message["offset"], message)
+        for messages in found.values()
+        for least, message in zip(
+            accumulate((m["at_ms"] for m in reversed(messages)), min), reversed(messages), strict=True
+        )
+    ]
+    order.sort(key=lambda entry: entry[:3])
+    shown = [message for *_, message in order[:limit]]
+    following = dict(ends)
+    for partition, start in starts.items():
+        left = [m["offset"] for m in found.get(partition, [])]
+        taken = {m["offset"] for m in shown if m["partition"] == partition}
+        kept = [offset for offset in left if offset not in taken]
+        following[partition] = max(kept) + 1 if kept else start
+    return shown, following
+
+
+def _read_cursor(cursor: str, known: dict[int, int]) -> dict[int, int]:
+    found: dict[int, int] = {}
+    for part in cursor.split(",") if cursor else []:
+        partition, _, end = part.partition(":")
+        if not (is_number(partition) and is_number(end) and int(partition) in known):
+            raise ApiError(400, "Bad cursor", "take the cursor from `next` of the page before")
+        found[int(partition)] = int(end)
+    return found
+
+
+def _shown(record: Any) -> dict[str, Any]:
+    headers = dict(record.headers)
+
+    def text(name: str) -> str | None:
+        value = headers.get(name)
+        return None if value is None else value.decode("utf-8", "replace")
+
+    return {
+        "partition": record.partition,
+        "offset": record.offset,
+        "at_ms": record.timestamp,
+        "reason": text(names.REASON),
+        "code": text(names.CODE),
+        "attempt": text(names.ATTEMPT),
+        "merges": text(MERGES),
+        "origin": {
+            "topic": text(names.ORIGIN_TOPIC),
+            "partition": text(names.ORIGIN_PARTITION),
+            "offset": text(names.ORIGIN_OFFSET),
+            "timestamp_ms": text(names.ORIGIN_TIMESTAMP),
+        },
+        "key": readable(record.key),
+        "value": readable(record.value),
+        "headers": [
+            [name[:200], readable(value)]
+            for name, value in record.headers[:MAX_SHOWN_HEADERS]
+            if not name.startswith(names.PREFIX)
+        ],
+    }
+
+
+def readable(data: bytes | None) -> dict[str, Any] | None:
+    """{"text"} or {"base64"}, cut to `MAX_SHOWN_BYTES`, with the whole size."""
+    if data is None:
+        return None
+    piece = data[:MAX_SHOWN_BYTES]
+    try:
+        # The cut may fall into a character: what is missing of it then is no fault of the data.
+        shown, _ = codecs.utf_8_decode(piece, "strict", len(piece) == len(data))
+        return {"text": shown, "bytes": len(data)}
+    except UnicodeDecodeError:
+        return {"base64": base64.b64encode(piece).decode(), "bytes": len(data)}

@@ -1,0 +1,149 @@
+"""The REST side of workloads' definitions: read, defined, changed, deleted."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import TYPE_CHECKING
+
+import msgspec
+import structlog
+from aiohttp import web
+from aiokafka.errors import KafkaError
+
+from app.config.problems import InvalidConfiguration
+from app.controllog.events import WorkloadPut
+from app.definitions.api.requests import (
+    DRY_RUN,
+    MATCH,
+    YAML,
+    condition,
+    define,
+    defined,
+    delete,
+    flag,
+    put_answers,
+    read_definition,
+)
+from app.definitions.plan import plan
+from app.definitions.registry import parse_definition
+from app.definitions.schema_checks import schema_problem
+from app.dispatch.definition import Workload
+from app.kafka.client.cluster import ClusterUnreachable
+from app.kernel.clock import now_ms
+from app.web.http import schemas
+from app.web.http.responses import ApiError, json_response
+from app.web.http.route_docs import ACTOR, JSON, Answer, Param, described
+from app.worker.api import overview
+from app.worker.catalog import local
+
+if TYPE_CHECKING:
+    from app.web.console.api import Api
+
+log = structlog.get_logger(__name__)
+
+PUT = put_answers("workload")
+GROUP_S = 5.0  # a cluster that is away holds up no deployment for longer
+SHOWN = 5  # members of a group, in an error
+TAKE_OVER = Param(
+    "take_over", {"type": "boolean", "default": False}, "although other consumers are in the group"
+)
+
+
+class WorkloadRoutes:
+    """Handlers; `api` finds workloads and the runtime."""
+
+    def __init__(self, api: Api) -> None:
+        self._api = api
+
+    def routes(self) -> list[web.RouteDef]:
+        """Everything there is."""
+        workload = "/api/v1/workloads/{group}/{topic}"
+        return [
+            web.get(workload, self.get_workload),
+            web.put(workload, self.put_workload),
+            web.delete(workload, self.delete_workload),
+        ]
+
+    @described(answers={200: Answer({JSON: schemas.WorkloadDetail}, headers=("ETag",))}, problems=(404,))
+    async def get_workload(self, request: web.Request) -> web.Response:
+        """One workload: its definition, its partitions, and what holds it back, with the numbers."""
+        put = self._api.put_of(request)
+        live = self._api.runtime.members.live(time.monotonic())
+        returned = self._api.runtime.failover.keeper.has_just_returned()
+        view = self._api.runtime.control.view
+        jobs = overview.Jobs(view, live, now_ms(), self._api.region, returned=returned)
+        body = {
+            "definition": put.definition,
+            "status": jobs.workload(put),
+            "partitions": jobs.partitions(put.key),
+            "flow": msgspec.to_builtins(jobs.flow(put)),
+            "deployed": {"at_ms": put.at_ms, "by": put.actor},
+        }
+        return json_response(body, headers={"ETag": f'"{put.etag}"'})
+
+    @described(
+        answers=PUT, query=(*DRY_RUN, TAKE_OVER), headers=(*MATCH, *ACTOR), body=Workload,
+        kinds=(JSON, *YAML),
+        problems=(409, 412, 422),
+    )  # fmt: skip
+    async def put_workload(self, request: web.Request) -> web.Response:
+        """Defines or changes a workload; 201, or 200 when it was there. `?dry_run=true` only checks.
+
+        409 when somebody else is a member of the group of a new workload; `?take_over=true` deploys it still.
+        """
+        names, dry_run = self._api.runtime.clusters.specs.keys(), flag(request, "dry_run")
+        body = await read_definition(request)
+        layout = self._api.runtime.failover.failovers.layout
+        workload, warnings = parse_definition(
+            body.data, clusters=names, layout=layout, file=body.file, node=body.node
+        )
+        told = f"{request.match_info['group']}/{request.match_info['topic']}"
+        if workload.key != told:
+            raise ApiError(
+                422, "Wrong address", f"the definition is of {workload.key}, the address of {told}"
+            )
+        if (problem := await schema_problem(workload, self._api.runtime.schemas, body)) is not None:
+            raise InvalidConfiguration([problem])
+        current = self._api.runtime.control.view.workloads.get(workload.key)
+        expected = condition(request, current)
+        catalog = self._api.runtime.catalog
+        known = {key: w for key in self._api.runtime.control.view.workloads if (w := catalog.workload(key))}
+        here = local(workload, layout)
+        if not flag(request, "take_over"):
+            await self._check_group(here, catalog.workload(workload.key))
+        planned = plan(known, [here], clusters=names)
+        answer = await define(
+            self._api, request, WorkloadPut, workload, current, expected, planned, dry_run=dry_run
+        )
+        doubt = self._api.runtime.failover.keeper.doubt(workload)
+        return defined(answer, [*warnings, *([doubt] if doubt else [])], current)
+
+    async def _check_group(self, workload: Workload, before: Workload | None) -> None:
+        """Raises ApiError: other consumers are in the group of a workload that is new in its cluster.
+
+        Switchyard commits without a membership, so all members are of others. A cluster that does not answer
+        refuses nothing: the workload waits for it, and its jobs report members that they find then.
+        """
+        cluster, group = workload.metadata.cluster, workload.metadata.group
+        if before is not None and before.metadata.cluster == cluster:
+            return
+        try:
+            async with asyncio.timeout(GROUP_S):
+                members = await (await self._api.runtime.clusters.get(cluster)).committer.members(group)
+        except (ClusterUnreachable, KafkaError, TimeoutError, OSError) as error:
+            log.info("a group's members are not known", group=group, cluster=cluster, error=repr(error))
+            return
+        if members:
+            some = ", ".join(sorted(set(members))[:SHOWN]) + (", ..." if len(set(members)) > SHOWN else "")
+            raise ApiError(
+                409, "Group in use",
+                f"group {group} in cluster {cluster} has {len(members)} members that are not Switchyard's "
+                f"({some}); stop these consumers first, or deploy with --take-over (REST: ?take_over=true)",
+            )  # fmt: skip
+
+    @described(schemas.Deleted, headers=(*MATCH, *ACTOR), problems=(404, 412))
+    async def delete_workload(self, request: web.Request) -> web.Response:
+        """Deletes a workload; it stops once what is in flight has ended."""
+        put = self._api.put_of(request)
+        return await delete(self._api, request, put)

@@ -1,0 +1,368 @@
+"""The REST side of the DLQ tools: looking closer, counting, exporting, merging, purging.
+
+Changes look first (200, what would happen) and act only with `"execute": true` (202, an operation). What they
+act on are the bounds that the look told, so that nothing that came later is touched.
+"""
+
+from __future__ import annotations
+
+import functools
+import uuid
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import orjson
+import structlog
+from aiohttp import web
+
+from app.dispatch.api import schemas_dlq
+from app.dispatch.definition import Workload
+from app.dispatch.dlq.letter import described as letter_described
+from app.dispatch.dlq.merge import Merger
+from app.dispatch.dlq.operation_history import choose, merges_of
+from app.dispatch.dlq.operation_progress import Terms, check_operation
+from app.dispatch.dlq.purge import foresee_purge, purge, purge_chosen
+from app.dispatch.dlq.query import MAX_ITEMS, MAX_NUMBER, MAX_TEXT_CHARS, BadQuery, Query, parse_when
+from app.dispatch.dlq.reader import NoQueue, queue_ends, read_one
+from app.dispatch.dlq.rules import DEFAULT_RATE, Span, bounded
+from app.dispatch.dlq.survey import foresee, lines, stats
+from app.kernel.clock import now_ms
+from app.web.http import request_bodies, schemas
+from app.web.http.forwarding import HOP, ask_worker
+from app.web.http.forwarding import LOOK_S as HOP_LOOK_S
+from app.web.http.operations import STARTED, Operation, Operations
+from app.web.http.operator_requests import actor_of, check_fields, flag_of, read_body, when_of
+from app.web.http.responses import ApiError, is_number, json_response
+from app.web.http.route_docs import ACTOR, TEXT, Answer, Page, Param, described, repeated, whole
+
+if TYPE_CHECKING:
+    from app.kafka.client.cluster import ClusterClient
+    from app.web.console.api import Api
+
+log = structlog.get_logger(__name__)
+
+LOOK_S = 8.0  # figures take no longer; they say whether they are of everything
+WHEN = '"2h" (so long ago), an ISO 8601 time (UTC where it names no zone), or milliseconds'
+BOUNDED = {"type": "string", "maxLength": MAX_TEXT_CHARS}
+LETTERS = (  # as `query_of` reads them
+    Param("reason", BOUNDED, "text that the reason contains; between slashes an RE2 expression"),
+    Param(
+        "code", repeated({**TEXT, "pattern": "^[A-Za-z0-9_]{1,40}$"}, MAX_ITEMS), "one of these status names"
+    ),
+    Param("since", TEXT, f"moved here at that time or later: {WHEN}"),
+    Param("until", TEXT, f"moved here before that time: {WHEN}"),
+    Param("key", BOUNDED, "the whole key: text, or base64:..."),
+    Param("attempt_min", whole(0, MAX_NUMBER), "delivered at least so often"),
+    Param("partition", repeated(whole(0, MAX_NUMBER), MAX_ITEMS), "one of these"),
+)
+EXPORT = {
+    200: Answer({"application/x-ndjson": {"type": "string"}}, "a letter a line", ("X-Switchyard-Offsets",))
+}
+
+
+class DlqTools:
+    """Handlers; `api` finds workloads and clusters."""
+
+    def __init__(self, api: Api) -> None:
+        self.operations = Operations()
+        self._api = api
+
+    def routes(self) -> list[web.RouteDef]:
+        """Everything there is."""
+        path = "/api/v1/dlq/{group}/{topic}"
+        operation = "/api/v1/operations/{id}"
+        handlers = [
+            web.get(path + "/messages/{partition}/{offset}", told(self.get_letter)),
+            web.get(path + "/stats", told(self.get_stats)),
+            web.get(path + "/merges", told(self.get_merges)),
+            web.get(path + "/export", told(self.export), allow_head=False),
+            web.post(path + "/merge", told(self.merge)),
+            web.post(path + "/purge", told(self.purge)),
+        ]
+        return [
+            *handlers,
+            web.get(operation, self.get_operation),
+            web.delete(operation, self.cancel_operation),
+        ]
+
+    # -- looking ---------------------------------------------------------------------------------
+
+    @described(schemas_dlq.Letter, problems=(404, 502))
+    async def get_letter(self, request: web.Request) -> web.Response:
+        """One dead letter, decoded."""
+        workload, client = await self._queue(request)
+        partition, offset = request.match_info["partition"], request.match_info["offset"]
+        if not (is_number(partition) and is_number(offset)):
+            raise ApiError(400, "No offset", "write .../messages/{partition}/{offset} in numbers")
+        letter = await read_one(client, workload.dlq_topic(), int(partition), int(offset))
+        choice = await choose(client, workload, Query(), [int(partition)] if letter is not None else [])
+        if letter is None or not choice.holds(letter):
+            raise ApiError(
+                404, "No such letter", f"{workload.dlq_topic()}-{partition} has no message at {offset}"
+            )
+        return json_response(letter_described(letter))
+
+    @described(schemas_dlq.Stats, query=LETTERS, problems=(404, 502))
+    async def get_stats(self, request: web.Request) -> web.Response:
+        """Figures: by code, by hour, oldest and newest."""
+        workload, client = await self._queue(request)
+        return json_response(await stats(client, workload, query_of(request), LOOK_S))
+
+    @described(Page[schemas_dlq.Merge], problems=(404, 502))
+    async def get_merges(self, request: web.Request) -> web.Response:
+        """The merges and purges by query of this queue that are remembered, with what they did."""
+        workload, client = await self._queue(request)
+        found = await merges_of(client, workload, await queue_ends(client, workload.dlq_topic()))
+        return json_response({"items": [merge.to_json() for _, merge in sorted(found.items())], "next": None})
+
+    @described(answers=EXPORT, query=LETTERS, problems=(404, 502))
+    async def export(self, request: web.Request) -> web.StreamResponse:
+        """The letters as JSON lines, oldest first in each partition; one that breaks off is not whole."""
+        workload, client = await self._queue(request)
+        query = query_of(request)
+        topic = workload.dlq_topic()
+        spans = bounded(await queue_ends(client, topic), {}, query.partition)
+        choice = await choose(client, workload, query, spans)
+        offsets = sum(end - start for start, end in spans.values())
+        told_headers = {"Cache-Control": "no-store", "X-Switchyard-Offsets": str(offsets)}
+        answer = web.StreamResponse(headers={"Content-Type": "application/x-ndjson", **told_headers})
+        answer.enable_chunked_encoding()
+        await answer.prepare(request)
+        try:
+            async for piece in lines(client, topic, choice, spans):
+                if piece:
+                    await answer.write(piece)
+        except ConnectionResetError:
+            return answer  # nobody reads any more
+        except Exception as error:  # noqa: BLE001 - 200 has been said: what is left is to break off
+            log.warning("an export breaks off", topic=topic, error=repr(error))
+            if request.transport is not None:
+                request.transport.abort()
+            return answer
+        await answer.write_eof()
+        return answer
+
+    # -- changing --------------------------------------------------------------------------------
+
+    @described(
+        schemas_dlq.Foreseen,
+        answers=STARTED,
+        headers=ACTOR,
+        body=request_bodies.MergeBody,
+        problems=(404, 409, 502),
+    )
+    async def merge(self, request: web.Request) -> web.Response:
+        """Merges letters back to the workload; without `execute` only says what would be merged."""
+        workload, client = await self._queue(request)
+        body = await read_body(request, request_bodies.MergeBody)
+        again = flag_of(body, "again")
+        terms = Terms(
+            Query.from_json(body.get("query", {})),
+            _whole(body, "max_merges", workload.spec.dlq.max_merges),
+            again,
+        )
+        rate = body.get("rate", DEFAULT_RATE)
+        if isinstance(rate, bool) or not isinstance(rate, int | float):
+            raise BadQuery("rate: must be a number of letters a second")
+        wanted = _ranges(body)
+        resume = flag_of(body, "resume")
+        if not flag_of(body, "execute"):
+            return json_response(await foresee(client, workload, terms, wanted, LOOK_S))
+        operation = _operation(body, "merge")
+        spans = await self._spans(client, workload, terms, None if resume else wanted, operation)
+
+        async def work(tell: Any) -> dict[str, Any]:
+            merger = Merger(
+                client, workload, operation, rate=rate, report=lambda state: tell(state.to_json())
+            )
+            done = await merger.run(None if resume else terms, spans)
+            return done.to_json()
+
+        Merger(client, workload, operation, rate=rate)  # what is wrong with it is said now
+        return self._begin(request, operation, "merge", workload, work)
+
+    @described(
+        (schemas_dlq.ForeseenPurge, schemas_dlq.Foreseen),
+        answers=STARTED,
+        headers=ACTOR,
+        body=request_bodies.PurgeBody,
+        problems=(404, 409, 502),
+    )
+    async def purge(self, request: web.Request) -> web.Response:
+        """Deletes letters before a bound, or purges those of a `query`; without `execute` says how many."""
+        workload, client = await self._queue(request)
+        body = await read_body(request, request_bodies.PurgeBody)
+        ranges = _ranges(body)
+        resume = flag_of(body, "resume")
+        if resume or "query" in body:
+            return await self._purge_chosen(request, body, workload, client, None if resume else ranges)
+        if flag_of(body, "execute"):
+            if not ranges:
+                raise BadQuery("ranges: a purge needs the bounds that its dry run told")
+
+            async def work(_: Any) -> dict[str, Any]:
+                firsts = await purge(client, workload, ranges)
+                return {"partitions": {str(p): {"first": first} for p, first in firsts.items()}}
+
+            return self._begin(request, f"purge-{uuid.uuid4().hex[:12]}", "purge", workload, work)
+        partitions = body.get("partitions", [])
+        if not isinstance(partitions, list) or not all(type(p) is int for p in partitions):
+            raise BadQuery("partitions: must be a list of numbers")
+        return json_response(
+            await foresee_purge(
+                client, workload, partitions=partitions,
+                before_ms=None if body.get("before") is None else when_of(body, "before"),
+                before_offsets={p: end for p, (_, end) in ranges.items()},
+            )
+        )  # fmt: skip
+
+    async def _purge_chosen(
+        self, request: web.Request, body: Mapping[str, Any], workload: Workload, client: ClusterClient,
+        wanted: dict[int, Span] | None,
+    ) -> web.Response:  # fmt: skip
+        if "before" in body or "partitions" in body:
+            raise BadQuery("before, partitions: not with a query; write until_ms and partition in it")
+        terms = Terms(Query.from_json(body.get("query", {})), purge=True)
+        if not flag_of(body, "execute"):
+            return json_response(await foresee(client, workload, terms, wanted or {}, LOOK_S))
+        operation = _operation(body, "purge")
+        spans = await self._spans(client, workload, terms, wanted, operation)
+
+        async def work(tell: Any) -> dict[str, Any]:
+            asked = None if spans is None else terms
+            return await purge_chosen(
+                client, workload, operation, asked, spans, lambda state: tell(state.to_json())
+            )
+
+        return self._begin(request, operation, "purge", workload, work)
+
+    @staticmethod
+    async def _spans(
+        client: ClusterClient,
+        workload: Workload,
+        terms: Terms,
+        wanted: dict[int, Span] | None,
+        operation: str,
+    ) -> dict[int, Span] | None:
+        """The bounds to begin with; None to go on, when there is something to go on with."""
+        ends = await queue_ends(client, workload.dlq_topic())
+        known = (await merges_of(client, workload, ends)).get(operation)
+        if known is not None and known.terms.kind != terms.kind:
+            raise ApiError(409, "Another kind", f"{operation} is a {known.terms.kind}; ask for that one")
+        if wanted is not None:
+            return bounded(ends, wanted, terms.query.partition)
+        if known is None:
+            told_in = f"no {terms.kind} {operation} of {workload.key} is remembered; GET .../merges"
+            raise ApiError(404, f"No such {terms.kind}", told_in)
+        return None
+
+    def _begin(
+        self, request: web.Request, operation: str, kind: str, workload: Workload, work: Any
+    ) -> web.Response:
+        if self._api.runtime.draining:
+            raise ApiError(503, "Stopping", "this worker stops; ask another one")
+        if workload.key in self._api.runtime.control.view.moves:
+            raise ApiError(409, "Being moved", f"{workload.key} moves to another cluster; ask again then")
+        op = self.operations.start(operation, kind, workload.key, actor_of(request), work)
+        return json_response(op.to_json(), 202, {"Location": f"/api/v1/operations/{op.id}"})
+
+    # -- operations ------------------------------------------------------------------------------
+
+    @described(schemas.Operation, problems=(404,))
+    async def get_operation(self, request: web.Request) -> web.Response:
+        """How an operation stands, whichever worker runs it."""
+        op = self.operations.get(request.match_info["id"])
+        return json_response(op.to_json()) if op is not None else await self._elsewhere(request)
+
+    @described(schemas.Operation, problems=(404,))
+    async def cancel_operation(self, request: web.Request) -> web.Response:
+        """Cancels an operation; what it has done stays done."""
+        op: Operation | None = self.operations.get(request.match_info["id"])
+        if op is None:
+            return await self._elsewhere(request)
+        await self.operations.cancel(op)
+        return json_response(op.to_json())
+
+    async def _elsewhere(self, request: web.Request) -> web.Response:
+        silent, name, here = 0, request.match_info["id"][:80], self._api.runtime.worker
+        others = [] if request.headers.get(HOP) else sorted(self._api.beats().keys() - {here})
+        for worker in others:
+            try:
+                status, content = await ask_worker(self._api, request, worker, patience_s=HOP_LOOK_S)
+                if status == 200:
+                    return json_response(orjson.loads(content))
+            except (ApiError, orjson.JSONDecodeError):
+                silent += 1
+        away = f" ({silent} workers did not answer)" if silent else ""
+        raise ApiError(
+            404, "No such operation",
+            f"no worker knows of {name}{away}: it ended long ago, or with its worker. "
+            "A merge goes on when it is asked for again under its id, with resume",
+        )  # fmt: skip
+
+    async def _queue(self, request: web.Request) -> tuple[Workload, ClusterClient]:
+        workload = self._api.workload_of(request)
+        cluster = await self._api.cluster_of(workload)
+        client: ClusterClient = cluster.client
+        return workload, client
+
+
+def told(handler: Any) -> Any:
+    """`handler`, with the errors of this package as problems."""
+
+    @functools.wraps(handler)
+    async def around(request: web.Request) -> web.StreamResponse:
+        try:
+            answer: web.StreamResponse = await handler(request)
+        except BadQuery as error:
+            raise ApiError(400, "Bad query", str(error)) from error
+        except NoQueue as error:
+            raise ApiError(404, "No queue", str(error)) from error
+        return answer
+
+    return around
+
+
+def query_of(request: web.Request) -> Query:
+    """The query of a request's query string. Raises BadQuery."""
+    given, at_ms = request.query, now_ms()
+    numbers = [*given.getall("partition", []), *given.getall("attempt_min", [])]
+    if wrong := [text for text in numbers if not is_number(text)]:
+        raise BadQuery(f"{wrong[0][:40]!r} is no number")
+    since, until, attempt = given.get("since"), given.get("until"), given.get("attempt_min")
+    return Query(
+        reason=given.get("reason"),
+        code=tuple(given.getall("code", [])),
+        since_ms=None if since is None else parse_when(since, at_ms),
+        until_ms=None if until is None else parse_when(until, at_ms),
+        key=given.get("key"),
+        attempt_min=None if attempt is None else int(attempt),
+        partition=tuple(int(text) for text in given.getall("partition", [])),
+    )
+
+
+def _operation(body: Mapping[str, Any], kind: str) -> str:
+    name = body.get("operation", f"{kind}-{uuid.uuid4().hex[:12]}")
+    if not isinstance(name, str):
+        raise BadQuery("operation: must be text")
+    return check_operation(name)
+
+
+def _whole(body: Mapping[str, Any], name: str, default: int) -> int:
+    value = body.get(name, default)
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise BadQuery(f"{name}: must be a whole number")
+    return value
+
+
+def _ranges(body: Mapping[str, Any]) -> dict[int, Span]:
+    ranges = body.get("ranges", {})
+    found: dict[int, Span] = {}
+    for partition, span in ranges.items() if isinstance(ranges, dict) else [("", None)]:
+        told_span = span if isinstance(span, dict) else {"start": -1}
+        check_fields(told_span, request_bodies.Span, "ranges: ")
+        start, end = told_span.get("start", 0), told_span.get("end", 2**62)
+        if not is_number(partition) or not all(type(n) is int and 0 <= n < 2**63 for n in (start, end)):
+            raise BadQuery('ranges: write {"0": {"start": 100, "end": 200}}')
+        found[int(partition)] = (int(start), int(end))
+    return found

@@ -1,0 +1,82 @@
+"""The REST side of a cluster move: looks first (200, the plan), acts with `"execute": true` (202)."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from aiohttp import web
+from aiokafka.errors import KafkaError
+
+from app.dispatch.dlq.query import BadQuery
+from app.dispatch.move.mover import Mover
+from app.dispatch.move.planner import DEFAULT_MARGIN_MS, Wish
+from app.kafka.client.cluster import ClusterUnreachable
+from app.kernel.durations import parse_duration
+from app.placement.api import schemas
+from app.web.http import request_bodies
+from app.web.http.operations import STARTED
+from app.web.http.operator_requests import actor_of, flag_of, read_body
+from app.web.http.responses import ApiError, json_response
+from app.web.http.route_docs import ACTOR, described
+from app.worker.api.rest import acting
+
+if TYPE_CHECKING:
+    from app.web.console.api import Api
+
+LETTERS = {"copy": True, "leave": False}
+
+
+class MoveRoutes:
+    """Handlers; `api` finds workloads and the runtime."""
+
+    def __init__(self, api: Api) -> None:
+        self._api = api
+
+    def routes(self) -> list[web.RouteDef]:
+        """Everything there is."""
+        return [web.post("/api/v1/workloads/{group}/{topic}/move", acting(self.move))]
+
+    @described(
+        schemas.ForeseenMove,
+        answers=STARTED,
+        headers=ACTOR,
+        body=request_bodies.MoveBody,
+        problems=(404, 409, 502),
+    )
+    async def move(self, request: web.Request) -> web.Response:
+        """Moves a workload to another cluster that has its topic; without `execute` says what it would do."""
+        runtime = self._api.runtime
+        workload = self._api.workload_of(request)
+        body = await read_body(request, request_bodies.MoveBody)
+        mover = Mover(_wish(workload.key, body), runtime.control, runtime.clusters, runtime.members)
+        try:
+            foreseen = await mover.foresee()
+        except (ClusterUnreachable, KafkaError, OSError, TimeoutError) as error:
+            raise ApiError(502, "Cluster unreachable", str(error) or repr(error)) from error
+        if not flag_of(body, "execute"):
+            return json_response(foreseen | {"execute": False})
+        if runtime.draining:
+            raise ApiError(503, "Stopping", "this worker stops; ask another one")
+        name, actor = f"move-{uuid.uuid4().hex[:12]}", actor_of(request)
+
+        async def work(tell: Any) -> dict[str, Any]:
+            return await mover.run(name, actor, tell)
+
+        op = self._api.dlq_tools.operations.start(name, "move", workload.key, actor, work)
+        return json_response(op.to_json(), 202, {"Location": f"/api/v1/operations/{op.id}"})
+
+
+def _wish(key: str, body: Mapping[str, Any]) -> Wish:
+    """Raises BadQuery."""
+    to, letters = body.get("to"), body.get("dlq", "copy")
+    if not isinstance(to, str) or not to:
+        raise BadQuery('to: name the cluster, as in {"to": "west-aggregate"}')
+    if not isinstance(letters, str) or letters not in LETTERS:
+        raise BadQuery("dlq: must be copy or leave")
+    try:
+        margin_s = parse_duration(body.get("margin", DEFAULT_MARGIN_MS / 1000))
+    except ValueError as error:
+        raise BadQuery(f"margin: {error}") from error
+    return Wish(key, to, round(margin_s * 1000), LETTERS[letters])

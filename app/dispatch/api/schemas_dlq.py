@@ -1,0 +1,168 @@
+"""What the API answers about dead letters, as types; see `app.web.http.schemas`."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, NotRequired, TypedDict
+
+from msgspec import Meta
+
+from app.web.http.schemas import Spans
+
+
+class QueuePartition(TypedDict):
+    """Offsets [start, end)."""
+
+    partition: int
+    start: int | None
+    end: int | None
+
+
+class Queue(TypedDict):
+    """How much a dead letter queue holds."""
+
+    topic: str
+    enabled: bool
+    exists: bool
+    partitions: list[QueuePartition]
+    messages: int | None
+
+
+class Origin(TypedDict):
+    """Where the message first stood, as its headers tell it."""
+
+    topic: str | None
+    partition: str | None
+    offset: str | None
+    timestamp_ms: str | None
+
+
+Header = Annotated[list[Any], Meta(min_length=2, max_length=2)]  # its name and its value
+
+
+class Piece(TypedDict):
+    """Bytes, as text when they are UTF-8; cut, `bytes` is the whole size."""
+
+    bytes: int
+    text: NotRequired[str]
+    base64: NotRequired[str]
+
+
+class Found(TypedDict):
+    """A dead letter in a list."""
+
+    partition: int
+    offset: int
+    at_ms: int
+    reason: str | None
+    code: str | None
+    attempt: str | None
+    merges: str | None
+    origin: Origin
+    key: Piece | None
+    value: Piece | None
+    headers: list[Header]
+
+
+class FoundPage(TypedDict):
+    """Dead letters, the newest first. A search ends after some seconds: a page may be short, or empty, though
+    there is a `next`."""
+
+    topic: str
+    items: list[Found]
+    next: str | None
+
+
+# Bytes for reading: `shown` is text, lines of hexadecimal, or what was JSON.
+Preview = TypedDict(
+    "Preview", {"bytes": int, "cut": bool, "as": Literal["json", "text", "hex"], "shown": Any}
+)
+
+
+class Letter(TypedDict):
+    """A dead letter with all that it says of itself. `raw_batch`: no message, but a batch that could not be
+    decoded."""
+
+    partition: int
+    offset: int
+    timestamp_ms: int
+    moved_ms: int
+    code: str
+    reason: str
+    attempt: int
+    merges: int
+    raw_batch: bool
+    origin: Origin
+    key: Preview | None
+    value: Preview | None
+    headers: list[Header]
+    more_headers: int
+
+
+class Stats(TypedDict):
+    """Figures of the letters that were `looked_at`; `complete`: that is all of them. `hours` are
+    [begin in ms, letters]."""
+
+    topic: str
+    looked_at: int
+    of: int
+    complete: bool
+    letters: int
+    value_bytes: int
+    oldest_ms: int | None
+    newest_ms: int | None
+    merged_before: int
+    codes: dict[str, int]
+    hours: Spans
+
+
+class Bounds(TypedDict):
+    """Offsets [start, end)."""
+
+    start: int
+    end: int
+
+
+class Foreseen(TypedDict):
+    """What a merge, or a purge by query, would do; `partitions` are the `ranges` to begin it with."""
+
+    topic: str
+    looked_at: int
+    of: int
+    complete: bool
+    kind: Literal["merge", "purge"]
+    reasons: dict[str, int]
+    front: int | None
+    counts: dict[str, int]
+    partitions: dict[str, Bounds]
+    unfinished: list[str]
+
+
+class ForeseenPurge(TypedDict):
+    """What a purge would delete; `partitions` are the `ranges` to begin it with."""
+
+    topic: str
+    offsets: int
+    partitions: dict[str, Bounds]
+    unfinished: list[str]
+
+
+class Part(TypedDict):
+    """Offsets [start, end), looked at up to `next`."""
+
+    start: int
+    next: int
+    end: int
+
+
+class Merge(TypedDict):
+    """A merge, or a purge by query, that is remembered."""
+
+    operation: str
+    kind: Literal["merge", "purge"]
+    done: bool
+    looked_at: int
+    of: int
+    counts: dict[str, int]
+    query: dict[str, Any]
+    max_merges: int
+    partitions: dict[str, Part]

@@ -1,0 +1,285 @@
+"""`Workload`: a group's consumption of a topic, pushed to its receiver. The shape of its definition."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from annotated_types import Ge
+from pydantic import ConfigDict, Field, Strict
+
+from app.config.definition_base import Definition, added
+from app.config.fields import (
+    DAY_S,
+    MAX_LISTED,
+    Address,
+    Delay,
+    Header,
+    HeaderPattern,
+    Inflight,
+    Label,
+    MessageName,
+    Method,
+    Model,
+    Name,
+    Rate,
+)
+from app.config.quantities import Duration, Size, duration_within
+from app.dispatch.model.dead_letter_budget import BURST, PER_MINUTE, SHARE
+
+MAX_LAG_MESSAGES = 2**53  # what JSON counts exactly
+TIMEOUT_S = 10.0
+HEAD_OF_LINE_S = 300.0  # the default of `headOfLine.after`, and at least so many timeouts:
+HEAD_TIMEOUTS = 2
+MAX_LETTERS = 1_000_000  # that may be saved up; who wants more sets `share: 1`
+MAX_MERGES = 1000  # who merges more often has no use for the limit
+
+
+class Metadata(Model):
+    """Who and where: the identity of a workload is group and topic."""
+
+    group: Name
+    topic: Name
+    cluster: Name = Field(
+        description="The cluster that has the topic. With a `spec.mode`, any one region's: each region reads "
+        "its own cluster of the same tier, so that the same definition is deployed in all of them."
+    )
+    owner: str = Field("", max_length=200)
+
+
+class Target(Model):
+    """The receiver. The contract `auto`: stream when the receiver implements it, else unary, until it does.
+
+    With `stream`, messages wait for a receiver that refuses the stream; it is tried again every second.
+    """
+
+    address: Address
+    contract: Literal["unary", "stream", "auto"] = "unary"
+    method: Method | None = None
+    timeout: Annotated[Duration, duration_within(0.001, 3600)] = TIMEOUT_S
+
+
+class Flow(Model):
+    """How much at once. The rates, and a number of messages in flight, hold over all workers of a region
+    together; they are divided by need (`app.kernel.limit_shares`). Each worker finds `adaptive` for
+    itself."""
+
+    max_inflight: Inflight = "adaptive"
+    messages_per_second: Rate | None = None
+    bytes_per_second: Annotated[Size, Ge(1)] | None = None
+
+    @property
+    def is_limited(self) -> bool:
+        """Whether there is anything to divide."""
+        return self.max_inflight != "adaptive" or bool(self.messages_per_second or self.bytes_per_second)
+
+
+class TrackerSpec(Model):
+    """How many messages may wait between the commit and the newest fetched, a partition."""
+
+    capacity: Annotated[int, Strict()] = Field(default=10_000, ge=1, le=1_000_000)
+
+
+class HeadOfLine(Model):
+    """When a message that blocks its partition is stashed, and where; at most `perMinute` of the workload,
+    shared among workers as its jobs are (each may stash one at once, however small its share).
+
+    Without `after`: 5 minutes, or twice `target.timeout` where that is longer. Less than the timeout gives up
+    handlers that may still answer.
+    """
+
+    after: Annotated[Duration, duration_within(0.001, 30 * DAY_S)] | None = None
+    stash: Literal["dlq", "retry"] = "dlq"
+    per_minute: Rate = added(10.0, alias="perMinute")
+
+
+class RetryTier(Model):
+    """A retry topic: how long a message waits in it, and how often it is tried from it."""
+
+    delay: Delay
+    attempts: Annotated[int, Strict()] = Field(default=3, ge=1, le=1000)
+
+
+class Dlq(Model):
+    """The dead letter queue. A message that was merged from it `maxMerges` times is quarantined next time.
+
+    A receiver that fails every message must not flush its topic into it. So failed messages may be at most
+    `share` of those that finish (1: no limit). `perMinute` more may fail, shared among workers as jobs are.
+    Each worker allows 10 at once, and acknowledgements save up `burst`. Beyond that, failed messages wait and
+    are tried again, with their attempts unburnt. What the receiver stashes itself, or an operator, is free.
+    """
+
+    enabled: bool = True
+    max_merges: Annotated[int, Strict()] = added(3, alias="maxMerges", ge=0, le=MAX_MERGES)
+    share: Annotated[float, Strict()] = added(SHARE, ge=0, le=1)
+    per_minute: Rate = added(PER_MINUTE, alias="perMinute")
+    burst: Annotated[int, Strict()] = added(BURST, ge=1, le=MAX_LETTERS)
+
+
+class IsolationTarget(Model):
+    """A receiver for messages of an environment, of a zone, or of a zone of an environment.
+
+    Without an environment it is one of production: no other environment's messages ever reach it. `fallback`
+    names another zone of the same environment: its target gets the messages once this one has been away for
+    `fallbackAfter`, until it is back. Without one they wait.
+    """
+
+    model_config = ConfigDict(
+        json_schema_extra={"anyOf": [{"required": ["environment"]}, {"required": ["zone"]}]}
+    )
+
+    environment: Label | None = None
+    zone: Label | None = None
+    address: Address
+    fallback: Label | None = added(None)
+
+
+class Isolation(Model):
+    """Headers by which messages are routed apart, and the receivers beside the main target.
+
+    An unknown zone falls back to the target without one. An unknown environment does what `unmatched` says
+    and reaches the main target only with `default`. `production` are the values that mean the main target,
+    as does a message without the header. What waits for a target of production is held until it is there.
+    """
+
+    zone: Header | None = None
+    environment: Header | None = None
+    targets: tuple[IsolationTarget, ...] = added((), max_length=MAX_LISTED)
+    fallback_after: Annotated[Duration, duration_within(0, DAY_S)] = added(60.0, alias="fallbackAfter")
+    unmatched: Literal["dlq", "skip", "default"] = added("dlq")
+    production: tuple[Label, ...] = added(("production", "prod"), max_length=MAX_LISTED)
+
+
+class Protobuf(Model):
+    """The payload's type: a message of a file of descriptors, or of a folder that is a registry.
+
+    `descriptor` is relative to the folder `schemas` of each worker's switchyard.yaml, and lies below it.
+
+    Framing `confluent`: behind a magic byte, the schema's id and the message's indexes.
+
+    `deliver`: `bytes` is the message as Protobuf writes it, which generated code reads. It has no frame; the
+    frame's schema id goes into the metadata `switchyard-schema-id`. `record` is the record's value as it is,
+    with its frame. `json` is the message as JSON.
+    """
+
+    descriptor: str = Field(min_length=1, max_length=4096)
+    message: MessageName
+    framing: Literal["raw", "confluent"] = added("raw")
+    deliver: Literal["bytes", "record", "json"] = added("bytes")
+    invalid: Literal["dlq", "deliver"] = added("deliver")
+
+
+class Payload(Model):
+    """What the payload is."""
+
+    protobuf: Protobuf | None = None
+
+
+class CatchUp(Model):
+    """When to jump to the latest, and how fast the backlog is worked off beside it."""
+
+    lag: Annotated[int, Strict()] = Field(ge=1, le=MAX_LAG_MESSAGES)
+    rate: Rate
+
+
+class Headers(Model):
+    """Which record headers the receiver gets, over either contract.
+
+    It gets those that `allow` names (without it all), except those that `deny` names. An entry is a name, or
+    the beginning of names and a `*`; case does not count. A `traceparent` that does not pass does not go on.
+    Interceptors see all headers, and copies in retry topics and the DLQ keep them.
+    """
+
+    model_config = ConfigDict(json_schema_extra={"anyOf": [{"required": ["allow"]}, {"required": ["deny"]}]})
+
+    allow: tuple[HeaderPattern, ...] | None = Field(None, max_length=MAX_LISTED)
+    deny: tuple[HeaderPattern, ...] = added((), max_length=MAX_LISTED)
+
+
+class Placement(Model):
+    """Where its jobs run: on workers of this isolation group only (`worker.group` in switchyard.yaml)."""
+
+    group: Name
+
+
+class Hibernate(Model):
+    """A workload that was idle so long has no jobs until something waits for it again."""
+
+    after: Annotated[Duration, duration_within(60, 30 * DAY_S)]
+
+
+class Spec(Model):
+    """What is to happen with the messages.
+
+    `mode`: how a workload of several regions runs. `active-active`: in all of them; receivers are told which
+    region is primary. `active-passive`: in one region only, the active one. `primary` is the region that it
+    begins in (without it, the first of the Failover definition that shares the topic); editing it later moves
+    nothing: a failover does.
+    """
+
+    mode: Literal["active-active", "active-passive"] | None = None
+    primary: Name | None = None
+    target: Target
+    ordering: Literal["none", "key", "partition"] = "none"
+    flow: Flow = Flow()
+    tracker: TrackerSpec = TrackerSpec()
+    head_of_line: HeadOfLine | None = Field(None, alias="headOfLine")
+    retry: tuple[RetryTier, ...] = Field((), max_length=10)
+    dlq: Dlq = Dlq()
+    delay: Delay = 0.0
+    not_before: Literal["header", "ignore"] = added(
+        "header",
+        alias="notBefore",
+        description="`header`: the record header `not-before` delays its message by 30 days at most. It is "
+        "ISO-8601 with an offset, or a number since 1970: below 1e11 seconds, below 1e14 milliseconds, below "
+        "1e17 microseconds, else nanoseconds. `ignore`: the header is like any other.",
+    )
+    headers: Headers | None = None
+    isolation: Isolation | None = None
+    payload: Payload | None = None
+    catch_up: CatchUp | None = Field(None, alias="catchUp")
+    start: Literal["earliest", "latest"] = "earliest"
+    placement: Placement | None = None
+    hibernate: Hibernate | None = None
+
+
+class Workload(Definition):
+    """A group's consumption of a topic, pushed to its receiver."""
+
+    api_version: Literal["switchyard/v1"] = Field(alias="apiVersion")
+    kind: Literal["Workload"]
+    metadata: Metadata
+    spec: Spec
+
+    @property
+    def key(self) -> str:
+        """ "group/topic", the workload's name everywhere."""
+        return f"{self.metadata.group}/{self.metadata.topic}"
+
+    def retry_topics(self) -> tuple[str, ...]:
+        """The topics of the retry tiers, in order."""
+        stem = f"{self.metadata.topic}__{self.metadata.group}__retry_"
+        return tuple(f"{stem}{number + 1}" for number in range(len(self.spec.retry)))
+
+    def dlq_topic(self) -> str:
+        """The dead letter queue's topic."""
+        return f"{self.metadata.topic}__{self.metadata.group}__dlq"
+
+    def delayed_topic(self) -> str:
+        """The topic of messages that are due far ahead, a partition for each level
+        (`app.dispatch.model.delayed_delivery`)."""
+        return f"{self.metadata.topic}__{self.metadata.group}__delayed"
+
+    def merge_topic(self) -> str:
+        """The topic that letters merged from the DLQ go to: read like a retry tier without a delay."""
+        return f"{self.metadata.topic}__{self.metadata.group}__merge"
+
+    def head_of_line_after_s(self) -> float:
+        """How long a message may block its partition: never less by default than a call and its second."""
+        spec = self.spec
+        after_s = None if spec.head_of_line is None else spec.head_of_line.after
+        return max(HEAD_OF_LINE_S, HEAD_TIMEOUTS * spec.target.timeout) if after_s is None else after_s
+
+    def method(self) -> str:
+        """The gRPC method: its own, or that of uForwarder's consumers."""
+        own = self.spec.target.method
+        return own or f"/kafka.consumerproxy.{self.metadata.group}/{self.metadata.topic}"

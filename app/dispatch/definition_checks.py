@@ -1,0 +1,212 @@
+"""What no single field of a definition shows: what is not in force yet, and fields that do not go together.
+
+Works on raw data, so that it is told together with all else that is wrong. It is checked when a definition
+is deployed and not when it is read back: what runs goes on after an upgrade.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any
+
+from app.config.problems import MAX_SHOWN_CHARS, Document, Problem, suggest
+from app.config.syntax_tree import Path_
+from app.dispatch.definition import HEAD_TIMEOUTS, TIMEOUT_S
+from app.failover.topology import AGGREGATE, Layout
+from app.kernel.durations import parse_duration
+
+
+def problem_at(
+    document: Document, path: Path_, message: str, remedy: str, severity: str = "error"
+) -> Problem:
+    """A problem with the value at `path`."""
+    value = value_at(document.data, path)
+    shown = "" if value is None or isinstance(value, dict | list) else repr(value)[:MAX_SHOWN_CHARS]
+    field = ".".join(map(str, path))
+    return Problem(message, remedy, field, shown, document.file, *document.position(path), severity)
+
+
+def value_at(data: Any, path: Path_) -> Any:
+    """What stands at `path`; None when nothing does."""
+    for part in path:
+        if isinstance(data, list) and isinstance(part, int) and part < len(data):
+            data = data[part]
+        else:
+            data = data.get(part) if isinstance(data, Mapping) else None
+    return data
+
+
+def checks(
+    document: Document, clusters: Collection[str] | None, layout: Layout | None = None
+) -> Iterator[Problem]:
+    """All of it; `clusters` are the names there are, `layout` where they are, if known."""
+    cluster = value_at(document.data, ("metadata", "cluster"))
+    if clusters is not None and isinstance(cluster, str) and cluster not in clusters:
+        yield problem_at(
+            document, ("metadata", "cluster"), "no such cluster", suggest(cluster, list(clusters))
+        )
+    yield from _stashes(document)
+    yield from _patience(document)
+    yield from _isolation(document)
+    yield from _catch_up(document)
+    yield from _regions(document, layout)
+
+
+def _regions(document: Document, layout: Layout | None) -> Iterator[Problem]:
+    """Where a workload of several regions is active, and what it reads in each."""
+    mode, primary = value_at(document.data, ("spec", "mode")), value_at(document.data, ("spec", "primary"))
+    here: Path_ = ("spec", "primary")
+    if primary is not None and mode is None:
+        message = "has no meaning without a mode"
+        yield problem_at(
+            document, here, message, "add mode: active-active or active-passive, or leave it out"
+        )
+    if layout is None or mode is None:
+        return
+    if isinstance(primary, str) and primary not in layout.names:
+        yield problem_at(document, here, "no such region", suggest(primary, layout.names))
+    cluster = value_at(document.data, ("metadata", "cluster"))
+    site = layout.sites.get(cluster) if isinstance(cluster, str) else None
+    if site is None:
+        return  # told
+    at: Path_ = ("metadata", "cluster")
+    try:
+        layout.local(str(cluster))
+    except LookupError as error:
+        message, _, remedy = str(error).rpartition("; ")
+        yield problem_at(document, at, f"with a mode, each region reads its own cluster: {message}", remedy)
+    else:
+        if site.tier != AGGREGATE:
+            yield problem_at(
+                document, at, f"is of tier {site.tier}: each region has other messages there",
+                "name an aggregate cluster, unless that is meant", "warning",
+            )  # fmt: skip
+
+
+def _stashes(document: Document) -> Iterator[Problem]:
+    """Where messages are to be put away, there must be a place."""
+    data = document.data
+    stash: Path_ = ("spec", "headOfLine", "stash")
+    to_retry = value_at(data, stash) == "retry"
+    if to_retry and not value_at(data, ("spec", "retry")):
+        yield problem_at(document, stash, "there is no retry tier", "add one to spec.retry, or write dlq")
+    if value_at(data, ("spec", "dlq", "enabled")) is not False:
+        return
+    isolation: Path_ = ("spec", "isolation")
+    by_environment = value_at(data, (*isolation, "environment")) is not None
+    invalid: Path_ = ("spec", "payload", "protobuf", "invalid")
+    for path, used, instead in (
+        (stash, value_at(data, stash[:-1]) is not None and not to_retry, "retry"),
+        ((*isolation, "unmatched"), by_environment and _to_dlq(data, isolation), "skip"),
+        (invalid, value_at(data, invalid) == "dlq", "deliver"),
+    ):
+        if used:
+            yield problem_at(
+                document, path, "the DLQ it goes to is not enabled", f"enable spec.dlq, or write {instead}"
+            )
+
+
+def _to_dlq(data: Any, isolation: Path_) -> bool:
+    return value_at(data, (*isolation, "unmatched")) in (None, "dlq")
+
+
+def _patience(document: Document) -> Iterator[Problem]:
+    """What takes a message away before its call may have ended."""
+    here: Path_ = ("spec", "headOfLine", "after")
+    after_s = _seconds(value_at(document.data, here))
+    written = value_at(document.data, ("spec", "target", "timeout"))
+    timeout_s = TIMEOUT_S if written is None else _seconds(written)
+    if after_s is not None and timeout_s is not None and after_s < HEAD_TIMEOUTS * timeout_s:
+        yield problem_at(
+            document, here, f"is less than twice target.timeout ({timeout_s:g} s): a handler may be given up,"
+            " and its message dead-lettered, while it still works within its time",
+            f"leave it out, or write at least {HEAD_TIMEOUTS * timeout_s:g}s", "warning",
+        )  # fmt: skip
+
+
+def _seconds(value: object) -> float | None:
+    """A duration as it is written; None of what is none."""
+    try:
+        return None if value is None else parse_duration(value)
+    except ValueError:
+        return None
+
+
+def _isolation(document: Document) -> Iterator[Problem]:
+    """Targets that no message could reach, or that two would claim."""
+    here: Path_ = ("spec", "isolation")
+    isolation = value_at(document.data, here)
+    if not isinstance(isolation, Mapping):
+        return
+    headers = {name for name in ("zone", "environment") if isolation.get(name) is not None}
+    if not headers:
+        yield problem_at(document, here, "names no header", "add zone: or environment: and a header's name")
+    production = isolation.get("production", ["production", "prod"])
+    targets = isolation.get("targets")
+    seen: dict[tuple[str, str], int] = {}
+    for index, target in enumerate(targets if isinstance(targets, list) else ()):
+        if not isinstance(target, Mapping):
+            continue  # told
+        at: Path_ = (*here, "targets", index)
+        given = [name for name in ("environment", "zone") if target.get(name) is not None]
+        if not given:
+            yield problem_at(
+                document, at, "says neither environment nor zone", "add one, or both, as the header has it"
+            )
+        for name in given:
+            if headers and name not in headers:
+                yield problem_at(
+                    document, (*at, name), f"no header tells the {name}",
+                    f"add {name}: and the header's name to spec.isolation",
+                )  # fmt: skip
+        environment = target.get("environment")
+        if environment is not None and isinstance(production, list) and environment in production:
+            yield problem_at(
+                document, (*at, "environment"), "is production, which is the main target",
+                "leave environment out, or take it out of spec.isolation.production",
+            )  # fmt: skip
+        main = value_at(document.data, ("spec", "target", "address"))
+        if environment is not None and target.get("address") == main:
+            yield problem_at(
+                document, (*at, "address"), "is the main target's: production would get its messages",
+                "name the receiver of this environment",
+            )  # fmt: skip
+        if problem := _fallback(document, at, target, targets if isinstance(targets, list) else []):
+            yield problem
+        pair = (str(environment), str(target.get("zone")))
+        first = seen.setdefault(pair, index)
+        if given and first != index:
+            yield problem_at(
+                document, at, f"the same environment and zone as targets.{first}", "remove one of them"
+            )
+
+
+def _fallback(document: Document, at: Path_, target: Mapping[str, Any], targets: list[Any]) -> Problem | None:
+    """A zone's messages may go to another zone that has a target, and stay in their environment."""
+    wanted, environment = target.get("fallback"), target.get("environment")
+    if wanted is None:
+        return None
+    zones = [
+        str(other["zone"])
+        for other in targets
+        if isinstance(other, Mapping)
+        and other.get("environment") == environment
+        and other.get("zone") is not None
+    ]
+    here = (*at, "fallback")
+    if wanted == target.get("zone"):
+        return problem_at(document, here, "is the target's own zone", "name another zone, or leave it out")
+    if wanted not in zones:
+        words = "production" if environment is None else f"environment {environment!r:.60}"
+        return problem_at(
+            document, here, f"is no zone of {words} that has a target", suggest(str(wanted), zones)
+        )
+    return None
+
+
+def _catch_up(document: Document) -> Iterator[Problem]:
+    """The latest before the backlog is no order."""
+    ordering = value_at(document.data, ("spec", "ordering"))
+    if value_at(document.data, ("spec", "catchUp")) is not None and ordering in ("key", "partition"):
+        remedy = "leave it out, or write ordering: none"
+        yield problem_at(document, ("spec", "catchUp"), f"breaks the order by {ordering}", remedy)

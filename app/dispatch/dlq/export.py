@@ -1,0 +1,102 @@
+"""The file of an export: JSON lines, written whole or not at all, as they are or as Parquet.
+
+Nothing of a letter is lost: bytes that are no UTF-8 are base64 in JSON, and stay bytes in Parquet. The file
+appears under its name once everything is in it and on the disk.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import tempfile
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from app.dispatch.dlq.letter import unwhole
+
+FORMATS = ("jsonl", "parquet")
+GROUP_ROWS = 1_000
+GROUP_BYTES = 32 * 1024 * 1024  # what is in memory before it is written as a group of rows
+
+
+class NoParquet(RuntimeError):
+    """The package that writes Parquet is not installed."""
+
+
+def check_format(name: str) -> None:
+    """Raises NoParquet when that format cannot be written here."""
+    if name == "parquet":
+        _pyarrow()
+
+
+def write_file(path: Path, file_format: str, found: Iterable[bytes]) -> int:
+    """Writes the JSON lines `found` to `path`; returns how many letters. Atomic; a file there is replaced.
+
+    Raises:
+        NoParquet; OSError; whatever `found` raises, and then `path` is as it was.
+    """
+    check_format(file_format)
+    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    temporary = Path(name)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            count = _write_lines(file, found) if file_format == "jsonl" else _write_parquet(file, found)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)  # mkstemp made it its owner's alone: letters are production data
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    return count
+
+
+def _write_lines(file: Any, found: Iterable[bytes]) -> int:
+    count = 0
+    for line in found:
+        file.write(line)
+        count += 1
+    return count
+
+
+def _pyarrow() -> tuple[Any, Any]:
+    try:
+        return importlib.import_module("pyarrow"), importlib.import_module("pyarrow.parquet")
+    except ImportError as error:
+        raise NoParquet("Parquet needs pyarrow, which is not installed: pip install pyarrow") from error
+
+
+def _write_parquet(file: Any, found: Iterable[bytes]) -> int:
+    arrow, parquet = _pyarrow()
+    header = arrow.struct([("name", arrow.string()), ("value", arrow.binary())])
+    origin = arrow.struct(
+        [("topic", arrow.string()), ("partition", arrow.string()), ("offset", arrow.string()),
+         ("timestamp_ms", arrow.string())]
+    )  # fmt: skip
+    schema = arrow.schema(
+        [("partition", arrow.int32()), ("offset", arrow.int64()), ("timestamp_ms", arrow.int64()),
+         ("moved_ms", arrow.int64()), ("code", arrow.string()), ("reason", arrow.string()),
+         ("attempt", arrow.int64()), ("merges", arrow.int64()), ("raw_batch", arrow.bool_()),
+         ("origin", origin), ("key", arrow.binary()), ("value", arrow.binary()),
+         ("headers", arrow.list_(header))]
+    )  # fmt: skip
+    count, rows, held_bytes = 0, [], 0
+    with parquet.ParquetWriter(file, schema, compression="zstd") as writer:
+        for line in found:
+            rows.append(_row(orjson.loads(line)))
+            held_bytes += len(line)
+            if len(rows) >= GROUP_ROWS or held_bytes >= GROUP_BYTES:
+                writer.write_table(arrow.Table.from_pylist(rows, schema))
+                count, rows, held_bytes = count + len(rows), [], 0
+        writer.write_table(arrow.Table.from_pylist(rows, schema))
+    return count + len(rows)
+
+
+def _row(letter: dict[str, Any]) -> dict[str, Any]:
+    return letter | {
+        "key": unwhole(letter["key"]),
+        "value": unwhole(letter["value"]),
+        "headers": [{"name": name, "value": unwhole(value)} for name, value in letter["headers"]],
+    }

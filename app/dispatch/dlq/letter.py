@@ -1,0 +1,176 @@
+"""A dead letter as it is read: its record, and what its `switchyard-` headers tell of it.
+
+Headers are untrusted: what cannot be read counts as absent.
+"""
+
+from __future__ import annotations
+
+import base64
+import codecs
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import orjson
+
+from app.dispatch.model import retry_headers as names
+from app.dispatch.model.retry_headers import MERGES, Header
+from app.kafka.records.record import Record
+
+MAX_SHOWN_HEADERS = 200
+MAX_PREVIEW_BYTES = 64 * 1024
+HEX_LINE_BYTES = 16
+
+
+class PlacedRecord(Record, Protocol):
+    """What a Kafka consumer gives."""
+
+    @property
+    def partition(self) -> int: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Letter:
+    """One dead letter. `moved_ms` is when it was moved here; `raw` says it is no message but the bytes of a
+    batch that could not be decoded."""
+
+    partition: int
+    offset: int
+    timestamp_ms: int
+    moved_ms: int
+    key: bytes | None
+    value: bytes | None
+    headers: tuple[Header, ...]
+    reason: str
+    code: str
+    attempt: int
+    merges: int
+    raw: bool
+
+    def told(self, name: str) -> str | None:
+        """The last header `name` as text."""
+        for found, value in reversed(self.headers):
+            if found == name and value is not None:
+                return value.decode("utf-8", "replace")
+        return None
+
+
+def read_letter(record: PlacedRecord) -> Letter:
+    """`record` with what its headers tell."""
+    headers = tuple(record.headers)
+    told = {name: value for name, value in headers if name.startswith(names.PREFIX) and value is not None}
+    return Letter(
+        partition=record.partition,
+        offset=record.offset,
+        timestamp_ms=record.timestamp,
+        moved_ms=_number(told.get(names.MOVED_AT), record.timestamp),
+        key=record.key,
+        value=record.value,
+        headers=headers,
+        reason=told.get(names.REASON, b"").decode("utf-8", "replace"),
+        code=told.get(names.CODE, b"").decode("utf-8", "replace"),
+        attempt=_number(told.get(names.ATTEMPT), 0),
+        merges=_number(told.get(MERGES), 0),
+        raw=names.RAW_BATCH in told,
+    )
+
+
+def _number(value: bytes | None, default: int) -> int:
+    if not value or len(value) > 18 or not value.isdigit():
+        return default
+    return int(value)
+
+
+def whole(data: bytes | None) -> dict[str, str] | None:
+    """All of `data`, as {"text"} where it is UTF-8, else as {"base64"}; None for null. See `unwhole`."""
+    if data is None:
+        return None
+    try:
+        return {"text": data.decode("utf-8")}
+    except UnicodeDecodeError:
+        return {"base64": base64.b64encode(data).decode()}
+
+
+def unwhole(shown: dict[str, str] | None) -> bytes | None:
+    """The bytes of which `whole` made `shown`."""
+    if shown is None:
+        return None
+    return shown["text"].encode() if "text" in shown else base64.b64decode(shown["base64"])
+
+
+def exported(letter: Letter) -> dict[str, Any]:
+    """A letter as one line of an export: nothing of it is left out."""
+    return {
+        "partition": letter.partition,
+        "offset": letter.offset,
+        "timestamp_ms": letter.timestamp_ms,
+        "moved_ms": letter.moved_ms,
+        "code": letter.code,
+        "reason": letter.reason,
+        "attempt": letter.attempt,
+        "merges": letter.merges,
+        "raw_batch": letter.raw,
+        "origin": origin(letter),
+        "key": whole(letter.key),
+        "value": whole(letter.value),
+        "headers": [[name, whole(value)] for name, value in letter.headers],
+    }
+
+
+def origin(letter: Letter) -> dict[str, str | None]:
+    """Where the message first stood, as its headers tell it."""
+    return {
+        "topic": letter.told(names.ORIGIN_TOPIC),
+        "partition": letter.told(names.ORIGIN_PARTITION),
+        "offset": letter.told(names.ORIGIN_OFFSET),
+        "timestamp_ms": letter.told(names.ORIGIN_TIMESTAMP),
+    }
+
+
+def described(letter: Letter) -> dict[str, Any]:
+    """A letter for a person: every header, key and value as text, JSON or hex, bounded."""
+    return {
+        **{k: v for k, v in exported(_without_bytes(letter)).items() if k not in {"key", "value", "headers"}},
+        "key": preview(letter.key),
+        "value": preview(letter.value),
+        "headers": [[name[:200], preview(value, 4096)] for name, value in letter.headers[:MAX_SHOWN_HEADERS]],
+        "more_headers": max(0, len(letter.headers) - MAX_SHOWN_HEADERS),
+    }
+
+
+def _without_bytes(letter: Letter) -> Letter:
+    from dataclasses import replace
+
+    return replace(letter, key=None, value=None)
+
+
+def preview(data: bytes | None, most_bytes: int = MAX_PREVIEW_BYTES) -> dict[str, Any] | None:
+    """`data` for reading: {"bytes", "as": "json"|"text"|"hex", "shown", "cut"}; None for null."""
+    if data is None:
+        return None
+    piece = data[:most_bytes]
+    cut = len(piece) < len(data)
+    told: dict[str, Any] = {"bytes": len(data), "cut": cut}
+    try:
+        text, _ = codecs.utf_8_decode(piece, "strict", not cut)
+    except UnicodeDecodeError:
+        return told | {
+            "as": "hex",
+            "shown": hex_lines(piece[: most_bytes // 4]),
+            "cut": len(data) > most_bytes // 4,
+        }
+    if not cut and text[:1] in {"{", "["}:
+        try:
+            return told | {"as": "json", "shown": orjson.loads(text)}
+        except orjson.JSONDecodeError:
+            pass
+    return told | {"as": "text", "shown": text}
+
+
+def hex_lines(data: bytes) -> str:
+    """Lines of offset, hexadecimal and what of it is printable ASCII."""
+    lines = []
+    for start in range(0, len(data), HEX_LINE_BYTES):
+        piece = data[start : start + HEX_LINE_BYTES]
+        plain = "".join(chr(byte) if 32 <= byte < 127 else "." for byte in piece)
+        lines.append(f"{start:08x}  {piece.hex(' '):<{3 * HEX_LINE_BYTES}} {plain}")
+    return "\n".join(lines)

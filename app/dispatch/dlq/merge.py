@@ -1,0 +1,280 @@
+"""Merges a DLQ back to its workload: copies into the workload's merge topic, exactly once.
+
+    chunk of letters -> judge each -> [ copies + next offset with counts ] in one Kafka transaction
+
+Rules
+1. What is merged is fixed at the start: letters that arrive later are left for a later merge.
+2. Copies and the progress that counts them are one transaction, acknowledged by all in-sync replicas. A
+   merge that is killed goes on from its last transaction; of an open one nobody ever sees a copy, since
+   the data plane reads committed records only.
+3. One merge a queue: the transactional id is the queue's, so that a merge which begins ends (fences) one
+   that is still at work, and then reads what that one has done.
+4. After any trouble the state is read back from Kafka: what is in memory may not have happened.
+5. A letter whose copy the broker refuses for its size is left and counted; the others go on.
+6. A purge by query (`purge`) is a merge that copies nothing; it counts what it takes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping
+from contextlib import AbstractAsyncContextManager
+from dataclasses import replace
+
+import structlog
+from aiokafka import AIOKafkaProducer, TopicPartition
+from aiokafka.errors import KafkaError, MessageSizeTooLargeError, ProducerFenced, RecordListTooLargeError
+from aiokafka.structs import OffsetAndMetadata
+
+from app.dispatch.definition import Workload
+from app.dispatch.dlq.letter import Letter
+from app.dispatch.dlq.operation_history import merges_of
+from app.dispatch.dlq.operation_progress import (
+    EXPIRED,
+    REFUSED,
+    Merge,
+    Part,
+    Terms,
+    check_operation,
+    pack,
+    stem,
+)
+from app.dispatch.dlq.query import BadQuery
+from app.dispatch.dlq.reader import CHUNK_LETTERS, QueueReader, queue_ends, reading
+from app.dispatch.dlq.rules import DEFAULT_RATE, Past, Span, Verdict, copy_headers
+from app.kafka.append.transactions import one_transaction, transactional
+from app.kafka.client.cluster import ClusterClient, ClusterUnreachable
+from app.kafka.client.topics import TopicSpec, ensure_topics
+
+log = structlog.get_logger(__name__)
+
+MAX_RATE = 1_000_000.0
+MAX_COPY_BYTES = 32 * 1024 * 1024  # above what a DLQ takes: a copy's headers may be longer
+RETENTION_MS = 7 * 24 * 3_600_000
+SENT_AT_ONCE = 50  # before the loop, which pushes messages too, gets its turn
+QUIET_CHUNKS = 20  # chunks without a copy before their progress is committed
+MAX_FAILURES = 6  # in a row, without a transaction between
+BACKOFF_S = 0.5
+TOO_LARGE = (MessageSizeTooLargeError, RecordListTooLargeError)
+_NULL = bytearray()  # this very object stands for no value: aiokafka refuses records without key and value
+
+Report = Callable[[Merge], None]
+
+
+class Superseded(RuntimeError):
+    """Another merge of the same queue began; this one has stopped."""
+
+
+class UnknownOperation(LookupError):
+    """Nothing is remembered of the operation that is to go on."""
+
+
+class Merger:
+    """One operation on one queue. `state` is None until it is known."""
+
+    def __init__(
+        self,
+        client: ClusterClient,
+        workload: Workload,
+        operation: str,
+        *,
+        rate: float = DEFAULT_RATE,
+        report: Report | None = None,
+    ) -> None:
+        if not 0 < rate <= MAX_RATE:
+            raise BadQuery(f"rate: must be above 0 and at most {MAX_RATE:.0f} a second")
+        self.operation = check_operation(operation)
+        self.state: Merge | None = None
+        self._client = client
+        self._workload = workload
+        self._rate = rate
+        self._report = report
+        self._group = f"{stem(workload)}.{operation}"
+        self._queue = workload.dlq_topic()
+        self._topic = workload.merge_topic()
+        self._partitions = 1
+        self._others: frozenset[str] | None = None
+        self._careful: dict[int, int] = {}  # partition -> up to here one letter a transaction
+        self._refused: set[tuple[int, int]] = set()
+
+    async def run(self, terms: Terms | None = None, spans: Mapping[int, Span] | None = None) -> Merge:
+        """Begins with `terms` over `spans`, or goes on with what is remembered of this operation.
+
+        An operation that is remembered goes on under its own terms and bounds, whatever is given here.
+
+        Raises:
+            NoQueue; UnknownOperation: nothing is remembered and nothing given; Superseded
+            ClusterUnreachable, KafkaError, TimeoutError: tried again in vain; it can go on later.
+        """
+        failures = 0
+        while True:
+            before = self._done_so_far()
+            try:
+                await self._attempt(terms, spans)
+            except ProducerFenced as error:
+                raise self._superseded() from error
+            except (KafkaError, ClusterUnreachable, OSError, TimeoutError) as error:
+                failures = 1 if self._done_so_far() > before else failures + 1
+                if failures > MAX_FAILURES:
+                    raise
+                log.warning("a merge is tried again", operation=self.operation, error=repr(error))
+                await asyncio.sleep(BACKOFF_S * failures)
+            else:
+                assert self.state is not None
+                return self.state
+
+    def _done_so_far(self) -> int:
+        parts = self.state.parts.values() if self.state else ()
+        return len(self._refused) + len(self._careful) + sum(part.next_offset for part in parts)
+
+    def _superseded(self) -> Superseded:
+        return Superseded(
+            f"another merge or purge of {self._workload.key} began and ended this one; what it did counts. "
+            f"Go on with operation {self.operation} when the other has ended"
+        )
+
+    async def _prepare_topic(self, count: int) -> None:
+        config = {"retention.ms": str(RETENTION_MS), "max.message.bytes": str(MAX_COPY_BYTES)}
+        await ensure_topics(self._client, [TopicSpec(self._topic, count, config=config)])
+        self._partitions = await self._client.partitions(self._topic) or 1
+
+    # -- one attempt -----------------------------------------------------------------------------
+
+    async def _attempt(self, terms: Terms | None, spans: Mapping[int, Span] | None) -> None:
+        async with _transactional(self._client, stem(self._workload)) as producer:
+            # The producer has started: whoever was at work before is fenced, and all it did is decided.
+            ends = await queue_ends(self._client, self._queue)
+            known = await merges_of(self._client, self._workload, ends)
+            others = frozenset(known) - {self.operation}
+            if self._others is not None and others - self._others:
+                raise self._superseded()
+            self._others = others
+            self.state = known.get(self.operation)
+            if self.state is None:
+                if terms is None or spans is None:
+                    raise UnknownOperation(
+                        f"nothing is remembered of operation {self.operation} on {self._workload.key}"
+                    )
+                self.state = await self._begin(producer, terms, spans)
+            self._tell(self.state)
+            if not self.state.terms.purge:
+                await self._prepare_topic(len(ends))
+            past = self.state.terms.heeded(known[name] for name in sorted(others))
+            async with reading(self._client, self._queue) as reader:
+                for partition in sorted(self.state.parts):
+                    first = ends.get(partition, (0, 0))[0]
+                    await self._partition(producer, reader, partition, first, past)
+
+    async def _begin(self, producer: AIOKafkaProducer, terms: Terms, spans: Mapping[int, Span]) -> Merge:
+        parts = {partition: Part(start, end, start) for partition, (start, end) in spans.items()}
+        begun = Merge(self.operation, terms, parts)
+        if parts:
+            async with one_transaction(producer):
+                commits = {
+                    TopicPartition(self._queue, number): OffsetAndMetadata(part.start, pack(terms, part))
+                    for number, part in parts.items()
+                }
+                await producer.send_offsets_to_transaction(commits, self._group)
+        return begun
+
+    async def _partition(
+        self,
+        producer: AIOKafkaProducer,
+        reader: QueueReader,
+        partition: int,
+        first: int,
+        past: list[Past],
+    ) -> None:
+        assert self.state is not None
+        part = self.state.parts[partition]
+        gone = min(first, part.end) - part.next_offset
+        if gone > 0:
+            part = replace(part.plus(EXPIRED, gone), next_offset=part.next_offset + gone)
+            await self._transaction(producer, partition, part, [])
+        careful = min(self._careful.get(partition, 0), part.end)
+        most = max(1, min(CHUNK_LETTERS, int(self._rate)))
+        steps = [(part.next_offset, careful, 1), (max(part.next_offset, careful), part.end, most)]
+        quiet = 0
+        for start, end, at_once in steps:
+            if start >= end:
+                continue
+            async for letters, next_offset in reader.chunks(partition, (start, end), at_once):
+                began_s = time.monotonic()
+                verdicts = [self._judge(letter, past) for letter in letters]
+                part = part.after(next_offset, verdicts)
+                copies = [
+                    letter
+                    for letter, verdict in zip(letters, verdicts, strict=True)
+                    if verdict == Verdict.MERGE
+                ]
+                quiet = 0 if copies or part.done or quiet >= QUIET_CHUNKS else quiet + 1
+                if not quiet:
+                    await self._transaction(producer, partition, part, copies)
+                await asyncio.sleep(max(0.0, len(copies) / self._rate - (time.monotonic() - began_s)))
+
+    def _judge(self, letter: Letter, past: list[Past]) -> str:
+        assert self.state is not None
+        if (letter.partition, letter.offset) in self._refused:
+            return REFUSED
+        return self.state.terms.judge(letter, past)
+
+    async def _transaction(
+        self, producer: AIOKafkaProducer, partition: int, part: Part, copies: list[Letter]
+    ) -> None:
+        """Rule 2."""
+        assert self.state is not None
+        now_ms = time.time_ns() // 1_000_000
+        progress = OffsetAndMetadata(part.next_offset, pack(self.state.terms, part))
+        try:
+            async with one_transaction(producer):
+                sent = []
+                for number, letter in enumerate(copies, 1):
+                    sent.append(
+                        await producer.send(
+                            self._topic,
+                            _NULL if letter.value is None else letter.value,
+                            key=letter.key,
+                            headers=copy_headers(letter, now_ms),
+                            partition=letter.partition % self._partitions,
+                        )
+                    )
+                    if number % SENT_AT_ONCE == 0:
+                        await asyncio.sleep(0)
+                await asyncio.gather(*sent)
+                await producer.send_offsets_to_transaction(
+                    {TopicPartition(self._queue, partition): progress}, self._group
+                )
+        except TOO_LARGE:
+            if len(copies) == 1:
+                self._refused.add((copies[0].partition, copies[0].offset))
+            else:
+                self._careful[partition] = part.next_offset
+            raise  # the producer cannot be used on (its sequence has a hole): all begins with a new one
+        self.state = replace(self.state, parts={**self.state.parts, partition: part})
+        self._tell(self.state)
+
+    def _tell(self, state: Merge) -> None:
+        if self._report is not None:
+            self._report(state)
+
+
+async def end_merges(client: ClusterClient, workload: Workload) -> None:
+    """Ends a merge or purge that is at work on the workload's queue (rule 3); what it has done counts.
+
+    Raises:
+        KafkaError, TimeoutError: that is not certain.
+    """
+    async with _transactional(client, stem(workload)):
+        pass
+
+
+def _transactional(
+    client: ClusterClient, transactional_id: str
+) -> AbstractAsyncContextManager[AIOKafkaProducer]:
+    return transactional(
+        client,
+        transactional_id,
+        max_request_bytes=MAX_COPY_BYTES,
+        value_serializer=lambda value: None if value is _NULL else value,
+    )

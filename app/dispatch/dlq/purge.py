@@ -1,0 +1,135 @@
+"""Purges a DLQ: what lies before a bound, or what a query chooses.
+
+bound    Kafka deletes the front of each partition up to it, for ever.
+query    is remembered as a merge is (`operation_progress`): its letters are gone for every tool and every
+later merge.
+         Then the front of each partition, where nothing is left but what was purged or merged, is deleted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from aiokafka.admin import AIOKafkaAdminClient
+from aiokafka.admin.records_to_delete import RecordsToDelete
+from aiokafka.structs import TopicPartition
+
+from app.dispatch.definition import Workload
+from app.dispatch.dlq.merge import Merger, Report
+from app.dispatch.dlq.operation_history import forget, keep, merges_of
+from app.dispatch.dlq.operation_progress import Merge, Terms
+from app.dispatch.dlq.query import BadQuery
+from app.dispatch.dlq.reader import queue_ends, reading
+from app.dispatch.dlq.rules import Span, bounded
+from app.kafka.client.cluster import ClusterClient, ClusterUnreachable
+
+
+async def foresee_purge(
+    client: ClusterClient,
+    workload: Workload,
+    *,
+    before_ms: int | None = None,
+    before_offsets: Mapping[int, int] | None = None,
+    partitions: Collection[int] = (),
+) -> dict[str, Any]:
+    """What a purge would delete: [start, end) of every partition, to be given to `purge`.
+
+    Without bounds: everything that is there now. With `before_ms`: what lies before the first letter that
+    was appended at or after it. With both: what is before both.
+
+    Raises:
+        NoQueue, BadQuery, ClusterUnreachable
+    """
+    topic = workload.dlq_topic()
+    ends = await queue_ends(client, topic)
+    wanted = {p: (0, before) for p, before in (before_offsets or {}).items()}
+    spans = bounded(ends, wanted, partitions)
+    if before_ms is not None:
+        at = await client.offsets([(topic, p) for p in spans], before_ms)
+        if len(at) < len(spans):
+            raise ClusterUnreachable(f"not every leader of {topic} answers; ask again in a moment")
+        limits = {p: at[topic, p] for p in spans if at[topic, p] >= 0}  # -1: all of it is older
+        spans = {p: (s, min(e, limits.get(p, e))) for p, (s, e) in spans.items()}
+        spans = {p: (s, e) for p, (s, e) in spans.items() if s < e}
+    known = await merges_of(client, workload, ends)
+    return {
+        "topic": topic,
+        "offsets": sum(end - start for start, end in spans.values()),
+        "partitions": {str(n): {"start": start, "end": end} for n, (start, end) in sorted(spans.items())},
+        "unfinished": sorted(name for name, merge in known.items() if not merge.done),
+    }
+
+
+async def purge(client: ClusterClient, workload: Workload, spans: Mapping[int, Span]) -> dict[int, int]:
+    """Deletes what lies before the ends of `spans`; returns the partitions' first offsets afterwards.
+
+    A second time deletes nothing more.
+
+    Raises:
+        NoQueue, BadQuery, KafkaError: the broker refused (authorisation, policy).
+    """
+    topic = workload.dlq_topic()
+    ends = await queue_ends(client, topic)
+    for partition, (_, end) in spans.items():
+        if partition not in ends or end > ends[partition][1]:
+            raise BadQuery(f"partition {partition}: offset {end} is not there yet; look again what there is")
+    cut = {p: end for p, (_, end) in spans.items() if end > ends[p][0]}
+    if cut:
+        admin = AIOKafkaAdminClient(**client.spec.aiokafka_options())
+        await admin.start()
+        try:
+            await admin.delete_records(
+                {TopicPartition(topic, p): RecordsToDelete(before_offset=end) for p, end in cut.items()}
+            )
+        finally:
+            await admin.close()
+    return {p: max(ends[p][0], end) for p, (_, end) in spans.items()}
+
+
+async def purge_chosen(
+    client: ClusterClient,
+    workload: Workload,
+    operation: str,
+    terms: Terms | None = None,
+    spans: Mapping[int, Span] | None = None,
+    report: Report | None = None,
+) -> dict[str, Any]:
+    """Purges the letters of `spans` that `terms` choose, or goes on with `operation`; what it came to.
+
+    Killed at any point it can go on; one that never does is forgotten like a merge, and what it took is back.
+
+    Raises:
+        see `Merger.run`
+    """
+    assert terms is None or terms.purge
+    done = await Merger(client, workload, operation, report=report).run(terms, spans)
+    await keep(client, workload, done)
+    return done.to_json() | {"deleted": await _delete_front(client, workload, done)}
+
+
+async def _delete_front(client: ClusterClient, workload: Workload, done: Merge) -> int:
+    """Deletes what is first in the partitions of `done` and was purged or merged; how many offsets."""
+    topic = workload.dlq_topic()
+    ends = await queue_ends(client, topic)
+    known = await merges_of(client, workload, ends)
+    past = [merge.past(certain=True) for merge in known.values()]
+    front: dict[int, Span] = {}
+    async with reading(client, topic) as reader:
+        for partition in sorted(done.parts.keys() & ends.keys()):  # a queue made anew may have fewer
+            first, end = ends[partition]
+            until = first
+            async for letters, following in reader.chunks(partition, (first, end)):
+                left = next((o.offset for o in letters if not any(take.took(o) for take in past)), None)
+                until = following if left is None else left
+                if left is not None:
+                    break
+            front[partition] = (first, until)
+    firsts = {p: first for p, (first, _) in ends.items()} | await purge(client, workload, front)
+    spent = [
+        name
+        for name, merge in known.items()
+        if merge.terms.purge and all(part.end <= firsts.get(n, 0) for n, part in merge.parts.items())
+    ]
+    await forget(client, workload, set(spent) - {done.operation})
+    return sum(end - start for start, end in front.values())

@@ -1,0 +1,183 @@
+"""Which dead letters: every condition that is given must hold.
+
+    reason         text that the reason contains, whatever its case; between slashes a regular expression
+    code           one of these status names
+    since, until   when it was moved here: [since, until)
+    key            the whole key: text, or base64:... where it is none
+    attempt_min    delivered at least so often
+    partition      one of these
+
+Regular expressions are RE2's: their time grows with the text and not with the pattern, because they run on
+strangers' words inside a worker that must not stand still.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import cached_property
+from typing import Any
+
+import orjson
+import re2  # type: ignore[import-untyped]  # it has no types
+
+from app.dispatch.dlq.letter import Letter
+from app.kernel.durations import parse_duration
+
+MAX_TEXT_CHARS = 500
+MAX_QUERY_BYTES = 3000  # it is kept in a commit's metadata, which Kafka limits to 4096 bytes
+MAX_ITEMS = 32
+MAX_NUMBER = 10**15
+REGEX_MEMORY_BYTES = 1 << 20
+
+_CODE = re.compile(r"[A-Za-z0-9_]{1,40}")
+
+
+class BadQuery(ValueError):
+    """A condition that cannot be used, with its name and the remedy."""
+
+
+@dataclass(frozen=True)
+class Query:
+    """See the module. None and () mean: whatever it is."""
+
+    reason: str | None = None
+    code: tuple[str, ...] = ()
+    since_ms: int | None = None
+    until_ms: int | None = None
+    key: str | None = None
+    attempt_min: int | None = None
+    partition: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        for name in ("reason", "key"):
+            text = getattr(self, name)
+            if text is not None and (
+                not isinstance(text, str) or len(text.encode(errors="replace")) > MAX_TEXT_CHARS
+            ):
+                raise BadQuery(f"{name}: must be text of at most {MAX_TEXT_CHARS} bytes")
+        for name in ("code", "partition"):
+            if len(getattr(self, name)) > MAX_ITEMS:
+                raise BadQuery(f"{name}: at most {MAX_ITEMS} of them")
+        for code in self.code:
+            if not isinstance(code, str) or not _CODE.fullmatch(code):
+                raise BadQuery(f"code: {str(code)[:60]!r} is no status; write one such as INTERNAL")
+        for name in ("since_ms", "until_ms", "attempt_min"):
+            _check_number(name, getattr(self, name))
+        for partition in self.partition:
+            _check_number("partition", partition)
+        _ = self._reason, self._key  # whatever is wrong with them is said now
+        if len(orjson.dumps(self.to_json())) > MAX_QUERY_BYTES:
+            raise BadQuery(f"the query is longer than {MAX_QUERY_BYTES} bytes as JSON; ask for less at once")
+
+    @property
+    def everything(self) -> bool:
+        """Whether it holds for every letter."""
+        return self == Query()
+
+    def holds(self, letter: Letter) -> bool:
+        """Whether `letter` is one of them."""
+        return (
+            (not self.partition or letter.partition in self.partition)
+            and (not self.code or letter.code.upper() in self._codes)
+            and (self.since_ms is None or letter.moved_ms >= self.since_ms)
+            and (self.until_ms is None or letter.moved_ms < self.until_ms)
+            and (self.attempt_min is None or letter.attempt >= self.attempt_min)
+            and (self.key is None or letter.key == self._key)
+            and (self.reason is None or self._reason(letter.reason))
+        )
+
+    @cached_property
+    def _codes(self) -> frozenset[str]:
+        return frozenset(code.upper() for code in self.code)
+
+    @cached_property
+    def _key(self) -> bytes:
+        text = self.key or ""
+        if not text.startswith("base64:"):
+            return text.encode("utf-8", "surrogateescape")
+        try:
+            return base64.b64decode(text.removeprefix("base64:"), validate=True)
+        except (binascii.Error, ValueError) as error:
+            raise BadQuery(f"key: not base64: {error}; write base64:AAE= or plain text") from error
+
+    @cached_property
+    def _reason(self) -> Callable[[str], bool]:
+        text = self.reason or ""
+        if not (len(text) > 1 and text.startswith("/") and text.endswith("/")):
+            wanted = text.casefold()
+            return lambda reason: wanted in reason.casefold()
+        options = re2.Options()
+        options.case_sensitive = False
+        options.log_errors = False
+        options.max_mem = REGEX_MEMORY_BYTES
+        try:
+            compiled = re2.compile(text[1:-1], options)
+        except re2.error as error:
+            told = error.args[0] if error.args else error
+            words = told.decode("utf-8", "replace") if isinstance(told, bytes) else str(told)
+            raise BadQuery(f"reason: no regular expression that RE2 knows: {words}") from error
+        return lambda reason: compiled.search(reason) is not None
+
+    def to_json(self) -> dict[str, Any]:
+        """The conditions that are given; `from_json` reads them back."""
+        told = {
+            "reason": self.reason,
+            "code": list(self.code),
+            "since_ms": self.since_ms,
+            "until_ms": self.until_ms,
+            "key": self.key,
+            "attempt_min": self.attempt_min,
+            "partition": list(self.partition),
+        }
+        return {name: value for name, value in told.items() if value not in (None, [])}
+
+    @classmethod
+    def from_json(cls, data: Any) -> Query:
+        """Raises BadQuery: also for a name that is no condition, which would else select too much."""
+        if not isinstance(data, Mapping):
+            raise BadQuery("the query must be an object of conditions")
+        known = {"reason", "code", "since_ms", "until_ms", "key", "attempt_min", "partition"}
+        if unknown := sorted(map(str, set(data) - known)):
+            raise BadQuery(f"{unknown[0][:60]}: no such condition; there are {', '.join(sorted(known))}")
+        values = dict(data)
+        for name in ("code", "partition"):
+            value = values.get(name, ())
+            if not isinstance(value, list | tuple):
+                raise BadQuery(f"{name}: must be a list")
+            values[name] = tuple(value)
+        return cls(**values)
+
+
+def _check_number(name: str, value: Any) -> None:
+    whole = isinstance(value, int) and not isinstance(value, bool)
+    if value is not None and not (whole and 0 <= value <= MAX_NUMBER):
+        raise BadQuery(f"{name}: must be a whole number from 0 on")
+
+
+def parse_when(text: str, now_ms: int) -> int:
+    """Milliseconds since the epoch of "2h" (so long ago), an ISO 8601 time (UTC where it names no zone) or
+    milliseconds themselves.
+
+    Raises:
+        BadQuery: it is none of them.
+    """
+    text = text.strip()
+    if text.isascii() and text.isdigit() and 11 <= len(text) <= 15:
+        return int(text)
+    try:
+        return max(0, now_ms - round(parse_duration(text) * 1000))
+    except ValueError:
+        pass
+    try:
+        at = datetime.fromisoformat(text)
+        at = at if at.tzinfo else at.replace(tzinfo=UTC)
+        return max(0, round(at.timestamp() * 1000))
+    except (ValueError, OverflowError) as error:
+        raise BadQuery(
+            f"{text[:60]!r} is no time; write 2h (ago), 2026-01-31T12:00 or milliseconds"
+        ) from error

@@ -1,0 +1,146 @@
+"""Reads a DLQ: its bounds, and the letters of a part of it, a chunk at a time."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+
+from aiokafka import AIOKafkaConsumer, TopicPartition
+from aiokafka.errors import OffsetOutOfRangeError
+
+from app.dispatch.dlq.letter import Letter, read_letter
+from app.dispatch.dlq.rules import Span
+from app.kafka.client.cluster import EARLIEST, LATEST, READ_COMMITTED, ClusterClient, ClusterUnreachable
+from app.kafka.client.consumer_shutdown import stop_consumer
+
+CHUNK_LETTERS = 500
+FETCH_BYTES = 1024 * 1024  # a response; a letter that is larger comes alone
+WAIT_MS = 500
+STALL_S = 30.0  # the broker gives nothing although there is something
+
+
+class NoQueue(LookupError):
+    """The dead letter queue does not exist (yet)."""
+
+
+async def queue_ends(client: ClusterClient, topic: str) -> dict[int, Span]:
+    """[first, end) of every partition as committed now; what arrives later is not in it.
+
+    Raises:
+        NoQueue; ClusterUnreachable: some leader does not answer.
+    """
+    count = await client.partitions(topic)
+    if not count:
+        raise NoQueue(f"there is no topic {topic}: nothing has been dead-lettered yet, or dlq is off")
+    wanted = [(topic, partition) for partition in range(count)]
+    begins = await client.offsets(wanted, EARLIEST)
+    ends = await client.offsets(wanted, LATEST, READ_COMMITTED)
+    for at in wanted:
+        if at not in begins or at not in ends:
+            raise ClusterUnreachable(f"no leader answers for {topic}-{at[1]}; ask again in a moment")
+    return {p: (begins[topic, p], max(begins[topic, p], ends[topic, p])) for _, p in wanted}
+
+
+class QueueReader:
+    """Reads letters of one topic; see `reading`."""
+
+    def __init__(self, consumer: AIOKafkaConsumer, client: ClusterClient, topic: str) -> None:
+        self._consumer = consumer
+        self._client = client
+        self._topic = topic
+
+    async def chunks(
+        self, partition: int, span: Span, most: int = CHUNK_LETTERS
+    ) -> AsyncIterator[tuple[list[Letter], int]]:
+        """(letters, next offset) until the next offset is the span's end.
+
+        Offsets without a letter (retention, transactions' markers) are passed over.
+
+        Raises:
+            TimeoutError: the broker gave nothing for `STALL_S`.
+            KafkaError
+        """
+        at, end = span
+        part = TopicPartition(self._topic, partition)
+        self._consumer.assign([part])
+        self._consumer.seek(part, at)
+        while at < end:
+            letters, following = await self._some(part, at, end, most)
+            assert following > at
+            at = following
+            yield letters, at
+
+    async def _some(self, part: TopicPartition, at: int, end: int, most: int) -> tuple[list[Letter], int]:
+        async with asyncio.timeout(STALL_S):
+            while True:
+                try:
+                    found = await self._consumer.getmany(part, timeout_ms=WAIT_MS, max_records=most)
+                except OffsetOutOfRangeError:
+                    first = (await queue_ends(self._client, self._topic))[part.partition][0]
+                    following = min(max(first, at), end)
+                    self._consumer.seek(part, following)
+                    if following > at:
+                        return [], following
+                    continue
+                records = found.get(part)
+                if records:
+                    letters = [read_letter(record) for record in records if record.offset < end]
+                    return letters, min(end, records[-1].offset + 1)
+                position = await self._consumer.position(part)
+                if position > at:
+                    return [], min(end, position)
+
+
+@asynccontextmanager
+async def reading(client: ClusterClient, topic: str) -> AsyncIterator[QueueReader]:
+    """A reader of committed letters; it commits nothing. The topic must exist (see `queue_ends`)."""
+    consumer = AIOKafkaConsumer(
+        enable_auto_commit=False,
+        auto_offset_reset="none",
+        isolation_level="read_committed",
+        fetch_max_bytes=FETCH_BYTES,
+        max_partition_fetch_bytes=FETCH_BYTES,
+        **client.spec.aiokafka_options(),
+    )
+    await consumer.start()
+    await asyncio.sleep(0)  # stopped before its tasks have begun, it would cancel whoever stops it
+    try:
+        yield QueueReader(consumer, client, topic)
+    finally:
+        await stop_consumer(consumer)
+
+
+async def read_one(client: ClusterClient, topic: str, partition: int, offset: int) -> Letter | None:
+    """The letter at `offset`; None when there is none.
+
+    Raises:
+        NoQueue; KafkaError
+    """
+    first, end = (await queue_ends(client, topic)).get(partition, (0, 0))
+    if not first <= offset < end:
+        return None
+    async with reading(client, topic) as reader:
+        async for letters, _ in reader.chunks(partition, (offset, offset + 1), 1):
+            if letters:
+                return letters[0]
+    return None
+
+
+async def scan(
+    client: ClusterClient, topic: str, spans: Mapping[int, Span], within_s: float | None = None
+) -> AsyncIterator[tuple[list[Letter], int]]:
+    """(letters, offsets passed over) of `spans`, partition after partition, for at most `within_s`."""
+    loop = asyncio.get_running_loop()
+    until_s = None if within_s is None else loop.time() + within_s
+    async with reading(client, topic) as reader:
+        for partition, (start, end) in sorted(spans.items()):
+            at = start
+            async for letters, following in reader.chunks(partition, (start, end)):
+                yield letters, following - at
+                at = following
+                if until_s is not None and loop.time() > until_s:
+                    return
+
+
+__all__ = ["CHUNK_LETTERS", "NoQueue", "QueueReader", "queue_ends", "read_one", "reading", "scan"]

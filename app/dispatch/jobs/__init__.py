@@ -1,0 +1,1 @@
+"""Dispatch jobs of a worker: changed definitions, pauses, heads of lines, catching up."""

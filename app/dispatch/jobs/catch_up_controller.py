@@ -1,0 +1,71 @@
+"""Has pumps that are far behind catch up beside the latest (`app.dispatch.pump.catch_up`), and ends it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, MutableMapping
+
+import structlog
+from mode import Service
+
+from app.dispatch.pump.partition import DispatchPump
+from app.kafka.data_clusters import DataClusters
+from app.kafka.fetch.service import FetchService
+
+log = structlog.get_logger(__name__)
+
+LOOK_S = 0.25
+BACKLOG = "backlog"  # third part of the key under which a backlog is fetched
+
+
+class CatchingUp(Service):
+    """Looks on a timer."""
+
+    def __init__(
+        self,
+        pumps: MutableMapping[str, DispatchPump],
+        clusters: DataClusters,
+        on_trouble: Callable[[str, str, str, str], None],
+    ) -> None:
+        super().__init__()
+        self._pumps = pumps
+        self._clusters = clusters
+        self._on_trouble = on_trouble
+
+    @Service.task
+    async def _look(self) -> None:
+        while not self.should_stop:
+            await self.sleep(LOOK_S)
+            for job, pump in list(self._pumps.items()):
+                workload = pump.runtime.workload
+                fetch = next(
+                    (c.fetch for c in self._clusters.started() if c.name == workload.metadata.cluster), None
+                )
+                if fetch is None or pump.closed or pump.draining:
+                    continue
+                if pump.backlog is not None:
+                    self._end(job, pump, fetch)
+                elif workload.spec.catch_up is not None and pump.is_main and not pump.paused:
+                    lag = pump.high_watermark - pump.tracker.base
+                    if lag > workload.spec.catch_up.lag:
+                        self._split(job, pump, fetch, lag)
+
+    def _split(self, job: str, pump: DispatchPump, fetch: FetchService, lag: int) -> None:
+        at = pump.high_watermark
+        main = pump.split(at)
+        self._pumps[job] = main
+        topic, partition = pump.job.topic, pump.job.partition
+        fetch.add((job, pump.epoch), topic, partition, main.tracker.end)
+        fetch.add((job, pump.epoch, BACKLOG), topic, partition, pump.tracker.end)
+        message = f"{lag} messages behind: new ones flow from offset {at} on, those before it beside them"
+        log.warning("a job catches up beside the latest", job=job, why=message)
+        self._on_trouble(
+            "catching-up", job, message, "see why it fell behind; spec.catchUp.rate sets the pace"
+        )
+
+    def _end(self, job: str, pump: DispatchPump, fetch: FetchService) -> None:
+        assert pump.backlog is not None
+        if pump.backlog.pump.has_ended:
+            fetch.remove((job, pump.epoch, BACKLOG))
+        if pump.backlog.is_done:
+            pump.retire()
+            log.info("a backlog is done", job=job)

@@ -1,0 +1,86 @@
+"""Changed definitions come into force, one that cannot be leaves the former in force; and receivers are told
+what this region is for a workload of several.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+
+import structlog
+
+from app.dispatch.definition import Workload
+from app.dispatch.jobs.interceptor_chain import make_chain
+from app.dispatch.scheduler.workload import WorkloadRuntime
+from app.payload.interceptors import Interceptor
+from app.payload.schema_loader import Schemas
+from app.worker.catalog import Catalog
+
+log = structlog.get_logger(__name__)
+
+RETRY_S = 1.0
+
+
+class Changes:
+    """Compares the definitions in force with those in the control log.
+
+    `changed(runtime, reordered)` is called once a changed one is in force, `ended` after each try. One that
+    names another cluster (moved, or deleted and deployed again at once) changes no runtime: `moved` ends the
+    former.
+    """
+
+    def __init__(
+        self,
+        catalog: Catalog,
+        runtimes: Mapping[str, WorkloadRuntime],
+        interceptors: Sequence[tuple[str, Interceptor]],
+        schemas: Schemas,
+        on_trouble: Callable[[str, str, str, str], None],
+        changed: Callable[[WorkloadRuntime, bool], None],
+        moved: Callable[[WorkloadRuntime], None],
+        ended: Callable[[], None],
+    ) -> None:
+        self._catalog = catalog
+        self._runtimes = runtimes
+        self._interceptors = interceptors
+        self._schemas = schemas
+        self._on_trouble = on_trouble
+        self._changed = changed
+        self._moved = moved
+        self._ended = ended
+        self._changing: dict[str, asyncio.Task[None]] = {}
+        self._troubles: dict[str, str] = {}
+
+    def look(self) -> None:
+        """Begins to change whatever has changed."""
+        for key in [key for key in self._troubles if key not in self._runtimes]:
+            del self._troubles[key]
+        for key, runtime in list(self._runtimes.items()):
+            workload = self._catalog.workload(key)
+            if workload is not None:
+                runtime.tell_role(self._catalog.told_role(workload))
+            if workload is None or workload is runtime.workload or key in self._changing:
+                continue
+            if workload.metadata.cluster != runtime.workload.metadata.cluster:
+                self._moved(runtime)
+            else:
+                self._changing[key] = asyncio.get_running_loop().create_task(self._change(runtime, workload))
+
+    async def _change(self, runtime: WorkloadRuntime, workload: Workload) -> None:
+        key = workload.key
+        try:
+            chain = await make_chain(workload, self._interceptors, self._schemas)
+        except ValueError as error:
+            if self._troubles.get(key) != str(error):
+                self._troubles[key] = str(error)
+                self._on_trouble("definition-not-in-force", key, str(error), "the former one stays in force")
+            await asyncio.sleep(RETRY_S)
+        else:
+            self._troubles.pop(key, None)
+            reordered = runtime.workload.spec.ordering != workload.spec.ordering
+            runtime.change(workload, chain)
+            self._changed(runtime, reordered)
+            log.info("a changed definition is in force", workload=key)
+        finally:
+            del self._changing[key]
+            self._ended()

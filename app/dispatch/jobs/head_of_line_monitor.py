@@ -1,0 +1,75 @@
+"""Head-of-line blocking, looked for on a timer, so that a quiet topic is freed too; and failing messages."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
+
+import structlog
+from mode import Service
+
+from app.dispatch.pump.line_head import free_head
+from app.dispatch.pump.partition import DispatchPump
+from app.dispatch.push.answer_limits import REMEDY as ANSWER_REMEDY
+
+if TYPE_CHECKING:
+    from app.dispatch.scheduler.workload import WorkloadRuntime
+
+log = structlog.get_logger(__name__)
+
+HEADS_S = 0.25
+FAILING = (
+    "mend the receiver, and they are delivered; spec.dlq.share and perMinute allow more dead letters;"
+    " tracker stash moves one away"
+)
+REMEDY = "it is in the dead letter queue or retry topic; look there for what is wrong with it"
+
+
+class Heads(Service):
+    """Has every pump move away a message that blocks the others, and tells it."""
+
+    def __init__(
+        self, pumps: Mapping[str, DispatchPump], on_trouble: Callable[[str, str, str, str], None]
+    ) -> None:
+        super().__init__()
+        self._pumps = pumps
+        self._on_trouble = on_trouble
+
+    @Service.task
+    async def _look(self) -> None:
+        while not self.should_stop:
+            await self.sleep(HEADS_S)
+            now_s = time.monotonic()
+            self._report_withheld(now_s)
+            for job, pump in list(self._pumps.items()):
+                try:
+                    verdict = free_head(pump, now_s)
+                except Exception:  # of this job only
+                    log.exception("the head of a line could not be looked at", job=job)
+                    continue
+                if verdict is not None:
+                    message = f"offset {verdict.offset}: {verdict.reason}"
+                    log.warning("a message blocked its partition and was moved away", job=job, why=message)
+                    self._on_trouble("head-of-line", job, message, REMEDY)
+
+    def _report_withheld(self, now_s: float) -> None:
+        """Logs an incident for each workload whose failed messages may not be dead-lettered, and for each
+        receiver that answers more than is read."""
+        reported: set[str] = set()
+        for job, pump in list(self._pumps.items()):
+            try:
+                runtime = pump.runtime
+                key = runtime.workload.key
+                if key not in reported:
+                    reported.add(key)
+                    self._report_of(key, runtime, now_s)
+            except Exception:  # of this job only
+                log.exception("what a receiver fails could not be looked at", job=job)
+
+    def _report_of(self, key: str, runtime: WorkloadRuntime, now_s: float) -> None:
+        if message := runtime.withholding.untold(now_s):
+            self._on_trouble("withheld", key, message, FAILING)
+        for link in runtime.links.values():
+            if message := link.unread.news(now_s):
+                self._on_trouble("answer-too-large", key, message, ANSWER_REMEDY)

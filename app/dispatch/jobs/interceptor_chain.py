@@ -1,0 +1,51 @@
+"""The interceptors of a workload: the operator's, then its payload's."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from app.dispatch.definition import Workload
+from app.payload.codec import Framing, PayloadCodec, open_codec
+from app.payload.interceptors import Chain, Interceptor
+from app.payload.protobuf_interceptor import Deliver, Invalid, ProtobufInterceptor, workload_chain
+from app.payload.schema_loader import Schemas
+
+FRAMINGS = {"raw": Framing.NONE, "confluent": Framing.CONFLUENT}
+DELIVERS = {"bytes": Deliver.MESSAGE, "record": Deliver.RECORD, "json": Deliver.JSON}
+
+
+async def payload_codec(workload: Workload, schemas: Schemas) -> PayloadCodec | None:
+    """The codec of the workload's payload; None when it names none.
+
+    Raises:
+        app.payload.descriptors.DescriptorError: its descriptors cannot be used; says what to do.
+    """
+    payload = workload.spec.payload
+    if payload is None or payload.protobuf is None:
+        return None
+    protobuf = payload.protobuf
+    return await schemas.run(
+        open_codec, protobuf.descriptor, protobuf.message, FRAMINGS[protobuf.framing], schemas.files
+    )
+
+
+async def make_chain(
+    workload: Workload, operators: Sequence[tuple[str, Interceptor]], schemas: Schemas
+) -> Chain | None:
+    """The workload's interceptors; None when there are none.
+
+    Raises:
+        app.payload.descriptors.DescriptorError: see `payload_codec`.
+    """
+    codec = await payload_codec(workload, schemas)
+    payload = workload.spec.payload
+    if codec is None or payload is None or payload.protobuf is None:
+        return workload_chain(operators, None)
+    wanted = payload.protobuf
+    interceptor = None
+    unframes = wanted.deliver == "bytes" and wanted.framing == "confluent"
+    if unframes or wanted.deliver == "json" or wanted.invalid == "dlq":
+        interceptor = ProtobufInterceptor(
+            codec, deliver=DELIVERS[wanted.deliver], invalid=Invalid(wanted.invalid)
+        )
+    return workload_chain(operators, interceptor)

@@ -1,0 +1,1 @@
+"""Rules of dispatch: outcomes, breaker, limits, order, delays, dead letters. Pure."""

@@ -1,0 +1,228 @@
+"""Head-of-line blocking: one message that stands still while the ones behind it finish.
+
+           head (unfinished, sent long ago)
+    ────────┼●●●●●○●●●●●●●●●●●●●●●●●●●●●●○●●●●┼ full: nothing more is fetched
+
+Two rules say that a head blocks; both need evidence that it is the head's fault:
+
+| rule  | says                                                                                        |
+|-------|---------------------------------------------------------------------------------------------|
+| FULL  | more than 90 % of the tracker is in use, less than 2 % of that is unfinished, and the head   |
+|       | has been out for `patience_s`: the thresholds of "Introducing uForwarder" (Uber) and   |
+|       | of its HeadBlockingDetector (`critical` 0.9, `minAckPercent` 0.98), which knows no patience: |
+|       | at full speed a window passes in 100 ms, and every merely slow message would be stashed      |
+| AGE   | the head has been out longer than `after_s`: frees a quiet topic, whose tracker never fills  |
+
+What is *not* head-of-line blocking, and is left alone (`why_not` says so, with the numbers):
+
+- The receiver is away or taken to be (the breaker is open). That time does not count as the head's age.
+- Nothing newer finishes: the receiver is broken as a whole, and would flush the topic into the DLQ.
+  While the tracker has room, something newer must have been acknowledged within the last half of
+  `after_s`. When it is full nothing more can be, and what was saved up counts (see the tokens).
+- The head has not been sent, or its copy is on its way already.
+- No token. Two kinds, both of them spent by a verdict:
+  1. Credit: an acknowledgement earns one, up to `CREDIT_MAX`, so that no more is stashed than gets
+     through, and a receiver that dies costs at most that many messages. uForwarder earns and spends
+     likewise: 2 for a move into its resilience queue, "to tolerate 50 % message failure", 50 for one
+     into the retry queue, all of the last five minutes (BlockingQueueStubManager). One is enough here:
+     each stuck message freed in a full tracker makes room for one that can earn the next.
+  2. One of `per_minute`, in a bucket that the jobs of a workload share on a worker, which has as much of
+     the workload's rate as of its jobs.
+
+Rules
+1. Ages count from when the head was first sent, not from when it was appended: behind a backlog every
+   message is old.
+2. A verdict is for the head only. The next head is looked at the next time, with its own age, so that
+   several stuck messages are freed one by one, as fast as tokens allow.
+3. `look` is called by a timer, and after acknowledgements that leave the tracker full; it keeps no queue.
+
+With `ordering: partition` nothing newer is ever sent, let alone finished: such a head is not for here.
+
+The mitigation is the caller's: mark CANCELED, cancel the call and its retries, stash, mark finished.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from app.kernel.token_bucket import TokenBucket
+
+UTILISATION_THRESHOLD = 0.90  # the seed's UTILIZATION_THRESHOLD
+UNFINISHED_THRESHOLD = 0.02  # the seed's UNCOMMITTED_PERCENTAGE_THRESHOLD
+CREDIT_MAX = 10
+PATIENCE_S = 1.0
+PER_MINUTE = 60.0
+BURST_MINUTES = 1 / 6  # so many stuck messages at once may go at once: ten seconds' worth
+
+
+class Rule(StrEnum):
+    """Which of the module's rules a verdict goes by."""
+
+    FULL = "full"
+    AGE = "age"
+
+
+class WhyNot(StrEnum):
+    """Why the last look gave no verdict; "" after one that did."""
+
+    VERDICT = ""
+    IDLE = "nothing is unfinished"
+    UNSENT = "the head at {head} is not with the receiver"
+    AWAY = "the receiver is away: its outage does not count against the head at {head}"
+    YOUNG = "the head at {head} has been out for {age_s:.1f} s; {use:.0%} in use, {open:.1%} of it unfinished"
+    BROKEN = (
+        "the head at {head} has been out for {age_s:.1f} s, but nothing newer finishes"
+        " ({newer} finished behind it, none acknowledged for {since_s:.1f} s): the receiver, not one message"
+    )
+    TOKENS = (
+        "the head at {head} blocks, but this worker's {per_minute:g} verdicts a minute are spent;"
+        " in {wait_s:.1f} s"
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """The message at `offset` blocks its partition.
+
+    Attributes:
+        reason: the rule and its numbers, for people and for the copy's headers.
+        age_s: how long it has been with the receiver.
+    """
+
+    offset: int
+    rule: Rule
+    reason: str
+    age_s: float
+
+
+def shared_tokens(per_minute: float = PER_MINUTE) -> TokenBucket:
+    """The bucket of a workload's jobs on one worker, full."""
+    return TokenBucket(per_minute / 60, max(1.0, per_minute * BURST_MINUTES))
+
+
+def changed_tokens(former: TokenBucket, per_minute: float, now_s: float) -> TokenBucket:
+    """`former` for another rate: what was spent stays spent, and what does not fit any more is lost."""
+    tokens = shared_tokens(per_minute)
+    if (tokens.rate_per_s, tokens.burst) == (former.rate_per_s, former.burst):
+        return former
+    tokens.take(now_s, tokens.burst - min(former.available(now_s), tokens.burst))
+    return tokens
+
+
+class HeadOfLine:
+    """See the module. One a job.
+
+    Args:
+        after_s: the AGE rule's.
+        tokens: from `shared_tokens`, one a workload.
+        patience_s: the FULL rule's; a small multiple of the receiver's usual latency is a good one.
+    """
+
+    __slots__ = (
+        "_back_s", "_credit", "_delivered", "_numbers", "_progress_s", "_why", "after_s", "patience_s",
+        "tokens",
+    )  # fmt: skip
+
+    def __init__(
+        self, after_s: float, tokens: TokenBucket | None = None, *, patience_s: float = PATIENCE_S
+    ) -> None:
+        self.after_s = after_s
+        self.patience_s = patience_s
+        self.tokens = shared_tokens() if tokens is None else tokens
+        self._back_s = float("-inf")  # since when the receiver has been there
+        self._progress_s = float("-inf")  # when `delivered` was last seen to grow
+        self._delivered = 0
+        self._credit = 0
+        self._why = WhyNot.IDLE
+        self._numbers: dict[str, float] = {}
+
+    @property
+    def why_not(self) -> str:
+        """Why the last look gave no verdict, for people, with its numbers."""
+        return self._why.format(**self._numbers)
+
+    @property
+    def why_not_code(self) -> WhyNot:
+        """The same as a member, for counting."""
+        return self._why
+
+    def age_s(self, now_s: float, head_sent_s: float) -> float:
+        """For how long a head first sent then has been with a receiver that was there."""
+        return now_s - max(head_sent_s, self._back_s)
+
+    def look(
+        self,
+        now_s: float,
+        *,
+        base: int,
+        capacity: int,
+        unfinished: int,
+        finished_above: int,
+        head_sent_s: float | None,
+        delivered: int,
+        serving: bool = True,
+    ) -> Verdict | None:
+        """Whether the head is to be stashed now. A verdict spends tokens: carry it out.
+
+        Args:
+            base, capacity, unfinished: the tracker's; `unfinished` 0 means idle.
+            finished_above: finished slots of the tracker's window (in use, less `unfinished`).
+            head_sent_s: when the message at `base` was first sent; None while it has not been, or while
+                there is nothing to take from the receiver (its copy is being written, it is delayed).
+            delivered: acknowledged by the receiver so far, by this job; never decreases.
+            serving: the receiver is there (breaker closed) and calls may be made.
+        """
+        if delivered > self._delivered:
+            self._credit = min(CREDIT_MAX, self._credit + delivered - self._delivered)
+            self._delivered = delivered
+            self._progress_s = now_s
+        if not serving:
+            self._back_s = now_s
+        if not unfinished:
+            return self._no(WhyNot.IDLE)
+        if not serving:
+            return self._no(WhyNot.AWAY, head=base)
+        if head_sent_s is None:
+            return self._no(WhyNot.UNSENT, head=base)
+        age_s = self.age_s(now_s, head_sent_s)
+        in_use = unfinished + finished_above
+        use, share = in_use / capacity, unfinished / in_use
+        full = use > UTILISATION_THRESHOLD
+        # A head that is alone is few enough, however small the tracker.
+        few = share < UNFINISHED_THRESHOLD or (unfinished == 1 and finished_above > 0)
+        if age_s > self.after_s:
+            rule = Rule.AGE
+        elif full and few and age_s >= self.patience_s:
+            rule = Rule.FULL
+        else:
+            return self._no(WhyNot.YOUNG, head=base, age_s=age_s, use=use, open=share)
+        since_s = now_s - self._progress_s
+        if finished_above <= 0 or not self._credit or (not full and since_s > self.after_s / 2):
+            return self._no(
+                WhyNot.BROKEN, head=base, age_s=age_s, newer=finished_above, since_s=min(since_s, age_s)
+            )
+        if wait_s := self.tokens.wait_s(now_s):
+            rate = self.tokens.rate_per_s * 60
+            return self._no(WhyNot.TOKENS, head=base, per_minute=rate, wait_s=wait_s)
+        self.tokens.take(now_s)
+        self._credit -= 1
+        self._why = WhyNot.VERDICT
+        return Verdict(base, rule, self._words(rule, age_s, use, share, finished_above, unfinished), age_s)
+
+    def _words(
+        self, rule: Rule, age_s: float, use: float, share: float, finished_above: int, unfinished: int
+    ) -> str:
+        others = f"{finished_above} newer finished, {unfinished - 1} did not"
+        if rule is Rule.AGE:
+            return f"head of line: not finished after {age_s:.1f} s (limit {self.after_s:g} s); {others}"
+        return (
+            f"head of line: {use:.1%} of the tracker in use (limit {UTILISATION_THRESHOLD:.0%}),"
+            f" {share:.2%} of it unfinished (limit {UNFINISHED_THRESHOLD:.0%}),"
+            f" the head for {age_s:.1f} s; {others}"
+        )
+
+    def _no(self, why: WhyNot, **numbers: float) -> Verdict | None:
+        self._why = why
+        self._numbers = numbers
+        return None

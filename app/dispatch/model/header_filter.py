@@ -1,0 +1,50 @@
+"""Which record headers a receiver gets: allow and deny lists of a workload's definition.
+
+A name passes when `allow` names it (or there is no `allow`) and `deny` does not. An entry is a name, or the
+beginning of names and a `*`. Case does not count, as gRPC metadata is in lower case.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from app.dispatch.model.retry_headers import Header
+
+MAX_CACHED_NAMES = 10_000  # anybody may make names up
+
+
+class _Patterns:
+    __slots__ = ("_beginnings", "_names")
+
+    def __init__(self, entries: Iterable[str]) -> None:
+        lower = [entry.lower() for entry in entries]
+        self._names = frozenset(entry for entry in lower if not entry.endswith("*"))
+        self._beginnings = tuple(entry[:-1] for entry in lower if entry.endswith("*"))
+
+    def match(self, name: str) -> bool:
+        return name in self._names or name.startswith(self._beginnings)
+
+
+class HeaderFilter:
+    """See the module. `allow` None: every name; an empty one: no name."""
+
+    __slots__ = ("_allow", "_deny", "_known")
+
+    def __init__(self, allow: Iterable[str] | None, deny: Iterable[str] = ()) -> None:
+        self._allow = None if allow is None else _Patterns(allow)
+        self._deny = _Patterns(deny)
+        self._known: dict[str, bool] = {}
+
+    def passes(self, name: str) -> bool:
+        """Whether the receiver gets headers of this name."""
+        found = self._known.get(name)
+        if found is None:
+            lower = name.lower()
+            found = (self._allow is None or self._allow.match(lower)) and not self._deny.match(lower)
+            if len(self._known) < MAX_CACHED_NAMES:
+                self._known[name] = found
+        return found
+
+    def of(self, headers: Sequence[Header]) -> list[Header]:
+        """The headers that pass, in order."""
+        return [header for header in headers if self.passes(header[0])]

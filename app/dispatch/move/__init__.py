@@ -1,0 +1,1 @@
+"""A workload moved to another cluster that has its topic."""

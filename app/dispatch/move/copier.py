@@ -1,0 +1,208 @@
+"""What a cluster move reads and copies: timestamps of what is unfinished, messages that wait elsewhere."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager
+
+from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
+from aiokafka.errors import KafkaError
+
+from app.dispatch.dlq.letter import Letter
+from app.dispatch.dlq.reader import reading
+from app.dispatch.dlq.rules import Span
+from app.dispatch.move.time_mapping import Source
+from app.kafka.client.cluster import (
+    LATEST,
+    READ_COMMITTED,
+    READ_UNCOMMITTED,
+    ClusterClient,
+    ClusterUnreachable,
+)
+from app.kafka.client.consumer_shutdown import stop_consumer
+from app.kernel.clock import now_ms
+
+At = tuple[str, int]  # topic, partition
+
+TAIL = 100  # offsets at the end of a log in which its newest record is looked for
+SCAN_RECORDS = 2_000  # at once, before the loop that pushes messages gets its turn
+SCAN_WAIT_MS = 500
+STALL_S = 30.0
+TRIES, RETRY_S = 20, 0.25
+MAX_COPY_BYTES = 32 * 1024 * 1024  # as large as a dead letter can be
+SENT_AT_ONCE = 50
+AT_ONCE = 16
+STOP_S = 10.0
+_NULL = bytearray()  # this very object stands for no value: aiokafka refuses records without key and value
+
+
+async def offsets(
+    client: ClusterClient, wanted: Iterable[At], timestamp: int, isolation: int = READ_COMMITTED
+) -> dict[At, int]:
+    """`client.offsets` of all of them.
+
+    Raises:
+        ClusterUnreachable: some leader does not answer.
+    """
+    missing, found = set(wanted), dict[At, int]()
+    for _ in range(TRIES):
+        if missing:
+            found |= await client.offsets(missing, timestamp, isolation)
+            missing -= set(found)
+        if not missing:
+            return found
+        await asyncio.sleep(RETRY_S)
+    raise ClusterUnreachable(f"cluster {client.name}: no leader answers for {sorted(missing)[:3]}")
+
+
+async def at_times(client: ClusterClient, topic: str, wanted: Sequence[int | None]) -> list[int | None]:
+    """First offset at or after each partition's time in ms; None: there is no time, or no such record."""
+    by_time: dict[int, list[At]] = {}
+    for partition, time_ms in enumerate(wanted):
+        if time_ms is not None:
+            by_time.setdefault(max(0, time_ms), []).append((topic, partition))
+    gate = asyncio.Semaphore(AT_ONCE)
+
+    async def ask(time_ms: int, at: list[At]) -> dict[At, int]:
+        async with gate:
+            return await offsets(client, at, time_ms)
+
+    found: dict[At, int] = {}
+    for answer in await asyncio.gather(*(ask(*item) for item in by_time.items())):
+        found |= answer
+    told = [found.get((topic, partition), -1) for partition in range(len(wanted))]
+    return [offset if offset >= 0 else None for offset in told]
+
+
+async def read_times(
+    client: ClusterClient,
+    topic: str,
+    sources: Sequence[Source],
+    tell: Callable[[int, int], None],
+    within_s: float | None = None,
+) -> bool:
+    """Has `sources` see their unfinished records and the newest; False when `within_s` was not enough.
+
+    Also what is not committed yet is seen: it may be, once the mapping is made.
+
+    Raises:
+        KafkaError; TimeoutError: the broker gives nothing although there is something.
+    """
+    left = {
+        TopicPartition(topic, source.partition): source for source in sources if source.start < source.end
+    }
+    if not left:
+        return True
+    loop = asyncio.get_running_loop()
+    began_s, today_ms = loop.time(), now_ms()
+    consumer = AIOKafkaConsumer(
+        enable_auto_commit=False, auto_offset_reset="earliest", fetch_max_bytes=4 * 1024 * 1024,
+        **client.spec.aiokafka_options(),
+    )  # fmt: skip
+    async with _running(consumer):
+        consumer.assign(list(left))
+        begins = {at: max(s.start, min(s.position, s.end - TAIL)) for at, s in left.items()}
+        for at, offset in begins.items():
+            consumer.seek(at, offset)
+        total = sum(source.end - begins[at] for at, source in left.items())
+        looked_at = dict.fromkeys(left, 0)
+        moved_s = began_s
+        while left:
+            found = await consumer.getmany(*left, timeout_ms=SCAN_WAIT_MS, max_records=SCAN_RECORDS)
+            for at, records in found.items():
+                for record in records:
+                    if record.offset < left[at].end:
+                        left[at].see(record.offset, record.timestamp, today_ms)
+            for at, source in list(left.items()):
+                position = await consumer.position(at)
+                if position - begins[at] > looked_at[at]:
+                    looked_at[at], moved_s = position - begins[at], loop.time()
+                if position >= source.end:
+                    consumer.pause(at)
+                    del left[at]
+            tell(sum(looked_at.values()), total)
+            if left and within_s is not None and loop.time() - began_s > within_s:
+                return False
+            if loop.time() - moved_s > STALL_S:
+                raise TimeoutError(f"nothing more comes from {client.name} of {sorted(left)[:3]}")
+            await asyncio.sleep(0)
+    return True
+
+
+@asynccontextmanager
+async def _running(consumer: AIOKafkaConsumer) -> AsyncIterator[None]:
+    await consumer.start()
+    await asyncio.sleep(0)  # stopped before its tasks have begun, it would cancel whoever stops it
+    try:
+        yield
+    finally:
+        with contextlib.suppress(KafkaError):
+            await stop_consumer(consumer)
+
+
+async def copy_topic(
+    source: ClusterClient,
+    target: ClusterClient,
+    topic: str,
+    spans: Mapping[int, Span],
+    wanted: Callable[[Letter], bool],
+    tell: Callable[[int], None],
+) -> int:
+    """Copies the committed records of `spans` to the topic of the same name, acknowledged by all in-sync
+    replicas; key, value, headers and timestamp as they are. Returns how many.
+
+    Raises:
+        KafkaError, TimeoutError: not all were taken; copying again is harmless but for duplicates.
+    """
+    if not any(start < end for start, end in spans.values()):
+        return 0
+    count = len(await _partitions(target, topic))
+    copied = 0
+    producer = AIOKafkaProducer(
+        acks="all", enable_idempotence=True, request_timeout_ms=10_000, max_request_size=MAX_COPY_BYTES,
+        max_batch_size=256 * 1024, value_serializer=lambda value: None if value is _NULL else value,
+        **target.spec.aiokafka_options(),
+    )  # fmt: skip
+    try:
+        await producer.start()
+        async with reading(source, topic) as reader:
+            for partition, (start, end) in sorted(spans.items()):
+                if start >= end:
+                    continue
+                async for letters, _ in reader.chunks(partition, (start, end)):
+                    copied += await _send(producer, topic, partition % count, filter(wanted, letters))
+                    tell(copied)
+    finally:
+        async with asyncio.timeout(STOP_S):
+            await producer.stop()
+    return copied
+
+
+async def _send(producer: AIOKafkaProducer, topic: str, partition: int, letters: Iterable[Letter]) -> int:
+    sent = []
+    for letter in letters:
+        value = _NULL if letter.value is None else letter.value
+        time_ms = letter.timestamp_ms if letter.timestamp_ms >= 0 else None
+        sent.append(
+            await producer.send(
+                topic, value, letter.key, partition, timestamp_ms=time_ms, headers=list(letter.headers)
+            )
+        )
+        if len(sent) % SENT_AT_ONCE == 0:
+            await asyncio.sleep(0)
+    await asyncio.gather(*sent)
+    return len(sent)
+
+
+async def _partitions(client: ClusterClient, topic: str) -> range:
+    count = await client.partitions(topic)
+    if not count:
+        raise LookupError(f"topic {topic} is not in {client.name} any more")
+    return range(count)
+
+
+async def ends(client: ClusterClient, at: Iterable[At], *, committed_only: bool = True) -> dict[At, int]:
+    """The ends of partitions: of what is committed, or of all that is there. Raises ClusterUnreachable."""
+    return await offsets(client, at, LATEST, READ_COMMITTED if committed_only else READ_UNCOMMITTED)

@@ -1,0 +1,1 @@
+"""One partition pushed: fetched batches in, deliveries out, a prefix to commit."""

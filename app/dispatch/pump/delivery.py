@@ -1,0 +1,244 @@
+"""What is on its way to a receiver: one message, or (over a stream) a run of messages of one partition.
+
+Both end in `WorkloadRuntime`, exactly once a message. A `Batch` holds first deliveries only; a message of it
+that is not acknowledged goes on as a `Delivery` of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from bisect import bisect_left
+from operator import attrgetter
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+from app.dispatch.model.retry_headers import Header, Origin
+from app.dispatch.push.metadata import InvalidHeaderName
+from app.dispatch.push.stream.client import StreamTarget
+from app.dispatch.push.stream.encoder import OutBatch
+from app.dispatch.push.unary import CallResult
+from app.payload.grpc_metadata import Metadata
+from app.payload.interceptors import Message, Outgoing, Skip
+
+if TYPE_CHECKING:
+    from app.dispatch.model.crash_suspicion import Suspicion
+    from app.dispatch.model.outcome import Decision
+    from app.dispatch.pump.partition import DispatchPump
+    from app.dispatch.scheduler.receiver import ReceiverLink
+    from app.kafka.records.record import Record
+
+_offset = attrgetter("offset")
+
+
+class Handle(Protocol):
+    """A call under way."""
+
+    def cancel(self) -> None: ...
+
+
+class _Told(NamedTuple):
+    """A message from a retry topic, as it is told to the receiver: where it first stood."""
+
+    offset: int
+    timestamp: int
+    key: bytes | None
+    value: bytes | None
+    headers: list[Header]
+
+
+class _StreamHandle(NamedTuple):
+    stream: StreamTarget
+    batch: OutBatch
+
+    def cancel(self) -> None:
+        self.stream.cancel(self.batch, 0, 1)
+
+    def cancel_unsent(self) -> None:
+        self.stream.cancel_unsent(self.batch)
+
+
+def _bytes(text: str | bytes) -> bytes:
+    return text.encode() if isinstance(text, str) else text
+
+
+class Delivery:
+    """One message, over all its in-memory attempts."""
+
+    __slots__ = (
+        "attempts", "canceled", "first_sent_s", "handle", "link", "origin", "pump", "record", "started_s",
+        "suspicion", "timeouts", "verdict",
+    )  # fmt: skip
+
+    def __init__(self, pump: DispatchPump, record: Record, origin: Origin | None) -> None:
+        self.pump = pump
+        self.record = record
+        self.origin = origin
+        self.attempts = 0
+        self.timeouts = 0
+        self.canceled = False
+        self.verdict: Decision | None = None  # what becomes of it whatever the receiver says now
+        self.first_sent_s = self.started_s = 0.0
+        self.handle: Handle | None = None
+        self.link: ReceiverLink | None = None
+        self.suspicion: Suspicion | None = None  # of one whose receiver was lost
+
+    def start(self, link: ReceiverLink, now_s: float) -> None:
+        """Sends the message; `answered` is called exactly once, later."""
+        pump, record = self.pump, self.record
+        self.attempts += 1
+        self.canceled = False
+        self.started_s = now_s
+        self.first_sent_s = self.first_sent_s or now_s
+        self.link = link
+        link.sent(pump, 1)
+        pump.open[record.offset] = pump.calls[record.offset] = self
+        value = record.value
+        added: Metadata = ()
+        if (chain := pump.runtime.chain) is not None:
+            outgoing = chain.before(self._message())
+            if not isinstance(outgoing, Outgoing):
+                action = "Skip" if isinstance(outgoing, Skip) else None
+                result = CallResult.local(outgoing.reason, action)
+                asyncio.get_running_loop().call_soon(self.answered, result)
+                return
+            value, added = outgoing
+        timeouts = self.timeouts + (self.origin.timeouts if self.origin is not None else 0)
+        timeout_s = link.timeout.for_message(timeouts)
+        if (stream := link.stream) is not None:
+            self._send_by(stream, value, added, timeout_s)
+            return
+        try:
+            metadata = (*pump.metadata(self), *pump.runtime.role_metadata, *added)
+        except InvalidHeaderName as error:
+            asyncio.get_running_loop().call_soon(self.answered, CallResult.local(str(error)))
+            return
+        self.handle = link.target.call(value, metadata, timeout_s, self.answered)
+
+    def _message(self) -> Message:
+        origin, record = self.told_origin(), self.record
+        return Message(
+            origin.topic, origin.partition, origin.offset, record.key, record.value, tuple(record.headers),
+            origin.timestamp_ms, origin.attempt + self.attempts,
+        )  # fmt: skip
+
+    def _send_by(self, stream: StreamTarget, value: bytes | None, added: Metadata, timeout_s: float) -> None:
+        origin, record = self.told_origin(), self.record
+        headers = [*self.pump.passing(record.headers), *((name, _bytes(text)) for name, text in added)]
+        told = _Told(origin.offset, origin.timestamp_ms, record.key, value, headers)
+        attempt = origin.attempt + self.attempts
+        batch = OutBatch(
+            origin.topic, origin.partition, [told], origin.retry_count, attempt, self._answered_by_stream
+        )
+        self.handle = _StreamHandle(stream, batch)
+        stream.send(batch, timeout_s)
+
+    def _answered_by_stream(self, _start: int, _end: int, result: CallResult) -> None:
+        self.answered(result)
+
+    def answered(self, result: CallResult) -> None:
+        """The call's answer, whatever it is."""
+        self.handle = None
+        self.pump.calls.pop(self.record.offset, None)
+        self.pump.runtime.answered(self, result)
+
+    def cancel(self) -> None:
+        """Gives the call up; the answer comes all the same."""
+        if self.handle is not None:
+            self.handle.cancel()
+
+    def cancel_unsent(self) -> None:
+        """Has it back if it waits for the receiver's credit; it comes a moment later."""
+        if isinstance(self.handle, _StreamHandle):
+            self.handle.cancel_unsent()
+
+    def come_back(self) -> None:
+        """It was not sent: it waits in its pump again, with its attempts as they were before."""
+        pump = self.pump
+        self.attempts -= 1
+        if self.link is not None:
+            self.link.suspects_out.discard(self)
+            self.link.back(self, pump.runtime.clock(), taken=False)
+            self.link = None
+        if pump.closed:
+            return
+        if self.verdict is not None:
+            pump.runtime.outcomes.carry_out(self, self.verdict, "", "CANCELED")
+        elif not pump.draining:  # else its next owner delivers it
+            pump.put_back(self)
+            pump.runtime.offer(pump)
+
+    def told_origin(self) -> Origin:
+        """Where the message first stood, as headers tell it or as it stands here."""
+        if self.origin is not None:
+            return self.origin
+        pump, record = self.pump, self.record
+        return Origin(pump.job.topic, pump.job.partition, record.offset, record.timestamp)
+
+
+class BatchDelivery(OutBatch):
+    """A run of messages of one partition, sent together for the first time."""
+
+    __slots__ = ("left", "link", "pump", "started_s", "stream", "verdicts")
+
+    def __init__(
+        self, pump: DispatchPump, link: ReceiverLink, stream: StreamTarget, records: list[Record],
+        now_s: float,
+    ) -> None:  # fmt: skip
+        super().__init__(
+            pump.job.topic, pump.job.partition, records, 0, 1, self.answered,
+            header_filter=pump.runtime.header_filter,
+        )  # fmt: skip
+        self.pump = pump
+        self.link = link
+        self.stream = stream
+        self.left = len(records)
+        self.started_s = now_s
+        self.verdicts: dict[int, Decision] = {}  # by offset
+
+    def start(self) -> None:
+        """Sends it; every message is answered exactly once, later."""
+        self.link.sent(self.pump, self.left)
+        self.pump.batches.add(self)
+        self.pump.batched += self.left
+        self.stream.send(self)
+
+    def answered(self, start: int, end: int, result: CallResult) -> None:
+        """Messages [start, end) of it were answered alike."""
+        self.left -= end - start
+        self.pump.batched -= end - start
+        if not self.left:
+            self.pump.batches.discard(self)
+        self.pump.runtime.batch_answered(self, start, end, result)
+
+    def single(self, index: int) -> Delivery:
+        """The message at `index` on its own, with this attempt behind it."""
+        record = self.records[index]
+        delivery = Delivery(self.pump, record, None)
+        delivery.attempts = 1
+        delivery.first_sent_s = delivery.started_s = self.started_s
+        delivery.link = self.link
+        delivery.verdict = self.verdicts.get(record.offset)
+        self.pump.open[record.offset] = delivery
+        return delivery
+
+    def find(self, offset: int) -> int | None:
+        """Index of the message at `offset`."""
+        index = bisect_left(self.records, offset, key=_offset)
+        found = index < len(self.records) and self.records[index].offset == offset
+        return index if found else None
+
+    def cancel(self, start: int, end: int) -> None:
+        """Gives messages up; the answers come all the same."""
+        self.stream.cancel(self, start, end)
+
+    def cancel_unsent(self) -> None:
+        """Has back what waits for the receiver's credit; it comes a moment later."""
+        self.stream.cancel_unsent(self)
+
+
+def recall(pump: DispatchPump) -> None:
+    """Has back, in order, what of the pump's waits for the receiver's credit; it comes a moment later."""
+    runs = sorted(pump.batches, key=lambda batch: batch.records[0].offset)
+    for sent in pump.calls.values():
+        sent.cancel_unsent()
+    for run in runs:
+        run.cancel_unsent()

@@ -1,0 +1,120 @@
+"""The head of the line: the message that holds a partition's offset back, and when it has to go."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from app.controllog.codec import HeadDecision, HeadStatus
+from app.kernel.clock import now_ms
+
+if TYPE_CHECKING:
+    from app.dispatch.model.head_of_line import Verdict
+    from app.dispatch.pump.partition import DispatchPump
+
+CANDIDATE_S = 1.0  # a head that has been out so long is worth a word; at full speed there is always a younger
+KEEP_DECISIONS = 5  # of a workload and worker, in every heartbeat; older ones are among the incidents
+UNSTASHABLE = "the definition lets nothing be moved away: dlq.enabled is false"
+
+
+class Decisions:
+    """What was moved away of one workload here: how many since it began, and the last of them."""
+
+    __slots__ = ("count", "last")
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.last: deque[HeadDecision] = deque(maxlen=KEEP_DECISIONS)
+
+    def took(self, pump: DispatchPump, verdict: Verdict) -> None:
+        """`verdict` was carried out."""
+        self.count += 1
+        self.last.append(
+            HeadDecision(
+                at_ms=now_ms(), topic=pump.job.topic, partition=pump.job.partition, offset=verdict.offset,
+                rule=str(verdict.rule), reason=verdict.reason, age_s=round(verdict.age_s, 3),
+            )
+        )  # fmt: skip
+
+
+def look_soon(pump: DispatchPump) -> None:
+    """An acknowledgement left the tracker full: looks at its head, once for all of this turn of the loop."""
+    if not pump.head_due:
+        pump.head_due = True
+        asyncio.get_running_loop().call_soon(_look, pump)
+
+
+def _look(pump: DispatchPump) -> None:
+    pump.head_due = False
+    if not pump.draining and (verdict := _free(pump, pump.runtime.clock())):
+        pump.untold.append(verdict)
+
+
+def free_head(pump: DispatchPump, now_s: float) -> Verdict | None:
+    """Moves the message that blocks the others out of their way, when there is one and it may go
+    (`app.dispatch.model.head_of_line`). One that went after an acknowledgement meanwhile is told first."""
+    if pump.backlog is not None and (verdict := free_head(pump.backlog.pump, now_s)):
+        return verdict
+    return pump.untold.popleft() if pump.untold else _free(pump, now_s)
+
+
+def _free(pump: DispatchPump, now_s: float) -> Verdict | None:
+    tracker, runtime, head = pump.tracker, pump.runtime, pump.head
+    decision = runtime.head_decision(pump.tier)
+    if decision is None or pump.closed or pump.paused:
+        return None
+    head.after_s, head.tokens = runtime.head_after_s, runtime.head_tokens
+    found = head.look(
+        now_s,
+        base=tracker.base,
+        capacity=tracker.capacity,
+        unfinished=tracker.unfinished,
+        finished_above=tracker.tracked - tracker.unfinished,
+        head_sent_s=_sent_s(pump),
+        delivered=pump.delivered,
+        serving=runtime.is_serving(pump.open.get(tracker.base), now_s),
+    )
+    if found is None or not pump.conclude(found.offset, replace(decision, reason=found.reason)):
+        return None
+    runtime.decisions.took(pump, found)
+    return found
+
+
+def candidate(pump: DispatchPump, now_s: float) -> HeadStatus | None:
+    """The head that may have to go next, when it has been out for a while or nothing more is read behind it;
+    of a job that catches up, its backlog's first."""
+    if pump.backlog is not None and (found := candidate(pump.backlog.pump, now_s)):
+        return found
+    tracker = pump.tracker
+    if pump.closed or not tracker.unfinished:
+        return None
+    sent_s = _sent_s(pump)
+    age_s = None if sent_s is None else max(0.0, pump.head.age_s(now_s, sent_s))
+    if tracker.room and (age_s is None or age_s < CANDIDATE_S):
+        return None
+    why_not = pump.head.why_not
+    if pump.runtime.head_decision(pump.tier) is None:
+        why_not = UNSTASHABLE
+    elif pump.paused:
+        why_not = "its partition is paused"
+    return HeadStatus(
+        topic=pump.job.topic,
+        partition=pump.job.partition,
+        offset=tracker.base,
+        age_s=None if age_s is None else round(age_s, 3),
+        tracker_used=round(tracker.utilisation, 4),
+        unfinished_share=round(tracker.unfinished_share, 4),
+        why_not=why_not,
+    )
+
+
+def _sent_s(pump: DispatchPump) -> float | None:
+    """When the oldest unfinished message was first sent; None while the receiver does not have it."""
+    head = pump.tracker.base
+    if head in pump.copying:
+        return None
+    if (delivery := pump.open.get(head)) is not None:
+        return delivery.first_sent_s
+    return next((batch.started_s for batch in pump.batches if batch.find(head) is not None), None)

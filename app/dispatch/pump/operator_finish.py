@@ -1,0 +1,56 @@
+"""A message is ended as somebody decided, wherever it is: on its way, waiting, or within a run; and a batch
+that cannot be decoded, all at once."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from app.dispatch.model.outcome import Decision
+    from app.dispatch.pump.partition import DispatchPump
+    from app.kafka.fetch.decoder import UndecodableBatch
+
+
+def conclude(pump: DispatchPump, offset: int, decision: Decision) -> bool:
+    """Ends the message at `offset` as decided; its call and its retries are given up.
+
+    Returns False when it cannot be: it is finished, or its copy is on its way, or it was not read yet.
+    """
+    if pump.backlog is not None and offset < pump.backlog.end:
+        return conclude(pump.backlog.pump, offset, decision)
+    if pump.closed or offset in pump.copying:
+        return False
+    call = pump.calls.get(offset)
+    if call is not None:
+        call.verdict = decision
+        pump.tracker.cancel(offset)
+        call.cancel()  # the answer, whatever it is, carries the decision out
+        return True
+    delivery = pump.take(offset)
+    if delivery is None:
+        return _in_batch(pump, offset, decision)
+    pump.tracker.cancel(offset)
+    pump.runtime.outcomes.carry_out(delivery, decision, "", "CANCELED")
+    return True
+
+
+def stash_batch(pump: DispatchPump, error: UndecodableBatch, shown: list[tuple[int, int]]) -> None:
+    """Moves the batch to the DLQ; then its offsets that are `shown` are finished."""
+
+    def finished() -> None:
+        for start, end in shown:
+            pump.tracker.nack_range(start, end)
+        pump.dead_lettered += 1
+        pump.stashed(error)
+
+    pump.runtime.stash_batch(pump, error, finished)
+
+
+def _in_batch(pump: DispatchPump, offset: int, decision: Decision) -> bool:
+    for batch in pump.batches:
+        index = batch.find(offset)
+        if index is not None and pump.tracker.cancel(offset):
+            batch.verdicts[offset] = decision
+            batch.cancel(index, index + 1)
+            return True
+    return False

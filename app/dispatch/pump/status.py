@@ -1,0 +1,34 @@
+"""What the heartbeat says of a dispatch job."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from app.controllog.codec import JobStatus
+
+if TYPE_CHECKING:
+    from app.dispatch.pump.intake import Intake
+    from app.dispatch.pump.partition import DispatchPump
+    from app.dispatch.pump.ready_queue import Line
+
+
+def status_of(pump: DispatchPump, intake: Intake, line: Line) -> JobStatus:
+    """Of the pump, without a backlog that it may have beside it."""
+    tracker = pump.tracker
+    return JobStatus(
+        job=str(pump.job),
+        epoch=pump.epoch,
+        state=pump.state,
+        committed=tracker.base,
+        fetched=tracker.end,
+        high_watermark=pump.high_watermark,
+        in_flight=pump.in_flight,
+        unfinished=tracker.unfinished,
+        oldest_ms=intake.oldest_ms(),
+        delivered=pump.delivered,
+        retried=pump.retried,
+        dead_lettered=pump.dead_lettered,
+        passed_over=intake.elsewhere.passed_over,
+        trouble=pump.trouble or line.risk(),
+        **line.waits(),
+    )

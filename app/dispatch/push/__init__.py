@@ -1,0 +1,1 @@
+"""Calls to receivers: the unary contract, health, metadata, bounds of answers."""

@@ -1,0 +1,102 @@
+"""A delivery's gRPC metadata: what uForwarder's consumers read, and every record header beside it.
+
+`kafka-topic`, `-partition` and `-offset` name where the message first stood (uForwarder's logical
+metadata), so that a receiver's idempotency key survives retries. Binary values travel under names that end
+in `-bin`, which gRPC encodes itself. `kafka-value-null` tells a tombstone from an empty value: both have an
+empty body.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from app.kernel.trace_context import derived_traceparent, own_traceparent
+
+Metadata = tuple[tuple[str, str | bytes], ...]
+
+HEADER_PREFIX = "kafka-header-"
+VALUE_NULL = ("kafka-value-null", "true")
+REGION, PRIMARY, PRIMARY_EPOCH = "switchyard-region", "switchyard-primary", "switchyard-primary-epoch"
+MAX_HEADER_NAME_CHARS = 256
+_LEGAL = re.compile(r"[0-9a-z_.-]{1,256}")
+_names: dict[str, str] = {}
+_MAX_CACHED_NAMES = 10_000
+
+
+class RegionRole(NamedTuple):
+    """What receivers of a workload of several regions are told of the region that sends: whether it is the
+    primary (active) one, and under which epoch it is, or another one is."""
+
+    region: str
+    primary: bool
+    epoch: int
+
+    def metadata(self) -> Metadata:
+        """For a unary call."""
+        primary = "true" if self.primary else "false"
+        return (REGION, self.region), (PRIMARY, primary), (PRIMARY_EPOCH, str(self.epoch))
+
+
+class InvalidHeaderName(ValueError):
+    """A record header whose name cannot be gRPC metadata."""
+
+
+class MetadataTemplate:
+    """The metadata of one partition's deliveries; what does not change is made once."""
+
+    __slots__ = ("_fixed", "_partition", "_topic")
+
+    def __init__(self, topic: str, group: str, partition: int) -> None:
+        self._topic, self._partition = topic, partition
+        self._fixed: Metadata = (
+            ("kafka-topic", topic),
+            ("kafka-consumergroup", group),
+            ("kafka-partition", str(partition)),
+        )
+
+    def build(
+        self,
+        offset: int,
+        key: bytes | None,
+        headers: Sequence[tuple[str, bytes | None]],
+        timestamp_ms: int,
+        retry_count: int,
+        attempt: int,
+    ) -> Metadata:
+        """One delivery's metadata.
+
+        Raises:
+            InvalidHeaderName: a header's name is empty, too long, or has characters gRPC does not take.
+        """
+        extra: list[tuple[str, str | bytes]] = [
+            (_names.get(name) or _metadata_name(name), value or b"") for name, value in headers
+        ]
+        traceparent = own_traceparent(headers) or derived_traceparent(
+            self._topic, self._partition, offset, timestamp_ms
+        )
+        if key is not None:
+            extra.append(("kafka-key-bin", key))
+        return (
+            *self._fixed,
+            ("kafka-offset", str(offset)),
+            ("kafka-retrycount", str(retry_count)),
+            ("kafka-attemptcount", str(attempt)),
+            ("kafka-timestamp", str(timestamp_ms)),
+            ("traceparent", traceparent),
+            *extra,
+        )
+
+
+def _metadata_name(name: str) -> str:
+    lower = name.lower()
+    if not _LEGAL.fullmatch(lower):
+        raise InvalidHeaderName(
+            f"header {name[:MAX_HEADER_NAME_CHARS]!r} cannot be gRPC metadata; "
+            "name headers with letters, digits, '.', '_' and '-', at most 256"
+        )
+    found = f"{HEADER_PREFIX}{lower}-bin"
+    if len(_names) < _MAX_CACHED_NAMES:
+        _names[name] = found
+    return found

@@ -1,0 +1,1 @@
+"""The stream contract's client: book, requests, results."""

@@ -1,0 +1,253 @@
+"""The book of one stream: which delivery number is which message of which batch, and what may be sent.
+
+    queue(batch) ──▶ waiting ──next_run, sent──▶ in flight (numbered) ──finish──▶ told
+                        └──────────── cancel, expire, lose ────────────────────────┘
+
+Rules
+1. Each index of a batch is told exactly once; what comes after that about it is ignored.
+2. Numbers are given in the order of sending, 0 first, none left out.
+3. Nothing is offered for sending beyond the credit in deliveries. Bytes are counted here, and kept to by
+   the sender, which alone knows them (`encoder`).
+4. Credit never shrinks, whatever the receiver says.
+
+Pure: time is passed in. Ranges are half-open; `Told` is (batch, first index, end index).
+
+Invariants: 0 <= next_number <= credit; waiting + in_flight = indexes queued and not told.
+"""
+
+from __future__ import annotations
+
+import heapq
+from bisect import bisect_left, bisect_right
+from collections import deque
+from typing import Any, Generic, TypeVar
+
+BatchT = TypeVar("BatchT")
+
+
+class Entry:
+    """A batch in the book. `sent` is its first index that was not sent; `done` has a byte an index."""
+
+    __slots__ = ("batch", "deadline_s", "done", "left", "sent", "spans")
+
+    def __init__(self, batch: Any, count: int, deadline_s: float) -> None:
+        self.batch = batch  # None once all is told: a stuck neighbour must not keep the messages in memory
+        self.deadline_s = deadline_s
+        self.done = bytearray(count)
+        self.left = count
+        self.sent = 0
+        self.spans: list[tuple[int, int, int]] = []  # first number, end number, first index
+
+
+class Book(Generic[BatchT]):
+    """See the module.
+
+    Attributes:
+        next_number: of the next delivery to be sent.
+        waiting: queued messages that were not sent.
+        in_flight: sent messages without a result.
+        credit: deliveries with a number below may be sent.
+        bytes_left: of the credit in bytes.
+        unknown: results that named deliveries which were never made, so far.
+    """
+
+    def __init__(self) -> None:
+        self.next_number = self.waiting = self.in_flight = self.credit = 0
+        self.unknown = 0
+        self._bytes_credit = self._bytes_sent = 0
+        self._entries: dict[int, Entry] = {}  # by identity of the batch
+        self._queue: deque[Entry] = deque()
+        self._firsts: list[int] = []  # first numbers of spans in flight, ascending
+        self._spans: list[tuple[int, int, Entry]] = []  # end number, first index, entry
+        self._deadlines: list[tuple[float, int, Entry]] = []
+        self._queued = 0
+
+    # -- in and out ------------------------------------------------------------------------------
+
+    def queue(self, batch: BatchT, count: int, deadline_s: float) -> None:
+        """Takes a batch of `count` messages in.
+
+        Raises:
+            ValueError: it is empty, or in the book already.
+        """
+        if count < 1 or id(batch) in self._entries:
+            raise ValueError("a batch is queued once, and has a message at least")
+        entry = Entry(batch, count, deadline_s)
+        self._entries[id(batch)] = entry
+        self._queue.append(entry)
+        self._queued += 1
+        heapq.heappush(self._deadlines, (deadline_s, self._queued, entry))
+        self.waiting += count
+
+    def next_run(self) -> tuple[BatchT, int, int] | None:
+        """What to send next: indexes that stand together, no more than the credit; None: nothing, or none."""
+        queue = self._queue
+        while queue:
+            entry = queue[0]
+            done = entry.done
+            start = done.find(0, entry.sent) if entry.left else -1
+            if start < 0:
+                queue.popleft()
+                continue
+            if self.credit <= self.next_number:
+                return None
+            entry.sent = start
+            end = done.find(1, start)
+            if end < 0:
+                end = len(done)
+            return entry.batch, start, min(end, start + self.credit - self.next_number)
+        return None
+
+    def sent(self, count: int) -> None:
+        """The first `count` of `next_run` were sent, with the numbers from `next_number` on."""
+        entry = self._queue[0]
+        first, index = self.next_number, entry.sent
+        end = first + count
+        assert 0 < count <= self.waiting
+        assert end <= self.credit, "sent beyond the credit"
+        entry.spans.append((first, end, index))
+        self._firsts.append(first)
+        self._spans.append((end, index, entry))
+        entry.sent = index + count
+        self.next_number = end
+        self.waiting -= count
+        self.in_flight += count
+        if entry.sent >= len(entry.done):
+            self._queue.popleft()
+
+    # -- credit ----------------------------------------------------------------------------------
+
+    @property
+    def bytes_left(self) -> int:
+        """Bytes that may be sent now."""
+        return max(0, self._bytes_credit - self._bytes_sent)
+
+    def sent_bytes(self, size: int) -> None:
+        """A request of `size` bytes was sent."""
+        self._bytes_sent += size
+
+    def credited(self, deliveries: int, size: int) -> None:
+        """The receiver takes this much, in all."""
+        self.credit = max(self.credit, deliveries)
+        self._bytes_credit = max(self._bytes_credit, size)
+
+    # -- results ---------------------------------------------------------------------------------
+
+    def unsent(self) -> list[tuple[BatchT, int, int]]:
+        """Where each batch's messages that were not sent begin and end."""
+        entries = [entry for entry in self._queue if entry.left]
+        return [(entry.batch, entry.sent, len(entry.done)) for entry in entries]
+
+    def unsent_of(self, batch: BatchT) -> tuple[int, int] | None:
+        """The same of one batch; None: it is not in the book (any more)."""
+        entry = self._entries.get(id(batch))
+        return None if entry is None else (entry.sent, len(entry.done))
+
+    def is_open(self, batch: BatchT, index: int) -> bool:
+        """Whether the message at `index` of the batch has no result yet."""
+        entry = self._entries.get(id(batch))
+        return entry is not None and not entry.done[index]
+
+    def finish(self, start: int, end: int) -> list[tuple[BatchT, int, int]]:
+        """The deliveries [start, end) have a result: what that tells of which batches."""
+        if start >= end:
+            return []
+        if end > self.next_number:
+            self.unknown += end - max(start, self.next_number)
+            end = self.next_number
+        told: list[tuple[BatchT, int, int]] = []
+        firsts, spans = self._firsts, self._spans
+        at = max(0, bisect_right(firsts, start) - 1)
+        while at < len(firsts) and firsts[at] < end:
+            first = firsts[at]
+            span_end, index, entry = spans[at]
+            low, high = max(start, first), min(end, span_end)
+            if low < high:
+                self._mark(entry, index + low - first, index + high - first, told)
+                if not entry.left:
+                    at = bisect_left(firsts, high)  # its spans are gone
+                    continue
+            at += 1
+        return told
+
+    def cancel(
+        self, batch: BatchT, start: int, end: int
+    ) -> tuple[list[tuple[BatchT, int, int]], list[tuple[int, int]]]:
+        """Gives [start, end) up: what is told of these indexes, and the numbers the receiver may forget."""
+        entry = self._entries.get(id(batch))
+        if entry is None:
+            return [], []
+        told: list[tuple[BatchT, int, int]] = []
+        spans, sent = list(entry.spans), entry.sent
+        self._mark(entry, max(0, start), min(end, len(entry.done)), told)
+        numbers = []
+        for _, low, high in told:
+            for first, span_end, index in spans:
+                inside = max(low, index), min(high, index + span_end - first, sent)
+                if inside[0] < inside[1]:
+                    numbers.append((first + inside[0] - index, first + inside[1] - index))
+        return told, numbers
+
+    def expire(self, now_s: float) -> tuple[list[tuple[BatchT, int, int]], list[tuple[int, int]]]:
+        """Gives up whatever is due, as `cancel` does."""
+        told: list[tuple[BatchT, int, int]] = []
+        numbers: list[tuple[int, int]] = []
+        while self._deadlines and self._deadlines[0][0] <= now_s:
+            entry = heapq.heappop(self._deadlines)[2]
+            if entry.left:
+                more_told, more_numbers = self.cancel(entry.batch, 0, len(entry.done))
+                told += more_told
+                numbers += more_numbers
+        return told, numbers
+
+    def next_deadline_s(self) -> float | None:
+        """When `expire` has something to do next."""
+        deadlines = self._deadlines
+        while deadlines and not deadlines[0][2].left:
+            heapq.heappop(deadlines)
+        return deadlines[0][0] if deadlines else None
+
+    def lose(self) -> tuple[list[tuple[BatchT, int, int]], list[tuple[BatchT, int, int]]]:
+        """The stream ended: all that is not told, in the order in which it was queued, what was sent and what
+        was not. Empty afterwards."""
+        sent: list[tuple[BatchT, int, int]] = []
+        unsent: list[tuple[BatchT, int, int]] = []
+        for entry in list(self._entries.values()):
+            at = entry.sent
+            self._mark(entry, 0, at, sent)
+            self._mark(entry, at, len(entry.done), unsent)
+        self._queue.clear()
+        self._deadlines.clear()
+        return sent, unsent
+
+    def _mark(self, entry: Entry, start: int, end: int, told: list[tuple[BatchT, int, int]]) -> None:
+        """Notes the indexes [start, end) as done; adds those that were not to `told`."""
+        done = entry.done
+        while start < end:
+            low = done.find(0, start, end)
+            if low < 0:
+                return
+            high = done.find(1, low, end)
+            if high < 0:
+                high = end
+            done[low:high] = b"\x01" * (high - low)
+            count = high - low
+            unsent = max(0, high - max(low, entry.sent))
+            self.waiting -= unsent
+            self.in_flight -= count - unsent
+            told.append((entry.batch, low, high))
+            entry.left -= count
+            if not entry.left:
+                self._forget(entry)
+                return
+            start = high
+
+    def _forget(self, entry: Entry) -> None:
+        del self._entries[id(entry.batch)]
+        entry.batch = None
+        for first, _, _ in entry.spans:
+            at = bisect_left(self._firsts, first)
+            del self._firsts[at]
+            del self._spans[at]
+        entry.spans = []
+        self.next_deadline_s()

@@ -1,0 +1,179 @@
+"""The unary contract: one gRPC call a message, body = the record's value, empty answer.
+
+Callback style, because thousands of calls are in flight: no task of our own a call. `done` is called exactly
+once, later, in the loop, whatever happens; nothing is raised for bad data.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import grpc
+from grpc import aio
+
+from app.dispatch.model.crash_suspicion import is_planned_end
+from app.dispatch.push.answer_limits import MAX_UNARY_BYTES
+from app.dispatch.push.channel_options import CONNECTING
+from app.dispatch.push.metadata import VALUE_NULL
+from app.dispatch.push.size_refusal import METADATA_WORDS, is_of_the_answer, size_refusal
+from app.kernel.grpc_status import CANCELLED, INTERNAL, OK, RESOURCE_EXHAUSTED, UNAVAILABLE
+
+CHANNELS = 4  # connections to a receiver: one is limited by its flow control window and stream limit
+MAX_DETAIL_CHARS = 1_000
+ACTION = "kafka-action"
+RETRY_AFTER = "kafka-retry-after-ms"
+MAX_DIGITS = 12
+WORDLESS_METADATA_BYTES = 8 * 1024  # the least limit that gRPC implementations have for a call's metadata
+METADATA_ENTRY_BYTES = 32  # HTTP/2 counts so much beside each name and value (RFC 9113, 6.5.2)
+
+OPTIONS = [
+    *CONNECTING,
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.max_receive_message_length", MAX_UNARY_BYTES),
+]
+
+
+class CallResult:
+    """How a call ended.
+
+    Attributes:
+        code: gRPC status number.
+        details: the receiver's words, bounded.
+        answer_too_large: the receiver answered more than is read; whether it took the message is not known.
+        action: the trailer `kafka-action`, when there was one.
+        latency_s: from `call` to the answer.
+        too_large: some limit on the way refused the message's size.
+        is_planned_end: the receiver ended the connection on purpose, the call was lost with it.
+        local_error: why the call was not even made; then `code` means nothing.
+        retry_after_s: the receiver's wish, with the action Retry; None when it has none.
+    """
+
+    __slots__ = (
+        "action", "answer_too_large", "code", "details", "is_planned_end", "latency_s", "local_error",
+        "retry_after_s", "too_large",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        code: int,
+        details: str = "",
+        action: str | None = None,
+        latency_s: float = 0.0,
+        *,
+        local_error: str | None = None,
+        retry_after_s: float | None = None,
+    ) -> None:
+        self.code = code
+        self.details = details[:MAX_DETAIL_CHARS]
+        self.action = action
+        self.latency_s = latency_s
+        self.too_large = code != OK and action is None and size_refusal(code, details) is not None
+        self.answer_too_large = is_of_the_answer(code, details)
+        self.is_planned_end = code == UNAVAILABLE and is_planned_end(details)
+        self.local_error = local_error
+        self.retry_after_s = retry_after_s
+
+    @classmethod
+    def local(cls, reason: str, action: str | None = None) -> CallResult:
+        """A message that was not sent; `action` says what becomes of it, when it is not to be stashed."""
+        return cls(INTERNAL, reason, action, local_error=reason)
+
+
+Done = Callable[[CallResult], None]
+
+
+class CallHandle:
+    """A call under way."""
+
+    __slots__ = ("_call",)
+
+    def __init__(self, call: Any) -> None:
+        self._call = call
+
+    def cancel(self) -> None:
+        """Gives the call up; `done` is called with CANCELLED unless it has ended already."""
+        self._call.cancel()
+
+
+class UnaryTarget:
+    """A receiver's method, over a pool of channels."""
+
+    def __init__(self, address: str, method: str, *, channels: int = CHANNELS) -> None:
+        self.address = address
+        self._channels = [aio.insecure_channel(address, options=OPTIONS) for _ in range(channels)]
+        # No serializers: bytes go out as they are, and the empty answer is not looked at.
+        self._calls = [channel.unary_unary(method, None, None) for channel in self._channels]
+        self._next = 0
+
+    def call(
+        self,
+        value: bytes | None,
+        metadata: Sequence[tuple[str, str | bytes]],
+        timeout_s: float,
+        done: Done,
+    ) -> CallHandle | None:
+        """Sends one message; None when it could not be (then `done` tells why, too).
+
+        A `value` of None is a tombstone, and the metadata says so.
+        """
+        self._next = (self._next + 1) % len(self._calls)
+        started_s = time.monotonic()
+        if value is None:
+            metadata = (*metadata, VALUE_NULL)
+        try:
+            call: Any = self._calls[self._next](value or b"", metadata=metadata, timeout=timeout_s)
+        except Exception as error:  # noqa: BLE001 - whatever gRPC refuses about the data
+            asyncio.get_running_loop().call_soon(done, CallResult.local(f"gRPC refuses the message: {error}"))
+            return None
+
+        def ended(task: asyncio.Task[Any]) -> None:
+            if not task.cancelled() and (error := task.exception()) is not None:
+                # grpcio raises here, and sets no status, for metadata it will not send.
+                done(
+                    CallResult.local(f"gRPC refuses the message: {type(error).__name__}; look at its headers")
+                )
+            else:
+                done(_result(call, started_s, metadata))
+
+        # The call's own task: `call.add_done_callback` is not told of the case above.
+        call._call_response.add_done_callback(ended)
+        return CallHandle(call)
+
+    async def close(self) -> None:
+        """Closes the channels; calls under way end as CANCELLED."""
+        for channel in self._channels:
+            await channel.close(None)
+
+
+def _result(call: Any, started_s: float, metadata: Sequence[tuple[str, str | bytes]]) -> CallResult:
+    """The result of a finished call, read without awaiting (grpc.aio keeps the status ready)."""
+    latency_s = time.monotonic() - started_s
+    status = call._cython_call._status
+    if status is None:
+        return CallResult(CANCELLED, "cancelled", latency_s=latency_s)
+    code = status.code()
+    trailers = status.trailing_metadata()
+    action = after_s = None
+    for name, value in trailers or ():
+        if name == ACTION:
+            action = value if isinstance(value, str) else None
+        elif name == RETRY_AFTER:
+            after_s = int(value) / 1000 if str(value).isdecimal() and len(value) < MAX_DIGITS else None
+    if code == 0 and action is None:
+        return CallResult(0, latency_s=latency_s)
+    details = status.details() or ""
+    if code == RESOURCE_EXHAUSTED and not details and _size(metadata) > WORDLESS_METADATA_BYTES:
+        # C core lists all names of metadata that it refuses, and drops the list when it is long itself.
+        details = f"{METADATA_WORDS} ({_size(metadata)} bytes were sent)"
+    return CallResult(int(code), details, action, latency_s, retry_after_s=after_s)
+
+
+def _size(metadata: Sequence[tuple[str, str | bytes]]) -> int:
+    """Bytes, as HTTP/2 counts them."""
+    return sum(METADATA_ENTRY_BYTES + len(name) + len(value) for name, value in metadata)
+
+
+__all__ = ["CallHandle", "CallResult", "UnaryTarget", "grpc"]

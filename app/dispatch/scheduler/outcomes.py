@@ -1,0 +1,217 @@
+"""What becomes of a message after its answer: finished, delivered again, or moved to another topic.
+
+Rules
+1. A message is finished only by an acknowledgement of the receiver, or once its copy in the retry topic
+   or DLQ is acknowledged by all in-sync replicas.
+2. Where order is asked for, a message waits in place for its next attempt, and what must not overtake it
+   waits behind it; it leaves for the DLQ only.
+3. What failed goes to the DLQ only while the workload may dead-letter
+   (`app.dispatch.model.dead_letter_budget`); else it is withheld, with its attempts as they were. What the
+   receiver stashes itself, an operator, or a rule with a limit of its own (`app.dispatch.model.head_of_line`,
+   `app.dispatch.model.crash_suspicion`), goes at once.
+4. Nothing is moved unless the lease holds: the copy waits for it (`app.dispatch.pump.retry_publisher`).
+
+What is decided is pure (`app.dispatch.model.outcome`); here it is carried out.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from math import ceil
+from typing import TYPE_CHECKING
+
+from app.dispatch.model.circuit_breaker import FAILURES
+from app.dispatch.model.crash_suspicion import FINISHED_SHARE, Loss, Suspicion, read_loss
+from app.dispatch.model.dead_letter_budget import TRIAL_MIN_S
+from app.dispatch.model.outcome import Action, Decision, KafkaAction, decide, stash
+from app.kernel.clock import now_ms
+from app.kernel.grpc_status import CANCELLED, DEADLINE_EXCEEDED, INTERNAL, UNAVAILABLE, code_name
+
+if TYPE_CHECKING:
+    from app.dispatch.pump.delivery import BatchDelivery, Delivery
+    from app.dispatch.push.unary import CallResult
+    from app.dispatch.scheduler.receiver import ReceiverLink
+    from app.dispatch.scheduler.workload import WorkloadRuntime
+
+MAX_RETRY_AFTER_S = 3_600.0
+
+
+class Outcomes:
+    """Of one workload on this worker."""
+
+    def __init__(self, runtime: WorkloadRuntime) -> None:
+        self._runtime = runtime
+
+    def answered(self, delivery: Delivery, result: CallResult) -> None:
+        """The receiver (or the way to it) answered `delivery`."""
+        if result.code != 0 or result.action is not None:
+            self._not_ok(delivery, result)
+        elif not delivery.pump.closed:
+            runtime = self._runtime
+            runtime.dead_letters.earn(runtime.clock())
+            delivery.pump.finished(delivery.record, acknowledged=True)
+
+    def batch_answered(self, batch: BatchDelivery, start: int, end: int, result: CallResult) -> None:
+        """Messages [start, end) of `batch` were answered alike."""
+        if result.code != 0 or result.action is not None:
+            for index in range(start, end):
+                self._not_ok(batch.single(index), result)
+        elif not batch.pump.closed:
+            runtime = self._runtime
+            runtime.dead_letters.earn(runtime.clock(), end - start)
+            batch.pump.finished_run(batch.records, start, end)
+
+    def _not_ok(self, delivery: Delivery, result: CallResult) -> None:
+        pump, runtime = delivery.pump, self._runtime
+        if pump.closed:
+            return
+        if delivery.verdict is not None:
+            self.carry_out(delivery, delivery.verdict, "", code_name(result.code))
+            return
+        details, is_limited = result.details, KafkaAction.read(result.action) is not KafkaAction.STASH
+        if delivery.canceled and result.code == CANCELLED:
+            return  # its next owner delivers it
+        if result.local_error is not None and result.action is not None:
+            pump.finished(delivery.record, acknowledged=True, sent=False)  # an interceptor skips it
+            return
+        if result.code == DEADLINE_EXCEEDED:
+            delivery.timeouts += 1
+        if result.local_error is not None or result.too_large:
+            details = ""  # the reason says it
+            decision = stash(
+                result.local_error or f"too large for the receiver: {result.details}",
+                attempts_in_memory=delivery.attempts,
+                policy=runtime.policy,
+                random01=random.random(),  # noqa: S311 - jitter
+            )
+        else:
+            assert delivery.link is not None
+            breaker = delivery.link.breaker
+            decision = self._decide(
+                delivery, result.code, result.action, not breaker.closed, fails_all=breaker.failed
+            )
+            if decision.action is Action.HOLD and result.code == UNAVAILABLE:
+                decision = self._judged(delivery, delivery.link, decision, details)
+                is_limited = False  # it was paid for
+        wish_s = min(result.retry_after_s or 0.0, MAX_RETRY_AFTER_S)
+        if decision.delay_s < wish_s:
+            decision = replace(decision, delay_s=wish_s)
+        code = "REJECTED" if result.local_error is not None else code_name(result.code)
+        if self._is_withheld(delivery, decision, result.code, is_limited):
+            self._withhold(delivery, decision, details, code)
+            return
+        self.carry_out(delivery, decision, details, code, sent=True)
+
+    def _decide(
+        self,
+        delivery: Delivery,
+        code: int,
+        action: str | None,
+        breaker_open: bool,
+        attempts: int = 0,
+        *,
+        fails_all: bool = False,
+    ) -> Decision:
+        origin = delivery.origin
+        return decide(
+            code,
+            action,
+            attempts_in_memory=max(attempts, delivery.attempts),
+            tier=origin.tier if origin else None,
+            tier_attempt=(origin.tier_attempt if origin else 0) + 1,
+            policy=self._runtime.policy,
+            breaker_open=breaker_open,
+            fails_all=fails_all,
+            random01=random.random(),  # noqa: S311 - jitter
+        )
+
+    def _judged(self, delivery: Delivery, link: ReceiverLink, held: Decision, details: str) -> Decision:
+        """`held`, or what becomes of a message that is to blame for the loss of its receiver."""
+        runtime, tracker, now_s = self._runtime, delivery.pump.tracker, self._runtime.clock()
+        if (loss := read_loss(details)) in (Loss.UNREACHED, Loss.PLANNED):
+            return held
+        suspicion = delivery.suspicion = delivery.suspicion or Suspicion()
+        stuck = tracker.room <= 0 and tracker.unfinished <= max(1, tracker.capacity * (1 - FINISHED_SHARE))
+        together = suspicion.is_suspect and link.suspects_sent > 1
+        suspicion.lost(
+            loss, now_s, taken=link.taken, heard=link.health.answers, stuck=stuck, together=together
+        )
+        age_s, tokens = now_s - delivery.first_sent_s, runtime.head_tokens
+        if suspicion.has_failed(stuck=stuck, age_s=age_s, patience_s=runtime.head_after_s) and link.credit:
+            failed = self._decide(delivery, INTERNAL, None, False, runtime.policy.in_memory_attempts)
+            if failed.action is not Action.RETRY_IN_MEMORY and not tokens.wait_s(now_s):
+                if failed.action is Action.DLQ or not runtime.ordered:  # else it stays where it is
+                    tokens.take(now_s)
+                    link.credit -= 1
+                return replace(failed, reason=suspicion.reason)
+        return replace(held, delay_s=runtime.policy.backoff.delay_s(suspicion.blamed, random.random()))  # noqa: S311
+
+    def _is_withheld(self, delivery: Delivery, decision: Decision, code: int, is_limited: bool) -> bool:
+        """Whether rule 3 keeps it; if not, its right to a dead letter is spent."""
+        if decision.action is Action.HOLD:
+            link = delivery.link
+            return link is not None and link.breaker.failed and code not in FAILURES
+        budget = self._runtime.dead_letters
+        return decision.action is Action.DLQ and is_limited and not budget.take(self._runtime.clock())
+
+    def _withhold(self, delivery: Delivery, decision: Decision, details: str, code: str) -> None:
+        """It may not be dead-lettered now: it waits, and this attempt does not count (rule 3)."""
+        runtime, now_s = self._runtime, self._runtime.clock()
+        runtime.withholding.took(
+            delivery, code, f"{decision.reason}: {details}" if details else decision.reason
+        )
+        delivery.attempts = max(0, delivery.attempts - 1)
+        link = delivery.link
+        if link is None or link is not runtime.link_of(delivery):
+            delivery.link = None  # the definition has changed: it is routed again
+            delivery.pump.later(delivery, TRIAL_MIN_S)
+        else:
+            link.withhold(delivery, now_s)
+
+    def carry_out(
+        self, delivery: Delivery, decision: Decision, details: str, code: str, *, sent: bool = False
+    ) -> None:
+        """Does what was decided about a delivery that is not on its way; `sent`: by its receiver's answer."""
+        pump, runtime = delivery.pump, self._runtime
+        match decision.action:
+            case Action.ACK:
+                if sent:
+                    runtime.dead_letters.earn(runtime.clock())
+                pump.finished(delivery.record, acknowledged=True, sent=sent)
+            case Action.HOLD:
+                delivery.attempts = max(0, delivery.attempts - 1)
+                link = delivery.link
+                if link is None or link.breaker.closed or link is not runtime.link_of(delivery):
+                    delivery.link = None  # the definition may have changed: it is routed anew
+                    pump.later(delivery, decision.delay_s)  # it alone is not taken: it must not spin
+                else:
+                    link.hold(delivery)
+            case Action.RETRY_IN_MEMORY:
+                pump.later(delivery, decision.delay_s)
+            case Action.RETRY_TOPIC if runtime.ordered:
+                self._retry_in_place(delivery, decision)
+            case Action.RETRY_TOPIC | Action.DLQ:
+                tier = decision.tier if decision.action is Action.RETRY_TOPIC else None
+                topic = runtime.dlq_topic if tier is None else runtime.retry_topics[tier]
+                words = f"{decision.reason}: {details}" if details else decision.reason
+                dlq_topic = runtime.dlq_topic if runtime.policy.dlq_enabled else None
+                due_ms = None
+                if tier is not None and decision.delay_s > runtime.policy.tiers[tier].delay_s:
+                    due_ms = now_ms() + ceil(decision.delay_s * 1000)  # the receiver wishes for more
+                runtime.copier.start(delivery, topic, tier, words, code, dlq_topic, runtime.send, due_ms)
+
+    @staticmethod
+    def _retry_in_place(delivery: Delivery, decision: Decision) -> None:
+        """Rule 2: the tier's delay passes here, and its attempts are counted here."""
+        origin = delivery.told_origin()
+        stays = origin.tier == decision.tier
+        delivery.origin = replace(
+            origin,
+            attempt=origin.attempt + delivery.attempts,
+            retry_count=origin.retry_count + 1,
+            tier=decision.tier,
+            tier_attempt=origin.tier_attempt + 1 if stays else 0,
+        )
+        delivery.attempts = 0
+        delivery.pump.later(delivery, decision.delay_s)

@@ -1,0 +1,346 @@
+"""One receiver of a workload as this worker sees it: how much it may be given now, and how it fares.
+
+A workload has one, or with isolation one for each of its targets; what befalls one is no other's trouble.
+
+Rules
+1. No more in flight than `limit`: this worker's share of a fixed number, or what the adaptive limit finds.
+2. While the breaker is not closed only probes go out. After it closed the limit grows from a little to its
+   full size within `SLOW_START_S`: a receiver that has just come back is not thrown down again.
+3. What was held (the receiver was away) goes first, with its attempts as they were. Probes take turns
+   between held and fresh messages: one that is never taken cannot keep the receiver from being found.
+4. What may be to blame for the loss of its receiver (`app.dispatch.model.crash_suspicion`) goes last, few at
+   a time.
+5. A receiver that says it is not serving gets nothing, probes neither (`app.dispatch.push.health_watch`).
+6. What it fails and may not be dead-lettered (`app.dispatch.model.dead_letter_budget`) is tried again, few at
+   a time (`app.dispatch.scheduler.dead_letter_trials`).
+7. With the contract `auto`, a receiver without the stream is called message by message; the stream is tried
+   again from time to time. With `stream` its messages wait until there is one.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Protocol
+
+from app.dispatch.model.adaptive_timeout import MAXIMUM_S, AdaptiveTimeout
+from app.dispatch.model.circuit_breaker import FAILURES, Breaker
+from app.dispatch.model.concurrency_limit import AdaptiveLimit
+from app.dispatch.model.crash_suspicion import MOST_AT_ONCE
+from app.dispatch.model.dead_letter_budget import Trials
+from app.dispatch.model.head_of_line import CREDIT_MAX
+from app.dispatch.model.outcome import KafkaAction
+from app.dispatch.model.throughput_diagnosis import TargetStatus
+from app.dispatch.pump.receiver_backlog import Held
+from app.dispatch.push.health_watch import HealthWatch
+from app.kernel.grpc_status import (
+    ALREADY_EXISTS,
+    CANCELLED,
+    DEADLINE_EXCEEDED,
+    NOT_FOUND,
+    OK,
+    RESOURCE_EXHAUSTED,
+    UNAVAILABLE,
+    UNIMPLEMENTED,
+)
+from app.kernel.limit_shares import ALL
+from app.kernel.rates import MeanLatency
+
+if TYPE_CHECKING:
+    from app.dispatch.definition import Workload
+    from app.dispatch.pump.delivery import Delivery
+    from app.dispatch.pump.partition import DispatchPump
+    from app.dispatch.push.metadata import RegionRole
+    from app.dispatch.push.stream.client import StreamTarget
+    from app.dispatch.push.unary import CallResult, UnaryTarget
+
+SLOW_START_S = 1.0
+SLOW_START_LEAST = 4
+MAX_ADAPTIVE = 10_000
+REPEAT_S = 600.0  # between incidents while a receiver goes on answering too much
+DROPPED = {DEADLINE_EXCEEDED, RESOURCE_EXHAUSTED, UNAVAILABLE}  # tell of too much at once
+NOBODY = {CANCELLED, UNAVAILABLE}
+TAKEN = {OK, ALREADY_EXISTS}
+REFUSALS = {NOT_FOUND: UNIMPLEMENTED}  # of a whole stream; any other end of one finds nobody
+
+
+def was_taken(result: CallResult) -> bool:
+    """The receiver took the message, or said itself that it is to be passed over or stashed."""
+    action = None if result.action is None else KafkaAction.read(result.action)
+    return result.code in TAKEN if action is None else action is not KafkaAction.RETRY
+
+
+class Unread:
+    """Answers of a receiver that were too large to be read (`app.dispatch.push.answer_limits`).
+
+    Attributes:
+        count: so many since the worker began.
+    """
+
+    __slots__ = ("_address", "_details", "_said", "_said_s", "count")
+
+    def __init__(self, address: str) -> None:
+        self.count = self._said = 0
+        self._address = address
+        self._details = ""
+        self._said_s = float("-inf")
+
+    def came(self, details: str) -> None:
+        """One more, refused with these words."""
+        self.count += 1
+        self._details = details
+
+    def news(self, now_s: float) -> str:
+        """What an incident has to say now; "" for nothing."""
+        if self.count == self._said or now_s < self._said_s + REPEAT_S:
+            return ""
+        count, self._said, self._said_s = self.count - self._said, self.count, now_s
+        return f"{self._address} answered {count} times more than is read: {self._details}"
+
+
+class Targets(Protocol):
+    """Makes the clients of a workload's receiver."""
+
+    def unary(self, workload: Workload, address: str) -> UnaryTarget: ...
+
+    def stream(
+        self, workload: Workload, address: str, on_room: Callable[[], None],
+        on_lost: Callable[[CallResult], None],
+    ) -> StreamTarget: ...  # fmt: skip
+
+
+class ReceiverLink:
+    """See the module. `share` is what this worker may use of the limits; `on_room` is told of new room."""
+
+    def __init__(
+        self, workload: Workload, address: str, targets: Targets, clock: Callable[[], float],
+        on_room: Callable[[], None],
+    ) -> None:  # fmt: skip
+        self.address = address
+        self.breaker = Breaker()
+        self.in_flight = 0
+        self.out: Counter[DispatchPump] = Counter()  # messages in flight of each that has any
+        self.held = Held()
+        self.withheld = Held()  # failed, and may not be dead-lettered yet
+        self.trials = Trials()
+        self.trials_out: set[Delivery] = set()
+        self.suspects: deque[Delivery] = deque()
+        self.suspects_out: set[Delivery] = set()
+        self.suspects_sent = 0  # together, the last time
+        self.suspects_most = 1  # that may go together
+        self.unread = Unread(address)
+        self.taken = 0  # messages that it took, whatever it said of them
+        self.credit = 1  # for giving up what may be to blame, earned by what it takes
+        self.share = ALL
+        self.probe_held = False  # the next probe is of what is held; they take turns (rule 3)
+        self.adaptive: AdaptiveLimit | None = None
+        self.latency = MeanLatency()
+        self.target = targets.unary(workload, address)
+        self.health = HealthWatch(address, on_room)
+        self._clock = clock
+        self._on_room = on_room
+        self._stream: StreamTarget | None = None
+        self._never_unary = workload.spec.target.contract == "stream"
+        if workload.spec.target.contract != "unary":
+            self._stream = targets.stream(workload, address, on_room, self._lost)
+        self.change(workload)
+
+    def change(self, workload: Workload) -> None:
+        """Takes a changed definition of the same target into force."""
+        wanted = workload.spec.flow.max_inflight
+        self.fixed = wanted if isinstance(wanted, int) else None
+        if self.fixed is not None:
+            self.adaptive = None
+        elif self.adaptive is None:
+            self.adaptive = AdaptiveLimit(maximum=MAX_ADAPTIVE)
+        base_s = workload.spec.target.timeout
+        self.timeout = AdaptiveTimeout(base_s, max(base_s, MAXIMUM_S))
+
+    @property
+    def is_away(self) -> bool:
+        """Nobody is there who takes messages; one that is there and fails them is not away."""
+        return not self.health.serving or not (self.breaker.closed or self.breaker.failed)
+
+    def tell_role(self, role: RegionRole | None) -> None:
+        """What the receiver is told of this region over its stream, at once and from now on."""
+        if self._stream is not None:
+            self._stream.tell_role(role)
+
+    def hold(self, delivery: Delivery) -> None:
+        """Keeps it until the receiver is there (rules 3 and 4)."""
+        suspicion = delivery.suspicion
+        if suspicion is not None and suspicion.is_suspect:
+            self.suspects.append(delivery)
+        else:
+            self.held.append(delivery)
+
+    def withhold(self, delivery: Delivery, now_s: float) -> None:
+        """Keeps what it failed until it may be tried again."""
+        if not (self.withheld or self.trials_out):
+            self.trials.withheld(now_s)
+        self.withheld.append(delivery)
+
+    def back(self, delivery: Delivery, now_s: float, *, taken: bool) -> None:
+        """It came back, answered or not sent."""
+        if delivery in self.trials_out:
+            self.trials_out.discard(delivery)
+            self.trials.answered(now_s, taken=taken)
+
+    @property
+    def failed(self) -> int:
+        """Messages that it failed and that wait to be tried again."""
+        return len(self.withheld) + len(self.trials_out)
+
+    def suspect_answered(self, delivery: Delivery, code: int) -> None:
+        """Of what may be to blame and was out, this one is answered."""
+        self.suspects_out.discard(delivery)
+        if code == UNAVAILABLE:
+            self.suspects_most = 0
+        if not self.suspects_out:
+            self.suspects_most = min(MOST_AT_ONCE, max(1, 2 * self.suspects_most))
+
+    @property
+    def limit(self) -> int:
+        """Messages in flight from this worker, at most."""
+        if self.adaptive is not None:
+            return self.adaptive.limit
+        return self.share.in_flight(self.fixed or 1)
+
+    def allowed(self, now_s: float) -> int:
+        """The limit, or what slow start leaves of it (rule 2)."""
+        limit, closed_s = self.limit, now_s - self.breaker.closed_at_s
+        if closed_s < SLOW_START_S:
+            return min(limit, max(SLOW_START_LEAST, int(limit * closed_s / SLOW_START_S)))
+        return limit
+
+    @property
+    def timeout_s(self) -> float:
+        """How long a call may take now."""
+        return self.timeout.timeout_s
+
+    @property
+    def stream(self) -> StreamTarget | None:
+        """The stream, when messages go by it (rule 7)."""
+        stream = self._stream
+        return stream if stream is not None and self._counts(stream) else None
+
+    def _counts(self, stream: StreamTarget) -> bool:
+        """What becomes of the stream is the receiver's fate; else unary calls tell of it (rule 7)."""
+        return self._never_unary or stream.supported is not False
+
+    def room(self, now_s: float) -> int:
+        """How many messages may be sent now. While the breaker is not closed at most one, a probe: send it,
+        or `breaker.forgo` it."""
+        if not self.health.serving:
+            return 0
+        breaker = self.breaker
+        room = self.allowed(now_s) - self.in_flight
+        if room <= 0 or not (breaker.closed or breaker.allow(now_s)):
+            return 0
+        stream = self.stream
+        if stream is not None:
+            stream.timeout_s = self.timeout_s
+            room = min(room, stream.room)
+            if room <= 0:
+                stream.connect()  # of no effect when it is up, and only its credit is used up
+                return 0
+        return room if breaker.closed else 1
+
+    def status(self, now_s: float) -> TargetStatus:
+        """What the heartbeat says of it."""
+        breaker, adaptive, stream = self.breaker, self.adaptive, self.stream
+        limit, allowed = self.limit, self.allowed(now_s)
+        calls, failed = breaker.recent(now_s)
+        latency_s = self.latency.mean_s(now_s)
+        probe_in_s = -0.001 if breaker.closed else max(0.0, breaker.next_probe_at_s - now_s)
+        return TargetStatus(
+            address=self.address,
+            contract="unary" if stream is None else "stream",
+            breaker=str(breaker.state),
+            why_open="" if breaker.closed else breaker.reason,
+            probe_in_ms=round(probe_in_s * 1000),
+            limit=limit,
+            allowed=-1 if allowed == limit else allowed,
+            ceiling=0 if adaptive is None else adaptive.maximum,
+            phase="" if adaptive is None else str(adaptive.phase),
+            in_flight=self.in_flight,
+            credit=-1 if stream is None else stream.room,
+            held=len(self.held) + len(self.suspects) + len(self.withheld),
+            timeout_ms=round(self.timeout_s * 1000),
+            base_timeout_ms=0 if self.timeout_s == self.timeout.base_s else round(self.timeout.base_s * 1000),
+            health="" if self.health.heard is None else str(self.health.heard),
+            calls=calls,
+            failed=failed,
+            latency_ms=-1 if latency_s is None else round(latency_s * 1000, 2),
+        )
+
+    def wait_s(self, now_s: float) -> float:
+        """Seconds until there may be room although nothing is answered; 0 when only answers give it."""
+        if not self.breaker.closed:
+            return max(self.breaker.next_probe_at_s - now_s, 0.01)
+        return 0.01 if now_s - self.breaker.closed_at_s < SLOW_START_S else 0.0
+
+    def sent(self, pump: DispatchPump, count: int) -> None:
+        """So many messages of the pump are on their way."""
+        self.in_flight += count
+        self.out[pump] += count
+
+    def answered(
+        self, pump: DispatchPump, result: CallResult, count: int, started_s: float, now_s: float, spent: bool
+    ) -> None:
+        """`count` messages of the pump, sent at `started_s`, were answered alike; `spent`: no dead letter may
+        be written now."""
+        before = self.in_flight
+        self.in_flight -= count
+        self.out[pump] -= count
+        if not self.out[pump]:
+            del self.out[pump]
+        if result.local_error is not None or result.too_large or result.is_planned_end:
+            # Tells of the message only, or of nothing.
+            self.breaker.forgo(now_s)
+            return
+        code = result.code
+        if result.answer_too_large and code not in NOBODY:  # of a stream `_lost` counts it, once
+            self.unread.came(result.details)
+        if code not in FAILURES and code != CANCELLED:
+            self.taken += count
+            self.credit = min(CREDIT_MAX, self.credit + count)
+        was_closed = self.breaker.closed
+        failed = not was_taken(result)
+        self.breaker.on_result(code, now_s, started_s, failed=failed, spent=spent and failed, count=count)
+        latency_s = now_s - started_s
+        if self.breaker.closed and not was_closed:
+            self.timeout.reset(now_s)
+            if self.adaptive is not None:
+                self.adaptive.reset(now_s)
+        if self.adaptive is not None:
+            dropped = count if code in DROPPED else 0
+            self.adaptive.on_samples(now_s, count - dropped, latency_s, before, dropped)
+        if code == DEADLINE_EXCEEDED:
+            self.timeout.on_timeout(now_s, latency_s, count)
+        elif code not in NOBODY:
+            self.timeout.on_answers(now_s, count, latency_s)
+        if code not in NOBODY:
+            self.latency.add(latency_s, count)
+
+    def _lost(self, result: CallResult) -> None:
+        """The stream ended, or could not be opened."""
+        now_s = self._clock()
+        stream = self._stream
+        if result.answer_too_large:
+            self.unread.came(result.details)
+        if stream is not None and self._counts(stream) and not result.is_planned_end:
+            lost = result.code in FAILURES or result.code == CANCELLED
+            code = result.code if lost else REFUSALS.get(result.code, UNAVAILABLE)
+            self.breaker.on_result(code, now_s, now_s)
+        self._on_room()
+
+    async def close(self) -> None:
+        """Ends the connections; what is under way ends as CANCELLED."""
+        self.held.clear()
+        self.withheld.clear()
+        self.suspects.clear()
+        await self.health.close()
+        if self._stream is not None:
+            await self._stream.close()
+        await self.target.close()

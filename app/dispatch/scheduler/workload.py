@@ -1,0 +1,510 @@
+"""One workload on one worker: which of its messages goes to which receiver when, and at what pace.
+
+A `WorkloadRuntime` is shared by the pumps of all the workload's jobs on this worker (main topic and
+retry tiers). It decides *when* the next message is sent; the pumps know *which*. Everything here runs in
+the event loop, by callbacks: no task and no future a message.
+
+Rules
+1. A message is sent only while the lease holds and snapshots are taken (asked again when it has waited for a
+   stream's credit), its receiver has room (`app.dispatch.scheduler.receiver`) and the workload's rates allow
+   it.
+2. Jobs take turns and share what room there is (`app.dispatch.scheduler.fair_scheduler`): neither a deep
+   backlog nor messages that hang, of one partition, starve another.
+3. Held messages (the receiver was away) go first, with their attempts as they were; what may be to blame
+   for that goes last (`app.dispatch.scheduler.crash_suspects`), behind what failed and may not be
+   dead-lettered yet (`app.dispatch.scheduler.dead_letter_trials`).
+
+What becomes of a message after its answer: `app.dispatch.scheduler.outcomes`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from operator import attrgetter
+from typing import TYPE_CHECKING
+
+from app.dispatch.definition import HeadOfLine, Workload
+from app.dispatch.model.dead_letter_budget import Budget
+from app.dispatch.model.head_of_line import changed_tokens, shared_tokens
+from app.dispatch.model.header_filter import HeaderFilter
+from app.dispatch.model.key_lanes import Lanes
+from app.dispatch.model.outcome import Action, Decision, RetryPolicy, Tier
+from app.dispatch.model.receiver_routing import Fallbacks, Refusal, Routing, Unmatched
+from app.dispatch.pump.delivery import BatchDelivery, Delivery
+from app.dispatch.pump.line_head import Decisions
+from app.dispatch.pump.receiver_backlog import Held
+from app.dispatch.pump.retry_publisher import Copier, Copies
+from app.dispatch.push.metadata import Metadata, RegionRole
+from app.dispatch.push.stream.results import UNSENT
+from app.dispatch.scheduler.crash_suspects import send_suspects
+from app.dispatch.scheduler.dead_letter_trials import Withholding, send_withheld
+from app.dispatch.scheduler.fair_scheduler import Turns
+from app.dispatch.scheduler.isolation_router import Apart
+from app.dispatch.scheduler.outcomes import Outcomes
+from app.dispatch.scheduler.receiver import ReceiverLink, Targets, was_taken
+from app.kernel.lease import Lease
+from app.kernel.limit_shares import ALL, Need, Share, Usage
+from app.kernel.token_bucket import TokenBucket
+
+if TYPE_CHECKING:
+    from app.dispatch.pump.partition import DispatchPump
+    from app.dispatch.push.unary import CallResult
+    from app.kafka.fetch.decoder import UndecodableBatch
+    from app.kafka.records.record import Record
+    from app.payload.interceptors import Chain
+
+
+LEASE_RETRY_S = 0.05
+NO_SHARE_S = 0.25  # a worker without a share of the rates looks again so often; a share wakes it, too
+BUSY_PAUSE_S = 0.001
+MAX_BATCH = 512  # messages sent together over a stream
+DEFAULT_BACKLOG_RATE = 1_000.0  # of a backlog whose definition lost its rate meanwhile
+
+
+class WorkloadRuntime:
+    """See the module. The job manager tells `shared` what this worker may use of the limits."""
+
+    def __init__(
+        self,
+        workload: Workload,
+        targets: Targets,
+        copies: Copies,
+        lease: Lease,
+        chain: Chain | None = None,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.lease = lease
+        self.clock = clock
+        self.copier = Copier(copies, lease, clock)
+        self.outcomes = Outcomes(self)
+        self.decisions = Decisions()
+        self.messages: TokenBucket | None = None
+        self.bytes: TokenBucket | None = None
+        self.backlog_bucket = TokenBucket(DEFAULT_BACKLOG_RATE)
+        self._backlog_rate = DEFAULT_BACKLOG_RATE
+        self._share = ALL
+        self.rate_usage, self.slot_usage = Usage(), Usage()
+        self.turns = Turns()
+        self._apart = Apart(self)
+        self.fallbacks = Fallbacks({}, 0.0)
+        self._targets = targets
+        self._old_links: list[ReceiverLink] = []
+        self._sending = self._soon = False
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_at_s = 0.0
+        self.workload = workload
+        self.chain = chain
+        self.role_metadata: Metadata = ()  # of unary calls; streams are told by their links
+        self._role: RegionRole | None = None
+        self.links: dict[str, ReceiverLink] = {}  # by address, the main target's first
+        self._set(workload)
+        self.head_tokens = shared_tokens(self._heads_per_minute)
+        self.dead_letters = _dead_letters(workload, clock())
+        self.withholding = Withholding(self)
+
+    def change(self, workload: Workload, chain: Chain | None) -> None:
+        """Takes a changed definition into force; messages in flight end under the old one.
+
+        What waits is routed anew: all that is held goes back to its pump, and what is in flight now, and has
+        to be sent again, finds its target by `link_of`.
+        """
+        former = self.workload
+        self.chain = chain
+        if _way(workload) != _way(former):
+            self._old_links += self.links.values()
+            self.links = {}
+        self._set(workload)
+        for link in self.links.values():
+            link.trials.reset()  # what failed may not fail now
+            if workload.spec.isolation != former.spec.isolation:
+                self._put_back(link)
+        for link in list(self._old_links):
+            self._put_back(link)
+            self._close_when_idle(link)
+        self.shared(self._share)
+        self.send_soon()
+
+    def tell_role(self, role: RegionRole | None) -> None:
+        """What receivers are told of this region from now on; None: nothing, of a workload of one region."""
+        if role != self._role:
+            self._role = role
+            self.role_metadata = () if role is None else role.metadata()
+            for link in [*self.links.values(), *self._old_links]:
+                link.tell_role(role)
+
+    def _put_back(self, link: ReceiverLink) -> None:
+        """What the link holds may be for another one now."""
+        for delivery in [*link.held, *link.withheld, *link.suspects]:
+            delivery.link = None
+            delivery.pump.put_back(delivery)
+            self.offer(delivery.pump)
+        link.held.clear()
+        link.withheld.clear()
+        link.suspects.clear()
+
+    def _close_when_idle(self, link: ReceiverLink) -> None:
+        if link in self._old_links and not link.in_flight:
+            self._old_links.remove(link)
+            asyncio.get_running_loop().create_task(link.close())
+
+    def _set(self, workload: Workload) -> None:
+        spec = workload.spec
+        self.workload = workload
+        self.routing = _routing(workload)
+        self.fallbacks = _fallbacks(workload).kept(self.fallbacks)
+        addresses = [spec.target.address] if self.routing is None else self.routing.addresses
+        for address in addresses:
+            if address in self.links:
+                self.links[address].change(workload)
+            else:
+                link = ReceiverLink(workload, address, self._targets, self.clock, self.send)
+                self.links[address] = link
+                link.tell_role(self._role)
+                if link.stream is not None:
+                    link.stream.may_send = lambda: self.lease.may_push(self.clock())
+        for address in [address for address in self.links if address not in addresses]:
+            self._old_links.append(self.links.pop(address))
+        self.link = self.links[spec.target.address]
+        self.ordered = spec.ordering != "none"
+        self.delay_ms = int(spec.delay * 1000)
+        self.heeds_not_before = spec.not_before == "header"
+        passing = spec.headers
+        self.header_filter = None if passing is None else HeaderFilter(passing.allow, passing.deny)
+        self.retry_topics = workload.retry_topics()
+        self.dlq_topic = workload.dlq_topic()
+        head = spec.head_of_line or HeadOfLine()
+        self.head_after_s, self._head_stash = workload.head_of_line_after_s(), head.stash
+        self._heads_per_minute = head.per_minute
+        if spec.catch_up is not None:
+            self._backlog_rate = spec.catch_up.rate
+        self.policy = RetryPolicy(
+            tiers=tuple(Tier(delay_s=tier.delay, attempts=tier.attempts) for tier in spec.retry),
+            dlq_enabled=spec.dlq.enabled,
+        )
+
+    def shared(self, share: Share) -> None:
+        """What this worker may use of the workload's limits from now on."""
+        gains = share.rate > self._share.rate or share.slots > self._share.slots
+        self._share = share
+        for link in self.links.values():
+            link.share = share
+        flow, now_s = self.workload.spec.flow, self.clock()
+        self.messages = _bucket(self.messages, flow.messages_per_second, share.rate, now_s)
+        self.bytes = _bucket(self.bytes, flow.bytes_per_second, share.rate, now_s)
+        if share.topic > 0:
+            self.backlog_bucket.change(self._backlog_rate * share.topic, now_s)
+        if share.jobs > 0:
+            self.head_tokens = changed_tokens(self.head_tokens, self._heads_per_minute * share.jobs, now_s)
+        dlq = self.workload.spec.dlq
+        self.dead_letters.change(now_s, dlq.share, dlq.per_minute * share.jobs, dlq.burst)
+        if gains:
+            self.send_soon()
+
+    def need(self, now_s: float) -> Need | None:
+        """What this worker needs of the limits, for its heartbeat; None: there are none."""
+        flow = self.workload.spec.flow
+        if not flow.is_limited:
+            return None
+        return Need(
+            self.workload.key,
+            round(self.rate_usage.per_s(now_s), 4),
+            self.rate_usage.wants(now_s),
+            max(link.in_flight for link in [*self.links.values(), *self._old_links]),
+            self.slot_usage.wants(now_s),
+            max(1, len(self.turns)),
+        )
+
+    @property
+    def in_flight(self) -> int:
+        """Messages on their way."""
+        return sum(link.in_flight for link in self.links.values())
+
+    def held(self) -> list[Held | deque[Delivery]]:
+        """What waits for its receiver, queue by queue."""
+        return [queue for link in self.links.values() for queue in (link.held, link.withheld, link.suspects)]
+
+    def is_spent(self, now_s: float) -> bool:
+        """There is a DLQ, and no message may be dead-lettered now."""
+        return self.policy.dlq_enabled and self.dead_letters.is_spent(now_s)
+
+    def is_serving(self, delivery: Delivery | None, now_s: float) -> bool:
+        """Whether messages may be sent to the receiver that `delivery` is for (None: the main one)."""
+        link = delivery.link if delivery is not None and delivery.link is not None else self.link
+        return link.breaker.closed and link.health.serving and self.lease.may_push(now_s)
+
+    def new_lanes(self) -> Lanes[Record] | None:
+        """What keeps a job's messages in the order that the definition asks for; None: no order."""
+        ordering = self.workload.spec.ordering
+        return None if ordering == "none" else Lanes(single=ordering == "partition")
+
+    def head_decision(self, tier: int | None) -> Decision | None:
+        """What becomes of a message of this tier that blocks the others; None: it has to stay."""
+        if self._head_stash == "retry" and tier is None and self.policy.tiers and not self.ordered:
+            return Decision(Action.RETRY_TOPIC, 0, self.policy.tiers[0].delay_s, "")
+        return Decision(Action.DLQ, None, 0.0, "") if self.policy.dlq_enabled else None
+
+    # -- sending ---------------------------------------------------------------------------------
+
+    def offer(self, pump: DispatchPump) -> None:
+        """`pump` has messages ready; it takes its turn."""
+        self.turns.offer(pump)
+
+    def send(self) -> None:
+        """Sends as much as rule 1 allows."""
+        if self._sending:
+            return
+        self._sending = True
+        try:
+            self._send()
+        finally:
+            self._sending = False
+
+    def _send(self) -> None:
+        now_s, links = self.clock(), self.links.values()
+        if not (self.turns or any(link.held or link.withheld or link.suspects for link in links)):
+            return
+        if not self.lease.may_push(now_s):
+            self.call_at(now_s + LEASE_RETRY_S)
+            return
+        for link in links:
+            is_turn = link.probe_held or not self.turns or self.routing is not None
+            if link.held and (link.breaker.closed or is_turn):
+                self.send_held(link, now_s)
+            if link.withheld and not link.breaker.closed and link.probe_held:
+                send_withheld(self, link, now_s)
+        if self.routing is not None:
+            self._apart.send(self.routing, now_s)
+        else:
+            self._send_fresh(self.link, now_s)
+        for link in links:
+            if link.withheld:
+                send_withheld(self, link, now_s)
+            if link.suspects:
+                send_suspects(self, link, now_s)
+
+    def _send_fresh(self, link: ReceiverLink, now_s: float) -> None:
+        """Sends what is ready to the only receiver there is."""
+        turns = self.turns
+        while turns and (room := self.room(link, now_s)):
+            link.probe_held = True
+            while (found := turns.first(room, link)) is not None:
+                pump, most = found
+                if self._send_of(pump, most, link, now_s):
+                    turns.took()
+                    break
+                turns.done()
+            else:
+                link.breaker.forgo(now_s)
+                return
+
+    def _send_of(self, pump: DispatchPump, most: int, link: ReceiverLink, now_s: float) -> bool:
+        """Sends at most so many messages of the pump; whether it had any."""
+        if (stream := link.stream) is not None and self.chain is None:
+            if self.messages is not None:
+                most = min(most, max(1, int(self.messages.available(now_s))))
+            if records := pump.next_records(min(most, MAX_BATCH)):
+                self._spend(records, now_s)
+                BatchDelivery(pump, link, stream, records, now_s).start()
+                return True
+        while (delivery := pump.next_delivery()) is not None:
+            if link.breaker.failed and delivery.attempts:
+                delivery.link = link  # it failed before: a fresh one is the better probe
+                link.withhold(delivery, now_s)
+                continue
+            if delivery.suspicion is None or not delivery.suspicion.is_suspect:
+                self.start(delivery, link, now_s)
+                return True
+            link.suspects.append(delivery)
+        return False
+
+    def send_held(self, link: ReceiverLink, now_s: float) -> None:
+        """Sends what waits for this receiver, as far as it has room."""
+        held = link.held
+        held.take_all(attrgetter("draining"))  # stopped or moved meanwhile: its next owner delivers it
+        for paused in held.take_all(attrgetter("paused")):
+            paused.pump.put_back(paused)
+        while held and (room := self.room(link, now_s)):
+            delivery = held.take(lambda pump: self.turns.most(pump, room, link))
+            if delivery is None:
+                return
+            link.probe_held = False
+            self.start(delivery, link, now_s)
+
+    def room(self, link: ReceiverLink, now_s: float) -> int:
+        """How many messages may go to the receiver now (rule 1); looks again when there may be more."""
+        if wait_s := self.rate_wait_s(now_s):
+            self.call_at(now_s + wait_s)
+            return 0
+        room = link.room(now_s)
+        if room <= 0:
+            if link.fixed is not None and link.in_flight >= link.limit:
+                self.slot_usage.short(now_s)
+            if wait_s := link.wait_s(now_s):
+                self.call_at(now_s + wait_s)
+        return max(0, room)
+
+    def start(self, delivery: Delivery, link: ReceiverLink, now_s: float) -> None:
+        """Sends it."""
+        self._spend((delivery.record,), now_s)
+        delivery.start(link, now_s)
+
+    def _spend(self, records: Sequence[Record], now_s: float) -> None:
+        """Counts what is sent against the rates."""
+        flow, used = self.workload.spec.flow, 0.0
+        if self.messages is not None and flow.messages_per_second:
+            self.messages.take(now_s, len(records))
+            used = len(records) / flow.messages_per_second
+        if self.bytes is not None and flow.bytes_per_second:
+            size_bytes = max(1, sum(len(record.value or b"") for record in records))
+            self.bytes.take(now_s, size_bytes)
+            used = max(used, size_bytes / flow.bytes_per_second)
+        if used:
+            self.rate_usage.add(now_s, used)
+
+    def rate_wait_s(self, now_s: float) -> float:
+        """Seconds until the rates allow the next message."""
+        flow = self.workload.spec.flow
+        if self._share.rate <= 0 and (flow.messages_per_second or flow.bytes_per_second):
+            self.rate_usage.short(now_s)
+            return NO_SHARE_S
+        wait_s = 0.0
+        if self.messages is not None:
+            wait_s = self.messages.wait_s(now_s)
+        if self.bytes is not None:
+            wait_s = max(wait_s, self.bytes.wait_s(now_s))
+        if wait_s:
+            self.rate_usage.short(now_s)
+        return wait_s
+
+    def call_at(self, at_s: float) -> None:
+        """Sends again then, or before."""
+        if self._timer is not None and not self._timer.cancelled() and self._timer_at_s <= at_s:
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer_at_s = at_s
+        self._timer = asyncio.get_running_loop().call_later(max(0.0, at_s - self.clock()), self._woken)
+
+    def _woken(self) -> None:
+        self._timer = None
+        self.send()
+
+    def answered(self, delivery: Delivery, result: CallResult) -> None:
+        """The receiver (or the way to it) answered `delivery`."""
+        if result is UNSENT:
+            self._answered_by(delivery, result, 1)
+            delivery.come_back()
+        else:
+            if delivery.link is not None and delivery in delivery.link.suspects_out:
+                delivery.link.suspect_answered(delivery, result.code)
+            link = delivery.link
+            self._answered_by(delivery, result, 1)
+            self.outcomes.answered(delivery, result)
+            if link is not None:
+                link.back(delivery, self.clock(), taken=was_taken(result))
+        self.send()
+
+    def batch_answered(self, batch: BatchDelivery, start: int, end: int, result: CallResult) -> None:
+        """Messages [start, end) of `batch` were answered alike."""
+        self._answered_by(batch, result, end - start)
+        if result is UNSENT:
+            for index in range(start, end):
+                batch.single(index).come_back()
+        else:
+            self.outcomes.batch_answered(batch, start, end, result)
+        self.send_soon(batch.link)
+
+    def send_soon(self, link: ReceiverLink | None = None) -> None:
+        """Sends once for all the ranges of results that come together; while the receiver (the main one) has
+        much to do, for those of the next moment too: larger runs cost both sides less."""
+        if not self._soon:
+            self._soon, link = True, link or self.link
+            wait_s = BUSY_PAUSE_S if 2 * link.in_flight > link.limit else 0.0
+            asyncio.get_running_loop().call_later(wait_s, self._sent_soon)
+
+    def _sent_soon(self) -> None:
+        self._soon = False
+        self.send()
+
+    def _answered_by(self, sent: Delivery | BatchDelivery, result: CallResult, count: int) -> None:
+        link = sent.link
+        assert link is not None
+        now_s = self.clock()
+        link.answered(sent.pump, result, count, sent.started_s, now_s, self.is_spent(now_s))
+        self._close_when_idle(link)
+
+    def link_of(self, delivery: Delivery) -> ReceiverLink | None:
+        """The link that `delivery` is for as the definition is now; None: no target may have it."""
+        if self.routing is None:
+            return self.link
+        chosen = self.routing.choose(delivery.record.headers)
+        return None if isinstance(chosen, Refusal) else self.links[chosen]
+
+    def stash_batch(self, pump: DispatchPump, error: UndecodableBatch, finished: Callable[[], None]) -> None:
+        """Writes a batch that cannot be decoded to the DLQ, as it is; then calls `finished`."""
+        self.copier.start_raw(
+            pump, error, lambda: self.dlq_topic if self.policy.dlq_enabled else None, finished
+        )
+
+    async def close(self) -> None:
+        """Ends the timer and the channels; the pumps have been closed before."""
+        if self._timer is not None:
+            self._timer.cancel()
+        for link in [*self.links.values(), *self._old_links]:
+            await link.close()
+
+
+def _bucket(
+    former: TokenBucket | None, rate_per_s: float | None, share: float, now_s: float
+) -> TokenBucket | None:
+    """The bucket for this worker's share of a rate; what was saved up or owed stays."""
+    if rate_per_s is None:
+        return None
+    if share <= 0:
+        return former  # nothing is sent (`rate_wait_s`)
+    if former is None:
+        return TokenBucket(rate_per_s * share)
+    former.change(rate_per_s * share, now_s)
+    return former
+
+
+def _dead_letters(workload: Workload, now_s: float) -> Budget:
+    dlq = workload.spec.dlq
+    return Budget(now_s, dlq.share, dlq.per_minute, dlq.burst)
+
+
+def _way(workload: Workload) -> tuple[str, str, str]:
+    """What connections depend on."""
+    target = workload.spec.target
+    return target.address, target.contract, workload.method()
+
+
+def _fallbacks(workload: Workload) -> Fallbacks:
+    isolation = workload.spec.isolation
+    if isolation is None:
+        return Fallbacks({}, 0.0)
+    zones = {(target.environment, target.zone): target.address for target in isolation.targets}
+    named = {
+        target.address: zones[target.environment, target.fallback]
+        for target in isolation.targets
+        if target.fallback is not None and (target.environment, target.fallback) in zones
+    }
+    return Fallbacks(named, isolation.fallback_after)
+
+
+def _routing(workload: Workload) -> Routing | None:
+    isolation = workload.spec.isolation
+    if isolation is None:
+        return None
+    return Routing(
+        workload.spec.target.address,
+        zone=isolation.zone,
+        environment=isolation.environment,
+        targets=[(target.environment, target.zone, target.address) for target in isolation.targets],
+        unmatched=Unmatched(isolation.unmatched),
+        production=isolation.production,
+    )

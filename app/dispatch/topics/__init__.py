@@ -1,0 +1,1 @@
+"""Topics of a workload: those it needs beside its own, those in which nothing waits any more."""

@@ -1,0 +1,306 @@
+"""What holds a workload back, worker by worker and receiver by receiver: pure, from what workers say.
+
+These shapes are the API's: OpenAPI describes them from here. What is unknown, or does not apply, is null.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import msgspec
+from pydantic import ValidationError
+
+from app.controllog.codec import HeadDecision, HeadStatus, JobStatus, WorkloadStatus
+from app.dispatch.definition import HEAD_OF_LINE_S, Workload
+from app.dispatch.model.dead_letter_budget import spelled
+from app.dispatch.model.head_of_line import UNFINISHED_THRESHOLD, UTILISATION_THRESHOLD
+from app.dispatch.model.throughput_diagnosis import (
+    RESTS,
+    Flow,
+    Pace,
+    Rate,
+    TargetStatus,
+    gravest,
+    pace,
+    without_worker,
+)
+
+STUCK_SHARE = 0.5  # of a full tracker: with fewer unfinished, few messages hold up many
+MAX_DECISIONS = 20  # of all workers together
+
+Told = tuple[str, WorkloadStatus, Sequence[JobStatus]]  # a worker, what it says of a workload and of its jobs
+
+
+class Receiver(msgspec.Struct, frozen=True, kw_only=True):
+    """A receiver of the workload as one worker sees it. `limit` is what may be in flight, `allowed` what slow
+    start leaves of it; `ceiling` and `phase` are of the adaptive limit. `credit` is what a stream takes now.
+    `failed` of the last `calls` answers tell of trouble with the receiver."""
+
+    worker: str
+    address: str
+    contract: str
+    breaker: str
+    why_open: str | None
+    probe_in_s: float | None
+    limit: int
+    allowed: int
+    ceiling: int | None
+    phase: str | None
+    in_flight: int
+    credit: int | None
+    held: int
+    timeout_s: float
+    base_timeout_s: float
+    health: str | None
+    calls: int
+    failed: int
+    failed_share: float | None
+
+
+class WorkerFlow(msgspec.Struct, frozen=True, kw_only=True):
+    """The workload on one worker: what holds it back there, in a word (`bound`) and a sentence (`why`); its
+    jobs and their states; its messages by what they wait for; rates in force (its share), and what is short
+    of them for the next message; `budget_used` of the worker's memory for fetched messages (0 to 1).
+    `withheld` messages failed and may not be dead-lettered yet; `withheld_by` counts such failures by status
+    since the worker began; `letters` may be written now (null: no limit)."""
+
+    worker: str
+    bound: str
+    why: str
+    blocked: str | None
+    jobs: int
+    paused: int
+    catching_up: int
+    emptying: int
+    in_flight: int
+    held: int
+    ready: int
+    behind: int
+    postponed: int
+    due_in_s: float | None
+    backoff: int
+    unread: int | None
+    messages_per_s: float | None
+    messages_short: float | None
+    bytes_per_s: float | None
+    bytes_short: float | None
+    buffered_bytes: int
+    budget_used: float
+    stashed: int
+    withheld: int
+    withheld_by: dict[str, int]
+    withheld_last: str | None
+    letters: float | None
+
+
+class Candidate(HeadStatus, frozen=True, kw_only=True, omit_defaults=False):
+    """The message that holds a partition's offset back, and why it was not moved away yet. `age_s` null: the
+    receiver does not have it. `tracker_used` and `unfinished_share` are what the thresholds are for."""
+
+    worker: str
+
+
+class Decision(HeadDecision, frozen=True, kw_only=True, omit_defaults=False):
+    """A message that blocked its partition and was moved away."""
+
+    worker: str
+
+
+class HeadOfLine(msgspec.Struct, frozen=True, kw_only=True):
+    """Head-of-line blocking: thresholds in force, candidates (the oldest first), the last decisions (the
+    newest first), and how many were moved away since these workers took the workload."""
+
+    after_s: float
+    use_threshold: float
+    unfinished_threshold: float
+    stashed: int
+    candidates: list[Candidate]
+    more_candidates: int
+    decisions: list[Decision]
+
+
+class WorkloadFlow(msgspec.Struct, frozen=True, kw_only=True):
+    """Why a workload does not go faster: the gravest reason (`worker` null: it has none), and the numbers."""
+
+    bound: str
+    why: str
+    worker: str | None
+    workers: list[WorkerFlow]
+    receivers: list[Receiver]
+    head_of_line: HeadOfLine
+
+
+def slowest(
+    told: Iterable[Told], waiting: int, jobs: int, now_ms: int
+) -> tuple[Pace, str | None]:  # fmt: skip
+    """What holds a workload back most, and on which worker; `waiting` of its `jobs` have none."""
+    if waiting or not jobs:
+        return without_worker(waiting, jobs), None
+    paces = {worker: pace(_facts(of, statuses, now_ms), of.targets) for worker, of, statuses in told}
+    worst = gravest(paces.values())
+    if worst is None:
+        return without_worker(jobs, jobs), None
+    return worst, next(worker for worker, one in paces.items() if one is worst)
+
+
+def workload_flow(
+    definition: dict[str, Any], told: Sequence[Told], waiting: int, jobs: int, now_ms: int
+) -> WorkloadFlow:
+    """Everything that the workload's page shows of it."""
+    worst, worker = slowest(told, waiting, jobs, now_ms)
+    return WorkloadFlow(
+        bound=str(worst.bound),
+        why=worst.why,
+        worker=worker,
+        workers=[_worker(name, of, statuses, now_ms) for name, of, statuses in told],
+        receivers=[_receiver(name, target) for name, of, _ in told for target in of.targets],
+        head_of_line=_head_of_line(definition, told),
+    )
+
+
+def _facts(of: WorkloadStatus, jobs: Sequence[JobStatus], now_ms: int) -> Flow:
+    running = [job for job in jobs if job.state != "paused"]
+    troubles = {job.trouble for job in jobs if job.state == "paused" and job.trouble}
+    resting = sorted(trouble.removeprefix(RESTS) for trouble in troubles if trouble.startswith(RESTS))
+    full = [job for job in running if job.used >= job.capacity and not job.ready]
+    stuck = [job for job in full if job.unfinished <= STUCK_SHARE * job.used]
+    cramped = [job for job in full if job.unfinished > STUCK_SHARE * job.used and _at_work(job)]
+    dues = [job.due_ms for job in running if job.due_ms >= 0]
+    rates = [("messages", of.rate_messages, of.tokens_messages), ("bytes", of.rate_bytes, of.tokens_bytes)]
+    return Flow(
+        blocked=of.blocked,
+        jobs=len(jobs),
+        paused=len(jobs) - len(running),
+        resting=resting,
+        obscured=len(troubles) > len(resting),
+        stuck=[_place(job) for job in stuck],
+        cramped=[_place(job) for job in cramped],
+        ready=sum(job.ready for job in running),
+        behind=sum(job.behind for job in running),
+        postponed=sum(job.postponed for job in running),
+        due_in_s=(min(dues) - now_ms) / 1000 if dues else None,
+        backoff=sum(job.backoff for job in running),
+        unread=_unread(running),
+        catching_up=sum(job.state == "catching-up" for job in running),
+        budget_used=of.budget_used,
+        rates=[Rate(unit, per_s, tokens) for unit, per_s, tokens in rates if per_s],
+        withheld=of.withheld,
+        failures="; ".join(part for part in (spelled(of.withheld_by), of.withheld_last) if part),
+    )
+
+
+def _at_work(job: JobStatus) -> bool:
+    """Most of what is unfinished is with the receiver, or comes back to it."""
+    return job.in_flight + job.backoff > job.behind + job.postponed
+
+
+def _unread(jobs: Sequence[JobStatus]) -> int | None:
+    """Of those jobs that have nothing that waits for its time: the others read no further for that."""
+    free = [job for job in jobs if not job.postponed]
+    if any(job.high_watermark < 0 or job.fetched < 0 for job in free):
+        return None
+    return sum(max(0, job.high_watermark - job.fetched) for job in free)
+
+
+def _place(job: JobStatus) -> str:
+    _, _, topic, partition = job.job.split(":")
+    return f"{topic}-{partition} at offset {job.committed}"
+
+
+def _worker(worker: str, of: WorkloadStatus, jobs: Sequence[JobStatus], now_ms: int) -> WorkerFlow:
+    flow = _facts(of, jobs, now_ms)
+    told = pace(flow, of.targets)
+    rates = {rate.unit: rate for rate in flow.rates}
+    messages, size = rates.get("messages"), rates.get("bytes")
+    states = [job.state for job in jobs]
+    return WorkerFlow(
+        worker=worker,
+        bound=str(told.bound),
+        why=told.why,
+        blocked=of.blocked or None,
+        jobs=flow.jobs,
+        paused=flow.paused,
+        catching_up=states.count("catching-up"),
+        emptying=states.count("emptying"),
+        in_flight=of.in_flight,
+        held=of.held,
+        ready=flow.ready,
+        behind=flow.behind,
+        postponed=flow.postponed,
+        due_in_s=flow.due_in_s,
+        backoff=flow.backoff,
+        unread=flow.unread,
+        messages_per_s=messages.per_s if messages else None,
+        messages_short=messages.short if messages else None,
+        bytes_per_s=size.per_s if size else None,
+        bytes_short=size.short if size else None,
+        buffered_bytes=sum(job.buffered_bytes for job in jobs),
+        budget_used=of.budget_used,
+        stashed=of.stashed,
+        withheld=of.withheld,
+        withheld_by=of.withheld_by,
+        withheld_last=of.withheld_last or None,
+        letters=None if of.letters < 0 else of.letters,
+    )
+
+
+def _receiver(worker: str, target: TargetStatus) -> Receiver:
+    is_adaptive = target.ceiling > 0
+    return Receiver(
+        worker=worker,
+        address=target.address,
+        contract=target.contract,
+        breaker=target.breaker,
+        why_open=target.why_open or None,
+        probe_in_s=_seconds(target.probe_in_ms),
+        limit=target.limit,
+        allowed=target.limit if target.allowed < 0 else target.allowed,
+        ceiling=target.ceiling if is_adaptive else None,
+        phase=target.phase if is_adaptive else None,
+        in_flight=target.in_flight,
+        credit=None if target.credit < 0 else target.credit,
+        held=target.held,
+        timeout_s=target.timeout_ms / 1000,
+        base_timeout_s=(target.base_timeout_ms or target.timeout_ms) / 1000,
+        health=target.health or None,
+        calls=target.calls,
+        failed=target.failed,
+        failed_share=round(target.failed / target.calls, 4) if target.calls else None,
+    )
+
+
+def _seconds(ms: int) -> float | None:
+    return None if ms < 0 else ms / 1000
+
+
+def _head_of_line(definition: dict[str, Any], told: Sequence[Told]) -> HeadOfLine:
+    candidates = [
+        Candidate(worker=worker, **msgspec.structs.asdict(head))
+        for worker, of, _ in told
+        for head in of.heads
+    ]
+    decisions = [
+        Decision(worker=worker, **msgspec.structs.asdict(one))
+        for worker, of, _ in told
+        for one in of.decisions
+    ]
+    candidates.sort(key=lambda head: -1.0 if head.age_s is None else head.age_s, reverse=True)
+    decisions.sort(key=lambda one: one.at_ms, reverse=True)
+    return HeadOfLine(
+        after_s=_after_s(definition),
+        use_threshold=UTILISATION_THRESHOLD,
+        unfinished_threshold=UNFINISHED_THRESHOLD,
+        stashed=sum(of.stashed for _, of, _ in told),
+        candidates=candidates,
+        more_candidates=sum(of.more_heads for _, of, _ in told),
+        decisions=decisions[:MAX_DECISIONS],
+    )
+
+
+def _after_s(definition: dict[str, Any]) -> float:
+    """`headOfLine.after` in force, of a definition that a newer worker may have written."""
+    try:
+        return Workload.from_wire(definition).head_of_line_after_s()
+    except ValidationError:
+        return HEAD_OF_LINE_S

@@ -1,0 +1,1 @@
+"""Failovers and roles by REST, as metrics and on the command line."""

@@ -1,0 +1,93 @@
+"""failover status: which region is active for which workload, and how lately the others were heard."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+import click
+
+from app.cli.client import Client, guarded
+from app.cli.options import when
+from app.cli.output import cell, emit, output_option, printable, url_option
+from app.failover.api import cli_runs
+
+COLUMNS = [
+    "workload",
+    "mode",
+    "region",
+    "state",
+    "epoch",
+    "here",
+    "since",
+    "by",
+    "reason",
+    "released",
+    "offsets",
+]
+
+
+@click.group()
+def failover() -> None:
+    """Regions: where workloads with a mode are active, and how they become active in another one.
+
+    \b
+    switchyard failover status
+    switchyard failover plan --to west
+    switchyard failover execute failover-3f9a2c11
+    """
+
+
+@failover.command()
+@url_option
+@output_option
+@guarded
+def status(url: str | None, output: str) -> None:
+    """The region of each workload with a mode: since when, by whom, and which others have let go.
+
+    Above the table stands how old the newest word of each other region is that came here, and, when this
+    one has just returned, that it acts for nothing yet.
+
+    \b
+    switchyard failover status
+    switchyard failover status -o json | jq '.roles[] | select(.state != "active")'
+    """
+    whole = Client(url).ask("GET", "/failover")
+    if output == "table":
+        click.echo(f"region {printable(whole['region'])}", err=True)
+        if returned := whole.get("returned"):
+            since_ms = returned["since_ms"]
+            since = "" if since_ms is None else f" (since {when(since_ms)})"
+            told = f"it has just returned{since}: {returned['why']}; {returned['remedy']}"
+            click.echo(printable(told), err=True)
+        for seen in whole["regions"]:
+            if not seen["own"]:
+                age_s = seen["copy_age_s"]
+                age = "nothing was heard of it" if age_s is None else f"last heard {age_s:.1f} s ago"
+                click.echo(f"region {printable(seen['region'])}: {age}", err=True)
+    emit([_row(role) for role in whole["roles"]], COLUMNS, output, whole=whole)
+
+
+def _row(role: dict[str, Any]) -> dict[str, Any]:
+    since_ms = role["since_ms"]
+    since = None if since_ms is None else datetime.fromtimestamp(since_ms / 1000, UTC)
+    return {
+        **role,
+        "here": "active" if role["active_here"] else "",
+        "since": None if since is None else f"{since:%Y-%m-%d %H:%M:%S} UTC",
+        "released": ", ".join(f"{region} ({cell(epoch)})" for region, epoch in role["released"].items()),
+        "offsets": _offsets(role.get("offsets")),
+    }
+
+
+def _offsets(told: dict[str, Any] | None) -> str:
+    """How positions here follow the active region's, of a workload that is passive here."""
+    if not told:
+        return ""
+    age = "" if told["lag_s"] is None else f"in step {told['lag_s']:.0f} s ago"
+    said = [age] if told["state"] in {"synced", "unchanged"} else [told["state"], told["why"], age]
+    return "; ".join(filter(None, said))
+
+
+for verb in cli_runs.VERBS:
+    failover.add_command(verb)

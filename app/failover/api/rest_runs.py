@@ -1,0 +1,285 @@
+"""The REST side of failovers: plan, execute, abort, failback, drill, and how far each is.
+
+A plan changes nothing but that it is known, and expires. Any worker of the region that the workloads come to
+may be asked; its leader carries out what was begun.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import time
+import uuid
+from collections.abc import Awaitable, Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+from aiohttp import web
+
+from app.controllog.events import FailoverRun, OperatorAct
+from app.controllog.failover_run import ABORTED, DONE, EXECUTING, PLANNED, leader_of
+from app.dispatch.dlq.query import BadQuery
+from app.failover.api import schemas_runs
+from app.failover.plan.document import Plan, read
+from app.failover.plan.drill import Drill
+from app.failover.plan.planner import Planner, PlanRefused, is_expired
+from app.failover.run.runner import end_remedy
+from app.failover.run.runner import remedy as remedy_of
+from app.kernel.clock import now_ms
+from app.web.http.operations import STARTED
+from app.web.http.operator_requests import actor_of, flag_of, read_body, reason_of
+from app.web.http.responses import ApiError, json_response, paged
+from app.web.http.route_docs import ACTOR, PAGE, Page, described
+
+if TYPE_CHECKING:
+    from app.web.console.api import Api
+
+Handler = Callable[[web.Request], Awaitable[web.Response]]
+
+
+def told_apart(handler: Handler) -> Handler:
+    """`handler`, with what stands in its way as problems."""
+
+    @functools.wraps(handler)
+    async def around(request: web.Request) -> web.Response:
+        try:
+            return await handler(request)
+        except BadQuery as error:
+            raise ApiError(400, "Bad request", str(error)) from error
+        except PlanRefused as error:
+            raise ApiError(409, "Refused", str(error)) from error
+
+    return around
+
+
+class FailoverRunRoutes:
+    """Handlers; `api` finds the runtime."""
+
+    def __init__(self, api: Api) -> None:
+        self._api = api
+
+    def routes(self) -> list[web.RouteDef]:
+        """Everything there is."""
+        return [
+            web.post("/api/v1/failover/plan", told_apart(self.plan_failover)),
+            web.post("/api/v1/failover/execute", told_apart(self.execute_failover)),
+            web.post("/api/v1/failover/abort", told_apart(self.abort_failover)),
+            web.post("/api/v1/failover/failback", told_apart(self.plan_failback)),
+            web.post("/api/v1/failover/drill", told_apart(self.drill_failover)),
+            web.get("/api/v1/failover/runs", self.get_failover_runs),
+            web.get("/api/v1/failover/{id:failover-[^/]+}", self.get_failover_run),  # not plan, execute, ...
+        ]
+
+    # -- reading -----------------------------------------------------------------------------------
+
+    @described(Page[schemas_runs.Run], query=PAGE)
+    async def get_failover_runs(self, request: web.Request) -> web.Response:
+        """Every failover to this region, the newest first."""
+        runs = sorted(
+            self._api.runtime.control.view.runs, key=lambda run: (run.made_ms, run.id), reverse=True
+        )
+        page = paged(runs, request)
+        return json_response({**page, "items": [_run(run) for run in page["items"]]})
+
+    @described(schemas_runs.RunDetail, problems=(404,))
+    async def get_failover_run(self, request: web.Request) -> web.Response:
+        """One failover: how far each workload is, and the plan as it was made."""
+        return json_response(self._detail(self._of(request.match_info["id"])))
+
+    def _of(self, name: Any) -> FailoverRun:
+        run = self._api.runtime.control.view.runs.get(name) if isinstance(name, str) else None
+        if run is None:
+            raise ApiError(
+                404, "No such failover",
+                f"region {self._api.region} has no failover {str(name)[:100]!r}; it is known where its "
+                "workloads come to, and GET /api/v1/failover/runs lists them",
+            )  # fmt: skip
+        return run
+
+    def _detail(self, run: FailoverRun) -> dict[str, Any]:
+        standings = self._api.runtime.failover.runs.standings(run)
+        roles = self._api.runtime.control.view.roles
+        rows = []
+        for planned, one in zip(run.workloads, standings, strict=True):
+            role = roles.of(one.key)
+            mine = role is not None and role.plan == run.id
+            rows.append({
+                "workload": one.key, "region": planned.region, "stage": one.stage.value,
+                "waits_for": "" if one.has_ended else self._named(run, one.waits_for),
+                "remedy": remedy_of(run, one) if one.waits_for and not one.has_ended else "",
+                "epoch": role.epoch if role is not None and mine else None,
+                "note": role.reason if role is not None and mine else one.waits_for * one.has_ended,
+            })  # fmt: skip
+        plan = read(run.plan)
+        end = self._api.runtime.failover.runs.end_waits_for(run, standings)
+        return {
+            **_run(run), "rows": rows, "plan": None if plan is None else msgspec.to_builtins(plan),
+            "waits_for": self._named(run, end), "remedy": end_remedy(run, end) if end else "",
+        }  # fmt: skip
+
+    def _named(self, run: FailoverRun, waits_for: str) -> str:
+        """With who the leader is, and whether he is heard, if it is he who is waited for."""
+        runtime, whose = self._api.runtime, leader_of(run)
+        if not (name := runtime.control.view.leader):
+            return waits_for.replace(whose, f"{whose} (there is none)")
+        age_s = runtime.members.silent_s(name, time.monotonic())
+        age = "not heard" if math.isinf(age_s) else f"last heard {age_s:.1f} s ago"
+        return waits_for.replace(whose, f"{whose} ({name}, {age})")
+
+    # -- planning ----------------------------------------------------------------------------------
+
+    @described(schemas_runs.RunDetail, headers=ACTOR, body=schemas_runs.MoveTo, problems=(409,))
+    async def plan_failover(self, request: web.Request) -> web.Response:
+        """What it means, partition by partition, to make workloads active in this region; keeps the plan.
+
+        It may be executed for ten minutes, as long as no role changes meanwhile.
+        """
+        body = await read_body(request, schemas_runs.MoveTo)
+        to, keys = body.get("to"), _keys(body)
+        if not isinstance(to, str) or not to:
+            raise BadQuery('to: name the region, as in {"to": "west"}')
+        return await self._plan(request, to, keys, flag_of(body, "force"), reason_of(body))
+
+    @described(schemas_runs.RunDetail, headers=ACTOR, body=schemas_runs.FailbackBody, problems=(409,))
+    async def plan_failback(self, request: web.Request) -> web.Response:
+        """Plans to take back here what a failover took away from here."""
+        body = await read_body(request, schemas_runs.FailbackBody)
+        name = body.get("id")
+        if name is not None and not isinstance(name, str):
+            raise BadQuery("id: must be text")
+        force, reason = flag_of(body, "force"), reason_of(body)
+        planner = Planner(self._api.runtime)
+        back_of, keys = planner.went_away(name)
+        reason = reason or f"back after {back_of}"
+        return await self._plan(request, planner.own, keys, force, reason, back_of)
+
+    async def _plan(
+        self, request: web.Request, to: str, keys: list[str], force: bool, reason: str, back_of: str = ""
+    ) -> web.Response:  # fmt: skip
+        planner = Planner(self._api.runtime)
+        chosen = planner.choose(to, keys)
+        plan = await planner.plan(chosen, forced=force)
+        run = planner.made(
+            to, chosen, plan, forced=force, actor=actor_of(request), reason=reason, back_of=back_of,
+            name=f"failover-{uuid.uuid4().hex[:8]}",
+        )  # fmt: skip
+        await self._api.runtime.control.append(run)
+        return json_response({**self._detail(self._of(run.id)), "plan": msgspec.to_builtins(plan)})
+
+    # -- acting ------------------------------------------------------------------------------------
+
+    @described(schemas_runs.Executed, headers=ACTOR, body=schemas_runs.ExecuteBody, problems=(404, 409, 412))
+    async def execute_failover(self, request: web.Request) -> web.Response:
+        """Begins a planned failover; with `force` one that waits for the former region goes on at once."""
+        body = await read_body(request, schemas_runs.ExecuteBody)
+        run = self._of(_id(body))
+        force, dry_run = flag_of(body, "force") or run.forced, flag_of(body, "dry_run")
+        if run.state in {DONE, ABORTED}:
+            what = f"failover {run.id} is {run.state}: {run.result or run.reason}; plan another one"
+            raise ApiError(409, "It has ended", what)
+        in_the_way: list[str] = []
+        if run.state == PLANNED:
+            if is_expired(run, now_ms()):
+                raise ApiError(412, "Expired", f"plan {run.id} has expired; plan again, and read it")
+            in_the_way = Planner(self._api.runtime).in_the_way(run, forced=force)
+        if in_the_way and not dry_run:
+            raise ApiError(412, "Not as planned", ". ".join(in_the_way))
+        changed = (run.state, run.forced) != (EXECUTING, force)
+        if changed and not dry_run:
+            at_ms = now_ms()
+            await self._api.runtime.control.append(msgspec.structs.replace(
+                run, at_ms=at_ms, state=EXECUTING, forced=force, actor=actor_of(request),
+                began_ms=run.began_ms or at_ms, plan=None,
+            ))  # fmt: skip
+            self._api.runtime.failover.on_news()
+        told = {
+            **self._detail(self._of(run.id)),
+            "in_the_way": in_the_way,
+            "changed": changed and not dry_run,
+        }
+        return json_response(told)
+
+    @described(schemas_runs.RunDetail, headers=ACTOR, body=schemas_runs.AbortBody, problems=(404, 409))
+    async def abort_failover(self, request: web.Request) -> web.Response:
+        """Ends a failover: what is under way goes back to where it was, what is active here stays."""
+        body = await read_body(request, schemas_runs.AbortBody)
+        run, reason = self._of(_id(body)), reason_of(body)
+        _refuse_done(run)
+        if run.state != ABORTED:
+            await self._api.runtime.control.append(msgspec.structs.replace(
+                run, at_ms=now_ms(), state=ABORTED, actor=actor_of(request), reason=reason or run.reason,
+                plan=None, result="aborted before it was begun" if run.state == PLANNED else "aborted",
+            ))  # fmt: skip
+            self._api.runtime.failover.on_news()
+            _refuse_done(self._of(run.id))  # the word that it is came before
+        return json_response(self._detail(self._of(run.id)))
+
+    @described(answers=STARTED, headers=ACTOR, body=schemas_runs.DrillBody, problems=(409,))
+    async def drill_failover(self, request: web.Request) -> web.Response:
+        """Rehearses it with shadow groups: commits the positions, reads them back and the first records.
+
+        Its `progress` tells what became of each partition, what is in the way of the failover itself, and
+        what is not known of it.
+        """
+        runtime = self._api.runtime
+        body = await read_body(request, schemas_runs.DrillBody)
+        to, keys, actor = body.get("to"), _keys(body), actor_of(request)
+        if not isinstance(to, str) or not to:
+            raise BadQuery('to: name the region, as in {"to": "west"}')
+        force, planner = flag_of(body, "force"), Planner(runtime)
+        chosen = planner.choose(to, keys)
+        if runtime.draining:
+            raise ApiError(503, "Stopping", "this worker stops; ask another one")
+        name = f"drill-{uuid.uuid4().hex[:8]}"
+
+        async def work(tell: Any) -> dict[str, Any]:
+            plan: Plan = await planner.plan(chosen, forced=force)
+            told = await Drill(runtime, name.removeprefix("drill-"), plan, forced=force).run(tell)
+            ok = told["looked_at"] - told["failed"]
+            detail = f"{len(chosen)} workloads to {to}: {ok} of {told['of']} partitions as planned"
+            if told["blocked"]:
+                detail += f", {told['blocked']} preconditions in the way"
+            if told["unknown"]:
+                detail += f", of {len(told['unknown'])} workloads not all is known"
+            act = OperatorAct(
+                at_ms=now_ms(), subject=name, action="failover-drill", detail=detail, actor=actor
+            )
+            await runtime.control.append(act)
+            return told
+
+        op = self._api.dlq_tools.operations.start(name, "drill", to, actor, work)
+        return json_response(op.to_json(), 202, {"Location": f"/api/v1/operations/{op.id}"})
+
+
+def _keys(body: Mapping[str, Any]) -> list[str]:
+    keys = body.get("workloads", [])
+    if not isinstance(keys, list) or not all(isinstance(key, str) and key for key in keys):
+        raise BadQuery('workloads: write a list of group/topic, as in ["billing/orders"]')
+    return keys
+
+
+def _id(body: Mapping[str, Any]) -> str:
+    name = body.get("id")
+    if not isinstance(name, str) or not name:
+        raise BadQuery("id: missing; POST /api/v1/failover/plan first, and give the id it tells")
+    return name
+
+
+def _refuse_done(run: FailoverRun) -> None:
+    if run.state == DONE:
+        what = f"failover {run.id} is done: {run.result}"
+        remedy = "to take its workloads back, ask for a failback in the region that had them"
+        raise ApiError(409, "It has ended", f"{what}; {remedy}")
+
+
+def _run(run: FailoverRun) -> dict[str, Any]:
+    at_ms = now_ms()
+    ended = run.state in {DONE, ABORTED}
+    took = ((run.at_ms if ended else at_ms) - run.began_ms) / 1000 if run.began_ms else None
+    return {
+        "id": run.id, "to": run.to, "state": "expired" if is_expired(run, at_ms) else run.state,
+        "forced": run.forced, "by": run.actor, "reason": run.reason, "made_ms": run.made_ms,
+        "expires_ms": run.expires_ms, "began_ms": run.began_ms or None, "at_ms": run.at_ms,
+        "took_s": None if took is None else round(max(0.0, took), 3), "back_of": run.back_of,
+        "result": run.result, "workloads": len(run.workloads),
+    }  # fmt: skip

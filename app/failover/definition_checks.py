@@ -1,0 +1,59 @@
+"""What no single field of a failover definition shows: regions there are not, topics that nobody shares."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from app.config.problems import Document, Problem, suggest
+from app.config.syntax_tree import Path_
+from app.dispatch.definition_checks import problem_at
+from app.failover.definition import FailoverDefinition
+from app.failover.topology import AGGREGATE, REGIONAL, RESERVED, Layout
+from app.replicate.definition_checks import TOPICS
+from app.replicate.model.regular_language import TooComplicated, Words
+from app.replicate.model.route import Route
+
+REGIONS: Path_ = ("spec", "regions")
+
+
+def failover_checks(
+    document: Document, definition: FailoverDefinition | None, layout: Layout | None
+) -> Iterator[Problem]:
+    """All of it; `definition` is None when a field is wrong, `layout` has the regions there are, if known."""
+    if definition is None:
+        return
+    for index, region in enumerate(definition.spec.regions if layout is not None else ()):
+        assert layout is not None, "asked of none otherwise"
+        at: Path_ = (*REGIONS, index)
+        if region not in layout.names:
+            yield problem_at(document, at, "no such region", suggest(region, layout.names))
+            continue
+        for tier in (REGIONAL, AGGREGATE):
+            try:
+                layout.cluster(region, tier)
+            except LookupError as error:
+                message, _, remedy = str(error).rpartition("; ")
+                yield problem_at(document, at, message, remedy)
+    if layout is not None and layout.own not in definition.spec.regions:
+        yield problem_at(
+            document, REGIONS, f"this region, {layout.own}, is not among them",
+            "nothing is copied here by it, unless it is added", "warning",
+        )  # fmt: skip
+    failover = definition.failover()
+    for index, topic in enumerate(definition.spec.topics):
+        if topic.startswith((RESERVED, "__")):
+            yield problem_at(
+                document, (*TOPICS, index), "is a topic of one cluster's own",
+                "leave it out; what regions need of each other's control topics is copied by itself",
+            )  # fmt: skip
+    try:
+        words = Words()
+        route = Route(failover.name, "", "", failover.topics, failover.exclude)
+        if words.shortest(route.domain(words)) is None:
+            remedy = "exclude less, or name a topic that is not internal"
+            yield problem_at(
+                document, TOPICS, "no topic is shared: all of them are excluded, or internal", remedy
+            )
+    except TooComplicated as error:
+        message, _, remedy = str(error).rpartition("; ")
+        yield problem_at(document, TOPICS, message, remedy)

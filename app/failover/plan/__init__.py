@@ -1,0 +1,1 @@
+"""What a failover would do: positions, impact, checks; and drills."""

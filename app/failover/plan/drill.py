@@ -1,0 +1,227 @@
+"""Rehearses a failover with shadow groups, and touches nothing else.
+
+    the plan's positions --commit--> switchyard-drill-<ms>-<id>-<group> --read back--> the first record there
+
+Rules
+1. A shadow group has the workload's group's name in its own, and nobody's: it is deleted in the end, whatever
+   became of the drill. What a worker leaves that is killed meanwhile the next drill deletes, by the time in
+   the name: a shadow group is of use for seconds.
+2. What is read is thrown away: no receiver gets it.
+3. It tells all that the plan tells of the failover itself: what is in its way, and what could not be known.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import structlog
+from aiokafka import AIOKafkaConsumer, TopicPartition
+
+from app.controllog.roles import ACTIVE_PASSIVE
+from app.failover.plan.document import Plan, PlannedPartition, PlannedWorkload, all_checks, blocked
+from app.kafka.client.cluster import ClusterUnreachable
+from app.kafka.client.consumer_shutdown import stop_consumer
+from app.kafka.client.group_deletion import delete_group
+from app.kernel.clock import now_ms
+
+if TYPE_CHECKING:
+    from app.dispatch.definition import Workload
+    from app.kafka.data_clusters import DataCluster
+    from app.worker.runtime.service import Runtime
+
+log = structlog.get_logger(__name__)
+
+RECORD_S = 10.0  # a partition's time to give its first record
+STOP_S = 5.0
+TRIES = 3
+PREFIX = "switchyard-drill-"
+LEFTOVER_MS = 600_000  # far above a shadow group's time, and what clocks differ by
+
+Tell = Callable[[dict[str, Any]], None]
+
+
+class Drilled(msgspec.Struct, frozen=True, kw_only=True):
+    """What became of one partition.
+
+    Attributes:
+        committed: the position, as it was read back from the shadow group; None: there was none to commit.
+        offset: of the first record from there on; None: there is none yet, or `error`.
+        took_ms: from the command to read it, to its arrival.
+        again, lag: as planned.
+    """
+
+    workload: str
+    topic: str
+    partition: int
+    committed: int | None
+    offset: int | None
+    took_ms: float | None
+    again: int | None
+    lag: int | None
+    error: str = ""
+
+
+class Drill:
+    """Of one plan; `forced`: of a failover that is to be."""
+
+    def __init__(self, runtime: Runtime, name: str, plan: Plan, *, forced: bool = False) -> None:
+        self._runtime = runtime
+        self._name = name
+        self._plan = plan
+        self._forced = forced
+        self._found: list[Drilled] = []
+        self._swept: set[str] = set()
+
+    async def run(self, tell: Tell) -> dict[str, Any]:
+        """What became of all partitions, one workload after the other."""
+        tell(self._told())
+        for planned in self._plan.workloads:
+            workload = self._runtime.catalog.workload(planned.workload)
+            if workload is None or planned.mode != ACTIVE_PASSIVE:
+                continue  # one that is active here already goes on where it is
+            try:
+                self._found += await self._workload(workload, planned)
+            except Exception as error:  # noqa: BLE001 - what cannot be drilled is the finding
+                why = str(error) or repr(error)
+                self._found += [_drilled(workload, row, error=why) for row in planned.partitions]
+            tell(self._told())
+        return self._told()
+
+    def _told(self) -> dict[str, Any]:
+        rows = [msgspec.to_builtins(one) for one in self._found]
+        failed = sum(bool(one.error) for one in self._found)
+        rehearsed = [one for one in self._plan.workloads if one.mode == ACTIVE_PASSIVE]
+        checks = all_checks(self._plan)
+        unknown = [{"workload": one.workload, "why": one.why} for one in self._plan.workloads if one.why]
+        return {
+            "looked_at": len(rows), "of": sum(len(one.partitions) for one in rehearsed), "failed": failed,
+            "partitions": rows, "workloads": len(rehearsed), "unknown": unknown,
+            "blocked": len(blocked((check for _, check in checks), forced=self._forced)),
+            "checks": [{"of": of or "regions", **msgspec.to_builtins(check)} for of, check in checks],
+        }  # fmt: skip
+
+    async def _workload(self, workload: Workload, planned: PlannedWorkload) -> list[Drilled]:
+        rows = {row.partition: row for row in planned.partitions}
+        topic, name = workload.metadata.topic, workload.metadata.cluster
+        cluster = await self._runtime.clusters.get(name)
+        await self._sweep(cluster)
+        group = f"{PREFIX}{now_ms()}-{self._name}-{workload.metadata.group}"[:255]
+        wanted = {
+            (topic, partition): row.next_offset
+            for partition, row in rows.items()
+            if row.next_offset is not None
+        }
+        try:
+            refused = await cluster.committer.commit(group, wanted) if wanted else {}
+            if refused:
+                raise ClusterUnreachable(f"group {group} takes no commit: {next(iter(refused.values()))}")
+            back = await cluster.committer.committed(group, list(wanted)) if wanted else {}
+            spec = self._runtime.clusters.specs[name]
+            first = await _first_records(spec.aiokafka_options(), back, rows)
+        finally:
+            await self._delete(cluster.client, group)
+        return [
+            _looked_at(workload, row, back.get((topic, row.partition)), first.get(row.partition))
+            for row in planned.partitions
+        ]
+
+    async def _sweep(self, cluster: DataCluster) -> None:
+        """Deletes what drills have left in a cluster, once."""
+        if cluster.name in self._swept:
+            return
+        self._swept.add(cluster.name)
+        try:
+            listed = await cluster.committer.groups()
+        except ClusterUnreachable as error:
+            log.warning("what drills may have left is not known", cluster=cluster.name, error=str(error))
+            return
+        for group in leftovers(listed, now_ms()):
+            log.info("a shadow group that a drill has left is deleted", cluster=cluster.name, group=group)
+            await self._delete(cluster.client, group)
+
+    async def _delete(self, client: Any, group: str) -> None:
+        for left in reversed(range(TRIES)):
+            try:
+                await delete_group(client, group)
+            except ClusterUnreachable as error:
+                if not left:
+                    log.warning("a drill's shadow group stays", group=group, error=str(error),
+                                remedy="kafka-consumer-groups.sh --delete --group")  # fmt: skip
+                await asyncio.sleep(0.5)
+            else:
+                return
+
+
+def leftovers(groups: Iterable[str], at_ms: int) -> list[str]:
+    """Shadow groups of drills that ended long ago, whatever became of them."""
+    found = []
+    for group in groups:
+        made_ms = group.removeprefix(PREFIX).partition("-")[0]
+        if group.startswith(PREFIX) and made_ms.isdecimal() and int(made_ms) < at_ms - LEFTOVER_MS:
+            found.append(group)
+    return found
+
+
+async def _first_records(
+    options: Mapping[str, Any],
+    back: Mapping[tuple[str, int], int | None],
+    rows: Mapping[int, PlannedPartition],
+) -> dict[int, tuple[int, float]]:
+    """By partition, the first record's offset and how long it took to get it; none where none came."""
+    at = {
+        TopicPartition(*place): offset
+        for place, offset in back.items()
+        if offset is not None and offset < (rows[place[1]].log_end or 0)
+    }
+    found: dict[int, tuple[int, float]] = {}
+    if not at:
+        return found
+    consumer = AIOKafkaConsumer(enable_auto_commit=False, auto_offset_reset="earliest", **options)
+    began_s = time.monotonic()
+    try:
+        await consumer.start()
+        consumer.assign(list(at))
+        for partition, offset in at.items():
+            consumer.seek(partition, offset)
+        left = set(at)
+        while left and time.monotonic() - began_s < RECORD_S:
+            for partition, records in (
+                await consumer.getmany(*left, timeout_ms=500, max_records=500)
+            ).items():
+                took_ms = (time.monotonic() - began_s) * 1000
+                found[partition.partition] = records[0].offset, round(took_ms, 1)
+                left.discard(partition)
+    finally:
+        async with asyncio.timeout(STOP_S):
+            await stop_consumer(consumer)
+    return found
+
+
+def _looked_at(
+    workload: Workload, row: PlannedPartition, committed: int | None, first: tuple[int, float] | None
+) -> Drilled:
+    error = ""
+    if committed != row.next_offset:
+        error = f"committed {row.next_offset}, read back {committed}"
+    elif committed is not None and first is None and committed < (row.log_end or 0):
+        end = row.log_end
+        error = f"no record came from {committed} on within {RECORD_S:.0f} s, though the log ends at {end}"
+    return _drilled(workload, row, committed, first, error)
+
+
+def _drilled(
+    workload: Workload,
+    row: PlannedPartition,
+    committed: int | None = None,
+    first: tuple[int, float] | None = None,
+    error: str = "",
+) -> Drilled:
+    offset, took_ms = first or (None, None)
+    return Drilled(
+        workload=workload.key, topic=workload.metadata.topic, partition=row.partition, committed=committed,
+        offset=offset, took_ms=took_ms, again=row.again, lag=row.lag, error=error,
+    )  # fmt: skip

@@ -1,0 +1,386 @@
+"""What a failover would mean for one workload's partitions: where they go on, what is read again, what is not
+here yet. See `app.failover.plan.planner`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import structlog
+
+from app.controllog import codec
+from app.controllog.codec import JobStatus
+from app.controllog.events import WorkloadPut
+from app.controllog.failover_run import COMING, Missing
+from app.controllog.roles import ACTIVE_PASSIVE
+from app.dispatch.definition import Workload
+from app.failover.plan.cluster_queries import CLUSTER_S, Asked, FoundTopic
+from app.failover.plan.document import Check, PlannedPartition, Unreplicated
+from app.failover.plan.positions import away, passed_by, row
+from app.failover.plan.region_agreement import Definitions
+from app.kafka.client.commits import Position
+from app.kernel.fencing import TrackerRecord
+from app.kernel.job import JobId, Kind
+from app.offsets.model.group_sync import is_own
+from app.offsets.store.records import ROUTES
+from app.offsets.sync.mapper import Destination, Joined, NoRoad
+from app.offsets.sync.remote_progress import Reader, reader_of, worked_out
+from app.replicate.model.route import Route
+
+if TYPE_CHECKING:
+    from app.worker.runtime.service import Runtime
+
+log = structlog.get_logger(__name__)
+
+MAX_MISSING = 3  # partitions that are named
+NO_TIME = "there was no time left to look; plan fewer workloads at once to see it"
+
+
+class Stood(NamedTuple):
+    """Where the region that is left was: by partition, and the group's commits if its cluster told them."""
+
+    next_offsets: dict[int, int]
+    committed: dict[int, int] | None
+    reader: Reader | None
+
+
+class Copied(NamedTuple):
+    """A copy into a partition: what its job said last, and when; None: nobody tells of it."""
+
+    route: Route
+    status: JobStatus | None
+    at_ms: int | None
+
+
+class Looker:
+    """Of one plan: what it needs is asked once. `until_s`: what is not known by then, by the monotonic clock,
+    is not known."""
+
+    def __init__(self, runtime: Runtime, until_s: float) -> None:
+        self._runtime = runtime
+        self._asked = Asked(runtime, until_s)
+        self._definitions = Definitions(runtime)
+        self._copies: dict[tuple[str, str, int], list[Copied]] | None = None
+        self._names: Mapping[str, str] | None = None
+
+    def begin(self, moving: Iterable[tuple[Workload, str]]) -> None:
+        """Begins to ask the clusters of workloads that are going to be looked at, each with its region."""
+        for workload, region in moving:
+            metadata = workload.metadata
+            self._asked.expect(metadata.cluster, [metadata.topic], [metadata.group])
+            with contextlib.suppress(LookupError):
+                there = self.there(workload, region)
+                is_left = workload.spec.mode == ACTIVE_PASSIVE
+                self._asked.expect(there, _topics_left(workload), [metadata.group] * is_left)
+        self._asked.begin()
+
+    def there(self, workload: Workload, region: str) -> str:
+        """The cluster that the workload consumes in another region. Raises LookupError."""
+        layout = self._runtime.failover.failovers.layout
+        assert layout is not None
+        return layout.cluster(region, layout.sites[workload.metadata.cluster].tier)
+
+    # -- all of it -----------------------------------------------------------------------------------
+
+    async def look(
+        self, workload: Workload, region: str, failed: str
+    ) -> tuple[list[PlannedPartition], list[Check], str]:
+        """Partitions, what there is to say beforehand, and why the partitions are not known.
+
+        `failed`: why the offset map is not known, or only as it was.
+        """
+        regions = await self._definitions.same_regions(workload, region)
+        try:
+            there = self.there(workload, region)
+        except LookupError as error:
+            check = Check(name="clusters", level="warn", detail=str(error), remedy="configure it")
+            return [], [regions, check], str(error)
+        topic, (rows, checks, why), more = await asyncio.gather(
+            self._topic(workload), self._rows(workload, region, there, failed),
+            asyncio.gather(self._definition(workload, region), self._left_behind(workload, there)),
+        )  # fmt: skip
+        checks += [*more, regions]
+        name, here = workload.metadata.topic, workload.metadata.cluster
+        if isinstance(topic, str):
+            level = "blocked" if "does not exist" in topic else "warn"
+            remedy = (
+                "see that its route has made it (route list)" if level == "blocked" else "see its brokers"
+            )
+            checks.append(Check(name="topic", level=level, detail=topic, remedy=remedy))  # type: ignore[arg-type]
+            return [], checks, why or topic
+        checks.append(
+            Check(name="topic", level="ok", detail=f"{name} has {topic.count} partitions in {here}")
+        )
+        known = {row.partition: row for row in rows}
+        ends = {partition: log.end for partition, log in topic.logs.items()}
+        own = await self._own(workload)
+        made = [
+            await self._joined(workload, known.get(at, PlannedPartition(partition=at)), own, ends)
+            for at in sorted(ends)
+        ]
+        if workload.spec.mode == ACTIVE_PASSIVE:
+            checks += passed_by(made, workload.metadata.group, name)
+        return made, checks + away(made), why
+
+    async def _joined(
+        self, workload: Workload, row: PlannedPartition, own: Mapping[int, Position], ends: Mapping[int, int]
+    ) -> PlannedPartition:
+        position, end = own.get(row.partition), ends[row.partition]
+        mine = None if position is None else position.next_offset
+        begins = max((at for at in (row.mapped, mine) if at is not None), default=None)
+        routes = await self._unreplicated(workload, row.partition)
+        again = row.again if workload.spec.mode == ACTIVE_PASSIVE else 0
+        return PlannedPartition(
+            partition=row.partition, mapped=row.mapped, own=mine, next_offset=begins, log_end=end,
+            own_is_foreign=position is not None and not is_own(position.metadata),
+            lag=None if begins is None else max(0, end - begins), again=again,
+            passed_over=row.passed_over, least=row.least, why=row.why, sources=row.sources, routes=routes,
+            not_replicated=_sum(one.records for one in routes) if routes else None,
+            unreachable=_sum(one.records for one in routes if not one.reachable) if routes else None,
+        )  # fmt: skip
+
+    async def _topic(self, workload: Workload) -> FoundTopic | str:
+        """Here, with all its logs; or why that is not known."""
+        topic, name = workload.metadata.topic, workload.metadata.cluster
+        try:
+            found = await self._asked.topic(name, topic)
+            if found is None:
+                return f"topic {topic} does not exist in {name}"
+            found.all_logs()
+        except Exception as error:  # noqa: BLE001 - a plan says what it does not know
+            return f"{name} does not say where topic {topic} ends: {_words(error)}"
+        return found
+
+    async def _own(self, workload: Workload) -> dict[int, Position]:
+        """What the group has committed here."""
+        try:
+            return await self._committed(workload, workload.metadata.cluster)
+        except Exception as error:  # noqa: BLE001
+            log.info("where the group is here is not known", workload=workload.key, error=repr(error))
+            return {}
+
+    async def _committed(self, workload: Workload, name: str) -> dict[int, Position]:
+        positions = await self._asked.positions(name, workload.metadata.group)
+        topic = workload.metadata.topic
+        return {at[1]: position for at, position in positions.items() if at[0] == topic}
+
+    # -- positions -----------------------------------------------------------------------------------
+
+    async def _rows(
+        self, workload: Workload, region: str, there: str, failed: str
+    ) -> tuple[list[PlannedPartition], list[Check], str]:
+        if workload.spec.mode != ACTIVE_PASSIVE:
+            return [], [], ""  # it runs here: it goes on where it is
+        regions = self._runtime.regions
+        if regions is None:
+            return [], [_map_check("warn", failed)], failed
+        try:
+            if self._asked.is_over:
+                raise TimeoutError(NO_TIME)
+            stood = await self._stood(workload, region, there)
+            joined = await self._join(workload, there, stood)
+            names = await self._cluster_names()
+        except NoRoad as error:
+            return [], [_map_check("warn", str(error))], ""
+        except Exception as error:  # noqa: BLE001 - a plan says what it does not know
+            why = failed or _words(error)
+            return [], [_map_check("warn", why)], why
+        resumed, done = await asyncio.to_thread(worked_out, joined, stood.next_offsets, stood.reader)
+        own = {at: position.next_offset for at, position in (await self._own(workload)).items()}
+        rows = [row(answer, joined, done, names, own.get(at)) for at, answer in resumed.answers.items()]
+        unknown = [one for one in rows if one.why]
+        if unknown or failed:
+            first = f"{len(unknown)} partitions begin at the log's start: {unknown[0].why}" if unknown else ""
+            check = _map_check("warn", "; ".join(part for part in (first, failed) if part))
+        else:
+            check = Check(name="offset-map", level="ok", detail=f"complete for {len(rows)} partitions")
+        where = "its cluster and the copy of its trackers" if stood.committed is not None else (
+            f"the copy of its trackers; {there} does not answer")  # fmt: skip
+        at = Check(name="positions", level="ok", detail=f"region {region}'s positions are from {where}")
+        if not stood.next_offsets:
+            detail = f"no position of region {region} is known here"
+            remedy = "all of the log is read, or from this region's own position on"
+            at = Check(name="positions", level="warn", detail=detail, remedy=remedy)
+        return rows, [check, at], ""
+
+    async def _stood(self, workload: Workload, region: str, there: str) -> Stood:
+        records = await self._records(workload, region)
+        reader = reader_of(records.items())
+        found = dict(reader.next_offsets) if reader is not None else {}
+        committed: dict[int, int] | None = None
+        try:
+            at = await self._committed(workload, there)
+            committed = {partition: position.next_offset for partition, position in at.items()}
+        except Exception as error:  # noqa: BLE001 - of a region that is lost the copies are enough
+            log.info(
+                "a group's positions elsewhere are those that were copied", cluster=there, error=repr(error)
+            )
+        for partition, next_offset in (committed or {}).items():
+            found[partition] = max(next_offset, found.get(partition, 0))
+        return Stood(found, committed, reader)
+
+    async def _records(self, workload: Workload, region: str) -> dict[str, TrackerRecord]:
+        regions = self._runtime.regions
+        return {} if regions is None else await regions.carrier.positions(workload, region)
+
+    async def _join(self, workload: Workload, there: str, stood: Stood) -> Joined:
+        """Raises NoRoad, and whatever says that the cluster here does not answer."""
+        regions = self._runtime.regions
+        assert regions is not None
+        topic, here = workload.metadata.topic, workload.metadata.cluster
+        async with asyncio.timeout(self._asked.left_s(2 * CLUSTER_S)):
+            if stood.reader is None:
+                return (await regions.mapper.join(there, topic, here, topic))[0]
+            found = await self._asked.topic(here, topic)
+            if found is None:
+                raise NoRoad(f"topic {topic} does not exist in {here}")
+            to = Destination(found.cluster_id, found.topic_id, found.all_logs())
+            return (await regions.mapper.joined(stood.reader.topic(topic), here, topic, there, to))[0]
+
+    async def _cluster_names(self) -> Mapping[str, str]:
+        regions = self._runtime.regions
+        if self._names is None and regions is not None:
+            self._names = await regions.mapper.names()
+        return self._names or {}
+
+    async def missing(self, workload: Workload, region: str, failed: str) -> Missing:
+        """Which of the region's positions have not come here."""
+        try:
+            committed = await self._committed(workload, self.there(workload, region))
+            records = await self._records(workload, region)
+        except Exception as error:  # noqa: BLE001 - it is asked again
+            return Missing(f"{COMING.words} ({failed or _words(error)})", None)
+        bases = {JobId.parse(job).partition: record.base for job, record in records.items()}
+        behind = sum(max(0, at.next_offset - max(0, bases.get(it, 0))) for it, at in committed.items())
+        late = [
+            f"partition {partition} at {bases.get(partition, 'none')} of {at.next_offset}"
+            for partition, at in sorted(committed.items())
+            if bases.get(partition, -1) < at.next_offset
+        ]
+        more = f" and {len(late) - MAX_MISSING} more" if len(late) > MAX_MISSING else ""
+        if not late:
+            return Missing()
+        words = f"they are {behind:,} offsets behind: {', '.join(late[:MAX_MISSING])}{more}"
+        return Missing(f"{COMING.words} ({words})", behind)
+
+    # -- what is not here yet --------------------------------------------------------------------------
+
+    async def _unreplicated(self, workload: Workload, partition: int) -> list[Unreplicated]:
+        """By source cluster, as the jobs of the routes into the cluster here say it: at least so much, since
+        a job knows its source's end as of the last fetch."""
+        here, topic = workload.metadata.cluster, workload.metadata.topic
+        layout = self._runtime.failover.failovers.layout
+        found = []
+        for route, status, at_ms in self._copying().get((here, topic, partition), ()):
+            site = None if layout is None else layout.sites.get(route.source)
+            records = None
+            if status is not None and status.high_watermark >= 0 and status.committed >= 0:
+                records = max(0, status.high_watermark - status.committed)
+            found.append(Unreplicated(
+                route=route.name, cluster=route.source, region="" if site is None else site.region,
+                records=records, reachable=await self._asked.answers(route.source),
+                as_of_ms=None if records is None else at_ms,
+            ))  # fmt: skip
+        return found
+
+    def _copying(self) -> Mapping[tuple[str, str, int], list[Copied]]:
+        """What is copied into each partition of a cluster; None is told of a job that nobody tells of, as it
+        has no owner, or one who has just begun."""
+        if self._copies is None:
+            self._copies = {}
+            prefix, names = f"{Kind.REPLICATE.value}:", {}
+            assigned = self._runtime.control.view.assignments
+            jobs: dict[str, tuple[JobStatus | None, int | None]] = {
+                job: (None, None) for job in assigned if job.startswith(prefix)
+            }
+            for beat in self._runtime.members.live(time.monotonic()).values():
+                jobs |= {one.job: (one, beat.at_ms) for one in beat.jobs if one.job.startswith(prefix)}
+            for name, (status, at_ms) in jobs.items():
+                job = JobId.parse(name)
+                route = self._runtime.catalog.routes.route(job.name)
+                if route is None:
+                    continue
+                at = job.name, job.topic
+                if at not in names:
+                    names[at] = route.destination(job.topic)
+                into = route.target, names[at] or "", job.partition
+                self._copies.setdefault(into, []).append(Copied(route, status, at_ms))
+        return self._copies
+
+    # -- beforehand --------------------------------------------------------------------------------------
+
+    async def _definition(self, workload: Workload, region: str) -> Check:
+        regions, etag = self._runtime.regions, workload.etag()
+        theirs = None
+        if regions is not None:
+            try:
+                record = await regions.tables.record(ROUTES, region, f"workload/{workload.key}")
+                theirs = None if record is None else codec.control_event(record)
+            except Exception as error:  # noqa: BLE001 - then it is not known
+                log.info(
+                    "another region's definition cannot be read", workload=workload.key, error=repr(error)
+                )
+        put = self._runtime.control.view.workloads.get(workload.key)
+        etag = etag if put is None else put.etag
+        if not isinstance(theirs, WorkloadPut):
+            return Check(name="definition", level="ok", detail=f"region {region}'s is not known here")
+        if theirs.etag == etag:
+            return Check(name="definition", level="ok", detail=f"the same as in region {region}")
+        return Check(
+            name="definition", level="warn",
+            detail=f"region {region} has another one ({theirs.etag}, here {etag})",
+            remedy="deploy the same file in both; this region's counts here",
+        )  # fmt: skip
+
+    async def _left_behind(self, workload: Workload, there: str) -> Check:
+        """Retry topics and dead letters are the region's own."""
+        if workload.spec.mode != ACTIVE_PASSIVE:
+            return Check(name="left-behind", level="ok", detail="each region has retry topics of its own")
+        letters = workload.dlq_topic() if workload.spec.dlq.enabled else ""
+        waiting = dead = 0
+        try:
+            committed = await self._asked.positions(there, workload.metadata.group)
+            for topic in _topics_left(workload):
+                found = await self._asked.topic(there, topic)
+                for partition, logged in (found.all_logs() if found is not None else {}).items():
+                    at = committed.get((topic, partition))
+                    if topic == letters:
+                        dead += max(0, logged.end - logged.start)
+                    else:
+                        waiting += max(0, logged.end - max(logged.start, 0 if at is None else at.next_offset))
+        except Exception as error:  # noqa: BLE001
+            detail = f"what waits for retry in {there} cannot be counted: {_words(error)}"
+            remedy = "it stays there, and is delivered once that region is active again"
+            return Check(name="left-behind", level="warn", detail=detail, remedy=remedy)
+        detail = f"{waiting} messages wait for retry in {there}, {dead} dead letters lie there"
+        if not waiting and not dead:
+            return Check(name="left-behind", level="ok", detail=detail)
+        return Check(name="left-behind", level="warn", detail=detail,
+                     remedy="they stay there until that region is active again")  # fmt: skip
+
+
+def _topics_left(workload: Workload) -> list[str]:
+    """Retry topics and dead letters."""
+    letters = [workload.dlq_topic()] if workload.spec.dlq.enabled else []
+    return [*workload.retry_topics(), *letters]
+
+
+def _sum(counts: Iterable[int | None]) -> int | None:
+    """None when one is not known."""
+    found = list(counts)
+    return None if None in found else sum(count or 0 for count in found)
+
+
+def _map_check(level: Any, why: str) -> Check:
+    return Check(
+        name="offset-map", level=level, detail=why or "it is not known",
+        remedy="more is read again, nothing is lost; see offsets map, and that the routes run (route list)",
+    )  # fmt: skip
+
+
+def _words(error: Exception) -> str:
+    return str(error) or repr(error)

@@ -1,0 +1,94 @@
+"""Whether another region counts the same regions for a topic as this one: epochs are theirs by that
+(`app.controllog.roles`, rules 1 and 6).
+
+A region's failover definitions are read from the copy of its control log.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+import structlog
+
+from app.controllog import codec
+from app.controllog.events import FailoverPut
+from app.dispatch.definition import Workload
+from app.failover.definition import FailoverDefinition
+from app.failover.plan.document import Check
+from app.failover.topology import Failover, governing
+from app.offsets.store.records import ROUTES, Store
+
+if TYPE_CHECKING:
+    from app.worker.runtime.service import Runtime
+
+log = structlog.get_logger(__name__)
+
+NAME = "regions"
+SAME_FILE = "deploy the same file in both; of a region that is lost, the one that it had"
+
+
+class Definitions:
+    """Those of other regions, as they were read last; of one plan."""
+
+    def __init__(self, runtime: Runtime) -> None:
+        self._runtime = runtime
+        self._known: dict[str, list[Failover] | None] = {}
+        self._reading = asyncio.Lock()
+        self._governing: dict[tuple[str, str], Failover | None] = {}
+
+    async def of(self, region: str) -> list[Failover] | None:
+        """A region's; None: they are not known."""
+        regions = self._runtime.regions
+        async with self._reading:
+            if region not in self._known:
+                self._known[region] = None
+                try:
+                    if regions is not None:
+                        self._known[region] = await regions.tables.ask(lambda store: _read(store, region))
+                except Exception as error:  # noqa: BLE001 - then it is not known
+                    log.info("another region's definitions cannot be read", region=region, error=repr(error))
+            return self._known[region]
+
+    async def same_regions(self, workload: Workload, region: str) -> Check:
+        """Compares the definitions that govern the workload's topic, here and in a region."""
+        known = await self.of(region)
+        if known is None:
+            return Check(name=NAME, level="ok", detail=f"region {region}'s definitions are not known here")
+        topic, at = workload.metadata.topic, (region, workload.metadata.topic)
+        if at not in self._governing:
+            self._governing[at] = governing(known, topic)
+        theirs, ours = self._governing[at], self._runtime.failover.failovers.governing(topic)
+        if theirs is None:  # it can give the workload to nobody but the `primary`
+            detail = f"region {region} has no Failover definition of topic {topic}: it could not take it back"
+            return Check(name=NAME, level="warn", detail=detail, remedy=SAME_FILE)
+        mine = () if ours is None else ours.regions
+        if set(theirs.regions) != set(mine):
+            detail = (
+                f"region {region} shares topic {topic} between {', '.join(sorted(theirs.regions))} "
+                f"({theirs.name}), this one between {', '.join(sorted(mine)) or 'nobody'}: two regions could "
+                "come to have one epoch"
+            )
+            return Check(name=NAME, level="blocked", detail=detail, remedy=SAME_FILE)
+        if theirs != ours:
+            detail = f"region {region} has another Failover definition of topic {topic} ({theirs.name})"
+            return Check(name=NAME, level="warn", detail=detail, remedy=SAME_FILE)
+        return Check(name=NAME, level="ok", detail=f"shared between the same ones as in region {region}")
+
+
+def _read(store: Store, region: str) -> list[Failover] | None:
+    """None: the copy of its control log was never read to its end."""
+    origin = store.origin(ROUTES, region)
+    if origin is None or not origin.complete or not origin.cluster:
+        return None
+    found = []
+    for key, value in store.records(ROUTES, region, "failover/"):
+        try:
+            put = codec.control_event(value)
+            if isinstance(put, FailoverPut):
+                found.append(FailoverDefinition.from_wire(put.definition).failover())
+        except ValueError as error:
+            log.error("a region's failover definition cannot be read", region=region, key=key,
+                      error=str(error))  # fmt: skip
+            return None
+    return found

@@ -1,0 +1,1 @@
+"""Roles kept, other regions heard, derived routes, failovers carried out."""

@@ -1,0 +1,177 @@
+"""What other regions' control logs say of roles and pulses: read in their copies, which routes keep in this
+region's control cluster under the same names.
+
+    west-regional                      east-regional
+    switchyard-west-control --route--> switchyard-west-control --Bridge--> what the leader writes into
+                                                                           switchyard-east-control
+
+Rules
+1. The leader follows them, from the beginning of each copy: what its predecessor had read or written does not
+   matter, since what is known is a maximum (`app.controllog.roles`), and only what says more is written.
+2. A record that is no event, or no event of roles, is passed over and told once. What is kept is bounded.
+3. Nothing here is needed for anything that runs: a copy that is away or behind only makes this region hear
+   later.
+4. The last pulse in a copy counts, whatever its time: the next leader's clock may be behind. How long ago it
+   was heard is counted from when it came here, by this worker's clock. One that was in the copy before it was
+   first read to its end was not heard by us: it is as old as it says, and if that is less than `UNHEARD_S`,
+   it is not known whether its region lives.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Collection
+from functools import partial
+from typing import Any
+
+import structlog
+from aiokafka.errors import KafkaError
+from mode import Service
+
+from app.controllog import codec
+from app.controllog.events import RegionPulse, RoleEvent, RolePut, RoleReleased
+from app.controllog.roles import Roles
+from app.controllog.topics import ControlTopics
+from app.kafka.client.cluster import ClusterClient, ClusterUnreachable
+from app.kafka.client.topic_tail import STOP_S, TopicTail, bounded
+from app.kernel.clock import now_ms
+from app.worker.jobs.start_position import Trouble
+
+log = structlog.get_logger(__name__)
+
+LOOK_S = 1.0
+PREFIXES = (b"role/", b"role-released/", b"pulse/")  # of the record keys of what is read here
+MAX_KEY_CHARS = 500  # group, slash, topic
+MAX_WORKLOADS = 100_000
+MAX_REGION_CHARS = 200
+UNHEARD_S = 15.0  # a region that is not heard for longer is taken for away
+
+
+class Bridge(Service):
+    """See the module.
+
+    Args:
+        wanted: the other regions whose logs are to be read now; none while this worker does not lead.
+        clock: monotonic seconds.
+
+    Attributes:
+        roles: the maximum of all that was read.
+        pulses: region -> the last pulse in its copy.
+    """
+
+    def __init__(
+        self,
+        client: ClusterClient,
+        kafka_options: dict[str, Any],
+        wanted: Callable[[], Collection[str]],
+        on_news: Callable[[], None],
+        on_trouble: Trouble,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        super().__init__()
+        self.roles = Roles()
+        self.pulses: dict[str, RegionPulse] = {}
+        self._came_s: dict[str, float] = {}  # when a pulse of a region came here last
+        self._client = client
+        self._options = kafka_options
+        self._wanted = wanted
+        self._on_news = on_news
+        self._on_trouble = on_trouble
+        self._clock = clock
+        self._tails: dict[str, TopicTail] = {}
+        self._keys: set[str] = set()
+        self._told: set[str] = set()
+
+    def has_answered(self, region: str, own: str, name: str) -> bool:
+        """Whether `region` has said that it heard a pulse of region `own` by the leader of that name: then
+        all that it knew when that one took the name has come here. No clock is looked at."""
+        pulse = self.pulses.get(region)
+        return pulse is not None and pulse.answers.get(own) == name
+
+    def age_s(self, region: str) -> float | None:
+        """How long ago a pulse of the region was heard; None: none was, or that is not known (rule 4)."""
+        if region in self._came_s:
+            return self._clock() - self._came_s[region]
+        pulse = self.pulses.get(region)
+        told_s = 0.0 if pulse is None else (now_ms() - pulse.at_ms) / 1000
+        return told_s if told_s > UNHEARD_S else None
+
+    @Service.task
+    async def _look_for_ever(self) -> None:
+        while not self.should_stop:
+            try:
+                await self._look()
+            except (KafkaError, ClusterUnreachable, OSError, TimeoutError) as error:
+                log.warning("copies of other regions' control logs are looked for again", error=repr(error))
+            except Exception:
+                log.exception("following other regions' control logs failed and is tried again")
+            await self.sleep(LOOK_S)
+
+    async def _look(self) -> None:
+        wanted = set(self._wanted())
+        for region in self._tails.keys() - wanted:
+            await bounded(self._tails.pop(region).stop(), STOP_S, f"reader of {region}'s control log")
+        if not wanted:
+            # Who leads next begins anew: what this worker knew may be old by then.
+            self.roles, self.pulses, self._keys, self._told = Roles(), {}, set(), set()
+            self._came_s = {}
+        for region in sorted(wanted - self._tails.keys()):
+            topic = ControlTopics(region).control.name
+            if await self._client.partitions(topic) is not None:
+                tail = TopicTail(topic, self._options, partial(self._read, region), from_start=True)
+                self._tails[region] = tail
+                await tail.start()
+
+    async def on_stop(self) -> None:
+        tails, self._tails = self._tails, {}
+        await asyncio.gather(*(bounded(tail.stop(), STOP_S, "reader of a region") for tail in tails.values()))
+
+    def _read(self, region: str, records: list[Any]) -> None:
+        tail = self._tails.get(region)
+        self.take(region, records, old=tail is not None and not tail.caught_up.is_set())
+
+    def take(self, region: str, records: list[Any], *, old: bool = False) -> None:
+        """Records of the copy of `region`'s control log; `old`: they were there when it was first read. Never
+        raises."""
+        news = False
+        for record in records:
+            if record.value is None or not (record.key or b"").startswith(PREFIXES):
+                continue
+            try:
+                event = codec.control_event(record.value)
+            except codec.BadEvent as error:
+                self._tell(region, f"offset {record.offset}: {error}")
+                continue
+            if isinstance(event, RegionPulse):
+                self._pulse(region, event, old=old)  # nobody waits for it: no news
+            elif isinstance(event, RolePut | RoleReleased):
+                news |= self._role(region, event)
+        if news:
+            self._on_news()
+
+    def _pulse(self, region: str, event: RegionPulse, *, old: bool) -> None:
+        if event.region == region:
+            self.pulses[region] = event
+            if not old:
+                self._came_s[region] = self._clock()
+
+    def _role(self, region: str, event: RoleEvent) -> bool:
+        is_too_long = len(event.key) > MAX_KEY_CHARS or len(event.region) > MAX_REGION_CHARS
+        if is_too_long or self.roles.is_jump(event):
+            self._tell(region, f"a role of {event.key[:100]!r} under epoch {event.epoch} cannot be")
+            return False
+        if event.key not in self._keys:
+            if len(self._keys) >= MAX_WORKLOADS:
+                self._tell(region, f"it has roles of more than {MAX_WORKLOADS} workloads")
+                return False
+            self._keys.add(event.key)
+        return self.roles.put(event) if isinstance(event, RolePut) else self.roles.release(event)
+
+    def _tell(self, region: str, what: str) -> None:
+        if region not in self._told:
+            self._told.add(region)
+            self._on_trouble(
+                "bridge-trouble", region, f"in the copy of region {region}'s control log: {what}",
+                "it is passed over; see who else writes to that topic",
+            )  # fmt: skip

@@ -1,0 +1,262 @@
+"""Keeps the roles of workloads with a mode, as the leader: the first one, those that other regions decided,
+and what this region has let go. The rules of roles: `app.controllog.roles`.
+
+Rules
+1. What another region's log says is written here when it says more than this region's own log.
+2. A workload without a role gets the first one. One that would be this region's own, be it that a log of
+   long ago says so, waits until the other regions have answered (they may know better, when this region comes
+   back with nothing), or nothing came from them for `UNHEARD_S`; in all no longer than `SLOW_S`.
+3. A region that another one's epoch has replaced lets go: of an active-passive workload once nobody here has
+   a job of it, of an active-active one once every worker has read so (those that have not do not act:
+   `app.worker.members.membership`).
+4. A region that shares topics with others says every `PULSE_S` that it lives, and at once when somebody is
+   new. One whose leader does not know that it went on without a break (`app.failover.run.presence`) says so,
+   and acts by no role of its own until the others have answered it, or for as long as rule 2 waits: they may
+   have taken it over meanwhile.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import replace
+
+from app.controllog.events import AnyControlEvent, RegionPulse, RolePut, RoleReleased
+from app.controllog.log import ControlLog
+from app.controllog.roles import ACTIVE, ACTIVE_PASSIVE, MOVING, Roles, initial, says_more
+from app.dispatch.definition import Workload
+from app.dispatch.push.metadata import RegionRole
+from app.failover.run.derived_routes import Failovers
+from app.failover.run.presence import Presence
+from app.failover.run.region_bridge import UNHEARD_S, Bridge
+from app.kernel.clock import now_ms
+from app.offsets.sync.group_sync_schedule import Passive
+from app.placement.model.plan import name_of
+from app.worker.jobs.start_position import Trouble
+
+SLOW_S = 120.0
+PULSE_S = 2.0
+READ_BY_ALL_S = 5.0  # above the lease and a heartbeat: by then whoever acts has read what was written before
+
+
+class RoleKeeper:
+    """See the module. `steps` is of use on the leader.
+
+    Args:
+        presence: this worker's. live: the names of those that live in this region.
+        clock_ms: the wall clock; nothing is decided by it.
+    """
+
+    def __init__(
+        self,
+        control: ControlLog,
+        failovers: Failovers,
+        bridge: Bridge,
+        workload: Callable[[str], Workload | None],
+        on_trouble: Trouble,
+        *,
+        presence: Presence,
+        live: Callable[[], Collection[str]] = tuple,
+        clock_ms: Callable[[], int] = now_ms,
+    ) -> None:
+        self._control = control
+        self._failovers = failovers
+        self._presence = presence
+        self._live = live
+        self._clock_ms = clock_ms
+        self._asks = "", 0.0  # the name under which it asks the others as one that has returned, since when
+        self._named: set[str] = set()
+        self._bridge = bridge
+        self._workload = workload
+        self._on_trouble = on_trouble
+        self._since_s: dict[str, float] = {}  # when a workload was first seen without a role
+        self._replaced_s: dict[str, tuple[int, float]] = {}  # epoch, and when it was first seen
+        self._came: dict[str, tuple[RegionPulse, float]] = {}  # the last of a region, and when it was seen
+        self._pulse_s = float("-inf")
+        self._told: set[tuple[str, str]] = set()
+
+    @property
+    def own(self) -> str:
+        """This region."""
+        return "" if self._failovers.layout is None else self._failovers.layout.own
+
+    def moded(self) -> Iterator[Workload]:
+        """Every workload with a mode that can be read."""
+        for key in list(self._control.view.workloads):
+            workload = self._workload(key)
+            if workload is not None and workload.spec.mode is not None:
+                yield workload
+
+    # -- the leader's ----------------------------------------------------------------------------
+
+    def steps(self, now_s: float) -> list[AnyControlEvent]:
+        """What the leader has to write now."""
+        if not self.own:
+            return []
+        events: list[AnyControlEvent] = []
+        self._presence.look(now_s)
+        moded, view = list(self.moded()), self._control.view
+        keys = {workload.key for workload in moded}
+        self._since_s = {key: at for key, at in self._since_s.items() if key in keys}
+        self._replaced_s = {key: at for key, at in self._replaced_s.items() if key in keys}
+        busy: Collection[str] | None = None
+        for workload in moded:
+            key, role = workload.key, view.roles.of(workload.key)
+            told = self._bridge.roles.of(key)
+            if told is not None and says_more(told, role):
+                if role is not None or not self._is_premature(workload, told.region, now_s):
+                    events.append(told)
+                continue
+            events += self._released_elsewhere(key)
+            if role is None:
+                events += self._first(workload, now_s)
+            elif role.region != self.own and not view.roles.has_released(key, self.own):
+                if busy is None:
+                    busy = {name_of(job) for job, held in view.assignments.items() if held.worker}
+                events += self._let_go(workload, role, key in busy, now_s)
+        others = self._failovers.others()
+        live = {self._presence.name, *self._live()}
+        if others and (now_s - self._pulse_s >= PULSE_S or not live <= self._named):
+            self._pulse_s, self._named = now_s, live
+            events.append(self._pulse(others, now_s))  # behind the roles that were heard
+        return events
+
+    def _pulse(self, others: Collection[str], now_s: float) -> RegionPulse:
+        """Rule 4."""
+        at_ms, name, pulses = self._clock_ms(), self._presence.name, self._bridge.pulses
+        last, returned_ms = self._control.view.pulses.get(self.own), 0
+        if last is not None and not self._presence.knows(last):
+            if self._asks[0] != name:
+                self._asks = name, now_s
+            if self._waits_for_word(others, self._asks[1], now_s):
+                returned_ms = last.returned_ms or at_ms
+        ages = {region: self._bridge.age_s(region) for region in others}
+        return RegionPulse(
+            at_ms=at_ms, region=self.own, returned_ms=returned_ms, leader=name, workers=sorted(self._named),
+            heard={region: at_ms - round(age * 1000) for region, age in ages.items() if age is not None},
+            answers={region: pulses[region].leader for region in others & pulses.keys()},
+        )  # fmt: skip
+
+    def _released_elsewhere(self, key: str) -> Iterator[RoleReleased]:
+        known = self._control.view.roles.released(key)
+        for region, event in self._bridge.roles.released(key).items():
+            if region != self.own and (region not in known or known[region].epoch < event.epoch):
+                yield event
+
+    def _first(self, workload: Workload, now_s: float) -> Iterator[RolePut]:
+        key, regions = workload.key, self._failovers.regions_of(workload)
+        try:
+            region, epoch = initial(workload.spec.primary, regions)
+        except LookupError as error:
+            message, _, remedy = str(error).rpartition("; ")
+            if (key, message) not in self._told:
+                self._told.add((key, message))
+                self._on_trouble("role-unknown", key, f"it is active nowhere: {message}", remedy)
+            return
+        if self._is_premature(workload, region, now_s):
+            return
+        yield RolePut(
+            at_ms=now_ms(), key=key, region=region, epoch=epoch, state=ACTIVE, actor="definition",
+            reason="the definition names it primary" if workload.spec.primary else "the first of its regions",
+        )  # fmt: skip
+
+    def _is_premature(self, workload: Workload, first: str, now_s: float) -> bool:
+        """Whether the first role that is recorded here would make this region act, while another one may know
+        more of the workload and is going to be heard (rule 2)."""
+        since_s = self._since_s.setdefault(workload.key, now_s)
+        if first != self.own:
+            return False
+        others = set(self._failovers.regions_of(workload)) - {self.own}
+        return self._waits_for_word(others, since_s, now_s)
+
+    def _waits_for_word(self, others: Collection[str], since_s: float, now_s: float) -> bool:
+        """Whether another region has not answered yet, and is going to be heard."""
+        name = self._presence.name
+        for region in others:
+            if self._bridge.has_answered(region, self.own, name) or now_s - since_s >= SLOW_S:
+                continue
+            pulse = self._bridge.pulses.get(region)
+            last, came_s = self._came.get(region, (None, since_s))
+            if pulse is not None and pulse is not last:
+                self._came[region], came_s = (pulse, now_s), now_s
+            if now_s - max(since_s, came_s) < UNHEARD_S:
+                return True
+        return False
+
+    def _let_go(
+        self, workload: Workload, role: RolePut, is_busy: bool, now_s: float
+    ) -> Iterator[RoleReleased]:
+        key = workload.key
+        epoch, since_s = self._replaced_s.get(key, (-1, now_s))
+        if epoch != role.epoch:
+            epoch, since_s = self._replaced_s[key] = role.epoch, now_s
+        waits = is_busy if workload.spec.mode == ACTIVE_PASSIVE else now_s - since_s < READ_BY_ALL_S
+        if not waits:
+            yield RoleReleased(at_ms=now_ms(), key=key, region=self.own, epoch=epoch)
+
+    # -- everybody's -----------------------------------------------------------------------------
+
+    def runs_here(self, workload: Workload) -> bool | None:
+        """Whether this region has jobs of the workload; None: that is not known yet."""
+        if workload.spec.mode != ACTIVE_PASSIVE or not self.own:
+            return True
+        roles = self._control.view.roles
+        if roles.of(workload.key) is None:
+            return None
+        return roles.is_active(workload.key, self.own) and not self.has_just_returned()
+
+    def has_just_returned(self) -> bool:
+        """Whether this region lay still, and has not heard yet what others decided meanwhile (rule 4)."""
+        last = self._control.view.pulses.get(self.own)
+        if last is None or not self._failovers.others():
+            return False
+        return not self._presence.knows(last) or last.returned_ms > 0
+
+    def passive(self) -> list[Passive]:
+        """Workloads that this region has let go of, or never had: their positions follow those of the region
+        that consumes, or did until the role began to move."""
+        layout, roles, found = self._failovers.layout, self._control.view.roles, []
+        if layout is None:
+            return []
+        for workload in self.moded():
+            key, metadata, role = workload.key, workload.metadata, roles.of(workload.key)
+            if workload.spec.mode != ACTIVE_PASSIVE or role is None:
+                continue
+            region = role.previous if role.state == MOVING else role.region
+            if region in {"", self.own} or not (role.region == self.own or roles.has_released(key, self.own)):
+                continue
+            one = Passive(key, metadata.group, metadata.topic, region)
+            try:
+                source = layout.cluster(region, layout.sites[metadata.cluster].tier)
+            except LookupError as error:
+                found.append(replace(one, trouble=str(error)))
+            else:
+                found.append(replace(one, source=source, target=metadata.cluster))
+        return found
+
+    def doubt(self, workload: Workload) -> str:
+        """Why nobody would be active for the workload, and what to do; "" when somebody will, or is."""
+        roles = self._control.view.roles
+        if workload.spec.mode is None or not self.own or roles.of(workload.key) is not None:
+            return ""
+        try:
+            initial(workload.spec.primary, self._failovers.regions_of(workload))
+        except LookupError as error:
+            return f"it will be active nowhere: {error}"
+        return ""
+
+    def told(self, workload: Workload) -> RegionRole | None:
+        """What receivers of the workload are told; None: it has no mode."""
+        if workload.spec.mode is None or not self.own:
+            return None
+        role = self._control.view.roles.of(workload.key)
+        is_primary = self._control.view.roles.is_active(workload.key, self.own)
+        is_primary = is_primary and not self.has_just_returned()
+        return RegionRole(self.own, is_primary, 0 if role is None else role.epoch)
+
+    def highest(self, key: str) -> RolePut | None:
+        """Also what has come here, and is not written yet."""
+        known = Roles()
+        for roles in (self._control.view.roles, self._bridge.roles):
+            if (role := roles.of(key)) is not None:
+                known.put(role)
+        return known.of(key)

@@ -1,0 +1,1 @@
+"""Batches appended as they are: order, sequence numbers, retries; copies and transactions."""

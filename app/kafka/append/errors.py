@@ -1,0 +1,97 @@
+"""How an append fails: Kafka's error codes by what follows from them, and what a lane tells its sender."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from app.kafka.client.cluster import UNKNOWN_TOPIC
+from app.kafka.client.permissions import (
+    CLUSTER,
+    CLUSTER_NOT_AUTHORISED,
+    NOT_AUTHORISED,
+    Known,
+    allow,
+    grant,
+    lacks,
+)
+
+DUPLICATE = 46  # it is in the log: acknowledged, with an unknown offset
+OUT_OF_SEQUENCE = {45, 59}  # OUT_OF_ORDER_SEQUENCE_NUMBER, UNKNOWN_PRODUCER_ID
+FENCED = {47, 90}  # INVALID_PRODUCER_EPOCH, PRODUCER_FENCED
+# CORRUPT_MESSAGE, MESSAGE_TOO_LARGE, RECORD_LIST_TOO_LARGE, INVALID_TIMESTAMP, INVALID_REQUEST,
+# UNSUPPORTED_FOR_MESSAGE_FORMAT, POLICY_VIOLATION, UNSUPPORTED_COMPRESSION_TYPE, INVALID_RECORD
+REFUSED = {2, 10, 18, 32, 42, 43, 44, 76, 87}
+TOO_LARGE = {10, 18}  # of the refused ones: smaller batches of the same records may be taken
+FOR_A_RECORD = {32}  # INVALID_TIMESTAMP: the others of the batch may be taken
+NOT_ENOUGH_REPLICAS = 19
+TOO_FEW_REPLICAS = {NOT_ENOUGH_REPLICAS, 20}
+NO_ANSWER = -101  # no codes of Kafka's: the connection was lost, or its answer was
+UNEXPECTED = -102
+UNANSWERED = {NO_ANSWER, UNEXPECTED}
+# Of these a broker has appended nothing; NOT_ENOUGH_REPLICAS among them. A leader that is deposed says so
+# (NOT_LEADER_OR_FOLLOWER) of what it had appended, too, and its successor may have that.
+NOT_APPENDED = {
+    *REFUSED,
+    *FENCED,
+    *OUT_OF_SEQUENCE,
+    UNKNOWN_TOPIC,
+    17,
+    19,
+    NOT_AUTHORISED,
+    CLUSTER_NOT_AUTHORISED,
+}
+
+
+class AppendError(RuntimeError):
+    """A batch that was not taken; the message names the partition and the broker's reason."""
+
+
+class Refused(AppendError):
+    """The batch is refused for what it is (`code`: Kafka's), and the lane waits for `Lane.instead`."""
+
+    def __init__(self, message: str, code: int) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+class Fenced(AppendError):
+    """Somebody else writes under a newer epoch of the lane's producer id. The lane has ended."""
+
+
+class LaneClosed(AppendError):
+    """The lane was closed, or its appender stopped."""
+
+
+@dataclass(frozen=True, slots=True)
+class AppendTrouble:
+    """A partition takes no batches, and is tried again; or it went on in a way that is to be known."""
+
+    topic: str
+    partition: int
+    message: str
+    remedy: str
+
+
+def refusal(code: int, cluster: Known, topic: str) -> str | None:
+    """Which permission an append lacks; None: it is refused for something else."""
+    if code == NOT_AUTHORISED:
+        return f"{lacks(cluster, 'topic', topic, 'Write')} (TopicAuthorizationFailed)"
+    return lacks(cluster, "cluster", CLUSTER, "IdempotentWrite") if code == CLUSTER_NOT_AUTHORISED else None
+
+
+def remedy_of(code: int, cluster: Known, topic: str) -> str:
+    """What an operator can do about an error code."""
+    if code in {UNKNOWN_TOPIC, 17, 100}:  # INVALID_TOPIC, UNKNOWN_TOPIC_ID
+        return "create the topic, or correct the route; it is tried again by itself"
+    if code == NOT_AUTHORISED:
+        return grant(cluster, "topic", topic, "Read", "Write", "Describe")
+    if code == CLUSTER_NOT_AUTHORISED:
+        older = allow(cluster, "cluster", CLUSTER, "IdempotentWrite")
+        return f"{grant(cluster, 'topic', topic, 'Read', 'Write', 'Describe')}; before Kafka 2.8 also {older}"
+    if code in TOO_FEW_REPLICAS:
+        return (
+            "bring back the brokers that keep it, or lower min.insync.replicas; it is tried again by itself"
+        )
+    if code == UNEXPECTED:
+        return "a fault of Switchyard's own, its traceback is in the log; it is tried again by itself"
+    return "see whether the broker runs; it is tried again by itself"

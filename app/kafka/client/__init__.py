@@ -1,0 +1,1 @@
+"""One cluster: connection, commits, topics and their settings, permissions, tails of topics."""

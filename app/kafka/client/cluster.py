@@ -1,0 +1,378 @@
+"""A connection to one Kafka cluster: aiokafka's client, with bounded waits and errors for operators.
+
+The fetch service, the committer and the topic tools share one `ClusterClient` a cluster.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from socket import gaierror
+from typing import Any
+
+import structlog
+from aiokafka.client import AIOKafkaClient
+from aiokafka.cluster import ClusterMetadata
+from aiokafka.errors import KafkaError, StaleMetadata, for_code
+from aiokafka.protocol.metadata import MetadataRequest
+from aiokafka.protocol.offset import OffsetRequest
+from aiokafka.structs import TopicPartition
+
+from app.kafka.client import aiokafka_patches
+from app.kafka.client.permissions import NOT_AUTHORISED, lacks
+from app.kafka.client.topic_ids import UNKNOWN_ID, TopicIdsRequest, ids_of, leader_epochs_of
+
+log = structlog.get_logger(__name__)
+
+aiokafka_patches.install()
+
+START_S = 30.0
+RETRY_S = 0.3
+PATIENT_S, TELL_S = 1.0, 10.0  # who waits for a cluster looks again, and says so, so often
+LOOK_S = 2.0
+REQUEST_MS = 10_000
+METADATA_MAX_AGE_MS = 30_000
+METADATA_TURN_S = 2.0  # then the next broker is asked for metadata: this one may be frozen
+EARLIEST, LATEST = -2, -1
+READ_UNCOMMITTED, READ_COMMITTED = 0, 1
+UNKNOWN_TOPIC, NO_LEADER = 3, 5
+LEADER_TROUBLE = {UNKNOWN_TOPIC, NO_LEADER, 6, 9, 56, 74, 75, 100, 103}  # heals with fresh metadata
+TOPIC_UNKNOWN = {UNKNOWN_TOPIC, 17}  # UNKNOWN_TOPIC_OR_PARTITION, INVALID_TOPIC
+
+
+class ClusterUnreachable(RuntimeError):
+    """No broker of the cluster answered in time."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterSpec:
+    """How to reach a cluster. Secrets are resolved before and never shown. `archive`: the folder of its
+    archive, if it has one."""
+
+    name: str
+    bootstrap: tuple[str, ...]
+    client_id: str = "switchyard"
+    protocol: str = "PLAINTEXT"
+    mechanism: str = "PLAIN"
+    username: str | None = None
+    password: str | None = None
+    ssl_context: Any = None
+    archive: str | None = None
+
+    def __repr__(self) -> str:
+        return f"ClusterSpec({self.name!r}, {','.join(self.bootstrap)})"
+
+    def aiokafka_options(self) -> dict[str, Any]:
+        """Keyword arguments that every aiokafka client takes."""
+        options: dict[str, Any] = {
+            "bootstrap_servers": list(self.bootstrap),
+            "client_id": self.client_id,
+            "security_protocol": self.protocol,
+        }
+        if self.ssl_context is not None:
+            options["ssl_context"] = self.ssl_context
+        if self.protocol.startswith("SASL"):
+            options |= {
+                "sasl_mechanism": self.mechanism,
+                "sasl_plain_username": self.username,
+                "sasl_plain_password": self.password,
+            }
+        return options
+
+
+class _Client(AIOKafkaClient):
+    """aiokafka's client, which creates no topic.
+
+    Its own asks for metadata so that a broker creates what it does not know (Kafka's default), with one
+    partition, and a topic that was deleted comes back while somebody still fetches it.
+    """
+
+    async def _metadata_update(self, cluster_metadata: ClusterMetadata, topics: set[str]) -> bool:
+        request = MetadataRequest(list(topics) or None, allow_auto_topic_creation=False)
+        nodes = [broker.nodeId for broker in self.cluster.brokers()]
+        random.shuffle(nodes)
+        for node in nodes:
+            try:
+                async with asyncio.timeout(None if node == nodes[-1] else METADATA_TURN_S):
+                    found = await self.send(node, request)  # type: ignore[no-untyped-call]  # the same
+            except Exception as error:  # noqa: BLE001 - aiokafka's task would end, and whoever waits wait for ever
+                log.debug("a broker gave no metadata", node=node, error=repr(error))
+                continue
+            if found.brokers:
+                cluster_metadata.update_metadata(found)
+                return True
+        cluster_metadata.failed_update(None)
+        return False
+
+
+class ClusterClient:
+    """See the module."""
+
+    def __init__(self, spec: ClusterSpec) -> None:
+        self.spec = spec
+        self.name = spec.name
+        self._client: AIOKafkaClient | None = None
+        self._leader_epochs: dict[tuple[str, int], int] = {}
+
+    @property
+    def client(self) -> AIOKafkaClient:
+        """aiokafka's client; the cluster must have been started."""
+        assert self._client is not None, f"cluster {self.name} has not been started"
+        return self._client
+
+    async def start(self, timeout_s: float = START_S) -> None:
+        """Connects, trying again until `timeout_s` is over.
+
+        Raises:
+            ClusterUnreachable: nobody answered.
+        """
+        deadline_s = time.monotonic() + timeout_s
+        while True:
+            client: AIOKafkaClient = _Client(  # type: ignore[no-untyped-call]  # aiokafka has no types
+                request_timeout_ms=REQUEST_MS,
+                metadata_max_age_ms=METADATA_MAX_AGE_MS,
+                **self.spec.aiokafka_options(),
+            )
+            try:
+                await client.bootstrap()
+                if client.get_random_node() is None:
+                    raise StaleMetadata("the broker that answered knows of none, not even itself, yet")
+            except (KafkaError, OSError, TimeoutError) as error:
+                await client.close()
+                if time.monotonic() > deadline_s:
+                    raise ClusterUnreachable(
+                        f"cluster {self.name} at {', '.join(self.spec.bootstrap)} does not answer: {error}; "
+                        f"{await reasons(self.spec)}; check that it runs, and bootstrap and security in "
+                        "switchyard.yaml"
+                    ) from error
+                await asyncio.sleep(RETRY_S)
+                continue
+            except BaseException:  # cancelled
+                await client.close()
+                raise
+            self._client = client
+            return
+
+    async def start_patiently(self) -> None:
+        """Connects, however long that takes, and says at once and every `TELL_S` what it waits for."""
+        began_s, told_s = time.monotonic(), float("-inf")
+        while True:
+            try:
+                return await self.start(0.0)
+            except ClusterUnreachable as error:
+                now_s = time.monotonic()
+                if now_s - told_s >= TELL_S:
+                    told_s = now_s
+                    log.warning("waiting for a cluster", waited_s=round(now_s - began_s), why=str(error))
+            await asyncio.sleep(PATIENT_S)
+
+    async def stop(self) -> None:
+        """Closes all connections."""
+        if self._client is not None:
+            await self._client.close()
+            self._client = None
+
+    async def send(self, node: int, request: Any, group: Any = 0) -> Any:
+        """Sends a protocol request to a broker; `group` names the connection. Raises KafkaError."""
+        return await self.client.send(node, request, group=group)
+
+    async def any_node(self) -> int:
+        """Some live broker's id.
+
+        Raises:
+            ClusterUnreachable: none is known.
+        """
+        node = self.client.get_random_node()
+        if node is None:
+            await self.client.force_metadata_update()
+            node = self.client.get_random_node()
+        if node is None:
+            raise ClusterUnreachable(f"cluster {self.name} has no live broker")
+        return int(node)
+
+    async def metadata(self, topics: list[str] | None) -> Any:
+        """A metadata response, asked of any broker that answers; never creates a topic.
+
+        Raises:
+            ClusterUnreachable: no broker answered.
+        """
+        return await self._ask_any(MetadataRequest(topics, allow_auto_topic_creation=False))
+
+    async def _ask_any(self, request: Any) -> Any:
+        error: BaseException | None = None
+        for _ in range(3):
+            try:
+                return await self.send(await self.any_node(), request)
+            except (KafkaError, OSError, TimeoutError) as failure:
+                error = failure
+                await asyncio.sleep(RETRY_S)
+        raise ClusterUnreachable(f"cluster {self.name} does not answer: {error!r}")
+
+    async def topic_ids(self, topics: Iterable[str], node: int | None = None) -> dict[str, str]:
+        """The ids of topics, which a topic made anew does not share; asked of broker `node`, or of any.
+
+        A topic that does not exist (or may not be described) is left out. "": the broker is too old to
+        tell (before Kafka 2.8).
+
+        Raises:
+            ClusterUnreachable: no broker answered. KafkaError, OSError, TimeoutError: `node` did not.
+        """
+        wanted = sorted(set(topics))
+        request = TopicIdsRequest(wanted)
+        try:
+            response = await (self._ask_any(request) if node is None else self.send(node, request))
+        except NotImplementedError:
+            return dict.fromkeys(wanted, UNKNOWN_ID)
+        self._leader_epochs |= leader_epochs_of(response)
+        return ids_of(response)
+
+    def leader_epoch(self, topic: str, partition: int) -> int:
+        """The epoch of a partition's leader as it was when `topic_ids` was last asked; -1: not known."""
+        return self._leader_epochs.get((topic, partition), -1)
+
+    async def cluster_id(self) -> str:
+        """The cluster's id, which a re-created cluster does not share; "" when it tells none.
+
+        Raises:
+            ClusterUnreachable: no broker answered.
+        """
+        return str((await self.metadata([])).cluster_id or "")
+
+    async def broker_count(self) -> int:
+        """How many brokers live."""
+        return len((await self.metadata([])).brokers)
+
+    async def topics(self) -> dict[str, int]:
+        """All topics with their partition counts."""
+        response = await self.metadata(None)
+        return {entry[1]: len(entry[3]) for entry in response.topics if not entry[0]}
+
+    async def partitions(self, topic: str) -> int | None:
+        """How many partitions `topic` has; None when it does not exist.
+
+        Raises:
+            ClusterUnreachable; KafkaError: not authorised, or the like.
+        """
+        response = await self.metadata([topic])
+        entry = response.topics[0]
+        if entry[0] in TOPIC_UNKNOWN:
+            return None
+        if entry[0] == NOT_AUTHORISED:
+            raise for_code(entry[0])(lacks(self.spec, "topic", topic, "Describe"))
+        if entry[0] and not entry[3]:
+            raise for_code(entry[0])(topic)
+        return len(entry[3])
+
+    def known_leader(self, topic: str, partition: int) -> int | None:
+        """The partition's leader as far as is known, at once; when it is not, it is being asked for."""
+        client = self.client
+        node = client.cluster.leader_for_partition(TopicPartition(topic, partition))
+        if node is None or node < 0:
+            client.add_topic(topic)
+            client.force_metadata_update()
+            return None
+        return int(node)
+
+    def leads_elsewhere(self, topic: str, partition: int, node: int | None) -> bool:
+        """Whether a broker other than `node` is known to lead the partition."""
+        return self.known_leader(topic, partition) not in {None, node}
+
+    def why_no_leader(self, topic: str, partition: int) -> tuple[int, str]:
+        """Why no leader of the partition is known: an error code of Kafka's, and words for people."""
+        known, where = self.client.cluster, f"topic {topic} in {self.name}"
+        partitions = known.partitions_for_topic(topic)
+        if topic in known.unauthorized_topics:
+            return NOT_AUTHORISED, lacks(self.spec, "topic", topic, "Describe")
+        if partitions is None:
+            return UNKNOWN_TOPIC, f"topic {topic} is not known in {self.name}"
+        if partition not in partitions:
+            return UNKNOWN_TOPIC, f"{where} has no partition {partition}"
+        return NO_LEADER, f"{topic}-{partition} in {self.name} has no leader"
+
+    async def leader(self, topic: str, partition: int) -> int | None:
+        """The broker that leads the partition as far as is known; None when nobody does."""
+        client, at = self.client, TopicPartition(topic, partition)
+        node = client.cluster.leader_for_partition(at)
+        if node is None or node < 0:
+            await client.add_topic(topic)
+            await client.force_metadata_update()
+            node = client.cluster.leader_for_partition(at)
+        return None if node is None or node < 0 else int(node)
+
+    async def offsets(
+        self, wanted: Iterable[tuple[str, int]], timestamp: int, isolation: int = READ_UNCOMMITTED
+    ) -> dict[tuple[str, int], int]:
+        """First offset at or after `timestamp` (ms; EARLIEST, LATEST) of each (topic, partition).
+
+        A partition whose leader does not answer is left out. -1: no record at or after the time.
+        """
+        found = await self.offsets_and_times(wanted, timestamp, isolation)
+        return {at: offset for at, (offset, _) in found.items()}
+
+    async def offsets_and_times(
+        self, wanted: Iterable[tuple[str, int]], timestamp: int, isolation: int = READ_UNCOMMITTED
+    ) -> dict[tuple[str, int], tuple[int, int]]:
+        """The same, each with its record's timestamp; -1: of none."""
+        by_node: dict[int, dict[str, list[tuple[int, int]]]] = {}
+        for topic, partition in wanted:
+            node = await self.leader(topic, partition)
+            if node is not None:
+                by_node.setdefault(node, {}).setdefault(topic, []).append((partition, timestamp))
+        found: dict[tuple[str, int], tuple[int, int]] = {}
+        for node, topics in by_node.items():
+            try:
+                response = await self.send(node, OffsetRequest(-1, isolation, list(topics.items())))
+            except (KafkaError, OSError, TimeoutError):
+                self.client.force_metadata_update()
+                continue
+            for topic, partitions in response.topics:
+                for partition, code, at_ms, offset in partitions:
+                    if code == 0:
+                        found[topic, partition] = offset, at_ms
+                    else:
+                        self.client.force_metadata_update()
+        return found
+
+    async def end_offsets(self, wanted: Iterable[tuple[str, int]]) -> dict[tuple[str, int], int]:
+        """The log end of each (topic, partition); tried again while leaders are being elected.
+
+        Raises:
+            ClusterUnreachable: some partition's leader did not answer within ten seconds.
+        """
+        missing = set(wanted)
+        found: dict[tuple[str, int], int] = {}
+        for _ in range(30):
+            found |= await self.offsets(missing, LATEST)
+            missing -= set(found)
+            if not missing:
+                return found
+            await asyncio.sleep(RETRY_S)
+        raise ClusterUnreachable(f"cluster {self.name}: no leader answers for {sorted(missing)[:3]}")
+
+
+async def reasons(spec: ClusterSpec) -> str:
+    """What the network says of each bootstrap address, for people; takes `LOOK_S` at most."""
+    return "; ".join(await asyncio.gather(*(_reason(spec, address) for address in spec.bootstrap)))
+
+
+async def _reason(spec: ClusterSpec, address: str) -> str:
+    host, _, port = address.rpartition(":")
+    try:
+        async with asyncio.timeout(LOOK_S):
+            _, writer = await asyncio.open_connection(host.strip("[]"), int(port))
+        writer.close()
+    except gaierror as error:
+        return f"the name {host} does not resolve ({error.strerror})"
+    except ConnectionRefusedError:
+        return f"nothing listens at {address}"
+    except TimeoutError:
+        return f"no connection to {address} within {LOOK_S:.0f} s"
+    except (OSError, ValueError) as error:
+        return f"no connection to {address}: {error}"
+    return f"{address} takes connections, but does not answer as a Kafka broker would over {spec.protocol}"
+
+
+__all__ = ["NOT_AUTHORISED", "ClusterClient", "ClusterMetadata", "ClusterSpec", "ClusterUnreachable"]

@@ -1,0 +1,177 @@
+"""Settings and sizes of topics, many at once: read, altered, raised; and topics made.
+
+What fails for one topic fails for no other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from itertools import islice
+from typing import Any, NamedTuple
+
+from aiokafka.errors import KafkaError, for_code
+from aiokafka.protocol.admin import CreatePartitionsRequest, CreateTopicsRequest, DescribeConfigsRequest
+from aiokafka.protocol.api import Request, RequestStruct, Response
+from aiokafka.protocol.types import Array, Boolean, Int8, Int16, Int32, Schema, String
+
+from app.kafka.client.cluster import ClusterClient
+from app.kafka.client.permissions import CLUSTER_NOT_AUTHORISED, NOT_AUTHORISED, lacks
+from app.kafka.client.topics import ALREADY_EXISTS, TopicSpec
+
+TOPIC, SET, DELETE = 2, 0, 1  # a resource's type; operations
+OWN = 1  # DYNAMIC_TOPIC_CONFIG: where a setting comes from that was set for the topic itself
+AT_ONCE = 200  # topics in one request: an answer has some fifty settings of each
+CHANGE_MS = 10_000
+
+
+class TopicSettings(NamedTuple):
+    """All that are known, with the broker's defaults, and which of them were set for the topic."""
+
+    config: Mapping[str, str]
+    own: Collection[str]
+
+
+class _AlterResponse(Response):
+    API_KEY = 44
+    API_VERSION = 0
+    SCHEMA = Schema(
+        ("throttle_time_ms", Int32),
+        (
+            "resources",
+            Array(
+                ("error_code", Int16),
+                ("error_message", String("utf-8")),
+                ("resource_type", Int8),
+                ("resource_name", String("utf-8")),
+            ),
+        ),
+    )
+
+
+class _AlterStruct(RequestStruct):
+    API_KEY = 44
+    API_VERSION = 0
+    RESPONSE_TYPE = _AlterResponse
+    SCHEMA = Schema(
+        (
+            "resources",
+            Array(
+                ("resource_type", Int8),
+                ("resource_name", String("utf-8")),
+                (
+                    "configs",
+                    Array(("name", String("utf-8")), ("operation", Int8), ("value", String("utf-8"))),
+                ),
+            ),
+        ),
+        ("validate_only", Boolean),
+    )
+
+
+class _Alter(Request[_AlterStruct]):
+    """IncrementalAlterConfigs (Kafka 2.3): sets what is named and leaves all else as it is."""
+
+    API_KEY = 44
+
+    def __init__(self, settings: Mapping[str, Mapping[str, str | None]]) -> None:
+        self._settings = settings
+
+    def build(self, request_struct_class: type[_AlterStruct]) -> _AlterStruct:
+        resources = [
+            (
+                TOPIC,
+                topic,
+                [(name, DELETE if value is None else SET, value) for name, value in changes.items()],
+            )
+            for topic, changes in self._settings.items()
+        ]
+        return request_struct_class(resources, False)
+
+
+async def describe(
+    client: ClusterClient, topics: Iterable[str], names: Collection[str] | None = None
+) -> dict[str, TopicSettings | KafkaError]:
+    """Topic -> its settings, or why they cannot be read; `names` are those wanted, all without it.
+
+    Raises:
+        KafkaError, ClusterUnreachable, NotImplementedError: nothing could be read at all.
+    """
+    found: dict[str, TopicSettings | KafkaError] = {}
+    rest = iter(sorted(set(topics)))
+    while batch := list(islice(rest, AT_ONCE)):
+        wanted = [(TOPIC, topic, None if names is None else sorted(names)) for topic in batch]
+        answer = await client.send(await client.any_node(), DescribeConfigsRequest(wanted))
+        for code, message, _, topic, entries in answer.resources:
+            if code:
+                found[topic] = _error(client, code, topic, "settings", "DescribeConfigs", message)
+                continue
+            known = [(entry[0], entry[1], entry[3]) for entry in entries if entry[1] is not None]
+            found[topic] = TopicSettings(
+                {name: value for name, value, _ in known},
+                frozenset(name for name, _, origin in known if origin == OWN),
+            )
+    return found
+
+
+async def alter(
+    client: ClusterClient, settings: Mapping[str, Mapping[str, str | None]]
+) -> dict[str, KafkaError]:
+    """Sets settings of topics, or (None) takes them back to the default; the topics that refuse, and why.
+
+    Raises:
+        KafkaError, ClusterUnreachable, NotImplementedError: nothing could be set at all.
+    """
+    if not settings:
+        return {}
+    answer = await client.send(await client.any_node(), _Alter(settings))
+    return {
+        topic: _error(client, code, topic, "settings", "AlterConfigs", message)
+        for code, message, _, topic in answer.resources
+        if code
+    }
+
+
+async def expand(client: ClusterClient, partitions: Mapping[str, int]) -> dict[str, KafkaError]:
+    """Gives topics so many partitions; those that refuse, and why. Raises as `alter`."""
+    if not partitions:
+        return {}
+    wanted: list[Any] = [(topic, (count, None)) for topic, count in partitions.items()]
+    answer = await _ask_controller(client, CreatePartitionsRequest(wanted, CHANGE_MS, False))
+    return {
+        topic: _error(client, code, topic, "partitions", "Alter", message)
+        for topic, code, message in answer.topic_errors
+        if code
+    }
+
+
+async def create(
+    client: ClusterClient, wanted: Iterable[TopicSpec]
+) -> tuple[set[str], dict[str, KafkaError]]:
+    """Creates topics that are missing, of which each says its `replication`: those made here, and those that
+    are refused, and why. Those made need not have leaders yet. Raises as `alter`.
+    """
+    specs: list[Any] = [
+        (spec.name, spec.partitions, spec.replication, [], [*spec.config.items()]) for spec in wanted
+    ]
+    answer = await _ask_controller(client, CreateTopicsRequest(specs, CHANGE_MS, False))
+    made = {topic for topic, code, *_ in answer.topic_errors if not code}
+    return made, {
+        topic: _error(client, code, topic, "", "Create", rest[0] if rest else "")
+        for topic, code, *rest in answer.topic_errors
+        if code not in (0, ALREADY_EXISTS)
+    }
+
+
+def _error(
+    client: ClusterClient, code: int, topic: str, what: str, operation: str, message: str | None
+) -> KafkaError:
+    said = f"{what} of topic {topic}" if what else f"topic {topic}"
+    said = f"{said} in {client.name}: {message}"
+    if code in {NOT_AUTHORISED, CLUSTER_NOT_AUTHORISED}:
+        said = lacks(client.spec, "topic", topic, operation)
+    error: KafkaError = for_code(code)(said)
+    return error
+
+
+async def _ask_controller(client: ClusterClient, request: Any) -> Any:
+    return await client.send((await client.metadata([])).controller_id, request)

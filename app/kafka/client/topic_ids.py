@@ -1,0 +1,142 @@
+"""The ids of topics: a topic that is deleted and made anew keeps its name and gets another id.
+
+Source: KIP-516; Metadata version 10 of Apache Kafka's protocol guide, which brokers know from 2.8 on and
+aiokafka does not.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Sequence
+from io import BytesIO
+
+from aiokafka.protocol.abstract import AbstractType
+from aiokafka.protocol.api import Request, RequestStruct, Response
+from aiokafka.protocol.types import (
+    Boolean,
+    CompactArray,
+    CompactString,
+    Int16,
+    Int32,
+    Schema,
+    TaggedFields,
+)
+
+UUID_BYTES = 16
+UNKNOWN_ID = ""  # of a broker that tells none
+_ZERO = bytes(UUID_BYTES)
+
+
+class Uuid(AbstractType[bytes]):
+    """Kafka's UUID: sixteen bytes."""
+
+    @classmethod
+    def encode(cls, value: bytes) -> bytes:
+        return value
+
+    @classmethod
+    def decode(cls, data: BytesIO) -> bytes:
+        return data.read(UUID_BYTES)
+
+
+class TopicIdsResponse(Response):
+    """Metadata response, version 10."""
+
+    API_KEY = 3
+    API_VERSION = 10
+    SCHEMA = Schema(
+        ("throttle_time_ms", Int32),
+        (
+            "brokers",
+            CompactArray(
+                ("node_id", Int32),
+                ("host", CompactString()),
+                ("port", Int32),
+                ("rack", CompactString()),
+                ("tags", TaggedFields),
+            ),
+        ),
+        ("cluster_id", CompactString()),
+        ("controller_id", Int32),
+        (
+            "topics",
+            CompactArray(
+                ("error_code", Int16),
+                ("name", CompactString()),
+                ("topic_id", Uuid),
+                ("is_internal", Boolean),
+                (
+                    "partitions",
+                    CompactArray(
+                        ("error_code", Int16),
+                        ("partition", Int32),
+                        ("leader", Int32),
+                        ("leader_epoch", Int32),
+                        ("replicas", CompactArray(Int32)),
+                        ("in_sync", CompactArray(Int32)),
+                        ("offline", CompactArray(Int32)),
+                        ("tags", TaggedFields),
+                    ),
+                ),
+                ("authorized_operations", Int32),
+                ("tags", TaggedFields),
+            ),
+        ),
+        ("cluster_authorized_operations", Int32),
+        ("tags", TaggedFields),
+    )
+
+
+class TopicIdsRequestV10(RequestStruct):
+    """Metadata request, version 10."""
+
+    FLEXIBLE_VERSION = True
+    API_KEY = 3
+    API_VERSION = 10
+    RESPONSE_TYPE = TopicIdsResponse
+    SCHEMA = Schema(
+        (
+            "topics",
+            CompactArray(("topic_id", Uuid), ("name", CompactString()), ("tags", TaggedFields)),
+        ),
+        ("allow_auto_topic_creation", Boolean),
+        ("include_cluster_authorized_operations", Boolean),
+        ("include_topic_authorized_operations", Boolean),
+        ("tags", TaggedFields),
+    )
+
+
+class TopicIdsRequest(Request[TopicIdsRequestV10]):
+    """Asks for some topics by name; creates none. An older broker's connection raises NotImplementedError."""
+
+    API_KEY = 3
+
+    def __init__(self, topics: Sequence[str]) -> None:
+        self._topics = topics
+
+    def build(self, request_struct_class: type[TopicIdsRequestV10]) -> TopicIdsRequestV10:
+        return request_struct_class([(_ZERO, topic, {}) for topic in self._topics], False, False, False, {})
+
+
+def ids_of(response: TopicIdsResponse) -> dict[str, str]:
+    """Topic name to id, written as Kafka's own tools do; topics that do not exist are left out."""
+    return {
+        name: written(topic_id)
+        for code, name, topic_id, *_ in response.topics  # type: ignore[attr-defined]  # set by the schema
+        if code == 0
+    }
+
+
+def leader_epochs_of(response: TopicIdsResponse) -> dict[tuple[str, int], int]:
+    """(topic, partition) to the epoch of its leader (`app.kafka.client.epoch_ends`)."""
+    return {
+        (name, entry[1]): entry[3]
+        for code, name, _, _, partitions, *_ in response.topics  # type: ignore[attr-defined]  # set by the schema
+        if code == 0
+        for entry in partitions
+    }
+
+
+def written(topic_id: bytes) -> str:
+    """`kafka-topics --describe` shows it the same way."""
+    return UNKNOWN_ID if topic_id == _ZERO else base64.urlsafe_b64encode(topic_id).decode().rstrip("=")

@@ -1,0 +1,118 @@
+"""Reads one control topic (a single partition) as it grows, and appends to it.
+
+Not a Faust stream, on purpose: a Faust group stops for seconds at every rebalance and for ten when a
+worker is killed. What keeps the data plane alive (who leads, who owns what, who lives) is read here,
+by every worker for itself, in the partition's own order.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import structlog
+from aiokafka import AIOKafkaConsumer, TopicPartition
+from aiokafka.errors import KafkaError
+from mode import Service
+
+from app.kafka.client.consumer_shutdown import stop_consumer
+
+log = structlog.get_logger(__name__)
+
+POLL_MS = 500
+RETRY_S = 0.5
+STOP_S = 3.0
+
+OnRecords = Callable[[list[Any]], None]
+
+
+class TopicTail(Service):
+    """Follows `topic`'s partition 0 and hands every batch of records to `on_records`, in order.
+
+    `from_start`: read everything there is first; `caught_up` is set once the end that was seen at
+    the start has been reached. Otherwise only what comes after now.
+    `on_records` must not raise for bad data: it gets raw records of unknown origin.
+    """
+
+    def __init__(
+        self, topic: str, kafka_options: dict[str, Any], on_records: OnRecords, *, from_start: bool
+    ) -> None:
+        super().__init__()
+        self.topic = topic
+        self.next_offset = 0
+        self.end = 0
+        self.caught_up = asyncio.Event()
+        self._options = kafka_options
+        self._on_records = on_records
+        self._from_start = from_start
+        self._progress = asyncio.Condition()
+        self._positioned = False
+
+    @Service.task
+    async def _follow(self) -> None:
+        while not self.should_stop:
+            try:
+                await self._read()
+            except (KafkaError, OSError, TimeoutError) as error:
+                log.warning(
+                    "control topic cannot be read", topic=self.topic, error=repr(error), retry_s=RETRY_S
+                )
+                await self.sleep(RETRY_S)
+
+    async def _read(self) -> None:
+        consumer = AIOKafkaConsumer(
+            enable_auto_commit=False,
+            auto_offset_reset="earliest",
+            fetch_max_wait_ms=POLL_MS,
+            **self._options,
+        )
+        await consumer.start()
+        try:
+            partition = TopicPartition(self.topic, 0)
+            consumer.assign([partition])
+            self.end = end = (await consumer.end_offsets([partition]))[partition]
+            if not self._positioned:
+                beginning = (await consumer.beginning_offsets([partition]))[partition]
+                self.next_offset = beginning if self._from_start else end
+                self._positioned = True
+            consumer.seek(partition, self.next_offset)
+            while not self.should_stop and self._positioned:
+                if self.next_offset >= end and not self.caught_up.is_set():
+                    self.caught_up.set()
+                records = (await consumer.getmany(partition, timeout_ms=POLL_MS)).get(partition, [])
+                if records:
+                    self._on_records(records)
+                    if self._positioned:
+                        self.next_offset = records[-1].offset + 1
+                else:
+                    # Compaction may have taken the last records: the position tells.
+                    self.next_offset = max(self.next_offset, await consumer.position(partition))
+                async with self._progress:
+                    self._progress.notify_all()
+        finally:
+            await bounded(stop_consumer(consumer), STOP_S, f"reader of {self.topic}")
+
+    def read_again(self) -> None:
+        """From `on_records`: what there is is handed on anew, from the start (`from_start`)."""
+        self._positioned = False
+
+    async def wait_for(self, offset: int, timeout_s: float) -> None:
+        """Returns once the record at `offset` has been handed on.
+
+        Raises:
+            TimeoutError: it was not within `timeout_s`.
+        """
+        async with asyncio.timeout(timeout_s), self._progress:
+            await self._progress.wait_for(lambda: self.next_offset > offset)
+
+
+async def bounded(step: Awaitable[Any], timeout_s: float, what: str) -> None:
+    """Awaits a shutdown step for at most `timeout_s`; what hangs or fails is logged and left behind."""
+    try:
+        async with asyncio.timeout(timeout_s):
+            await step
+    except TimeoutError:
+        log.warning("a shutdown step did not end in time and is left behind", step=what, timeout_s=timeout_s)
+    except Exception as error:  # noqa: BLE001 - whatever a step raises, the next ones must still run
+        log.warning("a shutdown step failed", step=what, error=repr(error))

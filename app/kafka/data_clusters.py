@@ -1,0 +1,119 @@
+"""The data clusters of a worker: one client, fetch service, appender and committer each, on first use.
+
+A cluster that is only read needs no permission to write: the producer, which asks for a producer's id as it
+starts, begins once something is to be written (`DataCluster.written_to`), an appender's lanes ask for theirs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
+
+from app.kafka.append.appender import Appender
+from app.kafka.append.local_appends import Appended
+from app.kafka.append.producer import Producer
+from app.kafka.client.cluster import ClusterClient, ClusterSpec
+from app.kafka.client.commits import OffsetCommitter
+from app.kafka.client.topic_tail import bounded
+from app.kafka.fetch.deliveries import ByteBudget
+from app.kafka.fetch.service import FetchService
+
+STOP_S = 5.0
+
+
+class DataCluster:
+    """Everything a worker needs of one cluster."""
+
+    def __init__(
+        self,
+        spec: ClusterSpec,
+        deliver: Callable[[Any], Awaitable[None]],
+        budget: ByteBudget,
+        may_append: Callable[[], bool] = lambda: True,
+    ) -> None:
+        self.name = spec.name
+        self.client = ClusterClient(spec)
+        self.fetch = FetchService(self.client, deliver, budget)
+        self.producer = Producer(spec)
+        self.appender = Appender(self.client, may_send=may_append)
+        self.appended = Appended(self.client, self.fetch.followers)
+        self.committer = OffsetCommitter(self.client)
+
+    async def start(self) -> None:
+        """Raises the client's errors when the cluster cannot be reached; nothing of it runs then."""
+        started: list[tuple[str, Any]] = []
+        try:
+            for what, part in self._parts():
+                await part.start()
+                started.append((what, part))
+        except BaseException:  # also when who wanted it was cancelled meanwhile
+            await _stop(started)
+            raise
+
+    async def written_to(self) -> Producer:
+        """The producer, started. Raises KafkaError: the cluster gives it no id, or does not answer."""
+        await self.producer.start()
+        return self.producer
+
+    async def stop(self) -> None:
+        """Every step is bounded in time."""
+        await _stop([(f"producer to {self.name}", self.producer), *self._parts()])
+
+    def _parts(self) -> list[tuple[str, Any]]:
+        """In the order in which they start."""
+        return [
+            (f"client of {self.name}", self.client),
+            (f"appender to {self.name}", self.appender),
+            (f"fetch from {self.name}", self.fetch),
+            (f"appended to {self.name}", self.appended),
+        ]
+
+
+async def _stop(parts: list[tuple[str, Any]]) -> None:
+    for what, part in reversed(parts):
+        await bounded(part.stop(), STOP_S, what)
+
+
+class DataClusters:
+    """Clusters by name; each is started when first asked for. Copies are sent to them while the worker
+    `may_append`."""
+
+    def __init__(
+        self,
+        specs: Mapping[str, ClusterSpec],
+        deliver: Callable[[Any], Awaitable[None]],
+        budget: ByteBudget,
+        may_append: Callable[[], bool] = lambda: True,
+    ) -> None:
+        self.specs = specs
+        self.budget = budget
+        self._deliver = deliver
+        self._may_append = may_append
+        self._started: dict[str, DataCluster] = {}
+        self._locks: dict[str, asyncio.Lock] = {}
+
+    async def get(self, name: str) -> DataCluster:
+        """The cluster, started.
+
+        Raises:
+            KeyError: no such cluster in this worker's configuration.
+            app.kafka.client.cluster.ClusterUnreachable: it could not be started now.
+        """
+        spec = self.specs[name]
+        async with self._locks.setdefault(name, asyncio.Lock()):
+            found = self._started.get(name)
+            if found is None:
+                found = DataCluster(spec, self._deliver, self.budget, self._may_append)
+                await found.start()
+                self._started[name] = found
+            return found
+
+    def started(self) -> list[DataCluster]:
+        """Those in use."""
+        return list(self._started.values())
+
+    async def stop(self) -> None:
+        """Stops all of them, at once."""
+        await asyncio.gather(*(cluster.stop() for cluster in self._started.values()))
+        self._started.clear()

@@ -1,0 +1,443 @@
+"""Raw fetched batches to records, a chunk at a time.
+
+Batches are decompressed one after the other, each only when its first record is asked for; their checksums
+were checked when they came (`app.kafka.records.batch.take`). `app.kafka.records.scan` cuts off as many
+records as may be objects at once, and aiokafka's C decoder makes them. Legacy messages
+(`app.kafka.records.legacy_format`) are decoded here: aiokafka's own decompresses them without bound. What
+read_committed hides, what compaction took and control batches are skipped: `next_offset` moves over them.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Iterator
+from itertools import chain, islice
+from operator import attrgetter
+from typing import TYPE_CHECKING, NamedTuple
+
+from aiokafka.record.default_records import DefaultRecordBatch
+
+from app.kafka.fetch.decompression import MAX_DECOMPRESSED_BYTES, TooLarge, unpacked
+from app.kafka.records.batch import (
+    CHECKED_FROM,
+    HEADER_BYTES,
+    LOG_OVERHEAD_BYTES,
+    MAGIC,
+    Batch,
+    BatchHeader,
+    Committed,
+    CorruptBatch,
+    iter_batches,
+)
+from app.kafka.records.checksum import crc32c
+from app.kafka.records.decode_risks import MOST_OWNERS, Risks, Verdict
+from app.kafka.records.legacy_format import Message, messages, unwrapped
+from app.kafka.records.record import Record, size_of
+from app.kafka.records.scan import (
+    HEADER_COST_BYTES,
+    MAX_BATCH_RECORDS,
+    OF_COPIES,
+    RECORD_COST_BYTES,
+    SHORT_BYTES,
+    Most,
+    cut,
+    lowest_delta,
+    short,
+)
+
+if TYPE_CHECKING:
+    from app.kafka.fetch.deliveries import Fetched
+
+CHUNK_RECORDS = 1024  # made objects at once where a whole batch is read
+CHUNK_BYTES = 1024 * 1024  # they cost at once, unless one alone costs more
+WHOLE_BYTES = SHORT_BYTES  # records of no more need not be looked at before
+# a batch that becomes more is noted before (`app.kafka.records.decode_risks`); few ever do
+RISKY_BYTES = 32 * 1024 * 1024
+MAX_WRAPPED = 250_000  # legacy messages in one: all of them are objects at once, some 60 MB
+_INT, _LENGTH_AT, _COUNT_AT = struct.Struct(">i"), 8, 57
+_CRC, _CRC_AT = struct.Struct(">I"), 17
+_HEADERS_OF = attrgetter("headers")
+_ATTRIBUTES_LOW_AT, _CODEC = 22, 0x07
+
+
+class UndecodableBatch(ValueError):
+    """A batch of offsets [start, end) that cannot be decoded; `raw` are its bytes.
+
+    Of a batch with single records beyond a bound, [start, end) are only those.
+    """
+
+    def __init__(self, start: int, end: int, raw: bytes, reason: str) -> None:
+        super().__init__(f"offsets [{start}, {end}): {reason}")
+        self.start = start
+        self.end = end
+        self.raw = raw
+
+
+class BeyondBounds(ValueError):
+    """The record at `offset` must not be decoded (`app.kafka.records.scan`). Those behind it may be.
+
+    `raw`: a batch that holds it: one of its own, or, where that would be larger, the whole one as it came.
+    """
+
+    def __init__(self, offset: int, raw: bytes, reason: str) -> None:
+        super().__init__(f"the record at {offset} has {reason}")
+        self.offset = offset
+        self.raw = raw
+
+
+class RiskyBatch(ValueError):
+    """It decompresses to more than `RISKY_BYTES`."""
+
+
+class LegacyRecord(NamedTuple):
+    """A record of format 0 or 1; in the first it has no timestamp: -1."""
+
+    offset: int
+    timestamp: int
+    key: bytes | None
+    value: bytes | None
+    headers: tuple[tuple[str, bytes | None], ...] = ()
+
+
+class OpenBatch:
+    """The records of one batch, in order, a chunk at a time.
+
+    What was decompressed may be forgotten between two chunks (`drop`); the next one decompresses it again.
+
+    Attributes:
+        left: records not taken yet, by the batch's header; of a legacy batch 0 once there are none.
+        cost_bytes: of the last chunk as objects, about.
+        is_trusted: it may be decompressed to more than `RISKY_BYTES`.
+    """
+
+    __slots__ = ("_at", "_legacy", "_most", "_records", "_whole", "batch", "cost_bytes", "is_trusted", "left")
+
+    def __init__(self, batch: Batch, *, is_trusted: bool = True, most: Most = OF_COPIES) -> None:
+        self.batch = batch
+        self._most = most
+        self.is_trusted = is_trusted
+        self.cost_bytes = 0
+        self.left = max(0, batch.header.record_count)
+        self._at = 0
+        self._records: bytes | memoryview | None = None
+        self._whole: Iterator[Record] | None = None
+        self._legacy = _legacy_records(batch.data) if batch.header.magic < MAGIC else None
+
+    @property
+    def kept_bytes(self) -> int:
+        """Decompressed, and kept for the next chunk."""
+        return len(self._records) if isinstance(self._records, bytes) else 0
+
+    def drop(self) -> None:
+        """Forgets what was decompressed."""
+        self._records = None
+
+    def take(self, most: int, most_bytes: int = CHUNK_BYTES) -> list[Record]:
+        """The next records: at most `most`, and one at least while some are left.
+
+        Raises:
+            BeyondBounds: the next one is passed over.
+            RiskyBatch: nothing was taken; set `is_trusted` to take it all the same.
+            ValueError, and whatever the decoder raises: nothing more can be read of it.
+        """
+        if self._legacy is not None:
+            return self._take_legacy(self._legacy, most)
+        if self._whole is not None:
+            return self._take_whole(self._whole, most)
+        data = self._unpacked()
+        if not self._at and len(data) <= WHOLE_BYTES:
+            # Iterating the batch itself a second time is refused.
+            self._whole = chain(DefaultRecordBatch(self._batch_of(data, self.left)))
+            self._records = None
+            return self._take_whole(self._whole, most)
+        found = short(data, self._at, self.left, most, most_bytes)
+        if not found.records:
+            found = cut(data, self._at, self.left, most, most_bytes, self._most)
+        start, self._at = self._at, found.end
+        self.left -= found.records
+        if not self.left and found.end != len(data):
+            raise ValueError(f"{len(data) - found.end} bytes behind the last record")
+        if found.excess is not None:
+            whole, offset = self.batch.data, self.batch.header.base_offset + found.excess.offset_delta
+            is_small = HEADER_BYTES + found.end - start < len(whole)
+            raw = self._batch_of(data[start : found.end], 1) if is_small else bytes(whole)
+            raise BeyondBounds(offset, raw, found.excess.reason)
+        if not found.records:
+            self.cost_bytes = 0
+            return []
+        records: list[Record] = list(
+            DefaultRecordBatch(self._batch_of(data[start : found.end], found.records))
+        )
+        if len(records) != found.records:
+            raise ValueError(f"{len(records)} records were read where there are {found.records}")
+        self.cost_bytes = found.cost_bytes or (
+            found.end - start + len(records) * RECORD_COST_BYTES + _header_count(records) * HEADER_COST_BYTES
+        )
+        return records
+
+    def _batch_of(self, records: bytes | memoryview, count: int) -> bytes:
+        """A batch of some of its records, uncompressed."""
+        part = bytearray(self.batch.data[:HEADER_BYTES])
+        part[_ATTRIBUTES_LOW_AT] &= ~_CODEC
+        _INT.pack_into(part, _LENGTH_AT, HEADER_BYTES - LOG_OVERHEAD_BYTES + len(records))
+        _INT.pack_into(part, _COUNT_AT, count)
+        part += records
+        _CRC.pack_into(part, _CRC_AT, crc32c(memoryview(part)[CHECKED_FROM:]))
+        return bytes(part)
+
+    def _unpacked(self) -> bytes | memoryview:
+        if self._records is None:
+            codec, records = self.batch.header.compression, self.batch.data[HEADER_BYTES:]
+            if not codec:
+                self._records = records
+            else:
+                most_bytes = MAX_DECOMPRESSED_BYTES if self.is_trusted else RISKY_BYTES
+                try:
+                    self._records = unpacked(codec, records, most_bytes)
+                except TooLarge as error:
+                    if self.is_trusted:
+                        raise
+                    raise RiskyBatch(str(error)) from error
+        return self._records
+
+    def _take_whole(self, records: Iterator[Record], most: int) -> list[Record]:
+        taken = list(islice(records, min(most, self.left)))
+        if len(taken) < min(most, self.left):
+            raise ValueError(f"{len(taken)} records were read where there are {self.left}")
+        self.left -= len(taken)
+        if not self.left:
+            next(records, None)  # the decoder looks whether there are bytes behind them
+        headers = _header_count(taken) * HEADER_COST_BYTES
+        self.cost_bytes = WHOLE_BYTES + len(taken) * RECORD_COST_BYTES + headers
+        return taken
+
+    def _take_legacy(self, records: Iterator[Record], most: int) -> list[Record]:
+        taken = list(islice(records, most))
+        self.left = int(len(taken) == most)
+        self.cost_bytes = sum(map(size_of, taken))
+        return taken
+
+
+def _header_count(records: list[Record]) -> int:
+    return sum(map(len, map(_HEADERS_OF, records)))
+
+
+def records_of(batch: Batch) -> Iterator[Record]:
+    """All records of a batch, some at a time. Raises, while they are read, what `OpenBatch.take` does."""
+    opened = OpenBatch(batch)
+    yield from opened.take(CHUNK_RECORDS)
+    while opened.left:
+        yield from opened.take(CHUNK_RECORDS)
+
+
+def lowest_timestamp(batch: Batch) -> int:
+    """The lowest timestamp of a batch's records (ms), which its header does not tell. Format 2 only.
+
+    Raises:
+        ValueError: there are too many records, or too many bytes of them, or they cannot be read.
+    """
+    header = batch.header
+    if header.magic < MAGIC or not 0 < header.record_count <= MAX_BATCH_RECORDS:
+        raise ValueError(f"{header.record_count} records of format {header.magic}")
+    records = batch.data[HEADER_BYTES:]
+    data = unpacked(header.compression, records) if header.compression else bytes(records)
+    return header.first_timestamp_ms + lowest_delta(data, header.record_count)
+
+
+def _legacy_records(data: memoryview) -> Iterator[Record]:
+    for message in messages(data):
+        for one in _unwrapped(message) if message.codec else [message]:
+            yield LegacyRecord(one.offset, one.timestamp, one.key, one.value)
+
+
+def _unwrapped(message: Message) -> list[Message]:
+    wrapped = list(islice(messages(unpacked(message.codec, message.value or b"")), MAX_WRAPPED + 1))
+    if len(wrapped) > MAX_WRAPPED:
+        raise ValueError(f"a message of an old format that wraps more than {MAX_WRAPPED} others")
+    return unwrapped(message, wrapped)
+
+
+class RecordReader:
+    """Reads the records of one `Fetched`, from the position that was asked for.
+
+    Args:
+        wants: is shown the header of each batch that has records to show; one that it does not want is passed
+            over without being decoded. None: it does not know yet, and is to be asked again.
+        risks: is asked before a batch is decoded that may be too much for the worker; None: all are.
+        most: that a record may have.
+
+    Attributes:
+        fetched: the response; the caller releases it when `exhausted`.
+        next_offset: the next offset to be read; what was passed over lies below it.
+        exhausted: everything in it has been read.
+        held: the batch of which it is not known whether it is wanted, if reading stands before one.
+        cost_bytes: of the records read last as objects, about.
+        is_waiting: the batch is decoded later (`risks`).
+    """
+
+    __slots__ = (
+        "_batches",
+        "_current",
+        "_filter",
+        "_most",
+        "_risks",
+        "_wants",
+        "cost_bytes",
+        "exhausted",
+        "fetched",
+        "held",
+        "is_waiting",
+        "next_offset",
+    )
+
+    def __init__(
+        self, fetched: Fetched, wants: Callable[[BatchHeader], bool | None] | None = None,
+        risks: Risks | None = None, most: Most = OF_COPIES,
+    ) -> None:  # fmt: skip
+        self.fetched = fetched
+        self._wants = wants
+        self._risks = risks
+        self._most = most
+        self.is_waiting = False
+        self.next_offset = fetched.start_offset
+        self.exhausted = False
+        self.held: Batch | None = None
+        self._batches: Iterator[Batch] = iter_batches(fetched.data)
+        self._filter = Committed(fetched.aborted)
+        self._current: OpenBatch | None = None
+        self.cost_bytes = 0
+
+    def read(self, limit: int) -> list[Record]:
+        """The next at most `limit` records, of one batch; [] when a batch had none to show (see `exhausted`).
+
+        Raises:
+            UndecodableBatch: the batch is passed over; reading may go on behind it.
+        """
+        if self.fetched.damage and not self.exhausted:
+            raise self._damaged()
+        if self._current is None and not self._open_next():
+            if self.held is not None:
+                return []
+            self.exhausted = True
+            self.next_offset = max(self.next_offset, self.fetched.next_offset)
+            return []
+        opened, start = self._current, self.next_offset
+        if opened is None:
+            return []
+        header = opened.batch.header
+        try:
+            records = self._take(opened, limit)
+            if self.is_waiting:
+                return []
+        except BeyondBounds as error:
+            self._keep_or_close(opened)
+            return self._pass_over(error, opened)
+        except Exception as error:
+            self._close(opened)
+            raise self._undecodable(opened.batch, error) from error
+        self._keep_or_close(opened)
+        self.cost_bytes = opened.cost_bytes
+        if self._current is None:
+            self.next_offset = max(start, header.next_offset)
+        elif records:
+            self.next_offset = records[-1].offset + 1
+            if self.next_offset >= header.next_offset:
+                self._close(opened)
+        if records and records[0].offset < start:
+            records = [record for record in records if record.offset >= start]
+            self.next_offset = max(self.next_offset, start)
+        return records
+
+    def _take(self, opened: OpenBatch, limit: int) -> list[Record]:
+        """The next records of it; none while it waits. Raises what `OpenBatch.take` does."""
+        self.is_waiting = False
+        risks = self._risks
+        try:
+            return opened.take(limit)
+        except RiskyBatch:
+            assert risks is not None, "without, all are trusted"
+        offset = opened.batch.header.base_offset
+        verdict = risks.verdict(offset)
+        self.is_waiting = verdict is Verdict.WAIT
+        if self.is_waiting:
+            return []
+        if verdict is Verdict.STASH:
+            raise ValueError(f"{MOST_OWNERS} workers ended while they decoded this batch")
+        opened.is_trusted = True
+        try:
+            return opened.take(limit)
+        finally:
+            risks.ended(offset)
+
+    def close(self) -> None:
+        """Reads nothing more, and gives back all bytes."""
+        if self._current is not None:
+            self._close(self._current)
+        self.fetched.release()
+
+    def _keep_or_close(self, opened: OpenBatch) -> None:
+        if not opened.left:
+            self._close(opened)
+        elif opened.kept_bytes:
+            budget = self.fetched.budget
+            if budget is None:
+                opened.drop()
+            else:
+                budget.keep(opened)
+
+    def _close(self, opened: OpenBatch) -> None:
+        self._current = None
+        if (budget := self.fetched.budget) is not None:
+            budget.forget(opened)
+
+    def _pass_over(self, error: BeyondBounds, opened: OpenBatch) -> list[Record]:
+        """Only this record is not read, if its offset is one that the batch can have here."""
+        batch, offset = opened.batch, error.offset
+        if offset < self.next_offset:
+            return []
+        if offset >= batch.header.next_offset:
+            self._close(opened)
+            raise self._undecodable(batch, error) from error
+        self.next_offset = offset + 1 if opened.left else batch.header.next_offset
+        raise UndecodableBatch(offset, offset + 1, error.raw, str(error)) from error
+
+    def _open_next(self) -> bool:
+        """Opens the next batch that shows records; False when there is none left."""
+        try:
+            held, self.held = self.held, None
+            for batch in self._batches if held is None else chain((held,), self._batches):
+                header = batch.header
+                is_shown = batch is held or self._filter.shows(batch)
+                wanted: bool | None = is_shown and header.next_offset > self.next_offset
+                if wanted and self._wants is not None:
+                    wanted = self._wants(header)
+                if wanted is None:
+                    self.held = batch
+                    return False
+                if not wanted:
+                    self.next_offset = max(self.next_offset, header.next_offset)
+                    continue
+                self._current = OpenBatch(batch, is_trusted=self._risks is None, most=self._most)
+                return True
+        except CorruptBatch as error:
+            start, self.next_offset = self.next_offset, max(self.next_offset, self.fetched.next_offset)
+            self._batches = iter(())
+            raise UndecodableBatch(start, self.next_offset, bytes(self.fetched.data), str(error)) from error
+        return False
+
+    def _damaged(self) -> UndecodableBatch:
+        """All of the response: its header says nothing that could be believed."""
+        fetched = self.fetched
+        self.next_offset, self.exhausted = fetched.next_offset, True
+        return UndecodableBatch(
+            fetched.start_offset, fetched.next_offset, bytes(fetched.data), f"damaged: {fetched.damage}"
+        )
+
+    def _undecodable(self, batch: Batch, error: Exception) -> UndecodableBatch:
+        # Where the first message lies that a legacy one wraps is not known.
+        known = batch.header.base_offset if batch.header.magic == MAGIC else 0
+        start = max(self.next_offset, known)
+        end = batch.header.next_offset
+        self._current = None
+        self.next_offset = max(self.next_offset, end)
+        return UndecodableBatch(start, end, bytes(batch.data), f"{type(error).__name__}: {error}")

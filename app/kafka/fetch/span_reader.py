@@ -1,0 +1,150 @@
+"""Reads a span of a partition's log once, as raw batches of what is committed: to look something up.
+
+    [start, end) --fetch, a piece at a time--> Piece, Piece, ... their offsets follow on each other
+
+Nothing is kept, and nothing waits for records that are not there yet: the end must lie within the log
+(`spans`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Mapping
+from typing import Any, NamedTuple
+
+from aiokafka.errors import KafkaError, for_code
+from aiokafka.protocol.fetch import FetchRequest
+
+from app.kafka.client.cluster import EARLIEST, LATEST, READ_COMMITTED, ClusterClient, ClusterUnreachable
+from app.kafka.producers.history import OFFSET_OUT_OF_RANGE
+from app.kafka.records.batch import CorruptBatch, take
+from app.kafka.records.checksum import crc32c
+
+FETCH_BYTES = 1024 * 1024
+MOST_FETCH_BYTES = 64 * 1024 * 1024
+WAIT_MS = 100
+PATIENCE_S, RETRY_S = 20.0, 0.3
+CONNECTION = "read-span"
+
+
+class Piece(NamedTuple):
+    """Whole batches of the offsets [start, end). `aborted`: for `Committed`. `damage`: why these offsets
+    cannot be read; there is no data then."""
+
+    start: int
+    end: int
+    data: bytes
+    aborted: list[tuple[int, int]]
+    damage: str = ""
+
+
+class LogSpan(NamedTuple):
+    """What of a partition may hold records of a time: [start, end) of its log, as it is now.
+
+    `log_start`, `log_end`: where the log begins, and what is committed ends. `is_cut`: records of that time
+    may have been deleted.
+    """
+
+    start: int
+    end: int
+    log_start: int
+    log_end: int
+    is_cut: bool
+
+
+async def spans(
+    client: ClusterClient, topic: str, partitions: int, from_ms: int, before_ms: int
+) -> Mapping[int, LogSpan]:
+    """By partition: from the first record with a timestamp of `from_ms` or later, to the first with one of
+    `before_ms` or later, or to where the committed log ends now.
+
+    Raises:
+        ClusterUnreachable, KafkaError: some leader does not answer.
+    """
+    wanted = [(topic, partition) for partition in range(partitions)]
+    starts = await client.offsets(wanted, EARLIEST)
+    firsts = await client.offsets_and_times(wanted, from_ms)
+    lasts = await client.offsets(wanted, before_ms)
+    ends = await client.offsets(wanted, LATEST, READ_COMMITTED)
+    found: dict[int, LogSpan] = {}
+    for at in wanted:
+        if not (at in starts and at in firsts and at in lasts and at in ends):
+            raise ClusterUnreachable(f"{client.name}: the leader of {topic}-{at[1]} does not answer")
+        (first, _), last, end = firsts[at], lasts[at], ends[at]
+        start = end if first < 0 else min(first, end)
+        stop = end if last < 0 else min(last, end)
+        # Of an empty log nobody knows what it had.
+        is_cut = starts[at] > 0 and start <= starts[at]
+        found[at[1]] = LogSpan(start, max(start, stop), starts[at], max(start, end), is_cut)
+    return found
+
+
+async def read_span(
+    client: ClusterClient, topic: str, partition: int, start: int, end: int
+) -> AsyncIterator[Piece]:
+    """See the module. Where the log has lost its beginning meanwhile, that is a damaged piece.
+
+    Raises:
+        ClusterUnreachable: nothing came for `PATIENCE_S`. KafkaError: not authorised, or the like.
+    """
+    position, most_bytes = start, FETCH_BYTES
+    deadline_s = time.monotonic() + PATIENCE_S
+    empty = 0
+    while position < end:
+        trouble: Exception | None = None
+        code = 0
+        try:
+            code, high_watermark, data, aborted = await _fetch(client, topic, partition, position, most_bytes)
+            if code == OFFSET_OUT_OF_RANGE:
+                at = topic, partition
+                log_start = (await client.offsets([at], EARLIEST)).get(at, -1)
+                if log_start > position:
+                    until = min(log_start, end)
+                    yield Piece(position, until, b"", [], "deleted by retention while it was read")
+                    position = until
+                    continue
+                trouble = for_code(code)(f"{topic}-{partition} at {position}")
+            elif code:
+                trouble = for_code(code)(f"{topic}-{partition} in {client.name}")
+                client.client.force_metadata_update()
+            elif not data:
+                empty += 1
+                if empty == 3:  # compaction has taken all of the rest
+                    return
+            else:
+                pieces = take(data, position, high_watermark, crc32c)
+                if not pieces:
+                    most_bytes = min(most_bytes * 4, MOST_FETCH_BYTES)
+                for piece in pieces:
+                    content = b"" if piece.damage else data[piece.start_byte : piece.end_byte]
+                    yield Piece(position, piece.next_offset, content, aborted, piece.damage)
+                    position, empty = piece.next_offset, 0
+                    deadline_s = time.monotonic() + PATIENCE_S
+        except CorruptBatch as error:
+            yield Piece(position, end, b"", [], f"damaged, and nobody knows where that ends: {error}")
+            return
+        except (ClusterUnreachable, KafkaError, OSError, TimeoutError) as error:
+            trouble = error
+            client.client.force_metadata_update()
+        if isinstance(trouble, KafkaError) and not trouble.retriable and code != OFFSET_OUT_OF_RANGE:
+            raise trouble
+        if time.monotonic() > deadline_s:
+            raise ClusterUnreachable(f"{client.name}: {topic}-{partition} gives nothing: {trouble!r}")
+        if trouble is not None:
+            await asyncio.sleep(RETRY_S)
+
+
+async def _fetch(
+    client: ClusterClient, topic: str, partition: int, position: int, most_bytes: int
+) -> tuple[int, int, bytes, list[tuple[int, int]]]:
+    """Error code, high watermark, data, aborted transactions."""
+    node = await client.leader(topic, partition)
+    if node is None:
+        raise ClusterUnreachable(f"{topic}-{partition} in {client.name} has no leader")
+    asked = [(topic, [(partition, position, most_bytes)])]
+    request = FetchRequest(WAIT_MS, 1, most_bytes, READ_COMMITTED, asked)
+    response: Any = await client.send(node, request, CONNECTION)
+    ((_, ((_, code, high_watermark, *rest),)),) = response.topics
+    aborted = next((part for part in rest if isinstance(part, list)), None) or []
+    return code, high_watermark, bytes(rest[-1] or b""), [(one[0], one[1]) for one in aborted]

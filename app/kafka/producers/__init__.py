@@ -1,0 +1,1 @@
+"""What brokers know of producers: ids, what one has written, what a leader remembers."""

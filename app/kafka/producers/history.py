@@ -1,0 +1,191 @@
+"""What a producer id has written to a partition, read from the log's batch headers.
+
+A broker's own memory of producers (duplicates, DescribeProducers, fencing) is not enough for copies: when it
+starts, and every ten minutes, it forgets a producer whose last batch's *record timestamps* are older than
+`producer.id.expiration.ms` (a day). Copies keep the source's timestamps: of a backlog all is forgotten.
+
+Others may write a great deal to the same partition. Where the leader still remembers the producer, the log is
+read no further than to its last batch, and not at all if that is known already (`own`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import NamedTuple
+
+from aiokafka.errors import KafkaError, for_code
+from aiokafka.protocol.fetch import FetchRequest
+
+from app.kafka.client.cluster import EARLIEST, READ_UNCOMMITTED, ClusterClient, ClusterUnreachable
+from app.kafka.client.epoch_ends import epoch_ends
+from app.kafka.client.permissions import NOT_AUTHORISED, lacks
+from app.kafka.producers.state import remembered
+from app.kafka.producers.transaction_marker import mark
+from app.kafka.records.batch import Batch, iter_batches
+from app.kafka.records.producer_sequences import Stamp
+
+WAIT_S, RETRY_S = 10.0, 0.2
+FETCH_WAIT_MS = 50
+FETCH_BYTES = 1024 * 1024
+OFFSET_OUT_OF_RANGE = 1
+CONNECTION = "append-seek"
+
+
+class TooFewReplicas(ClusterUnreachable):
+    """What the leader has appended is not in as many replicas as it takes to count."""
+
+
+class Own(NamedTuple):
+    """How far a log was searched for a producer's batches.
+
+    Attributes:
+        end: nothing else of the producer lies below it; -1: the log ends before the search began.
+        start: where the search began; higher than asked for when the log does not reach back so far any more.
+        last: behind the producer's last batch, as the leader remembers it; None: the leader cannot tell.
+    """
+
+    end: int
+    start: int
+    last: Stamp | None
+
+
+async def own(
+    cluster: ClusterClient, topic: str, partition: int, producer_id: int, start_offset: int,
+    known: Stamp | None, take: Callable[[Batch], None],
+) -> Own:  # fmt: skip
+    """Hands a producer's batches from `start_offset` (or where the log begins, if that is higher) to `take`.
+
+    Args:
+        known: behind what the producer wrote below `start_offset`; None: not known.
+
+    Raises:
+        ClusterUnreachable: no leader answered, or (TooFewReplicas) its replicas did not follow, in time.
+        KafkaError: not authorised (Read and Describe on the topic).
+    """
+    log_end, last = await last_of(cluster, topic, partition, producer_id)
+    if last is not None and last == known and log_end >= start_offset:
+        return Own(log_end, start_offset, last)
+    found_last = False
+
+    def take_own(batch: Batch) -> bool:
+        nonlocal found_last
+        header = batch.header
+        if header.producer_id == producer_id:
+            take(batch)
+            first = Stamp(producer_id, header.producer_epoch, header.base_sequence)
+            found_last = first.behind(header.record_count) == last
+        return found_last
+
+    at, start = (topic, partition), start_offset
+    end = await walk(cluster, *at, start, take_own)
+    if end < 0:
+        log_start = (await cluster.offsets([at], EARLIEST)).get(at, -1)
+        if log_start > start:
+            start = log_start
+            end = await walk(cluster, *at, start, take_own)
+    return Own(max(end, log_end) if found_last else end, start, last)
+
+
+async def last_of(
+    cluster: ClusterClient, topic: str, partition: int, producer_id: int
+) -> tuple[int, Stamp | None]:
+    """Where the log ended, and behind the producer's last batch then; -1, None: nobody tells."""
+    try:
+        node = await cluster.leader(topic, partition)
+        if node is not None:
+            log_end = await _log_end(cluster, node, topic, partition)
+            return log_end, await remembered(cluster, node, topic, partition, producer_id)
+    except (KafkaError, OSError, TimeoutError, ClusterUnreachable):
+        pass  # who must know reads the log, for as long as it takes
+    return -1, None
+
+
+async def reaches(cluster: ClusterClient, topic: str, partition: int, offset: int) -> bool:
+    """Whether the log has `offset`, or ends there. Raises as `own`."""
+    return await walk(cluster, topic, partition, offset, lambda _: True) >= 0
+
+
+async def walk(
+    cluster: ClusterClient, topic: str, partition: int, start_offset: int, take: Callable[[Batch], bool]
+) -> int:
+    """Hands every batch from `start_offset` to where the log ends now to `take`, in order, committed or not,
+    or until `take` returns True. Where the leader has more than it shows for `WAIT_S`, it is asked to append
+    a marker (`transaction_marker`).
+
+    Returns:
+        Where it has read to; -1 when the log does not reach to `start_offset` (any more).
+
+    Raises:
+        As `own`.
+    """
+    next_offset, deadline_s = start_offset, time.monotonic() + WAIT_S
+    log_end = -1  # asked of each leader once: what comes later is not looked for
+    is_marked = False
+    while True:
+        trouble: Exception = ClusterUnreachable("it has no leader")
+        node: int | None = None
+        try:
+            node = await cluster.leader(topic, partition)
+            if node is not None:
+                if log_end < 0:
+                    log_end = await _log_end(cluster, node, topic, partition)
+                    if next_offset >= log_end >= 0:  # a fetch of what is not there would only wait for it
+                        return log_end if next_offset == log_end else -1
+                asked = [(topic, [(partition, next_offset, FETCH_BYTES)])]
+                request = FetchRequest(FETCH_WAIT_MS, 1, FETCH_BYTES, READ_UNCOMMITTED, asked)
+                response = await cluster.send(node, request, CONNECTION)
+                ((_, ((_, code, high_watermark, *rest),)),) = response.topics
+                if code == OFFSET_OUT_OF_RANGE:
+                    return -1
+                if code == 0:
+                    for batch in iter_batches(rest[-1]):
+                        if batch.header.next_offset > next_offset:
+                            next_offset = batch.header.next_offset
+                            if take(batch):
+                                return next_offset
+                            deadline_s = time.monotonic() + WAIT_S
+                    if next_offset >= (log_end if log_end >= 0 else high_watermark):
+                        return next_offset
+                    if next_offset < high_watermark:
+                        continue
+                    trouble = TooFewReplicas(
+                        f"its leader has offset {log_end}, too few replicas have more than {high_watermark} "
+                        "(NotEnoughReplicas)"
+                    )
+                else:
+                    trouble = _error(code, cluster, topic, "Read")
+        except (KafkaError, OSError, TimeoutError) as error:
+            trouble = error
+        log_end = -1
+        if isinstance(trouble, KafkaError) and not trouble.retriable:
+            raise trouble
+        if time.monotonic() > deadline_s:
+            at = f"{topic}-{partition} in {cluster.name}"
+            if node is None or not isinstance(trouble, TooFewReplicas):
+                raise ClusterUnreachable(f"{at}: {trouble!r}") from trouble
+            why = "it took one already" if is_marked else await mark(cluster, node, topic, partition)
+            if why:
+                raise TooFewReplicas(f"{at}: {trouble}; no marker behind it: {why}") from trouble
+            is_marked, deadline_s = True, time.monotonic() + WAIT_S
+        cluster.client.force_metadata_update()
+        await asyncio.sleep(RETRY_S)
+
+
+def _error(code: int, cluster: ClusterClient, topic: str, operation: str) -> KafkaError:
+    words = [lacks(cluster.spec, "topic", topic, operation)] if code == NOT_AUTHORISED else []
+    error: KafkaError = for_code(code)(*words)
+    return error
+
+
+async def _log_end(cluster: ClusterClient, node: int, topic: str, partition: int) -> int:
+    """The end of the leader's log. Above the high watermark may lie what nobody can read yet."""
+    await cluster.topic_ids([topic], node)
+    epoch, at = cluster.leader_epoch(topic, partition), (topic, partition)
+    ends = await epoch_ends(cluster, node, {at: (epoch, epoch)})
+    if at not in ends:
+        raise ClusterUnreachable(f"broker {node} does not tell where the log ends")
+    if ends[at].code:
+        raise _error(ends[at].code, cluster, topic, "Describe")
+    return ends[at].end_offset

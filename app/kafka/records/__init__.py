@@ -1,0 +1,1 @@
+"""What stands in a log, byte by byte: batches, records, sequence numbers, leader epochs. Pure."""

@@ -1,0 +1,405 @@
+"""Builds the Faust application from the configuration.
+
+Faust is the control plane's stage here: topology, tables, web, commands. The data plane (`Runtime`)
+runs beside it in the same loop and stops before it. `faust -A app worker` loads this through `app.app`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import ssl
+import sys
+import threading
+import time
+from typing import Any
+
+import faust
+import structlog
+from aiokafka.errors import KafkaError
+from faust.cli.base import cli as faust_cli
+
+from app.cli.main import attach
+from app.config.problems import InvalidConfiguration
+from app.config.settings import Settings, load_settings
+from app.controllog.topics import ControlTopic, ControlTopics
+from app.dispatch.topics.settings import safe_replication
+from app.faust_channels import DataChannel
+from app.faust_resilience import PatientApp, PatientTableManager, heals
+from app.kafka.client.cluster import PATIENT_S, ClusterClient, ClusterSpec, ClusterUnreachable
+from app.kafka.client.topic_tail import bounded
+from app.kafka.client.topics import TopicSpec, ensure_topics
+from app.kafka.fetch import bounded_consumer
+from app.kernel.job import Kind
+from app.offsets.store.tables import Atlas
+from app.payload.interceptor_loader import InterceptorError, load_interceptors
+from app.payload.interceptors import Interceptor
+from app.payload.schema_loader import Schemas
+from app.sizing.forecasts import ForecastRules
+from app.web.console import server as console
+from app.worker.members.advertised_address import loopback_place, own_url
+from app.worker.runtime.data_directory import prepare_datadir, worker_directory
+from app.worker.runtime.log_setup import configure_logging, logging_config
+from app.worker.runtime.loop_guard import LoopGuard
+from app.worker.runtime.meter import Meter
+from app.worker.runtime.service import Runtime
+
+log = structlog.get_logger(__name__)
+
+EXIT_INVALID = 3
+CHANNEL_BATCHES = (
+    256  # each at most a fetch response's share of one partition; bytes are bounded by the budget
+)
+FAUST_STOP_S = 15.0
+AGENTS = {"audit", "audit_reports", "checkpoints", "control", "dispatch", "replicate", "trackers"}
+TABLES = {
+    "activity", "assignments", "audit_plans", "audit_tiers", "audit_windows", "checkpoints", "routes",
+    "trackers", "workloads",
+}  # fmt: skip
+
+
+class SwitchyardApp(PatientApp):
+    """The Faust app with Switchyard's runtime beside it.
+
+    Attributes: `settings`, `topics_declared` (the region's control topics), `dispatch_channel`,
+    `replicate_channel`, `audit_channel`, `place` (of its loopback addresses), `interceptors`, `own_url` (for
+    other workers) and `runtime` (made when the worker starts).
+    """
+
+    settings: Settings
+    topics_declared: ControlTopics
+    interceptors: list[tuple[str, Interceptor]]
+    runtime: Runtime
+    place: str
+    own_url: str
+    _ended_by: BaseException | None = None
+    _guard: LoopGuard | None = None
+
+    def raw_topic(self, declared: ControlTopic) -> Any:
+        """A declared control topic as a Faust topic of plain bytes."""
+        return self.topic(
+            declared.name,
+            partitions=declared.partitions,
+            internal=True,
+            key_type=bytes,
+            value_type=bytes,
+            key_serializer="raw",
+            value_serializer="raw",
+        )
+
+    @property
+    def dispatch_channel(self) -> DataChannel:
+        """Where the fetch services put batches for the dispatch agent."""
+        if not hasattr(self, "_dispatch_channel"):
+            self._dispatch_channel = DataChannel(self, maxsize=CHANNEL_BATCHES)
+        return self._dispatch_channel
+
+    @property
+    def replicate_channel(self) -> DataChannel:
+        """Where the fetch services put batches for the replicate agent."""
+        if not hasattr(self, "_replicate_channel"):
+            self._replicate_channel = DataChannel(self, maxsize=CHANNEL_BATCHES)
+        return self._replicate_channel
+
+    @property
+    def audit_channel(self) -> DataChannel:
+        """Where the fetch services put batches for the audit agent."""
+        if not hasattr(self, "_audit_channel"):
+            self._audit_channel = DataChannel(self, maxsize=CHANNEL_BATCHES)
+        return self._audit_channel
+
+    async def on_first_start(self) -> None:
+        missing = sorted(AGENTS - {name.rsplit(".", 1)[-1] for name in self.agents}) + sorted(
+            TABLES - set(self.tables)
+        )
+        if missing:
+            # A module that fails to import only makes Faust warn; a worker without its agents is worse
+            # than none.
+            log.critical("agents or tables are missing; see the import error above", missing=missing)
+            raise SystemExit(1)
+        settings = self.settings
+        self._guard = LoopGuard(settings.worker.stall_s)
+        self._guard.start()
+        try:
+            self.interceptors = await asyncio.to_thread(load_interceptors, settings.interceptors)
+        except InterceptorError as error:
+            sys.stderr.write("".join(f"{problem}\n" for problem in error.problems))
+            raise SystemExit(EXIT_INVALID) from None
+        while True:
+            try:
+                cluster_id, ends = await self._prepare_topics()
+                brokers = settings.cluster(settings.control_cluster_name).bootstrap
+                self.own_url = await own_url(settings.web, self.conf.web_port, brokers)
+                break
+            except (ClusterUnreachable, KafkaError, OSError, TimeoutError) as error:
+                if isinstance(error, KafkaError) and not heals(error):
+                    raise
+                # Whoever is started before its control cluster, or while that is away, waits for it.
+                log.warning("the control cluster has gone away again; the start waits", why=repr(error))
+                await asyncio.sleep(PATIENT_S)
+        await asyncio.to_thread(
+            prepare_datadir, worker_directory(settings.data_path, worker_name(settings)), cluster_id,
+            self.topics_declared.app_id, ends,
+        )  # fmt: skip
+        await super().on_first_start()
+
+    async def _prepare_topics(self) -> tuple[str, dict[tuple[str, int], int]]:
+        """Creates the control topics that are missing; the control cluster's id, and where the changelogs of
+        tables end. Waits for the cluster as long as it takes. Raises ClusterUnreachable: it went away again.
+        """
+        settings = self.settings
+        # Certificates and secrets may be files.
+        spec = await asyncio.to_thread(cluster_spec, settings, settings.control_cluster_name)
+        client = ClusterClient(spec)
+        await client.start_patiently()
+        try:
+            cluster_id = await client.cluster_id()
+            replication, safe = safe_replication(await client.broker_count())
+            created = await ensure_topics(
+                client,
+                [
+                    TopicSpec(t.name, t.partitions, replication, config={**safe, **t.config})
+                    for t in self.topics_declared.all()
+                ],
+            )
+            if created:
+                log.info("created control topics", topics=created)
+            ends = await client.end_offsets(
+                [
+                    (t.name, p)
+                    for t in self.topics_declared.all()
+                    if t.name.endswith("-changelog")
+                    for p in range(t.partitions)
+                ]
+            )
+        finally:
+            await client.stop()
+        return cluster_id, ends
+
+    async def on_started(self) -> None:
+        settings = self.settings
+        capacity = settings.worker.capacity
+        specs = await asyncio.to_thread(cluster_specs, settings)
+        self.runtime = Runtime(
+            name=worker_name(settings),
+            url=lambda: self.own_url,
+            place=self.place,
+            topics=self.topics_declared,
+            control_spec=specs[settings.control_cluster_name],
+            clusters=specs,
+            deliver=self._deliver,
+            memory_budget_bytes=settings.worker.memory_budget,
+            grace_s=settings.worker.grace_s,
+            meter=Meter(capacity.cpu, capacity.memory, capacity.network),
+            group=settings.worker.group or "",
+            interceptors=self.interceptors,
+            schemas=Schemas(settings.schemas_path),
+            atlas=atlas(settings),
+            layout=settings.layout(),
+            refuses_local_alerts=settings.alerts.local == "refuse",
+            forecast_rules=forecast_rules(settings),
+            directory=worker_directory(settings.data_path, worker_name(settings)),
+        )
+        await self.add_runtime_dependency(self.runtime)
+        await super().on_started()
+
+    async def started_runtime(self) -> Runtime:
+        """The runtime; agents may get their first events before it is there."""
+        while not hasattr(self, "runtime"):  # noqa: ASYNC110 - made once, where there is no event to wait for
+            await asyncio.sleep(0.05)
+        return self.runtime
+
+    async def _deliver(self, item: Any) -> None:
+        job, *_ = item.key
+        match job.partition(":")[0]:
+            case Kind.REPLICATE:
+                channel = self.replicate_channel
+            case Kind.AUDIT:
+                channel = self.audit_channel
+            case _:
+                channel = self.dispatch_channel
+        await channel.put(item)
+
+    def _on_rebalance_when_stopped(self) -> None:
+        """Nothing: the consumer's thread stops it. Faust would close its connections from this thread, which
+        is not their loop's: a stop during a rebalance ended with a segmentation fault in libuv now and then.
+        """
+
+    async def crash(self, reason: BaseException) -> None:
+        """What a rebalance that was under way at the stop asks of the consumer's thread, whose loop has been
+        closed since, is no crash: the process would end with a code that says so. Faust's tasks know that.
+        """
+        if self.should_stop and isinstance(reason, RuntimeError) and "loop is closed" in str(reason):
+            log.info("a rebalance was left behind at the stop", reason=repr(reason))
+            return
+        await super().crash(reason)
+
+    async def start(self) -> None:
+        """Starts everything; why it could not is told at the end."""
+        try:
+            await super().start()
+        except Exception as error:
+            self._ended_by = error
+            raise
+
+    def _crash(self, reason: BaseException) -> None:
+        self._ended_by = reason
+        super()._crash(reason)
+
+    async def on_stop(self) -> None:
+        """Drains first, then stops Faust; a thread ends the process should anything hang."""
+        grace_s = self.settings.worker.grace_s
+        if self._guard is not None:
+            self._guard.stop()  # the deadline below is enough from here on
+        _end_after(2 * grace_s + FAUST_STOP_S + 30.0)
+        if hasattr(self, "runtime"):
+            await bounded(self.runtime.drain(), 2 * grace_s + 10.0, "drain")
+            if not self.runtime.jobs.flowing:
+                # aiokafka's group coordinator may lose its cancellation and never close: nobody waits for it.
+                _end_after(2 * FAUST_STOP_S, 0)
+        await bounded(super().on_stop(), FAUST_STOP_S, "Faust")
+        if self._ended_by is not None:
+            # Last, so that it stands where people look first.
+            log.critical(
+                "this worker ends by itself, because of an error that waiting does not heal; others take its "
+                "jobs over", why=repr(self._ended_by),
+                remedy="see to what it names, and start it again; it is told with its traceback above",
+            )  # fmt: skip
+
+
+def _end_after(seconds: float, code: int = 1) -> None:
+    """Ends the process then, should it still be there; with 0 when all jobs were handed over before."""
+
+    def end() -> None:
+        time.sleep(seconds)
+        sys.stderr.write(
+            f"switchyard: shutdown took more than {seconds:.0f} s; ending the process with {code}. "
+            "What is left behind is told above; a broker that is away is reason enough\n"
+        )
+        os._exit(code)
+
+    threading.Thread(target=end, daemon=True, name="shutdown-deadline").start()
+
+
+def forecast_rules(settings: Settings) -> ForecastRules:
+    """What of Spark's forecasts counts, as `sizing` says."""
+    said = settings.sizing
+    return ForecastRules(said.forecasts, said.look_ahead_s, said.max_age_s, said.max_error)
+
+
+def worker_name(settings: Settings) -> str:
+    """The name of this worker's place (not of the process): host and web port unless configured."""
+    return settings.worker.name or f"{os.uname().nodename}-{settings.web.port}"
+
+
+def cluster_spec(settings: Settings, name: str) -> ClusterSpec:
+    """What the Kafka layer needs to know of a configured cluster."""
+    cluster = settings.cluster(name)
+    options = security_options(cluster)
+    return ClusterSpec(name=name, bootstrap=tuple(cluster.bootstrap), archive=cluster.archive, **options)
+
+
+def cluster_specs(settings: Settings) -> dict[str, ClusterSpec]:
+    """The same of all clusters, by name. Reads files."""
+    return {name: cluster_spec(settings, name) for name in settings.cluster_names()}
+
+
+def atlas(settings: Settings) -> Atlas:
+    """The regions as this process is configured: another one's control topics are in its regional cluster."""
+    control = {c.region: c.name for c in reversed(settings.clusters) if c.tier == "regional"}
+    return Atlas(
+        settings.region,
+        control | {settings.region: settings.control_cluster_name},
+        {cluster.name: cluster.region for cluster in settings.clusters},
+    )
+
+
+def security_options(cluster: Any) -> dict[str, Any]:
+    """The security fields of a `ClusterSpec`, secrets revealed."""
+    security = getattr(cluster, "security", None)
+    if security is None or security.protocol == "plaintext":
+        return {}
+    options: dict[str, Any] = {"protocol": security.protocol.upper()}
+    if security.protocol.endswith("ssl"):
+        context = ssl.create_default_context(cafile=security.ca)
+        if security.cert:
+            context.load_cert_chain(security.cert, security.key)
+        options["ssl_context"] = context
+    if security.protocol.startswith("sasl"):
+        options |= {
+            "mechanism": security.mechanism,
+            "username": security.username and security.username.reveal(),
+            "password": security.password and security.password.reveal(),
+        }
+    return options
+
+
+def broker_credentials(spec: ClusterSpec) -> Any:
+    """The same for Faust's own clients."""
+    if spec.protocol.startswith("SASL"):
+        return faust.SASLCredentials(
+            username=spec.username,
+            password=spec.password,
+            mechanism=spec.mechanism,
+            ssl_context=spec.ssl_context,
+        )
+    return faust.SSLCredentials(context=spec.ssl_context) if spec.protocol == "SSL" else None
+
+
+def build() -> SwitchyardApp:
+    """The application for this process's configuration.
+
+    Raises:
+        SystemExit(3): the configuration is invalid; all that is wrong has been printed.
+    """
+    try:
+        settings = load_settings()
+    except InvalidConfiguration as error:
+        sys.stderr.write(f"{error}\n")
+        raise SystemExit(EXIT_INVALID) from None
+    configure_logging(settings.logging)
+    bounded_consumer.install()
+    if os.environ.get("SWITCHYARD_LOOP", "uvloop") == "uvloop":
+        import uvloop
+
+        asyncio.set_event_loop_policy(uvloop.EventLoopPolicy())
+    topics = ControlTopics(settings.region)
+    control = cluster_spec(settings, settings.control_cluster_name)
+    app = SwitchyardApp(
+        topics.app_id,
+        broker=[f"aiokafka://{address}" for address in control.bootstrap],
+        store="rocksdb://",
+        autodiscover=["agents", "tables"],
+        datadir=str(worker_directory(settings.data_path, worker_name(settings))),
+        web_host=settings.web.host,
+        web_bind=settings.web.host,
+        web_port=settings.web.port,
+        web_application_options=console.options(settings.web, lambda: getattr(app, "runtime", None)),
+        web_router_enabled=False,
+        web_tables_enabled=False,
+        web_stats_enabled=False,
+        web_graph_enabled=False,
+        web_metrics_enabled=False,
+        topic_allow_declare=False,
+        topic_disable_leader=True,
+        topic_partitions=1,
+        broker_session_timeout=10.0,
+        broker_heartbeat_interval=0.5,
+        broker_commit_interval=1.0,
+        broker_max_poll_interval=300.0,
+        consumer_auto_offset_reset="earliest",
+        stream_wait_empty=False,
+        producer_linger=0.005,
+        producer_max_request_size=2_000_000,  # as topics take: thousands of clients of a tier are one value
+        table_standby_replicas=0,
+        TableManager=PatientTableManager,
+        logging_config=logging_config(settings.logging),
+        broker_credentials=broker_credentials(control),
+    )
+    app.settings = settings
+    app.place = loopback_place()  # here, since it reads files: the loop does not run yet
+    app.topics_declared = topics
+    attach(faust_cli)
+    web: Any = app.web
+    console.install(web.web_app, lambda: getattr(app, "runtime", None), settings.region)
+    return app

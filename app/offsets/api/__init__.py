@@ -1,0 +1,1 @@
+"""Offsets across clusters by REST, as metrics and on the command line."""

@@ -1,0 +1,325 @@
+"""The REST side of offsets across clusters: mapped and explained, committed, found by time."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import structlog
+from aiohttp import web
+from aiokafka.errors import KafkaError
+
+from app.controllog.events import OperatorAct
+from app.dispatch.dlq.query import BadQuery, parse_when
+from app.kafka.client.cluster import ClusterUnreachable
+from app.kernel.clock import now_ms
+from app.offsets.api import schemas
+from app.offsets.api.time_index import at_time_in
+from app.offsets.model.offset_map import Barrier
+from app.offsets.model.translation import Answer, Place, Reading, Told
+from app.offsets.store.tables import NotRead
+from app.offsets.sync.group_syncer import outcome_told
+from app.offsets.sync.mapper import Joined, NoRoad
+from app.offsets.sync.regions import Regions
+from app.offsets.sync.time_lookup import copies_of
+from app.web.http.forwarding import HOP, LOOK_S, hand_over
+from app.web.http.operator_requests import actor_of, flag_of, read_body
+from app.web.http.responses import ApiError, is_number, json_response, paged
+from app.web.http.route_docs import ACTOR, PAGE, TEXT, Page, Param, described, repeated
+
+if TYPE_CHECKING:
+    from app.web.console.api import Api
+
+log = structlog.get_logger(__name__)
+
+MAX_OFFSETS = 500
+MAX_NAME_CHARS = 255
+
+FROM = Param("from", TEXT, "the cluster that was read; required")
+TO = Param("to", TEXT, "the cluster where it goes on; required")
+MAP = (
+    FROM,
+    TO,
+    Param("topic", TEXT, "the topic that was read; with a group, none means all of its topics"),
+    Param("group", TEXT, "a consumer group, whose positions are mapped"),
+    Param("offset", repeated({"type": "string", "pattern": "^[0-9]{1,9}:[0-9]{1,18}$"}, MAX_OFFSETS),
+          "P:OFFSET, the next offset of a partition of the topic, in place of a group (again: and)"),
+)  # fmt: skip
+TIME = (
+    Param("topic", TEXT, "the topic; required"),
+    Param("time", TEXT, "2h (ago), an ISO 8601 time (UTC where it names no zone), or milliseconds; required"),
+    Param("cluster", TEXT, "of this cluster only"),
+)
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+def told_apart(handler: Handler) -> Handler:
+    """`handler`, with what stands in its way as problems."""
+
+    async def around(request: web.Request) -> web.StreamResponse:
+        try:
+            return await handler(request)
+        except BadQuery as error:
+            raise ApiError(400, "Bad request", str(error)) from error
+        except NoRoad as error:
+            raise ApiError(404, "Nothing joins them", str(error)) from error
+        except NotRead as error:
+            raise ApiError(503, "Offset map not read", str(error)) from error
+        except ValueError as error:
+            raise ApiError(409, "Too much", str(error)) from error
+        except (ClusterUnreachable, KafkaError, OSError, TimeoutError) as error:
+            raise ApiError(502, "Cluster unreachable", str(error) or repr(error)) from error
+
+    around.__name__ = handler.__name__
+    around.__doc__ = handler.__doc__
+    around.__dict__.update(handler.__dict__)
+    return around
+
+
+class OffsetRoutes:
+    """Handlers; `api` finds the runtime."""
+
+    def __init__(self, api: Api) -> None:
+        self._api = api
+
+    def routes(self) -> list[web.RouteDef]:
+        """Everything there is."""
+        return [
+            web.get("/api/v1/offsets/map", told_apart(self.map_offsets)),
+            web.get("/api/v1/offsets/at-time", told_apart(self.offsets_at_time)),
+            web.get("/api/v1/offsets/sync", told_apart(self.get_offset_syncs)),
+            web.post("/api/v1/offsets/sync", told_apart(self.sync_offsets)),
+        ]
+
+    @property
+    def _regions(self) -> Regions:
+        found: Regions | None = self._api.runtime.regions
+        if found is None:
+            raise ApiError(503, "No offset map", "this worker knows of no regions; ask another one")
+        return found
+
+    def _cluster(self, name: Any, what: str) -> str:
+        specs = self._api.runtime.clusters.specs
+        if not isinstance(name, str) or not name:
+            raise BadQuery(f"{what}: name a cluster; there are {', '.join(sorted(specs))}")
+        if name not in specs:
+            raise ApiError(404, "No such cluster", f"{what}: there is no cluster {name[:100]!r}; "
+                           f"this worker knows {', '.join(sorted(specs))}")  # fmt: skip
+        return name
+
+    # -- mapping -----------------------------------------------------------------------------------
+
+    @described(schemas.OffsetMap, query=MAP, problems=(404, 409, 502))
+    async def map_offsets(self, request: web.Request) -> web.Response:
+        """Where a reader of one cluster goes on in another, explained source by source.
+
+        The positions are a group's, or given by `offset`. Nothing is committed.
+        """
+        query = request.query
+        group, topic, offsets = query.get("group"), query.get("topic"), query.getall("offset", [])
+        if bool(group) == bool(offsets):
+            raise BadQuery("say which positions: group=NAME, or topic=NAME with offset=P:OFFSET")
+        if offsets and not topic:
+            raise BadQuery("topic: name the topic that the offsets are of")
+        source, target = self._cluster(query.get("from"), "from"), self._cluster(query.get("to"), "to")
+        regions = self._regions
+        if group:
+            at = await self._positions(_name(group, "group"), source, topic)
+        else:
+            at = {_name(topic, "topic"): _offsets(offsets)}
+        await regions.mapper.read()
+        names = await regions.mapper.names()
+        found: list[dict[str, Any]] = []
+        unmapped: dict[str, str] = {}
+        for name, next_offsets in sorted(at.items()):
+            try:
+                joined = await regions.mapper.join(source, name, target)
+            except NoRoad as error:
+                if topic:
+                    raise
+                unmapped[name] = str(error)
+                continue
+            found += [_topic(one, next_offsets, names) for one in joined]
+        known = [
+            {"region": one.region, "state": one.state, "read_ms": one.read_ms, "why": one.why}
+            for _, one in sorted(regions.tables.regions.items())
+        ]
+        return json_response(
+            {"from": source, "to": target, "group": group, "topics": found, "unmapped": unmapped,
+             "regions": known}
+        )  # fmt: skip
+
+    async def _positions(self, group: str, cluster: str, topic: str | None) -> dict[str, dict[int, int]]:
+        committer = (await self._api.runtime.clusters.get(cluster)).committer
+        found: dict[str, dict[int, int]] = {}
+        for (name, partition), position in (await committer.positions(group)).items():
+            if topic in {None, name}:
+                found.setdefault(name, {})[partition] = position.next_offset
+        if not found:
+            where = f"topic {topic} in {cluster}" if topic else cluster
+            raise ApiError(404, "No such group", f"group {group[:100]!r} has no position in {where[:300]}")
+        return found
+
+    # -- keeping in step ---------------------------------------------------------------------------
+
+    @described(schemas.Synced, headers=ACTOR, body=schemas.SyncBody, problems=(404, 409, 502))
+    async def sync_offsets(self, request: web.Request) -> web.Response:
+        """Commits a group's mapped positions in another cluster; without `execute` says what it would do.
+
+        Never while somebody consumes there, and never backwards, but after the group itself went back.
+        """
+        body = await read_body(request, schemas.SyncBody)
+        group, execute = _name(body.get("group"), "group"), flag_of(body, "execute")
+        topic = None if body.get("topic") is None else _name(body["topic"], "topic")
+        source, target = self._cluster(body.get("from"), "from"), self._cluster(body.get("to"), "to")
+        if source == target:
+            raise BadQuery("to: must be another cluster than from")
+        regions = self._regions
+        if topic is None:
+            await self._positions(group, source, None)  # whether there is such a group
+        await regions.mapper.read()
+
+        def wanted(name: str) -> tuple[str, ...] | None:
+            return None if topic in {None, name} else ()
+
+        made = await regions.syncer.sync(
+            group, source, target, regions.syncer.views(source, target), wanted=wanted, execute=execute
+        )
+        done = execute and made.state == "synced"
+        if done:
+            await self._record(group, f"in step from {source} to {target}", actor_of(request))
+        answer = {**outcome_told(made), "from": source, "to": target, "execute": execute, "done": done}
+        return json_response(answer)
+
+    async def _record(self, group: str, detail: str, actor: str) -> None:
+        event = OperatorAct(at_ms=now_ms(), subject=group, action="offsets-sync", detail=detail, actor=actor)
+        try:
+            await self._api.runtime.control.append(event)
+        except Exception as error:  # noqa: BLE001 - it is done; it must not look as if nothing was
+            log.error("an operator's act is not in the control log", act=str(event), error=repr(error))
+
+    @described(Page[schemas.GroupKept], query=PAGE, problems=(502,))
+    async def get_offset_syncs(self, request: web.Request) -> web.Response:
+        """Every group that is kept in step, by a route or as its workload is passive here, and what became of
+        it last; the leader knows."""
+        runtime = self._api.runtime
+        leader, regions = runtime.control.view.leader, self._regions
+        if not runtime.leader.leads and leader and not request.headers.get(HOP):
+            return await hand_over(self._api, request, leader, patience_s=LOOK_S)
+        rows: list[dict[str, Any]] = []
+        for name, kept in sorted(regions.sync.routes.items()):
+            of = {"route": name, "workload": None, "from": kept.source, "to": kept.target}
+            if kept.error:
+                rows.append({**of, "group": None, "state": "no-round", "why": kept.error, "at_ms": None,
+                             "good_ms": None})  # fmt: skip
+            rows += [
+                {**of, "group": group, "state": one.state, "why": one.why, "at_ms": one.at_ms,
+                 "good_ms": kept.good_ms.get(group)}
+                for group, one in sorted(kept.outcomes.items())
+            ]  # fmt: skip
+        rows += [
+            {"route": None, "workload": key, "from": one.of.source, "to": one.of.target,
+             "group": one.of.group, "state": one.state, "why": one.why, "at_ms": one.at_ms,
+             "good_ms": one.good_ms}
+            for key, one in regions.sync.all_told().items()
+        ]  # fmt: skip
+        return json_response(paged(rows, request))
+
+    # -- by time -----------------------------------------------------------------------------------
+
+    @described(schemas.AtTime, query=TIME, problems=(404,))
+    async def offsets_at_time(self, request: web.Request) -> web.Response:
+        """The first offset at or after a time, of a topic and its copies in every cluster.
+
+        By the event time of its audit plan, where that is another than the records' timestamps, or where the
+        cluster does not answer.
+        """
+        query, runtime = request.query, self._api.runtime
+        topic = _name(query.get("topic"), "topic")
+        if not query.get("time"):
+            raise BadQuery("time: say when, such as 2h (ago), 2026-01-31T12:00 or milliseconds")
+        time_ms = parse_when(query["time"], now_ms())
+        named = query.get("cluster")
+        clusters = [self._cluster(named, "cluster")] if named is not None else sorted(runtime.clusters.specs)
+        routes = {name: runtime.catalog.routes.route(name) for name in list(runtime.control.view.routes)}
+        names = copies_of(topic, clusters, {name: one for name, one in routes.items() if one is not None})
+        asked = [(cluster, name) for cluster in clusters for name in sorted(names[cluster])]
+        found = await asyncio.gather(*(at_time_in(self._api, request, *one, time_ms) for one in asked))
+        told = [one for one in found if one is not None]
+        if not told:
+            raise ApiError(404, "No such topic", f"topic {topic[:100]!r} is in none of {', '.join(clusters)}")
+        return json_response({"topic": topic, "time_ms": time_ms, "topics": told})
+
+
+# -- what is asked, and told -----------------------------------------------------------------------------
+
+
+def _name(value: Any, what: str) -> str:
+    if not isinstance(value, str) or not 0 < len(value) <= MAX_NAME_CHARS:
+        raise BadQuery(f"{what}: must be a name of 1 to {MAX_NAME_CHARS} characters")
+    return value
+
+
+def _offsets(texts: list[str]) -> dict[int, int]:
+    found: dict[int, int] = {}
+    for text in texts:
+        partition, _, offset = text.partition(":")
+        if not is_number(partition) or not is_number(offset) or int(partition) >= 1 << 31:
+            raise BadQuery(f"offset: {text[:60]!r} is none; write P:OFFSET, as in 0:1042")
+        if int(partition) in found:
+            raise BadQuery(f"offset: partition {partition} stands twice")
+        found[int(partition)] = int(offset)
+    if len(found) > MAX_OFFSETS:
+        raise BadQuery(f"offset: at most {MAX_OFFSETS} of them")
+    return found
+
+
+def _topic(one: Joined, next_offsets: Mapping[int, int], names: Mapping[str, str]) -> dict[str, Any]:
+    resumed = one.resume(next_offsets)
+    return {
+        "topic": one.read.topic, "to_topic": one.to.topic, "road": resumed.road.value,
+        "partitions": [_partition(answer, names) for answer in resumed.answers.values()],
+        "elsewhere": [_place(place, names) for place in resumed.elsewhere],
+    }  # fmt: skip
+
+
+def _partition(answer: Answer, names: Mapping[str, str]) -> dict[str, Any]:
+    return {
+        "partition": answer.partition, "next_offset": answer.next_offset,
+        "log_start": answer.log.start, "log_end": answer.log.end,
+        "least": None if answer.least is None else _place(answer.least, names),
+        "again": answer.again, "why": answer.why,
+        "sources": [_source(told, names) for told in answer.sources],
+    }  # fmt: skip
+
+
+def _source(told: Told, names: Mapping[str, str]) -> dict[str, Any]:
+    source = told.source
+    return {
+        "cluster": names.get(source.cluster_id, source.cluster_id), "topic": source.topic,
+        "partition": source.partition, "readings": [_reading(one) for one in told.readings],
+        "region": told.region, "route": told.route, "read_up_to": told.k, "barrier": _barrier(told.barrier),
+        "next_offset": told.x, "again": told.again, "why": told.why,
+    }  # fmt: skip
+
+
+def _reading(reading: Reading) -> dict[str, Any]:
+    return {
+        "partition": reading.partition, "next_offset": reading.next_offset, "region": reading.region,
+        "route": reading.route, "barrier": _barrier(reading.barrier), "read_up_to": reading.k,
+        "why": reading.why,
+    }  # fmt: skip
+
+
+def _barrier(barrier: Barrier | None) -> dict[str, Any] | None:
+    if barrier is None:
+        return None
+    age_s = round(max(0, now_ms() - barrier.at_ms) / 1000, 1)
+    return {"source_end": barrier.source_end, "target_end": barrier.target_end, "at_ms": barrier.at_ms,
+            "age_s": age_s}  # fmt: skip
+
+
+def _place(place: Place, names: Mapping[str, str]) -> str:
+    return f"{names.get(place.cluster_id, place.cluster_id)}/{place.topic}-{place.partition}"

@@ -1,0 +1,123 @@
+"""The time index of a topic, as all workers know it, for those that answer by it."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlencode
+
+import msgspec
+from aiohttp import web
+from aiokafka.errors import KafkaError
+
+from app.audit.jobs.region_query import NotKnown
+from app.audit.jobs.report_sender import audit_partition
+from app.audit.query.time_index import TimeIndex, share, time_index
+from app.audit.query.view import Share, Wanted, joined
+from app.kafka.client.cluster import ClusterClient, ClusterUnreachable
+from app.offsets.sync.time_lookup import at_time
+from app.web.http.forwarding import HOP
+
+if TYPE_CHECKING:
+    from app.web.console.api import Api
+
+INDEX = "/api/v1/audit/index"
+CLUSTER_S = 8.0  # a cluster's time to tell its offsets at a time
+_share = msgspec.json.Decoder(Share)
+
+
+def wanted_of(api: Api, topic: str, cluster: str) -> Wanted:
+    """A topic's windows, as its cluster's tier."""
+    return Wanted(topic, api.runtime.catalog.audits.tier(cluster) or "other", cluster)
+
+
+async def own_share(api: Api, wanted: Wanted) -> Share:
+    """What this worker's books know. Raises ValueError: too many windows."""
+    books = api.runtime.audit_books.books
+    next_offsets = {partition: book.next_offset for partition, book in books.items()}
+    return await asyncio.to_thread(
+        share, next_offsets, [book.collector.copy() for book in books.values()], wanted
+    )
+
+
+async def index_of(
+    api: Api, request: web.Request, topic: str, cluster: str, topic_id: str | None
+) -> TimeIndex | None:
+    """Of a topic of a cluster; None: nobody who answers knows of it.
+
+    Raises:
+        ValueError: it has too many windows.
+    """
+    path = f"{INDEX}?{urlencode({'topic': topic, 'cluster': cluster})}"
+    shares = [await own_share(api, wanted_of(api, topic, cluster))]
+    if not request.headers.get(HOP):
+        told = await api.runtime.alerts.auditor.ask(path)
+        shares += [_share.decode(one) for one in told if not isinstance(one, NotKnown)]
+    if not any(audit_partition(topic) in one.next_offsets for one in shares):
+        return None
+    return time_index(joined(shares, audit_partition), topic_id)
+
+
+async def at_time_in(
+    api: Api, request: web.Request, cluster: str, topic: str, time_ms: int
+) -> dict[str, Any] | None:
+    """A topic's first offsets at or after a time, for `TimeTopic`; None: it does not exist there.
+
+    The broker tells them by the records' timestamps. By the event time of their audit plan, where that is
+    another one, or the broker does not answer, their audit tells them.
+    """
+    told: dict[str, Any] = {
+        "cluster": cluster, "topic": topic, "by": "timestamps", "why": "", "partitions": [], "error": "",
+    }  # fmt: skip
+    plan, topic_id = api.runtime.catalog.audits.plan_of(cluster, topic), None
+    by_value = plan is not None and plan.by_value
+    try:
+        async with asyncio.timeout(CLUSTER_S):
+            client: ClusterClient = (await api.runtime.clusters.get(cluster)).client
+            found = await at_time(client, topic, time_ms)
+            if by_value:
+                topic_id = (await client.topic_ids([topic])).get(topic)
+    except (ClusterUnreachable, KafkaError, OSError, TimeoutError) as error:
+        told["error"] = str(error) or repr(error)
+        found = []
+    if found is None:
+        return None
+    told["partitions"] = [
+        {"partition": at.partition, "next_offset": at.next_offset, "timestamp_ms": at.timestamp_ms,
+         "log_start": at.log_start, "log_end": at.log_end, "note": at.note}
+        for at in found
+    ]  # fmt: skip
+    if plan is None or not (by_value or told["error"]):
+        return told
+    try:
+        index = await index_of(api, request, topic, cluster, topic_id)
+    except ValueError as error:
+        return {**told, "why": f"the index of audit plan {plan.name} cannot be used: {error}"}
+    if index is None:
+        why = f"not by the event time of audit plan {plan.name}: its index is not known here now"
+        return {**told, "why": why if by_value else ""}
+    why = f"the cluster does not answer: {told['error']}" if told["error"] else ""
+    why = f"by the event time of audit plan {plan.name}" if by_value and not why else why
+    rows = _by_index(index, time_ms, told["partitions"])
+    return {**told, "by": "audit", "why": why, "partitions": rows, "error": "" if rows else told["error"]}
+
+
+def _by_index(index: TimeIndex, time_ms: int, known: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    logs = {row["partition"]: (row["log_start"], row["log_end"]) for row in known}
+    rows = []
+    for partition in sorted(index.windows.keys() | logs.keys()):
+        start, end = logs.get(partition, (None, None))
+        at = index.at(partition, time_ms)
+        if at is not None:
+            offset, note = at
+        elif start is None:
+            continue
+        else:  # nothing was counted: all that may be there is older than its windows, or not counted yet
+            offset, note = start, "before-start" if end > start else "beyond-end"
+        if start is not None and offset < start:
+            offset, note = start, "before-start"
+        rows.append(
+            {"partition": partition, "next_offset": offset, "timestamp_ms": None, "log_start": start,
+             "log_end": end, "note": note}
+        )  # fmt: skip
+    return rows

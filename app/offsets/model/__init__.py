@@ -1,0 +1,1 @@
+"""The offset map, translation of positions, progress by producers' numbers. Pure."""

@@ -1,0 +1,107 @@
+"""Consumers of what regions leave behind, kept open between readings: on a busy machine connecting takes
+longer than reading what has come since.
+
+Rules
+1. One is used by one reading at a time, and fetches nothing in between.
+2. One whose reading failed is closed, whatever was wrong. So is one that nobody has used for `KEEP_S`.
+3. Another topic under the same name has consumers of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from typing import NamedTuple
+
+import structlog
+from aiokafka import AIOKafkaConsumer, TopicPartition
+from aiokafka.errors import KafkaError
+
+from app.kafka.client.cluster import ClusterSpec
+from app.kafka.client.consumer_shutdown import stop_consumer
+
+log = structlog.get_logger(__name__)
+
+KEEP_S = 30.0  # above what comes again and again
+POLL_MS = 500
+FETCH_BYTES, PARTITION_BYTES = 4 * 1024 * 1024, 1024 * 1024
+STOP_S = 3.0
+
+
+class Place(NamedTuple):
+    """What is read: all partitions of a topic."""
+
+    cluster: str
+    topic: str
+    topic_id: str
+    partitions: int
+
+    @property
+    def parts(self) -> list[TopicPartition]:
+        """Its partitions."""
+        return [TopicPartition(self.topic, partition) for partition in range(self.partitions)]
+
+
+class Readers:
+    """See the module."""
+
+    def __init__(self, specs: Mapping[str, ClusterSpec]) -> None:
+        self._specs = specs
+        self._kept: dict[Place, tuple[AIOKafkaConsumer, asyncio.TimerHandle]] = {}
+        self._stopping: set[asyncio.Task[None]] = set()
+        self._closed = False
+
+    @asynccontextmanager
+    async def of(self, place: Place) -> AsyncIterator[AIOKafkaConsumer]:
+        """A consumer that is assigned the partitions, and stands anywhere. Raises KafkaError, OSError."""
+        kept = self._kept.pop(place, None)
+        if kept is None:
+            consumer = self._made(place)
+        else:
+            consumer, timer = kept
+            timer.cancel()
+        try:
+            if kept is None:
+                await consumer.start()
+                consumer.assign(place.parts)
+            consumer.resume(*place.parts)
+            yield consumer
+            consumer.pause(*place.parts)
+        except BaseException:
+            await _stop(consumer)
+            raise
+        if self._closed or place in self._kept:
+            await _stop(consumer)
+        else:
+            timer = asyncio.get_running_loop().call_later(KEEP_S, self._expire, place)
+            self._kept[place] = consumer, timer
+
+    async def close(self) -> None:
+        """Closes those that are kept; those in use are closed after that."""
+        self._closed = True
+        for place in list(self._kept):
+            self._expire(place)
+        await asyncio.gather(*self._stopping)
+
+    def _made(self, place: Place) -> AIOKafkaConsumer:
+        return AIOKafkaConsumer(
+            enable_auto_commit=False, auto_offset_reset="earliest", fetch_max_wait_ms=POLL_MS,
+            fetch_max_bytes=FETCH_BYTES, max_partition_fetch_bytes=PARTITION_BYTES,
+            **self._specs[place.cluster].aiokafka_options(),
+        )  # fmt: skip
+
+    def _expire(self, place: Place) -> None:
+        consumer, timer = self._kept.pop(place)
+        timer.cancel()
+        task = asyncio.get_running_loop().create_task(_stop(consumer))
+        self._stopping.add(task)
+        task.add_done_callback(self._stopping.discard)
+
+
+async def _stop(consumer: AIOKafkaConsumer) -> None:
+    try:
+        async with asyncio.timeout(STOP_S):
+            await stop_consumer(consumer)
+    except (TimeoutError, KafkaError, OSError) as error:
+        log.warning("a reader of a region's table did not stop in time", error=repr(error))

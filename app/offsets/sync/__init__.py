@@ -1,0 +1,1 @@
+"""Positions mapped, groups kept in step, what other regions have finished."""

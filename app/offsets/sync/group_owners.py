@@ -1,0 +1,61 @@
+"""Which workload of another region consumes a group in a cluster, as that region's control log says.
+
+Also one that sleeps, or has committed nothing yet, whom nothing in the cluster shows. With a mode a workload
+runs in the region's own cluster: in that of the active region, or (active/active) in each one's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from app.controllog import codec
+from app.controllog.events import WorkloadPut
+from app.controllog.roles import ACTIVE_PASSIVE
+from app.offsets.store.records import ROUTES, Store
+from app.offsets.store.tables import Tables
+
+IsActive = Callable[[str, str], bool]
+
+
+class Consumers:
+    """`is_active(workload, region)`: whether the region has the role, or is about to get or to lose it."""
+
+    def __init__(self, tables: Tables, is_active: IsActive) -> None:
+        self._tables = tables
+        self._is_active = is_active
+
+    async def elsewhere(self, group: str, cluster: str, topic: str | None = None) -> str:
+        """Who consumes it there, of all its topics or of one, in words; "": nobody is known. `Tables.read`
+        before. Raises NotRead."""
+        atlas = self._tables.atlas
+
+        def asked(store: Store) -> list[tuple[str, Mapping[str, Any], str]]:
+            found: list[tuple[str, Mapping[str, Any], str]] = []
+            for region in atlas.regions:
+                if region == atlas.region:
+                    continue
+                for _, value in store.records(ROUTES, region, f"workload/{group}/"):
+                    try:
+                        put = codec.control_event(value)
+                    except codec.BadEvent:
+                        continue  # its positions still show who lives
+                    if isinstance(put, WorkloadPut) and (topic is None or put.key == f"{group}/{topic}"):
+                        found.append((put.key, put.definition, region))
+            return found
+
+        for key, definition, region in await self._tables.ask(asked):
+            if self._runs(key, definition, region, cluster):
+                return f"workload {key} of region {region} consumes it there"
+        return ""
+
+    def _runs(self, key: str, definition: Mapping[str, Any], region: str, cluster: str) -> bool:
+        metadata, spec = definition.get("metadata"), definition.get("spec")
+        if not isinstance(metadata, Mapping) or not isinstance(spec, Mapping):
+            return False
+        mode = spec.get("mode")
+        if mode is None:
+            return bool(metadata.get("cluster") == cluster)
+        if self._tables.atlas.region_of.get(cluster) != region:
+            return False
+        return mode != ACTIVE_PASSIVE or self._is_active(key, region)

@@ -1,0 +1,252 @@
+"""Brings a group's positions in step between two clusters; again and again:
+`app.offsets.sync.group_sync_schedule`.
+
+Rules
+1. A group is committed for in one request, or not at all. One that has members at the destination, that a
+   workload of any region consumes there, or whose position there somebody moves
+   (`app.offsets.model.group_sync`, rule 4), is left alone. Beside members that come meanwhile a broker takes
+   no commit; what somebody else committed meanwhile is seen by reading once more, right before the commit. A
+   role that came here meanwhile is seen right before it, too, and before each try, which ends after
+   `COMMIT_S`.
+2. What is committed where there is a position already: `app.offsets.model.group_sync`.
+3. Asked for one topic of a group (a workload's), nothing else that the group has there counts: a group may
+   have workloads that are active in different regions. Members count always.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+from app.kafka.client.cluster import ClusterUnreachable
+from app.kafka.client.commits import LIVE, At
+from app.kernel.clock import now_ms
+from app.offsets.model.group_sync import Decision, Have, Watch, decide, is_own
+from app.offsets.model.translation import Answer
+from app.offsets.store.tables import Cluster, Clusters
+from app.offsets.sync.group_owners import Consumers, IsActive
+from app.offsets.sync.mapper import Joined, Mapper, NoRoad
+
+HELD_LINES = 512  # of the map in memory, for the groups of a round: of a few kilobytes to 30 kB each
+TRIES = 10
+COMMIT_S = 2.0
+RETRY_S = 0.5
+MEANWHILE = "its positions there changed while it was looked at; it is looked at again"
+
+GroupState = Literal["synced", "unchanged", "live", "refused", "failed", "nothing"]
+Busy = Callable[[str, str, str | None], str]
+Wanted = Callable[[str], Collection[str] | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """What becomes of one partition. `have` is the group's position there; `is_foreign`: nothing of
+    Switchyard committed it."""
+
+    topic: str
+    to_topic: str
+    answer: Answer
+    have: int | None
+    decision: Decision
+    is_foreign: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class GroupOutcome:
+    """What became of a group, or would: `state`, `why` of those that were not synced, and its partitions.
+
+    `unmapped`: its topics that nothing joins with the destination, and why.
+    """
+
+    group: str
+    state: GroupState
+    at_ms: int
+    why: str = ""
+    rows: tuple[Row, ...] = ()
+    unmapped: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def is_good(self) -> bool:
+        return self.state in {"synced", "unchanged"}
+
+
+class Views:
+    """The joined topics of a round, as many as `HELD_LINES` allows."""
+
+    def __init__(self, mapper: Mapper, source: str, target: str) -> None:
+        self._mapper = mapper
+        self._source = source
+        self._target = target
+        self._held: OrderedDict[tuple[str, str | None], list[Joined]] = OrderedDict()
+
+    async def join(self, topic: str, to_topic: str | None) -> list[Joined]:
+        """See `Mapper.join`."""
+        key = topic, to_topic
+        if key in self._held:
+            self._held.move_to_end(key)
+            return self._held[key]
+        found = await self._mapper.join(self._source, topic, self._target, to_topic)
+        self._held[key] = found
+        while (
+            len(self._held) > 1
+            and sum(one.lines for many in self._held.values() for one in many) > HELD_LINES
+        ):
+            self._held.popitem(last=False)
+        return found
+
+
+class GroupSyncer:
+    """Maps and commits one group. `busy(group, cluster, topic)` says which workload of this region (that of a
+    topic, or any) consumes it there, or ""; `is_active` see `Consumers`; `clock` has monotonic seconds."""
+
+    def __init__(
+        self, mapper: Mapper, clusters: Clusters, busy: Busy, is_active: IsActive = lambda *_: True,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:  # fmt: skip
+        self.mapper = mapper
+        self._clusters = clusters
+        self._busy = busy
+        self._consumers = Consumers(mapper.tables, is_active)
+        self._clock = clock
+        self._watch = Watch()
+
+    def views(self, source: str, target: str) -> Views:
+        """For several groups; `Mapper.read` before."""
+        return Views(self.mapper, source, target)
+
+    async def sync(
+        self, group: str, source: str, target: str, views: Views, *, wanted: Wanted = lambda _: None,
+        only: str | None = None, execute: bool = True,
+    ) -> GroupOutcome:  # fmt: skip
+        """Brings a group in step at `target`; without `execute` says what it would do.
+
+        `wanted` says which topics of the destination count for a topic of the source: None all, () none.
+        `only`: a topic that has one name in both; no other counts, nor who consumes another (rule 3).
+
+        Raises:
+            KeyError: no such cluster. ClusterUnreachable, KafkaError, NotRead, NoRoad.
+        """
+        if only is not None:
+            wanted = _only(only)
+        from_, to = await self._clusters.get(source), await self._clusters.get(target)
+        at: dict[str, dict[int, int]] = {}
+        for (topic, partition), position in (await from_.committer.positions(group)).items():
+            at.setdefault(topic, {})[partition] = position.next_offset
+        have = await self._there(to, group, only)
+        alive = self._look(target, group, only, have)
+        rows: list[Row] = []
+        unmapped: dict[str, str] = {}
+        for topic, next_offsets in sorted(at.items()):
+            names = wanted(topic)
+            for to_topic in [None] if names is None else sorted(names):
+                try:
+                    joined = await views.join(topic, to_topic)
+                except NoRoad as error:
+                    unmapped[topic] = str(error)
+                    continue
+                for one in joined:
+                    rows += _rows(one, next_offsets, have)
+        made = await self._outcome(group, only, to, rows, unmapped, alive)
+        if execute and made.state == "synced":
+            made = await self._carried_out(made, to, only, have)
+        return made
+
+    async def _carried_out(
+        self, made: GroupOutcome, to: Cluster, only: str | None, have: Mapping[At, Have]
+    ) -> GroupOutcome:
+        for left in reversed(range(TRIES)):
+            if (now := await self._there(to, made.group, only)) != have:
+                why = self._look(to.name, made.group, only, now) or MEANWHILE
+                return replace(made, state="live", why=why)
+            if why := self._busy(made.group, to.name, only):
+                return replace(made, state="live", why=why)  # it has become active here meanwhile
+            try:
+                async with asyncio.timeout(COMMIT_S):
+                    return await self._commit(made, to)
+            except (ClusterUnreachable, TimeoutError):
+                if not left:
+                    raise
+            await asyncio.sleep(RETRY_S)
+        raise AssertionError("the last try returns or raises")
+
+    async def _there(self, to: Cluster, group: str, only: str | None) -> dict[At, Have]:
+        found = await to.committer.positions(group)
+        return {at: Have(*position) for at, position in found.items() if only in {None, at[0]}}
+
+    def _look(self, target: str, group: str, only: str | None, have: Mapping[At, Have]) -> str:
+        return self._watch.look(target, group if only is None else f"{group}/{only}", have, self._clock())
+
+    async def _outcome(
+        self, group: str, only: str | None, to: Cluster, rows: list[Row], unmapped: dict[str, str], alive: str
+    ) -> GroupOutcome:
+        state: GroupState = "nothing"
+        why = "" if rows else "it has no position in a topic that is joined with one there"
+        refused = next((row.decision.why for row in rows if row.decision.why), "")
+        if rows:
+            if any(row.decision.next_offset is not None for row in rows):
+                state = "synced"
+            else:
+                state = "refused" if refused else "unchanged"
+            why = refused
+            clients = await to.committer.members(group)
+            live = self._busy(group, to.name, only)
+            live = live or await self._consumers.elsewhere(group, to.name, only)
+            if live := live or _told_members(clients):
+                state, why = "live", live
+            elif alive and state == "synced":
+                state, why = "live", alive
+        return GroupOutcome(group, state, now_ms(), why, tuple(rows), unmapped)
+
+    async def _commit(self, made: GroupOutcome, to: Cluster) -> GroupOutcome:
+        offsets: dict[At, int] = {}
+        marks: dict[At, str] = {}
+        for row in made.rows:
+            if row.decision.next_offset is not None:
+                at = row.to_topic, row.answer.partition
+                offsets[at], marks[at] = row.decision.next_offset, row.decision.mark
+        refused = await to.committer.commit(made.group, offsets, marks, tries=1)
+        if not refused:
+            return made
+        at, why = next(iter(sorted(refused.items())))
+        state: GroupState = "live" if LIVE in why else "failed"
+        return replace(made, state=state, why=f"{at[0]}-{at[1]}: {why}")
+
+
+def _only(topic: str) -> Wanted:
+    return lambda name: (topic,) if name == topic else ()
+
+
+def _rows(one: Joined, next_offsets: dict[int, int], have: Mapping[At, Have]) -> Iterable[Row]:
+    for partition, answer in one.resume(next_offsets).answers.items():
+        known = have.get((one.to.topic, partition))
+        decision = decide(known, answer, one.read, next_offsets)
+        there = None if known is None else known.next_offset
+        is_foreign = known is not None and not is_own(known.metadata)
+        yield Row(one.read.topic, one.to.topic, answer, there, decision, is_foreign)
+
+
+def _told_members(clients: Collection[str]) -> str:
+    if not clients:
+        return ""
+    shown = ", ".join(sorted(set(clients))[:3])
+    return f"it has {len(clients)} members there: {shown}"
+
+
+def outcome_told(made: GroupOutcome) -> dict[str, Any]:
+    """For people."""
+    return {
+        "group": made.group, "state": made.state, "why": made.why, "at_ms": made.at_ms,
+        "partitions": [
+            {
+                "topic": row.topic, "to_topic": row.to_topic, "partition": row.answer.partition,
+                "have": row.have, "mapped": row.answer.next_offset, "commit": row.decision.next_offset,
+                "again": row.answer.again, "why": row.decision.why or row.answer.why,
+            }
+            for row in made.rows
+        ],
+        "unmapped": dict(made.unmapped),
+    }  # fmt: skip

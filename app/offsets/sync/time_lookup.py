@@ -1,0 +1,65 @@
+"""Which offsets stand for a point in time, in every cluster that has a topic or a copy of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from app.kafka.client.cluster import EARLIEST, LATEST, ClusterClient, ClusterUnreachable
+from app.replicate.model.route import Route
+
+Note = Literal["", "before-start", "beyond-end"]
+
+
+@dataclass(frozen=True, slots=True)
+class At:
+    """The first record of a partition at or after the time: its offset, and timestamp (ms).
+
+    `note`: "beyond-end" when no record is that new (the offset is the log's end, there is no timestamp);
+    "before-start" when the log's first record is newer already: older ones may have been there.
+    """
+
+    partition: int
+    next_offset: int
+    timestamp_ms: int | None
+    log_start: int
+    log_end: int
+    note: Note
+
+
+async def at_time(client: ClusterClient, topic: str, time_ms: int) -> list[At] | None:
+    """By partition; None: the topic does not exist there.
+
+    Raises:
+        ClusterUnreachable, KafkaError: some leader does not answer.
+    """
+    count = await client.partitions(topic)
+    if count is None:
+        return None
+    wanted = [(topic, partition) for partition in range(count)]
+    starts = await client.offsets(wanted, EARLIEST)
+    found = await client.offsets_and_times(wanted, time_ms)
+    ends = await client.offsets(wanted, LATEST)  # last: what came meanwhile lies before it
+    for at in wanted:
+        if not (at in starts and at in found and at in ends):
+            raise ClusterUnreachable(f"{client.name}: the leader of {topic}-{at[1]} does not answer")
+    return [_at(at[1], found[at], starts[at], ends[at], time_ms) for at in wanted]
+
+
+def _at(partition: int, found: tuple[int, int], start: int, end: int, time_ms: int) -> At:
+    offset, timestamp_ms = found
+    if offset < 0:
+        return At(partition, end, None, start, end, "beyond-end")
+    note: Note = "before-start" if offset <= start and start > 0 and timestamp_ms > time_ms else ""
+    return At(partition, offset, timestamp_ms, start, end, note)
+
+
+def copies_of(topic: str, clusters: Iterable[str], routes: Mapping[str, Route]) -> dict[str, set[str]]:
+    """The names under which a topic, or a copy of it by these routes, may be found, by cluster."""
+    found = {cluster: {topic} for cluster in clusters}
+    for route in routes.values():
+        copy = route.destination(topic)
+        if copy is not None and route.target in found:
+            found[route.target].add(copy)
+    return found

@@ -1,0 +1,90 @@
+"""A workload's Protobuf payload as an interceptor: validates every value, delivers what it is asked to.
+
+| value              | deliver: record | deliver: bytes          | deliver: json                       |
+|--------------------|-----------------|-------------------------|-------------------------------------|
+| null (a tombstone) | as it is        | as it is                | as it is                            |
+| valid              | as it is        | without its frame; with | as JSON, with metadata              |
+|                    |                 | metadata                | `switchyard-payload-format: json`,  |
+|                    |                 | `switchyard-schema-id`  | name in `switchyard-payload-message`|
+| invalid            | `invalid: dlq`: to the DLQ with the reason; `invalid: deliver`: as it is, but  |
+|                    | with `bytes` without a frame that can be read                                  |
+
+Generated code of a receiver reads a message, not Confluent's frame before it: hence `bytes`. Without
+framing it is `record`. The interceptor stands behind the operator's, which may have to decrypt or unpack
+the value first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import StrEnum
+
+from app.payload.codec import Framing, PayloadCodec, read_frame
+from app.payload.interceptors import SEND, Chain, Interceptor, Message, Reject, Send, Verdict
+from app.payload.parser import InvalidPayload
+
+FORMAT = "switchyard-payload-format"
+MESSAGE = "switchyard-payload-message"
+SCHEMA_ID = "switchyard-schema-id"
+NAME = "protobuf"
+
+
+class Deliver(StrEnum):
+    """What the receiver gets."""
+
+    RECORD = "record"
+    MESSAGE = "message"
+    JSON = "json"
+
+
+class Invalid(StrEnum):
+    """What happens with a value that is not what it should be."""
+
+    DLQ = "dlq"
+    DELIVER = "deliver"
+
+
+class ProtobufInterceptor:
+    """See the module."""
+
+    __slots__ = ("_as_json", "_codec", "_reject", "_unframes")
+
+    def __init__(
+        self, codec: PayloadCodec, *, deliver: Deliver = Deliver.MESSAGE, invalid: Invalid = Invalid.DLQ
+    ) -> None:
+        self._codec = codec
+        self._as_json = deliver is Deliver.JSON
+        self._unframes = deliver is Deliver.MESSAGE and codec.framing is Framing.CONFLUENT
+        self._reject = invalid is Invalid.DLQ
+
+    def before(self, message: Message) -> Verdict:
+        """The table's line for this message."""
+        value = message.value
+        if value is None:
+            return SEND
+        if not self._as_json:
+            problem = self._codec.check(value) if self._reject else None
+            if problem is not None:
+                return Reject(problem)
+            return self._unframed(value) if self._unframes else SEND
+        try:
+            name, written = self._codec.to_named_json(value)
+        except InvalidPayload as error:
+            return Reject(str(error)) if self._reject else SEND
+        return Send(written, ((FORMAT, "json"), (MESSAGE, name)))
+
+    @staticmethod
+    def _unframed(value: bytes) -> Send:
+        try:
+            schema_id, _, at = read_frame(value)
+        except InvalidPayload:
+            return SEND
+        return Send(value[at:], ((SCHEMA_ID, str(schema_id)),))
+
+
+def workload_chain(
+    operators: Sequence[tuple[str, Interceptor]], protobuf: ProtobufInterceptor | None
+) -> Chain | None:
+    """A workload's chain: the operator's interceptors, then its payload's; None when there are none."""
+    named = [*operators, (NAME, protobuf)] if protobuf is not None else operators
+    return Chain(named) if named else None

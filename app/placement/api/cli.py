@@ -1,0 +1,154 @@
+"""placement show|plan|move, worker drain: where jobs are and why. Changes are dry runs until --execute."""
+
+from __future__ import annotations
+
+from typing import Any
+from urllib.parse import quote
+
+import click
+
+from app.cli.client import EXIT_CHANGES, EXIT_PRECONDITION, EXIT_USAGE, Client, Failure, guarded
+from app.cli.options import confirm
+from app.cli.output import emit, output_option, url_option
+from app.worker.api.cli import DRY, act_options
+
+MOVE_COLUMNS = ["job", "from", "to", "reason"]
+
+
+@click.group()
+def placement() -> None:
+    """Placement: which worker runs which job, and why.
+
+    \b
+    switchyard placement show --why
+    switchyard placement plan --even
+    switchyard placement move dispatch:billing/orders:orders:3 --to east-2-4711-6920af3b --execute
+    """
+
+
+@placement.command("show")
+@click.option("--why", is_flag=True, help="Also why each job is where it is, and since when.")
+@click.option("--worker", help="Jobs of this worker only.")
+@click.option("--workload", metavar="GROUP/TOPIC", help="Jobs of this workload only.")
+@url_option
+@output_option
+@guarded
+def show(why: bool, worker: str | None, workload: str | None, url: str | None, output: str) -> None:
+    """Every job and its worker.
+
+    \b
+    switchyard placement show --workload billing/orders --why
+    """
+    rows = [
+        row
+        for row in Client(url).all("/assignments")
+        if (worker is None or row["worker"] == worker)
+        and (workload is None or row["job"].split(":")[1] == workload)
+    ]
+    columns = ["job", "worker", "epoch", "cpu_cores", "network_bytes_per_s"]
+    shown = [{**row, "wish": row["wish"] or "-"} for row in rows]
+    emit(shown, columns + ["since", "reason", "wish"] * why, output, whole=rows)
+
+
+@placement.command("plan")
+@click.option("--even", is_flag=True, help="Also what would make workers even by count; else jobs stay.")
+@click.option("--execute", is_flag=True, help="Carry the moves out; else it is only said what would be.")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@url_option
+@output_option
+@guarded
+def plan(even: bool, execute: bool, yes: bool, url: str | None, output: str) -> None:
+    """What placement would do now, each move with its reason. Exit code 10: there are moves.
+
+    \b
+    switchyard placement plan                     # usually nothing: what is due is done at once
+    switchyard placement plan --even --execute    # a worker that joined gets its share
+    """
+    _plan({"even": even}, execute, yes, url, output)
+
+
+@placement.command("move")
+@click.argument("job")
+@click.option("--to", metavar="WORKER", help="A live worker's name (worker list).")
+@click.option("--release", is_flag=True, help="Take the wish back: it stays, and may move as others do.")
+@click.option("--reason", default="", help="Why, for the activity log.")
+@act_options
+@guarded
+def move(
+    job: str, to: str | None, release: bool, reason: str, execute: bool, yes: bool, url: str | None,
+    output: str,
+) -> None:  # fmt: skip
+    """Moves one job to a worker; it hands over what it has acknowledged, so nothing is delivered twice.
+
+    A wish that cannot be fulfilled (its worker ended) stands until it can, or until it is released.
+
+    \b
+    switchyard placement move dispatch:billing/orders:orders:3 --to east-2-4711-6920af3b --execute
+    switchyard placement move dispatch:billing/orders:orders:3 --release --execute
+    """
+    if release == (to is not None):
+        raise Failure("name a worker with --to, or take the wish back with --release", EXIT_USAGE)
+    if to is not None:
+        _plan({"moves": [{"job": job, "to": to}]}, execute, yes, url, output, reason=reason, only=job)
+        return
+    client, body = Client(url), {"job": job, "reason": reason}
+    told = client.ask("POST", "/placement/release", body)
+    if not told["changed"]:
+        raise Failure(f"nobody wants {job} anywhere", EXIT_PRECONDITION)
+    if execute:
+        confirm(f"Take back that {job} is wanted on {told['wish']}?", yes)
+        told = client.ask("POST", "/placement/release", {**body, "execute": True})
+    emit([told], ["job", "wish", "changed"], output)
+    if not execute:
+        click.echo(DRY, err=True)
+
+
+def _plan(
+    wanted: dict[str, Any], execute: bool, yes: bool, url: str | None, output: str, *, reason: str = "",
+    only: str = "",
+) -> None:  # fmt: skip
+    client = Client(url)
+    made = client.ask("POST", "/placement/plan", wanted)
+    shown = [row for row in made["moves"] if not only or row["job"] == only]
+    emit(shown, MOVE_COLUMNS, output, whole=made)
+    for notice in made["notices"]:
+        click.echo(f"{notice['kind']}: {notice['message']}; {notice['remedy']}", err=True)
+    if not shown:
+        if only:
+            raise Failure("it would not move: it is there already, or the notices say why", EXIT_PRECONDITION)
+        click.echo("nothing would move", err=True)
+        return
+    if not execute:
+        click.echo(f"{len(shown)} moves; {DRY}", err=True)
+        raise SystemExit(EXIT_CHANGES)
+    confirm(f"Carry out {len(shown)} moves?", yes)
+    done = client.ask("POST", "/placement/apply", {**wanted, "plan": made["plan"], "reason": reason})
+    click.echo(
+        f"{done['wished']} moves are under way; 'placement show --why' tells when they are done", err=True
+    )
+
+
+@click.command("drain")
+@click.argument("name", metavar="WORKER")
+@click.option("--undo", is_flag=True, help="Let it have jobs again.")
+@act_options
+@guarded
+def drain(name: str, undo: bool, execute: bool, yes: bool, url: str | None, output: str) -> None:
+    """Lets a worker hand its jobs over and get no more, before it is stopped or looked at.
+
+    \b
+    switchyard worker drain east-2-4711-6920af3b --execute
+    switchyard worker drain east-2-4711-6920af3b --undo --execute
+    """
+    if not name:
+        raise Failure("WORKER: name one of 'worker list'", EXIT_USAGE)
+    client, path = Client(url), f"/workers/{quote(name, safe='')}/drain"
+    body = {"draining": not undo}
+    told = client.ask("POST", path, body)
+    columns = ["worker", "draining", "changed", "jobs"]
+    if not execute:
+        emit([told], columns, output)
+        click.echo(DRY, err=True)
+        return
+    confirm(f"{'Give jobs to' if undo else 'Drain'} {name}, which has {told['jobs']}?", yes)
+    emit([client.ask("POST", path, {**body, "execute": True})], columns, output)

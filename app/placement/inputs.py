@@ -1,0 +1,146 @@
+"""What placement decides by, as the leader knows it: from heartbeats, definitions and the control log.
+
+A job's load is what its owner measured last; where the owner is dead, what was measured before. A new owner
+has measured for a short while only: what was known before counts for as long as a peak does
+(`app.kernel.load`, rule 5). A leader that has just begun knows what the next heartbeats say, half a second
+later.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping
+
+import msgspec
+
+from app.controllog.codec import Heartbeat
+from app.controllog.events import WorkloadPut
+from app.controllog.state import ControlState
+from app.dispatch.definition import Workload
+from app.kernel.load import Handed, Load, with_estimates
+from app.placement.model.bin_packing import plan
+from app.placement.model.plan import UNREAD, Decision, Member, Plan, Rules
+from app.placement.model.round import GONE
+from app.worker.jobs.start_position import Trouble
+from app.worker.members.membership import DRAINING
+
+
+class Placing:
+    """Remembers between rounds what one round alone cannot know: loads, planned moves, what was told.
+
+    `why_gone` says why a job that should not be any more is let go.
+    """
+
+    def __init__(
+        self,
+        workload: Callable[[str], Workload | None],
+        tell: Trouble,
+        why_gone: Callable[[str], str] = lambda _: GONE,
+    ) -> None:
+        self.loads: dict[str, Load] = {}
+        self.took_s = 0.0  # the last look
+        self._known: dict[str, Handed] = {}
+        self._heard: dict[str, Heartbeat] = {}
+        self._workload = workload
+        self._tell = tell
+        self._why_gone = why_gone
+        self._planned: dict[str, tuple[int, Decision]] = {}  # with the epoch that is to end
+        self._told: set[tuple[str, str]] = set()
+
+    def hear(self, state: ControlState, beats: Iterable[Heartbeat], now_s: float | None = None) -> None:
+        """Takes in what the owners of jobs measured; `now_s` in monotonic seconds, by default now."""
+        at_s = time.monotonic() if now_s is None else now_s
+        held, heard = state.assignments, self._heard
+        self._heard = {beat.worker: beat for beat in beats}
+        for worker, beat in self._heard.items():
+            if heard.get(worker) is beat:
+                continue
+            for status in beat.jobs:
+                job, load = status.job, status.load
+                if load is None or (owner := held.get(job)) is None or owner.worker != worker:
+                    continue
+                known = self._known.get(job)
+                if known is None or known.epoch != status.epoch:
+                    known = self._known[job] = Handed(status.epoch, self.loads.get(job), at_s)
+                self.loads[job] = known.load(load, at_s)
+        if len(self.loads) > 2 * len(held):
+            self.loads = {job: load for job, load in self.loads.items() if job in held}
+            self._known = {job: known for job, known in self._known.items() if job in held}
+
+    def look(
+        self,
+        state: ControlState,
+        jobs: Collection[str],
+        members: Iterable[Member],
+        *,
+        asleep: Mapping[str, str],
+        wishes: Mapping[str, str] | None = None,
+        rules: Rules = Rules(),  # noqa: B008  frozen
+    ) -> Plan:
+        """What should be done now; changes nothing. `wishes` are in addition to those in the log."""
+        groups = {
+            key: group
+            for key, put in state.workloads.items()
+            if (group := group_of(put, self._workload(key)))
+        }
+        held = state.assignments
+        planned = {
+            job: decision
+            for job, (epoch, decision) in self._planned.items()
+            if job in held and held[job].epoch == epoch
+        }
+        self._planned = {job: self._planned[job] for job in planned}
+        began_s = time.perf_counter()
+        made = plan(
+            jobs,
+            members,
+            held,
+            with_estimates(jobs, self.loads),
+            groups=groups,
+            wishes={job: wish.worker for job, wish in state.wishes.items()} | dict(wishes or {}),
+            planned=planned,
+            asleep=asleep,
+            rules=rules,
+        )
+        self.took_s = time.perf_counter() - began_s
+        return msgspec.structs.replace(made, decisions=list(map(self._explained, made.decisions)))
+
+    def _explained(self, decision: Decision) -> Decision:
+        if not decision.reason.startswith(GONE):
+            return decision
+        reason = decision.reason.replace(GONE, self._why_gone(decision.job), 1)
+        return msgspec.structs.replace(decision, reason=reason)
+
+    def decided(self, state: ControlState, made: Plan) -> None:
+        """`made` is being carried out: keeps where its moves lead, and tells what could not be done."""
+        for decision in made.decisions:
+            if decision.release:
+                self._planned[decision.job] = (state.assignments[decision.job].epoch, decision)
+        for notice in made.notices:
+            if (notice.kind, notice.subject) not in self._told:
+                self._tell(notice.kind, notice.subject, notice.message, notice.remedy)
+        self._told = {(notice.kind, notice.subject) for notice in made.notices}
+
+
+def group_of(put: WorkloadPut, workload: Workload | None) -> str:
+    """The isolation group of a workload, "" without one; `UNREAD` when it cannot be told.
+
+    Args:
+        workload: the definition; None: it cannot be read here; where its jobs may run is not guessed.
+    """
+    if workload is not None:
+        return "" if workload.spec.placement is None else workload.spec.placement.group
+    spec = put.definition.get("spec")
+    place = spec.get("placement") if isinstance(spec, dict) else UNREAD
+    if place is None:
+        return ""
+    group = place.get("group") if isinstance(place, dict) else None
+    return group if isinstance(group, str) else UNREAD
+
+
+def members_of(state: ControlState, live: Mapping[str, Heartbeat]) -> list[Member]:
+    """The live workers as placement sees them."""
+    return [
+        Member(worker, beat.state == DRAINING or worker in state.draining, beat.capacity, beat.group)
+        for worker, beat in sorted(live.items())
+    ]

@@ -1,0 +1,306 @@
+"""The leader's rounds: notice who lives, place every job, create the topics that workloads need.
+
+Every worker runs this service; only the one whose claim stands in the control log acts. A worker
+claims when the leader has been silent for `dead_after_s` (plus a share by its rank among the living, so
+that claims rarely race; when they do, the log decides). All that a round of the leader writes carries the
+term it began with: a deposed one can write what it likes, nobody counts it.
+
+A leader whose rounds come to no good end, while its heartbeats go on, says in these after `SICK_S` that it
+does not lead (`term`). To the others that is the same silence, and the next in line claims.
+
+It acts only while its own lease holds *and* it has heard its own heartbeat lately: after a pause it
+would otherwise take everybody for dead before it has read what they said meanwhile.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Collection, Mapping
+
+import msgspec
+import structlog
+from aiokafka.errors import KafkaError
+from mode import Service
+
+from app.controllog.codec import Heartbeat
+from app.controllog.events import AnyControlEvent, Assignment, Claim, Drain, LimitShares, deletion_of
+from app.controllog.log import ControlLog
+from app.kernel.clock import now_ms
+from app.kernel.lease import Lease
+from app.placement.inputs import Placing, members_of
+from app.placement.limit_divider import LimitDivider
+from app.placement.model.plan import Member, Plan, Rules
+from app.worker.members.membership import DRAINING, Members
+
+log = structlog.get_logger(__name__)
+
+ROUND_S = 0.25
+SICK_S = 5.0  # a good round takes two seconds at the most, where a data cluster is slow
+HANGING_S = 60.0  # what waits for longer will not come: the round begins afresh
+AT_ONCE = 5_000  # events: a region's first assignments are told to be progress before they are all written
+
+JobsOf = Callable[[], Awaitable[Collection[str]]]
+
+
+class Leader(Service):
+    """Claims leadership when there is none, and leads while its claim stands."""
+
+    def __init__(
+        self,
+        worker: str,
+        control: ControlLog,
+        members: Members,
+        lease: Lease,
+        jobs: JobsOf,
+        placing: Placing,
+        asleep: Callable[[], Mapping[str, str]],
+        chores: Callable[[], Awaitable[None]] | None = None,
+        limits: LimitDivider | None = None,
+    ) -> None:
+        super().__init__()
+        self.worker = worker
+        self._control = control
+        self._members = members
+        self._lease = lease
+        self._jobs = jobs
+        self._placing = placing
+        self._asleep = asleep
+        self._chores = chores  # what else a leader writes with each round
+        self._limits = limits
+        self._buried: set[str] = set()
+        self._wake = asyncio.Event()
+        self._acting_since_s = float("inf")
+        self._well_until_s = float("-inf")  # by then another round has to come to a good end
+        self._led = (0, float("-inf"))  # the term seen last, and when its leader was last heard to lead
+
+    @property
+    def term(self) -> int:
+        """The term that this worker leads, for its heartbeat; 0 when it does not, or does it badly."""
+        return self._control.view.term if self.leads and time.monotonic() < self._well_until_s else 0
+
+    @property
+    def leads(self) -> bool:
+        """Whether this worker's claim stands."""
+        return self._control.view.leader == self.worker
+
+    async def on_start(self) -> None:
+        self._control.on_change(self._wake.set)
+
+    def look(self) -> None:
+        """Makes a round now: somebody died."""
+        self._wake.set()
+
+    @Service.task
+    async def _rounds(self) -> None:
+        while not self.should_stop:
+            try:
+                async with asyncio.timeout(HANGING_S):
+                    await self._round()
+            except (KafkaError, TimeoutError, OSError) as error:
+                log.warning("the leader's round failed and is tried again", error=repr(error))
+            except Exception:
+                # A mistake in one round must not end leadership silently.
+                log.exception("the leader's round failed; the next one starts afresh")
+                await self.sleep(1.0)
+            try:
+                async with asyncio.timeout(max(ROUND_S, self._pause_s)):
+                    await self._wake.wait()
+                await self.sleep(max(0.01, self._pause_s))  # gather what comes together
+            except TimeoutError:
+                pass
+            self._wake.clear()
+
+    @property
+    def _pause_s(self) -> float:
+        """Nine tenths of the time of a very large region's leader are left to its messages."""
+        return 9 * self._placing.took_s
+
+    def _is_well(self) -> None:
+        self._well_until_s = time.monotonic() + SICK_S + 2 * self._pause_s
+
+    @Service.task
+    async def _tell_when_sick(self) -> None:
+        seen = told = False
+        while not self.should_stop:
+            await self.sleep(1.0)
+            sick = self.leads and not self.term
+            if sick and seen and not told:  # once is what a worker sees that lay still
+                told = True
+                log.error(
+                    "this worker's rounds as the leader come to no good end; another one may lead now",
+                    remedy="the lines before this say why; restart this worker if it happens again",
+                    term=self._control.view.term,
+                )
+            seen, told = sick, told and sick
+
+    async def _round(self) -> None:
+        now_s = time.monotonic()
+        if (
+            not self._lease.holds(now_s)
+            or self._members.silent_s(self.worker, now_s) > self._lease.duration_s
+        ):
+            self._acting_since_s = float("inf")
+            return
+        self._acting_since_s = min(self._acting_since_s, now_s)
+        if not self.leads:
+            self._is_well()
+            await self._maybe_claim(now_s)
+            return
+        term = self._control.view.term
+        await self._repair(term)
+        await self._place(term, now_s)
+        self._is_well()
+        if self._chores is not None and self.leads:
+            await self._chores()
+
+    async def _maybe_claim(self, now_s: float) -> None:
+        state = self._control.view
+        live = sorted(self._members.live(now_s))
+        if self.worker not in live or self._members.heard[self.worker][1].state == DRAINING:
+            return
+        term, led_at_s = self._led if self._led[0] == state.term else (state.term, now_s)
+        heard = self._members.heard.get(state.leader)
+        if heard is not None and heard[1].term == term:
+            led_at_s = max(led_at_s, heard[0])
+        self._led = term, led_at_s
+        silent_s = max(self._members.silent_s(state.leader, now_s), now_s - led_at_s)
+        # A leader never heard since this worker started may live: give it the whole time.
+        silent_s = min(silent_s, now_s - self._acting_since_s)
+        said_goodbye = self._members.ended(state.leader)
+        patience_s = 0.0 if not state.leader or said_goodbye else self._members.dead_after_s
+        if silent_s < patience_s + 0.2 * live.index(self.worker):
+            return
+        log.info("claiming leadership", term=state.term + 1, silent_leader=state.leader or None)
+        await self._control.append(Claim(at_ms=now_ms(), term=state.term + 1, worker=self.worker))
+
+    async def _repair(self, term: int) -> None:
+        """Writes the valid record again where a refused one may outlive it in compaction.
+
+        A definition is written for what stands, and for nothing that came after: that outlives the refused
+        one by itself.
+        """
+        state = self._control.view
+        repairs: list[AnyControlEvent] = []
+        taken = self._control.take_refused()
+        for refused in taken:
+            if isinstance(refused, Assignment):
+                valid = state.assignments.get(refused.job)
+                if valid is not None:
+                    repairs.append(msgspec.structs.replace(valid, term=term))
+            elif isinstance(refused, LimitShares):
+                if (stands := state.limits.get(refused.key)) is not None:
+                    put_again = msgspec.structs.replace(stands[0], term=term, number=stands[0].number + 1)
+                    repairs.append(put_again)
+            elif (put := state.standing(refused)) is not None:
+                repairs.append(msgspec.structs.replace(put, expected=put.etag))
+            else:
+                repairs.append(
+                    deletion_of(refused)(at_ms=now_ms(), key=refused.key, actor="repair", expected="")
+                )
+        if repairs:
+            log.warning("events that were refused are overwritten with what counts", count=len(repairs))
+            try:
+                await self._control.append(*repairs)
+            except Exception:
+                self._control.refuse_again(taken)
+                raise
+        await self._control.drop_stale()
+
+    async def _place(self, term: int, now_s: float) -> None:
+        state = self._control.view
+        live = self._members.live(now_s)
+        await self._bury(live, now_s)
+        jobs = await self._jobs()
+        if not state.assignments and not self._settled(now_s):
+            return  # a region that just begins: who starts with this worker is to have a share
+        if state.term != term:
+            return  # deposed meanwhile
+        made = self._placing.look(state, jobs, self._able(now_s), asleep=self._asleep())
+        events: list[AnyControlEvent] = []
+        for decision in made.decisions:
+            held = state.assignments.get(decision.job)
+            if decision.release:
+                if held is None or held.worker not in live:
+                    continue  # nobody to ask (an owner not heard yet): the next round knows more
+                events.append(
+                    msgspec.structs.replace(
+                        held, release=True, term=term, reason=decision.reason, at_ms=now_ms()
+                    )
+                )
+            else:
+                events.append(
+                    Assignment(
+                        at_ms=now_ms(),
+                        job=decision.job,
+                        worker=decision.worker,
+                        epoch=state.next_epoch(decision.job),
+                        term=term,
+                        reason=decision.reason,
+                    )
+                )
+        self._placing.decided(state, made)
+        if events:
+            log.info("placing jobs", changes=len(events), workers=len(live))
+        events = [
+            *self._divided(live, now_s, [one for one in events if isinstance(one, Assignment)]),
+            *events,
+        ]
+        for start in range(0, len(events), AT_ONCE):
+            await self._control.append(*events[start : start + AT_ONCE])
+            self._is_well()
+
+    async def foresee(self, wishes: Mapping[str, str], rules: Rules) -> Plan:
+        """What a round would do now with these wishes and rules; changes nothing. Of use on the leader."""
+        jobs = await self._jobs()
+        able = self._able(time.monotonic())
+        view = self._control.view
+        return self._placing.look(view, jobs, able, asleep=self._asleep(), wishes=wishes, rules=rules)
+
+    def _divided(
+        self, live: Mapping[str, Heartbeat], now_s: float, made: Collection[Assignment]
+    ) -> list[AnyControlEvent]:
+        """New shares of limits; `made` are the assignments that come behind them."""
+        if self._limits is None:
+            return []
+        settled = self._settled(now_s)
+
+        def is_gone(worker: str) -> bool:
+            return worker not in live and (settled or self._members.ended(worker))
+
+        return [*self._limits.look(self._control.view, live, is_gone, made, now_s)]
+
+    def _settled(self, now_s: float) -> bool:
+        return now_s - self._acting_since_s >= self._members.dead_after_s
+
+    def _able(self, now_s: float) -> list[Member]:
+        state, heard = self._control.view, self._members.heard
+        live = self._members.live(now_s)
+        self._placing.hear(state, (beat for _, beat in heard.values()))
+        able = members_of(state, live)
+        if not self._settled(now_s):
+            # Nobody was heard for a moment, by a new leader or while the control cluster was away: whose
+            # silence is all that is known of it is not dead yet.
+            owners = {held.worker for held in state.assignments.values() if held.worker}
+            silent = [owner for owner in owners if owner not in live and not self._members.ended(owner)]
+            able += [Member(owner, draining=True) for owner in silent]
+        return able
+
+    async def _bury(self, live: Mapping[str, Heartbeat], now_s: float) -> None:
+        settled = self._settled(now_s)
+        gone = [
+            worker
+            for worker in self._members.heard
+            if worker not in live and (settled or self._members.ended(worker))
+        ]
+        for worker in gone:
+            if worker not in self._buried:
+                self._buried.add(worker)
+                log.warning("a worker is gone; its jobs move", worker=worker)
+        self._buried &= set(gone)
+        # Names of workers are never used twice: a drain ends with its worker.
+        ended = [worker for worker in self._control.view.draining if worker in self._buried]
+        if ended:
+            await self._control.append(
+                *(Drain(at_ms=now_ms(), worker=worker, draining=False, actor=self.worker) for worker in ended)
+            )

@@ -1,0 +1,1 @@
+"""Placement as a rule: sticky bin packing over cpu, memory and network. Pure."""

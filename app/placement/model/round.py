@@ -1,0 +1,403 @@
+"""One round of placement: `app.placement.model.bin_packing` says by which rules, this carries them out in
+their order."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from app.controllog.events import Assignment
+from app.kernel.load import DEFAULT_JOB, DEFAULT_WORKER, Load, Vector, capacity_or_default, vector
+from app.placement.model.fleet import ROUNDING, Bins, Slot, mean_of, percent
+from app.placement.model.plan import (
+    HIBERNATED,
+    UNREAD,
+    Decision,
+    Member,
+    Notice,
+    Plan,
+    Rules,
+    name_of,
+    topic_of,
+)
+
+GONE = "the job is gone"
+
+
+def is_gone(held: Assignment) -> bool:
+    """Whether it was let go for good: it stands in the log for its epoch only."""
+    return not held.worker and held.reason.startswith(GONE)
+
+
+def _why_homeless(held: Assignment) -> str:
+    """What its last owner was asked to let it go for: that is why it will be elsewhere."""
+    if not held.reason or held.reason.startswith((GONE, HIBERNATED)):
+        return "it had no owner"
+    return held.reason
+
+
+class Round:
+    """One call of `plan`: reads everything once, then decides in the order of the rules."""
+
+    def __init__(
+        self,
+        jobs: Iterable[str],
+        members: Iterable[Member],
+        assignments: Mapping[str, Assignment],
+        loads: Mapping[str, Load],
+        groups: Mapping[str, str],
+        wishes: Mapping[str, str],
+        planned: Mapping[str, Decision],
+        asleep: Mapping[str, str],
+        rules: Rules,
+    ) -> None:
+        self.wanted = set(jobs)
+        if asleep:
+            self.wanted = {job for job in self.wanted if name_of(job) not in asleep}
+        self.live = {member.worker: member for member in members}
+        self.assignments, self.loads, self.groups = assignments, loads, groups
+        self.wishes, self.planned, self.asleep, self.rules = wishes, planned, asleep, rules
+        self.high = rules.high + ROUNDING
+        self.slots: dict[str, Slot] = {}
+        self.bins: dict[str, Bins] = {}
+        for name, member in sorted(self.live.items()):
+            if not member.draining:
+                slot = Slot(name, capacity_or_default(member.capacity), member.group)
+                self.slots[name] = self.bins.setdefault(member.group, Bins(rules.fill)).slots[name] = slot
+        self.mean: Vector = mean_of(
+            [slot.capacity for slot in self.slots.values()] or [vector(DEFAULT_WORKER)]
+        )
+        self.hot_from = tuple(rules.hot * mean for mean in self.mean)
+        self.grouped = bool(groups) or any(self.bins)
+        self.settled: dict[str, list[str]] = {name: [] for name in self.slots}
+        self.homeless: list[tuple[str, str]] = []
+        self.arriving: list[str] = []
+        self.misplaced: list[str] = []
+        self.decisions: list[Decision] = []
+        self.notices: list[Notice] = []
+        self.left = max(rules.moves, int(rules.region_share * len(self.wanted)))
+
+    def run(self) -> Plan:
+        """See `plan`."""
+        self._read()
+        for bins in self.bins.values():
+            bins.open()
+        self._place_homeless()
+        self._expect_arriving()
+        self._fulfil_wishes()
+        self._regroup()
+        self._relieve_all()
+        if self.rules.even:
+            for bins in self.bins.values():
+                self._level(bins)
+        return Plan(self.decisions, self.notices, {name: slot.level for name, slot in self.slots.items()})
+
+    # -- what there is ------------------------------------------------------------------------------
+
+    def _read(self) -> None:
+        wanted, live, slots, loads, grouped = self.wanted, self.live, self.slots, self.loads, self.grouped
+        hot_cpu, hot_memory, hot_network = self.hot_from
+        housed, stranded, leaving = 0, dict[str, list[str]](), list[tuple[str, str]]()
+        for job in sorted(self.assignments):
+            held = self.assignments[job]
+            owner = held.worker
+            if not owner:
+                continue
+            slot = slots.get(owner)
+            if job not in wanted:
+                self._end(job, held)
+            elif slot is None and owner not in live:
+                housed += 1
+                self.homeless.append((job, f"{owner} is dead"))
+            elif held.release:
+                housed += 1
+                self.arriving.append(job)  # it counts for whoever gets it, not for whom it leaves
+            elif slot is None and self._group(job) not in self.bins:
+                housed += 1
+                stranded.setdefault(owner, []).append(job)
+            elif slot is None:
+                housed += 1
+                leaving.append((job, owner))
+            else:
+                housed += 1
+                size = vector(loads.get(job, DEFAULT_JOB))
+                slot.add(size)
+                if size[0] >= hot_cpu or size[1] >= hot_memory or size[2] >= hot_network:
+                    slot.hot.add(topic_of(job))
+                if grouped and self._group(job) != slot.group:
+                    self.misplaced.append(job)
+                else:
+                    self.settled[owner].append(job)
+            if held.release and owner in live:
+                self.left -= 1
+                if slot is not None:
+                    slot.leaving += 1
+        for job, owner in leaving[: max(0, self.left)]:  # the others in the next rounds
+            self.left -= 1
+            self.decisions.append(Decision(job, owner, release=True, reason=f"{owner} is draining"))
+        for owner, jobs in stranded.items():
+            self._tell(
+                "no-worker",
+                owner,
+                f"{owner} is draining, or not heard, and keeps {len(jobs)} jobs, {jobs[0]} among them: "
+                "nobody else may run them",
+                "start a worker of their isolation group",
+            )
+        if housed < len(wanted):
+            assignments = self.assignments
+            self.homeless += [
+                (job, "it had no owner" if found is None else _why_homeless(found))
+                for job in wanted
+                if (found := assignments.get(job)) is None or not found.worker
+            ]
+
+    def _end(self, job: str, held: Assignment) -> None:
+        """A job that should not run."""
+        why = self.asleep.get(name_of(job)) if self.asleep else None
+        why = GONE if why is None else f"{HIBERNATED}{why}"
+        if held.worker not in self.live:
+            self.decisions.append(Decision(job, "", release=False, reason=f"{why}, and so is its worker"))
+        elif not held.release:
+            self.decisions.append(Decision(job, held.worker, release=True, reason=why))
+
+    def _tell(self, kind: str, subject: str, message: str, remedy: str) -> None:
+        self.notices.append(Notice(kind, subject, message, remedy))
+
+    def _size(self, job: str) -> Vector:
+        return vector(self.loads.get(job, DEFAULT_JOB))
+
+    def _hot(self, job: str, size: Vector) -> str:
+        """The job's topic when it is one of its hot partitions."""
+        hot = self.hot_from
+        return topic_of(job) if size[0] >= hot[0] or size[1] >= hot[1] or size[2] >= hot[2] else ""
+
+    def _group(self, job: str) -> str:
+        return self.groups.get(name_of(job), "") if self.grouped else ""
+
+    def _able(self, job: str, worker: str) -> Slot | None:
+        """`worker`, when it can be given the job."""
+        slot = self.slots.get(worker)
+        return slot if slot is not None and slot.group == self._group(job) else None
+
+    def _is_pinned(self, job: str) -> bool:
+        """Whether an operator wants it where it is, or on its way; who is gone cannot be meant any more."""
+        wish = self.wishes.get(job)
+        return wish is not None and self._able(job, wish) is not None
+
+    # -- jobs without a worker ----------------------------------------------------------------------
+
+    def _place_homeless(self) -> None:
+        crowded, lost = dict[str, int](), dict[str, list[str]]()
+        loads, grouped, hot_from, decisions = self.loads, self.grouped, self.rules.hot, self.decisions
+        cpu, memory, network = self.mean
+        homeless = self.homeless
+        homeless.sort()
+        sizes = [vector(loads.get(job, DEFAULT_JOB)) for job, _ in homeless]
+        levels = [max(size[0] / cpu, size[1] / memory, size[2] / network) for size in sizes]
+        asked_for = bool(self.wishes or self.planned)
+        nobody = f"nobody has room for it below {percent(self.rules.fill)}"
+        until = len(decisions) + self.rules.placements
+        for at in sorted(range(len(homeless)), key=levels.__getitem__, reverse=True):
+            if len(decisions) >= until:
+                break
+            job, why = homeless[at]
+            size = sizes[at]
+            hot = topic_of(job) if levels[at] >= hot_from else ""
+            group = self._group(job) if grouped else ""
+            bins = self.bins.get(group)
+            if bins is None:
+                lost.setdefault(group, []).append(job)
+                continue
+            asked = self._asked_home(job, size, why) if asked_for else None
+            if asked is not None:
+                target, reason, room = asked
+                bins.put(target, size, hot)
+            else:
+                found, room = bins.give(size, hot)
+                assert found is not None, "bins are never empty"
+                target = found
+                if room:
+                    reason = f"{why}; with it {target.tell()}, the emptiest of {len(bins.slots)} with room"
+                else:
+                    reason = f"{why}; {nobody}, and {target.tell()} with it, the least loaded"
+                    room = target.level <= self.high
+            if not room:
+                crowded[group] = crowded.get(group, 0) + 1
+            decisions.append(Decision(job, target.name, False, reason))
+        self._tell_of_homeless(crowded, lost)
+
+    def _asked_home(self, job: str, size: Vector, why: str) -> tuple[Slot, str, bool] | None:
+        """Where an operator or an earlier round wants it, if it may go there; why; whether that worker stays
+        at or below the high mark with it."""
+        if (wish := self.wishes.get(job)) is not None and (asked := self._able(job, wish)) is not None:
+            return asked, f"{why}; an operator wants it on {wish}", asked.level_with(size) <= self.high
+        if (before := self.planned.get(job)) is not None:
+            asked = self._able(job, before.target)
+            if asked is not None and asked.level_with(size) <= self.high:
+                return asked, f"moved to {before.target} as planned: {before.reason}", True
+        return None
+
+    def _tell_of_homeless(self, crowded: Mapping[str, int], lost: Mapping[str, list[str]]) -> None:
+        for group, jobs in lost.items():
+            whose = f"of the isolation group {group!r}" if group else "without an isolation group"
+            remedy = f"start a worker {whose}" if self.grouped else "start a worker"
+            if group == UNREAD:
+                whose, remedy = "whose isolation group cannot be read", "deploy their definitions again"
+            self._tell(
+                "no-worker",
+                group or jobs[0],
+                f"{len(jobs)} jobs {whose} have no worker that may run them, {jobs[0]} among them",
+                remedy,
+            )
+        for group, count in crowded.items():
+            self._tell(
+                "no-room",
+                group,
+                f"{count} jobs were placed although no worker has room for them below "
+                f"{percent(self.rules.high)}",
+                "start more workers, or larger ones",
+            )
+
+    def _expect_arriving(self) -> None:
+        """Whoever will get what is being released has less room from now on."""
+        for job in self.arriving:
+            bins = self.bins.get(self._group(job))
+            if bins is None:
+                continue
+            size, before = self._size(job), self.planned.get(job)
+            slot = self._able(job, self.wishes.get(job, before.target if before is not None else ""))
+            if slot is None:
+                slot, _ = bins.choose(
+                    size, self._hot(job, size), self.slots.get(self.assignments[job].worker)
+                )
+            if slot is not None:
+                bins.put(slot, size, self._hot(job, size))
+
+    # -- jobs that have one -------------------------------------------------------------------------
+
+    def _may_leave(self, slot: Slot) -> bool:
+        rules, jobs = self.rules, slot.count + slot.leaving
+        return self.left > 0 and slot.leaving < max(rules.moves, int(rules.worker_share * jobs))
+
+    def _release(self, job: str, slot: Slot, target: Slot, reason: str) -> None:
+        size = self._size(job)
+        self.decisions.append(Decision(job, slot.name, release=True, reason=reason, target=target.name))
+        self.bins[slot.group].take(slot, size)
+        self.bins[target.group].put(target, size, self._hot(job, size))
+        slot.leaving += 1
+        self.left -= 1
+
+    def _fulfil_wishes(self) -> None:
+        settled = (
+            {job: self.slots[name] for name, jobs in self.settled.items() for job in jobs}
+            if self.wishes
+            else {}
+        )
+        for job, wish in sorted(self.wishes.items()):
+            if job not in self.wanted:
+                continue
+            target, slot = self._able(job, wish), settled.get(job)
+            if target is None:
+                member = self.live.get(wish)
+                what = "is not alive" if member is None else (
+                    "is draining" if member.draining else f"serves the isolation group {member.group!r}"
+                )  # fmt: skip
+                self._tell(
+                    "wish-impossible",
+                    job,
+                    f"{job} is wanted on {wish}, which {what}",
+                    "take the wish back (placement move --release), or wish for another worker",
+                )
+            elif slot is not None and slot is not target and self._may_leave(slot):
+                self.settled[slot.name].remove(job)
+                self._release(job, slot, target, f"an operator wants it on {wish}; {target.tell()}")
+
+    def _regroup(self) -> None:
+        """Jobs on workers of another group leave as soon as there is one of theirs, and flow until then."""
+        for job in self.misplaced:
+            slot, group = self.slots[self.assignments[job].worker], self._group(job)
+            bins = self.bins.get(group)
+            if group == UNREAD:
+                continue  # it is told that its definition cannot be read
+            if bins is None:
+                self._tell(
+                    "no-worker",
+                    job,
+                    f"{job} runs on {slot.name} of the isolation group {slot.group!r}, and no worker of its "
+                    f"own, {group!r}, lives",
+                    f"start a worker of the isolation group {group!r}",
+                )
+            elif self._may_leave(slot):
+                size = self._size(job)
+                target, _ = bins.choose(size, self._hot(job, size))
+                assert target is not None, "bins are never empty"
+                whose = f"{slot.name} is of the isolation group {slot.group!r}, the job of {group!r}"
+                self._release(job, slot, target, f"{whose}; {target.tell()}")
+
+    def _relieve(self, slot: Slot) -> bool:
+        """As few moves as bring `slot` back to the mark. Returns False when nobody can take so much."""
+        high, bins = self.high, self.bins[slot.group]
+        over = [(d, -room) for d, room in enumerate(slot.room(high)) if room < 0]
+        weighed = []
+        for job in self.settled[slot.name]:
+            if not self._is_pinned(job):
+                size = self._size(job)
+                weighed.append((sum(size[d] / need for d, need in over), job, size))
+        weighed.sort()
+        largest = [max((size[d] for _, _, size in weighed), default=0.0) for d in range(3)]
+        moved: set[str] = set()
+        while slot.level > high and self._may_leave(slot):
+            if not weighed or not (bins.lowest < self.rules.fill or self._worth_it(slot, bins.lowest)):
+                break
+            rooms = slot.room(high)
+            at = -1
+            if all(largest[d] >= -rooms[d] for d in range(3)):
+                enough = (
+                    at
+                    for at, (_, _, size) in enumerate(weighed)
+                    if size[0] >= -rooms[0] and size[1] >= -rooms[1] and size[2] >= -rooms[2]
+                )
+                at = next(enough, -1)
+            # What finds no place now finds none later in this round: it is not tried again.
+            _, job, size = weighed.pop(at)
+            target, room = bins.choose(size, self._hot(job, size), slot)
+            if target is None or not (room or self._worth_it(slot, target.level_with(size))):
+                continue
+            has = "has room" if room else "is the least loaded"
+            self._release(
+                job, slot, target, f"{slot.tell()}, above {percent(high)}; {target.tell()} and {has}"
+            )
+            moved.add(job)
+        if moved:
+            self.settled[slot.name] = [job for job in self.settled[slot.name] if job not in moved]
+        return slot.level <= high or not self._may_leave(slot)
+
+    def _worth_it(self, slot: Slot, level: float) -> bool:
+        """Whether it helps that a job leaves `slot` for a worker without room, which is then at `level`."""
+        return slot.level > 1 and level <= slot.level - self.rules.gain
+
+    def _relieve_all(self) -> None:
+        full = [slot for slot in self.slots.values() if slot.level > self.high]
+        full.sort(key=lambda slot: (-slot.level, slot.name))
+        if stuck := [slot for slot in full if not self._relieve(slot)]:
+            self._tell(
+                "overloaded",
+                stuck[0].name,
+                f"{len(stuck)} workers stay above {percent(self.rules.high)}, and nobody has room for what "
+                f"they could give up: {stuck[0].tell()}",
+                "start more workers, or larger ones",
+            )
+
+    def _level(self, bins: Bins) -> None:
+        """Evenness by count, for those who ask for it (`Rules.even`)."""
+        slots, left = bins.slots.values(), self.rules.moves
+        while left and self.left > 0:
+            left -= 1
+            poor = min(slots, key=lambda slot: (slot.count, slot.name))
+            givers = [slot for slot in slots if self.settled[slot.name] and self._may_leave(slot)]
+            rich = max(givers, key=lambda slot: (slot.count, slot.name), default=poor)
+            if rich.count - poor.count < self.rules.even:
+                break
+            job = self.settled[rich.name].pop()
+            if self._is_pinned(job) or poor.level_with(self._size(job)) > min(rich.level, self.rules.fill):
+                continue
+            self._release(job, rich, poor, f"{rich.name} has {rich.count} jobs, {poor.name} has {poor.count}")

@@ -1,1 +1,0 @@
-"""Published contracts, and the code generated from them (see `buf.yaml`, tests/push/test_stream_proto.py)."""

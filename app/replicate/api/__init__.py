@@ -1,0 +1,1 @@
+"""Routes by REST and on the command line."""

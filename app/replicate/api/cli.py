@@ -1,0 +1,359 @@
+"""route list|describe|pause|resume|reset|skip|delete|add-topic|drop-topic: what clusters copy."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+from urllib.parse import quote
+
+import click
+
+from app.cli.client import (
+    EXIT_PRECONDITION,
+    EXIT_UNREACHABLE,
+    EXIT_USAGE,
+    Client,
+    Failure,
+    guarded,
+    route_path,
+)
+from app.cli.options import confirm
+from app.cli.output import cell, emit, output_option, printable, url_option
+from app.worker.api.cli import DRY, act_options, reset_as_shown
+
+COLUMNS = ["name", "from", "to", "lag_messages", "lag_s", "rate", "copied", "verbatim", "topics",
+           "partitions", "halted", "paused", "troubles"]  # fmt: skip
+TOPICS = ["topic", "partitions", "copy", "copy_partitions", "state", "why"]
+RESET_COLUMNS = ["topic", "partition", "from", "to", "skipped", "again", "note"]
+PARTITIONS = ["topic", "partition", "state", "lag_messages", "lag_s", "rate", "committed", "high_watermark",
+              "copied", "verbatim", "compared", "differing", "uncompared", "left_out", "lost", "barrier",
+              "worker", "epoch", "trouble"]  # fmt: skip
+MAX_HALTED = 10  # partitions, above the tables
+MAX_TOPICS = 500  # in a description; GET /routes/NAME/topics has all
+NAME = click.argument("name", metavar="ROUTE")
+TOPIC = click.argument("topic")
+
+
+@click.group()
+def route() -> None:
+    """Routes: topics of one cluster that are copied to another.
+
+    \b
+    switchyard route list
+    switchyard route describe east-to-west
+    """
+
+
+@route.command("list")
+@url_option
+@output_option
+@guarded
+def list_routes(url: str | None, output: str) -> None:
+    """Every route with its lag, in messages and in seconds.
+
+    \b
+    switchyard route list -o json | jq '.[] | select(.lag_s > 60)'
+    """
+    routes = Client(url).all("/routes")
+    shown = [_shown(row) for row in routes] if output in ("table", "csv") else routes
+    emit(shown, COLUMNS, output)
+
+
+@route.command()
+@NAME
+@url_option
+@output_option
+@guarded
+def describe(name: str, url: str | None, output: str) -> None:
+    """One route: which topics it copies where to, which not and why, and who copies each partition.
+
+    \b
+    switchyard route describe east-to-west
+    switchyard route describe east-to-west -o yaml      # with the definition
+    """
+    client, path = Client(url), route_path(name)
+    body = client.ask("GET", path)
+    topics = _topics(client, path)
+    partitions = [{**row, "copied": row["delivered"]} for row in body["partitions"]]
+    if output in ("table", "csv"):
+        partitions = [_shown(row) for row in partitions]
+    whole = {**body, "topics": topics["items"], "other_topics": topics["others"]}
+    if output == "table":
+        _tell(body, topics)
+        emit(topics["items"], TOPICS, output)
+        click.echo()
+    emit(partitions, PARTITIONS, output, whole=whole)
+
+
+def _shown(row: dict[str, Any]) -> dict[str, Any]:
+    """Numbers as people read them: shares instead of counts, the barrier as offset -> offset."""
+    at = row.get("barrier")
+    barrier = "none yet" if at is None else f"{at['source_end']} -> {at['target_end']}"
+    return {**row, "verbatim": _share(row["verbatim"], row["copied"]), "barrier": barrier}
+
+
+def _time(at_ms: int) -> str:
+    return datetime.fromtimestamp(at_ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+
+
+def _share(part: int, whole: int) -> str:
+    return f"{100 * part / whole:.0f}%" if whole else ""
+
+
+def _topics(client: Client, path: str) -> dict[str, Any]:
+    try:
+        found: dict[str, Any] = client.ask("GET", f"{path}/topics?limit={MAX_TOPICS}")
+    except Failure as failure:
+        if failure.code != EXIT_UNREACHABLE:
+            raise
+        return {"items": [], "next": None, "read_s_ago": None, "others": None}  # only the leader knows them
+    return found
+
+
+def _tell(body: dict[str, Any], topics: dict[str, Any]) -> None:
+    status, spec = body["status"], body["definition"]["spec"]
+    lines = [
+        f"{status['from']} -> {status['to']}: {', '.join(spec['topics'])}",
+        f"except: {', '.join(spec.get('exclude', [])) or 'nothing'}",
+        f"lag: {cell(status['lag_messages'])} records, {cell(status['lag_s'])} s; "
+        f"rate: {cell(status['rate'])} records/s" + "; limits hold it back" * bool(status["limited"]),
+        f"copied: {status['copied']} records, {status['encoded']} of them in batches encoded anew; "
+        f"{status['left_out']} left out by provenance",
+        f"lost in gaps of the source since copying began: {status['lost']} offsets"
+        + (f", the last found missing {_time(status['lost_ms'])}" if status["lost_ms"] else ""),
+        f"read back: {status['compared']} records as they were sent, {status['differing']} that differ"
+        + f"; {status['uncompared']} could not be" * bool(status["uncompared"]),
+    ]
+    if status["begun_anew"] or status["destination_losses"]:
+        lines.append(
+            f"truncated or made anew since copying began: {status['begun_anew']} times a partition of the "
+            f"source, {status['destination_losses']} times one of the destination; the incidents say which"
+        )
+    if spec.get("start") == "latest":
+        begins = body["begins_ms"]
+        lines.append(
+            f"begins at: the source's ends of {_time(begins)}" if begins else "begins: not recorded yet"
+        )
+    lines += [f"halted: {row['topic']}-{row['partition']}: {row['halted']}"
+              for row in body["partitions"] if row["halted"]][:MAX_HALTED]  # fmt: skip
+    lines += [f"stuck: route skip {status['name']} {row['topic']} {row['partition']} "
+              f"{row['stuck'][0]} {row['stuck'][1]} leaves out what cannot be copied"
+              for row in body["partitions"] if row["stuck"]][:MAX_HALTED]  # fmt: skip
+    lines += ["paused: nothing is copied until route resume"] * status["paused"]
+    lines += [f"trouble: {trouble}" for trouble in status["troubles"]]
+    if topics["read_s_ago"] is None:
+        lines.append(f"topics: not known; the leader has not listed those of {status['from']} yet")
+    else:
+        more = f"; {MAX_TOPICS} are shown" if topics["next"] else ""
+        lines.append(f"topics: {topics['others']} others of {status['from']} are not meant{more}")
+    click.echo("\n".join(map(printable, lines)))
+
+
+@route.command()
+@NAME
+@act_options
+@guarded
+def pause(name: str, **options: Any) -> None:
+    """Copies nothing more; positions stay.
+
+    \b
+    switchyard route pause east-to-west --execute
+    """
+    _pause("pause", name, **options)
+
+
+@route.command()
+@NAME
+@act_options
+@guarded
+def resume(name: str, **options: Any) -> None:
+    """Copies again, from where it was paused.
+
+    \b
+    switchyard route resume east-to-west --execute --yes
+    """
+    _pause("resume", name, **options)
+
+
+def _pause(verb: str, name: str, *, execute: bool, yes: bool, url: str | None, output: str) -> None:
+    client, path = Client(url), route_path(name)
+    if not execute:
+        emit([client.ask("GET", path)["status"]], COLUMNS, output)
+        click.echo(f"{verb} {name}; {DRY}", err=True)
+        return
+    confirm(f"{verb.capitalize()} {name}?", yes)
+    told = client.ask("POST", f"{path}/{verb}")
+    emit([told], ["key", "changed", "paused"], output, whole=told)
+    if not told["changed"]:
+        click.echo("it was so before", err=True)
+
+
+@route.command()
+@NAME
+@TOPIC
+@click.argument("partition", type=click.IntRange(0))
+@click.argument("start", metavar="FROM", type=click.IntRange(0))
+@click.argument("end", metavar="BEFORE", type=click.IntRange(1))
+@click.option("--reason", default="", help="Why; for the activity.")
+@act_options
+@guarded
+def skip(
+    name: str, topic: str, partition: int, start: int, end: int, reason: str, *,
+    execute: bool, yes: bool, url: str | None, output: str,
+) -> None:  # fmt: skip
+    """Leaves out what cannot be copied of FROM to before BEFORE; the rest of it is copied.
+
+    \b
+    switchyard route skip east-to-west orders 3 1042 1100 --reason "bug 17"
+    switchyard route skip east-to-west orders 3 1042 1100 --execute
+    """
+    client = Client(url)
+    path = f"{route_path(name)}/topics/{quote(topic, safe='')}/partitions/{partition}/skip"
+    body = {"start": start, "end": end, "reason": reason}
+    told = client.ask("POST", path, body)
+    what = f"{told['count']} offsets of {topic}-{partition} are left out of the copy"
+    if execute:
+        confirm(f"{name}: {what}?", yes)
+        told = client.ask("POST", path, {**body, "execute": True})
+    rows = [{"from": a, "before": b, "offsets": b - a, "why": told["why"]} for a, b in told["skipped"]]
+    emit(rows, ["from", "before", "offsets", "why"], output, whole=told)
+    if not execute:
+        click.echo(f"{what}; {DRY}", err=True)
+    elif not told["count"]:
+        raise Failure("nothing was skipped; it may have been copied meanwhile", EXIT_PRECONDITION)
+
+
+@route.command()
+@NAME
+@click.option("--topic", help="One of the source's (default: all that the route copies).")
+@click.option("--partition", type=click.IntRange(0), multiple=True, help="Of the topic only (again: and).")
+@click.option("--earliest", is_flag=True, help="To the first record there is.")
+@click.option("--latest", is_flag=True, help="To the end: what is there now is not copied.")
+@click.option(
+    "--to-time", metavar="TIME", help="The first record since: 2h (ago), 2026-01-31T12:00 (UTC), ms."
+)
+@click.option("--to-offset", metavar="OFFSET", type=click.IntRange(0), help="Of one partition of one topic.")
+@act_options
+@guarded
+def reset(
+    name: str, topic: str | None, partition: tuple[int, ...], earliest: bool, latest: bool,
+    to_time: str | None, to_offset: int | None, execute: bool, yes: bool, url: str | None, output: str,
+) -> None:  # fmt: skip
+    """Moves a route's position: back to copy again (behind what is there), forward to leave out.
+
+    \b
+    switchyard route reset east-to-west --to-time 2h                  # from, to, how many
+    switchyard route reset east-to-west --topic orders --earliest --execute
+    switchyard route reset east-to-west --topic orders --partition 3 --to-offset 1042 --execute --yes
+    """
+    client, path = Client(url), f"{route_path(name)}/reset"
+    wanted = _wanted(topic, partition, earliest, latest, to_time, to_offset)
+    foreseen = client.ask("POST", path, wanted)
+    rows = foreseen["partitions"]
+    skipped, again = (sum(row[what] for row in rows) for what in ("skipped", "again"))
+    what = f"{skipped} offsets of {name} are left out, {again} are copied again"
+    reset_as_shown(
+        foreseen, what, RESET_COLUMNS, lambda: _reset_as_foreseen(client, path, foreseen),
+        execute=execute, yes=yes, output=output,
+    )  # fmt: skip
+
+
+def _wanted(
+    topic: str | None, partition: tuple[int, ...], earliest: bool, latest: bool, to_time: str | None,
+    to_offset: int | None,
+) -> dict[str, Any]:  # fmt: skip
+    if sum((earliest, latest, to_time is not None, to_offset is not None)) != 1:
+        raise Failure("say where to, once: --earliest, --latest, --to-time or --to-offset", EXIT_USAGE)
+    if partition and topic is None:
+        raise Failure("--partition is of one topic: name it with --topic", EXIT_USAGE)
+    of: dict[str, Any] = {} if topic is None else {"topic": topic}
+    if to_offset is not None:
+        if len(partition) != 1:
+            raise Failure("--to-offset is of one partition: name it with --topic and --partition", EXIT_USAGE)
+        return {**of, "offsets": {str(partition[0]): to_offset}}
+    chosen = {"partitions": list(partition)} if partition else {}
+    return {**of, **chosen, **({"at": to_time} if to_time else {"to": "earliest" if earliest else "latest"})}
+
+
+def _reset_as_foreseen(client: Client, path: str, foreseen: dict[str, Any]) -> dict[str, Any]:
+    """What was shown is what is done, wherever the log ends by now; topic by topic."""
+    told: dict[str, Any] = {**foreseen, "execute": True, "done": 0, "partitions": []}
+    for topic in dict.fromkeys(row["topic"] for row in foreseen["partitions"]):
+        offsets = {
+            str(row["partition"]): row["to"] for row in foreseen["partitions"] if row["topic"] == topic
+        }
+        try:
+            answer = client.ask("POST", path, {"topic": topic, "offsets": offsets, "execute": True})
+        except Failure as error:
+            if not told["partitions"]:
+                raise
+            failed = {"topic": topic, "done": False, "why": str(error)}
+            answer = {"done": 0, "partitions": [{**failed, "partition": int(one)} for one in offsets]}
+        told["done"] += answer["done"]
+        told["partitions"] += answer["partitions"]
+    return told
+
+
+@route.command()
+@NAME
+@act_options
+@guarded
+def delete(name: str, *, execute: bool, yes: bool, url: str | None, output: str) -> None:
+    """Ends a route once what is in flight has arrived. Its copies stay, at both ends nothing is deleted.
+
+    \b
+    switchyard route delete east-to-west             # what copies now
+    switchyard route delete east-to-west --execute
+    """
+    client, path = Client(url), route_path(name)
+    emit([client.ask("GET", path)["status"]], COLUMNS, output)
+    if not execute:
+        click.echo(f"delete {name}; its copies stay; {DRY}", err=True)
+        return
+    confirm(f"Delete {name}? Its copies stay.", yes)
+    client.ask("DELETE", path)
+    click.echo(f"route {name} is deleted", err=True)
+
+
+@route.command("add-topic")
+@NAME
+@TOPIC
+@act_options
+@guarded
+def add_topic(name: str, topic: str, **options: Any) -> None:
+    """Lets a route copy one topic more: by its name, or by ending its exclusion.
+
+    \b
+    switchyard route add-topic east-to-west orders --execute
+    """
+    _edit("PUT", name, topic, **options)
+
+
+@route.command("drop-topic")
+@NAME
+@TOPIC
+@act_options
+@guarded
+def drop_topic(name: str, topic: str, **options: Any) -> None:
+    """Lets a route copy one topic less: by taking its name out, or by an exclusion. Its copy stays.
+
+    \b
+    switchyard route drop-topic east-to-west orders --execute --yes
+    """
+    _edit("DELETE", name, topic, **options)
+
+
+def _edit(
+    method: str, name: str, topic: str, *, execute: bool, yes: bool, url: str | None, output: str
+) -> None:
+    client, path = Client(url), f"{route_path(name)}/topics/{quote(topic, safe='')}"
+    foreseen = client.ask(method, f"{path}?dry_run=true")
+    columns = ["key", "changed", "done", "warnings"]
+    if not execute:
+        emit([foreseen], columns, output, whole=foreseen)
+        click.echo(DRY, err=True)
+        return
+    if foreseen["changed"]:
+        confirm(f"{name}: {foreseen['done']}?", yes)
+    told = client.ask(method, path)
+    emit([told], columns, output, whole=told)

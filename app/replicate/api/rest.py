@@ -1,0 +1,227 @@
+"""The REST side of routes: their definitions, their topics, their pauses.
+
+What becomes of each topic knows the leader, who reads the clusters: whichever worker is asked asks it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import TYPE_CHECKING, Any
+
+from aiohttp import web
+
+from app.controllog.events import ALL, RoutePut
+from app.definitions.api.requests import (
+    DRY_RUN,
+    MATCH,
+    YAML,
+    check_address,
+    condition,
+    define,
+    defined,
+    delete,
+    flag,
+    put_answers,
+    read_definition,
+)
+from app.definitions.plan import plan
+from app.definitions.registry import parse_route
+from app.failover.api.rest import refuse_derived
+from app.kernel.clock import now_ms
+from app.replicate.api import schemas as replicate_schemas
+from app.replicate.api.topic_edit import NoSuchEdit, with_topic, without_topic
+from app.replicate.definition import RouteDefinition
+from app.replicate.model.copy_graph import ALONE
+from app.replicate.model.route import is_topic
+from app.web.http import schemas as http_schemas
+from app.web.http.forwarding import HOP, LOOK_S, hand_over
+from app.web.http.operator_requests import actor_of
+from app.web.http.responses import ApiError, json_response, paged
+from app.web.http.route_docs import ACTOR, JSON, PAGE, Answer, Page, described
+from app.worker.api import overview
+
+if TYPE_CHECKING:
+    from app.web.console.api import Api
+
+PUT = put_answers("route")
+EDITED = {200: Answer({JSON: replicate_schemas.RouteEdited}, "changed, as it was, or a dry run", ("ETag",))}
+
+
+class RouteRoutes:
+    """Handlers; `api` finds the runtime."""
+
+    def __init__(self, api: Api) -> None:
+        self._api = api
+
+    def routes(self) -> list[web.RouteDef]:
+        """Everything there is."""
+        route = "/api/v1/routes/{name}"
+        return [
+            web.get("/api/v1/routes", self.get_routes),
+            web.get("/api/v1/routes-elsewhere", self.get_elsewhere),
+            web.get(route, self.get_route),
+            web.put(route, self.put_route),
+            web.delete(route, self.delete_route),
+            web.get(route + "/topics", self.get_route_topics),
+            web.put(route + "/topics/{topic}", self.add_topic),
+            web.delete(route + "/topics/{topic}", self.drop_topic),
+            web.post(route + "/pause", self.pause_route),
+            web.post(route + "/resume", self.resume_route),
+        ]
+
+    # -- reading -----------------------------------------------------------------------------------
+
+    def _jobs(self) -> overview.Jobs:
+        return overview.Jobs(self._api.runtime.control.view, self._api.beats(), now_ms())
+
+    @described(Page[http_schemas.Route], query=PAGE)
+    async def get_routes(self, request: web.Request) -> web.Response:
+        """Every route, in numbers."""
+        jobs = self._jobs()
+        puts = [put for _, put in sorted(self._api.runtime.control.view.routes.items())]
+        page = paged(puts, request)
+        return json_response({**page, "items": [jobs.route(put) for put in page["items"]]})
+
+    @described(replicate_schemas.Elsewhere)
+    async def get_elsewhere(self, _: web.Request) -> web.Response:
+        """Routes of other regions, and the ids of clusters, as far as they are known here: a deployment is
+        planned beside them."""
+        regions = self._api.runtime.regions
+        if regions is None:
+            return json_response({"clusters": {}, "routes": []})
+        await regions.others.look(self._api.runtime.clusters.specs.keys())
+        return json_response(
+            {"clusters": regions.others.ids, "routes": [one._asdict() for one in regions.others.routes]}
+        )
+
+    @described(
+        answers={200: Answer({JSON: replicate_schemas.RouteDetail}, headers=("ETag",))}, problems=(404,)
+    )
+    async def get_route(self, request: web.Request) -> web.Response:
+        """One route: its definition, and its partitions with their owners, states and lags."""
+        put, jobs, view = self.put_of(request), self._jobs(), self._api.runtime.control.view
+        body = {
+            "definition": put.definition,
+            "status": jobs.route(put),
+            "partitions": jobs.partitions(put.key),
+            "deployed": {"at_ms": put.at_ms, "by": put.actor, "made_by": put.made_by},
+            "begins_ms": max((begun.at_ms for begun in view.begun_of(put.key)), default=None),
+        }
+        return json_response(body, headers={"ETag": f'"{put.etag}"'})
+
+    @described(replicate_schemas.RouteTopics, query=PAGE, problems=(404, 502))
+    async def get_route_topics(self, request: web.Request) -> web.Response:
+        """What becomes of each topic that the route means: copied where to, or why not; the leader knows."""
+        put, runtime = self.put_of(request), self._api.runtime
+        leader = runtime.control.view.leader
+        if not runtime.leader.leads and leader and not request.headers.get(HOP):
+            return await hand_over(self._api, request, leader, patience_s=LOOK_S)
+        told = runtime.catalog.routes.told(put.key)
+        read_s = None if told is None else round(time.monotonic() - told.read_at_s, 1)
+        page = paged([] if told is None else told.topics, request)
+        items = [] if told is None else list(map(told.row, page["items"]))
+        others = 0 if told is None else told.others
+        return json_response({**page, "items": items, "read_s_ago": read_s, "others": others})
+
+    def put_of(self, request: web.Request) -> RoutePut:
+        """The route that the address names. Raises ApiError."""
+        name = request.match_info["name"]
+        put = self._api.runtime.control.view.routes.get(name)
+        if put is None:
+            detail = f"there is no route {name[:100]!r}; GET /api/v1/routes lists them"
+            raise ApiError(404, "No such route", detail)
+        return put
+
+    def _definition_of(self, put: RoutePut) -> RouteDefinition:
+        found = self._api.runtime.catalog.route(put.key)
+        if found is None:
+            detail = f"this worker cannot read the definition of {put.key}; deploy it again, or ask another"
+            raise ApiError(503, "Unreadable definition", detail)
+        return found
+
+    # -- changing ----------------------------------------------------------------------------------
+
+    @described(
+        answers=PUT, query=DRY_RUN, headers=(*MATCH, *ACTOR), body=RouteDefinition, kinds=(JSON, *YAML),
+        problems=(409, 412, 422),
+    )  # fmt: skip
+    async def put_route(self, request: web.Request) -> web.Response:
+        """Defines or changes a route; 201, or 200 when it was there. `?dry_run=true` only checks."""
+        names, dry_run = self._api.runtime.clusters.specs.keys(), flag(request, "dry_run")
+        body = await read_definition(request)
+        route, warnings = await asyncio.to_thread(
+            parse_route, body.data, clusters=names, file=body.file, node=body.node
+        )
+        check_address(request, route.key)
+        current = self._api.runtime.control.view.routes.get(route.key)
+        refuse_derived(current)
+        expected = condition(request, current)
+        answer = await self._define(request, route, current, expected, dry_run=dry_run)
+        return defined(answer, warnings, current)
+
+    async def _define(
+        self,
+        request: web.Request,
+        route: RouteDefinition,
+        current: RoutePut | None,
+        expected: str | None,
+        *,
+        dry_run: bool,
+    ) -> dict[str, Any]:
+        """Writes it down, if it goes together with all others. Raises ApiError."""
+        catalog, view = self._api.runtime.catalog, self._api.runtime.control.view
+        known = {name: found for name in list(view.routes) if (found := catalog.route(name)) is not None}
+        # What is proved of names takes a moment: away from the loop that pushes messages.
+        regions = self._api.runtime.regions
+        ends = (route.spec.source, route.spec.target)
+        beside = ALONE if regions is None else await regions.others.look(ends)
+        planned = await asyncio.to_thread(plan, {}, [route], routes=known, beside=beside)
+        return await define(self._api, request, RoutePut, route, current, expected, planned, dry_run=dry_run)
+
+    @described(http_schemas.Deleted, headers=(*MATCH, *ACTOR), problems=(404, 409, 412))
+    async def delete_route(self, request: web.Request) -> web.Response:
+        """Deletes a route; it stops once what is in flight has arrived. Nothing is deleted at either end."""
+        put = self.put_of(request)
+        refuse_derived(put)
+        return await delete(self._api, request, put)
+
+    @described(answers=EDITED, query=DRY_RUN, headers=(*MATCH, *ACTOR), problems=(404, 409, 412, 422))
+    async def add_topic(self, request: web.Request) -> web.Response:
+        """Lets a route copy one topic more: by its name, or by ending its exclusion."""
+        return await self._edit(request, with_topic)
+
+    @described(answers=EDITED, query=DRY_RUN, headers=(*MATCH, *ACTOR), problems=(404, 409, 412, 422))
+    async def drop_topic(self, request: web.Request) -> web.Response:
+        """Lets a route copy one topic less: by taking its name out, or by an exclusion."""
+        return await self._edit(request, without_topic)
+
+    async def _edit(self, request: web.Request, edit: Any) -> web.Response:
+        put, topic, dry_run = self.put_of(request), request.match_info["topic"], flag(request, "dry_run")
+        definition = self._definition_of(put)
+        refuse_derived(put)
+        condition(request, put)
+        if not is_topic(topic):
+            raise ApiError(400, "Bad topic", f"{topic[:60]!r} is no topic's name; one topic at a time")
+        try:
+            route, done = await asyncio.to_thread(edit, definition, topic)
+        except NoSuchEdit as error:
+            raise ApiError(409, "Refused", str(error)) from error
+        # Made of that very definition: whatever came meanwhile must not be undone by it.
+        answer = await self._define(request, route, put, put.etag, dry_run=dry_run)
+        return json_response({**answer, "done": done}, headers={"ETag": f'"{answer["etag"]}"'})
+
+    @described(replicate_schemas.RoutePaused, headers=ACTOR, problems=(404,))
+    async def pause_route(self, request: web.Request) -> web.Response:
+        """Copies nothing more until it is resumed; positions stay."""
+        return await self._pause(request, paused=True)
+
+    @described(replicate_schemas.RoutePaused, headers=ACTOR, problems=(404,))
+    async def resume_route(self, request: web.Request) -> web.Response:
+        """Copies again, from where it was paused."""
+        return await self._pause(request, paused=False)
+
+    async def _pause(self, request: web.Request, *, paused: bool) -> web.Response:
+        put = self.put_of(request)
+        changed = await self._api.operators.pause(put.key, [ALL], paused, actor_of(request))
+        return json_response({"key": put.key, "changed": changed, "paused": paused})

@@ -1,0 +1,67 @@
+"""Which headers copies have, and where each comes from, when a route asks for it.
+
+With `provenance` a copy has one `switchyard-origin` more than it had: "cluster id/topic/partition/offset".
+The last names where this copy was made from, the first where the record was written. A record that has been
+where the route leads would go round: it gets no copy, is counted, and that is told. (No set of routes that is
+accepted can do that, `app.replicate.model.copy_graph`; this holds for routes of other regions, and of other
+tools, and for producers that pass on headers of what they have read.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from app.kafka.append.encoder import Headers
+
+ROUTE, ORIGIN = "switchyard-route", "switchyard-origin"
+
+
+class HeaderEdit:
+    """Gives the records of one partition the headers of their copies: an `Edit`.
+
+    Args:
+        source, target: "cluster id/topic", as other installations may name clusters otherwise.
+        keeps: whether a header comes along, by its name; None: all do.
+
+    Attributes: `rounds` (records that have been at `target` before; each counts once), `last_round` (the
+    offset of the last of them, -1: there was none).
+    """
+
+    __slots__ = ("_been", "_keeps", "_origin", "_provenance", "_route", "last_round", "rounds")
+
+    def __init__(
+        self,
+        route: str,
+        source: str,
+        partition: int,
+        target: str,
+        keeps: Callable[[str], bool] | None,
+        *,
+        provenance: bool,
+    ) -> None:
+        self.rounds = 0
+        self.last_round = -1
+        self._route = route.encode()
+        self._origin = f"{source}/{partition}/"
+        self._been = f"{target}/".encode()
+        self._keeps = keeps
+        self._provenance = provenance
+
+    def __call__(self, offset: int, headers: Headers) -> Sequence[tuple[str, bytes | None]] | None:
+        keeps = self._keeps
+        if not self._provenance:
+            return headers if keeps is None else [header for header in headers if keeps(header[0])]
+        kept: list[tuple[str, bytes | None]] = []
+        for header in headers:
+            name, value = header
+            if name == ORIGIN:
+                if value is not None and value.startswith(self._been):
+                    self.rounds += offset > self.last_round
+                    self.last_round = max(self.last_round, offset)
+                    return None
+                kept.append(header)
+            elif name != ROUTE and (keeps is None or keeps(name)):
+                kept.append(header)
+        kept.append((ROUTE, self._route))
+        kept.append((ORIGIN, f"{self._origin}{offset}".encode()))
+        return kept

@@ -1,0 +1,290 @@
+"""The routes of this worker: runtimes, their pumps' beginning, changed definitions, barriers on their way.
+
+Rules
+1. A changed definition is for what is fetched from then on: its replicas drain, save, and begin again. One
+   with other topics, limits or the like comes into force at once; only those begin again that have another
+   destination, or none.
+2. A runtime is known only once it has a pump, and goes with its last one.
+3. Barriers are sent a few times a second, while the lease holds; one that is lost costs precision only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+
+import structlog
+from mode import Service
+
+from app.controllog.log import ControlLog
+from app.kafka.data_clusters import DataCluster, DataClusters
+from app.kafka.fetch.deliveries import ALL_BYTES, Gap
+from app.kafka.records.producer_sequences import Stamp
+from app.kernel.clock import now_ms
+from app.kernel.fencing import TakeoverAnswer
+from app.kernel.job import JobId
+from app.kernel.lease import Lease
+from app.kernel.limit_shares import NOTHING, Share
+from app.offsets.model.offset_map import Barrier, BarrierItem
+from app.offsets.sync.offset_sync_sender import BarrierSender
+from app.replicate.definition import RouteDefinition
+from app.replicate.destination.verification import Budget
+from app.replicate.jobs.start_position import find_replica_beginning, same_target
+from app.replicate.model.route_priority import Priorities
+from app.replicate.pump.intake import to_skip
+from app.replicate.pump.partition import ReplicaPump
+from app.replicate.pump.route_runtime import RouteRuntime
+from app.replicate.pump.unsnapshotted_budget import Together
+from app.worker.catalog import Catalog
+from app.worker.jobs.pump import Passing, Pump, Started
+from app.worker.jobs.start_position import Anew, Trouble
+
+log = structlog.get_logger(__name__)
+
+SEND_S = 0.5
+AGAIN_S = 2.0  # what is lost at once again must not fill the log
+KEEP = 1_000  # barriers of a job that wait for a control cluster that is away
+
+
+class Replicas(Service):
+    """See the module.
+
+    Attributes: `pumps` (by job), `routes` (the runtimes, by name).
+    """
+
+    def __init__(
+        self,
+        control: ControlLog,
+        catalog: Catalog,
+        clusters: DataClusters,
+        lease: Lease,
+        on_trouble: Trouble,
+        sender: BarrierSender | None,
+    ) -> None:
+        super().__init__()
+        self.pumps: dict[str, ReplicaPump] = {}
+        self.routes: dict[str, RouteRuntime] = {}
+        self._control = control
+        self._catalog = catalog
+        self._clusters = clusters
+        self._lease = lease
+        self._on_trouble = on_trouble
+        self._sender = sender
+        self._verify_budget = Budget()
+        self._priorities = Priorities()
+        self._unsaved = Together()
+        self._misled: set[ReplicaPump] = (
+            set()
+        )  # those that a changed definition gives another destination, or none
+        self._barriers: dict[tuple[ReplicaPump, int], list[Barrier]] = {}  # and its losses then
+
+    # -- beginning -------------------------------------------------------------------------------
+
+    async def check(self, job: JobId) -> tuple[RouteDefinition, DataCluster, DataCluster]:
+        """A job's route, its source and its target.
+
+        Raises:
+            LookupError: it is not there, or its clusters are not; Passing: it does not copy the topic.
+            ClusterUnreachable.
+        """
+        found, route = self._catalog.route(job.name), self._catalog.routes.route(job.name)
+        if found is None or route is None:
+            raise LookupError(f"this worker has no definition of route {job.name} that it can read")
+        if route.destination(job.topic) is None:
+            raise Passing(f"route {job.name} does not copy {job.topic} any more: this job ends")
+        for cluster in (found.spec.source, found.spec.target):
+            if cluster not in self._clusters.specs:
+                raise LookupError(f"cluster {cluster!r} is not in this worker's configuration")
+        source = await self._clusters.get(found.spec.source)
+        return found, source, await self._clusters.get(found.spec.target)
+
+    async def begin(
+        self,
+        identity: JobId,
+        epoch: int,
+        answer: TakeoverAnswer,
+        anew: Anew | None,
+        is_mine: Callable[[], bool],
+    ) -> Started | None:
+        """The pump of a job that was taken over; None when it is not this worker's any more.
+
+        Raises:
+            LookupError: what it needs to know cannot be known yet. KafkaError, ClusterUnreachable.
+        """
+        definition, source, target = await self.check(identity)
+        view, at = self._control.view, (identity.name, identity.topic, identity.partition)
+        recorded = partial(view.begins_at, *at) if view.begun_of(identity.name) else None
+        goes_on = await same_target(identity, definition, target.client, answer)
+        beginning = await find_replica_beginning(
+            identity, definition, source, answer, recorded=recorded, anew=anew, tell=self._on_trouble,
+            goes_on=goes_on,
+        )  # fmt: skip
+        note = answer.note if goes_on else b""
+        ids = beginning.log.cluster_id, ""
+        if definition.spec.headers.provenance:
+            ids = ids[0], await target.client.cluster_id()
+        if not is_mine():
+            return None
+        if self._catalog.route(identity.name) is not definition:
+            raise Passing(f"route {identity.name} has just changed")
+        runtime = self.routes.get(identity.name)
+        if runtime is not None and not runtime.takes(definition):
+            raise Passing(f"jobs of {identity.name} still leave its former definition here")
+        if runtime is not None and runtime.definition is not definition:
+            self._change(runtime, definition)
+        if runtime is None:
+            runtime = RouteRuntime(
+                definition, source.client, target.client, target.appender, self._lease, self._on_trouble,
+                self._verify_budget, self._priorities, self._unsaved, ids, target.appended,
+            )  # fmt: skip
+        try:
+            pump = ReplicaPump(
+                identity, epoch, runtime, next_offset=beginning.snapshot.base, lineage=beginning.lineage,
+                note=note, is_same_log=not answer.log.is_another(beginning.log),
+                is_first=beginning.is_first, source_log=beginning.log, tell=self._on_trouble,
+                on_barrier=self._on_barrier, source_epoch=None if anew is None else anew.source_epoch,
+            )  # fmt: skip
+        except BaseException:
+            if identity.name not in self.routes:
+                await runtime.close()
+            raise
+        self.routes[identity.name] = runtime
+        # A reset is no loss: it comes without a reason.
+        pump.ledger.begun_anew += beginning.begun_anew or bool(anew is not None and anew.reason)
+        if beginning.gap is not None:
+            self.skip(pump, beginning.gap)
+        return Started(pump, beginning, source, self._leaves(runtime), pump.ledger.read_epoch)
+
+    def drop(self, name: str) -> None:
+        """A pump of the route is gone; its runtime goes with the last one."""
+        if not any(pump.job.name == name for pump in self.pumps.values()):
+            runtime = self.routes.pop(name, None)
+            if runtime is not None:
+                asyncio.get_running_loop().create_task(runtime.close())
+
+    def add(self, job: str, pump: ReplicaPump) -> None:
+        """It flows from now on."""
+        self.pumps[job] = pump
+        self._pause(pump)
+
+    def _pause(self, pump: ReplicaPump) -> None:
+        pump.pause(self._control.view.is_paused(pump.job.name, None))
+        leaves_bytes = self._leaves(pump.runtime)
+        for cluster in self._clusters.started():
+            if cluster.client is pump.runtime.source:
+                cluster.fetch.leave((str(pump.job), pump.epoch), leaves_bytes)
+
+    def _leaves(self, runtime: RouteRuntime) -> int:
+        """What fetching for the route leaves of the memory to others; while paused it is not fetched, so that
+        what waits for nothing takes none of it."""
+        if self._control.view.is_paused(runtime.definition.key, None):
+            return ALL_BYTES
+        return runtime.leaves(self._clusters.budget.capacity_bytes)
+
+    def skip(self, pump: ReplicaPump, gap: Gap) -> None:
+        """The source's log lost something, or is another one now: it is told; the route goes on or not."""
+        stops = pump.runtime.definition.spec.on_gap == "stop"
+        kind, what = "offsets-lost", f"offsets [{gap.start}, {gap.end}) are gone and were not copied"
+        if gap.is_truncation:
+            kind, what = (
+                "log-truncated",
+                f"the source was cut off, [{gap.end}, {gap.start}) was copied before",
+            )
+        elif gap.begun_anew:
+            kind, what = "log-begun-anew", f"the source's log is another one from {gap.start} on"
+        what = f"{pump.where}: {what}: {gap.reason}"
+        if stops:
+            job, (first, before) = pump.job, to_skip(gap)
+            skip = f"switchyard route skip {job.name} {job.topic} {job.partition} {first} {before}"
+            what = f"{what}; the route stops at gaps: {skip}, or set onGap to continue"
+            pump.halt(gap, what)
+            for cluster in self._clusters.started():
+                cluster.fetch.remove((str(pump.job), pump.epoch))
+        else:
+            what = f"{what}; copying goes on at {gap.end}"
+            pump.skip(gap)
+        remedy = "lengthen the topic's retention, or see why the route was that far behind"
+        if gap.is_truncation:
+            remedy = "an unclean leader was elected; the copy still has what the source has lost"
+        self._on_trouble("route-halted" if stops else kind, str(pump.job), what, remedy)
+
+    # -- looked at with every round of the job manager ---------------------------------------------
+
+    def look(
+        self,
+        begin_again: Callable[[str, Pump], None],
+        begin_anew: Callable[[Pump, int, int, str, int | None], None],
+    ) -> None:
+        """Rule 1; pumps that are lost, or were halted, begin again, too; those of another log begin anew."""
+        old: set[RouteRuntime] = set()
+        self._misled &= set(self.pumps.values())
+        for name, runtime in self.routes.items():
+            definition = self._catalog.route(name)
+            if definition is None or definition is runtime.definition:
+                continue
+            if runtime.takes(definition):
+                self._change(runtime, definition)
+            else:
+                old.add(runtime)
+        for job, pump in list(self.pumps.items()):
+            self._pause(pump)
+            if pump.anew is not None:
+                epoch = pump.anew.truncated_in if pump.anew.is_truncation else None
+                begin_anew(pump, pump.lineage + 1, pump.anew.end, pump.anew.reason, epoch)
+            elif (
+                pump.runtime in old
+                or pump in self._misled
+                or pump.intake.wants_fetching(pump.base)
+                or (pump.lost and time.monotonic() - pump.lost_at_s > AGAIN_S)
+            ):
+                begin_again(job, pump)
+
+    def _change(self, runtime: RouteRuntime, definition: RouteDefinition) -> None:
+        runtime.change(definition)
+        for pump in runtime.pumps:
+            if runtime.route.destination(pump.job.topic) != pump.target[0]:
+                self._misled.add(pump)
+        log.info("a changed definition is in force", route=definition.key)
+
+    def share(self, shares: Mapping[str, Share]) -> None:
+        """What this worker may use of the routes' limits, by name."""
+        for name, runtime in self.routes.items():
+            runtime.shared(shares.get(name, NOTHING))
+
+    # -- barriers --------------------------------------------------------------------------------
+
+    def _on_barrier(self, pump: ReplicaPump, source_end: int, target_end: int, stamp: Stamp | None) -> None:
+        waiting = self._barriers.setdefault((pump, pump.way.losses), [])
+        at_ms = now_ms()
+        waiting.append(Barrier(source_end, target_end, at_ms, stamp))
+        pump.barrier = source_end, target_end, at_ms
+        if len(waiting) > KEEP:
+            del waiting[1]  # the oldest but the genesis
+
+    @Service.task
+    async def _send_barriers(self) -> None:
+        while not self.should_stop:
+            await self.sleep(SEND_S)
+            if self._sender is None or not self._barriers or not self._lease.holds(time.monotonic()):
+                continue
+            waiting, self._barriers = self._barriers, {}
+            try:
+                await asyncio.gather(*await self._sender.send(_items(waiting.items())))
+            except Exception as error:  # noqa: BLE001 - newer ones say the same, less precisely
+                log.warning("barriers of the offset map were not taken", error=repr(error))
+
+
+def _items(waiting: Iterable[tuple[tuple[ReplicaPump, int], list[Barrier]]]) -> list[BarrierItem]:
+    return [
+        BarrierItem(
+            route=pump.job.name, topic=pump.job.topic, partition=pump.job.partition, epoch=pump.epoch,
+            lineage=pump.lineage, source=pump.source_log, target=pump.target_log,
+            target_topic=pump.target[0], target_partition=pump.target[1], barriers=barriers,
+            source_epoch=pump.way.source_epoch, losses=losses,
+            epochs=pump.ledger.epochs,
+        )
+        for (pump, losses), barriers in waiting
+        if not pump.closed
+    ]  # fmt: skip

@@ -1,0 +1,301 @@
+"""Loops are impossible: no record goes round for ever, under one name or under names that grow each time.
+
+Topics and routes are the graph whose nodes are (cluster, topic) and whose edges are the copies. It is decided
+for all names there could be, not only for those of today. Going backward from a route's topics,
+`Rename.origin` gives exactly the topics that arrive there; when the route's own topics are among them, their
+copies could pass the route again, and there is a shortest example. As a topological sort does, routes that
+nothing could pass again are put aside, then those that could be passed again only with their help; what is
+left at the end is a loop. A set of routes without one stays so when routes, topics or entries are taken away.
+
+Clusters are the same when their ids are (`Beside.ids`), whatever they are called. Routes of other regions
+count too, as far as they are known.
+
+Two routes may write the same topic from different sources (an aggregate). From the same topic they must not:
+each record would arrive twice.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import product
+
+from app.replicate.model.regular_language import Language, TooComplicated, Words
+from app.replicate.model.route import Route
+
+EXAMPLE = "orders"  # a name that people understand, where it shows the same as any other
+
+
+@dataclass(frozen=True, slots=True)
+class Loop:
+    """A way that a topic's copies would go round.
+
+    Attributes:
+        cluster, topic: where it begins.
+        hops: the route, the cluster and the topic it copies to; the first would go on where the last ends.
+        remedy: what to change.
+        same: names on the way that mean one cluster.
+    """
+
+    cluster: str
+    topic: str
+    hops: tuple[tuple[str, str, str], ...]
+    remedy: str
+    same: tuple[tuple[str, str], ...] = ()
+
+    def __str__(self) -> str:
+        words, name = f"{self.topic}: {self.cluster}", self.topic
+        for route, cluster, topic in self.hops:
+            words += f" -> {cluster}{f' as {topic}' if topic != name else ''} (route {route})"
+            name = topic
+        words += "" if name == self.topic else f" -> again route {self.hops[0][0]}"
+        return "; ".join([words, *(f"{one} and {other} are the same cluster" for one, other in self.same)])
+
+
+@dataclass(frozen=True, slots=True)
+class Beside:
+    """What is known beyond the routes of a region.
+
+    Attributes:
+        ids: Kafka's cluster ids, by the names that routes call clusters by; one that is not known is missing.
+        routes: of other regions, under names that none here has.
+    """
+
+    ids: Mapping[str, str] = field(default_factory=dict)
+    routes: tuple[Route, ...] = ()
+
+    def place(self, cluster: str) -> str:
+        """The same for names of the same cluster."""
+        return self.ids.get(cluster) or cluster
+
+
+ALONE = Beside()
+
+
+@dataclass(frozen=True, slots=True)
+class Duplicate:
+    """Two routes that copy the same topic to the same topic."""
+
+    routes: tuple[str, str]
+    source: tuple[str, str]
+    target: tuple[str, str]
+
+    def __str__(self) -> str:
+        one, other = self.routes
+        return (
+            f"{self.source[1]}: routes {one} and {other} both copy it from {self.source[0]} to "
+            f"{self.target[1]} in {self.target[0]}: every record would arrive twice"
+        )
+
+    @property
+    def remedy(self) -> str:
+        """What to change."""
+        return f"exclude it in route {self.routes[0]} or {self.routes[1]}"
+
+
+def find_loop(
+    routes: Sequence[Route],
+    topics: Mapping[str, Collection[str]] | None = None,
+    *,
+    changed: Collection[str] | None = None,
+    beside: Beside = ALONE,
+) -> Loop | None:
+    """A loop that the routes make possible, or None when there can be none.
+
+    `topics` are known topics by cluster; they only serve as examples, unknown ones are thought of as well.
+    `changed` are the names of the routes that are new or changed, when the others are known to make no loop.
+    One that passes routes of other regions only is told like any other.
+
+    Raises:
+        TooComplicated: neither can be proved; with the routes' names.
+    """
+    left = _on_cycles([*routes, *beside.routes], beside)
+    asked = [route for route in left if changed is None or route.name in changed]
+    try:
+        words = Words()
+        domains = {route.name: route.domain(words) for route in left}
+        while True:
+            ways = []
+            for route in asked:
+                found = _way_back(
+                    words, domains, route, left, [*(topics or {}).get(route.source, ()), EXAMPLE], beside
+                )
+                if found:
+                    ways.append(found)
+                else:
+                    left.remove(route)
+            if not ways:
+                return None
+            if len(ways) == len(asked) == len(left):
+                return _loop(*min(ways, key=lambda found: len(found[0])), beside)
+            asked = list(left)
+    except TooComplicated as error:
+        names = ", ".join(route.name for route in left[:10])
+        raise TooComplicated(f"it cannot be proved that no loop is possible among {names}: {error}") from None
+
+
+def find_duplicate(routes: Sequence[Route], beside: Beside = ALONE) -> Duplicate | None:
+    """Two routes that copy the same topic to the same topic, or None when there can be none.
+
+    Where two renames shift the same letters (`a{topic}` and `{topic}a`) it errs on the safe side. Routes of
+    other regions are not looked at.
+
+    Raises:
+        TooComplicated: it cannot be proved; with the routes' names.
+    """
+    between: dict[tuple[str, str], list[Route]] = defaultdict(list)
+    for route in sorted(routes, key=lambda route: route.name):
+        between[beside.place(route.source), beside.place(route.target)].append(route)
+    for group in between.values():
+        source, target = group[0].source, group[0].target
+        copies: dict[tuple[str, str], str] = {}
+        for topic in sorted({name for route in group for name in (*route.names, *route.rename.names)}):
+            for route in group:
+                copy = route.destination(topic)
+                first = route.name if copy is None else copies.setdefault((topic, copy), route.name)
+                if copy is not None and first != route.name:
+                    return Duplicate((first, route.name), (source, topic), (target, copy))
+        for one, other in _overlapping([r for r in group if len(r.names) < len(set(r.topics))]):
+            found = _both_copy(one, other)
+            if found is not None:
+                return Duplicate((one.name, other.name), (source, found), (target, one.rename(found)))
+    return None
+
+
+def _overlapping(routes: Sequence[Route]) -> Iterator[tuple[Route, Route]]:
+    """Pairs worth a closer look: most have no name in common, and are passed over all at once."""
+    words = Words()
+    before: list[tuple[Route, Language]] = []
+    together = words.never
+    for route in routes:
+        mine = route.patterns(words)
+        if _may_meet(words, mine, together):
+            yield from ((other, route) for other, its in before if _may_meet(words, mine, its))
+        before.append((route, mine))
+        together = words.either(together, mine)
+
+
+def _may_meet(words: Words, one: Language, other: Language) -> bool:
+    words.next_question()
+    try:
+        return words.shortest(words.both(one, other)) is not None
+    except TooComplicated:
+        words.next_question()
+        return True  # the closer look will tell
+
+
+def _on_cycles(routes: Sequence[Route], beside: Beside) -> list[Route]:
+    """The routes that lie on a cycle of clusters, by name; most sets of routes have none."""
+    onward: dict[str, set[str]] = defaultdict(set)
+    ends = {route.name: (beside.place(route.source), beside.place(route.target)) for route in routes}
+    for source, target in ends.values():
+        onward[source].add(target)
+
+    def reached(cluster: str) -> set[str]:
+        seen, line = {cluster}, [cluster]
+        for at in line:
+            new = onward[at] - seen if at in onward else set()
+            seen |= new
+            line += new
+        return seen
+
+    reach = {target: reached(target) for target in {target for _, target in ends.values()}}
+    on_cycles = (route for route in routes if ends[route.name][0] in reach[ends[route.name][1]])
+    return sorted(on_cycles, key=lambda route: route.name)
+
+
+def _way_back(
+    words: Words,
+    domains: Mapping[str, Language],
+    route: Route,
+    routes: Sequence[Route],
+    known: Collection[str],
+    beside: Beside,
+) -> tuple[tuple[Route, ...], str] | None:
+    """The shortest way from `route` to itself, and a topic that would go it, if possible one of `known`."""
+    words.next_question()
+    reached: dict[str, Language] = defaultdict(lambda: words.never)  # by cluster: topics that arrive
+    line: list[tuple[Language, tuple[Route, ...]]] = [(domains[route.name], ())]
+    for arriving, way in line:  # grows while it is walked
+        cluster = beside.place(way[0].source if way else route.source)
+        for last in routes:
+            # A way that passes another route twice has a shorter one within it, found from there.
+            if beside.place(last.target) != cluster or last in way:
+                continue
+            origins = words.both(domains[last.name], last.rename.origin(words, arriving))
+            if last is route:
+                shortest = words.shortest(origins)
+                if shortest is not None:
+                    return (last, *way), next((t for t in known if words.holds(origins, t)), shortest)
+                continue
+            at = beside.place(last.source)
+            if words.shortest(words.both(origins, words.no(reached[at]))) is not None:
+                reached[at] = words.either(reached[at], origins)
+                line.append((origins, (last, *way)))
+    return None
+
+
+def _loop(way: Sequence[Route], topic: str, beside: Beside) -> Loop:
+    hops, name = [], topic
+    for route in way:
+        name = route.rename(name)
+        hops.append((route.name, route.target, name))
+    joints = zip(way, [*way[1:], way[0]], strict=True)
+    same = {tuple(sorted((one.target, next_.source))) for one, next_ in joints if one.target != next_.source}
+    return Loop(way[0].source, topic, tuple(hops), _remedy(way), tuple((a, b) for a, b in sorted(same)))
+
+
+def _remedy(way: Sequence[Route]) -> str:
+    """What would break it: the next route excludes what a renaming one writes."""
+    offers = []
+    for route, following in zip(way, [*way[1:], way[0]], strict=True):
+        if route.rename.after != ("", ""):
+            written = ".*".join(part.replace(".", r"\.") for part in route.rename.after)
+            offers.append(f"exclude '{written}' in route {following.name}")
+    if offers:
+        return "; or ".join(offers)
+    names = " or ".join(dict.fromkeys(route.name for route in way))
+    return f"exclude the topic in route {names}, or let one rename it"
+
+
+def _both_copy(one: Route, other: Route) -> str | None:
+    """A topic that both copy to the same name because of expressions; own names were looked at before."""
+    try:
+        words = Words()
+        own = words.one_of({**one.rename.names, **other.rename.names})
+        common = words.both(one.by_pattern(words), other.by_pattern(words), words.no(own))
+        for mine, its in product(_pieces(words, one), _pieces(words, other)):
+            if mine.longer != its.longer:
+                continue  # copies of different length
+            both = words.both(
+                common, mine.names, its.names,
+                one.rename.origin(words, its.shape), other.rename.origin(words, mine.shape),
+            )  # fmt: skip
+            found = words.shortest(both)
+            if found is not None:
+                return found
+    except TooComplicated as error:
+        raise TooComplicated(
+            f"it cannot be proved that routes {one.name} and {other.name} never copy the same topic twice: "
+            f"{error}"
+        ) from None
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    """Names that a rename treats alike: by how many letters they grow, and what their copies look like."""
+
+    names: Language
+    longer: int
+    shape: Language
+
+
+def _pieces(words: Words, route: Route) -> list[_Piece]:
+    (before, after), fits = (route.rename.before, route.rename.after), route.rename.fits(words)
+    shape = words.cat(words.literal(after[0]), words.some, words.literal(after[1]))
+    return [
+        _Piece(fits, len("".join(after)) - len("".join(before)), shape),
+        _Piece(words.no(fits), 0, words.every),
+    ]

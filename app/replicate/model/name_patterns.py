@@ -1,0 +1,264 @@
+r"""What a route's lists of names may hold: names, and regular expressions that match whole names.
+
+An entry of nothing but letters, digits, '.', '_' and '-' is the name itself: in `orders.created` the point is
+a point. Any other is a regular expression, in the part of the usual syntax that describes names:
+
+    x  .  [a-z]  [^.]  \d \D \w \W  \.  (x)  (?:x)  x|y  x*  x+  x?  x{2}  x{2,}  x{2,5}  ^ and $ at the ends
+
+There are no look-arounds and no back references, and matching takes time linear in the name
+(`regular_language`).
+"""
+
+from __future__ import annotations
+
+import re
+import string
+from collections.abc import Iterable
+
+import re2  # type: ignore[import-untyped]  # it has no types
+
+from app.replicate.model.regular_language import ALL, BIT, Language, Words
+
+MAX_EXPRESSION_CHARS = 500
+MAX_ATOMS = 1000  # letters and classes, each repetition written out
+MAX_REPEAT = 249  # a topic has no more letters
+MAX_DEPTH = 20
+
+_NAME = re.compile(r"[A-Za-z0-9._-]+", re.ASCII)
+_COUNT = re.compile(r"\{([0-9]{1,4})(,([0-9]{1,4})?)?\}", re.ASCII)
+
+
+def _set_of(letters: str) -> int:
+    found = 0
+    for letter in letters:
+        found |= BIT.get(letter, 0)
+    return found
+
+
+_ESCAPED = {
+    "d": _set_of(string.digits),
+    "w": _set_of(string.ascii_letters + string.digits + "_"),
+    "s": 0,
+}
+_ESCAPED |= {letter.upper(): ALL ^ letters for letter, letters in _ESCAPED.items()}
+
+
+class BadExpression(ValueError):
+    """What is wrong with it; what to do."""
+
+
+def is_name(text: str) -> bool:
+    """Whether it is taken for a name, and not for an expression."""
+    return _NAME.fullmatch(text) is not None
+
+
+def language(words: Words, text: str) -> Language:
+    """The names that `text` stands for.
+
+    Raises:
+        BadExpression: it is no expression, or too long a one.
+    """
+    return words.literal(text) if is_name(text) else _Reader(words, text).read()
+
+
+def check_expression(text: str) -> None:
+    """Raises BadExpression: it cannot be read, or no name matches it."""
+    words = Words()
+    if language(words, text) in (words.never, words.empty):
+        raise BadExpression("matches no name; names consist of letters, digits, '.', '_' and '-'")
+
+
+class AnyOf:
+    """Whether a text is one of some entries: for consumer groups and headers, which may have any character.
+
+    An entry is taken for a name as in a list of topics; any other is an expression of RE2, for whole texts.
+
+    Raises:
+        BadExpression: an entry is none.
+    """
+
+    _MAX_CACHED = 10_000
+
+    def __init__(self, entries: Iterable[str]) -> None:
+        listed = list(entries)
+        self._names = frozenset(filter(is_name, listed))
+        options = re2.Options()
+        options.log_errors = False
+        try:
+            self._expressions = [re2.compile(entry, options) for entry in listed if not is_name(entry)]
+        except re2.error as error:
+            told = error.args[0] if error.args else b""
+            words = told.decode("utf-8", "replace") if isinstance(told, bytes) else str(told)
+            raise BadExpression(
+                f"no expression that RE2 knows: {words}; write one like 'billing-.*'"
+            ) from None
+        self._cache: dict[str, bool] = {}
+
+    def __call__(self, text: str) -> bool:
+        known = self._cache.get(text)
+        if known is None:
+            if len(self._cache) >= self._MAX_CACHED:  # strangers choose the names of headers
+                self._cache.clear()
+            known = text in self._names or any(e.fullmatch(text) is not None for e in self._expressions)
+            self._cache[text] = known
+        return known
+
+
+class _Reader:
+    """Recursive descent over one expression."""
+
+    def __init__(self, words: Words, text: str) -> None:
+        if len(text) > MAX_EXPRESSION_CHARS:
+            raise BadExpression(f"longer than {MAX_EXPRESSION_CHARS} characters; split it into several")
+        self._words = words
+        self._text = text
+        self._at = 0
+        self._depth = 0
+
+    def read(self) -> Language:
+        node, _ = self._alternatives()
+        if self._at < len(self._text):
+            raise self._wrong("a ')' too many", "remove it, or write \\)")
+        return node
+
+    def _wrong(self, what: str, remedy: str) -> BadExpression:
+        return BadExpression(f"at character {self._at + 1}: {what}; {remedy}")
+
+    def _next(self) -> str:
+        return self._text[self._at : self._at + 1]
+
+    def _alternatives(self) -> tuple[Language, int]:
+        """The language up to a ')' or the end, and how many atoms it takes."""
+        found, atoms = [], 0
+        while True:
+            node, more = self._sequence()
+            found.append(node)
+            atoms += more
+            if self._next() != "|":
+                return self._words.either(*found), atoms
+            self._at += 1
+
+    def _sequence(self) -> tuple[Language, int]:
+        parts, atoms = [], 0
+        if self._next() == "^" and not self._depth:
+            self._at += 1
+        while (letter := self._next()) not in {"", "|", ")"}:
+            if letter == "$" and not self._depth and self._text[self._at + 1 : self._at + 2] in {"", "|"}:
+                self._at += 1
+                break
+            node, more = self._repeated()
+            parts.append(node)
+            atoms += more
+            if atoms > MAX_ATOMS:
+                raise BadExpression("too long with its repetitions written out; repeat less often")
+        return self._words.cat(*parts), atoms
+
+    def _repeated(self) -> tuple[Language, int]:
+        node, atoms = self._atom()
+        low, high = self._count()
+        times = max(1, low if high is None else high)
+        if atoms * times > MAX_ATOMS:
+            raise self._wrong("too long with its repetitions written out", "repeat less often")
+        words = self._words
+        if high is None:
+            return words.cat(*[node] * low, words.star(node)), atoms * (low + 1)
+        optional = words.either(node, words.empty)
+        return words.cat(*[node] * low, *[optional] * (high - low)), atoms * times
+
+    def _count(self) -> tuple[int, int | None]:
+        """How often: at least, and at most (None: any number)."""
+        letter = self._next()
+        if letter in {"*", "+", "?"}:
+            self._at += 1
+            found: tuple[int, int | None] = (int(letter == "+"), 1 if letter == "?" else None)
+        elif letter == "{":
+            count = _COUNT.match(self._text, self._at)
+            low = int(count[1]) if count else 0
+            high = low if count and count[2] is None else int(count[3]) if count and count[3] else None
+            if not count or max(low, high or 0) > MAX_REPEAT or (high is not None and high < low):
+                raise self._wrong("no such repetition", f"write {{2}} or {{2,5}}, at most {MAX_REPEAT}")
+            self._at = count.end()
+            found = (low, high)
+        else:
+            return 1, 1
+        if self._next() == "?":  # as few as possible: the same names
+            self._at += 1
+        if self._next() in {"*", "+", "?", "{"}:
+            raise self._wrong("repeats a repetition", "put the first into brackets")
+        return found
+
+    def _atom(self) -> tuple[Language, int]:
+        letter = self._next()
+        if letter == "(":
+            return self._group()
+        if letter in {"*", "+", "?", "{"}:
+            remedy = "write .* for any text" if letter == "*" else f"write \\{letter} for the character"
+            raise self._wrong(f"{letter!r} has nothing to repeat", remedy)
+        if letter in {"^", "$"}:
+            raise self._wrong("the whole name is matched", f"leave {letter} out")
+        self._at += 1
+        if letter == ".":
+            return self._words.chars(ALL), 1
+        if letter == "[":
+            return self._words.chars(self._class()), 1
+        if letter == "\\":
+            escaped = self._escaped()
+            return self._words.chars(escaped if isinstance(escaped, int) else BIT.get(escaped, 0)), 1
+        return self._words.chars(BIT.get(letter, 0)), 1
+
+    def _group(self) -> tuple[Language, int]:
+        self._at += 1
+        if self._next() == "?":
+            if not self._text.startswith("?:", self._at):
+                raise self._wrong("this kind of group is not read", "write (...) or (?:...)")
+            self._at += 2
+        self._depth += 1
+        if self._depth > MAX_DEPTH:
+            raise self._wrong("nested too deeply", f"at most {MAX_DEPTH} levels are read")
+        found = self._alternatives()
+        self._depth -= 1
+        if self._next() != ")":
+            raise self._wrong("a '(' is not closed", "add ')', or write \\(")
+        self._at += 1
+        return found
+
+    def _escaped(self) -> int | str:
+        """The set behind a backslash, or the character that it takes literally."""
+        letter = self._next()
+        if letter in _ESCAPED:
+            self._at += 1
+            return _ESCAPED[letter]
+        if not letter or not letter.isascii() or letter.isalnum():
+            raise self._wrong(f"\\{letter} is not read here", "known: \\d \\w \\s \\D \\W \\S and \\.")
+        self._at += 1
+        return letter
+
+    def _class(self) -> int:
+        negated = self._next() == "^"
+        self._at += negated
+        letters, first = 0, True
+        while first or self._next() != "]":
+            first = False
+            low = self._class_item()
+            if isinstance(low, int):
+                letters |= low
+                continue
+            high = low
+            if self._next() == "-" and self._text[self._at + 1 : self._at + 2] not in {"]", ""}:
+                self._at += 1
+                item = self._class_item()
+                if isinstance(item, int) or item < low:
+                    raise self._wrong("no such range", "write one like a-z")
+                high = item
+            letters |= _set_of("".join(letter for letter in BIT if low <= letter <= high))
+        self._at += 1
+        return ALL ^ letters if negated else letters
+
+    def _class_item(self) -> int | str:
+        letter = self._next()
+        if not letter:
+            raise self._wrong("a '[' is not closed", "add ']', or write \\[")
+        if self._text.startswith("[:", self._at):
+            raise self._wrong("[: is not read here", "write a-z, \\d or \\w")
+        self._at += 1
+        return self._escaped() if letter == "\\" else letter

@@ -1,0 +1,143 @@
+"""What a replica cannot get past: batches that the destination refuses, or that nobody can decode.
+
+Rules
+1. Nothing is passed over by itself, since a copy is complete or it is none. What is refused is encoded anew
+   once: it may be written by what this broker does not take. It goes uncompressed where the compression is
+   refused. What is too large, or has some record that is refused, is divided until it fits, or is a single
+   record; not where the route says `sync.onSmallerLimits: copy`.
+2. What is left is told, with its offsets, and waits: tried again every `RETRY_S` (somebody may have raised
+   the limit), until an operator skips it.
+3. Two may wait at once: what the destination refuses, and behind it what cannot be decoded.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable
+
+from app.kafka.append.errors import FOR_A_RECORD, TOO_LARGE, Refused
+from app.kafka.append.lane import Lane
+from app.kafka.fetch.decoder import UndecodableBatch
+from app.kafka.records.verbatim_copy import Copy
+from app.kernel.ranges import Range
+from app.replicate.destination.ledger import Ledger, Sent
+from app.replicate.destination.predecessor import halves, is_compressed, without
+
+RETRY_S = 5.0
+UNSUPPORTED_COMPRESSION, UNCOMPRESSED = 76, 0
+REMEDIES = {
+    10: "raise max.message.bytes of the destination topic",
+    18: "raise segment.bytes of the destination topic",
+    32: "raise message.timestamp.before.max.ms and message.timestamp.after.max.ms of the destination topic",
+    UNSUPPORTED_COMPRESSION: "let the destination topic take the source's compression",
+    87: "records without a key cannot be kept in a compacted topic; set its cleanup.policy to delete",
+}
+
+
+class _Waiting:
+    """`given_up`: an operator has skipped it."""
+
+    __slots__ = ("given_up", "why")
+
+    def __init__(self) -> None:
+        self.why = ""
+        self.given_up = asyncio.Event()
+
+
+class Obstacle:
+    """See the module; of one replica."""
+
+    def __init__(self, tell: Callable[[str, str, str], None], where: str) -> None:
+        self._tell = tell
+        self._where = where
+        self._waiting: dict[Range, _Waiting] = {}
+
+    @property
+    def why(self) -> str:
+        """What waits first, and why; "" for nothing."""
+        return self._waiting[min(self._waiting)].why if self._waiting else ""
+
+    @property
+    def at(self) -> tuple[Range, ...]:
+        """Offsets [start, end) that wait, each all of it together, in order."""
+        return tuple(sorted(self._waiting))
+
+    def skip(self, start: int, end: int) -> bool:
+        """An operator gives up what waits at exactly these offsets; whether it waits."""
+        waiting = self._waiting.get((start, end))
+        if waiting is None or waiting.given_up.is_set():
+            return False
+        waiting.given_up.set()
+        return True
+
+    def passed(self, base: int) -> None:
+        """All below `base` is copied."""
+        for start, end in list(self._waiting):
+            if end <= base:
+                del self._waiting[start, end]
+
+    async def wait(
+        self, start: int, end: int, message: str, remedy: str, timeout_s: float | None = None
+    ) -> bool:
+        """Waits until these offsets are skipped, or for so long; whether they are to be skipped."""
+        at = start, end
+        told = f"{self._where}, offsets [{start}, {end})"
+        waiting = self._waiting.get(at)
+        if waiting is None:
+            waiting = self._waiting[at] = _Waiting()
+            self._tell("replica-stuck", f"{told}: {message}", remedy)
+        waiting.why = f"offsets [{start}, {end}) wait: {message}; {remedy}"
+        try:
+            async with asyncio.timeout(timeout_s):
+                await waiting.given_up.wait()
+        except TimeoutError:
+            return False
+        self._waiting.pop(at, None)
+        self._tell("replica-skipped", f"{told} were skipped", "they are not in the copy")
+        return True
+
+    async def mend(
+        self,
+        sent: Sent,
+        error: Refused,
+        lane: Lane,
+        ledger: Ledger,
+        max_batch_bytes: Callable[[], Awaitable[int]],
+        *,
+        divides: bool = True,
+    ) -> None:
+        """Puts something in the place of a refused batch. `divides`: it may be taken apart (rule 1).
+
+        Raises: AppendError, ValueError: the lane has ended meanwhile.
+        """
+        copy = sent.copy
+        assert copy is not None, "only a copy is refused"
+        pieces: list[Copy] = []
+        with contextlib.suppress(UndecodableBatch):
+            if error.code == UNSUPPORTED_COMPRESSION and is_compressed(copy):
+                pieces = without(copy, 0, await max_batch_bytes(), UNCOMPRESSED)
+            elif not sent.is_mended and (divides or error.code not in TOO_LARGE):
+                pieces = without(copy, 0, await max_batch_bytes())
+            fits_not = error.code in TOO_LARGE or (error.code in FOR_A_RECORD and sent.is_mended)
+            if divides and fits_not and len(pieces) <= 1 and copy.record_count > 1:
+                pieces = halves(copy)
+        if not pieces:
+            start, end = _stands_for(copy)
+            may_help = not divides and copy.record_count > 1 and error.code in TOO_LARGE | FOR_A_RECORD
+            or_divide = ", or write sync.onSmallerLimits: divide" if may_help else ""
+            skipped = await self.wait(
+                start, end, f"refused with error {error.code}: {error}",
+                REMEDIES.get(error.code, "see the destination topic's settings") + or_divide, RETRY_S,
+            )  # fmt: skip
+            pieces = [] if skipped else [copy]
+        futures = lane.instead([(piece.data, piece.record_count) for piece in pieces])
+        ledger.instead(pieces, futures)
+
+
+def _stands_for(copy: Copy) -> Range:
+    """The source's offsets of its records; as near as is known."""
+    base_offset = int.from_bytes(copy.data[:8], signed=True)
+    if base_offset < copy.source_start:
+        return copy.source_start, max(copy.source_end, copy.source_start + 1)
+    return base_offset, base_offset + copy.record_count

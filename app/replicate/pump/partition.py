@@ -1,0 +1,417 @@
+"""The pump of one replica: a partition of one cluster, copied into a partition of another.
+
+    Fetched -> batches as they are, or encoded anew -> Lane -> acknowledged by all in-sync replicas -> Ledger
+
+Rules
+1. Batches go in the source's order, through one lane, and are acknowledged in that order: what is finished is
+   a number. It moves over what is acknowledged, and over offsets that show no record once all before them is.
+2. Nothing is appended without clearance (`app.replicate.pump.send_gate`), nor before the tracker table knows
+   under whose id and epoch (`app.replicate.destination.handover`). Behind a former owner it goes on where
+   that one had come (`app.replicate.destination.succession`).
+3. What the destination does not take, or nobody can decode, waits (`app.replicate.pump.blocked_batch`).
+4. A pump that is `closed` (fenced, moved, stopped) appends nothing and moves nothing. One that is `lost` has
+   to begin again.
+5. What comes, and what it halts before: `app.replicate.pump.intake`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING
+
+from app.controllog.codec import Copying, JobStatus
+from app.kafka.append.encoder import copies
+from app.kafka.append.errors import Refused
+from app.kafka.append.local_appends import Written
+from app.kafka.append.pending_batch import stamp_of
+from app.kafka.fetch.decoder import UndecodableBatch
+from app.kafka.fetch.deliveries import Fetched, Gap
+from app.kafka.records.producer_sequences import Stamp
+from app.kafka.records.verbatim_copy import Copy
+from app.kernel.clock import now_ms
+from app.kernel.fencing import LogId
+from app.kernel.job import JobId
+from app.kernel.load import Work
+from app.kernel.ranges import Range, Snapshot
+from app.replicate.destination.ledger import Ledger, Sent
+from app.replicate.destination.predecessor import begins_at
+from app.replicate.destination.session import Way
+from app.replicate.destination.verification import Tell
+from app.replicate.pump.blocked_batch import Obstacle
+from app.replicate.pump.intake import Intake
+from app.replicate.pump.offset_sync_emitter import Marks
+from app.replicate.pump.send_gate import Clearance
+from app.replicate.pump.status import MAX_TIMESTAMP, copying, job_status
+from app.replicate.pump.tasks import Tasks
+from app.replicate.pump.unsnapshotted_budget import Unsaved
+
+if TYPE_CHECKING:
+    from app.replicate.pump.route_runtime import RouteRuntime
+
+LOOK_S = 0.02
+FLOOR_S = 5.0  # while nothing is in flight; a successor reads what others write in that time, at most
+NO_LIMIT = (1 << 31) - 1  # bytes, more than any batch has
+
+OnBarrier = Callable[["ReplicaPump", int, int, Stamp | None], None]  # next offsets, the lane's stamp
+
+
+class ReplicaPump:
+    """See the module. Owned by the job manager; fed by the replicate agent.
+
+    Args:
+        next_offset: where copying (again) begins.
+        lineage: of the source's offsets. note, is_same_log, source_epoch: see
+        `app.replicate.destination.session`. is_first: nothing of this log was ever copied by this route.
+        source_log: which it is. on_barrier: takes barriers of the offset map
+        (`app.replicate.pump.offset_sync_emitter`).
+
+    Raises:
+        LookupError: the route does not copy the topic (any more).
+    """
+
+    def __init__(
+        self, job: JobId, epoch: int, runtime: RouteRuntime, *, next_offset: int, lineage: int, note: bytes,
+        is_same_log: bool, is_first: bool, source_log: LogId, tell: Tell, on_barrier: OnBarrier,
+        source_epoch: int | None = None,
+    ) -> None:  # fmt: skip
+        self.job = job
+        self.epoch = epoch
+        self.lineage = lineage
+        self.runtime = runtime
+        target_topic = runtime.route.destination(job.topic)
+        if target_topic is None:
+            raise LookupError(f"route {job.name} does not copy {job.topic} (any more)")
+        self.target = target_topic, job.partition
+        self.high_watermark = -1
+        self.closed = self.draining = False
+        self.trouble = self.lost = ""
+        self.copied_ms = now_ms()  # when the last record that was copied was written, or this began
+        self.lost_at_s = 0.0
+        self.anew: Gap | None = None
+        self._snapshot_version = self.encoded = 0
+        self.unsaved = Unsaved(runtime.unsaved)
+        self.barrier: tuple[int, int, int] | None = None  # the newest, as in `Copying`
+        self._tell_trouble = tell
+        self.edit = runtime.edit(job.topic, job.partition, target_topic)
+        self._tasks = Tasks(job, self.lose)
+        self._is_first = is_first
+        self.source_log = source_log
+        checkpoint = runtime.definition.spec.checkpoint
+        self._marks = Marks(checkpoint.every, checkpoint.records, partial(on_barrier, self))
+        self.tell_barrier = self._marks.now  # somebody waits for one
+        self.intake = Intake(next_offset, self.lose)
+        self.ledger = Ledger(next_offset, self._acknowledged, self._failed, self.intake.release)
+        self.way = Way(
+            runtime, self.target, self.ledger, note, is_same_log=is_same_log, lineage=lineage,
+            source_epoch=source_epoch, is_first=is_first, begin=self._tasks.begin, tell=self.tell,
+            unsure=self._unsure, lost=self._marks.lost, closes=self._marks.closed,
+        )  # fmt: skip
+        runtime.verifier.begin(job, self.ledger.uncompared)
+        self.obstacle = Obstacle(self.tell, self.where)  # after the way, whose end it names
+        self.clearance = Clearance(job, runtime, self.intake, self.way, self.unsaved)
+        self.pause = self.clearance.pause  # what was fetched waits
+        self.told_stalled = False
+        self.told_rounds = 0, float("-inf")  # how many were told of, and when
+        self._checked = False
+        self._floor_at_s = float("-inf")
+        self._written: Written | None = None
+        runtime.pumps.add(self)
+        self._running = self._tasks.begin(self._run)
+
+    # -- batches in ------------------------------------------------------------------------------
+
+    def accept(self, fetched: Fetched) -> None:
+        """Takes a fetched response; its bytes go back to the budget once all of it is acknowledged."""
+        self.high_watermark = fetched.high_watermark
+        if self.intake.accept(fetched, takes=not (self.closed or self.draining)):
+            self.ledger.came(fetched)
+
+    def skip(self, gap: Gap) -> None:
+        """The log lost [start, end): nothing there can ever be copied. Or it is another one now: once all
+        that came of the former one is copied, it is to begin `anew`."""
+        if not (self.closed or self.draining):
+            self.intake.skip(gap)
+
+    def halt(self, gap: Gap, why: str) -> None:
+        """The route stops at this gap: nothing of it is fetched until it begins again."""
+        self.intake.halt(gap, why)
+
+    @property
+    def halted(self) -> str | None:
+        """Why it goes no further until the definition changes or an operator skips; None: it goes on."""
+        return self.intake.halted
+
+    @property
+    def stuck(self) -> tuple[Range, ...]:
+        """Offsets [start, end) of the source that wait for an operator, each all of it together."""
+        gap = self.intake.halts_at
+        return self.obstacle.at if gap is None else (*self.obstacle.at, gap)
+
+    def conclude(self, start: int, end: int) -> bool:
+        """An operator skips what is `stuck` at exactly these offsets. False: that does not wait."""
+        if self.closed or self.draining:
+            return False
+        if (start, end) != self.intake.halts_at:
+            return self.obstacle.skip(start, end)
+        told = f"{self.where}, offsets [{start}, {end}): the gap there is passed over"
+        self.intake.go_on()
+        self.tell("replica-skipped", told, "what was there is not in the copy")
+        return True
+
+    # -- copying ---------------------------------------------------------------------------------
+
+    async def _run(self) -> None:
+        await self.way.meet()
+        self._marks.quiet_below = self.way.quiet_below
+        self.way.close_former(self.base)
+        while True:
+            item = await self.intake.get()
+            if isinstance(item, Gap) and item.begun_anew:
+                while not self.ledger.is_empty:  # noqa: ASYNC110 - callbacks empty it
+                    await asyncio.sleep(LOOK_S)
+                self.anew = item
+                return
+            if isinstance(item, Gap):
+                self.ledger.pass_over(Sent(item.end, lost=item.end - item.start))
+            else:
+                await self._copy(item)
+                self.ledger.pass_over(Sent(item.next_offset, fetched=item))
+                await asyncio.sleep(0)
+
+    async def _copy(self, fetched: Fetched) -> None:
+        while True:
+            try:
+                most_bytes = self.way.max_batch_bytes if self.runtime.divides else NO_LIMIT
+                for copy in copies(fetched, most_bytes, self.edit):
+                    await self._send(copy)
+                    if copy.read_again is not None:
+                        await asyncio.sleep(0)  # encoding the next one takes its time, too
+                return
+            except UndecodableBatch as error:
+                await self.obstacle.wait(
+                    error.start, error.end, f"they cannot go as they are, nor be decoded: {error}",
+                    "see what wrote them; skip them if they may be lost",
+                )  # fmt: skip
+                if error.end >= fetched.next_offset:
+                    return
+                self.ledger.pass_over(Sent(error.end))
+                fetched.start_offset = error.end  # `copies` goes on there
+
+    async def _send(self, copy: Copy) -> None:
+        way = self.way
+        self.ledger.take(copy)
+        rest = way.rest([copy], copy)
+        while rest and not way.is_ready:
+            floor = await way.open(lambda: self.snapshot_version)
+            self._marks.opened(way.opening)
+            if self._is_first:
+                self._marks.genesis(self.base, floor, time.monotonic())
+            rest = way.rest(rest, copy)
+            self._marks.first = rest[0] if rest and begins_at(rest[0], copy) >= 0 else None
+            self._written = self.runtime.written(self)
+        for piece in rest:
+            await self.clearance.wait(piece)
+            assert way.lane is not None, "it is ready"
+            self.ledger.append(piece, await way.lane.append(piece.data, piece.record_count))
+            self.unsaved.appended(self.ledger.delivered + self.ledger.in_flight)
+
+    # -- what becomes of it ----------------------------------------------------------------------
+
+    def _acknowledged(self, sent: Sent, base_offset: int, moved: bool) -> None:
+        copy, self._marks.stamp = sent.copy, stamp_of(base_offset)
+        assert copy is not None, "only copies are acknowledged"
+        self.way.why, self.told_stalled = "", False
+        self.encoded += 0 if isinstance(copy.data, memoryview) else copy.record_count
+        if self.obstacle.why:
+            self.obstacle.passed(self.base)
+        if self._written is not None:
+            self._written.acknowledged(base_offset, copy)
+        if base_offset < 0:
+            self.runtime.verifier.pass_by(self.job, copy.record_count)
+            return
+        self.way.acknowledged(base_offset, base_offset + copy.record_count)
+        if not self._checked:
+            self._checked = True
+            self._tasks.begin(partial(self.way.check_late, base_offset))
+        self.copied_ms = int.from_bytes(copy.data[MAX_TIMESTAMP], signed=True)
+        self.runtime.verifier.add(self.job, self.target, base_offset, copy, self.way.log.topic_id)
+        if moved:
+            self._marks.acknowledged(copy, base_offset, self.ledger.progress_s)
+
+    def _failed(self, sent: Sent, error: BaseException) -> None:
+        if not isinstance(error, Refused):
+            self.lose(str(error))
+        elif (lane := self.way.lane) is not None:
+            divides = self.runtime.divides
+            mend = partial(self.obstacle.mend, sent, error, lane, self.ledger, divides=divides)
+            self._tasks.begin(partial(mend, self.way.limit))
+
+    def _unsure(self, why: str) -> None:
+        self._marks.quiet_below = self.way.quiet_below = max(self.way.quiet_below, self.high_watermark)
+        self.ledger.version += 1
+        self.tell(
+            "replica-resumed-unsure",
+            f"{self.where}, at {self.base}: {why}",
+            "records behind it may be in the copy twice; none is lost",
+        )
+
+    # -- barriers --------------------------------------------------------------------------------
+
+    def wants_idle_barrier(self, now_s: float) -> bool:
+        """Whether all there is was copied, and the destination's end is wanted: see `Marks`."""
+        is_idle = self.way.is_at_rest and not (self.closed or self.draining)
+        is_idle = is_idle and self.ledger.is_empty and self.intake.is_empty
+        return is_idle and self.base >= self.high_watermark >= 0 and self._marks.wants_idle(now_s)
+
+    def wants_floor(self, now_s: float) -> bool:
+        """Whether nothing is in flight although there is something to copy (paused, halted, limited), and the
+        destination's end is wanted: a successor is to read nothing of what others write there meanwhile."""
+        is_quiet = self.way.is_ready and self.ledger.is_empty and not (self.closed or self.draining)
+        return is_quiet and now_s - self._floor_at_s >= FLOOR_S
+
+    async def ended_at(self, target_end: int, appended: int) -> None:
+        """The destination ended there, when so many batches were `appended`: tells an idle barrier if one is
+        due, and notes that what comes lies at or above that end.
+
+        Raises: ClusterUnreachable, KafkaError: it cannot be known now.
+        """
+        self._floor_at_s = time.monotonic()
+        if not await self.way.ends_at(target_end) or self.ledger.appended != appended:
+            return
+        now_s = time.monotonic()
+        if is_idle := self.wants_idle_barrier(now_s):
+            self._marks.idle(self.base, target_end, now_s)
+        if is_idle or (self.way.is_ready and self.ledger.is_empty):
+            self.way.rests_at(target_end)
+
+    # -- state -----------------------------------------------------------------------------------
+
+    @property
+    def base(self) -> int:
+        """Everything below it is copied, or shows no record."""
+        return self.ledger.base
+
+    @property
+    def version(self) -> int:
+        """Grows whenever snapshot or note change; the note says what is not compared as it is now."""
+        self.ledger.owes(self.runtime.verifier.owes(self.job))
+        return self.ledger.version
+
+    def snapshot(self) -> Snapshot:
+        """What is finished; to be saved."""
+        self.unsaved.taken(self.version, self.ledger.delivered)
+        return Snapshot(self.base)
+
+    @property
+    def snapshot_version(self) -> int:
+        """The version that the tracker table has; -1: it has to learn of this replica."""
+        return self._snapshot_version
+
+    @snapshot_version.setter
+    def snapshot_version(self, version: int) -> None:
+        self._snapshot_version = version
+        self.runtime.verifier.noted(self.job, self.ledger.delivered, self.unsaved.saved(version))
+
+    @property
+    def awaits_snapshot(self) -> bool:
+        """Nothing goes before one is taken."""
+        return self.way.is_saving or not self.way.is_ready or self.clearance.unsaved_s > 0
+
+    @property
+    def note(self) -> bytes:
+        """For the successor (`app.replicate.destination.handover`)."""
+        return self.way.note
+
+    @property
+    def target_log(self) -> LogId:
+        """The destination's, once something was to be copied."""
+        return self.way.log
+
+    @property
+    def commits_to(self) -> tuple[str, str]:
+        """Cluster and group under which Kafka's own tools see its lag."""
+        return self.runtime.source.name, self.runtime.group
+
+    @property
+    def paused(self) -> bool:
+        """Nothing goes by an operator's will."""
+        return self.clearance.paused
+
+    @property
+    def limited(self) -> bool:
+        """It waits for the route's rate, or for routes of a higher priority."""
+        return self.clearance.limited
+
+    @property
+    def in_flight(self) -> int:
+        """Records on their way."""
+        return self.ledger.in_flight
+
+    def copying(self) -> Copying:
+        """What the heartbeat says of its copies."""
+        return copying(self)
+
+    def work(self) -> Work:
+        """What it has done since it began; what it read it wrote, too."""
+        return Work(2 * self.intake.read_bytes, self.ledger.delivered, 0)
+
+    def status(self) -> JobStatus:
+        """What the heartbeat says of this job."""
+        return job_status(self)
+
+    @property
+    def where(self) -> str:
+        """From where to where, for people."""
+        here = f"{self.runtime.source.name}/{self.job.topic}/{self.job.partition}"
+        return f"{here} to {self.way.name}"
+
+    def tell(self, kind: str, message: str, remedy: str) -> None:
+        """Tells of an incident."""
+        self._tell_trouble(kind, str(self.job), message, remedy)
+
+    # -- the end ---------------------------------------------------------------------------------
+
+    def lose(self, why: str) -> None:
+        """It cannot go on: its job begins again."""
+        if not self.closed and not self.lost:
+            self.lost, self.lost_at_s = why, time.monotonic()
+            self.tell("replica-begins-again", f"{self.where}, at {self.base}: {why}", "it does so by itself")
+            self.draining = True
+
+    def stop_intake(self) -> None:
+        """Appends nothing new from now on; what is under way goes on."""
+        self.draining = True
+        self._running.cancel()
+
+    @property
+    def is_busy(self) -> bool:
+        """Something of it is on its way, or is to be compared and can be."""
+        is_comparing = self.runtime.verifier.is_comparing(self.job, self.target)
+        return is_comparing or (self.in_flight > 0 and not self.lost)
+
+    async def drain(self, grace_s: float) -> bool:
+        """Waits for what is under way, at most `grace_s`. Returns whether all of it was acknowledged."""
+        self.stop_intake()
+        deadline_s = time.monotonic() + grace_s
+        while self.is_busy and time.monotonic() < deadline_s:  # noqa: ASYNC110 - callbacks change it
+            await asyncio.sleep(0.01)
+        return not self.in_flight
+
+    def close(self) -> None:
+        """Fenced or moved: nothing of this pump counts from now on (rule 4)."""
+        if self.closed:
+            return
+        self.stop_intake()
+        self.closed = True
+        self.runtime.pumps.discard(self)
+        self.ledger.close()
+        if self._written is not None:
+            self._written.close()
+        self.unsaved.close()
+        self._tasks.cancel()
+        self.way.close()
+        for fetched in self.intake.held:
+            self.intake.release(fetched)

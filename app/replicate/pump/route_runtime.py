@@ -1,0 +1,278 @@
+"""What the replicas of one route share on this worker: its definition, its clusters, its limits.
+
+Rates are this worker's share of the route's, as the leader divides it (`app.kernel.limit_shares`); they are
+held before a batch is appended, so that a batch of more than a burst goes when the bucket is full. There,
+too, it waits for routes of a higher priority on this worker (`app.replicate.model.route_priority`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import TYPE_CHECKING
+
+import structlog
+from aiokafka.errors import KafkaError
+
+from app.kafka.append.appender import Appender
+from app.kafka.append.local_appends import Appended, Written
+from app.kafka.client.cluster import LATEST, ClusterClient
+from app.kafka.client.topic_configs import TopicSettings, describe
+from app.kernel.fencing import LogId
+from app.kernel.job import JobId
+from app.kernel.lease import Lease
+from app.kernel.limit_shares import ALL, Need, Share, Usage
+from app.kernel.token_bucket import TokenBucket
+from app.replicate.definition import RouteDefinition
+from app.replicate.destination.copy_headers import HeaderEdit
+from app.replicate.destination.session import MADE_ANEW
+from app.replicate.destination.verification import Budget, Tell, Verifier
+from app.replicate.model.destination_topic import MAX_BYTES
+from app.replicate.model.route_priority import HOLD_S, Priorities
+from app.replicate.pump.status import look
+from app.replicate.pump.unsnapshotted_budget import Together
+
+if TYPE_CHECKING:
+    from app.replicate.pump.partition import ReplicaPump
+
+log = structlog.get_logger(__name__)
+
+LOOK_S = 1.0
+TOPIC_IDS_S = 3.0
+KAFKA_MAX_BYTES = 1_048_588  # Kafka's own max.message.bytes, where the destination's is not to be known
+NO_SHARE_S = 0.25  # a worker without a share of the rates looks again so often
+BUSY_S = 5.0  # a replica that took a batch within this time has work
+# Parts of a definition that a replica with the same destination has nothing of, or looks at anew.
+LIVE = ("topics", "exclude", "rename", "offsets", "limits", "sync", "start", "verify")
+# Of the worker's memory for fetched data so much stays free of those that wait for no hurry.
+LEAVES = {"high": 0.0, "normal": 0.2, "low": 0.5}
+
+
+def group_of(route: str) -> str:
+    """The group of the source cluster under which a route's positions are committed."""
+    return f"switchyard-{route}"
+
+
+class RouteRuntime:
+    """See the module.
+
+    Attributes:
+        definition, route: as it is in force.
+        source, target: the clusters' clients; `appender` appends to the latter.
+        messages, bytes: this worker's shares of the limits, None without one.
+        group: of the source cluster, under which positions are committed, for people and their tools.
+        pumps: the replicas that are here.
+        unsaved: all of the worker's.
+
+    `cluster_ids`: the source's and the target's, for provenance; other installations may name them otherwise.
+    `appended`: is told what the target has acknowledged.
+    """
+
+    def __init__(
+        self,
+        definition: RouteDefinition,
+        source: ClusterClient,
+        target: ClusterClient,
+        appender: Appender,
+        lease: Lease,
+        tell: Tell,
+        verify_budget: Budget,
+        priorities: Priorities,
+        unsaved: Together,
+        cluster_ids: tuple[str, str] = ("", ""),
+        appended: Appended | None = None,
+    ) -> None:
+        self.definition = definition
+        self.route = definition.route()
+        self.source = source
+        self.target = target
+        self.appender = appender
+        self.appended = appended
+        self.lease = lease
+        self.group = group_of(definition.key)
+        self.pumps: set[ReplicaPump] = set()
+        self.unsaved = unsaved
+        self.messages: TokenBucket | None = None
+        self.bytes: TokenBucket | None = None
+        self._priorities = priorities
+        self._limited_s = float("-inf")
+        self._keeps = definition.keeps_header()
+        self._source_id, self._target_id = cluster_ids
+        self._share = ALL
+        self._usage = Usage()
+        self._took_s: dict[JobId, float] = {}
+        self._set_limits()
+        self.verifier = Verifier(target, tell, verify_budget)
+        self.verifier.everything = definition.spec.verify == "all"
+        self._topic_ids_at_s = time.monotonic()
+        loop = asyncio.get_running_loop()
+        self._tasks = [loop.create_task(work) for work in (self._look_for_ever(), self.verifier.run())]
+
+    async def close(self) -> None:
+        """Its last replica is gone."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self.verifier.close()
+
+    # -- limits ----------------------------------------------------------------------------------
+
+    def takes(self, definition: RouteDefinition) -> bool:
+        """Whether a changed definition can come into force here: none but `LIVE` parts of it are others.
+
+        Which of its replicas have another destination then is the caller's to see.
+        """
+        live = {part: getattr(definition.spec, part) for part in LIVE}
+        spec = self.definition.spec.model_copy(update=live)
+        return (
+            self.definition.model_copy(update={"metadata": definition.metadata, "spec": spec}) == definition
+        )
+
+    def change(self, definition: RouteDefinition) -> None:
+        """A definition that it `takes` is in force from now on."""
+        self.definition = definition
+        self.route = definition.route()
+        self.verifier.everything = definition.spec.verify == "all"
+        self._set_limits()
+
+    def shared(self, share: Share) -> None:
+        """What this worker may use of the route's limits from now on."""
+        if share != self._share:
+            self._share = share
+            self._set_limits()
+
+    def need(self, now_s: float) -> Need | None:
+        """What this worker needs of the limits, for its heartbeat; None: there are none."""
+        if not self.definition.spec.limits.is_limited:
+            return None
+        self._took_s = {job: at_s for job, at_s in self._took_s.items() if now_s - at_s < BUSY_S}
+        used, wants = round(self._usage.per_s(now_s), 4), self._usage.wants(now_s)
+        return Need(self.definition.key, used, wants, weight=max(1, len(self._took_s)))
+
+    def _set_limits(self) -> None:
+        limits = self.definition.spec.limits
+        self.messages = self._bucket(self.messages, limits.messages_per_second)
+        self.bytes = self._bucket(self.bytes, limits.bytes_per_second)
+
+    def _bucket(self, bucket: TokenBucket | None, rate_per_s: float | None) -> TokenBucket | None:
+        if rate_per_s is None:
+            return None
+        if self._share.rate <= 0:
+            return bucket  # nothing goes (`wait_s`)
+        rate_per_s *= self._share.rate
+        if bucket is None:
+            return TokenBucket(rate_per_s)
+        bucket.change(rate_per_s, time.monotonic())
+        return bucket
+
+    def wait_s(self, now_s: float, records: int, size_bytes: int) -> float:
+        """Seconds until a batch may go, or it is worth asking again."""
+        wait_s = 0.0
+        if self._share.rate <= 0 and self.definition.spec.limits.is_limited:
+            wait_s = NO_SHARE_S
+        elif self.messages is not None:
+            wait_s = self.messages.wait_s(now_s, records)
+        if self.bytes is not None:
+            wait_s = max(wait_s, self.bytes.wait_s(now_s, size_bytes))
+        if wait_s:
+            self._limited_s = now_s
+            self._usage.short(now_s)
+        return wait_s or self._priorities.wait_s(self.definition.spec.limits.priority, now_s)
+
+    def take(self, now_s: float, records: int, size_bytes: int, job: JobId, *, is_behind: bool) -> None:
+        """A batch of the job goes. `is_behind`: there is a backlog at the source."""
+        limits, used = self.definition.spec.limits, 0.0
+        if self.messages is not None and limits.messages_per_second:
+            self.messages.take(now_s, records)
+            used = records / limits.messages_per_second
+        if self.bytes is not None and limits.bytes_per_second:
+            self.bytes.take(now_s, size_bytes)
+            used = max(used, size_bytes / limits.bytes_per_second)
+        if used:
+            self._usage.add(now_s, used)
+            self._took_s[job] = now_s
+        presses = is_behind and now_s - self._limited_s > HOLD_S
+        self._priorities.take(self.definition.spec.limits.priority, job, now_s, size_bytes, presses=presses)
+
+    def leaves(self, capacity_bytes: int) -> int:
+        """Bytes of the worker's memory that its fetching leaves to others, by its priority."""
+        return int(LEAVES[self.definition.spec.limits.priority] * capacity_bytes)
+
+    @property
+    def divides(self) -> bool:
+        """Whether batches that do not fit the destination are divided, also where its limits are known."""
+        return self.definition.spec.sync.on_smaller_limits != "copy"
+
+    # -- a partition's ---------------------------------------------------------------------------
+
+    def edit(self, topic: str, partition: int, target_topic: str) -> HeaderEdit | None:
+        """How the headers of a partition's copies differ; None: they do not."""
+        provenance = self.definition.spec.headers.provenance
+        if self._keeps is None and not provenance:
+            return None
+        source = f"{self._source_id or self.source.name}/{topic}"
+        target = f"{self._target_id or self.target.name}/{target_topic}"
+        return HeaderEdit(self.definition.key, source, partition, target, self._keeps, provenance=provenance)
+
+    def written(self, pump: ReplicaPump) -> Written | None:
+        """Takes what is acknowledged of a pump whose lane is open, for who counts the copy here."""
+        if self.appended is None:
+            return None
+        ledger, topic_id = pump.ledger, pump.target_log.topic_id
+        return self.appended.begin(*pump.target, topic_id, lambda: ledger.sent_to, lambda: ledger.in_flight)
+
+    async def max_batch_bytes(self, target_topic: str) -> int:
+        """`max.message.bytes` of a destination topic; Kafka's own where it is not to be known."""
+        try:
+            found = (await describe(self.target, [target_topic], [MAX_BYTES])).get(target_topic)
+            if isinstance(found, TopicSettings):
+                return int(found.config[MAX_BYTES])
+        except (KafkaError, OSError, TimeoutError, RuntimeError, LookupError, ValueError) as error:
+            log.debug("a topic's limit is not known", topic=target_topic, error=repr(error))
+        return KAFKA_MAX_BYTES
+
+    # -- on a timer ------------------------------------------------------------------------------
+
+    async def _look_for_ever(self) -> None:
+        while True:
+            await asyncio.sleep(LOOK_S)
+            for act in (self._look, self._idle_barriers, self._known_targets):
+                try:
+                    await act()
+                except Exception as error:  # noqa: BLE001 - the next look tells the same
+                    log.debug("a route could not be looked at", route=self.definition.key, error=repr(error))
+
+    async def _look(self) -> None:
+        for pump in list(self.pumps):
+            look(pump, time.monotonic())
+
+    async def _known_targets(self) -> None:
+        """A destination topic that was made anew is another log: its replicas begin again."""
+        ready = [pump for pump in self.pumps if pump.target_log.topic_id]
+        if not ready or time.monotonic() - self._topic_ids_at_s < TOPIC_IDS_S:
+            return
+        self._topic_ids_at_s = time.monotonic()
+        ids = await self.target.topic_ids({pump.target[0] for pump in ready})
+        for pump in ready:
+            if pump.target_log.is_another(LogId(topic_id=ids.get(pump.target[0], ""))):
+                pump.lose(MADE_ANEW)
+
+    async def _idle_barriers(self) -> None:
+        now_s = time.monotonic()
+        idle = {
+            pump: pump.ledger.appended
+            for pump in self.pumps
+            if pump.wants_idle_barrier(now_s) or pump.wants_floor(now_s)
+        }
+        if not idle:
+            return
+        ends = await self.target.offsets({pump.target for pump in idle}, LATEST)
+        # Beside each other: one whose destination shows less than it has takes long, and comes to nothing.
+        known = [
+            pump.ended_at(ends[pump.target], appended)
+            for pump, appended in idle.items()
+            if pump.target in ends
+        ]
+        for found in await asyncio.gather(*known, return_exceptions=True):
+            if isinstance(found, Exception):
+                log.debug("an idle barrier was not told", route=self.definition.key, error=repr(found))

@@ -1,0 +1,1 @@
+"""Partitions that routes copy, and their destination topics made fit."""

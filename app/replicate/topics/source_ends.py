@@ -1,0 +1,84 @@
+"""Where a route with `start: latest` begins: the ends of its source, read once, when it is first defined.
+
+What was there then is somebody else's to copy; what came since is copied, and topics and partitions that are
+found later from their first record on. It stands in the control log (`app.controllog.events.Begun`), so
+that neither an edit of the definition nor another leader moves it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Collection, Mapping
+from uuid import uuid4
+
+from app.controllog.events import Begun, Position, RoutePut
+from app.controllog.state import ControlState
+from app.kafka.client.cluster import LATEST, READ_COMMITTED, ClusterClient
+from app.kernel.clock import now_ms
+
+TRIES, RETRY_S = 20, 0.25  # a partition in the making has no leader yet
+PART_BYTES = 300_000  # of an event, roughly
+TOPIC_BYTES, OFFSET_BYTES = 300, 20  # at most
+NOT_KNOWN = -1
+
+Partition = tuple[str, int]
+
+
+async def read_ends(client: ClusterClient, partitions: Collection[Partition]) -> dict[Partition, int]:
+    """The end of each as one reads who reads what is committed; without those whose leader does not answer
+    for five seconds.
+
+    Raises:
+        ClusterUnreachable, KafkaError.
+    """
+    ends: dict[Partition, int] = {}
+    for _ in range(TRIES):
+        ends |= await client.offsets([at for at in partitions if at not in ends], LATEST, READ_COMMITTED)
+        if len(ends) == len(partitions):
+            break
+        await asyncio.sleep(RETRY_S)
+    return ends
+
+
+def lacks_beginning(view: ControlState, name: str, start: str) -> bool:
+    """Whether it has to be recorded where the route begins."""
+    return start == "latest" and name in view.routes and not view.begun_of(name)
+
+
+async def beginning_of(client: ClusterClient, put: RoutePut, sizes: Mapping[str, int]) -> list[Begun]:
+    """To be written down for the route's deployment: `sizes` are the partitions of its topics.
+
+    Raises:
+        ClusterUnreachable, KafkaError: it cannot be known now.
+    """
+    # Read before any offset: should a topic be made anew in between, its ends are seen to be of another.
+    ids = await client.topic_ids(sizes) if sizes else {}
+    ends = await read_ends(client, [(topic, at) for topic, count in sizes.items() for at in range(count)])
+    parts: list[dict[str, Position]] = [{}]
+    left = PART_BYTES
+    for topic, count in sorted(sizes.items()):
+        left -= TOPIC_BYTES + OFFSET_BYTES * count
+        if left < 0 and parts[-1]:
+            parts.append({})
+            left = PART_BYTES - TOPIC_BYTES - OFFSET_BYTES * count
+        offsets = [ends.get((topic, at), NOT_KNOWN) for at in range(count)]
+        parts[-1][topic] = Position(ids.get(topic, ""), offsets)
+    at_ms, nonce = now_ms(), uuid4().hex
+    return [
+        Begun(
+            at_ms=at_ms, key=put.key, deployment=put.deployment, nonce=nonce, ends=[], others=others,
+            part=part, parts=len(parts),
+        )
+        for part, others in enumerate(parts)
+    ]  # fmt: skip
+
+
+def not_known(begun: Collection[Begun]) -> list[str]:
+    """The partitions whose end was not to be known, for people."""
+    return [
+        f"{topic}-{at}"
+        for one in begun
+        for topic, position in one.others.items()
+        for at, offset in enumerate(position.offsets)
+        if offset < 0
+    ]

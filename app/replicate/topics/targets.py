@@ -1,0 +1,348 @@
+"""The topics that routes copy to: planned by `app.replicate.model.destination_topic`, and made as planned.
+
+A topic is fit, and its copying may begin, once nothing is left to do and nothing blocks it. What a cluster
+refuses to do is told, taken as not to be done for `RETRY_S`, and planned again without: so it is known
+whether the topic is fit all the same.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import defaultdict
+from collections.abc import AsyncIterator, Collection, Mapping, Set
+from dataclasses import dataclass, field, replace
+
+import structlog
+from aiokafka.errors import KafkaError
+
+from app.dispatch.topics.settings import safe_replication
+from app.kafka.client.cluster import ClusterClient, ClusterUnreachable
+from app.kafka.client.permissions import allow, grant, lacks
+from app.kafka.client.topic_configs import alter, create, expand
+from app.kafka.client.topics import TopicSpec
+from app.kafka.data_clusters import DataClusters
+from app.replicate.definition import RouteDefinition
+from app.replicate.model.destination_topic import (
+    STRICTEST,
+    SYNCED,
+    TopicPlan,
+    TopicState,
+    TopicSync,
+    plan_topic,
+)
+from app.worker.jobs.start_position import Trouble
+from app.worker.jobs.topic_inventory import AUTHORISATION, ClusterTopics
+
+log = structlog.get_logger(__name__)
+
+RETRY_S = 60.0
+AWAY_S = 2.0
+AT_ONCE = 100  # topics planned before the loop is given back: each takes a tenth of a millisecond
+
+Target = tuple[str, str]  # cluster and topic
+Routes = Mapping[str, tuple[RouteDefinition, Mapping[str, str]]]  # with the copies' names, by topic
+
+REFUSED = {
+    "create": "could not be created",
+    "partitions": "could not be given more partitions",
+    "configuration": "could not be configured",
+}
+PERMISSIONS = {"create": "Create", "partitions": "Alter", "configuration": "AlterConfigs"}
+
+
+@dataclass(slots=True)
+class _Wanted:
+    """A destination topic: all that is copied to it, and what may be done to it."""
+
+    sources: set[Target] = field(default_factory=set)
+    routes: set[str] = field(default_factory=set)
+    sync: TopicSync | None = None
+    replication: int | None = None
+
+    def add(self, definition: RouteDefinition, topic: str) -> None:
+        self.sources.add((definition.spec.source, topic))
+        self.routes.add(definition.key)
+        one, other = definition.topic_sync(), self.sync
+        if other is not None:
+            one = TopicSync(
+                one.create and other.create,
+                one.partitions and other.partitions,
+                one.configuration and other.configuration,
+                frozenset(one.leave) | frozenset(other.leave),
+                min(one.smaller, other.smaller, key=STRICTEST.index),
+            )
+        self.sync = one
+        self.replication = max(definition.spec.sync.replication or 0, self.replication or 0) or None
+
+
+@dataclass(frozen=True, slots=True)
+class _Look:
+    """What a plan was made of."""
+
+    sources: Mapping[str, TopicState]
+    present: TopicState | None
+    sync: TopicSync
+
+
+@dataclass(frozen=True, slots=True)
+class _Refused:
+    """When, and what it was. `denied`: a permission is missing."""
+
+    at_s: float
+    why: str
+    denied: bool
+
+
+class Targets:
+    """See the module. `topics` is what is known of clusters."""
+
+    def __init__(self, topics: Mapping[str, ClusterTopics], clusters: DataClusters, tell: Trouble) -> None:
+        self._topics = topics
+        self._clusters = clusters
+        self._tell = tell
+        self._wanted: dict[Target, _Wanted] = {}
+        self._of: dict[str, set[str]] = {}
+        self._plans: dict[Target, tuple[_Look, TopicPlan]] = {}
+        self._to_do: defaultdict[str, dict[str, TopicPlan]] = defaultdict(dict)
+        self._refused: dict[tuple[Target, str], _Refused] = {}
+        self._doing: dict[str, asyncio.Task[None]] = {}
+        self._done_s: dict[str, float] = {}
+        self._fit: dict[Target, int] = {}
+        self._stamp: object = None
+        self._planning: asyncio.Task[None] | None = None
+        self._told: set[tuple[str, str]] = set()
+
+    def forget(self) -> None:
+        """What was planned is looked at anew."""
+        self._plans, self._fit, self._stamp = {}, {}, None
+
+    def of(self, cluster: str) -> Set[str]:
+        """Every topic of `cluster` that is copied to."""
+        return self._of.get(cluster, frozenset())
+
+    def fit(self, target: Target) -> int:
+        """Copying to so many of its partitions may begin."""
+        return self._fit.get(target, 0)
+
+    def plan(self, target: Target) -> TopicPlan | None:
+        """What is to be done to it; None: that is not known yet."""
+        found = self._plans.get(target)
+        return None if found is None else found[1]
+
+    def told(self, target: Target) -> tuple[str, str]:
+        """Whether it is copied to, being prepared or blocked, and why, for people."""
+        plan = self.plan(target)
+        if self._denied(target):
+            return "blocked", lacks(self._clusters.specs[target[0]], "topic", target[1], "Describe")
+        if plan is None:
+            return "preparing", "not looked at yet"
+        if plan.blocked:
+            return "blocked", "; ".join(plan.blocked)
+        if plan.create is not None:
+            return "preparing", f"to be created with {plan.create[0]} partitions"
+        if plan.expand_to is not None:
+            return "preparing", f"to be given {plan.expand_to} partitions"
+        if plan.alter:
+            return "preparing", f"to be configured: {', '.join(sorted(plan.alter))}"
+        return "copied", "; ".join(plan.told)
+
+    def _denied(self, target: Target) -> bool:
+        there = self._topics.get(target[0])
+        return there is not None and target[1] in there.denied
+
+    def look(self, routes: Routes, unknown: Collection[str]) -> asyncio.Task[None] | None:
+        """Begins to plan what changed, if anything did, or to make what was planned. Into the clusters
+        `unknown` something is copied of which nothing is known."""
+        if self._planning is not None and not self._planning.done():
+            return self._planning
+        now_s = time.monotonic()
+        off = {key for key, refused in self._refused.items() if now_s - refused.at_s < RETRY_S}
+        stamp = (
+            [(name, definition, copies) for name, (definition, copies) in routes.items()],
+            {name: topics.version for name, topics in self._topics.items()},
+            set(unknown),
+            off,
+        )
+        if stamp != self._stamp:
+            self._stamp = stamp
+            self._planning = asyncio.get_running_loop().create_task(self._plan_all(routes, unknown, off))
+            return self._planning
+        self._begin()
+        return None
+
+    def _gather(self, routes: Routes) -> None:
+        wanted: defaultdict[Target, _Wanted] = defaultdict(_Wanted)
+        for definition, copies in routes.values():
+            for topic, copy in copies.items():
+                wanted[definition.spec.target, copy].add(definition, topic)
+        self._wanted, self._of = dict(wanted), {}
+        for cluster, topic in wanted:
+            self._of.setdefault(cluster, set()).add(topic)
+        self._plans = {target: plan for target, plan in self._plans.items() if target in wanted}
+        self._fit = {target: count for target, count in self._fit.items() if target in wanted}
+
+    async def _plan_all(
+        self, routes: Routes, unknown: Collection[str], off: Collection[tuple[Target, str]]
+    ) -> None:
+        self._gather(routes)
+        for number, (target, wanted) in enumerate(self._wanted.items()):
+            if number % AT_ONCE == AT_ONCE - 1:
+                await asyncio.sleep(0)
+            given_up = {what for what in REFUSED if (target, what) in off}
+            look = self._seen(target, wanted, given_up, target[0] in unknown)
+            if look is None:
+                continue  # not described yet: what was planned before stays
+            before = self._plans.get(target)
+            if before is not None and before[0] == look:
+                continue
+            plan = plan_topic(look.sources, look.present, look.sync)
+            self._plans[target] = look, plan
+            is_fit = look.present is not None and not plan.changes and not plan.blocked
+            self._fit[target] = look.present.partitions if is_fit and look.present is not None else 0
+        self._to_do.clear()
+        for (cluster, topic), (_, plan) in self._plans.items():
+            if plan.changes:
+                self._to_do[cluster][topic] = plan
+        self._tell_all()
+        self._begin()
+
+    def _seen(
+        self, target: Target, wanted: _Wanted, given_up: Collection[str], unknown: bool
+    ) -> _Look | None:
+        cluster, topic = target
+        there = self._topics.get(cluster)
+        if there is None or not there.listed or not there.knows(topic) or wanted.sync is None:
+            return None
+        if topic in there.denied:
+            return None  # whether it exists is not known; what is copied to it goes on
+        sources: dict[str, TopicState] = {}
+        for source, name in sorted(wanted.sources):
+            state = self._topics[source].state(name)
+            if state is None:
+                return None
+            sources[f"{name} in {source}"] = state
+            unknown = unknown or name in self._topics[source].troubles
+        present = there.state(topic)
+        if present is None and topic in there.sizes:
+            return None
+        sync = replace(
+            wanted.sync,
+            leave=frozenset(wanted.sync.leave) | (SYNCED if unknown else frozenset()),
+            create=wanted.sync.create and "create" not in given_up,
+            partitions=wanted.sync.partitions and "partitions" not in given_up,
+            configuration=wanted.sync.configuration
+            and "configuration" not in given_up
+            and topic not in there.troubles,
+        )
+        return _Look(sources, present, sync)
+
+    # -- making it so ------------------------------------------------------------------------------
+
+    def _begin(self) -> None:
+        for cluster, plans in self._to_do.items():
+            doing = self._doing.get(cluster)
+            # Not before what was done last could be seen: it would be done again.
+            seen = self._topics[cluster].read_at_s > self._done_s.get(cluster, float("-inf"))
+            if seen and (doing is None or doing.done()):
+                self._doing[cluster] = asyncio.get_running_loop().create_task(self._do(cluster, dict(plans)))
+
+    async def _do(self, cluster: str, plans: Mapping[str, TopicPlan]) -> None:
+        try:
+            client = (await self._clusters.get(cluster)).client
+            async for what, tried, refused in self._steps(client, plans):
+                for topic in tried:
+                    self._refused.pop(((cluster, topic), what), None)
+                    if topic in refused:
+                        words = f"{REFUSED[what]}: {refused[topic]}"
+                        denied = isinstance(refused[topic], AUTHORISATION)
+                        self._refused[(cluster, topic), what] = _Refused(time.monotonic(), words, denied)
+        except (KafkaError, ClusterUnreachable, OSError, TimeoutError) as error:
+            log.warning("topics of a destination wait to be made", cluster=cluster, error=repr(error))
+            await asyncio.sleep(AWAY_S)
+        except Exception:
+            log.exception("topics of a destination could not be made and are tried again", cluster=cluster)
+            await asyncio.sleep(AWAY_S)
+        self._topics[cluster].forget(plans)
+        self._done_s[cluster] = time.monotonic()
+        self._stamp = None  # what was refused is told, also when it is tried again
+
+    async def _steps(
+        self, client: ClusterClient, plans: Mapping[str, TopicPlan]
+    ) -> AsyncIterator[tuple[str, Collection[str], Mapping[str, KafkaError]]]:
+        cluster, topics = client.name, self._topics[client.name]
+        specs = []
+        if new := {topic: plan.create for topic, plan in plans.items() if plan.create is not None}:
+            brokers = await client.broker_count()
+            for topic, (partitions, config) in new.items():
+                wanted = self._wanted.get((cluster, topic))
+                replication, safe = safe_replication(brokers)
+                replication = (wanted.replication if wanted else None) or replication
+                leave = () if wanted is None or wanted.sync is None else wanted.sync.leave
+                safe = {name: value for name, value in safe.items() if replication > 2 and name not in leave}
+                specs.append(TopicSpec(topic, partitions, replication, {**safe, **config}))
+            made, refused = await create(client, specs)
+            yield "create", new, refused
+            topics.grown({spec.name: spec.partitions for spec in specs if spec.name in made})
+        more = {topic: plan.expand_to for topic, plan in plans.items() if plan.expand_to is not None}
+        refused = await expand(client, more)
+        yield "partitions", more, refused
+        topics.grown({topic: count for topic, count in more.items() if topic not in refused})
+        settings = {topic: plan.alter for topic, plan in plans.items() if plan.alter}
+        yield "configuration", settings, await _alter(client, settings)
+        if new or more or settings:
+            log.info("topics of a destination were made as planned", cluster=cluster, created=sorted(new),
+                     expanded=more, configured=settings)  # fmt: skip
+
+    def _tell_all(self) -> None:
+        told: dict[tuple[str, str], tuple[str, str]] = {}
+        self._refused = {key: refused for key, refused in self._refused.items() if key[0] in self._wanted}
+        for ((cluster, topic), what), refused in self._refused.items():
+            for name in self._wanted[cluster, topic].routes:
+                remedy = "do it by hand; it is tried again every minute"
+                if refused.denied:
+                    command = allow(self._clusters.specs[cluster], "topic", topic, PERMISSIONS[what])
+                    remedy = f"{command}; or {remedy}"
+                told[name, f"topic {topic} in {cluster} {refused.why}"] = ("route-topic", remedy)
+        for target, (_, plan) in self._plans.items():
+            for name in self._wanted[target].routes:
+                where = f"topic {target[1]} in {target[0]}"
+                for why in plan.blocked:
+                    message, _, remedy = why.rpartition("; ")
+                    told[name, f"nothing new is copied to {where}: {message}"] = ("route-blocked", remedy)
+                for odd in plan.told:
+                    told[name, f"{where}: {odd}"] = ("route-topic", "nothing to do, unless that matters")
+        for (cluster, topic), wanted in self._wanted.items():
+            if self._denied((cluster, topic)):
+                spec = self._clusters.specs[cluster]
+                remedy = grant(spec, "topic", topic, "Read", "Write", "Describe")
+                for name in wanted.routes:
+                    told[name, f"nothing new is copied there: {lacks(spec, 'topic', topic, 'Describe')}"] = (
+                        "route-blocked", remedy,
+                    )  # fmt: skip
+            for source, one in sorted(wanted.sources):
+                if unread := self._topics[source].troubles.get(one):
+                    remedy = grant(self._clusters.specs[source], "topic", one, "DescribeConfigs")
+                    said = f"the copy does not follow settings of topic {one} in {source}: {unread}"
+                    told |= {(name, said): ("route-topic", remedy) for name in wanted.routes}
+        for cluster, topics in self._topics.items():
+            for topic, why in topics.troubles.items():
+                known = self._wanted.get((cluster, topic))
+                for name in known.routes if known else ():
+                    remedy = grant(self._clusters.specs[cluster], "topic", topic, "DescribeConfigs")
+                    told[name, f"topic {topic} in {cluster} is taken as it is: {why}"] = (
+                        "route-topic", remedy,
+                    )  # fmt: skip
+        for (name, message), (kind, remedy) in told.items():
+            if (name, message) not in self._told:
+                self._tell(kind, name, message, remedy)
+        self._told = set(told)
+
+
+async def _alter(
+    client: ClusterClient, settings: Mapping[str, Mapping[str, str | None]]
+) -> dict[str, KafkaError]:
+    try:
+        return await alter(client, settings)
+    except NotImplementedError:  # brokers before Kafka 2.3
+        return {topic: KafkaError("its brokers are too old for it") for topic in settings}

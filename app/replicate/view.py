@@ -1,0 +1,55 @@
+"""What the console shows of a route's partitions beside what it shows of any job, and their sums: pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from app.controllog.codec import Copying, JobStatus
+
+NOTHING = Copying()  # of a partition that nobody says anything of
+COUNTS = ("encoded", "left_out", "lost", "compared", "differing", "uncompared", "begun_anew",
+          "destination_losses")  # fmt: skip
+
+
+def copying_told(status: JobStatus) -> dict[str, Any]:
+    """One partition's copies."""
+    copying, barrier = status.copying or NOTHING, None
+    if copying.barrier is not None:
+        barrier = dict(zip(("source_end", "target_end", "at_ms"), copying.barrier, strict=True))
+    return {
+        "halted": copying.halted,
+        "stuck": copying.stuck,
+        "rate": _rate(status),
+        "verbatim": _verbatim(status),
+        **{name: getattr(copying, name) for name in COUNTS},
+        "lost_ms": copying.lost_ms or None,
+        "limited": copying.limited,
+        "barrier": barrier,
+    }
+
+
+def copying_sums(jobs: Sequence[JobStatus]) -> dict[str, Any]:
+    """All of a route's copies; `halted`, `stuck` and `limited` count partitions. The rate is None while a
+    part of it is unknown."""
+    copying = [job.copying or NOTHING for job in jobs]
+    rates = [_rate(job) for job in jobs if job.copying is not None]
+    known = [rate for rate in rates if rate is not None]
+    return {
+        "halted": sum(bool(one.halted) for one in copying),
+        "stuck": sum(one.stuck is not None for one in copying),
+        "limited": sum(one.limited for one in copying),
+        "rate": sum(known) if known and len(known) == len(rates) else None,
+        "verbatim": sum(map(_verbatim, jobs)),
+        **{name: sum(getattr(one, name) for one in copying) for name in COUNTS},
+        "lost_ms": max((one.lost_ms for one in copying), default=0) or None,
+    }
+
+
+def _rate(status: JobStatus) -> float | None:
+    rate = -1.0 if status.copying is None else status.copying.rate
+    return None if rate < 0 else rate
+
+
+def _verbatim(status: JobStatus) -> int:
+    return max(0, status.delivered - (status.copying or NOTHING).encoded)

@@ -1,0 +1,1 @@
+"""What services build on; none of it needs a worker."""

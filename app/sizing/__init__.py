@@ -1,0 +1,1 @@
+"""How large workloads and the fleet should be: recommendation, forecasts."""

@@ -1,0 +1,1 @@
+"""Sizes by REST and on the command line."""

@@ -1,0 +1,375 @@
+"""How large workloads and the fleet should be, from what workers measure: the REST side of
+`app.sizing.recommendation`.
+
+Rules
+1. Any worker tells the same: all of it comes from heartbeats, nothing is kept here.
+2. Partitions are recommended for the main topic by what arrives there; calls in flight and workers for the
+   retry tiers too, whose messages are worked on again.
+3. What arrived within `spec.delay` waits because it should, and what arrived within the last second flows:
+   commits come twice a second. Neither is a lag.
+4. Each isolation group is a fleet of its own. Its workers are taken to be alike: the median of what they
+   have.
+5. A job that was not measured yet counts as estimated from its siblings, and how many those are is told.
+6. What Spark forecast for this and the coming hour may ask for more workers, never for fewer
+   (`app.sizing.forecasts`); of a workload it is told beside what is measured.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from statistics import median
+from typing import TYPE_CHECKING, TypedDict
+
+import msgspec
+from aiohttp import web
+
+from app.controllog.codec import JobStatus
+from app.controllog.events import WorkloadPut
+from app.dispatch.definition import Workload
+from app.kernel.clock import now_ms
+from app.kernel.load import DEFAULT_WORKER, Load, vector, with_estimates
+from app.placement.inputs import members_of
+from app.placement.model.fleet import DIMENSIONS
+from app.placement.model.plan import Member
+from app.sizing.forecasts import Busiest, Forecasts, Need, joined
+from app.sizing.recommendation import (
+    Figure,
+    Measured,
+    Recommendation,
+    SizingRules,
+    recommend,
+    recommend_fleet,
+    recommend_in_flight,
+    recommend_partitions,
+)
+from app.web.http.responses import json_response, paged
+from app.web.http.route_docs import PAGE, described
+from app.worker.api.overview import ASLEEP, Jobs, lag_messages
+
+if TYPE_CHECKING:
+    from app.web.console.api import Api
+
+
+FLOWING_S = 1.0  # see rule 3
+
+
+class Now(msgspec.Struct, frozen=True, kw_only=True):
+    """A recommended number, what there is now, and how the recommendation came about. Null: not known."""
+
+    value: int | None
+    now: int | None
+    why: str
+
+
+class FleetSize(msgspec.Struct, frozen=True, kw_only=True):
+    """The workers of an isolation group ("": those without one).
+
+    `workers.value` is the most of `measured` and of what `forecast` says, null: nobody has forecast it.
+    `load_ratio` is what the jobs take of all that the workers have, in the `fullest` dimension; null without
+    workers. `load` is of all `jobs`, `estimated` of which were not measured yet; `capacity` is one worker's.
+    """
+
+    group: str
+    workers: Now
+    measured: int | None
+    forecast: Need | None
+    load_ratio: float | None
+    fullest: str | None
+    load: Load
+    capacity: Load
+    jobs: int
+    estimated: int
+
+
+class Rates(msgspec.Struct, frozen=True, kw_only=True):
+    """What a workload's size is recommended by; null: not measured. `rate_per_s` is of the main topic,
+    `retries_per_s` of what comes again; `partition_ceiling_per_s` was seen of a partition at its limit."""
+
+    rate_per_s: float | None
+    retries_per_s: float | None
+    latency_ms: float | None
+    lag_messages: int | None
+    partition_ceiling_per_s: float | None
+    load: Load | None
+
+
+class WorkloadForecast(Busiest, frozen=True, kw_only=True):
+    """Its busiest hour to come, and the messages in flight that this takes by the latency measured now."""
+
+    in_flight: int | None
+    in_flight_why: str
+
+
+class WorkloadSize(msgspec.Struct, frozen=True, kw_only=True):
+    """What a workload should have. `hibernated` says why it sleeps, null while it does not; `forecast` is
+    null without one that counts."""
+
+    key: str
+    group: str
+    hibernated: str | None
+    partitions: Now
+    in_flight: Now
+    workers: Now
+    measured: Rates
+    forecast: WorkloadForecast | None
+
+
+class ForecastsTaken(msgspec.Struct, frozen=True, kw_only=True):
+    """Whether forecasts count, and the records of their topic that this worker passed over, with the last
+    one's reason."""
+
+    used: bool
+    passed_over: int
+    last_passed_over: str
+
+
+class Sizes(TypedDict):
+    """Every fleet, a page of the workloads, and what is the matter with forecasts."""
+
+    forecasts: ForecastsTaken
+    fleets: list[FleetSize]
+    items: list[WorkloadSize]
+    next: str | None
+
+
+class Sizing:
+    """Sizes as of one moment; `workload` gives definitions."""
+
+    def __init__(self, jobs: Jobs, workload: Callable[[str], Workload | None], forecasts: Forecasts) -> None:
+        self._jobs = jobs
+        self._forecasts = forecasts
+        self._now_ms = now_ms()
+        self._workload = workload
+        self._able: dict[str, list[Member]] = {}
+        for member in members_of(jobs.state, jobs.live):
+            if not member.draining:
+                self._able.setdefault(member.group, []).append(member)
+        self._capacities = {group: _median(members) for group, members in self._able.items()}
+
+    @property
+    def keys(self) -> list[str]:
+        """Every workload."""
+        return sorted(self._jobs.state.workloads)
+
+    def workload(self, put: WorkloadPut) -> WorkloadSize:
+        """One workload's size."""
+        defined, jobs = self._workload(put.key), self._jobs.statuses(put.key)
+        hibernated = self._jobs.hibernated(put, jobs)
+        topic = put.key.rpartition("/")[2]
+        main, rest = list[JobStatus](), list[JobStatus]()
+        for job in jobs:
+            (main if job.job.split(":")[2] == topic else rest).append(job)
+        measured = self._rates(put.key, defined, main, rest)
+        group = _group_of(defined)
+        capacity = self._capacities.get(group, DEFAULT_WORKER)
+        made = _recommend(measured, len(main), len(jobs), _is_ordered(defined), capacity)
+        if hibernated is not None:
+            sleeps = Figure(0, f"{ASLEEP}: {hibernated}")
+            made = Recommendation(Figure(len(main) or None, sleeps.why), sleeps, sleeps)
+        limits = [of.limit for _, of in self._jobs.receivers(put.key)]
+        owners = {self._jobs.state.assignments[job.job].worker for job in jobs} - {""}
+        return WorkloadSize(
+            key=put.key,
+            group=group,
+            hibernated=hibernated,
+            partitions=_now(made.partitions, len(main) or None),
+            in_flight=_now(made.in_flight, sum(limits) if limits else None),
+            workers=_now(made.workers, len(owners)),
+            measured=measured,
+            forecast=self._busiest(put.key, measured, len(main), _is_ordered(defined)),
+        )
+
+    def fleets(self) -> list[FleetSize]:
+        """Every isolation group that has workers or jobs."""
+        jobs: dict[str, list[JobStatus]] = {group: [] for group in self._able}
+        for key in self.keys:
+            group = _group_of(self._workload(key))
+            awake = [job for job in self._jobs.statuses(key) if job.state != ASLEEP]
+            jobs.setdefault(group, []).extend(awake)
+        for name in self._jobs.state.routes:
+            jobs.setdefault("", []).extend(self._jobs.statuses(name))  # a route has no group of its own
+        return [self._fleet(group, jobs[group]) for group in sorted(jobs)]
+
+    def _fleet(self, group: str, jobs: Sequence[JobStatus]) -> FleetSize:
+        known = {job.job: job.load for job in jobs if job.load is not None}
+        loads = with_estimates([job.job for job in jobs], known).values()
+        members, capacity = self._able.get(group, []), self._capacities.get(group, DEFAULT_WORKER)
+        figure, estimated = recommend_fleet(loads, capacity), len(jobs) - len(known)
+        if estimated:
+            figure = Figure(figure.value, f"{figure.why}; {estimated} of {len(jobs)} jobs are estimated")
+        need = self._forecasts.need(group, self._now_ms)
+        total = _sum(loads)
+        shares = [
+            amount / have
+            for amount, have in zip(
+                vector(total) if jobs else (0.0, 0.0, 0.0),
+                vector(_sum(member.capacity for member in members)),
+                strict=True,
+            )
+        ]
+        fullest = max(range(3), key=shares.__getitem__)
+        return FleetSize(
+            group=group,
+            workers=_now(joined(figure, need), len(members)),
+            measured=figure.value,
+            forecast=need,
+            load_ratio=round(shares[fullest], 4) if members else None,
+            fullest=DIMENSIONS[fullest] if members else None,
+            load=total,
+            capacity=capacity,
+            jobs=len(jobs),
+            estimated=estimated,
+        )
+
+    def _busiest(self, key: str, measured: Rates, partitions: int, ordered: bool) -> WorkloadForecast | None:
+        busiest = self._forecasts.workload(key, self._now_ms)
+        if busiest is None:
+            return None
+        latency_s = None if measured.latency_ms is None else measured.latency_ms / 1000
+        # The rate has its margin already: no headroom above it.
+        made = recommend_in_flight(
+            Measured(rate=busiest.rate_per_s, latency_s=latency_s, partitions=partitions, ordered=ordered),
+            SizingRules(headroom=1.0),
+        )
+        return WorkloadForecast(
+            **msgspec.structs.asdict(busiest), in_flight=made.value, in_flight_why=made.why
+        )
+
+    def _rates(
+        self, key: str, defined: Workload | None, main: Sequence[JobStatus], rest: Sequence[JobStatus]
+    ) -> Rates:
+        rate, jobs = _total(job.arriving for job in main), [*main, *rest]
+        lags = [lag_messages(job) for job in main]
+        lag = None if not lags or None in lags else sum(one for one in lags if one is not None)
+        if lag is not None and rate is not None:
+            due_s = FLOWING_S + (0.0 if defined is None else defined.spec.delay)
+            lag = max(0, lag - round(rate * due_s))
+        known = {job.job: job.load for job in jobs if job.load is not None}
+        loads = with_estimates([job.job for job in jobs], known).values()
+        return Rates(
+            rate_per_s=rate,
+            retries_per_s=_total(job.arriving for job in rest) if rest else 0.0,
+            latency_ms=self._latency_ms(key),
+            lag_messages=lag,
+            partition_ceiling_per_s=max((job.ceiling for job in main if job.ceiling > 0), default=None),
+            load=_sum(loads) if known else None,
+        )
+
+    def _latency_ms(self, key: str) -> float | None:
+        """Over all workers and receivers, each as often as it answered lately."""
+        told = [
+            (max(1, target.calls), target.latency_ms)
+            for _, of in self._jobs.receivers(key)
+            for target in of.targets
+            if target.latency_ms >= 0
+        ]
+        answers = sum(calls for calls, _ in told)
+        return round(sum(calls * ms for calls, ms in told) / answers, 3) if told else None
+
+
+class SizingRoutes:
+    """Handlers; `api` finds the runtime."""
+
+    def __init__(self, api: Api) -> None:
+        self._api = api
+
+    def routes(self) -> list[web.RouteDef]:
+        """Everything there is."""
+        return [
+            web.get("/api/v1/sizing", self.all),
+            web.get("/api/v1/workloads/{group}/{topic}/sizing", self.one),
+        ]
+
+    @described(Sizes, query=PAGE)
+    async def all(self, request: web.Request) -> web.Response:
+        """How many workers each fleet should have, and every workload's recommended size, with reasons."""
+        jobs = self._seen()
+        forecasts = self._api.runtime.forecasts
+        sizing = Sizing(jobs, self._api.runtime.catalog.workload, forecasts)
+        page = paged(sizing.keys, request)
+        puts = jobs.state.workloads
+        page["items"] = [msgspec.to_builtins(sizing.workload(puts[key])) for key in page["items"]]
+        taken = ForecastsTaken(
+            used=forecasts.rules.use,
+            passed_over=forecasts.passed_over,
+            last_passed_over=forecasts.last_passed_over,
+        )
+        whole = {"forecasts": taken, "fleets": sizing.fleets()}
+        return json_response({**msgspec.to_builtins(whole), **page})
+
+    @described(WorkloadSize, problems=(404,))
+    async def one(self, request: web.Request) -> web.Response:
+        """One workload's recommended partitions, messages in flight and workers, each with its reason."""
+        key, jobs = self._api.workload_of(request).key, self._seen()
+        runtime = self._api.runtime
+        size = Sizing(jobs, runtime.catalog.workload, runtime.forecasts).workload(jobs.state.workloads[key])
+        return json_response(msgspec.to_builtins(size))
+
+    def _seen(self) -> Jobs:
+        runtime = self._api.runtime
+        live = runtime.members.live(time.monotonic())
+        returned = runtime.failover.keeper.has_just_returned()
+        return Jobs(runtime.control.view, live, now_ms(), self._api.region, returned=returned)
+
+
+def _recommend(
+    measured: Rates, partitions: int, jobs: int, ordered: bool, capacity: Load
+) -> Recommendation:  # fmt: skip
+    latency_s = None if measured.latency_ms is None else measured.latency_ms / 1000
+    if not jobs:
+        nothing = Figure(None, "not known: no partition of it is assigned yet")
+        return Recommendation(nothing, nothing, nothing)
+    arriving = Measured(
+        rate=measured.rate_per_s,
+        latency_s=latency_s,
+        lag_messages=measured.lag_messages,
+        partitions=partitions,
+        partition_ceiling=measured.partition_ceiling_per_s,
+        ordered=ordered,
+    )
+    again, rate = measured.retries_per_s, measured.rate_per_s
+    worked_on = msgspec.structs.replace(
+        arriving,
+        rate=None if rate is None or again is None else rate + again,
+        partitions=jobs,
+        load=measured.load,
+    )
+    whole = recommend(worked_on, capacity)
+    return Recommendation(recommend_partitions(arriving), whole.in_flight, whole.workers)
+
+
+def _median(members: Sequence[Member]) -> Load:
+    have = [member.capacity for member in members]
+    return Load(
+        median(one.cpu_cores for one in have),
+        median(one.memory_bytes for one in have),
+        median(one.network_bytes_per_s for one in have),
+    )
+
+
+def _group_of(defined: Workload | None) -> str:
+    place = None if defined is None else defined.spec.placement
+    return "" if place is None else place.group
+
+
+def _is_ordered(defined: Workload | None) -> bool:
+    return defined is not None and defined.spec.ordering == "partition"
+
+
+def _now(figure: Figure, now: int | None) -> Now:
+    return Now(value=figure.value, now=now, why=figure.why)
+
+
+def _total(rates: Iterable[float]) -> float | None:
+    """The sum; None when there is no part, or one is unknown (below 0)."""
+    listed = list(rates)
+    return round(sum(listed), 2) if listed and min(listed) >= 0 else None
+
+
+def _sum(loads: Iterable[Load]) -> Load:
+    cpu, memory, network = 0.0, 0.0, 0.0
+    for load in loads:
+        one = vector(load)
+        cpu, memory, network = cpu + one[0], memory + one[1], network + one[2]
+    return Load(cpu, memory, network)

@@ -1,0 +1,1 @@
+"""The API assembled, the console's pages and assets, metrics."""

@@ -1,0 +1,358 @@
+"""Prometheus metrics, read from the runtime when they are asked for. Base units, own registry.
+
+Of this worker only: a sum over the workers is a sum over the region, which every series names. Counters
+begin anew when a job moves.
+What is of the whole region (recommended sizes, how loaded the fleet is) only the leader tells.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
+
+from app.alerts.api.metrics import of_alerts
+from app.controllog.codec import JobStatus, WorkloadStatus
+from app.dispatch.model.throughput_diagnosis import TargetStatus
+from app.dispatch.view import slowest
+from app.failover.api.metrics import of_roles
+from app.kernel.clock import now_ms
+from app.kernel.job import JobId, Kind
+from app.offsets.api.metrics import of_offset_sync
+from app.replicate.view import NOTHING
+from app.sizing.api.rest import Sizing
+from app.worker.api.overview import BREAKER_ORDER, Jobs, lag_messages, lag_s
+from app.worker.runtime.service import Runtime
+
+JOB = ("workload", "topic", "partition")
+ROUTE_JOB = ("route", "topic", "partition")
+TARGET = ("workload", "target")
+DISPATCH, REPLICATE = f"{Kind.DISPATCH}:", f"{Kind.REPLICATE}:"
+SERVING = {"serving": 1, "not-serving": 0}  # a receiver that says nothing of its health has no such series
+
+_JOB_GAUGES = {
+    "lag_messages": "Messages not committed yet",
+    "lag_seconds": "Age of the oldest unfinished message",
+    "in_flight_messages": "Messages on their way to the receiver",
+    "unfinished_messages": "Messages read and not finished",
+    "ready_messages": "Messages read that may go now",
+    "behind_messages": "Messages that wait for an earlier one of their key or partition",
+    "postponed_messages": "Messages that wait for their time",
+    "backoff_messages": "Messages that wait for their next attempt in memory",
+    "tracker_used_messages": "Places of the tracker in use",
+    "tracker_capacity_messages": "Places of the tracker",
+    "fetched_bytes": "Fetched bytes that wait to be decoded",
+    "paused": "1 while it sends nothing new: an operator's pause, or another region has it",
+    "catching_up": "1 while a backlog is worked off beside the latest",
+    "emptying": "1 while a retry tier that is no longer defined is emptied",
+}
+_JOB_COUNTERS = {
+    "delivered": "Messages acknowledged",
+    "retried": "Messages moved to a retry topic",
+    "dead_lettered": "Messages moved to the dead letter queue",
+    "passed_over": "Messages not delivered here, as another region had finished them",
+}
+_ROUTE_GAUGES = {
+    "lag_messages": "Records that the destination does not have yet",
+    "lag_seconds": "Age of the oldest record that it does not have yet",
+    "unfinished_messages": "Records read whose copies are not acknowledged",
+    "fetched_bytes": "Fetched bytes that wait to be copied",
+    "paused": "1 while an operator's pause holds",
+    "halted": "1 while it goes on no more, as the route stops at gaps",
+    "stuck_messages": "Offsets that cannot be copied and wait for somebody",
+    "limited": "1 while the route's own limits hold it back, or routes of a higher priority do",
+    "barrier_seconds": "Age of the newest entry of the offset map",
+}
+_ROUTE_COUNTERS = {
+    "copied_messages": "Records that the destination acknowledged",
+    "encoded_messages": "Those of them that went in batches encoded anew",
+    "left_out": "Records that got no copy, as they have been where the route leads",
+    "lost_records": "Offsets that were gone from the source before they were copied, since copying began",
+    "compared": "Copies that were read back, and are as they were sent",
+    "differing": "Copies that were read back, and are not",
+    "uncompared": "Copies that could not be read back, of a route that compares all, since copying began",
+    "logs_begun_anew": "How often the source was truncated, or deleted and made anew, since copying began",
+    "destination_losses": "How often the destination had lost acknowledged records, or was made anew",
+}
+_TARGET_GAUGES = {
+    "limit_messages": "Messages that may be in flight",
+    "allowed_messages": "The limit, or what slow start leaves of it",
+    "limit_ceiling_messages": "The most that the adaptive limit may become",
+    "in_flight_messages": "Messages on their way to this receiver",
+    "held_messages": "Messages that wait for this receiver",
+    "credit_messages": "Messages that its stream takes now",
+    "timeout_seconds": "Timeout of a call in force",
+    "serving": "1 when it says that it serves, 0 when it says that it does not",
+    "failed_ratio": "Share of the last seconds' answers that tell of trouble with it",
+}
+_FLEET_GAUGES = {
+    "recommended_workers": "Workers that an isolation group needs now or is forecast to, and one to lose",
+    "measured_workers": "The same by what is measured now alone",
+    "forecast_workers": "Workers that a forecast which counts says of this and the coming hour",
+    "fleet_workers": "Live workers of an isolation group that take jobs",
+    "fleet_load_ratio": "What its jobs take of all that its workers have, in the fullest dimension",
+}
+_SIZE_GAUGES = {
+    "recommended_partitions": "Partitions that its topic should have",
+    "recommended_in_flight_messages": "Messages that should be in flight, over all workers",
+    "recommended_workload_workers": "Workers that its jobs alone would need",
+}
+_WORKLOAD_GAUGES = {
+    "rate_limit_messages_per_second": "This worker's share of flow.messages_per_second",
+    "rate_limit_bytes_per_second": "This worker's share of flow.bytes_per_second",
+    "head_candidates": "Partitions whose first unfinished message has stood for a while",
+    "withheld_messages": "Messages that failed and may not be dead-lettered yet (spec.dlq)",
+    "dead_letters_allowed": "Dead letters that spec.dlq allows at this moment",
+}
+
+
+class _Family:
+    """Gauges of one kind of thing, each made when it first has a value."""
+
+    def __init__(self, prefix: str, labels: Sequence[str], gauges: dict[str, str]) -> None:
+        self._labels = labels
+        self._gauges = {
+            name: GaugeMetricFamily(f"{prefix}_{name}", text, labels=labels) for name, text in gauges.items()
+        }
+
+    def add(self, labels: Sequence[str], values: dict[str, float | None]) -> None:
+        """One thing's values; what is unknown has no series."""
+        for name, value in values.items():
+            if value is not None:
+                self._gauges[name].add_metric(labels, value)
+
+    def __iter__(self) -> Iterator[Metric]:
+        return iter(self._gauges.values())
+
+
+class _Collector:
+    def __init__(self, runtime: Runtime) -> None:
+        self.runtime = runtime
+
+    def collect(self) -> Iterator[Metric]:
+        """Every series with the region, so that one Prometheus may have several."""
+        region = {"region": self.runtime.region}
+        for family in self._families():
+            family.samples = [
+                sample._replace(labels={**region, **sample.labels}) for sample in family.samples
+            ]
+            yield family
+
+    def _families(self) -> Iterator[Metric]:
+        jobs = self.runtime.jobs.statuses()
+        workloads = self.runtime.jobs.workload_statuses()
+        yield from _of_jobs([job for job in jobs if job.job.startswith(DISPATCH)])
+        yield from _of_routes([job for job in jobs if job.job.startswith(REPLICATE)])
+        yield from _of_workloads(workloads, jobs)
+        yield from _of_targets(workloads)
+        yield from self._of_the_worker()
+        if self.runtime.leader.leads:
+            yield from _of_the_region(self.runtime)
+            yield from _of_vanished(self.runtime)
+            yield from of_offset_sync(self.runtime)
+            yield from of_roles(self.runtime)
+            yield from of_alerts(self.runtime)
+
+    def _of_the_worker(self) -> Iterator[Metric]:
+        runtime, budget = self.runtime, self.runtime.clusters.budget
+        holds = runtime.lease.holds(time.monotonic())
+        for name, text, value in (
+            ("buffered_bytes", "Fetched bytes in memory", budget.used_bytes),
+            ("buffer_limit_bytes", "The memory budget for fetched bytes", budget.capacity_bytes),
+            ("leader_term", "Term this worker knows", runtime.control.view.term),
+            ("leads", "1 on the leader", runtime.leader.leads),
+            ("lease_holds", "1 while this worker may act", holds),
+        ):
+            yield GaugeMetricFamily(f"switchyard_{name}", text, value=value)
+
+
+def _of_the_region(runtime: Runtime) -> Iterator[Metric]:
+    view = runtime.control.view
+    keeper, live = runtime.failover.keeper, runtime.members.live(time.monotonic())
+    jobs = Jobs(view, live, now_ms(), keeper.own, returned=keeper.has_just_returned())
+    sizing = Sizing(jobs, runtime.catalog.workload, runtime.forecasts)
+    fleets = _Family("switchyard", ("group",), _FLEET_GAUGES)
+    workloads = _Family("switchyard", ("workload",), _SIZE_GAUGES)
+    for fleet in sizing.fleets():
+        fleets.add(
+            (fleet.group,),
+            {
+                "recommended_workers": fleet.workers.value,
+                "measured_workers": fleet.measured,
+                "forecast_workers": None if fleet.forecast is None else fleet.forecast.workers,
+                "fleet_workers": fleet.workers.now,
+                "fleet_load_ratio": fleet.load_ratio,
+            },
+        )
+    for key in sizing.keys:
+        size = sizing.workload(view.workloads[key])
+        workloads.add(
+            (key,),
+            {
+                "recommended_partitions": size.partitions.value,
+                "recommended_in_flight_messages": size.in_flight.value,
+                "recommended_workload_workers": size.workers.value,
+            },
+        )
+    yield from fleets
+    yield from workloads
+    yield CounterMetricFamily(
+        "switchyard_forecasts_passed_over",
+        "Records of the forecast topic that are no forecasts",
+        value=runtime.forecasts.passed_over,
+    )
+
+
+def _of_vanished(runtime: Runtime) -> Iterator[Metric]:
+    gauge = GaugeMetricFamily(
+        "switchyard_topic_vanished",
+        "1 for a topic that a definition means and that is not there any more, or may not be described",
+        labels=("kind", "name", "cluster", "topic", "state"),
+    )
+    for (kind, name, cluster, topic), state in runtime.catalog.vanished.of.values():
+        gauge.add_metric((kind, name, cluster, topic, state), 1)
+    yield gauge
+
+
+def _of_any_job(status: JobStatus) -> tuple[tuple[str, ...], dict[str, float | None]]:
+    """Labels and values of a job, whatever it is for."""
+    job = JobId.parse(status.job)
+    return (job.name, job.topic, str(job.partition)), {
+        "lag_messages": lag_messages(status),
+        "lag_seconds": lag_s(status, now_ms()),
+        "unfinished_messages": status.unfinished,
+        "fetched_bytes": status.buffered_bytes,
+        "paused": status.state == "paused",
+    }
+
+
+def _of_jobs(jobs: Sequence[JobStatus]) -> Iterator[Metric]:
+    gauges = _Family("switchyard", JOB, _JOB_GAUGES)
+    counters = {
+        name: CounterMetricFamily(f"switchyard_{name}_messages", text, labels=JOB)
+        for name, text in _JOB_COUNTERS.items()
+    }
+    for status in jobs:
+        labels, values = _of_any_job(status)
+        values |= {
+            "in_flight_messages": status.in_flight,
+            "ready_messages": status.ready,
+            "behind_messages": status.behind,
+            "postponed_messages": status.postponed,
+            "backoff_messages": status.backoff,
+            "tracker_used_messages": status.used,
+            "tracker_capacity_messages": status.capacity,
+            "catching_up": status.state == "catching-up",
+            "emptying": status.state == "emptying",
+        }
+        gauges.add(labels, values)
+        for name, counter in counters.items():
+            counter.add_metric(labels, getattr(status, name))
+    yield from gauges
+    yield from counters.values()
+
+
+def _of_routes(jobs: Sequence[JobStatus]) -> Iterator[Metric]:
+    gauges = _Family("switchyard_route", ROUTE_JOB, _ROUTE_GAUGES)
+    counters = {
+        name: CounterMetricFamily(f"switchyard_route_{name}", text, labels=ROUTE_JOB)
+        for name, text in _ROUTE_COUNTERS.items()
+    }
+    for status in jobs:
+        labels, values = _of_any_job(status)
+        copying = status.copying or NOTHING
+        start, end = copying.stuck or (0, 0)
+        values |= {"halted": bool(copying.halted), "stuck_messages": end - start, "limited": copying.limited}
+        if copying.barrier is not None:
+            values["barrier_seconds"] = max(0.0, (now_ms() - copying.barrier[2]) / 1000)
+        gauges.add(labels, values)
+        counts = (
+            status.delivered, copying.encoded, copying.left_out, copying.lost,
+            copying.compared, copying.differing, copying.uncompared, copying.begun_anew,
+            copying.destination_losses,
+        )  # fmt: skip
+        for counter, count in zip(counters.values(), counts, strict=True):
+            counter.add_metric(labels, count)
+    yield from gauges
+    yield from counters.values()
+
+
+def _of_workloads(workloads: Sequence[WorkloadStatus], jobs: Sequence[JobStatus]) -> Iterator[Metric]:
+    gauges = _Family("switchyard", ("workload",), _WORKLOAD_GAUGES)
+    open_ = GaugeMetricFamily(
+        "switchyard_breaker_open", "1 while a breaker of it is not closed", labels=("workload",)
+    )
+    bounds = GaugeMetricFamily(
+        "switchyard_bound", "1 for what holds the workload back on this worker", labels=("workload", "by")
+    )
+    stashed = CounterMetricFamily(
+        "switchyard_head_of_line_stashed_messages", "Messages moved away as they blocked their partition",
+        labels=("workload",),
+    )  # fmt: skip
+    withheld = CounterMetricFamily(
+        "switchyard_withheld_failures", "Failures that spec.dlq did not let dead-letter their message",
+        labels=("workload", "code"),
+    )  # fmt: skip
+    of: dict[str, list[JobStatus]] = {}
+    for job in jobs:
+        of.setdefault(job.job.split(":", 2)[1], []).append(job)
+    for workload in workloads:
+        key, own = workload.key, of.get(workload.key, [])
+        states = (workload.breaker, *(target.breaker for target in workload.targets))
+        open_.add_metric((key,), any(state != "closed" for state in states))
+        stashed.add_metric((key,), workload.stashed)
+        for code, count in workload.withheld_by.items():
+            withheld.add_metric((key, code), count)
+        pace, _ = slowest([("", workload, own)], 0, len(own), now_ms())
+        bounds.add_metric((key, str(pace.bound)), 1)
+        values: dict[str, float | None] = {
+            "rate_limit_messages_per_second": workload.rate_messages or None,
+            "rate_limit_bytes_per_second": workload.rate_bytes or None,
+            "head_candidates": len(workload.heads) + workload.more_heads,
+            "withheld_messages": workload.withheld,
+            "dead_letters_allowed": None if workload.letters < 0 else workload.letters,
+        }
+        gauges.add((key,), values)
+    yield from gauges
+    yield from (open_, bounds, stashed, withheld)
+
+
+def _of_targets(workloads: Sequence[WorkloadStatus]) -> Iterator[Metric]:
+    gauges = _Family("switchyard_receiver", TARGET, _TARGET_GAUGES)
+    states = GaugeMetricFamily(
+        "switchyard_receiver_breaker_state",
+        "1 for the state that the breaker is in",
+        labels=(*TARGET, "state"),
+    )
+    for workload in workloads:
+        for target in workload.targets:
+            labels = (workload.key, target.address)
+            gauges.add(labels, _target_values(target))
+            for state in BREAKER_ORDER:
+                states.add_metric((*labels, state), target.breaker == state)
+    yield from gauges
+    yield states
+
+
+def _target_values(target: TargetStatus) -> dict[str, float | None]:
+    return {
+        "limit_messages": target.limit,
+        "allowed_messages": target.limit if target.allowed < 0 else target.allowed,
+        "limit_ceiling_messages": target.ceiling or None,
+        "in_flight_messages": target.in_flight,
+        "held_messages": target.held,
+        "credit_messages": None if target.credit < 0 else target.credit,
+        "timeout_seconds": target.timeout_ms / 1000,
+        "serving": SERVING.get(target.health),
+        "failed_ratio": target.failed / target.calls if target.calls else None,
+    }
+
+
+def exposition(runtime: Runtime) -> tuple[bytes, str]:
+    """The text and its content type."""
+    registry = CollectorRegistry()
+    registry.register(_Collector(runtime))
+    return generate_latest(registry), CONTENT_TYPE_LATEST

@@ -1,0 +1,46 @@
+"""Puts API and pages on Faust's web app. Everything is in place before the server listens."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from aiohttp import web
+
+from app.config.web_address import Web
+from app.web.console.api import Api
+from app.web.console.pages import Pages
+from app.web.http.access import Access
+from app.web.http.openapi import openapi
+from app.web.http.responses import MAX_BODY_BYTES, add_security_headers, guard
+from app.worker.members.peer_requests import BY
+from app.worker.runtime.service import Runtime
+
+
+def options(settings: Web, runtime: Callable[[], Runtime | None]) -> dict[str, Any]:
+    """What Faust's aiohttp application is made with."""
+
+    def worker() -> str:
+        made = runtime()
+        return "" if made is None else made.worker
+
+    return {"middlewares": [guard(Access(settings, worker).check)], "client_max_size": MAX_BODY_BYTES}
+
+
+def install(web_app: Any, runtime: Callable[[], Runtime | None], region: str) -> None:
+    """Adds the routes; `runtime` gives the worker's runtime once it has been made."""
+
+    async def name_worker(_: web.Request, answer: web.StreamResponse) -> None:
+        if (made := runtime()) is not None:
+            answer.headers[BY] = made.worker
+
+    web_app.on_response_prepare.extend([add_security_headers, name_worker])
+    api = Api(runtime, region)
+    web_app.on_shutdown.append(api.dlq_tools.operations.stop)
+    web_app.add_routes(api.routes())
+    web_app.add_routes(Pages().routes())
+
+
+def document() -> dict[str, Any]:
+    """The OpenAPI document, without a worker."""
+    return openapi(Api(lambda: None, "").routes())

@@ -1,0 +1,1 @@
+"""How REST is answered: access, bodies, problems, schemas, OpenAPI, operations, other workers asked."""

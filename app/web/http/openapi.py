@@ -1,0 +1,197 @@
+"""The API's description, made of its routes and of what is said beside their handlers (`route_docs`).
+
+What every route of a kind answers is added here: problems for a foreign Host, for a parameter that there is
+not, for a page of another site, while the worker starts; for bodies that are too large, or of another kind.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Iterable, Mapping
+from importlib.metadata import version
+from typing import Any
+
+import msgspec
+from aiohttp import web
+from pydantic import BaseModel
+
+from app.web.http import schemas as http_schemas
+from app.web.http.route_docs import TEXT, Answer, Described, Param, described_of, whole
+
+API = "/api/v1/"
+REFERENCE = "#/components/schemas/{}"
+ABOUT = """Errors are problems (RFC 9457). Any worker of a region may be asked.
+A request line has at most 8190 bytes, a body 65536."""
+NO_RUNTIME = {"get_schema", "get_openapi"}  # answer while the worker starts, too
+READING = {"GET", "HEAD"}
+WORDS = {
+    400: "a parameter or the body is wrong; `detail` says which, and what to write",
+    403: "a page of another site asks for it",
+    404: "there is no such thing",
+    409: "not as things stand",
+    412: "it changed meanwhile: read it again, then decide",
+    413: "the body is too large",
+    415: "a body of another kind",
+    421: "a Host that this server does not answer for",
+    422: "the definition is invalid; `errors` says all that is wrong with it",
+    502: "a cluster, or the worker that was to be asked, cannot be reached",
+    503: "the worker starts or stops, or Kafka does not answer: ask again",
+}
+PATH = {
+    param.name: param
+    for param in (
+        Param("group", TEXT, "the workload's consumer group"),
+        Param("topic", TEXT, "the workload's topic, or one of a route's"),
+        Param("name", TEXT, "the route's name"),
+        Param("partition", whole(0, 2**31 - 1), "a partition's number"),
+        Param("offset", whole(0, 10**18 - 1), "an offset"),
+        Param("worker", TEXT, "a worker's name"),
+        Param("id", TEXT, "an operation's or failover's id"),
+    )
+}
+HEADERS = {
+    "ETag": "the definition's version, for If-Match",
+    "Location": "where to watch the operation",
+    "X-Switchyard-Offsets": "how many offsets are looked at",
+}
+
+
+def openapi(routes: Iterable[web.RouteDef]) -> dict[str, Any]:
+    """OpenAPI 3.1 of `routes`; summaries are the first lines of the handlers' docstrings."""
+    listed = [(route, described_of(route.handler) or Described({})) for route in routes]
+    schemas = _Schemas()
+    for _, said in listed:
+        schemas.add(said.body, *(s for answer in said.answers.values() for s in answer.content.values()))
+    components = schemas.components()
+    paths: dict[str, Any] = {}
+    for route, said in listed:
+        paths.setdefault(_path(route), {})[route.method.lower()] = _operation(route, said, schemas)
+    return {
+        "openapi": "3.1.0",
+        "info": {
+            "title": "Switchyard",
+            "version": version("switchyard"),
+            "description": ABOUT,
+        },
+        "paths": paths,
+        "components": {"schemas": _tidy(components)},
+    }
+
+
+class _Schemas:
+    """The schemas of types, as references where they are components: msgspec's of answers and plain bodies,
+    pydantic's of definitions, whose names begin with "Definition", since answers have some of the same."""
+
+    def __init__(self) -> None:
+        self._types: list[Any] = [http_schemas.Problem]
+        self._made: list[Any] = []
+        self._definitions: list[type[BaseModel]] = []
+
+    def add(self, *given: Any) -> None:
+        """Takes types in; what is a schema already, or None, needs nothing."""
+        for shape in given:
+            if isinstance(shape, tuple):
+                self.add(*shape)
+            elif _is_definition(shape):
+                self._definitions.append(shape)
+            elif shape is not None and not isinstance(shape, Mapping) and shape not in self._types:
+                self._types.append(shape)
+
+    def components(self) -> dict[str, Any]:
+        """All of them by name."""
+        made, found = msgspec.json.schema_components(self._types, ref_template=REFERENCE.format("{name}"))
+        self._made = list(made)
+        for definition in self._definitions:
+            schema = definition.model_json_schema(ref_template=REFERENCE.format("Definition.{model}"))
+            parts = schema.pop("$defs", {})
+            found |= {f"Definition.{name}": part for name, part in parts.items()}
+            found[f"Definition.{definition.__name__}"] = schema
+        return found
+
+    def of(self, shape: Any) -> Any:
+        """The schema of a type that was taken in, of one of several, or of what is a schema already."""
+        if isinstance(shape, tuple):
+            return {"anyOf": [self.of(one) for one in shape]}
+        if _is_definition(shape):
+            return {"$ref": REFERENCE.format(f"Definition.{shape.__name__}")}
+        return shape if isinstance(shape, Mapping) else self._made[self._types.index(shape)]
+
+
+def _is_definition(shape: Any) -> bool:
+    return isinstance(shape, type) and issubclass(shape, BaseModel)
+
+
+def _path(route: web.RouteDef) -> str:
+    """Without the expressions that parameters may have."""
+    return re.sub(r"\{(\w+):[^}]*\}", r"{\1}", route.path)
+
+
+def _operation(route: web.RouteDef, said: Described, schemas: _Schemas) -> dict[str, Any]:
+    summary, _, rest = inspect.cleandoc(route.handler.__doc__ or "").partition("\n")
+    inside = [PATH[part[1:-1]] for part in _path(route).split("/") if part[:1] == "{"]
+    given = (("path", inside), ("query", said.query), ("header", said.headers))
+    found: dict[str, Any] = {
+        "summary": summary,
+        "operationId": getattr(route.handler, "__name__", ""),
+        "tags": [route.path.removeprefix(API).split("/")[0] if route.path.startswith(API) else "outside"],
+        "parameters": [_parameter(param, place) for place, params in given for param in params],
+        "responses": _responses(route, said, schemas),
+    }
+    if rest.strip():
+        found["description"] = rest.strip()
+    if said.body is not None:
+        content = {kind: {"schema": schemas.of(said.body)} for kind in said.kinds}
+        found["requestBody"] = {"content": content, "required": _is_definition(said.body)}
+    return found
+
+
+def _parameter(param: Param, place: str) -> dict[str, Any]:
+    found = {"name": param.name, "in": place, "schema": dict(param.schema), "description": param.about}
+    return found | ({"required": True} if place == "path" else {})
+
+
+def _responses(route: web.RouteDef, said: Described, schemas: _Schemas) -> dict[str, Any]:
+    found = {str(status): _answer(answer, schemas) for status, answer in said.answers.items()}
+    for status in _problems(route, said) - said.answers.keys():
+        content = {"application/problem+json": {"schema": {"$ref": REFERENCE.format("Problem")}}}
+        found[str(status)] = {"description": WORDS[status], "content": content}
+    return dict(sorted(found.items()))
+
+
+def _problems(route: web.RouteDef, said: Described) -> set[int]:
+    found = {421, *said.problems}
+    if route.path.startswith(API):
+        found |= {400, 403}
+        if getattr(route.handler, "__name__", "") not in NO_RUNTIME:
+            found.add(503)
+    if route.method not in READING:
+        found.add(403)
+    if said.body is not None:
+        found |= {413, 415}
+    return found
+
+
+def _answer(answer: Answer, schemas: _Schemas) -> dict[str, Any]:
+    found: dict[str, Any] = {
+        "description": answer.about,
+        "content": {kind: {"schema": schemas.of(shape)} for kind, shape in answer.content.items()},
+    }
+    if answer.headers:
+        found["headers"] = {
+            name: {"required": True, "schema": {"type": "string"}, "description": HEADERS[name]}
+            for name in answer.headers
+        }
+    return found
+
+
+def _tidy(schema: Any) -> Any:
+    """Docstrings without the indentation of their lines."""
+    if isinstance(schema, dict):
+        return {
+            name: inspect.cleandoc(value)
+            if name == "description" and isinstance(value, str)
+            else _tidy(value)
+            for name, value in schema.items()
+        }
+    return [_tidy(part) for part in schema] if isinstance(schema, list) else schema

@@ -1,0 +1,126 @@
+"""Work that outlasts its request: started with 202, watched and canceled under /api/v1/operations/{id}.
+
+What runs is in the memory of the worker that was asked; any worker asked for it asks the others. What an
+operation has done is not kept here but where it was done, so that a worker's end loses a progress bar and
+nothing else: a merge goes on when it is asked for again under its id.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import structlog
+from aiohttp import web
+
+from app.kernel.clock import now_ms
+from app.web.http import schemas
+from app.web.http.responses import ApiError
+from app.web.http.route_docs import JSON, Answer
+
+log = structlog.get_logger(__name__)
+
+MAX_KEPT = 200  # operations that have ended, for those who ask late
+MAX_RUNNING = 8  # they share the loop that pushes messages
+
+STARTED = {202: Answer({JSON: schemas.Operation}, "it has begun; watch it at Location", ("Location",))}
+
+Tell = Callable[[dict[str, Any]], None]
+Work = Callable[[Tell], Awaitable[dict[str, Any]]]
+
+
+@dataclass
+class Operation:
+    """One piece of work. `state`: running, done, failed or canceled."""
+
+    id: str
+    kind: str
+    subject: str
+    actor: str
+    started_ms: int
+    state: str = "running"
+    ended_ms: int | None = None
+    error: str | None = None
+    progress: dict[str, Any] = field(default_factory=dict)
+    task: asyncio.Task[None] | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """For the API."""
+        return {
+            "id": self.id, "kind": self.kind, "subject": self.subject, "actor": self.actor,
+            "state": self.state, "error": self.error, "progress": self.progress,
+            "started_ms": self.started_ms, "ended_ms": self.ended_ms,
+        }  # fmt: skip
+
+
+class Operations:
+    """This worker's operations."""
+
+    def __init__(self) -> None:
+        self._all: dict[str, Operation] = {}
+
+    def start(self, operation_id: str, kind: str, subject: str, actor: str, work: Work) -> Operation:
+        """Begins `work`, which tells its progress and returns the last of it.
+
+        Raises:
+            ApiError: the same is under way, or too much is.
+        """
+        running = [op for op in self._all.values() if op.state == "running"]
+        for op in running:
+            if op.id == operation_id or (op.kind, op.subject) == (kind, subject):
+                raise ApiError(
+                    409,
+                    "Under way",
+                    f"{kind} {op.id} of {subject} runs already; watch it, or DELETE it first",
+                )
+        if len(running) >= MAX_RUNNING:
+            raise ApiError(
+                503, "Busy", f"{MAX_RUNNING} operations run here; wait for one, or ask another worker"
+            )
+        op = Operation(operation_id, kind, subject, actor, now_ms())
+        self._all.pop(operation_id, None)  # begun again: it is the newest
+        self._all[operation_id] = op
+        ended = [name for name, other in self._all.items() if other.state != "running"]
+        for name in ended[:-MAX_KEPT]:
+            del self._all[name]
+        op.task = asyncio.get_running_loop().create_task(self._run(op, work))
+        return op
+
+    async def _run(self, op: Operation, work: Work) -> None:
+        def tell(progress: dict[str, Any]) -> None:
+            op.progress = progress
+
+        log.info("an operation begins", operation=op.id, kind=op.kind, subject=op.subject, actor=op.actor)
+        try:
+            op.progress = await work(tell)
+            op.state = "done"
+        except asyncio.CancelledError:
+            op.state, op.error = "canceled", "canceled; what is done is done"
+            raise
+        except Exception as error:  # noqa: BLE001 - told to whoever asks
+            op.state, op.error = "failed", str(error) or repr(error)
+        finally:
+            op.ended_ms = now_ms()
+            log.info("an operation ended", operation=op.id, state=op.state, error=op.error)
+
+    def running(self, kind: str, subject: str) -> Operation | None:
+        """The same work, if it is under way here."""
+        of = (op for op in self._all.values() if op.state == "running")
+        return next((op for op in of if (op.kind, op.subject) == (kind, subject)), None)
+
+    def get(self, operation_id: str) -> Operation | None:
+        """The operation, if it is (or was) here."""
+        return self._all.get(operation_id)
+
+    async def cancel(self, op: Operation) -> None:
+        """Ends it, and waits until it has ended."""
+        if op.task is not None and not op.task.done():
+            op.task.cancel()
+            await asyncio.wait([op.task])
+
+    async def stop(self, _: web.Application) -> None:
+        """The server stops: so does all that runs."""
+        for op in list(self._all.values()):
+            await self.cancel(op)

@@ -1,0 +1,106 @@
+"""What a route takes and answers, said beside its handler: `openapi` makes the document of it, `guard` holds
+every request's query string to it, `read_body` every body.
+
+A status or a field that is not named here is not answered, nor taken: tests/web/http/test_openapi.py asks
+every route, and compares.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Generic, TypedDict, TypeVar
+
+MAX_LIMIT, DEFAULT_LIMIT = 1000, 100
+JSON = "application/json"
+
+T = TypeVar("T")
+H = TypeVar("H", bound=Callable[..., Any])
+
+
+class Page(TypedDict, Generic[T]):
+    """A piece of a list. `next` is the `cursor` of what follows, null at the end."""
+
+    items: list[T]
+    next: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Param:
+    """A parameter of the query string, or a header. With an array as `schema` it may be given repeatedly."""
+
+    name: str
+    schema: Mapping[str, Any]
+    about: str
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """An answer that is no problem: its shape (a type, one of several, or a JSON Schema) by content type,
+    and headers."""
+
+    content: Mapping[str, Any]
+    about: str = "done"
+    headers: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Described:
+    """See the module. `body` is a type; `kinds` are the content types it may have. `problems` are those
+    statuses that are this route's own (`openapi` adds what every route of its kind has)."""
+
+    answers: Mapping[int, Answer]
+    query: tuple[Param, ...] = ()
+    headers: tuple[Param, ...] = ()
+    body: Any = None
+    kinds: tuple[str, ...] = (JSON,)
+    problems: frozenset[int] = field(default_factory=frozenset)
+
+
+def described(
+    shape: Any = None,
+    *,
+    answers: Mapping[int, Answer] | None = None,
+    query: Iterable[Param] = (),
+    headers: Iterable[Param] = (),
+    body: Any = None,
+    kinds: Iterable[str] = (JSON,),
+    problems: Iterable[int] = (),
+) -> Callable[[H], H]:
+    """Says of a handler what it answers: 200 with `shape` as JSON, and, or else, `answers`."""
+    told = {} if shape is None else {200: Answer({JSON: shape})}
+    found = Described(
+        {**told, **(answers or {})}, tuple(query), tuple(headers), body, tuple(kinds), frozenset(problems)
+    )
+
+    def mark(handler: H) -> H:
+        handler.__dict__["described"] = found  # functools.wraps hands it on
+        return handler
+
+    return mark
+
+
+def described_of(handler: Any) -> Described | None:
+    """What was said of it, if anything was."""
+    found = getattr(handler, "described", None)
+    return found if isinstance(found, Described) else None
+
+
+def whole(least: int, most: int, default: int | None = None) -> dict[str, Any]:
+    """The JSON Schema of a whole number within bounds."""
+    found = {"type": "integer", "minimum": least, "maximum": most}
+    return found if default is None else {**found, "default": default}
+
+
+def repeated(items: Mapping[str, Any], most: int) -> dict[str, Any]:
+    """The JSON Schema of a parameter that may be given `most` times."""
+    return {"type": "array", "items": items, "maxItems": most}
+
+
+TEXT = {"type": "string"}
+PAGE = (
+    Param("limit", whole(1, MAX_LIMIT, DEFAULT_LIMIT), "how many items at most"),
+    Param("cursor", whole(0, 1 << 53, 0), "`next` of the page before"),
+)
+ACTOR = (Param("X-Switchyard-Actor", TEXT, "who asks, for the activity; else the address"),)
+TIER = (Param("topic", TEXT, "one of the workload's retry topics instead of its main topic"),)

@@ -1,0 +1,1 @@
+"""A process of a region and its jobs; catalog (which jobs there are)."""

@@ -1,0 +1,399 @@
+"""What the console shows, from what workers say of themselves: pure.
+
+Rules
+1. Unknown stays unknown (None), it never becomes 0: a lag that nobody has measured is not a lag of none.
+2. Everything is read once, into `Jobs`: what it costs grows with the jobs, not with workloads times jobs,
+   because it is computed in the loop that also pushes messages and renews the lease.
+3. A status counts only from the worker that the control log names as the owner, under its epoch.
+4. A workload sleeps when the log says of all its jobs that they were let go for it, or when it may sleep and
+   had none yet: it waits for nothing, and what is not known of it makes no sum over the region unknown. So it
+   is with one that is passive here: what other regions' jobs left in the log is none of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import msgspec
+from pydantic import ValidationError
+
+from app.controllog.codec import Heartbeat, Incident, JobStatus, WorkloadStatus
+from app.controllog.events import ALL, Assignment, RoutePut, WorkloadPut
+from app.controllog.state import ControlState
+from app.dispatch.definition import Workload
+from app.dispatch.model.throughput_diagnosis import Bound, Pace, hibernated, passive
+from app.dispatch.view import Told, WorkloadFlow, slowest, workload_flow
+from app.failover.view import passive_why, role_told
+from app.kernel.job import JobId
+from app.placement.model.plan import HIBERNATED, topic_of
+from app.placement.model.round import is_gone
+from app.replicate.view import copying_sums, copying_told
+
+ASLEEP = "hibernated"  # the state of a sleeping workload's jobs
+RESTING = {Bound.HIBERNATED, Bound.PASSIVE}
+BREAKER_ORDER = {"closed": 0, "half-open": 1, "open": 2}
+MAX_TROUBLES = 5  # of a workload, in one line of a table
+
+
+def lag_messages(status: JobStatus) -> int | None:
+    """Messages between the commit and the high watermark; None when either is unknown."""
+    if status.committed < 0 or status.high_watermark < 0:
+        return None
+    return max(0, status.high_watermark - status.committed)
+
+
+def lag_s(status: JobStatus, now_ms: int) -> float | None:
+    """Age of the oldest unfinished message; 0 when there is none, None when unknown."""
+    if status.oldest_ms >= 0:
+        return max(0.0, (now_ms - status.oldest_ms) / 1000)
+    return 0.0 if lag_messages(status) == 0 else None
+
+
+def partition(
+    status: JobStatus, worker: str, held: Assignment | None, now_ms: int, wish: str | None = None
+) -> dict[str, Any]:
+    """One job as the console shows it."""
+    job = JobId.parse(status.job)
+    return {
+        "job": status.job,
+        "topic": job.topic,
+        "partition": job.partition,
+        "worker": worker,
+        "epoch": status.epoch,
+        "state": status.state,
+        "committed": _known(status.committed),
+        "fetched": _known(status.fetched),
+        "high_watermark": _known(status.high_watermark),
+        "lag_messages": lag_messages(status),
+        "lag_s": lag_s(status, now_ms),
+        "in_flight": status.in_flight,
+        "unfinished": status.unfinished,
+        "delivered": status.delivered,
+        "retried": status.retried,
+        "dead_lettered": status.dead_lettered,
+        "passed_over": status.passed_over,
+        "ready": status.ready,
+        "behind": status.behind,
+        "postponed": status.postponed,
+        "backoff": status.backoff,
+        "due_in_s": None if status.due_ms < 0 else (status.due_ms - now_ms) / 1000,
+        "tracker_used": status.used,
+        "tracker_capacity": status.capacity,
+        "buffered_bytes": status.buffered_bytes,
+        "trouble": status.trouble,
+        "reason": held.reason if held else "",
+        "since_ms": held.at_ms if held else None,
+        "wish": wish,
+    }
+
+
+def _known(offset: int) -> int | None:
+    return offset if offset >= 0 else None
+
+
+def _sum(values: Iterable[float | int | None]) -> Any:
+    """The sum, or None when a part of it is unknown or there is no part."""
+    listed = list(values)
+    return (
+        None
+        if not listed or any(value is None for value in listed)
+        else sum(v for v in listed if v is not None)
+    )
+
+
+class Jobs:
+    """Every job's owner and status, by workload; see rule 2.
+
+    Attributes: `live` (worker -> its heartbeat), `state` (the control log's fold), `now_ms`, `region` (this
+        one; "" knows of no others), `returned` (it has just come back, and acts by no role yet).
+    """
+
+    __slots__ = ("_held", "_receivers", "_told", "live", "now_ms", "region", "returned", "state")
+
+    def __init__(
+        self,
+        state: ControlState,
+        live: Mapping[str, Heartbeat],
+        now_ms: int,
+        region: str = "",
+        *,
+        returned: bool = False,
+    ) -> None:
+        self.state = state
+        self.live = live
+        self.now_ms = now_ms
+        self.region = region
+        self.returned = returned
+        self._told: dict[str, JobStatus] = {}
+        self._held: dict[str, list[str]] = {}
+        self._receivers: dict[str, list[tuple[str, WorkloadStatus]]] = {}
+        for job in state.assignments:
+            self._held.setdefault(_workload_of(job), []).append(job)
+        for worker, beat in live.items():
+            for status in beat.jobs:
+                held = state.assignments.get(status.job)
+                if held is not None and held.worker == worker and held.epoch == status.epoch:
+                    self._told[status.job] = status
+            for receiver in beat.workloads:
+                self._receivers.setdefault(receiver.key, []).append((worker, receiver))
+
+    def statuses(self, key: str) -> list[JobStatus]:
+        """Every job of a workload; one without a live owner is waiting, and nothing of it is known."""
+        return [self._told.get(job) or self._waiting(job) for job in self._jobs_of(key)]
+
+    def _jobs_of(self, key: str) -> list[str]:
+        """Owned jobs, and those that wait for an owner. What was let go for good, with a retry tier that is
+        no longer defined, stays in the log for its epoch only."""
+        jobs, put = self._held.get(key, []), self.state.workloads.get(key)
+        if key in self.state.routes:
+            return [job for job in jobs if not is_gone(self.state.assignments[job])]
+        if put is None or all(self.state.assignments[job].worker for job in jobs):
+            return jobs
+        if self._passive_why(put):
+            return [job for job in jobs if self.state.assignments[job].worker]
+        try:
+            workload = Workload.from_wire(put.definition)
+        except ValidationError:
+            return jobs
+        topics = {workload.metadata.topic, *workload.retry_topics()}
+        return [job for job in jobs if self.state.assignments[job].worker or job.split(":")[2] in topics]
+
+    def _waiting(self, job: str) -> JobStatus:
+        held = self.state.assignments[job]
+        if not held.worker and held.reason.startswith(HIBERNATED):
+            return JobStatus(job=job, epoch=held.epoch, state=ASLEEP)
+        if not held.worker:
+            trouble = f"nobody owns it: {held.reason}" if held.reason else "nobody owns it"
+        elif held.worker in self.live:
+            trouble = "its worker has not taken it over yet"
+        else:
+            trouble = "its worker is not heard; it moves within seconds"
+        return JobStatus(job=job, epoch=held.epoch, state="waiting", trouble=trouble)
+
+    def partitions(self, key: str) -> list[dict[str, Any]]:
+        """Every job of a workload as the console shows it, in order of topic and partition."""
+        shown = []
+        for status in sorted(self.statuses(key), key=lambda status: JobId.parse(status.job)):
+            held, wish = self.state.assignments[status.job], self.state.wishes.get(status.job)
+            told = partition(status, held.worker, held, self.now_ms, wish.worker if wish else None)
+            shown.append(told | copying_told(status) if key in self.state.routes else told)
+        return shown
+
+    def _told_by(self, key: str, jobs: Sequence[JobStatus]) -> list[Told]:
+        """What each worker says of the workload and of those of its jobs that it owns."""
+        owned: dict[str, list[JobStatus]] = {}
+        for job in jobs:
+            owned.setdefault(self.state.assignments[job.job].worker, []).append(job)
+        told = sorted(self._receivers.get(key, ()), key=lambda entry: entry[0])
+        return [(worker, of, owned.get(worker, [])) for worker, of in told]
+
+    def flow(self, put: WorkloadPut) -> WorkloadFlow:
+        """Why a workload does not go faster, with all the numbers."""
+        jobs = self.statuses(put.key)
+        told = self._told_by(put.key, jobs)
+        flow = workload_flow(put.definition, told, _without_owner(jobs), len(jobs), self.now_ms)
+        if (rests := self._rests(put, jobs)) is None:
+            return flow
+        return msgspec.structs.replace(flow, bound=str(rests.bound), why=rests.why)
+
+    def receivers(self, key: str) -> list[tuple[str, WorkloadStatus]]:
+        """What each worker says of the workload's receivers."""
+        return self._receivers.get(key, [])
+
+    def hibernated(self, put: WorkloadPut, jobs: Sequence[JobStatus]) -> str | None:
+        """Why the workload, whose `statuses` are `jobs`, sleeps; None when it does not."""
+        sleeps = self._sleeps(put, jobs)
+        return None if sleeps is None else sleeps.why
+
+    def _passive_why(self, put: WorkloadPut) -> str:
+        return passive_why(self._role(put), self.region) if self.region else ""
+
+    def _role(self, put: WorkloadPut) -> dict[str, Any] | None:
+        return role_told(self.state, put, self.region, returned=self.returned)
+
+    def _rests(self, put: WorkloadPut, jobs: Sequence[JobStatus]) -> Pace | None:
+        """Rule 4."""
+        if not jobs and (why := self._passive_why(put)):
+            return passive(why)
+        return self._sleeps(put, jobs)
+
+    def _sleeps(self, put: WorkloadPut, jobs: Sequence[JobStatus]) -> Pace | None:
+        if any(job.state != ASLEEP for job in jobs):
+            return None
+        if jobs:
+            why = self.state.assignments[jobs[0].job].reason.removeprefix(HIBERNATED)
+            return hibernated(why)
+        spec = put.definition.get("spec")
+        if isinstance(spec, dict) and spec.get("hibernate") and self.state.term:
+            return hibernated("nothing has come for it yet; it wakes with the first message")
+        return None
+
+    def workload(self, put: WorkloadPut) -> dict[str, Any]:
+        """One workload as the console shows it; sums over its partitions and retry tiers."""
+        jobs = self.statuses(put.key)
+        receivers = [receiver for _, receiver in self._receivers.get(put.key, ())]
+        sleeps, rests = self._sleeps(put, jobs), self._rests(put, jobs)
+        waiting = 0 if rests else _without_owner(jobs)
+        pace, _ = slowest(self._told_by(put.key, jobs), waiting, len(jobs), self.now_ms)
+        pace = rests or pace
+        metadata = put.definition.get("metadata", {})
+        ages = [lag_s(job, self.now_ms) for job in jobs]
+        return {
+            "key": put.key,
+            "group": metadata.get("group"),
+            "topic": metadata.get("topic"),
+            "cluster": metadata.get("cluster"),
+            "owner": metadata.get("owner", ""),
+            "etag": put.etag,
+            "partitions": len(jobs),
+            "waiting": waiting,
+            "bound": str(pace.bound),
+            "why": pace.why,
+            "hibernated": sleeps.why if sleeps else None,
+            "role": self._role(put),
+            "lag_messages": _sum(lag_messages(job) for job in jobs),
+            "lag_s": _greatest(ages),
+            "lag_s_at_least": max((age for age in ages if age is not None), default=None),
+            "in_flight": sum(job.in_flight for job in jobs),
+            "unfinished": sum(job.unfinished for job in jobs),
+            "delivered": sum(job.delivered for job in jobs),
+            "retried": sum(job.retried for job in jobs),
+            "dead_lettered": sum(job.dead_lettered for job in jobs),
+            "passed_over": sum(job.passed_over for job in jobs),
+            "stashed": sum(receiver.stashed for receiver in receivers),
+            "breaker": _worst(receivers),
+            "held": sum(receiver.held for receiver in receivers),
+            "troubles": _troubles(jobs),
+        }
+
+    def route(self, put: RoutePut) -> dict[str, Any]:
+        """One route as the console shows it; sums over its partitions."""
+        jobs = self.statuses(put.key)
+        metadata, spec = (_mapping(put.definition.get(part)) for part in ("metadata", "spec"))
+        ages = [lag_s(job, self.now_ms) for job in jobs]
+        return {
+            "name": put.key,
+            "from": spec.get("from"),
+            "to": spec.get("to"),
+            "owner": metadata.get("owner", ""),
+            "etag": put.etag,
+            "topics": len({topic_of(job.job) for job in jobs}),
+            "partitions": len(jobs),
+            "waiting": _without_owner(jobs),
+            "paused": ALL in self.state.paused.get(put.key, ()),
+            "lag_messages": _sum(lag_messages(job) for job in jobs),
+            "lag_s": _greatest(ages),
+            "lag_s_at_least": max((age for age in ages if age is not None), default=None),
+            "copied": sum(job.delivered for job in jobs),
+            **copying_sums(jobs),
+            "unfinished": sum(job.unfinished for job in jobs),
+            "troubles": _troubles(jobs),
+        }
+
+
+def _mapping(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}
+
+
+def _without_owner(jobs: Iterable[JobStatus]) -> int:
+    return sum(job.state in ("waiting", ASLEEP) for job in jobs)
+
+
+def _workload_of(job: str) -> str:
+    # Not JobId.parse: it checks every character, and this runs for every job of the region.
+    return job.split(":", 2)[1]
+
+
+def _troubles(jobs: Iterable[JobStatus]) -> list[str]:
+    """Each trouble once, and only the first few: a thousand partitions of one dead broker are one trouble."""
+    found = sorted({job.trouble for job in jobs if job.trouble})
+    more = len(found) - MAX_TROUBLES
+    return found[:MAX_TROUBLES] + ([f"and {more} more"] if more > 0 else [])
+
+
+def _greatest(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return max(known) if known and len(known) == len(values) else None
+
+
+def _worst(receivers: Sequence[WorkloadStatus]) -> str:
+    states = [state for r in receivers for state in (r.breaker, *(target.breaker for target in r.targets))]
+    return max(states, key=lambda b: BREAKER_ORDER.get(b, 3), default="unknown")
+
+
+def workers(
+    state: ControlState, heard: Mapping[str, tuple[float, Heartbeat]], live: Iterable[str], now_s: float
+) -> list[dict[str, Any]]:
+    """Every worker heard lately, the dead too."""
+    alive = set(live)
+    return [
+        {
+            "worker": worker,
+            "url": beat.url,
+            "state": _state(worker, beat, worker in alive, worker in state.draining),
+            "silent_s": round(now_s - heard_s, 1),
+            "started_ms": beat.started_ms,
+            "jobs": len(beat.jobs) if worker in alive else 0,
+            "leader": worker == state.leader and worker in alive,
+            "group": beat.group,
+            "capacity": msgspec.to_builtins(beat.capacity),
+            "used": msgspec.to_builtins(beat.used),
+        }
+        for worker, (heard_s, beat) in sorted(heard.items())
+    ]
+
+
+def _state(worker: str, beat: Heartbeat, lives: bool, drained: bool) -> str:
+    if not lives and beat.state != "stopped":
+        return "dead"
+    return "drained" if drained and beat.state == "running" else beat.state
+
+
+def overview(
+    region: str,
+    state: ControlState,
+    heard: Mapping[str, tuple[float, Heartbeat]],
+    live: Mapping[str, Heartbeat],
+    incidents: Sequence[Incident],
+    now_ms: int,
+    now_s: float,
+    *,
+    returned: bool = False,
+) -> dict[str, Any]:
+    """Everything the first page shows."""
+    jobs = Jobs(state, live, now_ms, region, returned=returned)
+    listed = [jobs.workload(put) for _, put in sorted(state.workloads.items())]
+    routes = [jobs.route(put) for _, put in sorted(state.routes.items())]
+    awake = [shown for shown in listed if shown["bound"] not in RESTING]
+    return {
+        "region": region,
+        "at_ms": now_ms,
+        "term": state.term,
+        "leader": state.leader if state.leader in live else None,
+        "workers": workers(state, heard, live, now_s),
+        "workloads": listed,
+        "routes": routes,
+        "totals": {
+            "workloads": len(listed),
+            "routes": len(routes),
+            "workers": len(live),
+            "lag_messages": _sum(w["lag_messages"] for w in awake) if awake else 0,
+            "in_flight": sum(w["in_flight"] for w in listed),
+            "dead_lettered": sum(w["dead_lettered"] for w in listed),
+            "alerts_firing": sum(one.state == "firing" for one in state.alert_states.states.values()),
+        },
+        "incidents": [incident(i) for i in reversed(list(incidents)[-20:])],
+    }
+
+
+def incident(told: Incident) -> dict[str, Any]:
+    """An incident as JSON."""
+    return {
+        "at_ms": told.at_ms,
+        "worker": told.worker,
+        "kind": told.kind,
+        "subject": told.subject,
+        "message": told.message,
+        "remedy": told.remedy,
+    }

@@ -1,0 +1,264 @@
+"""The REST side of what operators do by hand: pause, resume, reset; skip and stash of single offsets.
+
+Resets, skips and stashes look first (200, what would be) and act only with `"execute": true`. Who is asked
+does not matter: what only an owner may do is handed to it, marked so that it is not handed on again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import orjson
+from aiohttp import web
+
+from app.controllog.events import ALL
+from app.dispatch.definition import Workload
+from app.dispatch.dlq.query import BadQuery
+from app.kernel.job import JobId, Kind
+from app.web.http import request_bodies, schemas
+from app.web.http.forwarding import HOP, ask_worker, hand_over
+from app.web.http.operator_requests import (
+    actor_of,
+    end_of,
+    ended_told,
+    flag_of,
+    move_told,
+    offsets_of,
+    partitions_of,
+    ranges_of,
+    read_body,
+    reason_of,
+)
+from app.web.http.responses import ApiError, is_number, json_response
+from app.web.http.route_docs import ACTOR, TIER, described
+from app.worker.jobs.operator_acts import Move
+from app.worker.runtime.operators import NotHere, Refused
+
+if TYPE_CHECKING:
+    from app.web.console.api import Api
+
+AT_ONCE = 16
+MAX_PARTITIONS = 256  # reset by one request; more are asked for in several
+
+Handler = Callable[[web.Request], Awaitable[web.Response]]
+
+
+def acting(handler: Handler) -> Handler:
+    """`handler`, with what stands in an act's way as problems."""
+
+    @functools.wraps(handler)
+    async def around(request: web.Request) -> web.Response:
+        try:
+            return await handler(request)
+        except NotHere as error:
+            raise ApiError(503, "Not now", str(error)) from error
+        except Refused as error:
+            raise ApiError(409, "Refused", str(error)) from error
+        except BadQuery as error:
+            raise ApiError(400, "Bad request", str(error)) from error
+        except LookupError as error:
+            raise ApiError(503, "Partition away", str(error)) from error
+
+    return around
+
+
+async def reset_by(
+    api: Api, request: web.Request, worker: str, body: Mapping[str, Any]
+) -> list[dict[str, Any]] | str:
+    """What became of the partitions that `worker` is asked to reset; or why nothing did."""
+    try:
+        status, content = await ask_worker(api, request, worker, body)
+        told = orjson.loads(content)
+        return list(told["partitions"]) if status == 200 else str(told["detail"])
+    except ApiError as error:
+        return error.detail
+    except (orjson.JSONDecodeError, KeyError, TypeError):
+        return f"{worker} did not answer as it should"
+
+
+class OperatorRoutes:
+    """Handlers; `api` finds workloads and the runtime."""
+
+    def __init__(self, api: Api) -> None:
+        self._api = api
+
+    def routes(self) -> list[web.RouteDef]:
+        """Everything there is."""
+        workload = "/api/v1/workloads/{group}/{topic}"
+        tracker = workload + "/partitions/{partition}/tracker"
+        return [
+            web.post(workload + "/pause", acting(self.pause)),
+            web.post(workload + "/resume", acting(self.resume)),
+            web.post(workload + "/reset", acting(self.reset)),
+            web.post(tracker + "/skip", acting(self.skip)),
+            web.post(tracker + "/stash", acting(self.stash)),
+        ]
+
+    # -- pause and resume ------------------------------------------------------------------------
+
+    @described(schemas.PausedNow, headers=ACTOR, body=request_bodies.PauseBody, problems=(404, 409))
+    async def pause(self, request: web.Request) -> web.Response:
+        """Pauses a workload, or some `partitions` of its topic; what was polled waits."""
+        return await self._pause(request, paused=True)
+
+    @described(schemas.PausedNow, headers=ACTOR, body=request_bodies.PauseBody, problems=(404, 409))
+    async def resume(self, request: web.Request) -> web.Response:
+        """Resumes a workload, or some `partitions` of its topic."""
+        return await self._pause(request, paused=False)
+
+    async def _pause(self, request: web.Request, *, paused: bool) -> web.Response:
+        workload = self._api.workload_of(request)
+        wanted = self._chosen(workload, await read_body(request, request_bodies.PauseBody))
+        changed = await self._api.operators.pause(workload.key, wanted or [ALL], paused, actor_of(request))
+        now = self._api.runtime.control.view.paused.get(workload.key, set())
+        told = {"key": workload.key, "changed": changed, "all": ALL in now, "partitions": sorted(now - {ALL})}
+        return json_response(told)
+
+    def _chosen(self, workload: Workload, body: Mapping[str, Any]) -> list[int]:
+        """The partitions that a body names; empty: none, so all are meant."""
+        wanted = partitions_of(body)
+        self._check(workload, wanted)
+        return sorted(set(wanted))
+
+    def _partitions(self, workload: Workload) -> list[int]:
+        """Those of the main topic, as far as they are known."""
+        prefix = f"{Kind.DISPATCH}:{workload.key}:{workload.metadata.topic}:"
+        held = self._api.runtime.control.view.assignments
+        return sorted(int(job.removeprefix(prefix)) for job in held if job.startswith(prefix))
+
+    def _check(self, workload: Workload, wanted: Iterable[int]) -> None:
+        known = self._partitions(workload)
+        if unknown := sorted(set(wanted) - set(known)):
+            raise ApiError(
+                404, "No such partition",
+                f"{workload.metadata.topic} has no partition {unknown[0]} that anybody ever owned; "
+                f"there are {len(known)}",
+            )  # fmt: skip
+
+    # -- reset -----------------------------------------------------------------------------------
+
+    @described(schemas.Reset, headers=ACTOR, body=request_bodies.RESET_BODY, problems=(404, 409))
+    async def reset(self, request: web.Request) -> web.Response:
+        """Moves a workload's position: `to` earliest or latest, `at` a time, or `offsets` by partition."""
+        workload = self._api.workload_of(request)
+        body = await read_body(request, request_bodies.ResetBody)
+        wanted, at_ms = self._wanted(workload, body)
+        gate = asyncio.Semaphore(AT_ONCE)
+
+        async def foresee(partition: int) -> Move:
+            async with gate:
+                job = _main_job(workload, partition)
+                return await self._api.operators.foresee_reset(job, wanted[partition], at_ms=at_ms)
+
+        moves = dict(zip(wanted, await asyncio.gather(*map(foresee, wanted)), strict=True))
+        execute = flag_of(body, "execute")
+        rows = {partition: move_told(partition, move) for partition, move in moves.items()}
+        if execute:
+            for partition, row in (await self._reset_all(request, workload, moves)).items():
+                rows[partition] |= row | {"note": row.get("note") or rows[partition]["note"]}
+        done = sum(bool(row.get("done")) for row in rows.values())
+        answer = {"key": workload.key, "execute": execute, "done": done, "partitions": list(rows.values())}
+        return json_response(answer)
+
+    def _wanted(self, workload: Workload, body: Mapping[str, Any]) -> tuple[dict[int, int], bool]:
+        """Partition -> where to; and whether that is a time. Raises BadQuery, ApiError."""
+        if sum(name in body for name in ("to", "at", "offsets")) != 1:
+            raise BadQuery('say where to: {"to": "earliest"}, {"to": "latest"}, {"at": "2h"} '
+                           'or {"offsets": {"0": 1042}}')  # fmt: skip
+        if "offsets" in body:
+            found = offsets_of(body)
+            self._check(workload, found)
+        else:
+            where = end_of(body)
+            found = dict.fromkeys(self._chosen(workload, body) or self._partitions(workload), where)
+        if not 0 < len(found) <= MAX_PARTITIONS:
+            raise ApiError(409, "Not so many", f"{len(found)} partitions; name 1 to {MAX_PARTITIONS} of them")
+        return dict(sorted(found.items())), "at" in body
+
+    async def _reset_all(
+        self, request: web.Request, workload: Workload, moves: Mapping[int, Move]
+    ) -> dict[int, dict[str, Any]]:
+        """Every partition by its owner; what became of each."""
+        runtime = self._api.runtime
+        elsewhere: dict[str, dict[int, int]] = {}
+        here: list[int] = []
+        for partition, move in moves.items():
+            held = runtime.control.view.owner(move.job)
+            if held is None or held.worker == runtime.worker or request.headers.get(HOP):
+                here.append(partition)
+            else:
+                elsewhere.setdefault(held.worker, {})[partition] = move.to
+        results = await asyncio.gather(
+            *(self._reset_here(request, partition, moves[partition]) for partition in here),
+            *(self._reset_there(request, worker, offsets) for worker, offsets in elsewhere.items()),
+        )
+        return {row["partition"]: row for rows in results for row in rows}
+
+    async def _reset_here(self, request: web.Request, partition: int, move: Move) -> list[dict[str, Any]]:
+        try:
+            done = await self._api.operators.reset(move.job, move.to, actor_of(request))
+        except (Refused, LookupError) as error:
+            return [{"partition": partition, "done": False, "why": str(error)}]
+        return [move_told(partition, done) | {"done": True}]
+
+    async def _reset_there(
+        self, request: web.Request, worker: str, offsets: Mapping[int, int]
+    ) -> list[dict[str, Any]]:
+        body = {"offsets": {str(p): offset for p, offset in offsets.items()}, "execute": True}
+        rows = await reset_by(self._api, request, worker, body)
+        if isinstance(rows, str):
+            return [{"partition": partition, "done": False, "why": rows} for partition in offsets]
+        return rows
+
+    # -- single offsets --------------------------------------------------------------------------
+
+    @described(
+        schemas.Ended, query=TIER, headers=ACTOR, body=request_bodies.EndBody, problems=(404, 409, 502)
+    )
+    async def skip(self, request: web.Request) -> web.Response:
+        """Finishes messages of a partition without delivering them (`?topic=` for a retry topic)."""
+        return await self._end(request, "skip")
+
+    @described(
+        schemas.Ended, query=TIER, headers=ACTOR, body=request_bodies.EndBody, problems=(404, 409, 502)
+    )
+    async def stash(self, request: web.Request) -> web.Response:
+        """Moves messages of a partition into the dead letter queue (`?topic=` for a retry topic)."""
+        return await self._end(request, "stash")
+
+    async def _end(self, request: web.Request, action: str) -> web.Response:
+        workload = self._api.workload_of(request)
+        body = await read_body(request, request_bodies.EndBody)
+        ranges = ranges_of(body)
+        reason = reason_of(body)
+        job = self._job(request, workload)
+        runtime, execute = self._api.runtime, flag_of(body, "execute")
+        held = runtime.control.view.owner(job)
+        if held is None:
+            raise ApiError(404, "No such partition", f"nobody owns {job}; GET the workload to see them")
+        if held.worker != runtime.worker and not request.headers.get(HOP):
+            return await hand_over(self._api, request, held.worker, body)
+        operators = self._api.operators
+        if not execute:
+            ended = operators.foresee(job, ranges)
+        elif action == "skip":
+            ended = await operators.skip(job, ranges, actor_of(request), reason)
+        else:
+            ended = await operators.stash(job, ranges, actor_of(request), reason)
+        return json_response({"job": job, "action": action, "execute": execute, **ended_told(ended)})
+
+    @staticmethod
+    def _job(request: web.Request, workload: Workload) -> str:
+        text = request.match_info["partition"]
+        topic = request.query.get("topic") or workload.metadata.topic
+        try:
+            return str(JobId(Kind.DISPATCH, workload.key, topic, int(text) if is_number(text) else -1))
+        except ValueError as error:
+            raise BadQuery(f"{text[:40]!r} of {topic[:80]!r} is no partition: {error}") from error
+
+
+def _main_job(workload: Workload, partition: int) -> JobId:
+    return JobId(Kind.DISPATCH, workload.key, workload.metadata.topic, partition)

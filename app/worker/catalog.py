@@ -1,0 +1,431 @@
+"""Which jobs there should be: every partition of every topic of every workload, what routes copy
+(`app.replicate.topics.catalog`), what plans audit (`app.audit.topics.catalog`).
+
+Read from the data clusters' metadata every `REFRESH_S` by the leader, which also creates the retry
+topics and the DLQ of a workload when they are missing (`app.dispatch.topics.settings`), records where `start:
+latest` begins, and looks for what waits in topics that are pumped only then
+(`app.dispatch.topics.leftovers`).
+
+Rules
+1. What cannot be read now keeps its last known size: not knowing is never a reason to stop a job, nor to wake
+   one that the log says was hibernated.
+2. A cluster that did not answer in time is not waited for until it has: nobody else's jobs wait for it.
+3. What is wrong with a definition costs its own workload only, is told, and its jobs stay.
+4. A topic that had jobs and vanished is an incident (`app.worker.jobs.vanished_topics`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+from uuid import uuid4
+
+import structlog
+from aiokafka.errors import KafkaError, for_code
+
+from app.audit.topics.catalog import AuditsCatalog
+from app.controllog.definition_cache import Parsed
+from app.controllog.events import Begun
+from app.controllog.log import ControlLog
+from app.dispatch.definition import Workload
+from app.dispatch.push.metadata import RegionRole
+from app.dispatch.topics.hibernation import Sleepers
+from app.dispatch.topics.leftovers import Leftovers, candidates, is_left, partitions_of
+from app.dispatch.topics.settings import (
+    MAX_PARTITIONS,
+    create_topics,
+    grow_topics,
+    raise_settings,
+    retry_retention_ms,
+)
+from app.failover.topology import Layout
+from app.kafka.client.cluster import TOPIC_UNKNOWN, ClusterClient, ClusterUnreachable
+from app.kafka.client.permissions import NOT_AUTHORISED, grant, lacks, principal
+from app.kafka.client.topic_ids import UNKNOWN_ID
+from app.kafka.consumer_lag import read_backlog
+from app.kafka.data_clusters import DataClusters
+from app.kernel.clock import now_ms
+from app.kernel.job import JobId, Kind
+from app.placement.model.plan import HIBERNATED, name_of
+from app.replicate.definition import RouteDefinition
+from app.replicate.topics.catalog import RoutesCatalog
+from app.replicate.topics.source_ends import read_ends
+from app.worker.jobs.start_position import Trouble
+from app.worker.jobs.topic_inventory import AUTHORISATION, GONE_S, State
+from app.worker.jobs.vanished_topics import Found, Topic, Vanished, was_held
+
+log = structlog.get_logger(__name__)
+
+REFRESH_S = 2.0
+PATIENCE_S = 0.25  # a round's, with clusters that answered in time before
+
+
+class _MayNotDescribe(Exception):
+    """A topic of a workload."""
+
+    def __init__(self, topic: str) -> None:
+        super().__init__(topic)
+        self.topic = topic
+
+
+class Catalog:
+    """Caches partition counts and derives jobs from them."""
+
+    def __init__(
+        self,
+        control: ControlLog,
+        clusters: DataClusters,
+        on_trouble: Trouble,
+        layout: Layout | None = None,
+    ) -> None:
+        self._control = control
+        self._clusters = clusters
+        self._on_trouble = on_trouble
+        self._partitions: dict[tuple[str, str], int] = {}
+        self._ids: dict[tuple[str, str], str] = {}  # of topics, as they were when the count was taken
+        self._read_at_s: dict[str, float] = {}
+        self._prepared: dict[str, tuple[str, int]] = {}  # etag and partitions of the topic
+        self._workloads = Parsed(
+            lambda: control.view.workloads, lambda key, data: local(_parsed(key, data), layout), self._unread
+        )
+        self._reading: dict[str, asyncio.Task[None]] = {}
+        self._late: set[str] = set()  # clusters that did not answer in time
+        self._told: set[tuple[str, str]] = set()
+        self._leftovers = Leftovers()
+        self.sleepers = Sleepers()
+        self.routes = RoutesCatalog(control, clusters, on_trouble)
+        self.audits = AuditsCatalog(control, clusters, on_trouble, layout)
+        self.audits.workload = self.workload
+        self._told_left: set[tuple[str, str]] = set()
+        self.vanished = Vanished(clusters, on_trouble)
+        self._stands: dict[str, tuple[State, float]] = {}  # workload -> how its topic does, since when
+        # Of workloads of several regions (`app.failover.run.role_keeper`): whether they have jobs here, None
+        # while that is not known; and what receivers are told.
+        self.runs_here: Callable[[Workload], bool | None] = lambda _: True
+        self.told_role: Callable[[Workload], RegionRole | None] = lambda _: None
+
+    def workload(self, key: str) -> Workload | None:
+        """The definition of `key` as it stands in the control log, parsed once a change; with a mode, its
+        cluster is this region's own."""
+        return self._workloads.get(key)
+
+    def route(self, name: str) -> RouteDefinition | None:
+        """The definition of route `name` as it stands in the control log, parsed once a change."""
+        return self.routes.definition(name)
+
+    def partitions(self, cluster: str, topic: str) -> int | None:
+        """Last known number of partitions."""
+        return self._partitions.get((cluster, topic))
+
+    async def jobs(self) -> set[str]:
+        """Every job there should be now."""
+        view = self._control.view
+        held: dict[str, list[str]] = {}  # by all of their name but the partition
+        slept: dict[str, list[str]] = {}
+        owned: set[str] = set()
+        for job, assigned in view.assignments.items():
+            prefix = job.rpartition(":")[0]
+            if assigned.worker:
+                owned.add(prefix)
+            elif assigned.reason.startswith(HIBERNATED):
+                slept.setdefault(name_of(job), []).append(job)
+                continue
+            held.setdefault(prefix, []).append(job)
+        await asyncio.gather(
+            self._refresh_all({name_of(prefix) for prefix in owned}),
+            self.routes.refresh(held),
+            self.audits.refresh(held),
+        )
+        self.vanished.look([*self.routes.found(held), *self.audits.found(held), *self._found(held)])
+        self._leftovers.keep(view.workloads)
+        self.sleepers.keep(view.workloads)
+        for known in (self._read_at_s, self._prepared, self._stands):
+            for key in known.keys() - view.workloads.keys():
+                del known[key]
+        self._told = {told for told in self._told if told[0] in view.workloads}
+        wanted: set[str] = set()
+        for key in list(view.workloads):
+            workload = self.workload(key)
+            runs = None if workload is None else self.runs_here(workload)
+            if workload is None or runs is None:
+                wanted.update(*(jobs for prefix, jobs in held.items() if name_of(prefix) == key))
+                continue
+            if not runs:
+                continue  # another region's: what it has here ends as if it were deleted
+            wanted.update(self._jobs_of(workload, held))
+            if workload.spec.hibernate is not None and not self.sleepers.knows(key):
+                wanted.difference_update(slept.get(key, ()))
+        wanted.update(self.routes.jobs(held))
+        wanted.update(self.audits.jobs(held))
+        return wanted
+
+    def _found(self, held: Mapping[str, Iterable[str]]) -> Iterator[tuple[str, Found]]:
+        """How things stand with workloads' own topics that have, or had, jobs."""
+        assigned = self._control.view.assignments
+        for key in list(self._control.view.workloads):
+            workload = self.workload(key)
+            prefix = "" if workload is None else _prefix(key, workload.metadata.topic)
+            if workload is None or not was_held(assigned[job] for job in held.get(prefix, ())):
+                continue
+            state, since_s = self._stands.get(key, ("unknown", 0.0))
+            if state == "absent" and time.monotonic() - since_s < GONE_S:
+                state = "unknown"  # a broker that begins may not know it yet
+            yield (
+                prefix,
+                Found(Topic("workload", key, workload.metadata.cluster, workload.metadata.topic), state),
+            )
+
+    def _stand(self, key: str, state: State) -> None:
+        if self._stands.get(key, ("unknown", 0.0))[0] != state:
+            self._stands[key] = state, time.monotonic()
+
+    def _jobs_of(self, workload: Workload, held: dict[str, list[str]]) -> Iterable[str]:
+        """Every job of one workload; `held`: those that are assigned."""
+        key, cluster, topics = workload.key, workload.metadata.cluster, [*workload.retry_topics()]
+        if workload.spec.start == "earliest" or self._control.view.begun_of(key):
+            topics.insert(0, workload.metadata.topic)
+        else:
+            yield from held.get(_prefix(key, workload.metadata.topic), ())  # until it is recorded
+        for topic in topics:
+            prefix, count = _prefix(key, topic), self._partitions.get((cluster, topic))
+            if count is None:
+                yield from held.get(prefix, ())  # never seen (the cluster is away): what is assigned stays so
+            else:
+                yield from (f"{prefix}:{partition}" for partition in range(count))
+        for topic, partition in self._leftovers.of(key):
+            yield f"{_prefix(key, topic)}:{partition}"
+        if not self._leftovers.knows(key, self._control.view.workloads[key].etag):
+            for topic in candidates(workload):
+                yield from held.get(_prefix(key, topic), ())
+
+    async def _refresh_all(self, owned: set[str]) -> None:
+        """Reads what is old, side by side (rule 2). `owned`: workloads of which somebody has a job."""
+        now_s = time.monotonic()
+        self._reading = {key: task for key, task in self._reading.items() if not task.done()}
+        old = []
+        for key, put in list(self._control.view.workloads.items()):
+            workload = self.workload(key)
+            if workload is not None and key not in self._reading and self._is_old(workload, put.etag, now_s):
+                old.append((workload, put.etag))
+        claimed = self._claimed() if old else set()
+        awaited: dict[asyncio.Task[None], str] = {}
+        for workload, etag in old:
+            name = workload.metadata.cluster
+            task = asyncio.create_task(self._refresh(workload, etag, claimed, workload.key in owned))
+            self._reading[workload.key] = task
+            if name not in self._late:
+                awaited[task] = name
+        if awaited:
+            _, late = await asyncio.wait(awaited, timeout=PATIENCE_S)
+            self._late.update(awaited[task] for task in late)
+
+    def _is_old(self, workload: Workload, etag: str, now_s: float) -> bool:
+        key = workload.key
+        fresh = now_s - self._read_at_s.get(key, float("-inf")) < REFRESH_S
+        return (
+            not fresh or self._prepared.get(key, ("", 0))[0] != etag or self._lacks_beginning(key, workload)
+        )
+
+    async def _refresh(
+        self, workload: Workload, etag: str, claimed: set[tuple[str, str]], is_owned: bool
+    ) -> None:
+        key, name, began_s = workload.key, workload.metadata.cluster, time.monotonic()
+        self._read_at_s[key] = began_s
+        if name not in self._clusters.specs:
+            self._tell(
+                key,
+                f"cluster {name!r} is not in this worker's configuration",
+                "add it to clusters in switchyard.yaml",
+            )
+            return
+        try:
+            await self._read(workload, etag, claimed, is_owned)
+        except _MayNotDescribe as error:
+            topic, spec = error.topic, self._clusters.specs[name]
+            if topic == workload.metadata.topic:
+                self._stand(key, "denied")
+            self._tell(
+                key, lacks(spec, "topic", topic, "Describe"),
+                f"{grant(spec, 'topic', topic, 'Describe', 'Read')}; its jobs go on with what is known",
+            )  # fmt: skip
+        except AUTHORISATION as error:  # to make its topics
+            message, _, remedy = str(error.args[0] if error.args else error).partition("; ")
+            self._tell(key, message, remedy or f"allow {principal(self._clusters.specs[name])} to")
+        except Exception as error:  # noqa: BLE001 - one cluster's trouble must not stop the others' jobs
+            self._tell(key, f"cluster {name} cannot be read: {error}", "its jobs go on with what is known")
+        else:
+            if time.monotonic() - began_s < PATIENCE_S:
+                self._late.discard(name)
+
+    async def _read(
+        self, workload: Workload, etag: str, claimed: set[tuple[str, str]], is_owned: bool
+    ) -> None:
+        key, name, topic = workload.key, workload.metadata.cluster, workload.metadata.topic
+        cluster = await self._clusters.get(name)
+        own = [topic, *workload.retry_topics()]
+        passing = [other for other in candidates(workload) if (name, other) not in claimed]
+        sizes = await _sizes(cluster.client, own, passing)
+        count = sizes.get(topic)
+        self._stand(key, "absent" if count is None else "there")
+        if count is None:
+            self._tell(
+                key,
+                f"topic {topic} does not exist in {name}",
+                "create it; the workload starts by itself then",
+            )
+            return
+        if self._lacks_beginning(key, workload):
+            await self._record_beginning(key, cluster.client, topic, count)
+        if self._prepared.get(key) != (etag, count):
+            await self._prepare(cluster.client, workload, count)
+            sizes |= await _sizes(cluster.client, own)
+            self._prepared[key] = etag, count
+        counted = await self._counted(cluster.client, name, {one: sizes[one] for one in own if one in sizes})
+        left = {other: sizes[other] for other in passing if other in sizes}
+        sleeps = {one: sizes[one] for one in own if one in sizes} if workload.spec.hibernate else {}
+        wanted = partitions_of(sleeps | left)
+        try:
+            backlog = await read_backlog(cluster, workload.metadata.group, wanted)
+        finally:
+            # No round sees a part of this only: it wakes nobody who is found asleep in the next line.
+            for one, (size, topic_id) in counted.items():
+                self._partitions[name, one], self._ids[name, one] = size, topic_id
+        if self.workload(key) is not workload:
+            return  # it was changed meanwhile: another look is due
+        now_s = time.monotonic()
+        self._leftovers.look(workload, etag, left, backlog, now_s)
+        self._tell_leftovers(key, workload)
+        self.sleepers.look(workload, wanted, backlog, now_s, is_owned)
+        self._told = {told for told in self._told if told[0] != key}
+
+    async def _counted(
+        self, client: ClusterClient, name: str, sizes: Mapping[str, int]
+    ) -> dict[str, tuple[int, str]]:
+        """Of topics whose count is another than the one known, the new one and the topic's id.
+
+        A topic loses partitions only when it is deleted and made again. A broker that lags behind may tell
+        fewer, too: only another id is believed.
+        """
+        other = [topic for topic, size in sizes.items() if self._partitions.get((name, topic)) != size]
+        ids = await client.topic_ids(other) if other else {}
+        counted = {topic: (sizes[topic], ids.get(topic, UNKNOWN_ID)) for topic in other}
+        return {
+            topic: (size, topic_id)
+            for topic, (size, topic_id) in counted.items()
+            if size > self._partitions.get((name, topic), 0)
+            or (
+                UNKNOWN_ID not in (known := self._ids.get((name, topic), UNKNOWN_ID), topic_id)
+                and known != topic_id
+            )
+        }
+
+    async def _prepare(self, client: ClusterClient, workload: Workload, partitions: int) -> None:
+        created = await create_topics(client, workload, partitions)
+        if created:
+            log.info("created topics", workload=workload.key, topics=created)
+        try:
+            await raise_settings(client, workload, [t for t in workload.retry_topics() if t not in created])
+            await grow_topics(client, workload, partitions)
+        except (KafkaError, ClusterUnreachable, OSError, TimeoutError, NotImplementedError) as error:
+            self._on_trouble(
+                "topic-settings",
+                workload.key,
+                f"its retry topics and DLQ in {client.name} could not be checked, or not be made larger: "
+                f"{error!r}",
+                f"see that each has retention.ms of at least {retry_retention_ms(workload)} and "
+                f"{min(partitions, MAX_PARTITIONS)} partitions, or allow Switchyard's principal to alter its "
+                "own topics, and to describe and alter their configs",
+            )
+
+    def _claimed(self) -> set[tuple[str, str]]:
+        """(cluster, topic) of all that workloads are defined to read: nobody's leftovers."""
+        workloads = [self.workload(key) for key in list(self._control.view.workloads)]
+        return {
+            (workload.metadata.cluster, topic)
+            for workload in workloads
+            if workload is not None
+            for topic in (workload.metadata.topic, *workload.retry_topics())
+        }
+
+    def _lacks_beginning(self, key: str, workload: Workload) -> bool:
+        """Whether it has to be recorded where the workload begins."""
+        view = self._control.view
+        return workload.spec.start == "latest" and key in view.workloads and not view.begun_of(key)
+
+    async def _record_beginning(self, key: str, client: ClusterClient, topic: str, count: int) -> None:
+        put = self._control.view.workloads[key]
+        topic_id = (await client.topic_ids([topic])).get(topic, "")
+        at = [(topic, partition) for partition in range(count)]
+        ends = await read_ends(client, at)
+        if len(ends) < count:
+            raise LookupError(f"{count - len(ends)} partitions of {topic} have no leader that answers")
+        begun = Begun(
+            at_ms=now_ms(), key=key, deployment=put.deployment, nonce=uuid4().hex,
+            ends=[ends[one] for one in at], topic_id=topic_id,
+        )  # fmt: skip
+        await self._control.append(begun)
+
+    def _tell_leftovers(self, key: str, workload: Workload) -> None:
+        left = {topic for topic, _ in self._leftovers.of(key) if is_left(workload, topic)}
+        self._told_left = {told for told in self._told_left if told[0] != key or told[1] in left}
+        for topic in sorted(left):
+            if (key, topic) not in self._told_left:
+                self._told_left.add((key, topic))
+                self._on_trouble(
+                    "retry-tier-removed",
+                    key,
+                    f"messages still wait in {topic}, whose retry tier is no longer defined",
+                    "nothing to do: they are delivered without delay, and its jobs end when it is empty",
+                )
+
+    def _unread(self, key: str, why: str) -> None:
+        self._tell(key, why, "deploy it again")
+
+    def _tell(self, key: str, message: str, remedy: str) -> None:
+        if (key, message) not in self._told:
+            self._told.add((key, message))
+            self._on_trouble("workload-trouble", key, message, remedy)
+
+
+def _parsed(key: str, definition: Mapping[str, Any]) -> Workload:
+    """Raises ValueError: it is another workload's, or its jobs have no names (`app.kernel.job`)."""
+    workload = Workload.from_wire(definition)
+    if workload.key != key:
+        raise ValueError(f"it is of {workload.key!r}, and stands under {key!r}")
+    for topic in (workload.metadata.topic, *workload.retry_topics(), *candidates(workload)):
+        JobId(Kind.DISPATCH, key, topic, 0)
+    return workload
+
+
+def local(workload: Workload, layout: Layout | None) -> Workload:
+    """With a mode it reads this region's own cluster. Raises ValueError: there is none, or several."""
+    if workload.spec.mode is None or layout is None:
+        return workload
+    try:
+        cluster = layout.local(workload.metadata.cluster)
+    except LookupError as error:
+        raise ValueError(str(error)) from error
+    metadata = workload.metadata.model_copy(update={"cluster": cluster})
+    return workload.model_copy(update={"metadata": metadata})
+
+
+def _prefix(key: str, topic: str) -> str:
+    """All of a job's name but the partition; both were checked."""
+    return f"{Kind.DISPATCH.value}:{key}:{topic}"
+
+
+async def _sizes(client: ClusterClient, own: Sequence[str], others: Sequence[str] = ()) -> dict[str, int]:
+    """Partition counts of those topics that exist, in one request.
+
+    Raises:
+        ClusterUnreachable; _MayNotDescribe: one of `own`. KafkaError: it is not to be had otherwise.
+    """
+    found: dict[str, int] = {}
+    for code, topic, _, partitions in (await client.metadata([*own, *others])).topics:
+        if code and code not in TOPIC_UNKNOWN and not partitions and topic in own:
+            raise _MayNotDescribe(topic) if code == NOT_AUTHORISED else for_code(code)(topic)
+        if partitions:
+            found[topic] = len(partitions)
+    return found

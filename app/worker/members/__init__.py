@@ -1,0 +1,1 @@
+"""Who lives: heartbeats, processes that ended, addresses, requests between workers."""

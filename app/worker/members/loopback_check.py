@@ -1,0 +1,75 @@
+"""Refuses a loopback address to a worker that is not alone on its machine's loopback.
+
+A loopback URL means another process on another host: answers would be missing there, or be somebody else's.
+A worker that starts so ends as soon as it hears a worker from elsewhere. One that runs already when the first
+such worker comes goes on, since its jobs flow, and reports an incident.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from urllib.parse import urlsplit
+
+import structlog
+from mode import Service
+
+from app.config.web_address import is_loopback
+from app.controllog.codec import Heartbeat
+from app.worker.members.membership import DRAINING, Members
+
+log = structlog.get_logger(__name__)
+
+LOOK_S = 0.5
+START_S = 10.0  # workers send a heartbeat every half second, and the tail of heartbeats begins within seconds
+REMEDY = (
+    "set web.host to an address that other hosts reach (0.0.0.0: every one), or web.advertise to the address "
+    "or URL by which they reach this worker"
+)
+
+
+class NotReachable(Exception):
+    """This worker announces an address that other workers cannot reach; with the remedy."""
+
+
+def apart(place: str, url: str, beats: Mapping[str, Heartbeat]) -> str:
+    """A running worker that a worker at `place` hears and that does not reach its loopback `url`; or "".
+
+    Workers whose place is not known are of an older version: nothing is known of them.
+    """
+    try:
+        host = urlsplit(url).hostname or ""
+    except ValueError:
+        return ""
+    if not place or not is_loopback(host):
+        return ""
+    others = (w for w, beat in beats.items() if beat.place not in {"", place} and beat.state != DRAINING)
+    return min(others, default="")
+
+
+class Neighbours(Service):
+    """See the module. `place` is this worker's, as in its heartbeats."""
+
+    def __init__(
+        self, place: str, url: Callable[[], str], members: Members, tell: Callable[[str, str, str, str], None]
+    ) -> None:
+        super().__init__()
+        self._place = place
+        self._url = url
+        self._members = members
+        self._tell = tell
+
+    @Service.task
+    async def _look(self) -> None:
+        started_s, told = time.monotonic(), False
+        while not self.should_stop:
+            now_s = time.monotonic()
+            other = apart(self._place, self._url(), self._members.live(now_s))
+            why = f"this worker announces {self._url()}, which {other} on another host cannot reach"
+            if other and now_s - started_s < START_S:
+                log.critical(why, remedy=REMEDY)
+                raise NotReachable(f"{why}; {REMEDY}")
+            if other and not told:
+                self._tell("loopback-address", self._url(), why, f"{REMEDY}; then start it again")
+            told = bool(other)
+            await self.sleep(LOOK_S)

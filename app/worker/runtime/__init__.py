@@ -1,0 +1,1 @@
+"""What a worker runs beside Faust: its jobs, snapshots, commits, operators' acts, watchdogs."""

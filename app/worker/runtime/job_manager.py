@@ -1,0 +1,408 @@
+"""This worker's jobs: started when assigned, fenced when taken away, drained when asked for.
+
+    assigned -> takeover -> join(table's snapshot, Kafka's commit) -> fetch from there -> flow
+    released by the leader -> drain -> last snapshot -> commit -> `Released`
+    assigned to somebody else -> closed at once: nothing of it counts any more
+
+Rules
+1. A pump exists only under the epoch that the control log names for this worker.
+2. Where it begins says `app.worker.jobs.start_position`; what it has finished lasts by
+   `app.worker.runtime.progress_saver`.
+3. How it comes to flow says `app.worker.runtime.job_starter`; asked for, it is let go although it cannot.
+4. A job's failure is that job's: the others flow on.
+5. A job that went elsewhere is closed at the moment that is read, before the lease can be renewed.
+6. What a worker that stops is given all the same, it gives back.
+7. What is to rest (`app.dispatch.jobs.pause_controller`) does so at the moment that is read, and before the
+   lease of a worker that lay still can be renewed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import structlog
+from mode import Service
+
+from app.audit.jobs.controller import Audits
+from app.audit.pump.partition import AuditPump
+from app.controllog.codec import JobStatus, WorkloadStatus
+from app.controllog.events import Assignment, Released
+from app.controllog.log import ControlLog
+from app.dispatch.jobs.catch_up_controller import BACKLOG, CatchingUp
+from app.dispatch.jobs.definition_rollout import Changes
+from app.dispatch.jobs.head_of_line_monitor import Heads
+from app.dispatch.jobs.pause_controller import Pauses
+from app.dispatch.jobs.remote_progress_import import Carrying
+from app.dispatch.pump.partition import DispatchPump
+from app.dispatch.scheduler.workload import WorkloadRuntime
+from app.kafka.data_clusters import DataClusters
+from app.kafka.fetch.deliveries import Fetched, FetchTrouble, Gap
+from app.kernel.clock import now_ms
+from app.kernel.lease import Lease
+from app.kernel.limit_shares import NOTHING, Need, Share
+from app.kernel.load import Load
+from app.kernel.rates import JobRates
+from app.offsets.sync.offset_sync_sender import BarrierSender
+from app.payload.interceptors import Interceptor
+from app.payload.schema_loader import Schemas
+from app.placement.limit_divider import shares_of
+from app.replicate.jobs.controller import Replicas
+from app.replicate.pump.partition import ReplicaPump
+from app.worker.catalog import Catalog
+from app.worker.jobs.pump import Pump, together
+from app.worker.jobs.start_position import Anew, Trouble
+from app.worker.runtime.heartbeat_status import hear, job_statuses, workload_statuses
+from app.worker.runtime.job_starter import START_RETRY_S, Starter
+from app.worker.runtime.progress_saver import Checkpoints
+from app.worker.tracker.client import TrackerClient
+
+log = structlog.get_logger(__name__)
+
+STOPPED = "its worker stopped"
+
+
+class Jobs(Service):
+    """Reconciles the pumps of this worker with the control log."""
+
+    def __init__(
+        self, worker: str, control: ControlLog, catalog: Catalog, clusters: DataClusters,
+        trackers: TrackerClient, lease: Lease, on_trouble: Trouble, *, grace_s: float,
+        interceptors: Sequence[tuple[str, Interceptor]] = (), barriers: BarrierSender | None = None,
+        schemas: Schemas,
+    ) -> None:  # fmt: skip
+        super().__init__()
+        self.worker = worker
+        self.pumps: dict[str, DispatchPump] = {}
+        self.replicas = Replicas(control, catalog, clusters, lease, on_trouble, barriers)
+        self.audits = Audits(catalog.audits, clusters, on_trouble, self.pumps, schemas)
+        self.flowing: Mapping[str, Pump] = together(self.pumps, self.replicas.pumps, self.audits.pumps)
+        self.runtimes: dict[str, WorkloadRuntime] = {}
+        self.draining = False
+        self.pauses = Pauses(control, catalog, self.pumps)
+        self.checkpoints = Checkpoints(self.flowing, clusters, trackers, lease, on_trouble, worker)
+        self._control = control
+        self._catalog = catalog
+        self._clusters = clusters
+        self._lease = lease
+        self._on_trouble = on_trouble
+        self._grace_s = grace_s
+        self._changed = asyncio.Event()
+        self._shares: tuple[int, dict[str, Share]] = -1, {}  # as of this offset of the control log
+        self._work: dict[str, asyncio.Task[None]] = {}
+        self._starting: set[str] = set()  # those of `_work` that start a job
+        self._leaving: set[str] = set()  # their release is on its way into the log
+        self.carrying = Carrying(control, catalog, self.pumps, self.replicas.pumps, on_trouble)
+        self._starter = Starter(
+            worker, control, catalog, clusters, trackers, lease, self.runtimes, on_trouble, interceptors,
+            self.replicas, self.audits, self.carrying, schemas,
+        )  # fmt: skip
+        self._changes = Changes(
+            catalog, self.runtimes, interceptors, schemas, on_trouble,
+            changed=self._on_definition, moved=self._restart_all, ended=self._changed.set,
+        )  # fmt: skip
+
+    async def on_start(self) -> None:
+        self._control.on_change(self._on_log)
+        others = Heads(self.pumps, self._on_trouble), CatchingUp(self.pumps, self._clusters, self._on_trouble)
+        for part in (self.checkpoints, self.replicas, self.audits, self.carrying, *others):
+            await self.add_runtime_dependency(part)
+        self._changed.set()
+
+    # -- what the fetch services deliver, through the agents of the kinds of jobs ------------------
+
+    def take(self, item: Fetched | Gap | FetchTrouble) -> None:
+        """Hands a fetched batch (or what was told instead) to its pump. Never raises."""
+        job, epoch, *part = item.key
+        pump: Pump | None = self.flowing.get(job)
+        if part:
+            main = self.pumps.get(job)
+            pump = None if main is None or main.backlog is None else main.backlog.pump
+        if pump is None or pump.epoch != epoch or (isinstance(item, Fetched) and item.is_stale):
+            if isinstance(item, Fetched):
+                item.release()
+            return
+        try:
+            match item:
+                case Fetched():
+                    pump.accept(item)
+                    if not pump.closed and pump.trouble.startswith("fetch: "):
+                        pump.trouble = ""
+                case Gap() if isinstance(pump, ReplicaPump):
+                    self.replicas.skip(pump, item)
+                case Gap() if item.begun_anew:
+                    # Offsets mean something else now: the job starts over in a new lineage.
+                    self.begin_anew(pump, pump.lineage + 1, item.goes_on_at(pump.base), item.reason)
+                case Gap():
+                    pump.skip(item)
+                    self._on_trouble(
+                        "offsets-lost", job,
+                        f"offsets [{item.start}, {item.end}) of {item.topic}-{item.partition} "
+                        f"are gone from the log before they were read: {item.reason}",
+                        "lengthen the topic's retention, or look at why the consumer was that far behind",
+                    )  # fmt: skip
+                case FetchTrouble():
+                    pump.trouble = f"fetch: {item.message}"
+                    self._on_trouble("fetch-trouble", job, item.message, item.remedy)
+        except Exception:
+            # A programming error stops this job loudly, and only this job.
+            log.exception("a pump failed; its job stops here and starts again", job=job)
+            self._close(job)
+            if isinstance(item, Fetched):
+                item.release()
+            self._changed.set()
+
+    def begin_anew(
+        self, pump: Pump, lineage: int, next_offset: int, reason: str = "", source_epoch: int | None = None
+    ) -> None:
+        """Ends this pump; the job begins again, in another lineage (`app.worker.jobs.start_position`)."""
+        self._starter.anew[str(pump.job)] = Anew(pump.epoch, lineage, next_offset, reason, source_epoch)
+        self._close(str(pump.job))
+        self._changed.set()
+
+    # -- reconciling -----------------------------------------------------------------------------
+
+    def _on_log(self) -> None:
+        try:
+            self._close_moved()
+            self.pauses.look()
+            self.share_limits()
+        except Exception:
+            log.exception("what is no longer to flow here could not be stopped, and is stopped again")
+        self._changed.set()
+
+    def _close_moved(self) -> None:
+        for job, pump in list(self.flowing.items()):
+            held = self._control.view.assignments.get(job)
+            if held is None or held.worker != self.worker or held.epoch != pump.epoch:
+                log.warning("job was moved away; it is closed here", job=job, epoch=pump.epoch)
+                self._end_task(job)
+                self._close(job)
+
+    @Service.task
+    async def _reconcile_for_ever(self) -> None:
+        while not self.should_stop:
+            try:
+                async with asyncio.timeout(1.0):
+                    await self._changed.wait()
+            except TimeoutError:
+                pass
+            self._changed.clear()
+            try:
+                self._reconcile()
+            except Exception:
+                log.exception("reconciling the jobs failed and is tried again")
+                await self.sleep(START_RETRY_S)
+
+    def _reconcile(self) -> None:
+        self._close_moved()
+        mine = self._control.view.owned_by(self.worker)
+        for job in [job for job in self._work if job not in mine]:
+            self._end_task(job)
+        self._starter.keep(mine)
+        if self.draining:
+            self._give_back()
+            return
+        for job, held in mine.items():
+            if held.release and job in self._starting:
+                self._end_task(job)  # it may never come to be: the leader must not wait for that
+            if job in self._work:
+                continue
+            if held.release:
+                self._spawn(job, self._release(job, held, held.reason))
+            elif job not in self.flowing:
+                self._spawn(job, self._start_job(job, held))
+                self._starting.add(job)
+        self.pauses.look()
+        self._changes.look()
+        self.replicas.look(self._begin_again, self.begin_anew)
+        self.audits.look(self._begin_again)
+        self.share_limits()
+
+    def _spawn(self, job: str, work: Any) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._work[job] = task
+
+        def done(ended: asyncio.Task[None]) -> None:
+            if self._work.get(job) is ended:
+                del self._work[job]
+                self._starting.discard(job)
+            if not ended.cancelled() and (error := ended.exception()) is not None:
+                log.error("work on a job failed", job=job, error=repr(error))
+            self._changed.set()
+
+        task.add_done_callback(done)
+
+    def _end_task(self, job: str) -> None:
+        task = self._work.pop(job, None)
+        self._starting.discard(job)
+        if task is not None:
+            task.cancel()
+
+    def _close(self, job: str) -> None:
+        """Nothing of this job counts here from now on."""
+        self.flowing[job].close()
+        self._drop(job)
+
+    def _drop(self, job: str) -> None:
+        """Forgets a pump that was closed or released; its runtime goes with the last one."""
+        pump = self.flowing.get(job)
+        self.pumps.pop(job, None)
+        self.checkpoints.forget(job)
+        if pump is None:
+            return
+        for cluster in self._clusters.started():
+            cluster.fetch.remove((job, pump.epoch))
+            cluster.fetch.remove((job, pump.epoch, BACKLOG))
+        key = pump.job.name
+        self.audits.pumps.pop(job, None)
+        if self.replicas.pumps.pop(job, None) is not None:
+            self.replicas.drop(key)
+        elif not any(other.job.name == key for other in self.pumps.values()):
+            runtime = self.runtimes.pop(key, None)
+            if runtime is not None:
+                asyncio.get_running_loop().create_task(runtime.close())
+
+    def _on_definition(self, runtime: WorkloadRuntime, reordered: bool) -> None:
+        for pump in self.pumps.values():
+            if pump.runtime is runtime:
+                pump.tracker.capacity = runtime.workload.spec.tracker.capacity
+                pump.refill()  # what waited for a delay that is shorter now, or gone, looks again
+        if reordered:
+            self._restart_all(runtime)
+        runtime.send()
+
+    def _restart_all(self, runtime: WorkloadRuntime) -> None:
+        """Another order, or another cluster, is not for what is under way."""
+        for job, pump in list(self.pumps.items()):
+            if pump.runtime is runtime:
+                self._begin_again(job, pump)
+
+    def _begin_again(self, job: str, pump: Pump) -> None:
+        if job not in self._work:
+            self._spawn(job, self._restart(pump))
+
+    async def _restart(self, pump: Pump) -> None:
+        """Begins the job again from what it has finished."""
+        await pump.drain(self._grace_s)
+        await self.checkpoints.saved(pump)  # or not: nothing wakes a drained pump
+        if self.flowing.get(str(pump.job)) is pump:
+            self._close(str(pump.job))
+
+    def share_limits(self) -> None:
+        """Takes the shares of limits into force that the control log names, as far as it was read."""
+        view = self._control.view
+        if self._shares[0] != view.next_offset:
+            self._shares = view.next_offset, shares_of(view, self.worker)
+        self.replicas.share(self._shares[1])
+        for key, runtime in self.runtimes.items():
+            try:
+                runtime.shared(self._shares[1].get(key, NOTHING))
+            except ValueError:  # of a definition that says what cannot be: the others' jobs go on
+                log.exception("a workload's limits cannot be set", workload=key)
+
+    # -- one job ---------------------------------------------------------------------------------
+
+    async def _start_job(self, job: str, held: Assignment) -> None:
+        if (started := await self._starter.start(job, held)) is None:
+            return
+        pump, beginning = started.pump, started.beginning
+        self.checkpoints.begin(pump, beginning.log, known=beginning.known)
+        match pump:
+            case ReplicaPump():
+                self.replicas.add(job, pump)
+            case AuditPump():
+                self.audits.pumps[job] = pump
+            case DispatchPump():
+                self.pumps[job] = pump
+                self.pauses.begin(pump)
+        self.share_limits()
+        above = sum(end - start for start, end in beginning.snapshot.finished)
+        log.info("job flows", job=job, epoch=held.epoch, next_offset=beginning.snapshot.base,
+                 already_finished_above=above)  # fmt: skip
+        if beginning.gap is None:
+            started.fetch()
+
+    async def _release(self, job: str, held: Assignment, reason: str) -> None:
+        pump = self.flowing.get(job)
+        if pump is not None:
+            ended = await pump.drain(self._grace_s)
+            await self.checkpoints.save([pump])
+            if not ended:
+                log.warning("what was under way at the end of the grace time was cut off", job=job)
+            pump.close()
+            self._drop(job)
+        await self._control.append(
+            Released(at_ms=now_ms(), job=job, worker=self.worker, epoch=held.epoch, reason=reason)
+        )
+        log.info("job released", job=job, epoch=held.epoch)
+
+    async def drain_all(self) -> None:
+        """SIGTERM: every job finishes what is in flight within the grace time, saves and lets go."""
+        self.draining = True
+        for job in list(self._work):
+            if job not in self.flowing:
+                self._end_task(job)
+        pumps = [pump for job, pump in self.flowing.items() if job not in self._work]
+        self._give_back()
+        releases = [*self._work.values()]
+        for pump in pumps:
+            pump.stop_intake()
+        # One job that hangs holds up no other.
+        await self._let_go([str(pump.job) for pump in pumps if not pump.is_busy])
+
+        async def finish(pump: Pump) -> None:
+            await pump.drain(self._grace_s)
+            await self._let_go([str(pump.job)])
+
+        await asyncio.gather(*(finish(pump) for pump in pumps if str(pump.job) in self.flowing))
+        if releases:
+            await asyncio.wait(releases, timeout=self._grace_s)
+
+    def _give_back(self) -> None:
+        """What was given to this worker and will not start here any more."""
+        mine = self._control.view.owned_by(self.worker)
+        for job in mine.keys() - self.flowing.keys() - self._work.keys() - self._leaving:
+            self._spawn(job, self._release(job, mine[job], STOPPED))
+
+    async def _let_go(self, jobs: Iterable[str]) -> None:
+        """Saves what these jobs have finished and gives them back."""
+        pumps = [self.flowing[job] for job in jobs if job in self.flowing]
+        await self.checkpoints.save(pumps)
+        mine = self._control.view.owned_by(self.worker)
+        for pump in pumps:
+            self._close(str(pump.job))
+        events = [
+            Released(at_ms=now_ms(), job=job, worker=self.worker, epoch=mine[job].epoch, reason=STOPPED)
+            for job in jobs
+            if job in mine
+        ]
+        leaving = {event.job for event in events}
+        self._leaving |= leaving
+        try:
+            if events:
+                await self._control.append(*events)
+        finally:
+            self._leaving -= leaving
+
+    # -- state -----------------------------------------------------------------------------------
+
+    def statuses(
+        self, loads: Mapping[str, Load] | None = None, rates: Mapping[str, JobRates] | None = None
+    ) -> list[JobStatus]:
+        """What the heartbeat says of this worker's jobs; the rest was measured
+        (`app.worker.runtime.meter`)."""
+        hear(self.flowing.values(), [cluster.fetch for cluster in self._clusters.started()])
+        mine = self._control.view.owned_by(self.worker)
+        return job_statuses(self.flowing.values(), mine, self._starter.troubles, loads, rates)
+
+    def needs(self, now_s: float) -> list[Need]:
+        """What this worker needs of the limits that are divided; `now_s` in monotonic seconds."""
+        found = [runtime.need(now_s) for runtime in self.runtimes.values()]
+        found += [route.need(now_s) for route in self.replicas.routes.values()]
+        return [need for need in found if need is not None]
+
+    def workload_statuses(self) -> list[WorkloadStatus]:
+        """What the heartbeat says of the receivers as seen from here."""
+        return workload_statuses(self.runtimes, self.pumps.values(), self._clusters.budget)

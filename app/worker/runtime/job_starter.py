@@ -1,0 +1,229 @@
+"""How a job comes to flow here: takeover, where it begins, its pump.
+
+A job that cannot start is tried again every `START_RETRY_S`, and `troubles` says why it cannot.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Collection, Sequence
+from functools import partial
+
+import structlog
+
+from app.audit.jobs.controller import Audits
+from app.controllog.events import Assignment, Released
+from app.controllog.log import ControlLog
+from app.dispatch.definition import Workload
+from app.dispatch.jobs.interceptor_chain import make_chain
+from app.dispatch.jobs.remote_progress_import import Carrying
+from app.dispatch.pump.partition import DispatchPump
+from app.dispatch.scheduler.clients import GrpcTargets
+from app.dispatch.scheduler.workload import WorkloadRuntime
+from app.dispatch.topics.leftovers import tier_of
+from app.dispatch.topics.settings import create_delayed
+from app.kafka.data_clusters import DataCluster, DataClusters
+from app.kernel.clock import now_ms
+from app.kernel.counters import highest
+from app.kernel.fencing import TakeoverAnswer
+from app.kernel.job import JobId, Kind
+from app.kernel.lease import Lease
+from app.payload.interceptors import Interceptor
+from app.payload.schema_loader import Schemas
+from app.replicate.jobs.controller import Replicas
+from app.worker.catalog import Catalog
+from app.worker.jobs.pump import Passing, Started
+from app.worker.jobs.start_position import Anew, Beginning, Trouble, find_beginning
+from app.worker.tracker.client import TrackerClient
+
+log = structlog.get_logger(__name__)
+
+START_RETRY_S = 1.0
+
+
+class Starter:
+    """Makes pumps, and the runtimes of their workloads in `runtimes`; those of routes in `replicas`, of audit
+    plans in `audits`.
+
+    Attributes:
+        troubles: job -> why it cannot start yet.
+        anew: job -> where its next pump begins, in another lineage.
+    """
+
+    def __init__(
+        self,
+        worker: str,
+        control: ControlLog,
+        catalog: Catalog,
+        clusters: DataClusters,
+        trackers: TrackerClient,
+        lease: Lease,
+        runtimes: dict[str, WorkloadRuntime],
+        on_trouble: Trouble,
+        interceptors: Sequence[tuple[str, Interceptor]],
+        replicas: Replicas,
+        audits: Audits,
+        carrying: Carrying,
+        schemas: Schemas,
+    ) -> None:
+        self.worker = worker
+        self.troubles: dict[str, str] = {}
+        self.anew: dict[str, Anew] = {}
+        self._control = control
+        self._catalog = catalog
+        self._clusters = clusters
+        self._trackers = trackers
+        self._lease = lease
+        self._runtimes = runtimes
+        self._on_trouble = on_trouble
+        self._interceptors = interceptors
+        self._replicas = replicas
+        self._audits = audits
+        self._carrying = carrying
+        self._schemas = schemas
+
+    def keep(self, jobs: Collection[str]) -> None:
+        """Forgets all other jobs."""
+        self.anew = {job: anew for job, anew in self.anew.items() if job in jobs}
+        self.troubles = {job: trouble for job, trouble in self.troubles.items() if job in jobs}
+
+    async def start(self, job: str, held: Assignment) -> Started | None:
+        """Tries until the job can flow; None when it is no longer this worker's under that epoch.
+
+        What it returns is true only until the caller gives way to others.
+        """
+        identity = JobId.parse(job)
+        while True:
+            try:
+                started = await self._take_over(identity, held)
+            except Exception as error:  # noqa: BLE001 - whatever stands in the way, try again and say so
+                message = str(error) or repr(error)
+                told, self.troubles[job] = self.troubles.get(job) == message, message
+                if not told and not isinstance(error, Passing):
+                    log.warning("a job cannot start yet and is tried again", job=job, error=message)
+                    self._on_trouble("job-cannot-start", job, message, "it is tried again every second")
+                await asyncio.sleep(START_RETRY_S)
+            else:
+                self.troubles.pop(job, None)
+                return started
+
+    async def _take_over(self, identity: JobId, held: Assignment) -> Started | None:
+        job = str(identity)
+        # What is wrong with a definition, or away, is known before anybody is fenced for it.
+        match identity.kind:
+            case Kind.REPLICATE:
+                await self._replicas.check(identity)
+            case Kind.AUDIT:
+                await self._audits.check(identity)
+            case Kind.DISPATCH:
+                await self._dispatched(identity.name)
+        answer = await self._trackers.takeover(job, held.epoch)
+        if not answer.granted and answer.known_epoch > highest(self._control.view.next_offset):
+            self._on_trouble(
+                "epoch-refused", job,
+                f"the tracker topic has epoch {answer.known_epoch}, which no control log gives; it gives way",
+                "see who else writes to that topic, and withdraw their permission",
+            )  # fmt: skip
+            answer = await self._trackers.takeover(job, held.epoch, over=answer.known_epoch)
+        if not answer.granted:
+            await self._refused(job, held, answer.known_epoch)
+            return None
+        anew = self.anew.get(job)
+        anew = anew if anew is not None and anew.epoch == held.epoch else None
+
+        def is_mine() -> bool:
+            current = self._control.view.assignments.get(job)
+            return current is not None and current.epoch == held.epoch and current.worker == self.worker
+
+        match identity.kind:
+            case Kind.REPLICATE:
+                started = await self._replicas.begin(identity, held.epoch, answer, anew, is_mine)
+            case Kind.AUDIT:
+                started = await self._audits.begin(identity, held.epoch, answer, anew, is_mine)
+            case Kind.DISPATCH:
+                started = await self._begin_dispatch(identity, held.epoch, answer, anew, is_mine)
+        if started is not None:
+            self.anew.pop(job, None)
+        return started
+
+    async def _dispatched(self, key: str) -> tuple[Workload, DataCluster]:
+        """A workload and its cluster, which can be written to. Raises LookupError, ClusterUnreachable,
+        KafkaError."""
+        workload = self._catalog.workload(key)
+        if workload is None:
+            raise LookupError(f"this worker has no definition of {key} that it can read")
+        name = workload.metadata.cluster
+        if name not in self._clusters.specs:
+            raise LookupError(f"cluster {name!r} is not in this worker's configuration")
+        cluster = await self._clusters.get(name)
+        await cluster.written_to()  # its retry topics and its dead letter queue
+        return workload, cluster
+
+    async def _begin_dispatch(
+        self,
+        identity: JobId,
+        epoch: int,
+        answer: TakeoverAnswer,
+        anew: Anew | None,
+        is_mine: Callable[[], bool],
+    ) -> Started | None:
+        workload, cluster = await self._dispatched(identity.name)
+        begun = self._control.view.begun(identity.name)
+        carried = await self._carrying.carried(identity, workload, answer, anew)
+        beginning = await find_beginning(
+            identity, workload, cluster, answer, begun=begun, anew=anew, tell=self._on_trouble,
+            carried=carried,
+        )  # fmt: skip
+        consumers = self._audits.consumers
+        counts = await consumers.counts_from(identity, workload, cluster, answer, beginning)
+        chain = await make_chain(workload, self._interceptors, self._schemas)
+        if not is_mine():
+            return None
+        runtime = self._runtimes.get(identity.name)
+        if runtime is not None and runtime.workload.metadata.cluster != workload.metadata.cluster:
+            raise LookupError(f"jobs of {identity.name} still leave its former cluster here")
+        made = runtime or WorkloadRuntime(
+            workload, GrpcTargets(self.worker), cluster.producer, self._lease, chain
+        )
+        made.tell_role(self._catalog.told_role(workload))
+        try:
+            pump = self._pump(identity, epoch, made, workload, beginning)
+            if answer.lineage == beginning.lineage:
+                pump.inherit_risks(answer.note)
+            self._carrying.begin(pump, workload, answer, beginning, anew, carried)
+            consumers.begin(pump, beginning, counts)
+        except BaseException:
+            if runtime is None:
+                await made.close()
+            raise
+        if runtime is None:  # known only once it has a pump, with the last of which it goes
+            made.copier.make_delayed = partial(create_delayed, cluster.client, workload)
+            self._runtimes[identity.name] = made
+        return Started(pump, beginning, cluster, next_offset=counts and counts.next_offset)
+
+    @staticmethod
+    def _pump(
+        identity: JobId, epoch: int, runtime: WorkloadRuntime, workload: Workload, beginning: Beginning
+    ) -> DispatchPump:
+        snapshot = beginning.snapshot
+        return DispatchPump(
+            identity,
+            epoch,
+            runtime,
+            tier=tier_of(workload, identity.topic),
+            merged=identity.topic in (workload.merge_topic(), workload.delayed_topic()),
+            next_offset=snapshot.base,
+            snapshot=snapshot,
+            capacity=workload.spec.tracker.capacity,
+            group=workload.metadata.group,
+            lineage=beginning.lineage,
+        )
+
+    async def _refused(self, job: str, held: Assignment, known_epoch: int) -> None:
+        """The tracker table outlived the control log: the leader must give a higher epoch."""
+        reason = "the tracker table knows a later epoch"
+        log.warning("takeover refused", job=job, epoch=held.epoch, known_epoch=known_epoch, why=reason)
+        await self._control.append(
+            Released(at_ms=now_ms(), job=job, worker=self.worker, epoch=held.epoch,
+                     known_epoch=known_epoch, reason=reason)
+        )  # fmt: skip

@@ -1,0 +1,130 @@
+"""What this worker takes and has, and each of its jobs' share: measured, smoothed, told in heartbeats.
+
+The process is measured as a whole, and shared out by the work that the jobs did (`app.kernel.load`). What it
+takes besides (the interpreter, Faust, its tables) is nobody's: `IDLE_CPU`, and its memory before the
+first job.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+import psutil
+
+from app.audit.pump.partition import AuditPump
+from app.dispatch.pump.partition import DispatchPump
+from app.kernel.load import DEFAULT_WORKER, Load, Smoothed, Work, apportion
+from app.kernel.rates import JobRates
+from app.replicate.pump.partition import ReplicaPump
+from app.worker.jobs.pump import Pump
+
+SAMPLE_S = 2.0
+IDLE_CPU = 0.03  # cores that a worker without jobs takes
+FULL = 0.9  # of the cpu that it has: a worker that is near it is what its jobs wait for
+CORES = 1.0  # one event loop: more cores than this a worker cannot use, however many there are
+MEMORY_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
+
+
+class Meter:
+    """Measures the process it runs in.
+
+    Attributes:
+        capacity: what the worker has: as configured, else as found on this machine.
+        used: what the process took between the last two samples.
+        loads: job -> its smoothed load.
+        rates: job -> what arrives for it, and what it was seen to carry.
+    """
+
+    def __init__(self, cpu: float | None, memory: int | None, network: int | None) -> None:
+        self.capacity = Load(
+            cpu or min(CORES, _cores()), memory or _memory_bytes(), network or _network_bytes_per_s()
+        )
+        self.used = Load()
+        self.loads: dict[str, Load] = {}
+        self.rates: dict[str, JobRates] = {}
+        self._process = psutil.Process()
+        self._smoothed: dict[str, Smoothed] = {}
+        self._done: dict[str, Work] = {}
+        self._at_s = float("-inf")
+        self._cpu_s = 0.0
+        self._idle = Load(IDLE_CPU, self._process.memory_info().rss)
+
+    def sample(self, pumps: Mapping[str, Pump], now_s: float) -> None:
+        """Measures again unless that was less than `SAMPLE_S` ago; costs a fraction of a millisecond."""
+        passed_s = now_s - self._at_s
+        if passed_s < SAMPLE_S:
+            return
+        times, memory_bytes = self._process.cpu_times(), self._process.memory_info().rss
+        cpu_s = times.user + times.system
+        done = {job: work_of(pump) for job, pump in pumps.items()}
+        work = {job: _since(self._done.get(job), now) for job, now in done.items()}
+        if self._at_s > float("-inf"):
+            network = sum(one.bytes for one in work.values()) / passed_s
+            self.used = _short(Load((cpu_s - self._cpu_s) / passed_s, memory_bytes, network))
+            if not pumps:
+                self._idle = Load(IDLE_CPU, memory_bytes)
+            for job, load in apportion(self.used, work, self._idle).items():
+                self._smoothed.setdefault(job, Smoothed()).sample(load, now_s)
+        self.rates = {job: self.rates.get(job) or JobRates() for job in pumps}
+        full = self.used.cpu_cores >= FULL * self.capacity.cpu_cores
+        for job, pump in pumps.items():
+            _look(self.rates[job], pump, done[job].messages, full, now_s)
+        self._smoothed = {job: one for job, one in self._smoothed.items() if job in pumps}
+        self.loads = {job: _short(one.load) for job, one in self._smoothed.items()}
+        self._at_s, self._cpu_s, self._done = now_s, cpu_s, done
+
+
+def _look(rates: JobRates, pump: Pump, finished: float, full: bool, now_s: float) -> None:
+    status = pump.status()
+    unread = max(0, status.high_watermark - status.fetched)
+    waiting = unread + status.ready + status.behind
+    alone = status.state == "flowing" and not status.postponed and (full or not status.ready)
+    rates.sample(now_s, status.high_watermark, finished, waiting, alone)
+
+
+def work_of(pump: Pump) -> Work:
+    """What a pump has done since it began; what it read it sent on, too."""
+    if isinstance(pump, ReplicaPump | AuditPump):
+        return pump.work()
+    assert isinstance(pump, DispatchPump), "there are no others"
+    pumps = [pump] if pump.backlog is None else [pump, pump.backlog.pump]
+    messages = sum(one.delivered + one.retried + one.dead_lettered for one in pumps)
+    unary = pump.runtime.link.stream is None
+    return Work(2 * sum(one.read_bytes for one in pumps), messages, messages if unary else 0)
+
+
+def _short(load: Load) -> Load:
+    """Without digits that nobody needs in every heartbeat."""
+    return Load(round(load.cpu_cores, 4), round(load.memory_bytes), round(load.network_bytes_per_s))
+
+
+def _since(before: Work | None, now: Work) -> Work:
+    if before is None or now.bytes < before.bytes:  # another pump of the same job
+        return now
+    return Work(now.bytes - before.bytes, now.messages - before.messages, now.calls - before.calls)
+
+
+def _cores() -> float:
+    return float(len(os.sched_getaffinity(0)))
+
+
+def _memory_bytes() -> int:
+    """The machine's memory, or what the container may have of it."""
+    total = int(psutil.virtual_memory().total)
+    for path in MEMORY_LIMITS:
+        try:
+            text = Path(path).read_text().strip()
+        except OSError:
+            continue
+        if text.isdigit():  # "max": no limit
+            total = min(total, int(text))
+    return total
+
+
+def _network_bytes_per_s() -> float:
+    """The fastest interface's rate, when one tells it."""
+    speeds = [stats.speed for name, stats in psutil.net_if_stats().items() if name != "lo" and stats.isup]
+    megabits_per_s = max(speeds, default=0)
+    return megabits_per_s * 125_000 or DEFAULT_WORKER.network_bytes_per_s

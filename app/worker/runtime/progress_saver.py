@@ -1,0 +1,290 @@
+"""What this worker's jobs have finished, made to last: snapshots to the tracker table, commits to Kafka.
+
+Rules
+1. Commits are made only while the lease holds. Snapshots always: the tracker topic's order fences those of
+   an older epoch, and a worker that waits for its lease and dies has saved what it had finished.
+2. A snapshot is sent at most every `SNAPSHOT_S` a job, when something changed; none is larger than
+   `MAX_SNAPSHOT_BYTES`: the newest of what was finished is left out, and may come twice after a crash.
+   They stand in the topic in the order in which they were taken: the last one of a job says it all. A
+   partition of the topic that takes nothing holds up those of its own jobs only.
+3. A commit is made when the base moved, and every `RECOMMIT_S` anyway: it heals what a zombie set back,
+   and tells other regions that the group is alive (`app.offsets.model.group_sync`).
+4. Copies of other regions' bookkeeping are saved every `BOOKKEEPING_S` while they flow: a position saved here
+   is a record there, and regions that copy each other's would hardly come to rest.
+5. Clusters are committed to side by side: one that is away holds up its own groups only. `unanswered` says
+   since when one has answered no commit; a refusal is an answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+
+import structlog
+from mode import Service
+
+from app.failover.topology import RESERVED as BOOKKEEPING
+from app.kafka.data_clusters import DataClusters
+from app.kernel.clock import now_ms
+from app.kernel.fencing import LogId, SnapshotItem
+from app.kernel.lease import MAX_LATE_S, Lease
+from app.kernel.ranges import Snapshot
+from app.offsets.model.group_sync import stamped
+from app.replicate.pump.partition import ReplicaPump
+from app.worker.jobs.pump import Pump
+from app.worker.jobs.start_position import Trouble
+from app.worker.tracker.client import TrackerClient, tracker_partition
+
+log = structlog.get_logger(__name__)
+
+SNAPSHOT_S = 0.1
+BOOKKEEPING_S = 15.0
+SNAPSHOTS_PER_S = 1_000  # of all jobs together: what the table's writers take without falling behind
+MAX_SNAPSHOT_BYTES = 512 * 1024  # in base64 it fits an event, an answer and a changelog record of 1 MB
+COMMIT_S = 0.5
+COMMIT_PATIENCE_S = 5.0
+RECOMMIT_S = 30.0
+
+
+class Checkpoints(Service):
+    """See the module.
+
+    Attributes:
+        worker: whose commits these are.
+        unanswered: cluster -> (since when, a group of it) while it answers no commit; monotonic seconds.
+        round_at_s: when the last round of commits ended.
+    """
+
+    def __init__(
+        self,
+        pumps: Mapping[str, Pump],
+        clusters: DataClusters,
+        trackers: TrackerClient,
+        lease: Lease,
+        on_trouble: Trouble,
+        worker: str = "",
+    ) -> None:
+        super().__init__()
+        self.worker = worker
+        self.unanswered: dict[str, tuple[float, str]] = {}
+        self.round_at_s = time.monotonic()
+        self._pumps = pumps
+        self._clusters = clusters
+        self._trackers = trackers
+        self._lease = lease
+        self._on_trouble = on_trouble
+        self._logs: dict[str, LogId] = {}
+        self._committed: dict[str, tuple[int, float]] = {}
+        self._cut: set[str] = set()
+        self._kept: dict[str, float] = {}  # when those of rule 4 were saved
+        # By partition of the tracker topic; the rounds are those of `_snapshots`.
+        self._in_order = defaultdict[int, asyncio.Lock](asyncio.Lock)
+        self._rounds: dict[int, asyncio.Task[bool]] = {}
+
+    def begin(self, pump: Pump, log_id: LogId, *, known: bool) -> None:
+        """A pump starts, on the log with this id; unless `known`, the table learns of it at once."""
+        self._logs[str(pump.job)] = log_id
+        if not known:
+            pump.snapshot_version = -1
+
+    def forget(self, job: str) -> None:
+        """The job is no longer here."""
+        self._logs.pop(job, None)
+        self._committed.pop(job, None)
+        self._kept.pop(job, None)
+        self._cut.discard(job)
+
+    async def save(self, pumps: Iterable[Pump]) -> None:
+        """The last snapshot and commit of jobs that are let go."""
+        pumps = list(pumps)
+        await self._snapshot(pumps)
+        if pumps and self._lease.holds(time.monotonic()):
+            await self._commit(pumps)
+
+    async def saved(self, pump: Pump) -> bool:
+        """The same, of one job; whether that could be done."""
+        try:
+            await self.save([pump])
+        except Exception as error:  # noqa: BLE001 - whatever it is: its caller goes on
+            log.warning("a job's last snapshot was not taken", job=str(pump.job), error=repr(error))
+            return False
+        return True
+
+    # -- snapshots -------------------------------------------------------------------------------
+
+    @Service.task
+    async def _snapshots(self) -> None:
+        while not self.should_stop:
+            pumps = [p for p in self._pumps.values() if p.version != p.snapshot_version]
+            interval_s = max(SNAPSHOT_S, len(pumps) / SNAPSHOTS_PER_S)
+            await self.sleep(interval_s)
+            began_s = time.monotonic()
+            try:
+                if not self.should_stop and await self._round(began_s):
+                    self._lease.saved(began_s, interval_s)
+            except Exception as error:  # noqa: BLE001 - the next round sends the same facts and more
+                log.warning("a round of snapshots failed and is made again", error=repr(error))
+
+    async def _round(self, now_s: float) -> bool:
+        """Sends what is due; whether all that was finished by now is saved. Who is late is not waited for."""
+        is_late = bool(self._rounds)
+        due: dict[int, list[Pump]] = defaultdict(list)
+        for pump in list(self._pumps.values()):
+            if pump.version != pump.snapshot_version:
+                partition = tracker_partition(str(pump.job))
+                if partition not in self._rounds and self._is_due(pump, now_s):
+                    due[partition].append(pump)
+        for partition, pumps in due.items():
+            self._rounds[partition] = asyncio.get_running_loop().create_task(self._taken(partition, pumps))
+        if self._rounds:
+            await asyncio.wait(self._rounds.values(), timeout=MAX_LATE_S)
+        ended = [partition for partition, task in self._rounds.items() if task.done()]
+        taken = [self._rounds.pop(partition).result() for partition in ended]
+        return all(taken) and not is_late and not self._rounds
+
+    async def _taken(self, partition: int, pumps: list[Pump]) -> bool:
+        try:
+            await self._send(partition, pumps)
+        except Exception as error:  # noqa: BLE001 - the next round sends the same facts and more
+            log.warning("snapshots were not taken and are sent again", error=repr(error))
+            return False
+        return True
+
+    async def on_stop(self) -> None:
+        for task in self._rounds.values():
+            task.cancel()
+
+    def _is_due(self, pump: Pump, now_s: float) -> bool:
+        """Rule 4, of one that has something to save. What a replica waits for is saved at once."""
+        job = str(pump.job)
+        flows = isinstance(pump, ReplicaPump) and pump.snapshot_version >= 0 and not pump.awaits_snapshot
+        if not flows or not pump.job.topic.startswith(BOOKKEEPING):
+            return True
+        if now_s - self._kept.get(job, float("-inf")) < BOOKKEEPING_S:
+            return False
+        self._kept[job] = now_s
+        return True
+
+    async def _snapshot(self, pumps: Iterable[Pump]) -> None:
+        """Raises what stood in the way of any, once all others are taken."""
+        found: dict[int, list[Pump]] = defaultdict(list)
+        for pump in pumps:
+            found[tracker_partition(str(pump.job))].append(pump)
+        ended = await asyncio.gather(*(self._send(*one) for one in found.items()), return_exceptions=True)
+        for error in ended:
+            if error is not None:
+                raise error
+
+    async def _send(self, partition: int, pumps: Iterable[Pump]) -> None:
+        """Snapshots of jobs that live in one partition of the tracker topic."""
+        items: list[SnapshotItem] = []
+        sent: list[tuple[Pump, int]] = []
+        async with self._in_order[partition]:
+            for pump in pumps:
+                version, job = pump.version, str(pump.job)
+                if version != pump.snapshot_version and not pump.closed:
+                    packed, log_id = self._packed(job, pump.snapshot()), self._logs.get(job, LogId())
+                    items.append(SnapshotItem(job, pump.epoch, packed, pump.lineage, log_id, pump.note))
+                    sent.append((pump, version))
+            taken = await self._trackers.send_snapshots(items) if items else []
+        await asyncio.gather(*taken)
+        for pump, version in sent:
+            pump.snapshot_version = max(version, pump.snapshot_version)
+
+    def _packed(self, job: str, snapshot: Snapshot) -> bytes:
+        packed, cut = limited(snapshot)
+        if cut and job not in self._cut:
+            self._cut.add(job)
+            self._on_trouble(
+                "snapshot-cut", job,
+                "more was finished out of order than a snapshot holds; the newest of it would be delivered "
+                "again after a crash",
+                "see what blocks the partition, or lower the tracker's capacity",
+            )  # fmt: skip
+        return packed
+
+    # -- commits ---------------------------------------------------------------------------------
+
+    @Service.task
+    async def _commits(self) -> None:
+        while not self.should_stop:
+            await self.sleep(COMMIT_S)
+            if not self._lease.holds(time.monotonic()):
+                self.unanswered.clear()  # what it may not do, it does not fail at
+                self.round_at_s = time.monotonic()
+                continue
+            try:
+                await self._commit([p for p in self._pumps.values() if not p.closed])
+                self.round_at_s = time.monotonic()
+            except Exception as error:  # noqa: BLE001 - the next round commits the same and more
+                log.warning("offsets were not committed and are committed again", error=repr(error))
+
+    async def _commit(self, pumps: list[Pump]) -> None:
+        now_s = time.monotonic()
+        rounds: dict[tuple[str, str], dict[tuple[str, int], int]] = defaultdict(dict)
+        for pump in pumps:
+            job, base = str(pump.job), pump.base
+            last, at_s = self._committed.get(job, (-1, 0.0))
+            if base != last or now_s - at_s > RECOMMIT_S:
+                rounds[pump.commits_to][pump.job.topic, pump.job.partition] = base
+        tried = {name for name, _ in rounds}
+        self.unanswered = {name: since for name, since in self.unanswered.items() if name in tried}
+        answered = await asyncio.gather(
+            *(self._commit_group(*at, offsets, pumps, now_s) for at, offsets in rounds.items())
+        )
+        for (name, group), came in zip(rounds, answered, strict=True):
+            if not came:
+                self.unanswered.setdefault(name, (now_s, group))
+        for (name, _), came in zip(rounds, answered, strict=True):
+            if came:
+                self.unanswered.pop(name, None)
+
+    async def _commit_group(
+        self,
+        cluster_name: str,
+        group: str,
+        offsets: dict[tuple[str, int], int],
+        pumps: list[Pump],
+        now_s: float,
+    ) -> bool:
+        """Commits, and tells the pumps; returns whether the cluster answered."""
+        answered = True
+        try:
+            async with asyncio.timeout(COMMIT_PATIENCE_S):
+                cluster = await self._clusters.get(cluster_name)
+                beside = dict.fromkeys(offsets, stamped(self.worker, now_ms()))
+                errors = await cluster.committer.commit(group, offsets, beside)
+        except Exception as error:  # noqa: BLE001 - the next round commits the same and more
+            log.warning("a group's offsets were not committed and are committed again", group=group,
+                        cluster=cluster_name, error=repr(error))  # fmt: skip
+            errors = dict.fromkeys(offsets, f"cluster {cluster_name} takes no commit now")
+            answered = False
+        for pump in pumps:
+            at = (pump.job.topic, pump.job.partition)
+            if pump.commits_to != (cluster_name, group) or at not in offsets:
+                continue
+            if refused := errors.get(at):
+                trouble = f"commit: {refused}"
+                if pump.trouble != trouble:
+                    pump.trouble = trouble
+                    message, _, remedy = refused.partition("; ")
+                    again = "it is tried again every second"
+                    remedy = f"{remedy}; {again}" if remedy else again
+                    self._on_trouble("commit-refused", str(pump.job), message, remedy)
+            else:
+                self._committed[str(pump.job)] = (offsets[at], now_s)
+                if pump.trouble.startswith("commit: "):
+                    pump.trouble = ""
+        return answered
+
+
+def limited(snapshot: Snapshot, most_bytes: int = MAX_SNAPSHOT_BYTES) -> tuple[bytes, bool]:
+    """The snapshot in at most `most_bytes`, and whether the newest of it had to be left out for that."""
+    packed, cut = snapshot.to_bytes(), False
+    while len(packed) > most_bytes:
+        cut = True
+        snapshot = Snapshot(snapshot.base, snapshot.finished[: len(snapshot.finished) // 2])
+        packed = snapshot.to_bytes()
+    return packed, cut

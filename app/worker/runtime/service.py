@@ -1,0 +1,359 @@
+"""What a worker runs beside Faust: the control log, heartbeats, leadership, its jobs.
+
+Started before Faust's tables have recovered, stopped before Faust stops: none of it waits for a
+consumer group. Every step of the way down is bounded in time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import socket
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import structlog
+from aiokafka import AIOKafkaProducer
+from mode import Service
+
+from app.alerts.delivery.monitor import Alerts
+from app.audit.jobs.books import AuditBooks
+from app.audit.jobs.region_query import Auditor
+from app.audit.jobs.replay_tail import Margin
+from app.audit.jobs.report_sender import AuditSender
+from app.audit.jobs.seal_key import SealKey
+from app.controllog import codec
+from app.controllog.codec import Heartbeat, Incident
+from app.controllog.log import ControlLog
+from app.controllog.topics import ControlTopics
+from app.failover.plan.planner import Planner
+from app.failover.run.participant import FailoverSide
+from app.failover.run.presence import Presence
+from app.failover.topology import Layout
+from app.kafka.client.cluster import ClusterClient, ClusterSpec
+from app.kafka.client.commits import OffsetCommitter
+from app.kafka.client.startup_retry import start_patiently
+from app.kafka.client.topic_tail import STOP_S, TopicTail, bounded
+from app.kafka.data_clusters import DataClusters
+from app.kafka.fetch.deliveries import ByteBudget
+from app.kernel.clock import now_ms
+from app.kernel.lease import Lease
+from app.offsets.store.tables import Atlas
+from app.offsets.sync.offset_sync_sender import BarrierSender
+from app.offsets.sync.regions import Regions
+from app.payload.interceptors import Interceptor
+from app.payload.schema_loader import Schemas
+from app.payload.schema_registry import LOOK_AGAIN_S
+from app.placement.inputs import Placing
+from app.placement.leader import Leader
+from app.placement.limit_divider import LimitDivider
+from app.replicate.jobs.orphaned_lines import EndedRoutes, own_lines
+from app.replicate.jobs.pinned_offset_syncs import NeededBarriers
+from app.sizing.forecast_reader import forecast_tail
+from app.sizing.forecasts import ForecastRules, Forecasts
+from app.worker.catalog import Catalog
+from app.worker.members.loopback_check import Neighbours
+from app.worker.members.membership import DRAINING, STOPPED, Heartbeats, Members
+from app.worker.members.sentinel import Sentinel
+from app.worker.runtime.job_manager import Jobs
+from app.worker.runtime.meter import Meter
+from app.worker.runtime.region_services import make_regions
+from app.worker.runtime.watchdog import Watchdog, answers
+from app.worker.tracker.client import TrackerClient
+from app.worker.tracker.follower import TrackerFollower
+
+log = structlog.get_logger(__name__)
+
+HEARTBEAT_S = 0.5
+LEASE_S = 2.0
+DEAD_AFTER_S = 3.0  # above LEASE_S + HEARTBEAT_S: a worker stops before anybody takes its jobs
+KEEP_INCIDENTS = 500
+GOODBYE_S = 2.0
+READ_CONTROL_S = 5.0
+# Batches, futures and answers come by the thousand and go by themselves: seldom is anything found among them.
+GC_THRESHOLDS = 50_000, 20, 20
+
+assert DEAD_AFTER_S > LEASE_S + HEARTBEAT_S
+
+
+class Runtime(Service):
+    """See the module.
+
+    Attributes: `worker` (this process's id, never used twice), `control`, `members`, `jobs`, `lease`,
+    `region` (its name), `incidents` (the latest, oldest first), `regions` (None without an atlas and a
+    directory), `failover`,
+    `audit_books`, `alerts`, `forecasts` (of sizes, by Spark).
+    """
+
+    _jumps = 0  # terms and epochs that were refused
+
+    def __init__(
+        self,
+        *,
+        name: str,
+        url: Callable[[], str],
+        topics: ControlTopics,
+        control_spec: ClusterSpec,
+        clusters: Mapping[str, ClusterSpec],
+        deliver: Callable[[Any], Awaitable[None]],
+        memory_budget_bytes: int,
+        grace_s: float,
+        meter: Meter,
+        schemas: Schemas,
+        group: str = "",
+        place: str = "",
+        interceptors: Sequence[tuple[str, Interceptor]] = (),
+        atlas: Atlas | None = None,
+        directory: Path | None = None,
+        layout: Layout | None = None,
+        refuses_local_alerts: bool = False,
+        forecast_rules: ForecastRules = ForecastRules(),  # noqa: B008 - it never changes
+    ) -> None:
+        super().__init__()
+        self.meter, self.group, self.schemas = meter, group, schemas
+        self.worker = f"{name}-{os.getpid()}-{int(time.time()):x}"
+        self.started_ms = now_ms()
+        self.url, self._place = url, place
+        self.lease = Lease(LEASE_S)
+        self.presence = Presence(self.worker, lambda: self.lease.expires_at_s - LEASE_S)
+        self.members = Members(DEAD_AFTER_S)
+        self.incidents: deque[Incident] = deque(maxlen=KEEP_INCIDENTS)
+        self.draining, self._state = False, "running"
+        self._topics = topics
+        self._options = control_options = control_spec.aiokafka_options()
+        self._grace_s = grace_s
+        self._incident_producer: AIOKafkaProducer | None = None
+        self._pending: set[asyncio.Task[Any]] = set()
+        self.control = ControlLog(topics.control.name, control_options)
+        self.clusters = DataClusters(
+            clusters, deliver, ByteBudget(memory_budget_bytes), may_append=self._may_act
+        )
+        self.region, self.catalog = topics.region, Catalog(self.control, self.clusters, self.tell, layout)
+        self._control_client = ClusterClient(control_spec)
+        self.failover = FailoverSide(
+            self.control, self._control_client, control_options, layout, self.catalog.workload,
+            leads=lambda: self.leader.leads,
+            on_news=lambda: self.leader.look(),  # noqa: PLW0108 - the leader comes later
+            on_trouble=self.tell,
+            presence=self.presence,
+            live=self._present,
+        )  # fmt: skip
+        self.failover.runs.arrived = lambda asked: Planner(self).arrived(asked)
+        self.catalog.runs_here = self.failover.keeper.runs_here
+        self.catalog.told_role = self.failover.keeper.told
+        self.groups = OffsetCommitter(self._control_client)
+        self.trackers = TrackerClient(self.worker, topics, control_options)
+        self.barriers = BarrierSender(topics, control_options, self.worker)
+        self.jobs = Jobs(
+            self.worker, self.control, self.catalog, self.clusters, self.trackers, self.lease, self.tell,
+            grace_s=grace_s, interceptors=interceptors, barriers=self.barriers, schemas=schemas,
+        )  # fmt: skip
+        self.jobs.pauses.tell = self.tell
+        self.audit_sender = AuditSender(
+            topics, control_options, SealKey(self._control_client, topics.control.name)
+        )
+        self.jobs.audits.sender = self.audit_sender
+        self.audit_books = AuditBooks(
+            topics.audit.name, self._control_client, self.audit_sender,
+            Margin(topics.audit.name, control_options), self.catalog.audits.bounds_of, self.tell,
+            lambda: self.leader.leads, self.catalog.audits.oddity_of, self.audit_sender.key,
+        )  # fmt: skip
+        self.watchdog = Watchdog(self.jobs.checkpoints, self._may_not_commit, self._answers)
+        self.heartbeats = Heartbeats(
+            topics.heartbeats.name, control_options, compose=self._compose, members=self.members,
+            lease=self.lease, interval_s=HEARTBEAT_S,
+            read_control=partial(self.control.read_to_end, self._control_client),
+        )  # fmt: skip
+        self.follower = TrackerFollower(self.worker, topics, control_options, self.members, self.groups)
+        self.leader = Leader(
+            self.worker, self.control, self.members, self.lease, self.catalog.jobs,
+            Placing(self.catalog.workload, self.tell, self.catalog.vanished.why_gone),
+            lambda: self.catalog.sleepers.asleep, self.failover.step,
+            LimitDivider(self.catalog.workload, self.catalog.route),
+        )  # fmt: skip
+        self.needed = NeededBarriers(
+            self.control, self.catalog, self.clusters, self.barriers,
+            lambda: self.leader.leads and self._may_act(),
+        )  # fmt: skip
+        self.sentinel = Sentinel(
+            self.worker, self.members, lambda: self.control.view.leader, self.leader.look
+        )
+        self.neighbours = Neighbours(self._place, url, self.members, self.tell)
+        self.alerts = Alerts(
+            self.control,
+            Auditor(
+                self.worker, self.audit_books, self.catalog.audits,
+                lambda: self.members.live(time.monotonic()),
+            ),
+            lambda: self.leader.leads and self._may_act(), self.tell, topics.region,
+            refuses_local=refuses_local_alerts,
+        )  # fmt: skip
+        self.forecasts = Forecasts(topics.region, forecast_rules)
+        self.regions: Regions | None = None
+        self.ended: EndedRoutes | None = None
+        if atlas is not None and directory is not None:
+            self.regions = make_regions(
+                atlas, directory, self.control, self.catalog, self.clusters,
+                lambda: self.leader.leads and self._may_act(), self.tell, self.failover.keeper.passive,
+                self.failover.failovers.regions_of,
+            )  # fmt: skip
+            self.jobs.carrying.carrier = self.regions.carrier
+            tables = self.regions.tables
+            self.ended = EndedRoutes(
+                self.control, clusters.keys(), tables.reach, own_lines(tables), self.barriers,
+                partial(self.control.read_to_end, self._control_client, READ_CONTROL_S),
+                lambda: self.leader.leads and self._may_act(),
+            )  # fmt: skip
+            others = self.regions.others
+            self.catalog.routes.beside = lambda: others.beside
+        self._incident_tail = TopicTail(
+            topics.incidents.name, control_options, self._on_incidents, from_start=True
+        )
+
+    async def on_start(self) -> None:
+        self.control.on_change(self._tell_of_jumps)
+        await self._control_client.start_patiently()
+        self._incident_producer = AIOKafkaProducer(acks="all", **self._options)
+        await start_patiently(self._incident_producer.start, "producer of incidents")
+        for service in (
+            self.control,
+            self.trackers,
+            self.barriers,
+            self.audit_sender,
+            self.audit_books,
+            self.heartbeats,
+            self.follower,
+            self._incident_tail,
+            forecast_tail(self._topics, self._options, self.forecasts, self.tell, lambda: self.leader.leads),
+            self.jobs,
+            self.failover,
+            self.leader,
+            self.needed,
+            self.alerts,
+            self.sentinel,
+            self.neighbours,
+            self.watchdog,
+        ):
+            await self.add_runtime_dependency(service)
+        for other in (self.regions, self.ended):
+            if other is not None:
+                await self.add_runtime_dependency(other)
+        # Faust's stores collect the whole heap at every rebalance, in the loop: what is here by now stays.
+        gc.collect()
+        gc.freeze()
+        gc.set_threshold(*GC_THRESHOLDS)
+        log.info("worker is up", worker=self.worker, host=socket.gethostname())
+
+    @Service.task
+    async def _look_for_schemas(self) -> None:
+        while not self.should_stop:
+            await self.sleep(LOOK_AGAIN_S)
+            self.schemas.look()
+
+    async def drain(self) -> None:
+        """SIGTERM: stops fetching, lets in-flight finish, commits, hands over, says goodbye."""
+        if self.draining:
+            return
+        self.draining = True
+        self._state = DRAINING
+        log.info("draining", jobs=len(self.jobs.flowing), grace_s=self._grace_s)
+        await bounded(self.heartbeats.beat(), GOODBYE_S, "heartbeat: draining")
+        await bounded(self.jobs.drain_all(), self._grace_s * 2 + 5, "drain")
+        self._state = STOPPED
+        await bounded(self.heartbeats.beat(), GOODBYE_S, "heartbeat: goodbye")
+
+    async def on_stop(self) -> None:
+        await self.drain()
+        await bounded(self.clusters.stop(), 10.0, "data clusters")
+
+    async def on_shutdown(self) -> None:
+        """Last of all: heartbeats and followers ask by these until they have stopped."""
+        self.schemas.close()
+        await bounded(self._control_client.stop(), STOP_S, "client of the control cluster")
+        if self._incident_producer is not None:
+            await bounded(self._incident_producer.stop(), STOP_S, "producer of incidents")
+
+    def _compose(self) -> Heartbeat:
+        now_s = time.monotonic()
+        self.meter.sample(self.jobs.flowing, now_s)
+        self.presence.look(now_s)
+        self.jobs.pauses.look()  # what others may have taken over rests before this can renew the lease
+        self.jobs.share_limits()  # as of `read`: the leader gives others what this worker gave up by then
+        return Heartbeat(
+            worker=self.worker,
+            at_ms=now_ms(),
+            started_ms=self.started_ms,
+            url=self.url(),
+            state=self._state,
+            term=self.leader.term,
+            jobs=self.jobs.statuses(self.meter.loads, self.meter.rates),
+            workloads=self.jobs.workload_statuses(),
+            group=self.group,
+            capacity=self.meter.capacity,
+            used=self.meter.used,
+            presence=self.presence.name,
+            place=self._place,
+            read=self.control.view.next_offset,
+            needs=self.jobs.needs(now_s),
+        )
+
+    # -- incidents -------------------------------------------------------------------------------
+
+    def tell(self, kind: str, subject: str, message: str, remedy: str) -> None:
+        """Something a person must know: logged, and kept in the incidents topic for every console."""
+        log.warning(message, incident=kind, subject=subject, remedy=remedy)
+        incident = Incident(
+            at_ms=now_ms(), worker=self.worker, kind=kind, subject=subject, message=message, remedy=remedy
+        )
+        task = asyncio.get_running_loop().create_task(self._publish(incident))
+        self._pending.add(task)
+        task.add_done_callback(self._pending.discard)
+
+    def _tell_of_jumps(self) -> None:
+        """The leader tells of the first, second, fourth ... term or epoch that cannot be."""
+        if not (jump := self.control.take_jump()):
+            return
+        self._jumps += 1
+        if self.leader.leads and self._jumps.bit_count() == 1:
+            self.tell(
+                "term-refused", self.control.topic,
+                f"{jump} names a term or an epoch that cannot be; it does not count",
+                "see who else writes to that topic, and withdraw their permission",
+            )  # fmt: skip
+
+    async def _publish(self, incident: Incident) -> None:
+        if self._incident_producer is not None:
+            await bounded(
+                self._incident_producer.send_and_wait(
+                    self._topics.incidents.name, codec.encode(incident), partition=0
+                ),
+                10.0,
+                "incident",
+            )
+
+    def _on_incidents(self, records: list[Any]) -> None:
+        for record in records:
+            try:
+                self.incidents.append(codec.incident(record.value))
+            except codec.BadEvent as error:
+                log.warning("a record of the incidents topic is no incident", error=str(error))
+
+    # -- watchdog --------------------------------------------------------------------------------
+
+    def _may_not_commit(self) -> bool:
+        return not self.jobs.flowing or not self._may_act()
+
+    def _present(self) -> set[str]:
+        """The workers that live, by the names that count for whether the region goes on."""
+        return {beat.presence for beat in self.members.live(time.monotonic()).values() if beat.presence}
+
+    def _may_act(self) -> bool:
+        return self.lease.holds(time.monotonic())
+
+    async def _answers(self, cluster: str, group: str) -> bool:
+        return await answers(self.clusters.specs[cluster], group)

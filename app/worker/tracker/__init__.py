@@ -1,0 +1,1 @@
+"""The tracker topic: takeovers and snapshots, asked, answered, folded."""

@@ -1,0 +1,222 @@
+"""Answers takeovers: follows some partitions of the tracker topic and folds them in memory.
+
+Each partition is followed by a few workers (`followers`, of those that live), each of which answers. So a
+takeover waits for nobody's rebalance, table or backlog: Faust's agent writes down what is folded here, for
+those who begin to follow, for Spark and for people, and may be seconds behind. `app.worker.tracker.fold` says
+why it is safe.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from typing import Any
+
+import msgspec
+import structlog
+from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
+from aiokafka.errors import KafkaError
+from mode import Service
+
+from app.controllog import codec
+from app.controllog.topics import ControlTopics
+from app.kafka.client.commits import OffsetCommitter
+from app.kafka.client.consumer_shutdown import stop_consumer
+from app.kafka.client.startup_retry import start_patiently
+from app.kafka.client.topic_tail import RETRY_S, STOP_S, bounded
+from app.kernel.clock import now_ms
+from app.worker.members.membership import Members
+from app.worker.tracker.fold import TrackerFold, followers
+
+log = structlog.get_logger(__name__)
+
+LOOK_S = 0.5  # how often it looks what it should follow
+MARGIN_S = 60.0  # what the table's writer has committed had arrived in the changelog by then, or never will
+MARGIN_EVENTS = 1_000  # when none is as new as that: the topic is idle, or a clock is wrong
+WRITTEN_S = (
+    600.0  # a partition of which the table is written here is followed for so long after the last time
+)
+GATHER_S = 0.02  # what comes within this time is folded together: events come from every worker
+
+
+class TrackerFollower(Service):
+    """See the module.
+
+    Attributes: `folds` (partition of the tracker topic -> what is known of it).
+    """
+
+    def __init__(
+        self,
+        worker: str,
+        topics: ControlTopics,
+        kafka_options: dict[str, Any],
+        members: Members,
+        groups: OffsetCommitter,
+    ) -> None:
+        super().__init__()
+        self.worker = worker
+        self.folds: dict[int, TrackerFold] = {}
+        self._topics = topics
+        self._options = kafka_options
+        self._members = members
+        self._groups = groups
+        self._beginning: dict[int, asyncio.Task[TrackerFold]] = {}
+        self._again_s: dict[int, float] = {}  # when a beginning that failed is tried again
+        self._written_s: dict[int, float] = {}
+        self._progress = asyncio.Event()
+        self._producer: AIOKafkaProducer | None = None
+
+    async def on_start(self) -> None:
+        self._producer = AIOKafkaProducer(acks="all", request_timeout_ms=10_000, **self._options)
+        await start_patiently(self._producer.start, "producer of answers")
+
+    async def on_stop(self) -> None:
+        for task in self._beginning.values():
+            task.cancel()
+        if self._producer is not None:
+            await bounded(self._producer.stop(), STOP_S, "producer of answers")
+
+    async def folded(self, partition: int, offset: int) -> TrackerFold:
+        """The fold of a partition, once the event at `offset` is in it; followed from now on."""
+        while True:
+            self._written_s[partition] = time.monotonic()
+            fold = self.folds.get(partition)
+            if fold is not None and fold.next_offset > offset:
+                return fold
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._progress.wait(), LOOK_S)
+
+    @Service.task
+    async def _follow_for_ever(self) -> None:
+        while not self.should_stop:
+            try:
+                await self._follow()
+            except (KafkaError, OSError, TimeoutError) as error:
+                log.warning("the tracker topic cannot be followed", error=repr(error), retry_s=RETRY_S)
+            except Exception:
+                # A mistake must not end the answers for good; the records are read anew.
+                log.exception("following the tracker topic failed; it begins afresh")
+                self.folds.clear()
+            await self.sleep(RETRY_S)
+
+    async def _follow(self) -> None:
+        consumer = AIOKafkaConsumer(
+            enable_auto_commit=False, auto_offset_reset="earliest", fetch_max_wait_ms=500, **self._options
+        )
+        await consumer.start()
+        try:
+            followed: set[int] = set()
+            while not self.should_stop:
+                self._choose()
+                if followed != set(self.folds):
+                    followed = set(self.folds)
+                    consumer.assign([self._at(partition) for partition in followed])
+                    for partition, fold in self.folds.items():
+                        consumer.seek(self._at(partition), fold.next_offset)
+                if not followed:
+                    await self.sleep(GATHER_S)
+                    continue
+                for at, records in (await consumer.getmany(timeout_ms=int(LOOK_S * 1000))).items():
+                    await self._fold(at.partition, records)
+                await self.sleep(GATHER_S)
+        finally:
+            await bounded(stop_consumer(consumer), STOP_S, "reader of the tracker topic")
+
+    def _at(self, partition: int) -> TopicPartition:
+        return TopicPartition(self._topics.trackers.name, partition)
+
+    # -- what to follow --------------------------------------------------------------------------
+
+    def _choose(self) -> None:
+        """Begins to follow what falls to this worker, and ends what no longer does."""
+        for partition, task in list(self._beginning.items()):
+            if task.done():
+                del self._beginning[partition]
+                if task.cancelled():
+                    continue
+                if (error := task.exception()) is None:
+                    self.folds[partition] = task.result()
+                else:
+                    log.warning("a partition of the tracker table cannot be read yet", partition=partition,
+                                error=repr(error), retry_s=RETRY_S)  # fmt: skip
+                    self._again_s[partition] = time.monotonic() + RETRY_S
+        live = self._members.live(time.monotonic())
+        if self.worker not in live:
+            return  # just started, or paused: what it knows of the others is worth nothing
+        written = {p for p, at_s in self._written_s.items() if time.monotonic() - at_s < WRITTEN_S}
+        for partition in range(self._topics.trackers.partitions):
+            mine = partition in written or self.worker in followers(partition, live)
+            if not mine:
+                self.folds.pop(partition, None)
+                if (begun := self._beginning.pop(partition, None)) is not None:
+                    begun.cancel()
+            elif (
+                partition not in self.folds
+                and partition not in self._beginning
+                and time.monotonic() >= self._again_s.get(partition, 0.0)
+            ):
+                self._beginning[partition] = asyncio.get_running_loop().create_task(self._begin(partition))
+
+    async def _begin(self, partition: int) -> TrackerFold:
+        """What the table's changelog says of a partition; first of all, up to where its writer has come."""
+        at = self._at(partition)
+        committed = (await self._groups.committed(self._topics.app_id, [(at.topic, partition)])).get(
+            (at.topic, partition)
+        )
+        changelog = TopicPartition(self._topics.changelog("trackers", 0).name, partition)
+        consumer = AIOKafkaConsumer(enable_auto_commit=False, auto_offset_reset="earliest", **self._options)
+        await consumer.start()
+        try:
+            consumer.assign([changelog])
+            start = (await consumer.beginning_offsets([at]))[at]
+            lately = (await consumer.offsets_for_times({at: now_ms() - int(MARGIN_S * 1000)}))[at]
+            base = committed or 0
+            fold = TrackerFold(max(start, min(base, lately.offset) if lately else base - MARGIN_EVENTS))
+            end = (await consumer.end_offsets([changelog]))[changelog]
+            upto = (await consumer.end_offsets([at]))[at]
+            await consumer.seek_to_beginning(changelog)
+            while await consumer.position(changelog) < end:
+                for record in (await consumer.getmany(changelog, timeout_ms=500)).get(changelog, []):
+                    self._restore(fold, record, upto)
+                await asyncio.sleep(0)  # a long changelog holds up nothing else
+        finally:
+            await bounded(stop_consumer(consumer), STOP_S, "reader of the tracker table's changelog")
+        return fold
+
+    def _restore(self, fold: TrackerFold, record: Any, upto: int) -> None:
+        """`upto`: where the tracker topic ended later. A record of beyond is of another topic, or forged."""
+        if record.key is None or record.value is None:
+            return
+        try:
+            found = codec.tracker_record(record.value)
+            if found.offset >= upto:
+                found = msgspec.structs.replace(found, offset=-1)  # or no event would ever change it
+            fold.restore(record.key.decode(), found)
+        except (codec.BadEvent, UnicodeDecodeError) as error:
+            log.error("a record of the tracker table cannot be read", offset=record.offset, error=str(error))
+
+    # -- folding ---------------------------------------------------------------------------------
+
+    async def _fold(self, partition: int, records: list[Any]) -> None:
+        fold = self.folds.get(partition)
+        records = [record for record in records if fold is not None and record.offset >= fold.next_offset]
+        if fold is None or not records:
+            return
+        if records[0].offset > fold.next_offset:
+            log.error("events of the tracker topic are gone before they were read; its table is read anew",
+                      partition=partition, since=fold.next_offset, present=records[0].offset)  # fmt: skip
+            del self.folds[partition]
+            return
+        for record in records:
+            try:
+                answer = fold.apply(codec.tracker_event(record.value), record.offset)
+            except codec.BadEvent as error:
+                fold.next_offset = record.offset + 1
+                log.error("a tracker event is passed over", offset=record.offset, error=str(error))
+                continue
+            if answer is not None:
+                assert self._producer is not None, "the follower has not been started"
+                await self._producer.send(self._topics.answers.name, codec.encode(answer), partition=0)
+        self._progress.set()
+        self._progress = asyncio.Event()

@@ -1,0 +1,239 @@
+"""Alerts by REST and commands: defined, listed, described, tested; what fires and who was told; metrics."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+import pytest
+
+from app.controllog.alert_state import AlertState, AlertWindow, Told
+from tests.alerts.delivery.receivers import Hooks, hooks
+from tests.cli.in_process import InProcess
+from tests.web.client import Console
+from tests.web.runtime_fake import HandFed
+
+PATH = "/api/v1/alerts/orders-lost"
+AT_MS = 1_800_000_000_000
+SOUND = {"webhook": {"url": "https://alerts.example/hook"}}
+
+
+def definition(*channels: dict[str, Any], **spec: Any) -> dict[str, Any]:
+    return {
+        "apiVersion": "switchyard/v1", "kind": "Alert", "metadata": {"name": "orders-lost", "owner": "data"},
+        "spec": {"on": ["loss"], "topics": ["orders"], "channels": list(channels), **spec},
+    }  # fmt: skip
+
+
+def fires(fed: HandFed, alert: str = "f00-1", rule: str = "orders-lost", **told: Any) -> AlertState:
+    """An alert of the term that is."""
+    window = AlertWindow(AT_MS, AT_MS + 60_000, "lossy", 100, 98, 2)
+    fields: dict[str, Any] = {
+        "state": "firing",
+        "fired_ms": AT_MS + 5,
+        "notice": 1,
+        "topic": "orders",
+        "from_tier": "regional",
+        "to_tier": "aggregate",
+        "windows": (window,),
+        **told,
+    }
+    return AlertState(
+        at_ms=AT_MS + 5, id=alert, term=fed.control.view.term, rule=rule, since_ms=AT_MS,
+        noticed_ms=AT_MS + 5, **fields,
+    )  # fmt: skip
+
+
+@contextmanager
+def receiving() -> Iterator[Hooks]:
+    """A receiver with a loop of its own."""
+    loop = asyncio.new_event_loop()
+    thread = Thread(target=loop.run_forever, daemon=True)
+    thread.start()
+    opened = hooks()
+    found = asyncio.run_coroutine_threadsafe(opened.__aenter__(), loop).result(30)
+    try:
+        yield found
+    finally:
+        asyncio.run_coroutine_threadsafe(opened.__aexit__(None, None, None), loop).result(30)
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join(30)
+        loop.close()
+
+
+def test_an_alert_is_defined_changed_and_deleted(console: Console, monkeypatch: pytest.MonkeyPatch) -> None:
+    slack = {"slack": {"url": {"env": "SWITCHYARD_ALERT_SLACK"}}}
+    assert console.ask("PUT", f"{PATH}?dry_run=true", definition(slack)).json["changed"]
+    assert console.ask("GET", PATH).status == 404
+    created = console.ask("PUT", PATH, definition(slack))
+    assert (created.status, created.json["key"]) == (201, "alert:orders-lost")
+    assert "SWITCHYARD_ALERT_SLACK is not set" in created.json["warnings"][-1]
+    monkeypatch.setenv("SWITCHYARD_ALERT_SLACK", "https://hooks.example/x")
+    again = console.ask("PUT", PATH, definition(slack))
+    assert (again.status, again.json["changed"], again.json["warnings"]) == (200, False, [])
+    found = console.ask("GET", PATH)
+    assert found.json["definition"]["spec"]["channels"] == [{"slack": {"url": "env:SWITCHYARD_ALERT_SLACK"}}]
+    assert "hooks.example" not in found.text
+    assert [one["name"] for one in console.ask("GET", "/api/v1/alert-rules").json["items"]] == ["orders-lost"]
+    refused = console.ask("PUT", PATH, definition(slack, above="30s"))
+    assert (refused.status, refused.json["errors"][0]["field"]) == (422, "spec.above")
+    assert console.ask("PUT", "/api/v1/alerts/other", definition()).status == 422
+    etag = found.headers["ETag"]
+    console.ask("PUT", PATH, definition(slack, above=3))
+    assert console.ask("DELETE", PATH, If_Match=etag).status == 412
+    assert console.ask("DELETE", PATH).json["deleted"]
+    assert console.ask("DELETE", PATH).status == 404
+
+
+def test_what_fires_is_listed_with_its_windows_its_channels_and_what_to_do(console: Console) -> None:
+    console.ask("PUT", PATH, definition({"webhook": {"url": "https://a.example/secret"}}))
+    (channel,) = console.fed.alerts.definitions()[0].spec.channels
+    console.fed.apply(fires(console.fed))
+    console.fed.apply(fires(console.fed, "f00-2", state="pending", notice=0, fired_ms=0, topic="payments"))
+    console.fed.apply(
+        fires(
+            console.fed,
+            "f00-3",
+            state="resolved",
+            notice=2,
+            resolved_ms=AT_MS + 9,
+            told={channel.key: Told(2, 7)},
+        )
+    )
+
+    def told(query: str = "") -> list[tuple[str, str]]:
+        page = console.ask("GET", f"/api/v1/alerts?{query}").json
+        return [(row["state"], row["topic"]) for row in page["items"]]
+
+    assert told() == [("firing", "orders"), ("pending", "payments"), ("resolved", "orders")]
+    assert told("state=pending&state=firing") == [("firing", "orders"), ("pending", "payments")]
+    assert told("topic=payments") == [("pending", "payments")]
+    assert told("name=other") == []
+    assert told("limit=1&cursor=1") == [("pending", "payments")]
+    assert console.ask("GET", "/api/v1/alerts?state=quiet").status == 400
+    row, _, resolved = console.ask("GET", "/api/v1/alerts").json["items"]
+    assert row["what"] == "2 of 100 records lost (1 window)"
+    assert row["windows"][0]["missing"] == 2
+    assert row["todo"][0].startswith("switchyard audit loss --topic orders --from 2027-01-15T08:00:00Z")
+    (waits,) = row["channels"]
+    assert (waits["place"], waits["waits"], waits["notice"]) == ("https://a.example", True, None)
+    assert (resolved["channels"][0]["waits"], resolved["todo"]) == (False, [])
+    console.fed.apply(fires(console.fed, told={channel.key: Told(0, 0, 5, "answered 503")}))
+    assert console.ask("GET", PATH).json["channels"][0]["trouble"] == "answered 503"
+    assert (console.ask("GET", PATH).json["firing"], console.ask("GET", PATH).json["pending"]) == (1, 1)
+
+
+def test_a_test_is_sent_by_whom_is_asked_and_told_by_channel(console: Console, tmp_path: Path) -> None:
+    shell = InProcess(console.url, console.fed, tmp_path)
+    assert console.ask("POST", f"{PATH}/test").status == 404
+    assert shell("alert", "test", "orders-lost").returncode == 4
+    with receiving() as receiver:
+        slack = {"slack": {"url": "env:SWITCHYARD_ALERT_SLACK"}}
+        hook = {"webhook": {"url": receiver.url}}
+        console.ask("PUT", PATH, definition(slack, hook))
+        answer = console.ask("POST", f"{PATH}/test").json
+        assert [(one["channel"], one["taken"]) for one in answer["channels"]] == [
+            ("slack", False), ("webhook", True),
+        ]  # fmt: skip
+        assert "SWITCHYARD_ALERT_SLACK is not set here" in answer["channels"][0]["why"]
+        done = shell("alert", "test", "orders-lost")
+        assert (done.returncode, "1 of 2 channels did not take it" in done.stderr) == (6, True)
+        console.fed.env["SWITCHYARD_ALERT_SLACK"] = f"{receiver.url}/slack"
+        assert shell("alert", "test", "orders-lost", "-o", "json").returncode == 0
+        receiver.down = True
+        assert shell("alert", "test", "orders-lost").returncode == 1
+        assert [path for path, _, _ in receiver.taken].count("/slack") == 1
+        assert receiver.bodies[0]["title"].startswith("[TEST] test-topic")
+    assert not console.ask("GET", "/api/v1/alerts").json["items"], "nothing has fired"
+    console.ask("PUT", PATH, definition())
+    assert "it has no channels" in shell("alert", "test", "orders-lost").stderr
+
+
+def test_commands_tell_what_people_on_call_ask(console: Console, tmp_path: Path) -> None:
+    shell = InProcess(console.url, console.fed, tmp_path)
+    console.ask("PUT", PATH, definition({"webhook": {"url": "https://a.example/x"}}, **{"for": "5m"}))
+    console.fed.apply(fires(console.fed))
+    listed = shell("alert", "list", "--state", "firing")
+    assert listed.returncode == 0
+    for part in ("orders-lost", "firing", "warning", "regional to aggregate", "2 of 100 records lost"):
+        assert part in listed.stdout
+    (row,) = json.loads(shell("alert", "list", "-o", "json").stdout)
+    assert row["windows"][0]["start_ms"] == AT_MS
+    described = shell("alert", "describe", "orders-lost").stdout
+    for part in (
+        "loss for 5m, topics orders, any two tiers, warning", "1 fire, 0 are pending",
+        "channel webhook https://a.example: is being told", "holds since 2027-01-15 08:00:00 UTC",
+        "lossy  100 before, 98 after", "> switchyard audit missing --topic orders",
+    ):  # fmt: skip
+        assert part in described
+    assert shell("alert", "describe", "none").returncode == 4
+    whole = json.loads(shell("alert", "describe", "orders-lost", "-o", "json").stdout)
+    assert (whole["firing"], len(whole["alerts"])) == (1, 1)
+
+
+def test_where_it_is_configured_addresses_that_lead_inside_are_refused(console: Console) -> None:
+    inside = {"alertmanager": {"url": "http://169.254.169.254/s3cret"}}
+    warned = console.ask("PUT", PATH, definition(inside))
+    assert warned.status == 201
+    assert "leads to a cloud's metadata service" in warned.json["warnings"][0]
+    assert "s3cret" not in warned.text
+    console.fed.alerts.refuses_local = True
+    for query in ("", "?dry_run=true"):
+        refused = console.ask("PUT", f"{PATH}{query}", definition(SOUND, inside, above=3))
+        assert (refused.status, refused.json["title"]) == (422, "Refused address")
+        assert refused.json["detail"].startswith("spec.channels.1.alertmanager.url: the address leads to")
+        assert "s3cret" not in refused.text
+    assert console.ask("PUT", PATH, definition(SOUND)).status == 200
+
+
+def test_who_asks_for_alerts_where_there_are_none_is_told_why(console: Console, tmp_path: Path) -> None:
+    shell = InProcess(console.url, console.fed, tmp_path)
+    assert "no alert is defined: nobody is told" in shell("alert", "list").stderr
+    console.ask("PUT", PATH, definition(SOUND))
+    assert shell("alert", "list").stderr == "none, of 1 that are defined\n"
+
+
+def test_metrics_tell_what_fires(console: Console) -> None:
+    console.ask("PUT", PATH, definition({"webhook": {"url": "https://a.example"}}, severity="critical"))
+    console.fed.apply(fires(console.fed))
+    console.fed.apply(fires(console.fed, "f00-2", state="pending", notice=0))
+    text = console.metrics()
+    tiers = 'group="",severity="critical",to_tier="aggregate",topic="orders"'
+    labels = f'alert="orders-lost",from_tier="regional",{tiers}'
+    assert f"switchyard_alerts_firing{{{labels}}} 1.0" in text
+    assert 'switchyard_alerts_pending{alert="orders-lost"} 1.0' in text
+    assert "switchyard_alert_channel_failing" in text
+
+
+def test_alerts_are_deployed_and_exported_with_the_other_definitions(
+    console: Console, tmp_path: Path
+) -> None:
+    shell = InProcess(console.url, console.fed, tmp_path)
+    (tmp_path / "alert.yaml").write_text(
+        "apiVersion: switchyard/v1\nkind: Alert\nmetadata: {name: a}\n"
+        "spec: {on: loss, topics: [orders], above: 0.1%, channels: [{alertmanager: {url: 'http://am:9093'}}]}\n"
+    )
+    deploy = ("config", "deploy", "-f", "alert.yaml", "--execute", "--yes")
+    assert shell("config", "validate", "-f", "alert.yaml").returncode == 0
+    assert shell("config", "plan", "-f", "alert.yaml").returncode == 10
+    assert shell(*deploy).returncode == 0
+    assert "nothing to change" in shell(*deploy).stderr
+    exported = shell("config", "export").stdout
+    assert "kind: Alert" in exported
+    (tmp_path / "again.yaml").write_text(exported)
+    assert shell("config", "plan", "-f", "again.yaml").returncode == 0
+    (tmp_path / "alert.yaml").write_text(
+        "apiVersion: switchyard/v1\nkind: Alert\nmetadata: {name: a}\nspec: {on: loss, topics: [x]}\n"
+    )
+    assert "spec.above" in shell("config", "diff", "-f", "alert.yaml").stdout
+    (tmp_path / "none").mkdir()
+    (tmp_path / "none" / "plan.yaml").write_text(
+        "apiVersion: switchyard/v1\nkind: AuditPlan\nmetadata: {name: p}\nspec: {topics: [x]}\n"
+    )
+    assert shell("config", "deploy", "-f", "none", "--prune", "--execute", "--yes").returncode == 0
+    assert console.ask("GET", "/api/v1/alert-rules").json["items"] == []

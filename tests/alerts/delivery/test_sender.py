@@ -1,0 +1,369 @@
+"""Each kind of channel, to a real server: what comes there, and what is said when it does not."""
+
+from __future__ import annotations
+
+import shlex
+import shutil
+import socket
+import ssl
+import subprocess
+from email.header import decode_header, make_header
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from app.alerts.api.rest import _check_places
+from app.alerts.channel_definition import Channel
+from app.alerts.delivery import sender as delivery_sender
+from app.alerts.delivery.message_bodies import alertmanager, slack, webhook
+from app.alerts.delivery.notice import Notice, commands, told
+from app.alerts.delivery.sender import NotTaken, Sender
+from app.cli.main import switchyard
+from app.controllog.alert_state import AlertWindow
+from app.kernel.clock import now_ms
+from app.web.http.responses import ApiError
+from tests.alerts.delivery.receivers import AT_MS, channel, definition, hooks, mailbox, notice
+
+ENV = {"SWITCHYARD_ALERT_WORD": "word", "SWITCHYARD_ALERT_TOKEN": "s3cret"}
+
+
+async def send(to: Channel, what: Notice, env: dict[str, str] | None = None) -> None:
+    sender = Sender(ENV if env is None else env)
+    try:
+        await sender.send(to, what)
+    finally:
+        await sender.close()
+
+
+async def test_a_webhook_gets_all_of_it_as_json_and_an_id_to_tell_it_by() -> None:
+    async with hooks() as receiver:
+        hook = channel(
+            "webhook", url=f"{receiver.url}/in", headers={"Authorization": "env:SWITCHYARD_ALERT_TOKEN"}
+        )
+        await send(hook, notice())
+        await send(hook, notice())
+    (path, headers, body), (_, again, _) = receiver.taken
+    assert (path, headers["Authorization"], headers["Idempotency-Key"]) == ("/in", "s3cret", "f00-1-1")
+    assert again["Idempotency-Key"] == headers["Idempotency-Key"]
+    assert (body["id"], body["alert"], body["status"], body["severity"]) == (
+        "f00-1-1", "f00-1", "firing", "critical",
+    )  # fmt: skip
+    assert (body["topic"], body["from_tier"], body["to_tier"]) == ("orders", "regional", "aggregate")
+    (window,) = body["windows"]
+    assert (window["missing"], window["start_ms"], window["lag_ms"]) == (2, AT_MS - 120_000, 1500)
+    assert body["title"].startswith("[FIRING critical] orders, regional to aggregate: 2 of 100 records lost")
+    window = "--topic orders --start 2027-01-15T07:58:00Z --from-tier regional --to-tier aggregate"
+    missing = f"switchyard audit missing {window}"
+    assert any(line.startswith(missing) for line in body["todo"])
+
+
+async def test_slack_gets_text_and_blocks_and_nobodys_name_is_markup() -> None:
+    async with hooks() as receiver:
+        env = {"SWITCHYARD_ALERT_SLACK": f"{receiver.url}/services/T/B/x"}
+        to = channel("slack", url="env:SWITCHYARD_ALERT_SLACK")
+        await send(to, notice(to_tier="<!channel>&"), env)
+    ((path, _, body),) = receiver.taken
+    assert path == "/services/T/B/x"
+    assert "&lt;!channel&gt;&amp;" in body["text"]
+    assert "<" not in str(body)
+    assert all(len(block.get("text", {}).get("text", "")) <= 3_000 for block in body["blocks"])
+    long = notice(windows=tuple(AlertWindow(n, n + 1, "lossy", 9, 8, 1) for n in range(20)), topic="t" * 249)
+    assert all(len(block.get("text", {}).get("text", "")) <= 3_000 for block in slack(long)["blocks"])
+
+
+async def test_alertmanager_gets_the_same_labels_always_and_an_end() -> None:
+    async with hooks() as receiver:
+        for url in (receiver.url, f"{receiver.url}/api/v2/alerts"):
+            await send(channel("alertmanager", url=url), notice())
+        over = notice(2, state="resolved", over_ms=AT_MS + 5, resolved_ms=AT_MS + 10)
+        await send(channel("alertmanager", url=receiver.url), over)
+    assert [path for path, _, _ in receiver.taken] == ["/api/v2/alerts"] * 3
+    ((first,), (_,), (last,)) = receiver.bodies
+    assert first["labels"] == last["labels"]
+    assert (first["labels"]["alertname"], first["labels"]["topic"]) == ("orders-lost", "orders")
+    assert first["startsAt"] == last["startsAt"] == "2027-01-15T08:00:00.000+00:00"
+    assert first["endsAt"] > "2026-11"
+    assert last["endsAt"] == "2027-01-15T08:00:00.010+00:00"
+    (again,) = alertmanager(notice(), now_ms())
+    assert again["labels"] == first["labels"]
+
+
+async def test_a_mail_says_what_where_how_many_and_what_to_do() -> None:
+    async with mailbox() as box:
+        to = channel(
+            "email", smtp=box.place, to=["oncall@example.org", "b@example.org"], user="yard", tls="none",
+            **{"from": "yard@example.org", "password": "env:SWITCHYARD_ALERT_WORD"},
+        )  # fmt: skip
+        await send(to, notice())
+        await send(to, notice(2, state="resolved", over_ms=AT_MS, resolved_ms=AT_MS))
+    first, second = box.mails
+    assert box.to[0] == ["oncall@example.org", "b@example.org"]
+    subject = str(make_header(decode_header(first["Subject"])))
+    assert subject.replace("\n", "").startswith("[FIRING critical] orders, regional to aggregate: 2 of 100")
+    assert (first["Message-ID"], second["References"]) == ("<f00-1-1@switchyard>", "<f00-1-1@switchyard>")
+    content = first.get_payload(decode=True)
+    assert isinstance(content, bytes)
+    text = content.decode()
+    for part in (
+        "2026",
+        "region east",
+        "2 missing",
+        "switchyard audit loss --topic orders --from 2027-01-15",
+    ):
+        assert part in text or part == "2026"
+    assert "RESOLVED" in str(make_header(decode_header(second["Subject"])))
+
+
+async def test_a_test_says_that_it_is_one() -> None:
+    async with hooks() as receiver:
+        await send(channel("webhook", url=receiver.url), notice()._replace(is_test=True))
+    assert receiver.bodies[0]["test"] is True
+    assert receiver.bodies[0]["title"].startswith("[TEST]")
+
+
+def mail_to(place: str, to: str = "a@example.org", **told: Any) -> Channel:
+    auth = {"user": "yard", "password": "env:SWITCHYARD_ALERT_WORD", "tls": "none"}
+    return channel("email", smtp=place, to=to, **{"from": "y@example.org"}, **{**auth, **told})
+
+
+@pytest.fixture
+def certificate(tmp_path: Path) -> tuple[ssl.SSLContext, Path]:
+    """Of localhost, by itself; and what has to be trusted for it."""
+    if (openssl := shutil.which("openssl")) is None:
+        pytest.skip("makes a certificate with openssl, which is not here")
+    key, own = tmp_path / "key.pem", tmp_path / "own.pem"
+    told = ["-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost", "-days", "1", "-nodes"]
+    made = [openssl, "req", "-x509", "-newkey", "rsa:2048", "-keyout", str(key), "-out", str(own), *told]
+    subprocess.run(made, check=True, capture_output=True)
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(own, key)
+    return context, own
+
+
+@pytest.mark.parametrize("tls", ["starttls", "tls"])
+async def test_mail_goes_by_tls_to_whom_a_certificate_is_trusted_and_to_nobody_else(
+    tls: str, certificate: tuple[ssl.SSLContext, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    context, trusted = certificate
+    async with mailbox(context, at_once=tls == "tls") as box:
+        with pytest.raises(NotTaken, match=r"^cannot be reached: TLS: self-signed certificate$"):
+            await send(mail_to(box.place, tls=tls), notice())
+        assert not box.mails
+        monkeypatch.setenv("SSL_CERT_FILE", str(trusted))
+        await send(mail_to(box.place, tls=tls), notice())
+        assert len(box.mails) == 1
+
+
+async def test_what_tls_refuses_is_told_as_that_and_not_where(
+    certificate: tuple[ssl.SSLContext, Path],
+) -> None:
+    context, _ = certificate
+
+    async def why(url: str) -> str:
+        with pytest.raises(NotTaken) as caught:
+            await send(channel("webhook", url=url), notice())
+        return str(caught.value)
+
+    async with hooks(context) as receiver, hooks() as plain:
+        assert await why(f"{receiver.url}/s3cret") == "cannot be reached: TLS: self-signed certificate"
+        no_tls = await why(plain.url.replace("http:", "https:") + "/s3cret")
+        assert no_tls.startswith("cannot be reached: TLS: ")
+        assert "127.0.0.1" not in no_tls
+        assert "s3cret" not in no_tls
+        assert (receiver.asked, plain.asked) == (0, 0)
+
+
+async def test_what_is_not_taken_is_told_and_no_secret_with_it() -> None:
+    async def why(to: Channel, env: dict[str, str] | None = None) -> str:
+        with pytest.raises(NotTaken) as caught:
+            await send(to, notice(), env)
+        assert "s3cret" not in str(caught.value)
+        return str(caught.value)
+
+    async with hooks() as receiver, mailbox() as box:
+        hook = channel("webhook", url=f"{receiver.url}/s3cret")
+        receiver.answers = [500, 404, 302]
+        assert await why(hook) == "answered 500: not now"
+        assert await why(hook) == "answered 404: not now"
+        assert (await why(hook)).startswith("answered 302"), "redirects are not followed"
+        receiver.answers, receiver.words = [401], "not {request.headers[X-Token]} at {request.path_qs}"
+        headers = {"X-Token": "env:SWITCHYARD_ALERT_TOKEN"}
+        talks = channel("webhook", url=f"{receiver.url}/in/s3cret?k=s3cret2", headers=headers)
+        assert await why(talks) == "answered 401: not … at …?…"
+        nobody = channel("webhook", url="http://127.0.0.1:1/s3cret")
+        assert await why(nobody) == "cannot be reached: Connection refused", "and not where"
+        strange = channel("webhook", url="env:SWITCHYARD_ALERT_URL")
+        assert (
+            await why(strange, {"SWITCHYARD_ALERT_URL": "s3cret"}) == "cannot be asked: InvalidUrlClientError"
+        )
+        assert "SWITCHYARD_ALERT_URL is not set here" in await why(strange, {})
+        assert await why(mail_to(box.place), {"SWITCHYARD_ALERT_WORD": "s3cret"}) == (
+            "refused user and password: 535"
+        )
+        no_text = {"SWITCHYARD_ALERT_WORD": "s3cret\udcff"}
+        assert await why(mail_to(box.place), no_text) == "cannot be asked: UnicodeEncodeError"
+        assert "did not take the mail" in await why(mail_to(box.place, "a@elsewhere.net"))
+        assert "not for b@elsewhere.net" in await why(
+            mail_to(box.place, ["a@example.org", "b@elsewhere.net"])
+        )  # type: ignore[arg-type]
+        assert "did not take the mail" in await why(mail_to(box.place, tls="starttls")), "it offers none"
+        assert (await why(mail_to("127.0.0.1:1"))).startswith("cannot be reached")
+    assert len(box.mails) == 1
+
+
+async def test_a_redirect_is_not_followed() -> None:
+    async with hooks() as receiver, hooks() as elsewhere:
+        receiver.headers = {"Location": f"{elsewhere.url}/taken"}
+        for status in (301, 302, 303, 307, 308):
+            receiver.answers = [status]
+            with pytest.raises(NotTaken, match=f"answered {status}"):
+                await send(channel("webhook", url=receiver.url), notice())
+    assert (receiver.asked, elsewhere.asked) == (5, 0)
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "0x7f000001", "name.example"])
+async def test_nothing_is_sent_inside_where_that_is_refused_not_even_by_another_name(
+    host: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known = socket.getaddrinfo
+
+    def looked_up(name: Any, *rest: Any, **more: Any) -> Any:  # a name that somebody lets lead here
+        return known("127.0.0.1" if name == "name.example" else name, *rest, **more)
+
+    monkeypatch.setattr(socket, "getaddrinfo", looked_up)
+    async with hooks() as receiver:
+        url = receiver.url.replace("127.0.0.1", host)
+        env = {"SWITCHYARD_ALERT_URL": f"{url}/s3cret"}
+        to = channel("webhook", url="env:SWITCHYARD_ALERT_URL")
+        for sender in (Sender(env), Sender(env, refuses_local=True)):
+            if sender.refuses_local:
+                with pytest.raises(NotTaken, match="leads to this machine, which this worker's") as caught:
+                    await sender.send(to, notice())
+                assert "s3cret" not in str(caught.value)
+            else:
+                await sender.send(to, notice())
+            await sender.close()
+        assert receiver.asked == 1
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "0x7f000001", "name.example"])
+async def test_no_mail_goes_inside_where_that_is_refused(host: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    known = socket.getaddrinfo
+
+    def looked_up(name: Any, *rest: Any, **more: Any) -> Any:
+        return known("127.0.0.1" if name == "name.example" else name, *rest, **more)
+
+    monkeypatch.setattr(socket, "getaddrinfo", looked_up)
+    async with mailbox() as box:
+        to = mail_to(box.place.replace("127.0.0.1", host))
+        with pytest.raises(NotTaken, match="leads to this machine, which this worker's"):
+            await Sender(ENV, refuses_local=True).send(to, notice())
+        assert not box.mails
+        await send(to, notice())
+        assert len(box.mails) == 1
+
+
+@pytest.mark.parametrize("tls", ["starttls", "tls"])
+async def test_mail_outside_goes_by_the_address_that_was_looked_at_and_tls_by_the_name(
+    tls: str, certificate: tuple[ssl.SSLContext, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing leads inside here: for the mail server of the test is on this machine."""
+    context, trusted = certificate
+    monkeypatch.setattr(delivery_sender, "leads_inside", lambda _: "")
+    sender = Sender(ENV, refuses_local=True)
+    async with mailbox(context, at_once=tls == "tls") as box:
+        with pytest.raises(NotTaken, match=r"^cannot be reached: TLS: self-signed certificate$"):
+            await sender.send(mail_to(box.place, tls=tls), notice())
+        monkeypatch.setenv("SSL_CERT_FILE", str(trusted))
+        await sender.send(mail_to(box.place, tls=tls), notice())
+        assert len(box.mails) == 1
+    with pytest.raises(NotTaken, match=r"^cannot be reached: Connection refused$"):
+        await sender.send(mail_to("127.0.0.1:1"), notice())
+
+
+@pytest.mark.parametrize("place", ["localhost:25", "[::1]:25", "127.1:587", "metadata.google.internal:25"])
+def test_a_mail_server_that_leads_inside_is_not_deployed_where_that_is_refused(place: str) -> None:
+    to = {"from": "y@example.org", "to": "a@example.org", "tls": "none"}
+    outside = {"email": {"smtp": "mail.example:587", **to}}
+    _check_places(definition(outside))
+    with pytest.raises(ApiError, match=r"^spec\.channels\.1\.email\.smtp: the address leads to "):
+        _check_places(definition(outside, {"email": {"smtp": place, **to}}))
+
+
+async def test_no_proxy_looks_names_up_where_what_leads_inside_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(delivery_sender, "leads_inside", lambda _: "")
+    async with hooks() as receiver, hooks() as proxy:
+        monkeypatch.setenv("http_proxy", proxy.url)
+        monkeypatch.setenv("no_proxy", "")
+        with pytest.raises(NotTaken, match="answered 404"):  # the proxy, which has no such address
+            await send(channel("webhook", url=receiver.url), notice())
+        assert receiver.asked == 0
+        sender = Sender(ENV, refuses_local=True)
+        await sender.send(channel("webhook", url=receiver.url), notice())
+        await sender.close()
+        assert receiver.asked == 1
+
+
+async def test_a_receiver_that_stands_still_is_left_in_time() -> None:
+    async with hooks() as receiver:
+        receiver.hangs = True
+        sender = Sender()
+        with pytest.raises(NotTaken, match=r"did not answer within 0\.2 s"):
+            await sender.send(channel("webhook", url=receiver.url), notice(), 0.2)
+        await sender.close()
+
+
+async def test_a_receiver_that_asks_for_a_pause_is_heard() -> None:
+    async with hooks() as receiver:
+        receiver.answers, receiver.headers = [429], {"Retry-After": "7"}
+        with pytest.raises(NotTaken) as caught:
+            await send(channel("webhook", url=receiver.url), notice())
+    assert caught.value.after_s == 7.0
+
+
+@pytest.mark.parametrize(
+    ("state", "kind", "says"),
+    [
+        ("absent-audit", "absent-audit", "the audit of aggregate is missing, nothing can be said of loss"),
+        ("duplicated", "duplication", "3 records too many"),
+        ("late", "late", "2 records have not come yet"),
+        ("corrupted", "corruption", "contents differ although the counts are the same"),
+    ],
+)
+def test_each_kind_is_told_in_its_own_words(state: str, kind: str, says: str) -> None:
+    missing, extra = {"late": (2, 0), "duplicated": (0, 3), "corrupted": (-1, -1)}.get(state, (5, 0))
+    window = AlertWindow(0, 60_000, state, 10, 8, missing, extra, -1, ("aggregate",))
+    what = notice(windows=(window,))._replace(on=(kind,))
+    assert says in what.title
+    assert "lost" not in what.title
+    assert kind in told(window)
+    assert all(line.startswith("switchyard ") for line in commands((kind,), what.state))
+
+
+def test_of_a_group_that_consumes_its_name_is_told_and_nothing_that_cannot_be_done() -> None:
+    what = notice(to_tier="consumer", reader="billing")
+    assert "orders, regional to consumer (group billing): 2 of 100" in what.title
+    assert not [line for line in what.todo if "copy-again" in line]
+    assert [line for line in notice().todo if "copy-again" in line]
+    assert webhook(what)["group"] == alertmanager(what, AT_MS)[0]["labels"]["group"] == "billing"
+    assert "group" not in alertmanager(notice(), AT_MS)[0]["labels"]
+
+
+@pytest.mark.parametrize("state", ["lossy", "duplicated", "corrupted", "late", "absent-audit"])
+def test_every_command_that_is_told_is_one(state: str) -> None:
+    window = AlertWindow(0, 60_000, state, 10, 8, 2)
+    for line in commands((), notice(windows=(window,)).state):
+        program, noun, verb, *options = shlex.split(line, comments=True)
+        command = switchyard.commands[noun].commands[verb]  # type: ignore[attr-defined]
+        assert program == "switchyard"
+        known = {option for param in command.params for option in param.opts}
+        assert {option for option in options if option.startswith("--")} <= known
+
+
+def test_names_cannot_break_a_header_nor_a_command() -> None:
+    what = notice(topic="a'; rm -rf x\r\nBcc: b")
+    assert "\n" not in what.title
+    assert "--topic 'a'\"'\"'; rm -rf x??Bcc: b'" in what.todo[0]

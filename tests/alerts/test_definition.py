@@ -1,0 +1,192 @@
+"""Alerts: what is wrong with one is said at once, and no secret stands in it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from app.alerts.channel_definition import Channel, MissingVariable, revealed
+from app.alerts.definition import AlertDefinition
+from app.alerts.rules import Above
+from app.config.problems import InvalidConfiguration
+from app.definitions.plan import plan
+from app.definitions.registry import json_schema, load_definitions, parse_alert, parse_any
+from tests.config.examples import changed
+
+HOOK = {"webhook": {"url": "https://alerts.example/hook?a=b", "headers": {"X-Team": "data"}}}
+MAIL: dict[str, Any] = {
+    "smtp": "mail.example:587", "from": "yard@example.org", "to": "oncall@example.org", "user": "yard",
+    "password": "env:SWITCHYARD_ALERT_MAIL",
+}  # fmt: skip
+ALERT: dict[str, Any] = {
+    "apiVersion": "switchyard/v1",
+    "kind": "Alert",
+    "metadata": {"name": "orders-lost", "owner": "data"},
+    "spec": {
+        "on": ["loss", "corruption"],
+        "topics": ["orders", r"payments\..*"],
+        "exclude": [r".*\.test"],
+        "tiers": ["regional", "aggregate"],
+        "above": 10,
+        "for": "5m",
+        "severity": "critical",
+        "channels": [
+            HOOK,
+            {"slack": {"url": {"env": "SWITCHYARD_ALERT_SLACK"}}},
+            {"email": MAIL},
+            {"alertmanager": {"url": "http://am:9093", "headers": {"X-Token": "env:SWITCHYARD_ALERT_AM"}}},
+        ],
+    },
+}  # fmt: skip
+
+
+def edited(path: str, value: Any) -> dict[str, Any]:
+    return changed(path, value, base=ALERT)
+
+
+def said(document: dict[str, Any]) -> dict[str, str]:
+    with pytest.raises(InvalidConfiguration) as caught:
+        parse_alert(document)
+    errors = [problem for problem in caught.value.problems if problem.severity == "error"]
+    return {problem.field: f"{problem.message}; {problem.remedy}" for problem in errors}
+
+
+def test_a_sound_one_comes_back_from_the_wire_and_is_in_the_schema() -> None:
+    found, warnings = parse_alert(ALERT)
+
+    assert (found.key, warnings, found.spec.for_) == ("alert:orders-lost", [], 300.0)
+    assert AlertDefinition.from_wire(json.loads(json.dumps(found.to_wire()))).etag() == found.etag()
+    assert "AlertDefinition" in json.dumps(json_schema())
+    assert parse_any(ALERT)[0] == found
+    rule = found.rule
+    assert (rule.for_ms, rule.above, rule.tiers, len(set(rule.channels))) == (
+        300_000, Above("records", 10), ("regional", "aggregate"), 4,
+    )  # fmt: skip
+    assert [rule.means(topic) for topic in ("orders", "payments.a", "payments.test", "x")] == [1, 1, 0, 0]
+    slack, mail = found.spec.channels[1], found.spec.channels[2]
+    assert (slack.variables, mail.variables) == (["SWITCHYARD_ALERT_SLACK"], ["SWITCHYARD_ALERT_MAIL"])
+    assert found.spec.channels[0].place == "https://alerts.example"
+
+
+@pytest.mark.parametrize(
+    ("told", "above"),
+    [
+        (0, Above("records", 0)), ("12", Above("records", 12)), ("0.10 %", Above("share", 0.001)),
+        ("100%", Above("share", 1.0)),
+    ],
+)  # fmt: skip
+def test_a_threshold_is_a_number_a_share_or_a_time(told: Any, above: Above) -> None:
+    found, _ = parse_alert(edited("spec/above", told))
+    assert found.above == above
+    assert AlertDefinition.from_wire(found.to_wire()).to_wire() == found.to_wire()
+
+
+def test_one_kind_may_stand_alone_and_lag_has_a_time() -> None:
+    found, _ = parse_alert(changed("spec/above", "1m30s", base=edited("spec/on", "lag")))
+    assert (found.spec.on, found.above, found.to_wire()["spec"]["above"]) == (
+        ("lag",), Above("ms", 90_000), "1m30s",
+    )  # fmt: skip
+
+
+CHANNEL = "spec/channels"
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "field", "told"),
+    [
+        ("spec/on", [], "spec.on", "1"),
+        ("spec/on", ["los"], "spec.on.0", "did you mean loss?"),
+        ("spec/on", ["loss", "loss"], "spec.on", "names one twice"),
+        ("spec/on", ["loss", "lag"], "spec.on", "an Alert of its own for lag"),
+        ("spec/on", "lag", "spec.above", "of lag it is a duration"),
+        ("spec/on", "absent-audit", "spec.above", "leave it out"),
+        ("spec/above", "30s", "spec.above", "write a number of records"),
+        ("spec/above", "101%", "spec.above", "from 0% to 100%"),
+        ("spec/above", -1, "spec.above", "a share like 0.1%"),
+        ("spec/above", "many", "spec.above", "a share like 0.1%"),
+        ("spec/topics", ["("], "spec.topics.0", "is not closed"),
+        ("spec/topics", ["switchyard-.*"], "spec.topics", "no topic is meant"),
+        ("spec/tiers", ["regional"], "spec.tiers", "not two tiers"),
+        ("spec/tiers", ["regional", "regional"], "spec.tiers", "not two tiers"),
+        ("spec/severity", "grave", "spec.severity", "critical"),
+        ("spec/repeat", "10s", "spec.repeat", "1m or more"),
+        ("spec/within", "5m", "spec.within", "write more than for"),
+        ("metadata/name", "a/b", "metadata.name", "not a name"),
+        (CHANNEL, [{}], "spec.channels.0", "exactly one of webhook"),
+        (CHANNEL, [{**HOOK, "email": MAIL}], "spec.channels.0", "has webhook and email"),
+        (CHANNEL, [HOOK, HOOK], "spec.channels.1.webhook", "the same place"),
+        (CHANNEL, [{"webhook": {"url": "alerts.example"}}], "spec.channels.0.webhook.url", "not an address"),
+        (CHANNEL, [{"webhook": {"url": "https://a:b@c"}}], "spec.channels.0.webhook.url", "holds a user"),
+        (CHANNEL, [{"webhook": {"url": "env:AWS_SECRET"}}], "spec.channels.0.webhook.url", "alerts may use"),
+        (CHANNEL, [{"slack": {"url": "https://hooks.slack.com/x"}}], "spec.channels.0.slack.url", "a secret"),
+        (
+            CHANNEL, [{"webhook": {"url": "https://a", "headers": {"X-Api-Key": "k3y"}}}],
+            "spec.channels.0.webhook.headers", "a secret",
+        ),
+        (
+            CHANNEL, [{"webhook": {"url": "https://a", "headers": {"X-A": "a\r\nb"}}}],
+            "spec.channels.0.webhook.headers", "printable ASCII",
+        ),
+        (CHANNEL, [{"email": {**MAIL, "password": "hunter2"}}], "spec.channels.0.email.password", "a secret"),
+        (CHANNEL, [{"email": {**MAIL, "user": None}}], "spec.channels.0.email.user", "missing"),
+        (CHANNEL, [{"email": {**MAIL, "tls": "none"}}], "spec.channels.0.email.tls", "in clear"),
+        (CHANNEL, [{"email": {**MAIL, "to": []}}], "spec.channels.0.email.to", "1"),
+        (CHANNEL, [{"email": {**MAIL, "to": "a@b\nBcc: c@d"}}], "spec.channels.0.email.to.0", "not an add"),
+        (CHANNEL, [{"email": {**MAIL, "smtp": "mail"}}], "spec.channels.0.email.smtp", "not host:port"),
+        (CHANNEL, [{"pager": {"url": "https://a"}}], "spec.channels.0.pager", ""),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_is_refused_where_it_stands(path: str, value: Any, field: str, told: str) -> None:
+    problems = said(edited(path, value))
+
+    assert field in problems, problems
+    assert told in problems[field]
+    assert "hunter2" not in str(problems)
+
+
+def test_nobody_to_tell_is_a_warning() -> None:
+    _, warnings = parse_alert(edited(CHANNEL, []))
+    assert ["nobody is told" in str(warning) for warning in warnings] == [True]
+
+
+def test_what_a_variable_holds_is_read_when_it_is_needed() -> None:
+    env = {"SWITCHYARD_ALERT_X": " https://a\n"}
+    assert revealed("env:SWITCHYARD_ALERT_X", env) == "https://a"
+    assert revealed("https://b", env) == "https://b"
+    with pytest.raises(MissingVariable, match="SWITCHYARD_ALERT_Y is not set here"):
+        revealed("env:SWITCHYARD_ALERT_Y", env)
+
+
+def test_a_channel_has_another_key_where_it_leads_elsewhere() -> None:
+    def key(channel: dict[str, Any]) -> str:
+        return Channel.model_validate(channel).key
+
+    assert key(HOOK) == key({"webhook": {**HOOK["webhook"], "headers": {}}})
+    assert key(HOOK) != key({"webhook": {"url": "https://alerts.example/other"}})
+    assert key({"email": MAIL}) != key({"email": {**MAIL, "to": ["a@example.org"]}})
+
+
+def test_it_is_planned_beside_the_others() -> None:
+    wanted, _ = parse_alert(ALERT)
+    before, _ = parse_alert(edited("spec/above", 3))
+    (changes,) = plan({}, [wanted], alerts={before.key: before}).changes
+    assert (changes.action, changes.kind, [f.field for f in changes.fields]) == (
+        "update", "Alert", ["spec.above"],
+    )  # fmt: skip
+    assert [c.action for c in plan({}, [wanted]).changes] == ["create"]
+    assert [c.action for c in plan({}, [], alerts={before.key: before}, prune=True).changes] == ["delete"]
+    assert [c.action for c in plan({}, [before], alerts={before.key: before}).changes] == ["unchanged"]
+
+
+def test_twice_the_same_name_is_refused_and_an_audit_plan_may_have_it(tmp_path: Path) -> None:
+    alert = "apiVersion: switchyard/v1\nkind: Alert\nmetadata: {name: a}\nspec: {on: loss, topics: [x]}\n"
+    audit = "apiVersion: switchyard/v1\nkind: AuditPlan\nmetadata: {name: a}\nspec: {topics: [x]}\n"
+    file = tmp_path / "a.yaml"
+    file.write_text(f"{alert}---\n{audit}")
+    assert len(load_definitions([file])[0]) == 2
+    file.write_text(f"{alert}---\n{alert}")
+    with pytest.raises(InvalidConfiguration, match="defined twice"):
+        load_definitions([file])

@@ -1,0 +1,420 @@
+"""Alerts: what fires, once, when; by examples, and beside a simple model through any history of rows, times,
+dead leaders, and channels that take notices late or never."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from app.alerts import rules as alerts_rules
+from app.alerts.rules import Above, Outcome, Rule, due, seen, step
+from app.controllog import codec
+from app.controllog.alert_state import AlertState, Group, Told
+from app.controllog.events import Claim, compaction_key
+from app.controllog.state import ControlState
+
+WIDTH_MS = 60_000
+STATES = ["ok", "provisional", "lossy", "duplicated", "corrupted", "late", "absent-audit"]
+
+
+LAG = Above("ms", 500)
+
+
+def row(start: int, state: str, topic: str = "orders", **told: Any) -> dict[str, Any]:
+    """A verdict on the `start`th window."""
+    counts = {"lossy": (100, 98, 2, 0), "duplicated": (100, 103, 0, 3), "late": (100, 95, 5, 0)}
+    before, after, missing, extra = counts.get(state, (100, 100, 0, 0))
+    unknown = state == "corrupted"
+    return {
+        "topic": topic, "group": None, "from_tier": "regional", "to_tier": "aggregate",
+        "start_ms": start * WIDTH_MS, "end_ms": (start + 1) * WIDTH_MS, "state": state,
+        "from_count": before, "to_count": after,
+        "missing": None if unknown else missing, "extra": None if unknown else extra,
+        "absent": ["aggregate"] if state == "absent-audit" else [], "lag_ms": None, "behind_ms": 0, **told,
+    }  # fmt: skip
+
+
+def a_rule(*on: str, **told: Any) -> Rule:
+    return Rule("r", frozenset(on or ("loss",)), lambda topic: topic != "other", **told)
+
+
+class Leaders:
+    """The control log, and whoever leads: each step is made by a leader that knows nothing but the log."""
+
+    def __init__(self, *rules: Rule) -> None:
+        self.rules = {rule.name: rule for rule in rules}
+        self.state = ControlState()
+        self.term = 0
+        self.next()
+
+    def next(self) -> None:
+        """The leader dies; another one begins, by what the log says."""
+        self.term += 1
+        self.state.apply(Claim(at_ms=0, term=self.term, worker=f"w{self.term}"))
+
+    @property
+    def states(self) -> dict[str, AlertState]:
+        return self.state.alert_states.states
+
+    def step(
+        self, now_ms: int, rows: list[dict[str, Any]] | None, *outcomes: Outcome, term: int | None = None
+    ) -> list[AlertState]:
+        at = self.term if term is None else term
+        changed = step(self.states, self.rules, self.rules, rows, outcomes, now_ms, at)
+        for one in changed:
+            event = codec.control_event(codec.encode(one))  # as it comes back from the topic
+            assert event == one
+            assert self.state.apply(event) == (at == self.term)
+        return changed
+
+    def told(self) -> list[tuple[str, str, int, int]]:
+        """Topic, state, notice and windows of each alert."""
+        return [(s.topic, s.state, s.notice, len(s.windows)) for s in self.states.values()]
+
+
+@pytest.mark.parametrize(
+    ("rule", "rows", "fires"),
+    [
+        (a_rule("loss"), [row(1, "lossy")], True),
+        (a_rule("loss"), [row(1, state) for state in STATES if state != "lossy"], False),
+        (a_rule("absent-audit"), [row(1, "absent-audit")], True),
+        (a_rule("duplication", "corruption"), [row(1, "corrupted")], True),
+        (a_rule("duplication", above=Above("records", 3)), [row(1, "duplicated")], False),
+        (a_rule("duplication", above=Above("records", 2)), [row(1, "duplicated")], True),
+        (a_rule("loss", above=Above("share", 0.02)), [row(1, "lossy")], False),
+        (a_rule("loss", above=Above("share", 0.0199)), [row(1, "lossy")], True),
+        (a_rule("late"), [row(1, "late")], True),
+        (a_rule("late"), [row(1, "late", missing=0, to_count=100)], False),  # all has come by now
+        (a_rule("loss"), [row(1, "lossy", "other")], False),
+        (a_rule("loss", tiers=("aggregate", "consumer")), [row(1, "lossy")], False),
+        (a_rule("loss", tiers=("regional", "aggregate")), [row(1, "lossy")], True),
+        (a_rule("loss", within_ms=WIDTH_MS), [row(-1, "lossy")], False),  # too long ago
+        (a_rule("lag", above=LAG), [row(1, "ok", lag_ms=501.0)], True),
+        (a_rule("lag", above=LAG), [row(1, "ok", lag_ms=501.0), row(2, "ok", lag_ms=3)], False),
+        (a_rule("lag", above=LAG), [row(1, "provisional", lag_ms=501.0)], False),
+        (a_rule("lag", above=LAG), [row(1, "ok")], False),
+    ],
+)  # fmt: skip
+def test_what_fires_is_what_the_rule_names_and_no_less_than_its_threshold(
+    rule: Rule, rows: list[dict[str, Any]], fires: bool
+) -> None:
+    leaders = Leaders(rule)
+    leaders.step(2 * WIDTH_MS, rows)
+
+    assert [state.state for state in leaders.states.values()] == ["firing"] * fires
+
+
+def test_one_alert_has_all_windows_of_a_topic_and_pair() -> None:
+    leaders = Leaders(a_rule())
+    leaders.step(1, [row(n, "lossy") for n in range(30)] + [row(3, "lossy", "payments")])
+    assert sorted(leaders.told()) == [("orders", "firing", 1, 20), ("payments", "firing", 1, 1)]
+    (of_orders,) = (state for state in leaders.states.values() if state.topic == "orders")
+    assert (of_orders.more, of_orders.windows[-1].start_ms) == (10, 29 * WIDTH_MS)
+
+
+def test_groups_that_consume_have_alerts_of_their_own() -> None:
+    """What one group does well says nothing of another: not of its records, nor of its lag."""
+    leaders = Leaders(a_rule(), a_rule("lag", above=LAG)._replace(name="slow"))
+    slow, quick = (
+        row(1, state, group=group, to_tier="consumer", lag_ms=lag_ms)
+        for group, state, lag_ms in (("billing", "lossy", 900.0), ("web", "ok", 3.0))
+    )
+    leaders.step(1, [slow, quick])
+    assert sorted((s.rule, s.reader, s.tiers) for s in leaders.states.values()) == [
+        (name, "billing", "regional to consumer (group billing)") for name in ("r", "slow")
+    ]
+    leaders.step(2, [slow, {**slow, "group": "web"}])
+    assert sorted((s.rule, s.reader, len(s.windows)) for s in leaders.states.values()) == [
+        (name, group, 1) for name in ("r", "slow") for group in ("billing", "web")
+    ]
+    assert len({alerts_rules.fingerprint(s.group) for s in leaders.states.values()}) == 4
+
+
+def test_it_holds_for_as_long_as_the_rule_says_and_is_over_for_as_long() -> None:
+    leaders = Leaders(a_rule(for_ms=1_000))
+    lossy, fine = [row(1, "lossy")], [row(1, "ok")]
+    leaders.step(10_000, lossy)
+    leaders.next()  # the time goes on, whoever leads
+    leaders.step(10_999, lossy)
+    assert leaders.told() == [("orders", "pending", 0, 1)]
+    leaders.step(11_000, lossy)
+    assert leaders.told() == [("orders", "firing", 1, 1)]
+    leaders.step(12_000, fine)
+    leaders.step(12_500, lossy)  # again: it was never over
+    leaders.step(13_000, fine)
+    leaders.next()
+    leaders.step(13_999, fine)
+    assert leaders.told() == [("orders", "firing", 1, 1)]
+    leaders.step(14_000, fine)
+    assert leaders.told() == [("orders", "resolved", 2, 1)]
+    leaders.step(15_000, lossy)
+    leaders.step(15_500, fine)
+    assert leaders.told() == [("orders", "resolved", 2, 1)], "what was pending leaves nothing behind"
+    leaders.step(14_000 + alerts_rules.KEEP_RESOLVED_MS, fine)
+    assert leaders.told() == []
+
+
+@pytest.mark.parametrize(("rows", "aged"), [([], True), ([row(1, "ok")], False)])
+def test_what_is_over_because_nobody_looks_any_more_says_so(rows: list[dict[str, Any]], aged: bool) -> None:
+    leaders = Leaders(a_rule(within_ms=WIDTH_MS))
+    leaders.step(2 * WIDTH_MS, [row(1, "lossy")])
+    at_ms = 3 * WIDTH_MS + 1 if aged else 2 * WIDTH_MS + 1
+    leaders.step(at_ms, rows or [row(1, "lossy")])
+    (state,) = leaders.states.values()
+    assert (state.state, state.aged) == ("resolved", aged)
+
+
+@pytest.mark.parametrize("unsure", ["provisional", "absent-audit"])
+def test_what_cannot_be_told_now_neither_resolves_nor_fires(unsure: str) -> None:
+    leaders = Leaders(a_rule())
+    leaders.step(1, [row(1, "lossy")])
+    leaders.step(2, [row(1, unsure)])
+    leaders.step(3, None)
+    assert leaders.told() == [("orders", "firing", 1, 1)]
+    leaders.step(4, [row(1, "ok"), row(2, unsure)])  # another window is none of its own
+    assert leaders.told() == [("orders", "resolved", 2, 1)]
+
+
+def test_windows_that_are_too_many_to_be_told_do_not_resolve() -> None:
+    leaders = Leaders(a_rule())
+    (state,) = leaders.step(1, [row(1, "lossy")])
+    assert step(leaders.states, leaders.rules, {"r"}, [], (), 2, 1, {"orders": 2 * WIDTH_MS}) == []
+    (over,) = step(leaders.states, leaders.rules, {"r"}, [], (), 2, 1, {"orders": WIDTH_MS})
+    assert (over.id, over.state) == (state.id, "resolved")
+
+
+def test_it_is_told_again_while_it_fires_and_only_so_often() -> None:
+    leaders = Leaders(a_rule(repeat_ms=1_000, channels=("a", "b")))
+    lossy = [row(1, "lossy")]
+    leaders.step(0, lossy)
+    (state,) = leaders.states.values()
+    assert list(due(state, leaders.rules["r"])) == ["a", "b"]
+    leaders.step(500, lossy, Outcome(state.id, "a", 1, 500))
+    (state,) = leaders.states.values()
+    assert (list(due(state, leaders.rules["r"])), state.told) == (["b"], {"a": Told(1, 500)})
+    leaders.step(1_000, None, Outcome(state.id, "b", 1, 900, "answered 503"))
+    (state,) = leaders.states.values()
+    assert (state.notice, list(due(state, leaders.rules["r"]))) == (2, ["a", "b"])
+    assert state.told["b"] == Told(0, 0, 900, "answered 503")
+    leaders.step(1_100, lossy, Outcome(state.id, "b", 2, 1_050))
+    (state,) = leaders.states.values()
+    assert state.told["b"] == Told(2, 1_050)
+    assert (
+        leaders.step(1_200, lossy, Outcome(state.id, "b", 1, 1_150), Outcome(state.id, "a", 9, 1_150)) == []
+    )
+
+
+def test_a_deposed_leader_fires_and_resolves_nothing() -> None:
+    leaders = Leaders(a_rule())
+    leaders.next()
+    leaders.step(1, [row(1, "lossy")], term=1)
+    assert leaders.told() == []
+    leaders.step(2, [row(1, "lossy")])
+    leaders.step(3, [row(1, "ok")], term=1)
+    assert leaders.told() == [("orders", "firing", 1, 1)]
+
+
+def test_alerts_of_a_rule_that_is_gone_go_and_of_one_that_cannot_be_read_stay() -> None:
+    leaders = Leaders(a_rule())
+    leaders.step(1, [row(1, "lossy")])
+    assert step(leaders.states, {}, {"r"}, [], (), 2, 1) == []
+    (gone,) = step(leaders.states, {}, set(), [], (), 2, 1)
+    assert gone.state == "gone"
+    assert leaders.state.apply(gone)
+    assert leaders.state.stale == {compaction_key(gone): None}
+    leaders.state.dropped(compaction_key(gone))
+    assert (leaders.states, leaders.state.stale) == ({}, {})
+
+
+def test_there_are_only_so_many_and_the_others_are_told() -> None:
+    leaders = Leaders(a_rule())
+    rows = [row(1, "lossy", f"t{n}") for n in range(alerts_rules.MOST_LIVE + 5)]
+    leaders.step(1, rows)
+    assert len(leaders.states) == alerts_rules.MOST_LIVE
+    assert alerts_rules.left_out(leaders.states, seen(leaders.rules.values(), rows, 1)) == 5
+    assert leaders.step(2, rows) == []
+
+
+def test_of_two_that_a_failed_write_has_left_one_stays() -> None:
+    leaders = Leaders(a_rule())
+    (first,) = leaders.step(5, [row(1, "lossy")])
+    twin = msgspec.structs.replace(first, id=f"{first.id}f", since_ms=9)
+    assert leaders.state.apply(twin)
+    leaders.step(10, [row(1, "lossy")])
+    assert list(leaders.states) == [first.id]
+
+
+def test_figures_that_grow_are_not_written_at_every_look() -> None:
+    leaders = Leaders(a_rule())
+    leaders.step(0, [row(1, "lossy")])
+    assert leaders.step(1_000, [row(1, "lossy", missing=3)]) == []
+    assert leaders.step(1_000, [row(1, "lossy"), row(2, "lossy")]), "another window"
+    (later,) = leaders.step(1_000 + alerts_rules.UPDATE_MS, [row(1, "lossy", missing=3), row(2, "lossy")])
+    assert later.windows[0].missing == 3
+
+
+@given(
+    st.lists(st.sampled_from(STATES), max_size=8), st.sampled_from(sorted(set(alerts_rules.KIND_OF.values())))
+)
+def test_only_windows_that_are_certainly_so_are_in_an_alert(states: list[str], kind: str) -> None:
+    found = seen([a_rule(kind)], [row(n, state) for n, state in enumerate(states)], 0)
+    for one in found.values():
+        assert {alerts_rules.KIND_OF[window.state] for window in one.windows} <= {kind}
+        assert "provisional" not in {window.state for window in one.windows}
+
+
+class Model:
+    """What one group should be: a few words, told by every look."""
+
+    def __init__(self, for_ms: int) -> None:
+        self.for_ms = for_ms
+        self.state = "none"
+        self.since_ms = self.over_ms = 0
+        self.bad: set[int] = set()
+        self.fired = 0
+
+    def look(self, rows: dict[int, str], now_ms: int) -> None:
+        bad = {n for n, state in rows.items() if state == "lossy"}
+        unsure = {n for n, state in rows.items() if state in {"provisional", "absent-audit"}}
+        if bad:
+            if self.state == "none":
+                self.state, self.since_ms = "pending", now_ms
+            self.bad, self.over_ms = bad, 0
+            if self.state == "pending" and now_ms - self.since_ms >= self.for_ms:
+                self.state, self.fired = "firing", self.fired + 1
+        elif not self.bad & unsure and self.state == "pending":
+            self.state = "none"
+        elif not self.bad & unsure and self.state == "firing":
+            self.over_ms = self.over_ms or now_ms
+            if now_ms - self.over_ms >= self.for_ms:
+                self.state = "none"
+
+
+class AlertsOfTwoTopics(RuleBasedStateMachine):
+    """Looks, leaders, deposed ones that still write, and a channel, beside a model of each topic."""
+
+    topics = ("orders", "payments")
+
+    @initialize(for_ms=st.sampled_from([0, 50, 500]), repeat_ms=st.sampled_from([0, 300]))
+    def begin(self, for_ms: int, repeat_ms: int) -> None:
+        self.rule = a_rule(for_ms=for_ms, repeat_ms=repeat_ms, channels=("c",))
+        self.leaders = Leaders(self.rule)
+        self.model = {topic: Model(for_ms) for topic in self.topics}
+        self.now_ms = 1_000
+        self.sent: dict[tuple[str, int], str] = {}  # what a receiver keeps apart: an id, and in which state
+        self.kept: list[Outcome] = []  # taken, not written down yet
+
+    @rule(
+        rows=st.dictionaries(
+            st.sampled_from(topics),
+            st.dictionaries(st.integers(0, 2), st.sampled_from(STATES[:3] + STATES[-1:]), max_size=3),
+        ),
+        passed_ms=st.integers(1, 100),
+    )
+    def look(self, rows: dict[str, dict[int, str]], passed_ms: int) -> None:
+        self.now_ms += passed_ms
+        found = [row(n, state, topic) for topic, some in rows.items() for n, state in some.items()]
+        self.leaders.step(self.now_ms, found, *self.kept)
+        self.kept = []
+        for topic, model in self.model.items():
+            model.look(rows.get(topic, {}), self.now_ms)
+
+    @rule(passed_ms=st.integers(1, 1_000))
+    def know_nothing(self, passed_ms: int) -> None:
+        self.now_ms += passed_ms
+        self.leaders.step(self.now_ms, None, *self.kept)
+        self.kept = []
+
+    @rule()
+    def tell(self) -> None:
+        for state in self.leaders.states.values():
+            if list(due(state, self.rule)):
+                known = self.sent.setdefault((state.id, state.notice), state.state)
+                assert known == state.state, "one id says two things"
+                self.kept.append(Outcome(state.id, "c", state.notice, self.now_ms))
+
+    @rule()
+    def kill_the_leader(self) -> None:
+        self.kept = []
+        self.leaders.next()
+
+    @rule(rows=st.lists(st.sampled_from(STATES), max_size=3))
+    def a_deposed_one_writes(self, rows: list[str]) -> None:
+        if self.leaders.term > 1:
+            before = dict(self.leaders.states)
+            found = [row(n, state, "orders") for n, state in enumerate(rows)]
+            self.leaders.step(self.now_ms, found, term=self.leaders.term - 1)
+            assert self.leaders.states == before
+
+    @invariant()
+    def each_topic_is_as_the_model_says(self) -> None:
+        live: dict[str, list[AlertState]] = {topic: [] for topic in self.topics}
+        fired: dict[str, int] = dict.fromkeys(self.topics, 0)
+        for state in self.leaders.states.values():
+            fired[state.topic] += state.fired_ms > 0
+            if state.is_live:
+                live[state.topic].append(state)
+        for topic, model in self.model.items():
+            assert [state.state for state in live[topic]] == ([] if model.state == "none" else [model.state])
+            assert fired[topic] == model.fired, "it fires once an episode, whoever leads"
+
+    @invariant()
+    def what_was_told_is_never_more_than_what_there_is(self) -> None:
+        for state in self.leaders.states.values():
+            assert all(told.notice <= state.notice for told in state.told.values())
+            assert (state.notice > 0) == (state.state in {"firing", "resolved"})
+
+
+TestAlertsOfTwoTopics = AlertsOfTwoTopics.TestCase
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from(["look", "look", "claim", "deposed"]),
+            st.lists(st.sampled_from(STATES[:3]), min_size=2, max_size=2),
+        ),
+        max_size=25,
+    ),
+    st.integers(0, 30),
+)
+def test_whatever_was_compacted_a_fresh_reader_knows_which_alerts_there_are(
+    history: list[tuple[str, list[str]]], cleaned: int
+) -> None:
+    leaders = Leaders(a_rule())
+    written: list[Any] = [Claim(at_ms=0, term=1, worker="w1")]
+    marks = [1]
+    for now_ms, (act, found) in enumerate(history, 1):
+        rows = [row(1, state, topic) for state, topic in zip(found, ("orders", "payments"), strict=True)]
+        if act == "claim" or (act == "deposed" and leaders.term == 1):
+            leaders.next()
+            written.append(Claim(at_ms=0, term=leaders.term, worker=f"w{leaders.term}"))
+        elif act == "look":
+            written += leaders.step(now_ms, rows)
+        else:
+            late = leaders.step(now_ms, rows, term=leaders.term - 1)
+            written += late
+            repairs = alerts_rules.again(leaders.states, {one.id for one in late}, leaders.term)
+            assert all(map(leaders.state.apply, repairs))
+            written += repairs
+        marks.append(len(written))
+    clean = marks[min(cleaned, len(marks) - 1)]
+    last = {compaction_key(event): index for index, event in enumerate(written[:clean])}
+    fresh = ControlState()
+    for index, event in enumerate(written):
+        if index >= clean or last[compaction_key(event)] == index:
+            fresh.apply(event)
+
+    def stands(state: ControlState) -> dict[str, tuple[str, int]]:
+        return {one.id: (one.state, one.notice) for one in state.alert_states.states.values()}
+
+    assert stands(fresh) == stands(leaders.state)
+
+
+def test_a_group_has_the_same_fingerprint_for_ever() -> None:
+    assert alerts_rules.fingerprint(Group("r", "orders", "regional", "aggregate")) == "62fbb251a25dced3"

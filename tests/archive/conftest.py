@@ -1,0 +1,7 @@
+"""An empty archive."""
+
+from __future__ import annotations
+
+from tests.spark.conftest import archive
+
+__all__ = ["archive"]

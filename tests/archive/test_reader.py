@@ -1,0 +1,199 @@
+"""Reading archives without Spark: by time, by offset, bounded, and how far they reach."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from app.archive.errors import BadOption, NotArchived
+from app.archive.layout import Change, File, Gap, Partition, Reach, Span
+from app.archive.log import Archive
+from app.archive.reader import COLUMNS, Query, Reader, record_schema
+
+Place = tuple[int, int, int]  # partition, offset, timestamp in ms
+
+
+def put(archive: Archive, *files: list[Place], topic_id: str = "id-1", rows_a_group: int = 2) -> None:
+    """A change that adds these files; each record's value is its place."""
+    added = []
+    for places in files:
+        name = f"records/{archive.state().number}-{len(added)}.parquet"
+        columns = {
+            "partition": [place[0] for place in places],
+            "offset": [place[1] for place in places],
+            "timestamp_ms": [place[2] for place in places],
+            "timestamp_type": [0] * len(places),
+            "key": [None] * len(places),
+            "value": [repr(place).encode() for place in places],
+            "headers": [[{"key": "h", "value": b"1"}, {"key": "h", "value": None}]] * len(places),
+            "reason": [None] * len(places),
+        }
+        path = archive.root / name
+        path.parent.mkdir(exist_ok=True)
+        table = pa.table(columns, schema=record_schema(pa))
+        pyarrow.parquet.write_table(table, path, row_group_size=rows_a_group)
+        spans = []
+        for partition in sorted({place[0] for place in places}):
+            offsets = [place[1] for place in places if place[0] == partition]
+            times = [place[2] for place in places if place[0] == partition]
+            spans.append(
+                Span(partition, min(offsets), max(offsets) + 1, len(offsets), min(times), max(times))
+            )
+        added.append(File(name, "records", "orders", topic_id, "d", "h", path.stat().st_size, tuple(spans)))
+    reach = {
+        Partition("orders", topic_id, span.partition): Reach(0, span.end)
+        for file in added
+        for span in file.spans
+    }
+    archive.commit(Change("land", 0, tuple(added), reach=reach))
+
+
+FILES = [
+    [(0, 0, 100), (0, 1, 110), (0, 4, 105), (1, 0, 100), (1, 1, 300)],
+    [(0, 2, 200), (0, 3, 190), (0, 6, 210)],
+    [(0, 5, 101)],  # late
+]
+PLACES = [place for file in FILES for place in file]
+
+
+def test_records_come_in_the_order_of_offsets_though_files_overlap(archive: Archive) -> None:
+    put(archive, *FILES)
+    found = list(Reader(archive).records(Query("orders")))
+    assert [(one.partition, one.offset, one.timestamp_ms) for one in found] == sorted(PLACES)
+    assert found[0].headers == (("h", b"1"), ("h", None))
+    assert [one.value for one in found] == [repr(place).encode() for place in sorted(PLACES)]
+
+
+times, offsets = st.integers(90, 310), st.integers(0, 8)
+
+
+@given(times, times, offsets, offsets, st.none() | st.frozensets(st.integers(0, 2)), st.integers(0, 12))
+def test_a_query_gives_what_it_asks_for_and_no_more(
+    from_ms: int, to_ms: int, start: int, end: int, partitions: frozenset[int] | None, most: int
+) -> None:
+    if from_ms >= to_ms or start >= end:
+        with pytest.raises(BadOption):
+            Query("orders", from_ms=from_ms, to_ms=to_ms, start=start, end=end)
+        return
+    query = Query(
+        "orders", from_ms=from_ms, to_ms=to_ms, start=start, end=end, partitions=partitions, max_records=most
+    )
+    wanted = sorted(
+        place
+        for place in PLACES
+        if from_ms <= place[2] < to_ms and start <= place[1] < end
+        if partitions is None or place[0] in partitions
+    )
+    found = list(READER.records(query))
+    assert [(one.partition, one.offset, one.timestamp_ms) for one in found] == wanted[:most]
+    assert READER.truncated == (len(wanted) > most)
+    batches = list(READER.read(query, ("offset", "value")))
+    assert sum(batch.num_rows for batch in batches) == min(most, len(wanted))
+    assert READER.truncated == (len(wanted) > most)
+
+
+@given(times)
+def test_the_offset_at_a_time_is_the_first_one_at_or_after_it(time_ms: int) -> None:
+    wanted: dict[int, int] = {}
+    for partition, offset, at_ms in sorted(PLACES):
+        if at_ms >= time_ms:
+            wanted.setdefault(partition, offset)
+    assert READER.offset_at("orders", time_ms) == wanted
+
+
+def test_a_column_of_a_later_version_is_passed_over(archive: Archive) -> None:
+    put(archive, *FILES)
+    for path in archive.state().files:
+        table = pyarrow.parquet.read_table(archive.root / path)
+        table = table.add_column(0, "leader_epoch", pa.array([7] * len(table)))
+        pyarrow.parquet.write_table(table, archive.root / path)
+    reader = Reader(archive)
+    found = [(one.partition, one.offset, one.timestamp_ms) for one in reader.records(Query("orders"))]
+    assert found == sorted(PLACES)
+    assert all(batch.schema.names == list(COLUMNS) for batch in reader.read(Query("orders")))
+
+
+def test_coverage_tells_where_the_topic_itself_begins_and_what_was_gone(archive: Archive) -> None:
+    put(archive, *FILES)
+    at = Partition("orders", "id-1", 0)
+    gap = Gap(at, 7, 9, 5)
+    archive.commit(
+        Change("land", 5, reach={at: Reach(0, 9)}, based_on={at: archive.state().reach[at]}, gaps=(gap,))
+    )
+    first, second = Reader(archive).coverage("orders")
+    assert (first.partition, first.reach, first.gaps) == (0, Reach(0, 9), (gap,))
+    assert (second.partition, second.reach, second.gaps) == (1, Reach(0, 2), ())
+
+
+def test_only_files_and_row_groups_that_may_hold_it_are_opened(
+    archive: Archive, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put(archive, *FILES)
+    opened = []
+
+    class Counted(pyarrow.parquet.ParquetFile):  # type: ignore[misc]
+        def iter_batches(self, *arguments: object, **options: object) -> object:
+            opened.append(options["row_groups"])
+            return super().iter_batches(*arguments, **options)
+
+    monkeypatch.setattr(pyarrow.parquet, "ParquetFile", Counted)
+    reader = Reader(archive)
+    assert [one.offset for one in reader.records(Query("orders", from_ms=300, to_ms=301))] == [1]
+    assert opened == [[2]]
+
+
+def test_files_are_opened_only_when_their_offsets_come(
+    archive: Archive, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put(archive, *([(0, offset, offset)] for offset in range(5)))
+    opened = []
+
+    class Counted(pyarrow.parquet.ParquetFile):  # type: ignore[misc]
+        def __init__(self, path: Path) -> None:
+            opened.append(path)
+            super().__init__(path)
+
+    monkeypatch.setattr(pyarrow.parquet, "ParquetFile", Counted)
+    records = Reader(archive).records(Query("orders"))
+    assert [(next(records).offset, len(opened)) for _ in range(5)] == [(n, n + 1) for n in range(5)]
+
+
+def test_a_reader_sees_what_was_there_when_it_looked(archive: Archive) -> None:
+    put(archive, FILES[0])
+    reader = Reader(archive)
+    put(archive, FILES[1])
+    assert len(list(reader.records(Query("orders")))) == len(FILES[0])
+    reader.refresh()
+    assert len(list(reader.records(Query("orders")))) == len(FILES[0]) + len(FILES[1])
+
+
+def test_what_was_never_archived_is_said_with_what_was(archive: Archive) -> None:
+    put(archive, *FILES)
+    with pytest.raises(NotArchived, match="nothing of topic 'payments'; it has: orders"):
+        list(Reader(archive).records(Query("payments")))
+    with pytest.raises(NotArchived, match="never had the id 'id-9'"):
+        list(Reader(archive).read(Query("orders", topic_id="id-9")))
+
+
+def test_reading_an_archive_imports_no_spark() -> None:
+    code = "import sys, app.archive.reader; sys.exit('pyspark' in sys.modules or 'py4j' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _shared_reader(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """One archive for all examples of a property, which read only."""
+    global READER  # noqa: PLW0603 - given to properties, which take no fixtures of a narrower scope
+    archive = Archive.create(Path(tmp_path_factory.mktemp("shared")) / "archive", "cluster")
+    put(archive, *FILES)
+    READER = Reader(archive)
+
+
+READER: Reader

@@ -1,0 +1,199 @@
+"""The audit pages in a real browser: what differs is told in words and marks, nothing of it is markup."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+from tests.audit.api.plans import AWAY, HOME, Audited, every_state, plan
+from tests.audit.api.test_rest_drilldown import finished
+from tests.web.browser import ENOUGH_MS, IN_A_BROWSER
+from tests.web.client import Console
+
+pytestmark = IN_A_BROWSER
+MINUS = "\N{MINUS SIGN}"
+EVIL = "<img src=x onerror=\"document.title='owned'\">"
+
+
+@pytest.fixture
+def audited(console: Console) -> Audited:
+    """Topics with every state, without any difference, without one tier's audit, and with an evil name."""
+    assert console.ask("PUT", "/api/v1/audit/plans/all", plan()).status == 201
+    made = every_state(console)
+    for back in range(12, 3, -1):
+        for tier in (HOME, AWAY):
+            made.count("payments", tier, back, range(100))
+        made.count("refunds", HOME, back, range(50))
+        made.count("refunds", AWAY, back, range(20), silent=True)
+    made.close("payments", HOME, AWAY, back=3)
+    made.close("refunds", HOME)
+    made.count("evil", HOME, 3, range(10))
+    made.rename("evil", EVIL)
+    return made
+
+
+def test_the_list_tells_what_is_worst_of_each_topic_and_leads_to_it(audited: Audited, browse: Any) -> None:
+    page = browse("/audit?from=24h")
+
+    def row(topic: str) -> str:
+        return str(page.locator("tr", has=page.get_by_role("link", name=topic, exact=True)).inner_text())
+
+    assert "records missing" in row("orders")
+    assert "77 records missing in 2 windows" in row("orders")
+    assert "arrived" in row("payments")
+    assert "the audit of aggregate is absent" in row("refunds")
+    assert "not heard now: aggregate/east" in row("refunds")
+    assert "records missing" not in row("refunds")
+    assert "not compared" in row(EVIL)
+    assert "1 of 5 topics differ" in page.inner_text(".verdict")
+    page.get_by_label("Topics with").fill("pay")
+    page.locator("select[name=from]").select_option("7d")
+    page.get_by_role("button", name="Show").click()
+    page.get_by_text("All that is known to be over has arrived").wait_for(timeout=ENOUGH_MS)
+    assert page.locator("main tbody").first.locator("tr").count() == 1
+    page.get_by_role("link", name="payments").click()
+    page.locator("h1", has_text="payments").wait_for(timeout=ENOUGH_MS)
+    assert "from=7d" in page.url
+
+
+def test_a_topic_shows_every_window_with_marks_and_words_not_by_colour_alone(
+    audited: Audited, browse: Any, tmp_path: Path
+) -> None:
+    page = browse("/audit/orders?from=24h")
+    marks = [text for text in page.locator(".chart .mark").all_text_contents() if text]
+    assert marks == ["part", "late", "≠", "+3", f"{MINUS}42", f"{MINUS}35", "…"]
+    assert page.locator(".chart a").count() == 25
+    lossy = page.locator(f'.chart a[href*="window={audited.start_ms(5)}"]')
+    assert "35 of 305 records at regional are missing at aggregate" in lossy.get_attribute("aria-label")
+    assert lossy.locator("rect.edge.lost").get_attribute("fill") == "url(#h-lost)"
+    waiting = page.locator(f'.chart a[href*="window={audited.start_ms(0)}"]')
+    assert waiting.locator("rect.edge.wait").count() == 1
+    assert waiting.locator("rect.edge.lost").count() == 0
+    text = page.inner_text("main")
+    assert "as many at aggregate as at regional, 384, but not the same: their message ids differ" in text
+    assert "1 window incomplete" in text
+    page.screenshot(path=tmp_path / "topic.png", full_page=True)
+    lossy.click()
+    page.get_by_text("Between tiers").wait_for(timeout=ENOUGH_MS)
+    start_ms = audited.start_ms(5)
+    tiers = "--from-tier regional --to-tier aggregate"
+    command = f"switchyard audit missing --topic orders {tiers} --start {start_ms}"
+    assert command in page.inner_text("main")
+    assert page.locator("main table").last.locator("tbody tr").count() == 2
+    page.get_by_role("link", name="orders").click()
+    page.get_by_text("What differs").first.wait_for(timeout=ENOUGH_MS)
+
+
+def test_an_absent_audit_is_told_as_absent_and_never_as_loss(audited: Audited, browse: Any) -> None:
+    page = browse("/audit/refunds?from=24h")
+    assert set(page.locator(".chart .mark").all_text_contents()) == {"?"}
+    assert page.locator(".chart .edge.lost").count() == 0
+    assert page.locator(".verdict.bad").count() == 0
+    assert "an audit is absent: nothing is said of loss there" in page.inner_text(".verdict")
+    rows = page.locator('[aria-label="Differences"] tbody tr')
+    assert rows.count() == 1, "windows that follow on each other are one row"
+    assert "9 windows: the audit of aggregate is absent" in rows.inner_text()
+
+
+def test_what_changes_is_shown_without_a_reload(audited: Audited, browse: Any) -> None:
+    page = browse("/audit/payments?from=24h")
+    assert "All that is over has arrived" in page.inner_text(".verdict")
+    audited.count("payments", HOME, 2, range(100))
+    audited.count("payments", AWAY, 2, range(93))
+    audited.close("payments", HOME, AWAY, back=1)
+    page.get_by_text("7 records missing").wait_for(timeout=ENOUGH_MS)
+
+
+def test_names_are_text_and_no_page_is_wider_than_its_screen(
+    audited: Audited, browse: Any, tmp_path: Path
+) -> None:
+    window = f"/audit/orders?window={audited.start_ms(5)}"
+    evil = "/audit/%3Cimg%20src%3Dx%20onerror%3D%22document.title%3D'owned'%22%3E?from=24h"
+    for path in ("/audit", "/audit/orders?from=24h", window, evil, f"/audit?from=24h&topic={EVIL}"):
+        for width, dark in ((380, True), (1280, False)):
+            page = browse(path, width=width, dark=dark)
+            assert page.query_selector("main img") is None
+            assert "owned" not in page.title().replace(EVIL, "")
+            assert page.evaluate("document.documentElement.scrollWidth") <= width
+            assert "[object" not in page.inner_text("main")
+            assert "undefined" not in page.inner_text("main")
+            page.screenshot(path=tmp_path / f"{width}.png", full_page=True)
+            page.close()
+
+
+def test_groups_that_consume_are_bars_of_their_own(console: Console, browse: Any) -> None:
+    finished(console, billing={7}, web=set())
+    page = browse("/audit/orders?from=24h")
+    told = "regional 20, consumer (billing) 9, consumer (web) 10"
+    page.locator(f'a.window[aria-label*="{told}"]').first.wait_for(state="attached", timeout=ENOUGH_MS)
+    assert "are missing at consumer (billing)" in page.inner_text("main")
+
+
+def test_the_files_of_a_topic_are_what_the_links_say(audited: Audited, browse: Any) -> None:
+    page = browse("/audit/orders?from=24h")
+    with page.expect_download() as download:
+        page.get_by_role("link", name="CSV").last.click()
+    assert download.value.suggested_filename == "audit-loss-orders.csv"
+    lines = Path(download.value.path()).read_text().splitlines()
+    assert lines[0].startswith("topic,group,from_tier,to_tier")
+    assert len(lines) == 1 + 24, "every window that is compared"
+
+
+def test_alerts_that_fire_are_shown_where_a_worker_tells_of_some(
+    audited: Audited, browse: Any, console: Console
+) -> None:
+    page = browse("/audit/orders?from=24h")
+    assert page.locator(".note").count() == 0, "this worker tells of no alerts"
+    answer = {
+        "items": [
+            {"name": EVIL, "topic": "orders", "from_tier": "regional", "to_tier": "aggregate",
+             "state": "firing", "since_ms": audited.now_ms, "what": EVIL, "severity": "page", "todo": [EVIL]},
+            {"name": "other", "topic": "payments", "state": "firing"},
+            {"name": "over", "topic": "orders", "state": "resolved"},
+        ],
+        "next": None,
+    }  # fmt: skip
+    page.route("**/api/v1/alerts*", lambda route: route.fulfill(json=answer, status=web.HTTPOk.status_code))
+    page.reload()
+    page.locator(".note", has_text="onerror").wait_for(timeout=ENOUGH_MS)
+    assert page.locator(".note").count() == 1
+    assert page.query_selector("main img") is None
+
+
+def test_what_is_missing_is_named_when_it_is_asked_for(audited: Audited, browse: Any) -> None:
+    page = browse(f"/audit/orders?window={audited.start_ms(5)}")
+    said: list[str] = []
+
+    def heard(dialog: Any) -> None:
+        said.append(dialog.message)
+        dialog.accept()
+
+    page.on("dialog", heard)
+    asked: list[str] = []
+    finding = {
+        "kind": "missing", "id": EVIL, "key": None, "at": "2026-01-31T12:00", "one_of": 1, "why": EVIL,
+        "source": {"cluster": "east", "topic": "orders", "partition": 1, "offset": 17}, "copy": None,
+    }  # fmt: skip
+    answer = {"counts": {"missing": 1}, "complete": False, "notes": [EVIL], "items": [finding], "next": None}
+
+    def missing(route: Any) -> None:
+        asked.append(route.request.url)
+        if len(asked) == 1:
+            route.fulfill(status=404, json={"type": "about:blank", "detail": "there is nothing"})
+        else:
+            route.fulfill(status=202 if len(asked) == 2 else 200, json=answer)
+
+    page.route("**/api/v1/audit/missing*", missing)
+    name = page.get_by_role("button", name="Name them")
+    with page.expect_event("dialog", timeout=ENOUGH_MS):
+        name.click()
+    assert said == ["Not done: this worker cannot name them"]
+    name.click()
+    page.get_by_text("east/orders-1 @ 17").wait_for(timeout=ENOUGH_MS)
+    assert f"from_tier=regional&to_tier=aggregate&start={audited.start_ms(5)}" in asked[0]
+    assert "These are not all" in page.inner_text("main")
+    assert "switchyard audit copy-again --topic orders" in page.inner_text("main")
+    assert page.query_selector("main img") is None

@@ -1,0 +1,184 @@
+"""Drill-downs by REST: what is wrong with a question is said before any log is read (tests/system does)."""
+
+from __future__ import annotations
+
+import asyncio
+import csv
+import io
+from typing import Any
+from urllib.parse import urlencode
+
+import pytest
+
+from app.audit.api import rest_drilldown
+from app.audit.counts.fingerprint import ids_of, of_ids
+from app.audit.drilldown import search as drilled_down
+from app.audit.drilldown.prints import Window
+from app.audit.drilldown.search import Answer as Answered
+from app.audit.drilldown.sides import NotReadable, Question
+from app.audit.jobs.region_query import own_share
+from app.audit.jobs.report_sender import audit_partition
+from app.audit.query.view import Wanted, joined
+from app.web.http.forwarding import HOP
+from tests.audit.api.plans import AWAY, HOME, WEST, Audited, plan
+from tests.audit.api.test_rest import definition, with_loss
+from tests.audit.query.test_view import WIDTH_MS
+from tests.web.client import Answer, Console
+from tests.web.runtime_fake import definition as workload
+from tests.web.runtime_fake import put
+
+START = 10**12 - 10**12 % WIDTH_MS
+QUESTION = {"topic": "orders", "from_tier": "regional", "to_tier": "aggregate", "start": START}
+
+
+def ask(console: Console, **changed: Any) -> Answer:
+    query = {name: value for name, value in {**QUESTION, **changed}.items() if value is not None}
+    return console.ask("GET", f"/api/v1/audit/missing?{urlencode(query)}")
+
+
+@pytest.fixture
+def counted(console: Console) -> Console:
+    """Two tiers that a plan counts."""
+    with_loss(console)
+    assert console.ask("PUT", "/api/v1/audit/plans/all", definition()).status == 201
+    return console
+
+
+@pytest.mark.parametrize(
+    ("changed", "status", "said"),
+    [
+        ({"topic": None}, 400, "topic: say which"),
+        ({"start": None}, 400, "start: say which"),
+        ({"start": "yesterday"}, 400, "yesterday"),
+        ({"format": "xml"}, 400, "format"),
+        ({"to_tier": "consumer"}, 409, "told by clients, who keep no log, and plan all names no id"),
+        ({"to_tier": "regional"}, 409, "name two tiers"),
+        ({"topic": "payments"}, 409, "no audit plan counts topic 'payments' at tier regional"),
+        ({"start": START + 1}, 409, "windows are 60000 ms long"),
+    ],
+)  # fmt: skip
+def test_a_question_that_no_log_answers_is_told_at_once(
+    counted: Console, changed: dict[str, Any], status: int, said: str
+) -> None:
+    answer = ask(counted, **changed)
+    assert (answer.status, said in answer.json["detail"]) == (status, True), answer.text
+
+
+def test_a_cluster_that_cannot_be_read_is_told(counted: Console) -> None:
+    counted.fed.clusters.specs["east-regional"] = None
+    answer = ask(counted)
+    assert (answer.status, answer.json["title"]) == (502, "Not read")
+    assert "does not answer" in answer.json["detail"]
+
+
+def test_nothing_is_copied_again_while_the_audit_is_not_sure(counted: Console) -> None:
+    for execute in (False, True):
+        body = {**QUESTION, "execute": execute}  # nothing was counted there
+        answer = counted.ask("POST", "/api/v1/audit/copy-again", body)
+        assert (answer.status, answer.json["title"]) == (409, "Not final"), answer.text
+    assert not [act for act in counted.fed.control.appended if getattr(act, "action", "")]
+    unknown = counted.ask("POST", "/api/v1/audit/copy-again", {**QUESTION, "yes": True})
+    assert (unknown.status, "no such field" in unknown.json["detail"]) == (400, True)
+
+
+def test_no_cell_of_a_file_becomes_a_formula() -> None:
+    """Ids and keys are those of whoever writes records."""
+    place = {"cluster": "east-regional", "topic": "orders", "partition": 0, "offset": 7}
+    row = {"kind": "missing", "id": "=1+1", "key": '@"x",\n', "at_ms": 0, "at": "-", "source": place,
+           "copy": None, "one_of": 1, "why": ""}  # fmt: skip
+    answer = rest_drilldown._file("csv", [row])
+    assert isinstance(answer.body, bytes)
+    head, cells = csv.reader(io.StringIO(answer.body.decode(), newline=""))
+    assert tuple(head) == rest_drilldown.COLUMNS
+    assert cells[:8] == ["missing", "'=1+1", '\'@"x",\n', "'-", "east-regional", "orders", "0", "7"]
+    assert answer.headers["Content-Type"] == "text/csv; charset=utf-8"
+
+
+def finished(console: Console, **lacks: set[int]) -> tuple[Audited, int]:
+    """Groups that have finished what two clusters have, each of one of them, and lack some ids."""
+    assert console.ask("PUT", "/api/v1/audit/plans/all", plan(id={"header": "message-id"})).status == 201
+    for group in lacks:
+        data = workload(group)
+        data["metadata"]["cluster"] = HOME[1]
+        console.fed.apply(put(data))
+    audited = Audited(console)
+    places = [HOME, WEST, *(("consumer", f"{HOME[1]}:{group}") for group in lacks)]
+    for back in (6, 5, 4):
+        audited.count("orders", HOME, back, range(10))
+        audited.count("orders", WEST, back, range(100, 110))
+        for place, missing in zip(places[2:], lacks.values(), strict=True):
+            audited.count("orders", place, back, [one for one in range(10) if one not in missing])
+    audited.close("orders", *places, back=4)
+    return audited, audited.start_ms(5)
+
+
+def test_what_a_group_lacks_is_the_difference_from_its_own_cluster(console: Console) -> None:
+    _, start_ms = finished(console, billing={7})
+    runtime: Any = console.fed
+    known = joined([asyncio.run(own_share(runtime.audit_books, Wanted("orders")))], audit_partition)
+    question = Question("orders", "regional", "consumer", start_ms)
+    assert rest_drilldown._ids(known, question, "billing") == of_ids(ids_of([b"7"]))
+
+
+def test_of_several_groups_nothing_is_mixed_up(console: Console) -> None:
+    _, start_ms = finished(console, billing={7}, web=set())
+    answer = ask(console, to_tier="consumer", start=start_ms)
+    assert (answer.status, answer.json["title"]) == (409, "Not to be read"), answer.text
+    assert "groups billing, web are compared there, each for itself" in answer.json["detail"]
+
+
+def test_of_several_groups_the_one_that_is_named_is_looked_into(
+    console: Console, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the audit knows of that group, and of no other, goes into the drill-down."""
+    _, start_ms = finished(console, billing={7}, web={3, 4})
+    asked: list[tuple[str, int, Any]] = []
+
+    async def drill(_: Any, question: Question, *__: Any, difference: Any, **___: Any) -> Any:
+        asked.append((question.group, difference.surplus, difference.ids))
+        raise NotReadable("far enough")
+
+    monkeypatch.setattr(rest_drilldown, "drill", drill)
+    for group in ("billing", "web"):
+        ask(console, to_tier="consumer", start=start_ms, group=group)
+    assert asked == [("billing", 1, of_ids(ids_of([b"7"]))), ("web", 2, of_ids(ids_of([b"3", b"4"])))]
+    answer = ask(console, to_tier="consumer", start=start_ms, group="none")
+    assert (answer.status, "those are: billing, web" in answer.json["detail"]) == (409, True), answer.text
+
+
+def test_an_answer_that_was_taken_away_meanwhile_is_read_again(
+    counted: Console, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As copying again does, or the answers to many other questions."""
+
+    async def drilled(self: rest_drilldown.AuditMissingRoutes, *_: Any) -> Any:
+        sides: Any = None
+        answer = Answered(Question("orders", "regional", "aggregate", START), Window(0, 1), [], {}, 1, 0, [],
+                          [], sides, is_known=False)  # fmt: skip
+        return rest_drilldown.Kept(answer, rest_drilldown.Verdict(None, False, None, 0), 0, 0.0)
+
+    monkeypatch.setattr(rest_drilldown.AuditMissingRoutes, "_drilled", drilled)
+    monkeypatch.setattr(drilled_down, "told", lambda _: {})
+    answer = ask(counted)
+    assert (answer.status, answer.json["state"]) == (202, "done"), answer.text
+
+
+def test_only_the_leader_copies(console: Console) -> None:
+    """Who was asked as the leader may lead no more."""
+    audited = Audited(console)
+    assert console.ask("PUT", "/api/v1/audit/plans/all", plan()).status == 201
+    for back in (6, 5, 4):
+        audited.count("orders", HOME, back, range(10))
+        audited.count("orders", AWAY, back, range(9))
+    audited.close("orders", HOME, AWAY, back=4)
+    console.fed.leader.leads = False
+    body = {**QUESTION, "start": audited.start_ms(5), "execute": True}
+    answer = console.ask("POST", "/api/v1/audit/copy-again", body, **{HOP: "1"})
+    assert (answer.status, answer.json["title"]) == (503, "Not the leader"), answer.text
+
+
+def test_the_leader_is_asked(counted: Console) -> None:
+    counted.fed.leader.leads = False
+    counted.fed.control.view.leader = "elsewhere"
+    answer = ask(counted)
+    assert (answer.status, answer.json["title"]) == (503, "Worker away")

@@ -1,0 +1,42 @@
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from app.audit.counts.fingerprint import Fingerprint, Words, of_ids
+from app.audit.drilldown.id_sums import Told, told_by
+
+ids = st.sets(st.tuples(st.integers(0, (1 << 64) - 1), st.integers(0, 9)), min_size=2, max_size=40)
+
+
+def rows(many: list[tuple[int, int]]) -> Words:
+    return np.array(many, dtype=np.uint64).reshape(-1, 2)
+
+
+@given(ids, st.data())
+def test_what_is_missing_and_doubled_is_told_by_sums_alone(
+    known: set[tuple[int, int]], chance: st.DataObject
+) -> None:
+    upstream = sorted(known)
+    missing = chance.draw(st.lists(st.sampled_from(upstream), max_size=2, unique=True))
+    left = [one for one in upstream if one not in missing]
+    doubled = chance.draw(st.lists(st.sampled_from(upstream), max_size=2 - len(missing), unique=True))
+    doubled = [one for one in doubled if one in left]
+    difference = of_ids(rows(upstream)).minus(of_ids(rows(left + doubled)))
+    told = told_by(difference, len(missing) - len(doubled), rows(upstream))
+    if missing or doubled:
+        assert told is not None
+        assert {upstream[row] for row in told.missing} == set(missing)
+        assert {upstream[row] for row in told.doubled} == set(doubled)
+    else:
+        assert told is None
+
+
+def test_more_than_two_or_ids_of_nobody_are_not_told() -> None:
+    many = rows([(n, n) for n in range(100)])
+    assert told_by(of_ids(many[:3]), 3, many) is None
+    for surplus in (-2, -1, 1, 2):
+        assert told_by(Fingerprint(1, 1), surplus, many) is None
+        assert told_by(Fingerprint(1, 1), surplus, many[:0]) is None
+    assert told_by(of_ids(many[5:6]), 1, many) == Told([5], [])

@@ -1,0 +1,128 @@
+"""Copying again: where to, and when not; tests/system copies."""
+
+from __future__ import annotations
+
+import contextlib
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from aiokafka.errors import ProducerFenced
+
+from app.audit.definition import AuditPlan
+from app.audit.drilldown import repair
+from app.audit.drilldown.copy_origins import Partition
+from app.audit.drilldown.findings import Bounds, Finding, Kind, Seen
+from app.audit.drilldown.prints import Window
+from app.audit.drilldown.repair import NotLeading, copied_already, targets
+from app.audit.drilldown.search import Answer
+from app.audit.drilldown.sides import Copier, NotReadable, Question, Sides, Topic
+from tests.audit.api.plans import plan
+
+HERE = Partition("east-regional", "orders", 1)
+THERE = Partition("east", "orders", 1)
+
+
+def answer(**there: Any) -> Answer:
+    """A record is missing in `east`, whose topic is as told."""
+    counted = AuditPlan.model_validate(plan())
+    client: Any = None
+    upstream = Topic(HERE.cluster, HERE.topic, client, "e-r", "t1", 2, counted)
+    downstream = Topic(THERE.cluster, THERE.topic, client, "e", "t2", 2, counted)._replace(**there)
+    sides = Sides(
+        Window(0, 600_000), [], [upstream], [downstream],
+        [Copier(HERE.cluster, THERE.cluster, HERE.topic, THERE.topic)], Bounds(), [], {},
+    )  # fmt: skip
+    findings = [Finding(Kind.MISSING, Seen(HERE, 7, 1, 2, 3, 4))]
+    question = Question("orders", "regional", "aggregate", 0)
+    return Answer(question, sides.window, findings, {"missing": 1}, 1, 1, [], [], sides)
+
+
+class Log:
+    """What is copied into a partition, without brokers; `ended` as soon as so many transactions were made."""
+
+    def __init__(self, ends_after: int) -> None:
+        self.ends_after, self.appended = ends_after, list[Any]()
+        self.looked: list[list[tuple[Partition, int]]] = []
+
+    def stands_in(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        for name in ("_alone", "_there", "_records", "_append", "_shown"):
+            monkeypatch.setattr(repair, name, getattr(self, name))
+        monkeypatch.setattr(repair, "_part", lambda _, place: place)
+        monkeypatch.setattr(repair, "AT_ONCE", 1)
+
+        async def most(*_: Any) -> int:
+            return 1_000
+
+        monkeypatch.setattr(repair, "_max_bytes", most)
+
+    @contextlib.asynccontextmanager
+    async def _alone(self, *_: Any) -> Any:
+        yield self
+
+    async def _there(self, _: Any, seen: Any) -> set[tuple[Partition, int]]:
+        self.looked.append([(one.place, one.offset) for one in seen])
+        return copied_already(seen, [])
+
+    async def _records(self, place: Partition, left: Any) -> Any:
+        for offset in left:
+            yield [SimpleNamespace(offset=offset, timestamp=1, key=None, value=b"v", headers=())], 0
+
+    async def _append(self, producer: Any, place: Partition, batches: Any) -> int:
+        if len(self.appended) >= self.ends_after:
+            raise ProducerFenced
+        self.appended.append(place)
+        return len(self.appended)
+
+    async def _shown(self, client: Any, place: Partition, offset: int) -> None:
+        assert offset == len(self.appended), "the last one"
+
+    async def copy(self, answer: Answer) -> dict[str, int]:
+        async def get(_: str) -> Any:
+            return SimpleNamespace(client=None)
+
+        runtime: Any = SimpleNamespace(leader=SimpleNamespace(leads=True), clusters=SimpleNamespace(get=get))
+        return await repair.copy_again(runtime, answer, lambda _: None)
+
+
+def several() -> Answer:
+    """Two regionals into one partition, of both of which two records are missing."""
+    found, west = answer(), HERE._replace(cluster="west-regional")
+    copier = found.sides.copiers[0]
+    found.sides.copiers.append(copier._replace(source=west.cluster))
+    found.sides.upstream.append(found.sides.upstream[0]._replace(cluster=west.cluster))
+    found.findings[:] = [
+        Finding(Kind.MISSING, Seen(place, offset, 1, 2, 3, 4)) for place in (HERE, west) for offset in (7, 9)
+    ]
+    return found
+
+
+async def test_what_is_there_of_two_that_are_copied_into_one_is_looked_at_before_either(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    (log := Log(99)).stands_in(monkeypatch)
+    assert await log.copy(several()) == {"copied": 4, "there": 0, "left": 0}
+    west = HERE._replace(cluster="west-regional")
+    assert log.looked == [[(HERE, 7), (HERE, 9), (west, 7), (west, 9)]]
+
+
+async def test_who_is_overtaken_tells_how_many_it_has_copied(monkeypatch: pytest.MonkeyPatch) -> None:
+    (log := Log(3)).stands_in(monkeypatch)
+    with pytest.raises(NotLeading, match="3 of 4 records were copied before"):
+        await log.copy(several())
+
+
+def test_a_record_goes_to_the_partition_of_the_same_number() -> None:
+    assert targets(answer())[HERE].place == THERE
+
+
+@pytest.mark.parametrize(
+    ("there", "why"),
+    [
+        ({"is_compacted": True}, "is compacted: copied again, an old value would be the newest of its key"),
+        ({"partitions": 1}, "give it as many as orders in east-regional has"),
+    ],
+)
+def test_where_a_copy_would_do_harm_it_is_refused(there: dict[str, Any], why: str) -> None:
+    with pytest.raises(NotReadable, match=why):
+        targets(answer(**there))

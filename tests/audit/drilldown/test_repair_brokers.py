@@ -1,0 +1,246 @@
+"""Copying again against real brokers: whoever was at work, and wherever it ended, each is there once."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import Counter
+from collections.abc import AsyncIterator, Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from aiokafka.errors import KafkaError
+
+from app.audit.counts.counter import How
+from app.audit.definition import AuditPlan
+from app.audit.drilldown import repair
+from app.audit.drilldown.copy_origins import Origin, Partition
+from app.audit.drilldown.findings import Bounds, Finding, Kind, Seen
+from app.audit.drilldown.prints import Reader, Window
+from app.audit.drilldown.repair import NotLeading, copied_already, copy_again
+from app.audit.drilldown.scan import Part
+from app.audit.drilldown.search import Answer
+from app.audit.drilldown.sides import Copier, Question, Sides, Topic
+from app.kafka.append.transactions import batches_of, one_transaction, transactional
+from app.kafka.client.cluster import LATEST, READ_COMMITTED, ClusterClient
+from app.kafka.fetch.decoder import records_of
+from app.kafka.fetch.span_reader import read_span
+from app.kafka.records.batch import Committed, iter_batches
+from app.kafka.records.record import Record
+from tests.audit.api.plans import plan
+from tests.kafka.conftest import connected, create, producing
+
+WINDOW = Window(1_000, 601_000)
+MANY = 10
+
+
+class Stand:
+    """A topic, and its copy, which lacks all its records: the first also have no timestamp, or headers."""
+
+    def __init__(self, client: ClusterClient, bootstrap: str, topic: str) -> None:
+        self.client, self.bootstrap = client, bootstrap
+        self.home = Partition("east-regional", topic, 0)
+        self.away = Partition("east-regional", f"{topic}-copy", 0)
+        self.leads: Callable[[], bool] = lambda: True
+
+    async def end(self, place: Partition) -> int:
+        """Once those who commit, or abort, are told so by the partition's leader, too."""
+        return await repair._settled_end(self.client, place)
+
+    async def records(self, place: Partition) -> list[Record]:
+        found: list[Record] = []
+        async for piece in read_span(self.client, place.topic, 0, 0, await self.end(place)):
+            shown = Committed(piece.aborted)
+            for batch in iter_batches(piece.data):
+                if shown.shows(batch):
+                    found += records_of(batch)
+        return found
+
+    async def answer(self) -> Answer:
+        """A drill-down's of now: all are missing."""
+        parts = [
+            Part(self.client, Reader(place, How(records_of), WINDOW), 0, end, end, place == self.home)
+            for place in (self.home, self.away)
+            for end in [await self.end(place)]
+        ]
+        seen = [
+            Seen(self.home, record.offset, parts[0].reader.contents_of(record), 0, 0, record.timestamp)
+            for record in await self.records(self.home)
+        ]
+        counted = AuditPlan.model_validate(plan())
+        up, down = (
+            Topic(place.cluster, place.topic, self.client, "id", place.topic, 1, counted)
+            for place in (self.home, self.away)
+        )
+        copier = Copier(self.home.cluster, self.away.cluster, self.home.topic, self.away.topic)
+        sides = Sides(WINDOW, parts, [up], [down], [copier], Bounds(), [], {})
+        question = Question(self.home.topic, "regional", "aggregate", 0)
+        findings = [Finding(Kind.MISSING, one) for one in seen]
+        return Answer(question, sides.window, findings, {"missing": MANY}, 1, MANY, [], [], sides)
+
+    async def copy(self, answer: Answer) -> dict[str, int]:
+        stand = self
+
+        class Leader:
+            @property
+            def leads(self) -> bool:
+                return stand.leads()
+
+        async def get(name: str) -> Any:
+            return SimpleNamespace(client=self.client)
+
+        runtime: Any = SimpleNamespace(leader=Leader(), clusters=SimpleNamespace(get=get))
+        return await copy_again(runtime, answer, lambda _: None)
+
+    def zombie(self) -> contextlib.AbstractAsyncContextManager[Any]:
+        """A predecessor that is at work."""
+        return repair._alone(self.client, self.away, 1_000_000)
+
+    async def is_whole(self) -> bool:
+        """All is there once, as it was."""
+        rows = [
+            [(one.timestamp, one.key, one.value, tuple(one.headers)) for one in await self.records(place)]
+            for place in (self.home, self.away)
+        ]
+        return Counter(rows[0]) == Counter(rows[1])
+
+
+@pytest.fixture
+async def stand(bootstrap: str, topic_name: str) -> AsyncIterator[Stand]:
+    async with connected(bootstrap) as client:
+        for name in (topic_name, f"{topic_name}-copy"):
+            await create(client, name, retention_ms="-1")
+        made = Stand(client, bootstrap, topic_name)
+        async with producing(bootstrap) as producer:
+            for number in range(MANY):
+                await producer.send_and_wait(
+                    topic_name, None if number == 3 else b"v%d" % number, key=b"k", partition=0,
+                    timestamp_ms=1_000 + number,
+                    headers=[("h", b"1"), ("h", None)] if number % 2 else [],
+                )  # fmt: skip
+        yield made
+
+
+async def test_who_asks_again_with_an_answer_of_before_copies_nothing(stand: Stand) -> None:
+    answer = await stand.answer()
+    assert await stand.copy(answer) == {"copied": MANY, "there": 0, "left": 0}
+    at = stand.away.topic, stand.away.partition
+    assert (await stand.client.offsets([at], LATEST, READ_COMMITTED))[at] > MANY, "all can be read now"
+    assert await stand.is_whole()
+    assert await stand.copy(answer) == {"copied": 0, "there": MANY, "left": 0}
+    assert await stand.is_whole()
+
+
+async def test_who_leads_no_more_stops_and_its_successor_copies_the_rest(
+    stand: Stand, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(repair, "AT_ONCE", 1)
+    answer = await stand.answer()
+    turns = iter([True, True, True])
+    stand.leads = lambda: next(turns, False)
+    with pytest.raises(NotLeading, match="3 of 10 records were copied"):
+        await stand.copy(answer)
+    stand.leads = lambda: True
+    assert await stand.copy(answer) == {"copied": MANY - 3, "there": 3, "left": 0}
+    assert await stand.is_whole()
+
+
+async def test_what_a_predecessor_has_under_way_comes_no_more(stand: Stand) -> None:
+    """It lies still with all of them sent, and not committed; it goes on once the successor is done."""
+    answer = await stand.answer()
+    records = [(record, record.headers) for record in await stand.records(stand.home)]
+
+    async def lies_still() -> None:
+        async with stand.zombie() as producer, one_transaction(producer):
+            for batch in batches_of(records, 0, 1_000_000):
+                await (await producer.send_batch(batch, stand.away.topic, partition=0))
+            assert (await stand.copy(answer))["copied"] == MANY
+
+    with pytest.raises(KafkaError):
+        await lies_still()
+    assert await stand.is_whole()
+
+
+async def test_who_believes_to_lead_still_is_refused_and_says_so(
+    stand: Stand, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two workers, so no turns; each looks and finds nothing there before either has copied all."""
+    monkeypatch.setattr(repair, "AT_ONCE", 1)
+    monkeypatch.setattr(repair, "_turn", lambda _: asyncio.Lock())
+    answer, other = await stand.answer(), list[Any]()
+
+    def overtaken() -> bool:
+        if not other and len(asked) == 4:
+            other.append(asyncio.ensure_future(stand.copy(answer)))
+        asked.append(None)
+        return True
+
+    asked: list[None] = []
+    stand.leads = overtaken
+    monkeypatch.setattr(repair, "_append", _after_the_other(repair._append, other))
+    with pytest.raises(NotLeading, match=r"another one copies .* 4 of 10 records were copied"):
+        await stand.copy(answer)
+    assert await other[0] == {"copied": MANY - 4, "there": 4, "left": 0}
+    assert await stand.is_whole()
+
+
+def _after_the_other(append: Any, other: list[Any]) -> Any:
+    """Of whoever began first: what it appends next, it appends once the other one has finished."""
+    overtaken: list[Any] = []
+
+    async def appended(producer: Any, *rest: Any) -> Any:
+        if other and not overtaken:
+            overtaken.append(producer)
+        if overtaken and producer is overtaken[0]:
+            await asyncio.wait(other)
+        return await append(producer, *rest)
+
+    return appended
+
+
+async def test_two_at_once_in_one_worker_take_turns(stand: Stand) -> None:
+    answer = await stand.answer()
+    both = await asyncio.gather(stand.copy(answer), stand.copy(answer))
+    assert sorted(done["copied"] for done in both) == [0, MANY]
+    assert await stand.is_whole()
+
+
+async def test_while_somebody_elses_transaction_hides_the_end_nothing_is_copied(
+    stand: Stand, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answer = await stand.answer()
+    other = transactional(stand.client, stand.away.topic, max_request_bytes=1_000_000)
+    async with other as producer, one_transaction(producer):
+        await producer.send_and_wait(stand.away.topic, b"other", partition=0)
+        with monkeypatch.context() as patch:
+            patch.setattr(repair, "PATIENCE_S", 1.0)
+            with pytest.raises(TimeoutError, match="open transaction"):
+                await stand.copy(answer)
+    assert [record.value for record in await stand.records(stand.away)] == [b"other"]
+    assert (await stand.copy(answer))["copied"] == MANY
+
+
+def test_a_copy_stands_for_the_record_that_it_is_of() -> None:
+    place = Partition("east", "orders", 0)
+    asked = [Seen(place, offset, contents, 0, 0, 1) for offset, contents in ((4, 7), (5, 7), (6, 8))]
+
+    def copy(contents: int, origin: int | None) -> Seen:
+        told = None if origin is None else Origin(place, origin, origin)
+        return Seen(Partition("west", "orders", 0), 99, contents, 0, 0, 1, origin=told)
+
+    assert copied_already(asked, [copy(7, 5)]) == {(place, 5)}
+    assert copied_already(asked, [copy(7, None), copy(7, None), copy(7, None)]) == {(place, 4), (place, 5)}
+    assert copied_already(asked, [copy(7, 3), copy(9, 6)]) == set(), "of others"
+
+
+def test_records_without_a_timestamp_keep_none() -> None:
+    """The encoder makes a batch's first timestamp of the next one's."""
+    times = (-1, -1, 5, -1, 7, 8)
+    rows: Any = [(SimpleNamespace(timestamp=at, key=None, value=b"v"), ()) for at in times]
+    built = [bytes(batch._build()) for batch in batches_of(rows, 0, 1_000_000)]
+    found = [
+        record.timestamp for data in built for batch in iter_batches(data) for record in records_of(batch)
+    ]
+    assert found == [-1, -1, 5, -1, 7, 8]
+    assert len(batches_of(rows, 0, 70)) == len(times), "a batch has its limit"

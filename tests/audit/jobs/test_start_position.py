@@ -1,0 +1,116 @@
+"""Where an audit begins: where its former owner had come, if that is still there; what is cut is known."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from app.audit.counts.handover import AuditNote
+from app.audit.counts.partition_counter import PartState
+from app.audit.jobs.start_position import AuditBeginning, find_audit_beginning
+from app.audit.pump.partition import PART_OFFSETS
+from app.kernel.fencing import LogId, TakeoverAnswer
+from app.kernel.job import JobId
+from app.kernel.ranges import Snapshot
+from app.worker.jobs.start_position import Anew
+
+JOB = JobId.parse("audit:all//east:orders:3")
+COUNTING = 60_000
+LOG = LogId("c", "t")
+
+
+class OneLog:
+    """A cluster with one log, which begins at `first`."""
+
+    def __init__(self, first: int) -> None:
+        self.first, self.name = first, "east"
+        self.client: Any = self
+        self.fetch: Any = self
+
+    async def topic_ids(self, topics: list[str]) -> dict[str, str]:
+        return dict.fromkeys(topics, LOG.topic_id)
+
+    async def cluster_id(self) -> str:
+        return LOG.cluster_id
+
+    async def offsets_at(self, *_: object) -> int:
+        return self.first
+
+
+async def begin(
+    first: int,
+    base: int | None = None,
+    note: bytes = b"",
+    anew: Anew | None = None,
+    log: LogId = LOG,
+    counting: int = COUNTING,
+) -> tuple[AuditBeginning, list[str]]:
+    told: list[str] = []
+    snapshot = b"" if base is None else Snapshot(base).to_bytes()
+    answer = TakeoverAnswer(
+        job=str(JOB), epoch=2, worker="me", nonce="", granted=True, known_epoch=2, snapshot=snapshot,
+        lineage=4, log=log, note=note,
+    )  # fmt: skip
+    cluster: Any = OneLog(first)
+    found = await find_audit_beginning(
+        JOB, cluster, answer, counting=counting, anew=anew, tell=lambda kind, *_: told.append(kind)
+    )
+    return found, told
+
+
+@pytest.mark.parametrize(("first", "is_cut"), [(0, False), (700, True)])
+async def test_without_a_position_it_begins_at_the_logs_start(first: int, is_cut: bool) -> None:
+    found, _ = await begin(first)
+    assert (found.next_offset, found.beginning.snapshot.base, found.is_cut) == (first, first, is_cut)
+
+
+BASE = PART_OFFSETS + 1_000
+SINCE = PART_OFFSETS + 10
+PLACES = [
+    # the log's start, what is counted up to which offset -> where it begins, what is finished
+    (0, BASE + 50, BASE + 50, BASE),
+    (0, BASE, BASE, BASE),
+    (SINCE, SINCE, SINCE, BASE),  # what was counted is not said
+    (SINCE + 10, SINCE, BASE, BASE),  # that has gone
+    (BASE + 5, SINCE, BASE + 5, BASE + 5),
+    (BASE + 5, BASE + 50, BASE + 50, BASE),
+    (BASE + 55, BASE + 50, BASE + 55, BASE + 55),
+]
+
+
+def left(upto: int, counting: int = COUNTING, *, is_cut: bool = False) -> AuditNote:
+    """What a former owner left."""
+    return AuditNote(counting, is_cut, (PartState(1, SINCE, upto, False, ()),))
+
+
+@pytest.mark.parametrize(("first", "upto", "starts", "finished"), PLACES)
+async def test_a_successor_goes_on_where_its_predecessor_had_come_if_that_is_there(
+    first: int, upto: int, starts: int, finished: int
+) -> None:
+    found, told = await begin(first, BASE, left(upto).to_bytes())
+    assert (found.next_offset, found.beginning.snapshot.base, told) == (starts, finished, [])
+    assert (found.former, found.beginning.known) == (left(upto), starts == upto)
+    assert found.is_cut == (first > max(BASE, upto)), "what nobody had counted has gone"
+    assert found.beginning.lineage == 4
+
+
+@pytest.mark.parametrize(
+    ("note", "lineage"), [(b"no note", 5), (b"65536 60000 0", 5), (left(BASE, is_cut=True).to_bytes(), 4)]
+)
+async def test_what_may_be_cut_is_known_as_such(note: bytes, lineage: int) -> None:
+    found, _ = await begin(0, BASE, note)
+    assert (found.next_offset, found.beginning.lineage, found.is_cut) == (BASE, lineage, True)
+
+
+async def test_who_counts_otherwise_goes_on_where_the_former_owners_reports_end() -> None:
+    found, _ = await begin(0, BASE, left(BASE + 50, COUNTING + 1).to_bytes())
+    assert (found.next_offset, found.former, found.is_cut) == (BASE, None, True)
+    assert not found.beginning.known
+
+
+async def test_another_log_begins_a_new_lineage_and_is_told() -> None:
+    found, told = await begin(7, BASE, log=LogId("c", "another"))
+    assert (found.next_offset, found.beginning.lineage, told) == (7, 5, ["log-begun-anew"])
+    again, _ = await begin(7, BASE, anew=Anew(2, 9, 42))
+    assert (again.next_offset, again.beginning.lineage, again.is_cut) == (42, 9, True)

@@ -1,0 +1,152 @@
+"""What a pump finishes is counted beside it: deliveries, dead letters, backlogs; nothing waits for it."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from app.audit.counts.counter import How
+from app.audit.counts.fingerprint import Source
+from app.audit.counts.handover import AuditNote
+from app.audit.counts.reports import Scope
+from app.audit.folds.tier import place_of
+from app.audit.pump.consumer_tap import ConsumerAudit
+from app.dispatch.pump.partition import DispatchPump
+from app.kafka.fetch.decoder import records_of
+from app.kafka.fetch.deliveries import Gap
+from app.kernel.limit_shares import ALL
+from app.offsets.model.producer_progress import Progress, audit_of
+from app.sdk.receiver import Message, Stash
+from tests.audit.query.test_view import audit_plan
+from tests.dispatch.pump.rig import Stand, numbers, standing
+
+WIDTH_MS = 60_000
+SOURCE = Source("c", "t", 0)
+SCOPE = Scope("orders", "consumer", place_of("east", "billing"), WIDTH_MS)
+
+
+def audited(pump: DispatchPump, next_offset: int = 0) -> ConsumerAudit:
+    """Its audit from now on."""
+    audit = ConsumerAudit(
+        pump, audit_plan(), SCOPE, SOURCE, How(records_of, SOURCE), next_offset, lineage=0, former=None,
+        is_cut=next_offset > 0,
+    )  # fmt: skip
+    pump.audit_by(audit)
+    return audit
+
+
+def told(pump: DispatchPump) -> dict[int, int]:
+    """Records by window, in reports that all arrive, once the table has what the pump notes."""
+    assert pump.audit is not None
+    for _ in range(2):
+        assert pump.note, "as a snapshot has it"
+        pump.snapshot_version = pump.version
+    counts: dict[int, int] = {}
+    if pump.audit.is_due(1e9, 0.0):
+        for report in pump.audit.reports(1, 1.0):
+            for window in report.windows:
+                counts[window.start_ms] = window.totals.count
+            pump.audit.acknowledged(report)
+    return counts
+
+
+@pytest.mark.parametrize("contract", ["unary", "stream"])
+async def test_what_is_acknowledged_or_safe_in_the_dlq_is_counted_once(contract: str) -> None:
+    def handle(message: Message) -> Any:
+        return Stash("no") if int(message.value) % 50 == 7 else None
+
+    async with standing(handle, target={"contract": contract}) as stand:
+        pump = stand.pump()
+        audited(pump)
+        stand.feed(pump, numbers(300), timestamp_ms=1_000)
+        stand.feed(pump, numbers(100, 300), timestamp_ms=WIDTH_MS)
+        await stand.idle()
+        assert told(pump) == {0: 300, WIDTH_MS: 100}
+        assert pump.dead_lettered == 8
+        note = AuditNote.from_bytes(audit_of(pump.note))
+        assert note is not None
+        assert (note.next_offset, Progress.from_bytes(pump.note).base) == (400, 400)
+
+
+async def test_a_message_that_is_not_finished_holds_its_chunk_back_and_nothing_else() -> None:
+    gate = asyncio.Event()
+
+    async def handle(message: Message) -> None:
+        if int(message.value) == 150:
+            await gate.wait()
+
+    async with standing(handle) as stand:
+        pump = stand.pump()
+        audited(pump)
+        stand.feed(pump, numbers(400), timestamp_ms=1_000)
+        await stand.until(lambda: pump.tracker.unfinished == 1)
+        assert told(pump) == {0: 100}, "of chunks of 100"
+        gate.set()
+        await stand.idle()
+        assert told(pump) == {0: 400}
+
+
+async def test_what_a_backlog_and_the_latest_finish_is_counted_in_the_order_of_the_log() -> None:
+    async with standing(lambda _: None, catchUp={"lag": 100, "rate": 1e6}) as stand:
+        stand.runtime.shared(ALL)
+        backlog = stand.pump()
+        audited(backlog)
+        stand.feed(backlog, numbers(300), timestamp_ms=1_000)
+        main = stand.split(backlog, 600)
+        stand.feed(main, numbers(200, 600), timestamp_ms=1_000)
+        await stand.until(lambda: main.tracker.base == 800 and backlog.tracker.base == 300)
+        assert told(main) == {0: 300}
+        stand.feed(
+            backlog, numbers(400, 300), timestamp_ms=1_000
+        )  # beyond the split, which are the main one's
+        await stand.until(lambda: main.base == 800)
+        assert told(main) == {0: 800}
+        version = main.version
+        main.retire()
+        assert main.version >= version
+
+
+async def test_a_plan_that_comes_while_it_flows_counts_what_is_fetched_next() -> None:
+    async with standing(lambda _: None) as stand:
+        pump = stand.pump()
+        stand.feed(pump, numbers(200), timestamp_ms=1_000)
+        version = pump.version
+        audited(pump, pump.fetched_to)
+        assert pump.version > version, "the table is to know it"
+        stand.feed(pump, numbers(100, 200), timestamp_ms=2_000)
+        await stand.idle()
+        assert told(pump) == {0: 100}
+        assert pump.audit is not None
+        version = pump.version
+        pump.audit_by(None)
+        assert (pump.version > version, pump.note) == (True, b"")
+
+
+async def test_what_the_log_lost_is_not_counted_and_what_follows_is() -> None:
+    async with standing(lambda _: None) as stand:
+        pump = stand.pump()
+        audited(pump)
+        stand.feed(pump, numbers(100), timestamp_ms=1_000)
+        pump.skip(Gap("k", "orders", 0, 100, 250, "retention"))
+        _move(stand, pump, 250)
+        stand.feed(pump, numbers(100, 250), timestamp_ms=1_000)
+        await stand.idle()
+        assert told(pump) == {0: 200}
+
+
+async def test_what_cannot_be_counted_ends_the_audit_and_delivery_goes_on() -> None:
+    async with standing(lambda _: None) as stand:
+        pump = stand.pump()
+        audit = audited(pump)
+        stand.feed_bytes(pump, bytes(100), 5)
+        stand.feed(pump, numbers(100), timestamp_ms=1_000)
+        await stand.idle()
+        assert (len(stand.seen), pump.dead_lettered) == (100, 1)
+        assert "CorruptBatch" in audit.broken
+        assert (told(pump), audit_of(pump.note)) == ({}, b"")
+
+
+def _move(stand: Stand, pump: DispatchPump, offset: int) -> None:
+    stand._parts[id(pump)].next_offset = offset

@@ -1,0 +1,101 @@
+"""A plan that compares values, too: what was altered under the same id is told by a verdict."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from aiokafka.record.default_records import DefaultRecordBatchBuilder
+from hypothesis import given
+from hypothesis import strategies as st
+
+from app.audit.counts.counter import Tally, count_chunk
+from app.audit.counts.fingerprint import NOTHING, Source
+from app.audit.counts.totals import NO_TOTALS, Totals
+from app.audit.definition import AuditPlan
+from app.audit.folds.comparison import By, Side, State, compare
+from app.audit.folds.window import Phase
+from app.audit.pump.counting_spec import how_of
+from tests.audit.api.plans import plan
+
+SOURCE = Source("c", "t", 0)
+VALUES = {"header": "id", "fingerprint": "values"}
+Row = tuple[int, bytes | None]  # id, value
+
+rows = st.lists(
+    st.tuples(st.integers(0, 30), st.none() | st.binary(max_size=3)),
+    min_size=1, max_size=20, unique_by=lambda row: row[0],
+)  # fmt: skip
+
+
+def totals(some: list[Row], how: dict[str, Any], **headers: bytes) -> Totals:
+    """What a tier counts of records with these ids and values, and further headers."""
+    tally = Tally(1_000)
+    counts = how_of(AuditPlan.model_validate(plan(id=how)), SOURCE)
+    for name, value in some:
+        builder = DefaultRecordBatchBuilder(2, 0, 0, -1, -1, -1, 1 << 20)
+        told = [("id", b"%d" % name)] if name >= 0 else []
+        builder.append(0, timestamp=5, key=b"k", value=value, headers=[*told, *headers.items()])
+        count_chunk(tally, bytes(builder.build()), 0, counts)
+    return tally.totals()[0]
+
+
+def said(before: Totals, after: Totals) -> tuple[State, By]:
+    first, second = (
+        Side(name, one, NO_TOTALS, Phase.CLOSED, 4_000, is_heard=True)
+        for name, one in (("regional", before), ("aggregate", after))
+    )
+    verdict = compare(first, second, end_ms=1_000, now_ms=5_000, patience_ms=10)
+    return verdict.state, verdict.by
+
+
+@given(rows, st.data())
+def test_a_value_that_was_altered_under_the_same_id_is_told(some: list[Row], data: st.DataObject) -> None:
+    at = data.draw(st.integers(0, len(some) - 1))
+    name, value = some[at]
+    other = data.draw((st.none() | st.binary(max_size=3)).filter(lambda drawn: drawn != value))
+    altered = [*some[:at], (name, other), *some[at + 1 :]]
+    assert said(totals(some, VALUES), totals(altered, VALUES)) == (State.CORRUPTED, By.VALUES)
+    by_ids = {"header": "id"}
+    assert said(totals(some, by_ids), totals(altered, by_ids))[0] is State.OK, "what ids alone say"
+
+
+@given(rows, st.randoms())
+def test_the_same_in_another_order_and_with_other_headers_is_no_difference(
+    some: list[Row], chance: Any
+) -> None:
+    """As a route leaves it that adds or drops headers, or encodes batches anew."""
+    shuffled = list(some)
+    chance.shuffle(shuffled)
+    copied = totals(shuffled, VALUES, **{"switchyard-route": b"r"})
+    assert said(totals(some, VALUES), copied) == (State.OK, By.VALUES)
+
+
+def test_values_that_are_swapped_are_told() -> None:
+    assert said(totals([(1, b"a"), (2, b"b")], VALUES), totals([(1, b"b"), (2, b"a")], VALUES)) == (
+        State.CORRUPTED, By.VALUES,
+    )  # fmt: skip
+
+
+def test_who_tells_of_ids_alone_is_compared_by_these() -> None:
+    """Clients; and a window that was begun before the plan said so."""
+    some: list[Row] = [(1, b"a"), (2, b"b")]
+    mixed = totals(some[:1], {"header": "id"}).plus(totals(some[1:], VALUES))
+    for other in (totals(some, {"header": "id"}), mixed):
+        assert said(totals(some, VALUES), other) == (State.OK, By.IDS)
+
+
+def test_records_without_an_id_have_no_content_either() -> None:
+    found = totals([(-1, b"a"), (2, b"b")], VALUES)
+    assert (found.count, found.identified, found.contained) == (2, 1, 1)
+    assert totals([(-1, b"a")], VALUES).contents == NOTHING
+
+
+def test_parts_are_taken_out_of_sums_with_their_contents() -> None:
+    some, more = totals([(1, b"a")], VALUES), totals([(1, b"a"), (2, b"b")], VALUES)
+    assert some.plus(more.beyond(some)) == more
+
+
+def test_the_fingerprint_is_of_ids_or_values() -> None:
+    with pytest.raises(ValueError, match="ids"):
+        AuditPlan.model_validate(plan(id={"header": "id", "fingerprint": "keys"}))

@@ -1,0 +1,246 @@
+"""The worker's own copy of the control log: what is remembered of it is bounded."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
+import orjson
+
+from app.controllog import codec
+from app.controllog.alert_state import AlertState, Told
+from app.controllog.events import (
+    AnyControlEvent,
+    Assignment,
+    Begun,
+    Claim,
+    WorkloadDeleted,
+    WorkloadPut,
+    compaction_key,
+)
+from app.controllog.log import ControlLog
+from app.controllog.state import ControlState
+from app.kafka.producers.transaction_marker import mark
+from tests.kafka.conftest import connected, create
+from tests.web.runtime_fake import definition, put
+
+JOB = "dispatch:g/t:t:{}"
+
+
+def claim(term: int) -> Claim:
+    return Claim(at_ms=0, term=term, worker="a")
+
+
+def assign(partition: int, term: int, *, job: str = "") -> Assignment:
+    return Assignment(at_ms=0, job=job or JOB.format(partition), worker="a", epoch=1, term=term, reason="")
+
+
+def read(*events: AnyControlEvent) -> ControlLog:
+    """A log that has caught up and then read these."""
+    log = ControlLog("control", {})
+    log._tail.caught_up.set()
+    hand(log, dict(enumerate(events)))
+    return log
+
+
+def hand(log: ControlLog, events: dict[int, AnyControlEvent]) -> bool:
+    """As records at these offsets. Whether it wants to read on, not from the start again."""
+    log._tail._positioned = True
+    records: list[Any] = [
+        SimpleNamespace(offset=offset, value=codec.encode(event)) for offset, event in events.items()
+    ]
+    log._on_records(records)
+    return log._tail._positioned
+
+
+def test_refused_assignments_are_remembered_once_a_job_for_the_leader_to_repair() -> None:
+    stale = [assign(n % 3, 1) for n in range(5_000)]
+    log = read(claim(1), *(assign(n, 1) for n in range(3)), claim(2), *stale)
+    assert [event.job for event in log.take_refused()] == [JOB.format(n) for n in (0, 1, 2)]
+    assert log.take_refused() == []
+
+
+def test_refused_assignments_of_what_is_no_job_or_has_no_valid_one_are_not_kept() -> None:
+    log = read(claim(1), *(assign(0, 1, job=f"x{n}") for n in range(5_000)), assign(1, 9))
+    assert log.view.refused == 5_001
+    assert log.take_refused() == []
+
+
+def test_what_was_refused_needs_no_repair_once_something_later_counts() -> None:
+    late = assign(0, 1)
+    assert (
+        read(claim(1), late, claim(2), late, msgspec.structs.replace(late, epoch=2, term=2)).take_refused()
+        == []
+    )
+    log = read(claim(1), late, claim(2), late)
+    taken = log.take_refused()
+    log.refuse_again(taken)
+    assert log.take_refused() == taken
+
+
+def test_bookkeeping_is_not_shown_as_activity() -> None:
+    data = definition("g", "t")
+    log = read(put(data), Begun(at_ms=0, key="g/t", ends=[1] * 1_000))
+    assert [begun.ends for begun in log.view.begun_of("g/t")] == [[1] * 1_000]
+    assert [event["event"] for event in log.recent] == ["workload-put"]
+
+
+def alert(term: int, at_ms: int = 5, **told: Any) -> AlertState:
+    fields: dict[str, Any] = {"state": "firing", "notice": 1, "noticed_ms": 5, **told}
+    return AlertState(
+        at_ms=at_ms, id="f00-1", term=term, rule="r", topic="t", from_tier="a", to_tier="b", since_ms=1,
+        **fields,
+    )  # fmt: skip
+
+
+def test_alerts_are_activity_when_they_fire_and_when_they_are_resolved() -> None:
+    over = alert(1, 9, state="resolved", notice=2, noticed_ms=9)
+    log = read(claim(1), alert(1), alert(1, 7, told={"c": Told(1, 6)}), over, alert(1, 99, state="gone"))
+    assert [(told["event"], told.get("state")) for told in log.recent] == [
+        ("claim", None), ("alert-state", "firing"), ("alert-state", "resolved"),
+    ]  # fmt: skip
+    assert log.view.alert_states.states == {}
+
+
+def test_an_alert_that_is_gone_while_it_fires_is_activity() -> None:
+    """As when its rule is deleted: who reads only the activity would hold it for firing for ever."""
+    fired = {"state": "gone", "fired_ms": 5}
+    log = read(claim(1), alert(1, fired_ms=5), alert(1, 9, **fired), alert(1, 99, resolved_ms=9, **fired))
+    assert [told["state"] for told in log.recent if told["event"] == "alert-state"] == ["firing", "gone"]
+
+
+def test_what_a_deposed_leader_says_of_an_alert_is_remembered_to_be_written_over() -> None:
+    log = read(claim(1), claim(2), alert(2), alert(1, state="gone"))
+    assert log.refused_alerts == {"f00-1"}
+    assert log.view.alert_states.states == {"f00-1": alert(2)}
+    assert log.take_refused() == []
+
+
+def changes() -> list[WorkloadPut]:
+    """A definition and two changes of it, each of the one before."""
+    state, found = ControlState(), list[WorkloadPut]()
+    for n in range(3):
+        change = msgspec.structs.replace(put(definition("g", "t")), etag=f"e{n}")
+        found.append(state.replacing(change, "one"))
+        assert state.apply(found[-1])
+    return found
+
+
+def test_a_reader_that_compaction_has_overtaken_reads_the_log_again_and_has_what_stands() -> None:
+    first, _, last = changes()
+    log, told = read(claim(1), first), list[str]()
+    log.on_change(lambda: told.append(log.view.workloads["g/t"].etag))
+    other = msgspec.structs.replace(last, expected="other")
+    assert not hand(log, {3: last, 4: claim(2), 5: other}), "offset 2 has been dropped"
+    assert hand(log, {0: claim(1)})
+    assert (log.view.workloads["g/t"], told) == (first, []), "nobody sees half a log"
+    assert hand(log, {3: last, 4: claim(2), 5: other})
+    assert (log.view.workloads["g/t"], log.view.term, told) == (last, 2, [last.etag])
+    assert log.take_refused() == [other], "what is new is refused as ever"
+    assert [(event["offset"], event["counted"]) for event in log.recent] == [
+        (0, True), (1, True), (3, True), (4, True), (5, False)
+    ]  # fmt: skip
+    assert not hand(log, {7: claim(3)})
+
+
+def test_however_much_was_compacted_the_log_is_read_again_once() -> None:
+    first, _, last = changes()
+    log = read(claim(1), first)
+    assert not hand(log, {5: claim(2)})
+    log._tail.end = 10
+    assert hand(log, {0: claim(1), 3: last, 5: claim(2), 8: claim(3)})
+    assert (log.view.term, log.view.workloads["g/t"]) == (1, first), "the end has not come"
+    assert hand(log, {9: claim(4)})
+    assert (log.view.term, log.view.workloads["g/t"]) == (4, last)
+
+
+def test_a_reader_that_compaction_overtakes_before_it_has_caught_up_begins_once_more() -> None:
+    first, second, last = changes()
+    log = ControlLog("control", {})
+    assert hand(log, {0: first, 2: claim(1)}), "compaction had been there before"
+    assert not hand(log, {4: last})
+    assert hand(log, {2: claim(1), 4: last, 5: second}), "what is refused then as well is refused"
+    assert (log.view.workloads["g/t"], log.view.refused) == (last, 1)
+    assert log.take_refused() == []
+
+
+async def test_the_log_is_read_from_its_start_by_a_reader_that_misses_offsets(
+    bootstrap: str, topic_name: str
+) -> None:
+    log = ControlLog(topic_name, {"bootstrap_servers": bootstrap})
+    async with connected(bootstrap) as client:
+        await create(client, topic_name)
+        await log.start()
+        try:
+            first, second, _ = changes()
+            await log.append(first)
+            before = log.view
+            node = await client.leader(topic_name, 0)
+            assert node is not None
+            assert await mark(client, node, topic_name, 0) == ""  # an offset that no reader is shown
+            last = await log.append(second)
+            view = await log.up_to(last)
+        finally:
+            await log.stop()
+    assert (before.workloads["g/t"], view.workloads["g/t"]) == (first, second)
+    assert view is log.view is not before
+
+
+async def test_a_claim_that_leaves_no_room_is_refused_and_an_honest_one_leads_for_every_reader(
+    bootstrap: str, topic_name: str
+) -> None:
+    options = {"bootstrap_servers": bootstrap}
+    async with connected(bootstrap) as client:
+        await create(client, topic_name)
+    log, other = ControlLog(topic_name, options), ControlLog(topic_name, options)
+    await log.start()
+    try:
+        await log.append(claim(1), claim((1 << 63) - 1))
+        assert (log.view.term, log.view.refused) == (1, 1)
+        assert f"claim/{(1 << 63) - 1}/a at offset 1" in log.take_jump()
+        assert log.take_jump() == ""
+        await log.append(claim(1 << 32))  # the highest that counts, or nearly
+        await log.append(claim(log.view.term + 1))
+        assert log.view.term == (1 << 32) + 1
+        await other.start()
+        assert (other.view.term, other.view.leader) == (log.view.term, log.view.leader)
+        assert other.take_jump() == "", "it was told when it came"
+    finally:
+        await log.stop()
+        await other.stop()
+
+
+async def test_what_says_where_a_deployment_that_is_over_began_leaves_the_log(
+    bootstrap: str, topic_name: str
+) -> None:
+    options = {"bootstrap_servers": bootstrap}
+    async with connected(bootstrap) as client:
+        await create(client, topic_name)
+    log, other = ControlLog(topic_name, options), ControlLog(topic_name, options)
+    await log.start()
+    try:
+        first = log.view.replacing(put(definition("g", "t")), "one")
+        begun = Begun(at_ms=0, key="g/t", deployment="one", nonce="n", ends=[5])
+        await log.append(first, begun)
+        assert log.view.begun("g/t") == begun
+        await log.append(WorkloadDeleted(at_ms=0, key="g/t", actor="me", expected=first.etag))
+        assert list(log.view.stale) == [compaction_key(begun)]
+        await log.drop_stale()
+        assert not log.view.stale
+        await other.start()  # which reads what compaction has not dropped yet
+        assert (list(other.view.stale), other.view.begun("g/t")) == ([], None)
+        assert other._tail.next_offset == 4
+    finally:
+        await log.stop()
+        await other.stop()
+
+
+def test_the_activity_table_is_a_ring_in_which_the_latest_stand_with_their_offsets() -> None:
+    rows = dict(codec.activity_entry(offset, claim(offset)) for offset in range(25_000))
+    assert len(rows) == codec.ACTIVITY_KEEP
+    told = [orjson.loads(value) for value in rows.values()]
+    assert {row["offset"] for row in told} == set(range(25_000 - codec.ACTIVITY_KEEP, 25_000))
+    assert all(row["offset"] == row["term"] and row["event"] == "claim" for row in told)
+    assert all(row["counted"] for row in told)
+    assert orjson.loads(codec.activity_entry(1, claim(1), counted=False)[1])["counted"] is False

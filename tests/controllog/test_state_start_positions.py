@@ -1,0 +1,123 @@
+"""Where deployments begin, as every reader of the control log finds it, however it was compacted."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from app.controllog.events import (
+    AnyControlEvent,
+    Begun,
+    Moving,
+    RoutePut,
+    WorkloadPut,
+    compaction_key,
+    deletion_of,
+)
+from app.controllog.state import ControlState
+
+KINDS: dict[str, type[WorkloadPut | RoutePut]] = {"g/t": WorkloadPut, "r": RoutePut}
+
+Record = tuple[str, AnyControlEvent | None]  # without an event: a tombstone
+
+
+def fold(records: Iterable[Record]) -> ControlState:
+    state = ControlState()
+    for key, event in records:
+        if event is None:
+            state.dropped(key)
+        else:
+            state.apply(event)
+    return state
+
+
+def compacted(log: list[Record], clean: int) -> list[Record]:
+    """What is left once the first `clean` records were compacted."""
+    last = {key: at for at, (key, _) in enumerate(log[:clean])}
+    return [record for at, record in enumerate(log) if at >= clean or last[record[0]] == at]
+
+
+class Region:
+    """Writes what the API, leaders (deposed ones, too) and moves write, as they write it."""
+
+    def __init__(self) -> None:
+        self.log: list[Record] = []
+        self.state = ControlState()
+
+    def write(self, event: AnyControlEvent) -> None:
+        self.log.append((compaction_key(event), event))
+        self.state.apply(event)
+
+    def put(self, key: str) -> WorkloadPut | RoutePut:
+        made = KINDS[key](at_ms=0, key=key, definition={}, etag=f"etag-{len(self.log)}", actor="me")
+        return self.state.replacing(made, f"deployment-{len(self.log)}")
+
+    def step(self, act: str, key: str, behind: int) -> None:
+        """`behind`: so many records were not read yet by the leader that acts."""
+        stands = self.state.workloads.get(key) or self.state.routes.get(key)
+        match act:
+            case "put":
+                self.write(self.put(key))
+            case "delete" if stands is not None:
+                self.write(deletion_of(stands)(at_ms=0, key=key, actor="me", expected=stands.etag))
+            case "move" if isinstance(stands, WorkloadPut):
+                self.write(Moving(at_ms=0, key=key, move="m", to="west", actor="me"))
+                there = Begun(at_ms=0, key=key, deployment=stands.deployment, ends=[-len(self.log)])
+                put = WorkloadPut(at_ms=0, key=key, definition={}, etag=f"moved-{len(self.log)}", actor="me",
+                                  move="m", begun=there)  # fmt: skip
+                self.write(self.state.replacing(put, "never used"))
+            case "record" | "record half":
+                self.record(key, behind, half=act == "record half")
+            case "sweep":
+                for stale in fold(self.log[: len(self.log) - behind]).stale:
+                    self.log.append((stale, None))
+                    self.state.dropped(stale)
+
+    def record(self, key: str, behind: int, *, half: bool) -> None:
+        """As a leader does that finds it not to be recorded; half of it when it dies."""
+        view = fold(self.log[: len(self.log) - behind])
+        put = view.workloads.get(key) or view.routes.get(key)
+        if put is None or view.begun_of(key):
+            return
+        parts, nonce = (1 if key in self.state.workloads else 2), f"nonce-{len(self.log)}"
+        for part in range(parts - 1 if half else parts):
+            self.write(
+                Begun(at_ms=0, key=key, deployment=put.deployment, nonce=nonce, ends=[len(self.log)],
+                      part=part, parts=parts)
+            )  # fmt: skip
+
+
+ACTS = ["put", "put", "record", "record", "record half", "delete", "move", "sweep"]
+steps = st.tuples(st.sampled_from(ACTS), st.sampled_from(sorted(KINDS)), st.integers(0, 4))
+
+
+@given(st.lists(steps, max_size=30), st.integers(0, 60))
+def test_whatever_was_compacted_a_fresh_reader_knows_where_everything_begins(
+    acts: list[tuple[str, str, int]], clean: int
+) -> None:
+    region = Region()
+    for act, key, behind in acts:
+        region.step(act, key, min(behind, len(region.log)))
+    fresh = fold(compacted(region.log, min(clean, len(region.log))))
+    for key in KINDS:
+        assert fresh.begun_of(key) == region.state.begun_of(key)
+
+
+@given(st.lists(steps, max_size=30))
+def test_where_a_deployment_begins_changes_with_a_move_only(acts: list[tuple[str, str, int]]) -> None:
+    region = Region()
+    known: dict[tuple[str, str], list[Begun]] = {}
+    for act, key, behind in acts:
+        region.step(act, key, min(behind, len(region.log)))
+        for name in KINDS:
+            put = region.state.workloads.get(name) or region.state.routes.get(name)
+            begun = region.state.begun_of(name)
+            if put is None:
+                assert not begun
+            elif act != "move" or key != name:
+                before = known.get((name, put.deployment))
+                assert before is None or begun == before
+            if put is not None and begun:
+                known[name, put.deployment] = begun

@@ -1,0 +1,81 @@
+"""A workload whose payload's type cannot be used is refused before anybody is told to run it."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.audit.api.plans import plan
+from tests.payload.schemas import file_of, set_of
+from tests.web.client import Console
+from tests.web.runtime_fake import definition
+
+PATH = "/api/v1/workloads/billing/orders"
+
+
+def typed(descriptor: Path, message: str) -> dict[str, Any]:
+    return definition(payload={"protobuf": {"descriptor": str(descriptor), "message": message}})
+
+
+@pytest.mark.parametrize(
+    ("file", "message", "field", "words", "remedy"),
+    [
+        ("none.binpb", "acme.Order", "descriptor", "none.binpb: does not exist", "correct the path"),
+        ("words.binpb", "acme.Order", "descriptor", "words.binpb: is not a descriptor set", "protoc"),
+        ("", "acme.Order", "descriptor", "holds no schema", "a registry holds"),
+        ("good.binpb", "acme.Ordre", "message", "no message 'acme.Ordre'", "did you mean acme.Order?"),
+    ],
+)
+def test_a_descriptor_or_message_that_is_none_is_refused_by_its_field(
+    console: Console, tmp_path: Path, file: str, message: str, field: str, words: str, remedy: str
+) -> None:
+    schemas = tmp_path / "schemas"
+    schemas.mkdir()
+    if file:
+        (schemas / "words.binpb").write_bytes(b"\xff\xfe words")
+        (schemas / "good.binpb").write_bytes(set_of(file_of("order.proto", "Order")))
+    for query in ("", "?dry_run=true"):
+        answer = console.ask("PUT", PATH + query, typed(schemas / file, message))
+        assert answer.status == 422, answer.json
+        (problem,) = answer.json["errors"]
+        assert problem["field"] == f"spec.payload.protobuf.{field}"
+        assert problem["line"] == 1
+        assert words in problem["message"]
+        assert remedy in problem["remedy"]
+    assert not console.fed.control.appended
+    if file:
+        good = console.ask("PUT", PATH, typed(schemas / "good.binpb", "acme.Order"))
+        assert good.status == 201, good.json
+
+
+@pytest.mark.parametrize(
+    ("timestamp", "field", "words"),
+    [
+        ({"source": "protobuf", "descriptor": "/dev/ptmx", "message": "a.B"}, "descriptor", "is a device"),
+        ({"source": "protobuf", "descriptor": "{}/fifo", "message": "a.B"}, "descriptor", "is a FIFO"),
+        ({"source": "protobuf", "descriptor": "{}/good.binpb", "message": "a.B"}, "message", "no message"),
+        ({"source": "protobuf", "descriptor": "{}/good.binpb", "message": "acme.Order"}, "field", "no field"),
+        ({"source": "avro", "schema": "/dev/ptmx"}, "schema", "is a device"),
+        ({"source": "avro", "schema": "{}/fifo"}, "schema", "is a FIFO"),
+        ({"source": "avro", "schema": "{}/none.avsc"}, "schema", "No such file"),
+    ],
+)
+def test_an_audit_plan_whose_schema_cannot_be_used_is_refused_by_its_field(
+    console: Console, tmp_path: Path, timestamp: dict[str, str], field: str, words: str
+) -> None:
+    os.mkfifo(tmp_path / "fifo")
+    (tmp_path / "good.binpb").write_bytes(set_of(file_of("order.proto", "Order")))
+    timestamp = {name: value.format(tmp_path) for name, value in timestamp.items()}
+    refused = plan(timestamp={"field": "at", **timestamp})
+    for query in ("", "?dry_run=true"):
+        answer = console.ask("PUT", "/api/v1/audit/plans/all" + query, refused)
+        assert answer.status == 422, answer.json
+        (problem,) = answer.json["errors"]
+        assert problem["field"] == f"spec.timestamp.{field}"
+        assert words in problem["message"]
+        assert problem["remedy"]
+        assert problem["line"] == 1
+    assert not console.fed.control.appended

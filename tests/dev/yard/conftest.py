@@ -1,0 +1,110 @@
+"""Folders for the yard's own tests: a home with Kafka in it, and a mirror of Maven Central on disk."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+
+from app.dev.yard.jars import JarSet
+from app.dev.yard.java import find_java
+from tests.conftest import BOOTSTRAP_VARIABLE
+
+COMMAND_TIMEOUT_S = 120
+POM = """<project><modelVersion>4.0.0</modelVersion>
+<groupId>{}</groupId><artifactId>{}</artifactId><version>{}</version></project>
+"""
+
+
+@pytest.fixture(scope="session")
+def cached() -> JarSet:
+    """Kafka's jars in the user's cache, fetched now if they are not there."""
+    if os.environ.get(BOOTSTRAP_VARIABLE):
+        pytest.skip(f"starts brokers of its own, and {BOOTSTRAP_VARIABLE} asks for the given one")
+    jars = JarSet.load()
+    jars.ensure(find_java())
+    return jars
+
+
+@pytest.fixture
+def copy(cached: JarSet, tmp_path: Path) -> JarSet:
+    """A copy of the cache that a test may damage; its files are links, to be replaced and not written to."""
+    copied = replace(cached, folder=tmp_path / "home" / cached.name)
+    copied.folder.mkdir(parents=True)
+    for jar in cached.jars:
+        (copied.folder / jar.file_name).symlink_to(cached.folder / jar.file_name)
+    return copied
+
+
+@pytest.fixture
+def mirror(cached: JarSet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A Maven repository on disk that Ivy uses instead of the network; jars are links to the cache."""
+    root = tmp_path / "mirror"
+    for jar in cached.jars:
+        group, artifact, version = jar.coordinate.split(":")
+        folder = root / group.replace(".", "/") / artifact / version
+        folder.mkdir(parents=True)
+        (folder / jar.file_name).symlink_to(cached.folder / jar.file_name)
+        (folder / f"{artifact}-{version}.pom").write_text(POM.format(group, artifact, version))
+    settings = tmp_path / "mirror.xml"
+    settings.write_text(
+        '<ivysettings><settings defaultResolver="disk"/>'
+        f'<caches defaultCacheDir="{tmp_path / "ivy"}"/>'
+        f'<resolvers><ibiblio name="disk" m2compatible="true" root="{root.as_uri()}/"/></resolvers>'
+        "</ivysettings>"
+    )
+    monkeypatch.setenv("SWITCHYARD_IVY_SETTINGS", str(settings))
+    return root
+
+
+@dataclass(frozen=True, slots=True)
+class Cli:
+    """`python -m app.dev.yard` with a home of its own."""
+
+    home: Path
+
+    def __call__(self, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-m", "app.dev.yard", *arguments],
+            env={**os.environ, "SWITCHYARD_HOME": str(self.home), **environment},
+            capture_output=True,
+            text=True,
+            timeout=COMMAND_TIMEOUT_S,
+            check=False,
+        )
+
+
+@pytest.fixture
+def empty_cli(tmp_path: Path) -> Cli:
+    """The command line on a machine that has never fetched Kafka."""
+    return Cli(tmp_path / "a new höme")
+
+
+@pytest.fixture
+def cli(cached: JarSet, empty_cli: Cli) -> Iterator[Cli]:
+    """The command line with Kafka in the cache; whatever it started is ended after the test."""
+    empty_cli.home.mkdir()
+    (empty_cli.home / cached.name).symlink_to(cached.folder)
+    yield empty_cli
+    empty_cli("down", "--wipe")
+
+
+@pytest.fixture
+def java_on_path(tmp_path: Path) -> Callable[[str], str]:
+    """Makes a PATH whose only `java` claims a version."""
+
+    def make(version: str) -> str:
+        folder = tmp_path / "bin"
+        folder.mkdir()
+        java = folder / "java"
+        java.write_text(f"#!{shutil.which('sh')}\necho 'openjdk version \"{version}\"' >&2\n")
+        java.chmod(0o755)
+        return str(folder)
+
+    return make

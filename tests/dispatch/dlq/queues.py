@@ -1,0 +1,183 @@
+"""A dead letter queue of real Kafka to work on, and a merge or purge as a process of its own, to be killed.
+
+python -m tests.dispatch.dlq.queues BOOTSTRAP TOPIC OPERATION RATE      merges; a line of JSON a transaction
+                                                               RATE "purge": purges, asks before it goes on
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from collections.abc import Iterable
+from types import SimpleNamespace
+from typing import Any
+
+from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
+from aiokafka.admin import AIOKafkaAdminClient, NewTopic
+
+from app.dispatch.definition import Workload
+from app.dispatch.dlq.merge import Merger
+from app.dispatch.dlq.operation_progress import Merge, Terms
+from app.dispatch.dlq.purge import purge_chosen
+from app.dispatch.dlq.query import Query
+from app.dispatch.dlq.reader import queue_ends
+from app.dispatch.dlq.rules import Span
+from app.dispatch.model import retry_headers as names
+from app.dispatch.model.retry_headers import MERGES
+from app.kafka.client.cluster import ClusterClient, ClusterSpec
+
+GROUP = "billing"
+RATE = 100_000.0
+ENOUGH_S = 150.0
+
+
+def of_topic(topic: str) -> Workload:
+    return Workload.model_validate(
+        {
+            "apiVersion": "switchyard/v1",
+            "kind": "Workload",
+            "metadata": {"group": GROUP, "topic": topic, "cluster": "east"},
+            "spec": {"target": {"address": "127.0.0.1:1"}},
+        }
+    )
+
+
+def headers(number: int = 0, **told: Any) -> list[tuple[str, bytes | None]]:
+    """What Switchyard says of a dead letter, and one header of its producer."""
+    values = {"reason": "not today", "code": "INTERNAL", "attempt": 3, "moved_ms": 1_700_000_000_000} | told
+    found: list[tuple[str, bytes | None]] = [
+        ("own", b"\x00kept"),
+        (names.ORIGIN_TOPIC, b"orders"),
+        (names.ORIGIN_PARTITION, b"0"),
+        (names.ORIGIN_OFFSET, str(number).encode()),
+        (names.ATTEMPT, str(values["attempt"]).encode()),
+        (names.REASON, str(values["reason"]).encode()),
+        (names.CODE, str(values["code"]).encode()),
+        (names.MOVED_AT, str(values["moved_ms"]).encode()),
+    ]
+    if "merges" in told:
+        found.append((MERGES, str(told["merges"]).encode()))
+    return found
+
+
+async def create(bootstrap: str, topic: str, partitions: int, **config: str) -> None:
+    admin = AIOKafkaAdminClient(bootstrap_servers=bootstrap)
+    await admin.start()
+    try:
+        await admin.create_topics([NewTopic(topic, partitions, 1, topic_configs=config)])
+        async with asyncio.timeout(ENOUGH_S):
+            while topic not in await admin.list_topics():  # noqa: ASYNC110 - a broker hears late of it
+                await asyncio.sleep(0.02)
+    finally:
+        await admin.close()
+
+
+class Queue:
+    """The dead letter queue of a workload of `topic`; what needs no `client` works from any loop."""
+
+    def __init__(self, bootstrap: str, topic: str, client: ClusterClient | None = None) -> None:
+        self.bootstrap = bootstrap
+        self.topic = topic
+        self.workload = of_topic(topic)
+        self._client = client
+
+    @property
+    def client(self) -> ClusterClient:
+        assert self._client is not None
+        return self._client
+
+    async def create(self, partitions: int = 1, **config: str) -> None:
+        await create(self.bootstrap, self.workload.dlq_topic(), partitions, **config)
+
+    async def put(self, *values: bytes | None, topic: str | None = None, **record: Any) -> None:
+        """Records that are alike but for their values, one after the other."""
+        async with AIOKafkaProducer(bootstrap_servers=self.bootstrap, max_request_size=8 << 20) as producer:
+            for value in values:
+                await producer.send_and_wait(topic or self.workload.dlq_topic(), value, **record)
+
+    async def fill(self, numbers: Iterable[int], **told: Any) -> None:
+        """Dead letters with the numbers as values and keys, spread over the partitions in turn."""
+        topic = self.workload.dlq_topic()
+        async with AIOKafkaProducer(bootstrap_servers=self.bootstrap, linger_ms=5) as producer:
+            count = len(await producer.partitions_for(topic))
+            for number in numbers:
+                text = str(number).encode()
+                await producer.send(topic, text, text, number % count, headers=headers(number, **told))
+
+    async def ends(self) -> dict[int, Span]:
+        return await queue_ends(self.client, self.workload.dlq_topic())
+
+    def merger(self, operation: str, rate: float = RATE, report: Any = None) -> Merger:
+        return Merger(self.client, self.workload, operation, rate=rate, report=report)
+
+    async def merge(self, operation: str, terms: Terms | None = None) -> Merge:
+        """Merges all there is."""
+        return await self.merger(operation).run(terms or Terms(), await self.ends())
+
+    async def merged(self) -> list[Any]:
+        """Every committed record of the merge topic, as the data plane reads it."""
+        topic = self.workload.merge_topic()
+        consumer = AIOKafkaConsumer(
+            bootstrap_servers=self.bootstrap, isolation_level="read_committed", enable_auto_commit=False
+        )
+        await consumer.start()
+        try:
+            await consumer._client.force_metadata_update()
+            parts = [TopicPartition(topic, p) for p in consumer.partitions_for_topic(topic) or set()]
+            if not parts:
+                return []
+            consumer.assign(parts)
+            await consumer.seek_to_beginning(*parts)
+            ends = await consumer.end_offsets(parts)
+            records: list[Any] = []
+            while any([await consumer.position(part) < ends[part] for part in parts]):
+                for batch in (await consumer.getmany(*parts, timeout_ms=200)).values():
+                    records += batch
+            return records
+        finally:
+            await consumer.stop()
+
+    async def numbers(self) -> list[int]:
+        """What was merged, in order."""
+        return sorted(int(record.value) for record in await self.merged())
+
+
+class Clusters:
+    """The clusters of a runtime fed by hand: "east" is real; its client lives in the server's loop."""
+
+    def __init__(self, bootstrap: str) -> None:
+        self.specs = {"east": ClusterSpec("east", (bootstrap,))}
+        self._started: SimpleNamespace | None = None
+
+    async def get(self, name: str) -> Any:
+        if self._started is None:
+            client = ClusterClient(self.specs[name])
+            await client.start()
+            self._started = SimpleNamespace(client=client)
+        return self._started
+
+
+async def work_as_told(bootstrap: str, topic: str, operation: str, rate: str) -> None:
+    client = ClusterClient(ClusterSpec("east", (bootstrap,)))
+    await client.start()
+    queue = Queue(bootstrap, topic, client)
+
+    def say(state: Merge) -> None:
+        sys.stdout.write(json.dumps(state.to_json()) + "\n")
+        sys.stdout.flush()
+        if rate == "purge":
+            sys.stdin.readline()
+
+    try:
+        if rate == "purge":
+            terms = Terms(Query(code=("INTERNAL",)), purge=True)
+            await purge_chosen(client, queue.workload, operation, terms, await queue.ends(), say)
+        else:
+            await queue.merger(operation, float(rate), say).run(Terms(), await queue.ends())
+    finally:
+        await client.stop()
+
+
+if __name__ == "__main__":
+    asyncio.run(work_as_told(*sys.argv[1:5]))

@@ -1,0 +1,92 @@
+"""Counting, purging and exporting queues of real Kafka."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from app.dispatch.dlq import export
+from app.dispatch.dlq.operation_history import choose
+from app.dispatch.dlq.query import Query
+from app.dispatch.dlq.reader import NoQueue, read_one
+from app.dispatch.dlq.survey import lines, stats
+from tests.dispatch.dlq.queues import Queue, headers
+
+
+async def test_figures_tell_codes_hours_and_ages(queue: Queue) -> None:
+    with pytest.raises(NoQueue):
+        await stats(queue.client, queue.workload, Query(), 30)
+    await queue.create(2)
+    await queue.fill(range(6), moved_ms=3_600_000)
+    await queue.fill(range(3), code="DATA_LOSS", moved_ms=7_200_001, merges=1)
+    told = await stats(queue.client, queue.workload, Query(), 30)
+    assert told["codes"] == {"INTERNAL": 6, "DATA_LOSS": 3}
+    assert told["hours"] == [[3_600_000, 6], [7_200_000, 3]]
+    assert (told["oldest_ms"], told["newest_ms"], told["merged_before"]) == (3_600_000, 7_200_001, 3)
+    assert (told["letters"], told["looked_at"], told["complete"]) == (9, 9, True)
+    assert (await stats(queue.client, queue.workload, Query(partition=(1,)), 30))["letters"] == 4
+
+
+async def test_one_letter_is_read_or_none(queue: Queue) -> None:
+    await queue.create()
+    await queue.fill(range(5))
+    letter = await read_one(queue.client, queue.workload.dlq_topic(), 0, 3)
+    assert letter is not None
+    assert (letter.offset, letter.value, letter.code) == (3, b"3", "INTERNAL")
+    assert await read_one(queue.client, queue.workload.dlq_topic(), 0, 5) is None
+    assert await read_one(queue.client, queue.workload.dlq_topic(), 7, 0) is None
+
+
+async def exported(queue: Queue, query: Query) -> list[bytes]:
+    ends, found = await queue.ends(), b""
+    choice = await choose(queue.client, queue.workload, query, ends)
+    async for piece in lines(queue.client, queue.workload.dlq_topic(), choice, ends):
+        found += piece
+    return found.splitlines(keepends=True)
+
+
+async def test_an_export_holds_every_byte_in_both_formats(queue: Queue, tmp_path: Path) -> None:
+    parquet: Any = pytest.importorskip("pyarrow.parquet")
+    await queue.create()
+    values = [b"plain", b"\xff\x00", None, b"", "€".encode()]
+    await queue.put(*values, key=b"\xfe", headers=headers())
+    await queue.fill(range(3), code="DATA_LOSS")
+    found = await exported(queue, Query(code=("INTERNAL",)))
+    plain, table = tmp_path / "letters.jsonl", tmp_path / "letters.parquet"
+    assert export.write_file(plain, "jsonl", found) == 5
+    assert export.write_file(table, "parquet", found) == 5
+    rows = parquet.read_table(table).to_pylist()
+    assert [row["value"] for row in rows] == values
+    told = [json.loads(line) for line in plain.read_text().splitlines()]
+    assert [row["offset"] for row in told] == [row["offset"] for row in rows] == list(range(5))
+    assert told[1]["value"] == {"base64": "/wA="}
+    assert rows[0]["key"] == b"\xfe"
+    assert {h["name"]: h["value"] for h in rows[0]["headers"]}["own"] == b"\x00kept"
+
+
+def test_an_export_that_breaks_off_leaves_the_file_as_it_was(tmp_path: Path) -> None:
+    path = tmp_path / "letters.jsonl"
+    path.write_text("before\n")
+
+    def breaking() -> Iterator[bytes]:
+        yield b"{}\n"
+        raise ConnectionError("gone")
+
+    with pytest.raises(ConnectionError):
+        export.write_file(path, "jsonl", breaking())
+    assert [entry.name for entry in tmp_path.iterdir()] == ["letters.jsonl"]
+    assert path.read_text() == "before\n"
+
+
+def test_parquet_without_its_package_says_how_to_get_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(export.NoParquet, match="pip install pyarrow"):
+        export.write_file(tmp_path / "x.parquet", "parquet", [])
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,154 @@
+"""What rests here without being given back, and from when on."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from structlog.testing import capture_logs
+
+from app.controllog.events import Paused, RegionPulse, RolePut
+from app.controllog.roles import ACTIVE
+from app.controllog.topics import ControlTopics
+from app.dispatch.definition import Workload
+from app.dispatch.model.throughput_diagnosis import RESTS
+from app.dispatch.push.metadata import RegionRole
+from app.kafka.client.cluster import ClusterSpec
+from app.kernel.job import JobId
+from app.payload.schema_loader import Schemas
+from app.worker.runtime.meter import Meter
+from app.worker.runtime.service import Runtime
+from tests.dispatch.pump.rig import definition, numbers, standing
+from tests.failover.run.region_fakes import failover
+from tests.web.runtime_fake import LAYOUT, put
+from tests.worker.runtime.test_job_manager import Away, Log, assigned, managed
+
+KEY = "billing/orders"
+JOB = f"dispatch:{KEY}:orders:0"
+STILL_S = 60.0
+
+
+def runtime() -> Runtime:
+    """A worker of the east that was not started."""
+    spec = ClusterSpec("east", ("h:1",))
+
+    async def nowhere(_: Any) -> None: ...
+
+    return Runtime(
+        name="w", url=lambda: "http://h:1", topics=ControlTopics("east"), control_spec=spec,
+        clusters={"east": spec}, deliver=nowhere, memory_budget_bytes=1 << 20, grace_s=1.0,
+        meter=Meter(None, None, None), layout=LAYOUT, schemas=Schemas(Path("schemas")),
+    )  # fmt: skip
+
+
+def renew(worker: Runtime) -> None:
+    """A heartbeat came through, and the log was read since."""
+    worker._compose()
+    worker.lease.renewed(time.monotonic())
+    worker.lease.saved(time.monotonic(), 1e9)
+
+
+def pulse(worker: Runtime) -> RegionPulse:
+    """The region goes on, and this worker lives in it."""
+    return RegionPulse(at_ms=1, region="east", leader="v/0", workers=["v/0", worker.presence.name])
+
+
+@pytest.mark.parametrize("contract", ["unary", "stream"])
+async def test_who_lay_still_sends_nothing_by_a_renewed_lease_before_it_knows_that_its_region_goes_on(
+    contract: str,
+) -> None:
+    worker = runtime()
+    role = RolePut(at_ms=1, key=KEY, region="east", epoch=0, state=ACTIVE)
+    async with standing(lambda _: None, mode="active-passive", target={"contract": contract}) as stand:
+        stand.runtime.lease = worker.lease
+        event = put(stand.runtime.workload.to_wire())
+        renew(worker)
+        for told in (failover(), event, role, pulse(worker)):
+            worker.control.view.apply(told)
+        pump = worker.jobs.pumps[JOB] = stand.pump()
+        renew(worker)
+        stand.feed(pump, numbers(3))
+        await stand.idle()
+
+        worker.lease.expires_at_s = time.monotonic() - STILL_S
+        stand.feed(pump, numbers(3))
+        assert pump.in_flight == 0, "its lease has lapsed"
+        renew(worker)
+        stand.runtime.send()
+        assert (pump.in_flight, pump.state) == (0, "paused")
+
+        worker.control.view.apply(pulse(worker))
+        renew(worker)
+        await stand.idle()
+    assert len(stand.seen) == 6
+
+
+async def test_a_region_rests_at_the_moment_in_which_a_worker_reads_that_another_one_acts() -> None:
+    log = Log()
+    async with (
+        standing(lambda _: None, mode="active-passive") as stand,
+        managed(log, Away("east")) as (jobs, _),
+    ):
+        runs: bool | None = True
+
+        def runs_here(_: Workload) -> bool | None:
+            return runs
+
+        jobs._catalog.runs_here = runs_here
+        jobs._catalog.told_role = lambda _: RegionRole("east", False, 1)
+        pump = jobs.pumps[JOB] = stand.pump()
+        log.apply(put(definition("h:1", mode="active-passive").to_wire()), assigned())
+        stand.feed(pump, numbers(3))
+        await stand.idle()
+        runs = False
+        log.apply()
+        assert pump.paused, "nothing else has had its turn in between"
+        assert pump.status().trouble == f"{RESTS}this region does not act for it, see failover status"
+        log.apply(RolePut(at_ms=1, key=KEY, region="east", epoch=1, state=ACTIVE))
+        assert pump.status().trouble == f"{RESTS}region east has just returned, see failover status"
+        log.apply(RolePut(at_ms=1, key=KEY, region="west", epoch=65, state=ACTIVE))
+        west = f"{RESTS}region west has it (epoch 65, active), see failover status"
+        assert pump.status().trouble == west
+        pump.trouble = "commit: east does not answer"
+        log.apply()
+        assert pump.trouble == "commit: east does not answer", "no other trouble is hidden"
+        pump.trouble = ""
+        log.apply()
+        assert pump.trouble == west
+        runs = None
+        log.apply()
+        assert not pump.paused, "that is not known: it stays as it is"
+        assert pump.trouble == ""
+        log.apply(Paused(at_ms=1, key=KEY, partition=0, paused=True, actor="me"))
+        assert (pump.paused, pump.trouble) == (True, ""), "that is an operator's"
+        del jobs.pumps[JOB]
+
+
+async def test_of_what_cannot_be_found_out_a_workload_rests_and_is_told_once_and_heartbeats_go_on() -> None:
+    worker = runtime()
+    async with standing(lambda _: None) as stand:
+        worker.control.view.apply(put(stand.runtime.workload.to_wire()))
+        well, ill = stand.pump(), stand.pump()
+        ill.job = JobId(ill.job.kind, "billing/other", "other", 0)
+        worker.jobs.pumps |= {str(ill.job): ill, JOB: well}
+        known, fails = worker.catalog.workload, True
+
+        def workload(key: str) -> Workload | None:
+            if fails and key == "billing/other":
+                raise ZeroDivisionError
+            return known(key)
+
+        worker.catalog.workload = workload  # type: ignore[method-assign]
+        ill.pause(False)
+        well.pause(True)
+        with capture_logs() as logs:
+            for _ in range(3):
+                worker._compose()
+                assert (ill.paused, well.paused) == (True, False)
+        told = [line["subject"] for line in logs if line.get("incident") == "workload-trouble"]
+        assert told == ["billing/other"]
+        fails = False
+        worker._compose()
+        assert not ill.paused

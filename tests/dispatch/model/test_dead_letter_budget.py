@@ -1,0 +1,157 @@
+"""Dead letters are bought by successes, and a little by time; what is withheld is tried few at a time."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from app.dispatch.model.dead_letter_budget import (
+    BURST,
+    MOST_AT_ONCE,
+    START_LETTERS,
+    TRIAL_MAX_S,
+    TRIAL_MIN_S,
+    Budget,
+    Trials,
+    spelled,
+)
+
+SHARES = st.floats(0, 0.95)
+RATES = st.floats(0, 600)
+BURSTS = st.integers(1, 1_000)
+STEPS = st.lists(
+    st.one_of(
+        st.tuples(st.just("ack"), st.integers(1, 512)),
+        st.tuples(st.just("fail"), st.integers(1, 512)),
+        st.tuples(st.just("wait"), st.integers(0, 3_600)),
+    ),
+    max_size=60,
+)
+
+
+@given(SHARES, RATES, BURSTS, STEPS)
+def test_dead_letters_are_never_more_than_the_start_the_share_and_the_rate_allow(
+    share: float, per_minute: float, burst: int, steps: list[tuple[str, int]]
+) -> None:
+    now_s, acks, letters = 0.0, 0, 0
+    budget = Budget(now_s, share, per_minute, burst)
+    for what, amount in steps:
+        if what == "wait":
+            now_s += amount
+        elif what == "ack":
+            acks += amount
+            budget.earn(now_s, amount)
+        else:
+            at_once = sum(budget.take(now_s) for _ in range(amount))
+            assert at_once <= max(burst, 1)
+            letters += at_once
+        assert budget.available(now_s) <= burst
+        allowed = min(START_LETTERS, burst) + acks * share / (1 - share) + now_s * per_minute / 60
+        assert letters <= allowed + 1e-3
+
+
+@given(st.floats(0.01, 0.95), st.integers(1, 200))
+def test_bad_messages_that_are_no_more_than_the_share_are_all_dead_lettered(
+    share: float, rounds: int
+) -> None:
+    budget = Budget(0.0, share, 0.001, BURST)
+    good = -(-(1 - share) // share)  # for each bad one, rounded up
+    for _ in range(rounds):
+        budget.earn(0.0, int(good))
+        assert budget.take(0.0)
+
+
+@given(RATES.filter(lambda rate: rate > 0.01), st.integers(0, 100))
+def test_time_alone_always_gives_the_next_one_and_never_saves_up_more_than_a_start(
+    per_minute: float, taken: int
+) -> None:
+    budget = Budget(0.0, 0.1, per_minute, BURST)
+    for _ in range(taken):
+        budget.take(0.0)
+    wait_s = budget.wait_s(0.0)
+    assert budget.take(wait_s)
+    assert budget.available(wait_s + 1e9) <= START_LETTERS
+
+
+def test_a_worker_that_begins_has_less_than_one_that_has_earned_it() -> None:
+    fresh, earned = Budget(0.0), Budget(0.0)
+    earned.earn(0.0, 1_000_000)
+    assert (fresh.available(0.0), earned.available(0.0)) == (START_LETTERS, BURST)
+
+
+@given(SHARES, RATES, BURSTS, SHARES, RATES, BURSTS, st.integers(0, 100))
+def test_a_change_gives_nothing_that_was_spent(
+    share: float, rate: float, burst: int, other: float, other_rate: float, other_burst: int, taken: int
+) -> None:
+    budget = Budget(0.0, share, rate, burst)
+    for _ in range(taken):
+        budget.take(0.0)
+    before = budget.available(0.0)
+    budget.change(0.0, other, other_rate, other_burst)
+    assert budget.available(0.0) <= before
+    assert budget.available(0.0) <= other_burst
+
+
+def test_share_one_is_no_limit() -> None:
+    budget = Budget(0.0, 1.0, 0.001, 1)
+    assert all(budget.take(0.0) for _ in range(10_000))
+    assert not budget.is_spent(0.0)
+
+
+@pytest.mark.parametrize(("share", "rate", "burst"), [(-0.1, 1, 1), (1.1, 1, 1), (0.1, -1, 1), (0.1, 1, 0)])
+def test_figures_out_of_bounds_are_refused(share: float, rate: float, burst: int) -> None:
+    with pytest.raises(ValueError, match="must be"):
+        Budget(0.0, share, rate, burst)
+
+
+@given(
+    st.lists(
+        st.tuples(st.floats(0, 20), st.floats(0, 400), st.lists(st.booleans(), max_size=300)), max_size=40
+    )
+)
+def test_trials_are_bounded_one_round_at_a_time_and_always_go_on(
+    rounds: list[tuple[float, float, list[bool]]],
+) -> None:
+    trials, now_s = Trials(), 0.0
+    trials.withheld(now_s)
+    for passed_s, tokens, answers in rounds:
+        now_s += passed_s
+        most = trials.room(now_s, tokens)
+        assert most <= max(MOST_AT_ONCE, 1)
+        sent = answers[:most]
+        for _ in sent:
+            trials.sent()
+        for taken in sent:
+            assert trials.room(now_s, tokens) == 0
+            trials.answered(now_s, taken=taken)
+        assert trials.out == 0
+        assert trials.next_at_s <= now_s + TRIAL_MAX_S
+        assert trials.room(now_s + TRIAL_MAX_S, 0.0) >= 1
+
+
+def test_failed_rounds_are_rarer_and_smaller_and_one_that_is_taken_doubles_the_next() -> None:
+    trials = Trials()
+    trials.withheld(0.0)
+    assert trials.room(0.0, 0.0) == 0
+    assert trials.room(0.0, 3.7) == 3  # what may be dead-lettered goes at once
+    now_s, sizes = TRIAL_MIN_S, []
+    for _ in range(5):
+        sizes.append(most := trials.room(now_s, 0.0))
+        for _ in range(most):
+            trials.sent()
+        for _ in range(most):
+            trials.answered(now_s, taken=True)
+    assert sizes == [1, 2, 4, 8, 16]
+    waits = []
+    for _ in range(6):
+        trials.sent()
+        trials.answered(now_s, taken=False)
+        waits.append(trials.next_at_s - now_s)
+        now_s = trials.next_at_s
+    assert waits == [1, 2, 4, 8, 10, 10]
+
+
+def test_failures_are_spelled_the_most_frequent_first() -> None:
+    assert spelled({"NOT_FOUND": 2, "INTERNAL": 9}) == "INTERNAL 9 times, NOT_FOUND 2 times"
+    assert spelled({str(code): code for code in range(9)}).endswith(" and 4 more")

@@ -1,0 +1,360 @@
+"""A cluster move on two real clusters: what it refuses, maps and copies, and what a killed one leaves.
+
+Owners are heartbeats by hand; that whole workers move is shown in tests/system/test_move.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+from aiokafka import AIOKafkaProducer
+
+from app.controllog.codec import Heartbeat, JobStatus
+from app.controllog.events import ALL, Assignment, Claim, OperatorAct, WorkloadPut
+from app.controllog.log import ControlLog
+from app.dev.yard import Yard
+from app.dispatch.definition import Workload
+from app.dispatch.dlq.merge import Merger
+from app.dispatch.dlq.operation_progress import Terms
+from app.dispatch.dlq.query import Query
+from app.dispatch.dlq.reader import queue_ends
+from app.dispatch.move.mover import Mover
+from app.dispatch.move.planner import Wish
+from app.kafka.client.cluster import ClusterSpec
+from app.kafka.client.topics import TopicSpec, ensure_topics
+from app.kafka.data_clusters import DataClusters
+from app.kafka.fetch.deliveries import ByteBudget
+from app.kernel.clock import now_ms
+from app.kernel.fencing import TakeoverAnswer
+from app.kernel.job import JobId, Kind
+from app.worker.jobs.start_position import Beginning, find_beginning
+from app.worker.members.membership import Members
+from app.worker.runtime.operators import Operators, Refused
+from tests.dispatch.dlq.queues import headers
+from tests.web.runtime_fake import put
+
+EAST, WEST, GROUP, ME = "east-regional", "east-aggregate", "billing", "w1"
+T0 = (
+    now_ms() - 3_600_000
+)  # copies keep their timestamps: retention must not take them while they are looked at
+
+
+class Stage:
+    """A workload in EAST whose owner is at rest, and its topic in WEST."""
+
+    def __init__(self, log: ControlLog, clusters: DataClusters, topic: str) -> None:
+        self.log, self.clusters, self.topic = log, clusters, topic
+        self.key = f"{GROUP}/{topic}"
+        self.members = Members(dead_after_s=1e9)
+        self.committed: dict[tuple[str, int], int] = {}
+        self.state = "paused"
+        self.told: list[str] = []
+
+    @property
+    def retry(self) -> str:
+        return f"{self.topic}__{GROUP}__retry_1"
+
+    @property
+    def dlq(self) -> str:
+        return f"{self.topic}__{GROUP}__dlq"
+
+    def definition(self, **spec: Any) -> dict[str, Any]:
+        spec = {"target": {"address": "h:1"}, "retry": [{"delay": "1h"}], **spec}
+        return {"apiVersion": "switchyard/v1", "kind": "Workload", "spec": spec,
+                "metadata": {"group": GROUP, "topic": self.topic, "cluster": EAST}}  # fmt: skip
+
+    async def deploy(self, **spec: Any) -> None:
+        await self.log.append(put(self.definition(**spec)))
+
+    async def own(self, committed: dict[tuple[str, int], int]) -> None:
+        """One worker has finished everything below."""
+        self.committed = committed
+        jobs = [str(JobId(Kind.DISPATCH, self.key, *at)) for at in committed]
+        if not self.log.view.term:
+            await self.log.append(Claim(at_ms=1, term=1, worker=ME))
+        await self.log.append(
+            *(Assignment(at_ms=1, job=job, worker=ME, epoch=1, term=1, reason="") for job in jobs)
+        )
+        self.beat()
+
+    def beat(self) -> None:
+        jobs = [
+            JobStatus(
+                job=str(JobId(Kind.DISPATCH, self.key, *at)), epoch=1, state=self.state, committed=offset
+            )
+            for at, offset in self.committed.items()
+        ]
+        beat = Heartbeat(worker=ME, at_ms=1, started_ms=1, url="", state="running", term=1, jobs=jobs)
+        self.members.hear(beat, time.monotonic())
+
+    async def beat_for_ever(self) -> None:
+        while True:
+            self.beat()
+            await asyncio.sleep(0.1)
+
+    async def fill(self, cluster: str, topic: str, partition: int, records: list[tuple[str, int]],
+                   heads: Any = None) -> None:  # fmt: skip
+        """(value, timestamp) each."""
+        made = (await self.clusters.get(cluster)).client
+        async with AIOKafkaProducer(**made.spec.aiokafka_options()) as producer:
+            for value, timestamp in records:
+                await producer.send_and_wait(
+                    topic, value.encode() if value else b"", f"k-{value}".encode(), partition,
+                    timestamp_ms=timestamp, headers=heads(value) if heads else None,
+                )  # fmt: skip
+
+    async def make(self, cluster: str, *topics: str, partitions: int = 2) -> None:
+        client = (await self.clusters.get(cluster)).client
+        await ensure_topics(client, [TopicSpec(topic, partitions) for topic in topics])
+
+    async def records(self, cluster: str, topic: str) -> list[Any]:
+        from app.dev.demo.traffic import read_all
+
+        bootstrap = self.clusters.specs[cluster].bootstrap[0]
+        return sorted(await read_all(bootstrap, topic), key=lambda record: (record.partition, record.offset))
+
+    def mover(self, to: str = WEST, margin_ms: int = 0, **rest: Any) -> Mover:
+        return Mover(Wish(self.key, to, margin_ms, **rest), self.log, self.clusters, self.members)
+
+    async def run(self, mover: Mover, name: str = "m1", tell: Any = None) -> dict[str, Any]:
+        beating = asyncio.create_task(self.beat_for_ever())
+        try:
+            return await mover.run(name, "ann", tell or (lambda _: None))
+        finally:
+            beating.cancel()
+
+    @property
+    def cluster(self) -> str:
+        return str(self.log.view.workloads[self.key].definition["metadata"]["cluster"])
+
+    async def begin(self, topic: str, partition: int, answer: TakeoverAnswer | None = None) -> Beginning:
+        """Where whoever takes the job over now begins."""
+        workload = Workload.from_wire(self.log.view.workloads[self.key].definition)
+        job = JobId(Kind.DISPATCH, self.key, topic, partition)
+        answer = answer or TakeoverAnswer(
+            job=str(job), epoch=2, worker=ME, nonce="n", granted=True, known_epoch=2
+        )
+        return await find_beginning(
+            job, workload, await self.clusters.get(workload.metadata.cluster), answer,
+            begun=self.log.view.begun(self.key), anew=None, tell=lambda kind, *_: self.told.append(kind),
+        )  # fmt: skip
+
+
+@pytest.fixture
+async def stage(yard: Yard, topic_name: str) -> AsyncIterator[Stage]:
+    async def nowhere(_: Any) -> None: ...
+
+    specs = {name: ClusterSpec(name, (yard.bootstrap(name),)) for name in (EAST, WEST)}
+    clusters = DataClusters(specs, nowhere, ByteBudget(1 << 20))
+    control = f"{topic_name}-control"
+    await ensure_topics((await clusters.get(EAST)).client, [TopicSpec(control, 1)])
+    log = ControlLog(control, specs[EAST].aiokafka_options())
+    await log.start()
+    yield Stage(log, clusters, topic_name)
+    await log.stop()
+    await clusters.stop()
+
+
+async def traffic(stage: Stage) -> None:
+    """Ten messages a partition, a second apart, in both clusters; WEST lacks the first and has two more. The
+    first is finished up to 6, the second altogether; three wait for retry, two letters are dead."""
+    for cluster in (EAST, WEST):
+        await stage.make(cluster, stage.topic)
+    await stage.make(EAST, stage.retry, stage.dlq)
+    for p in range(2):
+        ten = [(f"{p}-{n}", T0 + 1000 * n) for n in range(10)]
+        await stage.fill(EAST, stage.topic, p, ten)
+        new = [(f"{p}-{n}", T0 + 1000 * n) for n in (10, 11)]
+        await stage.fill(WEST, stage.topic, p, ten[1:] + new)
+    waiting = [(f"r-{n}", T0 + 500 + n) for n in range(5)]
+    await stage.fill(EAST, stage.retry, 1, waiting, lambda value: headers(7, reason=value))
+    await stage.fill(EAST, stage.dlq, 0, [("d-0", T0), ("d-1", T0)], lambda _: headers(3))
+    await stage.deploy()
+    await stage.own({(stage.topic, 0): 6, (stage.topic, 1): 10, (stage.retry, 0): 0, (stage.retry, 1): 2})
+
+
+async def test_a_plan_is_read_first_and_changes_nothing(stage: Stage) -> None:
+    await traffic(stage)
+    seen = await stage.mover(margin_ms=2_000).foresee()
+    assert [(row["position"], row["unfinished"], row["to"], row["again"]) for row in seen["partitions"]] == [
+        (6, 4, 3, 2),  # message 6 is at 5 there; two seconds before it is message 4
+        (10, 0, 6, 3),  # message 9, the last one, and two seconds before
+    ]
+    assert (seen["waiting"], seen["dlq"]["offsets"], seen["complete"]) == ({stage.retry: 3}, 2, True)
+    assert (stage.cluster, stage.log.view.moves) == (EAST, {})
+    assert stage.retry not in await (await stage.clusters.get(WEST)).client.topics()
+
+
+async def test_a_move_begins_behind_nothing_unfinished_and_takes_along_what_waits_as_it_is(
+    stage: Stage,
+) -> None:
+    await traffic(stage)
+    await stage.make(WEST, stage.retry)
+    await stage.fill(WEST, stage.retry, 1, [("old", T0)])
+    west = await stage.clusters.get(WEST)
+    # Of an earlier life there: one far ahead, one far behind.
+    stale = {(stage.topic, 0): 10, (stage.topic, 1): 0, (stage.retry, 1): 0}
+    assert await west.committer.commit(GROUP, stale) == {}
+    told = await stage.run(stage.mover())
+    assert (stage.cluster, told["copied"], told["letters"]) == (WEST, 3, 2)
+    assert told["left_there"] == {stage.retry: 1}
+    assert not stage.log.view.is_paused(stage.key, 0)
+    for topic, partition, at in (
+        (stage.topic, 0, 5),
+        (stage.topic, 1, 8),
+        (stage.retry, 0, 0),
+        (stage.retry, 1, 1),
+    ):
+        for _ in range(2):  # as often as it is tried
+            found = await stage.begin(topic, partition)
+            assert (found.snapshot.base, found.lineage, found.known) == (at, 1, False), (topic, partition)
+        assert (await west.committer.committed(GROUP, [(topic, partition)]))[topic, partition] == at
+    assert stage.told == [], "a move that was asked for is no incident"
+    for topic, start in ((stage.retry, 2), (stage.dlq, 0)):
+        here, there = await stage.records(EAST, topic), await stage.records(WEST, topic)
+        assert [(r.partition, r.key, r.value, r.headers, r.timestamp) for r in here[start:]] == [
+            (r.partition, r.key, r.value, r.headers, r.timestamp) for r in there if r.value != b"old"
+        ]
+    (act,) = [e for e in stage.log.recent if e["event"] == "operator-act"]
+    assert (act["action"], act["subject"], act["actor"]) == ("move", stage.key, "ann")
+    (moved,) = [e for e in stage.log.recent if e["event"] == "workload-put"][1:]
+    assert not moved.get("begun"), "the activity has no offset for every partition"
+
+
+async def test_with_another_number_of_partitions_all_begin_at_the_least_time(stage: Stage) -> None:
+    await traffic(stage)
+    other = (await stage.clusters.get(WEST)).client
+    from aiokafka.admin import AIOKafkaAdminClient, NewPartitions
+
+    admin = AIOKafkaAdminClient(**other.spec.aiokafka_options())
+    await admin.start()
+    await admin.create_partitions({stage.topic: NewPartitions(3)})
+    await admin.close()
+    async with asyncio.timeout(120):
+        while await other.partitions(stage.topic) != 3:  # noqa: ASYNC110 - a broker hears late of it
+            await asyncio.sleep(0.05)
+    await stage.fill(WEST, stage.topic, 2, [("2-5", T0 + 5_000), ("2-7", T0 + 7_000)])
+    told = await stage.run(stage.mover())
+    assert [row["to"] for row in told["partitions"]] == [5, 5, 1]
+    assert (await stage.begin(stage.topic, 2)).snapshot.base == 1
+
+
+async def test_what_cannot_work_is_refused_before_anything_is_paused(stage: Stage) -> None:
+    await stage.make(EAST, stage.topic)
+    await stage.deploy()
+    await stage.own({(stage.topic, 0): 0, (stage.topic, 1): 0})
+    for to, why in (
+        ("mars", "no cluster 'mars'"),
+        (EAST, "already"),
+        (WEST, "does not exist in east-aggregate"),
+    ):
+        with pytest.raises(Refused, match=why):
+            await stage.run(stage.mover(to))
+    stage.clusters.specs["twin"] = ClusterSpec("twin", stage.clusters.specs[EAST].bootstrap)  # type: ignore[index]
+    with pytest.raises(Refused, match="same cluster"):
+        await stage.run(stage.mover("twin"))
+    assert not any(event["event"] == "moving" for event in stage.log.recent)
+
+
+async def test_a_job_that_is_not_at_rest_ends_the_move_and_the_workload_goes_on_where_it_is(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("app.dispatch.move.mover.SETTLE_S", 1.0)
+    await traffic(stage)
+    stage.state = "flowing"
+    with pytest.raises(Refused, match="4 jobs are not at rest"):
+        await stage.run(stage.mover())
+    assert (stage.cluster, stage.log.view.is_paused(stage.key, 0)) == (EAST, False)
+
+
+@pytest.mark.parametrize("step", ["map", "copy", "switch"])
+async def test_a_move_that_is_killed_leaves_the_workload_where_it_was_and_is_asked_for_again(
+    stage: Stage, step: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await traffic(stage)
+
+    class Killed(BaseException):
+        pass
+
+    def die(told: dict[str, Any]) -> None:
+        if told["step"] == step:
+            raise Killed
+
+    async def nothing(*_: Any) -> None: ...
+
+    with monkeypatch.context() as dead:
+        dead.setattr(Mover, "_give_up", nothing)  # who was killed gives nothing up
+        with contextlib.suppress(Killed):
+            await stage.run(stage.mover(), "m1", die)
+    assert (stage.cluster, stage.log.view.is_paused(stage.key, 0)) == (EAST, True)
+    assert (await stage.begin(stage.topic, 0)).lineage == 0
+    told = await stage.run(stage.mover(), "m2")
+    assert (stage.cluster, told["copied"], told["letters"]) == (WEST, 3, 2)
+    first = (await stage.begin(stage.retry, 1)).snapshot.base
+    there = await stage.records(WEST, stage.retry)
+    fresh = [record.value for record in there if record.offset >= first]
+    assert fresh == [b"r-2", b"r-3", b"r-4"], (first, there)
+
+
+async def test_resuming_undoes_a_move_and_what_comes_late_of_it_counts_for_nothing(stage: Stage) -> None:
+    await traffic(stage)
+    operators = Operators(None, stage.log)  # type: ignore[arg-type]
+
+    async def resume() -> None:
+        assert await operators.pause(stage.key, [ALL], False, "bob")
+
+    resumed: list[asyncio.Task[None]] = []
+
+    def interfere(told: dict[str, Any]) -> None:
+        if told["step"] == "copy" and not resumed:
+            resumed.append(asyncio.create_task(resume()))
+
+    mover = stage.mover()
+    commit = mover._commit
+
+    async def after_the_resume(*arguments: Any) -> None:
+        await asyncio.wait(resumed)
+        await commit(*arguments)
+
+    mover._commit = after_the_resume  # type: ignore[method-assign]
+    with pytest.raises(Refused, match="meanwhile"):
+        await stage.run(mover, tell=interfere)
+    assert (stage.cluster, stage.log.view.is_paused(stage.key, 0)) == (EAST, False)
+    (refused,) = stage.log.take_refused()
+    assert isinstance(refused, WorkloadPut), "the leader writes the definition that counts again"
+
+
+async def test_letters_that_were_merged_are_not_copied_and_what_was_merged_is(stage: Stage) -> None:
+    await traffic(stage)
+    east = (await stage.clusters.get(EAST)).client
+    workload = Workload.from_wire(stage.definition())
+    await Merger(east, workload, "once").run(Terms(Query(key="k-d-0")), await queue_ends(east, stage.dlq))
+    told = await stage.run(stage.mover())
+    assert (told["copied"], told["letters"]) == (4, 1)
+    assert [r.value for r in await stage.records(WEST, workload.merge_topic())] == [b"d-0"]
+    assert [r.value for r in await stage.records(WEST, stage.dlq)] == [b"d-1"]
+
+
+async def test_dead_letters_stay_when_they_are_to(stage: Stage) -> None:
+    await traffic(stage)
+    assert (await stage.run(stage.mover(letters=False)))["letters"] == 0
+    assert await stage.records(WEST, stage.dlq) == []
+
+
+async def test_there_and_back_again(stage: Stage) -> None:
+    await traffic(stage)
+    await stage.run(stage.mover(), "m1")
+    stage.committed = {(stage.topic, 0): 11, (stage.topic, 1): 11, (stage.retry, 0): 0, (stage.retry, 1): 3}
+    told = await stage.run(stage.mover(EAST), "m2")
+    assert (stage.cluster, told["copied"], [row["to"] for row in told["partitions"]]) == (EAST, 0, [10, 10])
+    begun = stage.log.view.begun(stage.key)
+    assert begun is not None
+    assert (begun.ends, begun.others[stage.retry].offsets) == ([10, 10], [0, 5])
+    assert [e["action"] for e in stage.log.recent if e["event"] == OperatorAct.__struct_config__.tag] == [
+        "move"
+    ] * 2

@@ -1,0 +1,224 @@
+"""A pump on a stand: batches by hand on one side, a real receiver over gRPC on the other."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
+
+from app.dispatch.definition import Workload
+from app.dispatch.pump.partition import DispatchPump
+from app.dispatch.scheduler.clients import GrpcTargets
+from app.dispatch.scheduler.workload import WorkloadRuntime
+from app.kafka.append.producer import RecordTooLarge
+from app.kafka.client.cluster import ClusterClient, ClusterSpec
+from app.kafka.fetch.deliveries import ByteBudget, Fetched, PartitionFetch
+from app.kafka.fetch.service import FetchService
+from app.kernel.job import JobId, Kind
+from app.kernel.lease import Lease
+from app.kernel.ranges import Snapshot
+from app.payload.interceptors import Chain
+from app.sdk.receiver import Message, Receiver
+from tests.kafka.records.batches import make_batch
+
+GROUP, TOPIC = "billing", "orders"
+ENOUGH_S = 150.0  # ends a test that would hang; nothing is measured with it
+BATCH = 100
+
+Handler = Callable[[Message], Any]
+Row = tuple[bytes | None, bytes | None]
+
+
+def definition(address: str, **spec: Any) -> Workload:
+    """A workload whose receiver is at `address`."""
+    target = {"address": address, **spec.pop("target", {})}
+    return Workload.from_wire(
+        {
+            "apiVersion": "switchyard/v1",
+            "kind": "Workload",
+            "metadata": {"group": GROUP, "topic": TOPIC, "cluster": "east"},
+            "spec": {"target": target, **spec},
+        }
+    )
+
+
+class Copied:
+    """Takes the copies, as a producer would; `refuse` makes it fail."""
+
+    def __init__(self) -> None:
+        self.records: list[tuple[str, bytes | None, bytes | None, dict[str, bytes | None]]] = []
+        self.partitions: list[int | None] = []  # that were asked for, of each of them
+        self.refuse = False
+        self.most_bytes = 1 << 30
+
+    async def send(
+        self, topic: str, key: bytes | None, value: bytes | None, headers: list[tuple[str, bytes | None]],
+        partition: int | None = None,
+    ) -> None:  # fmt: skip
+        """Keeps the record."""
+        await asyncio.sleep(0)
+        if self.refuse:
+            raise OSError("the cluster is away")
+        if len(value or b"") > self.most_bytes:
+            raise RecordTooLarge(f"more than {self.most_bytes} bytes")
+        self.records.append((topic, key, value, dict(headers)))
+        self.partitions.append(partition)
+
+    def values(self, suffix: str) -> list[bytes | None]:
+        """Values of the copies in the topic with this suffix."""
+        return [value for topic, _, value, _ in self.records if topic.endswith(suffix)]
+
+
+class Stand:
+    """A receiver, its `limits`, a runtime, and the pumps of some partitions."""
+
+    def __init__(self, handler: Handler, budget: int = 1 << 30, **limits: Any) -> None:
+        self.seen: list[Message] = []
+        self.copied = Copied()
+        self.budget = ByteBudget(budget)
+        self.lease = Lease(1e9)
+        self.lease.renewed(time.monotonic())
+        self.lease.saved(time.monotonic(), 1e9)
+        self.receiver = Receiver()
+        self.pumps: list[DispatchPump] = []
+        self._others: list[Receiver] = []
+        self._handler, self._limits = handler, limits
+        self._service = FetchService(ClusterClient(ClusterSpec("none", ("h:1",))), self._nowhere, self.budget)
+        self._parts: dict[int, PartitionFetch] = {}
+        self.port = 0
+        self.runtime: WorkloadRuntime
+
+    async def _nowhere(self, _: Any) -> None: ...
+
+    async def start_receiver(self) -> None:
+        """Listens; on the same port as before when there was one."""
+        self.receiver = self._receiver(self.seen, self._handler, self.port)
+        self.port = await self.receiver.start()
+
+    async def another_receiver(self, handler: Handler) -> tuple[str, list[Message], Receiver]:
+        """Its address, what it sees, and itself; ends with the stand."""
+        seen: list[Message] = []
+        receiver = self._receiver(seen, handler, 0)
+        port = await receiver.start()
+        self._others.append(receiver)
+        return f"127.0.0.1:{port}", seen, receiver
+
+    def _receiver(self, seen: list[Message], handler: Handler, port: int) -> Receiver:
+        receiver = Receiver(port=port, **self._limits)
+
+        @receiver.on(topic=TOPIC, group=GROUP)
+        async def handle(message: Message) -> Any:
+            seen.append(message)
+            answer = handler(message)
+            return await answer if asyncio.iscoroutine(answer) else answer
+
+        return receiver
+
+    def run(self, chain: Chain | None = None, **spec: Any) -> None:
+        """Makes the runtime."""
+        workload = definition(f"127.0.0.1:{self.port}", **spec)
+        self.runtime = WorkloadRuntime(workload, GrpcTargets("w1"), self.copied, self.lease, chain)
+
+    def pump(
+        self, partition: int = 0, *, tier: int | None = None, delayed: bool = False, capacity: int = 10_000
+    ) -> DispatchPump:
+        """A pump of the partition, from offset 0; of the topic of delayed messages if `delayed`."""
+        workload = self.runtime.workload
+        topic = TOPIC if tier is None else workload.retry_topics()[tier]
+        if delayed:
+            topic = workload.delayed_topic()
+        job = JobId(Kind.DISPATCH, workload.key, topic, partition)
+        pump = DispatchPump(
+            job, 1, self.runtime, tier=tier, merged=delayed, next_offset=0, snapshot=Snapshot(0),
+            capacity=capacity, group=GROUP, lineage=0,
+        )  # fmt: skip
+        self._parts[id(pump)] = PartitionFetch(self._service, "k", topic, partition, 0)
+        self.pumps.append(pump)
+        return pump
+
+    def keeps(self, pump: DispatchPump, retention_ms: int) -> None:
+        """The pump's topic keeps a message for so long, it is found."""
+        self._parts[id(pump)].retention.ms = retention_ms
+
+    def split(self, pump: DispatchPump, at: int) -> DispatchPump:
+        """The pump's successor from offset `at` on; the pump is its backlog."""
+        main = pump.split(at)
+        self._parts[id(main)] = PartitionFetch(self._service, "k", TOPIC, pump.job.partition, at)
+        self.pumps.append(main)
+        return main
+
+    def feed(
+        self, pump: DispatchPump, rows: Sequence[Row], *, timestamp_ms: int | None = None,
+        headers: Sequence[tuple[str, bytes]] = (), codec: int = 0,
+    ) -> None:  # fmt: skip
+        """The rows, in batches, at the end of what it has been fed; all with these headers."""
+        part = self._parts[id(pump)]
+        now_ms = time.time_ns() // 1_000_000 if timestamp_ms is None else timestamp_ms
+        for at in range(0, len(rows), BATCH):
+            some = rows[at : at + BATCH]
+            data = make_batch(part.next_offset, some, timestamp_ms=now_ms, headers=headers, codec=codec)
+            self.feed_bytes(pump, data, len(some))
+
+    def feed_bytes(self, pump: DispatchPump, data: bytes, count: int) -> None:
+        """The bytes of a batch of so many offsets, at the end of what it has been fed."""
+        part = self._parts[id(pump)]
+        end = part.next_offset + count
+        fetched = Fetched(part, len(data), data, end, [], end)
+        part.unreleased_bytes += len(data)
+        self.budget.used_bytes += len(data)
+        part.next_offset = end
+        pump.accept(fetched)
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        """Waits until it holds."""
+        async with asyncio.timeout(ENOUGH_S):
+            while not condition():  # noqa: ASYNC110 - callbacks change it
+                await asyncio.sleep(0.005)
+
+    async def idle(self) -> None:
+        """Waits until every pump has finished everything."""
+        await self.until(lambda: all(pump.tracker.base == self._fed(pump) for pump in self.pumps))
+
+    def _fed(self, pump: DispatchPump) -> int:
+        return self._parts[id(pump)].next_offset
+
+    def values(self) -> Counter[bytes | None]:
+        """How often each value was delivered."""
+        return Counter(message.value for message in self.seen)
+
+    async def close(self) -> None:
+        """Ends everything."""
+        for pump in self.pumps:
+            pump.close()
+        await self.runtime.close()
+        for receiver in [self.receiver, *self._others]:
+            await receiver.stop(0)
+
+
+@contextlib.asynccontextmanager
+async def standing(
+    handler: Handler,
+    chain: Chain | None = None,
+    limits: Mapping[str, Any] = MappingProxyType({}),
+    **spec: Any,
+) -> AsyncIterator[Stand]:
+    """A stand whose receiver runs `handler` within its `limits`, with a workload of this spec."""
+    stand = Stand(handler, **limits)
+    await stand.start_receiver()
+    stand.run(chain, **spec)
+    try:
+        yield stand
+    finally:
+        await stand.close()
+
+
+def numbers(count: int, start: int = 0, keys: int = 0) -> list[Row]:
+    """Rows whose values are numbers; with `keys` keys in turn."""
+    return [
+        (str(number % keys).encode() if keys else None, str(number).encode())
+        for number in range(start, start + count)
+    ]

@@ -1,0 +1,101 @@
+"""A batch that ends every worker which decodes it goes to the dead letter queue; no other message does."""
+
+from __future__ import annotations
+
+import pytest
+
+from app.dispatch.model.retry_headers import CODE, RAW_BATCH, REASON
+from app.dispatch.pump.partition import DispatchPump
+from app.kafka.fetch import decoder
+from app.kafka.records.decode_risks import MOST_OWNERS
+from app.offsets.model.producer_progress import risks_of
+from tests.dispatch.pump.rig import Stand, numbers, standing
+from tests.kafka.records.batches import CODECS, make_batch
+
+LARGE = make_batch(10, [(None, b"%d" % n + bytes(10_000)) for n in range(10, 15)], codec=CODECS["zstd"])
+
+
+@pytest.fixture(autouse=True)
+def _small(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(decoder, "RISKY_BYTES", 20_000)
+
+
+def fed(stand: Stand, note: bytes = b"") -> DispatchPump:
+    """An owner that inherits the note, and is given the batch between others."""
+    pump = stand.pump()
+    pump.inherit_risks(note)
+    stand.feed(pump, numbers(10))
+    stand.feed_bytes(pump, LARGE, 5)
+    stand.feed(pump, numbers(10, 15))
+    return pump
+
+
+def save(pump: DispatchPump) -> bytes:
+    """As checkpoints do; returns the note that was saved."""
+    version, note = pump.version, pump.note
+    pump.snapshot_version = version
+    return note
+
+
+async def test_a_batch_that_becomes_large_is_decoded_once_its_note_is_saved_and_then_forgotten() -> None:
+    async with standing(lambda _: None) as stand:
+        pump = fed(stand)
+        await stand.until(lambda: pump.tracker.base == 10)
+        assert risks_of(pump.note) == ((10, 1),)
+        assert pump.version != pump.snapshot_version, "there is something to save"
+
+        save(pump)
+        await stand.idle()
+
+        assert pump.delivered == 25
+        assert risks_of(pump.note) == ()
+        assert pump.version != pump.snapshot_version
+        assert not stand.copied.records
+
+
+async def test_the_third_owner_of_a_batch_at_which_two_ended_dead_letters_it_undecoded() -> None:
+    note = b""
+    for _ in range(MOST_OWNERS):
+        async with standing(lambda _: None) as stand:
+            pump = fed(stand, note)
+            await stand.until(lambda pump=pump: pump.tracker.base == 10)  # type: ignore[misc]
+            note = pump.note  # and it was killed
+    async with standing(lambda _: None) as stand:
+        pump = fed(stand, note)
+        await stand.idle()
+
+        ((_, _, value, headers),) = stand.copied.records
+        assert (value, headers[CODE], headers[RAW_BATCH]) == (LARGE, b"UNDECODABLE", b"10-15")
+        assert b"2 workers ended while they decoded this batch" in (headers[REASON] or b"")
+        assert (pump.delivered, pump.dead_lettered) == (20, 1)
+        assert risks_of(pump.note) == ()
+
+
+async def test_owners_that_are_killed_behind_the_batch_or_let_go_before_it_condemn_nothing() -> None:
+    note = b""
+    for number in range(6):
+        async with standing(lambda _: None) as stand:
+            pump = fed(stand, note)
+            await stand.until(lambda pump=pump: pump.tracker.base == 10)  # type: ignore[misc]
+            if number % 2:
+                pump.stop_intake()
+            else:
+                save(pump)
+                await stand.idle()
+            note = pump.note
+            assert risks_of(note) == ()
+            assert not stand.copied.records
+
+
+async def test_a_backlog_decodes_its_batch_once_the_whole_jobs_note_is_saved() -> None:
+    async with standing(lambda _: None) as stand:
+        backlog = stand.pump()
+        main = stand.split(backlog, 20)
+        stand.feed(backlog, numbers(10))
+        stand.feed_bytes(backlog, LARGE, 5)
+        stand.feed(backlog, numbers(5, 15))
+        await stand.until(lambda: backlog.tracker.base == 10)
+        assert risks_of(main.note) == ((10, 1),)
+        save(main)
+        await stand.until(lambda: backlog.tracker.base == 20)
+        assert not stand.copied.records

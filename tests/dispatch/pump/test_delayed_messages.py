@@ -1,0 +1,196 @@
+"""What waits for its time is looked at once, bounded in bytes, and leaves before its topic drops it."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from app.dispatch.model.delayed_delivery import level_of, not_before_ms
+from app.dispatch.model.outcome import Action, Decision
+from tests.dispatch.pump.rig import Stand, numbers, standing
+from tests.dispatch.pump.test_far_future import DAY_MS, HOUR_MS, not_before, now_ms
+
+MIB = 1024 * 1024
+
+
+async def test_many_bytes_that_are_due_within_seconds_are_looked_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    looks = 0
+
+    def look(*args: Any) -> tuple[int | None, str]:
+        nonlocal looks
+        looks += 1
+        return not_before_ms(*args)
+
+    monkeypatch.setattr("app.dispatch.pump.ready_queue.not_before_ms", look)
+    async with standing(lambda _: None, target={"contract": "unary"}) as stand:
+        pump = stand.pump()
+        for _ in range(4):
+            stand.feed(pump, [(None, bytes(500_000))] * 10, headers=not_before(now_ms() + 8_000))
+        stand.feed(pump, numbers(200))
+        await stand.until(lambda: pump.delivered >= 200)
+        assert len(pump._line.ahead) == 40
+        await stand.idle()
+
+        assert looks == 40
+        assert not stand.copied.records
+
+
+async def test_what_no_topic_takes_keeps_nothing_else_from_making_way() -> None:
+    async with standing(lambda _: None) as stand:
+        stand.copied.most_bytes = 1_000
+        pump = stand.pump(capacity=100)
+        headers = not_before(now_ms() + HOUR_MS)
+        stand.feed(pump, [(None, bytes(2_000))] * 5, headers=headers)
+        stand.feed(pump, numbers(300, 5), headers=headers)
+        stand.feed(pump, numbers(400, 305))
+        await stand.until(lambda: pump.delivered == 400)
+
+        assert len(stand.seen) == 400
+        assert pump.trouble == ""
+        assert pump.tracker.base == 0
+        assert pump.tracker.unfinished <= 100
+        assert len(stand.copied.records) >= 205
+
+
+async def test_a_delayed_topic_that_takes_no_copies_stops_nothing_else_and_is_tried_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("app.dispatch.pump.delayed_messages.COPY_AGAIN_MS", 2_000)
+    async with standing(lambda _: None) as stand:
+        stand.copied.refuse = True
+        pump = stand.pump(capacity=100)
+        stand.feed(pump, numbers(2), headers=not_before(now_ms() + 2 * HOUR_MS))
+        stand.feed(pump, numbers(400, 2))
+        await stand.until(lambda: pump.delivered == 400)
+
+        assert pump.tracker.base == 0
+        assert pump.conclude(0, Decision(Action.ACK, None, 0.0, ""))
+        stand.copied.refuse = False
+        stand.feed(pump, numbers(90, 402), headers=not_before(now_ms() + 2 * HOUR_MS))
+        await stand.until(lambda: pump.tracker.base == 492)
+        assert len(stand.copied.records) == 91
+
+
+async def test_a_fault_of_ours_while_copying_is_told_and_the_message_stays_unfinished_and_others_go(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    real, faulty = level_of, True
+
+    def level(*args: Any) -> int | None:
+        if faulty:
+            raise ZeroDivisionError("ours")
+        return real(*args)
+
+    monkeypatch.setattr("app.dispatch.pump.retry_publisher.level_of", level)
+    async with standing(lambda _: None) as stand:
+        pump = stand.pump(capacity=20)
+        stand.feed(pump, numbers(1), headers=not_before(now_ms() + DAY_MS + 60_000))
+        await stand.until(lambda: "a fault of Switchyard's own" in pump.trouble)
+        assert pump.tracker.base == 0
+        faulty = False
+        stand.feed(pump, numbers(1, 1), headers=not_before(now_ms() + DAY_MS + 60_000))
+        stand.feed(pump, numbers(50, 2))
+        await stand.until(lambda: len(stand.seen) == 50)
+
+        assert stand.copied.values("delayed") == [b"1"]
+        assert pump.conclude(0, Decision(Action.ACK, None, 0.0, "an operator skips it"))
+        await stand.idle()
+
+
+async def test_with_an_order_the_bytes_of_what_waits_are_bounded_and_it_is_told() -> None:
+    async with standing(lambda _: None, ordering="key") as stand:
+        pump = stand.pump()
+        headers = not_before(now_ms() + HOUR_MS)
+        for _ in range(15):
+            stand.feed(pump, [(b"k%d" % (at % 3), bytes(500_000)) for at in range(10)], headers=headers)
+        stand.feed(pump, numbers(10))
+        await stand.until(lambda: "fills memory" in pump.trouble)
+        await asyncio.sleep(0.1)
+        assert pump._intake.held_bytes < 40_000_000
+        assert not stand.seen
+
+        for number in range(150):
+            await stand.until(
+                lambda at=number: pump.conclude(at, Decision(Action.ACK, None, 0, ""))  # type: ignore[misc]
+            )
+        await stand.idle()
+        assert len(stand.seen) == 10
+        assert (pump.trouble, pump._intake.held_bytes) == ("", 0)
+
+
+async def test_what_waits_on_all_partitions_is_bounded_together_and_none_is_stopped_by_others() -> None:
+    stand = Stand(lambda _: None, budget=4 * MIB)
+    await stand.start_receiver()
+    stand.run(ordering="key")
+    pumps, other = [stand.pump(partition) for partition in range(3)], stand.pump(3)
+    headers = not_before(now_ms() + HOUR_MS)
+    for pump in pumps:
+        for _ in range(15):
+            stand.feed(pump, [(b"k", bytes(10_000))] * 10, headers=headers)
+    await stand.until(lambda: all(pump._intake.is_held_up for pump in pumps))
+    assert stand.budget.held_bytes == sum(pump._intake.held_bytes for pump in pumps)
+    assert stand.budget.held_bytes < 4 * MIB  # half of it, and what is decoded at once
+    assert sum(pump.tracker.end for pump in pumps) < 450
+    stand.feed(other, numbers(1_000, keys=3))
+    await stand.until(lambda: other.delivered == 1_000)
+
+    for number in range(150):
+        for pump in pumps[:2]:
+            await stand.until(
+                lambda pump=pump, at=number: pump.conclude(at, Decision(Action.ACK, None, 0, ""))  # type: ignore[misc]
+            )
+    await stand.until(lambda: pumps[2].tracker.end == 150)
+    await stand.close()
+    assert (stand.budget.held_bytes, stand.budget.used_bytes) == (0, 0)
+
+
+async def test_a_backlogs_successor_has_the_capacity_that_is_defined_however_wide_the_backlogs_is() -> None:
+    async with standing(lambda _: None) as stand:
+        stand.copied.most_bytes = 1
+        pump = stand.pump(capacity=100)
+        stand.feed(pump, [(None, b"large")], headers=not_before(now_ms() + HOUR_MS))
+        stand.feed(pump, numbers(400, 1))
+        await stand.until(lambda: len(stand.seen) == 400)
+
+        assert pump.tracker.capacity > 100
+        assert stand.split(pump, 401).tracker.capacity == 100
+
+
+# -- what the topic keeps ------------------------------------------------------------------------------
+
+
+async def test_a_message_waits_in_its_topic_no_longer_than_half_of_the_time_that_it_is_kept_there() -> None:
+    async with standing(lambda _: None) as stand:
+        pump = stand.pump()
+        stand.feed(pump, numbers(1), headers=not_before(now_ms() + 40 * 60_000))
+        stand.feed(pump, numbers(1, 1), headers=not_before(now_ms() + 20 * 60_000))
+        old_ms = now_ms() - 20 * 60_000
+        stand.feed(pump, numbers(1, 2), headers=not_before(now_ms() + 20 * 60_000), timestamp_ms=old_ms)
+        assert len(pump._line.ahead) == 3
+        stand.keeps(pump, HOUR_MS)  # as is found a moment later
+        await stand.until(lambda: len(stand.copied.records) == 2)
+        assert sorted(value or b"" for value in stand.copied.values("delayed")) == [b"0", b"2"]
+
+        stand.feed(pump, numbers(1, 3), headers=not_before(now_ms() + 31 * 60_000))
+        await stand.until(lambda: b"3" in stand.copied.values("delayed"))
+        assert pump.status().postponed == 1
+
+
+async def test_what_cannot_leave_and_may_be_lost_meanwhile_is_told() -> None:
+    async with standing(lambda _: None, ordering="key") as stand:
+        pump = stand.pump()
+        stand.keeps(pump, HOUR_MS)
+        stand.feed(pump, numbers(1), headers=not_before(now_ms() + 2 * HOUR_MS))
+        await stand.until(lambda: "raise the topic's retention.ms" in pump.status().trouble)
+        stand.keeps(pump, 3 * HOUR_MS)
+        assert pump.status().trouble == ""
+
+    async with standing(lambda _: None, delay="2h") as stand:
+        pump = stand.pump()
+        stand.keeps(pump, HOUR_MS)
+        stand.feed(pump, numbers(1))
+        assert "raise its retention.ms above the delay" in pump.status().trouble

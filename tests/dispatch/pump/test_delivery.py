@@ -1,0 +1,109 @@
+"""What a definition says of headers, traces and frames is what a receiver sees, over both contracts."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from app.dispatch.jobs.interceptor_chain import make_chain
+from app.payload.schema_loader import Schemas
+from app.sdk.receiver import Message, Retry
+from tests.dispatch.pump.rig import definition, standing
+from tests.payload.schemas import file_of, framed, set_of
+
+CONTRACTS = ["unary", "stream"]
+HEADERS = [("X-Zone", b"east"), ("secret", b"s"), ("x-internal", b"i"), ("no name for gRPC", b"n")]
+
+
+@pytest.mark.parametrize("contract", CONTRACTS)
+async def test_a_receiver_gets_the_headers_that_the_definition_lets_through(contract: str) -> None:
+    headers = {"allow": ["x-*"], "deny": ["X-Internal"]}
+    async with standing(lambda _: None, target={"contract": contract}, headers=headers) as stand:
+        stand.feed(stand.pump(), [(b"k", b"1")], headers=HEADERS)
+        await stand.idle()
+
+    assert [message.headers for message in stand.seen] == [[("x-zone", b"east")]]
+    assert stand.copied.records == []  # one that gRPC cannot carry, and that is not sent, harms nobody
+
+
+@pytest.mark.parametrize("contract", CONTRACTS)
+async def test_copies_keep_the_headers_that_the_receiver_does_not_get(contract: str) -> None:
+    def handle(_: Message) -> Any:
+        return Retry()
+
+    spec = {"headers": {"allow": []}, "retry": [{"delay": "1m", "attempts": 1}]}
+    async with standing(handle, target={"contract": contract}, **spec) as stand:
+        stand.feed(stand.pump(), [(b"k", b"1")], headers=HEADERS)
+        await stand.idle()
+
+    assert stand.seen[0].headers == []
+    ((*_, kept),) = stand.copied.records
+    assert dict(HEADERS).items() <= kept.items()
+
+
+@pytest.mark.parametrize("contract", CONTRACTS)
+async def test_a_message_has_one_trace_over_all_attempts_and_retry_tiers(contract: str) -> None:
+    def handle(message: Message) -> Any:
+        if message.attempt < 3:
+            raise RuntimeError("again")
+        return Retry() if not message.retry_count else None
+
+    spec = {"retry": [{"delay": "0s", "attempts": 1}]}
+    async with standing(handle, target={"contract": contract}, **spec) as stand:
+        stand.feed(stand.pump(), [(b"k", b"1")])
+        await stand.idle()
+        ((_, key, value, headers),) = stand.copied.records
+        kept = [(name, content or b"") for name, content in headers.items()]
+        stand.feed(stand.pump(tier=0), [(key, value)], headers=kept)
+        await stand.idle()
+
+    assert [message.attempt for message in stand.seen] == [1, 2, 3, 4]
+    assert len({message.traceparent for message in stand.seen}) == 1
+    assert len(stand.seen[0].traceparent) == 55
+
+
+@pytest.mark.parametrize("contract", CONTRACTS)
+async def test_a_time_in_seconds_delays_and_one_that_is_not_heeded_does_not(contract: str) -> None:
+    in_an_hour = str(int(time.time()) + 3_600).encode()
+    for heeded in ("header", "ignore"):
+        async with standing(lambda _: None, target={"contract": contract}, notBefore=heeded) as stand:
+            pump = stand.pump()
+            stand.feed(pump, [(None, b"later")], headers=[("not-before", in_an_hour)])
+            stand.feed(pump, [(None, b"now")])
+            await stand.until(lambda: b"now" in stand.values())
+            if heeded == "ignore":
+                await stand.idle()
+            assert (b"later" in stand.values()) is (heeded == "ignore")
+
+
+@pytest.mark.parametrize("contract", CONTRACTS)
+@pytest.mark.parametrize("invalid", ["dlq", "deliver"])
+@pytest.mark.parametrize("deliver", ["bytes", "record"])
+async def test_a_receiver_gets_the_message_without_its_frame_unless_it_asks_for_the_record(
+    deliver: str, invalid: str, contract: str, tmp_path: Path
+) -> None:
+    (tmp_path / "8.binpb").write_bytes(set_of(file_of("p.proto", "Parcel")))
+    body = b"\x0a\x01w"
+    record = framed(8, [0], body)
+    spec = {
+        "payload": {
+            "protobuf": {
+                "descriptor": tmp_path.name, "message": "acme.Parcel", "framing": "confluent",
+                "deliver": deliver, "invalid": invalid,
+            }
+        },
+        "target": {"contract": contract},
+    }  # fmt: skip
+    chain = await make_chain(definition("127.0.0.1:1", **spec), [], Schemas(tmp_path.parent))
+    async with standing(lambda _: None, chain, **spec) as stand:
+        stand.feed(stand.pump(), [(None, record), (None, None), (None, b"no frame")])
+        await asyncio.wait_for(stand.idle(), 60)
+
+    unframed = deliver == "bytes"
+    wanted = {body if unframed else record, b""} | ({b"no frame"} if invalid == "deliver" else set())
+    assert {message.value for message in stand.seen} == wanted
+    assert stand.copied.values("dlq") == ([b"no frame"] if invalid == "dlq" else [])

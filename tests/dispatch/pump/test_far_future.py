@@ -1,0 +1,386 @@
+"""What is due far ahead, or says that it was written far ahead, holds up nothing and never comes early."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from contextlib import AsyncExitStack
+from typing import Any
+
+import pytest
+
+from app.dispatch.model.delayed_delivery import LEVELS_MS
+from app.dispatch.model.outcome import Action, Decision
+from app.dispatch.model.retry_headers import (
+    ATTEMPT,
+    ORIGIN_OFFSET,
+    ORIGIN_PARTITION,
+    ORIGIN_TIMESTAMP,
+    ORIGIN_TOPIC,
+    POSTPONED_TO,
+    REASON,
+    RETRY_COUNT,
+    TIER,
+    TIER_ATTEMPT,
+)
+from app.dispatch.pump.partition import DispatchPump
+from app.dispatch.scheduler.clients import GrpcTargets
+from app.dispatch.scheduler.workload import WorkloadRuntime
+from app.dispatch.topics.settings import create_delayed
+from app.kafka.append.producer import Producer
+from app.kafka.client.cluster import ClusterClient, ClusterSpec
+from app.kafka.client.topics import TopicSpec, ensure_topics
+from app.kafka.fetch.deliveries import ByteBudget, Fetched
+from app.kafka.fetch.service import FetchService
+from app.kernel.job import JobId, Kind
+from app.sdk.receiver import Message, Receiver, Retry
+from tests.dispatch.pump.rig import TOPIC, Stand, definition, numbers, standing
+
+CONTRACTS = ["unary", "stream"]
+HOUR_MS = 3_600_000
+DAY_MS = 24 * HOUR_MS
+DELAYED = "orders__billing__delayed"
+
+
+def now_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
+def not_before(at_ms: int) -> list[tuple[str, bytes]]:
+    return [("not-before", str(at_ms).encode())]
+
+
+def plain(stand: Stand) -> list[int]:
+    return sorted(int(message.value) for message in stand.seen)
+
+
+# -- it makes way --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("ahead_ms", [8 * HOUR_MS, DAY_MS + 1_000])
+@pytest.mark.parametrize("contract", CONTRACTS)
+async def test_a_message_that_is_due_far_ahead_stops_no_partition(contract: str, ahead_ms: int) -> None:
+    async with standing(lambda _: None, target={"contract": contract}) as stand:
+        pump = stand.pump(capacity=100)
+        began_ms = now_ms()
+        due_ms = began_ms + ahead_ms
+        stand.feed(pump, numbers(1), headers=[("h", b"x"), *not_before(due_ms)], timestamp_ms=began_ms)
+        stand.feed(pump, numbers(400, 1))
+        await stand.idle()
+
+        assert plain(stand) == list(range(1, 401))
+        ((topic, _, value, headers),) = stand.copied.records
+        assert (topic, value) == (DELAYED, b"0")
+        assert stand.copied.partitions == [4 if ahead_ms < DAY_MS else 5]  # 6 h, 24 h
+        told = {ORIGIN_TOPIC: b"orders", ORIGIN_OFFSET: b"0", ATTEMPT: b"0", RETRY_COUNT: b"0"}
+        told[ORIGIN_PARTITION] = b"0"
+        told |= {ORIGIN_TIMESTAMP: str(began_ms).encode(), POSTPONED_TO: str(due_ms).encode()}
+        assert headers == {"h": b"x", "not-before": str(due_ms).encode(), **told}
+
+
+async def test_thousands_that_are_due_far_ahead_stop_no_partition_and_take_no_memory() -> None:
+    async with standing(lambda _: None) as stand:
+        pump = stand.pump(capacity=100)
+        stand.feed(pump, numbers(3_000), headers=not_before(now_ms() + 2 * HOUR_MS))
+        stand.feed(pump, numbers(10, 3_000))
+        await stand.until(lambda: pump.delivered == 10)
+
+        assert plain(stand) == list(range(3_000, 3_010))
+        assert len(stand.copied.records) >= 2_910
+        assert pump.tracker.unfinished < 100
+
+
+async def test_what_is_due_within_seconds_waits_where_it_is_and_comes_when_it_is_due() -> None:
+    came: list[int] = []
+
+    async with standing(lambda _: came.append(now_ms())) as stand:
+        pump = stand.pump(capacity=20)
+        due_ms = now_ms() + 700
+        stand.feed(pump, numbers(100), headers=not_before(due_ms))
+        await stand.idle()
+
+        assert min(came) >= due_ms
+        assert len(came) == 100
+        assert not stand.copied.records
+
+
+async def test_large_messages_that_wait_for_their_time_leave_before_the_tracker_is_full() -> None:
+    async with standing(lambda _: None) as stand:
+        pump = stand.pump()
+        for _ in range(10):
+            stand.feed(pump, [(None, bytes(500_000))] * 10, headers=not_before(now_ms() + HOUR_MS))
+        await stand.until(lambda: len(stand.copied.records) >= 40)
+
+
+async def test_where_keys_are_in_order_it_keeps_its_place_and_other_keys_flow_and_it_is_told() -> None:
+    async with standing(lambda _: None, ordering="key") as stand:
+        pump = stand.pump(capacity=100)
+        stand.feed(pump, numbers(1, keys=2), headers=not_before(now_ms() + 2 * DAY_MS))
+        stand.feed(pump, numbers(300, 1, keys=2))
+        await stand.until(lambda: pump.trouble != "" and pump.tracker.room <= 10 and not pump.in_flight)
+
+        assert "the message at 0 is not to come before" in pump.trouble
+        assert "order" in pump.trouble
+        assert 90 <= pump.tracker.unfinished <= 100
+        assert plain(stand) == list(range(1, 2 * len(stand.seen), 2))
+        assert not stand.copied.records
+
+
+async def test_for_a_key_that_waits_for_its_time_the_other_keys_do_not_stop() -> None:
+    came: list[int] = []
+
+    async with standing(lambda message: came.append(int(message.value)), ordering="key") as stand:
+        pump = stand.pump(capacity=100)
+        stand.feed(pump, numbers(1, keys=50), headers=not_before(now_ms() + HOUR_MS))
+        stand.feed(pump, numbers(1_500, 1, keys=50))
+        await stand.until(lambda: len(came) == 1_470 and pump.tracker.unfinished == 31)
+        assert pump.trouble == ""
+        assert all(number % 50 for number in came)
+
+        assert pump.conclude(0, Decision(Action.ACK, None, 0.0, "an operator skips it"))
+        await stand.idle()
+        assert came[1_470:] == list(range(50, 1_501, 50))
+        assert pump.tracker.capacity == 100
+        assert not stand.copied.records
+
+
+async def test_a_paused_partition_moves_nothing_and_what_is_in_its_way_goes_once_it_flows() -> None:
+    async with standing(lambda _: None) as stand:
+        pump = stand.pump(capacity=20)
+        stand.feed(pump, numbers(15), headers=not_before(now_ms() + HOUR_MS))
+        pump.pause(True)
+        stand.feed(pump, numbers(50, 15))
+        await asyncio.sleep(0.1)
+        assert not stand.copied.records
+        pump.pause(False)
+        await stand.until(lambda: len(stand.seen) == 50)
+
+
+async def test_while_the_cluster_takes_no_copies_it_is_told_and_nothing_is_lost() -> None:
+    async with standing(lambda _: None) as stand:
+        stand.copied.refuse = True
+        pump = stand.pump(capacity=20)
+        stand.feed(pump, numbers(1), headers=not_before(now_ms() + HOUR_MS))
+        stand.feed(pump, numbers(50, 1))
+        await stand.until(lambda: "no copy in " + DELAYED in pump.trouble)
+        assert pump.tracker.base == 0
+        stand.copied.refuse = False
+        await stand.idle()
+
+        assert plain(stand) == list(range(1, 51))
+        assert stand.copied.values("delayed") == [b"0"]
+        assert pump.trouble == ""
+
+
+# -- and comes back ------------------------------------------------------------------------------------
+
+
+def delayed_headers(due_ms: int, offset: int = 7, **more: object) -> list[tuple[str, bytes]]:
+    told: dict[str, object] = {
+        ORIGIN_TOPIC: TOPIC, ORIGIN_PARTITION: 3, ORIGIN_OFFSET: offset, ORIGIN_TIMESTAMP: 1_000,
+        ATTEMPT: 0, RETRY_COUNT: 0, POSTPONED_TO: due_ms, **more,
+    }  # fmt: skip
+    return [(name, str(value).encode()) for name, value in told.items()]
+
+
+async def test_it_comes_from_its_level_when_it_is_due_as_if_it_had_never_been_away() -> None:
+    came: list[int] = []
+
+    async with standing(lambda _: came.append(now_ms())) as stand:
+        pump = stand.pump(0, delayed=True)
+        level_ends_ms = now_ms() + 300
+        due_ms = now_ms() + 600
+        stand.feed(
+            pump, numbers(1), headers=delayed_headers(due_ms), timestamp_ms=level_ends_ms - LEVELS_MS[0]
+        )
+        soon = delayed_headers(now_ms() - 5)
+        stand.feed(pump, numbers(1, 1), headers=soon, timestamp_ms=level_ends_ms - LEVELS_MS[0])
+        await stand.idle()
+
+        assert plain(stand) == [0, 1]
+        assert min(came) >= level_ends_ms
+        assert max(came) >= due_ms
+        assert {(m.topic, m.partition, m.offset, m.attempt) for m in stand.seen} == {("orders", 3, 7, 1)}
+
+
+async def test_a_full_level_hands_what_is_not_due_soon_on_to_the_next_it_is_in_time_for() -> None:
+    async with standing(lambda _: None) as stand:
+        pump = stand.pump(4, delayed=True, capacity=20)
+        long_ago_ms = now_ms() - LEVELS_MS[4]
+        headers = delayed_headers(now_ms() + 90 * 60_000)
+        stand.feed(pump, numbers(100), headers=headers, timestamp_ms=long_ago_ms)
+        stand.feed(pump, numbers(5, 100), headers=delayed_headers(now_ms()), timestamp_ms=long_ago_ms)
+        await stand.until(lambda: len(stand.seen) == 5)
+
+        assert set(stand.copied.partitions) == {3}
+        assert {topic for topic, *_ in stand.copied.records} == {DELAYED}
+        assert dict(stand.copied.records[0][3]) == dict(headers)
+
+
+async def test_what_came_from_a_retry_tier_goes_on_as_from_there() -> None:
+    tiers = [{"delay": "1m", "attempts": 2}, {"delay": "10m", "attempts": 3}]
+    async with standing(lambda _: Retry(), retry=tiers) as stand:
+        tier = stand.pump(0, tier=1, capacity=10)
+        told: dict[str, object] = {TIER: 1, TIER_ATTEMPT: 1, RETRY_COUNT: 3, ATTEMPT: 4, REASON: "it failed"}
+        headers = delayed_headers(now_ms() + HOUR_MS, **told)
+        stand.feed(tier, numbers(10), headers=headers, timestamp_ms=now_ms() - HOUR_MS)
+        await stand.until(lambda: bool(stand.copied.records))
+        kept = stand.copied.records[0][3]
+        assert dict(headers) == kept
+
+        stand.copied.records.clear()
+        pump = stand.pump(0, delayed=True)
+        back = [(name, value) for name, value in kept.items() if value is not None and name != POSTPONED_TO]
+        stand.feed(pump, numbers(1, 50), headers=back, timestamp_ms=now_ms() - HOUR_MS)
+        await stand.until(lambda: b"50" in stand.copied.values("retry_2"))
+        again = next(headers for *_, value, headers in stand.copied.records if value == b"50")
+        assert (again[TIER_ATTEMPT], again[ATTEMPT], again[RETRY_COUNT]) == (b"2", b"5", b"4")
+
+
+# -- timestamps ahead ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("contract", CONTRACTS)
+async def test_a_timestamp_far_ahead_delays_no_longer_than_the_workload_says(contract: str) -> None:
+    early: list[int] = []
+    fed_ms = 0
+
+    def handle(message: Message) -> None:
+        if now_ms() < fed_ms + 300:
+            early.append(message.offset)
+
+    async with standing(handle, target={"contract": contract}, delay="300ms") as stand:
+        pump = stand.pump()
+        fed_ms = now_ms()
+        stand.feed(pump, numbers(600), timestamp_ms=fed_ms + 400 * DAY_MS)
+        stand.feed(pump, numbers(10, 600))
+        await stand.idle()
+
+        assert not early
+        assert len(stand.seen) == 610
+
+
+# -- another capacity ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("contract", CONTRACTS)
+async def test_a_larger_tracker_makes_nothing_come_early(contract: str) -> None:
+    early: list[int] = []
+    due_ms = now_ms() + 60_000
+
+    def handle(message: Message) -> None:
+        if now_ms() < due_ms:
+            early.append(message.offset)
+
+    async with standing(handle, target={"contract": contract}) as stand:
+        pump = stand.pump(capacity=5)
+        due_ms = now_ms() + 1_000
+        stand.feed(pump, numbers(60), headers=not_before(due_ms))
+        await stand.until(lambda: pump.status().postponed == 5)
+        pump.tracker.capacity = 50
+        pump.refill()
+        stand.runtime.send()
+        await stand.until(lambda: pump.status().postponed == 50)
+        await stand.idle()
+
+        assert not early
+        assert len(stand.seen) == 60
+
+
+# -- a receiver's wish ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("contract", CONTRACTS)
+async def test_a_retry_comes_no_earlier_than_the_receiver_wished(contract: str) -> None:
+    asked_ms: dict[bytes, int] = {}
+    came_ms: dict[bytes, int] = {}
+
+    def handle(message: Message) -> Any:
+        if message.attempt > 1:
+            came_ms[message.value] = now_ms()
+            return None
+        asked_ms[message.value] = now_ms()
+        return Retry(after=0.8) if message.value == b"0" else Retry()
+
+    tiers = [{"delay": "100ms", "attempts": 3}]
+    async with standing(handle, target={"contract": contract}, retry=tiers) as stand:
+        main, tier = stand.pump(), stand.pump(0, tier=0)
+        stand.feed(main, numbers(2))
+        await stand.until(lambda: len(stand.copied.records) == 2)
+        for _, key, value, headers in sorted(stand.copied.records, key=lambda record: record[2] or b""):
+            told = [(name, content) for name, content in headers.items() if content is not None]
+            stand.feed(tier, [(key, value)], headers=told)
+        await stand.until(lambda: b"1" in came_ms)
+        assert b"0" not in came_ms or came_ms[b"1"] <= came_ms[b"0"]
+        await stand.idle()
+
+        assert came_ms[b"0"] >= asked_ms[b"0"] + 800
+
+
+# -- on real Kafka -------------------------------------------------------------------------------------
+
+
+async def test_on_real_kafka_it_goes_from_level_to_level_and_every_message_comes_once_and_never_early(
+    bootstrap: str, topic_name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    levels_ms = (200, 500, 1_000, 2_000, 4_000, 8_000)
+    for module in ("app.dispatch.model.delayed_delivery", "app.dispatch.pump.ready_queue"):
+        monkeypatch.setattr(f"{module}.LEVELS_MS", levels_ms)
+    monkeypatch.setattr("app.dispatch.pump.delayed_messages.SOON_MS", levels_ms[0])
+    came_ms: dict[bytes, int] = {}
+    seen: list[Message] = []
+    receiver = Receiver()
+
+    @receiver.on(topic=topic_name, group="billing")
+    def handle(message: Message) -> None:
+        seen.append(message)
+        came_ms[message.value] = now_ms()
+
+    pumps: dict[Any, DispatchPump] = {}
+
+    async def deliver(item: object) -> None:
+        assert isinstance(item, Fetched), item
+        pumps[item.key].accept(item)
+
+    async with AsyncExitStack() as stack:
+        stand = Stand(handle)
+        port = await receiver.start()
+        stack.push_async_callback(receiver.stop, 0)
+        client = ClusterClient(ClusterSpec("east", (bootstrap,)))
+        producer, fetch = Producer(client.spec), FetchService(client, deliver, ByteBudget(1 << 26))
+        for part in (client, producer, fetch):
+            await part.start()
+            stack.push_async_callback(part.stop)
+        workload = definition(f"127.0.0.1:{port}")
+        metadata = workload.metadata.model_copy(update={"topic": topic_name})
+        workload = workload.model_copy(update={"metadata": metadata})
+        await ensure_topics(client, [TopicSpec(topic_name, 1)])
+        runtime = WorkloadRuntime(workload, GrpcTargets("w1"), producer, stand.lease)
+        stack.push_async_callback(runtime.close)
+        runtime.copier.make_delayed = lambda: create_delayed(client, workload)
+
+        def pump(topic: str, partition: int) -> DispatchPump:
+            job = JobId(Kind.DISPATCH, workload.key, topic, partition)
+            made = pumps[topic, partition] = DispatchPump(
+                job, 1, runtime, tier=None, merged=topic != topic_name, next_offset=0, snapshot=None,
+                capacity=20, group="billing", lineage=0,
+            )  # fmt: skip
+            fetch.add((topic, partition), topic, partition, 0)
+            stack.callback(made.close)
+            return made
+
+        began_ms = now_ms()
+        dues_ms = [began_ms + 12_000 + number * 7 for number in range(200)]  # the others have come by then
+        headers = [not_before(due_ms) for due_ms in dues_ms] + [[]] * 100
+        rows = [(b"%d" % number, [*of]) for number, of in enumerate(headers)]
+        await asyncio.gather(*(producer.send(topic_name, None, value, [*of]) for value, of in rows))
+        main = pump(topic_name, 0)
+        await stand.until(lambda: all(b"%d" % number in came_ms for number in range(200, 300)))
+        assert min(dues_ms) > max(came_ms[b"%d" % number] for number in range(200, 300))
+        levels = [pump(workload.delayed_topic(), partition) for partition in range(len(levels_ms))]
+        await stand.until(lambda: len(came_ms) == 300)
+
+        assert all(came_ms[b"%d" % number] >= due_ms for number, due_ms in enumerate(dues_ms))
+        await stand.until(lambda: main.tracker.base == 300 and all(level.tracker.idle for level in levels))
+        assert sorted(message.offset for message in seen) == list(range(300))
+        assert {(message.topic, message.attempt) for message in seen} == {(topic_name, 1)}

@@ -1,0 +1,165 @@
+"""Order is kept where it is asked for, also through failures; nothing comes before its time."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import defaultdict
+from typing import Any
+
+import pytest
+
+from app.sdk.receiver import Message, Retry, Stash
+from tests.dispatch.pump.rig import numbers, standing
+
+CONTRACTS = ["unary", "stream"]
+TIERS = [{"delay": "20ms", "attempts": 2}]
+
+
+def now_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
+@pytest.mark.parametrize("contract", CONTRACTS)
+async def test_a_message_that_times_out_gets_longer_each_time_until_it_gets_through(contract: str) -> None:
+    async def slowly(_: Message) -> None:
+        await asyncio.sleep(0.6)  # longer than the receiver's own timeout ever grows: 8 times 50 ms
+
+    spec: dict[str, Any] = {"target": {"contract": contract, "timeout": "50ms"}, "dlq": {"enabled": False}}
+    async with standing(slowly, **spec) as stand:
+        pump = stand.pump()
+        stand.feed(pump, numbers(1))
+        await stand.idle()
+
+        assert pump.delivered == 1
+        assert len(stand.seen) > 1
+
+
+@pytest.mark.parametrize("contract", CONTRACTS)
+@pytest.mark.parametrize(("ordering", "at_once"), [("key", 10), ("partition", 1)])
+async def test_messages_come_in_order_one_at_a_time_also_when_they_fail_on_the_way(
+    contract: str, ordering: str, at_once: int
+) -> None:
+    out: dict[bytes, int] = defaultdict(int)
+    done: dict[bytes, list[int]] = defaultdict(list)
+    most = 0
+
+    async def handle(message: Message) -> Any:
+        nonlocal most
+        key, number = message.key or b"", int(message.value)
+        out[key] += 1
+        most = max(most, sum(out.values()))
+        assert out[key] == 1
+        await asyncio.sleep(0.001)
+        out[key] -= 1
+        if number % 40 == 17 and message.attempt < 3:
+            return Retry()
+        if number % 100 == 33:
+            return Stash("never")
+        done[key].append(number)
+        return None
+
+    spec: dict[str, Any] = {"target": {"contract": contract}, "ordering": ordering, "retry": TIERS}
+    async with standing(handle, **spec) as stand:
+        pump = stand.pump()
+        stand.feed(pump, numbers(300, keys=10))
+        await stand.idle()
+
+    assert most <= at_once
+    finished = sorted(number for numbers_ in done.values() for number in numbers_)
+    assert finished == [number for number in range(300) if number % 100 != 33]
+    assert all(per_key == sorted(per_key) for per_key in done.values())
+    assert sorted(stand.copied.values("dlq")) == [b"133", b"233", b"33"]
+    assert not stand.copied.values("retry_1")
+
+
+@pytest.mark.parametrize("contract", CONTRACTS)
+async def test_messages_without_a_key_have_no_order_to_keep(contract: str) -> None:
+    gate = asyncio.Event()
+
+    async def wait(_: Message) -> None:
+        await gate.wait()
+
+    async with standing(wait, target={"contract": contract}, ordering="key") as stand:
+        stand.feed(stand.pump(), numbers(15))
+        await stand.until(lambda: len(stand.seen) == 15)
+        gate.set()
+        await stand.idle()
+
+
+@pytest.mark.parametrize("contract", CONTRACTS)
+async def test_nothing_comes_before_the_workloads_delay(contract: str) -> None:
+    early: list[int] = []
+    fed_ms: list[int] = []
+
+    def handle(message: Message) -> None:
+        if now_ms() < fed_ms[message.offset // 50] + 300:
+            early.append(message.offset)
+
+    async with standing(handle, target={"contract": contract}, delay="300ms") as stand:
+        pump = stand.pump()
+        for start in (0, 50):
+            fed_ms.append(now_ms())
+            stand.feed(pump, numbers(50, start))
+            await asyncio.sleep(0.1)
+        await stand.idle()
+
+        assert not early
+        assert len(stand.seen) == 100
+
+
+@pytest.mark.parametrize("contract", CONTRACTS)
+async def test_a_message_that_is_not_to_come_before_a_time_comes_then_and_holds_up_no_other(
+    contract: str,
+) -> None:
+    came_ms: dict[bytes, int] = {}
+
+    def handle(message: Message) -> None:
+        came_ms[message.value] = now_ms()
+
+    async with standing(handle, target={"contract": contract}) as stand:
+        pump = stand.pump()
+        due_ms = now_ms() + 2_000
+        stand.feed(pump, numbers(20), headers=[("not-before", str(due_ms).encode())])
+        stand.feed(pump, numbers(20, 20))
+        stand.feed(pump, numbers(5, 40), headers=[("not-before", b"tomorrow, perhaps")])
+        await stand.until(lambda: len(came_ms) >= 25)
+        before = [value for value, at_ms in came_ms.items() if at_ms < due_ms]
+        await stand.idle()
+
+        assert sorted(map(int, before)) == list(range(20, 45))
+        assert all(came_ms[str(number).encode()] >= due_ms for number in range(20))
+
+
+@pytest.mark.parametrize("contract", CONTRACTS)
+async def test_a_paused_partition_sends_nothing_and_the_others_flow(contract: str) -> None:
+    async with standing(lambda _: None, target={"contract": contract}) as stand:
+        paused, other = stand.pump(0), stand.pump(1)
+        paused.pause(True)
+        stand.feed(paused, numbers(100))
+        stand.feed(other, numbers(100, 100))
+        await stand.until(lambda: other.tracker.base == 100)
+        assert (paused.tracker.base, paused.state) == (0, "paused")
+        assert all(int(message.value) >= 100 for message in stand.seen)
+        paused.pause(False)
+        await stand.idle()
+
+        assert sorted(int(message.value) for message in stand.seen) == list(range(200))
+
+
+async def test_what_was_held_for_an_absent_receiver_waits_too_while_its_partition_is_paused() -> None:
+    async with standing(lambda _: None) as stand:
+        await stand.receiver.stop(0)
+        pump = stand.pump()
+        stand.feed(pump, numbers(50))
+        await stand.until(lambda: bool(stand.runtime.link.held))
+        pump.pause(True)
+        await stand.start_receiver()
+        other = stand.pump(1)
+        stand.feed(other, numbers(10, 100))
+        await stand.until(lambda: other.tracker.base == 10)
+        assert all(int(message.value) >= 100 for message in stand.seen)
+        pump.pause(False)
+        await stand.idle()
+
+        assert len(stand.seen) == 60

@@ -1,0 +1,322 @@
+"""What was finished in another copy of a topic is not delivered again here, and nothing else is left out."""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+from aiokafka.record.util import calc_crc32c
+
+from app.dispatch.pump import remote_progress_filter
+from app.kafka.fetch.deliveries import Fetched
+from app.kafka.records.batch import HEADER_BYTES
+from app.kafka.records.producer_sequences import Stamp
+from app.kafka.records.verbatim_copy import stamped
+from app.kernel.fencing import LogId
+from app.kernel.limit_shares import ALL
+from app.kernel.ranges import Snapshot
+from app.offsets.model.offset_map import Barrier, Line, Source
+from app.offsets.model.producer_progress import Progress
+from app.offsets.model.source_frontier import PassOver, finished
+from app.sdk.receiver import Message
+from tests.dispatch.pump.rig import Stand, standing
+from tests.kafka.records.batches import make_batch
+
+Chunk = tuple[int, int, int]  # source, its offset, records
+
+
+class Copy:
+    """An aggregate's partition, as its pump gets it: chunks of sources, one batch each, in any order; each
+    source's chunks follow each other, under the producer id of its own lane."""
+
+    def __init__(self, stand: Stand, ids: int) -> None:
+        self.stand, self.pump = stand, stand.pump()
+        self._ids = ids
+        self._end = 0
+        self._batches: list[tuple[bytes, int]] = []
+        self._barriers: dict[int, list[Barrier]] = {}
+
+    def copy(self, *chunks: Chunk, garbage: bool = False, told: bool = True) -> None:
+        """They are in the log, and there are barriers at both ends, unless they are not `told` (yet);
+        `garbage`: nobody can decode them."""
+        for source, offset, count in chunks:
+            rows = [(None, value) for value in values(source, *range(offset, offset + count))]
+            batch = stamped(make_batch(0, rows), self._ids + source, 0, offset, calc_crc32c)
+            batch[:8] = struct.pack(">q", self._end)
+            if garbage:
+                batch[HEADER_BYTES:] = b"\xff" * (len(batch) - HEADER_BYTES)
+            self._batches.append((bytes(batch), count))
+            for at in (0, count) if told else ():
+                stamp = Stamp(self._ids + source, 0, offset + at)
+                barrier = Barrier(offset + at, self._end + at, 0, stamp)
+                self._barriers.setdefault(source, []).append(barrier)
+            self._end += count
+
+    def tell(self, source: int, offset: int, end: int) -> None:
+        """A barrier that comes late."""
+        stamp = Stamp(self._ids + source, 0, offset)
+        self._barriers.setdefault(source, []).append(Barrier(offset, end, 0, stamp))
+
+    def feed(self) -> None:
+        """The pump gets what is in the log."""
+        for batch, count in self._batches:
+            self.stand.feed_bytes(self.pump, batch, count)
+        self._batches.clear()
+
+    def lines(self) -> list[Source]:
+        return [
+            Source(
+                source,
+                Line(
+                    target_topic="t", target_partition=0, epoch=1, lineage=0, source=LogId("c", str(source)),
+                    target=LogId("c", "t"), barriers=list(barriers),
+                ),
+            )
+            for source, barriers in self._barriers.items()
+        ]  # fmt: skip
+
+    def over(self, read: Copy) -> PassOver:
+        """What the reader of the other copy has finished, in this one."""
+        progress = {0: Progress.from_bytes(read.pump.note)}
+        return PassOver(finished(progress, read.lines()), self.lines(), 0)
+
+
+def values(source: int, *offsets: int) -> list[bytes]:
+    return [f"{source}/{offset}".encode() for offset in offsets]
+
+
+@asynccontextmanager
+async def copies(unanswered: Sequence[bytes] = (), **spec: Any) -> AsyncIterator[tuple[Copy, Copy]]:
+    """Copies `a` and `d`; the receiver of `a` answers nothing to some messages."""
+
+    async def handle(message: Message) -> None:
+        if message.value in unanswered:
+            await asyncio.Event().wait()
+
+    async with standing(handle, **spec) as at_a, standing(lambda _: None, **spec) as at_d:
+        for stand in (at_a, at_d):
+            stand.runtime.shared(ALL)
+        a, d = Copy(at_a, 10), Copy(at_d, 70)
+        a.pump.remember(b"")
+        yield a, d
+
+
+@pytest.mark.parametrize("contract", ["unary", "stream"])
+async def test_only_what_was_not_finished_in_the_other_copy_is_delivered(contract: str) -> None:
+    unanswered = values(0, 30, 31) + values(1, 5, 90)
+    async with copies(unanswered, target={"contract": contract, "timeout": "10m"}) as (a, d):
+        a.copy((0, 0, 40), (1, 0, 40), (0, 40, 60), (1, 40, 60))
+        a.feed()
+        await a.stand.until(lambda: a.pump.delivered == 196)
+        assert a.pump.base == 30
+        d.copy((1, 0, 25), (0, 0, 100), (1, 25, 75), (0, 100, 20), (1, 100, 5))
+        d.pump.pass_over(d.over(a))
+        d.feed()
+        await d.stand.until(lambda: d.pump.base == 225)
+        new = values(0, *range(100, 120)) + values(1, *range(100, 105))
+        assert d.stand.values() == dict.fromkeys(unanswered + new, 1)
+        assert d.pump.status().passed_over == 196
+        assert d.pump.tracker.snapshot() == Snapshot(225)
+        assert d.stand.budget.used_bytes == 0
+
+
+async def test_a_batch_that_was_finished_elsewhere_is_not_even_decoded_and_all_is_over_behind_the_last() -> (
+    None
+):
+    async with copies() as (a, d):
+        a.copy((0, 0, 50))
+        a.feed()
+        await a.stand.until(lambda: a.pump.base == 50)
+        d.copy((0, 0, 40), garbage=True)
+        d.copy((0, 40, 20))
+        d.pump.pass_over(d.over(a))
+        d.feed()
+        await d.stand.until(lambda: d.pump.base == 60)
+        assert d.stand.values() == dict.fromkeys(values(0, *range(50, 60)), 1)
+        assert d.stand.copied.records == [], "nothing went to the DLQ"
+        assert d.pump._intake.elsewhere.over is not None
+        d.copy((0, 60, 10), (0, 70, 10))
+        d.feed()
+        await d.stand.until(lambda: d.pump.base == 80)
+        assert d.pump._intake.elsewhere.over is None
+        assert d.pump.status().passed_over == 50
+
+
+async def test_more_that_becomes_known_of_the_other_copy_is_passed_over_too() -> None:
+    """Barriers of a copy come after the records."""
+    async with copies() as (a, d):
+        a.copy((0, 0, 50))
+        a.feed()
+        await a.stand.until(lambda: a.pump.base == 50)
+        d.copy((0, 0, 10))
+        d.pump.pass_over(d.over(a))
+        d.feed()
+        d.copy((0, 10, 40), (0, 50, 5))
+        d.pump.pass_over(d.over(a))
+        d.feed()
+        await d.stand.until(lambda: d.pump.base == 55)
+        assert d.pump.status().passed_over == 50
+
+
+async def test_what_may_have_been_finished_elsewhere_waits_for_its_barrier_and_nothing_before_it() -> None:
+    async with copies(values(0, 45)) as (a, d):
+        a.copy((0, 0, 50), (1, 0, 30))
+        a.feed()
+        await a.stand.until(lambda: a.pump.delivered == 79)
+        d.copy((0, 0, 20), (1, 0, 30))
+        d.copy((1, 30, 5), (0, 20, 30), (1, 35, 5), told=False)
+        d.pump.pass_over(d.over(a), hold_until_s=time.monotonic() + 1e6)
+        d.feed()
+        await d.stand.until(lambda: d.pump.look_again() and d.pump.base == 55)
+        assert d.stand.values() == dict.fromkeys(values(1, *range(30, 35)), 1)
+        d.tell(0, 50, 85)
+        d.pump.pass_over(d.over(a))
+        await d.stand.until(lambda: d.pump.base == 90)
+        assert d.stand.values() == dict.fromkeys(values(1, *range(30, 40)) + values(0, 45), 1)
+        assert d.pump.status().passed_over == 79
+        assert not d.pump.look_again()
+
+
+async def test_what_waited_for_long_is_delivered_and_nothing_waits_any_more(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(remote_progress_filter, "HOLD_S", 1.0)
+    async with copies() as (a, d):
+        a.copy((0, 0, 50))
+        a.feed()
+        await a.stand.until(lambda: a.pump.base == 50)
+        d.copy((0, 0, 20))
+        d.copy((0, 20, 10), (0, 30, 10), told=False)
+        d.pump.remember(b"", 7)
+        d.pump.pass_over(d.over(a), hold_until_s=time.monotonic() + 1e6)
+        d.feed()
+        assert d.pump.look_again()
+        assert Progress.from_bytes(d.pump.note).carried == -1
+        await d.stand.until(lambda: not d.pump.look_again() and d.pump.base == 40)
+        assert d.stand.values() == dict.fromkeys(values(0, *range(20, 40)), 1)
+        assert Progress.from_bytes(d.pump.note).carried == 7, "its successors need not look again"
+        # What comes to be known all the same still counts.
+        d.copy((0, 40, 10))
+        d.pump.pass_over(d.over(a))
+        assert Progress.from_bytes(d.pump.note).carried == -1
+        d.feed()
+        await d.stand.until(lambda: d.pump.base == 50)
+        assert d.pump.delivered == 20
+
+
+async def test_as_long_as_more_becomes_known_it_waits_longer_and_what_was_undecided_is_counted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(remote_progress_filter, "HOLD_S", 0.2)
+    async with copies() as (a, d):
+        a.copy((0, 0, 50))
+        a.feed()
+        await a.stand.until(lambda: a.pump.base == 50)
+        d.copy((0, 0, 20))
+        d.copy((0, 20, 10), (0, 30, 10), told=False)
+        (ties,) = d.pump.elsewhere
+        ties.hold_longer(time.monotonic() + 1e6, 1e6)  # of what nobody asked to be held back
+        d.pump.pass_over(d.over(a), hold_until_s=time.monotonic() + 0.2)
+        ties.hold_longer(time.monotonic() + 1e6, 1e6)
+        d.feed()
+        until_s = time.monotonic() + 1.0
+        await d.stand.until(lambda: time.monotonic() > until_s)
+        assert d.pump.look_again(), "it waits beyond both bounds"
+        assert ties.undecided == 0
+        d.tell(0, 30, 30)
+        d.pump.pass_over(d.over(a))
+        await d.stand.until(lambda: d.pump.base == 30)
+        assert d.pump.delivered == 0
+        d.pump.pass_over(d.over(a), hold_until_s=0.0)
+        await d.stand.until(lambda: d.pump.base == 40)
+        assert (d.pump.delivered, ties.undecided) == (10, 10)
+        ties.hold_longer(time.monotonic() + 1e6, 1e6)
+        d.copy((0, 40, 10), told=False)
+        d.feed()
+        await d.stand.until(lambda: d.pump.base == 50)
+        assert d.pump.delivered == 20, "once is enough"
+
+
+async def test_a_pump_that_holds_back_ends_and_gives_all_memory_back() -> None:
+    async with copies() as (a, d):
+        a.copy((0, 0, 50))
+        a.feed()
+        await a.stand.until(lambda: a.pump.base == 50)
+        d.copy((0, 0, 1))
+        d.copy((0, 1, 20), told=False)
+        d.pump.pass_over(d.over(a), hold_until_s=time.monotonic() + 1e6)
+        d.feed()
+        assert d.pump.look_again()
+        assert d.stand.budget.used_bytes > 0
+        assert await d.pump.drain(60)
+        d.pump.close()
+        assert d.stand.budget.used_bytes == 0
+        assert d.pump.base == 1
+
+
+async def test_a_note_is_true_while_a_backlog_is_worked_off_and_of_it_nothing_comes_again() -> None:
+    spec = {"target": {"timeout": "10m"}, "catchUp": {"lag": 1_000, "rate": 10_000}}
+    async with copies(values(0, 3), **spec) as (a, d):
+        a.copy((1, 0, 2), (0, 0, 48))
+        a.feed()
+        await a.stand.until(lambda: a.pump.delivered == 49)
+        a.pump = a.stand.split(a.pump, 100)
+        a.copy((1, 2, 50))
+        a._batches.clear()  # nobody has read them when what follows is finished
+        a.copy((1, 52, 30))
+        a.feed()
+        await a.stand.until(lambda: a.pump.delivered == 30)
+        assert a.pump.base == 5
+        d.copy((0, 0, 50), (1, 0, 60), (1, 60, 30))
+        d.pump.pass_over(d.over(a))
+        d.feed()
+        await d.stand.until(lambda: d.pump.base == 140)
+        left = values(0, 3, 48, 49) + values(1, *range(2, 52), *range(82, 90))
+        assert d.stand.values() == dict.fromkeys(left, 1)
+
+
+async def test_an_heir_s_note_goes_on_and_nothing_is_told_unless_asked_for() -> None:
+    async with copies() as (a, d):
+        assert d.pump.note == b""
+        a.copy((0, 0, 50), (1, 0, 20))
+        a.feed()
+        await a.stand.until(lambda: a.pump.base == 70)
+        note = a.pump.note
+        heir = Copy(a.stand, 10)
+        heir.pump.tracker = a.pump.tracker
+        heir.pump.remember(note)
+        assert Progress.from_bytes(heir.pump.note) == Progress.from_bytes(note)
+        heir.pump.remember(b"\x00 not a note")
+        assert Progress.from_bytes(heir.pump.note).producers == []
+
+
+async def test_what_could_not_be_read_is_not_taken_for_finished() -> None:
+    """A damaged batch hides who wrote it: of those behind it nobody knows which come first."""
+    async with copies() as (a, d):
+        a.copy((0, 0, 10))
+        a.feed()
+        await a.stand.until(lambda: a.pump.base == 10)
+        a.stand.copied.refuse = True
+        a.copy((0, 10, 10))
+        ((damaged, _),) = a._batches
+        a._batches.clear()
+        part = a.stand._parts[id(a.pump)]
+        fetched = Fetched(part, len(damaged), damaged, 20, [], 20, damage="its checksum does not match")
+        part.unreleased_bytes += len(damaged)
+        a.stand.budget.used_bytes += len(damaged)
+        part.next_offset = 20
+        a.pump.accept(fetched)
+        a.copy((0, 20, 10))
+        a.feed()
+        await a.stand.until(lambda: a.pump.delivered == 20)
+        assert a.pump.base == 10, "the damaged batch cannot go to the DLQ"
+        d.copy((0, 0, 30))
+        d.pump.pass_over(d.over(a))
+        d.feed()
+        await d.stand.until(lambda: d.pump.base == 30)
+        assert set(values(0, *range(10, 20))) <= set(d.stand.values())

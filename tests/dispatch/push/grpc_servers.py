@@ -1,0 +1,116 @@
+"""Real gRPC servers on loopback, whose handlers a test writes, and calls that are awaited."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from typing import Any
+
+import grpc
+from grpc import aio
+
+from app.dispatch.push.unary import CallHandle, CallResult, UnaryTarget
+
+METHOD = "/kafka.consumerproxy.billing/orders"
+ENOUGH_S = 60.0  # ends a test that would hang; nothing is measured with it
+
+Behaviour = Callable[[bytes, Any], Awaitable[bytes]]
+Pairs = Sequence[tuple[str, str | bytes]]
+
+
+class _Generic(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # generic in the stubs only
+    def __init__(self, method: str, handler: Any) -> None:
+        self._method = method
+        self._handler = handler
+
+    def service(self, details: Any) -> Any:
+        return self._handler if details.method == self._method else None
+
+
+async def listen(method: str, handler: Any, port: int = 0, max_bytes: int = -1) -> tuple[aio.Server, int]:
+    """A server with nothing between the bytes and gRPC's `handler` of one method, and its port."""
+    options = [
+        ("grpc.so_reuseport", 0),
+        ("grpc.max_receive_message_length", max_bytes),
+        ("grpc.max_metadata_size", 1 << 20),  # gRPC refuses what is above 8 kB at random
+        ("grpc.absolute_max_metadata_size", 1 << 20),
+        ("grpc.server.max_pending_requests", 1 << 20),  # gRPC turns bursts of more than 1,000 calls away
+        ("grpc.server.max_pending_requests_hard_limit", 1 << 20),
+    ]
+    server = aio.server(options=options)
+    server.add_generic_rpc_handlers((_Generic(method, handler),))
+    bound = server.add_insecure_port(f"127.0.0.1:{port}")
+    await server.start()
+    return server, bound
+
+
+async def start_server(behaviour: Behaviour, port: int = 0) -> tuple[aio.Server, int]:
+    """A server that does as `behaviour` says on every call, and its port."""
+    return await listen(METHOD, grpc.unary_unary_rpc_method_handler(behaviour), port)
+
+
+class Place:
+    """Where a receiver is, or is not; another may take its place."""
+
+    def __init__(self, start: Callable[..., Awaitable[tuple[aio.Server, int]]], **options: Any) -> None:
+        self._start = start
+        self._options = options
+        self._server: aio.Server | None = None
+        self.port = 0
+
+    async def begin(self, behaviour: Any) -> None:
+        """A receiver that does as `behaviour` says, always at the same port."""
+        self._server, self.port = await self._start(behaviour, self.port, **self._options)
+
+    async def end(self) -> None:
+        """Nobody is there any more."""
+        if self._server is not None:
+            await self._server.stop(None)
+            self._server = None
+
+
+@contextlib.asynccontextmanager
+async def serving(behaviour: Behaviour) -> AsyncIterator[Caller]:
+    """A caller of a server that does as `behaviour` says."""
+    place = Place(start_server)
+    await place.begin(behaviour)
+    caller = Caller(UnaryTarget(f"127.0.0.1:{place.port}", METHOD), place)
+    try:
+        yield caller
+    finally:
+        await caller.target.close()
+        await place.end()
+
+
+class Caller:
+    """Awaits what the target answers, and counts how often it does."""
+
+    def __init__(self, target: UnaryTarget, place: Place | None = None) -> None:
+        self.target = target
+        self.place = place or Place(start_server)
+        self.answers = 0
+
+    def begin(
+        self, value: bytes | None = b"", metadata: Pairs = (), timeout_s: float = ENOUGH_S
+    ) -> tuple[CallHandle | None, asyncio.Future[CallResult]]:
+        """Starts a call; its handle, and its result to come."""
+        result: asyncio.Future[CallResult] = asyncio.get_running_loop().create_future()
+
+        def done(answer: CallResult) -> None:
+            self.answers += 1
+            result.set_result(answer)  # raises when called twice
+
+        return self.target.call(value, metadata, timeout_s, done), result
+
+    async def __call__(
+        self, value: bytes | None = b"", metadata: Pairs = (), timeout_s: float = ENOUGH_S
+    ) -> CallResult:
+        """One call to its end."""
+        async with asyncio.timeout(ENOUGH_S):
+            return await self.begin(value, metadata, timeout_s)[1]
+
+
+async def accept(value: bytes, context: Any) -> bytes:
+    """The receiver that takes everything."""
+    return b""

@@ -1,0 +1,179 @@
+"""Stream receivers whose answers a test writes, and a sender that keeps count of what it is told."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import grpc
+from grpc import aio
+
+from app.dispatch.push.stream.client import METHOD, StreamTarget
+from app.dispatch.push.stream.encoder import OutBatch
+from app.dispatch.push.stream.results import StreamResult
+from app.sdk.proto.switchyard.v1.receiver_pb2 import DeliverRequest, DeliverResponse
+from tests.dispatch.push.grpc_servers import ENOUGH_S, Place, listen
+
+EOF: Any = aio.EOF  # type: ignore[attr-defined]
+
+
+@dataclass(slots=True)
+class Row:
+    """A record."""
+
+    offset: int = 0
+    value: bytes | None = b"v"
+    key: bytes | None = None
+    timestamp: int = 1_790_000_000_000
+    headers: list[tuple[str, bytes | None]] = field(default_factory=list)
+
+
+def rows(count: int, value: bytes = b"v") -> list[Row]:
+    """Records with offsets from 0 on."""
+    return [Row(offset, value) for offset in range(count)]
+
+
+class Stream:
+    """The receiver's end, written by hand."""
+
+    def __init__(self, context: Any) -> None:
+        self.context = context
+        self.requests: list[DeliverRequest] = []
+
+    async def request(self) -> DeliverRequest | None:
+        """The next request; None at the end."""
+        data = await self.context.read()
+        if data is EOF:
+            return None
+        self.requests.append(DeliverRequest.FromString(data))
+        return self.requests[-1]
+
+    async def say(self, **fields: Any) -> None:
+        """Sends a response."""
+        await self.context.write(DeliverResponse(**fields).SerializeToString())
+
+    async def accept(self, deliveries: int, size: int = 1 << 40, max_request_bytes: int = 1 << 30) -> None:
+        """Reads Open, gives credit."""
+        request = await self.request()
+        assert request is not None
+        assert request.HasField("open")
+        await self.say(
+            accept={"max_request_bytes": max_request_bytes}, credit={"deliveries": deliveries, "bytes": size}
+        )
+
+    async def messages(self, count: int) -> list[int]:
+        """Offsets of the next `count` messages."""
+        offsets: list[int] = []
+        while len(offsets) < count:
+            request = await self.request()
+            assert request is not None, f"the stream ended after {len(offsets)} of {count} messages"
+            for batch in request.batches:
+                offsets += [batch.base_offset + message.offset_delta for message in batch.messages]
+        return offsets
+
+
+Script = Callable[[Stream], Awaitable[None]]
+
+
+async def start_stream_server(script: Script, port: int = 0, max_bytes: int = -1) -> tuple[aio.Server, int]:
+    """A server that does as `script` says on every stream, and its port."""
+
+    async def behave(_: Any, context: Any) -> None:
+        await script(Stream(context))
+
+    return await listen(METHOD, grpc.stream_stream_rpc_method_handler(behave), port, max_bytes)
+
+
+class Sender:
+    """A target, and everything it told."""
+
+    def __init__(
+        self, port: int, place: Place | None = None, *, timeout_s: float = ENOUGH_S, streams: int = 1
+    ) -> None:
+        self.place = place or Place(start_stream_server)
+        self.told: Counter[tuple[int, int]] = Counter()  # by batch and index
+        self.results: dict[tuple[int, int], StreamResult] = {}
+        self.lost: list[StreamResult] = []
+        self.expected = 0
+        self.batches: list[OutBatch] = []
+        self.target = StreamTarget(
+            f"127.0.0.1:{port}", group="billing", topic="orders", worker="w", timeout_s=timeout_s,
+            on_room=lambda: None, on_lost=self.lost.append, streams=streams,
+        )  # fmt: skip
+
+    def send(self, records: list[Row], **fields: Any) -> OutBatch:
+        """Sends one batch."""
+        number = len(self.batches)
+
+        def on_results(start: int, end: int, result: Any) -> None:
+            for index in range(start, end):
+                self.told[number, index] += 1
+                self.results[number, index] = result
+
+        made = {"partition": 0, "retry_count": 0, "attempt": 1, **fields}
+        batch = OutBatch("orders", records=records, on_results=on_results, **made)
+        self.batches.append(batch)
+        self.expected += len(records)
+        self.target.send(batch)
+        assert not any(key[0] == number for key in self.told), "told from within `send`"
+        return batch
+
+    async def until(self, ready: Callable[[], object]) -> None:
+        """Waits until `ready()`."""
+        async with asyncio.timeout(ENOUGH_S):
+            while not ready():  # noqa: ASYNC110 - what is waited for tells nobody
+                await asyncio.sleep(0.002)
+
+    async def connected(self) -> None:
+        """Connects, and waits for room."""
+        self.target.connect()
+        await self.until(lambda: self.target.room)
+
+    async def all_told(self) -> None:
+        """Waits until everything sent is told; asserts that nothing was twice."""
+        await self.until(lambda: len(self.told) >= self.expected)
+        assert len(self.told) == self.expected
+        assert set(self.told.values()) <= {1}
+
+    def codes(self, batch: int = 0) -> list[int]:
+        """Of a batch's messages, in order; -1 for those without result."""
+        count = len(self.batches[batch].records)
+        results = [self.results.get((batch, index)) for index in range(count)]
+        return [-1 if result is None else result.code for result in results]
+
+
+async def take_everything(stream: Stream) -> None:
+    """Acknowledges in order, with endless credit."""
+    await stream.accept(1 << 40)
+    done = 0
+    while (request := await stream.request()) is not None:
+        count = sum(len(batch.messages) for batch in request.batches)
+        done += count
+        if count:
+            await stream.say(results={"acknowledged": [{"start": done - count, "end": done}]})
+        if request.drain:
+            return
+
+
+async def hold(_: Stream) -> None:
+    """Says nothing more."""
+    await asyncio.sleep(ENOUGH_S)
+
+
+@contextlib.asynccontextmanager
+async def streaming(
+    script: Script, *, timeout_s: float = ENOUGH_S, max_bytes: int = -1, streams: int = 1
+) -> AsyncIterator[Sender]:
+    """A sender to a server that does as `script` says."""
+    place = Place(start_stream_server, max_bytes=max_bytes)
+    await place.begin(script)
+    sender = Sender(place.port, place, timeout_s=timeout_s, streams=streams)
+    try:
+        yield sender
+    finally:
+        await sender.target.close()
+        await place.end()

@@ -1,0 +1,134 @@
+"""A receiver may say so much and no more; what is beyond it is its own failure, and nobody else's."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from app.dispatch.push.answer_limits import ANSWER_WORDS, MAX_RANGES, MAX_UNARY_BYTES, RANGES_AT_ONCE
+from app.dispatch.push.stream.encoder import OutBatch
+from app.dispatch.scheduler.receiver import REPEAT_S, Unread
+from app.kernel.grpc_status import OK, RESOURCE_EXHAUSTED, UNAVAILABLE
+from app.sdk.proto.switchyard.v1.receiver_pb2 import DeliverResponse
+from app.sdk.receiver.outcomes import MOST_OTHERS, Outcomes
+from app.sdk.receiver.verdicts import Retry, Skip, Stash
+from tests.dispatch.push.grpc_servers import serving
+from tests.dispatch.push.stream_servers import Stream, hold, rows, streaming, take_everything
+
+MIB = 1024 * 1024
+
+
+async def test_an_answer_of_more_than_is_read_fails_its_call_and_no_other() -> None:
+    async def answer(value: bytes, _: Any) -> bytes:
+        return bytes(MAX_UNARY_BYTES + 1) if value == b"much" else b"." * MAX_UNARY_BYTES
+
+    async with serving(answer) as call:
+        much, little = await asyncio.gather(call(b"much"), call(b"little"))
+
+    assert (much.code, much.answer_too_large, much.too_large) == (RESOURCE_EXHAUSTED, True, False)
+    assert (little.code, little.answer_too_large) == (OK, False)
+
+
+async def test_a_response_of_more_bytes_than_are_read_ends_its_stream_and_no_other() -> None:
+    async def say_much(stream: Stream) -> None:
+        await stream.accept(100)
+        await stream.messages(1)
+        await stream.say(results={"stashed": [{"deliveries": {"end": 1}, "reason": "." * 5 * MIB}]})
+        await hold(stream)
+
+    async with streaming(say_much) as sender, streaming(take_everything) as other:
+        sender.send(rows(1))
+        other.send(rows(100))
+        await sender.all_told()
+        await other.all_told()
+        await sender.until(lambda: sender.lost)
+        assert sender.codes() == [UNAVAILABLE]
+        assert [(lost.code, lost.answer_too_large) for lost in sender.lost] == [(UNAVAILABLE, True)]
+        assert other.codes() == [OK] * 100
+        assert not other.lost
+
+
+async def test_a_response_of_more_ranges_than_are_read_ends_its_stream_before_any_is_looked_at() -> None:
+    async def say_much(stream: Stream) -> None:
+        await stream.accept(100)
+        await stream.messages(1)
+        await stream.say(results={"acknowledged": [{"end": 1}] + [{}] * MAX_RANGES})
+        await hold(stream)
+
+    async with streaming(say_much) as sender:
+        sender.send(rows(1))
+        await sender.all_told()
+        await sender.until(lambda: sender.lost)
+        assert sender.codes() == [UNAVAILABLE]
+        assert str(MAX_RANGES + 1) in sender.lost[0].details
+        assert sender.lost[0].answer_too_large
+        assert sender.lost[0].details.startswith(ANSWER_WORDS)
+
+
+async def test_while_the_ranges_of_a_response_are_read_others_have_their_turns() -> None:
+    count = 20_000
+
+    async def say_each(stream: Stream) -> None:
+        await stream.accept(count)
+        await stream.messages(count)
+        await stream.say(
+            results={"acknowledged": [{"start": number, "end": number + 1} for number in range(count)]}
+        )
+        await hold(stream)
+
+    turns: set[int] = set()
+    turn = 0
+
+    def note_turns(batch: OutBatch) -> None:
+        tell = batch.on_results
+
+        def noted(start: int, end: int, result: Any) -> None:
+            turns.add(turn)
+            tell(start, end, result)
+
+        batch.on_results = noted
+
+    async def take_turns() -> None:
+        nonlocal turn
+        while True:
+            turn += 1
+            await asyncio.sleep(0)
+
+    async with streaming(say_each) as sender:
+        await sender.connected()
+        while sender.expected < count:
+            note_turns(sender.send(rows(1_000)))
+        taking = asyncio.create_task(take_turns())
+        await sender.all_told()
+        taking.cancel()
+    assert len(turns) >= count // RANGES_AT_ONCE, "all in one turn before"
+
+
+def test_what_a_receiver_says_at_once_is_bounded_and_all_of_it_is_said() -> None:
+    outcomes = Outcomes()
+    for number in range(2 * MOST_OTHERS + 1):
+        outcomes.add(3 * number, Stash("\U0001f4a3" * 600))
+        outcomes.add(3 * number + 1, Retry(1.0))
+        outcomes.add(3 * number + 2, Skip())
+    said: set[int] = set()
+    while outcomes.count:
+        response = DeliverResponse()
+        outcomes.take(response)
+        assert 0 < response.ByteSize() <= 2.5 * MIB
+        results = response.results
+        said |= {one.deliveries.start for one in results.stashed}
+        said |= {one.deliveries.start for one in results.retried}
+        said |= {one.start for one in results.skipped}
+    assert said == set(range(3 * (2 * MOST_OTHERS + 1)))
+
+
+def test_answers_that_are_not_read_are_told_with_their_receiver_and_not_too_often() -> None:
+    unread = Unread("billing:443")
+    assert unread.news(0.0) == ""
+    unread.came("CLIENT: Received message larger than max (5 vs. 4)")
+    assert "billing:443 answered 1 times" in unread.news(0.0)
+    for _ in range(100):
+        unread.came("CLIENT: Received message larger than max (5 vs. 4)")
+    assert unread.news(1.0) == ""
+    assert "answered 100 times" in unread.news(REPEAT_S)
+    assert unread.news(3 * REPEAT_S) == ""

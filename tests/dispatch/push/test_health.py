@@ -1,0 +1,54 @@
+"""A receiver's health is told in time, whatever is at the address."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from grpc import aio
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+
+from app.dispatch.push.health import Health, check
+from app.sdk.receiver import Receiver
+from tests.dispatch.push.grpc_servers import ENOUGH_S, accept, start_server
+
+
+async def test_a_receiver_of_the_sdk_is_serving_and_knows_no_other_service() -> None:
+    receiver = Receiver()
+    address = f"127.0.0.1:{await receiver.start()}"
+
+    assert await check(address, timeout_s=ENOUGH_S) is Health.SERVING
+    assert await check(address, "other.Service", timeout_s=ENOUGH_S) is Health.UNIMPLEMENTED
+    await receiver.stop(0)
+    assert await check(address, timeout_s=ENOUGH_S) is Health.UNREACHABLE
+
+
+@pytest.mark.parametrize("status", ["NOT_SERVING", "UNKNOWN"])
+async def test_whatever_is_not_serving_is_not_serving(status: Any) -> None:
+    server = aio.server()
+    servicer = health.aio.HealthServicer()  # type: ignore[attr-defined]
+    await servicer.set("", health_pb2.HealthCheckResponse.ServingStatus.Value(status))
+    health_pb2_grpc.add_HealthServicer_to_server(servicer, server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+
+    assert await check(f"127.0.0.1:{port}", timeout_s=ENOUGH_S) is Health.NOT_SERVING
+    await server.stop(None)
+
+
+async def test_a_receiver_without_the_health_service_is_unimplemented() -> None:
+    server, port = await start_server(accept)
+    assert await check(f"127.0.0.1:{port}", timeout_s=ENOUGH_S) is Health.UNIMPLEMENTED
+    await server.stop(None)
+
+
+async def test_who_says_nothing_is_unreachable_in_time() -> None:
+    async def say_nothing(reader: asyncio.StreamReader, _: asyncio.StreamWriter) -> None:
+        await reader.read()
+
+    server = await asyncio.start_server(say_nothing, "127.0.0.1")
+    port = server.sockets[0].getsockname()[1]
+    async with asyncio.timeout(ENOUGH_S):
+        assert await check(f"127.0.0.1:{port}", timeout_s=0.3) is Health.UNREACHABLE
+    server.close()

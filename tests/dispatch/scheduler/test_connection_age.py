@@ -1,0 +1,91 @@
+"""A receiver that ends its connections by their age costs no message an attempt, and is not dead."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from app.dispatch.push.unary import CallResult
+from app.dispatch.scheduler.receiver import ReceiverLink
+from app.kernel.grpc_status import UNAVAILABLE
+from app.sdk.receiver import Message
+from tests.dispatch.pump.rig import numbers, standing
+from tests.sdk.receiver.go_example import Example
+from tests.sdk.receiver.test_go_example import body, example  # noqa: F401 - a fixture
+
+CONTRACTS = ["unary", "stream"]
+AGE_MS, GRACE_MS = 200, 20
+COUNT = 400
+
+
+def _count_losses(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+    """Calls that were lost, by the words with which they were."""
+    lost: Counter[str] = Counter()
+    at_first = ReceiverLink.answered
+
+    def answered(link: ReceiverLink, pump: object, result: CallResult, count: int, *times: float) -> None:
+        if result.code == UNAVAILABLE and result.local_error is None:
+            lost[result.details] += count
+        at_first(link, pump, result, count, *times)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(ReceiverLink, "answered", answered)
+    return lost
+
+
+@pytest.mark.parametrize("contract", CONTRACTS)
+async def test_a_connection_that_ends_by_its_age_costs_no_attempt_and_opens_no_breaker(
+    contract: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lost = _count_losses(monkeypatch)
+    age = (("grpc.max_connection_age_ms", AGE_MS), ("grpc.max_connection_age_grace_ms", GRACE_MS))
+
+    async def handle(_: Message) -> None:
+        await asyncio.sleep(0.1)
+
+    opened: list[str] = []
+    target = {"contract": contract}
+    async with standing(handle, limits={"options": age}, target=target, flow={"max_inflight": 20}) as stand:
+        breaker = stand.runtime.link.breaker
+        monkeypatch.setattr(type(breaker), "_open", lambda _, __, reason: opened.append(reason))
+        pump = stand.pump()
+        stand.feed(pump, numbers(COUNT))
+        await stand.idle()
+
+        assert lost, "no connection ended under way"
+        assert opened == []
+        assert stand.runtime.link.suspects_sent == 0
+        assert pump.delivered == COUNT
+        assert stand.copied.records == []
+        assert set(stand.values()) == {value for _, value in numbers(COUNT)}
+        assert {message.attempt for message in stand.seen} == {1}
+        assert stand.values().total() <= COUNT + lost.total()
+
+
+@pytest.mark.parametrize("contract", CONTRACTS)
+async def test_a_go_receiver_with_a_maximum_connection_age_loses_no_message_and_no_attempt(
+    contract: str,
+    example: Path,  # noqa: F811 - the fixture
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    lost = _count_losses(monkeypatch)
+    made = Example(example / "bin" / "receiver", tmp_path / "journal.jsonl")
+    await made.start("-max-connection-age", f"{AGE_MS}ms", "-max-connection-age-grace", f"{GRACE_MS}ms")
+    async with standing(lambda _: None) as stand:
+        stand.port = made.port
+        stand.run(target={"contract": contract}, flow={"max_inflight": 20})
+        pump = stand.pump()
+        stand.feed(pump, [(None, body(number, "slow", 100)) for number in range(COUNT)])
+        await stand.until(lambda: pump.tracker.base == COUNT)
+
+        assert lost, "no connection ended under way"
+        assert stand.runtime.link.suspects_sent == 0
+        assert stand.copied.records == []
+        assert stand.runtime.link.breaker.closed
+    await made.stop()
+    lines = made.lines()
+    assert {line["id"] for line in lines if line["outcome"] == "ok"} == {str(n) for n in range(COUNT)}
+    assert {line["attempt"] for line in lines} == {1}

@@ -1,0 +1,160 @@
+"""A message that kills its receiver, or is never taken, is given up; an outage costs no message anything."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import grpc
+import pytest
+
+from app.dispatch.model.outcome import Action, Decision
+from app.dispatch.pump.delivery import Delivery
+from app.dispatch.pump.line_head import free_head
+from app.dispatch.scheduler.receiver import ReceiverLink
+from tests.dispatch.pump.rig import Row, Stand, numbers, standing
+from tests.dispatch.push.grpc_servers import start_server
+from tests.dispatch.scheduler.crashing_receiver import standing_before, until
+
+LIMIT_S = 60.0  # ends a test that would hang; nothing is measured with it
+
+
+def some_killers(count: int, *at: int) -> list[Row]:
+    """Numbers, with messages at these offsets that kill."""
+    return [(None, b"kill %d" % i if i in at else b"%d" % i) for i in range(count)]
+
+
+def look(stand: Stand) -> None:
+    """As the worker's timer does."""
+    for pump in stand.pumps:
+        free_head(pump, time.monotonic())
+
+
+@pytest.mark.parametrize(("contract", "capacity"), [("unary", 100), ("stream", 10_000), ("stream", 100)])
+async def test_a_message_that_kills_its_receiver_is_given_up_and_all_others_are_delivered(
+    contract: str, capacity: int
+) -> None:
+    async with standing_before(contract, headOfLine={"after": "5s"}) as (stand, mortal):
+        pump = stand.pump(capacity=capacity)
+        stand.feed(pump, some_killers(400, 5, 70))
+        await until(lambda: pump.tracker.base == 400, lambda: look(stand), LIMIT_S)
+
+        assert sorted(stand.copied.values("dlq")) == [b"kill 5", b"kill 70"]
+        assert pump.delivered == 398
+        assert mortal.deaths <= 16
+        for *_, headers in stand.copied.records:
+            reason = headers["switchyard-reason"] or b""
+            assert b"times while it had this message" in reason or b"head of line" in reason
+
+
+async def test_many_that_were_lost_beside_a_killer_are_acquitted_many_at_a_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    together: list[int] = []
+    at_first = ReceiverLink.suspect_answered
+
+    def answered(link: ReceiverLink, delivery: Delivery, code: int) -> None:
+        together.append(len(link.suspects_out))
+        at_first(link, delivery, code)
+
+    monkeypatch.setattr(ReceiverLink, "suspect_answered", answered)
+    async with standing_before("stream", flow={"max_inflight": 1_000}) as (stand, mortal):
+        pump = stand.pump()
+        rows = some_killers(2_000, 5)  # and with it some that are surely lost when it kills
+        stand.feed(pump, [(None, b"slow %d" % i) if i < 60 and i != 5 else row for i, row in enumerate(rows)])
+        await until(lambda: pump.tracker.base == 2_000, lambda: look(stand), LIMIT_S)
+
+        assert stand.copied.values("dlq") == [b"kill 5"]
+        assert pump.delivered == 1_999
+        assert max(together) > 1
+        assert mortal.deaths <= 8
+
+
+async def test_a_killer_that_all_wait_behind_in_strict_order_is_given_up() -> None:
+    async with standing_before("unary", ordering="partition") as (stand, _):
+        pump = stand.pump()
+        stand.feed(pump, some_killers(10, 3))
+        await until(lambda: pump.tracker.base == 10, lambda: look(stand), LIMIT_S)
+
+        assert stand.copied.values("dlq") == [b"kill 3"]
+
+
+async def test_a_killer_goes_to_the_retry_topic_first_when_there_is_one() -> None:
+    async with standing_before("unary", retry=[{"delay": "1h", "attempts": 1}]) as (stand, _):
+        pump = stand.pump()
+        stand.feed(pump, some_killers(50, 3))
+        await until(lambda: pump.tracker.base == 50, lambda: look(stand), LIMIT_S)
+
+        assert (stand.copied.values("retry_1"), stand.copied.values("dlq")) == ([b"kill 3"], [])
+
+
+async def test_a_receiver_that_dies_of_every_message_has_no_topic_flushed_into_the_dlq() -> None:
+    async with standing_before("unary") as (stand, mortal):
+        pump = stand.pump()
+        stand.feed(pump, some_killers(100, *range(100)))
+        await until(lambda: mortal.deaths >= 6, lambda: look(stand), LIMIT_S)
+
+        assert not stand.copied.records
+        assert pump.tracker.base == 0
+
+
+@pytest.mark.parametrize("refused", [{5}, {3, 5, 40}])
+async def test_what_is_always_answered_unavailable_does_not_stop_the_others(refused: set[int]) -> None:
+    async def handle(value: bytes, context: Any) -> bytes:
+        if int(value) in refused:
+            await context.abort(grpc.StatusCode.UNAVAILABLE, "never")
+        return b""
+
+    server, port = await start_server(handle)
+    async with standing(lambda _: None) as stand:
+        stand.port = port
+        stand.run(target={"contract": "unary"}, headOfLine={"after": "4s"})
+        pump = stand.pump(capacity=100)
+        stand.feed(pump, numbers(401))
+        await until(lambda: pump.tracker.base == 401, lambda: look(stand), LIMIT_S)
+
+        assert {int(value or b"") for value in stand.copied.values("dlq")} == refused
+        assert pump.delivered == 401 - len(refused)
+    await server.stop(None)
+
+
+async def test_a_receiver_that_answers_unavailable_to_all_for_a_while_loses_nothing() -> None:
+    """Beginning in the middle of a full tracker, with all kinds of messages with it."""
+    away, seen = False, 0
+
+    async def handle(_: bytes, context: Any) -> bytes:
+        nonlocal seen
+        seen += 1
+        if away:
+            await context.abort(grpc.StatusCode.UNAVAILABLE, "not now")
+        return b""
+
+    server, port = await start_server(handle)
+    async with standing(lambda _: None) as stand:
+        stand.port = port
+        stand.run(target={"contract": "unary"}, headOfLine={"after": "5s"}, flow={"max_inflight": 20})
+        pump = stand.pump(capacity=100)
+        stand.feed(pump, numbers(300))
+        await stand.until(lambda: pump.delivered > 100)
+        away, seen = True, 0
+        stand.feed(pump, numbers(300, 300))
+        await until(lambda: seen >= 30, lambda: look(stand), LIMIT_S)  # at most ten probes a second
+        away = False
+        await until(lambda: pump.tracker.base == 600, lambda: look(stand), LIMIT_S)
+
+        assert [headers["switchyard-reason"] for *_, headers in stand.copied.records] == []
+        assert pump.delivered == 600
+    await server.stop(None)
+
+
+async def test_suspects_are_told_among_what_is_held_and_an_operator_can_conclude_them() -> None:
+    async with standing_before("unary") as (stand, mortal):
+        pump = stand.pump()
+        stand.feed(pump, some_killers(1, 0))
+        await until(lambda: mortal.deaths >= 2, lambda: None, LIMIT_S)
+        link = stand.runtime.link
+        await stand.until(lambda: bool(link.suspects))
+        assert link.status(time.monotonic()).held == 1
+        assert pump.conclude(0, Decision(Action.ACK, None, 0.0, "an operator says so"))
+        await stand.until(lambda: pump.tracker.base == 1)
+        assert pump.delivered == 0

@@ -1,0 +1,99 @@
+"""A definition that is changed while messages are held or on their way: the new one decides from then on."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from app.dispatch.definition import Workload
+from app.kernel.limit_shares import ALL, NOTHING, Share
+from app.sdk.receiver import Message, Retry
+from tests.dispatch.pump.rig import Stand, definition, numbers, standing
+
+CONTRACTS = ["unary", "stream"]
+STAGING = [("env", b"staging")]
+FLOW = {"max_inflight": 50}
+
+
+async def isolated(stand: Stand, contract: str) -> tuple[Workload, list[Message]]:
+    """The definition with isolation and a target for staging; what that one sees."""
+    address, staged, _ = await stand.another_receiver(lambda _: None)
+    targets = [{"environment": "staging", "address": address}]
+    isolation = {"environment": "env", "targets": targets}
+    spec: dict[str, Any] = {"flow": FLOW, "isolation": isolation}
+    return definition(stand.runtime.link.address, target={"contract": contract}, **spec), staged
+
+
+@pytest.mark.parametrize("contract", CONTRACTS)
+@pytest.mark.parametrize("when", ["in flight", "held"])
+async def test_what_had_no_answer_when_isolation_came_into_force_is_tried_again_on_its_own_target_only(
+    contract: str, when: str
+) -> None:
+    is_back = False
+
+    async def hang_at_first(_: Message) -> None:
+        if not is_back:
+            await asyncio.sleep(3_600)
+
+    async with standing(hang_at_first, target={"contract": contract}, flow=FLOW) as stand:
+        pump, link = stand.pump(), stand.runtime.link
+        stand.feed(pump, numbers(1, 99))
+        await stand.until(lambda: len(stand.seen) == 1)
+        for at in range(0, 20, 2):  # in batches of their own: each is lost by itself
+            stand.feed(pump, numbers(2, at), headers=STAGING)
+            stand.feed(pump, numbers(2, 100 + at))
+        await stand.until(lambda: len(stand.seen) == 41)
+        changed, staged = await isolated(stand, contract)
+        if when == "in flight":
+            stand.runtime.change(changed, None)
+        await stand.receiver.stop(0)
+        await stand.until(lambda: not link.breaker.closed and not stand.runtime.in_flight)
+        if when == "held":
+            await stand.until(lambda: len(link.held) > 20 and not stand.runtime.in_flight)
+            stand.runtime.change(changed, None)
+        is_back, before = True, len(stand.seen)
+        await stand.start_receiver()
+        await stand.idle()
+
+        assert sorted(int(message.value or b"") for message in staged) == list(range(20))
+        assert sorted(int(message.value or b"") for message in stand.seen[before:]) == list(range(99, 120))
+        assert not stand.copied.records
+
+
+@pytest.mark.parametrize("contract", CONTRACTS)
+async def test_what_waits_for_its_next_attempt_when_isolation_comes_into_force_is_routed_by_it(
+    contract: str,
+) -> None:
+    async with standing(lambda _: Retry(), target={"contract": contract}) as stand:
+        pump, (changed, staged) = stand.pump(), await isolated(stand, contract)
+        stand.feed(pump, numbers(1), headers=STAGING)
+        await stand.until(lambda: bool(pump._line.waiting))
+        stand.runtime.change(changed, None)
+        before = len(stand.seen)
+        await stand.idle()
+
+        assert len(staged) == 1
+        assert len(stand.seen) == before
+        assert not stand.copied.records
+
+
+async def test_tokens_for_moving_heads_away_outlast_a_change_and_a_worker_has_its_share_of_them() -> None:
+    async with standing(lambda _: None, headOfLine={"perMinute": 1}) as stand:
+        runtime = stand.runtime
+        runtime.head_tokens.take(runtime.clock())
+        for timeout in ("5s", "6s"):
+            runtime.change(
+                definition(runtime.link.address, target={"timeout": timeout}, headOfLine={"perMinute": 2}),
+                None,
+            )
+        assert runtime.head_tokens.wait_s(runtime.clock()) > 0
+        runtime.shared(Share(0.25, 0.25))
+
+        assert runtime.head_tokens.rate_per_s == pytest.approx(0.5 / 60)
+        assert runtime.head_tokens.wait_s(runtime.clock()) > 0
+        runtime.shared(NOTHING)  # no jobs for a while
+        runtime.shared(ALL)
+        assert runtime.head_tokens.rate_per_s == pytest.approx(2 / 60)
+        assert runtime.head_tokens.wait_s(runtime.clock()) > 0

@@ -1,0 +1,43 @@
+"""What this region is reaches receivers with each message, over either contract, and may change."""
+
+from __future__ import annotations
+
+import pytest
+
+from app.dispatch.push.metadata import RegionRole
+from app.sdk.receiver import RegionRole as Told
+from tests.dispatch.pump.rig import numbers, standing
+
+EAST = RegionRole("east", primary=True, epoch=0)
+MOVED = RegionRole("east", primary=False, epoch=65)
+
+
+@pytest.mark.parametrize("contract", ["unary", "stream"])
+async def test_messages_carry_what_the_region_is_now(contract: str) -> None:
+    async with standing(lambda _: None, target={"contract": contract}) as stand:
+        pump = stand.pump()
+        for role in (None, EAST, MOVED, None):
+            stand.runtime.tell_role(role)
+            stand.feed(pump, numbers(3))
+            await stand.idle()
+        seen = [message.role for message in stand.seen]
+
+    east, moved = Told("east", primary=True, epoch=0), Told("east", primary=False, epoch=65)
+    assert seen == [*[None] * 3, *[east] * 3, *[moved] * 3, *[None] * 3]
+
+
+@pytest.mark.parametrize("contract", ["unary", "stream"])
+async def test_a_receiver_that_is_named_later_is_told_too(contract: str) -> None:
+    async with standing(lambda _: None, target={"contract": contract}) as stand:
+        stand.runtime.tell_role(EAST)
+        address, seen, _ = await stand.another_receiver(lambda _: None)
+        spec = stand.runtime.workload.spec
+        target = spec.target.model_copy(update={"address": address})
+        changed = stand.runtime.workload.model_copy(
+            update={"spec": spec.model_copy(update={"target": target})}
+        )
+        stand.runtime.change(changed, None)
+        stand.feed(stand.pump(), numbers(3))
+        await stand.idle()
+
+    assert [message.role for message in seen] == [Told("east", primary=True, epoch=0)] * 3

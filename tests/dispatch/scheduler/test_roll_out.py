@@ -1,0 +1,88 @@
+"""A roll-out during which an ingress knows no such method: the stream is tried again afterwards."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from typing import Any
+
+import pytest
+
+from tests.dispatch.pump.rig import numbers, standing
+from tests.dispatch.push.grpc_servers import Place, start_server
+
+RETRY_S = 0.05  # instead of seconds
+
+
+class Ingress:
+    """Answers unary calls, and knows no stream."""
+
+    def __init__(self) -> None:
+        self.seen: Counter[bytes] = Counter()
+        self._place = Place(start_server)
+
+    async def begin(self) -> int:
+        """Its port."""
+        await self._place.begin(self._handle)
+        return self._place.port
+
+    async def end(self) -> None:
+        await self._place.end()
+
+    async def _handle(self, value: bytes, _: Any) -> bytes:
+        self.seen[value] += 1
+        return b""
+
+
+async def test_with_contract_stream_messages_wait_for_the_stream_and_none_goes_by_a_unary_call() -> None:
+    ingress = Ingress()
+    async with standing(lambda _: None) as stand:
+        await stand.receiver.stop(0)
+        stand.port = await ingress.begin()
+        stand.run(target={"contract": "stream"})
+        pump, link = stand.pump(), stand.runtime.link
+        stand.feed(pump, numbers(500))
+        await stand.until(lambda: not link.breaker.closed)  # it was refused many times
+        assert link.status(time.monotonic()).contract == "stream"
+        await ingress.end()
+        await stand.start_receiver()
+        await stand.idle()
+
+        assert not ingress.seen
+        assert not stand.copied.records
+        assert stand.values() == Counter(str(number).encode() for number in range(500))
+        assert {message.attempt for message in stand.seen} == {1}
+
+
+@pytest.mark.parametrize("refusals", [1, 4])
+async def test_with_contract_auto_unary_calls_go_on_and_the_stream_is_found_once_it_is_there(
+    refusals: int,
+) -> None:
+    ingress = Ingress()
+    async with standing(lambda _: None) as stand:
+        await stand.receiver.stop(0)
+        stand.port = await ingress.begin()
+        stand.run(target={"contract": "auto"})
+        pump, link = stand.pump(), stand.runtime.link
+        stream = link.stream
+        assert stream is not None
+        stream.retry_s = RETRY_S
+        stand.feed(pump, numbers(200))
+        await stand.idle()
+        await stand.until(lambda: stream.retry_s >= RETRY_S * 2**refusals)  # it was refused again and again
+        stand.feed(pump, numbers(200, 200))
+        await stand.idle()
+        assert (link.stream, link.breaker.closed, link.breaker.recent(time.monotonic())[1]) == (None, True, 0)
+        assert ingress.seen == Counter(str(number).encode() for number in range(400))
+        await ingress.end()
+        await stand.start_receiver()
+        await stand.until(lambda: link.stream is stream)
+        stand.feed(pump, numbers(200, 400))
+        await stand.idle()
+
+        assert stand.values() == Counter(str(number).encode() for number in range(400, 600))
+        assert link.status(time.monotonic()).contract == "stream"
+        assert not stand.copied.records
+        await asyncio.sleep(4 * RETRY_S)
+        assert link.breaker.closed

@@ -1,0 +1,346 @@
+"""Workload definitions: the whole shape is checked, all at once, and what is not in force is said so."""
+
+from __future__ import annotations
+
+import copy
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from app.config.problems import InvalidConfiguration
+from app.definitions.registry import load_definitions, parse_definition
+from app.dispatch.definition import Workload
+from app.failover.topology import Layout, Site
+from tests.config.examples import FULL, REGIONS, SMALL, changed
+
+NORTH = Site("north", "aggregate")
+
+
+def fields(document: Any, **options: Any) -> list[str]:
+    with pytest.raises(InvalidConfiguration) as caught:
+        parse_definition(document, **options)
+    return [problem.field for problem in caught.value.problems if problem.severity == "error"]
+
+
+def text_of(document: Any, **options: Any) -> str:
+    with pytest.raises(InvalidConfiguration) as caught:
+        parse_definition(document, **options)
+    return str(caught.value)
+
+
+def test_a_small_definition_has_sane_defaults_and_no_warning() -> None:
+    workload, warnings = parse_definition(SMALL)
+    spec = workload.spec
+
+    assert warnings == []
+    assert (spec.target.contract, spec.target.timeout, spec.ordering) == ("unary", 10.0, "none")
+    assert (spec.flow.max_inflight, spec.tracker.capacity, spec.dlq.enabled) == ("adaptive", 10_000, True)
+    assert (spec.retry, spec.delay, spec.start) == ((), 0.0, "earliest")
+
+
+def test_the_names_derived_from_a_workload() -> None:
+    workload, _ = parse_definition(changed("spec/retry", [{"delay": "1m"}, {"delay": "10m"}]))
+
+    assert workload.key == "billing/orders"
+    assert workload.retry_topics() == ("orders__billing__retry_1", "orders__billing__retry_2")
+    assert workload.dlq_topic() == "orders__billing__dlq"
+    assert workload.method() == "/kafka.consumerproxy.billing/orders"
+    assert parse_definition(FULL)[0].method() == "/acme.Billing/Take"
+
+
+def test_every_field_is_in_force_and_none_warns() -> None:
+    _, warnings = parse_definition(FULL, clusters=["east-aggregate"], layout=REGIONS)
+
+    assert warnings == []
+
+
+MODE: list[tuple[dict[str, Any], str, str]] = [
+    ({"spec/primary": "east"}, "spec.primary", "has no meaning without a mode"),
+    ({"spec/mode": "active-active", "spec/primary": "eats"}, "spec.primary", "did you mean east?"),
+    ({"spec/mode": "active-passive", "metadata/cluster": "north-aggregate"}, "metadata.cluster",
+     "each region reads its own cluster: region west has 2 clusters of tier aggregate"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("edits", "field", "said"), MODE)
+def test_a_mode_that_cannot_be_is_refused(edits: dict[str, str], field: str, said: str) -> None:
+    document = SMALL
+    for path, value in edits.items():
+        document = changed(path, value, base=document)
+    two = {**REGIONS.sites, "west-second": Site("west", "aggregate"), "north-aggregate": NORTH}
+    regions = Layout("west", two, "west-regional") if "north" in str(edits) else REGIONS
+
+    assert fields(document, layout=regions) == [field]
+    assert said in text_of(document, layout=regions)
+
+
+def test_a_mode_on_a_regional_cluster_is_told_to_read_other_messages_in_each_region() -> None:
+    document = changed("spec/mode", "active-active", base=changed("metadata/cluster", "east-regional"))
+    _, warnings = parse_definition(document, layout=REGIONS)
+
+    assert ["each region has other messages there" in warning.message for warning in warnings] == [True]
+
+
+def test_an_unknown_kind_is_answered_with_what_was_meant() -> None:
+    assert "did you mean Workload?" in text_of(changed("kind", "Worklod"))
+
+
+@pytest.mark.parametrize(
+    ("path", "low", "high", "below", "above"),
+    [
+        ("spec/flow/max_inflight", 1, 100_000, 0, 100_001),
+        ("spec/tracker/capacity", 1, 1_000_000, 0, 1_000_001),
+        ("spec/target/timeout", "1ms", "1h", "0s", "3601s"),
+    ],
+)
+def test_bounds_are_inclusive(path: str, low: Any, high: Any, below: Any, above: Any) -> None:
+    parse_definition(changed(path, low))
+    parse_definition(changed(path, high))
+    for beyond in (below, above):
+        assert path.replace("/", ".") in fields(changed(path, beyond))
+
+
+@pytest.mark.parametrize(
+    ("tier", "field"),
+    [({"delay": "31d"}, "spec.retry.0.delay"), ({"delay": "1s", "attempts": 0}, "spec.retry.0.attempts"),
+     ({"delay": "1s", "attempts": 1001}, "spec.retry.0.attempts"), ({"attempts": 3}, "spec.retry.0.delay")],
+)  # fmt: skip
+def test_a_retry_tier_out_of_bounds_is_named_by_its_place_in_the_list(
+    tier: dict[str, Any], field: str
+) -> None:
+    assert fields(changed("spec/retry", [tier])) == [field]
+
+
+def test_a_retry_tier_may_wait_not_at_all_and_thirty_days() -> None:
+    workload, _ = parse_definition(
+        changed("spec/retry", [{"delay": 0, "attempts": 1}, {"delay": "30d", "attempts": 1000}])
+    )
+
+    assert [tier.delay for tier in workload.spec.retry] == [0, 30 * 86_400]
+
+
+@pytest.mark.parametrize("name", ["", "a b", "a/b", "ö", ".", "..", "x" * 201, 7, None, ["a"], "a\n"])
+@pytest.mark.parametrize("field", ["group", "topic"])
+def test_what_is_no_name_is_refused(field: str, name: Any) -> None:
+    assert f"metadata.{field}" in fields(changed(f"metadata/{field}", name))
+
+
+def test_derived_topic_names_fit_into_kafkas_limit() -> None:
+    def named(group_chars: int) -> dict[str, Any]:
+        document = changed("metadata/topic", "t" * 200)
+        document["metadata"]["group"] = "g" * group_chars
+        document["spec"]["retry"] = [{"delay": "1s"}]
+        return document
+
+    workload, _ = parse_definition(named(249 - 200 - len("____retry_1")))
+    assert len(workload.retry_topics()[0]) == 249
+    assert "shorten the group" in text_of(named(249 - 200 - len("____retry_1") + 1))
+
+
+@pytest.mark.parametrize(
+    "address", ["billing:443", "dns:///billing:443", "dns://8.8.8.8/b:1", "[::1]:443", "ipv4:10.0.0.1:443",
+                "ipv6:[2001:db8::1]:443", "unix:/run/billing.sock", "unix:///run/billing.sock"],
+)  # fmt: skip
+def test_the_addresses_grpc_knows_are_taken(address: str) -> None:
+    assert parse_definition(changed("spec/target/address", address))[0].spec.target.address == address
+
+
+@pytest.mark.parametrize("address", ["", "billing", "http://billing:443", "billing:http", "b c:1", 443, None])
+def test_other_addresses_are_refused(address: Any) -> None:
+    assert fields(changed("spec/target/address", address)) == ["spec.target.address"]
+
+
+@pytest.mark.parametrize(
+    "method", ["Take", "acme.Billing/Take", "/acme.Billing", "/acme.Billing/", "/a/b/c", 7]
+)
+def test_what_is_no_grpc_method_is_refused(method: Any) -> None:
+    assert fields(changed("spec/target/method", method)) == ["spec.target.method"]
+
+
+def test_an_unknown_cluster_is_answered_with_what_was_meant() -> None:
+    known = ["east-regional", "east-aggregate"]
+
+    parse_definition(SMALL, clusters=known)
+    assert "did you mean east-aggregate?" in text_of(
+        changed("metadata/cluster", "east-agregate"), clusters=known
+    )
+
+
+@pytest.mark.parametrize("document", [None, [], "Workload", 7, {}])
+def test_what_is_no_definition_at_all_is_refused_in_the_one_form(document: Any) -> None:
+    with pytest.raises(InvalidConfiguration):
+        parse_definition(document)
+
+
+def test_every_mistake_in_a_body_is_told_without_a_file() -> None:
+    document = changed("metadata/group", "a b")
+    document["spec"]["target"]["address"] = "nowhere"
+    document["spec"]["tracker"] = {"capacity": 0}
+
+    assert fields(document) == ["metadata.group", "spec.target.address", "spec.tracker.capacity"]
+
+
+# -- on the wire -----------------------------------------------------------------------------------
+
+names = st.from_regex(r"[A-Za-z0-9_-]{1,60}", fullmatch=True)
+
+
+def somewhere_to_stash(document: dict[str, Any]) -> dict[str, Any]:
+    if "headOfLine" in document["spec"]:
+        document["spec"]["retry"] = document["spec"].get("retry") or [{"delay": 1}]
+        document["spec"].pop("dlq", None)
+    return document
+
+
+definitions = st.fixed_dictionaries({
+    "apiVersion": st.just("switchyard/v1"),
+    "kind": st.just("Workload"),
+    "metadata": st.fixed_dictionaries(
+        {"group": names, "topic": names, "cluster": names},
+        optional={"owner": st.text("aé '\"#:-", max_size=20)},
+    ),
+    "spec": st.fixed_dictionaries(
+        {"target": st.fixed_dictionaries(
+            {"address": st.sampled_from(["b:1", "dns:///b:443", "unix:/b"])},
+            optional={"timeout": st.integers(1, 3_600_000).map(lambda ms: f"{ms}ms"),
+                      "method": st.just("/a.B/C")},
+        )},
+        optional={
+            "flow": st.fixed_dictionaries({}, optional={
+                "max_inflight": st.just("adaptive") | st.integers(1, 100_000),
+                "messages_per_second": st.integers(1, 10**9) | st.floats(0.01, 1e9),
+                "bytes_per_second": st.integers(1, 2**50),
+            }),
+            "tracker": st.fixed_dictionaries({"capacity": st.integers(1, 1_000_000)}),
+            "retry": st.lists(st.fixed_dictionaries(
+                {"delay": st.integers(0, 30 * 86_400_000).map(lambda ms: ms / 1000),
+                 "attempts": st.integers(1, 1000)}
+            ), max_size=10),
+            "dlq": st.fixed_dictionaries(
+                {"enabled": st.booleans()}, optional={"maxMerges": st.integers(0, 9)}
+            ),
+            "headOfLine": st.fixed_dictionaries(
+                {"after": st.integers(1, 10**6), "stash": st.sampled_from(["dlq", "retry"])},
+                optional={"perMinute": st.floats(0.1, 100)},
+            ),
+            "payload": st.fixed_dictionaries({"protobuf": st.fixed_dictionaries(
+                {"descriptor": st.just("a.desc"), "message": st.just("a.B")},
+                optional={"framing": st.sampled_from(["raw", "confluent"])},
+            )}),
+            "catchUp": st.fixed_dictionaries({"lag": st.integers(1, 10**12), "rate": st.floats(0.1, 1e6)}),
+            "start": st.sampled_from(["earliest", "latest"]),
+            "placement": st.fixed_dictionaries({"group": st.sampled_from(["default", "critical-1"])}),
+            "hibernate": st.fixed_dictionaries({"after": st.integers(60, 30 * 86_400)}),
+        },
+    ),
+}).map(somewhere_to_stash)  # fmt: skip
+
+
+@given(definitions)
+def test_a_definition_comes_back_from_the_wire_as_it_was(document: dict[str, Any]) -> None:
+    workload, _ = parse_definition(document)
+
+    back = Workload.from_wire(json.loads(json.dumps(workload.to_wire())))
+
+    assert back.to_wire() == workload.to_wire()
+    assert back.etag() == workload.etag()
+    assert (back.key, back.retry_topics()) == (workload.key, workload.retry_topics())
+
+
+@given(definitions)
+def test_what_is_on_the_wire_is_a_definition_that_can_be_deployed_again(document: dict[str, Any]) -> None:
+    workload, _ = parse_definition(document)
+
+    assert parse_definition(workload.to_wire())[0].etag() == workload.etag()
+
+
+def test_fields_of_a_newer_version_are_passed_over_on_the_wire_at_every_depth() -> None:
+    workload, _ = parse_definition(FULL)
+    newer = copy.deepcopy(workload.to_wire())
+    newer["newer"] = newer["spec"]["newer"] = newer["spec"]["target"]["newer"] = {"x": [1]}
+    newer["spec"]["retry"][1]["newer"] = newer["spec"]["payload"]["protobuf"]["newer"] = 1
+
+    assert Workload.from_wire(newer) == workload
+
+
+def test_the_etag_changes_with_the_meaning_and_not_with_the_writing() -> None:
+    etag = parse_definition(SMALL)[0].etag()
+
+    assert parse_definition(changed("spec/target/timeout", "10000ms"))[0].etag() == etag
+    assert parse_definition(changed("spec/target/timeout", "11s"))[0].etag() != etag
+
+
+# -- files -----------------------------------------------------------------------------------------
+
+
+def test_a_folder_is_read_whole_yaml_and_json(tmp_path: Path) -> None:
+    (tmp_path / "deeper").mkdir()
+    (tmp_path / "a.yaml").write_text(
+        f"{json.dumps(SMALL)}\n---\n{json.dumps(changed('metadata/topic', 'refunds'))}\n"
+    )
+    (tmp_path / "deeper" / "b.json").write_text(json.dumps(changed("metadata/topic", "invoices"), indent=1))
+    (tmp_path / "notes.txt").write_text("no definition")
+
+    workloads, warnings = load_definitions([tmp_path])
+
+    assert sorted(w.key for w in workloads) == ["billing/invoices", "billing/orders", "billing/refunds"]
+    assert warnings == []
+
+
+def test_a_definition_that_comes_twice_is_told_with_both_places(tmp_path: Path) -> None:
+    (tmp_path / "a.yaml").write_text(json.dumps(SMALL, indent=1))
+    (tmp_path / "b.yaml").write_text("# a line\n" + json.dumps(SMALL, indent=1))
+
+    with pytest.raises(InvalidConfiguration) as caught:
+        load_definitions([tmp_path])
+
+    (problem,) = caught.value.problems
+    assert (Path(problem.file).name, problem.line) == ("b.yaml", 7)
+    assert "a.yaml:4" in problem.message
+
+
+@pytest.mark.parametrize("broken", [0, 1])
+def test_a_definition_that_comes_twice_is_told_even_when_one_of_them_is_wrong(
+    tmp_path: Path, broken: int
+) -> None:
+    documents = [SMALL, SMALL]
+    documents[broken] = changed("spec/start", "middle")
+    for name, document in zip("ab", documents, strict=True):
+        (tmp_path / f"{name}.yaml").write_text(json.dumps(document, indent=1))
+    (tmp_path / "c.yaml").write_text("a: b: c\n")
+
+    with pytest.raises(InvalidConfiguration) as caught:
+        load_definitions([tmp_path])
+
+    told = {(Path(problem.file).name, problem.field) for problem in caught.value.problems}
+    assert told == {("b.yaml", "metadata.topic"), (f"{'ab'[broken]}.yaml", "spec.start"), ("c.yaml", "")}
+    assert "a.yaml:4" in str(caught.value)
+
+
+def test_mistakes_of_all_files_are_told_at_once(tmp_path: Path) -> None:
+    (tmp_path / "a.yaml").write_text("a: b: c\n")
+    (tmp_path / "b.yaml").write_text(json.dumps(changed("spec/start", "middle")))
+
+    with pytest.raises(InvalidConfiguration) as caught:
+        load_definitions([tmp_path, tmp_path / "gone.yaml"])
+
+    assert [Path(problem.file).name for problem in caught.value.problems] == ["a.yaml", "b.yaml", "gone.yaml"]
+
+
+def test_a_folder_without_definitions_is_told(tmp_path: Path) -> None:
+    with pytest.raises(InvalidConfiguration, match=r"has no \.yaml"):
+        load_definitions([tmp_path])
+
+
+def test_warnings_name_their_file_and_line(tmp_path: Path) -> None:
+    document = changed("spec/mode", "active-passive", base=changed("metadata/cluster", "east-regional"))
+    (tmp_path / "a.yaml").write_text(json.dumps(document, indent=1))
+
+    _, (warning,) = load_definitions([tmp_path / "a.yaml"], layout=REGIONS)
+
+    assert (Path(warning.file).name, warning.field) == ("a.yaml", "metadata.cluster")
+    assert '"cluster"' in (tmp_path / "a.yaml").read_text().splitlines()[warning.line - 1]

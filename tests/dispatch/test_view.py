@@ -1,0 +1,240 @@
+"""Why a workload stands still is told truly: real pumps and receivers brought into each state, and read."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any
+
+from app.controllog.codec import MAX_EVENT_BYTES, Heartbeat, encode, heartbeat, heartbeat_events
+from app.dispatch.model.throughput_diagnosis import RESTS
+from app.dispatch.pump.line_head import free_head
+from app.dispatch.view import WorkloadFlow, workload_flow
+from app.kernel.clock import now_ms
+from app.kernel.limit_shares import ALL
+from app.sdk.receiver import Message
+from app.worker.runtime.heartbeat_status import job_statuses, workload_statuses
+from tests.dispatch.pump.rig import Stand, numbers, standing
+
+
+def seen(stand: Stand) -> WorkloadFlow:
+    """What a console shows, after the way through a heartbeat."""
+    runtime = stand.runtime
+    key = runtime.workload.key
+    (event,) = heartbeat_events(
+        Heartbeat(
+            worker="w1", at_ms=1, started_ms=1, url="http://h:1", state="running", term=0,
+            jobs=job_statuses(stand.pumps, {}, {}),
+            workloads=workload_statuses({key: runtime}, stand.pumps, stand.budget),
+        )
+    )  # fmt: skip
+    beat = heartbeat(event)
+    told = [("w1", beat.workloads[0], beat.jobs)]
+    return workload_flow(runtime.workload.to_wire(), told, 0, len(beat.jobs), now_ms())
+
+
+class Stuck:
+    """A handler that does not answer, for what `is_stuck` says, until it is told to."""
+
+    def __init__(self, is_stuck: Any = lambda _: True) -> None:
+        self.go = asyncio.Event()
+        self.is_stuck = is_stuck
+
+    async def __call__(self, message: Message) -> None:
+        if self.is_stuck(message):
+            await self.go.wait()
+
+
+async def test_a_receiver_that_is_full_is_told_with_what_is_in_flight() -> None:
+    handler = Stuck()
+    async with standing(handler, flow={"max_inflight": 3}) as stand:
+        stand.feed(stand.pump(), numbers(20))
+        await stand.until(lambda: stand.runtime.in_flight == 3)
+        flow = seen(stand)
+        assert flow.bound == "limit"
+        assert "3 of 3 are in flight" in flow.why
+        (receiver,) = flow.receivers
+        assert (receiver.in_flight, receiver.limit, receiver.ceiling) == (3, 3, None)
+        assert flow.workers[0].ready == 17
+        handler.go.set()
+        await stand.idle()
+        assert seen(stand).bound == "none"
+
+
+async def test_a_receiver_that_is_away_is_told_with_the_reason_and_the_next_probe() -> None:
+    async with standing(lambda _: None) as stand:
+        await stand.receiver.stop(0)
+        stand.feed(stand.pump(), numbers(20))
+        await stand.until(lambda: not stand.runtime.link.breaker.closed and bool(stand.runtime.link.held))
+        flow = seen(stand)
+        assert flow.bound == "breaker"
+        (receiver,) = flow.receivers
+        assert receiver.breaker in {"open", "half-open"}
+        assert receiver.why_open
+        assert receiver.why_open in flow.why
+        assert receiver.probe_in_s is not None
+        assert receiver.probe_in_s <= 1.0
+        assert receiver.failed
+        assert receiver.held
+
+
+async def test_a_rate_is_told_with_what_is_short_of_it() -> None:
+    async with standing(lambda _: None, flow={"messages_per_second": 0.5}) as stand:
+        stand.runtime.shared(ALL)
+        stand.feed(stand.pump(), numbers(20))
+        await stand.until(lambda: len(stand.seen) == 1)
+        flow = seen(stand)
+        assert flow.bound == "rate"
+        assert flow.workers[0].messages_per_s == 0.5
+        assert flow.workers[0].messages_short
+
+
+async def test_a_delay_is_told_with_the_time_until_the_first_is_due() -> None:
+    async with standing(lambda _: None, delay="1h") as stand:
+        stand.feed(stand.pump(), numbers(20))
+        flow = seen(stand)
+        assert flow.bound == "delay"
+        assert flow.workers[0].postponed == 20
+        assert 3000 < (flow.workers[0].due_in_s or 0) <= 3600
+
+
+async def test_messages_with_a_time_of_their_own_are_told_too() -> None:
+    async with standing(lambda _: None) as stand:
+        later = str(now_ms() + 3_600_000).encode()
+        stand.feed(stand.pump(), numbers(5), headers=[("not-before", later)])
+        flow = seen(stand)
+        assert (flow.bound, flow.workers[0].postponed) == ("delay", 5)
+
+
+async def test_what_waits_behind_its_key_is_told_as_the_order() -> None:
+    async with standing(Stuck(), ordering="key") as stand:
+        stand.feed(stand.pump(), numbers(20, keys=1))
+        await stand.until(lambda: stand.runtime.in_flight == 1)
+        flow = seen(stand)
+        assert (flow.bound, flow.workers[0].behind) == ("order", 19)
+
+
+async def test_a_pause_is_told_and_so_is_a_lease_that_is_over() -> None:
+    async with standing(lambda _: None) as stand:
+        pump = stand.pump()
+        pump.pause(True)
+        stand.feed(pump, numbers(5))
+        assert (seen(stand).bound, seen(stand).workers[0].paused) == ("paused", 1)
+        stand.lease.expires_at_s = time.monotonic() - 1
+        assert (seen(stand).bound, seen(stand).workers[0].blocked) == ("lease", "lease")
+
+
+async def test_what_rests_by_no_operator_s_pause_says_why() -> None:
+    async with standing(lambda _: None) as stand:
+        pump = stand.pump()
+        pump.pause(True)
+        assert "paused by an operator" in seen(stand).why
+        pump.trouble = f"{RESTS}region west has it"
+        flow = seen(stand)
+        assert (flow.bound, "region west has it" in flow.why, "operator resume" in flow.why) == (
+            "paused", True, False,
+        )  # fmt: skip
+        pump.trouble = "commit: east does not answer"
+        assert "operator" not in seen(stand).why, "that is not known"
+
+
+async def test_a_stream_tells_its_credit_and_each_receiver_is_told_apart() -> None:
+    async with standing(Stuck(), target={"contract": "stream"}) as stand:
+        stand.feed(stand.pump(), numbers(5))
+        await stand.until(lambda: stand.runtime.in_flight == 5)
+        (receiver,) = seen(stand).receivers
+        assert receiver.contract == "stream"
+        assert receiver.credit
+    async with standing(lambda _: None) as stand:
+        address, _, other = await stand.another_receiver(Stuck())
+        await other.stop(0)
+        stand.run(
+            isolation={"environment": "env", "targets": [{"environment": "test", "address": address}]},
+        )
+        stand.feed(stand.pump(), numbers(10), headers=[("env", b"test")])
+        await stand.until(lambda: not stand.runtime.links[address].breaker.closed)
+        flow = seen(stand)
+        assert [(r.address == address, r.breaker == "closed") for r in flow.receivers] == [
+            (False, True),
+            (True, False),
+        ]
+        assert address in flow.why
+
+
+async def test_a_message_that_blocks_is_a_candidate_with_its_numbers_and_then_a_decision() -> None:
+    handler = Stuck(lambda message: message.value == b"0")
+    async with standing(handler, headOfLine={"after": "1h"}) as stand:
+        pump = stand.pump(capacity=50)
+        stand.feed(pump, numbers(200))
+        await stand.until(lambda: pump.tracker.room == 0 and pump.tracker.unfinished == 1)
+        assert free_head(pump, time.monotonic()) is None
+        flow = seen(stand)
+        assert flow.bound == "head-of-line"
+        assert "orders-0 at offset 0" in flow.why
+        (head,) = flow.head_of_line.candidates
+        assert (head.topic, head.partition, head.offset) == ("orders", 0, 0)
+        assert (head.tracker_used, head.unfinished_share) == (1.0, 0.02)
+        assert "has been out for" in head.why_not
+        assert flow.head_of_line.after_s == 3600.0
+        await stand.until(lambda: free_head(pump, time.monotonic() + 3600.0) is not None)
+        handler.go.set()
+        await stand.idle()
+        told = seen(stand).head_of_line
+        assert (told.stashed, told.candidates) == (1, [])
+        (decision,) = told.decisions
+        assert (decision.offset, decision.rule) == (0, "age")
+        assert "of the tracker in use" in decision.reason or "not finished after" in decision.reason
+        assert abs(decision.at_ms - now_ms()) < 60_000
+
+
+async def test_a_head_that_may_not_be_stashed_says_so() -> None:
+    handler = Stuck(lambda message: message.value == b"0")
+    async with standing(handler, dlq={"enabled": False}) as stand:
+        pump = stand.pump(capacity=10)
+        stand.feed(pump, numbers(100))
+        await stand.until(lambda: pump.tracker.room == 0)
+        assert "dlq.enabled is false" in seen(stand).head_of_line.candidates[0].why_not
+
+
+async def test_a_tracker_smaller_than_what_the_receiver_takes_is_told() -> None:
+    async with standing(Stuck()) as stand:
+        pump = stand.pump(capacity=10)
+        stand.feed(pump, numbers(100))
+        await stand.until(lambda: stand.runtime.in_flight == 10)
+        assert seen(stand).bound == "tracker"
+
+
+async def test_what_is_as_usual_takes_no_room_in_a_heartbeat() -> None:
+    async with standing(lambda _: None) as stand:
+        pump = stand.pump()
+        stand.feed(pump, numbers(100))
+        await stand.idle()
+        statuses = workload_statuses(
+            {f"group/topic-{n}": stand.runtime for n in range(300)}, [pump], stand.budget
+        )
+        (event,) = heartbeat_events(
+            Heartbeat(worker="w1", at_ms=1, started_ms=1, url="http://h:1", state="running", term=0,
+                      workloads=statuses)
+        )  # fmt: skip
+        assert len(event) < MAX_EVENT_BYTES / 5
+        unusual = [
+            "why_open",
+            "probe_in_ms",
+            "allowed",
+            "credit",
+            "held",
+            "heads",
+            "decisions",
+            "blocked",
+            "rate_messages",
+            "tokens_bytes",
+            "budget_used",
+            "contract",
+            "base_timeout_ms",
+            "failed",
+        ]
+        assert [name for name in unusual if f'"{name}"'.encode() in event] == []
+        (status,) = job_statuses([pump], {}, {})
+        told = encode(status)
+        unusual = ["ready", "behind", "postponed", "backoff", "due_ms", "used", "capacity", "buffered_bytes"]
+        assert [name for name in unusual if f'"{name}"'.encode() in told] == []

@@ -1,0 +1,230 @@
+"""Failovers on the command line: read first, then done and followed to the end, or given up."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
+import pytest
+from click.testing import CliRunner
+
+from app.cli.main import switchyard
+from app.controllog.events import RoleReleased
+from app.failover.api import cli_runs
+from app.failover.plan.document import PlannedPartition, PlannedWorkload
+from app.failover.plan.planner import Planner
+from tests.failover.api.test_rest import PATH, failover
+from tests.failover.api.test_rest_runs import KEY, OTHER, heard, regions, role
+from tests.web.client import Console
+from tests.web.conftest import console as console  # noqa: PLC0414 - the fixture
+from tests.web.runtime_fake import HandFed
+
+PLAN = ("failover", "plan", "--to", "east")
+
+
+class Shell:
+    """Runs commands in this process, told of a worker: they are many."""
+
+    def __init__(self, url: str, fed: HandFed) -> None:
+        self.url = url
+        self.fed = fed
+
+    def __call__(self, *arguments: str) -> Any:
+        ended = CliRunner().invoke(switchyard, arguments, env={"SWITCHYARD_URL": self.url})
+        return SimpleNamespace(returncode=ended.exit_code, stdout=ended.stdout, stderr=ended.stderr)
+
+
+@pytest.fixture
+def shell(console: Console) -> Shell:
+    regions(console.fed)
+    assert console.ask("PUT", PATH, failover("orders", "refunds")).status == 201
+    return Shell(console.url, console.fed)
+
+
+@contextmanager
+def leading(shell: Shell, *released: str) -> Iterator[None]:
+    """The leader's rounds, and a west that lets go of these workloads."""
+    ended = threading.Event()
+
+    def rounds() -> None:
+        while not ended.wait(0.05):
+            asyncio.run(shell.fed.failover.step())
+            for key in released:
+                found = shell.fed.control.view.roles.of(key)
+                if found is not None and found.state == "moving":
+                    told = RoleReleased(at_ms=1, key=key, region="west", epoch=found.epoch)
+                    shell.fed.control.view.apply(told)
+
+    thread = threading.Thread(target=rounds)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+
+
+def plan(shell: Shell, *more: str) -> str:
+    told = shell(*PLAN, *more, "-o", "json")
+    assert told.returncode == 0, told.stderr
+    return str(json.loads(told.stdout)["id"])
+
+
+def test_a_plan_is_shown_executed_and_followed_to_its_end(shell: Shell) -> None:
+    shown = shell(*PLAN, "--reason", "evil\x1b[2J")
+    assert shown.returncode == 0, shown.stderr
+    assert "region west was heard" in shown.stdout
+    assert "its partitions are not known: this worker has no offset map" in shown.stderr
+    assert "2 workloads, 0 partitions" in shown.stderr
+    assert "not here yet unknown (unknown unreachable)" in shown.stderr
+    (name,) = [word for word in shown.stderr.split() if word.startswith("failover-") and ":" not in word]
+    assert f"switchyard failover execute {name}" in shown.stderr
+
+    looked = shell("failover", "execute", name, "--dry-run")
+    assert (looked.returncode, "it may begin; nothing was changed" in looked.stderr) == (0, True)
+    asked = shell("failover", "execute", name)
+    assert (asked.returncode, "add --yes" in asked.stderr) == (5, True)
+    with leading(shell, KEY, OTHER):
+        done = shell("failover", "execute", name, "--yes")
+    assert done.returncode == 0, done.stderr
+    assert f"{name} is done after" in done.stderr
+    assert "2 active" in done.stderr
+    rows = [line.split() for line in done.stdout.splitlines() if line.startswith("billing/")]
+    assert [row[:4] for row in rows] == [[key, "west", "active", "128"] for key in (KEY, OTHER)]
+    listed = shell("failover", "runs")
+    assert name in listed.stdout
+    assert "\x1b" not in listed.stdout
+    whole = shell("failover", "show", name)
+    assert (whole.returncode, "\x1b" in whole.stdout + whole.stderr) == (0, False)
+    assert json.loads(shell("failover", "show", name, "-o", "json").stdout)["state"] == "done"
+    again = shell("failover", "execute", name, "--yes")
+    assert (again.returncode, "It has ended" in again.stderr) == (5, True)
+
+
+def test_one_that_waits_says_for_what_is_forced_or_aborted(shell: Shell) -> None:
+    first = plan(shell, "--workload", KEY)
+    begun = shell("failover", "execute", first, "--yes", "--no-wait")
+    assert (begun.returncode, f"{first} is executing" in begun.stderr) == (0, True), begun.stderr
+    asyncio.run(shell.fed.failover.step())
+    waits = shell("failover", "show", first)
+    assert f"{KEY} waits for region west to let go of it: " in waits.stderr
+    assert f"switchyard failover execute {first} --force" in waits.stderr
+    with leading(shell):
+        forced = shell("failover", "execute", first, "--force", "--yes")
+    assert (forced.returncode, "1 active" in forced.stderr) == (0, True), forced.stderr
+    second = plan(shell)
+    shell("failover", "execute", second, "--yes", "--no-wait")
+    asyncio.run(shell.fed.failover.step())
+    asked = shell("failover", "abort", second)
+    assert (asked.returncode, "add --yes" in asked.stderr) == (5, True)
+    aborted = shell("failover", "abort", second, "--reason", "no need", "--yes")
+    assert (aborted.returncode, f"{second} is aborted" in aborted.stderr) == (0, True), aborted.stderr
+    assert "returning" in aborted.stdout
+
+
+def test_what_is_in_the_way_ends_with_its_code(shell: Shell) -> None:
+    heard(shell.fed, ago_s=60.0)
+    blocked = shell(*PLAN)
+    assert (blocked.returncode, "is blocked; see the checks above" in blocked.stderr) == (5, True)
+    assert "if it is lost, plan with --force" in blocked.stdout
+    name = json.loads(shell("failover", "runs", "-o", "json").stdout)[0]["id"]
+    looked = shell("failover", "execute", name, "--dry-run")
+    assert (looked.returncode, "in the way: " in looked.stderr) == (5, True)
+    refused = shell("failover", "execute", name, "--yes")
+    assert (refused.returncode, "Not as planned" in refused.stderr) == (5, True)
+    assert shell(*PLAN, "--force").returncode == 0
+    elsewhere = shell("failover", "plan", "--to", "west")
+    assert (elsewhere.returncode, "give the command to a worker of west" in elsewhere.stderr) == (5, True)
+    assert shell("failover", "show", "failover-none").returncode == 4
+    assert shell("failover", "show", "a/b").returncode == 2
+    assert shell("failover", "plan").returncode == 2
+
+
+def test_what_was_taken_away_is_taken_back(shell: Shell) -> None:
+    nothing = shell("failover", "failback")
+    assert (nothing.returncode, "no failover took a workload away" in nothing.stderr) == (5, True)
+    shell.fed.apply(role("west", 129, previous="east", plan="failover-w"))
+    back = shell("failover", "failback", "-o", "json")
+    assert back.returncode == 0, back.stderr
+    told = json.loads(back.stdout)
+    assert (told["back_of"], [row["workload"] for row in told["rows"]]) == ("failover-w", [KEY])
+
+
+def drill(shell: Shell, *more: str) -> Any:
+    return shell("failover", "drill", "--to", "east", *more)
+
+
+def test_a_drill_that_does_not_know_all_partitions_fails_and_names_the_workloads(shell: Shell) -> None:
+    unknown = drill(shell)
+    assert (unknown.returncode, "of 2 workloads not all is known" in unknown.stderr) == (1, True)
+    assert f"{KEY}: its partitions are not known: this worker has no offset map" in unknown.stderr
+    assert "as planned" not in unknown.stderr
+
+
+def test_a_drill_of_a_failover_that_is_blocked_fails_as_the_plan_does(shell: Shell) -> None:
+    shell("failover", "execute", plan(shell, "--workload", KEY), "--yes", "--no-wait")
+    blocked = drill(shell)
+    assert (blocked.returncode, "blocked, by 1 preconditions" in blocked.stderr) == (5, True), blocked.stderr
+    assert f"blocked: {KEY}: failover failover-" in blocked.stderr
+    heard(shell.fed, ago_s=60.0)
+    away = drill(shell, "--workload", OTHER)
+    assert (away.returncode, "blocked: regions: region west was heard" in away.stderr) == (5, True)
+    forced = drill(shell, "--workload", OTHER, "--force")
+    assert (forced.returncode, "warn: regions: region west was heard" in forced.stderr) == (1, True)
+
+
+def test_a_drill_of_what_runs_here_already_says_that_there_is_nothing_to_rehearse(
+    shell: Shell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = PlannedWorkload(workload=KEY, mode="active-active", region="west", epoch=65, checks=[])
+
+    async def known(_: Planner, *__: Any) -> PlannedWorkload:
+        return found
+
+    monkeypatch.setattr(Planner, "_workload", known)
+    nothing = drill(shell, "--workload", KEY)
+    assert (nothing.returncode, "nothing to rehearse" in nothing.stderr) == (0, True), nothing.stderr
+    row = PlannedPartition(partition=0, next_offset=5, log_end=9)
+    found = msgspec.structs.replace(found, mode="active-passive", partitions=[row])
+    failed = drill(shell, "--workload", KEY)
+    assert (failed.returncode, "1 of 1 partitions did not do well" in failed.stderr) == (1, True)
+
+
+def test_who_follows_a_run_hears_what_a_leader_has_not_written(
+    shell: Shell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = plan(shell, "--workload", KEY)
+    monkeypatch.setattr(cli_runs, "SAY_AFTER_S", 0.3)
+    heard_of, ended = threading.Event(), threading.Event()
+    said: list[str] = []
+    waits = f"{KEY} waits for the leader of east (there is none) to write it; "
+
+    def say(text: str) -> None:
+        said.append(text)
+        if text.startswith(waits):
+            heard_of.set()
+
+    def lead() -> None:
+        heard_of.wait(30.0)
+        with leading(shell, KEY):
+            ended.wait(30.0)
+
+    monkeypatch.setattr(cli_runs, "_say", say)
+    leads = threading.Thread(target=lead)
+    leads.start()
+    done = shell("failover", "execute", name, "--yes")
+    ended.set()
+    leads.join()
+    assert done.returncode == 0, done.stderr
+    assert [text for text in said if text.startswith(waits)]
+
+
+def test_help_has_examples(shell: Shell) -> None:
+    for verb in ("status", "plan", "execute", "abort", "failback", "drill", "runs", "show"):
+        assert f"switchyard failover {verb}" in shell("failover", verb, "--help").stdout

@@ -1,0 +1,150 @@
+"""Workloads of several regions as the console shows them: where they are active, and that a passive one is no
+trouble."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from app.controllog.events import RegionPulse, RolePut, RoleReleased
+from tests.failover.api.test_rest import failover
+from tests.web.client import Console
+from tests.web.runtime_fake import LAYOUT, HandFed, assigned, beat, definition, flowing, job, put, serving
+
+KEY, REFUNDS = "billing/orders", "billing/refunds"
+EVIL = "<img src=x onerror=\"document.title='owned'\">"
+
+
+@pytest.fixture
+def passive(console: Console) -> Console:
+    return regions(console)
+
+
+def regions(console: Console) -> Console:
+    """`KEY` went to the west, and its job here was let go; `REFUNDS` is primary in the east; `local` has no
+    mode."""
+    fed = console.fed
+    fed.clusters.specs = dict.fromkeys(LAYOUT.sites)
+    fed.apply(put(definition(mode="active-passive")), put(definition(topic="refunds", mode="active-active")))
+    fed.apply(put(definition(topic="local")), assigned(job(0), worker="", reason="released"))
+    fed.apply(
+        RolePut(at_ms=5_000, key=KEY, region="west", epoch=65, state="active", previous="east", actor=EVIL,
+                reason="a drill"),
+        RoleReleased(at_ms=6_000, key=KEY, region="east", epoch=65),
+        RolePut(at_ms=5_000, key=REFUNDS, region="east", epoch=0, state="active", actor="definition"),
+    )  # fmt: skip
+    refunds = job(0, "refunds", REFUNDS)
+    fed.apply(assigned(refunds))
+    fed.hear(beat(flowing(refunds, passed_over=7, committed=40)))
+    console.ask("PUT", "/api/v1/failovers/shared", failover())
+    return console
+
+
+def status(console: Console, key: str) -> dict[str, Any]:
+    told = console.ask("GET", f"/api/v1/workloads/{key}")
+    assert told.status == 200, told.text
+    return dict(told.json)
+
+
+def test_a_workload_says_where_it_is_active_under_which_epoch_since_when_and_why(passive: Console) -> None:
+    assert status(passive, KEY)["status"]["role"] == {
+        "mode": "active-passive", "region": "west", "epoch": 65, "state": "active", "active_here": False,
+        "since_ms": 5_000, "by": EVIL, "reason": "a drill",
+    }  # fmt: skip
+    listed = {item["key"]: item["role"] for item in passive.ask("GET", "/api/v1/workloads").json["items"]}
+    assert listed["billing/local"] is None
+    assert (listed[REFUNDS]["region"], listed[REFUNDS]["active_here"]) == ("east", True)
+
+
+def test_a_workload_that_is_passive_here_waits_for_nobody(passive: Console) -> None:
+    told = status(passive, KEY)
+    assert (told["status"]["bound"], told["flow"]["bound"]) == ("passive", "passive")
+    assert told["status"]["why"] == told["flow"]["why"] == "region west is active for it"
+    assert (told["status"]["waiting"], told["status"]["troubles"], told["partitions"]) == (0, [], [])
+    overview = passive.ask("GET", "/api/v1/overview").json
+    assert overview["totals"]["lag_messages"] is None, "of billing/local nothing is known"
+    passive.ask("DELETE", "/api/v1/workloads/billing/local")
+    assert passive.ask("GET", "/api/v1/overview").json["totals"]["lag_messages"] == 0
+    passive.fed.apply(assigned(job(0), worker="gone", epoch=2))
+    assert status(passive, KEY)["status"]["waiting"] == 1, "a job that somebody holds is not hidden"
+
+
+def test_a_role_that_moves_here_or_is_not_known_is_told_as_such(passive: Console) -> None:
+    moving = RolePut(at_ms=7_000, key=KEY, region="east", epoch=128, state="moving", previous="west")
+    passive.fed.apply(moving)
+    assert status(passive, KEY)["status"]["why"] == "its role is moving to region east"
+    passive.fed.apply(put(definition(topic="new", mode="active-passive")))
+    told = status(passive, "billing/new")["status"]
+    assert (told["role"]["state"], told["role"]["region"], told["bound"]) == ("unknown", None, "worker")
+
+
+def test_a_region_that_has_just_come_back_is_active_nowhere_and_says_why(passive: Console) -> None:
+    own = RolePut(at_ms=7_000, key=KEY, region="east", epoch=128, state="active", previous="west")
+    passive.fed.apply(own)
+
+    def told() -> list[Any]:
+        shown = status(passive, KEY)["status"]
+        roles = passive.ask("GET", "/api/v1/failover").json["roles"]
+        text = metrics(passive)
+        return [
+            shown["role"]["active_here"], shown["bound"] == "passive",
+            *(role["active_here"] for role in roles),
+            *(f'switchyard_workload_active{{region="east",workload="{key}"}} 1.0' in text
+              for key in (KEY, REFUNDS)),
+        ]  # fmt: skip
+
+    assert told() == [True, False, *[True] * 4]
+    passive.fed.apply(RegionPulse(at_ms=7_000, region="east"))  # of workers that are gone
+    assert told() == [False, True, *[False] * 4]
+    why = "region east has just come back, and has not heard yet what others decided"
+    assert status(passive, KEY)["status"]["why"] == why
+    listed = {item["key"]: item for item in passive.ask("GET", "/api/v1/overview").json["workloads"]}
+    assert (listed[KEY]["why"], listed[KEY]["role"]["active_here"]) == (why, False)
+
+
+def test_what_another_region_had_finished_is_counted(passive: Console) -> None:
+    told = status(passive, REFUNDS)
+    assert [told["status"]["passed_over"], told["partitions"][0]["passed_over"]] == [7, 7]
+    name = f'topic="refunds",workload="{REFUNDS}"'
+    assert f'switchyard_passed_over_messages_total{{partition="0",region="east",{name}}} 7.0' in metrics(
+        passive
+    )
+
+
+def metrics(console: Console) -> str:
+    return console.ask("GET", "/metrics").text
+
+
+def test_over_all_regions_one_is_active_in_the_metrics_as_the_leaders_tell(passive: Console) -> None:
+    text = metrics(passive)
+    assert f'switchyard_workload_active{{region="east",workload="{KEY}"}} 0.0' in text
+    assert f'switchyard_workload_active{{region="east",workload="{REFUNDS}"}} 1.0' in text
+    assert f'switchyard_role_epoch{{region="east",workload="{KEY}"}} 65.0' in text
+    assert "billing/local" not in "".join(line for line in text.splitlines() if "switchyard_role" in line)
+    passive.fed.leader.leads = False
+    assert "switchyard_workload_active{" not in metrics(passive)
+
+
+def test_how_offsets_follow_is_told_by_the_leader_and_without_one_the_rest_still_is(passive: Console) -> None:
+    told = {"region": "west", "from": "b", "to": "a", "state": "away", "why": "b is away", "lag_s": 3.5}
+    passive.fed.regions = SimpleNamespace(
+        passive_sync_told=lambda key: dict(told) if key == KEY else None, sync=SimpleNamespace()
+    )
+
+    def offsets(console: Console) -> list[Any]:
+        return [role["offsets"] for role in console.ask("GET", "/api/v1/failover").json["roles"]]
+
+    assert offsets(passive) == [told, None]
+    follower = HandFed()
+    follower.worker = "worker-b"
+    follower.leader.leads = False
+    follower.apply(*passive.fed.control.view.workloads.values())
+    follower.control.view.leader = passive.fed.worker
+    follower.hear(beat(url=passive.url))
+    with serving(follower) as url:
+        asked = Console(url, follower)
+        assert offsets(asked) == [told, None]
+        follower.hear(beat(url="http://127.0.0.1:1"))
+        assert offsets(asked) == [None, None]

@@ -1,0 +1,84 @@
+"""Regions that count other regions for a topic are found before a failover, by what came here of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from app.controllog import codec
+from app.controllog.events import FailoverDeleted, FailoverPut
+from app.failover.plan.document import Check
+from app.failover.plan.region_agreement import Definitions
+from app.offsets.store.records import ROUTES, Origin
+from app.offsets.store.tables import Atlas, Tables
+from tests.failover.run.region_fakes import KEY, Region, failover, workload
+
+
+class Case:
+    """The west's plan: the west has defined one thing, of the east's control log another came here."""
+
+    def __init__(self, path: Path, *ours: FailoverPut) -> None:
+        nothing: Any = SimpleNamespace(specs={})
+        self.west = Region("west", *ours, workload())
+        self.tables = Tables(Atlas("west", {}, {}), nothing, path)
+
+    async def came(self, *events: FailoverPut | FailoverDeleted, complete: bool = True) -> None:
+        records: dict[bytes, bytes | None] = {
+            f"failover/{event.key}".encode(): codec.encode(event) for event in events
+        }
+        origin = Origin(cluster="west-regional", topic_id="t", complete=complete)
+        await self.tables.ask(lambda store: store.write(ROUTES, "east", records, origin))
+
+    async def check(self) -> Check:
+        runtime: Any = SimpleNamespace(
+            regions=SimpleNamespace(tables=self.tables),
+            failover=SimpleNamespace(failovers=self.west.failovers),
+        )
+        planned = self.west._workload(KEY)
+        assert planned is not None
+        return await Definitions(runtime).same_regions(planned, "east")
+
+
+@pytest.mark.parametrize(
+    ("theirs", "level", "words"),
+    [
+        (failover("east", "west"), "ok", "shared between the same ones as in region east"),
+        (failover("west", "east"), "warn", "another Failover definition"),
+        (failover("east", "west", name="a"), "warn", "another Failover definition of topic orders (a)"),
+        (failover("east", "north", "west"), "blocked", "between east, north, west (orders), this one between "
+         "east, west: two regions could come to have one epoch"),
+        (failover("east", "north"), "blocked", "between east, north (orders)"),
+    ],
+)  # fmt: skip
+async def test_other_regions_of_the_topic_block_and_are_not_to_be_forced(
+    tmp_path: Path, theirs: FailoverPut, level: str, words: str
+) -> None:
+    case = Case(tmp_path, failover("east", "west"))
+    try:
+        await case.came(theirs)
+        check = await case.check()
+    finally:
+        await case.tables.close()
+    assert (check.name, check.level, check.may_force) == ("regions", level, False)
+    assert words in check.detail
+    assert ("deploy the same file in both" in check.remedy) is (level != "ok")
+
+
+async def test_what_is_not_known_of_a_region_does_not_block_and_that_it_has_none_is_known(
+    tmp_path: Path,
+) -> None:
+    case = Case(tmp_path, failover("east", "west"))
+    try:
+        assert "are not known here" in (await case.check()).detail
+        await case.came(complete=False)
+        assert "are not known here" in (await case.check()).detail
+        theirs = failover("east", "west")
+        await case.came(FailoverDeleted(at_ms=2, key=theirs.key, actor="me"))
+        check = await case.check()
+        assert check.level == "warn"
+        assert "has no Failover definition of topic orders" in check.detail
+    finally:
+        await case.tables.close()

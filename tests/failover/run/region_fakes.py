@@ -1,0 +1,138 @@
+"""Regions whose control logs are lists, each with what its leader does about the others."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+from app.controllog import codec
+from app.controllog.events import (
+    AnyControlEvent,
+    FailoverPut,
+    FailoverRun,
+    RolePut,
+    RunWorkload,
+    WorkloadPut,
+    compaction_key,
+)
+from app.controllog.failover_run import EXECUTING
+from app.dispatch.definition import Workload
+from app.failover.definition import FailoverDefinition
+from app.failover.run.derived_routes import Failovers
+from app.failover.run.presence import Presence
+from app.failover.run.region_bridge import Bridge
+from app.failover.run.role_keeper import RoleKeeper
+from app.failover.run.runner import FailoverRuns
+from app.failover.topology import AGGREGATE, REGIONAL, Layout, Site
+from app.kernel.clock import now_ms
+from app.worker.catalog import local
+from tests.web.runtime_fake import definition
+from tests.worker.runtime.test_job_manager import Log
+
+NAMES = ("east", "west", "north")
+KEY = "billing/orders"
+SITES = {f"{region}-{tier}": Site(region, tier) for region in NAMES for tier in (REGIONAL, AGGREGATE)}
+
+
+def failover(*regions: str, name: str = "orders", **spec: Any) -> FailoverPut:
+    """The event that defines it."""
+    made = FailoverDefinition.model_validate({
+        "apiVersion": "switchyard/v1", "kind": "Failover", "metadata": {"name": name},
+        "spec": {"regions": list(regions or NAMES[:2]), "topics": ["orders"], **spec},
+    })  # fmt: skip
+    return FailoverPut(
+        at_ms=1, key=made.key, definition=made.to_wire(), etag=made.etag(), actor="test"
+    )  # fmt: skip
+
+
+def workload(mode: str = "active-passive", topic: str = "orders", **spec: Any) -> WorkloadPut:
+    """Likewise, of one that runs in several regions."""
+    data = definition(topic=topic, mode=mode, **spec)
+    data["metadata"]["cluster"] = "east-aggregate"
+    made = Workload.model_validate(data)
+    return WorkloadPut(at_ms=1, key=made.key, definition=made.to_wire(), etag=made.etag(), actor="test")
+
+
+class Region:
+    """One region, as its leader `worker` sees it, whose clock is ahead; `told` are its troubles."""
+
+    def __init__(self, own: str, *defined: AnyControlEvent, worker: str = "", ahead_ms: int = 0) -> None:
+        self.own = own
+        self.ahead_ms = ahead_ms
+        self.now_s = 1_000.0
+        self.told: list[str] = []
+        self.log: Any = Log()
+        self.log.apply(*defined)
+        nothing: Any = None
+        self.failovers = Failovers(self.log, Layout(own, SITES, f"{own}-regional"), self._tell)
+        self.bridge = Bridge(nothing, {}, list, lambda: None, self._tell, lambda: self.now_s)
+        self.in_touch_s = self.now_s  # with its control log
+        self.presence = Presence(worker or f"{own}-1", lambda: self.in_touch_s)
+        self.live: set[str] = set()  # other workers of the region
+        self.keeper = RoleKeeper(
+            self.log, self.failovers, self.bridge, self._workload, self._tell,
+            presence=self.presence, live=lambda: self.live, clock_ms=lambda: now_ms() + self.ahead_ms,
+        )  # fmt: skip
+        self.news = 0  # how often something asked for a round
+        self.runs = FailoverRuns(
+            self.log, self.failovers, self.keeper, self._workload, self._tell, self._on_news
+        )
+
+    def _tell(self, kind: str, subject: str, message: str, remedy: str) -> None:
+        self.told.append(f"{kind} {subject}: {message}; {remedy}")
+
+    def _on_news(self) -> None:
+        self.news += 1
+
+    def _workload(self, key: str) -> Workload | None:
+        put = self.log.view.workloads.get(key)
+        return None if put is None else local(Workload.from_wire(put.definition), self.failovers.layout)
+
+    async def round(self, after_s: float = 0.25) -> list[AnyControlEvent]:
+        """What the leader writes, after so long on the clock."""
+        self.now_s += after_s
+        self.in_touch_s = self.now_s
+        steps = self.failovers.steps(), self.keeper.steps(self.now_s), self.runs.steps(self.now_s)
+        events = [event for step in steps for event in step]
+        await self.log.append(*events)
+        return events
+
+    def lie_still(self, for_s: float) -> None:
+        """Nobody has touch with its control log; then there is a heartbeat again."""
+        self.now_s += for_s
+        self.presence.look(self.now_s)
+
+    def hear(self, other: Region, *, twice: bool = False) -> None:
+        """All of the other's control log arrives in its copy here."""
+        events = self.log_of(other) * (2 if twice else 1)
+        self.bridge.take(other.own, events)
+
+    def run(self, name: str = "f1", key: str = KEY, **told: Any) -> FailoverRun:
+        """One that makes the workload active in this region, as it was planned here."""
+        role = self.keeper.highest(key)
+        assert role is not None
+        return FailoverRun(
+            at_ms=1, id=name, to=self.own, workloads=[RunWorkload(key, role.region, role.epoch)],
+            state=EXECUTING, actor="me", **told,
+        )  # fmt: skip
+
+    async def take_over(self, name: str = "f1") -> RolePut:
+        """A forced failover to this region, carried out."""
+        self.log.apply(self.run(name, forced=True))
+        await self.round()
+        role: RolePut | None = self.log.view.roles.of(KEY)
+        assert role is not None
+        assert role.region == self.own
+        return role
+
+    @staticmethod
+    def log_of(other: Region) -> list[Any]:
+        return [
+            SimpleNamespace(offset=n, key=compaction_key(event).encode(), value=codec.encode(event))
+            for n, event in enumerate(other.log.appended)
+        ]
+
+    @property
+    def role(self) -> tuple[str, int, str] | None:
+        found = self.log.view.roles.of(KEY)
+        return None if found is None else (found.region, found.epoch, found.state)

@@ -1,0 +1,246 @@
+"""Roles are recorded, passed on between regions' logs, and let go in order."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
+
+from app.controllog import codec
+from app.controllog.events import Assignment, RegionPulse, Released, RolePut, RoleReleased, WorkloadDeleted
+from app.controllog.roles import ACTIVE, MAX_EPOCH, MOVING
+from app.dispatch.push.metadata import RegionRole
+from app.failover.run.region_bridge import UNHEARD_S
+from app.failover.run.role_keeper import PULSE_S, READ_BY_ALL_S, SLOW_S
+from tests.failover.run.region_fakes import KEY, Region, failover, workload
+
+JOB = f"dispatch:{KEY}:orders:0"
+
+
+def two(*, mode: str = "active-passive", **spec: Any) -> tuple[Region, Region]:
+    defined = failover(), workload(mode, **spec)
+    return Region("east", *defined), Region("west", *defined)
+
+
+async def settled(*regions: Region) -> None:
+    """Each has heard each, and written what it makes of that."""
+    for _ in range(3):
+        for region in regions:
+            await region.round(PULSE_S)
+        for region in regions:
+            for other in regions:
+                if other is not region:
+                    region.hear(other)
+
+
+def own(region: Region, epoch: int = 1) -> None:
+    region.log.apply(Assignment(at_ms=0, job=JOB, worker="w", epoch=epoch, term=1, reason=""))
+
+
+def let_go(region: Region, epoch: int = 1) -> None:
+    region.log.apply(Released(at_ms=0, job=JOB, worker="w", epoch=epoch))
+
+
+async def test_the_first_role_is_the_same_in_all_regions() -> None:
+    east, west = two()
+    await settled(east, west)
+
+    assert east.role == west.role == ("east", 0, ACTIVE)
+    assert east.log.view.roles.is_active(KEY, "east")
+
+
+async def test_primary_says_where_it_begins_and_moves_nothing_later() -> None:
+    east, west = two(primary="west")
+    await settled(east, west)
+    assert east.role == west.role == ("west", 1, ACTIVE)
+    for region in (east, west):
+        region.log.apply(workload(primary="east"))
+    await settled(east, west)
+    assert east.role == west.role == ("west", 1, ACTIVE)
+
+
+async def test_a_region_that_comes_back_with_nothing_hears_the_others_before_it_is_active() -> None:
+    _, west = two()
+    await west.round()
+    moved = await west.take_over()
+    east, _ = two()  # its control log is gone
+    await east.round()
+    assert east.role is None
+    east.hear(west)
+    await east.round()
+
+    assert east.role == ("west", moved.epoch, ACTIVE)
+    assert not any(isinstance(e, RolePut) and e.region == "east" for e in east.log.appended)
+
+
+async def test_a_region_whose_neighbours_are_not_heard_begins_all_the_same() -> None:
+    east, _ = two()
+    await east.round()
+    assert east.role is None
+    await east.round(UNHEARD_S)
+    assert east.role == ("east", 0, ACTIVE)
+
+
+async def test_what_another_region_said_before_it_heard_us_again_is_no_answer() -> None:
+    _, west = two()
+    east, _ = two()  # begins with nothing, while a long log of the west arrives
+    for _ in range(int(SLOW_S / UNHEARD_S)):
+        await west.round(PULSE_S)
+        west.log.appended[-1] = msgspec.structs.replace(
+            west.log.appended[-1], heard={"east": 2**50}, answers={"east": "east-0/0"}
+        )
+        east.hear(west)
+        await east.round(UNHEARD_S - 1)
+        assert east.role is None, "it still hears something new, so that something better may come"
+    later = RegionPulse(at_ms=0, region="west", answers={"east": east.presence.name})
+    east.bridge.take("west", [record(b"pulse/west", codec.encode(later))])
+    await east.round()
+    assert east.role == ("east", 0, ACTIVE)
+
+
+async def test_without_a_definition_of_regions_the_primary_alone_says_it() -> None:
+    east = Region("east", workload(primary="east"))
+    await east.round()
+    assert east.role == ("east", 0, ACTIVE)
+    nowhere = Region("east", workload())
+    await nowhere.round()
+    await nowhere.round(UNHEARD_S)
+    assert nowhere.role is None
+    assert len(nowhere.told) == 1
+    assert "it is active nowhere: no Failover definition shares its topic" in nowhere.told[0]
+
+
+async def test_a_move_reaches_the_other_region_which_lets_go_once_its_jobs_are_released() -> None:
+    east, west = two()
+    await settled(east, west)
+    own(east)
+    west.log.apply(west.run())
+    await west.round()
+    assert (west.role, west.keeper.runs_here(the(west))) == (("west", 1, MOVING), False)
+    await settled(west, east)
+    assert east.role == ("west", 1, MOVING)
+    assert east.keeper.runs_here(the(east)) is False
+    assert not east.log.view.roles.has_released(KEY, "east"), "its job is not released yet"
+    let_go(east)
+    await settled(east, west)
+    assert west.log.view.roles.has_released(KEY, "east")
+    await settled(west, east)
+    assert east.role == west.role == ("west", 1, ACTIVE)
+    active = west.log.view.roles.of(KEY)
+    assert active is not None
+    assert (active.previous, west.keeper.runs_here(the(west))) == ("east", True)
+
+
+def the(region: Region) -> Any:
+    return region._workload(KEY)
+
+
+async def test_of_two_moves_at_once_all_come_to_follow_the_higher_epoch() -> None:
+    defined = failover("east", "west", "north"), workload()
+    regions = [Region(name, *defined) for name in ("east", "west", "north")]
+    await settled(*regions)
+    east, west, north = regions
+    one = await west.take_over()
+    other = await north.take_over("f2")
+    await settled(*regions)
+
+    assert one.epoch != other.epoch
+    winner = max((one, other), key=lambda role: role.epoch)
+    assert {region.role for region in regions} == {(winner.region, winner.epoch, ACTIVE)}
+    assert [region.keeper.runs_here(the(region)) for region in (east, west, north)] == [
+        region.own == winner.region for region in (east, west, north)
+    ]
+
+
+async def test_active_active_runs_everywhere_and_receivers_are_told_who_is_primary() -> None:
+    east, west = two(mode="active-active")
+    assert east.keeper.told(the(east)) == RegionRole("east", primary=False, epoch=0), "not known yet"
+    await settled(east, west)
+    own(east)
+    moved = await west.take_over()
+    await settled(west, east)
+
+    assert east.keeper.runs_here(the(east)) is west.keeper.runs_here(the(west)) is True
+    assert east.keeper.told(the(east)) == RegionRole("east", primary=False, epoch=moved.epoch)
+    assert west.keeper.told(the(west)) == RegionRole("west", primary=True, epoch=moved.epoch)
+    assert not west.log.view.roles.has_released(KEY, "east")
+    await east.round(READ_BY_ALL_S)
+    await settled(east, west)
+    assert west.log.view.roles.has_released(KEY, "east"), "with its jobs, since all its workers have read it"
+
+
+async def test_a_role_outlives_the_workload() -> None:
+    east, west = two()
+    await settled(east, west)
+    moved = await west.take_over()
+    for region in (east, west):
+        region.log.apply(WorkloadDeleted(at_ms=0, key=KEY, actor="me"))
+        region.log.apply(workload())
+    await settled(east, west)
+
+    assert east.role == west.role == ("west", moved.epoch, ACTIVE)
+
+
+async def test_what_was_heard_twice_or_again_by_the_next_leader_is_written_once() -> None:
+    east, west = two()
+    await settled(east, west)
+    await west.take_over()
+    east.hear(west, twice=True)
+    await east.round()
+    await east.round()
+    before = len([e for e in east.log.appended if isinstance(e, RolePut | RoleReleased)])
+    following = Region("east")  # another worker leads, over the same log
+    following.log.apply(failover(), workload(), *east.log.appended)
+    following.hear(west, twice=True)
+    assert [e for e in await following.round() if isinstance(e, RolePut | RoleReleased)] == []
+    east.hear(west)
+    await east.round()
+    assert len([e for e in east.log.appended if isinstance(e, RolePut | RoleReleased)]) == before
+
+
+async def test_only_what_is_defined_here_is_taken_over() -> None:
+    east = Region("east", failover())
+    _, west = two()
+    await settled(west)
+    await west.take_over()
+    east.hear(west)
+    await east.round()
+    assert east.role is None
+    east.log.apply(workload())
+    await east.round()
+    assert east.role == ("west", 1, ACTIVE), "once it is defined, with what was heard before"
+
+
+async def test_regions_say_that_they_live_and_whom_they_have_heard() -> None:
+    east, west = two()
+    await settled(east, west)
+    pulses = [event for event in east.log.appended if isinstance(event, RegionPulse)]
+
+    assert {pulse.region for pulse in pulses} == {"east"}
+    assert pulses[-1].heard.keys() == {"west"}
+    assert not [e for e in await east.round(PULSE_S / 2) if isinstance(e, RegionPulse)]
+    alone = Region("east", workload(primary="east"))
+    assert not [e for e in await alone.round(PULSE_S) if isinstance(e, RegionPulse)]
+
+
+def record(key: bytes | None, value: bytes | None) -> Any:
+    return SimpleNamespace(offset=7, key=key, value=value)
+
+
+async def test_garbage_in_a_copy_is_passed_over_and_told_once() -> None:
+    east, _ = two()
+    too_high = RolePut(at_ms=0, key=KEY, region="west", epoch=MAX_EPOCH - 1, state=ACTIVE)
+    too_long = RolePut(at_ms=0, key="x" * 501, region="west", epoch=1, state=ACTIVE)
+    good = RolePut(at_ms=0, key=KEY, region="west", epoch=1, state=ACTIVE)
+    foreign = RegionPulse(at_ms=5, region="north")
+    east.bridge.take("west", [
+        record(None, b"x"), record(b"role/a", None), record(b"role/a", b"\xff"), record(b"role/a", b"{}"),
+        record(b"role/a", b'{"event": "role-put", "epoch": "high"}'), record(b"claim/1/w", b"{"),
+        *(record(b"role/a", codec.encode(event)) for event in (too_high, too_long, foreign, good)),
+    ])  # fmt: skip
+
+    assert east.bridge.roles.of(KEY) == good
+    assert east.bridge.pulses == {}
+    assert len(east.told) == 1
+    assert "it is passed over; see who else writes to that topic" in east.told[0]

@@ -1,0 +1,500 @@
+"""A lane against a partition that obeys Kafka's rules of sequence numbers and fails at any time.
+
+The real broker's part is in test_append.py; here is what cannot be brought about there: what is
+answered late or never, and what arrives after it was given up.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from app.kafka.append import appender as append
+from app.kafka.append import lane as append_lane
+from app.kafka.append.appender import Appender
+from app.kafka.append.errors import DUPLICATE, NO_ANSWER, LaneClosed, Refused
+from app.kafka.append.lane import IN_FLIGHT, Lane
+from app.kafka.append.pending_batch import Pending, stamp_of
+from app.kafka.client.cluster import ClusterSpec
+from app.kafka.producers.history import Own
+from app.kafka.producers.ids import ProducerId
+from app.kafka.records.verbatim_copy import SEQUENCES, next_sequence
+
+OUT_OF_ORDER, OLD_EPOCH, TOO_LARGE, TOO_FEW, TOO_FEW_AFTER_APPEND, NOT_LEADER = 45, 47, 10, 19, 20, 6
+ENOUGH_S = 60.0
+LARGE = 100  # a batch of so many records is refused
+TAKEN_BEFORE = "a batch was taken before the one in front of it; none is lost"
+
+
+class Partition:
+    """Kafka's ProducerAppendInfo and ProducerStateEntry for one producer id; `log` holds batches."""
+
+    def __init__(self) -> None:
+        self.log: list[bytes] = []
+        self.headers: list[Any] = []
+        self.end = 0
+        self.epoch, self.last_sequence = -1, -1
+        self.remembered: deque[tuple[int, int, int]] = deque(maxlen=IN_FLIGHT)  # first, count, offset
+
+    def append(self, data: bytes, count: int, epoch: int, first: int) -> tuple[int, int]:
+        """Error code and base offset."""
+        if count >= LARGE:
+            return TOO_LARGE, -1
+        if epoch < self.epoch:
+            return OLD_EPOCH, -1
+        for sequence, found, offset in self.remembered:
+            if (sequence, found, epoch) == (first, count, self.epoch):
+                return 0, offset
+        if epoch != self.epoch:
+            if first != 0 and self.epoch != -1:  # of whom it knows nothing, it takes any
+                return OUT_OF_ORDER, -1
+            self.remembered.clear()
+        elif first != (self.last_sequence + 1) % SEQUENCES:
+            return OUT_OF_ORDER, -1
+        offset, self.end = self.end, self.end + count
+        self.epoch, self.last_sequence = epoch, (first + count - 1) % SEQUENCES
+        self.remembered.append((first, count, offset))
+        self.log.append(data)
+        self.headers.append(
+            SimpleNamespace(base_offset=offset, producer_epoch=epoch, base_sequence=first, record_count=count)
+        )
+        return 0, offset
+
+
+class Side:
+    """What an appender is to its lane."""
+
+    def __init__(self, partition: Partition) -> None:
+        self.cluster = SimpleNamespace(name="there", spec=ClusterSpec("there", ("127.0.0.1:1",)))
+        self.partition = partition
+        self.told: list[Any] = []
+
+    def ready(self, lane: Lane) -> None: ...
+    def forget(self, lane: Lane) -> None: ...
+    def look_up(self, lane: Lane) -> None:
+        found = [header for header in self.partition.headers if header.base_offset >= lane.floor]
+        asyncio.get_running_loop().call_soon(lane.looked_up, found)
+
+    def tell(self, trouble: Any) -> None:
+        self.told.append(trouble)
+
+
+Request = tuple[Pending, tuple[bytes, int, int, int]]
+
+
+async def _play(counts: list[int], choose: Any, first_sequence: int, *, forgets: bool = False) -> None:
+    """`forgets`: the partition forgets the producer at any time, and what comes late never comes."""
+    partition = Partition()
+    side = Side(partition)
+    lane = Lane(side, "t", 0, ProducerId(9), 0)  # type: ignore[arg-type]
+    lane._next_sequence = first_sequence  # the partition knows nothing yet and takes any
+    expected: list[bytes] = []
+    waiting: deque[tuple[bytes, int, asyncio.Future[int]]] = deque()
+    offsets: dict[bytes, int] = {}
+    for number, count in enumerate(counts):
+        waiting.append((b"%d" % number, count, await lane.append(b"%d" % number, count)))
+        expected += [b"%d" % number] if count < LARGE else [b"%d a" % number, b"%d b" % number]
+    flying: deque[Request] = deque()  # on the connection, in order
+    late: list[Request] = []  # given up, and maybe on its way
+    troubles = 12
+    while waiting:
+        await asyncio.sleep(0)  # timers
+        data, count, future = waiting[0]
+        if future.done():
+            waiting.popleft()
+            if isinstance(future.exception(), Refused):
+                assert count >= LARGE
+                pieces = [(data + b" a", 2), (data + b" b", 2)]
+                made = lane.instead(pieces)
+                waiting.extendleft(
+                    (*piece, found) for piece, found in zip(reversed(pieces), reversed(made), strict=True)
+                )
+            else:
+                offsets[data] = future.result()
+            continue
+        if forgets:
+            late.clear()
+        acts = ["send"] * lane.is_ready + ["answer"] * bool(flying)
+        if troubles:
+            acts += ["fail", "fail after append", "lose"] * bool(flying) + ["late"] * bool(late)
+            acts += ["restart"] * bool(flying)  # unnoticed it would be harmless only for what is not old
+            acts += ["forget"] * (forgets and bool(flying))
+        if not acts:
+            continue
+        act = choose(acts)
+        troubles -= act not in {"send", "answer"}
+        if act == "send":
+            pending = lane.take()
+            if pending is not None:
+                sent = bytes(pending.data), pending.record_count, lane.producer.epoch, pending.sequence
+                flying.append((pending, sent))
+                assert len(flying) <= IN_FLIGHT
+        elif act == "answer":
+            pending, request = flying.popleft()
+            lane.answered(pending, *partition.append(*request), "")
+        elif act == "fail":
+            lane.answered(flying.popleft()[0], choose([TOO_FEW, NOT_LEADER]), -1, "")
+        elif act == "fail after append":
+            pending, request = flying.popleft()
+            code, offset = partition.append(*request)
+            lane.answered(pending, code or choose([TOO_FEW_AFTER_APPEND, NOT_LEADER]), offset, "")
+        elif act == "lose":  # the connection: of what was on it the broker works off any part, now or later
+            for _ in range(choose(list(range(len(flying) + 1)))):
+                partition.append(*flying[0][1])
+                late.append(flying.popleft())
+                lane.answered(late.pop()[0], NO_ANSWER, -1, "")
+            while flying:
+                late.append(flying.popleft())
+                lane.answered(late[-1][0], NO_ANSWER, -1, "")
+        elif act == "late":
+            partition.append(*late.pop(0)[1])
+        elif act == "forget":
+            partition.epoch = partition.last_sequence = -1
+            partition.remembered.clear()
+        else:  # a broker that starts knows the last batch of a producer, or nothing when its records are old
+            late.clear()
+            while flying:
+                lane.answered(flying.popleft()[0], NO_ANSWER, -1, "")
+            while len(partition.remembered) > 1:
+                partition.remembered.popleft()
+            if choose(["its records are old", "they are new"]) == "its records are old":
+                partition.epoch = partition.last_sequence = -1
+                partition.remembered.clear()
+    lane.close()
+    if forgets:
+        _every_place_parts_the_log(partition, expected, offsets)
+        assert partition.log == expected or TAKEN_BEFORE in str(side.told)
+        return
+    for _, request in late:
+        partition.append(*request)
+    assert partition.log == expected
+    known = [offset for offset in offsets.values() if offset >= 0]
+    assert known == sorted(set(known))
+    assert not side.told  # nothing that was acknowledged got lost
+
+
+def _every_place_parts_the_log(
+    partition: Partition, expected: list[bytes], offsets: dict[bytes, int]
+) -> None:
+    """Every batch is there once; of one whose place is told, all before it lie below, and all others above:
+    barriers say so."""
+    assert sorted(partition.log) == sorted(expected)
+    ends = {
+        data: header.base_offset + header.record_count
+        for data, header in zip(partition.log, partition.headers, strict=True)
+    }
+    for number, data in enumerate(expected):
+        if offsets[data] >= 0:
+            assert all(ends[other] <= ends[data] for other in expected[:number])
+            assert all(ends[other] > ends[data] for other in expected[number + 1 :])
+
+
+@given(
+    st.lists(st.sampled_from([1, 2, 2, 2, 3, LARGE]), min_size=1, max_size=12),
+    st.sampled_from([0, 0, SEQUENCES - 3]),
+    st.data(),
+)
+def test_whatever_fails_every_batch_is_in_the_log_once_and_in_order(
+    counts: list[int], first_sequence: int, data: st.DataObject
+) -> None:
+    """uReplicator reordered by retries: several requests were under way, and one that failed came later."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(append_lane, "BACKOFF_MIN_S", 0.0)
+        asyncio.run(_play(counts, lambda options: data.draw(st.sampled_from(options)), first_sequence))
+
+
+@given(
+    st.lists(st.sampled_from([1, 2, 2, 2, 3, LARGE]), min_size=1, max_size=12),
+    st.sampled_from([0, 0, SEQUENCES - 3]),
+    st.data(),
+)
+def test_whatever_a_broker_forgets_every_batch_is_in_the_log_once_and_its_place_is_true_or_not_told(
+    counts: list[int], first_sequence: int, data: st.DataObject
+) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(append_lane, "BACKOFF_MIN_S", 0.0)
+        asyncio.run(
+            _play(counts, lambda options: data.draw(st.sampled_from(options)), first_sequence, forgets=True)
+        )
+
+
+async def test_a_full_lane_makes_its_sender_wait_and_a_closed_one_lets_it_go() -> None:
+    lane = Lane(Side(Partition()), "t", 0, ProducerId(9))  # type: ignore[arg-type]
+    big = bytes(append_lane.LANE_BYTES // 2)
+    first, second = [await lane.append(big, 1) for _ in range(2)]
+    waiting = asyncio.create_task(lane.append(b"x", 1))
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    pending = lane.take()
+    assert pending is not None
+    lane.answered(pending, 0, 0, "")
+    third = await waiting
+    assert first.result() == 0
+    waiting = asyncio.create_task(lane.append(big, 1))
+    await (await_more := waiting)
+    blocked = asyncio.create_task(lane.append(big, 1))
+    await asyncio.sleep(0)
+    lane.close()
+    with pytest.raises(LaneClosed):
+        await blocked
+    assert second.cancelled()
+    assert third.cancelled()
+    assert await_more.result().cancelled()
+
+
+async def test_the_next_of_large_batches_is_there_before_the_one_in_front_of_it_is_acknowledged() -> None:
+    """It came only then: the lane lay idle for a whole way to the broker and back, batch by batch."""
+    lane = Lane(Side(Partition()), "t", 0, ProducerId(9))  # type: ignore[arg-type]
+    large = bytes(append_lane.LANE_BYTES * 3 // 4)
+    futures = [await lane.append(large, 1) for _ in range(2)]
+    for n in range(2, 5):
+        waiting = asyncio.create_task(lane.append(large, 1))
+        await asyncio.sleep(0)
+        assert not waiting.done(), "two are enough"
+        pending = lane.take()
+        assert pending is not None
+        lane.answered(pending, 0, n, "")
+        async with asyncio.timeout(60):
+            futures.append(await waiting)
+    lane.close()
+
+
+async def test_under_a_further_epoch_nothing_is_sent_before_its_sender_has_written_it_down() -> None:
+    """Or a successor takes an epoch that was used: 16 were left to it, whoever needed more was not fenced."""
+    bumped: list[ProducerId] = []
+    lane = Lane(Side(Partition()), "t", 0, ProducerId(9), 0, bumped=lambda one: bumped.append(one.producer))  # type: ignore[arg-type]
+    await lane.append(b"a", LARGE)
+    await lane.append(b"b", 1)
+    for code in (NO_ANSWER, TOO_LARGE):  # refused, while it may be under way
+        pending = lane.take()
+        assert pending is not None
+        lane.answered(pending, code, -1, "")
+        lane.looked_up([])
+    lane.instead([(b"a", 1)])
+    assert bumped == [ProducerId(9, 1)]
+    assert not lane.is_ready
+    lane.go()
+    assert lane.is_ready
+    lane.close()
+
+
+@pytest.mark.parametrize("takes", [False, True])
+async def test_what_a_deposed_leader_may_have_appended_behind_a_refused_batch_keeps_its_number(
+    takes: bool,
+) -> None:
+    """Another batch had it next, in the same epoch: a broker takes that for the one it has. What is in the
+    log was sent again, under other numbers."""
+    partition = Partition()
+    side = Side(partition)
+    lane = Lane(side, "t", 0, ProducerId(9), 0)  # type: ignore[arg-type]
+    futures = [
+        await lane.append(data, count) for data, count in ((b"a", 1), (b"b", LARGE), (b"c", 2), (b"d", 1))
+    ]
+
+    def sent() -> tuple[Pending, tuple[bytes, int, int, int]]:
+        pending = lane.take()
+        assert pending is not None
+        return pending, (bytes(pending.data), pending.record_count, pending.epoch, pending.sequence)
+
+    first, request = sent()
+    lane.answered(first, *partition.append(*request), "")
+    (refused, request), (behind, other) = sent(), sent()
+    lane.answered(refused, *partition.append(*request), "")
+    if takes:  # the new leader knows nothing of a producer whose records are old
+        partition.epoch = partition.last_sequence = -1
+        partition.remembered.clear()
+        assert partition.append(*other) == (0, 1)
+    lane.answered(behind, NOT_LEADER, -1, "")
+    async with asyncio.timeout(ENOUGH_S):
+        while not lane.is_ready:  # noqa: ASYNC110 - a callback makes it so
+            await asyncio.sleep(0)
+    again, request = sent()
+    assert again is refused
+    lane.answered(again, *partition.append(*request), "")
+    futures += lane.instead([(b"b", 2)])
+    assert lane.producer == ProducerId(9, 1)
+    async with asyncio.timeout(ENOUGH_S):
+        while not all(future.done() for future in futures):
+            await asyncio.sleep(0)
+            if lane.is_ready and (pending := lane.take()) is not None:
+                request = bytes(pending.data), pending.record_count, pending.epoch, pending.sequence
+                lane.answered(pending, *partition.append(*request), "")
+    assert partition.log == ([b"a", b"c", b"b", b"d"] if takes else [b"a", b"b", b"c", b"d"])
+    assert [trouble.message.split(": ")[1] for trouble in side.told] == ([TAKEN_BEFORE] if takes else [])
+    assert isinstance(futures[1].exception(), Refused)
+    lane.close()
+
+
+def _sent(lane: Lane) -> Request:
+    pending = lane.take()
+    assert pending is not None
+    return pending, (bytes(pending.data), pending.record_count, pending.epoch, pending.sequence)
+
+
+async def _ready(lane: Lane) -> None:
+    async with asyncio.timeout(ENOUGH_S):
+        while not lane.is_ready:  # noqa: ASYNC110 - a callback makes it so
+            await asyncio.sleep(0)
+
+
+async def _jumped(side: Side, code: int) -> tuple[Lane, list[asyncio.Future[int]]]:
+    """A lane that has appended "a", and behind it "c", which was taken while "b" was answered with `code`:
+    the broker forgets producers of old records when it likes. "d" to "f" wait."""
+    partition = side.partition
+    lane = Lane(side, "t", 0, ProducerId(9), 0)  # type: ignore[arg-type]
+    futures = [await lane.append(bytes([97 + n]), 2) for n in range(6)]
+    pending, request = _sent(lane)
+    lane.answered(pending, *partition.append(*request), "")
+    (failed, _), (jumps, request) = _sent(lane), _sent(lane)
+    partition.epoch = partition.last_sequence = -1
+    partition.remembered.clear()
+    lane.answered(failed, code, -1, "")
+    assert partition.append(*request) == (0, 2)
+    lane.answered(jumps, 0, 2, "")
+    return lane, futures
+
+
+async def _played_out(lane: Lane, partition: Partition, futures: list[asyncio.Future[int]]) -> None:
+    async with asyncio.timeout(ENOUGH_S):
+        while not all(future.done() for future in futures):
+            await asyncio.sleep(0)
+            while lane.is_ready and lane.is_flying is False:
+                pending, request = _sent(lane)
+                lane.answered(pending, *partition.append(*request), "")
+
+
+async def test_what_follows_a_batch_that_was_taken_before_the_one_in_front_of_it_keeps_its_order(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Once both were acknowledged the last of those that waited was sent first."""
+    monkeypatch.setattr(append_lane, "BACKOFF_MIN_S", 0.0)
+    side = Side(Partition())
+    lane, futures = await _jumped(side, TOO_FEW)
+    await _played_out(lane, side.partition, futures)
+    assert side.partition.log == [b"a", b"c", b"b", b"d", b"e", b"f"]
+    assert [trouble.message.split(": ")[1] for trouble in side.told if "taken before" in trouble.message] == [
+        TAKEN_BEFORE
+    ]
+    lane.close()
+
+
+async def test_of_batches_that_the_log_has_in_another_order_no_place_is_told(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """By its place the one that came first seemed to be written into a log that had lost its end; and a
+    barrier between them said that nothing from there on lies below it."""
+    monkeypatch.setattr(append_lane, "BACKOFF_MIN_S", 0.0)
+    side = Side(Partition())
+    lane, futures = await _jumped(side, TOO_FEW)
+    await _played_out(lane, side.partition, futures)
+    offsets = [future.result() for future in futures]
+    assert offsets == [0, -1, -1, 6, 8, 10]
+    assert [stamp_of(offset) is None for offset in offsets[:4]] == [False, True, True, False]
+    assert lane.floor == 12
+    lane.close()
+
+
+async def test_nor_is_it_told_where_a_broker_does_not_say_which_of_them_came_first(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(append_lane, "BACKOFF_MIN_S", 0.0)
+    lane, futures = await _jumped(Side(Partition()), TOO_FEW)
+    await _ready(lane)
+    pending, _ = _sent(lane)
+    lane.answered(pending, DUPLICATE, -1, "")
+    assert [future.result() for future in futures[:3]] == [0, -1, -1]
+    lane.close()
+
+
+async def test_a_batch_that_was_taken_already_is_acknowledged_when_the_one_in_front_of_it_is_left_out() -> (
+    None
+):
+    """It was not before the next one was: an idle source's position stood still."""
+    side = Side(Partition())
+    lane, futures = await _jumped(side, TOO_LARGE)
+    assert isinstance(futures[1].exception(), Refused)
+    assert lane.instead([]) == []
+    assert futures[2].done()
+    _sent(lane)
+    assert not lane.is_ready, "alone: nobody has acknowledged the one right before it"
+    lane.close()
+    lane, futures = await _jumped(side := Side(Partition()), TOO_LARGE)
+    lane.instead([])
+    await _played_out(lane, side.partition, futures)
+    assert side.partition.log == [b"a", b"c", b"d", b"e", b"f"]
+    assert [future.result() for future in (futures[0], *futures[2:])] == [0, 2, 4, 6, 8]
+    assert side.told == [], "nothing is in another order"
+    lane.close()
+
+
+@pytest.mark.parametrize("others", [0, 3])
+async def test_what_is_in_doubt_is_found_in_a_log_that_has_lost_its_end(
+    monkeypatch: pytest.MonkeyPatch, others: int
+) -> None:
+    """It was looked for behind the former end, where nothing lay any more. With others' records behind it
+    it is not found the first time; what comes then is looked for behind the end of that day."""
+    log: list[Any] = []
+    end, asked = 60, list[int]()
+
+    async def offsets(at: list[tuple[str, int]], _: int) -> dict[tuple[str, int], int]:
+        return dict.fromkeys(at, end)
+
+    async def own(
+        _: Any,
+        topic: str,
+        partition: int,
+        producer_id: int,
+        start: int,
+        known: Any,
+        take: Callable[[Any], None],
+    ) -> Own:
+        asked.append(start)
+        for header in log:
+            if start <= end and header.base_offset >= start:
+                take(SimpleNamespace(header=header))
+        return Own(end if start <= end else -1, start, None)
+
+    monkeypatch.setattr(append, "own", own)
+    monkeypatch.setattr(append_lane, "BACKOFF_MIN_S", 0.0)
+    spec = ClusterSpec("there", ("127.0.0.1:1",))
+    cluster: Any = SimpleNamespace(name="there", offsets=offsets, spec=spec)
+    lane = Lane(Appender(cluster), "t", 0, ProducerId(9), 100)
+    future = await lane.append(b"a", 2)
+
+    def unanswered(records_behind: int) -> None:
+        nonlocal end
+        pending, (_, count, epoch, sequence) = _sent(lane)
+        header = SimpleNamespace(
+            base_offset=end, producer_epoch=epoch, base_sequence=sequence, record_count=count
+        )
+        log.append(header)
+        end += count + records_behind
+        lane.answered(pending, NO_ANSWER, -1, "")
+
+    unanswered(others)
+    if others:
+        await _ready(lane)
+        unanswered(others)
+    async with asyncio.timeout(ENOUGH_S):
+        assert await future == (65 if others else 60)
+    assert asked == ([100, 63, 63] if others else [100, 60])
+    lane.close()
+
+
+def test_the_partition_of_this_test_forgets_a_duplicate_after_five_batches_as_a_broker_does() -> None:
+    partition, sequence = Partition(), 0
+    for number in range(6):
+        assert partition.append(b"%d" % number, 2, 0, sequence) == (0, 2 * number)
+        sequence = next_sequence(sequence, 2)
+    assert partition.append(b"1", 2, 0, 2) == (0, 2)
+    assert partition.append(b"0", 2, 0, 0) == (OUT_OF_ORDER, -1)
+    assert partition.append(b"x", 1, 0, sequence + 1) == (OUT_OF_ORDER, -1)
+    assert partition.append(b"x", 1, 1, 0) == (0, 12)
+    assert partition.append(b"y", 2, 0, sequence) == (OLD_EPOCH, -1)

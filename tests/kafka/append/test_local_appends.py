@@ -1,0 +1,203 @@
+"""Rounds that ask leaders whether they lead still: what goes wrong with one of them concerns no other."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from aiokafka.protocol.produce import ProduceResponse_v8
+from structlog.testing import capture_logs
+
+from app.kafka.append.local_appends import Appended, Written
+from app.kafka.append.pending_batch import Pending
+from app.kafka.append.protocol import answers_of
+from app.kafka.client.cluster import ClusterClient, ClusterSpec
+from app.kafka.client.epoch_ends import EpochEndResponse
+from app.kafka.fetch.deliveries import ByteBudget, Fetched, Headed, PartitionFetch
+from app.kafka.fetch.service import FetchService
+from app.kafka.records.verbatim_copy import Copy
+from tests.kafka.records.batches import make_batch
+
+EPOCH = 3
+TOPICS = {"orders": 1, "payments": 2, "refunds": 2}  # and the brokers that lead them
+
+
+class Brokers(ClusterClient):
+    """Leaders whose answers are made by hand: `ends` of logs, `before` of a broker's answer."""
+
+    def __init__(self) -> None:
+        super().__init__(ClusterSpec("none", ("h:1",)))
+        self.ends = dict.fromkeys(TOPICS, 0)
+        self.before: dict[int, Callable[[], Any]] = {}
+
+    def known_leader(self, topic: str, partition: int) -> int | None:
+        return TOPICS[topic]
+
+    async def send(self, node: int, request: Any, group: str = "default") -> Any:
+        if node in self.before:
+            await self.before[node]()
+        return EpochEndResponse(
+            0,
+            [
+                (topic, [(0, 0, EPOCH, self.ends[topic])])
+                for topic, led_by in TOPICS.items()
+                if led_by == node
+            ],
+        )
+
+
+class Stand:
+    """A follower and a writer of each topic; rounds are made by hand."""
+
+    def __init__(self) -> None:
+        self.brokers = Brokers()
+        self.got: dict[str, list[Fetched]] = {topic: [] for topic in TOPICS}
+        self.fetch = FetchService(self.brokers, self._deliver, ByteBudget(1 << 24))
+        self.appended = Appended(self.brokers, self.fetch.followers)
+        self.appended._kept = dict.fromkeys(TOPICS, True)
+        self.appended._checked_s = float("inf")
+        self.writers: dict[str, Written] = {}
+        self.sent: dict[str, int] = dict.fromkeys(TOPICS, 0)
+        for topic in TOPICS:
+            self.fetch.add(topic, topic, 0, 0, "id", counts=lambda headers: len(headers.base_offset))
+            self.part(topic).epoch = EPOCH
+            sent_to = partial(self.sent.__getitem__, topic)
+            self.writers[topic] = self.appended.begin(topic, 0, "id", sent_to, lambda: 0)
+            self.writers[topic].acknowledged_s = float("inf")
+
+    def part(self, topic: str) -> PartitionFetch:
+        return self.fetch._partitions[topic]
+
+    async def _deliver(self, item: Any) -> None:
+        self.got[item.topic].append(item)
+        item.release()
+
+    def append(self, topic: str, *, log_time_ms: int = -1) -> None:
+        """It sends a batch of ten, and has its acknowledgement."""
+        start = self.sent[topic]
+        copy = Copy(make_batch(start, [(b"k", b"v")] * 10), 10, start, start + 10)
+        self.sent[topic] = self.brokers.ends[topic] = start + 10
+        pending = Pending(copy.data, 10, asyncio.get_running_loop().create_future())
+        pending.sequence, pending.log_time_ms = start, log_time_ms
+        pending.acknowledge(start, 7)
+        self.writers[topic].acknowledged(pending.future.result(), copy)
+
+    async def round(self) -> None:
+        """And all of it is given."""
+        await self.appended._round(1.0)
+        while any(self.part(topic).is_given for topic in TOPICS):  # noqa: ASYNC110 - a task of its own
+            await asyncio.sleep(0)
+
+    def spans(self, topic: str) -> list[tuple[int, int]]:
+        assert all(isinstance(one, Headed) for one in self.got[topic])
+        return [(one.start_offset, one.next_offset) for one in self.got[topic]]
+
+
+async def test_what_was_sent_and_acknowledged_between_two_answers_is_told() -> None:
+    stand = Stand()
+    await stand.round()
+    stand.append("orders")
+    await stand.round()
+    assert (stand.spans("orders"), stand.spans("payments")) == ([(0, 10)], [])
+
+
+async def test_what_is_waited_for_is_asked_about_now_and_then_unless_much_of_it_is_there() -> None:
+    stand = Stand()
+    await stand.round()
+    stand.append("orders")
+    await stand.round()
+    assert stand.part("orders").waits
+    for most_rows, spans in ((8_192, [(0, 10)]), (1, [(0, 10), (10, 20)])):
+        stand.writers["orders"].line._most_rows = most_rows
+        if most_rows == 8_192:
+            stand.append("orders")
+        await stand.appended._round(1.0, of_all=False)
+        while stand.part("orders").is_given:  # noqa: ASYNC110 - a task of its own
+            await asyncio.sleep(0)
+        assert stand.spans("orders") == spans
+
+
+async def test_a_round_ends_with_its_last_answer_whatever_goes_wrong_with_another() -> None:
+    stand = Stand()
+    await stand.round()
+    stand.append("orders")
+    asked, answers = asyncio.Event(), asyncio.Event()
+
+    async def late() -> None:
+        asked.set()
+        await answers.wait()
+
+    async def breaks() -> None:
+        await asked.wait()
+        raise LookupError("nobody thought of it")
+
+    stand.brokers.before = {1: late, 2: breaks}
+    with capture_logs():
+        a_round = asyncio.ensure_future(stand.appended._round(1.0))
+        await asked.wait()
+        for _ in range(10):
+            await asyncio.sleep(0)
+        assert not a_round.done(), "the next one would take this one's answer for its own"
+        answers.set()
+        await a_round
+    await stand.round()
+    assert stand.spans("orders") == [(0, 10)]
+
+
+async def test_one_that_cannot_be_told_is_fetched_and_the_others_are_told() -> None:
+    stand = Stand()
+
+    def breaks(_: Any) -> int:
+        raise LookupError("nobody thought of it")
+
+    stand.part("payments").counts = breaks
+    with capture_logs() as logs:
+        await stand.round()
+        for number in range(1, 8):
+            payments = stand.part("payments")
+            payments.next_offset = stand.sent["payments"]  # it was fetched
+            for topic in TOPICS:
+                stand.append(topic)
+            await stand.round()
+            assert stand.spans("orders")[-1] == (10 * number - 10, 10 * number)
+            assert stand.spans("refunds") == stand.spans("orders")
+    assert stand.spans("payments") == []
+    assert len([one for one in logs if one["log_level"] == "error"]) == 1, "not in every round"
+
+
+async def test_what_the_other_replicas_may_lack_is_no_high_watermark() -> None:
+    stand = Stand()
+    await stand.round()
+    part = stand.part("orders")
+    stand.append("orders")
+    stand.brokers.ends["orders"] = 25  # 15 more, which are not acknowledged
+    await stand.round()
+    assert (part.high_watermark, part.seen_at_s) == (10, 0.0), "that is looked for"
+    assert stand.got["orders"][-1].high_watermark == 10
+    stand.brokers.ends["orders"] = 10
+    stand.append("orders")
+    await stand.round()
+    assert part.high_watermark == 20
+    assert part.seen_at_s > 0
+
+
+async def test_what_the_log_gave_times_of_its_own_is_fetched() -> None:
+    stand = Stand()
+    await stand.round()
+    stand.append("orders")
+    stand.append("orders", log_time_ms=1_700_000_000_000)
+    await stand.round()
+    assert stand.spans("orders") == []
+    assert not stand.part("orders").waits
+    stand.append("orders")
+    await stand.round()
+    assert stand.spans("orders") == [], "it has to fetch what is before it"
+
+
+def test_acknowledgements_tell_times_of_the_log() -> None:
+    answer = answers_of(
+        ProduceResponse_v8([("orders", [(0, 0, 5, -1, 0, [], None), (1, 0, 6, 1_700, 0, [], "no")])], 0)
+    )
+    assert [(one.base_offset, one.log_time_ms) for one in answer.values()] == [(5, -1), (6, 1_700)]

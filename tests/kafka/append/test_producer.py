@@ -1,0 +1,141 @@
+"""Copies are what they were, byte by byte, and what is refused is told without harm to the others."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+from aiokafka.errors import KafkaError
+
+from app.kafka.append.producer import MAX_REQUEST_BYTES, REFUSED_S, Producer, RecordTooLarge
+from app.kafka.client.cluster import ClusterClient
+from tests.kafka.conftest import Start, create
+
+
+@pytest.fixture
+async def producer(client: ClusterClient) -> AsyncIterator[Producer]:
+    made = Producer(client.spec)
+    await made.start()
+    yield made
+    await made.stop()
+
+
+async def test_a_copy_is_what_it_was_also_without_key_and_value(
+    client: ClusterClient, start: Start, topic_name: str
+) -> None:
+    await create(client, topic_name)
+    producer = Producer(client.spec)
+    await producer.start()
+    sent: list[tuple[Any, ...]] = [
+        (b"k", b"v", [("h", b"\xff\x00"), ("h", None)]), (None, b"v", []), (b"k", None, []), (None, None, []),
+        (b"", b"", [("", b"")]), (None, bytes(range(256)) * 3000, [("h", b"x")]),
+    ]  # fmt: skip
+    for key, value, headers in sent:
+        await producer.send(topic_name, key, value, headers)
+    await producer.stop()
+
+    pump = await start()
+    pump.service.add("k", topic_name, 0, 0)
+    await pump.until(lambda: pump.count("k") == len(sent))
+    found = [(r.key, r.value, [(n, v) for n, v in r.headers]) for r in pump.records["k"]]
+    assert found == sent
+
+
+async def test_a_copy_that_is_refused_takes_no_other_with_it(
+    client: ClusterClient, start: Start, topic_name: str
+) -> None:
+    await create(client, topic_name)
+    producer, refused = Producer(client.spec), 0
+    await producer.start()
+
+    async def write(number: int) -> None:
+        """As pumps do: until it is taken; those of 3 MB never are."""
+        nonlocal refused
+        for _ in range(20):
+            try:
+                value = bytes(3 * 1024 * 1024) if number % 4 == 3 else str(number).encode()
+                await producer.send(topic_name, None, value, [])
+            except RecordTooLarge:
+                refused += 1
+                return
+            except KafkaError:
+                await asyncio.sleep(0.05)
+            else:
+                return
+        raise AssertionError("never taken")
+
+    for number in range(8):
+        await write(number)
+    await asyncio.gather(*(write(number) for number in range(8, 24)))
+    await producer.stop()
+
+    pump = await start()
+    pump.service.add("k", topic_name, 0, 0)
+    await pump.until(lambda: pump.count("k") >= 18)
+    assert sorted(int(value or b"") for value in pump.values("k")) == [n for n in range(24) if n % 4 != 3]
+    assert refused == 6
+
+
+async def test_what_the_producer_itself_refuses_costs_no_connection_and_disturbs_nobody(
+    client: ClusterClient, producer: Producer, topic_name: str
+) -> None:
+    await create(client, topic_name)
+    connection = producer._producer
+    others = [asyncio.create_task(producer.send(topic_name, None, b"v", [])) for _ in range(20)]
+    for _ in range(3):
+        with pytest.raises(RecordTooLarge, match="too large for any topic"):
+            await producer.send(topic_name, None, bytes(MAX_REQUEST_BYTES + 1), [])
+        others.append(asyncio.create_task(producer.send(topic_name, None, b"v", [])))
+
+    await asyncio.gather(*others)
+    assert producer._producer is connection
+
+
+async def test_a_size_that_a_topic_refused_is_not_tried_there_again_and_smaller_ones_are(
+    client: ClusterClient, producer: Producer, topic_name: str
+) -> None:
+    small = await create(client, f"{topic_name}-small", max_message_bytes="100000")
+    large = await create(client, f"{topic_name}-large", max_message_bytes="1000000")
+    with pytest.raises(RecordTooLarge, match=r"max\.message\.bytes"):
+        await producer.send(small, None, bytes(150_000), [("h", b"v")])
+    connection = producer._producer
+    for _ in range(3):
+        with pytest.raises(RecordTooLarge, match="has refused"):
+            await producer.send(small, None, bytes(200_000), [])
+        await producer.send(small, None, bytes(90_000), [("h", b"v")])
+        await producer.send(large, None, bytes(200_000), [])
+
+    assert producer._producer is connection
+
+
+async def test_a_topic_that_takes_more_since_is_tried_again(
+    client: ClusterClient, producer: Producer, topic_name: str
+) -> None:
+    await create(client, topic_name, max_message_bytes="200000")
+    producer._refused[topic_name] = (100_000, time.monotonic())
+    with pytest.raises(RecordTooLarge):
+        await producer.send(topic_name, None, bytes(150_000), [])
+
+    producer._refused[topic_name] = (100_000, time.monotonic() - REFUSED_S - 1.0)
+    await producer.send(topic_name, None, bytes(150_000), [])
+
+
+async def test_small_records_are_not_refused_for_the_company_they_are_in(
+    client: ClusterClient, producer: Producer, start: Start, topic_name: str
+) -> None:
+    await create(client, topic_name, max_message_bytes="1000")
+    keys: list[bytes | None] = [b"k", None]
+    await asyncio.gather(
+        *(
+            producer.send(topic_name, keys[n % 2], str(n).encode().ljust(400), [("h", b"v")])
+            for n in range(10)
+        )
+    )
+    pump = await start()
+    pump.service.add("k", topic_name, 0, 0)
+    await pump.until(lambda: pump.count("k") >= 10)
+
+    assert sorted(int(value or b"") for value in pump.values("k")) == list(range(10))

@@ -1,0 +1,20 @@
+"""Where a log ends, on real brokers of which too few are in sync."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from app.dev.yard import Yard
+from app.kafka.client.cluster import LATEST
+from app.kafka.client.log_ends import LogEnd, log_ends
+from tests.replicate.pump.test_min_in_sync import in_doubt
+
+
+async def test_what_the_leader_has_and_does_not_show_lies_below_the_end_of_its_log(
+    killable_yard: Yard, topic_name: str, tmp_path: Path
+) -> None:
+    async with in_doubt(killable_yard, topic_name, tmp_path) as (stand, _, _):
+        away, at = stand.target, (topic_name, 0)
+        await away.topic_ids([topic_name])
+        assert await away.offsets([at], LATEST) == {at: 50}
+        assert await log_ends(away, [at, (topic_name, 7)]) == {at: LogEnd(50, 100, away.leader_epoch(*at))}

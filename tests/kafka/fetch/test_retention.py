@@ -1,0 +1,45 @@
+"""What a topic keeps is known where its messages wait, and is looked at again."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from app.kafka.client.cluster import ClusterClient
+from app.kafka.client.topics import TopicSpec, ensure_topics
+from app.kafka.fetch import retention
+from app.kafka.fetch.retention import retention_ms
+from tests.kafka.conftest import ENOUGH_S, Start, write
+
+
+async def test_how_long_a_topic_keeps_its_records_is_told_with_what_is_fetched(
+    client: ClusterClient, start: Start, bootstrap: str, topic_name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(retention, "LOOK_S", 0.0)
+    kept = {"retention.ms": "7200000"}
+    await ensure_topics(client, [TopicSpec(topic_name, 1, config=kept)])
+    pump = await start()
+    pump.holding = {"k"}
+    pump.service.add("k", topic_name, 0, 0)
+    await write(bootstrap, topic_name, [b"a", b"b"])
+    await pump.until(lambda: pump.held)
+    async with asyncio.timeout(ENOUGH_S):
+        while pump.held[0].retention.ms < 0:  # noqa: ASYNC110 - there is no event to wait for
+            await asyncio.sleep(0.1)
+    assert pump.held[0].retention.ms == 7_200_000
+
+
+async def test_what_is_kept_for_ever_or_is_not_there_has_no_end(
+    client: ClusterClient, topic_name: str
+) -> None:
+    compacted, endless = f"{topic_name}-compacted", f"{topic_name}-endless"
+    await ensure_topics(
+        client,
+        [
+            TopicSpec(compacted, 1, config={"cleanup.policy": "compact"}),
+            TopicSpec(endless, 1, config={"retention.ms": "-1"}),
+        ],
+    )
+    found = await retention_ms(client, [compacted, endless, "nothing-here"])
+    assert found == {compacted: -1, endless: -1}

@@ -1,0 +1,391 @@
+"""What followers are given: in order, bits together, within the memory; when they are fetched instead."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+import time
+from collections import defaultdict
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from structlog.testing import capture_logs
+
+from app.audit.counts.counter import How
+from app.audit.counts.fingerprint import Source
+from app.audit.counts.partition_counter import PartitionReader
+from app.audit.counts.reports import Report, Scope
+from app.kafka.client.cluster import NO_LEADER, ClusterClient, ClusterSpec
+from app.kafka.fetch import shared_read_service as followers_module
+from app.kafka.fetch.decoder import records_of
+from app.kafka.fetch.deliveries import HEADED_BYTES, ByteBudget, Fetched, FetchTrouble, Headed, PartitionFetch
+from app.kafka.fetch.service import FetchService
+from app.kafka.fetch.shared_read_service import Counts
+from app.kafka.records.header_arrays import Headers
+from tests.kafka.records.batches import make_batch
+
+LEADER, FOLLOWER = "leader", "follower"
+SCOPE, SOURCE = Scope("orders", "aggregate", "east", 1_000), Source("cluster", "id", 0)
+
+
+def counter(next_offset: int = 0) -> PartitionReader:
+    """What an audit counts with, from there on."""
+    return PartitionReader(
+        SCOPE, SOURCE, How(records_of, SOURCE, disorder_ms=0), next_offset, part_offsets=64
+    )
+
+
+def every(headers: Headers) -> int:
+    """All of them tell all."""
+    return len(headers.base_offset)
+
+
+class Nowhere(ClusterClient):
+    """No broker is asked who leads."""
+
+    def known_leader(self, topic: str, partition: int) -> int | None:
+        return 1 if topic == "orders" else None
+
+    def why_no_leader(self, topic: str, partition: int) -> tuple[int, str]:
+        return NO_LEADER, "nobody leads"
+
+
+class Stand:
+    """Readers of a log, of which one follows and is counted; nothing is fetched but by hand."""
+
+    def __init__(
+        self, lingers_s: float = 0.0, capacity_bytes: int = 1 << 24, counts: Counts = lambda _: 0
+    ) -> None:
+        self.got: dict[str, list[Fetched]] = defaultdict(list)
+        self.reader = counter()
+        self.passed_over = 0
+        self.refuses: set[str] = set()
+        self.holds = False
+        self.slow: dict[str, asyncio.Event] = {}  # who takes nothing until it is set
+        self.budget = ByteBudget(capacity_bytes)
+        self.service = FetchService(Nowhere(ClusterSpec("none", ("h:1",))), self._deliver, self.budget)
+        self.service.add(LEADER, "orders", 0, 0, "id")
+        self.service.add(FOLLOWER, "orders", 0, 0, "id", lingers_s=lingers_s, counts=counts)
+        self.leader, self.follower = self.part(LEADER), self.part(FOLLOWER)
+
+    def another(self, key: str) -> PartitionFetch:
+        """One more that is followed."""
+        self.service.add(key, "orders", 0, 0, "id")
+        return self.part(key)
+
+    def part(self, key: str) -> PartitionFetch:
+        return self.service._partitions[key]
+
+    async def _deliver(self, item: Any) -> None:
+        if item.key in self.slow:
+            await self.slow[item.key].wait()
+        if isinstance(item, FetchTrouble):
+            return
+        if item.key in self.refuses:
+            raise ValueError("not taken")
+        self.got[item.key].append(item)
+        if item.key == FOLLOWER:
+            self.passed_over += item.start_offset > self.reader.next_offset
+            if isinstance(item, Headed):
+                assert item.start_offset == self.reader.next_offset, "no header is taken twice"
+                seen_at_ms = item.seen_at_ms
+                self.reader.headed(item.headers, item.next_offset, at_ms=9, seen_at_ms=seen_at_ms)
+            else:
+                self.reader.fetched(item.data, item.next_offset, at_ms=9, aborted=item.aborted)
+        if not self.holds:
+            data = item.data
+            item.release()
+            item.data = data
+
+    async def answer(self, part: PartitionFetch, *batches: bytes, aborted: Any = ()) -> None:
+        """Its own fetch brings these."""
+        await self.service._answered(part, [0, 1_000, [*aborted], b"".join(batches)])
+
+    async def settle(self) -> None:
+        """Until nothing is being given."""
+        while self.follower.is_given:  # noqa: ASYNC110 - a task of its own
+            await asyncio.sleep(0.001)
+
+    def spans(self, key: str) -> list[tuple[int, int]]:
+        return [(one.start_offset, one.next_offset) for one in self.got[key]]
+
+    @property
+    def waits(self) -> bool:
+        return self.follower.retry_at_s > time.monotonic()
+
+
+def batch(base_offset: int, records: int = 10, size: int = 1) -> bytes:
+    return make_batch(base_offset, [(b"k", b"v" * size)] * records)
+
+
+async def test_it_waits_for_the_reader_that_is_where_it_is_and_takes_what_that_one_gets() -> None:
+    stand = Stand()
+    await stand.answer(stand.leader)
+    assert stand.waits
+    await stand.answer(stand.leader, batch(0), batch(10))
+    await stand.settle()
+    assert stand.spans(FOLLOWER) == stand.spans(LEADER) == [(0, 20)]
+    assert stand.got[FOLLOWER][0].data == stand.got[LEADER][0].data
+    assert (stand.follower.next_offset, stand.follower.high_watermark, stand.waits) == (20, 1_000, True)
+
+
+async def test_what_it_missed_it_fetches_and_then_follows_again() -> None:
+    stand = Stand()
+    stand.leader.next_offset = 20
+    await stand.answer(stand.leader, batch(20))
+    assert (stand.spans(FOLLOWER), stand.waits) == ([], False)
+    await stand.answer(stand.follower, batch(0), batch(10), batch(20, 3))
+    await stand.answer(stand.leader, batch(30))
+    await stand.settle()
+    assert stand.spans(FOLLOWER) == [(0, 23)], "it is behind what came"
+    await stand.answer(stand.follower, batch(23, 7), batch(30))
+    stand.leader.next_offset = 30
+    await stand.answer(stand.leader, batch(30), batch(40))
+    await stand.settle()
+    assert stand.spans(FOLLOWER)[-1] == (40, 50), "what it has of it is not taken again"
+
+
+@pytest.mark.parametrize(
+    "other", [{"topic_id": "another"}, {"topic_id": ""}, {"epoch": 3}, {"doubted": True}, {"unsure": True}]
+)
+async def test_nothing_is_taken_of_what_may_be_another_log(other: dict[str, Any]) -> None:
+    stand = Stand()
+    for name, value in other.items():
+        setattr(stand.follower, name, value)
+    await stand.answer(stand.leader, batch(0))
+    assert (stand.spans(LEADER), stand.spans(FOLLOWER), stand.waits) == ([(0, 10)], [], False)
+
+
+async def test_while_it_is_fetched_its_own_answer_brings_it() -> None:
+    stand = Stand()
+    stand.follower.polling = True
+    await stand.answer(stand.leader, batch(0))
+    assert (stand.spans(FOLLOWER), stand.waits) == ([], True)
+    await stand.answer(stand.follower, batch(0))
+    stand.follower.polling = False
+    await stand.answer(stand.leader, batch(10))
+    await stand.settle()
+    assert stand.spans(FOLLOWER) == [(0, 10), (10, 20)]
+
+
+@pytest.mark.parametrize("counts", [lambda _: 0, every])
+async def test_hidden_transactions_are_taken_from_where_they_were_fetched_only(counts: Counts) -> None:
+    stand = Stand(counts=counts)
+    stand.follower.next_offset = 10
+    await stand.answer(stand.leader, batch(0), batch(10), aborted=[(7, 5)])
+    assert stand.spans(FOLLOWER) == []
+    stand.follower.next_offset = 20
+    await stand.answer(stand.leader, batch(20), aborted=[(7, 21)])
+    await stand.settle()
+    assert [one.aborted for one in stand.got[FOLLOWER]] == [[(7, 21)]]
+
+
+async def test_what_comes_bit_by_bit_is_given_together() -> None:
+    stand = Stand(lingers_s=0.2)
+    for number in range(5):
+        await stand.answer(stand.leader, batch(10 * number))
+    await stand.settle()
+    assert stand.spans(LEADER) == [(10 * number, 10 * number + 10) for number in range(5)]
+    assert stand.reader.records == 50
+    assert len(stand.got[FOLLOWER]) < 5
+    assert b"".join(one.data for one in stand.got[FOLLOWER]) == b"".join(batch(10 * n) for n in range(5))
+    assert stand.budget.used_bytes == stand.follower.unreleased_bytes == 0
+
+
+async def test_a_reader_is_not_held_up_by_a_follower_that_takes_nothing() -> None:
+    stand = Stand(capacity_bytes=1 << 30)
+    stand.holds = True
+    big = [batch(10 * number, 10, 40_000) for number in range(40)]
+    for one in big:
+        await stand.answer(stand.leader, one)
+        await stand.settle()
+    assert stand.leader.next_offset == 400
+    held = sum(one.nbytes for one in stand.got[FOLLOWER])
+    assert 2 * 1024 * 1024 <= held < 3 * 1024 * 1024
+    assert not stand.waits, "it fetches, once it has room"
+
+
+async def test_what_is_refused_is_fetched_again() -> None:
+    stand = Stand()
+    await stand.answer(stand.leader, batch(0))
+    await stand.settle()
+    stand.refuses = {FOLLOWER}
+    await stand.answer(stand.leader, batch(10))
+    await stand.settle()
+    assert (stand.follower.next_offset, stand.waits, stand.budget.used_bytes) == (10, False, 0)
+
+
+async def test_who_is_given_something_while_others_are_looked_at_is_not_fetched() -> None:
+    stand = Stand()
+    stand.service.add("gone", "no such topic", 0, 0, "id")  # looked at last: that it is in trouble is told
+    gone = stand.part("gone")
+    gone.failures, stand.leader.polling = 1, True
+    stand.slow = {"gone": asyncio.Event(), FOLLOWER: asyncio.Event()}
+    looking = asyncio.ensure_future(stand.service._schedule())
+    while not (gone.told or looking.done()):  # noqa: ASYNC110 - it is being told
+        await asyncio.sleep(0)
+    await stand.answer(stand.leader, batch(0))
+    assert stand.follower.is_given
+    stand.slow["gone"].set()
+    await looking
+    assert not stand.service._polls
+    stand.slow[FOLLOWER].set()
+    await stand.settle()
+    assert stand.spans(FOLLOWER) == [(0, 10)]
+
+
+async def test_what_another_reader_brings_again_is_counted_once() -> None:
+    stand = Stand()
+    log = [batch(base) for base in range(0, 150, 10)]
+    other = stand.another("other")
+    other.next_offset = 50
+    await stand.answer(stand.leader, *log[:10])
+    await stand.answer(other, *log[5:])
+    await stand.settle()
+    assert (stand.reader.records, stand.reader.next_offset) == (150, 150)
+
+
+async def test_of_what_headers_tell_no_bytes_are_held() -> None:
+    stand = Stand(counts=every)
+    await stand.answer(stand.leader, batch(0), batch(10))
+    assert stand.follower.unreleased_bytes == 2 * HEADED_BYTES
+    await stand.settle()
+    assert [type(one) for one in stand.got[FOLLOWER]] == [Headed]
+    assert (stand.reader.records, stand.budget.used_bytes) == (20, 0)
+
+
+async def test_where_headers_do_not_do_it_is_fetched_and_given_all_for_a_while() -> None:
+    tell = [2, 1, 1]  # of those that are looked at: the first trusts them, then two are put together
+    stand = Stand(counts=lambda _: tell.pop(0))
+    await stand.answer(stand.leader, batch(0), batch(10))
+    await stand.answer(stand.leader, batch(20))
+    await stand.settle()
+    assert (stand.spans(FOLLOWER), stand.follower.next_offset, stand.waits) == ([], 0, False)
+    await stand.answer(stand.follower, batch(0), batch(10), batch(20))
+    await stand.answer(stand.leader, batch(30))
+    await stand.settle()
+    assert [type(one) for one in stand.got[FOLLOWER]] == [Fetched, Fetched]
+    assert (stand.reader.records, stand.reader.next_offset) == (40, 40)
+
+
+async def test_it_comes_up_by_the_headers_of_what_was_fetched_ahead_of_it() -> None:
+    stand = Stand(counts=every)
+    stand.leader.next_offset = 20
+    await stand.answer(stand.leader, batch(20), batch(30))
+    assert not stand.waits, "nobody has what is before it"
+    stand.follower.polling = True
+    await stand.answer(stand.follower, batch(0), batch(10), batch(20))
+    await stand.answer(stand.leader, batch(40))
+    assert not stand.follower.is_given, "it is being fetched still"
+    assert (stand.spans(FOLLOWER), stand.waits) == ([(0, 30)], True)
+    stand.follower.polling = False
+    await stand.answer(stand.leader, batch(50))
+    await stand.settle()
+    assert stand.spans(FOLLOWER) == [(0, 30), (30, 60)]
+    assert (stand.reader.records, stand.reader.next_offset) == (60, 60)
+
+
+async def test_in_the_middle_of_a_batch_it_does_not_come_up_by_headers() -> None:
+    stand = Stand(counts=every)
+    stand.leader.next_offset = 20
+    await stand.answer(stand.leader, batch(20), batch(30))
+    stand.follower.next_offset = 25
+    await stand.answer(stand.leader, batch(40))
+    await stand.settle()
+    assert (stand.spans(FOLLOWER), stand.follower.next_offset, stand.waits) == ([], 25, False)
+
+
+@pytest.mark.parametrize("change", [{"topic_id": "other"}, {"epoch": 5}])
+async def test_what_was_fetched_of_another_log_is_forgotten(change: dict[str, Any]) -> None:
+    stand = Stand(counts=every)
+    stand.leader.next_offset = 20
+    await stand.answer(stand.leader, batch(20), batch(30))
+    for part in (stand.leader, stand.follower):
+        for name, value in change.items():
+            setattr(part, name, value)
+    stand.follower.next_offset = 30
+    await stand.answer(stand.leader, batch(40))
+    await stand.settle()
+    assert stand.spans(FOLLOWER) == []
+
+
+@pytest.mark.parametrize(("ahead", "waits"), [(30, True), (100, True), (101, False)])
+async def test_it_waits_for_who_is_close_behind_it(ahead: int, waits: bool) -> None:
+    stand = Stand()
+    stand.follower.next_offset = ahead
+    await stand.answer(stand.leader, batch(0), batch(10))
+    assert stand.waits is waits
+
+
+class Whole:
+    """A log of batches, as a broker answers from it."""
+
+    def __init__(self, chance: random.Random) -> None:
+        self.batches: list[tuple[int, bytes]] = []  # where each ends
+        self.end = 0
+        while self.end < 300:
+            data = batch(self.end, count := chance.choice([1, 2, 5, 20]))
+            self.end += count
+            self.batches.append((self.end, data))
+
+    def fetch(self, position: int, most: int) -> list[bytes]:
+        """From the batch on that the position is in."""
+        return [data for end, data in self.batches if end > position][:most]
+
+
+def told(reader: PartitionReader) -> list[Report]:
+    return reader.reports(10_000)
+
+
+@given(seed=st.integers(0, 1 << 32))
+@settings(max_examples=100, deadline=None)
+def test_whoever_brings_it_everything_is_counted_once(seed: int) -> None:
+    short = patch.multiple(followers_module, HEADS_S=0.001, WHOLE_S=0.002, MOST_TRAIL=8, MOST_HEADS=6)
+    with short, capture_logs():
+        asyncio.run(_story(random.Random(seed)))
+
+
+async def _story(chance: random.Random) -> None:
+    stand, log = Stand(chance.choice([0.0, 0.001])), Whole(chance)
+    share = chance.choice([0.0, 0.9, 1.0])  # how often headers do
+
+    def tell(headers: Headers) -> int:
+        told = stand.reader.told_by(headers)
+        return told if chance.random() < share else chance.randrange(told + 1)
+
+    stand.follower.counts = tell if share else lambda _: 0
+    leaders = [stand.leader, stand.another("second"), stand.another("third")][: chance.randrange(1, 4)]
+    follower, asked_at, start = stand.follower, -1, chance.choice([0, 0, 7, 64, 70])  # maybe within a batch
+    follower.next_offset, stand.reader = start, counter(start)
+    for _ in range(80):
+        stand.refuses = {key for key in (LEADER, FOLLOWER) if chance.random() < 0.05}
+        if chance.random() < 0.3:
+            await asyncio.sleep(0.002 * (chance.random() < 0.3))
+        elif chance.random() < 0.2 and asked_at < 0 and not follower.polling:
+            follower.polling, asked_at = True, follower.next_offset
+        elif asked_at >= 0 and chance.random() < 0.4:
+            assert (follower.next_offset, follower.is_given) == (asked_at, False), "it is fetched itself"
+            with contextlib.suppress(ValueError):
+                await stand.answer(follower, *log.fetch(asked_at, chance.randrange(5)))
+            follower.polling, asked_at = False, -1
+        else:
+            leader = chance.choice(leaders)
+            if chance.random() < 0.2:  # sent elsewhere
+                leader.next_offset = chance.randrange(log.end)
+            hidden = [(7, leader.next_offset)] if chance.random() < 0.05 else []
+            with contextlib.suppress(ValueError):
+                some = log.fetch(leader.next_offset, chance.randrange(8))
+                await stand.answer(leader, *some, aborted=hidden)
+    await stand.settle()
+    plain = counter(start)
+    upto = stand.reader.next_offset
+    plain.fetched(b"".join(data for end, data in log.batches if end <= upto), upto, at_ms=9)
+    assert (stand.reader.records, upto) == (plain.records, follower.next_offset)
+    assert start or plain.records == upto
+    assert told(stand.reader) == told(plain)
+    assert not stand.passed_over
+    assert stand.budget.used_bytes == 0

@@ -1,0 +1,44 @@
+"""What a follower may come up by is bounded, and what it cannot use it is fetched."""
+
+from __future__ import annotations
+
+from unittest.mock import patch
+
+from app.kafka.fetch import shared_read_service as followers_module
+from app.kafka.records.header_arrays import Headers
+from tests.kafka.fetch.test_shared_read_batches import Stand, batch, every
+
+
+async def test_of_an_answer_with_very_many_batches_nothing_is_remembered() -> None:
+    stand = Stand(counts=every)
+    stand.leader.next_offset = 20
+    with patch.object(followers_module, "MOST_TRAIL", 3):
+        await stand.answer(stand.leader, batch(20), batch(30))
+        assert len(stand.follower.trail) == 1
+        await stand.answer(stand.leader, *(batch(at) for at in range(40, 80, 10)))
+        assert not stand.follower.trail
+        await stand.answer(stand.leader, batch(80))
+        assert [one.start_offset for one in stand.follower.trail] == [80]
+
+
+async def test_what_is_not_understood_is_not_passed_over() -> None:
+    """Headers that were being looked at were gone then: what came behind them was counted, they were not."""
+    looks = 0
+
+    def stumbles(headers: Headers) -> int:
+        nonlocal looks
+        looks += 1
+        if looks == 2:  # the first look trusts them
+            raise ValueError("of no use")
+        return every(headers)
+
+    stand = Stand(counts=stumbles)
+    with patch.object(followers_module, "HEADS_S", 0.0):
+        await stand.answer(stand.leader, batch(0))
+        await stand.answer(stand.leader, batch(10))
+        await stand.settle()
+        assert (stand.follower.next_offset, stand.budget.used_bytes, stand.waits) == (0, 0, False)
+        await stand.answer(stand.follower, batch(0), batch(10))
+        await stand.answer(stand.leader, batch(20))
+        await stand.settle()
+    assert (stand.reader.records, stand.reader.next_offset) == (30, 30)

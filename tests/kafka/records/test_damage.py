@@ -1,0 +1,170 @@
+"""Of a damaged log everything sound is taken, at its own offsets, and of the damage no more than its own."""
+
+from __future__ import annotations
+
+from itertools import accumulate, pairwise
+
+import pytest
+from aiokafka.record.util import calc_crc32c
+from hypothesis import given
+from hypothesis import strategies as st
+
+from app.kafka.records.batch import CorruptBatch, Piece, take
+from tests.kafka.records.batches import LAST_DELTA_AT, LENGTH_AT, MAGIC_AT, make_batch, patched
+
+LENGTH, LEADER_EPOCH, MAGIC = range(8, 12), range(12, 16), range(16, 17)
+ROWS = [(None, b"one")] * 10
+FIRST, SECOND, THIRD = (make_batch(base, ROWS) for base in (0, 10, 20))
+
+
+def read_on(log: list[tuple[int, bytes]], end: int) -> tuple[list[tuple[int, int, bytes, str]], str]:
+    """Fetches until the end or trouble, from a broker that knows where each batch lies."""
+    taken: list[tuple[int, int, bytes, str]] = []
+    position = 0
+    while position < end:
+        rest = b"".join(batch for last, batch in log if last >= position)
+        try:
+            pieces = take(rest, position, end, calc_crc32c)
+        except CorruptBatch as error:
+            return taken, str(error)
+        assert pieces, "it asks for ever"
+        for piece in pieces:
+            assert piece.next_offset > position
+            content = rest[piece.start_byte : piece.end_byte]
+            taken.append((position, piece.next_offset, content, piece.damage))
+            position = piece.next_offset
+    return taken, ""
+
+
+sizes = st.lists(st.integers(1, 6), min_size=1, max_size=6)
+
+
+@given(sizes, st.integers(0, 2**60), st.integers(0, 40))
+def test_a_sound_log_is_taken_as_it_is_also_when_its_tail_is_cut_off(
+    counts: list[int], first: int, cut: int
+) -> None:
+    ends = list(accumulate(counts, initial=first))
+    batches = [make_batch(base, ROWS[:count]) for base, count in zip(ends, counts, strict=False)]
+    last = batches[-1][: len(batches[-1]) - cut]
+    data = b"".join(batches[:-1]) + last
+    whole = len(data) if not cut else len(data) - len(last)
+
+    found = take(data, first, ends[-1], calc_crc32c)
+
+    assert found == ([Piece(0, whole, ends[-1 if not cut else -2], "")] if whole else [])
+
+
+@given(sizes, st.data())
+def test_one_flipped_bit_costs_the_batch_it_is_in_and_no_neighbour(
+    counts: list[int], data: st.DataObject
+) -> None:
+    ends = list(accumulate(counts, initial=0))
+    log = [(end - 1, make_batch(base, ROWS[: end - base])) for base, end in pairwise(ends)]
+    log += [(ends[-1], make_batch(ends[-1]))]  # one behind it: its end is known
+    end = ends[-1] + 1
+    bad = data.draw(st.integers(0, len(counts) - 1))
+    last, batch = log[bad]
+    # The first one's base offset stands alone, and a length holds the frames together.
+    places = [at for at in range(8 if bad == 0 else 0, len(batch)) if at not in LENGTH]
+    at = data.draw(st.sampled_from(places))
+    damaged = patched(batch, at, ">B", batch[at] ^ (1 << data.draw(st.integers(0, 7))))
+    log[bad] = (last, damaged)
+
+    taken, trouble = read_on(log, end)
+
+    assert trouble == ""
+    if at in LEADER_EPOCH:  # nobody reads it
+        assert b"".join(content for _, _, content, damage in taken if not damage) == b"".join(
+            b for _, b in log
+        )
+        return
+    ((start, stop, content, _),) = [entry for entry in taken if entry[3]]
+    assert (start, stop, content) == (ends[bad], ends[bad + 1], damaged)
+    sound = b"".join(batch for number, (_, batch) in enumerate(log) if number != bad)
+    assert b"".join(content for _, _, content, damage in taken if not damage) == sound
+
+
+@pytest.mark.parametrize("delta", [-1, 0, 3, 10, 25, 9 + (1 << 28)])
+def test_a_damaged_length_in_offsets_is_not_believed(delta: int) -> None:
+    damaged = patched(FIRST, LAST_DELTA_AT, ">i", delta)
+
+    (piece,) = take(damaged + SECOND + THIRD, 0, 30, calc_crc32c)
+
+    assert piece == Piece(0, len(damaged), 10, "its checksum does not match")
+
+
+@pytest.mark.parametrize("log_end", [20, 11])
+def test_what_is_damaged_at_the_end_waits_until_its_end_is_known(log_end: int) -> None:
+    damaged = patched(SECOND, LAST_DELTA_AT, ">i", 25)
+    assert take(FIRST + damaged, 0, log_end, calc_crc32c) == [Piece(0, len(FIRST), 10, "")]
+
+    with pytest.raises(CorruptBatch, match="where it ends is not known"):
+        take(damaged, 10, log_end, calc_crc32c)
+    (piece,) = take(damaged + THIRD, 10, 30, calc_crc32c)
+    assert (piece.next_offset, piece.end_byte) == (20, len(damaged))
+
+
+def test_damage_at_the_end_that_leaves_its_offsets_as_the_broker_tells_them_waits_for_nothing() -> None:
+    damaged = patched(SECOND, len(SECOND) - 1, ">B", 0x55)
+
+    (piece,) = take(damaged, 10, 20, calc_crc32c)
+
+    assert (piece.next_offset, piece.damage) == (20, "its checksum does not match")
+
+
+def test_damage_of_several_batches_side_by_side_is_one() -> None:
+    damaged = [patched(batch, len(batch) - 1, ">B", 0x55) for batch in (FIRST, SECOND)]
+
+    (piece,) = take(b"".join(damaged) + THIRD, 0, 30, calc_crc32c)
+
+    assert piece == Piece(0, len(FIRST + SECOND), 20, "its checksum does not match")
+
+
+def test_a_damaged_batch_that_a_broker_puts_before_what_was_asked_for_is_not_told_again() -> None:
+    damaged = patched(FIRST, LAST_DELTA_AT, ">i", 25)  # by its header it holds offset 20
+
+    (piece,) = take(damaged + SECOND + THIRD, 20, 30, calc_crc32c)
+
+    assert piece == Piece(len(damaged), len(damaged + SECOND + THIRD), 30, "")
+
+
+@pytest.mark.parametrize("base", [0, 4, 11, 18, 1 << 40])
+def test_a_base_offset_that_its_neighbours_contradict_is_not_believed(base: int) -> None:
+    moved = patched(SECOND, 0, ">q", base)
+
+    sound, damaged = take(FIRST + moved + THIRD, 0, 30, calc_crc32c)
+
+    assert (sound.next_offset, damaged.next_offset, damaged.end_byte) == (10, 20, len(FIRST + SECOND))
+    assert "offset" in damaged.damage
+
+
+def test_holes_that_compaction_left_are_no_damage() -> None:
+    data = FIRST + THIRD + make_batch(500, ROWS)
+
+    assert take(data, 0, 510, calc_crc32c) == [Piece(0, len(data), 510, "")]
+
+
+@pytest.mark.parametrize("length", [-1, 0, 2**31 - 1])
+def test_without_frames_nothing_is_known(length: int) -> None:
+    broken = patched(SECOND, LENGTH_AT, ">i", length)
+    assert take(FIRST + broken, 0, 30, calc_crc32c) == [Piece(0, len(FIRST), 10, "")]
+
+    with pytest.raises(CorruptBatch, match=f"length {length}"):
+        take(broken + THIRD, 10, 30, calc_crc32c)
+
+
+def test_another_format_is_named() -> None:
+    (piece,) = take(patched(FIRST, MAGIC_AT, ">b", 3) + SECOND, 0, 20, calc_crc32c)
+
+    assert (piece.next_offset, piece.damage[:7]) == (10, "magic 3")
+
+
+@given(st.binary(max_size=300), st.integers(0, 100))
+def test_garbage_is_told_or_waited_for_and_never_moves_the_position_unsaid(
+    data: bytes, position: int
+) -> None:
+    try:
+        pieces = take(data, position, 2**62, calc_crc32c)
+    except CorruptBatch:
+        return
+    assert pieces == []

@@ -1,0 +1,116 @@
+"""Readers of a log that loses its end now and then: what their epochs say they have in common, they have."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from app.kafka.records.leader_epochs import (
+    ENDLESS,
+    MOST_EPOCHS,
+    NOWHERE,
+    Epochs,
+    EpochStart,
+    agree_below,
+    gone_on,
+    read_in,
+)
+
+
+def epochs(*starts: tuple[int, int]) -> Epochs:
+    return tuple(EpochStart(*start) for start in starts)
+
+
+@dataclass
+class Reader:
+    """What it has read, records that are epoch and number; `saved` is what a successor knows."""
+
+    read: list[tuple[int, int]] = field(default_factory=list)
+    epochs: Epochs = ()
+    saved: tuple[int, Epochs] = (0, ())
+
+    def fetch(self, log: list[tuple[int, int]], count: int) -> None:
+        """Unless what was read is not there any more: that is noticed."""
+        start = len(self.read)
+        if log[:start] == self.read and (more := log[start : start + count]):
+            self.epochs = read_in(self.epochs, more[-1][0], start)
+            self.read += more
+
+    def successor(self, log: list[tuple[int, int]]) -> Reader:
+        """Who begins where the log has what was saved; else nobody begins here."""
+        base, known = self.saved
+        if log[:base] != self.read[:base]:
+            return self
+        return Reader(self.read[:base], known, self.saved)
+
+
+def same(one: list[tuple[int, int]], other: list[tuple[int, int]], below: int) -> bool:
+    to = max(0, min(below, len(one), len(other)))
+    return one[:to] == other[:to]
+
+
+@given(st.integers(0, 1 << 32))
+def test_what_two_readers_are_said_to_have_in_common_is_the_same(seed: int) -> None:
+    """Also of a reader and its successor, and of those with others."""
+    chance = random.Random(seed)
+    log: list[tuple[int, int]] = []
+    epoch = number = 0
+    readers = [Reader() for _ in range(3)]
+    told: list[Epochs] = [()] * 3
+    for _ in range(60):
+        at = chance.randrange(3)
+        reader = readers[at]
+        act = chance.choice(["write", "read", "read", "save", "succeed", "cut", "elect"])
+        if act == "write":
+            for _ in range(chance.randint(1, 5)):
+                number += 1
+                log.append((epoch, number))
+        elif act == "read":
+            reader.fetch(log, chance.randint(1, 6))
+            told[at], _ = gone_on(told[at], reader.epochs)
+        elif act == "save":
+            reader.saved = len(reader.read), reader.epochs
+        elif act == "succeed":
+            former, reader = reader, reader.successor(log)
+            if reader is not former:
+                reader.fetch(log, chance.randint(1, 9))
+                told[at], holds_below = gone_on(told[at], reader.epochs)
+                assert same(former.read, reader.read, holds_below)
+                readers[at] = reader
+        else:
+            epoch += 1
+            del log[max(0, len(log) - (chance.randint(0, 6) if act == "cut" else 0)) :]
+        for one in range(3):
+            for other in range(3):
+                for mine, theirs in ((readers[one].epochs, readers[other].epochs), (told[one], told[other])):
+                    if mine and theirs:
+                        below = agree_below(mine, theirs)
+                        assert same(readers[one].read, readers[other].read, below), (mine, theirs)
+
+
+def test_who_has_read_in_the_same_epochs_agrees_and_who_left_the_last_common_one_does_up_to_there() -> None:
+    one, other = epochs((1, 0), (3, 50)), epochs((1, 0), (3, 50), (5, 71))
+    assert agree_below(one, one) == ENDLESS
+    assert agree_below(one, other) == agree_below(other, one) == 71
+    assert agree_below(one, epochs((1, 0), (4, 40), (5, 60))) == 40
+    assert agree_below(one, epochs((4, 40))) == NOWHERE
+
+
+def test_a_reader_goes_on_in_its_epoch_and_begins_another_where_it_reads_it() -> None:
+    read = read_in(read_in(read_in((), 1, 0), 1, 30), 3, 50)
+    assert read == epochs((1, 0), (3, 50))
+    assert read_in(read, -1, 60) == read, "old formats tell none"
+    assert read_in(read, 1, 20) == epochs((1, 0)), "who begins again below has not read the later one"
+    assert len(read_in(tuple(EpochStart(n, n) for n in range(MOST_EPOCHS)), 99, 99)) == MOST_EPOCHS
+
+
+def test_what_was_told_before_holds_up_to_where_the_successor_has_read_another_history() -> None:
+    told = epochs((1, 0), (3, 50), (5, 71))
+    assert gone_on(told, told) == (told, ENDLESS)
+    assert gone_on(told, epochs((1, 0), (3, 50), (7, 72))) == (epochs((1, 0), (3, 50), (7, 71)), 71)
+    assert gone_on(told, epochs((6, 80))) == (epochs((6, 80)), NOWHERE)
+    assert gone_on((), told) == (told, ENDLESS)
+    assert gone_on(told, ()) == ((), ENDLESS)

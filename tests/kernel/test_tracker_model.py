@@ -1,0 +1,185 @@
+"""The tracker against an obvious model: a dict of what became of every offset."""
+
+from __future__ import annotations
+
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from app.kernel import tracker as tracker_module
+from app.kernel.ranges import Snapshot
+from app.kernel.tracker import State, Tracker
+
+START = 100
+SPAN = 40  # offsets around the window that the rules aim at, in and out of it
+UNFINISHED = (State.IN_FLIGHT, State.CANCELED)
+
+widths = st.integers(0, 12)
+aims = st.integers(-5, SPAN)
+
+
+class TrackerAgainstModel(RuleBasedStateMachine):
+    """Every rule does the same to both; the invariants compare all that can be asked."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.model: dict[int, State] = {}
+        self.end = START
+        self.inherited: set[int] = set()
+        self.capacity = 20
+        self.tracker = Tracker(START, self.capacity)
+        self.seen_versions: dict[int, Snapshot] = {}
+        self.last_base = self.last_version = -1
+
+    @initialize(ranges=st.lists(st.tuples(st.integers(0, 60), st.integers(1, 9)), max_size=6), lead=aims)
+    def take_over(self, ranges: list[tuple[int, int]], lead: int) -> None:
+        """The tracker begins with what an earlier owner finished."""
+        snapshot = Snapshot(START + lead, tuple((START + at, START + at + size) for at, size in ranges))
+        self.tracker = Tracker(START, self.capacity, snapshot)
+        self.end = self.tracker.end
+        self.inherited = {offset for start, end in snapshot.finished for offset in range(start, end)}
+        below = Snapshot(START).merge(snapshot)
+        assert self.tracker.base == self.end == below.base
+
+    def tracked(self) -> int:
+        """Registered offsets at or above the base that take room."""
+        base = self.tracker.base
+        return sum(1 for offset in self.model if offset >= base)
+
+    @rule(hole=st.sampled_from([0, 0, 0, 1, 5, 30]), width=widths)
+    def fetch(self, hole: int, width: int) -> None:
+        """What the log gives next, now and then after a hole."""
+        start = self.end + hole
+        end = start + min(width, self.tracker.room)
+        deliver = self.tracker.fetched(start, end)
+        expected = [offset for offset in range(start, end) if offset not in self.inherited]
+        assert [offset for first, last in deliver for offset in range(first, last)] == expected
+        self.model.update(dict.fromkeys(expected, State.IN_FLIGHT))
+        self.end = end
+
+    def finish(self, offsets: list[int], state: State) -> int:
+        newly = {offset for offset in offsets if self.model.get(offset) in UNFINISHED}
+        self.model.update(dict.fromkeys(newly, state))
+        return len(newly)
+
+    @rule(aim=aims)
+    def ack(self, aim: int) -> None:
+        offset = self.tracker.base + aim
+        assert self.tracker.ack(offset) == bool(self.finish([offset], State.ACKED))
+
+    @rule(aim=aims)
+    def nack(self, aim: int) -> None:
+        offset = self.tracker.base + aim
+        assert self.tracker.nack(offset) == bool(self.finish([offset], State.NACKED))
+
+    @rule(aim=aims)
+    def cancel(self, aim: int) -> None:
+        offset = self.tracker.base + aim
+        in_flight = self.model.get(offset) is State.IN_FLIGHT
+        assert self.tracker.cancel(offset) == in_flight
+        if in_flight:
+            self.model[offset] = State.CANCELED
+
+    @rule(aim=aims, width=widths, nack=st.booleans())
+    def finish_range(self, aim: int, width: int, nack: bool) -> None:
+        start = self.tracker.base + aim
+        end = start + width
+        state = State.NACKED if nack else State.ACKED
+        did = self.tracker.nack_range(start, end) if nack else self.tracker.ack_range(start, end)
+        assert did == self.finish(list(range(start, end)), state)
+
+    @rule(wanted=st.lists(aims, max_size=20))
+    def ack_many(self, wanted: list[int]) -> None:
+        offsets = [self.tracker.base + aim for aim in wanted]
+        assert self.tracker.ack_many(offsets) == self.finish(offsets, State.ACKED)
+
+    @rule(aim=aims, width=widths)
+    def skip(self, aim: int, width: int) -> None:
+        start = min(self.tracker.base + aim, self.end)
+        end = start + width
+        assert self.tracker.skip(start, end) == self.finish(list(range(start, end)), State.GAP)
+        self.end = max(self.end, end)
+
+    @rule(lead=aims, width=widths)
+    def inherit(self, lead: int, width: int) -> None:
+        """More is known to be finished; only what was not fetched yet is changed by it."""
+        start = max(0, self.end + lead)
+        new = {offset for offset in range(start, start + width) if offset >= self.end} - self.inherited
+        assert self.tracker.inherit([(start, start + width)]) == len(new)
+        self.inherited |= new
+
+    @precondition(lambda self: not self.tracker.idle)
+    @rule()
+    def ack_the_head(self) -> None:
+        """Random aims seldom empty the window; this does."""
+        base = self.tracker.base
+        assert self.tracker.ack(base)
+        self.finish([base], State.ACKED)
+
+    @rule()
+    def hand_over(self) -> None:
+        """A new owner gets the snapshot: it must deliver exactly what was not finished."""
+        snapshot = Snapshot.from_bytes(self.tracker.snapshot().to_bytes())
+        heir = Tracker(START, 10_000, snapshot)
+        deliver = heir.fetched(heir.end, max(heir.end, self.end))
+        got = [offset for first, last in deliver for offset in range(first, last)]
+        assert got == [offset for offset, state in sorted(self.model.items()) if state in UNFINISHED]
+
+    @invariant()
+    def agrees(self) -> None:
+        tracker, unfinished = self.tracker, {o for o, state in self.model.items() if state in UNFINISHED}
+        assert tracker.end == self.end
+        assert tracker.base == min(unfinished, default=self.end)
+        assert tracker.base >= self.last_base
+        self.last_base = tracker.base
+        assert tracker.idle == (not unfinished)
+        assert tracker.oldest_unfinished == min(unfinished, default=None)
+        assert tracker.unfinished == len(unfinished)
+        in_window = [state for offset, state in self.model.items() if offset >= tracker.base]
+        assert tracker.in_flight == in_window.count(State.IN_FLIGHT)
+        assert tracker.canceled == in_window.count(State.CANCELED)
+        assert tracker.acked == in_window.count(State.ACKED)
+        assert tracker.nacked == in_window.count(State.NACKED)
+        assert tracker.room == self.capacity - len(in_window)
+        assert tracker.utilisation == len(in_window) / self.capacity
+        assert tracker.unfinished_share == (len(unfinished) / len(in_window) if in_window else 0.0)
+        spans = tracker.unfinished_ranges(1_000)
+        assert [offset for start, end in spans for offset in range(start, end)] == sorted(unfinished)
+        assert tracker.unfinished_ranges(1) == spans[:1]
+
+    @invariant()
+    def agrees_offset_by_offset(self) -> None:
+        for offset in range(self.tracker.base - 3, self.end + 70):
+            if offset < self.tracker.base:
+                expected: State | None = State.FINISHED
+            elif offset >= self.end:
+                expected = State.FINISHED if offset in self.inherited else None
+            else:
+                expected = self.model.get(offset, State.GAP)
+            assert self.tracker.state(offset) is expected
+            assert self.tracker.is_finished(offset) == (expected not in (*UNFINISHED, None))
+
+    @invariant()
+    def snapshots_tell_exactly_what_is_finished(self) -> None:
+        snapshot, version = self.tracker.snapshot(), self.tracker.version
+        finished = {o for start, end in snapshot.finished for o in range(start, end)}
+        for offset in range(snapshot.base, self.end + 70):
+            assert (offset in finished) == self.tracker.is_finished(offset)
+        assert all(self.tracker.is_finished(offset) for offset in range(self.tracker.base, snapshot.base))
+        assert self.seen_versions.setdefault(version, snapshot) == snapshot
+        assert version >= self.last_version
+        self.last_version = version
+
+
+class TrackerThatTrimsAtOnce(TrackerAgainstModel):
+    """The same with the threshold of trimming so low that every example trims."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.usual, tracker_module.TRIM_BYTES = tracker_module.TRIM_BYTES, 2
+
+    def teardown(self) -> None:
+        tracker_module.TRIM_BYTES = self.usual
+
+
+TestTrackerAgainstModel = TrackerAgainstModel.TestCase
+TestTrackerThatTrimsAtOnce = TrackerThatTrimsAtOnce.TestCase

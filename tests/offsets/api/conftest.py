@@ -1,0 +1,7 @@
+"""A console over a runtime fed by hand."""
+
+from __future__ import annotations
+
+from tests.web.conftest import browse, console
+
+__all__ = ["browse", "console"]

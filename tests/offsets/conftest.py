@@ -1,0 +1,24 @@
+"""What tests of groups that are kept in step share."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from app.dev.yard import Yard
+from tests.offsets.clusters import HERE, THERE, regions
+from tests.offsets.group_case import COUNT, Case
+
+
+@pytest.fixture
+async def case(yard: Yard, tmp_path: Path, topic_name: str) -> AsyncIterator[Case]:
+    async with regions(yard, tmp_path) as stand:
+        for cluster, before in ((HERE, 0), (THERE, 10)):
+            await stand.make(cluster, topic_name)
+            for partition in (0, 1):
+                values = [b"x"] * before + [b"%d" % n for n in range(COUNT)]
+                await stand.values(cluster, topic_name, partition, *values)
+        yield Case(stand, topic_name, f"g-{uuid.uuid4().hex[:8]}", {})

@@ -1,0 +1,88 @@
+"""A console over real clusters, with a copied topic, a group and their offset map."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from app.controllog.topics import ControlTopics
+from app.dev.yard import Yard
+from app.kafka.data_clusters import DataClusters
+from app.offsets.sync.group_sync_schedule import Kept, Passive
+from app.offsets.sync.group_syncer import GroupOutcome
+from app.offsets.sync.regions import Regions
+from tests.offsets.clusters import HERE, THERE, a_line, regions
+from tests.offsets.clusters import Regions as Stand
+from tests.web.runtime_fake import HandFed, put_route, route, serving
+
+BARRIERS = [(n, n + 10) for n in range(0, 101, 10)]
+
+
+class Clusters(DataClusters):
+    """They run in the server's loop, and are stopped there."""
+
+    loop: asyncio.AbstractEventLoop | None = None
+
+    async def get(self, name: str) -> Any:
+        self.loop = asyncio.get_running_loop()
+        return await super().get(name)
+
+
+@dataclass
+class Served:
+    """The group is at 55 of the only partition, of which the copy lies ten offsets further on."""
+
+    url: str
+    fed: HandFed
+    topic: str
+    group: str
+    stand: Stand
+
+
+@contextmanager
+def served(yard: Yard, path: Path, topic: str) -> Iterator[Served]:
+    """See `Served`; route `mirror` keeps groups in step, and workload p/t is passive, as the leader says."""
+    group = f"g-{topic}"
+
+    async def prepare() -> Any:
+        async with regions(yard, path) as stand:
+            for cluster, count in ((HERE, 100), (THERE, 110)):
+                await stand.make(cluster, topic, 1)
+                await stand.values(cluster, topic, 0, *(b"%d" % n for n in range(count)))
+            ids = [await stand.log_id(cluster, topic) for cluster in (HERE, THERE)]
+            await stand.make(HERE, ControlTopics(stand.other).control.name, 1)  # the copy of theirs
+            line = a_line(*ids, topic, 0, *BARRIERS)
+            await stand.send(HERE, stand.topic(stand.own), {f"mirror/{topic}/0".encode(): line})
+            committer = (await stand.clusters.get(HERE)).committer
+            assert await committer.commit(group, {(topic, 0): 55}) == {}
+            return stand
+
+    stand = asyncio.run(prepare())
+    fed = HandFed()
+    clusters = Clusters(stand.clusters.specs, stand.clusters._deliver, stand.clusters.budget)
+    fed.clusters = clusters  # type: ignore[assignment]
+    fed.apply(put_route(route("mirror", HERE, THERE, topic)))
+    fed.regions = Regions(
+        stand.atlas, clusters, path, routes=dict, jobs=list, busy=lambda *_: "", may_act=lambda: False,
+        tell=lambda *_: None,
+    )  # fmt: skip
+    kept = Kept("mirror", HERE, THERE, good_ms={"a": 5}, took_s=0.5, rounds=3)
+    kept.outcomes = {"a": GroupOutcome("a", "unchanged", 5), "b": GroupOutcome("b", "refused", 5, "behind")}
+    broken = Kept("other", HERE, THERE, error="it does not answer")
+    fed.regions.sync.routes.update({"mirror": kept, "other": broken})
+    passive = Passive("p/t", "p", "t", "west", THERE, HERE)
+    fed.regions.sync._passives = {passive.key: passive}
+    fed.regions.sync.passive[THERE] = Kept(
+        THERE, THERE, HERE, {passive.key: GroupOutcome("p", "live", 5, "<b>somebody</b>")}, {passive.key: 4}
+    )
+    with serving(fed) as url:
+        try:
+            yield Served(url, fed, topic, group, stand)
+        finally:
+            if clusters.loop is not None:
+                for closing in (fed.regions.tables.close(), clusters.stop()):
+                    asyncio.run_coroutine_threadsafe(closing, clusters.loop).result(30)

@@ -1,0 +1,63 @@
+"""What a simulated lane's owner leaves to its successor, and what that one finds behind it in the log."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from app.kafka.records.producer_sequences import SEQUENCES, Stamp, Tail
+from app.replicate.model.copied_index import Already
+
+
+class Left(NamedTuple):
+    """As `app.replicate.destination.handover` has it: all of the source below `base` has copies; what was
+    written beyond them lies at or above `floor`, behind `passed` records that are copies of records below the
+    base."""
+
+    base: int
+    floor: int
+    stamp: Stamp | None = None
+    passed: int = 0
+
+
+class Written(NamedTuple):
+    """A batch of the producer's that is in the log: what is left of offsets [start, end)."""
+
+    start: int
+    end: int
+    stamp: Stamp
+    records: Sequence[int]
+
+
+class Closing(NamedTuple):
+    """The barrier behind a former owner's lane."""
+
+    source_end: int
+    target_end: int
+    stamp: Stamp
+
+
+def closing(
+    left: Left, written: Iterable[Written], source: Iterable[tuple[int, int]], first_sequence: int
+) -> Closing | None:
+    """What `app.replicate.destination.succession` concludes; None: nothing.
+
+    Args:
+        written: by the producer, from the floor on.
+        source: offset and record of all that is there to copy, from the base on.
+        first_sequence: where epochs begin to count.
+    """
+    stamp = None if left.stamp is None else left.stamp.behind(SEQUENCES - first_sequence)
+    tail, prints = Tail(left.floor, stamp), list[int]()
+    for batch in written:
+        first = batch.stamp.behind(SEQUENCES - first_sequence)
+        tail = tail.behind(batch.start, batch.end, first, len(batch.records))
+        prints += batch.records
+    already, source_end = Already(prints[left.passed :]), left.base
+    for offset, record in source:
+        if already.is_over or not already.drop([record]):
+            break
+        source_end = offset + 1
+    if tail.stamp is None or not tail.is_whole or already.left or already.skipped:
+        return None
+    return Closing(source_end, tail.end, tail.stamp.behind(first_sequence))

@@ -1,0 +1,148 @@
+"""A group's reader of one region's copy: tracker, trail and frontiers are the real ones; what
+`app.dispatch.pump` does with them is done here without a clock."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import dataclass, field
+
+from app.kernel.fencing import LogId, TrackerRecord
+from app.kernel.ranges import Snapshot, outside
+from app.kernel.tracker import Tracker
+from app.offsets.model.producer_progress import Trail
+from app.offsets.model.source_frontier import Done, PassOver
+from app.offsets.model.translation import Copying, Place
+from tests.offsets.model.simulation.logs import Batch, CopyLog
+
+CAPACITY = 10_000
+
+
+@dataclass
+class Saved:
+    """A tracker record; `known`: what is finished by it."""
+
+    record: TrackerRecord
+    known: frozenset[int]
+
+
+class Part:
+    """One partition's pump.
+
+    Attributes:
+        snapshot: what it began with. open: delivered and not finished, by offset.
+        shown, left_out: offset, record and batch of what was delivered and was not, as it was read.
+        known: what is finished by what this began with, and what it has finished since.
+        patient: what may yet be found to be finished elsewhere waits.
+    """
+
+    def __init__(
+        self,
+        log: CopyLog,
+        log_id: LogId,
+        partition: int,
+        snapshot: Snapshot,
+        note: bytes,
+        known: frozenset[int],
+    ) -> None:
+        self.log, self.log_id, self.partition, self.snapshot = log, log_id, partition, snapshot
+        self.tracker = Tracker(snapshot.base, CAPACITY, snapshot)
+        self.trail = Trail(self.tracker.base, note)
+        self.over: PassOver | None = None
+        self.open: dict[int, int] = {}
+        self.shown: list[tuple[int, int, Batch]] = []
+        self.left_out: list[tuple[int, int, Batch]] = []
+        self.known = set(known)
+        self.patient = False
+
+    def read(self, count: int) -> None:
+        """The next `count` batches."""
+        tracker = self.tracker
+        for _ in range(count):
+            if tracker.end < self.log.start:  # a gap, which is told
+                tracker.skip(tracker.end, self.log.start)
+            batch = next(self.log.from_offset(tracker.end), None)
+            if batch is None or (self.patient and self._may_grow(batch)):
+                return
+            self._take(batch)
+
+    def _may_grow(self, batch: Batch) -> bool:
+        return self.over is not None and self.over.may_grow(batch.start, batch.end, *batch.stamp.producer)
+
+    def _take(self, batch: Batch) -> None:
+        tracker, at = self.tracker, self.tracker.end
+        self.trail.seen(batch.start, batch.end, *batch.stamp, tracker.base)
+        if self.over is not None:
+            tracker.inherit(self.over.ranges(batch.start, batch.end, *batch.stamp))
+        for offset, record in enumerate(batch.records, batch.start):
+            if record is None or offset < at:
+                continue
+            if tracker.fetched(offset, offset + 1):
+                self.open[offset] = record
+                self.shown.append((offset, record, batch))
+            else:
+                self.known.add(record)
+                self.left_out.append((offset, record, batch))
+        if tracker.end < batch.end:
+            tracker.skip(tracker.end, batch.end)
+
+    def finish(self, start: int, count: int, finished: Callable[[int], None]) -> None:
+        """What is delivered of `count` offsets from `start` of the window on."""
+        first = self.tracker.base + start % max(1, self.tracker.end - self.tracker.base)
+        for offset in [at for at in self.open if first <= at < first + count]:
+            record = self.open.pop(offset)
+            self.tracker.ack(offset)
+            self.known.add(record)
+            finished(record)
+
+    def save(self, lineage: int, now: int) -> TrackerRecord:
+        snapshot = self.tracker.snapshot()
+        return TrackerRecord(
+            epoch=1, base=snapshot.base, snapshot=snapshot.to_bytes(), lineage=lineage, at_ms=now,
+            cluster_id=self.log_id.cluster_id, topic_id=self.log_id.topic_id,
+            note=self.trail.note(snapshot, self.tracker.end),
+        )  # fmt: skip
+
+    def began_with(self, offset: int) -> bool:
+        """Whether it was finished when this began."""
+        below = ((0, self.snapshot.base), *self.snapshot.finished)
+        return not outside(below, offset, offset + 1)
+
+
+@dataclass
+class Facts:
+    """What a region knows of what was finished in others.
+
+    Attributes:
+        positions: in its own copy, by partition; one of each other region where it is known.
+        done: by source. into: the lines into its copy.
+        read_to: by source, below which all was finished, by records and barriers alone.
+        known: what is finished by the records that came across.
+    """
+
+    positions: dict[int, list[int]]
+    done: Mapping[Hashable, Done]
+    into: list[Copying]
+    read_to: Mapping[Place, int]
+    known: frozenset[int]
+
+
+@dataclass
+class Stint:
+    """From one beginning of the group in a region to the next.
+
+    Attributes:
+        before: what anybody had finished by then. facts: what is known of it here.
+        again: finished here though it was before; `unknown` of it not even those records knew.
+        passed: records that were not delivered here because they were finished elsewhere.
+        open_ended: delivered again, and what copied them here has told no barrier behind them, nor will.
+    """
+
+    region: str
+    parts: dict[int, Part]
+    facts: Facts
+    before: frozenset[int] = frozenset()
+    is_failover: bool = False
+    again: set[int] = field(default_factory=set)
+    unknown: set[int] = field(default_factory=set)
+    passed: set[int] = field(default_factory=set)
+    open_ended: set[int] = field(default_factory=set)

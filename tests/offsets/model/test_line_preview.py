@@ -1,0 +1,118 @@
+"""What was gathered of the checkpoint topic's end tells of a line what the table's writer is going to write,
+and nothing else."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from app.kafka.records.leader_epochs import EpochStart
+from app.kernel.fencing import LogId
+from app.offsets.model import line_preview as module
+from app.offsets.model.line_preview import gathered, told_further
+from app.offsets.model.offset_map import Barrier, BarrierItem, Line, after
+
+SOURCE, TARGET = LogId("a", "s"), LogId("d", "t")
+
+
+def an_item(*ends: tuple[int, int], epoch: int = 1, **told: object) -> BarrierItem:
+    item = BarrierItem("r", "orders", 0, epoch, 0, SOURCE, TARGET, "orders", 0, [Barrier(*at) for at in ends])
+    return replace(item, **told)
+
+
+def folded(items: list[BarrierItem], line: Line | None = None) -> Line | None:
+    """As the table's writer does it."""
+    for item in items:
+        line = after(line, item) or line
+    return line
+
+
+def all_gathered(items: list[BarrierItem]) -> list[BarrierItem]:
+    found: list[BarrierItem] = []
+    for item in items:
+        found = gathered(found, item)
+    return found
+
+
+@st.composite
+def histories(draw: st.DrawFn) -> list[BarrierItem]:
+    """One line's, of owners that come one after the other; some of them are late, some find another log."""
+    items: list[BarrierItem] = []
+    source = target = epoch = lineage = losses = 0
+    for _ in range(draw(st.integers(1, 12))):
+        what = draw(st.sampled_from(("on", "on", "on", "owner", "anew", "lost", "late")))
+        if what == "late" and items:
+            items.append(draw(st.sampled_from(items)))
+            continue
+        epoch += what in {"owner", "anew", "lost"}
+        lineage += what == "anew"
+        losses += what == "lost"
+        if what == "anew":
+            source = 0
+        source += draw(st.integers(0, 9))
+        target += draw(st.integers(0, 9))
+        items.append(
+            an_item(
+                (source, target),
+                epoch=epoch,
+                lineage=lineage,
+                losses=losses,
+                source=LogId("a", f"s{lineage}"),
+            )
+        )
+    return items
+
+
+@given(histories(), st.data())
+def test_the_table_and_any_end_that_joins_it_tell_what_its_writer_will_write(
+    items: list[BarrierItem], data: st.DataObject
+) -> None:
+    written = data.draw(st.integers(0, len(items)))
+    begun = data.draw(st.integers(0, written))
+    line = folded(items[:written])
+    assert told_further(line, all_gathered(items[begun:])) == folded(items)
+
+
+@given(histories(), st.data())
+def test_what_was_not_read_between_table_and_end_costs_barriers_and_tells_no_others(
+    items: list[BarrierItem], data: st.DataObject
+) -> None:
+    written = data.draw(st.integers(0, len(items)))
+    begun = data.draw(st.integers(written, len(items)))
+    told, all_of_it = told_further(folded(items[:written]), all_gathered(items[begun:])), folded(items)
+    if told is None:
+        return
+    sent = {(one.source, barrier) for one in items for barrier in one.barriers}
+    assert {(told.source, barrier) for barrier in told.barriers} <= sent
+    assert all_of_it is not None
+    assert (told.epoch, told.lineage, told.losses) <= (all_of_it.epoch, all_of_it.lineage, all_of_it.losses)
+
+
+def test_a_barrier_that_comes_late_hides_none_that_came_before_it() -> None:
+    items = [an_item((0, 0)), an_item((0, 1)), an_item((0, 2)), an_item((0, 0))]
+    assert told_further(folded(items[:2]), all_gathered(items)) == folded(items)
+
+
+def test_a_table_that_is_further_is_believed() -> None:
+    items = all_gathered([an_item((5, 5)), an_item((7, 9))])
+    line = folded([an_item((5, 5), (7, 9), (20, 30))])
+    assert told_further(line, items) == line
+    assert told_further(None, []) is None
+    assert told_further(line, [an_item((50, 60), source=LogId("a", "another"))]) == line
+
+
+def test_barriers_that_were_read_in_other_leader_epochs_are_not_put_together() -> None:
+    first, later = (EpochStart(1, 0),), (EpochStart(1, 0), EpochStart(2, 3))
+    items = [an_item((0, 0), epochs=first), an_item((5, 5), epochs=first), an_item((6, 9), epochs=later)]
+    found = all_gathered(items)
+    assert [len(one.barriers) for one in found] == [2, 1]
+    assert told_further(None, found) == folded(items)
+
+
+def test_what_is_gathered_is_bounded_and_the_newest_stays() -> None:
+    many = [an_item((at, at)) for at in range(3 * module.MAX_BARRIERS)]
+    (one,) = all_gathered(many)
+    assert one.barriers == [many[at].barriers[0] for at in range(2 * module.MAX_BARRIERS, len(many))]
+    owners = all_gathered([an_item((at, at), epoch=at) for at in range(3 * module.MAX_ITEMS)])
+    assert [one.epoch for one in owners] == list(range(2 * module.MAX_ITEMS, 3 * module.MAX_ITEMS))

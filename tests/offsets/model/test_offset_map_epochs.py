@@ -1,0 +1,113 @@
+"""Lines of a source that lost its end, which not everybody who copies it has noticed."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from app.controllog import codec
+from app.kafka.records.leader_epochs import ENDLESS, NOWHERE, EpochStart
+from app.kafka.records.producer_sequences import Stamp
+from app.offsets.model.offset_map import Barrier, BarrierItem, Line, Source, after
+from app.offsets.model.producer_progress import Progress
+from app.offsets.model.source_frontier import PassOver, finished, together
+from app.offsets.model.translation import ANEW_SOURCE, Copying, Log, Place, Road, Topic, resume
+from tests.offsets.model.test_offset_map import LOG, item, line
+
+PLACE = Place("home", "t", 0)
+TENTHS = [(at, at) for at in range(0, 101, 10)]
+
+
+def read_in(given: Line, *starts: tuple[int, int], source_epoch: int = 0) -> Line:
+    epochs = tuple(EpochStart(*start) for start in starts)
+    return msgspec.structs.replace(given, epochs=epochs, source_epoch=source_epoch)
+
+
+def told(
+    *barriers: tuple[int, int], epochs: list[tuple[int, int]], job: int = 1, pid: int = 7
+) -> BarrierItem:
+    """Sequence numbers are offsets of the copy."""
+    given = item(*((s, t, 0, Stamp(pid, 0, t)) for s, t in barriers), epoch=job)
+    return msgspec.structs.replace(given, epochs=tuple(EpochStart(*start) for start in epochs))
+
+
+FORMER = read_in(line(*TENTHS), (1, 0), (3, 50))  # it has read what is not there any more
+SLOW = read_in(line(*TENTHS), (1, 0), (5, 60))  # it came later, and noticed nothing
+BEGUN = read_in(line((60, 140), (100, 180)), (1, 0), (3, 50), (5, 60), source_epoch=5)
+
+
+def goes_on_at(read: Line, to: Line, reader_at: int) -> tuple[int, str]:
+    topic = Topic(LOG.cluster_id, "t", LOG.topic_id)
+    resumed = resume(
+        Road.COMMON, topic, topic, {0: reader_at}, [Copying("a", "r", PLACE, read)],
+        [Copying("b", "r", PLACE, to)], {0: Log(0, 200)},
+    )  # fmt: skip
+    return resumed.answers[0].next_offset, resumed.answers[0].why
+
+
+def test_a_position_is_mapped_up_to_where_two_lines_agree_on_the_source() -> None:
+    assert FORMER.agrees_below(SLOW) == SLOW.agrees_below(FORMER) == 50
+    assert goes_on_at(FORMER, SLOW, 100) == goes_on_at(SLOW, FORMER, 100) == (50, "")
+    assert goes_on_at(FORMER, SLOW, 30) == (30, "")
+    assert goes_on_at(FORMER, FORMER, 100) == (100, "")
+
+
+def test_a_line_that_was_begun_anew_agrees_with_those_that_have_read_the_same_since() -> None:
+    assert BEGUN.agrees_below(SLOW) == SLOW.agrees_below(BEGUN) == ENDLESS
+    assert goes_on_at(SLOW, BEGUN, 100) == (180, "")
+    assert goes_on_at(BEGUN, SLOW, 180) == (100, "")
+    assert BEGUN.agrees_below(FORMER) == FORMER.agrees_below(BEGUN) == NOWHERE
+    assert goes_on_at(FORMER, BEGUN, 100) == (0, ANEW_SOURCE), "what the source has lost lies before 140"
+
+
+def test_where_no_epochs_are_known_only_truncations_that_were_noticed_count() -> None:
+    unknown, begun = line(*TENTHS), line(*TENTHS, source_epoch=5)
+    assert unknown.agrees_below(unknown) == begun.agrees_below(begun) == ENDLESS
+    assert unknown.agrees_below(begun) == unknown.agrees_below(BEGUN) == NOWHERE
+    assert goes_on_at(unknown, FORMER, 100) == goes_on_at(FORMER, unknown, 100) == (100, "")
+
+
+@pytest.mark.parametrize(("to", "passed"), [(FORMER, [(0, 100)]), (SLOW, [(0, 50)]), (BEGUN, [])])
+def test_what_is_finished_elsewhere_is_passed_over_up_to_where_the_lines_agree(
+    to: Line, passed: list[tuple[int, int]]
+) -> None:
+    stamped = [Barrier(one.source_end, one.target_end, 0, Stamp(9, 0, one.target_end)) for one in to.barriers]
+    into = [Source("s", msgspec.structs.replace(to, barriers=stamped))]
+    done = finished({0: Progress(100)}, [Source("s", FORMER)])
+    for known in (done, together([done], into)):
+        assert PassOver(known, into, 0).ranges(0, 100, 9, 0, 0) == passed
+
+
+def test_a_successor_that_has_read_others_instead_takes_back_what_was_told_of_those() -> None:
+    former = after(None, told((0, 0), (50, 50), (70, 70), (80, 80), epochs=[(1, 0), (3, 50)]))
+    assert former is not None
+    behind = after(former, told((75, 120), epochs=[(1, 0), (3, 50), (5, 72)], job=2, pid=8))
+    assert behind is not None
+    assert behind.barriers == former.barriers, "it has not come as far"
+    line = after(behind, told((75, 120), (90, 140), epochs=[(1, 0), (3, 50), (5, 72)], job=2, pid=8))
+    assert line is not None
+    assert [one.source_end for one in line.barriers] == [0, 50, 70, 75, 90]
+    stamps = [one.stamp and one.stamp.producer_id for one in line.barriers]
+    assert stamps == [7, 7, 7, 8, 8]
+    assert [tuple(start) for start in line.epochs] == [(1, 0), (3, 50), (5, 72)]
+
+
+def test_another_leader_alone_takes_nothing_back() -> None:
+    former = after(None, told((0, 0), (50, 50), epochs=[(1, 0), (3, 50)]))
+    line = after(former, told((80, 80), epochs=[(1, 0), (3, 50), (5, 70)]))
+    assert line is not None
+    assert [one.stamp and one.stamp.producer_id for one in line.barriers] == [7, 7, 7]
+    assert after(line, told((50, 50), epochs=[(1, 0), (3, 50)])) is None, "late, and once more"
+
+
+def test_epochs_are_read_back_and_records_from_before_there_were_any_are_read() -> None:
+    (event,) = codec.barriers_events("w", 7, [told((0, 0), epochs=[(1, 0), (3, 50)])])
+    assert codec.checkpoint_event(event).items == [told((0, 0), epochs=[(1, 0), (3, 50)])]
+    assert codec.checkpoint_line(codec.encode(FORMER)) == FORMER
+    plain = line((0, 0), (10, 10))
+    without = codec.encode(plain).replace(b',"epochs":[]', b"")
+    assert b"epochs" not in without
+    assert codec.checkpoint_line(without) == plain
+    (event,) = codec.barriers_events("w", 7, [item((1, 1))])
+    assert codec.checkpoint_event(event.replace(b",0,0,[]]", b",0,0]")).items == [item((1, 1))]
+    assert event.count(b",0,0,[]]") == 1

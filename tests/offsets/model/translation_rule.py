@@ -1,0 +1,54 @@
+"""The design's rule for positions from copy to copy, as it stands there (its k_r, x_r and x): what
+`app.offsets.model.translation` is held to.
+
+Of a reader whose next offset in one destination is c:
+
+    k = max S of the line to where it read, with T <= c        all of the source below k was read
+    x = max T of the line to where it goes on, with S <= k     nothing of the source from k on lies below x
+    the least x of all sources; none known, or another lineage: the log's start, never its end
+
+A source that is spread over several partitions was read as far as in the least of them.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Hashable, Iterable, Mapping
+
+from app.offsets.model.offset_map import Line, Source
+
+
+def translate(
+    next_offsets: Mapping[int, int],
+    read: Iterable[Source],
+    resumed: Iterable[Source],
+    log_starts: Mapping[int, int],
+) -> dict[int, int]:
+    """Where a reader of one copy of a topic goes on in another copy: by partition, next offsets.
+
+    Args:
+        next_offsets: of the reader, by partition of the copy that it read; without one nothing was read.
+        read: every line into that copy.
+        resumed: every line into the other copy.
+        log_starts: of the other copy, by partition: all that there are.
+    """
+    known: dict[Hashable, tuple[int, Line]] = {}
+    unknown: set[Hashable] = set()
+    for name, line in read:
+        source_end = line.read_up_to(next_offsets.get(line.target_partition, -1))
+        before = known.get(name)
+        if source_end is None or (before and before[1].is_of_another(line)):
+            unknown.add(name)
+        elif not before or source_end < before[0]:
+            known[name] = source_end, line
+    found: dict[int, list[int]] = defaultdict(list)
+    for name, line in resumed:
+        next_offset = None
+        if name in known and name not in unknown:
+            source_end, other = known[name]
+            next_offset = None if other.is_of_another(line) else line.resume_at(source_end)
+        found[line.target_partition].append(-1 if next_offset is None else next_offset)
+    return {
+        partition: max(log_start, min(found.get(partition, [-1])))
+        for partition, log_start in log_starts.items()
+    }

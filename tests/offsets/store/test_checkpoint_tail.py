@@ -1,0 +1,126 @@
+"""The end of a region's checkpoint topic tells where copies lie before its table does."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from app.controllog import codec
+from app.controllog.topics import ControlTopics
+from app.dev.yard import Yard
+from app.kernel.fencing import LogId
+from app.offsets.model.offset_map import Barrier, BarrierItem, NeedItem, Needs
+from app.offsets.store import tracker_tail as ends_module
+from app.offsets.store.records import BARRIERS, CHECKPOINTS
+from tests.offsets.clusters import COMPACTED, HERE, THERE, Regions, a_line, regions
+
+TOPIC = "orders"
+SOURCE, TARGET = LogId("a", "s"), LogId("d", "t")
+OLD_S = 2 * ends_module.MARGIN_MS / 1000
+
+
+def line(end: int) -> bytes:
+    return a_line(SOURCE, TARGET, TOPIC, 0, (0, 0), (end, end))
+
+
+def event(*ends: int, route: str = "r") -> bytes:
+    item = BarrierItem(route, TOPIC, 0, 1, 0, SOURCE, TARGET, TOPIC, 0, [Barrier(at, at) for at in ends])
+    (value,) = codec.barriers_events("w", 1, [item])
+    return value
+
+
+async def told(stand: Regions, region: str, *values: bytes, ago_s: float = 0.0, cluster: str = HERE) -> None:
+    at_ms = int((time.time() - ago_s) * 1000)
+    await stand.values(cluster, ControlTopics(region).checkpoints.name, 0, *values, timestamp_ms=at_ms)
+
+
+async def known(stand: Regions) -> dict[str, int]:
+    """Region/route -> the last source end, of all lines into `TOPIC`."""
+    await stand.tables.read(30.0)
+    found = await stand.tables.into("d", TOPIC)
+    return {f"{c.region}/{c.route}": c.line.barriers[-1].source_end for c in found}
+
+
+async def test_what_the_tables_do_not_say_yet_is_known_by_barriers_here_and_of_other_regions_copies(
+    yard: Yard, tmp_path: Path
+) -> None:
+    async with regions(yard, tmp_path) as stand:
+        own, other = stand.own, stand.other
+        await stand.send(HERE, stand.topic(own), {b"r/orders/0": line(10)})
+        await stand.make(HERE, stand.topic(other), **COMPACTED)
+        await stand.send(HERE, stand.topic(other), {b"x/orders/0": line(20)})
+        assert await known(stand) == {f"{own}/r": 10, f"{other}/x": 20}, "of regions without one"
+        (needed,) = codec.needed_events("w", 1, [NeedItem("r", TOPIC, 0, TARGET, Needs([1]))])
+        for region, route, end in ((own, "r", 12), (other, "x", 25)):
+            await stand.make(HERE, ControlTopics(region).checkpoints.name)
+            await told(stand, region, event(5, route=route), ago_s=OLD_S)
+            await told(stand, region, event(end, route=route), b"no event", needed)
+        assert await known(stand) == {f"{own}/r": 12, f"{other}/x": 25}
+        await told(stand, own, event(13), event(3, route="young"))
+        assert await known(stand) == {f"{own}/r": 13, f"{own}/young": 3, f"{other}/x": 25}
+        # Another process goes on where this one was; the table comes, further than that.
+        await stand.tables.close()
+        stand.tables = stand.opened()
+        await told(stand, own, event(14))
+        await stand.send(HERE, stand.topic(other), {b"x/orders/0": line(30)})
+        assert await known(stand) == {f"{own}/r": 14, f"{own}/young": 3, f"{other}/x": 30}
+        origin = await stand.tables.ask(lambda store: store.origin(BARRIERS, own))
+        assert origin is not None
+        assert origin.next_offsets == {0: 7, 1: 0}
+
+
+@pytest.mark.parametrize("first", [CHECKPOINTS, BARRIERS])
+async def test_an_end_that_is_thrown_away_with_its_table_is_read_again_whichever_is_read_first(
+    yard: Yard, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, first: str
+) -> None:
+    async with regions(yard, tmp_path) as stand:
+        own, tables = stand.own, stand.tables
+        await stand.send(HERE, stand.topic(own), {b"r/orders/0": line(10)})
+        await stand.make(HERE, ControlTopics(own).checkpoints.name)
+        await told(stand, own, event(12))
+        assert await known(stand) == {f"{own}/r": 12}
+        await stand.make(HERE, stand.topic(own), **COMPACTED)
+        await stand.send(HERE, stand.topic(own), {b"r/orders/0": line(11)})
+        follow, write, first_was_read = tables._follow, tables._write, asyncio.Event()
+
+        async def followed(region: str, table: str, *words: Any, **more: Any) -> Any:
+            if (region, table, first) == (own, CHECKPOINTS, BARRIERS):
+                await first_was_read.wait()
+            found = await follow(region, table, *words, **more)
+            if (region, table) == (own, first):
+                first_was_read.set()
+            return found
+
+        async def written(table: str, region: str, *words: Any) -> Any:
+            if (region, table, first) == (own, BARRIERS, CHECKPOINTS):
+                await first_was_read.wait()
+            return await write(table, region, *words)
+
+        monkeypatch.setattr(tables, "_follow", followed)
+        monkeypatch.setattr(tables, "_write", written)
+        assert await known(stand) == {f"{own}/r": 12}
+        assert first_was_read.is_set()
+
+
+async def test_one_that_is_long_is_read_near_its_end_and_one_that_is_not_here_is_not_read(
+    yard: Yard, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with regions(yard, tmp_path) as stand:
+        own, other = stand.own, stand.other
+        monkeypatch.setattr(ends_module, "MAX_EVENTS", 2)
+        await stand.make(HERE, ControlTopics(own).checkpoints.name)
+        await told(stand, own, *(event(at, route=f"r{at}") for at in range(5)))
+        assert await known(stand) == {f"{own}/r3": 3, f"{own}/r4": 4}
+        await told(stand, own, *(event(at, route=f"r{at}") for at in range(5, 9)))
+        assert set(await known(stand)) == {f"{own}/r{at}" for at in (3, 4, 7, 8)}, (
+            "it is read anew, near its end"
+        )
+        await stand.make(THERE, stand.topic(other), **COMPACTED)
+        await stand.send(THERE, stand.topic(other), {b"x/orders/0": line(20)})
+        await stand.make(THERE, ControlTopics(other).checkpoints.name)
+        await told(stand, other, event(25, route="x"), cluster=THERE)
+        assert (await known(stand))[f"{other}/x"] == 20

@@ -1,0 +1,193 @@
+"""The copied end of a region's tracker topic tells what its table does not yet, and nothing else."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from app.controllog import codec
+from app.controllog.topics import ControlTopics
+from app.dev.yard import Yard
+from app.kernel.fencing import SnapshotItem, Snapshots, Takeover, TrackerEvent
+from app.kernel.ranges import Snapshot
+from app.offsets.store import tracker_tail as module
+from app.offsets.store.records import ENDS, TRACKERS
+from app.offsets.store.tables import NotRead
+from app.offsets.sync import remote_progress as carry_module
+from tests.offsets.clusters import HERE
+from tests.offsets.sync.test_remote_progress import LOST, OTHER, Carrying, a_note, a_record, carrying
+
+OLD_S = 2 * module.MARGIN_MS / 1000  # ago: what was written then is before the end that is read
+
+
+def saved(stand: Carrying, base: int, *, worker: str = "w", epoch: int = 3) -> Snapshots:
+    item = SnapshotItem(str(stand.job()), epoch, Snapshot(base).to_bytes(), 0, LOST, a_note(base))
+    return Snapshots(worker=worker, at_ms=base, items=[SnapshotItem("replicate:r:t:0", 3, b""), item])
+
+
+def asked(stand: Carrying, epoch: int, worker: str) -> Takeover:
+    return Takeover(job=str(stand.job()), epoch=epoch, worker=worker, nonce="n", at_ms=1)
+
+
+async def told(stand: Carrying, *events: TrackerEvent | bytes, ago_s: float = 0.0, region: str = "") -> None:
+    """What comes of a region's tracker topic."""
+    topic = ControlTopics(region or stand.other).trackers.name
+    values = [event if isinstance(event, bytes) else codec.encode(event) for event in events]
+    await stand.stand.values(HERE, topic, 0, *values, timestamp_ms=int((time.time() - ago_s) * 1000))
+
+
+async def make(stand: Carrying, region: str = "") -> None:
+    await stand.stand.make(HERE, ControlTopics(region or stand.other).trackers.name)
+
+
+async def base(stand: Carrying, region: str = "") -> int:
+    await stand.carrier.read(30.0)
+    found = await stand.carrier.positions(stand.workload, region or stand.other)
+    assert set(found) <= {str(stand.job())}
+    return next((record.base for record in found.values()), -1)
+
+
+async def test_what_the_table_does_not_say_yet_is_known_by_its_events_and_zombies_are_not_heard(
+    yard: Yard, tmp_path: Path, topic_name: str
+) -> None:
+    async with carrying(yard, tmp_path, topic_name) as stand:
+        await stand.trackers(stand.other, a_record(110))
+        assert await base(stand) == 110, "of a region whose events are not copied here"
+        await make(stand)
+        await told(stand, saved(stand, 105), ago_s=OLD_S)
+        await told(stand, saved(stand, 120), b"no event", saved(stand, 130))
+        assert await base(stand) == 130
+        found = await stand.carried()
+        assert (found.next_offset, found.why) == (20, "")
+        assert found.over is not None
+        assert found.over.ranges(20, 60, OTHER, 0, 0) == [(20, 45)], "all of its copy below 130 is finished"
+        await told(stand, saved(stand, 150, worker="z", epoch=2), asked(stand, 4, "x"), saved(stand, 160))
+        assert await base(stand) == 130, "of an owner who was deposed before, and of one who was not by then"
+        await told(stand, saved(stand, 140, worker="x", epoch=4))
+        assert await base(stand) == 140
+        # Another process goes on where this one was.
+        await stand.stand.tables.close()
+        await told(stand, saved(stand, 141, worker="x", epoch=4))
+        assert await base(stand) == 141
+        origin = await stand.stand.tables.ask(lambda store: store.origin(ENDS, stand.other))
+        assert origin is not None
+        assert origin.next_offsets == {0: 9, 1: 0}
+        # The table comes, further than the events that have come; a former record is no step back.
+        await stand.trackers(stand.other, replace(a_record(145, at_ms=200), epoch=4, worker="x"))
+        assert await base(stand) == 145
+        await told(stand, saved(stand, 142, worker="x", epoch=4))
+        assert await base(stand) == 145
+
+
+async def test_an_end_that_begins_above_the_table_counts_for_owners_who_asked_within_it(
+    yard: Yard, tmp_path: Path, topic_name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with carrying(yard, tmp_path, topic_name) as stand:
+        await stand.trackers(stand.other, a_record(110))
+        await make(stand)
+        await told(stand, saved(stand, 120))  # the first there is: what was before is not known
+        assert await base(stand) == 110
+        await told(stand, asked(stand, 4, "x"), saved(stand, 130), saved(stand, 140, worker="x", epoch=4))
+        assert await base(stand) == 140
+        # So it is of one that is longer than what is read of it.
+        monkeypatch.setattr(module, "MAX_EVENTS", 2)
+        await stand.trackers(stand.third, a_record(110))
+        await make(stand, stand.third)
+        await told(stand, saved(stand, 111), ago_s=OLD_S, region=stand.third)
+        await told(stand, *(saved(stand, at) for at in (112, 113, 114)), region=stand.third)
+        assert await base(stand, stand.third) == 110
+        origin = await stand.stand.tables.ask(lambda store: store.origin(ENDS, stand.third))
+        assert origin is not None
+        # Once the table's copy has come past it, it counts, whichever of the two is read first.
+        monkeypatch.setattr(module, "MARGIN_MS", 0)
+        await stand.trackers(stand.third, a_record(113))
+        assert await base(stand, stand.third) == 114, "what came before it had"
+        await told(stand, saved(stand, 120), region=stand.third)
+        assert await base(stand, stand.third) == 120
+
+
+@pytest.mark.parametrize("first", [TRACKERS, ENDS])
+async def test_a_table_and_its_end_may_be_read_in_either_order(
+    yard: Yard, tmp_path: Path, topic_name: str, monkeypatch: pytest.MonkeyPatch, first: str
+) -> None:
+    async with carrying(yard, tmp_path, topic_name) as stand:
+        await stand.trackers(stand.other, a_record(110))
+        await make(stand)
+        await told(stand, saved(stand, 111))
+        assert await base(stand) == 110, "of who was deposed before that, for all that is known"
+        monkeypatch.setattr(module, "MARGIN_MS", 0)
+        await stand.trackers(stand.other, a_record(113))
+        await told(stand, saved(stand, 120))
+        for table in (first, *({TRACKERS, ENDS} - {first})):
+            await stand.stand.tables.read(30.0, (table,), {stand.other})
+        assert await base(stand) == 120
+
+
+async def test_an_end_that_lies_far_behind_begins_behind_its_table(
+    yard: Yard, tmp_path: Path, topic_name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with carrying(yard, tmp_path, topic_name) as stand:
+        await stand.trackers(stand.other, a_record(110))
+        await make(stand)
+        await told(stand, saved(stand, 105), ago_s=OLD_S)
+        assert await base(stand) == 110
+        # Nobody reads for long. The region is lost, and its table is not to come any further.
+        monkeypatch.setattr(module, "MAX_EVENTS", 2)
+        monkeypatch.setattr(module, "MARGIN_MS", 0)
+        await told(stand, *(saved(stand, at) for at in range(111, 118)))
+        await stand.trackers(stand.other, a_record(117))
+        await told(stand, saved(stand, 120))
+        follow, end_was_there = stand.stand.tables._follow, asyncio.Event()
+
+        async def table_is_slow(region: str, table: str, *words: Any, **more: Any) -> Any:
+            if (region, table) == (stand.other, TRACKERS):
+                await end_was_there.wait()
+            found = await follow(region, table, *words, **more)
+            if (region, table) == (stand.other, ENDS):
+                end_was_there.set()
+            return found
+
+        monkeypatch.setattr(stand.stand.tables, "_follow", table_is_slow)
+        assert await base(stand) == 120
+        assert end_was_there.is_set()
+
+
+async def test_a_topic_that_was_made_anew_is_read_anew(yard: Yard, tmp_path: Path, topic_name: str) -> None:
+    async with carrying(yard, tmp_path, topic_name) as stand:
+        await stand.trackers(stand.other, a_record(110))
+        for at in (120, 115):
+            await make(stand)
+            await told(stand, saved(stand, 100), ago_s=OLD_S)
+            await told(stand, saved(stand, at))
+            assert await base(stand) == at
+        await stand.stand.delete(HERE, ControlTopics(stand.other).trackers.name)
+        assert await base(stand) == 115, "what was read of it stays"
+
+
+async def test_who_has_patience_waits_until_positions_can_be_read(
+    yard: Yard, tmp_path: Path, topic_name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with carrying(yard, tmp_path, topic_name) as stand:
+        await stand.trackers(stand.other, a_record(130))
+        read, left = stand.stand.tables.read, 3
+
+        async def failing(*words: Any) -> Any:
+            nonlocal left
+            left -= 1
+            if left >= 0:
+                raise NotRead("the control cluster is slow")
+            return await read(*words)
+
+        monkeypatch.setattr(stand.stand.tables, "read", failing)
+        monkeypatch.setattr(carry_module, "RETRY_S", 0.01)
+        found = await stand.carrier.carried(stand.job(), stand.workload, 30.0)
+        assert (found.next_offset, found.why) == (20, "")
+        left = 10**9
+        found = await stand.carrier.carried(stand.job(), stand.workload, 0.1)
+        assert found.next_offset == 20, "then by what was read before"
+        assert found.why.endswith("; see that the control cluster answers")

@@ -1,0 +1,228 @@
+"""Groups are kept in step again and again: those of routes, and those of workloads that are passive here."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+
+import pytest
+from aiokafka import AIOKafkaConsumer
+
+from app.offsets.model.group_sync import stamped
+from app.offsets.store import tables
+from app.offsets.sync import group_sync_schedule as module
+from app.offsets.sync.group_sync_schedule import OffsetSync, Passive, PassiveTold
+from app.offsets.sync.group_syncer import GroupSyncer
+from tests.offsets.clusters import HERE, NOWHERE, THERE, a_line, a_route
+from tests.offsets.group_case import EVERY, Case, until
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "LOOK_S", 0.1)
+    monkeypatch.setattr(module, "PASSIVE_EVERY_S", 0.3)
+    monkeypatch.setattr(tables, "REACH_S", 1.0)
+
+
+async def test_a_route_keeps_its_groups_in_step_and_one_that_fails_holds_up_no_other_and_is_told_once(
+    case: Case,
+) -> None:
+    await case.map(*EVERY)
+    names = [f"{case.group}-{name}" for name in ("a", "b", "bad", "other")]
+    for name in names:
+        await case.at(50, 50, group=name)
+    definition = a_route("r", HERE, THERE, case.topic, offsets={
+        "groups": [f"{case.group}-.*"], "exclude": [names[3]], "every": "1s",
+    })  # fmt: skip
+    told: list[tuple[str, ...]] = []
+    acting = [False]
+
+    def busy(group: str, *_: str | None) -> str:
+        if group == names[2]:
+            raise ArithmeticError("of no kind that anybody thought of")
+        return ""
+
+    syncer = GroupSyncer(case.syncer().mapper, case.stand.clusters, busy)
+    routes = {"r": (definition, definition.route())}
+    service = OffsetSync(
+        syncer, case.stand.clusters, lambda: routes, lambda: acting[0], lambda *words: told.append(words)
+    )
+    await service.start()
+    try:
+        await asyncio.sleep(0.5)
+        assert not service.routes, "who does not lead does nothing"
+        acting[0] = True
+        await until(lambda: service.routes and service.routes["r"].rounds >= 2)
+        assert {name: one.state for name, one in service.routes["r"].outcomes.items()} == {
+            names[0]: "unchanged", names[1]: "unchanged", names[2]: "failed",
+        }  # fmt: skip
+        assert [await case.there(name) for name in names] == [{0: 60, 1: 60}, {0: 60, 1: 60}, {}, {}]
+        assert [words[:2] for words in told] == [("offset-sync", f"r/{names[2]}")]
+        assert (service.routes["r"].lag_s(2**60) or 0) > 0
+        await case.at(80, 80, group=names[0])
+        rounds = service.routes["r"].rounds
+        await until(lambda: service.routes["r"].rounds >= rounds + 2)
+        assert await case.there(names[0]) == {0: 90, 1: 90}
+        routes.clear()
+        await until(lambda: not service.routes)
+    finally:
+        await service.stop()
+
+
+class Following:
+    """A workload that is passive in `there`."""
+
+    def __init__(self, case: Case) -> None:
+        self.case = case
+        self.key = f"{case.group}/{case.topic}"
+        self.passive: Sequence[Passive] = [self.of(HERE)]
+        self.troubles: list[tuple[str, ...]] = []
+        self.service = OffsetSync(
+            case.syncer(), case.stand.clusters, dict, lambda: True,
+            lambda *words: self.troubles.append(words), lambda: self.passive,
+        )  # fmt: skip
+
+    def of(self, source: str, trouble: str = "") -> Passive:
+        case = self.case
+        return Passive(self.key, case.group, case.topic, "active", source, THERE, trouble)
+
+    @property
+    def told(self) -> PassiveTold | None:
+        return self.service.told(self.key)
+
+    async def until(self, *states: str) -> PassiveTold:
+        """What a round says that begins from now on, once that is one of `states`."""
+        for kept in self.service.passive.values():
+            kept.outcomes.clear()
+        await until(lambda: self.told is not None and self.told.state in states)
+        assert self.told is not None
+        return self.told
+
+    async def until_there(self, *offsets: int) -> None:
+        async with asyncio.timeout(120):
+            while await self.case.there() != dict(enumerate(offsets)):  # noqa: ASYNC110
+                await asyncio.sleep(0.1)
+
+
+@asynccontextmanager
+async def following(case: Case) -> AsyncIterator[Following]:
+    await case.map(*EVERY)
+    made = Following(case)
+    await made.service.start()
+    try:
+        yield made
+    finally:
+        await made.service.stop()
+
+
+async def test_the_group_of_a_passive_workload_follows_the_active_one_forth_and_back_unless_it_lives_there(
+    case: Case,
+) -> None:
+    await case.at(50, 50)
+    async with following(case) as follows:
+        await follows.until_there(60, 60)
+        await case.at(70, 80)
+        await follows.until_there(80, 90)
+        told = await follows.until("unchanged")
+        assert told.of == follows.passive[0]
+        assert told.lag_s((told.good_ms or 0) + 1_500) == 1.5
+        await case.at(20, 80)  # an operator reset it, where it is active
+        await follows.until_there(30, 90)
+
+        # Here meanwhile it has become the active one, and then an ordinary consumer takes part.
+        case.busy[follows.key] = "workload of this region consumes it there"
+        assert (await follows.until("live")).why == case.busy.pop(follows.key)
+        async with AIOKafkaConsumer(
+            case.topic, bootstrap_servers=case.stand.bootstraps[THERE], group_id=case.group,
+            client_id="reader", enable_auto_commit=False,
+        ) as consumer:  # fmt: skip
+            async with asyncio.timeout(120):
+                await consumer.getone()
+            await case.at(90, 90)
+            assert "reader" in (await follows.until("live")).why
+            await asyncio.sleep(1.0)
+            assert await case.there() == {0: 30, 1: 90}
+        await follows.until_there(100, 100)
+        assert follows.troubles == []
+        follows.passive = []
+        await until(lambda: follows.told is None)
+        assert not follows.service.passive
+
+
+async def test_only_its_own_topic_counts_of_what_its_group_consumes_there(case: Case) -> None:
+    """Another workload of the group is active in that region; and retry topics are each region's own."""
+    stand, retry = case.stand, f"{case.topic}__{case.group}__retry_1"
+    there = await case.committer(THERE)
+    another = f"{case.topic}-another"
+    await stand.make(THERE, another, 1)
+    for cluster in (HERE, THERE):
+        await stand.make(cluster, retry, 1)
+    line = a_line(await stand.log_id(HERE, retry), await stand.log_id(THERE, retry), retry, 0, (0, 0))
+    await stand.send(HERE, stand.topic(stand.own), {f"r/{retry}/0".encode(): line})
+    await (await case.committer(HERE)).commit(case.group, {(retry, 0): 0})
+    assert await there.commit(case.group, {(another, 0): 0}, {(another, 0): stamped("west-1", 1)}) == {}
+    case.busy[case.group] = "another workload of the group is active there"
+    await case.at(50, 50)
+    async with following(case) as follows:
+        await follows.until("unchanged", "synced")
+        positions = await there.positions(case.group)
+    assert {at: one.next_offset for at, one in positions.items()} == {
+        (case.topic, 0): 60, (case.topic, 1): 60, (another, 0): 0,
+    }  # fmt: skip
+
+
+async def test_where_it_was_active_once_and_is_further_nothing_is_amiss(case: Case) -> None:
+    there = await case.committer(THERE)
+    before = {(case.topic, 0): 95, (case.topic, 1): 95}
+    await there.commit(case.group, before, dict.fromkeys(before, stamped("west-1", 1)))
+    await case.at(50, 50)
+    async with following(case) as follows:
+        assert (await follows.until("unchanged")).why == ""
+        assert await case.there() == {0: 95, 1: 95}
+        assert follows.troubles == []
+
+
+async def test_somebody_else_s_position_that_is_further_is_left_and_told_as_what_would_be_passed_over(
+    case: Case,
+) -> None:
+    there = await case.committer(THERE)
+    await there.commit(case.group, {(case.topic, 0): 95, (case.topic, 1): 60})
+    await case.at(50, 50)
+    async with following(case) as follows:
+        told = await follows.until("refused")
+        assert "partition 0: the position here is further" in told.why
+        assert "it is 95, 60 mapped" in told.why
+        assert "Switchyard did not commit it" in told.why
+        assert (told.good_ms, told.lag_s(0)) == (None, None)
+        await until(lambda: follows.service.passive[HERE].rounds >= 3)
+        assert await case.there() == {0: 95, 1: 60}
+        assert [words[:2] for words in follows.troubles] == [("offset-sync", follows.key)]
+        assert "partition 0" in follows.troubles[0][2]
+        await there.commit(case.group, {(case.topic, 0): 60, (case.topic, 1): 60})
+        assert (await follows.until("unchanged")).why == ""
+
+
+async def test_while_the_active_region_s_cluster_is_away_nothing_changes_and_it_is_said_once(
+    case: Case,
+) -> None:
+    await case.at(50, 50)
+    async with following(case) as follows:
+        await follows.until_there(60, 60)
+        follows.passive = [follows.of(NOWHERE)]
+        away = await follows.until("away")
+        assert (f"cluster {NOWHERE} d" in away.why, away.lag_s(0)) == (True, None), away
+        await until(lambda: follows.service.passive[NOWHERE].rounds >= 3)
+        assert [words[:2] for words in follows.troubles] == [("offset-sync", NOWHERE)]
+        assert await case.there() == {0: 60, 1: 60}
+
+        follows.passive = [follows.of("", trouble="region active has no cluster of tier aggregate")]
+        assert "no cluster of tier" in (await follows.until("failed")).why
+        assert [words[:2] for words in follows.troubles[1:]] == [("offset-sync", follows.key)]
+
+        follows.passive = [follows.of(HERE)]
+        await case.at(70, 70)
+        await follows.until_there(80, 80)
+        follows.passive = [follows.of(NOWHERE)]
+        await follows.until("away")
+        assert len(follows.troubles) == 2, "it has not done well since it was told"

@@ -1,0 +1,277 @@
+"""A group is brought in step between two clusters: what is committed, and when nothing is."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from aiokafka import AIOKafkaConsumer
+from aiokafka.admin import AIOKafkaAdminClient, RecordsToDelete
+from aiokafka.errors import KafkaConnectionError
+from aiokafka.protocol.commit import OffsetCommitRequest
+from aiokafka.structs import TopicPartition
+
+from app.controllog import codec
+from app.controllog.events import WorkloadDeleted, WorkloadPut
+from app.controllog.topics import ControlTopics
+from app.kernel.clock import now_ms
+from app.kernel.fencing import LogId
+from app.offsets.model.group_sync import BEHIND, QUIET_S, stamped
+from app.offsets.model.translation import NOTHING_HERE, Place
+from app.offsets.sync import group_syncer as sync
+from app.offsets.sync.group_syncer import GroupOutcome, Views
+from app.offsets.sync.mapper import Mapper, NoRoad
+from app.offsets.sync.time_lookup import at_time, copies_of
+from app.replicate.model.route import Route
+from tests.offsets.clusters import HERE, THERE, a_line, a_route
+from tests.offsets.group_case import EVERY, Case
+
+
+async def test_a_group_is_brought_in_step_forwards_always_and_back_only_after_it_went_back_itself(
+    case: Case,
+) -> None:
+    mapper = case.syncer().mapper
+    await mapper.read(30.0)
+    with pytest.raises(NoRoad, match="no barrier joins topic"):
+        await mapper.join(HERE, case.topic, THERE)
+    await case.map(*EVERY)
+    await case.at(55, 100)
+    foreseen = await case.sync(execute=False)
+    assert (foreseen.state, await case.there()) == ("synced", {})
+    assert [row.answer.again for row in foreseen.rows] == [5, 0]
+    assert (await case.sync()).state == "synced"
+    assert await case.there() == {0: 60, 1: 110}
+    assert (await case.sync()).state == "unchanged"
+    await case.map(*EVERY[:3])  # the map knows less
+    refused = await case.sync()
+    assert (refused.state, refused.why, await case.there()) == ("refused", BEHIND, {0: 60, 1: 110})
+    await case.map(*EVERY)
+    await case.at(20, 100)  # an operator reset it
+    assert (await case.sync()).state == "synced"
+    assert await case.there() == {0: 30, 1: 110}
+    await case.at(90, 100, cluster=THERE)  # somebody consumed there meanwhile
+    await case.at(5, 100)
+    assert (await case.sync()).rows[0].decision.why == BEHIND
+    assert (await case.there())[0] == 90
+
+
+async def test_a_group_that_is_consumed_there_is_left_alone(case: Case) -> None:
+    await case.map(*EVERY)
+    await case.at(50, 50)
+    case.busy[case.group] = "workload g/t consumes it there"
+    assert ((await case.sync()).state, await case.there()) == ("live", {})
+    case.busy.clear()
+    await case.sync()
+    async with AIOKafkaConsumer(
+        case.topic, bootstrap_servers=case.stand.bootstraps[THERE], group_id=case.group, client_id="reader",
+        enable_auto_commit=False,
+    ) as consumer:  # fmt: skip
+        async with asyncio.timeout(120):
+            await consumer.getone()
+            await case.at(70, 70)
+            live = await case.sync()
+            assert (live.state, live.why) == ("live", "it has 1 members there: reader")
+            # One that joins between the look and the commit: the broker itself takes none.
+            made = await case.syncer()._commit(
+                GroupOutcome(case.group, "synced", 0, "", live.rows), await case.stand.clusters.get(THERE)
+            )
+            assert made.state == "live"
+            assert "has live members" in made.why
+            assert await case.there() == {0: 60, 1: 60}
+    assert (await case.sync()).state == "synced"
+    assert await case.there() == {0: 80, 1: 80}
+
+
+@pytest.mark.parametrize("hangs", [False, True])
+async def test_what_was_not_taken_is_not_sent_again_once_it_is_consumed_there(
+    case: Case, hangs: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sync, "COMMIT_S", 5.0 if not hangs else 2.0)
+    monkeypatch.setattr(sync, "RETRY_S", 0.0)
+    await case.map(*EVERY)
+    await case.at(50, 50)
+    client = (await case.stand.clusters.get(THERE)).client
+    real, tries, comes_here = client.send, 0, False
+
+    async def send(node: int, request: Any, group: Any = 0) -> Any:
+        nonlocal tries
+        if not isinstance(request, OffsetCommitRequest):
+            return await real(node, request, group)
+        tries += 1
+        if comes_here:
+            case.busy[case.group] = "workload g/t consumes it there"
+        elif tries > 1:
+            return await real(node, request, group)
+        if hangs:
+            await asyncio.Event().wait()
+        raise KafkaConnectionError("it is away")
+
+    monkeypatch.setattr(client, "send", send)
+    comes_here = True
+    assert ((await case.sync()).state, tries) == ("live", 1)
+    case.busy.clear()
+    tries, comes_here = 0, False
+    assert ((await case.sync()).state, tries) == ("synced", 2), "otherwise it is tried again"
+
+
+async def test_who_commits_there_without_being_a_member_is_left_alone_until_he_has_long_stood_still(
+    case: Case,
+) -> None:
+    now_s = [0.0]
+    syncer = case.syncer(clock=lambda: now_s[0])
+    await case.map(*EVERY)
+    await syncer.mapper.read(30.0)
+    there = await case.committer(THERE)
+
+    async def sync(after_s: float, *, execute: bool = True) -> GroupOutcome:
+        now_s[0] += after_s
+        return await syncer.sync(case.group, HERE, THERE, syncer.views(HERE, THERE), execute=execute)
+
+    async def commits(at: int, metadata: str) -> None:
+        await there.commit(case.group, {(case.topic, 0): at}, {(case.topic, 0): metadata})
+
+    await case.at(50, 50)
+    await commits(20, stamped("west-1", 1))  # a worker of a region of which nothing is known here
+    live = await sync(0)
+    assert (live.state, await case.there()) == ("live", {0: 20})
+    assert f"{case.topic}-0 was committed there by Switchyard worker west-1" in live.why
+    await commits(20, stamped("west-1", 2))  # it has nothing to do
+    assert (await sync(QUIET_S)).state == "live"
+    assert (await sync(QUIET_S / 2)).state == "live"
+    await commits(21, "")  # a consumer that assigns partitions to itself
+    assert (await sync(QUIET_S)).state == "live"
+    assert await case.there() == {0: 21}
+    assert (await sync(QUIET_S)).state == "synced", "nobody moves it any more"
+    assert await case.there() == {0: 60, 1: 60}
+    await case.at(70, 70)
+    assert (await sync(1)).state == "synced", "what is ours is no sign of anybody"
+
+    # Somebody commits between the look and the commit.
+    await case.at(90, 90)
+    views, join = syncer.views(HERE, THERE), Views.join
+
+    async def meanwhile(self: Views, topic: str, to_topic: str | None) -> Any:
+        await commits(75, "")
+        return await join(self, topic, to_topic)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Views, "join", meanwhile)
+        made = await syncer.sync(case.group, HERE, THERE, views)
+    assert (made.state, await case.there()) == ("live", {0: 75, 1: 80})
+
+
+async def test_a_group_that_a_workload_of_another_region_consumes_there_is_left_alone_also_while_it_sleeps(
+    case: Case,
+) -> None:
+    stand, active = case.stand, [case.stand.own]
+    syncer = case.syncer(is_active=lambda _, region: region in active)
+    log = ControlTopics(stand.other).control.name
+    key = f"{case.group}/{case.topic}"
+
+    async def defines(cluster: str, topic: str = case.topic, **spec: Any) -> None:
+        put = WorkloadPut(
+            at_ms=1, key=f"{case.group}/{topic}", etag="e", actor="me",
+            definition={"metadata": {"group": case.group, "topic": topic, "cluster": cluster}, "spec": spec},
+        )  # fmt: skip
+        await stand.send(HERE, log, {f"workload/{put.key}".encode(): codec.encode(put)})
+
+    async def sync(only: str | None = None) -> GroupOutcome:
+        await syncer.mapper.read(30.0)
+        views = syncer.views(HERE, THERE)
+        return await syncer.sync(case.group, HERE, THERE, views, only=only, execute=False)
+
+    await stand.make(HERE, log, 1)  # the copy of the other region's control log
+    await case.map(*EVERY)
+    await case.at(50, 50)
+    await stand.send(HERE, log, {f"workload/{case.group}/broken".encode(): b"{"})
+    await defines(THERE)
+    live = await sync()
+    assert (live.state, live.why) == ("live", f"workload {key} of region {stand.other} consumes it there")
+    await defines(HERE)
+    assert (await sync()).state == "synced", "it reads the cluster that the group is mapped from"
+    await defines(HERE, mode="active-active")
+    assert (await sync()).state == "live", "with a mode each region reads its own"
+    await defines(HERE, mode="active-passive")
+    assert (await sync()).state == "synced", "the other region is passive"
+    active.append(stand.other)
+    assert (await sync()).state == "live"
+    gone = WorkloadDeleted(at_ms=1, key=key, actor="me")
+    await stand.send(HERE, log, {f"workload/{key}".encode(): codec.encode(gone)})
+    assert (await sync()).state == "synced"
+    await defines(THERE, "another-topic")
+    assert (await sync()).state == "live"
+    assert (await sync(case.topic)).state == "synced", "of this topic nobody consumes there"
+
+
+async def test_a_reader_of_one_aggregate_goes_on_in_another_where_the_source_that_is_furthest_behind_says(
+    case: Case,
+) -> None:
+    stand, topic = case.stand, case.topic
+    logs = {cluster: await stand.log_id(cluster, topic) for cluster in (HERE, THERE)}
+
+    async def copied(source: str, cluster: str, *barriers: tuple[int, int]) -> None:
+        line = a_line(LogId(source, "s"), logs[cluster], topic, 0, *barriers)
+        await stand.send(HERE, stand.topic(stand.own), {f"{source}-{cluster}/orders/0".encode(): line})
+
+    await copied("east", HERE, (0, 0), (25, 50), (50, 100))
+    await copied("east", THERE, (0, 10), (20, 30), (50, 110))
+    await case.at(77)
+    (first,) = [row for row in (await case.sync()).rows if row.answer.partition == 0]
+    assert (first.answer.next_offset, first.answer.again) == (30, 30)
+    await copied("west", HERE, (0, 0), (3, 60))
+    await copied("west", THERE, (0, 10), (2, 12), (4, 90))
+    made = await case.sync()
+    (row,) = [row for row in made.rows if row.answer.partition == 0]
+    assert (made.state, row.answer.next_offset) == ("refused", 12), "it stays where it is, further than that"
+    assert row.answer.least == Place("west", "orders", 0)
+    assert {told.source.cluster_id: told.x for told in row.answer.sources} == {"east": 30, "west": 12}
+    assert [row.answer.why for row in made.rows if row.answer.partition == 1] == [NOTHING_HERE]
+    assert (await case.there())[0] == 30
+
+
+async def test_a_job_whose_line_is_not_there_yet_is_a_source_that_nobody_knows(case: Case) -> None:
+    await case.map(*EVERY)
+    route = a_route("other", HERE, THERE, "more", rename={"names": {"more": case.topic}})
+    mapper = Mapper(
+        case.stand.tables, case.stand.clusters, lambda: {"other": route},
+        lambda: ["replicate:other:more:0", "dispatch:g/t:t:0", "replicate:r:more:1"],
+    )  # fmt: skip
+    await mapper.read(30.0)
+    (joined,) = await mapper.join(HERE, case.topic, THERE)
+    assert [(place.topic, partition) for place, partition in joined.unknown] == [("more", 0)]
+    assert joined.resume({0: 50, 1: 50}).next_offsets == {0: 60, 1: 60}, "none of theirs was ever read"
+
+
+async def test_a_time_is_found_in_every_cluster_and_what_lies_outside_of_the_log_is_said(case: Case) -> None:
+    topic, stand = f"{case.topic}-t", case.stand
+    await stand.make(HERE, topic)
+    base = now_ms() - 60_000
+    for ago_ms in (1_000, 2_000, 3_000):
+        await stand.values(HERE, topic, 0, b"v", timestamp_ms=base + ago_ms)
+    client = await stand.client(HERE)
+    found = await at_time(client, topic, base + 1_500)
+    assert found is not None
+    assert [(one.next_offset, one.timestamp_ms, one.note) for one in found] == [
+        (1, base + 2_000, ""),
+        (0, None, "beyond-end"),
+    ]
+    assert [one.next_offset for one in await at_time(client, topic, base) or ()] == [0, 0]
+    admin = AIOKafkaAdminClient(**client.spec.aiokafka_options())
+    await admin.start()
+    await admin.delete_records({TopicPartition(topic, 0): RecordsToDelete(before_offset=2)})
+    await admin.close()
+    before, beyond = [await at_time(client, topic, base + at) for at in (1_500, 9_000)]
+    assert before is not None
+    assert beyond is not None
+    assert (before[0].next_offset, before[0].note, before[0].log_start) == (2, "before-start", 2)
+    assert (beyond[0].next_offset, beyond[0].note) == (3, "beyond-end")
+    assert await at_time(client, f"{topic}-none", 0) is None
+
+
+def test_copies_are_looked_for_under_the_names_that_routes_give_them() -> None:
+    route = a_route("r", HERE, THERE, "orders", rename="{cluster}.{topic}").route()
+    assert isinstance(route, Route)
+    assert copies_of("orders", [HERE, THERE], {"r": route}) == {
+        HERE: {"orders"}, THERE: {"orders", "here.orders"},
+    }  # fmt: skip

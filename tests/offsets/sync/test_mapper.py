@@ -1,0 +1,44 @@
+"""The jobs of very many copies are looked through once a change, not once a question."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from app.offsets.store.tables import Atlas
+from app.offsets.sync.mapper import Mapper
+from app.replicate.definition import RouteDefinition
+from app.replicate.model.route import Route
+from tests.offsets.clusters import HERE, THERE, a_route
+
+TOPICS = 300
+
+
+async def test_what_is_copied_into_a_topic_is_found_among_very_many_jobs_without_looking_through_them_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made: list[str] = []
+    real = RouteDefinition.route
+
+    def route(definition: RouteDefinition) -> Route:
+        made.append(definition.key)
+        return real(definition)
+
+    monkeypatch.setattr(RouteDefinition, "route", route)
+    nothing: Any = None
+    tables: Any = type("Tables", (), {"atlas": Atlas("own", {}, {})})
+    routes = {name: a_route(name, HERE, THERE, "t.*") for name in ("a", "b")}
+    jobs = [f"replicate:{name}:t{n}:{p}" for name in routes for n in range(TOPICS) for p in range(2)]
+    mapper = Mapper(tables, nothing, lambda: dict(routes), lambda: [*jobs, "dispatch:g/t1:t1:0"])
+    for n in range(TOPICS):
+        found = mapper._copying()[THERE, f"t{n}"]
+        assert {(one.name, topic, p) for one, topic, p in found} == {
+            (name, f"t{n}", p) for name in routes for p in range(2)
+        }
+    assert sorted(made) == ["a", "b"]
+    jobs.append("replicate:a:t0:2")
+    assert ("t0", 2) in {(topic, p) for _, topic, p in mapper._copying()[THERE, "t0"]}
+    del routes["b"]
+    assert {one.name for one, _, _ in mapper._copying()[THERE, "t1"]} == {"a"}
+    assert not mapper._copying().get((HERE, "t1"))

@@ -1,0 +1,244 @@
+"""What other regions have finished is carried over from copies alone; what is not known is not concluded."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from app.controllog import codec
+from app.controllog.topics import ControlTopics
+from app.dev.yard import Yard
+from app.dispatch.definition import Workload
+from app.kafka.records.producer_sequences import Stamp
+from app.kernel.fencing import LogId, TrackerRecord
+from app.kernel.job import JobId, Kind
+from app.kernel.ranges import Snapshot
+from app.offsets.model.offset_map import Barrier, Line
+from app.offsets.model.producer_progress import Progress, Trail
+from app.offsets.store import tables as tables_module
+from app.offsets.store.records import TRACKERS
+from app.offsets.store.tables import Atlas
+from app.offsets.sync.mapper import Mapper
+from app.offsets.sync.remote_progress import Carried, Carrier, reader_of
+from tests.offsets.clusters import COMPACTED, HERE, NOWHERE, Regions, regions
+
+SOURCE = "s1"  # the cluster that all copies are of
+LOST = LogId("lost-cluster", "lost-topic")
+PID, OTHER = 7, 9  # of the lane into the lost copy, and into ours
+At = tuple[int, int, int]  # source end, target end, sequence
+
+
+def a_note(base: int, *finished: tuple[int, int], pid: int = PID) -> bytes:
+    """Of a reader of offsets [100, 165) that one lane wrote, but for a marker at 120 to 124."""
+    trail = Trail(0)
+    for start, end, sequence in ((100, 120, 0), (125, 165, 20)):
+        trail.seen(start, end, pid, 0, sequence, base)
+    return trail.note(Snapshot(base, finished), 1_000)
+
+
+def a_record(base: int, log: LogId = LOST, **of: Any) -> TrackerRecord:
+    return TrackerRecord(
+        epoch=3, worker="w", base=base, snapshot=Snapshot(base).to_bytes(), cluster_id=log.cluster_id,
+        topic_id=log.topic_id, **of,
+    )  # fmt: skip
+
+
+def stamped(topic: str, log: LogId, pid: int, *barriers: At, partition: int = 0) -> bytes:
+    """A line from `SOURCE`, as the table holds it."""
+    return codec.encode(Line(
+        target_topic=topic, target_partition=partition, epoch=1, lineage=0, source=LogId(SOURCE, "t"),
+        target=log, barriers=[Barrier(s, t, 0, Stamp(pid, 0, n)) for s, t, n in barriers],
+    ))  # fmt: skip
+
+
+class Carrying:
+    """A region that has copies of what others leave behind, none of which answers."""
+
+    def __init__(self, stand: Regions, topic: str) -> None:
+        self.stand, self.topic = stand, topic
+        self.other, self.third = stand.other, f"{stand.own}c"
+        control = {stand.own: HERE, self.other: NOWHERE, self.third: NOWHERE}
+        stand.tables = stand.opened(Atlas(stand.own, control, {}))
+        mapper = Mapper(stand.tables, stand.clusters, dict, list)
+        self.shared = [stand.own, self.other]
+        self.carrier = Carrier(stand.tables, mapper, lambda _: self.shared, lambda: True)
+        self.workload = Workload.from_wire({
+            "apiVersion": "switchyard/v1", "kind": "Workload",
+            "metadata": {"group": "billing", "topic": topic, "cluster": HERE},
+            "spec": {"target": {"address": "h:1"}, "mode": "active-passive"},
+        })  # fmt: skip
+
+    def job(self, partition: int = 0, topic: str = "") -> JobId:
+        return JobId(Kind.DISPATCH, self.workload.key, topic or self.topic, partition)
+
+    async def carried(self, partition: int = 0) -> Carried:
+        return await self.carrier.carried(self.job(partition), self.workload)
+
+    async def trackers(self, region: str, *records: TrackerRecord | None) -> None:
+        """What the copy of its tracker table says, by partition."""
+        topic = ControlTopics(region).changelog(TRACKERS, 0).name
+        told = {
+            str(self.job(at)).encode(): codec.encode(record)
+            for at, record in enumerate(records)
+            if record is not None
+        }
+        await self.stand.send(HERE, topic, told | {b"replicate:r:t:0": b"{}"})
+
+    async def line(self, region: str, name: str, line: bytes, partition: int = 0) -> None:
+        key = f"{name}/{self.topic}/{partition}".encode()
+        await self.stand.send(HERE, self.stand.topic(region), {key: line})
+
+
+@asynccontextmanager
+async def carrying(yard: Yard, path: Path, topic: str) -> AsyncIterator[Carrying]:
+    async with regions(yard, path) as stand:
+        made = Carrying(stand, topic)
+        for region in (made.other, made.third):
+            await stand.make(HERE, stand.topic(region), **COMPACTED)
+            await stand.make(HERE, ControlTopics(region).changelog(TRACKERS, 0).name, **COMPACTED)
+        await stand.make(HERE, topic, 2)
+        await stand.values(HERE, topic, 0, *[b"m"] * 90)
+        ours = await stand.log_id(HERE, topic)
+        await made.line(stand.own, "in", stamped(topic, ours, OTHER, (1_000, 20, 0), (1_040, 60, 40)))
+        await made.line(made.other, "in", stamped(topic, LOST, PID, (1_000, 100, 0), (1_060, 165, 60)))
+        yield made
+
+
+async def test_of_a_region_that_is_gone_its_copies_say_where_to_go_on_and_what_to_pass_over(
+    yard: Yard, tmp_path: Path, topic_name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tables_module, "REACH_S", 1.0)
+    async with carrying(yard, tmp_path, topic_name) as stand:
+        nobody = await stand.carried()
+        assert (nobody, nobody.was_read) == (Carried(), False), "nobody has read it elsewhere"
+        await stand.trackers(stand.other, a_record(130, note=a_note(130, (150, 160))))
+        assert list(await stand.carrier.positions(stand.workload, stand.other)) == []
+        found = await stand.carried()
+        assert (found.next_offset, found.was_read, found.why) == (20, True, "")
+        assert found.log == await stand.stand.log_id(HERE, topic_name)
+        assert found.over is not None
+        assert found.over.ranges(20, 60, OTHER, 0, 0) == [(20, 45)]
+        assert found.over.lags, "1,045 to 1,055 is finished, and has no barrier here yet"
+        assert found.over.may_grow(60, 80, OTHER, 0)
+        # Once it has one, a look later.
+        ours = await stand.stand.log_id(HERE, topic_name)
+        line = stamped(topic_name, ours, OTHER, (1_000, 20, 0), (1_040, 60, 40), (1_060, 85, 60))
+        await stand.line(stand.stand.own, "in", line)
+        found = await stand.carried()
+        assert found.over is not None
+        assert not found.over.lags
+        assert found.over.ranges(60, 85, OTHER, 0, 40) == []
+        assert found.over.ranges(65, 85, OTHER, 0, 40) == [(70, 80)]
+        # Nothing comes from elsewhere of a topic of this region's own, nor of a workload nobody shares.
+        retry = stand.job(topic=stand.workload.merge_topic())
+        assert await stand.carrier.carried(retry, stand.workload) == Carried()
+        stand.shared = [stand.stand.own]
+        assert await stand.carried() == Carried()
+        # What is of no use here was not kept.
+        kept = await stand.stand.tables.ask(lambda store: list(store.records(TRACKERS, stand.other)))
+        assert [job for job, _ in kept] == [str(stand.job())]
+        none = await stand.stand.tables.ask(lambda store: store.origin(TRACKERS, stand.stand.own))
+        assert none is None, "its own table answers takeovers, and is not read"
+
+
+async def test_of_several_regions_the_furthest_counts_and_what_each_has_finished_above(
+    yard: Yard, tmp_path: Path, topic_name: str
+) -> None:
+    async with carrying(yard, tmp_path, topic_name) as stand:
+        stand.shared.append(stand.third)
+        third = LogId("third", "t")
+        await stand.line(stand.third, "in", stamped(topic_name, third, 5, (1_000, 100, 0), (1_060, 165, 60)))
+        await stand.trackers(stand.other, a_record(100, note=a_note(100, (105, 110))))
+        await stand.trackers(stand.third, a_record(100, third, note=a_note(100, (115, 120), pid=5)))
+        found = await stand.carried()
+        assert (found.next_offset, found.why) == (20, "")
+        assert found.over is not None
+        assert found.over.ranges(20, 60, OTHER, 0, 0) == [(25, 30), (35, 40)]
+        await stand.trackers(stand.third, a_record(165, third))
+        ours = await stand.stand.log_id(HERE, topic_name)
+        line = stamped(topic_name, ours, OTHER, (1_000, 20, 0), (1_060, 80, 60))
+        await stand.line(stand.stand.own, "in", line)
+        found = await stand.carried()
+        assert found.next_offset == 80
+        assert found.over is not None
+        assert found.over.ranges(20, 80, OTHER, 0, 0) == [(20, 80)], "by its base alone, without a note"
+
+
+async def test_what_is_not_known_is_told_and_never_taken_for_finished(
+    yard: Yard, tmp_path: Path, topic_name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tables_module, "REACH_S", 1.0)
+    async with carrying(yard, tmp_path, topic_name) as stand:
+        unheard = f"{stand.stand.own}z"
+        stand.shared.append(unheard)
+        control = {**stand.stand.tables.atlas.control, unheard: NOWHERE}
+        stand.stand.tables.atlas = Atlas(stand.stand.own, control, {})
+        found = await stand.carried()
+        assert f"switchyard-{unheard}-trackers-changelog is copied" in found.why
+        assert (found.next_offset, found.over, found.was_read) == (None, None, False)
+        stand.shared.pop()
+        del control[unheard]
+        stand.stand.tables.regions.pop(unheard)
+        # A partition of which no line is known here; and a copy that is joined with ours by nothing.
+        await stand.trackers(stand.other, a_record(130), a_record(5))
+        of_one = await stand.carried(1)
+        assert (of_one.next_offset, of_one.was_read) == (None, True)
+        assert "position is not known here: no source's copies are known in this partition" in of_one.why
+        assert (await stand.carried()).why == ""
+        await stand.trackers(stand.other, a_record(130, LogId("another", "log"), at_ms=9), a_record(5))
+        found = await stand.carried()
+        assert (found.next_offset, found.over, found.was_read) == (None, None, True)
+        assert "no barrier joins topic" in found.why
+
+
+async def test_many_jobs_that_begin_together_share_readings(
+    yard: Yard, tmp_path: Path, topic_name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with carrying(yard, tmp_path, topic_name) as stand:
+        await stand.trackers(stand.other, a_record(130), a_record(5))
+        tables, joined, reads, joins = stand.stand.tables, stand.carrier._mapper.joined, 0, 0
+        read = tables.read
+
+        async def counted(*words: Any) -> Any:
+            nonlocal reads
+            reads += 1
+            return await read(*words)
+
+        async def counted_joins(*words: Any) -> Any:
+            nonlocal joins
+            joins += 1
+            return await joined(*words)
+
+        monkeypatch.setattr(tables, "read", counted)
+        monkeypatch.setattr(stand.carrier._mapper, "joined", counted_joins)
+        first = asyncio.create_task(stand.carried())
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        found = await asyncio.gather(first, *(stand.carried(at % 2) for at in range(20)))
+        assert {one.next_offset for one in found} == {20, None}
+        assert reads == 4, "one that was under way, and one for all who came meanwhile, of two tables each"
+        assert joins <= 2
+
+
+def test_a_reader_is_where_its_records_say_in_the_log_that_is_the_newest() -> None:
+    jobs = [str(JobId(Kind.DISPATCH, "g/t", "t", at)) for at in range(4)]
+    anew = LogId("lost-cluster", "anew")
+    records = [
+        a_record(10, anew, at_ms=5, note=Progress(8, 8).to_bytes()),
+        a_record(99, LOST, at_ms=4),
+        a_record(20, LogId("lost-cluster", ""), at_ms=1, note=b"\x00 no note"),
+        TrackerRecord(epoch=1, worker="w", cluster_id="lost-cluster"),
+    ]
+    found = reader_of(zip(jobs, records, strict=True))
+    assert found is not None
+    assert found.log == anew
+    assert found.next_offsets == {0: 10, 2: 20}
+    assert found.progress == {0: Progress(8, 8), 2: Progress(20)}
+    beyond = a_record(10, note=Progress(11).to_bytes())
+    assert (reader_of([(jobs[0], beyond)]) or found).progress == {0: Progress(10)}
+    assert reader_of([(jobs[3], records[3])]) is None

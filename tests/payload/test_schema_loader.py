@@ -1,0 +1,37 @@
+"""Schemas are opened off the event loop, by a bounded number of threads, and nobody waits for ever."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import pytest
+
+from app.payload.descriptors import DescriptorError
+from app.payload.schema_loader import OPENERS, Schemas
+
+
+async def test_an_opening_that_hangs_is_given_up_and_others_go_on(tmp_path: Path) -> None:
+    schemas, ended = Schemas(tmp_path, open_s=0.2), threading.Event()
+    try:
+        for _ in range(OPENERS - 1):
+            with pytest.raises(
+                DescriptorError, match=f"{tmp_path}: a schema could not be opened within 0.2 s"
+            ):
+                await schemas.run(ended.wait)
+        schemas._open_s = 60.0
+        assert await schemas.run(threading.get_ident) != threading.get_ident()
+    finally:
+        ended.set()
+        schemas.close()
+
+
+async def test_an_error_of_opening_is_told_as_it_is(tmp_path: Path) -> None:
+    schemas = Schemas(tmp_path)
+
+    def refused() -> None:
+        raise DescriptorError("x", "is none", "name one")
+
+    with pytest.raises(DescriptorError, match="x: is none; name one"):
+        await schemas.run(refused)
+    schemas.close()

@@ -1,0 +1,249 @@
+"""The leader's rounds on a clock by hand: who is dead, who leads, what a deposed leader's word is worth."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
+import pytest
+
+from app.controllog.codec import Heartbeat
+from app.controllog.events import (
+    AnyControlEvent,
+    Assignment,
+    Claim,
+    Drain,
+    RouteDeleted,
+    RoutePut,
+    WorkloadPut,
+)
+from app.controllog.log import Repairable
+from app.kernel.lease import Lease
+from app.placement import leader as module
+from app.placement.inputs import Placing
+from app.placement.leader import Leader
+from app.worker.members.membership import STOPPED, Members
+from tests.web.runtime_fake import definition, put, put_route, route
+from tests.worker.runtime import test_job_manager
+
+JOB = "dispatch:billing/orders:orders:0"
+DEAD_AFTER_S = 3.0
+LEASE_S = 2.0
+LONG_S = 60.0
+
+
+class Log(test_job_manager.Log):
+    """The control log by hand, which remembers what it refused; `before_append` may come in between."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.refused: list[Repairable] = []
+        self.before_append: Callable[[], None] = lambda: None
+
+    async def drop_stale(self) -> None: ...
+
+    def take_refused(self) -> list[Repairable]:
+        refused, self.refused = self.refused, []
+        return refused
+
+    async def append(self, *events: AnyControlEvent) -> int:
+        self.before_append()
+        return await super().append(*events)
+
+
+class Region:
+    """Workers that hear each other, each with its leader's rounds; all share one log and one clock."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *names: str) -> None:
+        self.now_s = 100.0
+        monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: self.now_s))
+        self.log = Log()
+        self.members = Members(DEAD_AFTER_S)
+        self.wanted: dict[str, Callable[[], Awaitable[set[str]]]] = {}
+        self.leaders = {name: self._leader(name) for name in names}
+        self.lapsed: set[str] = set()  # whose heartbeats come through and renew nothing
+        self.hanging: dict[str, asyncio.Task[None]] = {}
+
+    def _leader(self, name: str) -> Leader:
+        async def one() -> set[str]:
+            return {JOB}
+
+        self.wanted[name] = one
+        log: Any = self.log
+        placing = Placing(lambda _: None, lambda *_: None)
+
+        async def jobs() -> set[str]:
+            return await self.wanted[name]()
+
+        return Leader(name, log, self.members, Lease(LEASE_S), jobs, placing, dict)
+
+    def hear(self, *names: str, state: str = "running") -> None:
+        """A heartbeat of each comes through: it is heard, and renews the sender's lease."""
+        for name in names:
+            term = self.leaders[name].term
+            beat = Heartbeat(worker=name, at_ms=0, started_ms=0, url="", state=state, term=term)
+            self.members.hear(beat, self.now_s)
+            if name not in self.lapsed:
+                self.leaders[name]._lease.renewed(self.now_s)
+
+    async def round(self, name: str) -> None:
+        """As the service does it: one after the other, and what fails is tried again."""
+        if name in self.hanging:
+            return
+        making = asyncio.create_task(self.leaders[name]._round())
+        await asyncio.wait([making], timeout=0.05)
+        if not making.done():
+            self.hanging[name] = making
+        elif (error := making.exception()) is not None and not isinstance(error, ZeroDivisionError):
+            raise error
+
+    async def live(self, seconds: float, *names: str, until: Callable[[], bool] = lambda: False) -> None:
+        """Heartbeats and rounds of these go on, for so long on the clock."""
+        end_s = self.now_s + seconds
+        while self.now_s < end_s and not until():
+            self.hear(*names)
+            for name in names:
+                await self.round(name)
+            self.now_s += module.ROUND_S
+
+    @property
+    def owner(self) -> str:
+        held = self.log.view.owner(JOB)
+        return held.worker if held else ""
+
+    def own(self, worker: str) -> None:
+        """Somebody made the job this worker's."""
+        view = self.log.view
+        self.log.apply(
+            Assignment(at_ms=0, job=JOB, worker=worker, epoch=view.next_epoch(JOB), term=view.term, reason="")
+        )
+
+
+async def a_region_in_which_a_leads(monkeypatch: pytest.MonkeyPatch) -> Region:
+    region = Region(monkeypatch, "a", "b")
+    region.log.apply(Claim(at_ms=0, term=2, worker="a"), put(definition()))
+    region.own("b")
+    await region.live(2 * DEAD_AFTER_S, "a", "b")
+    assert (region.log.view.leader, region.owner) == ("a", "b")
+    return region
+
+
+async def test_silence_of_everybody_is_no_death_and_silence_of_one_is(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    region = await a_region_in_which_a_leads(monkeypatch)
+    region.now_s += LONG_S  # the control cluster was away for all
+    await region.round("a")
+    region.hear("a")
+    await region.round("a")
+    assert region.owner == "b", "it may have been silent only as long as everybody was"
+    await region.live(2 * DEAD_AFTER_S, "a")
+    assert region.owner == "a", "the others are heard again, and it is not"
+
+
+async def test_after_everybodys_silence_a_goodbye_is_believed_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    region = await a_region_in_which_a_leads(monkeypatch)
+    region.now_s += LONG_S
+    await region.round("a")
+    region.log.apply(Drain(at_ms=0, worker="b", draining=True, actor="ann"))
+    region.hear("b", state=STOPPED)
+    region.hear("a")
+    await region.round("a")
+    assert region.owner == "a"
+    assert region.log.view.draining == {}
+
+
+async def test_what_was_decided_before_another_led_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    region = await a_region_in_which_a_leads(monkeypatch)
+    region.hear("b", state=STOPPED)  # so that the job has to move
+    region.hear("a")
+    region.log.before_append = lambda: region.log.apply(Claim(at_ms=0, term=3, worker="b"))
+    await region.round("a")
+    assert any(isinstance(event, Assignment) for event in region.log.appended)
+    assert region.owner == "b"
+
+
+async def test_nothing_is_written_with_the_term_of_who_led_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    region = await a_region_in_which_a_leads(monkeypatch)
+
+    async def meanwhile() -> set[str]:
+        region.log.apply(Claim(at_ms=0, term=3, worker="b"))
+        return {JOB}
+
+    region.wanted["a"] = meanwhile
+    region.hear("b", state=STOPPED)
+    region.hear("a")
+    await region.round("a")
+    assert region.owner == "b"
+
+
+@pytest.mark.parametrize("sickness", ["its rounds fail", "its round hangs", "its lease does not hold"])
+async def test_a_leader_that_lives_and_leads_badly_is_followed_by_the_next(
+    sickness: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    region = await a_region_in_which_a_leads(monkeypatch)
+
+    async def fails() -> set[str]:
+        raise ZeroDivisionError
+
+    async def hangs() -> set[str]:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    if sickness == "its lease does not hold":
+        region.lapsed.add("a")
+    else:
+        region.wanted["a"] = fails if sickness == "its rounds fail" else hangs
+    try:
+        await region.live(LONG_S, "a", "b", until=lambda: region.log.view.leader == "b")
+        assert region.log.view.leader == "b"
+        await region.live(LONG_S, "a", "b")
+        assert (region.log.view.leader, region.log.view.term) == ("b", 3), "and stays who leads"
+    finally:
+        for task in region.hanging.values():
+            task.cancel()
+
+
+async def test_a_leader_that_leads_well_keeps_leading(monkeypatch: pytest.MonkeyPatch) -> None:
+    region = await a_region_in_which_a_leads(monkeypatch)
+    await region.live(LONG_S, "a", "b")
+    assert region.log.view.term == 2
+
+
+async def test_a_repair_of_a_definition_leaves_an_operators_newer_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    region = await a_region_in_which_a_leads(monkeypatch)
+    stands = region.log.view.workloads["billing/orders"]
+    region.log.refused = [msgspec.structs.replace(stands, etag="refused", expected="of long ago")]
+    newer = msgspec.structs.replace(stands, etag="newer", actor="ann")
+    region.log.before_append = lambda: region.log.apply(newer)
+    region.hear("a", "b")
+    await region.round("a")
+    written = [event for event in region.log.appended if isinstance(event, WorkloadPut)]
+    assert [event.etag for event in written] == [stands.etag], "it was repaired"
+    assert region.log.view.workloads["billing/orders"] == newer
+
+
+async def test_refused_definitions_of_routes_are_repaired_with_what_stands_or_that_it_is_gone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    region = await a_region_in_which_a_leads(monkeypatch)
+    stands = put_route(route())
+    region.log.apply(stands)
+    late = msgspec.structs.replace(stands, etag="late", expected="of long ago")
+    region.log.refused = [late, RouteDeleted(at_ms=0, key="gone", actor="ann", expected="of long ago")]
+    region.hear("a", "b")
+    await region.round("a")
+    written = {
+        event.key: event for event in region.log.appended if isinstance(event, RoutePut | RouteDeleted)
+    }
+    assert written["mirror"] == msgspec.structs.replace(stands, expected=stands.etag)
+    assert isinstance(written["gone"], RouteDeleted)
+    assert written["gone"].expected == ""
+    assert region.log.view.routes == {"mirror": written["mirror"]}

@@ -1,0 +1,176 @@
+"""Routes on the command line: planned, deployed, exported, shown, paused, changed topic by topic."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from ruamel.yaml import YAML
+
+from app.cli.client import Failure
+from app.controllog.codec import Copying
+from app.controllog.events import RouteDeleted, RoutePut, WorkloadPut
+from app.replicate.api.cli import _reset_as_foreseen
+from tests.cli.in_process import shell as shell  # noqa: PLC0414 - the fixture
+from tests.cli.test_commands import Shell
+from tests.replicate.api.test_rest import listed
+from tests.replicate.api.test_rest_operators import acting
+from tests.web.runtime_fake import assigned, beat, copying, definition, flowing, put_route, route
+
+
+def test_routes_are_planned_deployed_exported_and_pruned_like_workloads(shell: Shell) -> None:
+    file = shell.file(definition(), route())
+    assert "2 definitions: all valid" in shell("config", "validate", "-f", file).stderr
+    planned = shell("config", "plan", "-f", file, "-o", "json")
+    assert planned.returncode == 10, planned.stderr
+    assert {row["workload"]: row["action"] for row in json.loads(planned.stdout)} == {
+        "billing/orders": "create",
+        "route mirror": "create",
+    }
+    deployed = shell("config", "deploy", "-f", file, "--execute", "--yes")
+    assert deployed.returncode == 0, deployed.stderr
+    assert "created route mirror" in deployed.stderr
+    assert [type(event) for event in shell.fed.control.appended] == [WorkloadPut, RoutePut]
+    exported = shell("config", "export").stdout
+    assert [found["kind"] for found in YAML().load_all(exported)] == ["Workload", "Route"]
+    (shell.home / "all.yaml").write_text(exported)
+    assert shell("config", "plan", "-f", str(shell.home / "all.yaml")).returncode == 0
+    diff = shell("config", "diff", "-f", shell.file(route(start="latest")), "--prune").stdout
+    assert 'update route mirror\n- spec.start: "earliest"\n+ spec.start: "latest"\n' in diff
+    gone = shell("config", "deploy", "-f", shell.file(definition()), "--prune", "--execute", "--yes")
+    assert gone.returncode == 0, gone.stderr
+    assert isinstance(shell.fed.control.appended[-1], RouteDeleted)
+
+
+def test_a_loop_is_told_with_exit_code_3_in_files_and_5_with_what_runs(shell: Shell) -> None:
+    ended = shell("config", "validate", "-f", shell.file(route(), route("back", "west", "east")))
+    assert ended.returncode == 3
+    assert "would loop: orders: west -> east (route back) -> west (route mirror)" in ended.stderr
+    shell.fed.apply(put_route(route()))
+    ended = shell("config", "deploy", "-f", shell.file(route("back", "west", "east")), "--execute", "--yes")
+    assert ended.returncode == 5
+    assert "conflict: mirror: would loop: orders" in ended.stderr
+    assert not shell.fed.control.appended
+
+
+def test_an_unknown_cluster_is_told_with_those_there_are(shell: Shell) -> None:
+    ended = shell("config", "plan", "-f", shell.file(route("mirror", "nowhere-at-all", "west")))
+    assert (ended.returncode, "known: east, west" in ended.stderr) == (3, True), ended.stderr
+
+
+def flowing_route(shell: Shell) -> None:
+    fed = shell.fed
+    shell.fed.apply(put_route(route("mirror", "east", "west", "orders.*", exclude=["orders.test"])),
+                    assigned(copying(0)))  # fmt: skip
+    fed.hear(beat(flowing(copying(0), delivered=7, trouble="\x1b[31mred"), url=fed.url))
+    listed(fed, "east", orders=1, orders_test=1, unrelated=1)
+
+
+def test_a_route_is_described_with_its_topics_those_it_leaves_out_and_its_jobs(shell: Shell) -> None:
+    flowing_route(shell)
+    (row,) = json.loads(shell("route", "list", "-o", "json").stdout)
+    assert (row["name"], row["lag_messages"], row["copied"]) == ("mirror", 30, 7)
+    shown = shell("route", "describe", "mirror")
+    assert shown.returncode == 0, shown.stderr
+    for part in ("east -> west: orders.*", "except: orders.test", "1 others of east are not meant",
+                 "excluded by 'orders.test'", "worker-a", "\\x1b[31mred"):  # fmt: skip
+        assert part in shown.stdout, shown.stdout
+    assert "\x1b" not in shown.stdout
+    whole = YAML().load(shell("route", "describe", "mirror", "-o", "yaml").stdout)
+    assert (whole["definition"]["kind"], len(whole["topics"]), len(whole["partitions"])) == ("Route", 2, 1)
+    assert shell("route", "describe", "none").returncode == 4
+    assert shell("route", "describe", "a/b").returncode == 2
+
+
+def test_what_changes_a_route_is_a_dry_run_until_told(shell: Shell) -> None:
+    flowing_route(shell)
+    for arguments in (("pause", "mirror"), ("add-topic", "mirror", "x"), ("drop-topic", "mirror", "orders")):
+        assert "dry run" in shell("route", *arguments).stderr
+        assert shell("route", *arguments, "--execute").returncode == 5  # nobody is there to answer
+    assert not shell.fed.control.appended
+    done = shell("route", "add-topic", "mirror", "x", "--execute", "--yes", "-o", "json")
+    assert json.loads(done.stdout)["done"] == "x: added to topics"
+    done = shell("route", "drop-topic", "mirror", "orders", "--execute", "--yes")
+    assert "orders: added to exclude" in done.stdout, done.stderr
+    assert shell("route", "pause", "mirror", "--execute", "--yes").returncode == 0
+    assert shell.fed.control.view.paused == {"mirror": {-1}}
+    assert "it was so before" in shell("route", "pause", "mirror", "--execute", "--yes").stderr
+    assert shell("route", "resume", "mirror", "--execute", "--yes").returncode == 0
+    assert not shell.fed.control.view.paused
+
+
+def test_a_route_is_deleted_once_it_is_said_and_its_copies_stay(shell: Shell) -> None:
+    flowing_route(shell)
+    assert "its copies stay; dry run" in shell("route", "delete", "mirror").stderr
+    assert shell("route", "delete", "mirror", "--execute").returncode == 5, "nobody is there to answer"
+    assert not shell.fed.control.appended
+    done = shell("route", "delete", "mirror", "--execute", "--yes")
+    assert (done.returncode, "route mirror is deleted" in done.stderr) == (0, True), done.stderr
+    (event,) = shell.fed.control.appended
+    assert isinstance(event, RouteDeleted)
+    assert shell("route", "delete", "mirror", "--execute", "--yes").returncode == 4
+
+
+def test_what_cannot_be_copied_is_shown_and_skipped_by_command(shell: Shell) -> None:
+    fed = shell.fed
+    pump = acting(fed)
+    told = Copying(
+        halted="a gap",
+        stuck=(10, 12),
+        encoded=1,
+        left_out=3,
+        lost=5,
+        lost_ms=7_000,
+        compared=4,
+        uncompared=6,
+        begun_anew=2,
+        destination_losses=7,
+        barrier=(10, 11, 1),
+    )
+    fed.hear(beat(flowing(copying(0), delivered=4, copying=told), flowing(copying(1)), url=fed.url))
+    shown = shell("route", "describe", "mirror").stdout
+    for part in ("halted: orders-0: a gap", "stuck: route skip mirror orders 0 10 12", "10 -> 11", "75%",
+                 "4 records, 1 of them in batches encoded anew; 3 left out",
+                 "since copying began: 5 offsets, the last found missing 1970-01-01 00:00:07 UTC",
+                 "4 records as they were sent, 0 that differ; 6 could not be",
+                 "2 times a partition of the source, 7 times one of the destination"):  # fmt: skip
+        assert part in shown, shown
+    skip = ("route", "skip", "mirror", "orders", "0", "10", "12")
+    dry = shell(*skip)
+    assert "2 offsets of orders-0 are left out of the copy; dry run" in dry.stderr, dry.stderr
+    assert "nobody can decode it" in dry.stdout
+    assert len(pump.stuck) == 2
+    assert shell(*skip, "--execute", "--yes").returncode == 0
+    assert pump.stuck == ((15, 16),)
+    assert shell(*skip, "--execute", "--yes").returncode == 5
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [((), "say where to, once"), (("--earliest", "--latest"), "say where to, once"),
+     (("--latest", "--partition", "0"), "name it with --topic"),
+     (("--to-offset", "5", "--topic", "orders"), "--to-offset is of one partition")],
+)  # fmt: skip
+def test_a_reset_that_does_not_say_where_to_is_a_mistake_in_the_command(
+    shell: Shell, arguments: tuple[str, ...], told: str
+) -> None:
+    flowing_route(shell)
+    done = shell("route", "reset", "mirror", *arguments)
+    assert (done.returncode, told in done.stderr) == (2, True), done.stderr
+
+
+def test_what_was_reset_before_a_later_topic_failed_is_told() -> None:
+    class Client:
+        def ask(self, _method: str, _path: str, body: dict[str, Any]) -> Any:
+            if body["topic"] == "b":
+                raise Failure("no worker answers")
+            return {"done": 1, "partitions": [{"topic": body["topic"], "partition": 0, "done": True}]}
+
+    client: Any = Client()
+    foreseen = {"partitions": [{"topic": topic, "partition": 0, "to": 0} for topic in "abc"]}
+    told = _reset_as_foreseen(client, "/routes/r/reset", foreseen)
+    assert (told["done"], [row["done"] for row in told["partitions"]]) == (2, [True, False, True])
+    assert told["partitions"][1]["why"] == "no worker answers"
+    with pytest.raises(Failure, match="no worker"):
+        _reset_as_foreseen(client, "/routes/r/reset", {"partitions": foreseen["partitions"][1:]})

@@ -1,0 +1,133 @@
+"""The REST side of a route's reset and skip: what is asked, refused, handed on, told."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from app.controllog.codec import JobStatus
+from app.controllog.events import OperatorAct
+from app.kafka.client.cluster import ClusterUnreachable
+from app.kernel.job import JobId
+from app.kernel.ranges import Range
+from tests.web.client import Console
+from tests.web.runtime_fake import HandFed, assigned, beat, copying, flowing, put_route, route, serving
+from tests.worker.api.test_rest import problem
+
+PATH = "/api/v1/routes/mirror"
+RESET = f"{PATH}/reset"
+SKIP = f"{PATH}/topics/orders/partitions/0/skip"
+
+
+class StuckPump:
+    """What the skip's handler uses of a replica: [10, 12) and [15, 16) cannot be copied."""
+
+    def __init__(self) -> None:
+        self.job = JobId.parse(copying(0))
+        self.epoch, self.closed, self.draining = 1, False, False
+        self.stuck: tuple[Range, ...] = ((10, 12), (15, 16))
+        self.base = 10
+        self.lineage, self.intake = 0, SimpleNamespace(begins_anew_at=None)
+
+    def status(self) -> JobStatus:
+        return flowing(copying(0), trouble="nobody can decode it")
+
+    def conclude(self, start: int, end: int) -> bool:
+        self.stuck = tuple(one for one in self.stuck if one != (start, end))
+        self.base = min((first for first, _ in self.stuck), default=40)
+        return True
+
+
+def acting(fed: HandFed) -> StuckPump:
+    """The route copies two partitions; this worker owns both, and can act."""
+    fed.apply(put_route(route()), assigned(copying(0)), assigned(copying(1)))
+    fed.hear(beat(flowing(copying(0)), flowing(copying(1)), url=fed.url))
+    fed.jobs.worker, fed.jobs.draining, fed.jobs._lease = fed.worker, False, fed.lease
+    fed.jobs._catalog, fed.jobs._clusters = fed.catalog, fed.clusters
+
+    async def away(name: str) -> Any:
+        raise ClusterUnreachable(f"{name} does not answer")
+
+    fed.clusters.get = away  # type: ignore[method-assign]
+    pump = fed.jobs.pumps[copying(0)] = StuckPump()
+    return pump
+
+
+@pytest.fixture
+def pump(console: Console) -> StuckPump:
+    return acting(console.fed)
+
+
+def test_a_skip_tells_what_it_would_leave_out_then_does_and_is_in_the_activity(
+    console: Console, pump: StuckPump
+) -> None:
+    told = console.ask("POST", SKIP, {"start": 0, "end": 40, "reason": "bug 17"}).json
+    assert (told["skipped"], told["count"], told["execute"]) == ([[10, 12], [15, 16]], 3, False)
+    assert told["why"] == "nobody can decode it"
+    assert (len(pump.stuck), console.fed.control.appended) == (2, []), "a dry run changes nothing"
+    asked = {"start": 0, "end": 40, "reason": "bug 17", "execute": True}
+    told = console.ask("POST", SKIP, asked, X_Switchyard_Actor="ann").json
+    assert (told["count"], pump.stuck) == (3, ())
+    (act,) = [event for event in console.fed.control.appended if isinstance(event, OperatorAct)]
+    assert (act.subject, act.action, act.actor) == (copying(0), "skip", "ann")
+    assert act.detail == "[10, 12) 15: 3 offsets are not copied (bug 17)"
+
+
+def test_only_what_cannot_be_copied_is_skipped_and_all_of_it_that_waits_together(
+    console: Console, pump: StuckPump
+) -> None:
+    problem(console.ask("POST", SKIP, {"start": 11, "end": 12, "execute": True}), 409, "[10, 12) waits")
+    console.ask("POST", SKIP, {"start": 10, "end": 12, "execute": True})
+    assert pump.stuck == ((15, 16),), "what lies beyond still waits"
+    console.ask("POST", SKIP, {"start": 15, "end": 16, "execute": True})
+    problem(console.ask("POST", SKIP, {"start": 15, "end": 16, "execute": True}), 409, "nothing of")
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status", "word"),
+    [
+        (SKIP, {}, 400, "start, end"),
+        (SKIP, {"start": 3, "end": 3}, 400, "start < end"),
+        (SKIP, {"start": True, "end": 3}, 400, "start, end"),
+        (SKIP, {"start": 1, "end": 3, "execute": "yes"}, 400, "true or false"),
+        (SKIP, {"start": 1, "end": 3, "topic": "x"}, 400, "no such field"),
+        (f"{PATH}/topics/orders/partitions/7/skip", {"start": 1, "end": 3}, 404, "no orders-7"),
+        (f"{PATH}/topics/orders/partitions/x/skip", {"start": 1, "end": 3}, 404, "no orders-x"),
+        (SKIP.replace("mirror", "none"), {"start": 1, "end": 3}, 404, "no route 'none'"),
+        (RESET, {}, 400, "say where to"),
+        (RESET, {"to": "earliest", "at": "2h"}, 400, "say where to"),
+        (RESET, {"to": "newest"}, 400, "earliest or latest"),
+        (RESET, {"at": "soon"}, 400, "no time"),
+        (RESET, {"offsets": {"0": 5}}, 400, "topic"),
+        (RESET, {"to": "latest", "partitions": [0]}, 400, "topic"),
+        (RESET, {"to": "latest", "topic": 7}, 400, "topic"),
+        (RESET, {"topic": "orders", "offsets": {"0": -1}}, 400, "offsets"),
+        (RESET, {"topic": "orders", "to": "latest", "partitions": [7]}, 404, "no partition 7 of orders"),
+        (RESET, {"topic": "other", "to": "latest"}, 404, "no topic other"),
+        (RESET.replace("mirror", "none"), {"to": "latest"}, 404, "no route 'none'"),
+        (RESET, {"to": "latest"}, 503, "east does not answer"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_is_told_with_the_remedy_and_nothing_is_written(
+    console: Console, pump: StuckPump, path: str, body: Any, status: int, word: str
+) -> None:
+    problem(console.ask("POST", path, body), status, word)
+    assert not console.fed.control.appended
+
+
+def test_what_another_worker_owns_is_handed_to_it(console: Console) -> None:
+    owner = HandFed()
+    with serving(owner) as url:
+        pump = acting(owner)
+        owner.worker = owner.jobs.worker = "worker-b"
+        console.fed.apply(put_route(route()))
+        for fed in (owner, console.fed):
+            fed.apply(*(assigned(copying(p), "worker-b", epoch=2) for p in (0, 1)))
+        pump.epoch = 2
+        console.fed.hear(beat(worker="worker-b", url=url))
+        told = console.ask("POST", SKIP, {"start": 10, "end": 12, "execute": True}).json
+        assert (told["count"], pump.stuck) == (2, ((15, 16),))
+        assert not console.fed.control.appended
+        assert owner.control.appended

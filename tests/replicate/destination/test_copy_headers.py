@@ -1,0 +1,64 @@
+"""Which headers copies have."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+
+from app.replicate.destination.copy_headers import ORIGIN, HeaderEdit
+from app.replicate.pump.status import ROUNDS_S, look
+from tests.kafka.conftest import producing
+from tests.replicate.rig import Stand, definition
+from tests.replicate.source_topics import both
+
+GIVEN = [("id", b"1"), ("secret", b"2"), ("x-a", None), ("id", b""), ("", b"3")]
+
+
+@pytest.mark.parametrize(
+    ("headers", "left"),
+    [
+        ({"keep": ["id"]}, [("id", b"1"), ("id", b"")]),
+        ({"keep": ["id", "x-.*"]}, [("id", b"1"), ("x-a", None), ("id", b"")]),
+        ({"keep": ["nothing"]}, []),
+        ({"drop": ["id", "x-.*"]}, [("secret", b"2"), ("", b"3")]),
+    ],
+)
+def test_what_is_named_is_kept_and_what_is_not_is_dropped(headers: dict[str, Any], left: list[Any]) -> None:
+    keeps = definition("a", "b", "t", headers=headers).keeps_header()
+    plain, marked = (HeaderEdit("r", "a/t", 0, "b/t", keeps, provenance=told) for told in (False, True))
+    assert plain(7, GIVEN) == left
+    assert marked(7, GIVEN) == [*left, ("switchyard-route", b"r"), (ORIGIN, b"a/t/0/7")]
+
+
+async def test_records_that_say_they_come_from_the_destination_are_told_and_not_each_time(
+    stand: Stand, topic_name: str
+) -> None:
+    """Any producer may write such a header, and its records are left out of the copy."""
+    await both(stand, topic_name)
+    been = (ORIGIN, f"east-aggregate/{topic_name}/0/7".encode())
+
+    async def write(*headers: Any) -> None:
+        async with producing(stand.source.spec.bootstrap[0]) as producer:
+            for header in headers:
+                await producer.send_and_wait(topic_name, b"v", partition=0, headers=[header])
+
+    await write(("a", b""), been, been)
+    pump = await stand.begin(topic_name, headers={"provenance": True})
+    await stand.copied([pump])
+    await stand.until(lambda: stand.told)
+    ((kind, message),) = stand.told
+    assert kind == "records-left-out"
+    assert "2 records were left out, the last of them at offset 2" in message
+    assert topic_name in message
+
+    await write(been)
+    await stand.copied([pump])
+    for later_s in (0.0, ROUNDS_S / 2):
+        look(pump, time.monotonic() + later_s)
+    assert len(stand.told) == 1
+    for later_s in (ROUNDS_S + 60, 3 * ROUNDS_S):
+        look(pump, time.monotonic() + later_s)
+    assert stand.kinds() == ["records-left-out"] * 2, "and not while there are no others"
+    assert "1 records were left out, the last of them at offset 3" in stand.told[1][1]

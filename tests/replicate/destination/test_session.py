@@ -1,0 +1,311 @@
+"""A replica's way against a destination whose answers come when the test lets them: what cannot be brought
+about with a broker."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from app.kafka.producers import history
+from app.kafka.producers.ids import MAX_EPOCH, ProducerId
+from app.kafka.records.batch import Batch, iter_batches
+from app.kafka.records.checksum import crc32c
+from app.kafka.records.producer_sequences import Stamp, Tail
+from app.kafka.records.verbatim_copy import Copy, stamped
+from app.kernel.fencing import LogId
+from app.replicate.destination import predecessor, succession
+from app.replicate.destination import session as way
+from app.replicate.destination.handover import STEP, Note
+from app.replicate.destination.ledger import Ledger
+from app.replicate.destination.session import Way
+from tests.kafka.conftest import ENOUGH_S
+from tests.kafka.records.test_verbatim_copy import as_logged
+
+FORMER, NEW = ProducerId(7, 0), ProducerId(9, 0)
+LOG = LogId("c", "A" * 22)
+
+
+def a_copy(start: int, *values: bytes) -> Copy:
+    """All of the same time."""
+    rows: Any = [(delta, 1_000, None, value, []) for delta, value in enumerate(values)]
+    return Copy(as_logged(start, rows), len(values), start, start + len(values))
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(ENOUGH_S):
+        while not condition():  # noqa: ASYNC110 - others bring it about
+            await asyncio.sleep(0)
+
+
+class Destination:
+    """A partition's log, with a route's runtime to it. `gate`: a walk waits for it before it reads.
+
+    `remembers`: its leader knows the last batch of each producer.
+    """
+
+    name = "west"
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *, remembers: bool) -> None:
+        self.remembers = remembers
+        self.log: list[bytes] = []
+        self.start = self.end = self.walks = 0
+        self.gate = asyncio.Event()
+        self.gate.set()
+        self.saved: Note | None = None
+        self.told: list[tuple[str, str]] = []
+        self.tasks: list[asyncio.Future[None]] = []
+        for module in (succession, history):
+            monkeypatch.setattr(module, "walk", self.walk)
+            monkeypatch.setattr(module, "last_of", self.last_of)
+
+        async def new_producer(_: Any) -> ProducerId:
+            return NEW
+
+        monkeypatch.setattr(way, "new_producer", new_producer)
+
+    def append(self, copy: Copy, producer: ProducerId, sequence: int = 0) -> int:
+        data = bytearray(stamped(copy.data, *producer, sequence, crc32c))
+        data[:8] = self.end.to_bytes(8)
+        self.log.append(bytes(data))
+        self.end += copy.record_count
+        return self.end - copy.record_count
+
+    def lose(self, end: int) -> None:
+        """As after an unclean election."""
+        self.log = [data for data in self.log if int.from_bytes(data[:8]) < end]
+        self.end = end
+
+    async def walk(
+        self, _: Any, topic: str, partition: int, start: int, take: Callable[[Batch], bool]
+    ) -> int:
+        self.walks += 1
+        await self.gate.wait()
+        if not self.start <= start <= self.end:
+            return -1
+        for data in self.log:
+            for batch in iter_batches(data):
+                if batch.header.next_offset > start and take(batch):
+                    return batch.header.next_offset
+        return self.end
+
+    async def last_of(self, _: Any, topic: str, partition: int, producer_id: int) -> tuple[int, Stamp | None]:
+        if not self.remembers:
+            return -1, None
+        headers = [batch.header for data in self.log for batch in iter_batches(data)]
+        stamps = [
+            Stamp(producer_id, header.producer_epoch, header.base_sequence).behind(header.record_count)
+            for header in headers
+            if header.producer_id == producer_id
+        ]
+        return self.end, stamps[-1] if stamps else None
+
+    # -- a cluster's client, an appender, a route's runtime ----------------------------------------
+
+    async def topic_ids(self, topics: list[str]) -> dict[str, str]:
+        return dict.fromkeys(topics, LOG.topic_id)
+
+    async def cluster_id(self) -> str:
+        return LOG.cluster_id
+
+    async def offsets(self, at: list[tuple[str, int]], _: int) -> dict[tuple[str, int], int]:
+        return dict.fromkeys(at, self.end)
+
+    async def lane(self, topic: str, partition: int, producer: ProducerId, *_: Any) -> Any:
+        return SimpleNamespace(producer=producer, floor=self.end)
+
+    async def max_batch_bytes(self, _: str) -> int:
+        return 1 << 20
+
+    def way(self, note: Note) -> Way:
+        runtime: Any = SimpleNamespace(
+            target=self,
+            appender=self,
+            source=SimpleNamespace(name="east"),
+            max_batch_bytes=self.max_batch_bytes,
+        )
+        ledger = Ledger(note.base, lambda *_: None, lambda *_: None, lambda _: None)
+        return Way(
+            runtime, ("t", 0), ledger, note.to_bytes(), is_same_log=True, lineage=0, source_epoch=None,
+            is_first=False, begin=lambda work: self.tasks.append(asyncio.ensure_future(work())),
+            tell=lambda kind, message, _: self.told.append((kind, message)),
+            unsure=lambda why: self.told.append(("unsure", why)), lost=lambda: None, closes=lambda *_: None,
+        )  # fmt: skip
+
+    async def open(self, way: Way) -> None:
+        def saved() -> int:
+            self.saved = Note.from_bytes(way.note)
+            return way._ledger.version
+
+        await way.open(saved)
+
+
+@pytest.fixture(params=[True, False], ids=["remembers", "forgets"])
+async def there(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Destination:
+    return Destination(monkeypatch, remembers=request.param)
+
+
+def a_note(base: int = 0, epoch: int = 0) -> Note:
+    return Note(LOG, base, FORMER.id, epoch, base, lineage=0, source="east", target="west/t")
+
+
+async def test_a_replicas_own_first_batch_is_not_taken_for_its_former_owners(there: Destination) -> None:
+    """An idle barrier looked for the former owner's copies; it had waited until the lane was open, and found
+    ours under the same id: a record that equals one of them was left out."""
+    found = there.way(a_note())
+    await found.meet()
+    first, second = a_copy(0, b"a", b"tick"), a_copy(2, b"tick", b"b")
+    assert found.rest([first], first) == [first]
+    there.gate.clear()
+    opening = asyncio.ensure_future(there.open(found))
+    await until(lambda: there.walks == 2)
+    looking = asyncio.ensure_future(found.ends_at(0))
+    await asyncio.sleep(0)  # it waits for the other's look
+    there.gate.set()
+    await opening
+    assert found.lane is not None
+    assert found.lane.producer == (FORMER.id, STEP)
+    there.append(first, found.lane.producer)
+    await looking
+    assert there.walks == 2, "after the last look there is none"
+    assert found.rest([second], second) == [second]
+    assert there.told == []
+
+
+async def test_nor_is_what_lies_in_the_log_under_the_successors_epoch(there: Destination) -> None:
+    tail = Tail(-1)
+    cluster: Any = there
+    at = cluster, "t", 0, FORMER.id, 0, tail
+    there.append(a_copy(0, b"a"), FORMER)
+    there.append(a_copy(1, b"b"), FORMER._replace(epoch=STEP))
+    assert len((await predecessor.former_of(*at, STEP)).prints) == 1
+    assert (await predecessor.former_of(*at, STEP)).epoch == 0
+    assert len((await predecessor.former_of(*at, STEP + 1)).prints) == 2
+
+
+async def test_where_a_lane_is_opened_meanwhile_nothing_is_at_rest(there: Destination) -> None:
+    found = there.way(a_note())
+    await found.meet()
+    there.gate.clear()
+    looking = asyncio.ensure_future(found.ends_at(0))
+    await until(lambda: there.walks == 2)
+    opening = asyncio.ensure_future(there.open(found))
+    await until(lambda: found.lane is not None)
+    there.gate.set()
+    assert not await looking
+    await opening
+    assert found.is_ready
+
+
+async def test_copies_that_the_destination_loses_between_two_looks_go_again_and_are_told(
+    there: Destination,
+) -> None:
+    """They had been found before: their records were passed over as copied."""
+    copies = [a_copy(n, b"%d" % n) for n in range(100, 104)]
+    there.end = 100
+    for n, copy in enumerate(copies):
+        there.append(copy, FORMER, n)
+    found = there.way(a_note(100))
+    await found.meet()
+    assert found.rest([copies[0]], copies[0]) == []
+    fresh = a_copy(104, b"fresh")
+    there.lose(100)
+    await there.open(found)
+    assert [kind for kind, _ in there.told] == ["destination-truncated"]
+    assert "has lost offsets [100, 104)" in there.told[0][1]
+    assert [found.rest([copy], copy) for copy in copies[1:]] == [[copy] for copy in copies[1:]]
+    assert found.rest([fresh], fresh) == [fresh]
+    note = Note.from_bytes(found.note)
+    assert (note.floor, note.passed, note.losses, note.stamp) == (100, 0, 1, None)
+
+
+@pytest.mark.parametrize("by", ["an idle barrier", "the last look"])
+async def test_copies_of_which_only_some_are_lost_go_again_all_of_them_and_that_is_told(
+    there: Destination, by: str
+) -> None:
+    copies = [a_copy(n, b"%d" % n) for n in range(4)]
+    for n, copy in enumerate(copies):
+        there.append(copy, FORMER, n)
+    found = there.way(a_note())
+    await found.meet()
+    there.lose(2)
+    if by == "an idle barrier":
+        assert not await found.ends_at(there.end)
+    await there.open(found)
+    truncated, unsure = sorted(there.told)
+    assert truncated[0] == "destination-truncated"
+    assert "has lost offsets [2, 4)" in truncated[1]
+    assert unsure == ("unsure", succession.NOT_COMPARED)
+    assert [found.rest([copy], copy) for copy in copies] == [[copy] for copy in copies]
+    assert there.saved is not None
+    assert there.saved.floor == 2, "known before anything is appended: ours lie behind"
+
+
+@pytest.mark.parametrize("is_open", [True, False])
+async def test_a_loss_of_the_destinations_end_is_counted_and_told_once(
+    there: Destination, is_open: bool
+) -> None:
+    there.end = 100
+    found = there.way(a_note(100))
+    await found.meet()
+    if is_open:
+        await there.open(found)
+        found.acknowledged(100, 110)
+    there.lose(60)
+    for _ in range(2):
+        await found.ends_at(60)
+    if is_open:
+        found.acknowledged(60, 70)
+    await asyncio.gather(*there.tasks)
+    assert found.losses == 1
+    assert [kind for kind, _ in there.told] == ["destination-truncated"]
+    assert "[60, 100)" in there.told[0][1]
+
+
+async def test_a_destination_that_loses_its_end_before_the_first_copy_has_lost_it(there: Destination) -> None:
+    """The genesis stood above the copies, which a reader that went on there passed over; and what was in
+    doubt was looked for behind the end."""
+    there.end = 100
+    found = there.way(a_note(100))
+    await found.meet()
+    await there.open(found)
+    there.lose(60)
+    found.acknowledged(60, 70)
+    found.acknowledged(70, 80)
+    await asyncio.gather(*there.tasks)
+    assert found.losses == 1
+    assert [kind for kind, _ in there.told] == ["destination-truncated"]
+    assert "[60, 100)" in there.told[0][1]
+
+
+async def test_where_the_destination_has_lost_its_end_a_lane_looks_from_there_on(there: Destination) -> None:
+    there.end = 100
+    found = there.way(a_note(100))
+    await found.meet()
+    await there.open(found)
+    assert found.lane is not None
+    assert found.lane.floor == 100
+    there.lose(60)
+    await found.ends_at(60)
+    assert found.lane.floor == 60
+
+
+async def test_a_former_owner_whose_id_has_no_epoch_left_is_not_shut_out_and_that_is_told(
+    there: Destination,
+) -> None:
+    there.append(a_copy(0, b"a"), FORMER)
+    found = there.way(a_note(epoch=MAX_EPOCH - 1))
+    await found.meet()
+    await there.open(found)
+    assert found.lane is not None
+    assert found.lane.producer == NEW
+    assert there.told == [("unsure", succession.NOT_SHUT_OUT)]
+    there.append(a_copy(1, b"late"), ProducerId(FORMER.id, MAX_EPOCH - 1))
+    await found.check_late(there.append(a_copy(1, b"late"), NEW))
+    assert there.told[1:] == [("unsure", "a former owner wrote 1 records after its successor had looked")]
+    assert Note.from_bytes(found.note).passed == 0
+    assert found.rest([copy := a_copy(0, b"a")], copy) == []
+    assert Note.from_bytes(found.note).passed == 0, "it speaks of the new id's"

@@ -1,0 +1,327 @@
+"""What was encoded anew is compared with what was read; what a cleaner has taken is no difference."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from aiokafka.protocol.fetch import FetchRequest
+
+from app.kafka.append.encoder import copies
+from app.kafka.append.lane import LANE_BYTES
+from app.kafka.client.cluster import ClusterClient
+from app.kafka.client.permissions import NOT_AUTHORISED
+from app.kafka.producers import history
+from app.kafka.records.verbatim_copy import LOG_APPEND_TIME, Copy
+from app.kernel.job import JobId, Kind
+from app.replicate.destination import verification
+from app.replicate.destination.comparison import Copied, compare, compare_records
+from app.replicate.destination.handover import Note
+from app.replicate.destination.ledger import Sent
+from app.replicate.destination.verification import Budget, Verifier
+from tests.kafka.conftest import create
+from tests.kafka.conftest import write as write_to
+from tests.kafka.fetch.test_decoder import fetched
+from tests.kafka.records.test_verbatim_copy import NO_LIMIT, as_logged, rows_of, the_batch
+from tests.replicate.rig import Stand
+from tests.replicate.source_topics import both, copying, same, write
+
+JOB = JobId(Kind.REPLICATE, "r", "t", 0)
+ROWS: list[Any] = [(1_000 + n, b"k%d" % n, b"v", [("h", b"%d" % n)]) for n in range(6)]
+
+
+def sent(copy: Copy) -> Copied:
+    """As it waits to be compared, at offset 40 of the destination."""
+    client: Any = None
+    verifier = Verifier(client, lambda *_: None, Budget(1e9))
+    verifier.add(JOB, ("t", 0), 40, copy)
+    return verifier._waiting["t", 0][0]
+
+
+def joined() -> Copy:
+    """Small batches that travel as one."""
+    data = b"".join(as_logged(at, rows_of(ROWS[at : at + 2])) for at in (0, 2, 4))
+    (copy,) = copies(fetched(data, 0, 6), NO_LIMIT)
+    return copy
+
+
+def test_what_was_encoded_anew_and_went_as_it_was_is_the_same() -> None:
+    copied = sent(joined())
+    assert compare(copied, [the_batch(as_logged(40, rows_of(ROWS)))]) == ""
+    stamped = the_batch(as_logged(40, rows_of(ROWS), flags=LOG_APPEND_TIME, max_timestamp_ms=5))
+    assert compare(copied, [stamped]) == "", "the destination's own timestamps"
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ((1_003, b"other", b"v", [("h", b"3")]), "record at 43 is another"),
+        ((1_003, b"k3", None, [("h", b"3")]), "record at 43 is another"),
+        ((1_003, b"k3", b"v", [("h", b"")]), "record at 43 is another"),
+        ((9, b"k3", b"v", [("h", b"3")]), "record at 43 has timestamp 9, not 1003"),
+    ],
+)
+def test_a_fault_in_encoding_anew_is_found(changed: Any, said: str) -> None:
+    """It was not: the bytes that were made were compared with themselves."""
+    wrong = as_logged(40, rows_of([*ROWS[:3], changed, *ROWS[4:]]))
+    copy = joined()._replace(data=as_logged(0, rows_of([*ROWS[:3], changed, *ROWS[4:]])))
+    assert said in compare(sent(copy), [the_batch(wrong)])
+
+
+def test_of_a_compacted_destination_only_what_is_still_there_is_compared() -> None:
+    copied = sent(joined())
+    assert copied.prints is not None
+    left = the_batch(as_logged(40, rows_of([ROWS[1], ROWS[4]], [1, 2]), taken_behind=1))
+    assert "2 records are there instead of 6" in compare(copied, [left])
+    assert compare_records(copied.prints, copied, [left]) == ""
+    assert compare_records(copied.prints, copied, []) == "", "all of it has gone"
+    moved = the_batch(as_logged(40, rows_of([ROWS[1], ROWS[4]], [0, 3])))
+    assert "record at 40 is another" in compare_records(copied.prints, copied, [moved])
+
+
+def with_prints(count: int) -> Copy:
+    """Records that are compared one by one."""
+    return Copy(as_logged(0, rows_of(ROWS)), count, 0, count, lambda: iter([(1, b"k", b"v", ())] * count))
+
+
+def test_how_much_waits_is_bounded_for_all_of_a_worker_however_many_records_a_copy_has(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """4,096 copies of a route could wait, with a print of every record: gigabytes."""
+    monkeypatch.setattr(verification, "MAX_WAITING", 1_000)
+    client: Any = None
+    budget = Budget(1e12)
+    first, second = (Verifier(client, lambda *_: None, budget) for _ in range(2))
+    for n in range(10):
+        for verifier in (first, second):
+            verifier.add(JOB, (f"t{n}", 0), 40, with_prints(600))
+    assert (first.waiting, second.waiting) == (1, 1)
+    first.close()
+    assert (first.waiting, budget.waiting) == (0, 601)
+    first.add(JOB, ("t", 0), 40, with_prints(600))
+    assert first.waiting == 1
+
+
+class Compared:
+    """A verifier that is led by hand, over a real destination with `ROWS` in it."""
+
+    def __init__(self, stand: Stand, topic: str) -> None:
+        self.told: list[str] = []
+        self.verifier = Verifier(stand.target, lambda kind, *_: self.told.append(kind), Budget(1e9))
+        self.target = topic, 0
+
+    async def compare(self, copy: Copy, topic_id: str) -> tuple[int, int]:
+        """How many records were compared and differ, of all so far."""
+        self.verifier.add(JOB, self.target, 0, copy, topic_id)
+        await self.verifier._compare_run(self.target)
+        assert not self.verifier.waiting
+        return self.verifier.compared[JOB], self.verifier.differing[JOB]
+
+
+async def test_copies_in_a_topic_that_is_made_anew_or_gone_are_not_compared_with_another(
+    stand: Stand, topic_name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(verification, "LOOK_S", 0.01)
+    monkeypatch.setattr(verification, "RETRY_S", 0.01)
+    await create(stand.target, topic_name, 1)
+    await write_to(stand.target.spec.bootstrap[0], topic_name, [b"others"] * 6)
+    topic_id = (await stand.target.topic_ids([topic_name]))[topic_name]
+    compared = Compared(stand, topic_name)
+    (copy,) = copies(fetched(as_logged(0, rows_of(ROWS)), 0, 6), NO_LIMIT)
+    compared.verifier.everything = True
+    assert await compared.compare(copy, "AAAAAAAAAAAAAAAAAAAAAA") == (0, 0)
+    assert (compared.verifier.uncompared[JOB], compared.told) == (6, [])
+    assert await compared.compare(copy, topic_id) == (0, 6)
+    assert compared.told == ["copy-differs"]
+    compared.verifier.add(JOB, (f"{topic_name}-gone", 0), 0, copy, topic_id)
+    running = asyncio.create_task(compared.verifier.run())
+    try:
+        await stand.until(lambda: not compared.verifier.waiting)
+    finally:
+        running.cancel()
+    assert compared.told == ["copy-differs"]
+
+
+async def test_where_nobody_may_know_whether_it_is_compacted_bytes_are_no_evidence_and_count_as_nothing(
+    stand: Stand, topic_name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def refused(*_: object) -> dict[str, str]:
+        return {topic_name: "TopicAuthorizationFailed"}
+
+    monkeypatch.setattr(verification, "describe", refused)
+    await create(stand.target, topic_name, 1)
+    await write_to(stand.target.spec.bootstrap[0], topic_name, [b"others"] * 6)
+    compared = Compared(stand, topic_name)
+    (copy,) = copies(fetched(as_logged(0, rows_of(ROWS)), 0, 6), NO_LIMIT)
+    assert await compared.compare(copy, "") == (0, 0), "not compared is not the same"
+    assert await compared.compare(copy, "") == (0, 6), "from now on by its records"
+
+
+class Refusing:
+    """A client that has no right to read, as long as it `refuses`."""
+
+    def __init__(self, client: ClusterClient, connection: str) -> None:
+        self.refuses = True
+        self.asked = 0
+        self._send = client.send
+        self._connection = connection
+
+    async def send(self, node: int, request: Any, group: Any = 0) -> Any:
+        found = await self._send(node, request, group)
+        if group != self._connection or not self.refuses or not isinstance(request, FetchRequest):
+            return found
+        self.asked += 1
+        ((topic, ((partition, _, *rest),)),) = found.topics
+        return SimpleNamespace(topics=[(topic, [(partition, NOT_AUTHORISED, *rest[:-1], b"")])])
+
+
+async def test_copies_that_may_not_be_read_back_are_given_up_and_told_once_with_what_is_missing(
+    stand: Stand, topic_name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They were tried again for ever, and nobody knew."""
+    for name, seconds in (("LOOK_S", 0.01), ("RETRY_S", 0.01), ("UNREAD_S", 0.1)):
+        monkeypatch.setattr(verification, name, seconds)
+    refusing = Refusing(stand.target, verification.CONNECTION)
+    monkeypatch.setattr(stand.target, "send", refusing.send)
+    pump = await copying(stand, topic_name)
+    verifier = pump.runtime.verifier
+    await stand.until(lambda: stand.told)
+    ((kind, message),) = stand.told
+    assert kind == "verify-trouble"
+    assert f"copies in {topic_name} of east-aggregate could not be read back" in message
+    assert "TopicAuthorizationFailed" in message
+    assert "Read" in stand.remedies[0]
+    await stand.until(lambda: not verifier.waiting)
+    monkeypatch.setattr(verification, "RETRY_S", 1e9)  # the next that fails stays failed
+    trouble = verifier._troubles[pump.target]
+    await write(stand, topic_name, 300, max_batch_size=300)
+    await stand.copied([pump])
+    assert verifier.waiting <= 1, "one is tried, no more wait for that"
+    await stand.until(lambda: trouble.retry_at_s > 1e8)
+    assert (verifier.compared.total(), stand.kinds()) == (0, ["verify-trouble"])
+
+    refusing.refuses = False
+    trouble.retry_at_s = 0.0
+    await write(stand, topic_name, 100)
+    await stand.copied([pump])
+    await stand.until(lambda: verifier.compared.total() > 0 and not verifier.waiting)
+    assert not verifier._troubles
+    assert verifier.differing.total() == 0
+
+
+async def test_what_of_a_route_that_compares_all_could_not_be_compared_is_counted_whoever_copied_it(
+    stand: Stand, topic_name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was dropped untold when its worker ended, and when it could not be read back."""
+
+    def noted() -> int:
+        return Note.from_bytes(stand.saved[0][1]).uncompared
+
+    for name, seconds in (("LOOK_S", 0.01), ("RETRY_S", 0.01)):
+        monkeypatch.setattr(verification, name, seconds)
+    refusing = Refusing(stand.target, verification.CONNECTION)
+    monkeypatch.setattr(stand.target, "send", refusing.send)
+    await both(stand, topic_name)
+    await write(stand, topic_name, 100)
+    killed = await stand.begin(topic_name, verify="all")
+    await stand.copied([killed])
+    await stand.until(lambda: noted() == 100 and killed.runtime.verifier._troubles)
+    assert not killed.is_busy, "nobody waits for what cannot be read"
+    assert killed.copying().uncompared == 0, "it may still be"
+    stand.kill(killed)
+
+    refusing.refuses = False
+    pump = await stand.begin(topic_name, verify="all")
+    verifier = pump.runtime.verifier
+    await write(stand, topic_name, 50)
+    await stand.copied([pump])
+    await stand.until(lambda: verifier.compared[pump.job] == 50)
+    await stand.until(lambda: noted() == 100)
+    assert pump.copying().uncompared == 100
+
+    refusing.refuses = True
+    monkeypatch.setattr(verification, "UNREAD_S", 0.1)
+    await write(stand, topic_name, 50)
+    await stand.until(lambda: pump.copying().uncompared == 150)
+    (copy,) = copies(fetched(as_logged(0, rows_of(ROWS)), 0, 6), NO_LIMIT)
+    pump._acknowledged(Sent(6, copy), -1, False)
+    assert pump.copying().uncompared == 156, "nobody knows where it lies"
+    await stand.until(lambda: noted() == 156)
+    assert verifier.differing.total() == 0
+
+
+async def test_a_replica_that_compares_all_ends_once_all_is_compared(
+    stand: Stand, topic_name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(verification, "LOOK_S", 0.01)
+    may, send = asyncio.Event(), stand.target.send
+
+    async def held(node: int, request: Any, group: Any = 0) -> Any:
+        if group == verification.CONNECTION:
+            await may.wait()
+        return await send(node, request, group)
+
+    monkeypatch.setattr(stand.target, "send", held)
+    await both(stand, topic_name)
+    await write(stand, topic_name, 100)
+    pump = await stand.begin(topic_name, verify="all")
+    await stand.copied([pump])
+    assert pump.is_busy
+    draining = asyncio.create_task(pump.drain(600))
+    await stand.until(lambda: Note.from_bytes(stand.saved[0][1]).uncompared == 100)
+    assert not draining.done()
+    may.set()
+    assert await draining
+    assert pump.runtime.verifier.compared[pump.job] == 100
+    await stand.until(lambda: Note.from_bytes(stand.saved[0][1]).uncompared == 0)
+
+
+async def test_a_successor_that_may_not_read_what_was_copied_says_what_is_missing_until_it_may(
+    stand: Stand, topic_name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pump = await copying(stand, topic_name)
+    await stand.until(lambda: pump.snapshot_version == pump.version)
+    stand.saves = False
+    await write(stand, topic_name, 50)
+    await stand.copied([pump])
+    stand.kill(pump)
+    stand.saves = True
+    refusing = Refusing(stand.target, history.CONNECTION)
+    monkeypatch.setattr(stand.target, "send", refusing.send)
+    pump = await stand.begin(topic_name)
+    await stand.until(lambda: refusing.asked > 2)
+    ((kind, message),) = stand.told
+    assert kind == "append-trouble"
+    assert f"{topic_name}/0" in message
+    assert "TopicAuthorizationFailed" in message
+    assert "Read" in stand.remedies[0]
+    assert "grant" in pump.status().trouble
+    refusing.refuses = False
+    await write(stand, topic_name, 50)
+    await stand.copied([pump])
+    assert await same(stand, topic_name) == 200
+    assert pump.status().trouble == ""
+
+
+@pytest.mark.parametrize(("asked", "everything"), [("sampled", False), ("all", True)])
+async def test_a_route_compares_a_sample_or_everything(
+    stand: Stand, topic_name: str, asked: str, everything: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(verification, "MAX_BEHIND", 3)
+    stand._verify_budget = Budget(verification.RUN_BYTES)  # one run a second
+    await both(stand, topic_name)
+    await write(stand, topic_name, 400, name="v" * 10_000, max_batch_size=200_000)  # 8 MB, nothing to join
+    pump = await stand.begin(topic_name, verify=asked)
+    most = 0
+
+    def is_done() -> bool:
+        nonlocal most
+        most = max(most, pump.runtime.verifier.waiting)
+        return pump.base == 400 and not pump.runtime.verifier.waiting
+
+    await stand.until(is_done)
+    assert await same(stand, topic_name) == 400
+    assert (pump.runtime.verifier.compared[pump.job] == 400) == everything
+    assert most <= 3 + LANE_BYTES // 100_000, "what waits is bounded, but for what was on its way"

@@ -1,0 +1,324 @@
+"""Replicas in the hands of the job manager, between real brokers; control log and tracker are by hand."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import msgspec
+import pytest
+from aiokafka.admin import AIOKafkaAdminClient
+from aiokafka.admin.records_to_delete import RecordsToDelete
+from aiokafka.structs import TopicPartition
+
+from app.controllog.events import ALL, Paused
+from app.dev.yard import Yard
+from app.kafka.client.cluster import EARLIEST, ClusterClient
+from app.kafka.client.topics import TopicSpec, ensure_topics
+from app.kernel.fencing import LogId, TakeoverAnswer
+from app.kernel.job import JobId, Kind
+from app.kernel.ranges import Snapshot
+from app.offsets.model.offset_map import after
+from app.replicate.definition import RouteDefinition
+from app.replicate.destination.handover import Note
+from app.replicate.jobs.start_position import find_replica_beginning, same_target
+from app.worker.jobs.start_position import Anew
+from app.worker.runtime.operators import Operators
+from tests.kafka.conftest import connected, write
+from tests.kafka.second_broker import delete
+from tests.replicate.rig import definition, rows
+from tests.worker.runtime.replica_manager import AWAY, ENOUGH_S, HOME, Manager, managing
+
+
+@pytest.fixture
+async def manager(yard: Yard, topic_name: str) -> AsyncIterator[Manager]:
+    async with managing(yard, topic_name) as made:
+        yield made
+
+
+async def _write(yard: Yard, topic: str, *values: str) -> None:
+    await write(yard.bootstrap(HOME), topic, [value.encode() for value in values])
+
+
+async def _copy(yard: Yard, topic: str) -> list[bytes | None]:
+    async with connected(yard.bootstrap(AWAY)) as client:
+        return [value for _, _, value, _ in await rows(client, topic)]
+
+
+async def delete_before(client: ClusterClient, topic: str, offset: int) -> None:
+    """What retention does, now."""
+    admin = AIOKafkaAdminClient(**client.spec.aiokafka_options())
+    await admin.start()
+    try:
+        await admin.delete_records({TopicPartition(topic, 0): RecordsToDelete(offset)})
+    finally:
+        await admin.close()
+
+
+async def test_a_route_is_copied_paused_given_up_and_taken_again_without_a_record_lost_or_doubled(
+    yard: Yard, manager: Manager
+) -> None:
+    topic = manager.topic
+    manager.put(checkpoint={"every": "200ms"})
+    manager.assign()
+    await _write(yard, topic, "a", "b")
+    pump = await manager.copied(2)
+    log_id = pump.target_log
+    await manager.until(
+        lambda: manager.sender.items and manager.sender.items[-1].barriers[-1].source_end == 2
+    )
+    assert {(item.route, item.topic, item.target_topic, item.target) for item in manager.sender.items} == {
+        ("r", topic, topic, log_id)
+    }
+    first, last = manager.sender.items[0].barriers[0], manager.sender.items[-1].barriers[-1]
+    assert (first.source_end, first.target_end) == (0, 0)
+    assert (last.source_end, last.target_end) == (2, 2)
+
+    manager.log.apply(Paused(at_ms=0, key="r", partition=ALL, paused=True, actor="test"))
+    await manager.until(lambda: pump.paused)
+    await _write(yard, topic, "c")
+    await asyncio.sleep(0.3)
+    assert await _copy(yard, topic) == [b"a", b"b"]
+    manager.log.apply(Paused(at_ms=0, key="r", partition=ALL, paused=False, actor="test"))
+    await manager.copied(3)
+
+    manager.assign(release=True)
+    await manager.until(lambda: manager.pump is None)
+    assert not manager.jobs.replicas.routes, "its runtime goes with its last pump"
+    await _write(yard, topic, "d")
+    manager.assign()
+    await manager.copied(4)
+    assert await _copy(yard, topic) == [b"a", b"b", b"c", b"d"]
+    group = await _committed(manager)
+    assert group == 4, "Kafka's own tools see the lag"
+    assert manager.told == []
+
+
+async def _committed(manager: Manager) -> int | None:
+    cluster = await manager.jobs._clusters.get(HOME)
+    at = (manager.topic, 0)
+    async with asyncio.timeout(ENOUGH_S):
+        while (found := (await cluster.committer.committed("switchyard-r", [at]))[at]) != 4:  # noqa: ASYNC110
+            await asyncio.sleep(0.1)  # a round of commits is due
+    return found
+
+
+async def test_other_limits_come_into_force_at_once_and_any_other_change_from_where_it_stands(
+    yard: Yard, manager: Manager
+) -> None:
+    topic = manager.topic
+    manager.put()
+    manager.assign()
+    await _write(yard, topic, "a")
+    pump = await manager.copied(1)
+    manager.put(limits={"messages_per_second": 5.0})
+    await manager.until(lambda: pump.runtime.messages is not None)
+    assert manager.pump is pump
+    manager.put(headers={"provenance": True})
+    await manager.until(lambda: manager.pump is not None and manager.pump is not pump)
+    await _write(yard, topic, "b")
+    await manager.copied(2)
+    assert await _copy(yard, topic) == [b"a", b"b"]
+    assert manager.told == []
+
+
+@pytest.mark.parametrize("how", ["continue", "skip", "reset"])
+async def test_a_source_topic_that_is_made_anew_is_copied_from_its_start_or_waited_for_as_the_route_says(
+    yard: Yard, manager: Manager, how: str
+) -> None:
+    topic = manager.topic
+    manager.put(onGap="stop")
+    manager.assign()
+    await _write(yard, topic, "a", "b", "c")
+    await manager.copied(3)
+    client = (await manager.jobs._clusters.get(HOME)).client
+    await delete(client, topic)
+    while topic in await client.topics():  # noqa: ASYNC110 - the broker's
+        await asyncio.sleep(0.05)
+    await ensure_topics(client, [TopicSpec(topic, 1, 1)])
+    await _write(yard, topic, "d")
+    pump = await manager.halted()
+    await _write(yard, topic, "e")
+    await asyncio.sleep(0.5)
+    assert await _copy(yard, topic) == [b"a", b"b", b"c"]
+    assert pump.status().state == "halted"
+    assert "stops at gaps" in pump.status().trouble
+    assert not (await manager.jobs._clusters.get(HOME)).fetch._partitions, "nothing is fetched any more"
+    assert "route-halted" in {kind for kind, _ in manager.told}
+    manager.put(onGap="stop", limits={"messages_per_second": 500.0})
+    assert await manager.halted() is pump, "that changes nothing"
+    assert f"skip r {topic} 0 3 4" in pump.status().trouble
+    assert pump.status().oldest_ms > 0, "its age does not vanish"
+    manager.assign(release=True)
+    await manager.until(lambda: manager.pump is None)
+    manager.assign()
+    pump = await manager.halted()
+    assert (pump.stuck, pump.base, pump.lineage) == (((3, 4),), 3, 0), "so it is for the next owner"
+    hand = Operators(manager.jobs, manager.log)  # type: ignore[arg-type]
+    if how == "continue":
+        manager.put(onGap="continue")
+    elif how == "skip":
+        assert await hand.pass_over(manager.job, 3, 4, "ann") == ((3, 4),)
+        assert manager.pump is not None, "it lasts once it is told"
+        assert (manager.pump.lineage, manager.pump.snapshot_version >= 0) == (1, True)
+    else:
+        await hand.reset(manager.job, EARLIEST, "ann")
+    await manager.until(lambda: manager.pump is not None and manager.pump.lineage == 1)
+    pump = await manager.copied(2)
+    assert await _copy(yard, topic) == [b"a", b"b", b"c", b"d", b"e"]
+    assert pump.copying().begun_anew == (how != "reset"), "that is what an operator wanted"
+
+
+async def test_a_route_that_halts_at_a_gap_goes_on_behind_it_once_an_operator_skips_it(
+    yard: Yard, manager: Manager
+) -> None:
+    topic = manager.topic
+    manager.put(onGap="stop")
+    manager.assign()
+    await _write(yard, topic, "a", "b")
+    await manager.copied(2)
+    manager.log.apply(Paused(at_ms=0, key="r", partition=ALL, paused=True, actor="test"))
+    manager.assign(release=True)
+    await manager.until(lambda: manager.pump is None)
+    await _write(yard, topic, "c", "d", "e")
+    cluster = await manager.jobs._clusters.get(HOME)
+    await delete_before(cluster.client, topic, 4)
+    manager.log.apply(Paused(at_ms=0, key="r", partition=ALL, paused=False, actor="test"))
+    manager.assign()
+    pump = await manager.halted()
+    assert pump.stuck == ((2, 4),)
+    assert pump.conclude(2, 4)
+    await manager.copied(5)
+    assert manager.pump is not pump
+    assert await _copy(yard, topic) == [b"a", b"b", b"e"]
+    for _ in range(2):  # whoever owns it
+        told = (await manager.copied(5)).copying()
+        assert (told.lost, told.lost_ms > 0) == (2, True)
+        manager.assign(release=True)
+        await manager.until(lambda: manager.pump is None)
+        manager.assign()
+    assert [kind for kind, _ in manager.told] == ["route-halted", "replica-skipped"]
+
+
+async def test_a_replica_that_begins_anew_copies_again_and_its_barriers_are_of_another_line(
+    yard: Yard, manager: Manager
+) -> None:
+    """As a reset does, and a source that was cut off in a leader epoch: positions are not comparable."""
+    topic = manager.topic
+    manager.put(checkpoint={"every": "200ms"})
+    manager.assign()
+    await _write(yard, topic, "a", "b", "c")
+    pump = await manager.copied(3)
+    manager.jobs.begin_anew(pump, 1, 1, "the log was truncated", 7)
+    await manager.until(lambda: manager.pump is not None and manager.pump.lineage == 1)
+    await manager.copied(3)
+    assert await _copy(yard, topic) == [b"a", b"b", b"c", b"b", b"c"]
+    items = manager.sender.items
+    await manager.until(lambda: items and items[-1].barriers[-1].target_end == 5)
+    line = None
+    for item in items:
+        line = after(line, item) or line
+    assert line is not None
+    assert (line.lineage, line.source_epoch) == (1, 7)
+    assert [(one.source_end, one.target_end) for one in line.barriers][:1] == [(1, 3)], "the genesis"
+    manager.assign(release=True)
+    await manager.until(lambda: manager.pump is None)
+    await _write(yard, topic, "d")
+    manager.assign()
+    pump = await manager.copied(4)
+    assert (pump.lineage, pump.way.source_epoch) == (1, 7), "the next owner knows"
+    assert pump.copying().begun_anew == 1
+    assert await _copy(yard, topic) == [b"a", b"b", b"c", b"b", b"c", b"d"]
+
+
+async def test_a_fault_in_a_replica_begins_its_job_again_by_itself(yard: Yard, manager: Manager) -> None:
+    topic = manager.topic
+    manager.put()
+    manager.assign()
+    await _write(yard, topic, "a")
+    pump = await manager.copied(1)
+    pump.lose("a fault")
+    await _write(yard, topic, "b")
+    await manager.copied(2)
+    assert manager.pump is not pump
+    assert await _copy(yard, topic) == [b"a", b"b"]
+    assert [kind for kind, _ in manager.told] == ["replica-begins-again"]
+
+
+# -- where it begins -------------------------------------------------------------------------------
+
+
+class Place:
+    """A source topic, and what the tracker says of it."""
+
+    def __init__(self, manager: Manager) -> None:
+        self._manager = manager
+
+    async def begin(
+        self, base: int | None = None, *, start: str = "earliest", on_gap: str = "continue",
+        recorded: Callable[[str], int | None] | None = None, anew: Anew | None = None, **answer: Any,
+    ) -> Any:  # fmt: skip
+        topic = self._manager.topic
+        cluster = await self._manager.jobs._clusters.get(HOME)
+        given = TakeoverAnswer(
+            job="j", epoch=1, worker="me", nonce="n", granted=True, known_epoch=1,
+            snapshot=b"" if base is None else Snapshot(base).to_bytes(),
+        )  # fmt: skip
+        route: RouteDefinition = definition(HOME, AWAY, topic, start=start, onGap=on_gap)
+        job, given = JobId(Kind.REPLICATE, "r", topic, 0), msgspec.structs.replace(given, **answer)
+        target = (await self._manager.jobs._clusters.get(AWAY)).client
+        return await find_replica_beginning(
+            job, route, cluster, given, recorded=recorded, anew=anew, tell=lambda *_: None,
+            goes_on=await same_target(job, route, target, given),
+        )  # fmt: skip
+
+
+async def test_a_replica_begins_where_it_was_never_by_chance_at_the_end(yard: Yard, manager: Manager) -> None:
+    place = Place(manager)
+    await _write(yard, manager.topic, "a", "b", "c", "d")
+    first = await place.begin()
+    assert (first.snapshot.base, first.is_first, first.known) == (0, True, False)
+    ends = {first.log.topic_id: 3}.get
+    assert (await place.begin(start="latest", recorded=ends)).snapshot.base == 3
+    assert (await place.begin(start="latest", recorded={}.get)).snapshot.base == 0, "it was found later"
+    with pytest.raises(LookupError, match="not recorded yet"):
+        await place.begin(start="latest")
+    again = await place.begin(2, start="latest", recorded=ends, log=first.log, note=b"n")
+    assert (again.snapshot.base, again.known, again.is_first) == (2, True, False)
+    cluster = await manager.jobs._clusters.get(HOME)
+    await cluster.committer.commit("switchyard-r", {(manager.topic, 0): 1})
+    lost = await place.begin()
+    assert (lost.snapshot.base, lost.is_first) == (1, False)
+    another = LogId(first.log.cluster_id, "AAAAAAAAAAAAAAAAAAAAAA")
+    anew = await place.begin(3, log=another, note=b"n")
+    assert (anew.snapshot.base, anew.lineage, anew.is_first) == (0, 1, True)
+    halted = await place.begin(3, log=another, on_gap="stop")
+    assert (halted.snapshot.base, halted.log, halted.known) == (3, another, True), "nothing is given up"
+    of = Note(first.log, 2, 1, 0, 0, source="another", target=f"{AWAY}/{manager.topic}").to_bytes()
+    read = await place.begin(2, start="latest", recorded=ends, log=another, note=of, on_gap="stop")
+    assert (read.snapshot.base, read.lineage, read.is_first) == (3, 1, True), "as spec.start says"
+    assert (halted.gap.start, halted.gap.end, halted.gap.begun_anew) == (3, 0, True)
+
+
+async def test_a_cluster_that_only_has_another_name_now_copies_nothing_again(
+    yard: Yard, manager: Manager
+) -> None:
+    place = Place(manager)
+    await _write(yard, manager.topic, "a", "b", "c")
+    source = (await place.begin()).log
+    target = (await manager.jobs._clusters.get(AWAY)).client
+    there = LogId(await target.cluster_id(), (await target.topic_ids([manager.topic]))[manager.topic])
+    old = Note(there, 2, 1, 0, 0, source="old-home", target=f"old-away/{manager.topic}")
+    renamed = await place.begin(2, log=source, note=old.to_bytes())
+    assert (renamed.snapshot.base, renamed.lineage, renamed.is_first) == (2, 0, False)
+    for wrong in (
+        msgspec.structs.replace(old, log=LogId("another", there.topic_id)),
+        msgspec.structs.replace(old, log=LogId(there.cluster_id, "AAAAAAAAAAAAAAAAAAAAAA")),
+        msgspec.structs.replace(old, log=LogId()),
+        msgspec.structs.replace(old, target=f"old-away/{manager.topic}.v1"),
+    ):
+        anew = await place.begin(2, log=source, note=wrong.to_bytes())
+        assert (anew.snapshot.base, anew.lineage, anew.is_first) == (0, 1, True)
+    another = await place.begin(2, log=LogId("another", source.topic_id), note=old.to_bytes())
+    assert (another.snapshot.base, another.is_first) == (0, True)

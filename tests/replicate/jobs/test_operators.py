@@ -1,0 +1,258 @@
+"""What operators do to a route, with real brokers: reset, skip, other limits, a topic less; cluster ids."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import pytest
+
+from app.controllog.events import ALL, OperatorAct, Paused
+from app.dev.yard import Yard
+from app.kafka.client.cluster import EARLIEST
+from app.kafka.client.topic_configs import alter
+from app.kafka.client.topics import TopicSpec, ensure_topics
+from app.kafka.fetch.deliveries import FetchTrouble, Gap
+from app.kernel.job import JobId
+from app.replicate.pump.status import NO_PROGRESS_S, look
+from app.worker.runtime.operators import NotHere, Operators, Refused
+from tests.kafka.conftest import connected, producing, write
+from tests.replicate.jobs.test_controller import AWAY, HOME, Manager, _copy, _write
+from tests.replicate.jobs.test_controller import manager as manager  # noqa: PLC0414 - the fixture
+from tests.replicate.rig import rows
+
+
+def operators(manager: Manager) -> Operators:
+    return Operators(manager.jobs, manager.log)  # type: ignore[arg-type]
+
+
+def acts(manager: Manager) -> list[tuple[str, str]]:
+    """What was done, and how it is told."""
+    return [(act.action, act.detail) for act in manager.log.appended if isinstance(act, OperatorAct)]
+
+
+async def test_a_reset_copies_again_or_leaves_out_and_lasts(yard: Yard, manager: Manager) -> None:
+    manager.put()
+    manager.assign()
+    await _write(yard, manager.topic, "a", "b", "c")
+    await manager.copied(3)
+    identity = JobId.parse(manager.job)
+    foreseen = await operators(manager).foresee_reset(identity, EARLIEST)
+    assert (foreseen.to, foreseen.note) == (0, "")
+    back = await operators(manager).reset(manager.job, 1, "ann")
+    assert (back.start, back.to, back.again) == (3, 1, 2)
+    await manager.copied(3)
+    assert await _copy(yard, manager.topic) == [b"a", b"b", b"c", b"b", b"c"]
+    # What is left out is never copied, nor by the next owner.
+    pump = manager.pump
+    assert pump is not None
+    manager.log.apply(Paused(at_ms=0, key="r", partition=ALL, paused=True, actor="test"))
+    await manager.until(lambda: pump.paused)
+    await _write(yard, manager.topic, "d", "e")
+    forth = await operators(manager).reset(manager.job, 4, "ann")
+    assert (forth.to, forth.skipped) == (4, 1)
+    manager.log.apply(Paused(at_ms=0, key="r", partition=ALL, paused=False, actor="test"))
+    manager.assign(release=True)
+    await manager.until(lambda: manager.pump is None)
+    manager.assign()
+    await manager.copied(5)
+    assert await _copy(yard, manager.topic) == [b"a", b"b", b"c", b"b", b"c", b"e"]
+    assert acts(manager) == [("reset", "3 -> 1, 2 again"), ("reset", "3 -> 4, 1 skipped")]
+
+
+async def test_what_cannot_be_copied_is_skipped_by_hand_and_nothing_else(
+    yard: Yard, manager: Manager
+) -> None:
+    client = (await manager.jobs._clusters.get(AWAY)).client
+    assert await alter(client, {manager.topic: {"max.message.bytes": "300"}}) == {}
+    manager.put()
+    manager.assign()
+    await _write(yard, manager.topic, "a")
+    await _write(yard, manager.topic, "x" * 2_000)
+    await _write(yard, manager.topic, "b")
+    await manager.until(lambda: manager.pump is not None and manager.pump.stuck)
+    assert manager.pump is not None
+    assert manager.pump.copying().stuck == (1, 2)
+    with pytest.raises(Refused, match=r"\[1, 2\) waits"):
+        operators(manager).foresee_pass(manager.job, 2, 9)
+    skipped, why = operators(manager).foresee_pass(manager.job, 0, 3)
+    assert (skipped, "max.message.bytes" in why) == (((1, 2),), True), why
+    assert await operators(manager).pass_over(manager.job, 0, 3, "ann", "too large") == ((1, 2),)
+    await manager.copied(3)
+    assert await _copy(yard, manager.topic) == [b"a", b"b"]
+    assert acts(manager) == [("skip", "1: 1 offsets are not copied (too large)")]
+    with pytest.raises(Refused, match="nothing of"):
+        operators(manager).foresee_pass(manager.job, 0, 3)
+
+
+async def test_a_route_that_its_limits_hold_back_is_not_told_to_get_nowhere(
+    yard: Yard, manager: Manager
+) -> None:
+    manager.put(limits={"messages_per_second": 1.0})
+    manager.assign()
+    await write(yard.bootstrap(HOME), manager.topic, [b"x" * 40_000] * 6, max_batch_size=16_384)
+    await manager.until(lambda: manager.pump is not None and manager.pump.limited)
+    assert manager.pump is not None
+    pump = manager.pump
+    await manager.until(lambda: pump.limited and not pump.in_flight)
+    look(pump, time.monotonic() + NO_PROGRESS_S + 1)
+    assert manager.told == []
+    assert pump.copying().limited
+    manager.put()
+    await manager.copied(6)
+    assert not pump.copying().limited
+
+
+async def test_another_priority_is_in_force_for_what_is_fetched_already(yard: Yard, manager: Manager) -> None:
+    manager.put()
+    manager.assign()
+    await _write(yard, manager.topic, "a")
+    pump = await manager.copied(1)
+    cluster = await manager.jobs._clusters.get(HOME)
+    part = cluster.fetch._partitions[manager.job, pump.epoch]
+    normal = part.leaves_bytes
+    manager.put(limits={"priority": "low"})
+    await manager.until(lambda: part.leaves_bytes > normal)
+    manager.put(limits={"priority": "high"})
+    await manager.until(lambda: part.leaves_bytes == 0)
+    assert manager.pump is pump
+
+
+async def test_a_topic_less_ends_its_copying_and_nobody_else_s_and_nobody_is_told(
+    yard: Yard, manager: Manager
+) -> None:
+    manager.put()
+    manager.assign()
+    await _write(yard, manager.topic, "a")
+    pump = await manager.copied(1)
+    manager.put(topics=[manager.topic, "another"], exclude=["more"], start="latest")
+    await manager.until(lambda: pump.runtime.definition.spec.exclude)
+    await _write(yard, manager.topic, "b")
+    assert await manager.copied(2) is pump, "other topics are no reason to begin again"
+    manager.put(rename="{topic}.copy")
+    await manager.until(lambda: manager.pump is not None and manager.pump.target[0].endswith(".copy"))
+    assert pump.closed, "its destination is another one"
+    manager.put(topics=["another"])
+    await manager.until(lambda: manager.pump is None)
+    await manager.until(lambda: any("does not copy" in one.trouble for one in manager.jobs.statuses()))
+    await asyncio.sleep(1.5)  # a job that cannot start is tried again every second
+    (status,) = manager.jobs.statuses()
+    assert (status.state, "does not copy" in status.trouble) == ("starting", True)
+    assert manager.told == []
+
+
+async def test_where_a_record_was_is_told_by_cluster_id_whatever_the_clusters_are_called(
+    yard: Yard, manager: Manager
+) -> None:
+    topic = manager.topic
+    ids = {}
+    for name in (HOME, AWAY):
+        async with connected(yard.bootstrap(name)) as client:
+            ids[name] = await client.cluster_id()
+    origin = "switchyard-origin"
+    manager.put(headers={"provenance": True})
+    manager.assign()
+    async with producing(yard.bootstrap(HOME)) as producer:
+        for been in (f"{ids[AWAY]}/{topic}/0/7", f"{AWAY}/{topic}/0/7"):  # another installation's AWAY
+            await producer.send_and_wait(topic, b"v", partition=0, headers=[(origin, been.encode())])
+    pump = await manager.copied(2)
+    async with connected(yard.bootstrap(AWAY)) as client:
+        ((_, _, _, headers),) = await rows(client, topic)
+    assert headers[-1] == (origin, f"{ids[HOME]}/{topic}/0/1".encode())
+    assert pump.copying().left_out == 1
+
+
+async def test_a_route_that_stops_at_a_gap_says_so_whatever_else_is_wrong_until_somebody_skips_it(
+    yard: Yard, manager: Manager
+) -> None:
+    manager.put(onGap="stop")
+    manager.assign()
+    await _write(yard, manager.topic, "a", "b", "c")
+    pump = await manager.copied(3)
+    key = (manager.job, pump.epoch)
+    cluster = await manager.jobs._clusters.get(HOME)
+    cluster.fetch.remove(key)  # as the fetch service does not go on behind a gap that it tells
+    manager.jobs.take(Gap(key, manager.topic, 0, 3, 5, "deleted by retention"))
+    manager.jobs.take(FetchTrouble(key, manager.topic, 0, "a broker is away", "start it"))
+    (status,) = manager.jobs.statuses()
+    assert status.copying is not None
+    assert (status.state, status.copying.stuck) == ("halted", (3, 5))
+    assert status.trouble == status.copying.halted
+    assert "offsets [3, 5) are gone" in status.trouble
+    assert "route-halted" in [kind for kind, _ in manager.told]
+    await _write(yard, manager.topic, "d", "e", "f")
+    assert await operators(manager).pass_over(manager.job, 3, 5, "ann") == ((3, 5),)
+    await manager.copied(6)
+    assert await _copy(yard, manager.topic) == [b"a", b"b", b"c", b"f"]
+    (status,) = manager.jobs.statuses()
+    assert status.copying is not None
+    assert (status.state, status.copying.halted) == ("flowing", "")
+
+
+async def test_a_route_that_leads_to_another_topic_copies_there_all_that_it_has_copied_before(
+    yard: Yard, manager: Manager
+) -> None:
+    manager.put()
+    manager.assign()
+    await _write(yard, manager.topic, "a", "b")
+    await manager.copied(2)
+    elsewhere = f"{manager.topic}.copy"
+    client = (await manager.jobs._clusters.get(AWAY)).client
+    await ensure_topics(client, [TopicSpec(elsewhere, 1, 1)])
+    manager.put(rename="{topic}.copy")
+    await manager.until(lambda: manager.pump is not None and manager.pump.target[0] == elsewhere)
+    await _write(yard, manager.topic, "c")
+    pump = await manager.copied(3)
+    assert await _copy(yard, elsewhere) == [b"a", b"b", b"c"]
+    assert await _copy(yard, manager.topic) == [b"a", b"b"], "what was made stays"
+    manager.assign(release=True)
+    await manager.until(lambda: manager.pump is None)
+    await _write(yard, manager.topic, "d")
+    manager.assign()
+    assert (await manager.copied(4)).lineage == pump.lineage == 1, "the next owner goes on"
+    assert await _copy(yard, elsewhere) == [b"a", b"b", b"c", b"d"]
+    assert manager.told == []
+
+
+async def test_what_cannot_be_saved_leaves_no_replica_drained(
+    yard: Yard, manager: Manager, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    manager.put()
+    manager.assign()
+    await _write(yard, manager.topic, "a")
+    pump = await manager.copied(1)
+    await manager.until(lambda: pump.version == pump.snapshot_version)
+
+    async def away(_: object) -> None:
+        raise ConnectionError("the control cluster is away")
+
+    with monkeypatch.context() as during:
+        during.setattr(manager.jobs.checkpoints._trackers, "send_snapshots", away)
+        pump.ledger.version += 1
+        with pytest.raises(NotHere, match="goes on"):
+            await operators(manager).reset(manager.job, 0, "ann")
+        await manager.until(lambda: manager.pump is not None and manager.pump is not pump)
+        assert manager.pump is not None
+        pump = manager.pump
+        pump.ledger.version += 1
+        manager.put(headers={"provenance": True})
+        await manager.until(lambda: manager.pump is not None and manager.pump is not pump)
+    await _write(yard, manager.topic, "b")
+    await manager.copied(2)
+    assert await _copy(yard, manager.topic) == [b"a", b"b"], "nothing was reset, nothing is lost"
+
+
+async def test_fetching_that_goes_on_is_no_trouble_any_more_though_nothing_new_came(
+    yard: Yard, manager: Manager
+) -> None:
+    manager.put()
+    manager.assign()
+    await _write(yard, manager.topic, "a")
+    pump = await manager.copied(1)
+    key = (manager.job, pump.epoch)
+    part = (await manager.jobs._clusters.get(HOME)).fetch._partitions[key]
+    part.told = "a broker is away"
+    manager.jobs.take(FetchTrouble(key, manager.topic, 0, "a broker is away", "start it"))
+    assert pump.trouble == "fetch: a broker is away"
+    await manager.until(lambda: manager.jobs.statuses()[0].trouble == "")
+    assert part.told == ""

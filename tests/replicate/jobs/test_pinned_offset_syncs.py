@@ -1,0 +1,76 @@
+"""What readers that lie still ask for, found in real clusters, and kept in the lines of the offset map."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from types import SimpleNamespace
+from typing import Any
+
+from app.controllog.events import Assignment, Claim
+from app.controllog.state import ControlState
+from app.dev.yard import Yard
+from app.kafka.client.cluster import ClusterSpec
+from app.kafka.client.topics import TopicSpec, ensure_topics
+from app.kafka.data_clusters import DataClusters
+from app.kafka.fetch.deliveries import ByteBudget
+from app.kernel.fencing import LogId
+from app.offsets.model.offset_map import NeedItem, Needs
+from app.replicate.jobs.pinned_offset_syncs import NeededBarriers
+from app.worker.catalog import Catalog
+from tests.web.runtime_fake import put_route, route
+
+
+async def test_the_leader_tells_where_readers_of_a_copy_and_of_its_source_lie_still(
+    yard: Yard, topic_name: str
+) -> None:
+    names = {"east": "east-regional", "west": "east-aggregate"}
+    specs = {name: ClusterSpec(name, (yard.bootstrap(at),)) for name, at in names.items()}
+    specs["away"] = ClusterSpec("away", ("127.0.0.1:1",))
+
+    async def nowhere(_: Any) -> None: ...
+
+    clusters = DataClusters(specs, nowhere, ByteBudget(1 << 20))
+    view, told = ControlState(), list[NeedItem]()
+    control: Any = SimpleNamespace(view=view)
+
+    async def ask(items: Iterable[NeedItem]) -> list[asyncio.Future[Any]]:
+        told.extend(items)
+        return []
+
+    sender: Any = SimpleNamespace(ask=ask)
+    needed = NeededBarriers(
+        control, Catalog(control, clusters, lambda *_: None), clusters, sender, lambda: True
+    )
+
+    async def looked() -> list[Needs]:
+        told.clear()
+        await needed.look()
+        return [item.needs for item in sorted(told, key=lambda item: item.partition)]
+
+    try:
+        east, west = [await clusters.get(name) for name in ("east", "west")]
+        for cluster in (east, west):
+            await ensure_topics(cluster.client, [TopicSpec(topic_name, 2)])
+        view.apply(put_route(route("mirror", "east", "west", topic_name)))
+        view.apply(Claim(at_ms=0, term=1, worker="w"))
+        for partition in range(2):
+            job = f"replicate:mirror:{topic_name}:{partition}"
+            view.apply(Assignment(at_ms=0, job=job, worker="w", epoch=1, term=1, reason=""))
+        still, moving = f"{topic_name}-still", f"{topic_name}-moving"
+        await west.committer.commit(still, {(topic_name, 0): 7})
+        await east.committer.commit(still, {(topic_name, 1): 9})
+        await west.committer.commit(moving, {(topic_name, 0): 30})
+        await east.committer.commit("switchyard-mirror", {(topic_name, 0): 99})
+        assert await looked() == [], "nobody knows yet who lies still"
+        await west.committer.commit(moving, {(topic_name, 0): 40})
+        assert await looked() == [Needs([7], []), Needs([], [9])]
+        ids = await west.client.topic_ids([topic_name])
+        assert {item.target for item in told} == {LogId(await west.client.cluster_id(), ids[topic_name])}
+        await west.committer.commit(moving, {(topic_name, 0): 50})
+        assert await looked() == [], "which was told"
+        await west.committer.commit(still, {(topic_name, 0): 8})
+        assert await looked() == [Needs([50], [])], "it goes on, the other one does not any more"
+        assert await looked() == [Needs([8, 50], [])]
+    finally:
+        await clusters.stop()

@@ -1,0 +1,143 @@
+"""Languages of names: expressions mean what they mean elsewhere, and what is proved of them is so."""
+
+from __future__ import annotations
+
+import pytest
+import re2  # type: ignore[import-untyped]
+from hypothesis import given
+from hypothesis import strategies as st
+
+from app.replicate.model import regular_language
+from app.replicate.model.name_patterns import AnyOf, BadExpression, check_expression, language
+from app.replicate.model.regular_language import LETTERS, Matcher, TooComplicated, Words
+from tests.replicate.model.route_oracle import SHORT, expressions
+
+words_of_letters = st.text(LETTERS, max_size=8) | st.text("ab.", max_size=6)
+
+
+@given(expressions, st.lists(words_of_letters, max_size=5))
+def test_an_expression_means_the_same_names_as_in_re2(text: str, names: list[str]) -> None:
+    matches = Matcher(lambda words: language(words, text))
+
+    for name in [*names, *SHORT[:40]]:
+        assert matches(name) == (re2.fullmatch(text, name) is not None), name
+
+
+@pytest.mark.parametrize(
+    "text", [r"[a-z]+-[0-9]{1,3}", r"[^.]+\.v\d", r"(?:x|y)\W", "[]a]+", "[a-]+", r"[\w.]+-?", "^a|b$",
+             "a{0}b+", r"a\-b.", "(|a)b+", "x{3,}", r"\D\S", "a|", "[^-_]*", r"[\.\-]+."],
+)  # fmt: skip
+def test_the_usual_syntax_means_the_same_names_as_in_re2(text: str) -> None:
+    matches = Matcher(lambda words: language(words, text))
+
+    for name in ["", "a", "b", "ab", "aab", "bb", "x", "xxx", "xxxxx", "abc-12", "abc-1234", "a.v1", "a..v1",
+                 "x.", "x-", "y_", "a-a", "-", "a-b.", "a-bb", "-.-.a", "A0", "ab-", "a.b-"]:  # fmt: skip
+        assert matches(name) == (re2.fullmatch(text, name) is not None), name
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [("*", "write .* for any text"), ("a**", "repeats a repetition"), ("a(b", "is not closed"),
+     ("a)b", "a ')' too many"), ("[ab", "is not closed"), ("[b-a]", "no such range"), ("(?i)a", "not read"),
+     ("(?=a)b.", "not read"), (r"\bab", "not read here"), (r"a\1", "not read here"),
+     (r"\Qa", "not read here"), ("[[:alpha:]]", "not read here"), ("a{2", "no such repetition"),
+     ("a{3,2}", "no such repetition"), ("a{250}", "at most 249"), ("(a{200}){200}", "repeat less often"),
+     ("a^b+", "the whole name"), ("a$b+", "the whole name"), ("two words", "matches no name"),
+     ("a/b", "matches no name"), ("a*" * 251, "longer"), ("(" * 30 + "a" + ")" * 30, "nested too deeply"),
+     ("()", "matches no name"), ("a\\", "not read here")],
+)  # fmt: skip
+def test_what_is_no_expression_is_told_with_a_remedy(text: str, told: str) -> None:
+    with pytest.raises(BadExpression) as caught:
+        check_expression(text)
+
+    message, _, remedy = str(caught.value).partition("; ")
+    assert told in str(caught.value)
+    assert message
+    assert remedy
+
+
+@given(st.text(max_size=30))
+def test_any_text_is_an_expression_or_told_to_be_none(text: str) -> None:
+    told = ""
+    try:
+        check_expression(text)
+    except BadExpression as error:
+        told = str(error)
+    assert not told or "; " in told
+
+
+def test_the_point_in_a_name_is_a_point() -> None:
+    matches = Matcher(lambda words: language(words, "orders.created"))
+
+    assert matches("orders.created")
+    assert not matches("orders-created")
+
+
+@given(expressions, expressions, expressions)
+def test_what_languages_have_in_common_is_found_by_a_shortest_example(one: str, two: str, not_: str) -> None:
+    words = Words()
+    common = words.both(language(words, one), language(words, two), words.no(language(words, not_)))
+    found = words.shortest(common)
+
+    def member(word: str) -> bool:
+        return bool(re2.fullmatch(one, word) and re2.fullmatch(two, word) and not re2.fullmatch(not_, word))
+
+    if found is not None:
+        assert member(found)
+    limit = 99 if found is None else len(found)
+    assert not [word for word in ["", *SHORT] if len(word) < limit and member(word)]
+
+
+@given(expressions, st.text("ab.", max_size=2), st.text("ab.", max_size=2), st.sampled_from(["", *SHORT]))
+def test_quotients_are_what_stands_between_a_prefix_and_a_suffix(
+    text: str, prefix: str, suffix: str, word: str
+) -> None:
+    words = Words()
+    between = words.before(words.after(language(words, text), prefix), suffix)
+
+    assert words.holds(between, word) == (re2.fullmatch(text, prefix + word + suffix) is not None)
+
+
+@given(st.lists(st.text("ab.", max_size=4), max_size=8), st.sampled_from(["", *SHORT]))
+def test_a_list_of_names_is_exactly_these(names: list[str], word: str) -> None:
+    words = Words()
+
+    assert words.holds(words.one_of(names), word) == (word in names)
+
+
+def test_a_proof_that_would_take_too_long_is_given_up_and_said_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(regular_language, "MAX_WORK", 50_000)
+    words = Words()
+    never = words.both(language(words, "(.*a.{12})"), language(words, "(.*b.{12})"))  # thousands of states
+
+    with pytest.raises(TooComplicated, match="write simpler ones"):
+        words.shortest(never)
+
+
+@pytest.mark.parametrize("text", ["(a*)*b", "(a|a)*b", "(a?){200}a{200}", "(.*a){20}b", "(a+)+b"])
+def test_no_expression_makes_matching_slow(text: str) -> None:
+    matches = Matcher(lambda words: language(words, text))
+
+    for length in (20, 249):  # exponential engines do not come back from the first
+        assert not matches("a" * length + "c")
+
+
+@given(st.lists(words_of_letters, max_size=30))
+def test_a_matcher_that_begins_anew_answers_as_before(names: list[str]) -> None:
+    text = r"(.*a.{3}|[a-m]*\.x+)"
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(regular_language, "MAX_CACHED_NODES", 10)
+        matches = Matcher(lambda words: language(words, text))
+        for name in names:
+            assert matches(name) == (re2.fullmatch(text, name) is not None)
+
+
+def test_groups_and_headers_may_have_any_character() -> None:
+    wanted = AnyOf(["billing", "team a/.*", "x-.+"])
+
+    assert wanted("billing")
+    assert wanted("team a/reports: daily")
+    assert wanted("x-ö")
+    assert not wanted("billing2")
+    with pytest.raises(BadExpression, match="RE2"):
+        AnyOf(["a("])

@@ -1,0 +1,105 @@
+"""Which topics a route copies, and under which names."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from app.controllog.topics import ControlTopics
+from app.replicate.model.regular_language import LETTERS, Words
+from app.replicate.model.route import BadRename, Rename, Route, is_topic
+from tests.replicate.model.route_oracle import SHORT, copies, routes
+
+topic_names = st.sampled_from(SHORT) | st.text(LETTERS, min_size=1, max_size=12)
+
+
+def route(*topics: str, exclude: tuple[str, ...] = (), to: str = "{topic}") -> Route:
+    return Route("r", "east", "west", topics, exclude, Rename.of(after=to, cluster="east"))
+
+
+@given(routes(), topic_names)
+def test_a_topic_is_copied_by_the_rules_whatever_engine_reads_them(one: Route, topic: str) -> None:
+    copy = one.rename(topic)
+
+    assert one.destination(topic) == (copy if copies(one, topic) and is_topic(copy) else None)
+    assert (one.why_not(topic) is None) == (one.destination(topic) is not None)
+
+
+@given(routes(), topic_names)
+def test_what_is_computed_with_is_what_is_copied(one: Route, topic: str) -> None:
+    words = Words()
+
+    assert words.holds(one.domain(words), topic) == copies(one, topic)
+
+
+@given(routes(), routes(), topic_names)
+def test_the_origins_of_names_are_exactly_the_topics_that_get_them(
+    one: Route, other: Route, topic: str
+) -> None:
+    words = Words()
+    origin = one.rename.origin(words, other.domain(words))
+
+    assert words.holds(origin, topic) == copies(other, one.rename(topic))
+
+
+def test_names_of_mirrormaker_2_and_of_ureplicator() -> None:
+    assert route(".*", to="{cluster}.{topic}").destination("orders") == "east.orders"
+    assert route(".*").destination("orders") == "orders"
+    own = Rename.of(names={"orders": "orders-all"}, cluster="east")
+    assert Route("r", "east", "west", (".*",), rename=own).destination("orders") == "orders-all"
+
+
+def test_a_prefix_gives_way_to_another_and_what_does_not_fit_keeps_its_name() -> None:
+    moved = Rename.of("prod.{topic}", "{cluster}.{topic}.copy", cluster="east")
+
+    assert moved("prod.orders") == "east.orders.copy"
+    assert moved("orders") == "orders"
+    assert moved("prod.") == "prod."  # no stem
+
+
+@pytest.mark.parametrize(
+    "template", ["{cluster}", "orders", "{topic}{topic}", "a/{topic}", "{tpic}.{topic}", ""]
+)
+def test_what_is_no_template_is_refused(template: str) -> None:
+    with pytest.raises(BadRename):
+        Rename.of(after=template, cluster="east")
+
+
+INTERNAL = ["__consumer_offsets", "__transaction_state", "orders__billing__dlq", "orders__billing__retry_2",
+            "orders__billing__merge", "orders__billing__delayed", "mm2-offset-syncs.west.internal",
+            "west.checkpoints.internal", *[topic.name for topic in ControlTopics("east").all()]]  # fmt: skip
+
+
+@pytest.mark.parametrize("topic", INTERNAL)
+def test_internal_topics_are_copied_only_by_their_names(topic: str) -> None:
+    everything = route(".*", topic.replace("_", "[_]", 1) + "+")
+
+    assert everything.destination(topic) is None
+    assert "internal" in str(everything.why_not(topic))
+    assert route(".*", topic).destination(topic) == topic
+    assert route(topic, exclude=(topic,)).destination(topic) is None
+
+
+@pytest.mark.parametrize("topic", ["payments.internal", "orders_dlq", "switchyard", "retry_1", "a__b__dlqs"])
+def test_what_only_looks_internal_is_copied(topic: str) -> None:
+    assert route(".*").destination(topic) == topic
+
+
+def test_why_a_topic_is_not_copied_is_told() -> None:
+    one = route(r"orders\..*", exclude=(r".*\.test",), to="{topic}" + "x" * 240)
+
+    assert one.why_not("orders.test") == r"excluded by '.*\.test'"
+    assert one.why_not("refunds") == "no entry of topics means it"
+    assert "which Kafka does not take" in str(one.why_not("orders.created"))
+
+
+def test_a_hundred_thousand_topics_and_a_thousand_entries() -> None:
+    many = route(
+        *(f"team{number}-topic" for number in range(900)), *(rf"team{n}\..+-\d+" for n in range(100))
+    )
+    topics = [f"team{number % 200}.orders-{number}" for number in range(100_000)]
+
+    assert sum(many.destination(topic) is not None for topic in topics) == 50_000
+    assert many.destination("team899-topic") == "team899-topic"
+    assert many.destination("team900-topic") is None

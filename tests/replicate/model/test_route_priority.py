@@ -1,0 +1,97 @@
+"""Who goes first on a worker: shares, what is left to others, and that nobody starves."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from app.replicate.model.route_priority import (
+    HOLD_S,
+    LEAST_BYTES_S,
+    SAVED_BYTES,
+    WEIGHTS,
+    Priorities,
+    Priority,
+)
+
+BATCH = 64 * 1024
+TURN_S = 0.001
+BY_RANK: list[Priority] = ["high", "normal", "low"]
+
+
+def copied(
+    routes: list[Priority], seconds: float, turns: Priorities | None = None, *, presses: bool = True
+) -> Counter[Priority]:
+    """Bytes by priority: all have a backlog, and in each turn one of those that may copies a batch."""
+    turns = turns or Priorities()
+    found, now_s, at = Counter[Priority](), 100.0, 0
+    while now_s < 100.0 + seconds:
+        for offset in range(len(routes)):
+            route = routes[(at + offset) % len(routes)]
+            if not turns.wait_s(route, now_s):
+                turns.take(route, route, now_s, BATCH, presses=presses)
+                found[route] += BATCH
+                at += offset + 1
+                break
+        now_s += TURN_S
+    return found
+
+
+def test_one_of_high_priority_is_not_slowed_by_many_of_low_priority() -> None:
+    found = copied(["high"] + ["low"] * 50, 10.0)
+    share = found["low"] / found.total()
+    assert 1 / 20 < share < 1 / 12
+    assert copied(["high"] * 51, 10.0).total() == found.total(), "nothing is left undone for it"
+
+
+@given(st.lists(st.sampled_from(BY_RANK), min_size=2, max_size=8))
+def test_beside_what_presses_others_get_their_share_at_most_and_nobody_starves(
+    routes: list[Priority],
+) -> None:
+    found = copied(routes, 1.0)
+    present = [one for one in BY_RANK if one in routes]
+    highest = present[0]
+    for lower in present[1:]:
+        assert found[lower] >= LEAST_BYTES_S / 2
+        # Beside its share: what is due in any case, what was saved up, a batch on its way.
+        most = found[highest] * WEIGHTS[lower] / WEIGHTS[highest] + 4 * LEAST_BYTES_S + SAVED_BYTES
+        assert found[lower] <= most + BATCH
+
+
+@pytest.mark.parametrize("low", ["low", "normal"])
+def test_who_presses_nobody_leaves_the_rest_to_others(low: Priority) -> None:
+    found = copied(["high", low], 5.0, presses=False)  # both have caught up, or their own limits
+    assert found["high"] == pytest.approx(found[low], rel=0.01)
+    turns = Priorities()
+    for who in (1, 2):
+        turns.take("high", who, 0.0, 1 << 30, presses=True)
+    for _ in range(32):
+        assert turns.yields(low, HOLD_S / 2)
+        turns.take(low, 3, HOLD_S / 2, SAVED_BYTES, presses=True)
+    assert turns.wait_s(low, HOLD_S / 2)
+    assert not turns.wait_s(low, HOLD_S + 0.01), "they stand still"
+    turns.take("high", 2, 0.0, 1, presses=False)
+    assert turns.wait_s(low, HOLD_S / 2), "there is another one"
+    turns.take("high", 1, 0.0, 1, presses=False)
+    assert not turns.wait_s(low, HOLD_S / 2), "all have caught up"
+
+
+def test_those_of_one_priority_and_those_of_higher_ones_are_never_held_back() -> None:
+    turns = Priorities()
+    turns.take("normal", 1, 0.0, 1 << 30, presses=True)
+    assert not turns.wait_s("normal", 0.1)
+    assert not turns.wait_s("high", 0.1)
+
+
+def test_who_presses_no_more_is_forgotten() -> None:
+    """Jobs leave a worker while they press, and others come, for as long as it runs."""
+    turns = Priorities()
+    for job in range(1_000):
+        turns.take("high", job, job / 10, BATCH, presses=True)
+    assert turns.yields("low", 100.0)
+    assert sum(map(len, turns._pressing.values())) <= 10 * HOLD_S + 1
+    turns.take("low", "a", 100.0 + HOLD_S, BATCH, presses=False)
+    assert not any(turns._pressing.values())

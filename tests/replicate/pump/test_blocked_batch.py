@@ -1,0 +1,175 @@
+"""Batches that the destination refuses are divided as far as that helps; what is left waits, and is told."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from app.kafka.append.encoder import copies
+from app.kafka.append.errors import Refused
+from app.kafka.fetch.deliveries import Fetched
+from app.kafka.records.producer_sequences import Stamp
+from app.kafka.records.verbatim_copy import Bytes, Copy
+from app.replicate.destination.ledger import Ledger, Sent
+from app.replicate.pump.blocked_batch import Obstacle
+from app.replicate.pump.offset_sync_emitter import Marks
+from tests.kafka.fetch.test_decoder import fetched
+from tests.kafka.records.batches import CODECS
+from tests.kafka.records.test_verbatim_copy import NO_LIMIT, as_logged, read, rows_of, the_batch
+
+TOO_LARGE, LIST_TOO_LARGE = 10, 18
+ENOUGH_S = 150.0
+ROW: Any = (1_000, b"k", b"v", [])
+
+
+class Destination:
+    """A lane to a partition that takes batches of no more than `most` records, whatever its settings say."""
+
+    def __init__(self, most: int, code: int) -> None:
+        self.most, self.code = most, code
+        self.refuses: set[int] = set()  # compressions
+        self.log: list[list[Any]] = []
+        self.told: list[str] = []
+        self.obstacle = Obstacle(
+            lambda kind, message, _: self.told.append(f"{kind} {message}"), "a/t/0 to b/t"
+        )
+        self.ledger = Ledger(0, lambda *_: None, self._failed, lambda _: None)
+        self.mending: set[asyncio.Task[None]] = set()
+
+    def append(self, copy: Copy) -> None:
+        self.ledger.append(copy, self._future(copy.data, copy.record_count))
+
+    def _future(self, data: Bytes, count: int) -> asyncio.Future[int]:
+        future: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        if count > self.most:
+            future.set_exception(Refused("too large", self.code))
+        elif the_batch(data).header.compression in self.refuses:
+            future.set_exception(Refused("not this compression", 76))
+        else:
+            self.log.append(read(data))
+            future.set_result(sum(map(len, self.log)) - count)
+        return future
+
+    def instead(self, batches: Sequence[tuple[Bytes, int]]) -> list[asyncio.Future[int]]:
+        return [self._future(*batch) for batch in batches]
+
+    def _failed(self, sent: Sent, error: BaseException) -> None:
+        assert isinstance(error, Refused)
+
+        async def limit() -> int:
+            return NO_LIMIT
+
+        lane: Any = self
+        task = asyncio.ensure_future(self.obstacle.mend(sent, error, lane, self.ledger, limit))
+        self.mending.add(task)
+
+    async def settled(self, base: int) -> None:
+        async with asyncio.timeout(ENOUGH_S):
+            while self.ledger.base < base:  # noqa: ASYNC110 - callbacks move it
+                await asyncio.sleep(0)
+
+
+def a_batch(count: int, start: int = 0, gaps: Sequence[int] = ()) -> Fetched:
+    data = as_logged(start, rows_of([(1_000 + n, b"k", b"%d" % n, []) for n in range(count)], gaps))
+    return fetched(data, start, start + count + sum(gaps))
+
+
+@pytest.mark.parametrize("code", [TOO_LARGE, LIST_TOO_LARGE])
+@pytest.mark.parametrize("gaps", [(), (0, 2, 0, 1)])
+async def test_what_is_too_large_by_a_limit_that_is_not_known_is_halved_until_it_fits(
+    code: int, gaps: Sequence[int]
+) -> None:
+    there = Destination(3, code)
+    (copy,) = copies(a_batch(20, gaps=gaps), NO_LIMIT)
+    there.append(copy)
+    await there.settled(20 + sum(gaps))
+    assert [row[3] for batch in there.log for row in batch] == [b"%d" % n for n in range(20)]
+    assert max(map(len, there.log)) <= 3
+    assert not there.told
+
+
+@pytest.mark.parametrize("most", [10, 3])
+async def test_where_the_compression_is_refused_the_records_go_uncompressed(most: int) -> None:
+    there = Destination(most, TOO_LARGE)
+    there.refuses = {CODECS["zstd"]}
+    rows = rows_of([(1_000 + n, b"k", b"%d" % n * 500, []) for n in range(5)])
+    (copy,) = copies(fetched(as_logged(0, rows, codec=CODECS["zstd"]), 0, 5), NO_LIMIT)
+    there.append(copy)
+    await there.settled(5)
+    assert [row[1:] for batch in there.log for row in batch] == [row[1:] for row in rows]
+    assert not there.told
+
+
+async def test_a_single_record_that_is_too_large_waits_and_is_told_by_its_offset() -> None:
+    there = Destination(0, TOO_LARGE)
+    (copy,) = copies(a_batch(4, 700), NO_LIMIT)
+    there.ledger.base = 700
+    there.append(copy)
+    async with asyncio.timeout(ENOUGH_S):
+        while not there.told:  # noqa: ASYNC110 - a task tells it
+            await asyncio.sleep(0)
+    assert "a/t/0" in there.told[0]
+    assert "offsets [700, 701)" in there.told[0]
+    assert "max.message.bytes" in there.obstacle.why
+    for offset in range(700, 704):
+        async with asyncio.timeout(ENOUGH_S):
+            while there.obstacle.at != ((offset, offset + 1),):  # noqa: ASYNC110 - a task moves it
+                await asyncio.sleep(0)
+        assert there.obstacle.skip(offset, offset + 1)
+    await there.settled(704)
+    assert not there.log
+    assert there.obstacle.why == ""
+
+
+async def test_two_that_wait_are_skipped_each_by_itself() -> None:
+    """What the destination refuses, and behind it what nobody can decode, shared one event: either was
+    skipped with the other."""
+    told: list[str] = []
+    obstacle = Obstacle(lambda kind, message, _: told.append(kind), "here")
+    first = asyncio.ensure_future(obstacle.wait(5, 8, "refused", "raise it", 60.0))
+    second = asyncio.ensure_future(obstacle.wait(20, 30, "not to be decoded", "see"))
+    await asyncio.sleep(0)
+    assert obstacle.at == ((5, 8), (20, 30))
+    assert obstacle.why.startswith("offsets [5, 8)")
+    assert not obstacle.skip(20, 29)
+    assert obstacle.skip(20, 30)
+    assert not obstacle.skip(20, 30), "it is being skipped"
+    assert await second
+    assert not first.done()
+    assert list(obstacle.at) == [(5, 8)]
+    obstacle.passed(8)
+    assert not list(obstacle.at)
+    first.cancel()
+
+
+def test_where_a_lane_s_first_batch_begins_a_barrier_is_told_unless_a_former_owner_had_copied_of_it() -> None:
+    told: list[tuple[int, int, Stamp | None]] = []
+    first, second = Copy(b"", 20, 100, 120), Copy(b"", 5, 120, 125)
+    opening, behind = Stamp(7, 16, 0), Stamp(7, 16, 20)
+    for is_whole in (True, False):
+        marks = Marks(1e9, 1_000, lambda *at: told.append(at))
+        marks.opened(opening)
+        marks.first = first if is_whole else None
+        marks.stamp = behind
+        marks.acknowledged(first, 500, 1.0)
+        marks.stamp = Stamp(7, 16, 25)
+        marks.acknowledged(second, 520, 2.0)
+    assert told == [(100, 500, opening), (120, 520, behind), (120, 520, behind)]
+    marks = Marks(1e9, 1_000, lambda *at: told.append(at))
+    marks.opened(opening)
+    marks.first, marks.stamp = first, Stamp(7, 17, 20)  # it went under a further epoch
+    marks.acknowledged(first, 500, 1.0)
+    assert told[3:] == [(120, 520, Stamp(7, 17, 20))]
+
+
+def test_a_barrier_where_sent_twice_ends_is_told() -> None:
+    """Nothing from there on was sent before; below, nobody knows."""
+    told: list[tuple[int, int]] = []
+    marks = Marks(1e9, 1, lambda source_end, target_end, _: told.append((source_end, target_end)))
+    marks.quiet_below = 100
+    marks.acknowledged(Copy(b"", 1, 98, 99), 149, 0.0)
+    marks.idle(100, 151, 0.0)
+    assert told == [(100, 151)]

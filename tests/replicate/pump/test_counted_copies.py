@@ -1,0 +1,277 @@
+"""What a route appends is counted at the destination without being fetched: as a fetch would have it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from app.audit.pump.partition import AuditPump
+from app.dev.yard import Yard
+from app.kafka.append import local_appends as appended_module
+from app.kafka.append.local_appends import Appended
+from app.kafka.client.cluster import ClusterClient
+from app.kafka.client.topic_configs import alter
+from app.kafka.fetch import log_watch
+from app.kafka.fetch.deliveries import ByteBudget, Fetched, Gap, Headed
+from app.kafka.fetch.service import FetchService
+from app.kernel.fencing import LogId
+from app.kernel.job import JobId
+from app.replicate.pump import route_runtime as runtime_module
+from app.replicate.pump.partition import ReplicaPump
+from tests.audit.query.test_view import audit_plan
+from tests.kafka.conftest import producing
+from tests.replicate.pump.test_truncation import cut_off, until_led
+from tests.replicate.rig import Stand, standing
+from tests.replicate.source_topics import both, copying, made_anew, write
+
+HOME, AWAY = "east-regional", "east-aggregate"
+
+
+class Counting:
+    """An audit of the destination, beside the lanes that lead there. `told`: records by their headers."""
+
+    def __init__(self, client: ClusterClient) -> None:
+        self.client = client
+        self.fetch = FetchService(client, self._deliver, ByteBudget(1 << 26))
+        self.appended = Appended(client, self.fetch.followers)
+        self.gaps: list[Gap] = []
+        self.told = 0
+        self.pumps: dict[Any, AuditPump] = {}
+
+    async def begin(self, topic: str, *, follows: bool = True) -> AuditPump:
+        """Counts it from its beginning."""
+        topic_id = (await self.client.topic_ids([topic]))[topic]
+
+        async def send(_: AuditPump) -> None:
+            pass
+
+        pump = AuditPump(
+            JobId.parse(f"audit:all//{self.client.name}:{topic}:0"), 1, audit_plan(), "aggregate",
+            next_offset=0, base=0, lineage=0, log=LogId("c", topic_id), is_cut=False,
+            tell=lambda *_: None, send=send,
+        )  # fmt: skip
+        key = len(self.pumps)
+        self.pumps[key] = pump
+        counts = pump.reader.told_by if follows else None
+        self.fetch.add(key, topic, 0, 0, topic_id, counts=counts, heads=pump.reader.heads_of)
+        return pump
+
+    async def _deliver(self, item: Any) -> None:
+        if isinstance(item, Gap):
+            self.gaps.append(item)
+            return
+        assert isinstance(item, Fetched)
+        pump = self.pumps[item.key]
+        before = pump.reader.records
+        is_headed = isinstance(item, Headed)
+        if self.gaps and self.gaps[-1].begun_anew:
+            item.release()
+            return
+        pump.accept(item)
+        if is_headed:
+            self.told += pump.reader.records - before
+
+
+def figures(pump: AuditPump) -> list[Any]:
+    """All that was counted but latencies."""
+    return [
+        (report.since, report.upto, window.start_ms, window.span, *found[:4], *found[5:7])
+        for report in pump.reports(1 << 60, 0.0)
+        for window in report.windows
+        for totals in [window.totals]
+        for found in [
+            (
+                totals.count, totals.nbytes, totals.first_ms, totals.last_ms, None, totals.offsets,
+                totals.sourced,
+            )
+        ]
+    ]  # fmt: skip
+
+
+@asynccontextmanager
+async def counting(stand: Stand) -> AsyncIterator[Counting]:
+    made = Counting(stand.target)
+    await made.fetch.start()
+    await made.appended.start()
+    try:
+        yield made
+    finally:
+        await made.appended.stop()
+        await made.fetch.stop()
+
+
+@pytest.fixture
+async def counts(stand: Stand) -> AsyncIterator[Counting]:
+    """Of the destination of brokers that all tests share."""
+    async with counting(stand) as made:
+        yield made
+
+
+async def replica(stand: Stand, counts: Counting, topic: str) -> ReplicaPump:
+    """Whose lane tells what it appends."""
+    pump = await stand.begin(topic)
+    pump.runtime.appended = counts.appended
+    return pump
+
+
+async def counted(stand: Stand, counts: Counting, audit: AuditPump, topic: str) -> None:
+    """It has counted all there is, as one that fetches it."""
+
+    async def is_all() -> bool:
+        ends = await stand.target.end_offsets([(topic, 0)])
+        return audit.reader.next_offset == ends[topic, 0]
+
+    while not await is_all():  # noqa: ASYNC110 - the broker's
+        await asyncio.sleep(0.05)
+    plain = await counts.begin(topic, follows=False)
+    await stand.until(lambda: plain.reader.next_offset >= audit.reader.next_offset)
+    assert figures(audit) == figures(plain)
+    assert audit.reader.records == plain.reader.records
+
+
+async def until_told(stand: Stand, counts: Counting, topic: str, more: Callable[[int], Any]) -> None:
+    """Writes on until much of it was told by headers."""
+    before, number = counts.told, 0
+    while counts.told < before + 500:
+        await more(number)
+        number += 1
+        await asyncio.sleep(0.05)
+
+
+async def test_copies_are_counted_by_their_headers_as_if_they_were_fetched(
+    stand: Stand, counts: Counting, topic_name: str
+) -> None:
+    await both(stand, topic_name)
+    await write(stand, topic_name, 100)
+    pump = await replica(stand, counts, topic_name)
+    await stand.copied([pump])
+    audit = await counts.begin(topic_name)
+    await until_told(stand, counts, topic_name, lambda _: write(stand, topic_name, 100))
+    await stand.copied([pump])
+    await counted(stand, counts, audit, topic_name)
+
+
+async def test_others_that_write_there_are_counted_too(
+    stand: Stand, counts: Counting, topic_name: str
+) -> None:
+    await both(stand, topic_name)
+    pump = await replica(stand, counts, topic_name)
+    audit = await counts.begin(topic_name)
+    (bootstrap,) = stand.target.spec.bootstrap
+
+    async def theirs() -> None:
+        async with producing(bootstrap) as producer:
+            await producer.send_and_wait(topic_name, b"theirs", partition=0, timestamp_ms=1_600_000_000_000)
+
+    async def hidden() -> None:
+        async with producing(bootstrap, transactional_id=topic_name) as producer:
+            await producer.begin_transaction()
+            await producer.send_and_wait(topic_name, b"never", partition=0)
+            await write(stand, topic_name, 50)
+            await producer.abort_transaction()
+
+    for others in (theirs, hidden, theirs, hidden):
+        # Nobody else writes meanwhile: how often ours follow on each other else depends on the machine.
+        await until_told(stand, counts, topic_name, lambda _: write(stand, topic_name, 100))
+        for _ in range(2):
+            await write(stand, topic_name, 100)
+            await others()
+    await stand.copied([pump])
+    await counted(stand, counts, audit, topic_name)
+
+
+async def test_a_lane_that_is_followed_by_another_is_counted_once(
+    stand: Stand, counts: Counting, topic_name: str
+) -> None:
+    await both(stand, topic_name)
+    audit = await counts.begin(topic_name)
+    for _ in range(3):
+        pump = await replica(stand, counts, topic_name)
+        await until_told(stand, counts, topic_name, lambda _: write(stand, topic_name, 100))
+        await write(stand, topic_name, 300)
+        stand.kill(pump)  # in the middle: its successor copies again what was not saved
+    pump = await replica(stand, counts, topic_name)
+    await stand.copied([pump])
+    await counted(stand, counts, audit, topic_name)
+
+
+@pytest.mark.parametrize(
+    "setting", [{"message.timestamp.type": "LogAppendTime"}, {"compression.type": "lz4"}]
+)
+async def test_a_log_that_changes_what_it_takes_is_fetched(
+    stand: Stand, counts: Counting, topic_name: str, setting: dict[str, str]
+) -> None:
+    pump = await copying(stand, topic_name, 10)
+    await made_anew(stand.target, topic_name)
+    stand.kill(pump)
+    stand.saved.clear()
+    assert not await alter(stand.target, {topic_name: setting})
+    pump = await replica(stand, counts, topic_name)
+    audit = await counts.begin(topic_name)
+    appended = counts.appended
+    while appended.rounds < 8:  # each with settings that are known, and something that was just written
+        await write(stand, topic_name, 100)
+        await stand.copied([pump])
+        await asyncio.sleep(appended_module.ROUND_S / 3)
+    await counted(stand, counts, audit, topic_name)
+    assert not counts.told
+
+
+async def no_round(_: float, *, of_all: bool) -> None:
+    """The broker is not asked."""
+
+
+@pytest.mark.parametrize("is_seen", [True, False])
+async def test_a_destination_made_anew_is_told(
+    stand: Stand, counts: Counting, topic_name: str, monkeypatch: pytest.MonkeyPatch, is_seen: bool
+) -> None:
+    await both(stand, topic_name)
+    pump = await replica(stand, counts, topic_name)
+    audit = await counts.begin(topic_name)
+    await until_told(stand, counts, topic_name, lambda _: write(stand, topic_name, 100))
+    await stand.copied([pump])
+    await counted(stand, counts, audit, topic_name)
+    end = audit.reader.next_offset
+    if not is_seen:  # when somebody looks again it is longer than before
+        monkeypatch.setattr(counts.appended, "_round", no_round)
+        for module in (runtime_module, log_watch):
+            monkeypatch.setattr(module, "TOPIC_IDS_S", 60.0)
+    await made_anew(stand.target, topic_name)
+    await write(stand, topic_name, end + 500)
+    if not is_seen:
+        while not (await stand.target.end_offsets([(topic_name, 0)]))[topic_name, 0]:  # noqa: ASYNC110 - the lane
+            await asyncio.sleep(0.01)
+        async with producing(stand.target.spec.bootstrap[0]) as producer:
+            sent = [await producer.send(topic_name, b"theirs", partition=0) for _ in range(end + 500)]
+            await asyncio.gather(*sent)
+    monkeypatch.undo()
+    await stand.until(lambda: any(gap.key == 0 for gap in counts.gaps))
+    gap = next(gap for gap in counts.gaps if gap.key == 0)
+    assert (gap.begun_anew, gap.start, audit.reader.next_offset) == (True, end, end)
+
+
+async def test_a_destination_that_lost_its_end_is_told(killable_yard: Yard, topic_name: str) -> None:
+    async with (
+        standing(killable_yard.bootstrap(HOME), killable_yard.bootstrap(AWAY)) as stand,
+        counting(stand) as counts,
+    ):
+        await both(stand, topic_name)
+        pump = await replica(stand, counts, topic_name)
+        audit = await counts.begin(topic_name)
+        await until_told(stand, counts, topic_name, lambda _: write(stand, topic_name, 100))
+        await stand.copied([pump])
+        await counted(stand, counts, audit, topic_name)
+        end = audit.reader.next_offset
+        await asyncio.to_thread(killable_yard.kill, AWAY)
+        parts_at = cut_off(killable_yard, AWAY, topic_name, end - 50)
+        await asyncio.to_thread(killable_yard.start, AWAY)
+        await until_led(stand, topic_name)
+        await write(stand, topic_name, 2_000)
+        await stand.until(lambda: any(gap.key == 0 for gap in counts.gaps))
+        gap = next(gap for gap in counts.gaps if gap.key == 0)
+        assert (gap.is_truncation, gap.end) == (True, parts_at)
+        assert gap.start == audit.reader.next_offset, "nothing of the other log was counted"

@@ -1,0 +1,49 @@
+"""A route that goes on at gaps tells each of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from app.dev.yard import Yard
+from app.kafka.fetch.deliveries import Gap
+from tests.kafka.conftest import write
+from tests.worker.runtime.replica_manager import HOME, managing
+
+
+@pytest.mark.parametrize(
+    ("gap", "kind", "said", "goes_on_at"),
+    [
+        ({"start": 3, "end": 9}, "offsets-lost", "offsets [3, 9) are gone and were not copied", (0, 9)),
+        (
+            {"start": 3, "end": 2, "begun_anew": True, "truncated_in": 4},
+            "log-truncated",
+            "the source was cut off, [2, 3) was copied before",
+            (1, 3),  # what is there now was copied again
+        ),
+        (
+            {"start": 3, "end": 0, "begun_anew": True},
+            "log-begun-anew",
+            "the source's log is another one from 3 on",
+            (1, 3),
+        ),
+    ],
+)
+async def test_a_route_that_goes_on_at_gaps_tells_what_the_source_lost_and_where_it_goes_on(
+    yard: Yard, topic_name: str, gap: dict[str, Any], kind: str, said: str, goes_on_at: tuple[int, int]
+) -> None:
+    async with managing(yard, topic_name) as manager:
+        manager.put(onGap="continue")
+        manager.assign()
+        await write(yard.bootstrap(HOME), topic_name, [b"a", b"b", b"c"])
+        pump = await manager.copied(3)
+        manager.jobs.take(Gap((manager.job, pump.epoch), topic_name, 0, reason="by hand", **gap))
+        await manager.until(
+            lambda: manager.pump is not None and (manager.pump.lineage, manager.pump.base) == goes_on_at
+        )
+        ((told, message),) = manager.told
+        assert told == kind
+        assert said in message
+        assert f"{topic_name}/0" in message
+        assert f"copying goes on at {gap['end']}" in message

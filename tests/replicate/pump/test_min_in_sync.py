@@ -1,0 +1,106 @@
+"""A destination whose leader finds too few of its replicas in sync."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from app.dev.yard import Yard
+from app.kafka.client.cluster import LATEST
+from app.kafka.client.topic_configs import alter
+from app.kafka.producers.history import _log_end
+from app.replicate.pump.partition import ReplicaPump
+from tests.kafka.conftest import create
+from tests.kafka.second_broker import FIRST, SECOND, SecondBroker, create_on, delete, second_broker
+from tests.replicate.rig import Stand, standing
+from tests.replicate.source_topics import same, write
+
+HOME, AWAY = "east-regional", "east-aggregate"
+IN_SYNC = "min.insync.replicas"
+
+
+async def without_elr(yard: Yard) -> None:
+    """Kafka 4.2's controller keeps a trace of an eligible leader where `min.insync.replicas` is lowered, and
+    refuses to forget the broker once the topic is gone ("existed in isrMembers, but not in the topics map").
+    """
+    feature = ["downgrade", "--feature", "eligible.leader.replicas.version=0"]
+    command = yard.tool(
+        "org.apache.kafka.tools.FeatureCommand", "--bootstrap-server", yard.bootstrap(AWAY), *feature
+    )
+    tool = await asyncio.create_subprocess_exec(*command)
+    assert await tool.wait() == 0
+
+
+@asynccontextmanager
+async def in_doubt(
+    yard: Yard, topic: str, folder: Path
+) -> AsyncIterator[tuple[Stand, SecondBroker, ReplicaPump]]:
+    """A replica that has copied 50 records to two brokers, and was told that one is too few for 50 more."""
+    async with AsyncExitStack() as stack:
+        stand = await stack.enter_async_context(standing(yard.bootstrap(HOME), yard.bootstrap(AWAY)))
+        await without_elr(yard)
+        away = stand.target
+        second = await stack.enter_async_context(second_broker(yard, AWAY, folder, away))
+        await create(stand.source, topic)
+        await create_on(away, {(topic, 0): [FIRST, SECOND]})
+        stack.push_async_callback(delete, away, topic)
+        await second.until_in_sync({(topic, 0): [FIRST, SECOND]})
+        assert await alter(away, {topic: {IN_SYNC: "2"}}) == {}
+        await write(stand, topic, 50)
+        pump = await stand.begin(topic)
+        await stand.copied([pump])
+        pump.pause(True)  # the leader takes them only while it does not know that it is alone
+        await write(stand, topic, 50, "too few")
+        await stand.until(lambda: pump.intake.expected == 100)
+        await second.kill()
+        pump.pause(False)
+        await stand.until(lambda: "NotEnoughReplicas" in pump.status().trouble)
+        yield stand, second, pump
+
+
+async def test_while_the_destination_has_too_few_replicas_nothing_is_lost_skipped_or_doubled_and_it_is_told(
+    killable_yard: Yard, topic_name: str, tmp_path: Path
+) -> None:
+    async with in_doubt(killable_yard, topic_name, tmp_path) as (stand, second, former):
+        status = former.status()
+        assert (status.state, status.committed, status.in_flight) == ("flowing", 50, 50)
+        assert "lower min.insync.replicas" in status.trouble
+        assert status.oldest_ms > 0
+        assert "append-trouble" in stand.kinds()
+
+        stand.kill(former)  # nor is it otherwise with the next owner
+        pump = await stand.begin(topic_name)
+        await write(stand, topic_name, 50, "still")
+        await stand.until(lambda: "NotEnoughReplicas" in pump.status().trouble)
+        assert pump.base == 50
+
+        await second.start()
+        await stand.copied([pump])
+        assert await same(stand, topic_name) == 150
+        assert pump.status().trouble == ""
+        assert "replica-resumed-unsure" not in stand.kinds()
+
+
+@pytest.mark.parametrize("is_succeeded", [False, True])
+async def test_once_fewer_replicas_are_enough_what_was_in_doubt_is_known_and_copying_goes_on(
+    killable_yard: Yard, topic_name: str, tmp_path: Path, is_succeeded: bool
+) -> None:
+    async with in_doubt(killable_yard, topic_name, tmp_path) as (stand, _, former):
+        pump, away, at = former, stand.target, (topic_name, 0)
+        assert await away.offsets([at], LATEST) == {at: 50}
+        assert await _log_end(away, FIRST, *at) > 50, "the leader has what it does not show"
+        if is_succeeded:
+            stand.kill(former)
+            pump = await stand.begin(topic_name)
+            await stand.until(lambda: "NotEnoughReplicas" in pump.status().trouble)
+        assert pump.base == 50
+        assert await alter(away, {topic_name: {IN_SYNC: "1"}}) == {}
+        await write(stand, topic_name, 50, "still")
+        await stand.copied([pump])
+        assert await same(stand, topic_name) == 150
+        assert pump.status().trouble == ""
+        assert "replica-resumed-unsure" not in stand.kinds()

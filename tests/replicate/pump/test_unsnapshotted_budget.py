@@ -1,0 +1,106 @@
+"""How far copying may be ahead of what is saved: a successor has to know all of it again."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from app.replicate.destination.handover import Note
+from app.replicate.destination.session import NOT_SAVED
+from app.replicate.pump import send_gate, unsnapshotted_budget
+from app.replicate.pump.unsnapshotted_budget import LEAST_RECORDS, MAX_RECORDS, Together, Unsaved
+from tests.replicate.rig import Stand, rows
+from tests.replicate.source_topics import both, copying, same, write
+
+BATCH = 20  # records of a test's batch, at most
+
+
+@given(st.lists(st.tuples(st.integers(0, 2), st.sampled_from("acts"), st.integers(0, 3))))
+def test_what_no_snapshot_covers_is_counted_for_each_and_for_all(steps: list[tuple[int, str, int]]) -> None:
+    together = Together()
+    replicas = [Unsaved(together) for _ in range(3)]
+    appended, acknowledged, taken, saved = [0] * 3, [0] * 3, [{-1: 0} for _ in range(3)], [-1] * 3
+    for one, act, count in steps:
+        if act == "a":
+            appended[one] += count
+            replicas[one].appended(appended[one])
+        elif act == "c":  # what is acknowledged is of another version
+            acknowledged[one] = min(appended[one], acknowledged[one] + count)
+        elif act == "t":
+            taken[one][acknowledged[one]] = acknowledged[one]
+            replicas[one].taken(acknowledged[one], acknowledged[one])
+        else:  # any of those that were taken, in order
+            later = [version for version in taken[one] if version >= saved[one]]
+            saved[one] = sorted(later)[min(count, len(later) - 1)]
+            replicas[one].saved(saved[one])
+    for one, replica in enumerate(replicas):
+        assert replica.records == appended[one] - taken[one][saved[one]]
+    assert together.records == sum(replica.records for replica in replicas)
+    for one, replica in enumerate(replicas):
+        replica.close()
+        replica.saved(max(taken[one]))  # what was on its way
+    assert together.records == 0
+
+
+def test_who_has_few_goes_on_while_others_have_too_many() -> None:
+    together = Together()
+    many, few = Unsaved(together), Unsaved(together)
+    many.appended(MAX_RECORDS)
+    few.appended(LEAST_RECORDS - 1)
+    assert (many.is_full, few.is_full) == (True, False)
+    few.appended(LEAST_RECORDS)
+    assert few.is_full
+    many.taken(1, LEAST_RECORDS + 1)
+    many.saved(1)
+    assert (many.is_full, few.is_full) == (False, False)
+
+
+@pytest.mark.usefixtures("unjoined")
+async def test_while_nothing_is_saved_copying_stops_within_a_bound_and_goes_on_afterwards(
+    stand: Stand, topic_name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(unsnapshotted_budget, "LEAST_RECORDS", 100)
+    monkeypatch.setattr(unsnapshotted_budget, "MAX_RECORDS", 200)
+    monkeypatch.setattr(send_gate, "SAVE_S", 0.0)
+    await both(stand, topic_name)
+    await write(stand, topic_name, 2_000, max_batch_size=400)
+    pump = await stand.begin(topic_name)
+    pump.pause(True)
+    await stand.until(lambda: pump.way.is_ready)
+    stand.saves = False
+    pump.pause(False)
+    await stand.until(lambda: pump.awaits_snapshot and not pump.in_flight)
+    assert 200 <= pump.base < 200 + BATCH
+    assert len(await rows(stand.target, topic_name)) == pump.base, "more than is saved, and no more than that"
+    await stand.until(lambda: pump.status().trouble == NOT_SAVED)
+    stand.save(pump)
+    await stand.until(lambda: pump.base >= 400 and pump.awaits_snapshot and not pump.in_flight)
+    assert pump.base < 400 + 2 * BATCH
+
+    stand.kill(pump)
+    assert stand.unsaved.records == 0
+    note = Note.from_bytes(stand.saved[0][1])
+    assert note.base >= 200, "a successor reads what lies behind it"
+    stand.saves = True
+    pump = await stand.begin(topic_name)
+    await stand.copied([pump])
+    assert await same(stand, topic_name) == 2_000
+    await stand.until(lambda: stand.unsaved.records == 0)
+    assert not pump.awaits_snapshot
+    assert pump.status().trouble == ""
+
+
+async def test_a_lane_that_waits_for_its_next_epoch_to_be_saved_says_so(
+    stand: Stand, topic_name: str
+) -> None:
+    """Copies of bookkeeping are saved rarely: this one is due at once."""
+    pump = await copying(stand, topic_name)
+    await stand.until(lambda: pump.snapshot_version == pump.version)
+    assert not pump.awaits_snapshot
+    stand.saves = False
+    assert pump.way.lane is not None
+    pump.way._bumped(pump.way.lane)
+    await stand.until(lambda: pump.awaits_snapshot)
+    stand.saves = True
+    await stand.until(lambda: not pump.awaits_snapshot)

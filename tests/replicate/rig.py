@@ -1,0 +1,221 @@
+"""Replicas on a stand: real brokers on both sides, and a tracker table by hand that keeps what they save."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Iterable
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any
+
+from app.kafka.append.appender import Appender
+from app.kafka.client.cluster import ClusterClient
+from app.kafka.fetch.deliveries import ByteBudget, Fetched, Gap, PartitionFetch
+from app.kafka.fetch.service import FetchService
+from app.kafka.records.producer_sequences import Stamp
+from app.kafka.records.record import Record
+from app.kernel.fencing import LogId
+from app.kernel.job import JobId, Kind
+from app.kernel.lease import Lease
+from app.kernel.ranges import Snapshot
+from app.offsets.model.offset_map import Barrier
+from app.replicate.definition import RouteDefinition
+from app.replicate.destination.verification import Budget
+from app.replicate.model.route_priority import Priorities
+from app.replicate.pump.partition import ReplicaPump
+from app.replicate.pump.route_runtime import RouteRuntime
+from app.replicate.pump.unsnapshotted_budget import Together
+from tests.kafka.conftest import ENOUGH_S, connected, pumping
+
+ROUTE = "r"
+SAVE_S = 0.02
+Row = tuple[int, bytes | None, bytes | None, tuple[tuple[str, bytes | None], ...]]
+
+
+def definition(source: str, target: str, topic: str, **spec: Any) -> RouteDefinition:
+    """A route that copies the topic under its name."""
+    return RouteDefinition.from_wire(
+        {
+            "apiVersion": "switchyard/v1",
+            "kind": "Route",
+            "metadata": {"name": ROUTE},
+            "spec": {"from": source, "to": target, "topics": [topic], **spec},
+        }
+    )
+
+
+def row(record: Record) -> Row:
+    """All of a record but its offset."""
+    return record.timestamp, record.key, record.value, tuple(record.headers)
+
+
+class Stand:
+    """See the module. `told` are incidents, `barriers` those of the offset map."""
+
+    def __init__(self, source: ClusterClient, target: ClusterClient) -> None:
+        self.source, self.target = source, target
+        self.budget = ByteBudget(64 << 20)
+        self.fetch = FetchService(source, self._deliver, self.budget)
+        self.lease = Lease(1e9)
+        self.lease.renewed(time.monotonic())
+        self.appender = Appender(target, may_send=lambda: self.lease.holds(time.monotonic()))
+        self.told: list[tuple[str, str]] = []
+        self.remedies: list[str] = []  # of what was told
+        self.barriers: list[tuple[int, int, int]] = []  # partition, source's end, destination's end
+        self.stamped: list[Barrier] = []  # the same
+        self.pumps: dict[Any, ReplicaPump] = {}
+        self.saved: dict[int, tuple[Snapshot, bytes]] = {}
+        self.saves = True
+        self.runtimes: list[RouteRuntime] = []
+        self._epoch = 0
+        self._verify_budget = Budget()
+        self._priorities = Priorities()
+        self.unsaved = Together()
+
+    async def _deliver(self, item: Any) -> None:
+        pump = self.pumps.get(item.key)
+        if pump is None:
+            if isinstance(item, Fetched):
+                item.release()
+        elif isinstance(item, Fetched):
+            pump.accept(item)
+        elif isinstance(item, Gap):
+            pump.skip(item)
+
+    async def save_for_ever(self) -> None:
+        """Does what rounds of snapshots do."""
+        while True:
+            await asyncio.sleep(SAVE_S)
+            for key, pump in self.pumps.items():
+                pump.high_watermark = max(pump.high_watermark, self.fetch.high_watermark(key))
+                if self.saves:
+                    self.save(pump)
+
+    def save(self, pump: ReplicaPump) -> None:
+        """The table has what the pump has finished."""
+        if pump.version != pump.snapshot_version and not pump.closed:
+            self.saved[pump.job.partition] = pump.snapshot(), pump.note
+            pump.snapshot_version = pump.version
+
+    async def begin(
+        self,
+        topic: str,
+        partition: int = 0,
+        *,
+        at: int = 0,
+        lineage: int = 0,
+        source_epoch: int | None = None,
+        fetches: bool = True,
+        **spec: Any,
+    ) -> ReplicaPump:
+        """A new owner of the partition, from what is saved."""
+        self._epoch += 1
+        snapshot, note = self.saved.get(partition, (None, b""))
+        runtime = RouteRuntime(
+            definition(self.source.name, self.target.name, topic, **spec),
+            self.source, self.target, self.appender, self.lease, self._tell,
+            self._verify_budget, self._priorities, self.unsaved,
+        )  # fmt: skip
+        self.runtimes.append(runtime)
+        ids = await self.source.topic_ids([topic])
+        pump = ReplicaPump(
+            JobId(Kind.REPLICATE, ROUTE, topic, partition), self._epoch, runtime,
+            next_offset=at if snapshot is None else snapshot.base, lineage=lineage, note=note,
+            is_same_log=True, is_first=snapshot is None and not note, source_log=LogId("", ids[topic]),
+            tell=self._tell,
+            on_barrier=self._on_barrier,
+            source_epoch=source_epoch,
+        )  # fmt: skip
+        self.pumps[self._epoch] = pump
+        if fetches:
+            self.fetch.add(
+                self._epoch, topic, partition, pump.base, ids[topic], last_epoch=pump.ledger.read_epoch
+            )
+        return pump
+
+    def put_base(self, base: int, partition: int = 0) -> None:
+        """The table's position is another; the note is what it was."""
+        self.saved[partition] = Snapshot(base), self.saved[partition][1]
+
+    def feed(self, pump: ReplicaPump, data: bytes, start: int, end: int, *, damage: str = "") -> None:
+        """Hands it these bytes for the offsets [start, end), as if they had been fetched."""
+        part = PartitionFetch(self.fetch, "by hand", pump.job.topic, pump.job.partition, start)
+        part.unreleased_bytes += len(data)
+        self.budget.used_bytes += len(data)
+        pump.accept(Fetched(part, len(data), data, end, [], end, damage))
+
+    def freeze(self, pump: ReplicaPump) -> None:
+        """Its process lies still: it gets nothing, and saves nothing, but is not closed."""
+        for key, one in list(self.pumps.items()):
+            if one is pump:
+                self.fetch.remove(key)
+                del self.pumps[key]
+
+    def kill(self, pump: ReplicaPump) -> None:
+        """Its process is gone, with what it had in hand."""
+        self.freeze(pump)
+        pump.close()
+
+    def _on_barrier(self, pump: ReplicaPump, source_end: int, target_end: int, stamp: Stamp | None) -> None:
+        self.barriers.append((pump.job.partition, source_end, target_end))
+        self.stamped.append(Barrier(source_end, target_end, 0, stamp))
+
+    def _tell(self, kind: str, _subject: str, message: str, remedy: str) -> None:
+        self.told.append((kind, message))
+        self.remedies.append(remedy)
+
+    def kinds(self) -> list[str]:
+        """Of what was told."""
+        return [kind for kind, _ in self.told]
+
+    async def until(self, condition: Callable[[], Any], seconds: float = 2 * ENOUGH_S) -> None:
+        """Looks until it holds."""
+        try:
+            async with asyncio.timeout(seconds):
+                while not condition():  # noqa: ASYNC110 - callbacks change it
+                    await asyncio.sleep(0.01)
+        except TimeoutError:
+            states = [msg for pump in self.pumps.values() for msg in [pump.status()]]
+            raise AssertionError(f"it never came: {states} {self.told}") from None
+
+    async def copied(self, pumps: Iterable[ReplicaPump]) -> None:
+        """Waits until they have copied all there is now."""
+        at = {(pump.job.topic, pump.job.partition): pump for pump in pumps}
+        ends = await self.source.end_offsets(at)
+        await self.until(lambda: all(pump.base >= ends[where] for where, pump in at.items()))
+
+    async def close(self) -> None:
+        """Ends everything; nothing may be left of the budget."""
+        for pump in self.pumps.values():
+            pump.close()
+        for runtime in self.runtimes:
+            await runtime.close()
+
+
+@asynccontextmanager
+async def standing(home: str, away: str) -> AsyncIterator[Stand]:
+    """A stand between two brokers."""
+    async with AsyncExitStack() as stack:
+        source = await stack.enter_async_context(connected(home, "east-regional"))
+        target = await stack.enter_async_context(connected(away, "east-aggregate"))
+        stand = Stand(source, target)
+        await stand.appender.start()
+        await stand.fetch.start()
+        saving = asyncio.create_task(stand.save_for_ever())
+        try:
+            yield stand
+        finally:
+            saving.cancel()
+            await stand.close()
+            await stand.fetch.stop()
+            await stand.appender.stop()
+            assert stand.budget.used_bytes == 0
+
+
+async def rows(client: ClusterClient, topic: str, partition: int = 0) -> list[Row]:
+    """All records there are."""
+    end = (await client.end_offsets([(topic, partition)]))[topic, partition]
+    async with pumping(client) as pump:
+        pump.service.add(0, topic, partition, 0)
+        await pump.until(lambda: pump.position.get(0, 0) >= end or not end)
+        return [row(record) for record in pump.records.get(0, [])]

@@ -1,0 +1,92 @@
+"""What a test copies: topics on both sides, records of all sorts, logs as compaction leaves them."""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from aiokafka.record.default_records import DefaultRecordBatchBuilder
+
+from app.kafka.client.cluster import ClusterClient
+from app.kafka.producers.history import walk
+from app.kafka.records.batch import Batch
+from app.replicate.pump.partition import ReplicaPump
+from tests.kafka.conftest import create, producing
+from tests.kafka.second_broker import delete
+from tests.replicate.rig import Row, Stand, rows
+
+
+async def both(stand: Stand, topic: str, **config: str) -> None:
+    """The topic on both sides."""
+    await create(stand.source, topic, 1, **config)
+    await create(stand.target, topic, 1, **config)
+
+
+async def write(stand: Stand, topic: str, count: int, name: str = "v", **options: Any) -> None:
+    """Numbered records with keys, headers, tombstones and timestamps that go back and forth."""
+    (bootstrap,) = stand.source.spec.bootstrap
+    async with producing(bootstrap, **{"max_batch_size": 2_000, **options}) as producer:
+        sent = [
+            await producer.send(
+                topic,
+                None if n % 7 == 3 else f"{name} {n}".encode() * (n % 5),
+                key=f"{n % 3}".encode() if n % 5 or n % 7 == 3 else None,
+                partition=0,
+                timestamp_ms=1_600_000_000_000 + 37 * (n % 11),
+                headers=[("n", b"%d" % n), ("n", None), ("", b"")][: n % 4],
+            )
+            for n in range(count)
+        ]
+        await asyncio.gather(*sent)
+
+
+async def copying(stand: Stand, topic: str, count: int = 100, **options: Any) -> ReplicaPump:
+    """A replica of a topic on both sides that has copied `count` records."""
+    await both(stand, topic)
+    await write(stand, topic, count, **options)
+    pump = await stand.begin(topic)
+    await stand.copied([pump])
+    return pump
+
+
+async def made_anew(client: ClusterClient, topic: str) -> None:
+    """Deletes the topic, and creates it again."""
+    await delete(client, topic)
+    while topic in await client.topics():  # noqa: ASYNC110 - the broker's
+        await asyncio.sleep(0.05)
+    await create(client, topic, 1)
+
+
+async def same(stand: Stand, topic: str) -> int:
+    """The copy is the source, record by record; how many."""
+    here, there = await rows(stand.source, topic), await rows(stand.target, topic)
+    assert there == here
+    return len(here)
+
+
+def compacted(found: Sequence[Row], start: int, stays: Callable[[int], bool]) -> bytes:
+    """Batches of the records from `start` on, of which only some are left, at their offsets."""
+    data = b""
+    for base in range(start, len(found), 20):
+        builder = DefaultRecordBatchBuilder(2, 0, 0, -1, -1, -1, 1 << 24)
+        left = [n for n in range(base, min(base + 20, len(found))) if stays(n)]
+        for n in left:
+            timestamp, key, value, headers = found[n]
+            builder.append(n - base, timestamp, key, value, list(headers))
+        if left:
+            data += struct.pack(">q", base) + bytes(builder.build())[8:]
+    return data
+
+
+async def batches_of(client: ClusterClient, topic: str, start: int) -> list[tuple[bytes, int]]:
+    """The log's batches from an offset on, and how many records each has."""
+    found: list[tuple[bytes, int]] = []
+
+    def take(batch: Batch) -> bool:
+        found.append((bytes(batch.data), batch.header.record_count))
+        return False
+
+    await walk(client, topic, 0, start, take)
+    return found

@@ -1,0 +1,326 @@
+"""What routes copy, on two real clusters: topics found, made fit at the destination, and let go again."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from aiokafka.admin import AIOKafkaAdminClient
+
+from app.controllog.events import AnyControlEvent, Claim, Released, RouteDeleted
+from app.controllog.state import ControlState
+from app.dev.yard import Yard
+from app.kafka.client.cluster import ClusterSpec
+from app.kafka.client.topic_configs import alter, describe, expand
+from app.kafka.client.topics import TopicSpec, ensure_topics
+from app.kafka.data_clusters import DataClusters
+from app.kafka.fetch.deliveries import ByteBudget
+from app.placement.model.round import GONE
+from app.replicate.definition import RouteDefinition
+from app.replicate.model.copy_graph import Beside
+from app.replicate.topics import catalog, source_ends, targets
+from app.worker.catalog import Catalog
+from app.worker.jobs import topic_inventory
+from app.worker.jobs.topic_inventory import ClusterTopics
+from tests.kafka.conftest import write
+from tests.web.runtime_fake import assigned, put_route, route
+
+PATIENCE_S = 150.0
+
+
+class TwoClusters:
+    """A control log by hand, two real clusters, and the leader's catalog of them."""
+
+    def __init__(self, yard: Yard, prefix: str, specs: dict[str, ClusterSpec] | None = None) -> None:
+        self.prefix = prefix
+        self.view = ControlState()
+        self.told: list[tuple[str, str, str, str]] = []
+        specs = specs or {
+            "east": ClusterSpec("east", (yard.bootstrap("east-regional"),)),
+            "west": ClusterSpec("west", (yard.bootstrap("east-aggregate"),)),
+            "away": ClusterSpec("away", ("127.0.0.1:1",)),
+            "east-vip": ClusterSpec("east-vip", (yard.bootstrap("east-regional"),)),  # another name of east
+        }
+        self.clusters = DataClusters(specs, self._nowhere, ByteBudget(1 << 20))
+        self.made: list[tuple[str, str]] = []
+        self.restart()
+
+    async def _nowhere(self, _: Any) -> None: ...
+
+    def restart(self) -> None:
+        """Another leader, who knows nothing yet."""
+        log: Any = SimpleNamespace(view=self.view, append=self.append)
+        self.catalog = Catalog(log, self.clusters, lambda *trouble: self.told.append(trouble))
+
+    async def append(self, *events: AnyControlEvent) -> int:
+        for event in events:
+            assert self.view.apply(event)
+        return 0
+
+    def name(self, topic: str) -> str:
+        return f"{self.prefix}.{topic}"
+
+    async def deploy(self, name: str = "mirror", *topics: str, **spec: Any) -> None:
+        source, target = spec.pop("source", "east"), spec.pop("target", "west")
+        entries = topics or (f"{self.prefix}\\..*",)
+        await self.append(put_route(route(name, source, target, *entries, **spec)))
+
+    async def make(self, cluster: str, topic: str, partitions: int, **config: str) -> None:
+        settings = {name.replace("_", "."): value for name, value in config.items()}
+        client = (await self.clusters.get(cluster)).client
+        await ensure_topics(client, [TopicSpec(topic, partitions, config=settings)])
+
+    async def jobs(self) -> dict[str, set[int]]:
+        """ "route topic" -> partitions of the jobs."""
+        found: dict[str, set[int]] = {}
+        for job in await self.catalog.jobs():
+            kind, name, topic, partition = job.split(":")
+            assert kind == "replicate"
+            found.setdefault(f"{name} {topic.removeprefix(self.prefix + '.')}", set()).add(int(partition))
+        return found
+
+    async def until(self, jobs: dict[str, set[int]]) -> None:
+        """Rounds of the leader, until it wants these."""
+        await self.rounds(lambda found: found == jobs, str(jobs))
+
+    async def rounds(self, good: Callable[[dict[str, set[int]]], bool], wanted: str = "") -> None:
+        until_s = time.monotonic() + PATIENCE_S
+        while not good(found := await self.jobs()):
+            assert time.monotonic() < until_s, (found, wanted, self.told)
+            await asyncio.sleep(0.02)
+
+    async def topic(self, cluster: str, topic: str) -> tuple[int | None, dict[str, str]]:
+        """Partitions and settings of its own."""
+        client = (await self.clusters.get(cluster)).client
+        found = (await describe(client, [topic]))[topic]
+        assert not isinstance(found, Exception), found
+        return await client.partitions(topic), {name: found.config[name] for name in found.own}
+
+    async def delete(self, cluster: str, topic: str) -> None:
+        admin = AIOKafkaAdminClient(**self.clusters.specs[cluster].aiokafka_options())
+        await admin.start()
+        await admin.delete_topics([topic])
+        await admin.close()
+
+
+@pytest.fixture
+async def two(yard: Yard, topic_name: str, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[TwoClusters]:
+    monkeypatch.setattr(catalog, "REFRESH_S", 0.0)
+    monkeypatch.setattr(topic_inventory, "SETTINGS_S", 0.0)
+    monkeypatch.setattr(topic_inventory, "GONE_S", 0.2)
+    made = TwoClusters(yard, topic_name)
+    yield made
+    await made.clusters.stop()
+
+
+async def test_topics_are_found_created_like_the_source_expanded_and_configured_live(
+    two: TwoClusters,
+) -> None:
+    orders = two.name("orders")
+    await two.make("east", orders, 2, retention_ms="3600000", max_message_bytes="2000000")
+    await two.deploy()
+    await two.until({"mirror orders": {0, 1}})
+    partitions, own = await two.topic("west", orders)
+    assert partitions == 2
+    assert (own["retention.ms"], own["max.message.bytes"]) == ("3600000", "2000000")
+
+    await two.make("east", two.name("refunds"), 1)  # a topic that is new
+    await two.until({"mirror orders": {0, 1}, "mirror refunds": {0}})
+    east = (await two.clusters.get("east")).client
+    assert await expand(east, {orders: 4}) == {}
+    await two.until({"mirror orders": {0, 1, 2, 3}, "mirror refunds": {0}})
+    assert (await two.topic("west", orders))[0] == 4
+    assert await alter(east, {orders: {"retention.ms": "7200000"}}) == {}
+
+    async def followed() -> bool:
+        await two.jobs()
+        return (await two.topic("west", orders))[1]["retention.ms"] == "7200000"
+
+    until_s = time.monotonic() + PATIENCE_S
+    while not await followed():
+        assert time.monotonic() < until_s
+    assert two.told == []
+
+
+async def test_what_a_route_no_longer_copies_ends_and_so_does_a_topic_that_is_gone(two: TwoClusters) -> None:
+    for topic in ("a", "b", "c"):
+        await two.make("east", two.name(topic), 1)
+    await two.deploy()
+    await two.until({"mirror a": {0}, "mirror b": {0}, "mirror c": {0}})
+    await two.append(*(assigned(job) for job in await two.catalog.jobs()))
+    await two.deploy(exclude=[two.name("b")])
+    await two.until({"mirror a": {0}, "mirror c": {0}})
+    await two.delete("east", two.name("c"))
+    await two.until({"mirror a": {0}})
+    await two.append(RouteDeleted(at_ms=0, key="mirror", actor="me"))
+    await two.until({})
+
+
+async def test_many_sources_of_one_topic_are_planned_together_also_of_several_routes(
+    two: TwoClusters,
+) -> None:
+    one, other, copy = two.name("one"), two.name("two"), two.name("all")
+    await two.make("east", one, 1, retention_ms="1000")
+    await two.make("east", other, 3, retention_ms="2000")
+    await two.deploy("first", one, rename={"names": {one: copy}})
+    await two.deploy("second", other, rename={"names": {other: copy}})
+    await two.until({"first one": {0}, "second two": {0, 1, 2}})
+    partitions, own = await two.topic("west", copy)
+    assert partitions == 3
+    assert "retention.ms" not in own
+    disagree = {(subject, "the sources disagree" in message) for _, subject, message, _ in two.told}
+    assert disagree == {("first", True), ("second", True)}
+    assert len(two.told) == 2, "told once"
+
+
+async def test_where_a_route_begins_is_recorded_once_and_what_is_found_later_is_copied_from_its_start(
+    two: TwoClusters, yard: Yard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(source_ends, "PART_BYTES", 1)  # an event each
+    a, b, later = (two.name(topic) for topic in ("a", "b", "later"))
+    ids: dict[str, str] = {}
+
+    def begins() -> list[int | None]:
+        at = ((a, 0), (a, 1), (b, 0), (later, 0), (b, 1))
+        return [two.view.begins_at("mirror", topic, one, ids.get(topic, "")) for topic, one in at]
+
+    for topic, partitions in ((a, 2), (b, 1)):
+        await two.make("east", topic, partitions)
+    await write(yard.bootstrap("east-regional"), a, [b"1", b"2"], partition=1)
+    await two.deploy(start="latest")
+    await two.until({"mirror a": {0, 1}, "mirror b": {0}})
+    client = (await two.clusters.get("east")).client
+    ids |= await client.topic_ids([a, b])
+    assert begins() == [0, 2, 0, None, None]
+    assert len(two.view.begun_of("mirror")) == 2
+    # Neither what is written, nor an edit, nor another leader moves it; what is found later had no end then.
+    for topic in (a, b):
+        await write(yard.bootstrap("east-regional"), topic, [b"3"])
+    await two.make("east", later, 1)
+    assert await expand(client, {b: 2}) == {}
+    await two.deploy(start="latest", checkpoint={"every": "1s"})
+    two.view.term += 1
+    two.restart()
+    await two.until({"mirror a": {0, 1}, "mirror b": {0, 1}, "mirror later": {0}})
+    assert begins() == [0, 2, 0, None, None]
+    assert two.told == []
+
+
+async def test_what_is_blocked_is_told_with_the_remedy_and_starts_once_it_is_mended(two: TwoClusters) -> None:
+    orders = two.name("orders")
+    await two.make("east", orders, 2)
+    await two.deploy(sync={"create": False})
+    await two.rounds(lambda _: bool(two.told))
+    for _ in range(3):
+        assert await two.jobs() == {}
+    ((kind, subject, message, remedy),) = two.told
+    assert (kind, subject) == ("route-blocked", "mirror")
+    assert f"topic {orders} in west: the destination topic does not exist" in message
+    assert remedy == "create it, or write sync.create: true"
+    told = two.catalog.routes.told("mirror")
+    assert told is not None
+    assert [(topic, told.row(topic)["state"]) for topic in told.topics] == [(orders, "blocked")]
+    await two.make("west", orders, 2)
+    await two.until({"mirror orders": {0, 1}})
+
+
+async def test_what_the_destination_refuses_to_do_is_told_and_costs_that_topic_alone(
+    two: TwoClusters, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(targets, "RETRY_S", 3600.0)
+    await two.make("east", two.name("orders"), 1)
+    await two.make("east", two.name("good"), 1)
+    # More replicas than there are brokers: only one of the routes asks for that.
+    await two.deploy("greedy", two.name("orders"), sync={"replication": 50})
+    await two.deploy("modest", two.name("good"))
+    await two.rounds(lambda found: found == {"modest good": {0}} and len(two.told) >= 2)
+    assert {told[1] for told in two.told} == {"greedy"}
+    assert any("could not be created" in message for _, _, message, _ in two.told)
+
+
+@pytest.mark.parametrize("end", ["source", "target"])
+async def test_while_a_cluster_is_away_assigned_jobs_stay_and_others_are_found(
+    two: TwoClusters, end: str
+) -> None:
+    await two.make("east", two.name("near"), 1)
+    clusters: dict[str, str] = {"source": "away"} if end == "source" else {"target": "away"}
+    await two.deploy("far", two.name("orders"), **clusters)
+    await two.deploy("here", two.name("near"))
+    far = f"replicate:far:{two.name('orders')}:"
+    ended = f"replicate:far:{two.name('orders')}:2"
+    if end == "target":
+        await two.make("east", two.name("orders"), 3)
+    await two.append(*(assigned(f"{far}{partition}") for partition in range(3)))
+    await two.append(
+        Released(at_ms=0, job=ended, worker="worker-a", epoch=1, reason=f"{GONE}: it was deleted")
+    )
+    await two.until({"far orders": {0, 1}, "here near": {0}})
+
+
+@pytest.mark.parametrize("again", [False, True])
+async def test_what_a_new_leader_does_not_know_yet_stays(
+    two: TwoClusters, monkeypatch: pytest.MonkeyPatch, again: bool
+) -> None:
+    await two.make("east", two.name("orders"), 1)
+    await two.deploy()
+    await two.until({"mirror orders": {0}})
+    await two.append(*(assigned(job) for job in await two.catalog.jobs()))
+    if again:  # it led before: meanwhile another one found a partition more
+        await two.append(assigned(f"replicate:mirror:{two.name('orders')}:1"))
+        await two.append(Claim(at_ms=0, term=1, worker="worker-b"), Claim(at_ms=0, term=2, worker="worker-a"))
+    else:
+        two.restart()
+    await asyncio.gather(*two.catalog.routes._looking.values())
+    with monkeypatch.context() as patch:
+        patch.setattr(ClusterTopics, "look", lambda *_, **__: asyncio.sleep(0.5))  # no answer comes in time
+        assert await two.jobs() == {"mirror orders": {0, 1} if again else {0}}
+    await two.until({"mirror orders": {0}})
+
+
+async def test_routes_that_would_loop_together_do_not_run_and_the_others_do(two: TwoClusters) -> None:
+    for cluster in ("east", "west"):
+        await two.make(cluster, two.name("orders"), 1)
+    await two.make("east", two.name("fine"), 1)
+    await two.deploy("there", two.name("orders"))
+    await two.deploy("fine", two.name("fine"))
+    await two.until({"there orders": {0}, "fine fine": {0}})
+    # Deployed at the same moment at another worker, past both their checks.
+    await two.deploy("back", two.name("orders"), source="west", target="east")
+    await two.until({"fine fine": {0}})
+    refused = [told for told in two.told if told[0] == "route-refused"]
+    assert {subject for _, subject, _, _ in refused} == {"there", "back"}
+    assert all("would loop: " in message for _, _, message, _ in refused)
+    await two.append(RouteDeleted(at_ms=0, key="back", actor="me"))
+    await two.until({"there orders": {0}, "fine fine": {0}})
+
+
+async def test_a_loop_by_another_name_of_a_cluster_or_through_another_region_is_halted_once_it_is_known(
+    two: TwoClusters,
+) -> None:
+    for cluster in ("east", "west"):
+        await two.make(cluster, two.name("orders"), 1)
+    await two.deploy("there", two.name("orders"))
+    await two.until({"there orders": {0}})
+    await two.deploy("back", two.name("orders"), source="west", target="east-vip")
+    await two.until({})  # where "there" does not run, it was found before "back" could begin
+    refused = {told[1]: told for told in two.told if told[0] == "route-refused"}
+    assert refused.keys() == {"there", "back"}
+    assert refused["back"][2].endswith("east and east-vip are the same cluster")
+    await two.append(RouteDeleted(at_ms=0, key="back", actor="me"))
+    await two.until({"there orders": {0}})
+
+    two.told.clear()
+    back = RouteDefinition.model_validate(route("back", "west", "east", two.name("orders"))).route()
+    heard = [Beside({}, (replace(back, name="back of region west"),))]
+    two.catalog.routes.beside = lambda: heard[0]
+    await two.until({})
+    ((kind, subject, message, _),) = two.told
+    assert (kind, subject) == ("route-refused", "there")
+    assert "(route back of region west)" in message
+    heard[0] = Beside()
+    await two.until({"there orders": {0}})

@@ -1,0 +1,191 @@
+"""Clients that are killed: lives of one process after the other, with one log, at random moments.
+
+    python -m tests.sdk.audit.processes <mode> <folder> <seed> <lives>
+
+Each life is forked, so that hundreds of them cost seconds. It works until it is killed (SIGKILL), after a
+random while or once it has reported something; the last life ends by itself. All lives append their
+reports to `reports`, and what they know of to `known`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import os
+import random
+import signal
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from app.audit.counts.reports import Report
+from app.sdk.audit import Audit, FileOutput, SyncAudit, background_thread, write_ahead_log
+from app.sdk.audit.outputs import Output
+
+TOPIC, CLUSTER, WIDTH_MS = "orders", "east", 1_000
+RECORDS = 30_000  # of the partition that is consumed
+HURRIED = 60_000  # messages of the last life
+BEGAN_MS = 1_700_000_000_000
+MOST_LIFE_S, MOST_CPU_S, MOST_REPORTED_BYTES = 0.1, 0.06, 3_000
+WAL, REPORTS, KNOWN, COMMITTED = "audit-wal", "reports", "known", "committed"
+
+
+def timestamp_ms(number: int) -> int:
+    """Of a record: ten windows, in turn, so that every report has several."""
+    return BEGAN_MS + number * 137 % (10 * WIDTH_MS)
+
+
+def name(number: int) -> bytes:
+    return b"record %d" % number
+
+
+class Unsure(FileOutput):
+    """Delivers, or not, or says that it did not although it did."""
+
+    def __init__(self, path: Path, chance: random.Random) -> None:
+        super().__init__(path)
+        self._chance = chance
+
+    async def send(self, reports: Sequence[Report]) -> None:
+        fate = self._chance.random()
+        if fate < 0.2:
+            raise OSError("not delivered")
+        await super().send(reports)
+        if fate < 0.4:
+            raise OSError("delivered, unknown to the client")
+
+
+def options(folder: Path, output: Output) -> dict[str, Any]:
+    return {
+        "origin": "client", "tier": "consumer", "cluster": CLUSTER, "window_ms": WIDTH_MS,
+        "wal": folder / WAL, "output": output, "log_interval_s": 0.003, "report_interval_s": 0.005,
+    }  # fmt: skip
+
+
+def write(path: Path, data: bytes) -> None:
+    """At once, as a rename is."""
+    path.with_suffix(".new").write_bytes(data)
+    path.with_suffix(".new").rename(path)
+
+
+def consume(folder: Path, chance: random.Random, is_last: bool) -> None:
+    """Consumes the partition from where it was committed; commits behind the log. A life that is to be killed
+    begins again at the end, so that it is at work then, however fast the machine is."""
+    with SyncAudit(**options(folder, Unsure(folder / REPORTS, chance))) as audit:
+        committed = folder / COMMITTED
+        at = int(committed.read_bytes()) if committed.exists() else 0
+        while at < RECORDS:
+            end = min(RECORDS, at + chance.choice([1, 3, 40]))
+            numbers = range(at, end)
+            if chance.random() < 0.3:
+                for number in numbers:
+                    audit.handled(TOPIC, 0, number, timestamp_ms(number), 10, name(number))
+            else:
+                times, names = (
+                    [timestamp_ms(number) for number in numbers],
+                    [name(number) for number in numbers],
+                )
+                audit.handled_many(TOPIC, 0, numbers, times, [10] * len(numbers), names)
+            at = end
+            if chance.random() < 0.3:
+                assert audit.logged(60)
+                write(committed, b"%d" % at)
+            if at == RECORDS and not is_last:
+                at = 0
+        assert audit.logged(60)
+        write(committed, b"%d" % at)
+        assert audit.close(60), audit.stats
+
+
+def produce(folder: Path, chance: random.Random, is_last: bool) -> None:
+    """Sends batches; tells `known` which it begins, and which it was told to be logged."""
+    asyncio.run(_produce(folder, chance, is_last))
+
+
+async def _produce(folder: Path, chance: random.Random, is_last: bool) -> None:
+    known = os.open(folder / KNOWN, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    async with Audit(**options(folder, Unsure(folder / REPORTS, chance))) as audit:
+        begun = 0
+        while begun < 300 or not is_last:
+            first, many = chance.randrange(1 << 40), chance.choice([1, 20, 300])
+            numbers = np.arange(first, first + many)
+            times = BEGAN_MS + numbers * 137 % (10 * WIDTH_MS)
+            os.write(known, json.dumps(["begun", audit.source, first, many]).encode() + b"\n")
+            audit.sent_many(TOPIC, times, 10, [name(number) for number in numbers.tolist()])
+            if await audit.logged(60):
+                os.write(known, json.dumps(["logged", audit.source, first, many]).encode() + b"\n")
+            begun += 1
+        assert await audit.close(60), audit.stats
+
+
+def hurry(folder: Path, chance: random.Random, is_last: bool) -> None:
+    """Sends one by one in two threads' worth of topics, and asks for nothing."""
+    known = os.open(folder / KNOWN, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    with SyncAudit(**options(folder, Unsure(folder / REPORTS, chance))) as audit:
+        os.write(known, json.dumps(["begun", audit.source, 0, 0]).encode() + b"\n")
+        for number in range(HURRIED) if is_last else itertools.count():
+            audit.sent(TOPIC, timestamp_ms(number), 10, name(number))
+            if number % 1_000 == 0:
+                time.sleep(0.001)
+        assert audit.close(60), audit.stats
+        os.write(known, json.dumps(["logged", audit.source, 0, HURRIED]).encode() + b"\n")
+
+
+MODES: dict[str, Callable[[Path, random.Random, bool], None]] = {
+    "consume": consume, "produce": produce, "hurry": hurry,
+}  # fmt: skip
+
+
+def wait(child: int, chance: random.Random, life_s: float = MOST_LIFE_S, cpu_s: float = MOST_CPU_S) -> None:
+    """For a random while, of the clock's or of the time that the child works: other machines are busy."""
+    cpu_clock = ~child << 3 | 2  # as clock_getcpuclockid(3) makes it
+    clock, most_s = chance.choice([(time.CLOCK_MONOTONIC, life_s), (cpu_clock, cpu_s)])
+    until_s = time.clock_gettime(clock) + chance.uniform(0, most_s)
+    while time.clock_gettime(clock) < until_s and not os.waitid(
+        os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT
+    ):
+        time.sleep(0.0005)
+
+
+def wait_for_reports(child: int, reports: Path, more_than: int) -> None:
+    """Until the file has more bytes, however long that takes on a busy machine; or the child has ended."""
+    while size(reports) <= more_than and not os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT):
+        time.sleep(0.0005)
+
+
+def size(file: Path) -> int:
+    return file.stat().st_size if file.exists() else 0
+
+
+def main(mode: str, folder: str, seed: str, lives: str) -> None:
+    chance = random.Random(int(seed))
+    background_thread.BACKOFF_S = 0.005
+    write_ahead_log.ROTATE_BYTES = chance.choice([2_000, 50_000])
+    killed = 0
+    for life in range(int(lives)):
+        own, is_last = random.Random(chance.random()), life == int(lives) - 1
+        reported = size(Path(folder) / REPORTS)
+        child = os.fork()
+        if not child:
+            MODES[mode](Path(folder), own, is_last)
+            os._exit(0)
+        if not is_last:
+            if life % 3:
+                wait(child, chance)
+            else:
+                wait_for_reports(
+                    child, Path(folder) / REPORTS, reported + chance.randrange(MOST_REPORTED_BYTES)
+                )
+            os.kill(child, signal.SIGKILL)
+            killed += os.waitpid(child, 0)[1] == signal.SIGKILL
+    assert os.waitpid(child, 0)[1] == 0, "the last life failed"
+    sys.stdout.write(f"{killed}\n")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,154 @@
+"""Outputs: files, functions, HTTP against a real server."""
+
+from __future__ import annotations
+
+import resource
+from collections.abc import AsyncIterator, Awaitable, Callable
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+from aiohttp import web
+
+from app.audit.counts.client_counter import ClientAudit
+from app.audit.counts.counter import Rows
+from app.audit.counts.reports import Report, Scope
+from app.sdk.audit import AuditError, CallOutput, FileOutput, HttpOutput, Refused, outputs
+from app.sdk.audit.outputs import MOST_BATCH_BYTES, batches, encode, json_lines, read_lines
+
+Handler = Callable[[web.Request], Awaitable[web.Response]]
+Serve = Callable[[Handler], Awaitable[str]]
+
+
+def reports(many: int, windows: int = 1) -> list[Report]:
+    found: list[Report] = []
+    for number in range(many):
+        client = ClientAudit(Scope(f"topic-{number}", "consumer", "east", 100), "web@1", 1_000)
+        times = np.arange(0, 100 * windows, 100)
+        client.add(Rows(times, np.full(windows, 10)), 1_000)
+        found += client.reports(1_000)
+    return found
+
+
+@pytest.fixture
+async def serve() -> AsyncIterator[Serve]:
+    """Starts a server; returns the address of its endpoint."""
+    runners: list[web.AppRunner] = []
+
+    async def start(handler: Handler) -> str:
+        app = web.Application()
+        app.router.add_route("*", "/{path:.*}", handler)
+        runner = web.AppRunner(app)
+        runners.append(runner)
+        await runner.setup()
+        site = web.TCPSite(runner, "127.0.0.1", 0)
+        await site.start()
+        return f"http://127.0.0.1:{runner.addresses[0][1]}/api/v1/audit/reports"
+
+    yield start
+    for runner in runners:
+        await runner.cleanup()
+
+
+def test_lines_are_read_back_without_those_that_are_torn() -> None:
+    some = reports(3, 2)
+    data = json_lines(some)
+    assert list(read_lines(data)) == some
+    assert list(read_lines(data[:-20] + b"\n" + data)) == [*some[:2], *some]
+
+
+def test_batches_are_small_and_hold_everything_in_its_order() -> None:
+    some = [*reports(100, 10), *reports(1, 2_000), *reports(3)]
+    assert len(encode(some[100])) > MOST_BATCH_BYTES
+    found = list(batches(some))
+    assert [one for batch in found for one in batch] == some
+    assert [len(batch) for batch in found if len(json_lines(batch)) > MOST_BATCH_BYTES] == [1]
+    assert all(len(json_lines([*one, other[0]])) > MOST_BATCH_BYTES for one, other in pairwise(found))
+
+
+async def test_a_file_goes_on_behind_a_line_that_a_killed_process_has_begun(tmp_path: Path) -> None:
+    path, some = tmp_path / "reports", reports(3)
+    await FileOutput(path).send(some[:1])
+    with path.open("ab") as file:
+        file.write(b'{"type":"rep')
+    again = FileOutput(path)
+    await again.send(some[1:2])
+    await again.send(some[2:])
+    assert list(read_lines(path.read_bytes())) == some
+
+
+async def test_a_file_goes_on_behind_a_line_that_a_full_disk_has_cut(tmp_path: Path) -> None:
+    path, some = tmp_path / "reports", reports(3)
+    output = FileOutput(path)
+    await output.send(some[:1])
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (path.stat().st_size + 20, before[1]))
+    try:
+        with pytest.raises(OSError, match="too large"):
+            await output.send(some[1:])
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert len(path.read_bytes().splitlines()[-1]) == 20
+    await output.send(some[1:])
+    assert list(read_lines(path.read_bytes())) == some
+
+
+async def test_functions_are_called_with_and_without_await() -> None:
+    told: list[int] = []
+
+    async def later(some: object) -> None:
+        told.append(len(some))  # type: ignore[arg-type]
+
+    await CallOutput(later).send(reports(2))
+    await CallOutput(lambda some: told.append(len(some))).send(reports(3))
+    assert told == [2, 3]
+
+
+async def test_http_posts_json_lines(serve: Serve) -> None:
+    came: list[tuple[str, str, str, bytes]] = []
+
+    async def handler(request: web.Request) -> web.Response:
+        headers = request.headers
+        came.append((request.method, request.path_qs, headers["Content-Type"], await request.read()))
+        assert headers["Authorization"] == "Bearer x"
+        return web.Response(status=202)
+
+    some = reports(3)
+    await HttpOutput(await serve(handler) + "?region=east", {"Authorization": "Bearer x"}).send(some)
+    ((method, path, kind, body),) = came
+    assert (method, path, kind) == ("POST", "/api/v1/audit/reports?region=east", outputs.NDJSON)
+    assert list(read_lines(body)) == some
+
+
+@pytest.mark.parametrize("status", [301, 302, 307, 401, 404, 429, 500, 503])
+async def test_what_may_be_taken_later_is_no_refusal(serve: Serve, status: int) -> None:
+    async def handler(request: web.Request) -> web.Response:
+        if request.path == "/elsewhere":
+            return web.Response(status=200)  # a redirect that was followed would be taken for success
+        return web.Response(status=status, text="not now", headers={"Location": "/elsewhere"})
+
+    with pytest.raises(OSError, match=f"{status} .*: not now"):
+        await HttpOutput(await serve(handler)).send(reports(1))
+
+
+@pytest.mark.parametrize("status", [400, 413, 422])
+async def test_what_will_never_be_taken_is_a_refusal(serve: Serve, status: int) -> None:
+    async def handler(request: web.Request) -> web.Response:
+        return web.Response(status=status, text="no such thing")
+
+    with pytest.raises(Refused, match=f"{status} .*: no such thing"):
+        await HttpOutput(await serve(handler)).send(reports(1))
+
+
+async def test_nobody_there_is_an_error_to_try_again() -> None:
+    with pytest.raises(OSError, match="refused"):
+        await HttpOutput("http://127.0.0.1:9/x").send(reports(1))
+
+
+@pytest.mark.parametrize(
+    "url", ["ftp://host/x", "host:80", "http://", "https:///x", "http://host:x/", "http://host:70000/"]
+)
+def test_what_is_no_address_is_refused_with_a_remedy(url: str) -> None:
+    with pytest.raises(AuditError, match="give one such as"):
+        HttpOutput(url)

@@ -1,0 +1,132 @@
+"""What the write-ahead log says, and what the next process makes of it."""
+
+from __future__ import annotations
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from app.audit.counts.client_counter import ClientAudit, ClientState
+from app.audit.counts.counter import Rows
+from app.audit.counts.reports import Report, Scope
+from app.audit.folds.collector import Collector
+from app.sdk.audit import recovery
+from app.sdk.audit.recovery import Change, Everything, Position, moved
+
+IDLE_MS = 1_000
+
+
+def client(topic: str, *times: int, source: str = "web@1") -> ClientAudit:
+    found = ClientAudit(Scope(topic, "consumer", "east", 100), source, IDLE_MS)
+    found.add(Rows(np.array(times, dtype=np.int64), np.full(len(times), 10)), 1_000)
+    return found
+
+
+def counted(*reports: Report) -> int:
+    collector = Collector()
+    for position, report in enumerate(reports):
+        collector.apply(report, position)
+    return sum(record.totals.count for record in collector.windows.values())
+
+
+def written(*frames: Everything | Change) -> list[bytes]:
+    return [recovery.encode(frame) for frame in frames]
+
+
+def test_later_frames_say_what_is_otherwise_than_in_the_earlier_ones() -> None:
+    one, other = client("a", 5), client("b", 5)
+    backlog = (*client("c", 7).reports(9), *client("d", 7).reports(9))
+    first = Everything((one.state(), other.state()), backlog, {"a": {0: (5, 1)}})
+    one.add(Rows(np.array([6]), np.array([10])), 1_000)
+    second = Change((one.state(),), (backlog[0].id,), {"a": {1: (7, 1)}, "b": {0: (1, 1)}})
+    found = recovery.read(written(first, second))
+    assert found.clients == (one.state(), other.state())
+    assert found.backlog == backlog[1:]
+    assert found.positions == {"a": {0: (5, 1), 1: (7, 1)}, "b": {0: (1, 1)}}
+
+
+def test_nothing_left_is_nothing() -> None:
+    assert recovery.read([]) == Everything()
+    assert recovery.resumed(Everything(), 1, IDLE_MS) == ((), {})
+
+
+def test_a_report_of_which_a_former_version_did_not_hear_counts_once() -> None:
+    """It came to the audit in the only shard of then; what its log says is reported again by this one."""
+    one = client("a", 5, source="client-7@1")
+    tree = msgspec.msgpack.decode(recovery.encode(Everything((one.state(),))))
+    (state,) = (client for client in tree["clients"])
+    assert state.pop("shard"), "another than that of former versions"
+    (sent,) = one.reports(1_000)
+    before = msgspec.structs.replace(sent, shard=0)
+    (again,), _ = recovery.resumed(recovery.read([msgspec.msgpack.encode(tree)]), 2_000, IDLE_MS)
+    assert again.id == before.id
+    assert counted(before, again) == 1
+
+
+def test_who_goes_on_tells_it_where_it_has_told_before() -> None:
+    one = client("a", 5, source="client-7@1")
+    (sent,) = one.reports(1_000)
+    (_, more) = ClientAudit.restored(one.state(), IDLE_MS).reports(2_000)
+    assert sent.shard == more.shard != 0
+
+
+def test_what_another_version_wrote_is_told() -> None:
+    with pytest.raises(recovery.Unreadable, match="frame 0 of the log"):
+        recovery.read([msgspec.msgpack.encode({"type": "unheard-of"})])
+
+
+def test_the_incarnation_before_is_ended_with_what_it_had_kept() -> None:
+    before = client("a", 5, 6)
+    (pending,) = before.reports(1_000)
+    before.add(Rows(np.array([7, 8, 150]), np.full(3, 10)), 1_000)
+    resumed = recovery.resumed(Everything((before.state(),)), 2_000, IDLE_MS)
+    assert resumed.backlog[0] == pending
+    assert [(report.source, report.part, report.leaves) for report in resumed.backlog] == [
+        ("web@1", 0, False), ("web@1", 1, True),
+    ]  # fmt: skip
+    assert counted(*resumed.backlog) == 5
+
+
+@given(st.lists(st.integers(1, 5), min_size=1, max_size=6), st.data())
+def test_where_the_end_of_the_log_was_lost_nothing_is_counted_twice(
+    adds: list[int], draw: st.DataObject
+) -> None:
+    """Reports that the log has forgotten were sent: what is sent in their place has the same numbers."""
+    one, states, sent = client("a"), list[ClientState](), list[Report]()
+    for many in adds:
+        states.append(one.state())
+        one.add(Rows(np.full(many, 5), np.full(many, 10)), 1_000)
+        (report,) = one.reports(1_000)
+        one.acknowledged(report)
+        sent.append(report)
+    lost_from = draw.draw(st.integers(0, len(states) - 1))
+    resumed = recovery.resumed(Everything((states[lost_from],)), 2_000, IDLE_MS)
+    arrived = [*sent, *resumed.backlog]
+    assert counted(*draw.draw(st.permutations(arrived))) <= sum(adds)
+    assert counted(*arrived) == sum(adds)
+
+
+@given(st.lists(st.tuples(st.integers(0, 8), st.integers(1, 12)), min_size=1, max_size=12))
+def test_a_record_counts_once_however_often_a_partition_is_read_again(reads: list[tuple[int, int]]) -> None:
+    """Each read begins at or below the end of what was read before, and goes on for a while."""
+    position: Position | None = None
+    seen: list[int] = []
+    end = 0
+    for back, many in reads:
+        begin = max(0, end - back)
+        for offset in range(begin, begin + many):
+            new = moved(position, offset, 1_000 + offset)
+            if new is not None:
+                position = new
+                seen.append(offset)
+        end = max(end, begin + many)
+    assert seen == list(range(end))
+
+
+def test_younger_records_at_old_offsets_are_of_another_topic_with_the_same_name() -> None:
+    position = moved((500, 9_000), 0, 9_001)
+    assert position == (1, 9_001)
+    assert moved(position, 1, 8_000) == (2, 9_001)
+    assert moved((500, 9_000), 499, 9_000) is None

@@ -1,0 +1,407 @@
+"""The audit of a client, with real files and threads: begin, go on, end; outputs and disks that fail."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from app.audit.counts.reports import Report
+from app.audit.folds.collector import Collector
+from app.sdk.audit import (
+    Audit,
+    AuditError,
+    CallOutput,
+    FileOutput,
+    Fsync,
+    Refused,
+    SyncAudit,
+    background_thread,
+    recovery,
+    wal_frames,
+    write_ahead_log,
+)
+from app.sdk.audit.outputs import Output, read_lines
+
+ENOUGH_S = 150.0
+QUICK: dict[str, Any] = {"origin": "billing", "tier": "consumer", "cluster": "east", "window_ms": 1_000,
+                         "log_interval_s": 0.01, "report_interval_s": 0.01}  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def _hurried(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(background_thread, "BACKOFF_S", 0.005)
+    monkeypatch.setattr(background_thread, "MOST_BACKOFF_S", 0.02)
+
+
+class Taken:
+    """An output that fails with what `fails` says, and otherwise keeps what comes."""
+
+    def __init__(self) -> None:
+        self.reports: list[Report] = []
+        self.fails: Exception | None = None
+        self.tries = 0
+        self.is_closed = False
+
+    async def send(self, reports: Sequence[Report]) -> None:
+        self.tries += 1
+        if self.fails is not None:
+            raise self.fails
+        self.reports += reports
+
+    async def close(self) -> None:
+        self.is_closed = True
+
+
+def counted(reports: Sequence[Report]) -> int:
+    collector = Collector()
+    for position, report in enumerate(reports):
+        collector.apply(report, position)
+    return sum(record.totals.count for record in collector.windows.values())
+
+
+def until(condition: Callable[[], Any]) -> None:
+    end_s = time.monotonic() + ENOUGH_S
+    while not condition():
+        assert time.monotonic() < end_s
+        time.sleep(0.002)
+
+
+async def test_what_was_counted_is_sent_and_the_end_is_told(tmp_path: Path) -> None:
+    output = Taken()
+    async with Audit(**QUICK, wal=tmp_path, output=output) as audit:
+        audit.sent("orders", 5, 10)
+        assert await audit.logged()
+        await asyncio.to_thread(until, lambda: output.reports)
+        audit.sent("orders", 6, 10)
+        assert await audit.close()
+    assert counted(output.reports) == 2
+    assert output.is_closed
+    assert output.reports[-1].leaves
+    assert {report.source for report in output.reports} == {audit.source}
+    assert (audit.stats.waiting, audit.stats.wrong) == (0, {})
+
+
+def test_the_next_process_sends_what_could_not_be_sent(tmp_path: Path) -> None:
+    away, output = Taken(), Taken()
+    away.fails = OSError("nobody there")
+    first = SyncAudit(**QUICK, wal=tmp_path, output=away)
+    first.start()
+    first.handled("orders", 0, 7, 5, 10)
+    until(lambda: away.tries > 3)
+    first.sent("payments", 5, 10)
+    assert not first.close(0.05)
+    assert first.stats.waiting >= 2
+    with SyncAudit(**QUICK, wal=tmp_path, output=output) as second:
+        second.handled("orders", 0, 7, 5, 10)  # it comes again
+        second.handled("orders", 0, 8, 5, 10)
+        assert second.stats.redelivered == 1
+        until(lambda: counted(output.reports) == 3)
+    assert counted(output.reports) == 3
+    assert {report.source for report in output.reports} == {first.source, second.source}
+    with SyncAudit(**QUICK, wal=tmp_path, output=Taken()) as third:
+        assert third.stats.waiting == 0
+        assert not third.handled("orders", 0, 8, 5, 10)  # positions are for ever
+
+
+def test_an_output_that_fails_is_told_once_and_once_again_when_it_works(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    output = Taken()
+    output.fails = OSError("nobody there")
+    with SyncAudit(**QUICK, wal=tmp_path, output=output) as audit:
+        for number in range(20):
+            audit.sent("orders", 5, 10)
+            until(lambda number=number: output.tries > number)
+        assert audit.stats.wrong == {"the output": "OSError: nobody there"}
+        assert audit.stats.waiting == 1  # what was counted since adds up
+        output.fails = None
+        until(lambda: counted(output.reports) == 20)
+        until(lambda: not audit.stats.wrong)
+    said = [(record.levelno, record.getMessage()) for record in caplog.records]
+    assert said == [
+        (logging.ERROR, "audit: the output: OSError: nobody there"),
+        (logging.WARNING, "audit: the output: works again"),
+    ]
+
+
+def test_an_output_that_hangs_holds_up_neither_the_client_nor_the_log_nor_the_end(tmp_path: Path) -> None:
+    stuck = asyncio.Event()
+
+    async def hang(_: object) -> None:
+        stuck.set()
+        await asyncio.sleep(3_600)
+
+    audit = SyncAudit(**QUICK, wal=tmp_path, output=CallOutput(hang))
+    audit.start()
+    audit.sent("orders", 5, 10)
+    until(stuck.is_set)
+    audit.sent("orders", 5, 10)
+    assert audit.logged()
+    assert not audit.close(0.05)
+    output = Taken()
+    with SyncAudit(**QUICK, wal=tmp_path, output=output):
+        until(lambda: counted(output.reports) == 2)
+
+
+def test_a_report_that_is_refused_holds_up_no_other(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    output = Taken()
+
+    def refuse(reports: Sequence[Report]) -> None:
+        if any(report.topic == "poison" for report in reports):
+            raise Refused("422: it says nothing")
+        output.reports += reports
+
+    with SyncAudit(**QUICK, wal=tmp_path, output=CallOutput(refuse)) as audit:
+        for topic in ("a", "poison", "z"):
+            audit.sent(topic, 5, 10)
+        until(lambda: {report.topic for report in output.reports} == {"a", "z"})
+        until(lambda: audit.stats.refused)
+    assert "of topic poison is given up: 422: it says nothing" in caplog.text
+
+
+def test_a_disk_that_fails_stops_neither_the_client_nor_the_counting(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The log's folder is taken away, and comes back."""
+    output, folder = Taken(), tmp_path / "audit"
+    with SyncAudit(**QUICK, wal=folder, output=output) as audit:
+        audit.sent("orders", 5, 10)
+        assert audit.logged()
+        until(lambda: counted(output.reports) == 1)
+        folder.rename(tmp_path / "away")
+        assert audit._wal is not None
+        audit._wal.shut()  # as after any error: the next write needs a new file
+        audit.sent("orders", 5, 10)
+        assert not audit.logged()
+        assert "No such file" in audit.stats.wrong["the write-ahead log"]
+        tries = output.tries
+        audit.sent("orders", 5, 10)
+        assert not audit.logged()
+        assert (counted(output.reports), output.tries) == (1, tries)  # nothing is sent that is not kept
+        (tmp_path / "away").rename(folder)
+        assert audit.logged()
+        until(lambda: counted(output.reports) == 3)
+    assert len(caplog.records) == 2
+    assert counted(output.reports) == 3
+
+
+def test_what_a_fault_kept_out_of_the_log_is_in_the_next_frame(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with SyncAudit(**{**QUICK, "log_interval_s": 100.0, "report_interval_s": 100.0}, wal=tmp_path,
+                   output=Taken()) as audit:  # fmt: skip
+        audit.handled("orders", 0, 7, 5, 10)
+        monkeypatch.setattr(recovery, "encode", lambda _: {}["a fault"])
+        assert not audit.logged()
+        assert "a fault" in audit.stats.wrong["keeping counts"]
+        monkeypatch.undo()
+        audit.handled("orders", 1, 3, 5, 10)
+        assert audit.logged()
+        log_ = max(tmp_path.glob(f"{write_ahead_log.PREFIX}*"))
+        assert recovery.read(wal_frames.found(log_.read_bytes()).payloads).positions == {
+            "orders": {0: (8, 5), 1: (4, 5)}
+        }
+
+
+def test_a_damaged_log_is_told_and_the_audit_goes_on(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    away = Taken()
+    away.fails = OSError("nobody there")
+    with SyncAudit(**QUICK, wal=tmp_path, output=away) as audit:
+        for number in range(3):
+            audit.handled("orders", 0, number, 5, 10)
+            assert audit.logged()
+        audit.close(0.01)
+    (path,) = tmp_path.glob("log-*")
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 4
+    path.write_bytes(data)
+    output = Taken()
+    with SyncAudit(**QUICK, wal=tmp_path, output=output) as audit:
+        audit.sent("orders", 5, 10)
+    assert "the write-ahead log is damaged" in caplog.text
+    assert 1 <= counted(output.reports) <= 4
+
+
+def test_a_log_of_another_version_is_left_as_it_is(tmp_path: Path) -> None:
+    log = write_ahead_log.Wal(tmp_path)
+    log.take()
+    log.begin(b"\xc0")
+    log.release()
+    for _ in range(2):
+        with pytest.raises(AuditError, match="another version wrote it: let that one send what is there"):
+            SyncAudit(**QUICK, wal=tmp_path, output=Taken()).start()
+    found = write_ahead_log.Wal(tmp_path)
+    assert found.take().payloads == (b"\xc0",)
+    found.release()
+
+
+def test_a_log_has_one_process(tmp_path: Path) -> None:
+    with SyncAudit(**QUICK, wal=tmp_path, output=Taken()):
+        other = SyncAudit(**QUICK, wal=tmp_path, output=Taken())
+        with pytest.raises(AuditError, match="give each process a folder of its own"):
+            other.start()
+        other.sent("orders", 5, 10)  # who goes on all the same is not hurt
+        assert not other.logged()
+        assert not other.close()
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"origin": "a/b"}, r"origin='a/b': use letters"),
+        ({"tier": ""}, r"tier='': use letters"),
+        ({"cluster": "e st"}, r"cluster='e st'"),
+        ({"window_ms": 0}, "window_ms=0: has to be above 0"),
+        ({"report_interval_s": float("nan")}, "report_interval_s=nan"),
+    ],
+)
+def test_arguments_that_make_no_sense_are_refused(wrong: dict[str, Any], said: str) -> None:
+    with pytest.raises(AuditError, match=said):
+        Audit(**{**QUICK, "wal": None, "output": Taken(), **wrong})
+
+
+def test_without_a_log_reports_are_sent_all_the_same() -> None:
+    output = Taken()
+    with SyncAudit(**QUICK, wal=None, output=output) as audit:
+        audit.sent("orders", 5, 10)
+        assert not audit.logged()
+        until(lambda: counted(output.reports) == 1)
+
+
+@pytest.mark.parametrize("fsync", list(Fsync))
+def test_syncs_are_as_many_as_was_asked_for(
+    tmp_path: Path, fsync: Fsync, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: list[int] = []
+    monkeypatch.setattr(write_ahead_log.os, "fdatasync", synced.append)
+    output, slow = Taken(), {**QUICK, "report_interval_s": 3_600.0, "log_interval_s": 3_600.0}
+    with SyncAudit(**slow, wal=tmp_path, output=output, fsync=fsync) as audit:
+        until(lambda: synced or fsync is Fsync.NEVER)  # the first look for what is to be sent
+        synced.clear()
+        for _ in range(5):
+            audit.sent("orders", 5, 10)
+            assert audit.logged()
+        assert len(synced) == (5 if fsync is Fsync.ALWAYS else 0)
+        synced.clear()
+    assert bool(synced) == (fsync is not Fsync.NEVER)
+    assert counted(output.reports) == 5
+
+
+def test_a_process_that_ends_without_a_word_keeps_what_it_has_counted(tmp_path: Path) -> None:
+    script = (
+        "from app.sdk.audit import *\n"
+        f"audit = SyncAudit(origin='a', tier='consumer', wal={str(tmp_path)!r}, log_interval_s=3600,\n"
+        "                  output=CallOutput(print))\n"
+        "audit.start()\n"
+        "for _ in range(5): audit.sent('orders', 5, 10)\n"
+        "raise SystemExit(3)"
+    )
+    assert subprocess.run([sys.executable, "-c", script], check=False, timeout=60).returncode == 3
+    output = Taken()
+    with SyncAudit(**QUICK, wal=tmp_path, output=output):
+        until(lambda: counted(output.reports) == 5)
+
+
+def test_a_forked_child_hurts_nobody_and_may_have_an_audit_of_its_own(tmp_path: Path) -> None:
+    script = f"""
+import os, sys
+from app.sdk.audit import *
+audit = SyncAudit(origin="a", tier="consumer", wal={str(tmp_path / "parent")!r},
+                  output=FileOutput({str(tmp_path / "reports")!r}))
+audit.start()
+audit.sent("orders", 5, 10)
+child = os.fork()
+if not child:
+    audit.sent("orders", 5, 10)
+    assert not audit.logged() and not audit.close()
+    with SyncAudit(origin="a", tier="consumer", wal={str(tmp_path / "child")!r},
+                   output=FileOutput({str(tmp_path / "reports-child")!r})) as own:
+        own.sent("orders", 5, 10)
+    sys.exit(0)
+assert os.waitpid(child, 0)[1] == 0
+try:
+    SyncAudit(origin="a", tier="consumer", wal={str(tmp_path / "parent")!r}, output=CallOutput(print)).start()
+except AuditError:
+    audit.close()
+    sys.exit(0)
+sys.exit("the child took the parent's lock with it")
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", script], check=False, timeout=60, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    assert "it counts nothing; start an Audit of its own" in done.stderr
+    for name in ("reports", "reports-child"):
+        assert counted(list(read_lines((tmp_path / name).read_bytes()))) == 1
+
+
+def test_ten_thousand_reports_that_wait_do_not_grow_with_time(tmp_path: Path) -> None:
+    """An outage of the output: the log is begun anew, and stays small."""
+    away = Taken()
+    away.fails = OSError("nobody there")
+    with SyncAudit(**QUICK, wal=tmp_path, output=away) as audit:
+        for _ in range(300):
+            for topic in range(20):
+                audit.sent(f"topic-{topic}", int(time.time() * 1000), 10)
+            assert audit.logged()
+        assert audit.stats.waiting <= 20
+        away.fails = None
+    assert counted(away.reports) == 6_000
+
+
+async def test_many_wait_for_one_write(tmp_path: Path) -> None:
+    async with Audit(**{**QUICK, "log_interval_s": 3_600.0}, wal=tmp_path, output=Taken()) as audit:
+
+        async def send() -> bool:
+            audit.sent("orders", 5, 10)
+            return await audit.logged()
+
+        assert all(await asyncio.gather(*(send() for _ in range(500))))
+        assert sum(path.stat().st_size for path in tmp_path.iterdir()) < 100 * 400  # noqa: ASYNC240
+
+
+async def test_who_stops_waiting_for_the_log_does_no_harm(tmp_path: Path) -> None:
+    async with Audit(**QUICK, wal=tmp_path, output=Taken()) as audit:
+        for _ in range(20):
+            audit.sent("orders", 5, 10)
+            waiting = asyncio.create_task(audit.logged())
+            await asyncio.sleep(0)
+            waiting.cancel()
+            audit.sent("orders", 5, 10)
+            assert await audit.logged()
+
+
+def test_the_library_loads_little() -> None:
+    script = "import sys, app.sdk.audit; print(*{name.partition('.')[0] for name in sys.modules})"
+    done = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True)
+    loaded = set(done.stdout.split()) - sys.stdlib_module_names
+    assert {"numpy", "msgspec", "app"} <= loaded
+    assert not loaded & {"faust", "mode", "aiokafka", "grpc", "aiohttp", "pydantic", "structlog", "rocksdict"}
+
+
+def test_no_thread_is_left(tmp_path: Path) -> None:
+    before = threading.active_count()
+    for _ in range(3):
+        with SyncAudit(**QUICK, wal=tmp_path, output=FileOutput(tmp_path / "reports")) as audit:
+            audit.sent("orders", 5, 10)
+    assert threading.active_count() == before
+    assert len(os.listdir("/proc/self/fd")) < 200  # noqa: PTH208
+
+
+def check(output: Output) -> None:
+    """Outputs of tests are outputs."""
+
+
+check(Taken())

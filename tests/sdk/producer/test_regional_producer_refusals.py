@@ -1,0 +1,203 @@
+"""What no region takes, and what breaks on the way: one message fails, in the right words, and the others go
+on in their order. Real brokers; a link that fails at one message is the one thing that is made up."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from typing import Any
+
+import pytest
+from aiokafka.errors import KafkaConnectionError
+
+from app.dev.yard import Yard
+from app.sdk.producer import Hooks, NotDelivered, Refused, Region, RegionalProducer
+from app.sdk.producer.messages import Message
+from app.sdk.producer.region_link import Link
+from tests.kafka.conftest import connected, create
+from tests.sdk.producer.regions import AWAY, ENOUGH_S, HOME, QUICK, Told, records, regions, topics, until
+
+ON_ITS_WAY_S = 0.2  # until a message has left for a broker
+
+
+async def unlike(yard: Yard, topic: str, home: dict[str, Any], away: dict[str, Any]) -> None:
+    """The topic as it should not be: not the same in both regions."""
+    for name, options in ((HOME, home), (AWAY, away)):
+        async with connected(yard.bootstrap(name)) as client:
+            await create(client, topic, **options)
+
+
+async def numbers(yard: Yard, topic: str) -> list[int]:
+    """What stands in the partition 0 at home, without what is there again."""
+    return [
+        int(value) for value in dict.fromkeys(r.value or b"" for r in (await records(yard, HOME, topic))[0])
+    ]
+
+
+async def test_a_message_that_the_next_region_has_no_partition_for_fails_and_the_others_go_on(
+    killable_yard: Yard, topic_name: str
+) -> None:
+    yard = killable_yard
+    await unlike(yard, topic_name, {"partitions": 2}, {"partitions": 1})
+    async with asyncio.timeout(ENOUGH_S), RegionalProducer(regions(yard), **QUICK) as producer:
+        await producer.send_and_wait(topic_name, b"all is well", partition=1)
+        await asyncio.to_thread(yard.pause, HOME)
+        asked = await producer.send(topic_name, b"on its way", partition=1)
+        await asyncio.sleep(ON_ITS_WAY_S)
+        behind = await producer.send(topic_name, b"behind it", partition=1)
+        other = [await producer.send(topic_name, b"%d" % n, partition=0) for n in range(10)]
+        why = f"{AWAY}, topic {topic_name}: NoSuchPartition: there is no partition 1, the topic has 1 here"
+        with pytest.raises(NotDelivered, match=f"{why}; it may be in {HOME}"):
+            await asked
+        with pytest.raises(Refused, match=why):
+            await behind
+        assert {(await future).region for future in other} == {AWAY}
+        with pytest.raises(Refused, match="no partition 7"):
+            await producer.send_and_wait(topic_name, b"for a partition of nobody's", partition=7)
+        assert (await producer.send_and_wait(topic_name, b"and on it goes")).region == AWAY
+
+
+async def test_what_is_no_message_at_all_is_refused_and_nothing_waits_for_it(
+    yard: Yard, topic_name: str
+) -> None:
+    await topics(yard, topic_name)
+    wrong: list[dict[str, Any]] = [
+        {"value": "text"},
+        {"key": "text"},
+        {"value": b"x", "headers": [("name", "text")]},
+        {"value": b"x", "timestamp_ms": 1 << 70},
+        {"value": b"x", "partition": -1},
+        {"value": b"x", "topic": topic_name.encode()},
+        {"value": b"x", "topic": "no such name"},
+        {"value": b"x", "topic": "\ud800"},
+    ]
+    async with asyncio.timeout(ENOUGH_S), RegionalProducer(regions(yard, HOME)) as producer:
+        for one in wrong:
+            with pytest.raises(Refused, match=r"Error: |NoSuchPartition: "):
+                await producer.send_and_wait(**{"topic": topic_name, **one})
+        await until(lambda: producer.pending == 0)
+        assert (await producer.send_and_wait(topic_name, b"a message")).region == HOME
+
+
+async def test_a_message_that_a_region_may_have_is_not_said_to_be_nowhere(
+    killable_yard: Yard, topic_name: str
+) -> None:
+    yard = killable_yard
+    await unlike(yard, topic_name, {"partitions": 1}, {"partitions": 1, "max_message_bytes": "2000"})
+    large = b"x" * 5_000
+    async with asyncio.timeout(ENOUGH_S), RegionalProducer(regions(yard), **QUICK) as producer:
+        await producer.send_and_wait(topic_name, large)
+        await asyncio.to_thread(yard.pause, HOME)
+        asked = await producer.send(topic_name, large)
+        with pytest.raises(NotDelivered, match=f"{AWAY}.*MessageSizeTooLargeError; it may be in {HOME}"):
+            await asked
+        with pytest.raises(Refused, match=f"{AWAY}.*MessageSizeTooLargeError"):
+            await producer.send_and_wait(topic_name, large)
+        assert (await producer.send_and_wait(topic_name, b"small")).region == AWAY
+
+
+async def test_newer_messages_wait_until_older_ones_are_handed_to_a_link_that_works(
+    yard: Yard, topic_name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await topics(yard, topic_name, max_message_bytes="2000")
+    links: list[Link] = []
+    failed: list[Link] = []
+    went_on: list[str] = []  # why the link of the time was broken, whenever messages went on
+    send = Link.send
+
+    class Watching(Hooks):
+        def moved(self, left: str, to: str, why: str, again: int) -> None:
+            went_on.append(links[-1].broken)
+
+    async def fails_once(link: Link, message: Message) -> asyncio.Future[Any]:
+        if link not in links:
+            links.append(link)
+        if message.value == b"3" and len(links) > 1 and not failed:
+            failed.append(link)
+            raise KafkaConnectionError("it breaks while half of what waits is handed to it")
+        return await send(link, message)
+
+    monkeypatch.setattr(Link, "send", fails_once)
+    async with asyncio.timeout(ENOUGH_S), RegionalProducer(regions(yard, HOME), hooks=Watching()) as producer:
+        large = await producer.send(topic_name, b"x" * 5_000, partition=0)
+        waiting = [await producer.send(topic_name, b"%d" % n, partition=0) for n in range(10)]
+        with pytest.raises(Refused):
+            await large
+        waiting += [await producer.send(topic_name, b"%d" % n, partition=0) for n in range(10, 60)]
+        for future in waiting:
+            await future
+    assert await numbers(yard, topic_name) == list(range(60))
+    assert failed
+    assert set(went_on) == {""}
+
+
+async def test_what_is_handed_over_behind_a_refused_batch_is_not_stored_before_what_was_in_it(
+    killable_yard: Yard, topic_name: str
+) -> None:
+    yard = killable_yard
+    await topics(yard, topic_name, max_message_bytes="2000")
+    patient = RegionalProducer(regions(yard, HOME), unhealthy_after_s=ENOUGH_S)
+    async with asyncio.timeout(ENOUGH_S), patient as producer:
+        await producer.send_and_wait(topic_name, b"all is well", partition=1)
+        await asyncio.to_thread(yard.pause, HOME)
+        large = await producer.send(topic_name, b"x" * 5_000, partition=0)
+        waiting = [await producer.send(topic_name, b"%d" % n, partition=0) for n in range(5)]
+        await asyncio.sleep(ON_ITS_WAY_S)
+        waiting += [await producer.send(topic_name, b"%d" % n, partition=0) for n in range(5, 10)]
+        await asyncio.to_thread(yard.resume, HOME)
+        with pytest.raises(Refused):
+            await large
+        for future in waiting:
+            await future
+    assert await numbers(yard, topic_name) == list(range(10))
+
+
+async def test_a_record_that_a_broker_finds_invalid_does_not_drive_anybody_to_another_region(
+    yard: Yard, topic_name: str
+) -> None:
+    await topics(yard, topic_name, cleanup_policy="compact")
+    told = Told()
+    async with asyncio.timeout(ENOUGH_S), RegionalProducer(regions(yard), hooks=told) as producer:
+        invalid = await producer.send(topic_name, b"compaction needs a key", partition=0)
+        valid = [await producer.send(topic_name, b"%d" % n, key=b"k", partition=0) for n in range(20)]
+        with pytest.raises(NotDelivered, match=f"{HOME}.*UnknownError"):
+            await invalid
+        assert {(await future).region for future in valid} == {HOME}
+    assert {move[:2] for move in told.moves} == {(HOME, HOME)}
+
+
+async def test_who_waits_for_a_region_goes_before_who_comes_when_it_is_there(
+    yard: Yard, topic_name: str
+) -> None:
+    await topics(yard, topic_name)
+    async with RegionalProducer(regions(yard, HOME)) as producer:
+        await producer.send_and_wait(topic_name, b"0", partition=0)
+        producer._gate.clear()
+        early = asyncio.create_task(producer.send(topic_name, b"1", partition=0))
+        await asyncio.sleep(0)
+        producer._gate.set()
+        late = await producer.send(topic_name, b"2", partition=0)
+        assert (await (await early)).offset < (await late).offset
+
+
+async def test_brokers_of_a_region_that_hang_do_not_speak_for_the_one_that_answers(
+    yard: Yard, topic_name: str
+) -> None:
+    await topics(yard, topic_name)
+    told = Told()
+    with socket.create_server(("127.0.0.1", 0)) as silent:  # connects, and says nothing
+        hangs = f"127.0.0.1:{silent.getsockname()[1]}"
+        east = Region(HOME, ",".join([*[hangs] * 8, yard.bootstrap(HOME)]))
+        producer = RegionalProducer([east, *regions(yard, AWAY)], hooks=told, **QUICK)
+        async with producer:
+            assert (await producer.send_and_wait(topic_name, b"x")).region == HOME
+            await asyncio.sleep(2 * QUICK["unhealthy_after_s"])
+            assert (await producer.send_and_wait(topic_name, b"y")).region == HOME
+    assert told.moves == []
+
+
+async def test_options_of_a_region_may_be_a_producers(yard: Yard, topic_name: str) -> None:
+    await topics(yard, topic_name)
+    east = Region(HOME, yard.bootstrap(HOME), {"compression_type": "gzip", "linger_ms": 0})
+    async with RegionalProducer([east]) as producer:
+        assert (await producer.send_and_wait(topic_name, b"x" * 1_000)).region == HOME

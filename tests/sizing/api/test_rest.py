@@ -1,0 +1,246 @@
+"""Sizes by REST and as metrics: from what workers measure, each with its reason, unknown while it is."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from ruamel.yaml import YAML
+
+from app.controllog.codec import Heartbeat, JobStatus
+from app.controllog.events import Drain
+from app.dispatch.model.throughput_diagnosis import TargetStatus
+from app.kernel.clock import now_ms
+from app.kernel.load import Load
+from app.sizing.forecasts import HOUR_MS, FleetForecast, WorkloadForecast, key
+from tests.web.client import Console
+from tests.web.runtime_fake import ME, assigned, beat, definition, flowing, job, put
+
+ALL, ONE = "/api/v1/sizing", "/api/v1/workloads/billing/orders/sizing"
+SCALED = Path(__file__).parents[3] / "docker/kubernetes/scaledobject.yaml"
+WORKER = Load(1.0, 2 << 30, 125e6)
+RETRY = "orders__billing__retry_1"
+
+
+def busy(name: str, **told: Any) -> JobStatus:
+    """A job that takes a tenth of a worker, at 500 messages a second, and was seen to carry 1,000."""
+    load = Load(0.1, 32 << 20, 1e6)
+    known: dict[str, Any] = {"arriving": 500.0, "ceiling": 1000.0, "load": load, "committed": 40}
+    return flowing(name, **known | told)
+
+
+def told(*jobs: JobStatus, latency_ms: float = 20.0, worker: str = ME, group: str = "") -> Heartbeat:
+    target = TargetStatus(address="billing:443", latency_ms=latency_ms, calls=40)
+    heard = beat(*jobs, worker=worker, targets=[target])
+    return msgspec.structs.replace(heard, capacity=WORKER, group=group)
+
+
+def flow(console: Console, **spec: Any) -> None:
+    console.fed.apply(put(definition(**spec)), assigned(job(0)), assigned(job(1)))
+
+
+def metrics(console: Console) -> dict[str, float]:
+    lines = console.metrics().splitlines()
+    return {name: float(value) for name, _, value in (line.rpartition(" ") for line in lines)
+            if not name.startswith("#")}  # fmt: skip
+
+
+def test_a_size_is_what_was_measured_times_the_headroom_and_says_so(console: Console) -> None:
+    flow(console)
+    console.fed.hear(told(busy(job(0)), busy(job(1))))
+    size = console.ask("GET", ONE).json
+    assert size["measured"]["rate_per_s"] == 1000
+    assert size["measured"]["latency_ms"] == 20
+    assert (size["in_flight"]["value"], size["in_flight"]["now"]) == (26, 100)  # 1000/s x 20 ms x 1.3
+    assert (size["partitions"]["value"], size["partitions"]["now"]) == (2, 2)  # 1000 x 1.3 / 1000
+    assert (size["workers"]["value"], size["workers"]["now"]) == (2, 1)
+    assert "Little's law" in size["in_flight"]["why"]
+    (fleet,) = console.ask("GET", ALL).json["fleets"]
+    assert fleet["load_ratio"] == 0.2
+    assert (fleet["fullest"], fleet["jobs"], fleet["estimated"]) == ("cpu", 2, 0)
+    assert (fleet["workers"]["value"], fleet["workers"]["now"]) == (2, 1)
+
+
+def test_what_comes_again_is_in_flight_too_but_needs_no_partition_of_the_main_topic(console: Console) -> None:
+    flow(console, retry=[{"delay": "1m"}])
+    console.fed.apply(assigned(job(0, RETRY)))
+    again = busy(job(0, RETRY), arriving=500.0, ceiling=9000.0)
+    console.fed.hear(told(busy(job(0)), busy(job(1)), again))
+    size = console.ask("GET", ONE).json
+    assert size["measured"]["retries_per_s"] == 500
+    assert size["in_flight"]["value"] == 39
+    assert (size["partitions"]["value"], size["partitions"]["now"]) == (2, 2)
+
+
+def test_unknown_stays_unknown_and_the_reason_says_what_is_missing(console: Console) -> None:
+    flow(console)
+    console.fed.hear(beat(flowing(job(0)), flowing(job(1))))
+    size = console.ask("GET", ONE).json
+    for what, missing in (("partitions", "rate"), ("in_flight", "rate"), ("workers", "load")):
+        assert size[what]["value"] is None
+        assert missing in size[what]["why"]
+    console.fed.hear(told(busy(job(0)), busy(job(1), arriving=-1.0), latency_ms=-1.0))
+    size = console.ask("GET", ONE).json
+    assert size["measured"]["rate_per_s"] is None, "a part of the sum is unknown"
+    assert size["measured"]["latency_ms"] is None
+    assert not any(name.startswith("switchyard_recommended_in_flight") for name in metrics(console))
+
+
+def test_a_job_that_was_not_measured_yet_counts_as_its_siblings_and_is_told(console: Console) -> None:
+    flow(console)
+    console.fed.hear(told(busy(job(0)), busy(job(1), load=None)))
+    (fleet,) = console.ask("GET", ALL).json["fleets"]
+    assert fleet["load"]["cpu_cores"] == 0.2
+    assert "1 of 2 jobs are estimated" in fleet["workers"]["why"]
+
+
+def test_what_waits_because_it_is_delayed_is_no_lag(console: Console) -> None:
+    flow(console, delay="10s")
+    waiting = {"committed": 0, "high_watermark": 6_500}
+    console.fed.hear(told(busy(job(0), **waiting), busy(job(1), **waiting)))
+    size = console.ask("GET", ONE).json
+    assert size["measured"]["lag_messages"] == 2_000  # of 13,000: at 1,000/s 10 s should wait, and one flows
+    assert "a lag of 2,000" in size["in_flight"]["why"]
+
+
+def test_each_isolation_group_is_a_fleet_and_who_drains_is_no_part_of_it(console: Console) -> None:
+    flow(console, placement={"group": "gold"})
+    console.fed.hear(told(busy(job(0)), busy(job(1)), group="gold"))
+    console.fed.hear(told(worker="w2"))
+    console.fed.hear(told(worker="w3"))
+    console.fed.apply(Drain(at_ms=1, worker="w3", draining=True, actor="me"))
+    rest, gold = console.ask("GET", ALL).json["fleets"]
+    assert (rest["group"], rest["jobs"], rest["workers"]["now"], rest["load_ratio"]) == ("", 0, 1, 0)
+    assert (gold["group"], gold["jobs"], gold["workers"]["now"], gold["load_ratio"]) == ("gold", 2, 1, 0.2)
+
+
+def test_jobs_without_a_worker_of_their_group_still_ask_for_workers(console: Console) -> None:
+    flow(console, placement={"group": "gold"})
+    (gold,) = console.ask("GET", ALL).json["fleets"]
+    assert (gold["workers"]["now"], gold["load_ratio"]) == (0, None)
+    assert gold["workers"]["value"] >= 1
+
+
+def test_a_sleeping_workload_needs_nothing_and_is_told_wherever_it_is_asked_for(console: Console) -> None:
+    flow(console, hibernate={"after": "30m"})
+    why = "hibernated: nothing arrived for 30 minutes; it wakes with the first message"
+    for partition in (0, 1):
+        console.fed.apply(assigned(job(partition), worker="", epoch=2, reason=why))
+    console.fed.hear(told())
+    size = console.ask("GET", ONE).json
+    assert (size["workers"]["value"], size["in_flight"]["value"], size["partitions"]["value"]) == (0, 0, 2)
+    assert size["workers"]["why"] == why
+    (fleet,) = console.ask("GET", ALL).json["fleets"]
+    assert fleet["jobs"] == 0
+    body = console.ask("GET", "/api/v1/workloads/billing/orders").json
+    assert body["status"]["hibernated"] == body["flow"]["why"] == why.removeprefix("hibernated: ")
+    assert (body["flow"]["bound"], body["status"]["waiting"], body["status"]["troubles"]) == (
+        "hibernated", 0, [],
+    )  # fmt: skip
+    assert {row["state"] for row in body["partitions"]} == {"hibernated"}
+    assert console.ask("GET", "/api/v1/overview").json["totals"]["lag_messages"] == 0
+
+
+def test_a_list_of_sizes_is_paged(console: Console) -> None:
+    for number in range(5):
+        console.fed.apply(put(definition(f"g{number}")))
+    first = console.ask("GET", f"{ALL}?limit=2").json
+    assert [size["key"] for size in first["items"]] == ["g0/orders", "g1/orders"]
+    rest = console.ask("GET", f"{ALL}?limit=9&cursor={first['next']}").json
+    assert (len(rest["items"]), rest["next"]) == (3, None)
+    assert all(size["partitions"]["value"] is None for size in rest["items"])
+
+
+def test_no_such_workload_has_no_size(console: Console) -> None:
+    assert console.ask("GET", "/api/v1/workloads/no/such/sizing").status == 404
+
+
+def test_only_the_leader_tells_what_is_of_the_region(console: Console) -> None:
+    flow(console)
+    console.fed.hear(told(busy(job(0)), busy(job(1))))
+    seen = metrics(console)
+    assert seen['switchyard_recommended_workers{group=""}'] == 2
+    assert seen['switchyard_fleet_workers{group=""}'] == 1
+    assert seen['switchyard_fleet_load_ratio{group=""}'] == 0.2
+    assert seen['switchyard_recommended_partitions{workload="billing/orders"}'] == 2
+    assert seen['switchyard_recommended_in_flight_messages{workload="billing/orders"}'] == 26
+    assert seen['switchyard_recommended_workload_workers{workload="billing/orders"}'] == 2
+    console.fed.leader.leads = False
+    assert not any("recommended" in name or "fleet" in name for name in metrics(console))
+
+
+def forecast(console: Console, *workers: int, **fields: Any) -> None:
+    """A forecast of the fleet from this hour on, and one of the workload."""
+    hour, made_ms = now_ms() // HOUR_MS, now_ms() - 2 * HOUR_MS
+    common: dict[str, Any] = {
+        "region": "east", "made_ms": made_ms, "from_hour": hour, "history_hours": 672, "error": 0.1,
+        "method": "hour of the week",
+    } | fields  # fmt: skip
+    fleet = FleetForecast(**common, group="", workers=workers)
+    workload = WorkloadForecast(
+        **common, workload="billing/orders", rates=(1000.0, 2000.0, 1000.0), margin=1.5, partitions=4,
+        partitions_now=2, partitions_why="busier on Monday",
+    )  # fmt: skip
+    for record in (fleet, workload):
+        assert console.fed.forecasts.take(key(record), msgspec.json.encode(record), now_ms()) == ""
+
+
+def test_a_forecast_of_more_is_recommended_with_its_reason_wherever_it_is_asked_for(console: Console) -> None:
+    flow(console)
+    console.fed.hear(told(busy(job(0)), busy(job(1))))
+    forecast(console, 7, 7, 7)
+    (fleet,) = console.ask("GET", ALL).json["fleets"]
+    assert (fleet["workers"]["value"], fleet["measured"], fleet["forecast"]["workers"]) == (7, 2, 7)
+    assert "says 7 (made 2 h ago of 4 weeks, 10% off" in fleet["workers"]["why"]
+    seen = metrics(console)
+    assert seen['switchyard_recommended_workers{group=""}'] == 7
+    assert seen['switchyard_measured_workers{group=""}'] == 2
+    assert seen['switchyard_forecast_workers{group=""}'] == 7
+    assert seen["switchyard_forecasts_passed_over_total"] == 0
+    size = console.ask("GET", ONE).json
+    assert (size["forecast"]["rate_per_s"], size["forecast"]["partitions"]) == (3000.0, 4)
+    assert size["forecast"]["in_flight"] == 60  # 3000/s x 20 ms
+    assert size["in_flight"]["value"] == 26, "what is measured stays what is recommended now"
+
+
+def test_a_forecast_that_does_not_count_changes_nothing_and_is_told(console: Console) -> None:
+    flow(console)
+    console.fed.hear(told(busy(job(0)), busy(job(1))))
+    forecast(console, 7, 7, 7, error=0.9)
+    (fleet,) = console.ask("GET", ALL).json["fleets"]
+    assert (fleet["workers"]["value"], fleet["forecast"]["workers"]) == (2, None)
+    assert "90% off, above 50%" in fleet["workers"]["why"]
+    assert 'switchyard_forecast_workers{group=""}' not in metrics(console)
+    assert console.ask("GET", ONE).json["forecast"] is None
+
+
+def test_records_that_are_no_forecasts_are_told(console: Console) -> None:
+    console.fed.forecasts.take(b"x", b"<img src=x>", now_ms())
+    taken = console.ask("GET", ALL).json["forecasts"]
+    assert (taken["used"], taken["passed_over"]) == (True, 1)
+    assert "no forecast" in taken["last_passed_over"]
+
+
+def test_the_scaled_object_asks_for_a_metric_that_there_is(console: Console) -> None:
+    (scaled,) = YAML(typ="safe").load_all(SCALED)
+    assert (scaled["apiVersion"], scaled["kind"]) == ("keda.sh/v1alpha1", "ScaledObject")
+    (trigger,) = scaled["spec"]["triggers"]
+    assert trigger["type"] == "prometheus"
+    assert (trigger["metricType"], trigger["metadata"]["threshold"]) == ("AverageValue", "1")
+    series = trigger["metadata"]["query"].removeprefix("max(").removesuffix(")")
+    flow(console)
+    console.fed.hear(told(busy(job(0)), busy(job(1))))
+    asked = re.fullmatch(r'(\w+)\{region="east", (group="")\}', series)
+    assert asked is not None
+    assert f"{asked[1]}{{{asked[2]}}}" in metrics(console)
+
+
+@pytest.mark.parametrize("latency_ms", [(10.0, 30.0), (20.0, 20.0)])
+def test_the_latency_is_the_mean_over_all_workers(console: Console, latency_ms: tuple[float, float]) -> None:
+    console.fed.apply(put(definition()), assigned(job(0)), assigned(job(1), "w2"))
+    console.fed.hear(told(busy(job(0)), latency_ms=latency_ms[0]))
+    console.fed.hear(told(busy(job(1)), latency_ms=latency_ms[1], worker="w2"))
+    assert console.ask("GET", ONE).json["measured"]["latency_ms"] == 20

@@ -1,0 +1,26 @@
+"""A console over a runtime fed by hand, for every test that asks for one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.web.browser import browsing
+from tests.web.client import Console
+from tests.web.runtime_fake import HandFed, serving
+
+
+@pytest.fixture
+def console() -> Iterator[Console]:
+    fed = HandFed()
+    with serving(fed) as url:
+        yield Console(url, fed)
+
+
+@pytest.fixture
+def browse(console: Console) -> Iterator[Any]:
+    """Opens its pages in a real browser."""
+    with browsing(console.url) as opened:
+        yield opened

@@ -1,0 +1,242 @@
+"""What a page does while things change under it, in a real browser over a runtime fed by hand."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from app.controllog.codec import Incident
+from app.controllog.events import Drain, MoveWish
+from app.dispatch.model.throughput_diagnosis import TargetStatus
+from app.kernel.load import Load
+from tests.web.browser import CHROMIUM, IN_A_BROWSER, POLL_MS
+from tests.web.runtime_fake import (
+    ME,
+    HandFed,
+    assigned,
+    beat,
+    definition,
+    flowing,
+    in_trouble,
+    job,
+    put,
+    serving,
+)
+
+pytestmark = IN_A_BROWSER
+
+
+@pytest.fixture(scope="module")
+def chromium() -> Iterator[Any]:
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def fed() -> HandFed:
+    fed = HandFed()
+    fed.control.view.leader = fed.worker
+    fed.apply(put(definition()), assigned(job(0)))
+    fed.hear(beat(flowing(job(0), delivered=41_000)))
+    return fed
+
+
+@pytest.fixture
+def page(chromium: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    monkeypatch.setattr("app.web.console.api.EVENTS_S", 0.1)
+    page = chromium.new_page()
+    errors: list[str] = []
+    page.on("pageerror", lambda error: errors.append(str(error)))
+    yield page
+    page.close()
+    assert not errors
+
+
+def says(page: Any, text: str, timeout_s: float = 60.0) -> None:
+    page.wait_for_function(
+        "text => document.body.innerText.includes(text)", arg=text, timeout=timeout_s * 1000, polling=POLL_MS
+    )
+
+
+def test_a_page_lives_on_under_the_keyboard_and_the_mouse(page: Any, fed: HandFed) -> None:
+    """A link must not be taken away between the press and the release of a button, nor lose its focus."""
+    with serving(fed) as url:
+        page.goto(url)
+        says(page, "41,000")
+        page.focus("main td a")
+        page.evaluate("window.pressed = document.querySelector('main td a')")
+        fed.hear(beat(flowing(job(0), delivered=42_000)))
+        says(page, "42,000")
+        assert page.evaluate("window.pressed === document.querySelector('main td a')")
+        assert page.evaluate("window.pressed === document.activeElement")
+        page.keyboard.press("Enter")
+        says(page, "Definition")
+
+
+def test_a_page_opened_while_the_worker_starts_comes_alive_by_itself(page: Any, fed: HandFed) -> None:
+    fed.control.caught_up = False
+    with serving(fed) as url:
+        page.goto(url)
+        says(page, "does not answer")
+        fed.control.caught_up = True
+        says(page, "41,000")
+        page.wait_for_selector("#live.on")
+        assert page.is_hidden("#banner")
+
+
+def test_a_worker_that_hangs_is_told_with_the_age_of_what_is_shown_until_it_answers(
+    page: Any, fed: HandFed
+) -> None:
+    goes_on = threading.Event()
+    goes_on.set()
+    live = fed.members.live
+
+    def hanging(now_s: float) -> Any:
+        goes_on.wait(60)
+        return live(now_s)
+
+    fed.members.live = hanging  # type: ignore[method-assign] # the loop stands still, as after a SIGSTOP
+    with serving(fed) as url:
+        page.goto(url)
+        says(page, "41,000")
+        goes_on.clear()
+        try:
+            says(page, "s old.")
+            assert page.inner_text("#live") == "not live"
+            assert "41,000" in page.inner_text("main")
+        finally:
+            goes_on.set()
+        page.wait_for_selector("#live.on")
+        assert page.is_hidden("#banner")
+
+
+def test_the_first_line_says_what_needs_somebody(page: Any, fed: HandFed) -> None:
+    with serving(fed) as url:
+        page.goto(url)
+        says(page, "All workloads flow.")
+        fed.hear(beat(flowing(job(0)), breaker="open"))
+        says(page, "its receiver is away")
+        fed.apply(assigned(job(1), worker="gone"))
+        says(page, "1 of 2 partitions wait for a worker")
+        assert "unknown" in page.inner_text("main table")
+
+
+def test_what_comes_from_outside_is_text_wherever_it_stands(page: Any, fed: HandFed) -> None:
+    evil = "<img src=x onerror=\"document.title='owned'\"><script>document.title='owned'</script>"
+    data = definition()
+    data["metadata"]["owner"] = evil
+    fed.apply(put(data))
+    fed.control.recent.append(
+        {"event": "workload-put", "counted": True, "at_ms": 1, "key": evil, "actor": evil}
+    )
+    fed.apply(
+        assigned(job(0), reason=evil),
+        MoveWish(at_ms=1, job=job(0), worker=evil, epoch=1, actor=evil, why=evil),
+    )
+    troubled = in_trouble(evil)
+    fed.hear(beat(flowing(job(0), trouble=evil), url="javascript:document.title='owned'", **troubled))
+    fed.incidents.append(Incident(at_ms=1, worker=evil, kind=evil, subject=evil, message=evil, remedy=evil))
+    with serving(fed) as url:
+        for path in ("/", "/workloads", "/workloads/billing/orders", "/placement", "/activity"):
+            page.goto(url + path)
+            says(page, "onerror")
+            assert page.query_selector("main img, main script") is None
+        page.goto(url)
+        says(page, "worker-a")
+        assert page.query_selector('a[href^="javascript"]') is None
+
+
+@pytest.mark.parametrize(("width", "dark"), [(380, True), (1280, False)])
+def test_the_workload_page_says_why_it_stands_still_on_every_screen(
+    chromium: Any, fed: HandFed, width: int, dark: bool, tmp_path: Path
+) -> None:
+    fed.hear(beat(flowing(job(0), state="emptying", postponed=5), breaker="open", **in_trouble()))
+    page = chromium.new_page(
+        viewport={"width": width, "height": 900}, color_scheme="dark" if dark else "light"
+    )
+    with serving(fed) as url:
+        page.goto(f"{url}/workloads/billing/orders")
+        for text in (
+            "Held back by: the receiver is away", "the next probe in 700 ms", "20.0 s, adapted from 10.0 s",
+            "75 % of 40 answers", "5 short", "no token", "and 3 more", "not finished", "1 emptying",
+        ):  # fmt: skip
+            says(page, text)
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
+        page.screenshot(path=tmp_path / "workload.png", full_page=True)
+    page.close()
+
+
+def test_a_sleeping_workload_needs_nobody_and_says_when_it_wakes(page: Any, fed: HandFed) -> None:
+    why = "hibernated: nothing arrived for 30 minutes; it wakes with the first message"
+    fed.apply(assigned(job(0), worker="", epoch=2, reason=why))
+    fed.hear(beat())
+    with serving(fed) as url:
+        page.goto(url)
+        says(page, "All workloads flow.")
+        says(page, "hibernated")
+        page.goto(f"{url}/workloads/billing/orders")
+        says(page, "Hibernated. nothing arrived for 30 minutes; it wakes with the first message")
+
+
+def test_the_activity_page_tells_drains_and_wishes_in_words(page: Any, fed: HandFed) -> None:
+    for event in (
+        {"event": "drain", "worker": "w2", "draining": True, "actor": "ann"},
+        {"event": "drain", "worker": "w3", "draining": False, "actor": "ann"},
+        {"event": "move-wish", "job": job(0), "worker": "w2", "actor": "bob", "why": "<b>hot</b>"},
+        {"event": "moving", "key": "billing/orders", "move": "m1", "to": "west", "actor": "bob"},
+    ):
+        fed.control.recent.append({"counted": True, "at_ms": 1, **event})
+    with serving(fed) as url:
+        page.goto(f"{url}/activity")
+        for words in (
+            "w2 is to give its jobs away and to get no more, by ann", "w3 may have jobs again, by ann",
+            f"{job(0)} is wanted on w2 by bob: <b>hot</b>", "billing/orders is paused to be moved",
+        ):  # fmt: skip
+            says(page, words)
+
+
+@pytest.mark.parametrize(("width", "dark"), [(380, True), (1280, False)])
+def test_the_placement_page_says_where_every_job_is_and_why(
+    chromium: Any, fed: HandFed, width: int, dark: bool, tmp_path: Path
+) -> None:
+    load, capacity = Load(0.25, 64 << 20, 2e6), Load(1.0, 2 << 30, 125e6)
+    told: dict[str, Any] = {"arriving": 500.0, "ceiling": 100.0, "load": load}
+    receiver: dict[str, Any] = {"targets": [TargetStatus(address="billing:443", latency_ms=20.0, calls=40)]}
+    fed.apply(
+        assigned(job(1), "w2", reason="worker-a is at 95 % of its cpu, above 90 %"),
+        Drain(at_ms=1, worker="w2", draining=True, actor="ann"),
+        MoveWish(at_ms=1, job=job(1), worker=ME, epoch=1, actor="ann"),
+    )
+    for one in (beat(flowing(job(0), **told), **receiver), beat(flowing(job(1), **told), worker="w2")):
+        fed.hear(msgspec.structs.replace(one, capacity=capacity, used=load, group=""))
+    page = chromium.new_page(
+        viewport={"width": width, "height": 900}, color_scheme="dark" if dark else "light"
+    )
+    with serving(fed) as url:
+        page.goto(f"{url}/placement")
+        for text in (
+            "0.25 of 1.00, 25 %", "64.0 MiB of 2.0 GiB", "drained", "worker-a is at 95 % of its cpu",
+            "50 % of cpu", "1,000/s", "20.0 ms", "2 → 13",
+        ):  # fmt: skip
+            says(page, text)
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
+        page.screenshot(path=tmp_path / "placement.png", full_page=True)
+        page.get_by_role("link", name="w2").first.click()
+        says(page, "Jobs of w2")
+        jobs = page.get_by_role("region", name="Jobs")
+        assert jobs.locator("tbody tr").count() == 1
+        page.goto(f"{url}/workloads/billing/orders")
+        for text in ("Little's law", "wanted on worker-a", "arriving 1,000/s"):
+            says(page, text)
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
+        page.screenshot(path=tmp_path / "workload.png", full_page=True)
+    page.close()

@@ -1,0 +1,338 @@
+"""A console over a runtime fed by hand: the real state, members, lease, handlers and server, without Kafka.
+
+Only the way into Kafka is missing: what would be appended to the control log is applied to the state at once,
+and kept in `appended`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections import deque
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import msgspec
+from aiohttp import web
+
+from app.alerts.delivery.monitor import Alerts
+from app.audit.jobs.books import AuditBooks
+from app.audit.jobs.region_query import Auditor
+from app.audit.topics.catalog import AuditsCatalog
+from app.config.web_address import Web
+from app.controllog.codec import HeadDecision, HeadStatus, Heartbeat, Incident, JobStatus, WorkloadStatus
+from app.controllog.events import AnyControlEvent, Assignment, RoutePut, WorkloadPut
+from app.controllog.state import ControlState
+from app.dispatch.definition import Workload
+from app.dispatch.model.throughput_diagnosis import TargetStatus
+from app.failover.run.participant import FailoverSide
+from app.failover.run.presence import Presence
+from app.failover.topology import Layout, Site
+from app.kernel.clock import now_ms
+from app.kernel.job import JobId, Kind
+from app.kernel.lease import Lease
+from app.kernel.tracker import Tracker
+from app.payload.schema_loader import Schemas
+from app.replicate.definition import RouteDefinition
+from app.replicate.topics.catalog import RoutesCatalog
+from app.sizing.forecasts import Forecasts
+from app.web.console import server
+from app.worker.jobs.vanished_topics import Vanished
+from app.worker.members.membership import Members
+from app.worker.runtime.service import Runtime
+
+ME = "worker-a"
+ENOUGH_S = 150.0
+LAYOUT = Layout(
+    "east",
+    {
+        "east": Site("east", "aggregate"), "west": Site("west", "aggregate"),
+        "east-regional": Site("east", "regional"), "west-regional": Site("west", "regional"),
+    },
+    "east-regional",
+)  # fmt: skip
+
+
+def definition(group: str = "billing", topic: str = "orders", **spec: Any) -> dict[str, Any]:
+    """A workload's definition that is valid where the cluster "east" is known."""
+    target = {"address": "127.0.0.1:50051"}
+    return {
+        "apiVersion": "switchyard/v1",
+        "kind": "Workload",
+        "metadata": {"group": group, "topic": topic, "cluster": "east"},
+        "spec": {"target": target, **spec},
+    }
+
+
+def put(data: dict[str, Any]) -> WorkloadPut:
+    """The event that defines it."""
+    workload = Workload.model_validate(data)
+    return WorkloadPut(
+        at_ms=1, key=workload.key, definition=workload.to_wire(), etag=workload.etag(), actor="test"
+    )
+
+
+def route(
+    name: str = "mirror", source: str = "east", target: str = "west", *topics: str, **spec: Any
+) -> dict[str, Any]:
+    """A route's definition that is valid where its clusters are known."""
+    return {
+        "apiVersion": "switchyard/v1", "kind": "Route", "metadata": {"name": name},
+        "spec": {"from": source, "to": target, "topics": list(topics or ("orders",)), **spec},
+    }  # fmt: skip
+
+
+def put_route(data: dict[str, Any]) -> RoutePut:
+    """The event that defines it."""
+    made = RouteDefinition.model_validate(data)
+    return RoutePut(at_ms=1, key=made.key, definition=made.to_wire(), etag=made.etag(), actor="test")
+
+
+def copying(partition: int, topic: str = "orders", name: str = "mirror") -> str:
+    """A replicate job's name."""
+    return str(JobId(Kind.REPLICATE, name, topic, partition))
+
+
+def job(partition: int, topic: str = "orders", key: str = "billing/orders") -> str:
+    """A dispatch job's name."""
+    return str(JobId(Kind.DISPATCH, key, topic, partition))
+
+
+def assigned(name: str, worker: str = ME, epoch: int = 1, reason: str = "") -> Assignment:
+    """`name` belongs to `worker`."""
+    return Assignment(at_ms=1, job=name, worker=worker, epoch=epoch, term=0, reason=reason)
+
+
+def flowing(name: str, epoch: int = 1, **fields: Any) -> JobStatus:
+    """A job whose offsets are known."""
+    known = {"committed": 10, "fetched": 30, "high_watermark": 40, "oldest_ms": -1} | fields
+    return JobStatus(**{"job": name, "epoch": epoch, "state": "flowing"} | known)
+
+
+def beat(
+    *jobs: JobStatus, worker: str = ME, url: str = "http://127.0.0.1:1", breaker: str = "closed", **told: Any
+) -> Heartbeat:
+    """A heartbeat of a worker that runs `jobs`; `told` is more of what it says of their workloads."""
+    parsed = [JobId.parse(status.job) for status in jobs]
+    keys = sorted({one.name for one in parsed if one.kind is Kind.DISPATCH})
+    receivers = [WorkloadStatus(key=key, breaker=breaker, in_flight=0, limit=100, **told) for key in keys]
+    return Heartbeat(worker=worker, at_ms=1, started_ms=1, url=url, state="running", term=0, jobs=list(jobs),
+                     workloads=receivers)  # fmt: skip
+
+
+def in_trouble(text: str = "") -> dict[str, Any]:
+    """What a worker says of a workload that has every trouble at once; `text` wherever there is free text."""
+    at = {"topic": "orders", "partition": 0}
+    away = TargetStatus(
+        address=f"billing-test:443{text}", contract="stream", breaker="open", why_open=f"found nobody {text}",
+        probe_in_ms=700, limit=8, ceiling=500, phase="hold", allowed=4, in_flight=1, credit=0, held=12,
+        timeout_ms=20_000, base_timeout_ms=10_000, health=f"unreachable{text}", calls=40, failed=30,
+    )  # fmt: skip
+    main = TargetStatus(address="billing:443", limit=100, in_flight=3, timeout_ms=10_000, health="serving")
+    head = HeadStatus(
+        **at, offset=17, age_s=4.2, tracker_used=0.95, unfinished_share=0.01, why_not=f"no token {text}"
+    )
+    moved = HeadDecision(
+        **at, offset=9, at_ms=now_ms(), rule="age", reason=f"not finished {text}", age_s=300.0
+    )
+    return {
+        "targets": [main, away], "held": 12, "rate_messages": 50.0, "tokens_messages": -4.0,
+        "rate_bytes": 1e6, "budget_used": 0.4, "stashed": 2, "heads": [head], "more_heads": 3,
+        "decisions": [moved],
+    }  # fmt: skip
+
+
+def incident(message: str = "offsets are gone") -> Incident:
+    """Something a person must know."""
+    return Incident(at_ms=now_ms(), worker=ME, kind="offsets-lost", subject=job(0), message=message)
+
+
+class Log:
+    """The control log: what is appended counts at once."""
+
+    def __init__(self) -> None:
+        self.view = ControlState()
+        self.caught_up = True
+        self.recent: deque[dict[str, Any]] = deque()
+        self.appended: list[AnyControlEvent] = []
+        self.meanwhile: list[AnyControlEvent] = []  # what somebody else appends just before
+        self.failure: Exception | None = None
+        self.refused_alerts: set[str] = set()
+
+    def counted(self, offset: int) -> bool:
+        return bool(self.recent[offset]["counted"])
+
+    async def append(self, *events: AnyControlEvent) -> int:
+        if self.failure is not None:
+            raise self.failure
+        events, self.meanwhile = (*self.meanwhile, *events), []
+        for event in events:
+            counted = self.view.apply(event)
+            self.appended.append(event)
+            self.recent.append({"counted": counted, **msgspec.to_builtins(event)})
+        return len(self.appended) - 1
+
+
+class Catalog:
+    """Definitions as they stand in the log."""
+
+    def __init__(self, log: Log, clusters: Any = None) -> None:
+        self.vanished = Vanished(clusters, lambda *_: None)
+        self._log = log
+        self.routes = RoutesCatalog(cast("Any", log), clusters, lambda *_: None)
+        self.audits = AuditsCatalog(cast("Any", log), clusters, lambda *_: None, LAYOUT)
+        self.audits.workload = self.workload
+
+    def route(self, name: str) -> RouteDefinition | None:
+        return self.routes.definition(name)
+
+    def workload(self, key: str) -> Workload | None:
+        found = self._log.view.workloads.get(key)
+        return Workload.from_wire(found.definition) if found else None
+
+
+class Clusters:
+    """One cluster that is known and cannot be reached."""
+
+    def __init__(self) -> None:
+        self.specs = {"east": None, "west": None}
+        self.budget = SimpleNamespace(used_bytes=4096, capacity_bytes=1 << 20)
+
+    async def get(self, name: str) -> Any:
+        raise ConnectionError(f"{name} does not answer")
+
+
+class EmptyTopic:
+    """A client of the control cluster, whose topics have no records; and `sent`, what would be."""
+
+    def __init__(self) -> None:
+        self.sent: list[Any] = []
+
+    async def send(self, event: Any, *, is_clients: bool = False) -> asyncio.Future[None]:
+        self.sent.append(event)
+        future = asyncio.get_running_loop().create_future()
+        future.set_result(None)
+        return future
+
+    async def end_offsets(self, wanted: Iterable[tuple[str, int]]) -> dict[tuple[str, int], int]:
+        return dict.fromkeys(wanted, 0)
+
+
+class Pump:
+    """What the tracker's handler reads of a pump."""
+
+    def __init__(self, tracker: Tracker, calls: dict[int, None], epoch: int = 1) -> None:
+        self.tracker = tracker
+        self.calls = calls
+        self.epoch = epoch
+        self.high_watermark = tracker.end
+        self.trouble = ""
+
+    def status(self) -> JobStatus:
+        return flowing(job(0), self.epoch)
+
+
+def a_pump() -> Pump:
+    """[100, 120) fetched, [100, 105) and [110, 112) acknowledged, 105 in flight."""
+    tracker = Tracker(100, 50)
+    tracker.fetched(100, 120)
+    tracker.ack_range(100, 105)
+    tracker.ack_range(110, 112)
+    return Pump(tracker, {105: None})
+
+
+class HandFed:
+    """See the module."""
+
+    def __init__(self) -> None:
+        self.worker = ME
+        self.url = ""
+        self.env: dict[str, str] = {}
+        self.control = Log()
+        self.schemas = Schemas(Path("/"))
+        self.catalog = Catalog(self.control)
+        self.clusters = Clusters()
+        self.members = Members(dead_after_s=3600.0)  # heard once, by hand
+        self.incidents: deque[Incident] = deque()
+        self.lease = Lease(3600.0)
+        self.lease.renewed(time.monotonic())
+        self.draining = False
+        self.should_stop = False
+        self.leader: Any = SimpleNamespace(leads=True)
+        self.beat: Heartbeat | None = None
+        self.regions: Any = None
+        self.region = "east"
+        self.forecasts = Forecasts("east")
+        nothing: Any = None
+        control: Any = self.control
+        self.failover = FailoverSide(
+            control, nothing, {}, LAYOUT, self.catalog.workload, leads=lambda: True, on_news=lambda: None,
+            on_trouble=lambda *_: None, presence=Presence(ME, time.monotonic),
+        )  # fmt: skip
+        empty: Any = EmptyTopic()
+        self.audit_sender = empty
+        self.audit_books = AuditBooks(
+            "", empty, nothing, nothing, self.catalog.audits.bounds_of, lambda *_: None
+        )
+        auditor = Auditor(
+            ME, self.audit_books, cast("Any", self.catalog.audits),
+            lambda: self.members.live(time.monotonic()),
+        )  # fmt: skip
+        self.alerts = Alerts(
+            control, auditor,
+            lambda: self.leader.leads, lambda *_: None, "east", self.env,
+        )  # fmt: skip
+        pumps: dict[str, Any] = {}
+        self.jobs = SimpleNamespace(
+            pumps=pumps, flowing=pumps, statuses=lambda: self.beat.jobs if self.beat else [],
+            workload_statuses=lambda: self.beat.workloads if self.beat else [],
+        )  # fmt: skip
+
+    def hear(self, heartbeat: Heartbeat) -> None:
+        """Takes a heartbeat in."""
+        self.members.hear(heartbeat, time.monotonic())
+        if heartbeat.worker == self.worker:
+            self.beat = heartbeat
+
+    def apply(self, *events: AnyControlEvent) -> None:
+        """Puts events into the state."""
+        for event in events:
+            assert self.control.view.apply(event)
+
+
+@contextmanager
+def serving(fed: HandFed | None, host: str = "127.0.0.1", **settings: Any) -> Iterator[str]:
+    """The console's address; it listens in a thread with a loop of its own until the end."""
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever, daemon=True)
+    thread.start()
+
+    def runtime() -> Runtime | None:
+        return cast("Runtime | None", fed)
+
+    async def start() -> tuple[web.AppRunner, int]:
+        application = web.Application(**server.options(Web(host=host, **settings), runtime))
+        server.install(application, runtime, "east")
+        runner = web.AppRunner(application, shutdown_timeout=1.0)
+        await runner.setup()
+        site = web.TCPSite(runner, "127.0.0.1", 0)
+        await site.start()
+        return runner, runner.addresses[0][1]
+
+    runner, port = asyncio.run_coroutine_threadsafe(start(), loop).result(ENOUGH_S)
+    try:
+        url = f"http://127.0.0.1:{port}"
+        if fed is not None:
+            fed.url = url
+        yield url
+    finally:
+        if fed is not None:
+            fed.should_stop = True
+        asyncio.run_coroutine_threadsafe(runner.cleanup(), loop).result(ENOUGH_S)
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join(ENOUGH_S)
+        loop.close()

@@ -1,0 +1,237 @@
+"""Where a job begins, on a real cluster: a position counts for the log that it is of, and for no other."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+from aiokafka import AIOKafkaProducer
+from aiokafka.admin import AIOKafkaAdminClient
+
+from app.controllog.events import Begun, Position
+from app.dispatch.definition import Workload
+from app.kafka.client.cluster import ClusterSpec
+from app.kafka.client.topics import TopicSpec, ensure_topics
+from app.kafka.data_clusters import DataCluster
+from app.kafka.fetch.deliveries import ByteBudget
+from app.kernel.fencing import LogId, TakeoverAnswer
+from app.kernel.job import JobId, Kind
+from app.kernel.ranges import Snapshot
+from app.offsets.sync.remote_progress import Carried
+from app.worker.jobs.start_position import Anew, Beginning, find_beginning
+
+GROUP = "billing"
+
+
+class Place:
+    """A topic of one partition with ten messages, in a real cluster."""
+
+    def __init__(self, cluster: DataCluster, topic: str) -> None:
+        self.cluster, self.topic = cluster, topic
+        self.job = JobId(Kind.DISPATCH, f"{GROUP}/{topic}", topic, 0)
+        self.told: list[str] = []
+
+    async def make(self, messages: int) -> None:
+        """The topic, with so many messages."""
+        await ensure_topics(self.cluster.client, [TopicSpec(self.topic, 1)])
+        producer = AIOKafkaProducer(**self.cluster.client.spec.aiokafka_options())
+        await producer.start()
+        for _ in range(messages):
+            await producer.send(self.topic, b"m", partition=0)
+        await producer.stop()
+
+    async def make_anew(self, messages: int) -> None:
+        """Deletes the topic and makes it again."""
+        admin = AIOKafkaAdminClient(**self.cluster.client.spec.aiokafka_options())
+        await admin.start()
+        await admin.delete_topics([self.topic])
+        await admin.close()
+        async with asyncio.timeout(120):
+            while self.topic in await self.cluster.client.topics():  # noqa: ASYNC110 - the broker's
+                await asyncio.sleep(0.05)
+        await self.make(messages)
+
+    async def log(self) -> LogId:
+        ids = await self.cluster.client.topic_ids([self.topic])
+        return LogId(await self.cluster.client.cluster_id(), ids[self.topic])
+
+    async def commit(self, offset: int) -> None:
+        assert await self.cluster.committer.commit(GROUP, {(self.topic, 0): offset}) == {}
+
+    async def begin(
+        self, base: int | None = None, *, lineage: int = 0, log: LogId | None = None,
+        start: str = "earliest", begun: Begun | None = None, anew: Anew | None = None,
+        carried: Carried | None = None,
+    ) -> Beginning:  # fmt: skip
+        """Where it begins when the table's answer has this base."""
+        answer = TakeoverAnswer(
+            job=str(self.job), epoch=1, worker="w", nonce="n", granted=True, known_epoch=1, lineage=lineage,
+            snapshot=b"" if base is None else Snapshot(base).to_bytes(), log=log or LogId(),
+        )  # fmt: skip
+        definition: dict[str, Any] = {
+            "apiVersion": "switchyard/v1",
+            "kind": "Workload",
+            "metadata": {"group": GROUP, "topic": self.topic, "cluster": "east"},
+            "spec": {"target": {"address": "h:1"}, "start": start},
+        }
+
+        def tell(kind: str, _subject: str, message: str, _remedy: str) -> None:
+            self.told.append(f"{kind}: {message}")
+
+        return await find_beginning(
+            self.job, Workload.from_wire(definition), self.cluster, answer, begun=begun, anew=anew, tell=tell,
+            carried=carried,
+        )  # fmt: skip
+
+
+@pytest.fixture
+async def place(bootstrap: str, topic_name: str) -> AsyncIterator[Place]:
+    async def nowhere(_: Any) -> None: ...
+
+    cluster = DataCluster(ClusterSpec("east", (bootstrap,)), nowhere, ByteBudget(1 << 20))
+    await cluster.start()
+    made = Place(cluster, topic_name)
+    await made.make(10)
+    yield made
+    await cluster.stop()
+
+
+def begun(place: Place, *ends: int, topic_id: str = "") -> Begun:
+    return Begun(at_ms=0, key=place.job.name, ends=list(ends), topic_id=topic_id)
+
+
+async def test_table_and_group_are_joined_and_the_present_ids_adopted(place: Place) -> None:
+    first = await place.begin()
+    assert (first.snapshot.base, first.log, first.known) == (0, await place.log(), False)
+    await place.commit(7)
+    assert (await place.begin()).snapshot.base == 7
+    old = await place.begin(5)
+    assert (old.snapshot.base, old.log, old.known, old.lineage) == (7, await place.log(), False, 0)
+    assert (await place.begin(9, log=await place.log())).known
+    assert place.told == []
+
+
+async def test_a_topic_made_anew_is_delivered_from_its_start_although_it_reaches_the_old_position(
+    place: Place,
+) -> None:
+    former = await place.log()
+    await place.make_anew(300)
+    await place.commit(100)  # an old owner's last one
+    found = await place.begin(100, log=former, lineage=2)
+    assert (found.snapshot, found.lineage, found.known) == (Snapshot(0), 3, False)
+    assert found.log == await place.log()
+    assert "made anew" in place.told[0]
+    assert former.topic_id in place.told[0]
+    assert found.log.topic_id in place.told[0]
+    # Once the table knows, nothing of it is told again, and the group's old commit is still not believed.
+    again = await place.begin(0, log=found.log, lineage=3)
+    assert (again.snapshot.base, again.known, len(place.told)) == (0, True, 1)
+
+
+async def test_a_workload_deployed_anew_in_another_cluster_begins_at_the_start_there(place: Place) -> None:
+    elsewhere = LogId("another-cluster", "another-topic")
+    await place.commit(4)
+    found = await place.begin(8, log=elsewhere, start="latest")
+    assert (found.snapshot.base, found.lineage) == (0, 1)
+    assert "went to another cluster" in place.told[0]
+
+
+async def test_a_job_that_found_its_log_made_anew_while_it_flowed_begins_where_it_found_it(
+    place: Place,
+) -> None:
+    await place.commit(9)
+    found = await place.begin(9, log=LogId("", "gone"), anew=Anew(1, 5, 3, "it was made anew"))
+    assert (found.snapshot.base, found.lineage, found.log) == (3, 5, await place.log())
+    assert "it was made anew" in place.told[0]
+    assert "topic id gone" in place.told[0]
+    assert found.log.topic_id in place.told[0]
+
+
+async def test_a_reset_is_no_incident(place: Place) -> None:
+    found = await place.begin(9, log=await place.log(), anew=Anew(1, 5, 3))
+    assert (found.snapshot.base, found.lineage, place.told) == (3, 5, [])
+
+
+async def test_latest_is_where_the_topic_ended_when_it_was_deployed(place: Place) -> None:
+    assert (await place.begin(start="latest", begun=begun(place, 6))).snapshot.base == 6
+    with pytest.raises(LookupError, match="not recorded"):
+        await place.begin(start="latest")
+
+
+async def test_latest_does_not_count_for_a_partition_that_was_added_nor_for_a_topic_made_anew(
+    place: Place,
+) -> None:
+    assert (await place.begin(start="latest", begun=begun(place))).snapshot.base == 0
+    of_another = begun(place, 6, topic_id="another")
+    assert (await place.begin(start="latest", begun=of_another)).snapshot.base == 0
+
+
+async def test_where_a_workload_was_moved_to_it_begins_as_mapped_until_the_table_knows_of_it(
+    place: Place,
+) -> None:
+    present = await place.log()
+    at = Begun(at_ms=0, key=place.job.name, ends=[6], topic_id=present.topic_id,
+               cluster_id=present.cluster_id)  # fmt: skip
+    elsewhere = LogId("another-cluster", "another-topic")
+    for committed in (9, 2):  # of an earlier life there
+        await place.commit(committed)
+        for base, log, lineage in ((None, None, 0), (8, elsewhere, 3)):
+            found = await place.begin(base, log=log, lineage=lineage, begun=at, start="latest")
+            assert (found.snapshot, found.lineage, found.log, found.known) == (
+                Snapshot(6), lineage + 1, present, False,
+            )  # fmt: skip
+    # What the table knows of this log counts, from then on.
+    assert (await place.begin(7, log=present, lineage=1, begun=at)).snapshot == Snapshot(7)
+    assert place.told == [], "a move is no incident"
+
+
+async def test_a_mapped_position_is_of_one_log_only(place: Place) -> None:
+    present = await place.log()
+    for cluster_id, topic_id in (("another", present.topic_id), (present.cluster_id, "another")):
+        at = Begun(at_ms=0, key=place.job.name, ends=[6], topic_id=topic_id, cluster_id=cluster_id)
+        assert (await place.begin(8, log=LogId("old", "old"), begun=at)).snapshot.base == 0
+    retry = Begun(at_ms=0, key="g/other", ends=[], cluster_id=present.cluster_id,
+                  others={place.topic: Position(present.topic_id, [4])})  # fmt: skip
+    assert (await place.begin(8, log=LogId("old", "old"), begun=retry)).snapshot.base == 4
+
+
+async def test_what_other_regions_have_finished_is_joined_and_latest_passes_over_nothing_they_have_not(
+    place: Place,
+) -> None:
+    present, seven, unknown = await place.log(), Carried(7, was_read=True), Carried(was_read=True)
+    assert (await place.begin(carried=seven)).snapshot.base == 7
+    found = await place.begin(5, log=present, carried=seven)
+    assert (found.snapshot.base, found.known) == (7, False), "the table is to learn that it was looked up"
+    found = await place.begin(9, log=present, carried=seven)
+    assert (found.snapshot.base, found.known) == (9, False)
+    assert (await place.begin(9, log=present, carried=unknown)).snapshot.base == 9
+    latest = begun(place, 8)
+    for carried, base in ((Carried(), 8), (seven, 7), (unknown, 0)):
+        assert (await place.begin(start="latest", begun=latest, carried=carried)).snapshot.base == base
+    reset = await place.begin(9, log=present, anew=Anew(1, 5, 3), carried=seven)
+    assert reset.snapshot.base == 3, "an operator asked for it"
+    assert place.told == []
+
+
+async def test_a_corrupt_snapshot_gives_way_to_the_groups_commit(place: Place) -> None:
+    await place.commit(4)
+    answer = TakeoverAnswer(job=str(place.job), epoch=1, worker="w", nonce="n", granted=True, known_epoch=1,
+                            snapshot=b"\x01nonsense")  # fmt: skip
+    workload: Any = Workload.from_wire(
+        {"apiVersion": "switchyard/v1", "kind": "Workload",
+         "metadata": {"group": GROUP, "topic": place.topic, "cluster": "east"},
+         "spec": {"target": {"address": "h:1"}}}
+    )  # fmt: skip
+    told: list[str] = []
+    found = await find_beginning(
+        place.job, workload, place.cluster, answer, begun=None, anew=None, tell=lambda *t: told.append(t[0])
+    )
+    assert (found.snapshot.base, found.known, told) == (4, False, ["snapshot-corrupt"])
+
+
+async def test_a_job_of_a_topic_that_is_not_there_waits(place: Place) -> None:
+    place.job = JobId(Kind.DISPATCH, place.job.name, f"{place.topic}-not", 0)
+    with pytest.raises(LookupError, match="does not exist"):
+        await place.begin(5)

@@ -1,0 +1,75 @@
+"""Where a job begins that readers of other regions have come further with. The cluster is played: what
+happens to its topic between two questions is the point."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from app.controllog.events import Begun
+from app.dispatch.definition import Workload
+from app.kernel.fencing import LogId, TakeoverAnswer
+from app.kernel.job import JobId, Kind
+from app.kernel.ranges import Snapshot
+from app.offsets.sync.remote_progress import Carried
+from app.worker.jobs.start_position import Beginning, find_beginning
+
+HERE = LogId("west-id", "t")
+START = 3  # of the log
+JOB = JobId(Kind.DISPATCH, "billing/orders", "orders", 0)
+
+
+class Played:
+    """A cluster with one topic that nobody has committed in: client, committer and fetches in one."""
+
+    name = "west"
+
+    def __init__(self) -> None:
+        self.client = self.committer = self.fetch = self
+
+    async def cluster_id(self) -> str:
+        return HERE.cluster_id
+
+    async def topic_ids(self, topics: list[str]) -> dict[str, str]:
+        return dict.fromkeys(topics, HERE.topic_id)
+
+    async def committed(self, _group: str, _wanted: object) -> dict[tuple[str, int], int | None]:
+        return {}
+
+    async def offsets_at(self, _topic: str, _partition: int, _at: int) -> int:
+        return START
+
+
+async def begin(carried: Carried, base: int | None = None) -> Beginning:
+    """Of a workload that starts with the latest, deployed when the log ended at 8."""
+    workload = Workload.from_wire({
+        "apiVersion": "switchyard/v1", "kind": "Workload",
+        "metadata": {"group": "billing", "topic": "orders", "cluster": "west"},
+        "spec": {"target": {"address": "h:1"}, "start": "latest"},
+    })  # fmt: skip
+    answer = TakeoverAnswer(
+        job=str(JOB), epoch=1, worker="w", nonce="n", granted=True, known_epoch=1,
+        snapshot=b"" if base is None else Snapshot(base).to_bytes(), log=HERE,
+    )  # fmt: skip
+    begun = Begun(at_ms=0, key=workload.key, ends=[8], topic_id=HERE.topic_id)
+    cluster: Any = Played()
+    return await find_beginning(
+        JOB, workload, cluster, answer, begun=begun, anew=None, tell=lambda *_: None, carried=carried
+    )
+
+
+@pytest.mark.parametrize("log", [HERE, LogId("west-id"), LogId()])
+async def test_of_this_log_as_far_as_is_known_what_is_finished_elsewhere_counts(log: LogId) -> None:
+    carried = Carried(70, was_read=True, log=log)
+    assert (await begin(carried)).snapshot == Snapshot(70)
+    assert (await begin(carried, 9)).snapshot == Snapshot(70)
+
+
+@pytest.mark.parametrize("log", [LogId("west-id", "before"), LogId("another", "t")])
+async def test_where_the_topic_was_made_anew_since_that_was_looked_up_it_says_nothing_of_it(
+    log: LogId,
+) -> None:
+    carried = Carried(70, was_read=True, log=log)
+    assert (await begin(carried)).snapshot == Snapshot(START), "nor is anything passed over that was not read"
+    assert (await begin(carried, 9)).snapshot == Snapshot(9)

@@ -1,0 +1,229 @@
+"""A topic that vanished is an incident until it is back; what an operator takes out is none."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import pytest
+
+from app.audit.topics.catalog import AuditsCatalog
+from app.controllog.events import Claim, Released, RouteDeleted
+from app.dev.yard import Yard
+from app.dev.yard.security import ADMIN
+from app.kafka.client.cluster import ClusterClient
+from app.kafka.client.topics import TopicSpec, ensure_topics
+from app.replicate.topics import catalog as topics_catalog
+from app.worker import catalog as module
+from app.worker.jobs import topic_inventory
+from app.worker.jobs.vanished_topics import MOST_TOLD, Found, Topic, Vanished
+from tests.audit.topics.test_catalog import ByHand
+from tests.kafka.acls import DESCRIBE, DESCRIBE_CONFIGS, READ, TOPIC, Acls, spec_of
+from tests.replicate.topics.test_catalog import TwoClusters
+from tests.web.runtime_fake import assigned, definition, put
+
+USER = "switchyard"
+
+
+@pytest.fixture(autouse=True)
+def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(topics_catalog, "REFRESH_S", 0.0)
+    monkeypatch.setattr(module, "REFRESH_S", 0.0)
+    monkeypatch.setattr(module, "GONE_S", 0.2)
+    monkeypatch.setattr(topic_inventory, "SETTINGS_S", 0.0)
+    monkeypatch.setattr(topic_inventory, "GONE_S", 0.2)
+
+
+@pytest.fixture
+async def two(yard: Yard, topic_name: str) -> AsyncIterator[TwoClusters]:
+    made = TwoClusters(yard, topic_name)
+    yield made
+    await made.clusters.stop()
+
+
+def incidents(two: TwoClusters) -> list[tuple[str, str]]:
+    return [(kind, subject) for kind, subject, _, _ in two.told if kind.startswith("topic-")]
+
+
+def shown(two: TwoClusters) -> set[tuple[str, str, str]]:
+    """Kind, name and state of what vanished."""
+    found = two.catalog.vanished.of.values()
+    return {(one.topic.kind, one.topic.topic.removeprefix(f"{two.prefix}."), one.state) for one in found}
+
+
+async def rounds(two: TwoClusters, holds: Callable[[], bool]) -> None:
+    """Of the leader, until it holds."""
+    await two.rounds(lambda _: holds())
+
+
+async def end(two: TwoClusters, job: str) -> None:
+    """Its owner lets it go for good, as the leader asks it to."""
+    reason = two.catalog.vanished.why_gone(job)
+    await two.append(Released(at_ms=0, job=job, worker="worker-a", epoch=1, reason=reason))
+
+
+async def test_a_topic_of_a_pattern_that_is_deleted_is_an_incident_until_it_is_there_again(
+    two: TwoClusters,
+) -> None:
+    for topic in ("orders", "refunds"):
+        await two.make("east", two.name(topic), 1)
+    await two.deploy()
+    await two.until({"mirror orders": {0}, "mirror refunds": {0}})
+    await two.append(*(assigned(job) for job in await two.catalog.jobs()))
+    await two.delete("east", two.name("orders"))
+    await two.until({"mirror refunds": {0}})
+
+    assert shown(two) == {("route", "orders", "absent")}
+    assert incidents(two) == [("topic-vanished", "mirror")]
+    (remedy,) = [told[3] for told in two.told if told[0] == "topic-vanished"]
+    assert f"switchyard route drop-topic mirror {two.name('orders')}" in remedy
+    told = two.catalog.routes.told("mirror")
+    assert told is not None
+    states = {row["topic"]: (row["state"], row["partitions"]) for row in map(told.row, told.topics)}
+    assert states == {two.name("orders"): ("vanished", 0), two.name("refunds"): ("copied", 1)}
+
+    # Its job has ended; another leader, who has never seen the topic, knows it all the same.
+    await end(two, f"replicate:mirror:{two.name('orders')}:0")
+    await two.append(Claim(at_ms=0, term=1, worker="worker-b"))
+    two.restart()
+    assert not shown(two)
+    await rounds(two, lambda: shown(two) == {("route", "orders", "absent")})
+    await two.until({"mirror refunds": {0}})
+
+    two.told.clear()
+    await two.make("east", two.name("orders"), 1)
+    await two.until({"mirror orders": {0}, "mirror refunds": {0}})
+    assert not shown(two)
+    assert incidents(two) == [("topic-returned", "mirror")]
+
+
+async def test_what_an_operator_takes_out_of_a_route_is_no_incident_also_when_it_is_deleted_then(
+    two: TwoClusters,
+) -> None:
+    for topic in ("orders", "refunds", "kept"):
+        await two.make("east", two.name(topic), 1)
+    await two.deploy()
+    await two.until({"mirror orders": {0}, "mirror refunds": {0}, "mirror kept": {0}})
+    await two.append(*(assigned(job) for job in await two.catalog.jobs()))
+    await two.deploy(exclude=[two.name("orders")])
+    await two.until({"mirror refunds": {0}, "mirror kept": {0}})
+    await end(two, f"replicate:mirror:{two.name('orders')}:0")
+    await two.delete("east", two.name("orders"))
+    await two.deploy()  # meant again, and not there: nothing of it ended by itself
+    await two.until({"mirror refunds": {0}, "mirror kept": {0}})
+    assert not shown(two)
+
+    await two.delete("east", two.name("refunds"))
+    await rounds(two, lambda: bool(shown(two)))
+    await two.deploy(exclude=[two.name("refunds")])  # the operator agrees: it is over
+    await rounds(two, lambda: not shown(two))
+    await two.append(RouteDeleted(at_ms=0, key="mirror", actor="me"))
+    await two.until({})
+    assert incidents(two) == [("topic-vanished", "mirror")]
+
+
+async def test_a_topic_that_may_not_be_described_any_more_keeps_its_jobs_and_is_an_incident_with_the_remedy(
+    secured: Yard, topic_name: str
+) -> None:
+    specs = {
+        name: spec_of(secured, cluster, USER, name)
+        for name, cluster in (("east", "east-regional"), ("west", "east-aggregate"))
+    }
+    two, admins = TwoClusters(secured, topic_name, specs), []
+    orders = two.name("orders")
+    for cluster in ("east-regional", "east-aggregate"):
+        admins.append(ClusterClient(spec_of(secured, cluster, ADMIN)))
+        await admins[-1].start()
+        await ensure_topics(admins[-1], [TopicSpec(orders, 1, 1)])
+    here, there = map(Acls, admins)
+    try:
+        await here.allow(USER, TOPIC, orders, READ, DESCRIBE_CONFIGS)
+        await there.allow(USER, TOPIC, orders, READ, DESCRIBE, DESCRIBE_CONFIGS)
+        await two.deploy()
+        await two.until({"mirror orders": {0}})
+        await two.append(*(assigned(job) for job in await two.catalog.jobs()))
+        await here.withdraw(USER, TOPIC, orders, READ)
+        await rounds(two, lambda: shown(two) == {("route", "orders", "denied")})
+        two.restart()  # another leader, who was never shown the topic
+        await rounds(two, lambda: shown(two) == {("route", "orders", "denied")})
+        assert await two.jobs() == {"mirror orders": {0}}
+        ((_, _, message, remedy), *_) = [told for told in two.told if told[0] == "topic-vanished"]
+        assert f"User:{USER} lacks Describe on topic {orders} in east" in message
+        assert "kafka-acls.sh" in remedy
+        assert (
+            f"--allow-principal 'User:{USER}' --operation Describe --operation Read --topic {orders}"
+            in remedy
+        )
+
+        await here.allow(USER, TOPIC, orders, READ)
+        await rounds(two, lambda: not shown(two))
+        assert await two.jobs() == {"mirror orders": {0}}
+        assert incidents(two)[-1] == ("topic-returned", "mirror")
+    finally:
+        await two.clusters.stop()
+        for admin in admins:
+            await admin.stop()
+
+
+async def test_a_workload_whose_topic_is_deleted_keeps_its_jobs_and_is_an_incident(two: TwoClusters) -> None:
+    orders = two.name("orders")
+    await two.make("east", orders, 1)
+    await two.append(put(definition("billing", orders)))
+    while f"dispatch:billing/{orders}:{orders}:0" not in (jobs := await two.catalog.jobs()):
+        pass
+    await two.append(*(assigned(job) for job in jobs))
+    await two.delete("east", orders)
+    while not two.catalog.vanished.of:
+        assert jobs <= await two.catalog.jobs()
+    assert shown(two) == {("workload", "orders", "absent")}
+    assert incidents(two) == [("topic-vanished", f"billing/{orders}")]
+    await two.make("east", orders, 1)
+    while two.catalog.vanished.of:
+        assert jobs <= await two.catalog.jobs()
+    assert incidents(two)[1:] == [("topic-returned", f"billing/{orders}")]
+
+
+def test_a_topic_of_an_audit_plan_that_is_gone_is_an_incident_until_the_plan_leaves_it_out() -> None:
+    region = ByHand()
+    catalog: AuditsCatalog = region.catalog
+    clusters: Any = None
+    told: list[tuple[str, ...]] = []
+    vanished = Vanished(clusters, lambda *one: told.append(one))
+    region.put("all", "orders|refunds")
+    region.listed("home", orders=1, refunds=1)
+    held = {"audit:all//home:orders": ["audit:all//home:orders:0"]}
+    assert region.view.apply(assigned("audit:all//home:orders:0"))
+
+    def look() -> None:
+        vanished.look(catalog.found(held))
+
+    look()
+    region.listed("home", now_s=101.0, refunds=1)
+    look()
+    assert not vanished.of, "it may be back in a moment"
+    region.listed("home", now_s=101.0 + 10, refunds=1)
+    look()
+    assert list(vanished.of.values()) == [Found(Topic("audit plan", "all", "home", "orders"), "absent")]
+    catalog._topics.clear()  # another term: nothing is known
+    look()
+    assert vanished.of
+    region.put("all", "orders|refunds", exclude=["orders"])
+    look()
+    assert not vanished.of
+    assert [one[:2] for one in told] == [("topic-vanished", "all")]
+
+
+def test_thousands_of_topics_that_vanish_at_once_are_few_incidents_and_all_are_shown() -> None:
+    told: list[tuple[str, ...]] = []
+    clusters: Any = None
+    vanished = Vanished(clusters, lambda *one: told.append(one))
+    all_of_them = [
+        (f"replicate:mirror:t{n}", Found(Topic("route", "mirror", "east", f"t{n}"), "absent"))
+        for n in range(5_000)
+    ]
+    vanished.look(all_of_them)
+    assert len(vanished.of) == 5_000
+    assert len(told) == MOST_TOLD + 1
+    assert f"{5_000 - MOST_TOLD} more topics" in told[-1][2]
+    vanished.look(all_of_them)
+    assert len(told) == MOST_TOLD + 1, "told once"

@@ -1,0 +1,122 @@
+"""A loopback address is refused to a worker as soon as it hears another host; alone it keeps it."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import time
+from contextlib import suppress
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from app.config.web_address import Web
+from app.controllog.codec import Heartbeat
+from app.worker.members import loopback_check
+from app.worker.members.advertised_address import loopback_place, own_url
+from app.worker.members.loopback_check import Neighbours, NotReachable, apart
+from app.worker.members.membership import DRAINING, Members
+
+HERE, THERE = "here", "there"
+LOOPBACK = "http://127.0.0.1:6066"
+
+
+def beat(worker: str, place: str, state: str = "running") -> Heartbeat:
+    return Heartbeat(worker=worker, at_ms=0, started_ms=0, url=LOOPBACK, state=state, term=0, place=place)
+
+
+@pytest.mark.parametrize("url", [LOOPBACK, "http://[::1]:1", "http://localhost:6066", "http://0.0.0.0:1"])
+def test_a_loopback_address_does_not_reach_a_worker_on_another_host(url: str) -> None:
+    assert apart(HERE, url, {"b": beat("b", THERE), "a": beat("a", HERE)}) == "b"
+
+
+@given(st.dictionaries(st.text(max_size=3), st.sampled_from([HERE, ""])))
+def test_workers_that_share_loopback_or_do_not_say_may_keep_it(places: dict[str, str]) -> None:
+    assert apart(HERE, LOOPBACK, {w: beat(w, place) for w, place in places.items()}) == ""
+
+
+def test_any_other_address_and_a_neighbour_that_drains_are_no_reason() -> None:
+    beats = {"b": beat("b", THERE)}
+    assert apart(HERE, "http://10.0.0.7:6066", beats) == ""
+    assert apart(HERE, "http://[", beats) == ""
+    assert apart("", LOOPBACK, beats) == ""
+    assert apart(HERE, LOOPBACK, {"b": beat("b", THERE, DRAINING)}) == ""
+
+
+def service(members: Members, told: list[str]) -> Neighbours:
+    return Neighbours(HERE, lambda: LOOPBACK, members, lambda kind, *_: told.append(kind))
+
+
+def test_a_worker_that_starts_so_ends_with_the_remedy() -> None:
+    async def run() -> None:
+        members, told = Members(1e9), list[str]()
+        members.hear(beat("b", THERE), time.monotonic())
+        watching = service(members, told)
+        await watching.start()
+        async with asyncio.timeout(60):
+            while not watching.crashed:  # noqa: ASYNC110 - its own task changes it
+                await asyncio.sleep(0.01)
+        assert isinstance(watching.crash_reason, NotReachable)
+        assert "web.advertise" in str(watching.crash_reason)
+        with suppress(Exception):
+            await watching.stop()
+
+    asyncio.run(run())
+
+
+def test_one_that_runs_already_goes_on_and_tells_it_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loopback_check, "START_S", 0.0)
+    monkeypatch.setattr(loopback_check, "LOOK_S", 0.01)
+
+    async def run() -> None:
+        members, told = Members(1e9), list[str]()
+        members.hear(beat("b", THERE), time.monotonic())
+        watching = service(members, told)
+        await watching.start()
+        async with asyncio.timeout(60):
+            while not told:  # noqa: ASYNC110 - its own task changes it
+                await asyncio.sleep(0.01)
+        await asyncio.sleep(0.1)
+        assert told == ["loopback-address"]
+        assert not watching.crashed
+        await watching.stop()
+
+    asyncio.run(run())
+
+
+def test_processes_of_one_network_have_one_place() -> None:
+    assert loopback_place() == loopback_place()
+    assert len(loopback_place()) == 16
+
+
+@pytest.mark.parametrize(
+    ("broker", "listens", "url"),
+    [("127.0.0.1", "0.0.0.0", "http://127.0.0.1:7000"), ("::1", "::", "http://[::1]:7000")],  # noqa: S104
+)
+def test_the_address_is_the_one_by_which_a_broker_is_reached(broker: str, listens: str, url: str) -> None:
+    family = socket.AF_INET6 if ":" in broker else socket.AF_INET
+    try:
+        server = socket.create_server((broker, 0), family=family)
+    except OSError:
+        pytest.skip(f"there is no {broker} here")
+    with server, socket.create_server(("127.0.0.1", 0)) as gone:
+        closed = f"127.0.0.1:{gone.getsockname()[1]}"
+        gone.close()
+        bootstrap = [closed, f"[{broker}]:{server.getsockname()[1]}"]
+        assert asyncio.run(own_url(Web(host=listens), 7000, bootstrap)) == url
+
+
+def test_what_is_configured_needs_no_broker() -> None:
+    everywhere = "0.0.0.0"  # noqa: S104
+    assert asyncio.run(own_url(Web(host="10.0.0.7"), 7000, [])) == "http://10.0.0.7:7000"
+    assert (
+        asyncio.run(own_url(Web(host=everywhere, advertise="fd00::7"), 7000, [])) == "http://[fd00::7]:7000"
+    )
+    given = Web(host=everywhere, advertise="https://a.example")
+    assert asyncio.run(own_url(given, 7000, [])) == "https://a.example"
+
+
+def test_without_a_broker_of_the_right_family_the_error_names_the_setting() -> None:
+    with pytest.raises(OSError, match=r"web\.advertise"):
+        asyncio.run(own_url(Web(host="0.0.0.0"), 7000, ["[::1]:1"]))  # noqa: S104

@@ -1,0 +1,189 @@
+"""The job manager alone: what cannot start is tried calmly, and let go when the leader asks."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
+
+from app.controllog.events import AnyControlEvent, Assignment, Claim, Released
+from app.controllog.state import ControlState
+from app.kernel.job import JobId
+from app.kernel.lease import Lease
+from app.payload.schema_loader import Schemas
+from app.worker.catalog import Catalog
+from app.worker.runtime.job_manager import Jobs
+from app.worker.runtime.job_starter import START_RETRY_S
+from tests.web.runtime_fake import definition, put
+
+JOB = "dispatch:billing/orders:orders:0"
+ENOUGH_S = 150.0
+
+
+class Log:
+    """The control log by hand: what is appended counts at once."""
+
+    def __init__(self) -> None:
+        self.view = ControlState()
+        self.appended: list[AnyControlEvent] = []
+        self._told: list[Callable[[], None]] = []
+        self.apply(Claim(at_ms=0, term=1, worker="leader"))
+
+    def on_change(self, listener: Callable[[], None]) -> None:
+        self._told.append(listener)
+
+    def apply(self, *events: AnyControlEvent) -> None:
+        for event in events:
+            self.view.next_offset += 1
+            self.view.apply(event)
+        for told in self._told:
+            told()
+
+    async def append(self, *events: AnyControlEvent) -> int:
+        self.appended += events
+        self.apply(*events)
+        return 0
+
+
+class Away:
+    """Clusters of which none can be reached; `tries` counts."""
+
+    def __init__(self, *names: str) -> None:
+        self.specs = dict.fromkeys(names)
+        self.tries = 0
+
+    async def get(self, name: str) -> Any:
+        self.tries += 1
+        raise ConnectionError(f"{name} does not answer")
+
+    def started(self) -> list[Any]:
+        return []
+
+
+def assigned(*, release: bool = False) -> Assignment:
+    return Assignment(at_ms=0, job=JOB, worker="me", epoch=1, term=1, reason="", release=release)
+
+
+@asynccontextmanager
+async def managed(log: Log, clusters: Away) -> AsyncIterator[tuple[Jobs, list[str]]]:
+    """A running job manager, and the troubles it tells."""
+    told: list[str] = []
+    by_hand: Any = log
+    fake: Any = clusters
+    nobody: Any = None
+
+    def tell(_kind: str, _subject: str, message: str, _remedy: str) -> None:
+        told.append(message)
+
+    catalog = Catalog(by_hand, fake, tell)
+    jobs = Jobs(
+        "me", by_hand, catalog, fake, nobody, Lease(2.0), tell, grace_s=1.0, schemas=Schemas(Path("schemas"))
+    )
+    await jobs.start()
+    try:
+        yield jobs, told
+    finally:
+        async with asyncio.timeout(ENOUGH_S):
+            await jobs.stop()
+
+
+async def until(condition: Callable[[], Any]) -> None:
+    async with asyncio.timeout(ENOUGH_S):
+        while not condition():  # noqa: ASYNC110 - callbacks change it
+            await asyncio.sleep(0.01)
+
+
+async def test_a_job_whose_definition_cannot_be_read_is_tried_calmly_and_says_why() -> None:
+    log, looks = Log(), 0
+    async with managed(log, Away("east")) as (jobs, told):
+        lookup = jobs._catalog.workload
+
+        def counted(key: str) -> Any:
+            nonlocal looks
+            looks += 1
+            return lookup(key)
+
+        jobs._catalog.workload = counted  # type: ignore[method-assign]
+        log.apply(assigned())
+        began_s = time.monotonic()
+        for _ in range(100):  # every change of the log makes it look again
+            log.apply()
+            await asyncio.sleep(0.005)
+        await until(lambda: told)
+        assert looks <= 3 + (time.monotonic() - began_s) / START_RETRY_S
+        assert "no definition of billing/orders" in told[0]
+        assert "no definition" in jobs.statuses()[0].trouble
+
+
+async def test_a_job_that_cannot_start_is_let_go_when_the_leader_asks_for_it() -> None:
+    log = Log()
+    log.apply(put(definition()), assigned())
+    async with managed(log, Away("east")) as (jobs, told):
+        await until(lambda: told)
+        log.apply(assigned(release=True))
+        await until(lambda: log.appended)
+        assert [type(event) for event in log.appended] == [Released]
+        assert log.view.owner(JOB) is None
+        await until(lambda: not jobs.statuses())
+
+
+async def test_a_job_of_a_cluster_that_is_not_configured_here_says_so() -> None:
+    log = Log()
+    log.apply(put(definition()), assigned())
+    clusters = Away("west")
+    async with managed(log, clusters) as (_, told):
+        await until(lambda: told)
+        assert told == ["cluster 'east' is not in this worker's configuration"]
+        assert clusters.tries == 0
+
+
+async def test_a_job_given_under_another_epoch_while_it_cannot_start_is_let_go_under_that() -> None:
+    log = Log()
+    log.apply(put(definition()), assigned())
+    async with managed(log, Away("east")) as (_, told):
+        await until(lambda: told)
+        again = msgspec.structs.replace(assigned(), epoch=2)
+        log.apply(again, msgspec.structs.replace(again, release=True))
+        await until(lambda: log.appended)
+        released = log.appended[0]
+        assert isinstance(released, Released)
+        assert released.epoch == 2
+
+
+async def test_what_a_worker_that_stops_is_given_all_the_same_it_gives_back_and_never_starts() -> None:
+    log, clusters = Log(), Away("east")
+    log.apply(put(definition()))
+    async with managed(log, clusters) as (jobs, _):
+        await jobs.drain_all()
+        log.apply(assigned())
+        await until(lambda: log.appended)
+        assert [type(event) for event in log.appended] == [Released]
+        assert log.view.owner(JOB) is None
+        assert clusters.tries == 0
+
+
+async def test_what_could_not_start_before_the_worker_stops_is_given_back_once() -> None:
+    log = Log()
+    log.apply(put(definition()), assigned())
+    async with managed(log, Away("east")) as (jobs, told):
+        await until(lambda: told)
+        await jobs.drain_all()
+        assert [type(event) for event in log.appended] == [Released]
+        assert log.view.owner(JOB) is None
+
+
+async def test_a_job_that_went_elsewhere_is_closed_at_the_moment_that_is_read() -> None:
+    log, closed = Log(), []
+    async with managed(log, Away("east")) as (jobs, _):
+        log.apply(assigned())
+        pump: Any = SimpleNamespace(job=JobId.parse(JOB), epoch=1, close=lambda: closed.append(JOB))
+        jobs.pumps[JOB] = pump
+        log.apply(msgspec.structs.replace(assigned(), worker="other", epoch=2))
+        assert closed == [JOB], "nothing else has had its turn in between"
+        assert jobs.pumps == {}

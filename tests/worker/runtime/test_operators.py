@@ -1,0 +1,340 @@
+"""Skip, stash and pause on a pump whose receiver is real; what a range may name, for all of them."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from itertools import pairwise
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from app.controllog.events import ALL, Assignment, OperatorAct, Paused
+from app.kernel.lease import Lease
+from app.sdk.receiver import Message
+from app.worker.jobs.operator_acts import MAX_OFFSETS, Ended, Move, checked, count, offsets_of, runs
+from app.worker.runtime import operators as module
+from app.worker.runtime.operators import (
+    COPYING,
+    ENDING,
+    FINISHED,
+    MOVED,
+    NOT_READ,
+    NotHere,
+    Operators,
+    Refused,
+)
+from tests.dispatch.pump.rig import Stand, numbers, standing
+from tests.web.runtime_fake import Log
+
+ME = "w1"
+
+
+class Hangs:
+    """A handler that does not come back for some messages until told to."""
+
+    def __init__(self, *values: int) -> None:
+        self.values = {str(value).encode() for value in values}
+        self.go = asyncio.Event()
+
+    async def __call__(self, message: Message) -> None:
+        if message.value in self.values:
+            await self.go.wait()
+
+
+class Office:
+    """An operator of the stand's first pump."""
+
+    def __init__(self, stand: Stand) -> None:
+        self.stand, self.log = stand, Log()
+        self.pump = stand.pumps[0]
+        self.job = str(self.pump.job)
+        pumps = {self.job: self.pump}
+        self.jobs: Any = SimpleNamespace(
+            worker=ME, pumps=pumps, flowing=pumps, draining=False, _lease=stand.lease
+        )
+        self.operators = Operators(self.jobs, self.log)  # type: ignore[arg-type]
+        self.assign(ME)
+
+    def assign(self, worker: str, epoch: int = 1) -> None:
+        self.log.view.apply(Assignment(at_ms=1, job=self.job, worker=worker, epoch=epoch, term=0, reason=""))
+
+    @property
+    def acts(self) -> list[Any]:
+        return [event for event in self.log.appended if isinstance(event, OperatorAct)]
+
+
+async def stuck_at(stand: Stand, offset: int, total: int = 30) -> Office:
+    """All but `offset` is delivered; its call does not come back."""
+    pump = stand.pump()
+    stand.feed(pump, numbers(total))
+    await stand.until(lambda: pump.tracker.unfinished == 1 and offset in pump.calls)
+    return Office(stand)
+
+
+async def test_a_skipped_message_is_finished_and_everything_behind_it_is_committed() -> None:
+    async with standing(Hangs(7)) as stand:
+        office = await stuck_at(stand, 7)
+        ended = await office.operators.skip(office.job, [(7, 8)], "ann", "bug 17")
+        assert ended == Ended(((7, 8),), (), {})
+        assert office.pump.tracker.base == 30
+        assert stand.copied.records == []
+        (act,) = office.acts
+        assert (act.subject, act.action, act.actor) == (office.job, "skip", "ann")
+        assert act.detail == "7: 1 ended (bug 17)"
+
+
+async def test_a_stashed_message_is_in_the_dlq_with_who_and_why() -> None:
+    async with standing(Hangs(7)) as stand:
+        office = await stuck_at(stand, 7)
+        ended = await office.operators.stash(office.job, [(7, 8)], "ann", "bug 17")
+        assert (ended.ended, office.pump.tracker.base) == (((7, 8),), 30)
+        ((topic, _, value, headers),) = stand.copied.records
+        assert (topic.endswith("__dlq"), value) == (True, b"7")
+        assert headers["switchyard-reason"] == b"stashed by ann: bug 17"
+
+
+async def test_what_cannot_be_ended_is_told_with_the_reason_and_stays_as_it_is() -> None:
+    async with standing(Hangs(7), ordering="partition") as stand:
+        pump = stand.pump()
+        stand.feed(pump, numbers(30))
+        await stand.until(lambda: 7 in pump.calls)
+        office = Office(stand)
+        ranges = [(6, 9), (1_000, 1_002)]
+        look = office.operators.foresee(office.job, ranges)
+        assert (look.ended, look.pending) == (((7, 9),), ())
+        assert look.refused == {FINISHED: ((6, 7),), NOT_READ: ((1_000, 1_002),)}
+        assert (pump.tracker.base, office.log.appended) == (7, []), "a look changes nothing"
+        assert await office.operators.skip(office.job, ranges, "ann") == look
+        await stand.idle()
+        assert b"8" not in stand.values()
+
+
+@pytest.mark.parametrize("verb", ["skip", "stash"])
+@pytest.mark.parametrize("contract", ["unary", "stream"])
+@pytest.mark.parametrize(("ordering", "keys"), [("key", 2), ("partition", 0)])
+async def test_what_waits_for_its_turn_is_ended_at_once_and_those_behind_it_come_in_order(
+    ordering: str, keys: int, contract: str, verb: str
+) -> None:
+    stuck = Hangs(0)
+    async with standing(stuck, ordering=ordering, target={"contract": contract}) as stand:
+        pump = stand.pump()
+        stand.feed(pump, numbers(30, keys=keys))
+        waiting = 30 // keys if keys else 30  # behind the first one: those of other keys are done
+        await stand.until(lambda: pump.tracker.unfinished == waiting and b"0" in stand.values())
+        assert pump.in_flight == 1
+        office = Office(stand)
+        ended = await getattr(office.operators, verb)(office.job, [(4, 5), (8, 11), (20, 21)], "ann")
+        gone = {4, 8, 10, 20} | ({9} if ordering == "partition" else set())
+        assert {offset for span in ended.ended for offset in range(*span)} == gone
+        assert pump.tracker.base == 0, "the one before them is still out"
+        assert stand.copied.values("__dlq") == [str(n).encode() for n in sorted(gone) if verb == "stash"]
+        stuck.go.set()
+        await stand.idle()
+        even = [int(message.value) for message in stand.seen if not keys or message.key == b"0"]
+        assert even == [n for n in range(0, 30, keys or 1) if n not in gone]
+
+
+@pytest.mark.parametrize("ordering", ["none", "key"])
+async def test_what_waits_for_its_time_is_ended_at_once_and_the_others_of_its_key_go_on(
+    ordering: str,
+) -> None:
+    async with standing(lambda _: None, ordering=ordering) as stand:
+        pump = stand.pump()
+        in_an_hour = str(int(time.time() + 3600) * 1000).encode()
+        stand.feed(pump, numbers(2, keys=1), headers=[("not-before", in_an_hour)])
+        stand.feed(pump, numbers(8, 2, keys=1))
+        await stand.until(lambda: not pump._intake.ready)
+        office = Office(stand)
+        assert (await office.operators.skip(office.job, [(0, 1)], "ann")).ended == ((0, 1),)
+        assert (await office.operators.stash(office.job, [(1, 2)], "ann")).ended == ((1, 2),)
+        assert stand.copied.values("__dlq") == [b"1"]
+        await stand.idle()
+        assert sorted(int(message.value) for message in stand.seen) == list(range(2, 10))
+
+
+@pytest.mark.parametrize("ordering", ["none", "key"])
+async def test_what_waits_for_the_workloads_delay_is_ended_at_once(ordering: str) -> None:
+    async with standing(lambda _: None, ordering=ordering, delay="1h") as stand:
+        pump = stand.pump()
+        stand.feed(pump, numbers(9, keys=3))
+        office = Office(stand)
+        assert (await office.operators.skip(office.job, [(0, 9)], "ann")).ended == ((0, 9),)
+        assert (pump.tracker.base, stand.seen) == (9, [])
+
+
+async def test_of_two_who_end_a_message_at_once_one_is_told_that_it_is_being_ended() -> None:
+    async with standing(Hangs(*range(9)), target={"contract": "stream"}) as stand:
+        pump = stand.pump()
+        stand.feed(pump, numbers(9))
+        await stand.until(lambda: len(stand.seen) == 9)
+        office = Office(stand)
+        acts = [office.operators.skip(office.job, [(2, 3)], name) for name in ("ann", "bob")]
+        first, second = await asyncio.gather(*acts)
+        assert (first.ended, second.refused) == (((2, 3),), {ENDING: ((2, 3),)})
+
+
+async def test_a_stash_that_the_dlq_does_not_take_is_told_as_under_way(monkeypatch: Any) -> None:
+    monkeypatch.setattr(module, "SETTLE_S", 0.3)
+    async with standing(Hangs(7)) as stand:
+        office = await stuck_at(stand, 7)
+        stand.copied.refuse = True
+        ended = await office.operators.stash(office.job, [(7, 8)], "ann")
+        assert (ended.ended, ended.pending) == ((), ((7, 8),))
+        assert (await office.operators.skip(office.job, [(7, 8)], "ann")).refused == {COPYING: ((7, 8),)}
+        assert office.pump.tracker.base == 7
+        stand.copied.refuse = False
+        await stand.idle()
+        assert stand.copied.values("__dlq") == [b"7"]
+
+
+async def test_offsets_are_ended_by_the_owner_only_under_its_epoch_and_lease() -> None:
+    async with standing(Hangs(7)) as stand:
+        office = await stuck_at(stand, 7)
+        acts = [office.operators.skip, office.operators.stash]
+        office.assign("w2", 2)
+        for act in acts:
+            with pytest.raises(NotHere, match="belongs to w2"):
+                await act(office.job, [(7, 8)], "ann")
+        office.assign(ME, 3)  # its pump is of an epoch that is over
+        for act in acts:
+            with pytest.raises(NotHere, match="starting or stopping"):
+                await act(office.job, [(7, 8)], "ann")
+        office.pump.epoch = 3
+        office.jobs._lease = Lease(1.0)
+        for act in acts:
+            with pytest.raises(NotHere, match="lease"):
+                await act(office.job, [(7, 8)], "ann")
+        assert (office.pump.tracker.base, office.acts) == (7, [])
+
+
+async def test_an_owner_that_loses_the_job_on_the_way_says_what_it_did_not_do(monkeypatch: Any) -> None:
+    monkeypatch.setattr(module, "SETTLE_S", 0.2)
+    async with standing(Hangs(*range(100))) as stand:
+        pump = stand.pump()
+        stand.feed(pump, numbers(100))
+        await stand.until(lambda: pump.tracker.unfinished == 100)
+        office = Office(stand)
+        conclude = pump.conclude
+
+        def then_moves(offset: int, decision: Any) -> bool:
+            if offset == 20:
+                office.assign("w2", 2)
+            return conclude(offset, decision)
+
+        monkeypatch.setattr(pump, "conclude", then_moves)
+        ended = await office.operators.skip(office.job, [(0, 100)], "ann")
+        assert count(ended.ended) + count(ended.pending) == 2 * module.CHUNK
+        assert ended.refused == {MOVED: ((32, 100),)}
+        assert len(office.acts) == 1
+
+
+async def test_while_a_job_catches_up_a_message_of_its_backlog_is_ended_too() -> None:
+    async with standing(Hangs(7)) as stand:
+        office = await stuck_at(stand, 7)
+        main = office.pump.split(30)
+        office.jobs.pumps[office.job] = main
+        ranges = [(6, 8), (30, 31)]
+        ended = await office.operators.skip(office.job, ranges, "ann")
+        assert ended == Ended(((7, 8),), (), {FINISHED: ((6, 7),), NOT_READ: ((30, 31),)})
+        assert main.base == 30
+        main.close()
+
+
+async def test_without_a_dlq_nothing_is_stashed() -> None:
+    async with standing(Hangs(7), dlq={"enabled": False}) as stand:
+        office = await stuck_at(stand, 7)
+        with pytest.raises(Refused, match="no DLQ"):
+            await office.operators.stash(office.job, [(7, 8)], "ann")
+        assert 7 in office.pump.calls
+
+
+async def test_many_offsets_do_not_hold_the_loop(monkeypatch: Any) -> None:
+    monkeypatch.setattr(module, "SETTLE_S", 10.0)
+    async with standing(Hangs(*range(2_000))) as stand:
+        pump = stand.pump()
+        stand.feed(pump, numbers(2_000))
+        office = Office(stand)
+        turns = 0
+
+        async def others() -> None:
+            nonlocal turns
+            while True:
+                await asyncio.sleep(0)
+                turns += 1
+
+        task = asyncio.create_task(others())
+        ended = await office.operators.skip(office.job, [(0, 2_000)], "ann")
+        task.cancel()
+        told = count(ended.ended) + count(ended.pending) + sum(map(count, ended.refused.values()))
+        assert (told, set(ended.refused) <= {NOT_READ}) == (2_000, True)
+        assert turns >= 2_000 // module.CHUNK
+
+
+async def test_pauses_are_written_only_when_they_change_something_and_that_all_go_on_always() -> None:
+    async with standing(Hangs()) as stand:
+        stand.pump()
+        office = Office(stand)
+        pause, log = office.operators.pause, office.log
+        key = office.pump.job.name
+        assert await pause(key, [3, 1], True, "ann")
+        assert not await pause(key, [1], True, "ann")
+        assert log.view.paused[key] == {1, 3}
+        assert await pause(key, [ALL], True, "ann")
+        with pytest.raises(Refused, match="whole workload"):
+            await pause(key, [1], False, "ann")
+        assert await pause(key, [ALL], False, "ann")
+        assert not await pause(key, [ALL], False, "ann")
+        assert key not in log.view.paused
+        events = [event for event in log.appended if isinstance(event, Paused)]
+        assert [(event.partition, event.paused) for event in events] == [
+            (1, True), (3, True), (ALL, True), (ALL, False), (ALL, False),
+        ]  # fmt: skip
+
+
+async def test_what_was_polled_waits_while_paused_and_comes_once_afterwards() -> None:
+    async with standing(lambda _: None) as stand:
+        pump = stand.pump()
+        pump.pause(True)
+        stand.feed(pump, numbers(500))
+        began_s = time.monotonic()
+        await stand.until(lambda: time.monotonic() > began_s + 0.3)
+        assert (len(stand.seen), pump.tracker.base, pump.state) == (0, 0, "paused")
+        pump.pause(False)
+        await stand.idle()
+        assert set(stand.values().values()) == {1}
+
+
+@given(st.sets(st.integers(0, 300)))
+def test_offsets_become_ranges_and_ranges_offsets(offsets: set[int]) -> None:
+    if offsets:
+        assert list(offsets_of(runs(offsets))) == sorted(offsets)
+        assert count(runs(offsets)) == len(offsets)
+    else:
+        with pytest.raises(ValueError, match="ranges"):
+            checked(runs(offsets))
+
+
+@given(st.lists(st.tuples(st.integers(-5, 20_000), st.integers(-5, 20_000)), max_size=6))
+def test_ranges_are_bounded_disjoint_and_name_no_offset_twice(ranges: list[tuple[int, int]]) -> None:
+    try:
+        found = checked(ranges)
+    except ValueError:
+        wrong = any(not 0 <= start < end for start, end in ranges)
+        named = {offset for start, end in ranges for offset in range(start, end)}
+        assert not ranges or wrong or len(named) > MAX_OFFSETS
+        return
+    assert count(found) <= MAX_OFFSETS
+    assert all(end < start for (_, end), (start, _) in pairwise(found))
+
+
+@given(st.none() | st.integers(0, 1 << 62), st.integers(0, 1 << 62))
+def test_a_move_skips_or_repeats_never_both_and_says_so(start: int | None, to: int) -> None:
+    move = Move("j", start, to)
+    assert not (move.skipped and move.again)
+    if start is not None:
+        assert start + move.skipped - move.again == to
+    assert ("skipped" in move.told()) == bool(move.skipped)

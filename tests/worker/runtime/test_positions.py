@@ -1,0 +1,190 @@
+"""A whole worker on real brokers: a position is believed for the log that it is of, and nothing strands."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from aiokafka.admin import AIOKafkaAdminClient, NewPartitions
+
+from app.dev.demo.stage import Process, Stage, http, wait_until, workload
+from app.dev.demo.traffic import Sent, create_topic, produce
+from app.dev.yard import Yard
+from tests.system.conftest import make_stage
+
+pytestmark = pytest.mark.system
+
+GROUP = "billing"
+ENOUGH_S = 150.0
+AGGREGATE, REGIONAL = "east-aggregate", "east-regional"
+
+
+@pytest.fixture(scope="module")
+def stage(_shared_yard: Yard) -> Iterator[Stage]:
+    with make_stage(_shared_yard) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def worker(stage: Stage) -> Process:
+    return stage.worker()
+
+
+def some(count: int, prefix: str, behaviour: str = "ok") -> list[Sent]:
+    return [Sent(f"{prefix}-{number:05}", behaviour) for number in range(count)]
+
+
+class Case:
+    """A topic, its receiver and its workload on the shared worker."""
+
+    def __init__(self, stage: Stage, worker: Process, topic: str) -> None:
+        self.stage, self.worker, self.topic = stage, worker, topic
+        self.receiver = stage.receiver(GROUP, topic)
+        self.url = f"{worker.url}/api/v1/workloads/{GROUP}/{topic}"
+
+    def create(self, partitions: int = 1, cluster: str = AGGREGATE) -> None:
+        asyncio.run(create_topic(self.stage.yard.bootstrap(cluster), self.topic, partitions))
+
+    def send(self, sent: list[Sent], cluster: str = AGGREGATE) -> None:
+        asyncio.run(produce(self.stage.yard.bootstrap(cluster), self.topic, sent))
+
+    def deploy(self, cluster: str = AGGREGATE, **spec: Any) -> None:
+        self.stage.deploy(self.worker, workload(GROUP, self.topic, cluster, self.receiver.address, **spec))
+
+    def delete(self) -> None:
+        assert http("DELETE", self.url)[0] == 200
+
+    def wait_delivered(self, sent: list[Sent], outcome: str = "ok") -> None:
+        """Until each of them was delivered with this outcome."""
+        wanted = {message.id for message in sent}
+
+        def missing() -> set[str]:
+            return wanted - {d["id"] for d in self.stage.deliveries() if d["outcome"] == outcome}
+
+        wait_until(lambda: not missing(), ENOUGH_S, lambda: f"{len(missing())} missing\n{self.worker.tail()}")
+
+    def wait_state(self, *states: str) -> None:
+        """Until each job of it is in one of these states."""
+
+        def found() -> set[str]:
+            return {partition["state"] for partition in http("GET", self.url)[1]["partitions"]}
+
+        wait_until(
+            lambda: found() and found() <= set(states), ENOUGH_S, lambda: f"{found()}\n{self.worker.tail()}"
+        )
+
+    def wait_lag_gone(self) -> None:
+        def status() -> Any:
+            return http("GET", self.url)[1]["status"]
+
+        wait_until(
+            lambda: status()["lag_messages"] == 0, ENOUGH_S, lambda: f"{status()}\n{self.worker.tail()}"
+        )
+
+    def incidents(self) -> list[str]:
+        items = http("GET", f"{self.worker.url}/api/v1/incidents?limit=500")[1]["items"]
+        return [item["message"] for item in items if self.topic in item["subject"]]
+
+    def wait_incident(self, words: str) -> str:
+        """The message of an incident in which these words are, once it has come."""
+
+        def found() -> list[str]:
+            return [message for message in self.incidents() if words in message]
+
+        wait_until(found, ENOUGH_S, lambda: f"{self.incidents()}\n{self.worker.tail()}")
+        return found()[0]
+
+    def admin(self, what: str, *arguments: Any) -> Any:
+        """Runs a method of Kafka's admin client."""
+
+        async def run() -> Any:
+            admin = AIOKafkaAdminClient(bootstrap_servers=self.stage.yard.bootstrap(AGGREGATE))
+            await admin.start()
+            try:
+                return await getattr(admin, what)(*arguments)
+            finally:
+                await admin.close()
+
+        return asyncio.run(run())
+
+
+@pytest.fixture
+def case(stage: Stage, worker: Process, topic_name: str) -> Iterator[Case]:
+    made = Case(stage, worker, topic_name)
+    yield made
+    http("DELETE", made.url)
+
+
+def test_a_topic_made_anew_loses_nothing_although_it_reaches_the_old_position(case: Case) -> None:
+    case.create()
+    first, second = some(100, f"{case.topic}-first"), some(300, f"{case.topic}-second")
+    case.send(first)
+    case.deploy()
+    case.wait_delivered(first)
+    case.wait_lag_gone()
+    case.admin("delete_topics", [case.topic])
+    # Its broker hears late that it is gone.
+    wait_until(lambda: case.topic not in case.admin("list_topics"), ENOUGH_S, case.worker.tail)
+    case.create()
+    case.send(second)
+    case.wait_delivered(second)
+    told = case.wait_incident("anew")
+    assert told.count("topic id") == 2
+    assert "unknown" not in told
+
+
+def test_a_workload_deployed_again_on_another_cluster_begins_at_the_start_there(case: Case) -> None:
+    case.create()
+    case.create(cluster=REGIONAL)
+    here, there = some(300, f"{case.topic}-here"), some(500, f"{case.topic}-there")
+    case.send(here)
+    case.send(there, REGIONAL)
+    case.deploy()
+    case.wait_delivered(here)
+    case.delete()
+    case.deploy(REGIONAL)  # at once: its jobs may not even have been released
+    case.wait_delivered(there)
+    case.wait_incident("went to another cluster")
+
+
+def test_messages_of_a_removed_retry_tier_are_delivered_and_its_jobs_end(case: Case) -> None:
+    case.create()
+    sent = some(20, f"{case.topic}-r", "retryable")
+    case.send(sent)
+    case.deploy(retry=[{"delay": "1h", "attempts": 3}])
+    case.wait_delivered(sent, "retryable")
+    wait_until(lambda: http("GET", case.url)[1]["status"]["retried"] >= 20, ENOUGH_S, case.worker.tail)
+    case.deploy(retry=[])
+    case.wait_delivered(sent)
+    tier = f"{case.topic}__{GROUP}__retry_1"
+    case.wait_incident(tier)
+
+    def jobs() -> list[str]:
+        return [partition["topic"] for partition in http("GET", case.url)[1]["partitions"]]
+
+    wait_until(lambda: jobs() == [case.topic], ENOUGH_S, lambda: str(jobs()))
+
+
+def test_latest_does_not_pass_over_what_comes_to_partitions_that_are_added(case: Case) -> None:
+    case.create()
+    case.send(some(50, f"{case.topic}-before"))
+    case.deploy(start="latest")
+    case.wait_state("flowing")
+    case.admin("create_partitions", {case.topic: NewPartitions(total_count=4)})
+    sent = some(400, f"{case.topic}-after")
+    case.send(sent)
+    case.wait_delivered(sent)
+    ids = {d["id"] for d in case.stage.deliveries()}
+    assert not {message.id for message in some(50, f"{case.topic}-before")} & ids
+
+
+def test_a_worker_whose_interceptors_cannot_be_used_ends_with_3_and_says_why(yard: Yard) -> None:
+    with make_stage(yard) as other:
+        other.settings["interceptors"] = ["no.such:thing", "app.controllog.topics:not_there"]
+        process = other.worker(wait=False)
+        assert process.popen.wait(ENOUGH_S) == 3, process.tail()
+        told = process.log.read_text()
+        assert "no module no" in told
+        assert "app.controllog.topics has no not_there" in told

@@ -1,0 +1,352 @@
+"""Which jobs there should be, on a real cluster: nothing that waits anywhere is without a job."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
+import pytest
+from aiokafka import AIOKafkaProducer
+from aiokafka.admin import AIOKafkaAdminClient, NewPartitions
+from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
+
+from app.controllog.events import AnyControlEvent, Begun, WorkloadDeleted
+from app.controllog.state import ControlState
+from app.dispatch.topics import leftovers
+from app.dispatch.topics.settings import COPY_MAX_BYTES, RETRY_RETENTION_MS, safe_replication, topics_of
+from app.kafka.client.cluster import ClusterSpec
+from app.kafka.client.topic_configs import expand
+from app.kafka.client.topics import TopicSpec, ensure_topics
+from app.kafka.data_clusters import DataClusters
+from app.kafka.fetch.deliveries import ByteBudget
+from app.placement.model.plan import HIBERNATED
+from app.worker import catalog as module
+from app.worker.catalog import Catalog
+from tests.web.runtime_fake import assigned, definition, put
+
+DAY_MS = 24 * 3_600_000
+ENOUGH_S = 120.0  # ends a test that would hang; nothing is measured with it
+
+
+class Region:
+    """A control log by hand, a real data cluster, and the leader's catalog of them."""
+
+    def __init__(self, bootstrap: str, topic: str) -> None:
+        self.topic = topic
+        self.view = ControlState()
+        self.options: dict[str, Any] = {"bootstrap_servers": bootstrap}
+        self.told: list[str] = []
+        self.clusters = DataClusters(
+            {"east": ClusterSpec("east", (bootstrap,))}, self._nowhere, ByteBudget(1 << 20)
+        )
+        self.restart()
+
+    async def _nowhere(self, _: Any) -> None: ...
+
+    def restart(self) -> None:
+        """Another leader, who knows nothing yet."""
+        log: Any = SimpleNamespace(view=self.view, append=self.append)
+        self.catalog = Catalog(log, self.clusters, lambda *trouble: self.told.append(trouble[2]))
+
+    async def append(self, *events: AnyControlEvent) -> int:
+        for event in events:
+            self.view.apply(event)
+        return 0
+
+    async def deploy(self, **spec: Any) -> None:
+        await self.append(put(definition("billing", self.topic, **spec)))
+
+    async def jobs(self) -> dict[str, set[int]]:
+        """Topic -> partitions of the jobs."""
+        found: dict[str, set[int]] = {}
+        for name in await self.catalog.jobs():
+            _, _, topic, partition = name.split(":")
+            found.setdefault(topic, set()).add(int(partition))
+        return found
+
+    async def client(self) -> Any:
+        return (await self.clusters.get("east")).client
+
+    async def make(self, topic: str, partitions: int, **config: str) -> None:
+        settings = {name.replace("_", "."): value for name, value in config.items()}
+        await ensure_topics(await self.client(), [TopicSpec(topic, partitions, config=settings)])
+
+    async def send(self, topic: str, partition: int = 0, count: int = 3) -> None:
+        producer = AIOKafkaProducer(**self.options)
+        await producer.start()
+        for _ in range(count):
+            await producer.send_and_wait(topic, b"m", partition=partition)
+        await producer.stop()
+
+    async def commit(self, topic: str, partition: int, offset: int) -> None:
+        cluster = await self.clusters.get("east")
+        assert await cluster.committer.commit("billing", {(topic, partition): offset}) == {}
+
+    async def settings(self, topic: str) -> dict[str, str]:
+        admin = AIOKafkaAdminClient(**self.options)
+        await admin.start()
+        try:
+            answers: Any = await admin.describe_configs([ConfigResource(ConfigResourceType.TOPIC, topic)])
+        finally:
+            await admin.close()
+        return {entry[0]: entry[1] for answer in answers for found in answer.resources for entry in found[4]}
+
+
+async def until(look: Callable[[], Awaitable[Any]], wanted: Any) -> None:
+    """Looks until it finds what is wanted."""
+    async with asyncio.timeout(ENOUGH_S):
+        while await look() != wanted:  # noqa: ASYNC110 - brokers change it
+            await asyncio.sleep(0.05)
+
+
+@pytest.fixture
+async def region(bootstrap: str, topic_name: str, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Region]:
+    monkeypatch.setattr(module, "REFRESH_S", 0.0)
+    monkeypatch.setattr(module, "PATIENCE_S", 30.0)
+    monkeypatch.setattr(leftovers, "LINGER_S", 0.0)
+    made = Region(bootstrap, topic_name)
+    await made.make(topic_name, 2)
+    yield made
+    await made.clusters.stop()
+
+
+async def test_a_removed_retry_tier_is_pumped_until_it_is_empty(region: Region) -> None:
+    tier = f"{region.topic}__billing__retry_1"
+    await region.deploy(retry=[{"delay": "1s"}])
+    assert await region.jobs() == {region.topic: {0, 1}, tier: {0, 1}}
+    await region.send(tier, partition=1)
+    await region.deploy(retry=[])
+    assert await region.jobs() == {region.topic: {0, 1}, tier: {1}}
+    assert [told for told in region.told if "no longer defined" in told] == region.told
+    assert len(region.told) == 1
+    await region.commit(tier, 1, 2)
+    assert tier in await region.jobs()
+    await region.commit(tier, 1, 3)
+    assert await region.jobs() == {region.topic: {0, 1}}
+    await region.send(tier, partition=1)  # a copy that was still on its way
+    assert (await region.jobs())[tier] == {1}
+
+
+async def test_a_new_leader_stops_no_job_of_a_removed_tier_before_it_has_looked(
+    region: Region, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tier = f"{region.topic}__billing__retry_4"
+    await region.deploy()
+    held = assigned(f"dispatch:billing/{region.topic}:{tier}:0")
+    await region.append(held)
+    monkeypatch.setattr(module, "PATIENCE_S", 0.0)
+    assert tier in await region.jobs()
+
+
+async def test_the_topic_of_another_workload_is_nobodys_removed_tier(region: Region) -> None:
+    other = f"{region.topic}__billing__retry_2"
+    await region.make(other, 1)
+    await region.send(other)
+    await region.deploy()
+    assert (await region.jobs())[other] == {0}
+    await region.append(put(definition("another", other)))
+    jobs = await region.catalog.jobs()
+    assert {job for job in jobs if f":{other}:" in job} >= {f"dispatch:another/{other}:{other}:0"}
+    assert f"dispatch:billing/{region.topic}:{other}:0" not in await region.catalog.jobs()
+
+
+@pytest.mark.parametrize("name", ["merge_topic", "delayed_topic"])
+async def test_what_was_merged_back_or_is_due_far_ahead_is_pumped_while_something_waits(
+    region: Region, name: str
+) -> None:
+    await region.deploy()
+    assert await region.jobs() == {region.topic: {0, 1}}
+    workload = region.catalog.workload(f"billing/{region.topic}")
+    assert workload is not None
+    merged = getattr(workload, name)()
+    await region.make(merged, 2)
+    assert await region.jobs() == {region.topic: {0, 1}}
+    await region.send(merged, partition=1)
+    assert await region.jobs() == {region.topic: {0, 1}, merged: {1}}
+    assert region.told == []
+    await region.commit(merged, 1, 3)
+    assert await region.jobs() == {region.topic: {0, 1}}
+
+
+async def test_where_latest_begins_is_recorded_once_a_deployment_before_any_job_is_placed(
+    region: Region, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    key = f"billing/{region.topic}"
+    await region.send(region.topic, 1, count=4)
+    await region.deploy(start="latest")
+    monkeypatch.setattr(module, "PATIENCE_S", 0.0)
+    assert region.topic not in await region.jobs()
+    monkeypatch.setattr(module, "PATIENCE_S", 30.0)
+    while region.topic not in (found := await region.jobs()):  # noqa: ASYNC110  nobody tells
+        await asyncio.sleep(0.05)
+    assert found[region.topic] == {0, 1}
+    assert [begun.ends for begun in region.view.begun_of(key)] == [[0, 4]]
+    # A changed definition, another leader, more messages and more partitions change nothing of it.
+    await region.send(region.topic, 1, count=4)
+    admin = AIOKafkaAdminClient(**region.options)
+    await admin.start()
+    await admin.create_partitions({region.topic: NewPartitions(total_count=4)})
+    await admin.close()
+    await region.deploy(start="latest", delay="1s")
+    region.restart()
+    while len((await region.jobs())[region.topic]) < 4:
+        pass
+    begun = region.view.begun(key)
+    assert isinstance(begun, Begun)
+    assert begun.ends == [0, 4]
+    assert begun.topic_id == (await (await region.client()).topic_ids([region.topic]))[region.topic]
+    # Another deployment begins anew.
+    await region.append(WorkloadDeleted(at_ms=0, key=key, actor="me"))
+    await region.jobs()
+    await region.deploy(start="latest")
+    await region.jobs()
+    assert [begun.ends for begun in region.view.begun_of(key)] == [[0, 8, 0, 0]]
+    assert region.told == []
+
+
+async def test_retry_topics_keep_messages_for_twice_the_longest_delay_and_existing_ones_are_raised(
+    region: Region,
+) -> None:
+    first, second = (f"{region.topic}__billing__retry_{n}" for n in (1, 2))
+    await region.make(first, 1, retention_ms=str(DAY_MS), segment_ms="3600000")
+    await region.make(second, 1, retention_ms="-1")
+    await region.deploy(retry=[{"delay": "1h"}, {"delay": "30d"}])
+    await region.jobs()
+    found = await region.settings(first)
+    assert int(found["retention.ms"]) == 60 * DAY_MS
+    assert int(found["max.message.bytes"]) == COPY_MAX_BYTES
+    assert found["segment.ms"] == "3600000"
+    assert (await region.settings(second))["retention.ms"] == "-1"
+    assert region.told == []
+    made = await region.settings(f"{region.topic}__billing__dlq")
+    assert (int(made["max.message.bytes"]), made["min.insync.replicas"]) == (COPY_MAX_BYTES, "1")
+
+
+async def test_retry_topics_and_the_dlq_grow_with_the_topic_up_to_their_most(region: Region) -> None:
+    first, dlq = f"{region.topic}__billing__retry_1", f"{region.topic}__billing__dlq"
+    await region.deploy(retry=[{"delay": "1s"}])
+    assert (await region.jobs())[first] == {0, 1}
+    client = await region.client()
+    for partitions, wanted in ((5, 5), (12, 8)):
+        await expand(client, {region.topic: partitions})
+        await until(region.jobs, {region.topic: {*range(partitions)}, first: {*range(wanted)}})
+        await until(lambda: client.partitions(dlq), wanted)
+    assert region.told == []
+
+
+async def test_a_topic_that_is_made_again_with_fewer_partitions_leaves_no_jobs_of_the_others(
+    region: Region,
+) -> None:
+    client = await region.client()
+    await expand(client, {region.topic: 4})
+    await region.deploy()
+    await until(region.jobs, {region.topic: {0, 1, 2, 3}})
+    for partition in range(4):
+        await region.append(assigned(f"dispatch:billing/{region.topic}:{region.topic}:{partition}"))
+    admin = AIOKafkaAdminClient(**region.options)
+    await admin.start()
+    await admin.delete_topics([region.topic])
+    await until(lambda: client.partitions(region.topic), None)
+    assert await region.jobs() == {region.topic: {0, 1, 2, 3}}  # it may come back: nothing is forgotten
+    await admin.close()
+    await region.make(region.topic, 2)
+    await until(region.jobs, {region.topic: {0, 1}})
+
+
+async def test_a_broker_that_lags_behind_takes_no_jobs_away(
+    region: Region, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await region.deploy()
+    assert await region.jobs() == {region.topic: {0, 1}}
+    actual = module._sizes
+
+    async def fewer(*asked: Any) -> dict[str, int]:
+        return dict.fromkeys(await actual(*asked), 1)
+
+    monkeypatch.setattr(module, "_sizes", fewer)
+    assert await region.jobs() == {region.topic: {0, 1}}
+
+
+async def test_retention_is_at_least_a_week_and_two_replicas_are_asked_for_where_there_are_three(
+    region: Region,
+) -> None:
+    await region.deploy(retry=[{"delay": "1s"}])
+    workload = region.catalog.workload(f"billing/{region.topic}")
+    assert workload is not None
+    for brokers, replication, in_sync in ((1, 1, "1"), (2, 2, "1"), (3, 3, "2"), (9, 3, "2")):
+        assert safe_replication(brokers) == (replication, {"min.insync.replicas": in_sync})
+        retry = topics_of(workload, 100, brokers)[0]
+        assert (retry.replication, retry.partitions) == (replication, 8)
+        assert retry.config["min.insync.replicas"] == in_sync
+        assert int(retry.config["retention.ms"]) == RETRY_RETENTION_MS
+
+
+async def test_a_sleeping_workload_wakes_when_letters_are_merged_back(region: Region) -> None:
+    await region.deploy(hibernate={"after": "1m"})
+    await region.jobs()
+    asleep = region.catalog.sleepers.asleep
+    assert set(asleep) == {f"billing/{region.topic}"}
+    merged = f"{region.topic}__billing__merge"
+    await region.make(merged, 1)
+    await region.send(merged)
+    assert (await region.jobs())[merged] == {0}
+    assert asleep == {}
+
+
+async def test_a_new_leader_wakes_nobody_of_whom_it_cannot_know_yet(
+    region: Region, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "PATIENCE_S", 0.0)
+    await region.deploy(hibernate={"after": "1m"})
+    asleep, homeless = (
+        assigned(f"dispatch:billing/{region.topic}:{region.topic}:{number}", "", reason=reason)
+        for number, reason in enumerate((f"{HIBERNATED}nothing arrived", "its worker stopped"))
+    )
+    await region.append(asleep, homeless)
+    assert await region.catalog.jobs() == {homeless.job}
+
+
+async def test_a_cluster_that_does_not_answer_is_not_waited_for_by_the_jobs_of_others(
+    region: Region, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def never(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await asyncio.Event().wait()
+
+    async with await asyncio.start_server(never, "127.0.0.1", 0) as silent:
+        port = silent.sockets[0].getsockname()[1]
+        region.clusters.specs = {**region.clusters.specs, "west": ClusterSpec("west", (f"127.0.0.1:{port}",))}
+        for group in ("one", "other"):
+            there = definition(group, region.topic)
+            await region.append(put(there | {"metadata": {**there["metadata"], "cluster": "west"}}))
+        monkeypatch.setattr(module, "PATIENCE_S", 0.01)
+        assert await region.jobs() == {}
+        monkeypatch.setattr(module, "PATIENCE_S", 3600.0)
+        await region.deploy()
+        async with asyncio.timeout(120):
+            assert await region.jobs() == {region.topic: {0, 1}}
+        for task in asyncio.all_tasks() - {asyncio.current_task()}:
+            task.cancel()
+
+
+@pytest.mark.parametrize("key", ["bad key:0", "", "billing/another", "billing/" + "x" * 600])
+async def test_a_workload_under_a_key_that_is_none_costs_itself_only_and_is_told(
+    region: Region, key: str
+) -> None:
+    await region.append(msgspec.structs.replace(put(definition("billing", region.topic)), key=key))
+    await region.append(put(definition("other", region.topic)))
+    assert await region.jobs() == {region.topic: {0, 1}}
+    (told,) = region.told
+    assert "stands under" in told
+
+
+async def test_jobs_of_a_definition_that_cannot_be_read_stay(region: Region) -> None:
+    job = f"dispatch:billing/{region.topic}:{region.topic}:0"
+    newer = put(definition("billing", region.topic))
+    newer.definition["spec"]["ordering"] = "by-a-newer-version"
+    await region.append(newer, assigned(job))
+    assert await region.catalog.jobs() == await region.catalog.jobs() == {job}
+    (told,) = region.told
+    assert "cannot be read" in told

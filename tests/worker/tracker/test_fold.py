@@ -1,0 +1,279 @@
+"""Any reader of the tracker topic may answer a takeover: wherever it began and however late it is."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from msgspec.structs import replace
+
+from app.kernel.fencing import (
+    SnapshotItem,
+    Snapshots,
+    Takeover,
+    TakeoverAnswer,
+    TrackerEvent,
+    TrackerRecord,
+    on_snapshot,
+    on_takeover,
+)
+from app.kernel.ranges import Snapshot
+from app.worker.tracker.fold import FOLLOWERS, TrackerFold, followers
+
+JOB = "dispatch:billing/orders:orders:0"
+OTHER = "dispatch:billing/orders:orders:1"
+JOBS = [JOB, OTHER]
+WORKERS = ["a", "b", "c"]
+END = 60  # offsets of the data topic
+MARGIN = 3  # events
+Table = dict[str, TrackerRecord]
+
+
+@dataclass
+class Owner:
+    """A worker that was granted a job, and may not know yet that it has lost it: a zombie is one too."""
+
+    job: str
+    worker: str
+    epoch: int
+    done: set[int]
+    lineage: int = 0
+
+    def snapshot(self) -> SnapshotItem:
+        base = next(offset for offset in range(END + 2) if offset not in self.done)
+        above = tuple((o, o + 1) for o in sorted(self.done) if o > base)
+        note = f"{self.epoch} {self.lineage} {sorted(self.done)}".encode()
+        return SnapshotItem(self.job, self.epoch, Snapshot(base, above).to_bytes(), self.lineage, note=note)
+
+
+class Writer:
+    """Writes down what it has folded; what it writes is under way before it is in the changelog."""
+
+    def __init__(self, fold: TrackerFold, committed: int) -> None:
+        self.fold = fold
+        self.next_offset = committed
+        self.written = 0
+        self.under_way: list[tuple[str, TrackerRecord | None]] = []
+
+    def step(self, log: list[TrackerEvent]) -> None:
+        self.next_offset += 1
+        while self.fold.next_offset < self.next_offset:
+            self.fold.apply(log[self.fold.next_offset], self.fold.next_offset)
+        self.under_way += [(job, self.fold.record(job)) for job in sorted(self.fold.changed)]
+        self.fold.changed.clear()
+        self.written = self.next_offset
+
+
+def finished(packed: bytes) -> set[int]:
+    if not packed:
+        return set()
+    known = Snapshot.from_bytes(packed)
+    return {o for start, end in [(0, known.base), *known.finished] for o in range(start, end)}
+
+
+def truth_after(before: Table, event: TrackerEvent, offset: int) -> Table:
+    """Every event is folded in, one after the other, by the rules of `app.kernel.fencing`."""
+    table = dict(before)
+    if isinstance(event, Takeover):
+        table[event.job] = replace(on_takeover(table.get(event.job), event)[0], offset=offset)
+        return table
+    for item in event.items:
+        known = table.get(item.job)
+        if known is not None and (known.epoch, known.worker) == (item.epoch, event.worker):
+            changed = on_snapshot(known, item, worker=event.worker, at_ms=event.at_ms)
+            table[item.job] = replace(changed or known, offset=offset)
+    return table
+
+
+class AnyReaderAnswers(RuleBasedStateMachine):
+    """Workers take jobs over, finish, save, and go on as zombies, while the table's writer lags, loses what
+    is under way, is replaced and is paused, and readers begin and read whenever they like.
+    """
+
+    @initialize()
+    def begin(self) -> None:
+        self.log: list[TrackerEvent] = []
+        self.truth: list[dict[str, TrackerRecord]] = [{}]  # the fold of all events below each offset
+        self.owners: list[Owner] = []
+        self.asked = 0
+        self.changelog: list[tuple[str, TrackerRecord | None]] = []
+        self.arrived = 0  # what the events below have made is in the changelog
+        self.committed = 0  # at most `MARGIN` events above
+        self.writer = Writer(TrackerFold(), 0)
+        self.paused: list[Writer] = []
+        self.readers: list[TrackerFold] = []
+
+    def append(self, event: TrackerEvent) -> None:
+        self.truth.append(truth_after(self.truth[-1], event, len(self.log)))
+        self.log.append(event)
+
+    def begun(self) -> TrackerFold:
+        fold = TrackerFold(max(0, self.committed - MARGIN))
+        for job, record in self.changelog:
+            assert record is not None
+            fold.restore(job, record)
+        return fold
+
+    # -- workers -----------------------------------------------------------------------------------
+
+    @rule(job=st.sampled_from(JOBS), worker=st.sampled_from(WORKERS), later=st.integers(0, 2))
+    def ask(self, job: str, worker: str, later: int) -> None:
+        record = self.truth[-1].get(job)
+        self.asked += 1
+        epoch = max(1, (record.epoch if record else 0) + later)
+        event = Takeover(job=job, epoch=epoch, worker=worker, nonce=str(self.asked), at_ms=0)
+        _, answer = on_takeover(record, event)  # of a reader that is at the end already
+        self.append(event)
+        if answer.granted:  # a process that asks for the same again has begun the job again
+            new = Owner(job, worker, epoch, finished(answer.snapshot), answer.lineage)
+            former = (job, worker, epoch)
+            self.owners = [o for o in self.owners if (o.job, o.worker, o.epoch) != former] + [new]
+
+    @precondition(lambda self: self.owners)
+    @rule(data=st.data(), offsets=st.sets(st.integers(0, END), min_size=1, max_size=8), save=st.booleans())
+    def work(self, data: st.DataObject, offsets: set[int], save: bool) -> None:
+        owner = data.draw(st.sampled_from(self.owners))
+        owner.done |= offsets
+        if save:
+            self.append(Snapshots(worker=owner.worker, at_ms=0, items=[owner.snapshot()]))
+
+    @precondition(lambda self: self.owners)
+    @rule(data=st.data())
+    def reset(self, data: st.DataObject) -> None:
+        owner = data.draw(st.sampled_from(self.owners))
+        owner.lineage += 1
+        owner.done = set()
+
+    # -- the table's writer ------------------------------------------------------------------------
+
+    @rule(count=st.integers(1, 5))
+    def write(self, count: int) -> None:
+        for _ in range(min(count, len(self.log) - self.writer.next_offset)):
+            self.writer.step(self.log)
+            if self.writer.next_offset - self.arrived > MARGIN:
+                self.flush()
+
+    @rule()
+    def flush(self) -> None:
+        self.changelog += self.writer.under_way
+        self.writer.under_way = []
+        self.arrived = max(self.arrived, self.writer.written)
+
+    @rule()
+    def commit(self) -> None:
+        self.committed = max(self.committed, self.writer.next_offset)
+
+    @rule(paused=st.booleans())
+    def replace_writer(self, paused: bool) -> None:
+        if paused:
+            self.paused.append(self.writer)
+        self.writer = Writer(self.begun(), self.committed)
+
+    @precondition(lambda self: self.paused)
+    @rule(count=st.integers(0, 3))
+    def paused_writer_wakes(self, count: int) -> None:
+        zombie = self.paused.pop()  # its commits are refused, what it writes to the changelog is not
+        for _ in range(min(count, len(self.log) - zombie.next_offset)):
+            zombie.step(self.log)
+        self.changelog += zombie.under_way
+
+    # -- readers -----------------------------------------------------------------------------------
+
+    @rule()
+    def a_reader_begins(self) -> None:
+        self.readers.append(self.begun())
+
+    @precondition(lambda self: self.readers)
+    @rule(data=st.data(), count=st.integers(1, 10))
+    def read(self, data: st.DataObject, count: int) -> None:
+        reader = data.draw(st.sampled_from(self.readers))
+        for _ in range(count):
+            if reader.next_offset < len(self.log):
+                self.read_one(reader)
+
+    def teardown(self) -> None:
+        self.a_reader_begins()
+        self.readers.append(TrackerFold())  # one that has read everything since the beginning
+        for reader in self.readers:
+            while reader.next_offset < len(self.log):
+                self.read_one(reader)
+        self.whoever_has_read_all_knows_the_same()
+
+    def read_one(self, reader: TrackerFold) -> None:
+        at = reader.next_offset
+        event = self.log[at]
+        answer = reader.apply(event, at)
+        if isinstance(event, Takeover):
+            assert answer is not None
+            self.check(event, at, answer)
+        else:
+            assert answer is None
+
+    def check(self, event: Takeover, at: int, answer: TakeoverAnswer) -> None:
+        before = self.truth[at].get(event.job)
+        _, right = on_takeover(before, event)
+        if not answer.granted:
+            # Refused: by right, or because a later owner is known already.
+            assert not right.granted or answer.known_epoch > event.epoch
+            return
+        assert right.granted
+        assert answer.lineage >= right.lineage
+        if answer.lineage > right.lineage:
+            return  # of the same owner, and later
+        told = finished(answer.snapshot)
+        assert told >= finished(right.snapshot), "what was saved before the question is in the answer"
+        now = self.truth[-1][event.job]
+        if answer.lineage == now.lineage:
+            assert told <= finished(now.snapshot), "what was refused is not"
+
+    @invariant()
+    def whoever_has_read_all_knows_the_same(self) -> None:
+        for reader in self.readers:
+            if reader.next_offset == len(self.log):
+                assert {job: reader.record(job) for job in JOBS} == {
+                    job: self.truth[-1].get(job) for job in JOBS
+                }
+
+
+TestAnyReaderAnswers = AnyReaderAnswers.TestCase
+TestAnyReaderAnswers.settings = settings(max_examples=60, stateful_step_count=30)
+
+
+@given(st.sets(st.text("abcdef", min_size=1), min_size=1, max_size=8), st.integers(0, 31))
+def test_a_worker_that_goes_leaves_to_others_only_what_it_followed(workers: set[str], partition: int) -> None:
+    chosen = followers(partition, workers)
+    assert len(chosen) == min(FOLLOWERS, len(workers))
+    for gone in workers:
+        left = followers(partition, workers - {gone})
+        assert set(chosen) - {gone} <= set(left)
+        if gone not in chosen:
+            assert left == chosen
+
+
+def test_partitions_are_spread_over_the_workers() -> None:
+    workers = [f"vm-{number}-{number * 7}" for number in range(8)]
+    counts = {worker: sum(worker in followers(p, workers) for p in range(64)) for worker in workers}
+    assert min(counts.values()) > 0.3 * 64 * FOLLOWERS / len(workers)
+
+
+def test_of_records_that_were_written_without_their_offsets_the_furthest_counts() -> None:
+    old = TrackerRecord(epoch=1, worker="a", base=1_000_000)
+    anew = TrackerRecord(epoch=1, worker="a", base=500, lineage=1)
+    now = TrackerRecord(epoch=2, worker="b", base=900, lineage=1)
+    late = TrackerRecord(epoch=1, worker="a", base=1_000_000, offset=70)  # of a writer that was paused
+    for records in ([old, anew, now, late], [late, now, anew, old]):
+        fold = TrackerFold()
+        for record in records:
+            fold.restore(JOB, record)
+        assert fold.record(JOB) == now
+
+
+def test_a_corrupt_snapshot_changes_nothing() -> None:
+    fold = TrackerFold()
+    fold.apply(Takeover(job=JOB, epoch=1, worker="a", nonce="n", at_ms=0), 0)
+    before = fold.record(JOB)
+    assert before is not None
+    fold.apply(Snapshots(worker="a", at_ms=1, items=[SnapshotItem(JOB, 1, b"\x01nonsense")]), 1)
+    assert fold.record(JOB) == replace(before, offset=1)
