@@ -11,4 +11,4 @@ from app import app
 async def audit(batches: Any) -> None:
     """Hands each batch to the pump of its job, which counts it."""
     async for batch in batches:
-        app.runtime.jobs.take(batch)
+        app.runtime.jobs.hand_to_pump(batch)

@@ -18,7 +18,7 @@ from aiokafka.errors import KafkaError
 
 from app import app
 from app.audit.counts.reports import BadReport
-from app.audit.folds.collector import Written
+from app.audit.folds.collector import TableChanges
 from app.audit.folds.seals import HEADER
 from app.controllog import codec
 from app.kafka.client.cluster import ClusterUnreachable
@@ -28,7 +28,7 @@ from tables.options import items_of
 
 log = structlog.get_logger(__name__)
 
-RETRY_S = 1.0
+WRITE_RETRY_INTERVAL_S = 1.0
 
 source = app.raw_topic(app.topics_declared.audit)
 
@@ -60,12 +60,12 @@ async def _take_over(books: Any, partition: int, offset: int) -> None:
         lacked = await books.restore(partition, offset, windows, tiers)
     except (KafkaError, ClusterUnreachable, OSError, TimeoutError) as error:
         log.warning("the audit topic cannot be read again yet", partition=partition, error=repr(error))
-        await asyncio.sleep(RETRY_S)
+        await asyncio.sleep(WRITE_RETRY_INTERVAL_S)
     else:
         _write(lacked, books.encoded(partition))
 
 
-def _write(written: Written, encoded: Any) -> None:
+def _write(written: TableChanges, encoded: Any) -> None:
     for window in written.windows:
         audit_windows[str(window).encode()] = encoded(window)
     for tier in written.tiers:

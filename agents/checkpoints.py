@@ -11,7 +11,7 @@ import structlog
 
 from app import app
 from app.controllog import codec
-from app.offsets.model.offset_map import BarrierItem, EndedItem, NeedItem, after, asked_for, at_end
+from app.offsets.model.offset_map import BarrierItem, EndedItem, NeedItem, after, at_end, with_pins
 from tables.checkpoints import checkpoints
 
 log = structlog.get_logger(__name__)
@@ -51,7 +51,7 @@ def _write(item: BarrierItem | NeedItem | EndedItem) -> None:
         case BarrierItem():
             new = after(line, item)
         case NeedItem():
-            new = asked_for(line, item)
+            new = with_pins(line, item)
         case EndedItem():
             new = at_end(line, item)
     if new is not None:

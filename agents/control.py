@@ -22,12 +22,12 @@ from app.controllog.events import (
     Assignment,
     AuditDeleted,
     AuditPut,
-    Begun,
     LimitShares,
     RegionPulse,
     Released,
     RouteDeleted,
     RoutePut,
+    StartRecorded,
     WorkloadDeleted,
     WorkloadPut,
 )
@@ -75,7 +75,7 @@ def _write(event: AnyControlEvent, offset: int, view: ControlState, counted: Cal
     is_told = (
         event.is_news
         if isinstance(event, AlertState)
-        else not isinstance(event, Begun | LimitShares | RegionPulse)
+        else not isinstance(event, StartRecorded | LimitShares | RegionPulse)
     )
     if is_told:
         key, entry = codec.activity_entry(offset, event, counted=counted(offset))

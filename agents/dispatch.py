@@ -11,4 +11,4 @@ from app import app
 async def dispatch(batches: Any) -> None:
     """Hands each batch to the pump of its job; the pump pushes, tracks and finishes."""
     async for batch in batches:
-        app.runtime.jobs.take(batch)
+        app.runtime.jobs.hand_to_pump(batch)

@@ -11,4 +11,4 @@ from app import app
 async def replicate(batches: Any) -> None:
     """Hands each batch to the replica of its job, which copies it and keeps where it stands."""
     async for batch in batches:
-        app.runtime.jobs.take(batch)
+        app.runtime.jobs.hand_to_pump(batch)

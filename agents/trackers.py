@@ -19,7 +19,7 @@ from tables.trackers import trackers
 
 log = structlog.get_logger(__name__)
 
-AT_ONCE = 100  # records are written before others get the loop
+RECORDS_PER_TURN = 100  # records are written before others get the loop
 
 source = app.raw_topic(app.topics_declared.trackers)
 
@@ -34,7 +34,7 @@ async def write_trackers(stream: Any) -> None:
             for count, job in enumerate(list(fold.changed)):
                 trackers[job.encode()] = codec.encode(fold.record(job))
                 fold.changed.discard(job)
-                if count % AT_ONCE == AT_ONCE - 1:
+                if count % RECORDS_PER_TURN == RECORDS_PER_TURN - 1:
                     await asyncio.sleep(0)
         except Exception as error:
             log.exception("tracker records were not written and are written with the next", error=repr(error))

@@ -14,9 +14,9 @@ And Faust commits although a record of a table's changelog still waits to be sen
    lost. So does any other error that aiokafka ends a record with: what a broker's return heals it tries again
    by itself, for ever, and a record that was sent again from here could overtake, or follow, a later one;
 4. nobody waits for that for ever: a stop, and a revocation, which all of the group wait for, go on after
-   `FLUSH_S`. What is not sent by then was not committed either: its events come again. After a revocation
-   it may be sent yet, behind what the next owner of its partition wrote: as with Faust's own clients, a key
-   may show a former value then, until it changes again.
+   `FLUSH_TIMEOUT_S`. What is not sent by then was not committed either: its events come again. After a
+   revocation it may be sent yet, behind what the next owner of its partition wrote: as with Faust's own
+   clients, a key may show a former value then, until it changes again.
 """
 
 from __future__ import annotations
@@ -52,10 +52,11 @@ from app.kafka.client.startup_retry import start_patiently
 
 log = structlog.get_logger(__name__)
 
-RETRY_S = 1.0
-FLUSH_S = 5.0  # less than the session's timeout, and than a worker's stop may take (`app.main`)
-LOOK_S = 0.5
-TURN_S = 0.1  # how often it is looked which partitions are active: what was fetched may wait for that
+FLUSH_RETRY_INTERVAL_S = 1.0
+FLUSH_TIMEOUT_S = 5.0  # less than the session's timeout, and than a worker's stop may take (`app.main`)
+FLUSH_POLL_INTERVAL_S = 0.5
+# how often it is looked which partitions are active: what was fetched may wait for that
+ACTIVE_PARTITIONS_INTERVAL_S = 0.1
 COMMIT_LATER = (
     "none, once the control cluster's brokers run: what was not committed comes again, and is known"
 )
@@ -86,7 +87,7 @@ class PatientAIOKafkaProducer(AIOKafkaProducer):
         await start_patiently(super().start, "Faust's producer")
 
 
-class Mark(asyncio.Future[None]):
+class FlushMarker(asyncio.Future[None]):
     """Stands in the buffer behind what was put there before; done when all of that was sent."""
 
 
@@ -97,12 +98,12 @@ class PatientBuffer(ProducerBuffer):
         """Waits until aiokafka has all that was put before, also what is being sent now. While the buffer
         does not run nobody sends, and it returns at once."""
         if self.state == "running":
-            mark = Mark()
+            mark = FlushMarker()
             self.pending.put_nowait(mark)
             await mark
 
-    async def _send_pending(self, fut: FutureMessage | Mark) -> None:
-        if not isinstance(fut, Mark):
+    async def _send_pending(self, fut: FutureMessage | FlushMarker) -> None:
+        if not isinstance(fut, FlushMarker):
             await fut.message.channel.publish_message(fut, wait=False)
         elif not fut.done():  # who waited may have left
             fut.set_result(None)
@@ -123,13 +124,13 @@ class PatientProducer(driver.Producer):
 
     async def flushed(self) -> bool:
         """Waits until all that was given before is in the log; returns False when the worker ends before
-        that: it waits for `FLUSH_S` then, and not at all once it cannot send any more; and ever after a
-        record was refused, for which aiokafka's flush waits no longer."""
+        that: it waits for `FLUSH_TIMEOUT_S` then, and not at all once it cannot send any more; and ever after
+        a record was refused, for which aiokafka's flush waits no longer."""
         flushing, waited_s = asyncio.ensure_future(super().flush()), 0.0
         try:
-            while not flushing.done() and waited_s < FLUSH_S and not self.should_stop:
-                await asyncio.wait([flushing], timeout=LOOK_S)
-                waited_s += LOOK_S if self.app.should_stop else 0.0
+            while not flushing.done() and waited_s < FLUSH_TIMEOUT_S and not self.should_stop:
+                await asyncio.wait([flushing], timeout=FLUSH_POLL_INTERVAL_S)
+                waited_s += FLUSH_POLL_INTERVAL_S if self.app.should_stop else 0.0
             if not flushing.done():
                 return False
             await flushing
@@ -160,10 +161,13 @@ class PatientProducer(driver.Producer):
                 if not heals(error.__cause__):
                     raise
                 log.warning(
-                    "an event cannot be sent yet", topic=topic, error=str(error), retry_s=RETRY_S,
+                    "an event cannot be sent yet",
+                    topic=topic,
+                    error=str(error),
+                    retry_s=FLUSH_RETRY_INTERVAL_S,
                     remedy="see that the control cluster's brokers run, and that the topic is there",
-                )  # fmt: skip
-            await self.sleep(RETRY_S)
+                )
+            await self.sleep(FLUSH_RETRY_INTERVAL_S)
         raise asyncio.CancelledError(f"a record for {topic} was not sent before the stop")
 
     def _on_sent(self, topic: str, sent: asyncio.Future[Any]) -> None:
@@ -237,7 +241,7 @@ class PatientConsumerThread(driver.AIOKafkaConsumerThread):
                     break
                 came = fetcher._create_fetch_waiter()
                 try:
-                    await asyncio.wait([came], timeout=min(left_s, TURN_S))
+                    await asyncio.wait([came], timeout=min(left_s, ACTIVE_PARTITIONS_INTERVAL_S))
                     if came.done():
                         came.result()  # the right to read it may be missing
                 finally:
@@ -265,8 +269,8 @@ class PatientConsumerThread(driver.AIOKafkaConsumerThread):
                 if self.should_stop:
                     raise asyncio.CancelledError(f"{what} was not answered before the stop") from error
                 log.warning("the control cluster does not answer; tables wait for it", asked=what,
-                            error=repr(error), retry_s=RETRY_S)  # fmt: skip
-            await asyncio.sleep(RETRY_S)
+                            error=repr(error), retry_s=FLUSH_RETRY_INTERVAL_S)  # fmt: skip
+            await asyncio.sleep(FLUSH_RETRY_INTERVAL_S)
 
 
 class PatientConsumer(driver.Consumer):
@@ -323,12 +327,12 @@ class PatientApp(faust.App):
             return  # which has been given nothing yet
         logger.info("Flush producer buffer...")
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(FLUSH_S):
+            async with asyncio.timeout(FLUSH_TIMEOUT_S):
                 is_flushed = await producer.flushed()
         if not is_flushed:
             log.warning(
                 "not all that was written to tables is in the control cluster; a rebalance, or this stop, "
-                "goes on without", waits_s=FLUSH_S,
+                "goes on without", waits_s=FLUSH_TIMEOUT_S,
                 remedy="see that its brokers run, and take records; nothing was committed of what is "
                 "missing: its events come again",
             )  # fmt: skip

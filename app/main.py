@@ -31,10 +31,10 @@ from app.kafka.client.topic_tail import bounded
 from app.kafka.client.topics import TopicSpec, ensure_topics
 from app.kafka.fetch import bounded_consumer
 from app.kernel.job import Kind
-from app.offsets.store.tables import Atlas
+from app.offsets.store.tables import RegionAtlas
 from app.payload.interceptor_loader import InterceptorError, load_interceptors
 from app.payload.interceptors import Interceptor
-from app.payload.schema_loader import Schemas
+from app.payload.schema_loader import SchemaLoader
 from app.sizing.forecasts import ForecastRules
 from app.web.console import server as console
 from app.worker.members.advertised_address import loopback_place, own_url
@@ -50,7 +50,7 @@ EXIT_INVALID = 3
 CHANNEL_BATCHES = (
     256  # each at most a fetch response's share of one partition; bytes are bounded by the budget
 )
-FAUST_STOP_S = 15.0
+FAUST_STOP_TIMEOUT_S = 15.0
 AGENTS = {"audit", "audit_reports", "checkpoints", "control", "dispatch", "replicate", "trackers"}
 TABLES = {
     "activity", "assignments", "audit_plans", "audit_tiers", "audit_windows", "checkpoints", "routes",
@@ -193,7 +193,7 @@ class SwitchyardApp(PatientApp):
             meter=Meter(capacity.cpu, capacity.memory, capacity.network),
             group=settings.worker.group or "",
             interceptors=self.interceptors,
-            schemas=Schemas(settings.schemas_path),
+            schemas=SchemaLoader(settings.schemas_path),
             atlas=atlas(settings),
             layout=settings.layout(),
             refuses_local_alerts=settings.alerts.local == "refuse",
@@ -251,13 +251,13 @@ class SwitchyardApp(PatientApp):
         grace_s = self.settings.worker.grace_s
         if self._guard is not None:
             self._guard.stop()  # the deadline below is enough from here on
-        _end_after(2 * grace_s + FAUST_STOP_S + 30.0)
+        _end_after(2 * grace_s + FAUST_STOP_TIMEOUT_S + 30.0)
         if hasattr(self, "runtime"):
             await bounded(self.runtime.drain(), 2 * grace_s + 10.0, "drain")
             if not self.runtime.jobs.flowing:
                 # aiokafka's group coordinator may lose its cancellation and never close: nobody waits for it.
-                _end_after(2 * FAUST_STOP_S, 0)
-        await bounded(super().on_stop(), FAUST_STOP_S, "Faust")
+                _end_after(2 * FAUST_STOP_TIMEOUT_S, 0)
+        await bounded(super().on_stop(), FAUST_STOP_TIMEOUT_S, "Faust")
         if self._ended_by is not None:
             # Last, so that it stands where people look first.
             log.critical(
@@ -304,10 +304,10 @@ def cluster_specs(settings: Settings) -> dict[str, ClusterSpec]:
     return {name: cluster_spec(settings, name) for name in settings.cluster_names()}
 
 
-def atlas(settings: Settings) -> Atlas:
+def atlas(settings: Settings) -> RegionAtlas:
     """The regions as this process is configured: another one's control topics are in its regional cluster."""
     control = {c.region: c.name for c in reversed(settings.clusters) if c.tier == "regional"}
-    return Atlas(
+    return RegionAtlas(
         settings.region,
         control | {settings.region: settings.control_cluster_name},
         {cluster.name: cluster.region for cluster in settings.clusters},

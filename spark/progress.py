@@ -14,7 +14,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from app.dev.yard.progress import say
 
-LOOK_EVERY_S = 0.5
+PROGRESS_POLL_INTERVAL_S = 0.5
 PLAIN_LINE_EVERY_S = 15.0
 
 __all__ = ["say", "tasks_done", "watching"]
@@ -46,7 +46,7 @@ def _bar(spark: SparkSession, title: str, stop: threading.Event) -> None:
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task(title, total=None)
-        while not stop.wait(LOOK_EVERY_S):
+        while not stop.wait(PROGRESS_POLL_INTERVAL_S):
             done, total = tasks_done(spark)
             bar.update(task, completed=done, total=total or None)
 

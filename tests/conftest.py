@@ -27,7 +27,7 @@ from hypothesis import HealthCheck, Phase, is_hypothesis_test, settings
 from hypothesis.database import DirectoryBasedExampleDatabase, MultiplexedDatabase, ReadOnlyDatabase
 
 from app.dev.yard import Yard, broker
-from app.dev.yard.security import ADMIN, Security
+from app.dev.yard.security import ADMIN, YardSecurity
 
 BOOTSTRAP_VARIABLE = "SWITCHYARD_TEST_BOOTSTRAP"
 USERS = {ADMIN: "adminword", "switchyard": "switchword", "reader": "readerword"}  # the last never writes
@@ -219,7 +219,7 @@ def killable_yard(_shared_yard: Yard) -> Iterator[Yard]:
 @pytest.fixture(scope="session")
 def secured() -> Iterator[Yard]:
     """Real brokers of one region, to which users have to log in; what they may do is the tests' to say."""
-    with Yard(regions=1, security=Security(USERS)) as yard:
+    with Yard(regions=1, security=YardSecurity(USERS)) as yard:
         yield yard
 
 

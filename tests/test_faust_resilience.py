@@ -135,8 +135,8 @@ async def test_a_flush_does_not_wait_for_what_comes_after_it() -> None:
 
 
 async def test_a_stop_ends_a_flush_and_nothing_is_committed_then(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(faust_resilience, "LOOK_S", SOON_S)
-    monkeypatch.setattr(faust_resilience, "FLUSH_S", 2 * SOON_S)
+    monkeypatch.setattr(faust_resilience, "FLUSH_POLL_INTERVAL_S", SOON_S)
+    monkeypatch.setattr(faust_resilience, "FLUSH_TIMEOUT_S", 2 * SOON_S)
     app, tp = make_app(), TP("here", 0)
     async with a_producer(app) as (producer, _), a_thread(app):
         committing = asyncio.ensure_future(app.consumer._commit_offsets({tp: 7}))  # type: ignore[attr-defined]
@@ -305,7 +305,7 @@ async def test_a_stop_says_what_was_not_written_however_the_wait_for_it_ended(is
 async def test_a_revocation_does_not_wait_for_ever_for_what_cannot_be_sent(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(faust_resilience, "FLUSH_S", SOON_S)
+    monkeypatch.setattr(faust_resilience, "FLUSH_TIMEOUT_S", SOON_S)
     app = make_app()
     async with a_producer(app) as (_, shut):
         async with asyncio.timeout(ENOUGH_S):
@@ -316,7 +316,7 @@ async def test_a_revocation_does_not_wait_for_ever_for_what_cannot_be_sent(
 async def test_a_position_is_committed_once_what_was_written_before_it_is_in_the_log(
     bootstrap: str, topic_name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(faust_resilience, "RETRY_S", SOON_S)
+    monkeypatch.setattr(faust_resilience, "FLUSH_RETRY_INTERVAL_S", SOON_S)
     group, changelog = f"group-{topic_name}", f"{topic_name}-changelog"
     client = ClusterClient(ClusterSpec(CLUSTER, (bootstrap,)))
     await client.start()
@@ -348,7 +348,7 @@ async def test_a_position_is_committed_once_what_was_written_before_it_is_in_the
 async def test_a_question_about_changelogs_is_asked_until_it_is_answered(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(faust_resilience, "RETRY_S", 0.0)
+    monkeypatch.setattr(faust_resilience, "FLUSH_RETRY_INTERVAL_S", 0.0)
     tp = TP("changelog", 0)
 
     async def asked(*answers: Exception | Mapping[TP, int], stops: bool = False) -> Mapping[TP, int]:

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from app.dispatch.dlq.export import write_file
-from app.offsets.store.records import Store
+from app.offsets.store.records import RegionStore
 from app.sdk.audit.outputs import FileOutput
-from app.sdk.audit.write_ahead_log import Wal
+from app.sdk.audit.write_ahead_log import WriteAheadLog
 from app.worker.runtime.data_directory import prepare_datadir
 
 
@@ -39,9 +39,9 @@ def test_the_log_of_an_audit_is_its_owners_alone(tmp_path: Path) -> None:
     for folder in (tmp_path / "made", tmp_path / "given"):
         if folder.name == "given":
             folder.mkdir(mode=0o755)
-        wal = Wal(folder)
-        wal.take()
-        wal.begin(b"everything")
+        wal = WriteAheadLog(folder)
+        wal.lock_and_read()
+        wal.start_file(b"everything")
         wal.release()
         assert {path.stat().st_mode & 0o777 for path in folder.iterdir()} == {0o600}
     assert modes(tmp_path / "made") == {0o700}
@@ -63,7 +63,7 @@ def test_a_workers_tables_are_its_owners_alone(tmp_path: Path, is_there: bool) -
 
 
 def test_the_store_of_other_regions_is_its_owners_alone(tmp_path: Path) -> None:
-    store = Store(tmp_path / "regions" / "store.db")
+    store = RegionStore(tmp_path / "regions" / "store.db")
     store.open()
     store.close()
     assert modes(tmp_path / "regions") == {0o700}

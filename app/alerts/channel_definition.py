@@ -30,7 +30,14 @@ REFERENCE = "env:"
 VARIABLES = "SWITCHYARD_ALERT_"
 KINDS = ("webhook", "slack", "email", "alertmanager")
 MAX_ADDRESSES = 50
-OURS = {"content-type", "content-length", "host", "transfer-encoding", "connection", "idempotency-key"}
+RESERVED_HEADERS = {
+    "content-type",
+    "content-length",
+    "host",
+    "transfer-encoding",
+    "connection",
+    "idempotency-key",
+}
 _VARIABLE = re.compile(rf"{VARIABLES}[A-Z0-9_]{{1,100}}")
 _HEADER = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]{1,100}")
 _SECRETIVE = re.compile(r"auth|token|secret|cookie|password|api-?key|access-?key", re.IGNORECASE)
@@ -100,7 +107,7 @@ def _headers(value: Any) -> Any:
     for name, told in value.items():
         if not isinstance(name, str) or not _HEADER.fullmatch(name):
             raise ValueError(f"{str(name)[:60]!r} is not the name of a header; write one like X-Team")
-        if name.lower() in OURS:
+        if name.lower() in RESERVED_HEADERS:
             raise ValueError(f"{name} is set by itself; leave it out")
         text = _secret(told) if _SECRETIVE.search(name) else _reference(told)
         if not isinstance(text, str) or not text.isascii() or not text.isprintable() or len(text) > 1000:

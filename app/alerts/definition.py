@@ -27,7 +27,7 @@ from annotated_types import Len
 from pydantic import BeforeValidator, Field, WithJsonSchema
 
 from app.alerts.channel_definition import AChannel
-from app.alerts.rules import Above, Rule
+from app.alerts.rules import AlertThreshold, Rule
 from app.config.definition_base import OfTopics
 from app.config.fields import DAY_S, MAX_LISTED, Model, Name
 from app.config.quantities import Duration, duration_within
@@ -80,10 +80,10 @@ def _pair(value: Any) -> Any:
     return value
 
 
-Kind = Literal["loss", "duplication", "corruption", "lag", "late", "absent-audit"]
-_KINDS_SCHEMA = {"type": "string", "enum": list(Kind.__args__)}  # type: ignore[attr-defined]
+AlertKind = Literal["loss", "duplication", "corruption", "lag", "late", "absent-audit"]
+_KINDS_SCHEMA = {"type": "string", "enum": list(AlertKind.__args__)}  # type: ignore[attr-defined]
 On = Annotated[
-    tuple[Kind, ...], BeforeValidator(_listed), Len(1, 6),
+    tuple[AlertKind, ...], BeforeValidator(_listed), Len(1, 6),
     WithJsonSchema({"anyOf": [_KINDS_SCHEMA, {"type": "array", "items": _KINDS_SCHEMA, "minItems": 1}]}),
 ]  # fmt: skip
 
@@ -129,14 +129,14 @@ class AlertDefinition(OfTopics):
     spec: AlertSpec
 
     @property
-    def above(self) -> Above:
+    def above(self) -> AlertThreshold:
         """The threshold as a number."""
         told = self.spec.above
         if isinstance(told, int):
-            return Above("records", told)
+            return AlertThreshold("records", told)
         if told.endswith("%"):
-            return Above("share", float(told[:-1]) / 100)
-        return Above("ms", parse_duration(told) * 1000)
+            return AlertThreshold("share", float(told[:-1]) / 100)
+        return AlertThreshold("ms", parse_duration(told) * 1000)
 
     @cached_property
     def rule(self) -> Rule:

@@ -8,11 +8,11 @@ from collections.abc import Iterator
 from app.alerts.channel_definition import REFERENCE, REMEDY, Alertmanager, Email, Webhook
 from app.alerts.definition import AlertDefinition
 from app.alerts.egress_policy import inside_of, secrets_of
-from app.config.problems import Document, Problem
+from app.config.problems import ConfigProblem, Document
 from app.config.syntax_tree import Path_
 from app.dispatch.definition_checks import problem_at
 from app.replicate.definition_checks import TOPICS
-from app.replicate.model.regular_language import TooComplicated, Words
+from app.replicate.model.regular_language import LanguageTable, TooComplicated
 from app.replicate.model.route import Route
 
 SPEC: Path_ = ("spec",)
@@ -22,7 +22,7 @@ UNCOUNTED = {"corruption", "absent-audit"}  # how many records is not known
 LOCAL = ("localhost:", "127.0.0.1:", "[::1]:")
 
 
-def alert_checks(document: Document, alert: AlertDefinition | None) -> Iterator[Problem]:
+def alert_checks(document: Document, alert: AlertDefinition | None) -> Iterator[ConfigProblem]:
     """All of it; `alert` is None when a field is wrong."""
     if alert is None:
         return
@@ -31,7 +31,7 @@ def alert_checks(document: Document, alert: AlertDefinition | None) -> Iterator[
     yield from _channels(document, alert)
 
 
-def _threshold(document: Document, alert: AlertDefinition) -> Iterator[Problem]:
+def _threshold(document: Document, alert: AlertDefinition) -> Iterator[ConfigProblem]:
     kinds, above = set(alert.spec.on), alert.above
     if "lag" in kinds and len(kinds) > 1:
         yield problem_at(
@@ -61,9 +61,9 @@ def _threshold(document: Document, alert: AlertDefinition) -> Iterator[Problem]:
         )  # fmt: skip
 
 
-def _topics(document: Document, alert: AlertDefinition) -> Iterator[Problem]:
+def _topics(document: Document, alert: AlertDefinition) -> Iterator[ConfigProblem]:
     try:
-        words = Words()
+        words = LanguageTable()
         route = Route(alert.name, "", "", alert.spec.topics, alert.spec.exclude)
         if words.shortest(route.domain(words)) is None:
             remedy = "exclude less, or name the internal topic"
@@ -73,7 +73,7 @@ def _topics(document: Document, alert: AlertDefinition) -> Iterator[Problem]:
         yield problem_at(document, TOPICS, message, remedy)
 
 
-def _address(document: Document, at: Path_, target: Webhook | Alertmanager) -> Iterator[Problem]:
+def _address(document: Document, at: Path_, target: Webhook | Alertmanager) -> Iterator[ConfigProblem]:
     """What is sent where. Problems are told of the whole channel: so no value is repeated."""
     if target.url.startswith(REFERENCE):
         url = ""
@@ -91,7 +91,7 @@ def _address(document: Document, at: Path_, target: Webhook | Alertmanager) -> I
         )  # fmt: skip
 
 
-def _channels(document: Document, alert: AlertDefinition) -> Iterator[Problem]:
+def _channels(document: Document, alert: AlertDefinition) -> Iterator[ConfigProblem]:
     if not alert.spec.channels:
         yield problem_at(
             document, CHANNELS, "nobody is told: it is shown by alert list and in metrics only",

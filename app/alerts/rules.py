@@ -32,8 +32,8 @@ from typing import Any, Literal, NamedTuple
 
 import msgspec
 
-from app.audit.folds.comparison import State
-from app.controllog.alert_state import AlertState, AlertWindow, Group, Told
+from app.audit.folds.comparison import WindowState
+from app.controllog.alert_state import AlertState, AlertSubject, AlertWindow, LastNotice
 
 KEPT_WINDOWS = 20  # that an alert names
 KEEP_RESOLVED_MS = 24 * 3_600_000
@@ -41,19 +41,19 @@ MOST_LIVE = 1_000  # of a region
 MOST_RESOLVED = 1_000
 UPDATE_MS = 30_000  # a state whose windows are the same, with other figures, is not written more often
 KIND_OF = {
-    State.LOSSY.value: "loss",
-    State.DUPLICATED.value: "duplication",
-    State.CORRUPTED.value: "corruption",
-    State.LATE.value: "late",
-    State.ABSENT.value: "absent-audit",
+    WindowState.LOSSY.value: "loss",
+    WindowState.DUPLICATED.value: "duplication",
+    WindowState.CORRUPTED.value: "corruption",
+    WindowState.LATE.value: "late",
+    WindowState.ABSENT.value: "absent-audit",
 }
 NOTHING_CUT: Mapping[str, int] = MappingProxyType({})
-UNSURE = {State.PROVISIONAL.value, State.ABSENT.value}
+UNSURE = {WindowState.PROVISIONAL.value, WindowState.ABSENT.value}
 
-Row = Mapping[str, Any]  # of `app.audit.query.view.verdict_rows`
+VerdictRow = Mapping[str, Any]  # of `app.audit.query.view.verdict_rows`
 
 
-class Above(NamedTuple):
+class AlertThreshold(NamedTuple):
     """What must be exceeded in a window: records, their share of what the first tier has, or a time."""
 
     kind: Literal["records", "share", "ms"]
@@ -67,14 +67,14 @@ class Rule(NamedTuple):
     on: frozenset[str]
     means: Callable[[str], bool]
     tiers: tuple[str, str] | None = None
-    above: Above = Above("records", 0)
+    above: AlertThreshold = AlertThreshold("records", 0)
     for_ms: int = 0
     within_ms: int = 24 * 3_600_000
     repeat_ms: int = 4 * 3_600_000
     channels: tuple[str, ...] = ()
 
 
-class Seen(NamedTuple):
+class RuleMatches(NamedTuple):
     """What is known of a group now: windows for which the rule holds, oldest first, and (by their beginnings)
     those of which nothing can be said."""
 
@@ -82,7 +82,7 @@ class Seen(NamedTuple):
     unsure: set[int]
 
 
-class Outcome(NamedTuple):
+class NoticeOutcome(NamedTuple):
     """A channel took a notice of an alert, or (`why`) did not, several times."""
 
     id: str
@@ -95,35 +95,35 @@ class Outcome(NamedTuple):
 # -- what holds ------------------------------------------------------------------------------------
 
 
-def seen(rules: Iterable[Rule], rows: Iterable[Row], now_ms: int) -> dict[Group, Seen]:
+def seen(rules: Iterable[Rule], rows: Iterable[VerdictRow], now_ms: int) -> dict[AlertSubject, RuleMatches]:
     """By group, of those of which anything is known."""
-    by_place: dict[tuple[str, str, str, str], list[Row]] = {}
+    by_place: dict[tuple[str, str, str, str], list[VerdictRow]] = {}
     for row in rows:
         place = row["topic"], row["from_tier"], row["to_tier"], row["group"] or ""
         by_place.setdefault(place, []).append(row)
-    found: dict[Group, Seen] = {}
+    found: dict[AlertSubject, RuleMatches] = {}
     for rule in rules:
         for place, of_place in sorted(by_place.items()):
             if rule.means(place[0]) and rule.tiers in (None, place[1:3]):
                 recent = [row for row in of_place if row["end_ms"] >= now_ms - rule.within_ms]
                 recent.sort(key=lambda row: row["start_ms"])
-                found[Group(rule.name, *place)] = _seen(rule, recent)
+                found[AlertSubject(rule.name, *place)] = _seen(rule, recent)
     return found
 
 
-def _seen(rule: Rule, rows: Sequence[Row]) -> Seen:
+def _seen(rule: Rule, rows: Sequence[VerdictRow]) -> RuleMatches:
     """Of one group, the rows oldest first."""
     if "lag" in rule.on:  # of the newest that is known: the others are over
         known = [r for r in rows if r["state"] not in UNSURE and r["lag_ms"] is not None]
         holds = [row for row in known[-1:] if row["lag_ms"] > rule.above.value]
-        return Seen([_window(row) for row in holds], set())
+        return RuleMatches([_window(row) for row in holds], set())
     holds = [row for row in rows if KIND_OF.get(row["state"]) in rule.on and _exceeds(rule.above, row)]
     sure = {row["start_ms"] for row in holds}
     unsure = {row["start_ms"] for row in rows if row["state"] in UNSURE} - sure
-    return Seen([_window(row) for row in holds], unsure)
+    return RuleMatches([_window(row) for row in holds], unsure)
 
 
-def _exceeds(above: Above, row: Row) -> bool:
+def _exceeds(above: AlertThreshold, row: VerdictRow) -> bool:
     """Whether a window that is not as it should be is so by more than the threshold."""
     match KIND_OF[row["state"]]:
         case "corruption" | "absent-audit":
@@ -136,7 +136,7 @@ def _exceeds(above: Above, row: Row) -> bool:
     return bool(count > above.value * of)
 
 
-def _window(row: Row) -> AlertWindow:
+def _window(row: VerdictRow) -> AlertWindow:
     lag_ms = -1 if row["lag_ms"] is None else round(row["lag_ms"])
     return AlertWindow(
         row["start_ms"], row["end_ms"], row["state"], row["from_count"], row["to_count"],
@@ -152,8 +152,8 @@ def step(
     states: Mapping[str, AlertState],
     rules: Mapping[str, Rule],
     defined: Collection[str],
-    rows: Iterable[Row] | None,
-    outcomes: Iterable[Outcome],
+    rows: Iterable[VerdictRow] | None,
+    outcomes: Iterable[NoticeOutcome],
     now_ms: int,
     term: int,
     since: Mapping[str, int] = NOTHING_CUT,
@@ -186,7 +186,7 @@ def step(
             if now_ms - state.resolved_ms >= KEEP_RESOLVED_MS:
                 put(msgspec.structs.replace(state, state="gone"))
         else:
-            found = None if now_seen is None else now_seen.get(state.group, Seen([], set()))
+            found = None if now_seen is None else now_seen.get(state.group, RuleMatches([], set()))
             at = state if found is None else _went_on(state, rule, found, now_ms, since.get(state.topic, 0))
             at = _repeated(at, rule, now_ms)
             if _differs(state, at, now_ms):
@@ -195,11 +195,11 @@ def step(
     for group, known in (now_seen or {}).items():
         if group not in live and known.windows and room > 0:
             room -= 1
-            put(_holding(_begun(group, now_ms), rules[group.rule], known, now_ms))
+            put(_holding(_new_state(group, now_ms), rules[group.rule], known, now_ms))
     for one in outcomes:
         of = changed.get(one.id, states.get(one.id))
         if of is not None and of.state != "gone":
-            told = _told(of, one)
+            told = _notices_taken(of, one)
             if told != of.told:
                 put(msgspec.structs.replace(of, told=told))
     resolved = sorted((s for s in states.values() if s.state == "resolved"), key=lambda s: s.resolved_ms)
@@ -214,25 +214,25 @@ def again(states: Mapping[str, AlertState], refused: Iterable[str], term: int) -
     return [msgspec.structs.replace(state, term=term) for state in found]
 
 
-def left_out(states: Mapping[str, AlertState], found: Mapping[Group, Seen]) -> int:
+def left_out(states: Mapping[str, AlertState], found: Mapping[AlertSubject, RuleMatches]) -> int:
     """For how many groups a rule holds that have no alert: there are too many."""
     live = {state.group for state in states.values() if state.is_live}
     return sum(bool(one.windows) and group not in live for group, one in found.items())
 
 
-def fingerprint(group: Group) -> str:
+def fingerprint(group: AlertSubject) -> str:
     """The same for a group at any time."""
     return hashlib.sha256("\0".join(filter(None, group)).encode()).hexdigest()[:16]
 
 
-def _begun(group: Group, now_ms: int) -> AlertState:
+def _new_state(group: AlertSubject, now_ms: int) -> AlertState:
     return AlertState(
         at_ms=now_ms, id=f"{fingerprint(group)}-{now_ms:x}", term=0, state="pending", since_ms=now_ms,
         **group._asdict(),
     )  # fmt: skip
 
 
-def _went_on(state: AlertState, rule: Rule, found: Seen, now_ms: int, since_ms: int) -> AlertState:
+def _went_on(state: AlertState, rule: Rule, found: RuleMatches, now_ms: int, since_ms: int) -> AlertState:
     """A live one, by what is known of its group now, of windows that begin at `since_ms` or later."""
     if found.windows:
         return _holding(state, rule, found, now_ms)
@@ -251,7 +251,7 @@ def _went_on(state: AlertState, rule: Rule, found: Seen, now_ms: int, since_ms: 
     )  # fmt: skip
 
 
-def _holding(state: AlertState, rule: Rule, found: Seen, now_ms: int) -> AlertState:
+def _holding(state: AlertState, rule: Rule, found: RuleMatches, now_ms: int) -> AlertState:
     newest = tuple(found.windows[-KEPT_WINDOWS:])
     state = msgspec.structs.replace(state, windows=newest, more=len(found.windows) - len(newest), over_ms=0)
     if state.state == "pending" and now_ms - state.since_ms >= rule.for_ms:
@@ -281,16 +281,16 @@ def _differs(before: AlertState, after: AlertState, now_ms: int) -> bool:
     return starts[0] != starts[1] or now_ms - before.at_ms >= UPDATE_MS
 
 
-def _told(state: AlertState, outcome: Outcome) -> dict[str, Told]:
+def _notices_taken(state: AlertState, outcome: NoticeOutcome) -> dict[str, LastNotice]:
     """What channels took, with that."""
-    known = state.told.get(outcome.channel, Told(0, 0))
+    known = state.told.get(outcome.channel, LastNotice(0, 0))
     if outcome.why:
         if outcome.notice <= known.notice:
             return state.told
         failing_ms = known.failing_ms or outcome.at_ms
         known = msgspec.structs.replace(known, failing_ms=failing_ms, why=outcome.why)
     elif known.notice < outcome.notice <= state.notice:
-        known = Told(outcome.notice, outcome.at_ms)
+        known = LastNotice(outcome.notice, outcome.at_ms)
     return {**state.told, outcome.channel: known}
 
 

@@ -3,7 +3,7 @@
 SparkJobError           1  the job could not do what was asked
 ├── BadOption           2  an option cannot be used
 ├── NotArchived         4  the archive has nothing of that topic
-├── NotFit              5  the archive, topic or machine is not as the job needs it
+├── InvalidArchive              5  the archive, topic or machine is not as the job needs it
 ├── Outdone             5  another job changed the same part of the archive first
 └── Unreachable         7  the cluster does not answer
 """
@@ -27,11 +27,11 @@ class NotArchived(SparkJobError):
     exit_code = 4
 
 
-class NotFit(SparkJobError):
+class InvalidArchive(SparkJobError):
     exit_code = 5
 
 
-class Outdone(SparkJobError):
+class ConcurrentCommit(SparkJobError):
     exit_code = 5
 
 

@@ -15,7 +15,7 @@ HIDDEN = ("_", ".")  # what begins so is hidden from Spark
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class FileSpan:
     """What a file holds of one partition: offsets and timestamps from the least to the greatest, and how
     many."""
 
@@ -32,7 +32,7 @@ class Span:
 
 
 @dataclass(frozen=True, slots=True)
-class File:
+class ArchiveFile:
     """A file of the archive; `path` is below the root, `table` is `records` or `quarantine`."""
 
     path: str
@@ -42,7 +42,7 @@ class File:
     date: str
     hour: str
     size_bytes: int
-    spans: tuple[Span, ...]
+    spans: tuple[FileSpan, ...]
 
     @property
     def hidden(self) -> bool:
@@ -79,14 +79,14 @@ class File:
         }
 
     @classmethod
-    def from_json(cls, found: Mapping[str, Any]) -> File:
+    def from_json(cls, found: Mapping[str, Any]) -> ArchiveFile:
         """From the log."""
         known = {name: found[name] for name in cls.__slots__ if name != "spans"}
-        return cls(**known, spans=tuple(Span(*span) for span in found["spans"]))
+        return cls(**known, spans=tuple(FileSpan(*span) for span in found["spans"]))
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class Partition:
+class ArchivedPartition:
     """A partition of one lineage of a topic."""
 
     topic: str
@@ -95,35 +95,35 @@ class Partition:
 
 
 @dataclass(frozen=True, slots=True)
-class Reach:
-    """How far a partition is archived: every record in [start, end), but for what stands in `Gap`s."""
+class ArchivedReach:
+    """How far a partition is archived: every record in [start, end), but for what stands in `ArchiveGap`s."""
 
     start: int
     end: int
 
 
 @dataclass(frozen=True, slots=True)
-class Gap:
+class ArchiveGap:
     """Offsets [start, end) that were gone from the topic before they were archived."""
 
-    partition: Partition
+    partition: ArchivedPartition
     start: int
     end: int
     at_ms: int
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class ArchiveChange:
     """One entry of the log. `reach` says the new reach of partitions, `based_on` what they must have had
     before."""
 
     kind: str  # land | compact
     at_ms: int
-    added: tuple[File, ...] = ()
+    added: tuple[ArchiveFile, ...] = ()
     removed: tuple[str, ...] = ()
-    reach: Mapping[Partition, Reach] | None = None
-    based_on: Mapping[Partition, Reach] | None = None
-    gaps: tuple[Gap, ...] = ()
+    reach: Mapping[ArchivedPartition, ArchivedReach] | None = None
+    based_on: Mapping[ArchivedPartition, ArchivedReach] | None = None
+    gaps: tuple[ArchiveGap, ...] = ()
 
     def as_json(self) -> dict[str, Any]:
         """As it stands in the log; what it was based on was checked, and does not."""
@@ -137,12 +137,12 @@ class Change:
         }
 
     @classmethod
-    def from_json(cls, found: Mapping[str, Any]) -> Change:
+    def from_json(cls, found: Mapping[str, Any]) -> ArchiveChange:
         """From the log."""
         return cls(
             kind=found["kind"],
             at_ms=found["at_ms"],
-            added=tuple(File.from_json(file) for file in found["added"]),
+            added=tuple(ArchiveFile.from_json(file) for file in found["added"]),
             removed=tuple(found["removed"]),
             reach=reach_from_json(found["reach"]),
             gaps=gaps_from_json(found["gaps"]),
@@ -154,23 +154,23 @@ def is_hidden(path: str) -> bool:
     return path.rpartition("/")[2].startswith(HIDDEN)
 
 
-def reach_as_json(reach: Mapping[Partition, Reach]) -> list[list[Any]]:
+def reach_as_json(reach: Mapping[ArchivedPartition, ArchivedReach]) -> list[list[Any]]:
     """Rows of topic, topic id, partition, start, end."""
     return [[p.topic, p.topic_id, p.number, to.start, to.end] for p, to in sorted(reach.items())]
 
 
-def reach_from_json(rows: list[list[Any]]) -> dict[Partition, Reach]:
+def reach_from_json(rows: list[list[Any]]) -> dict[ArchivedPartition, ArchivedReach]:
     """The other way."""
-    return {Partition(*row[:3]): Reach(*row[3:]) for row in rows}
+    return {ArchivedPartition(*row[:3]): ArchivedReach(*row[3:]) for row in rows}
 
 
-def gaps_as_json(gaps: tuple[Gap, ...]) -> list[list[Any]]:
+def gaps_as_json(gaps: tuple[ArchiveGap, ...]) -> list[list[Any]]:
     """Rows of topic, topic id, partition, start, end, when it was noticed."""
     return [
         [g.partition.topic, g.partition.topic_id, g.partition.number, g.start, g.end, g.at_ms] for g in gaps
     ]
 
 
-def gaps_from_json(rows: list[list[Any]]) -> tuple[Gap, ...]:
+def gaps_from_json(rows: list[list[Any]]) -> tuple[ArchiveGap, ...]:
     """The other way."""
-    return tuple(Gap(Partition(*row[:3]), *row[3:]) for row in rows)
+    return tuple(ArchiveGap(ArchivedPartition(*row[:3]), *row[3:]) for row in rows)

@@ -4,7 +4,7 @@ Rules
 1. Change n is the file `log/<n>.json`. It is written aside, brought to the disk and then linked to its name,
    which fails where that is there: of two writers one makes change n.
 2. Whoever was second reads what the first one changed. If what its own change rests on still holds
-   (`State.refuse`) it is made as the next change, else it is given up.
+   (`ArchiveState.refuse`) it is made as the next change, else it is given up.
 3. Every `SNAPSHOT_EVERY` changes the whole state is written beside them, so that opening reads few files. A
    snapshot is made of changes only and may be missing.
 """
@@ -20,13 +20,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from app.archive.errors import NotFit, Outdone
+from app.archive.errors import ConcurrentCommit, InvalidArchive
 from app.archive.layout import (
-    Change,
-    File,
-    Gap,
-    Partition,
-    Reach,
+    ArchiveChange,
+    ArchivedPartition,
+    ArchivedReach,
+    ArchiveFile,
+    ArchiveGap,
     gaps_as_json,
     gaps_from_json,
     reach_as_json,
@@ -41,17 +41,17 @@ ATTEMPTS = 100  # changes of others that one change is made after; each of them 
 
 
 @dataclass(slots=True)
-class State:
+class ArchiveState:
     """The log up to change `number`: files that count by path, reach by partition, what was removed and
     when."""
 
     number: int = 0
-    files: dict[str, File] = field(default_factory=dict)
-    reach: dict[Partition, Reach] = field(default_factory=dict)
-    gaps: tuple[Gap, ...] = ()
+    files: dict[str, ArchiveFile] = field(default_factory=dict)
+    reach: dict[ArchivedPartition, ArchivedReach] = field(default_factory=dict)
+    gaps: tuple[ArchiveGap, ...] = ()
     removed_ms: dict[str, int] = field(default_factory=dict)
 
-    def refuse(self, change: Change) -> str:
+    def refuse(self, change: ArchiveChange) -> str:
         """Why the change cannot be made here; "" if it can."""
         for partition, reach in (change.based_on or {}).items():
             if self.reach.get(partition, reach) != reach:
@@ -61,7 +61,7 @@ class State:
                 return f"{path} was replaced by another job meanwhile"
         return ""
 
-    def apply(self, change: Change) -> None:
+    def apply(self, change: ArchiveChange) -> None:
         """The state after the change."""
         for path in change.removed:
             del self.files[path]
@@ -95,14 +95,14 @@ class State:
         }
 
     @classmethod
-    def from_json(cls, found: Mapping[str, Any]) -> State:
+    def from_json(cls, found: Mapping[str, Any]) -> ArchiveState:
         """From a snapshot."""
         reach = reach_from_json(found["reach"])
         oldest_first = {
             (topic, name): at for topic, names in found["lineages"].items() for at, name in enumerate(names)
         }
         in_order = sorted(reach, key=lambda p: (p.topic, oldest_first[p.topic, p.topic_id], p.number))
-        files = [File.from_json(file) for file in found["files"]]
+        files = [ArchiveFile.from_json(file) for file in found["files"]]
         return cls(
             number=found["number"],
             files={file.path: file for file in files},
@@ -127,17 +127,19 @@ class Archive:
         """The archive of this cluster, begun if there is none.
 
         Raises:
-            NotFit: the folder holds another cluster's archive, or something else.
+            InvalidArchive: the folder holds another cluster's archive, or something else.
         """
         card = root / "archive.json"
         if not card.exists():
             if root.exists() and any(root.iterdir()) and not (root / "log").is_dir():
-                raise NotFit(f"{root} is not empty and is no archive: give a folder of its own")
+                raise InvalidArchive(f"{root} is not empty and is no archive: give a folder of its own")
             (root / "log").mkdir(parents=True, exist_ok=True)
             _publish(card, {"format": FORMAT, "cluster_id": cluster_id})
         archive = cls.open(root)
         if archive.cluster_id != cluster_id:
-            raise NotFit(f"{root} is the archive of cluster {archive.cluster_id}, not of {cluster_id}")
+            raise InvalidArchive(
+                f"{root} is the archive of cluster {archive.cluster_id}, not of {cluster_id}"
+            )
         return archive
 
     @classmethod
@@ -145,39 +147,41 @@ class Archive:
         """The archive there.
 
         Raises:
-            NotFit: there is none, or one of a later version.
+            InvalidArchive: there is none, or one of a later version.
         """
         try:
             found = json.loads((root / "archive.json").read_text())
         except (FileNotFoundError, NotADirectoryError):
-            raise NotFit(f"{root} is no archive: archive.json is missing") from None
+            raise InvalidArchive(f"{root} is no archive: archive.json is missing") from None
         if found["format"] > FORMAT:
-            raise NotFit(f"{root} has format {found['format']}; this version reads up to {FORMAT}: upgrade")
+            raise InvalidArchive(
+                f"{root} has format {found['format']}; this version reads up to {FORMAT}: upgrade"
+            )
         return cls(root, found["cluster_id"])
 
-    def state(self) -> State:
+    def state(self) -> ArchiveState:
         """The log up to its end."""
         for path in sorted(self._log.glob("*.snapshot"), reverse=True):
             with contextlib.suppress(FileNotFoundError):  # a newer one has just taken its place
-                return self.newer(State.from_json(json.loads(path.read_text())))
-        return self.newer(State())
+                return self.newer(ArchiveState.from_json(json.loads(path.read_text())))
+        return self.newer(ArchiveState())
 
-    def newer(self, state: State) -> State:
+    def newer(self, state: ArchiveState) -> ArchiveState:
         """`state` brought to the log's end, in place."""
         while (path := self._path(state.number + 1)).exists():
-            state.apply(Change.from_json(json.loads(path.read_text())))
+            state.apply(ArchiveChange.from_json(json.loads(path.read_text())))
         return state
 
-    def commit(self, change: Change) -> State:
+    def commit(self, change: ArchiveChange) -> ArchiveState:
         """Makes the change, and gives the state with it.
 
         Raises:
-            Outdone: another job changed what this change rests on; nothing was changed.
+            ConcurrentCommit: another job changed what this change rests on; nothing was changed.
         """
         state = self.state()
         for _ in range(ATTEMPTS):
             if reason := state.refuse(change):
-                raise Outdone(f"{self.root}: {reason}; nothing was changed, run it again")
+                raise ConcurrentCommit(f"{self.root}: {reason}; nothing was changed, run it again")
             if _publish(self._path(state.number + 1), change.as_json()):
                 state.apply(change)
                 if state.number % SNAPSHOT_EVERY == 0:
@@ -186,7 +190,7 @@ class Archive:
                         old.unlink(missing_ok=True)
                 return state
             state = self.newer(state)
-        raise Outdone(f"{self.root}: {ATTEMPTS} changes of others came first; run it again")
+        raise ConcurrentCommit(f"{self.root}: {ATTEMPTS} changes of others came first; run it again")
 
     def _path(self, number: int, ending: str = "json") -> Path:
         return self._log / f"{number:020}.{ending}"

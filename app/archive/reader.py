@@ -22,9 +22,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-from app.archive.errors import BadOption, NotArchived, NotFit
-from app.archive.layout import QUARANTINE, RECORDS, File, Gap, Reach, Span
-from app.archive.log import Archive, State
+from app.archive.errors import BadOption, InvalidArchive, NotArchived
+from app.archive.layout import QUARANTINE, RECORDS, ArchivedReach, ArchiveFile, ArchiveGap, FileSpan
+from app.archive.log import Archive, ArchiveState
 
 LAST_OFFSET = LAST_MS = 2**63 - 1
 MAX_RECORDS = 1_000_000  # of one query, unless it says otherwise
@@ -35,7 +35,7 @@ COLUMNS = ("partition", "offset", "timestamp_ms", "timestamp_type", "key", "valu
 
 
 @dataclass(frozen=True, slots=True)
-class Query:
+class ArchiveQuery:
     """Records of a topic with timestamps in [from_ms, to_ms) and offsets in [start, end).
 
     `topic_id` chooses one lineage of a topic that was made anew; None takes the newest. Quarantined records
@@ -58,7 +58,7 @@ class Query:
         if self.start >= self.end:
             raise BadOption(f"start {self.start} is not below end {self.end}")
 
-    def wants(self, file: File, span: Span) -> bool:
+    def wants(self, file: ArchiveFile, span: FileSpan) -> bool:
         """Whether records of the query may be in this part of the file."""
         if self.partitions is not None and span.partition not in self.partitions:
             return False
@@ -67,7 +67,7 @@ class Query:
         return file.table == QUARANTINE or (span.first_ms < self.to_ms and self.from_ms <= span.last_ms)
 
 
-class Record(NamedTuple):
+class ArchivedRecord(NamedTuple):
     """An archived record; `value` None is a tombstone, `headers` are in their order."""
 
     partition: int
@@ -84,18 +84,18 @@ class Coverage:
     """How far a partition is archived, and what was gone before it could be."""
 
     partition: int
-    reach: Reach
-    gaps: tuple[Gap, ...]
+    reach: ArchivedReach
+    gaps: tuple[ArchiveGap, ...]
 
 
-class Reader:
+class ArchiveReader:
     """Reads what the archive's log said when the reader was made, or when `refresh` was last called."""
 
     __slots__ = ("archive", "state", "truncated")
 
     def __init__(self, archive: Archive) -> None:
         self.archive = archive
-        self.state: State = archive.state()
+        self.state: ArchiveState = archive.state()
         self.truncated = False  # the last query had more than `max_records`
 
     def refresh(self) -> None:
@@ -131,7 +131,7 @@ class Reader:
             for at, reach in sorted(ours.items())
         ]
 
-    def files(self, query: Query) -> list[File]:
+    def files(self, query: ArchiveQuery) -> list[ArchiveFile]:
         """The files that may hold records of the query, by partition and offset of their first one."""
         lineage = self.lineage(query.topic, query.topic_id)
         tables = {RECORDS, QUARANTINE} if query.quarantined else {RECORDS}
@@ -149,7 +149,7 @@ class Reader:
 
         As Kafka's `offsetsForTimes`: the least offset, whatever comes after it.
         """
-        query = Query(topic, from_ms=time_ms, topic_id=topic_id)
+        query = ArchiveQuery(topic, from_ms=time_ms, topic_id=topic_id)
         found: dict[int, int] = {}
         for file in self.files(query):
             for span in file.spans:
@@ -158,7 +158,7 @@ class Reader:
                 if span.first_ms >= time_ms:  # the index knows it
                     found[span.partition] = span.start
                     continue
-                asked = Query(
+                asked = ArchiveQuery(
                     topic,
                     from_ms=time_ms,
                     partitions=frozenset({span.partition}),
@@ -170,7 +170,7 @@ class Reader:
                     found[span.partition] = min(least)
         return found
 
-    def read(self, query: Query, columns: Sequence[str] = COLUMNS) -> Iterator[Any]:
+    def read(self, query: ArchiveQuery, columns: Sequence[str] = COLUMNS) -> Iterator[Any]:
         """The records as pyarrow's batches; sets `truncated` when there were more than `max_records`."""
         self.truncated = False
         left = query.max_records
@@ -184,7 +184,7 @@ class Reader:
                 left -= batch.num_rows
                 yield batch
 
-    def records(self, query: Query) -> Iterator[Record]:
+    def records(self, query: ArchiveQuery) -> Iterator[ArchivedRecord]:
         """The records partition by partition, each in the order of offsets; bounded and told as in `read`.
 
         Files are opened as the offsets reach them: only those that overlap are open at once.
@@ -203,14 +203,16 @@ class Reader:
                     left -= 1
                     yield record
 
-    def _merged(self, files: list[File], query: Query, partition: int) -> Iterator[Record]:
+    def _merged(
+        self, files: list[ArchiveFile], query: ArchiveQuery, partition: int
+    ) -> Iterator[ArchivedRecord]:
         waiting = deque(
             sorted(
                 ((span.start, file) for file in files for span in file.spans if span.partition == partition),
                 key=lambda one: one[0],
             )
         )
-        heads: list[tuple[int, int, Record, Iterator[Record]]] = []
+        heads: list[tuple[int, int, ArchivedRecord, Iterator[ArchivedRecord]]] = []
         opened = 0
         while waiting or heads:
             while waiting and (not heads or waiting[0][0] <= heads[0][0]):
@@ -226,14 +228,14 @@ class Reader:
                 else:
                     heapq.heappop(heads)
 
-    def _records(self, file: File, query: Query) -> Iterator[Record]:
+    def _records(self, file: ArchiveFile, query: ArchiveQuery) -> Iterator[ArchivedRecord]:
         for batch in self._rows(file, query, COLUMNS):
             columns = [batch[name].to_pylist() for name in COLUMNS]
             for *fields, headers in zip(*columns, strict=True):
                 pairs = tuple((one["key"], one["value"]) for one in headers or ())
-                yield Record._make((*fields, pairs))
+                yield ArchivedRecord._make((*fields, pairs))
 
-    def _rows(self, file: File, query: Query, columns: Sequence[str]) -> Iterator[Any]:
+    def _rows(self, file: ArchiveFile, query: ArchiveQuery, columns: Sequence[str]) -> Iterator[Any]:
         """Rows of the file that were asked for; columns that it lacks are null."""
         pa, pc, parquet = (_arrow(name) for name in ARROW)
         schema = record_schema(pa)
@@ -277,7 +279,7 @@ def record_schema(pa: Any) -> Any:
 
 
 def check_arrow() -> None:
-    """Raises NotFit: what reads an archive's files is not installed; it says what to install."""
+    """Raises InvalidArchive: what reads an archive's files is not installed; it says what to install."""
     for name in ARROW:
         _arrow(name)
 
@@ -286,12 +288,12 @@ def _arrow(name: str) -> Any:
     try:
         return importlib.import_module(name)
     except ImportError as failure:
-        raise NotFit(
+        raise InvalidArchive(
             "archives are Parquet files, which pyarrow reads: pip install 'switchyard[parquet]'"
         ) from failure
 
 
-def _bounds(file: File, query: Query) -> list[tuple[str, int, int]]:
+def _bounds(file: ArchiveFile, query: ArchiveQuery) -> list[tuple[str, int, int]]:
     """Columns with the closed range that is asked for."""
     bounds = [("offset", query.start, query.end - 1)]
     if file.table == RECORDS:
@@ -299,7 +301,7 @@ def _bounds(file: File, query: Query) -> list[tuple[str, int, int]]:
     return bounds
 
 
-def _may_hold(content: Any, group: int, file: File, query: Query) -> bool:
+def _may_hold(content: Any, group: int, file: ArchiveFile, query: ArchiveQuery) -> bool:
     """By Parquet's statistics; what has none is read."""
     row_group = content.metadata.row_group(group)
     found = {}
@@ -316,7 +318,7 @@ def _may_hold(content: Any, group: int, file: File, query: Query) -> bool:
     return True
 
 
-def _mask(pc: Any, batch: Any, file: File, query: Query) -> Any:
+def _mask(pc: Any, batch: Any, file: ArchiveFile, query: ArchiveQuery) -> Any:
     """Which rows are asked for; None for all, where the file's index says so."""
     masks = []
     for name, least, most in _bounds(file, query):

@@ -22,7 +22,7 @@ class ArchiveUnreadable(OSError):
     """Why an archive cannot be used; what to do."""
 
 
-class Archived(NamedTuple):
+class ArchivedMessage(NamedTuple):
     """A record of an archive, as one of a log."""
 
     offset: int
@@ -39,7 +39,9 @@ class TopicArchive:
         spans: by partition the offsets it has, as it was when it was opened.
     """
 
-    def __init__(self, source: reader.Reader, topic: str, topic_id: str, spans: Mapping[int, Ranges]) -> None:
+    def __init__(
+        self, source: reader.ArchiveReader, topic: str, topic_id: str, spans: Mapping[int, Ranges]
+    ) -> None:
         self.spans = spans
         self._reader = source
         self._topic = topic
@@ -47,7 +49,7 @@ class TopicArchive:
 
     async def read(
         self, partition: int, span: Range, timestamps: Range | None
-    ) -> AsyncIterator[Sequence[Archived]]:
+    ) -> AsyncIterator[Sequence[ArchivedMessage]]:
         """Records of these offsets, some at a time, in the order of their offsets. `timestamps`: of others
         none need be among them.
 
@@ -55,7 +57,7 @@ class TopicArchive:
             ArchiveUnreadable.
         """
         from_ms, to_ms = timestamps or (-reader.LAST_MS, reader.LAST_MS)
-        query = reader.Query(
+        query = reader.ArchiveQuery(
             self._topic,
             from_ms=from_ms,
             to_ms=to_ms,
@@ -87,7 +89,7 @@ def _opened(folder: str, cluster_id: str, topic: str, topic_id: str) -> TopicArc
             raise ArchiveUnreadable(
                 f"archive {folder} is of cluster {archive.cluster_id}, not of {cluster_id}: name its own"
             )
-        source = reader.Reader(archive)
+        source = reader.ArchiveReader(archive)
         try:
             found = source.coverage(topic, topic_id)
         except NotArchived:
@@ -107,10 +109,10 @@ def _opened(folder: str, cluster_id: str, topic: str, topic_id: str) -> TopicArc
     return TopicArchive(source, topic, topic_id, spans)
 
 
-def _some(records: Iterator[reader.Record]) -> list[Archived]:
+def _some(records: Iterator[reader.ArchivedRecord]) -> list[ArchivedMessage]:
     try:
         return [
-            Archived(one.offset, one.timestamp_ms, one.key, one.value, one.headers)
+            ArchivedMessage(one.offset, one.timestamp_ms, one.key, one.value, one.headers)
             for one in islice(records, CHUNK_RECORDS)
         ]
     except (SparkJobError, ValueError, OSError) as error:  # pyarrow's errors of content are ValueErrors

@@ -23,7 +23,7 @@ from annotated_types import Len
 from pydantic import BeforeValidator, Field, PlainSerializer, PlainValidator, WithJsonSchema
 
 from app.audit.folds.plan_terms import PREFIX, bounds_of
-from app.audit.folds.tier import CONSUMER, Bounds
+from app.audit.folds.tier import CONSUMER, PlanBounds
 from app.config.definition_base import OfTopics
 from app.config.fields import DAY_S, MAX_LISTED, Header, MessageName, Model, Name
 from app.config.quantities import DURATION_SCHEMA, Duration, duration_within
@@ -162,7 +162,7 @@ class AuditPlan(OfTopics):
         return not self.spec.tiers or CONSUMER in self.spec.tiers
 
     @property
-    def bounds(self) -> Bounds:
+    def bounds(self) -> PlanBounds:
         """When its windows close, and are forgotten."""
         return bounds_of(self.spec.lateness, self.spec.keep)
 

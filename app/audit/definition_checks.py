@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from app.audit.definition import AuditPlan
-from app.config.problems import Document, Problem, suggest
+from app.config.problems import ConfigProblem, Document, suggest
 from app.config.syntax_tree import Path_
 from app.dispatch.definition_checks import problem_at, value_at
 from app.failover.topology import AGGREGATE, REGIONAL, Layout
 from app.payload.event_time.instant import UnusableField
 from app.payload.event_time.json_field import JsonTime
 from app.replicate.definition_checks import TOPICS
-from app.replicate.model.regular_language import TooComplicated, Words
+from app.replicate.model.regular_language import LanguageTable, TooComplicated
 from app.replicate.model.route import Route
 
 TIMESTAMP: Path_ = ("spec", "timestamp")
@@ -28,7 +28,9 @@ NEEDS = {
 DEFAULTS = {"framing": "none", "binary": False}
 
 
-def audit_checks(document: Document, plan: AuditPlan | None, layout: Layout | None) -> Iterator[Problem]:
+def audit_checks(
+    document: Document, plan: AuditPlan | None, layout: Layout | None
+) -> Iterator[ConfigProblem]:
     """All of it; `plan` is None when a field is wrong, `layout` has the clusters there are, if known."""
     source = value_at(document.data, (*TIMESTAMP, "source")) or "record"
     needs, may = NEEDS.get(source, ((), ()))
@@ -52,7 +54,7 @@ def audit_checks(document: Document, plan: AuditPlan | None, layout: Layout | No
         yield from _clusters(document, plan, layout)
 
 
-def _time(document: Document, plan: AuditPlan) -> Iterator[Problem]:
+def _time(document: Document, plan: AuditPlan) -> Iterator[ConfigProblem]:
     timestamp = plan.spec.timestamp
     if timestamp.source == "header" and timestamp.binary and timestamp.format == "iso-8601":
         yield problem_at(
@@ -68,9 +70,9 @@ def _time(document: Document, plan: AuditPlan) -> Iterator[Problem]:
             yield problem_at(document, (*TIMESTAMP, "field"), error.problem, error.remedy)
 
 
-def _topics(document: Document, plan: AuditPlan) -> Iterator[Problem]:
+def _topics(document: Document, plan: AuditPlan) -> Iterator[ConfigProblem]:
     try:
-        words = Words()
+        words = LanguageTable()
         route = Route(plan.name, "", "", plan.spec.topics, plan.spec.exclude)
         if words.shortest(route.domain(words)) is None:
             remedy = "exclude less, or name the internal topic"
@@ -80,7 +82,7 @@ def _topics(document: Document, plan: AuditPlan) -> Iterator[Problem]:
         yield problem_at(document, TOPICS, message, remedy)
 
 
-def _clusters(document: Document, plan: AuditPlan, layout: Layout) -> Iterator[Problem]:
+def _clusters(document: Document, plan: AuditPlan, layout: Layout) -> Iterator[ConfigProblem]:
     tiers = sorted({site.tier for site in layout.sites.values() if site.region == layout.own})
     for index, entry in enumerate(plan.spec.clusters):
         if entry not in layout.sites and entry not in tiers:

@@ -12,12 +12,12 @@ import orjson
 
 EXIT_FAILURE, EXIT_USAGE, EXIT_INVALID, EXIT_NOT_FOUND, EXIT_PRECONDITION = 1, 2, 3, 4, 5
 EXIT_PARTIAL, EXIT_UNREACHABLE, EXIT_LOSS, EXIT_CHANGES = 6, 7, 8, 10
-TIMEOUT_S = 15.0
+REQUEST_TIMEOUT_S = 15.0
 BY_STATUS = {404: EXIT_NOT_FOUND, 409: EXIT_PRECONDITION, 412: EXIT_PRECONDITION, 422: EXIT_INVALID,
              502: EXIT_UNREACHABLE, 503: EXIT_UNREACHABLE}  # fmt: skip
 
 
-class Failure(Exception):
+class CommandFailure(Exception):
     """Ends the command with a message and an exit code."""
 
     def __init__(self, message: str, code: int = EXIT_FAILURE) -> None:
@@ -42,7 +42,7 @@ def worker_url(given: str | None) -> str:
     except ValueError:
         good = False
     if not good or not url.isascii() or not url.isprintable() or " " in url:
-        raise Failure(f"--url {url!r} is not an address; write http://host:port", EXIT_USAGE)
+        raise CommandFailure(f"--url {url!r} is not an address; write http://host:port", EXIT_USAGE)
     return url.rstrip("/")
 
 
@@ -56,7 +56,7 @@ class Client:
         """One request's JSON.
 
         Raises:
-            Failure: the worker does not answer, or answers with a problem.
+            CommandFailure: the worker does not answer, or answers with a problem.
         """
         import http.client
         import urllib.error
@@ -70,13 +70,13 @@ class Client:
         # A proxy for the world outside, which the environment may name, does not know this worker.
         opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
         try:
-            with opener.open(request, timeout=TIMEOUT_S) as answer:
+            with opener.open(request, timeout=REQUEST_TIMEOUT_S) as answer:
                 return orjson.loads(answer.read())
         except urllib.error.HTTPError as error:
             raise _failure(error.code, error.read()) from error
         except (OSError, http.client.HTTPException, orjson.JSONDecodeError) as error:
             reason = getattr(error, "reason", error)
-            raise Failure(
+            raise CommandFailure(
                 f"no worker answers at {self.url} ({reason}); start one with 'faust -A app worker', "
                 "or name another with --url or SWITCHYARD_URL", EXIT_UNREACHABLE,
             ) from error  # fmt: skip
@@ -94,48 +94,48 @@ class Client:
         return items
 
 
-def _failure(status: int, content: bytes) -> Failure:
+def _failure(status: int, content: bytes) -> CommandFailure:
     try:
         problem = orjson.loads(content)
         message = f"{problem['title']}: {problem['detail']}"
     except (orjson.JSONDecodeError, KeyError, TypeError):
         message = f"the worker answered {status}: {content[:300].decode('utf-8', 'replace')}"
-    return Failure(message, BY_STATUS.get(status, EXIT_FAILURE))
+    return CommandFailure(message, BY_STATUS.get(status, EXIT_FAILURE))
 
 
 def workload_path(name: str) -> str:
     """The API's path of "group/topic". Raises Failure."""
     group, slash, topic = name.partition("/")
     if not (group and slash and topic) or "/" in topic:
-        raise Failure(f"{name!r} names no workload; write group/topic", EXIT_USAGE)
+        raise CommandFailure(f"{name!r} names no workload; write group/topic", EXIT_USAGE)
     return f"/workloads/{quote(group, safe='')}/{quote(topic, safe='')}"
 
 
 def route_path(name: str) -> str:
     """The API's path of a route. Raises Failure."""
     if not name or "/" in name:
-        raise Failure(f"{name!r} names no route; write its name, as route list tells it", EXIT_USAGE)
+        raise CommandFailure(f"{name!r} names no route; write its name, as route list tells it", EXIT_USAGE)
     return f"/routes/{quote(name, safe='')}"
 
 
 def failover_path(name: str) -> str:
     """The API's path of a failover definition. Raises Failure."""
     if not name or "/" in name:
-        raise Failure(f"{name!r} names no failover definition; write its name", EXIT_USAGE)
+        raise CommandFailure(f"{name!r} names no failover definition; write its name", EXIT_USAGE)
     return f"/failovers/{quote(name, safe='')}"
 
 
 def audit_path(name: str) -> str:
     """The API's path of an audit plan. Raises Failure."""
     if not name or "/" in name:
-        raise Failure(f"{name!r} names no audit plan; write its name", EXIT_USAGE)
+        raise CommandFailure(f"{name!r} names no audit plan; write its name", EXIT_USAGE)
     return f"/audit/plans/{quote(name, safe='')}"
 
 
 def alert_path(name: str) -> str:
     """The API's path of an alert. Raises Failure."""
     if not name or "/" in name:
-        raise Failure(f"{name!r} names no alert; write its name, as alert list tells it", EXIT_USAGE)
+        raise CommandFailure(f"{name!r} names no alert; write its name, as alert list tells it", EXIT_USAGE)
     return f"/alerts/{quote(name, safe='')}"
 
 
@@ -146,7 +146,8 @@ def actor() -> str:
 
 
 def guarded(command: Any) -> Any:
-    """Turns a `Failure` into its message and exit code; by SystemExit, since mode makes 1 of all else."""
+    """Turns a `CommandFailure` into its message and exit code; by SystemExit, since mode makes 1 of all
+    else."""
     import functools
 
     from app.config.problems import InvalidConfiguration
@@ -155,7 +156,7 @@ def guarded(command: Any) -> Any:
     def run(*arguments: Any, **options: Any) -> Any:
         try:
             return command(*arguments, **options)
-        except Failure as failure:
+        except CommandFailure as failure:
             click.echo(f"switchyard: {failure}", err=True)
             raise SystemExit(failure.code) from None
         except InvalidConfiguration as error:

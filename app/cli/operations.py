@@ -19,13 +19,13 @@ from app.cli.client import (
     EXIT_FAILURE,
     EXIT_PARTIAL,
     EXIT_UNREACHABLE,
-    TIMEOUT_S,
+    REQUEST_TIMEOUT_S,
     Client,
-    Failure,
+    CommandFailure,
     actor,
 )
 
-POLL_S = 0.3
+OPERATION_POLL_INTERVAL_S = 0.3
 
 
 def progress_bar(shown: bool) -> Progress:
@@ -38,7 +38,7 @@ def letters_of(client: Client, path: str) -> Iterator[bytes]:
     """The lines of an export.
 
     Raises:
-        Failure: the worker refuses, or the stream breaks off before its end.
+        CommandFailure: the worker refuses, or the stream breaks off before its end.
     """
     request = urllib.request.Request(  # noqa: S310 - the client has checked the scheme
         f"{client.url}/api/v1{path}", headers={"X-Switchyard-Actor": actor()}
@@ -46,7 +46,7 @@ def letters_of(client: Client, path: str) -> Iterator[bytes]:
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     count = 0
     try:
-        with opener.open(request, timeout=4 * TIMEOUT_S) as answer, progress_bar(shown=True) as bar:
+        with opener.open(request, timeout=4 * REQUEST_TIMEOUT_S) as answer, progress_bar(shown=True) as bar:
             task = bar.add_task("export", total=int(answer.headers.get("X-Switchyard-Offsets", 0)) or None)
             for line in answer:
                 if not line.endswith(b"\n"):
@@ -56,9 +56,9 @@ def letters_of(client: Client, path: str) -> Iterator[bytes]:
                 yield line
     except urllib.error.HTTPError as error:
         words = error.read()[:2000].decode("utf-8", "replace")
-        raise Failure(_problem(words), BY_STATUS.get(error.code, EXIT_FAILURE)) from error
+        raise CommandFailure(_problem(words), BY_STATUS.get(error.code, EXIT_FAILURE)) from error
     except (http.client.HTTPException, ConnectionError, TimeoutError, urllib.error.URLError) as error:
-        raise Failure(
+        raise CommandFailure(
             f"the worker at {client.url} broke off after {count} letters: {error!r}; export again",
             EXIT_UNREACHABLE,
         ) from error
@@ -81,26 +81,26 @@ def watch(
     it is ended by somebody who does not wait.
 
     Raises:
-        Failure: it failed or was canceled, or nobody can be asked any more.
+        CommandFailure: it failed or was canceled, or nobody can be asked any more.
     """
     state = begun
     try:
         with progress_bar(shown=True) as bar:
             task = bar.add_task(str(begun["kind"]), total=None)
             while state["state"] == "running":
-                time.sleep(POLL_S)
+                time.sleep(OPERATION_POLL_INTERVAL_S)
                 state = client.ask("GET", f"/operations/{begun['id']}")
                 told = state["progress"]
                 what = " ".join([str(begun["kind"]), told.get("step", "")]).strip()
                 bar.update(task, description=what, completed=told.get("looked_at", 0), total=told.get("of"))
-    except Failure as failure:
-        raise Failure(f"{failure}. What was done stays done; {go_on}", failure.code) from failure
+    except CommandFailure as failure:
+        raise CommandFailure(f"{failure}. What was done stays done; {go_on}", failure.code) from failure
     except KeyboardInterrupt:
         stop = end_by.format(id=begun["id"])
         click.echo(f"\n{begun['id']} goes on without you; end it with: {stop}", err=True)
         raise SystemExit(EXIT_PARTIAL) from None
     if state["state"] == "failed":
-        raise Failure(f"{state['kind']} {state['id']} failed: {state['error']}; {go_on}", EXIT_FAILURE)
+        raise CommandFailure(f"{state['kind']} {state['id']} failed: {state['error']}; {go_on}", EXIT_FAILURE)
     if state["state"] == "canceled":
-        raise Failure(f"{state['kind']} {state['id']} was canceled; {go_on}", EXIT_PARTIAL)
+        raise CommandFailure(f"{state['kind']} {state['id']} was canceled; {go_on}", EXIT_PARTIAL)
     return state

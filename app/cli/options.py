@@ -9,8 +9,8 @@ from urllib.parse import urlencode
 
 import click
 
-from app.cli.client import EXIT_PRECONDITION, EXIT_USAGE, Failure, workload_path
-from app.dispatch.dlq.query import BadQuery, Query, parse_when
+from app.cli.client import EXIT_PRECONDITION, EXIT_USAGE, CommandFailure, workload_path
+from app.dispatch.dlq.query import BadQuery, LetterQuery, parse_when
 from app.dispatch.dlq.rules import parse_range
 from app.kernel.clock import iso
 
@@ -47,11 +47,11 @@ def query_of(options: dict[str, Any]) -> dict[str, Any]:
             try:
                 found[f"{name}_ms"] = parse_when(options[name], now_ms)
             except BadQuery as error:
-                raise Failure(f"--{name}: {error}", EXIT_USAGE) from error
+                raise CommandFailure(f"--{name}: {error}", EXIT_USAGE) from error
     try:
-        Query.from_json(found)
+        LetterQuery.from_json(found)
     except BadQuery as error:
-        raise Failure(str(error), EXIT_USAGE) from error
+        raise CommandFailure(str(error), EXIT_USAGE) from error
     return found
 
 
@@ -90,9 +90,9 @@ def spans_of(texts: tuple[str, ...]) -> dict[str, dict[str, int]]:
     try:
         spans = [parse_range(text) for text in texts]
     except BadQuery as error:
-        raise Failure(f"--range: {error}", EXIT_USAGE) from error
+        raise CommandFailure(f"--range: {error}", EXIT_USAGE) from error
     if len({partition for partition, _ in spans}) < len(spans):
-        raise Failure("--range: one range a partition", EXIT_USAGE)
+        raise CommandFailure("--range: one range a partition", EXIT_USAGE)
     return {str(partition): {"start": start, "end": end} for partition, (start, end) in spans}
 
 
@@ -101,5 +101,5 @@ def confirm(question: str, yes: bool) -> None:
     if yes:
         return
     if not sys.stdin.isatty():
-        raise Failure("nobody is there to ask; add --yes", EXIT_PRECONDITION)
+        raise CommandFailure("nobody is there to ask; add --yes", EXIT_PRECONDITION)
     click.confirm(question, abort=True, err=True)

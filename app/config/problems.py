@@ -15,7 +15,7 @@ from typing import Any, get_args
 
 from pydantic import BaseModel, ValidationError
 
-from app.config.syntax_tree import Node, Path_, Unreadable, read_trees
+from app.config.syntax_tree import Node, Path_, UnreadableText, read_trees
 
 MAX_FILE_BYTES = 4 * 1024 * 1024  # a configuration larger than this is a mistake
 MAX_SHOWN_CHARS = 80
@@ -45,7 +45,7 @@ _WORDS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Problem:
+class ConfigProblem:
     """One thing that is wrong (error) or not as expected (warning). Lines and columns count from 1."""
 
     message: str
@@ -70,7 +70,7 @@ class Problem:
 class InvalidConfiguration(Exception):
     """A file or definition that cannot be used; `problems` says everything that is wrong with it."""
 
-    def __init__(self, problems: Sequence[Problem]) -> None:
+    def __init__(self, problems: Sequence[ConfigProblem]) -> None:
         self.problems = sorted(problems, key=lambda p: (p.file, p.line, p.column, p.field))
         errors = sum(1 for p in self.problems if p.severity == "error")
         lines = [str(problem) for problem in self.problems]
@@ -124,7 +124,7 @@ def read_text(path: Path, remedy: str) -> str:
         problem, remedy = f"is not UTF-8 (byte {error.start})", "save it as UTF-8"
     except (OSError, ValueError) as error:  # ValueError: a NUL in the path
         problem = f"cannot be read: {getattr(error, 'strerror', error)}"
-    raise InvalidConfiguration([Problem(problem, remedy, file=str(path))])
+    raise InvalidConfiguration([ConfigProblem(problem, remedy, file=str(path))])
 
 
 def read_documents(text: str, file: str) -> list[Document]:
@@ -135,9 +135,9 @@ def read_documents(text: str, file: str) -> list[Document]:
     """
     try:
         return [Document(file, data, node) for data, node in read_trees(text)]
-    except Unreadable as error:
+    except UnreadableText as error:
         field = ".".join(map(str, error.path))
-        problem = Problem(
+        problem = ConfigProblem(
             f"not YAML: {error.message}", error.remedy, field, "", file, error.line, error.column
         )
         raise InvalidConfiguration([problem]) from None
@@ -161,7 +161,7 @@ def _echo(entry: Any) -> bool:
     return bool(entry["type"] == "too_short") and len(entry["input"]) >= entry["ctx"]["min_length"]
 
 
-def _problem(model: type[BaseModel], document: Document, entry: Any) -> Problem:
+def _problem(model: type[BaseModel], document: Document, entry: Any) -> ConfigProblem:
     path: Path_ = tuple(entry["loc"])  # no model has a union whose branches pydantic would name in it
     kind, context = entry["type"], entry.get("ctx", {})
     value: Any = entry.get("input")
@@ -191,7 +191,7 @@ def _problem(model: type[BaseModel], document: Document, entry: Any) -> Problem:
     shown = _CREDENTIALS.sub("***@", shown)
     if name == "security" or SECRET_FIELDS & {str(part) for part in path}:
         shown = ""
-    return Problem(message, remedy, field, shown, document.file, line, column)
+    return ConfigProblem(message, remedy, field, shown, document.file, line, column)
 
 
 def _kind(value: Any) -> str:

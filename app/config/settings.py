@@ -18,9 +18,9 @@ import platformdirs
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from app.config.problems import (
+    ConfigProblem,
     Document,
     InvalidConfiguration,
-    Problem,
     read_documents,
     read_text,
     suggest,
@@ -62,7 +62,9 @@ class Secret:
         if kind == "env":
             if name in os.environ:
                 return os.environ[name]
-            raise InvalidConfiguration([Problem(f"environment variable {name} is not set", f"set {name}")])
+            raise InvalidConfiguration(
+                [ConfigProblem(f"environment variable {name} is not set", f"set {name}")]
+            )
         return read_text(Path(name), f"put the secret into {name}").rstrip("\n")
 
     def __repr__(self) -> str:
@@ -235,7 +237,7 @@ def load_settings(path: str | Path | None = None, env: Mapping[str, str] = os.en
     documents = read_documents(text, str(file))
     if len(documents) != 1 or not isinstance(documents[0].data, dict):
         message = "is empty" if not documents else "must be one YAML mapping"
-        raise InvalidConfiguration([Problem(message, EXAMPLE, file=str(file), line=1, column=1)])
+        raise InvalidConfiguration([ConfigProblem(message, EXAMPLE, file=str(file), line=1, column=1)])
     document = documents[0]
     data = dict(document.data)
     if region := env.get("SWITCHYARD_REGION"):
@@ -243,7 +245,7 @@ def load_settings(path: str | Path | None = None, env: Mapping[str, str] = os.en
     if port := env.get("SWITCHYARD_WEB_PORT"):
         web = data.get("web")
         data["web"] = {**(web if isinstance(web, dict) else {}), "port": port}
-    problems: list[Problem] = []
+    problems: list[ConfigProblem] = []
     try:
         settings: Settings = validate(Settings, document, data)
     except InvalidConfiguration as error:
@@ -265,7 +267,7 @@ def _free_port() -> int:
         return int(server.getsockname()[1])
 
 
-def _named_by_environment(problem: Problem, env: Mapping[str, str]) -> Problem:
+def _named_by_environment(problem: ConfigProblem, env: Mapping[str, str]) -> ConfigProblem:
     """The problem at its true place, which for what the environment overrides is not the file."""
     variable = {"region": "SWITCHYARD_REGION", "web.port": "SWITCHYARD_WEB_PORT"}.get(problem.field)
     if variable and env.get(variable):
@@ -296,18 +298,18 @@ def _security(security: Any) -> Iterator[tuple[str, str, str]]:
             yield name, "no such file, or it cannot be read", "check the path"
 
 
-def _cross_checks(document: Document, data: dict[str, Any]) -> list[Problem]:
+def _cross_checks(document: Document, data: dict[str, Any]) -> list[ConfigProblem]:
     """What no single field shows; works on raw data, so that it is told together with all else."""
     clusters = data.get("clusters")
     if not isinstance(clusters, list):
         return []
-    problems: list[Problem] = []
+    problems: list[ConfigProblem] = []
 
     def tell(message: str, remedy: str, path: tuple[str | int, ...], value: Any) -> None:
         line, column = document.position(path)
         field = ".".join(map(str, path))
         shown = "" if value is None else repr(value)
-        problems.append(Problem(message, remedy, field, shown, document.file, line, column))
+        problems.append(ConfigProblem(message, remedy, field, shown, document.file, line, column))
 
     seen: dict[Any, int] = {}
     for index, cluster in enumerate(clusters):

@@ -39,7 +39,7 @@ _DEPTH = f"at most {MAX_DEPTH} levels and {MAX_NODES} values are read"
 Path_ = tuple[str | int, ...]
 
 
-class Unreadable(Exception):
+class UnreadableText(Exception):
     """What keeps a text from being read; lines and columns count from 1, 0 is unknown."""
 
     def __init__(
@@ -67,7 +67,8 @@ def read_trees(text: str) -> list[tuple[Any, Node]]:
     """The documents of `text`, each with its positions; empty ones are left out.
 
     Raises:
-        Unreadable: neither JSON nor YAML, a key twice, a foreign tag, nested or aliased beyond all measure.
+        UnreadableText: neither JSON nor YAML, a key twice, a foreign tag, nested or aliased beyond all
+        measure.
     """
     text = text.removeprefix("\ufeff")
     _check_brackets(text)
@@ -87,7 +88,7 @@ def _check_brackets(text: str) -> None:
     for bracket in _BRACKETS.finditer(text):
         depth += 1 if bracket[0] in "[{" else -1
         if depth > MAX_OPEN_BRACKETS:
-            raise Unreadable("nested too deeply", _DEPTH, *_Lines(text).place(bracket.start()))
+            raise UnreadableText("nested too deeply", _DEPTH, *_Lines(text).place(bracket.start()))
 
 
 class _Lines:
@@ -110,11 +111,11 @@ class _Measure:
     def count(self, path: Path_, line: int, column: int) -> None:
         self._left -= 1
         if len(path) > MAX_DEPTH or self._left < 0:
-            raise Unreadable("nested or aliased beyond all measure", _DEPTH, line, column)
+            raise UnreadableText("nested or aliased beyond all measure", _DEPTH, line, column)
 
 
-def _twice(path: Path_, line: int, column: int) -> Unreadable:
-    return Unreadable(f"the key {str(path[-1])[:80]!r} stands twice", "remove one", line, column, path)
+def _twice(path: Path_, line: int, column: int) -> UnreadableText:
+    return UnreadableText(f"the key {str(path[-1])[:80]!r} stands twice", "remove one", line, column, path)
 
 
 # -- JSON ------------------------------------------------------------------------------------------
@@ -162,7 +163,7 @@ def _read_yaml(text: str) -> Iterator[tuple[Any, Node]]:
         yaml.get_constructor_parser(text)  # not `compose_all`, which forgets how far it came
         while yaml.composer.check_node():
             yield _YamlReader(yaml).read(yaml.composer.get_node())
-    except Unreadable:
+    except UnreadableText:
         raise
     except MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
@@ -170,14 +171,14 @@ def _read_yaml(text: str) -> Iterator[tuple[Any, Node]]:
         if message.startswith(("found undefined", "found duplicate", "duplicate")):
             message = message.split(" '")[0].split(' "')[0]  # what follows may be a secret
         place = (mark.line + 1, mark.column + 1) if mark else (0, 0)
-        raise Unreadable(message, _SYNTAX, *place) from None
+        raise UnreadableText(message, _SYNTAX, *place) from None
     except ReaderError as error:
         place = _Lines(text).place(error.position)
-        raise Unreadable("a character that YAML does not allow", "remove it", *place) from None
+        raise UnreadableText("a character that YAML does not allow", "remove it", *place) from None
     except RecursionError:
-        raise Unreadable("nested too deeply", _DEPTH, *_reached(yaml)) from None
+        raise UnreadableText("nested too deeply", _DEPTH, *_reached(yaml)) from None
     except Exception:  # noqa: BLE001 - ruamel raises what its code happens to: ValueError, IndexError, …
-        raise Unreadable("the syntax is wrong", _SYNTAX, *_reached(yaml)) from None
+        raise UnreadableText("the syntax is wrong", _SYNTAX, *_reached(yaml)) from None
 
 
 def _reached(yaml: YAML) -> tuple[int, int]:
@@ -220,7 +221,7 @@ class _YamlReader:
         for key_node, value_node in node.value:
             place = (key_node.start_mark.line + 1, key_node.start_mark.column + 1)
             if not isinstance(key_node, ScalarNode):
-                raise Unreadable("a key that is no text", "write text before the colon", *place, path)
+                raise UnreadableText("a key that is no text", "write text before the colon", *place, path)
             self._scalar(key_node, path, Node(*place))  # its type does not matter, but a foreign tag does
             key = _text(key_node, path, Node(*place))
             if key in at.keys:
@@ -234,7 +235,7 @@ class _YamlReader:
         for base_node in merged:  # what the mapping says itself comes first, then the earlier of its bases
             base, base_at = self._value(base_node, (*path, "<<"))
             if not isinstance(base, dict):
-                raise Unreadable(
+                raise UnreadableText(
                     "<< needs a mapping", "name one by its alias", base_at.line, base_at.column, path
                 )
             for key in base.keys() - data.keys():
@@ -251,7 +252,7 @@ class _YamlReader:
             try:
                 return self._scalars[tag](node)
             except Exception:  # noqa: BLE001 - KeyError, ValueError, IndexError: as ruamel's code has it
-                raise Unreadable(_TYPE, _QUOTE, at.line, at.column, path) from None
+                raise UnreadableText(_TYPE, _QUOTE, at.line, at.column, path) from None
         if tag == f"{_YAML}str" or (tag in _TEXTS and node.ctag.handle is None):
             return _text(node, path, at)
         raise _foreign_tag(path, at)
@@ -262,8 +263,8 @@ def _null(node: ScalarNode) -> None:
         raise ValueError("not null")
 
 
-def _foreign_tag(path: Path_, at: Node) -> Unreadable:
-    return Unreadable("a tag that has no meaning here", "remove the tag", at.line, at.column, path)
+def _foreign_tag(path: Path_, at: Node) -> UnreadableText:
+    return UnreadableText("a tag that has no meaning here", "remove the tag", at.line, at.column, path)
 
 
 def _text(node: ScalarNode, path: Path_, at: Node) -> str:
@@ -272,4 +273,4 @@ def _text(node: ScalarNode, path: Path_, at: Node) -> str:
         return str(node.value).encode("utf-16", "surrogatepass").decode("utf-16")
     except UnicodeDecodeError:
         message, remedy = "half a character (a lone surrogate)", "write the whole character"
-        raise Unreadable(message, remedy, at.line, at.column, path) from None
+        raise UnreadableText(message, remedy, at.line, at.column, path) from None

@@ -15,7 +15,7 @@ from typing import Literal, NamedTuple
 import msgspec
 
 KEY = "alert-state/"
-Phase = Literal["pending", "firing", "resolved", "gone"]
+AlertPhase = Literal["pending", "firing", "resolved", "gone"]
 
 
 class AlertWindow(msgspec.Struct, frozen=True, array_like=True):
@@ -33,7 +33,7 @@ class AlertWindow(msgspec.Struct, frozen=True, array_like=True):
     absent: tuple[str, ...] = ()
 
 
-class Told(msgspec.Struct, frozen=True, array_like=True):
+class LastNotice(msgspec.Struct, frozen=True, array_like=True):
     """The last notice that a channel took, and when (0: none). `why`: since `failing_ms` it does not take the
     one that came behind it."""
 
@@ -43,7 +43,7 @@ class Told(msgspec.Struct, frozen=True, array_like=True):
     why: str = ""
 
 
-class Group(NamedTuple):
+class AlertSubject(NamedTuple):
     """What one alert is about. `reader`: the group whose work is compared, "" where a tier is none's."""
 
     rule: str
@@ -60,7 +60,7 @@ class AlertState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
     Attributes:
         at_ms: when this was written.
         id: of this episode; the first part is the same for all episodes of a group.
-        reader: as in `Group`.
+        reader: as in `AlertSubject`.
         since_ms: since when it holds. fired_ms, resolved_ms: when it fired, and was resolved.
         over_ms: of one that fires, since when it does not hold any more; 0: it does.
         aged: it is over only because its windows are longer ago than its rule looks: nothing was mended.
@@ -72,7 +72,7 @@ class AlertState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
     at_ms: int
     id: str
     term: int
-    state: Phase
+    state: AlertPhase
     rule: str
     topic: str
     from_tier: str
@@ -87,12 +87,12 @@ class AlertState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
     more: int = 0
     notice: int = 0
     noticed_ms: int = 0
-    told: dict[str, Told] = {}
+    told: dict[str, LastNotice] = {}
 
     @property
-    def group(self) -> Group:
+    def group(self) -> AlertSubject:
         """What it is about."""
-        return Group(self.rule, self.topic, self.from_tier, self.to_tier, self.reader)
+        return AlertSubject(self.rule, self.topic, self.from_tier, self.to_tier, self.reader)
 
     @property
     def tiers(self) -> str:

@@ -13,18 +13,26 @@ from typing import Any, TypeVar
 import msgspec
 
 from app.audit.counts.reports import Report
+from app.audit.folds.collector import CollectorTick
 from app.audit.folds.collector import Event as AuditEvent
-from app.audit.folds.collector import Tick
-from app.audit.folds.tier import Close, Forget, TierRecord
+from app.audit.folds.tier import CloseWindows, ForgetWindows, TierRecord
 from app.audit.folds.window import WindowRecord
 from app.controllog.events import AnyControlEvent, for_people
 from app.dispatch.model.throughput_diagnosis import TargetStatus
 from app.kernel.fencing import SnapshotItem, Snapshots, TakeoverAnswer, TrackerEvent, TrackerRecord
-from app.kernel.limit_shares import Need
+from app.kernel.limit_shares import LimitNeed
 from app.kernel.load import DEFAULT_WORKER, Load
-from app.offsets.model.offset_map import BarrierItem, Barriers, EndedItem, EndedLines, Line, Needed, NeedItem
+from app.offsets.model.offset_map import (
+    BarrierItem,
+    Barriers,
+    EndedItem,
+    EndedLines,
+    NeedItem,
+    OffsetMapLine,
+    PinRequests,
+)
 
-CheckpointEvent = Barriers | Needed | EndedLines
+CheckpointEvent = Barriers | PinRequests | EndedLines
 MAX_EVENT_BYTES = 900_000  # below what brokers and producers take unless told otherwise: 1 MB
 ACTIVITY_KEEP = 10_000  # events that the activity table remembers
 TRACKER_CAPACITY = 10_000  # of a definition that names none: left out, as it is the same object
@@ -41,7 +49,7 @@ class BadEvent(ValueError):
     """Bytes on a control topic that are not an event of it."""
 
 
-class Copying(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class CopyingStatus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What the owner of a replica says of its copies; records, since it began here.
 
     Attributes:
@@ -113,7 +121,7 @@ class JobStatus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     load: Load | None = None
     arriving: float = -1
     ceiling: float = -1
-    copying: Copying | None = None
+    copying: CopyingStatus | None = None
 
 
 class HeadStatus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -211,10 +219,10 @@ class Heartbeat(msgspec.Struct, frozen=True, kw_only=True):
     presence: str = ""
     place: str = ""
     read: int = 0
-    needs: list[Need] = []
+    needs: list[LimitNeed] = []
 
 
-class Incident(msgspec.Struct, frozen=True, kw_only=True):
+class IncidentRecord(msgspec.Struct, frozen=True, kw_only=True):
     """Something a person must know, with the remedy."""
 
     at_ms: int
@@ -230,10 +238,12 @@ _tracker = msgspec.json.Decoder(TrackerEvent)
 _answer = msgspec.json.Decoder(TakeoverAnswer)
 _heartbeat = msgspec.json.Decoder(Heartbeat)
 _record = msgspec.json.Decoder(TrackerRecord)
-_incident = msgspec.json.Decoder(Incident)
+_incident = msgspec.json.Decoder(IncidentRecord)
 _checkpoint: msgspec.json.Decoder[CheckpointEvent] = msgspec.json.Decoder(CheckpointEvent)
-_line = msgspec.json.Decoder(Line)
-_audit: msgspec.json.Decoder[AuditEvent] = msgspec.json.Decoder(Report | Close | Forget | Tick)
+_line = msgspec.json.Decoder(OffsetMapLine)
+_audit: msgspec.json.Decoder[AuditEvent] = msgspec.json.Decoder(
+    Report | CloseWindows | ForgetWindows | CollectorTick
+)
 _window = msgspec.json.Decoder(WindowRecord)
 _tier = msgspec.json.Decoder(TierRecord)
 
@@ -293,7 +303,7 @@ def tracker_record(data: bytes | None) -> TrackerRecord:
     return _decode(_record, "tracker record", data)
 
 
-def incident(data: bytes | None) -> Incident:
+def incident(data: bytes | None) -> IncidentRecord:
     """Raises `BadEvent`."""
     return _decode(_incident, "incident", data)
 
@@ -304,7 +314,7 @@ def checkpoint_event(data: bytes | None) -> CheckpointEvent:
     return found
 
 
-def checkpoint_line(data: bytes | None) -> Line:
+def checkpoint_line(data: bytes | None) -> OffsetMapLine:
     """A value of the checkpoint table. Raises `BadEvent`."""
     return _decode(_line, "line of the offset map", data)
 
@@ -354,7 +364,7 @@ def heartbeat_events(beat: Heartbeat) -> list[bytes]:
             beat,
             jobs=[status for status in run if isinstance(status, JobStatus)],
             workloads=[status for status in run if isinstance(status, WorkloadStatus)],
-            needs=[status for status in run if isinstance(status, Need)],
+            needs=[status for status in run if isinstance(status, LimitNeed)],
             part=number,
             parts=len(runs),
         )
@@ -375,7 +385,7 @@ def barriers_events(worker: str, at_ms: int, items: Sequence[BarrierItem]) -> li
 
 def needed_events(worker: str, at_ms: int, items: Sequence[NeedItem]) -> list[bytes]:
     """What is asked for of lines, as events below `MAX_EVENT_BYTES`."""
-    return [encode(Needed(worker=worker, at_ms=at_ms, items=run)) for run in _runs(items)]
+    return [encode(PinRequests(worker=worker, at_ms=at_ms, items=run)) for run in _runs(items)]
 
 
 def ended_events(worker: str, at_ms: int, items: Sequence[EndedItem]) -> list[bytes]:

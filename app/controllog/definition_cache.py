@@ -10,24 +10,24 @@ from app.controllog.events import DefinitionPut
 T = TypeVar("T")
 
 
-class Parsed(Generic[T]):
+class DefinitionCache(Generic[T]):
     """Those of one kind.
 
     Args:
         puts: what stands in the log, by key.
         parse: what is made of a key and its definition; raises ValueError.
-        on_trouble: of which key, and why, a definition cannot be read, told once.
+        report_incident: of which key, and why, a definition cannot be read, told once.
     """
 
     def __init__(
         self,
         puts: Callable[[], Mapping[str, DefinitionPut]],
         parse: Callable[[str, Mapping[str, Any]], T],
-        on_trouble: Callable[[str, str], None],
+        report_incident: Callable[[str, str], None],
     ) -> None:
         self._puts = puts
         self._parse = parse
-        self._on_trouble = on_trouble
+        self._report_incident = report_incident
         self._known: dict[str, tuple[str, T | None]] = {}
 
     def get(self, key: str) -> T | None:
@@ -42,6 +42,6 @@ class Parsed(Generic[T]):
             try:
                 found = self._parse(key, put.definition)
             except ValueError as error:
-                self._on_trouble(key, f"its definition cannot be read: {error}")
+                self._report_incident(key, f"its definition cannot be read: {error}")
             self._known[key] = put.etag, found
         return found

@@ -10,7 +10,7 @@ from typing import Any, Literal
 import msgspec
 
 from app.controllog.alert_state import AlertState, alert_key
-from app.kernel.limit_shares import Grant
+from app.kernel.limit_shares import LimitGrant
 
 
 class ControlEvent(msgspec.Struct, frozen=True, tag_field="event", kw_only=True):
@@ -19,14 +19,14 @@ class ControlEvent(msgspec.Struct, frozen=True, tag_field="event", kw_only=True)
     at_ms: int
 
 
-class Position(msgspec.Struct, frozen=True, array_like=True):
+class StartOffsets(msgspec.Struct, frozen=True, array_like=True):
     """Offsets to begin at, by partition, of the topic with this id ("": the broker is too old to tell)."""
 
     topic_id: str
     offsets: list[int]
 
 
-class Begun(ControlEvent, frozen=True, tag="begun"):
+class StartRecorded(ControlEvent, frozen=True, tag="begun"):
     """Where a workload begins on a log of which nothing is known: with `start: latest`, at the ends that its
     topic's partitions had when it was deployed; after a move, where it was mapped to.
 
@@ -45,7 +45,7 @@ class Begun(ControlEvent, frozen=True, tag="begun"):
     nonce: str = ""
     topic_id: str = ""
     cluster_id: str = ""
-    others: dict[str, Position] = {}
+    others: dict[str, StartOffsets] = {}
     part: int = 0
     parts: int = 1
 
@@ -54,7 +54,7 @@ class Begun(ControlEvent, frozen=True, tag="begun"):
         if not self.cluster_id or self.cluster_id != cluster_id:
             return None
         is_main = topic == self.key.rpartition("/")[2]
-        at = Position(self.topic_id, self.ends) if is_main else self.others.get(topic)
+        at = StartOffsets(self.topic_id, self.ends) if is_main else self.others.get(topic)
         if at is None or at.topic_id != topic_id or partition >= len(at.offsets):
             return None
         return at.offsets[partition]
@@ -89,7 +89,7 @@ class WorkloadPut(DefinitionPut, frozen=True, tag="workload-put"):
     """
 
     move: str = ""
-    begun: Begun | None = None
+    begun: StartRecorded | None = None
 
 
 class WorkloadDeleted(DefinitionDeleted, frozen=True, tag="workload-deleted"):
@@ -209,7 +209,7 @@ class LimitShares(ControlEvent, frozen=True, tag="limit-shares"):
     term: int
     number: int
     slots: int
-    grants: dict[str, Grant]
+    grants: dict[str, LimitGrant]
 
 
 class OperatorAct(ControlEvent, frozen=True, tag="operator-act"):
@@ -338,7 +338,7 @@ AnyControlEvent = (
     | MoveWish
     | LimitShares
     | OperatorAct
-    | Begun
+    | StartRecorded
     | Moving
 )
 ALL = -1
@@ -404,7 +404,7 @@ def compaction_key(event: AnyControlEvent) -> str:
             return f"limit-shares/{event.key}"
         case OperatorAct():
             return f"act/{event.subject}"
-        case Begun():
+        case StartRecorded():
             part = f"#{event.part}" if event.part else ""  # no key has a '#'
             return f"begun/{event.key}{part}/{event.deployment}/{event.nonce}".rstrip("/")
         case Moving():

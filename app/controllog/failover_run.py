@@ -20,8 +20,8 @@ Rules
    epoch of that one's; a run that was done goes on (a deposed leader had begun it once more).
 6. Every run ends, or says what it waits for.
 7. The log does not keep them for ever: a leader has compaction drop what nobody asks for any more
-   (`Runs.outlived`), and with that record of no value every reader forgets it. States are dropped in their
-   order: what is left never says that an ended run goes on.
+   (`FailoverRunLog.outlived`), and with that record of no value every reader forgets it. States are dropped
+   in their order: what is left never says that an ended run goes on.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ EXPIRED_KEPT_MS = 3_600_000  # a plan that was never begun, once it has expired:
 ENDED_KEPT_MS = 30 * 86_400_000  # a run that has ended
 
 
-class Runs:
+class FailoverRunLog:
     """What `put` was told of runs, by id; the maximum of each (rule 2)."""
 
     __slots__ = ("_held", "_keys")
@@ -144,7 +144,7 @@ class Missing(NamedTuple):
 COMING = Missing("its last positions to come here", None)
 
 
-class Stage(StrEnum):
+class WorkloadStage(StrEnum):
     """How far a workload is."""
 
     TO_BEGIN = "to-begin"
@@ -159,11 +159,13 @@ class Stage(StrEnum):
     GONE = "gone"  # its definition was deleted
 
 
-ENDED = frozenset({Stage.ACTIVE, Stage.BACK, Stage.LEFT, Stage.TAKEN, Stage.GONE})
+ENDED = frozenset(
+    {WorkloadStage.ACTIVE, WorkloadStage.BACK, WorkloadStage.LEFT, WorkloadStage.TAKEN, WorkloadStage.GONE}
+)
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
+class KnownWorkload:
     """What is known of a workload.
 
     Attributes:
@@ -183,12 +185,12 @@ class Known:
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class WorkloadStanding:
     """How far a workload is, what that waits for, and what the leader has to write: until it has, that is
     what is waited for. `note`: what was not waited for, of one that is active."""
 
     key: str
-    stage: Stage
+    stage: WorkloadStage
     waits_for: str = ""
     write: RolePut | None = None
     note: str = ""
@@ -199,63 +201,72 @@ class Standing:
         return self.stage in ENDED
 
 
-def stand(run: FailoverRun, planned: RunWorkload, known: Known, at_ms: int) -> Standing:
+def stand(run: FailoverRun, planned: RunWorkload, known: KnownWorkload, at_ms: int) -> WorkloadStanding:
     """How far a workload of a run is."""
     key, role = planned.key, known.role
     mine = role is not None and (role.plan, role.region) == (run.id, run.to)
     if role is not None and mine:
         if role.state == ACTIVE:
-            return Standing(key, Stage.ACTIVE, note=_note_of(run, role))
+            return WorkloadStanding(key, WorkloadStage.ACTIVE, note=_note_of(run, role))
         if run.state == ABORTED:
             back = role.previous or planned.region
-            return _written(run, planned, known, at_ms, back, Stage.RETURNING, ACTIVE)
+            return _written(run, planned, known, at_ms, back, WorkloadStage.RETURNING, ACTIVE)
         return _moving(run, role, known, at_ms)
     if role is not None and role.plan == run.id and role.epoch > planned.epoch:
-        return Standing(key, Stage.BACK)
+        return WorkloadStanding(key, WorkloadStage.BACK)
     if not known.exists:
-        return Standing(key, Stage.GONE)
+        return WorkloadStanding(key, WorkloadStage.GONE)
     if role is None or role.epoch < planned.epoch:
-        return Standing(key, Stage.TO_BEGIN, "its role to be known here, as it was when this was planned")
+        return WorkloadStanding(
+            key, WorkloadStage.TO_BEGIN, "its role to be known here, as it was when this was planned"
+        )
     if (role.epoch, role.region) != (planned.epoch, planned.region):
-        return Standing(key, Stage.TAKEN, f"it went to {role.region} under epoch {role.epoch} since")
+        return WorkloadStanding(
+            key, WorkloadStage.TAKEN, f"it went to {role.region} under epoch {role.epoch} since"
+        )
     if run.state in {DONE, ABORTED}:
-        return Standing(key, Stage.LEFT)
+        return WorkloadStanding(key, WorkloadStage.LEFT)
     if run.state == PLANNED:
-        return Standing(key, Stage.TO_BEGIN)
+        return WorkloadStanding(key, WorkloadStage.TO_BEGIN)
     state = ACTIVE if run.forced else MOVING
-    return _written(run, planned, known, at_ms, run.to, Stage.TO_BEGIN, state)
+    return _written(run, planned, known, at_ms, run.to, WorkloadStage.TO_BEGIN, state)
 
 
-def _moving(run: FailoverRun, role: RolePut, known: Known, at_ms: int) -> Standing:
+def _moving(run: FailoverRun, role: RolePut, known: KnownWorkload, at_ms: int) -> WorkloadStanding:
     if not run.forced:
         if known.held_by:
-            return Standing(
-                role.key, Stage.RELEASING, f"region {' and '.join(known.held_by)} to let go of it"
+            return WorkloadStanding(
+                role.key, WorkloadStage.RELEASING, f"region {' and '.join(known.held_by)} to let go of it"
             )
         if known.positions:
-            return Standing(role.key, Stage.POSITIONS, known.positions)
+            return WorkloadStanding(role.key, WorkloadStage.POSITIONS, known.positions)
     write = msgspec.structs.replace(
         role, state=ACTIVE, at_ms=at_ms, actor=run.actor, reason=_reason(run, known)
     )
-    return Standing(role.key, Stage.ACTIVATING, f"{leader_of(run)} to write it", write)
+    return WorkloadStanding(role.key, WorkloadStage.ACTIVATING, f"{leader_of(run)} to write it", write)
 
 
 def _written(
-    run: FailoverRun, planned: RunWorkload, known: Known, at_ms: int, region: str, stage: Stage,
+    run: FailoverRun,
+    planned: RunWorkload,
+    known: KnownWorkload,
+    at_ms: int,
+    region: str,
+    stage: WorkloadStage,
     state: str,
-) -> Standing:  # fmt: skip
+) -> WorkloadStanding:
     """A step under a new epoch; while there is none, as the regions are others now, that is waited for."""
     role = known.role
     assert role is not None
     try:
         epoch = next_epoch(role.epoch, region, known.regions)
     except LookupError as error:
-        return Standing(planned.key, stage, f"its regions to be as they were: {error}")
+        return WorkloadStanding(planned.key, stage, f"its regions to be as they were: {error}")
     write = RolePut(
         at_ms=at_ms, key=planned.key, region=region, epoch=epoch, state=ACTIVE if state == ACTIVE else MOVING,
         previous=_had_it(role), plan=run.id, actor=run.actor, reason=_reason(run, known),
     )  # fmt: skip
-    return Standing(planned.key, stage, f"{leader_of(run)} to write it", write)
+    return WorkloadStanding(planned.key, stage, f"{leader_of(run)} to write it", write)
 
 
 def _had_it(role: RolePut) -> str:
@@ -269,7 +280,7 @@ def holders(run: FailoverRun, planned: RunWorkload, role: RolePut | None) -> set
     return {previous, planned.region} - {run.to, ""}
 
 
-def _reason(run: FailoverRun, known: Known) -> str:
+def _reason(run: FailoverRun, known: KnownWorkload) -> str:
     what = "failover aborted" if run.state == ABORTED else "forced failover" if run.forced else "failover"
     parts = [f"{what} {run.id}", run.reason, known.note]
     return "; ".join(part for part in parts if part)
@@ -277,7 +288,7 @@ def _reason(run: FailoverRun, known: Known) -> str:
 
 def _note_of(run: FailoverRun, role: RolePut) -> str:
     """What `_reason` was told with it."""
-    bare = f"{_reason(run, Known(role))}; "
+    bare = f"{_reason(run, KnownWorkload(role))}; "
     return role.reason.removeprefix(bare) if role.reason.startswith(bare) else ""
 
 
@@ -286,24 +297,27 @@ def leader_of(run: FailoverRun) -> str:
     return f"the leader of {run.to}"
 
 
-def conclusion(run: FailoverRun, standings: Iterable[Standing], at_ms: int) -> FailoverRun | None:
+def conclusion(run: FailoverRun, standings: Iterable[WorkloadStanding], at_ms: int) -> FailoverRun | None:
     """The run as it ends, when nothing of it is under way any more; None: it goes on."""
     found = list(standings)
     if run.state != EXECUTING or not all(one.has_ended for one in found):
         return None
-    here = sum(one.stage is Stage.ACTIVE for one in found)
+    here = sum(one.stage is WorkloadStage.ACTIVE for one in found)
     state = DONE if here else ABORTED
-    return msgspec.structs.replace(run, state=state, at_ms=at_ms, result=told(found), plan=None)
+    return msgspec.structs.replace(run, state=state, at_ms=at_ms, result=describe_outcome(found), plan=None)
 
 
-def told(standings: Iterable[Standing]) -> str:
+def describe_outcome(standings: Iterable[WorkloadStanding]) -> str:
     """What became of a run's workloads, for people; of those that were not waited for until all was here
     some are named."""
     found = list(standings)
     words = {
-        Stage.ACTIVE: "active", Stage.BACK: "back where they were", Stage.LEFT: "left where they were",
-        Stage.TAKEN: "decided otherwise meanwhile", Stage.GONE: "no longer defined",
-    }  # fmt: skip
+        WorkloadStage.ACTIVE: "active",
+        WorkloadStage.BACK: "back where they were",
+        WorkloadStage.LEFT: "left where they were",
+        WorkloadStage.TAKEN: "decided otherwise meanwhile",
+        WorkloadStage.GONE: "no longer defined",
+    }
     counts: dict[str, int] = {}
     for one in found:
         word = words.get(one.stage, "under way")

@@ -31,25 +31,25 @@ from app.controllog.events import (
     AnyControlEvent,
     AnyDefinitionEvent,
     Assignment,
-    Begun,
     DefinitionDeleted,
     DefinitionPut,
     LimitShares,
     RegionPulse,
+    StartRecorded,
     compaction_key,
     for_people,
 )
 from app.controllog.state import ControlState
 from app.kafka.client.cluster import LATEST, ClusterClient, ClusterUnreachable
 from app.kafka.client.startup_retry import start_patiently
-from app.kafka.client.topic_tail import STOP_S, TopicTail, bounded
+from app.kafka.client.topic_tail import TAIL_STOP_TIMEOUT_S, TopicTail, bounded
 
 log = structlog.get_logger(__name__)
 
 READ_BACK_S = 10.0
 Repairable = Assignment | LimitShares | AnyDefinitionEvent
 KEEP_RECENT = 1000
-DROPPED_AT_ONCE = 100
+EVENTS_DROPPED_AT_ONCE = 100
 MAX_KEY_CHARS = 200  # of an event, for people
 
 
@@ -63,7 +63,7 @@ class ControlLog(Service):
         self._refused: dict[str, Repairable] = {}
         self._jump = ""  # the last event that named a term or epoch that cannot be
         self.refused_alerts: set[str] = set()  # ids: `app.alerts.delivery.monitor` writes these again
-        self._anew: ControlState | None = None  # the log read again, which is to become the view
+        self._rewound: ControlState | None = None  # the log read again, which is to become the view
         self._anew_to = -1  # once it has this offset
         self._misses = self._began_again = False  # both: while what there was is read
         self.recent: deque[dict[str, Any]] = deque(maxlen=KEEP_RECENT)  # what the activity page shows
@@ -82,7 +82,7 @@ class ControlLog(Service):
 
     async def on_stop(self) -> None:
         if self._producer is not None:
-            await bounded(self._producer.stop(), STOP_S, "producer of the control log")
+            await bounded(self._producer.stop(), TAIL_STOP_TIMEOUT_S, "producer of the control log")
 
     @property
     def caught_up(self) -> bool:
@@ -116,15 +116,15 @@ class ControlLog(Service):
 
     def _on_records(self, records: list[Any]) -> None:
         for record in records:
-            state = self.view if self._anew is None else self._anew
+            state = self.view if self._rewound is None else self._rewound
             if 0 < state.next_offset < record.offset and self._is_overtaken(record.offset):
                 return
             state.next_offset = record.offset + 1
             if not self._fold(state, record):
                 return
-            if self._anew is not None and record.offset >= max(self._anew_to, self._tail.end - 1):
-                self.view, self._anew = self._anew, None
-        if self._anew is None:
+            if self._rewound is not None and record.offset >= max(self._anew_to, self._tail.end - 1):
+                self.view, self._rewound = self._rewound, None
+        if self._rewound is None:
             for listener in self._listeners:
                 listener()
 
@@ -132,9 +132,9 @@ class ControlLog(Service):
         """Offsets before this one are missing: rule 1."""
         if not self.caught_up:
             self._misses = True
-        elif self._anew is None:
+        elif self._rewound is None:
             log.warning("compaction has overtaken the reader of the control log; it is read again", to=offset)
-            self._anew, self._anew_to = ControlState(), offset
+            self._rewound, self._anew_to = ControlState(), offset
             self._refused.clear()
             self.refused_alerts.clear()
             self._tail.read_again()
@@ -154,12 +154,12 @@ class ControlLog(Service):
         counted = state.apply(event)
         if self.caught_up and state.is_jump(event):
             self._jump = f"{compaction_key(event)[:MAX_KEY_CHARS]} at offset {record.offset}"
-        if isinstance(event, Begun | RegionPulse | LimitShares):
+        if isinstance(event, StartRecorded | RegionPulse | LimitShares):
             return True  # bookkeeping, with an offset for every partition or again and again
         if counted:
             self._refused.pop(compaction_key(event), None)  # compaction keeps this one
         elif self.caught_up:
-            if self._anew is None or record.offset >= self._anew_to:
+            if self._rewound is None or record.offset >= self._anew_to:
                 self._refuse(event)
         elif self._misses and not self._began_again and isinstance(event, DefinitionPut | DefinitionDeleted):
             self._began_again = True
@@ -212,7 +212,7 @@ class ControlLog(Service):
     async def drop_stale(self) -> None:
         """Has compaction drop what nobody needs any more (rules 8 and 12 of the fold). Raises KafkaError."""
         assert self._producer is not None, "the control log has not been started"
-        dropped = list(self.view.stale)[:DROPPED_AT_ONCE]
+        dropped = list(self.view.stale)[:EVENTS_DROPPED_AT_ONCE]
         futures = [
             await self._producer.send(self.topic, None, key=key.encode(), partition=0) for key in dropped
         ]

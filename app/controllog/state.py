@@ -21,9 +21,9 @@ Rules
    of the same definition, made at the same moment at two workers, one is refused. The leader repairs as in 5.
 7. A `MoveWish` stands until the job is given to somebody under a later epoch than it names, whoever that is,
    or until it is taken back: by one without a worker.
-8. A `Begun` counts for the deployment that it names, wherever compaction puts it: that may be before what is
-   left of the definition. The first one of which all parts are there stays; all have keys of their own, so
-   none is lost. Those of deployments that are over are `stale`: the leader has compaction drop them.
+8. A `StartRecorded` counts for the deployment that it names, wherever compaction puts it: that may be before
+   what is left of the definition. The first one of which all parts are there stays; all have keys of their
+   own, so none is lost. Those of deployments that are over are `stale`: the leader has compaction drop them.
 9. `Moving` pauses its workload until the next definition, deletion, or word on pausing all of it. A
    definition with a move's name counts only while that move is the last and under way: this one record ends
    the pause, names the new cluster and says where the workload begins there (`begun`), as all that follow do.
@@ -60,7 +60,6 @@ from app.controllog.events import (
     Assignment,
     AuditDeleted,
     AuditPut,
-    Begun,
     Claim,
     DefinitionDeleted,
     DefinitionPut,
@@ -79,11 +78,12 @@ from app.controllog.events import (
     RoleReleased,
     RouteDeleted,
     RoutePut,
+    StartRecorded,
     WorkloadDeleted,
     WorkloadPut,
     compaction_key,
 )
-from app.controllog.failover_run import Runs
+from app.controllog.failover_run import FailoverRunLog
 from app.controllog.roles import Roles
 from app.kernel.counters import highest
 from app.kernel.fencing import LogId
@@ -133,8 +133,8 @@ class ControlState:
         self.assignments: dict[str, Assignment] = {}
         self.floor: dict[str, int] = {}
         # Where deployments begin: key -> (deployment, nonce) -> parts; the first of which all are there.
-        self._tries: dict[str, dict[tuple[str, str], dict[int, Begun]]] = {}
-        self._first: dict[tuple[str, str], dict[int, Begun]] = {}
+        self._tries: dict[str, dict[tuple[str, str], dict[int, StartRecorded]]] = {}
+        self._first: dict[tuple[str, str], dict[int, StartRecorded]] = {}
         self.moves: dict[str, Moving] = {}
         self.deleted: set[str] = set()
         self.paused: dict[str, set[int]] = {}
@@ -146,7 +146,7 @@ class ControlState:
         self.alerts: dict[str, AlertPut] = {}
         self.alert_states = AlertStates()
         self.roles = Roles()
-        self.runs = Runs()
+        self.runs = FailoverRunLog()
         self.pulses: dict[str, RegionPulse] = {}
         self.stale: dict[str, None] = {}
         self.refused = 0
@@ -224,8 +224,8 @@ class ControlState:
                 return self._divide(event)
             case OperatorAct():
                 return True
-            case Begun():
-                return self._begin(event)
+            case StartRecorded():
+                return self._record_start(event)
             case Moving():
                 if event.move:
                     self.moves[event.key] = event
@@ -316,7 +316,7 @@ class ControlState:
             return msgspec.structs.replace(event, begun=stands.begun)
         return event
 
-    def _begin(self, event: Begun) -> bool:
+    def _record_start(self, event: StartRecorded) -> bool:
         tries = self._tries.setdefault(event.key, {})
         parts = tries.setdefault((event.deployment, event.nonce), {})
         parts.setdefault(event.part, event)
@@ -333,7 +333,7 @@ class ControlState:
                 self._first.pop((key, name[0]), None)
                 del tries[name]
 
-    def begun_of(self, key: str) -> list[Begun]:
+    def start_parts_of(self, key: str) -> list[StartRecorded]:
         """All parts of where a workload or route begins; none until all of them are there."""
         put = self.workloads.get(key) or self.routes.get(key)
         if put is None:
@@ -343,13 +343,13 @@ class ControlState:
         parts = self._first.get((key, put.deployment), {})
         return [parts[part] for part in sorted(parts)]
 
-    def begun(self, workload: str) -> Begun | None:
+    def start_of(self, workload: str) -> StartRecorded | None:
         """Where a workload begins, once a leader or a move has recorded it."""
-        return next(iter(self.begun_of(workload)), None)
+        return next(iter(self.start_parts_of(workload)), None)
 
     def begins_at(self, route: str, topic: str, partition: int, topic_id: str) -> int | None:
         """Where a route with `start: latest` begins on a partition of this very log; None: it came later."""
-        for begun in self.begun_of(route):
+        for begun in self.start_parts_of(route):
             at = begun.others.get(topic)
             if at is not None and not LogId(topic_id=at.topic_id).is_another(LogId(topic_id=topic_id)):
                 known = partition < len(at.offsets) and at.offsets[partition] >= 0

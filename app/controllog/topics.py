@@ -114,7 +114,7 @@ class ControlTopics:
         return ControlTopic(f"{self.app_id}-{table}-changelog", partitions, _COMPACTED)
 
     @property
-    def needed_elsewhere(self) -> list[ControlTopic]:
+    def needed_by_other_regions(self) -> list[ControlTopic]:
         """What other regions need when this one is lost: who does what, how far it is, how offsets map.
         Compacted, all of it."""
         return [
@@ -124,7 +124,7 @@ class ControlTopics:
         ]
 
     @property
-    def followed_elsewhere(self) -> list[ControlTopic]:
+    def followed_by_other_regions(self) -> list[ControlTopic]:
         """What other regions read the end of: how far this one is, and where its copies lie, before the
         tables' writers say so."""
         return [self.trackers, self.checkpoints]

@@ -14,7 +14,7 @@ from app.failover.definition import FailoverDefinition
 from app.kernel.durations import format_duration
 from app.replicate.definition import RouteDefinition
 from app.replicate.definition_checks import conflicts as route_conflicts
-from app.replicate.model.copy_graph import ALONE, Beside
+from app.replicate.model.copy_graph import ALONE, OtherRegions
 
 # Of a route: what makes its copies other topics.
 IDENTITY = ("spec.from", "spec.to", "spec.rename.from", "spec.rename.to")
@@ -32,7 +32,7 @@ class FieldChange:
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class DefinitionChange:
     """What happens to one definition: create, update, delete or unchanged."""
 
     action: str
@@ -59,10 +59,10 @@ class Change:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class DefinitionsPlan:
     """All changes, what forbids them, and what to know before they are carried out."""
 
-    changes: tuple[Change, ...]
+    changes: tuple[DefinitionChange, ...]
     conflicts: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
 
@@ -81,18 +81,19 @@ def plan(
     failovers: Mapping[str, FailoverDefinition] | None = None,
     audits: Mapping[str, AuditPlan] | None = None,
     alerts: Mapping[str, AlertDefinition] | None = None,
-    beside: Beside = ALONE,
+    other_regions: OtherRegions = ALONE,
     is_local: bool = True,
     clusters: Collection[str] | None = None,
-) -> Plan:
+) -> DefinitionsPlan:
     """The changes from `current` workloads, `routes`, `failovers`, `audits` and `alerts` (by key) to
-    `wanted`; `beside` is what is known beyond this region's routes. Unless `is_local`, clusters of workloads
-    with a mode are as they were written, which may be any region's: whether one changes is not known.
-    `clusters` are those that switchyard.yaml names; one that it does not name any more has another alias now.
+    `wanted`; `other_regions` is what is known beyond this region's routes. Unless `is_local`, clusters of
+    workloads with a mode are as they were written, which may be any region's: whether one changes is not
+    known. `clusters` are those that switchyard.yaml names; one that it does not name any more has another
+    alias now.
 
     What is not wanted is deleted only with `prune`. Routes that a failover definition makes are not among it.
     """
-    changes: list[Change] = []
+    changes: list[DefinitionChange] = []
     conflicts: list[str] = []
     warnings: list[str] = []
     ordered = sorted((w for w in wanted if isinstance(w, Workload)), key=lambda w: w.key)
@@ -103,7 +104,7 @@ def plan(
             continue
         before = current.get(workload.key)
         if before is None:
-            changes.append(Change("create", workload.key, workload=workload))
+            changes.append(DefinitionChange("create", workload.key, workload=workload))
             continue
         fields = tuple(_differences("", before.to_wire(), workload.to_wire()))
         is_known = is_local or workload.spec.mode is None
@@ -120,13 +121,13 @@ def plan(
                 "or delete it first"
             )
         warnings += _stranded(before, workload)
-        changes.append(Change("update" if fields else "unchanged", workload.key, fields, workload))
+        changes.append(DefinitionChange("update" if fields else "unchanged", workload.key, fields, workload))
     kept = [w for key, w in sorted(current.items()) if key not in keys and not prune]
     conflicts += _shared_topics([*kept, *ordered])
     if prune:
-        changes += [Change("delete", key) for key in sorted(current) if key not in keys]
+        changes += [DefinitionChange("delete", key) for key in sorted(current) if key not in keys]
     of_routes = _plan_routes(
-        routes or {}, [r for r in wanted if isinstance(r, RouteDefinition)], prune, beside
+        routes or {}, [r for r in wanted if isinstance(r, RouteDefinition)], prune, other_regions
     )
     of_failovers = _plan_failovers(
         failovers or {}, [f for f in wanted if isinstance(f, FailoverDefinition)], prune
@@ -134,7 +135,7 @@ def plan(
     of_audits = _plan_audits(audits or {}, [a for a in wanted if isinstance(a, AuditPlan)], prune)
     of_alerts = _plan_alerts(alerts or {}, [a for a in wanted if isinstance(a, AlertDefinition)], prune)
     others = (of_routes, of_failovers, of_audits, of_alerts)
-    return Plan(
+    return DefinitionsPlan(
         (*changes, *(change for one in others for change in one.changes)),
         (*conflicts, *(conflict for one in others for conflict in one.conflicts)),
         (*warnings, *(warning for one in others for warning in one.warnings)),
@@ -143,60 +144,66 @@ def plan(
 
 def _plan_alerts(
     current: Mapping[str, AlertDefinition], wanted: Sequence[AlertDefinition], prune: bool
-) -> Plan:
+) -> DefinitionsPlan:
     keys = Counter(alert.key for alert in wanted)
     gone = sorted(current.keys() - keys.keys()) if prune else []
-    changes = [Change("delete", key, kind="Alert") for key in gone]
+    changes = [DefinitionChange("delete", key, kind="Alert") for key in gone]
     for alert in sorted(wanted, key=lambda alert: alert.key):
         before = current.get(alert.key)
         if keys[alert.key] > 1:
             continue
         fields = () if before is None else tuple(_differences("", before.to_wire(), alert.to_wire()))
         action = "create" if before is None else "update" if fields else "unchanged"
-        changes.append(Change(action, alert.key, fields, kind="Alert", alert=alert))
-    return Plan(tuple(changes), tuple(_several(keys)))
+        changes.append(DefinitionChange(action, alert.key, fields, kind="Alert", alert=alert))
+    return DefinitionsPlan(tuple(changes), tuple(_several(keys)))
 
 
-def _plan_audits(current: Mapping[str, AuditPlan], wanted: Sequence[AuditPlan], prune: bool) -> Plan:
+def _plan_audits(
+    current: Mapping[str, AuditPlan], wanted: Sequence[AuditPlan], prune: bool
+) -> DefinitionsPlan:
     keys = Counter(audit.key for audit in wanted)
     changes, warnings = [], []
     if prune:
-        changes += [Change("delete", key, kind="AuditPlan") for key in sorted(current.keys() - keys.keys())]
+        changes += [
+            DefinitionChange("delete", key, kind="AuditPlan") for key in sorted(current.keys() - keys.keys())
+        ]
     for audit in sorted(wanted, key=lambda audit: audit.key):
         before = current.get(audit.key)
         if keys[audit.key] > 1:
             continue
         fields = () if before is None else tuple(_differences("", before.to_wire(), audit.to_wire()))
         action = "create" if before is None else "update" if fields else "unchanged"
-        changes.append(Change(action, audit.key, fields, kind="AuditPlan", audit=audit))
+        changes.append(DefinitionChange(action, audit.key, fields, kind="AuditPlan", audit=audit))
         if any(change.field.startswith(RECOUNTED) for change in fields):
             warnings.append(
                 f"{audit.key}: records are put into other windows from now on; what was counted so far stays"
             )
-    return Plan(tuple(changes), tuple(_several(keys)), tuple(warnings))
+    return DefinitionsPlan(tuple(changes), tuple(_several(keys)), tuple(warnings))
 
 
 def _plan_failovers(
     current: Mapping[str, FailoverDefinition], wanted: Sequence[FailoverDefinition], prune: bool
-) -> Plan:
+) -> DefinitionsPlan:
     keys = Counter(failover.key for failover in wanted)
     changes, warnings = [], []
     if prune:
-        changes += [Change("delete", key, kind="Failover") for key in sorted(current.keys() - keys.keys())]
+        changes += [
+            DefinitionChange("delete", key, kind="Failover") for key in sorted(current.keys() - keys.keys())
+        ]
     for failover in sorted(wanted, key=lambda failover: failover.key):
         before = current.get(failover.key)
         if keys[failover.key] > 1:
             continue
         fields = () if before is None else tuple(_differences("", before.to_wire(), failover.to_wire()))
         action = "create" if before is None else "update" if fields else "unchanged"
-        changes.append(Change(action, failover.key, fields, kind="Failover", failover=failover))
+        changes.append(DefinitionChange(action, failover.key, fields, kind="Failover", failover=failover))
         gone = () if before is None else sorted(set(before.spec.regions) - set(failover.spec.regions))
         warnings += [
             f"{failover.key}: region {region} is named no more: nothing is copied from or to it, and no "
             "workload can be moved there; deploy the same in every region"
             for region in gone
         ]
-    return Plan(tuple(changes), tuple(_several(keys)), tuple(warnings))
+    return DefinitionsPlan(tuple(changes), tuple(_several(keys)), tuple(warnings))
 
 
 def _several(keys: Counter[str]) -> list[str]:
@@ -209,20 +216,22 @@ def _plan_routes(
     current: Mapping[str, RouteDefinition],
     wanted: Sequence[RouteDefinition],
     prune: bool,
-    beside: Beside,
-) -> Plan:
+    other_regions: OtherRegions,
+) -> DefinitionsPlan:
     """Routes: what is to run together must neither loop nor copy twice."""
     ordered = sorted(wanted, key=lambda route: route.key)
     keys = Counter(route.key for route in ordered)
     once = [route for route in ordered if keys[route.key] == 1]
     changes, warnings = [], []
     if prune:  # before what may only be without them
-        changes += [Change("delete", key, kind="Route") for key in sorted(current.keys() - keys.keys())]
+        changes += [
+            DefinitionChange("delete", key, kind="Route") for key in sorted(current.keys() - keys.keys())
+        ]
     for route in once:
         before = current.get(route.key)
         fields = () if before is None else tuple(_differences("", before.to_wire(), route.to_wire()))
         action = "create" if before is None else "update" if fields else "unchanged"
-        changes.append(Change(action, route.key, fields, kind="Route", route=route))
+        changes.append(DefinitionChange(action, route.key, fields, kind="Route", route=route))
         if before is not None and any(change.field in IDENTITY for change in fields):
             warnings.append(
                 f"{route.key}: its clusters or names change: copies begin again from spec.start, and those "
@@ -235,9 +244,9 @@ def _plan_routes(
     changed = {change.key for change in changes if change.action in {"create", "update"}}
     found = []
     if changed:
-        wrong = route_conflicts(together, changed, beside)
+        wrong = route_conflicts(together, changed, other_regions)
         found = [f"{name}: {what}; {remedy}" for what, remedy, name in wrong]
-    return Plan(tuple(changes), (*_several(keys), *found), tuple(warnings))
+    return DefinitionsPlan(tuple(changes), (*_several(keys), *found), tuple(warnings))
 
 
 def _renamed(before: RouteDefinition, after: RouteDefinition) -> list[str]:

@@ -18,7 +18,14 @@ from app.alerts.definition import AlertDefinition
 from app.alerts.definition_checks import alert_checks
 from app.audit.definition import AuditPlan
 from app.audit.definition_checks import audit_checks
-from app.config.problems import Document, InvalidConfiguration, Problem, read_documents, read_text, validate
+from app.config.problems import (
+    ConfigProblem,
+    Document,
+    InvalidConfiguration,
+    read_documents,
+    read_text,
+    validate,
+)
 from app.dispatch.definition import Workload
 from app.dispatch.definition_checks import checks, problem_at, value_at
 from app.failover.definition import FailoverDefinition
@@ -65,7 +72,7 @@ def parse_definition(
     layout: Layout | None = None,
     file: str = "",
     node: Any = None,
-) -> tuple[Workload, list[Problem]]:
+) -> tuple[Workload, list[ConfigProblem]]:
     """A workload of plain data (a YAML document, a PUT's body), and the warnings about it.
 
     Raises:
@@ -76,7 +83,7 @@ def parse_definition(
 
 def parse_route(
     data: Any, *, clusters: Collection[str] | None = None, file: str = "", node: Any = None
-) -> tuple[RouteDefinition, list[Problem]]:
+) -> tuple[RouteDefinition, list[ConfigProblem]]:
     """A route of plain data, and the warnings about it; what it does together with others is not looked at.
 
     Raises:
@@ -87,7 +94,7 @@ def parse_route(
 
 def parse_failover(
     data: Any, *, layout: Layout | None = None, file: str = "", node: Any = None
-) -> tuple[FailoverDefinition, list[Problem]]:
+) -> tuple[FailoverDefinition, list[ConfigProblem]]:
     """A failover definition of plain data, and the warnings about it; what its routes do together with others
     is not looked at.
 
@@ -99,7 +106,7 @@ def parse_failover(
 
 def parse_audit(
     data: Any, *, layout: Layout | None = None, file: str = "", node: Any = None
-) -> tuple[AuditPlan, list[Problem]]:
+) -> tuple[AuditPlan, list[ConfigProblem]]:
     """An audit plan of plain data, and the warnings about it.
 
     Raises:
@@ -108,7 +115,9 @@ def parse_audit(
     return _audit(_document(data, file, node), layout)
 
 
-def parse_alert(data: Any, *, file: str = "", node: Any = None) -> tuple[AlertDefinition, list[Problem]]:
+def parse_alert(
+    data: Any, *, file: str = "", node: Any = None
+) -> tuple[AlertDefinition, list[ConfigProblem]]:
     """An alert of plain data, and the warnings about it.
 
     Raises:
@@ -124,7 +133,7 @@ def parse_any(
     layout: Layout | None = None,
     file: str = "",
     node: Any = None,
-) -> tuple[AnyDefinition, list[Problem]]:
+) -> tuple[AnyDefinition, list[ConfigProblem]]:
     """A definition of whatever kind it says it is, and the warnings about it.
 
     Raises:
@@ -148,15 +157,19 @@ def _document(data: Any, file: str, node: Any) -> Document:
     """The document."""
     if not isinstance(data, Mapping):
         raise InvalidConfiguration(
-            [Problem("a definition must be a mapping", f"begin with apiVersion: {API_VERSION}", file=file)]
+            [
+                ConfigProblem(
+                    "a definition must be a mapping", f"begin with apiVersion: {API_VERSION}", file=file
+                )
+            ]
         )
     return Document(file, data, node)
 
 
 def _workload(
     document: Document, clusters: Collection[str] | None, layout: Layout | None
-) -> tuple[Workload, list[Problem]]:
-    problems: list[Problem] = []
+) -> tuple[Workload, list[ConfigProblem]]:
+    problems: list[ConfigProblem] = []
     workload: Workload | None = _validated(Workload, document, problems)
     problems += checks(document, clusters, layout)
     if (
@@ -175,35 +188,37 @@ def _workload(
     return _sound(workload, problems)
 
 
-def _route(document: Document, clusters: Collection[str] | None) -> tuple[RouteDefinition, list[Problem]]:
-    problems: list[Problem] = []
+def _route(
+    document: Document, clusters: Collection[str] | None
+) -> tuple[RouteDefinition, list[ConfigProblem]]:
+    problems: list[ConfigProblem] = []
     route: RouteDefinition | None = _validated(RouteDefinition, document, problems)
     problems += route_checks(document, route, clusters)
     return _sound(route, problems)
 
 
-def _failover(document: Document, layout: Layout | None) -> tuple[FailoverDefinition, list[Problem]]:
-    problems: list[Problem] = []
+def _failover(document: Document, layout: Layout | None) -> tuple[FailoverDefinition, list[ConfigProblem]]:
+    problems: list[ConfigProblem] = []
     failover: FailoverDefinition | None = _validated(FailoverDefinition, document, problems)
     problems += failover_checks(document, failover, layout)
     return _sound(failover, problems)
 
 
-def _audit(document: Document, layout: Layout | None) -> tuple[AuditPlan, list[Problem]]:
-    problems: list[Problem] = []
+def _audit(document: Document, layout: Layout | None) -> tuple[AuditPlan, list[ConfigProblem]]:
+    problems: list[ConfigProblem] = []
     audit: AuditPlan | None = _validated(AuditPlan, document, problems)
     problems += audit_checks(document, audit, layout)
     return _sound(audit, problems)
 
 
-def _alert(document: Document) -> tuple[AlertDefinition, list[Problem]]:
-    problems: list[Problem] = []
+def _alert(document: Document) -> tuple[AlertDefinition, list[ConfigProblem]]:
+    problems: list[ConfigProblem] = []
     alert: AlertDefinition | None = _validated(AlertDefinition, document, problems)
     problems += alert_checks(document, alert)
     return _sound(alert, problems)
 
 
-def _validated(model: type[T], document: Document, problems: list[Problem]) -> T | None:
+def _validated(model: type[T], document: Document, problems: list[ConfigProblem]) -> T | None:
     try:
         found: T = validate(model, document)
     except InvalidConfiguration as error:
@@ -212,7 +227,7 @@ def _validated(model: type[T], document: Document, problems: list[Problem]) -> T
     return found
 
 
-def _sound(definition: T | None, problems: list[Problem]) -> tuple[T, list[Problem]]:
+def _sound(definition: T | None, problems: list[ConfigProblem]) -> tuple[T, list[ConfigProblem]]:
     """The definition and its warnings. Raises InvalidConfiguration: there are errors."""
     warnings = [problem for problem in problems if problem.severity == "warning"]
     if definition is None or len(warnings) < len(problems):
@@ -225,13 +240,13 @@ def load_definitions(
     *,
     clusters: Collection[str] | None = None,
     layout: Layout | None = None,
-) -> tuple[list[AnyDefinition], list[Problem]]:
+) -> tuple[list[AnyDefinition], list[ConfigProblem]]:
     """The definitions of files and folders (*.yaml, *.yml, *.json), and the warnings about them.
 
     Raises:
         InvalidConfiguration: with everything that is wrong in all of them.
     """
-    problems: list[Problem] = []
+    problems: list[ConfigProblem] = []
     documents = _read(sources, problems)
     problems += _twice(documents)
     found: list[AnyDefinition] = []
@@ -254,7 +269,7 @@ def load_definitions(
     return found, problems
 
 
-def _read(sources: Sequence[str | Path], problems: list[Problem]) -> list[Document]:
+def _read(sources: Sequence[str | Path], problems: list[ConfigProblem]) -> list[Document]:
     """The documents of all files, each file once; what cannot be read goes to `problems`."""
     documents: list[Document] = []
     seen: set[Path] = set()
@@ -267,7 +282,7 @@ def _read(sources: Sequence[str | Path], problems: list[Problem]) -> list[Docume
         )
         if not files:
             problems.append(
-                Problem("has no .yaml, .yml or .json file", "name another folder", file=str(path))
+                ConfigProblem("has no .yaml, .yml or .json file", "name another folder", file=str(path))
             )
         for file in files:
             if file.resolve() in seen:
@@ -280,7 +295,7 @@ def _read(sources: Sequence[str | Path], problems: list[Problem]) -> list[Docume
     return documents
 
 
-def _twice(documents: Sequence[Document]) -> Iterable[Problem]:
+def _twice(documents: Sequence[Document]) -> Iterable[ConfigProblem]:
     """The same thing defined again; by its name alone, so that other mistakes in it hide nothing."""
     first: dict[tuple[str, ...], Document] = {}
     for document in documents:

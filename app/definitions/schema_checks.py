@@ -7,16 +7,18 @@ from __future__ import annotations
 
 from app.audit.definition import AuditPlan
 from app.audit.pump.counting_spec import open_times
-from app.config.problems import Document, Problem
+from app.config.problems import ConfigProblem, Document
 from app.definitions.registry import AnyDefinition
 from app.dispatch.definition import Workload
 from app.dispatch.jobs.interceptor_chain import payload_codec
 from app.payload.descriptors import DescriptorError
 from app.payload.event_time.instant import UnusableField
-from app.payload.schema_loader import Schemas
+from app.payload.schema_loader import SchemaLoader
 
 
-async def schema_problem(definition: AnyDefinition, schemas: Schemas, document: Document) -> Problem | None:
+async def schema_problem(
+    definition: AnyDefinition, schemas: SchemaLoader, document: Document
+) -> ConfigProblem | None:
     """What is wrong with the schemas of a workload or an audit plan; None: nothing."""
     try:
         match definition:
@@ -34,7 +36,7 @@ async def schema_problem(definition: AnyDefinition, schemas: Schemas, document: 
     return None
 
 
-def _problem(document: Document, within_spec: tuple[str, ...], message: str, remedy: str) -> Problem:
+def _problem(document: Document, within_spec: tuple[str, ...], message: str, remedy: str) -> ConfigProblem:
     path = ("spec", *within_spec)
     line, column = document.position(path)
-    return Problem(message, remedy, ".".join(path), "", document.file, line, column)
+    return ConfigProblem(message, remedy, ".".join(path), "", document.file, line, column)

@@ -24,7 +24,11 @@ from app.config.fields import (
     Rate,
 )
 from app.config.quantities import Duration, Size, duration_within
-from app.dispatch.model.dead_letter_budget import BURST, PER_MINUTE, SHARE
+from app.dispatch.model.dead_letter_budget import (
+    DEAD_LETTER_BURST,
+    DEAD_LETTER_SHARE,
+    DEAD_LETTERS_PER_MINUTE,
+)
 
 MAX_LAG_MESSAGES = 2**53  # what JSON counts exactly
 TIMEOUT_S = 10.0
@@ -110,9 +114,9 @@ class Dlq(Model):
 
     enabled: bool = True
     max_merges: Annotated[int, Strict()] = added(3, alias="maxMerges", ge=0, le=MAX_MERGES)
-    share: Annotated[float, Strict()] = added(SHARE, ge=0, le=1)
-    per_minute: Rate = added(PER_MINUTE, alias="perMinute")
-    burst: Annotated[int, Strict()] = added(BURST, ge=1, le=MAX_LETTERS)
+    share: Annotated[float, Strict()] = added(DEAD_LETTER_SHARE, ge=0, le=1)
+    per_minute: Rate = added(DEAD_LETTERS_PER_MINUTE, alias="perMinute")
+    burst: Annotated[int, Strict()] = added(DEAD_LETTER_BURST, ge=1, le=MAX_LETTERS)
 
 
 class IsolationTarget(Model):

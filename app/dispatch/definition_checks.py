@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
-from app.config.problems import MAX_SHOWN_CHARS, Document, Problem, suggest
+from app.config.problems import MAX_SHOWN_CHARS, ConfigProblem, Document, suggest
 from app.config.syntax_tree import Path_
 from app.dispatch.definition import HEAD_TIMEOUTS, TIMEOUT_S
 from app.failover.topology import AGGREGATE, Layout
@@ -18,12 +18,12 @@ from app.kernel.durations import parse_duration
 
 def problem_at(
     document: Document, path: Path_, message: str, remedy: str, severity: str = "error"
-) -> Problem:
+) -> ConfigProblem:
     """A problem with the value at `path`."""
     value = value_at(document.data, path)
     shown = "" if value is None or isinstance(value, dict | list) else repr(value)[:MAX_SHOWN_CHARS]
     field = ".".join(map(str, path))
-    return Problem(message, remedy, field, shown, document.file, *document.position(path), severity)
+    return ConfigProblem(message, remedy, field, shown, document.file, *document.position(path), severity)
 
 
 def value_at(data: Any, path: Path_) -> Any:
@@ -38,7 +38,7 @@ def value_at(data: Any, path: Path_) -> Any:
 
 def checks(
     document: Document, clusters: Collection[str] | None, layout: Layout | None = None
-) -> Iterator[Problem]:
+) -> Iterator[ConfigProblem]:
     """All of it; `clusters` are the names there are, `layout` where they are, if known."""
     cluster = value_at(document.data, ("metadata", "cluster"))
     if clusters is not None and isinstance(cluster, str) and cluster not in clusters:
@@ -52,7 +52,7 @@ def checks(
     yield from _regions(document, layout)
 
 
-def _regions(document: Document, layout: Layout | None) -> Iterator[Problem]:
+def _regions(document: Document, layout: Layout | None) -> Iterator[ConfigProblem]:
     """Where a workload of several regions is active, and what it reads in each."""
     mode, primary = value_at(document.data, ("spec", "mode")), value_at(document.data, ("spec", "primary"))
     here: Path_ = ("spec", "primary")
@@ -83,7 +83,7 @@ def _regions(document: Document, layout: Layout | None) -> Iterator[Problem]:
             )  # fmt: skip
 
 
-def _stashes(document: Document) -> Iterator[Problem]:
+def _stashes(document: Document) -> Iterator[ConfigProblem]:
     """Where messages are to be put away, there must be a place."""
     data = document.data
     stash: Path_ = ("spec", "headOfLine", "stash")
@@ -110,7 +110,7 @@ def _to_dlq(data: Any, isolation: Path_) -> bool:
     return value_at(data, (*isolation, "unmatched")) in (None, "dlq")
 
 
-def _patience(document: Document) -> Iterator[Problem]:
+def _patience(document: Document) -> Iterator[ConfigProblem]:
     """What takes a message away before its call may have ended."""
     here: Path_ = ("spec", "headOfLine", "after")
     after_s = _seconds(value_at(document.data, here))
@@ -132,7 +132,7 @@ def _seconds(value: object) -> float | None:
         return None
 
 
-def _isolation(document: Document) -> Iterator[Problem]:
+def _isolation(document: Document) -> Iterator[ConfigProblem]:
     """Targets that no message could reach, or that two would claim."""
     here: Path_ = ("spec", "isolation")
     isolation = value_at(document.data, here)
@@ -181,7 +181,9 @@ def _isolation(document: Document) -> Iterator[Problem]:
             )
 
 
-def _fallback(document: Document, at: Path_, target: Mapping[str, Any], targets: list[Any]) -> Problem | None:
+def _fallback(
+    document: Document, at: Path_, target: Mapping[str, Any], targets: list[Any]
+) -> ConfigProblem | None:
     """A zone's messages may go to another zone that has a target, and stay in their environment."""
     wanted, environment = target.get("fallback"), target.get("environment")
     if wanted is None:
@@ -204,7 +206,7 @@ def _fallback(document: Document, at: Path_, target: Mapping[str, Any], targets:
     return None
 
 
-def _catch_up(document: Document) -> Iterator[Problem]:
+def _catch_up(document: Document) -> Iterator[ConfigProblem]:
     """The latest before the backlog is no order."""
     ordering = value_at(document.data, ("spec", "ordering"))
     if value_at(document.data, ("spec", "catchUp")) is not None and ordering in ("key", "partition"):

@@ -17,10 +17,10 @@ from app.dispatch.model.dead_letter_budget import spelled
 from app.dispatch.model.head_of_line import UNFINISHED_THRESHOLD, UTILISATION_THRESHOLD
 from app.dispatch.model.throughput_diagnosis import (
     RESTS,
-    Flow,
-    Pace,
-    Rate,
+    FlowReport,
+    RateShare,
     TargetStatus,
+    ThroughputDiagnosis,
     gravest,
     pace,
     without_worker,
@@ -29,7 +29,8 @@ from app.dispatch.model.throughput_diagnosis import (
 STUCK_SHARE = 0.5  # of a full tracker: with fewer unfinished, few messages hold up many
 MAX_DECISIONS = 20  # of all workers together
 
-Told = tuple[str, WorkloadStatus, Sequence[JobStatus]]  # a worker, what it says of a workload and of its jobs
+# a worker, what it says of a workload and of its jobs
+WorkerStatus = tuple[str, WorkloadStatus, Sequence[JobStatus]]
 
 
 class Receiver(msgspec.Struct, frozen=True, kw_only=True):
@@ -132,8 +133,8 @@ class WorkloadFlow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def slowest(
-    told: Iterable[Told], waiting: int, jobs: int, now_ms: int
-) -> tuple[Pace, str | None]:  # fmt: skip
+    told: Iterable[WorkerStatus], waiting: int, jobs: int, now_ms: int
+) -> tuple[ThroughputDiagnosis, str | None]:  # fmt: skip
     """What holds a workload back most, and on which worker; `waiting` of its `jobs` have none."""
     if waiting or not jobs:
         return without_worker(waiting, jobs), None
@@ -145,7 +146,7 @@ def slowest(
 
 
 def workload_flow(
-    definition: dict[str, Any], told: Sequence[Told], waiting: int, jobs: int, now_ms: int
+    definition: dict[str, Any], told: Sequence[WorkerStatus], waiting: int, jobs: int, now_ms: int
 ) -> WorkloadFlow:
     """Everything that the workload's page shows of it."""
     worst, worker = slowest(told, waiting, jobs, now_ms)
@@ -159,7 +160,7 @@ def workload_flow(
     )
 
 
-def _facts(of: WorkloadStatus, jobs: Sequence[JobStatus], now_ms: int) -> Flow:
+def _facts(of: WorkloadStatus, jobs: Sequence[JobStatus], now_ms: int) -> FlowReport:
     running = [job for job in jobs if job.state != "paused"]
     troubles = {job.trouble for job in jobs if job.state == "paused" and job.trouble}
     resting = sorted(trouble.removeprefix(RESTS) for trouble in troubles if trouble.startswith(RESTS))
@@ -168,7 +169,7 @@ def _facts(of: WorkloadStatus, jobs: Sequence[JobStatus], now_ms: int) -> Flow:
     cramped = [job for job in full if job.unfinished > STUCK_SHARE * job.used and _at_work(job)]
     dues = [job.due_ms for job in running if job.due_ms >= 0]
     rates = [("messages", of.rate_messages, of.tokens_messages), ("bytes", of.rate_bytes, of.tokens_bytes)]
-    return Flow(
+    return FlowReport(
         blocked=of.blocked,
         jobs=len(jobs),
         paused=len(jobs) - len(running),
@@ -184,7 +185,7 @@ def _facts(of: WorkloadStatus, jobs: Sequence[JobStatus], now_ms: int) -> Flow:
         unread=_unread(running),
         catching_up=sum(job.state == "catching-up" for job in running),
         budget_used=of.budget_used,
-        rates=[Rate(unit, per_s, tokens) for unit, per_s, tokens in rates if per_s],
+        rates=[RateShare(unit, per_s, tokens) for unit, per_s, tokens in rates if per_s],
         withheld=of.withheld,
         failures="; ".join(part for part in (spelled(of.withheld_by), of.withheld_last) if part),
     )
@@ -274,7 +275,7 @@ def _seconds(ms: int) -> float | None:
     return None if ms < 0 else ms / 1000
 
 
-def _head_of_line(definition: dict[str, Any], told: Sequence[Told]) -> HeadOfLine:
+def _head_of_line(definition: dict[str, Any], told: Sequence[WorkerStatus]) -> HeadOfLine:
     candidates = [
         Candidate(worker=worker, **msgspec.structs.asdict(head))
         for worker, of, _ in told

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from app.config.problems import Document, Problem, suggest
+from app.config.problems import ConfigProblem, Document, suggest
 from app.config.syntax_tree import Path_
 from app.dispatch.definition_checks import problem_at
 from app.failover.definition import FailoverDefinition
 from app.failover.topology import AGGREGATE, REGIONAL, RESERVED, Layout
 from app.replicate.definition_checks import TOPICS
-from app.replicate.model.regular_language import TooComplicated, Words
+from app.replicate.model.regular_language import LanguageTable, TooComplicated
 from app.replicate.model.route import Route
 
 REGIONS: Path_ = ("spec", "regions")
@@ -18,7 +18,7 @@ REGIONS: Path_ = ("spec", "regions")
 
 def failover_checks(
     document: Document, definition: FailoverDefinition | None, layout: Layout | None
-) -> Iterator[Problem]:
+) -> Iterator[ConfigProblem]:
     """All of it; `definition` is None when a field is wrong, `layout` has the regions there are, if known."""
     if definition is None:
         return
@@ -47,7 +47,7 @@ def failover_checks(
                 "leave it out; what regions need of each other's control topics is copied by itself",
             )  # fmt: skip
     try:
-        words = Words()
+        words = LanguageTable()
         route = Route(failover.name, "", "", failover.topics, failover.exclude)
         if words.shortest(route.domain(words)) is None:
             remedy = "exclude less, or name a topic that is not internal"

@@ -23,7 +23,7 @@ class Role(TypedDict):
     reason: str
 
 
-def role_told(
+def role_fields(
     state: ControlState, put: WorkloadPut, region: str, *, returned: bool = False
 ) -> dict[str, Any] | None:
     """A `Role`, as `region` knows it; None: the workload has no mode. `returned`: the region has just come
@@ -46,7 +46,7 @@ def role_told(
 
 
 def passive_why(told: dict[str, Any] | None, region: str) -> str:
-    """Why the workload has no jobs in `region`, of its `role_told` there; "": it should have some."""
+    """Why the workload has no jobs in `region`, of its `role_fields` there; "": it should have some."""
     if told is None or told["mode"] != ACTIVE_PASSIVE or told["active_here"] or told["region"] is None:
         return ""
     if told["state"] == "moving":

@@ -8,18 +8,18 @@ from dataclasses import dataclass, field
 from app.kafka.client.cluster import EARLIEST, LATEST
 from app.kafka.data_clusters import DataCluster
 
-At = tuple[str, int]  # topic, partition
+TopicAndPartition = tuple[str, int]  # topic, partition
 
 
 @dataclass(frozen=True, slots=True)
-class Backlog:
+class ConsumerLag:
     """Next offsets; a partition whose leader does not answer has neither start nor end."""
 
-    starts: dict[At, int] = field(default_factory=dict)
-    ends: dict[At, int] = field(default_factory=dict)
-    committed: dict[At, int | None] = field(default_factory=dict)
+    starts: dict[TopicAndPartition, int] = field(default_factory=dict)
+    ends: dict[TopicAndPartition, int] = field(default_factory=dict)
+    committed: dict[TopicAndPartition, int | None] = field(default_factory=dict)
 
-    def waiting(self, at: At) -> int | None:
+    def waiting(self, at: TopicAndPartition) -> int | None:
         """Offsets between the group's commit and the end; None: not known.
 
         Below 0 when the commit is above the end: the topic was made anew, which its job finds out.
@@ -30,14 +30,14 @@ class Backlog:
         return end - max(self.committed.get(at) or 0, start)
 
 
-async def read_backlog(cluster: DataCluster, group: str, wanted: Sequence[At]) -> Backlog:
+async def read_backlog(cluster: DataCluster, group: str, wanted: Sequence[TopicAndPartition]) -> ConsumerLag:
     """Looks at these partitions.
 
     Raises:
         ClusterUnreachable: the group's commits cannot be read.
     """
     if not wanted:
-        return Backlog()
+        return ConsumerLag()
     committed = await cluster.committer.committed(group, wanted)  # first: no commit that follows its end
     starts = await cluster.client.offsets(wanted, EARLIEST)
-    return Backlog(starts, await cluster.client.offsets(wanted, LATEST), committed)
+    return ConsumerLag(starts, await cluster.client.offsets(wanted, LATEST), committed)

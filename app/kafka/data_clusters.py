@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 from app.kafka.append.appender import Appender
-from app.kafka.append.local_appends import Appended
+from app.kafka.append.local_appends import LocalAppends
 from app.kafka.append.producer import Producer
 from app.kafka.client.cluster import ClusterClient, ClusterSpec
 from app.kafka.client.commits import OffsetCommitter
@@ -19,7 +19,7 @@ from app.kafka.client.topic_tail import bounded
 from app.kafka.fetch.deliveries import ByteBudget
 from app.kafka.fetch.service import FetchService
 
-STOP_S = 5.0
+CLUSTER_STOP_TIMEOUT_S = 5.0
 
 
 class DataCluster:
@@ -37,7 +37,7 @@ class DataCluster:
         self.fetch = FetchService(self.client, deliver, budget)
         self.producer = Producer(spec)
         self.appender = Appender(self.client, may_send=may_append)
-        self.appended = Appended(self.client, self.fetch.followers)
+        self.appended = LocalAppends(self.client, self.fetch.shared_reads)
         self.committer = OffsetCommitter(self.client)
 
     async def start(self) -> None:
@@ -72,7 +72,7 @@ class DataCluster:
 
 async def _stop(parts: list[tuple[str, Any]]) -> None:
     for what, part in reversed(parts):
-        await bounded(part.stop(), STOP_S, what)
+        await bounded(part.stop(), CLUSTER_STOP_TIMEOUT_S, what)
 
 
 class DataClusters:

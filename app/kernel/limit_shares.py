@@ -7,8 +7,9 @@
 Rules
 1. A worker uses what the newest record that it has read in the control log grants it, and only while its
    lease holds. A worker that the record does not name uses nothing.
-2. A record also says of each worker the most that it may still use because of earlier records (`Held.most`).
-   A heartbeat that was composed behind the record ends that: from then on the grant is the most.
+2. A record also says of each worker the most that it may still use because of earlier records
+   (`GrantedShare.most`). A heartbeat that was composed behind the record ends that: from then on the grant is
+   the most.
 3. A record never raises the sum of these above the limit. So what one worker gains, another has lost before,
    and the leader has heard so. What a dead worker had is free once the leader counts it dead: its lease is
    over by then.
@@ -38,7 +39,7 @@ USED_OVER_S = 2.0  # use is averaged over so long
 WANTS_FOR_S = 1.5  # a worker that was held back wants more for so long: three heartbeats
 
 
-class Grant(msgspec.Struct, frozen=True, array_like=True):
+class LimitGrant(msgspec.Struct, frozen=True, array_like=True):
     """What a record says of a worker: parts of the rate and slots; `most_*` by rule 2."""
 
     parts: int
@@ -47,7 +48,7 @@ class Grant(msgspec.Struct, frozen=True, array_like=True):
     most_slots: int
 
 
-class Need(msgspec.Struct, frozen=True, array_like=True):
+class LimitNeed(msgspec.Struct, frozen=True, array_like=True):
     """What a worker says of a limited workload or route in its heartbeat.
 
     Attributes:
@@ -66,7 +67,7 @@ class Need(msgspec.Struct, frozen=True, array_like=True):
     weight: int = 1
 
 
-class Share(msgspec.Struct, frozen=True):
+class WorkerShare(msgspec.Struct, frozen=True):
     """What a worker may use of all limits of one workload or route.
 
     Attributes:
@@ -89,10 +90,10 @@ class Share(msgspec.Struct, frozen=True):
         return max(1, round(limit * self.rate)) if self.rate > 0 else 0
 
 
-ALL, NOTHING = Share(1.0, 1.0, topic=1.0), Share()
+ALL, NOTHING = WorkerShare(1.0, 1.0, topic=1.0), WorkerShare()
 
 
-class Want(msgspec.Struct, frozen=True):
+class LimitDemand(msgspec.Struct, frozen=True):
     """What a worker needs of one limit, in the limit's unit; `more`: as much as it can get."""
 
     used: int = 0
@@ -100,14 +101,14 @@ class Want(msgspec.Struct, frozen=True):
     weight: int = 1
 
 
-class Held(msgspec.Struct, frozen=True):
+class GrantedShare(msgspec.Struct, frozen=True):
     """What a worker was granted, and the most that it may use until it has read that (rule 2)."""
 
     now: int = 0
     most: int = 0
 
 
-def aims(total: int, wants: Mapping[str, Want], turn: int = 0) -> dict[str, int]:
+def aims(total: int, wants: Mapping[str, LimitDemand], turn: int = 0) -> dict[str, int]:
     """What each worker should have of `total` (rules 4 and 5); the sum is `total` unless nobody is there.
 
     Args:
@@ -139,7 +140,7 @@ def aims(total: int, wants: Mapping[str, Want], turn: int = 0) -> dict[str, int]
 
 
 def is_worth(
-    total: int, wants: Mapping[str, Want], aimed: Mapping[str, int], held: Mapping[str, Held]
+    total: int, wants: Mapping[str, LimitDemand], aimed: Mapping[str, int], held: Mapping[str, GrantedShare]
 ) -> bool:
     """Whether the aims differ from what is held by so much that a record should be written (rule 6)."""
     if sum(one.now for one in held.values()) > total:
@@ -156,7 +157,7 @@ def is_worth(
     return False
 
 
-def step(total: int, aimed: Mapping[str, int], held: Mapping[str, Held]) -> dict[str, Held]:
+def step(total: int, aimed: Mapping[str, int], held: Mapping[str, GrantedShare]) -> dict[str, GrantedShare]:
     """The next record: as near to the aims as rule 3 allows. `held` is of all workers that are not dead."""
     granted = {
         name: min(aimed.get(name, 0), held[name].most if name in held else 0) for name in {*aimed, *held}
@@ -167,7 +168,7 @@ def step(total: int, aimed: Mapping[str, int], held: Mapping[str, Held]) -> dict
         granted[name] += more
         free -= more
     made = {
-        name: Held(amount, max(amount, held[name].most if name in held else 0))
+        name: GrantedShare(amount, max(amount, held[name].most if name in held else 0))
         for name, amount in granted.items()
     }
     return {name: one for name, one in made.items() if one.most}
@@ -178,7 +179,7 @@ def scaled(amount: int, of: int, total: int) -> int:
     return amount if of == total else amount * total // of if of > 0 else 0
 
 
-class Usage:
+class LimitUsage:
     """What is used of a limit by one worker, and whether it is held back. Times in monotonic seconds."""
 
     __slots__ = ("_at_s", "_short_s", "_sum")

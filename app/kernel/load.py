@@ -20,7 +20,7 @@ Rules
    figure stays. Nothing of it reaches placement, where `vector` also gives every job `FLOOR` at least, so
    that a thousand idle jobs are not taken for none.
 5. Who gets a job begins to measure it anew, while it catches up or before its traffic is back. What was known
-   of it before is a peak like any other: it counts for `SLOW_S` longer (`Handed`).
+   of it before is a peak like any other: it counts for `SLOW_WINDOW_S` longer (`InheritedLoad`).
 
 Invariant: the shares of `apportion` sum to what was measured less what the process takes idle.
 """
@@ -33,8 +33,9 @@ from statistics import median
 
 import msgspec
 
-FAST_S = 120.0  # catching up after a move lasts seconds: much shorter and it would pass for a new level
-SLOW_S = 3600.0
+# catching up after a move lasts seconds: much shorter and it would pass for a new level
+FAST_WINDOW_S = 120.0
+SLOW_WINDOW_S = 3600.0
 
 # Relative cost in cpu of what a job does, in microseconds as the benches show them (make bench
 # NAME=dispatch-unary, dispatch-stream); only their proportion counts.
@@ -51,7 +52,7 @@ class Load(msgspec.Struct, frozen=True, gc=False):
     network_bytes_per_s: float = 0.0
 
 
-class Work(msgspec.Struct, frozen=True, gc=False):
+class JobWork(msgspec.Struct, frozen=True, gc=False):
     """What a job did in some time: bytes it read and sent, messages it finished, calls it made."""
 
     bytes: float = 0.0
@@ -104,7 +105,7 @@ def capacity_or_default(measured: Load, default: Load = DEFAULT_WORKER) -> Load:
     )
 
 
-class Smoothed:
+class SmoothedLoad:
     """One job's load over time (rule 1).
 
     Args:
@@ -119,7 +120,7 @@ class Smoothed:
     __slots__ = ("_at_s", "_fast", "_peak", "_peak_before", "_seen_s", "_window_s", "fast_s", "slow_s")
 
     def __init__(
-        self, initial: Load | None = None, *, fast_s: float = FAST_S, slow_s: float = SLOW_S
+        self, initial: Load | None = None, *, fast_s: float = FAST_WINDOW_S, slow_s: float = SLOW_WINDOW_S
     ) -> None:
         if not 0 < fast_s <= slow_s < math.inf:
             raise ValueError(f"windows: fast_s {fast_s} must be above 0 and at most slow_s {slow_s}")
@@ -167,7 +168,7 @@ class Smoothed:
         return self.load
 
 
-class Handed:
+class InheritedLoad:
     """What was known of a job when its owner changed, and until when it counts (rule 5).
 
     Args:
@@ -178,7 +179,9 @@ class Handed:
 
     __slots__ = ("_before", "_until_s", "epoch")
 
-    def __init__(self, epoch: int, before: Load | None, now_s: float, *, slow_s: float = SLOW_S) -> None:
+    def __init__(
+        self, epoch: int, before: Load | None, now_s: float, *, slow_s: float = SLOW_WINDOW_S
+    ) -> None:
         self.epoch = epoch
         self._before = None if before is None else true_or(before, Load())
         self._until_s = now_s + slow_s
@@ -223,7 +226,7 @@ def with_estimates(
     return loads
 
 
-def apportion(process: Load, work: Mapping[str, Work], idle: Load | None = None) -> dict[str, Load]:
+def apportion(process: Load, work: Mapping[str, JobWork], idle: Load | None = None) -> dict[str, Load]:
     """Every job's share of what its process took while the jobs did `work` (rule 3).
 
     Cpu is shared by what calls, messages and bytes cost, memory and network by bytes. Where nothing was done,

@@ -8,11 +8,12 @@
 
 Rules
 1. Two marks are kept and no history: memory does not grow, and samples may come at any interval.
-2. Less than `LEAST_S` of growth tells nothing. A counter that fell is another one: the marks begin anew.
-3. What a partition can carry shows only while it is busy with nothing else in its way: for `STRETCH_S` on
-   end more waited than arrives in a second, and either its worker's cpu was full, or nothing was ready that
-   the receiver did not take (then the time went into the partition's own order, or into reading it). What it
-   carried without that says nothing of what it could.
+2. Less than `MIN_GROWTH_WINDOW_S` of growth tells nothing. A counter that fell is another one: the marks
+   begin anew.
+3. What a partition can carry shows only while it is busy with nothing else in its way: for `BUSY_STRETCH_S`
+   on end more waited than arrives in a second, and either its worker's cpu was full, or nothing was ready
+   that the receiver did not take (then the time went into the partition's own order, or into reading it).
+   What it carried without that says nothing of what it could.
 
 Times are monotonic seconds, passed in.
 """
@@ -20,22 +21,22 @@ Times are monotonic seconds, passed in.
 from __future__ import annotations
 
 WINDOW_S = 30.0
-LEAST_S = 5.0
-STRETCH_S = 10.0
+MIN_GROWTH_WINDOW_S = 5.0
+BUSY_STRETCH_S = 10.0
 BACKLOG_S = 1.0  # of arrivals: less than that waits for a moment in a stream that is kept up with
 
-Mark = tuple[float, tuple[float, ...]]  # when, and the counters then
+CounterSample = tuple[float, tuple[float, ...]]  # when, and the counters then
 
 
-class Window:
+class RateWindow:
     """Growth of some counters over the last one to two windows (rules 1 and 2)."""
 
     __slots__ = ("_newer", "_now", "_older")
 
     def __init__(self) -> None:
-        self._older: Mark | None = None
-        self._newer: Mark | None = None
-        self._now: Mark | None = None
+        self._older: CounterSample | None = None
+        self._newer: CounterSample | None = None
+        self._now: CounterSample | None = None
 
     def sample(self, now_s: float, *counters: float) -> None:
         """The counters as they are at `now_s`; always as many of them."""
@@ -49,7 +50,7 @@ class Window:
 
     def growth(self) -> tuple[float, tuple[float, ...]] | None:
         """Over how many seconds, and by how much each counter grew; None: not known yet."""
-        if self._older is None or self._now is None or self._now[0] - self._older[0] < LEAST_S:
+        if self._older is None or self._now is None or self._now[0] - self._older[0] < MIN_GROWTH_WINDOW_S:
             return None
         (then_s, then), (now_s, now) = self._older, self._now
         return now_s - then_s, tuple(new - old for new, old in zip(now, then, strict=True))
@@ -71,8 +72,8 @@ class JobRates:
 
     def __init__(self) -> None:
         self.ceiling: float | None = None
-        self._arrived = Window()
-        self._finished = Window()
+        self._arrived = RateWindow()
+        self._finished = RateWindow()
         self._busy_since: tuple[float, float] | None = None
 
     @property
@@ -103,14 +104,14 @@ class JobRates:
             self._busy_since = (now_s, finished) if busy else None
             return
         then_s, then = self._busy_since
-        if now_s - then_s >= STRETCH_S:
+        if now_s - then_s >= BUSY_STRETCH_S:
             carried = (finished - then) / (now_s - then_s)
             if carried > 0:
                 self.ceiling = max(carried, self.ceiling or 0.0)
             self._busy_since = (now_s, finished)
 
 
-def _per_s(window: Window) -> float | None:
+def _per_s(window: RateWindow) -> float | None:
     grown = window.growth()
     return None if grown is None else grown[1][0] / grown[0]
 
@@ -124,7 +125,7 @@ class MeanLatency:
         self._answers = 0
         self._sum_s = 0.0
         self._last_s: float | None = None
-        self._window = Window()
+        self._window = RateWindow()
 
     def add(self, latency_s: float, count: int) -> None:
         """`count` messages were answered after `latency_s` each."""

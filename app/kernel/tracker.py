@@ -41,7 +41,7 @@ from itertools import islice
 
 from app.kernel.ranges import CorruptSnapshot, Range, Snapshot, outside, union
 
-__all__ = ["CorruptSnapshot", "Snapshot", "State", "Tracker", "TrackerError"]
+__all__ = ["CorruptSnapshot", "OffsetState", "Snapshot", "Tracker", "TrackerError"]
 
 TRIM_BYTES = 4096  # below this much dead front a trim costs more than it frees
 
@@ -55,7 +55,7 @@ class TrackerError(ValueError):
     """The caller broke the tracker's rules: a programming error that must stop the job."""
 
 
-class State(StrEnum):
+class OffsetState(StrEnum):
     """What became of an offset."""
 
     IN_FLIGHT = "in-flight"
@@ -66,7 +66,7 @@ class State(StrEnum):
     FINISHED = "finished"  # below the base, or inherited above the end: how it ended is forgotten
 
 
-_STATES = (State.IN_FLIGHT, State.ACKED, State.NACKED, State.GAP)
+_STATES = (OffsetState.IN_FLIGHT, OffsetState.ACKED, OffsetState.NACKED, OffsetState.GAP)
 
 
 class Tracker:
@@ -199,7 +199,7 @@ class Tracker:
 
     def cancel(self, offset: int) -> bool:
         """The message's call was given up; it stays unfinished. Returns False when it was not in flight."""
-        if self.state(offset) is not State.IN_FLIGHT:
+        if self.state(offset) is not OffsetState.IN_FLIGHT:
             return False
         self._canceled.add(offset)
         return True
@@ -263,20 +263,20 @@ class Tracker:
 
     def is_finished(self, offset: int) -> bool:
         """Whether `offset` is finished, by this owner or an earlier one."""
-        return self.state(offset) not in (None, State.IN_FLIGHT, State.CANCELED)
+        return self.state(offset) not in (None, OffsetState.IN_FLIGHT, OffsetState.CANCELED)
 
-    def state(self, offset: int) -> State | None:
+    def state(self, offset: int) -> OffsetState | None:
         """What became of `offset`; None when it is not fetched and not known as finished."""
         if offset < self.base:
-            return State.FINISHED
+            return OffsetState.FINISHED
         if offset >= self.end:
             known = any(start <= offset < end for start, end in self._inherited)
-            return State.FINISHED if known else None
+            return OffsetState.FINISHED if known else None
         index = self._index(offset)
         if index < 0 or index >= len(self._window):
-            return State.GAP
+            return OffsetState.GAP
         if offset in self._canceled:
-            return State.CANCELED
+            return OffsetState.CANCELED
         return _STATES[self._window[index]]
 
     def unfinished_ranges(self, limit: int) -> list[Range]:

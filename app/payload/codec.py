@@ -29,7 +29,7 @@ from app.payload.descriptors import DescriptorError, Schema
 from app.payload.json_writer import JsonWriter
 from app.payload.parser import InvalidPayload, Parser
 from app.payload.schema_files import ANYWHERE, SchemaFiles
-from app.payload.schema_registry import Registry, open_source
+from app.payload.schema_registry import SchemaRegistry, open_source
 
 MAGIC = 0
 HEADER_BYTES = 5
@@ -70,7 +70,7 @@ class PayloadCodec:
         message_class: type[Message] | None,
         framing: Framing = Framing.NONE,
         *,
-        source: Schema | Registry | None = None,
+        source: Schema | SchemaRegistry | None = None,
     ) -> None:
         """A codec.
 
@@ -153,16 +153,16 @@ class PayloadCodec:
             assert self._named is not None
             return self._named
         try:
-            schema = source.schema(schema_id) if isinstance(source, Registry) else source
+            schema = source.schema(schema_id) if isinstance(source, SchemaRegistry) else source
         except DescriptorError as error:
             raise InvalidPayload(f"schema id {schema_id}: {error}") from None
         if schema is None:
-            assert isinstance(source, Registry)
+            assert isinstance(source, SchemaRegistry)
             raise InvalidPayload(
                 f"schema id {schema_id} is not in {source.source} (there: {source.known_ids()}); "
                 f"add {schema_id}.binpb to it"
             )
-        told = schema.by_index(indexes, "" if isinstance(source, Registry) else self.name)
+        told = schema.by_index(indexes, "" if isinstance(source, SchemaRegistry) else self.name)
         if not told:
             raise InvalidPayload(f"schema {schema.source.name} has no message with indexes {list(indexes)}")
         if self.name and self.name not in told:

@@ -28,7 +28,7 @@ from typing import Any
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from google.protobuf.message import DecodeError, Message
 
-from app.payload.schema_files import ANYWHERE, Refused, SchemaFiles
+from app.payload.schema_files import ANYWHERE, FileRefused, SchemaFiles
 
 MAX_SET_BYTES = 16 * 1024 * 1024  # a set this large is no schema but an accident
 MAX_LISTED = 10  # names in an error
@@ -153,7 +153,7 @@ def read_limited(path: Path, files: SchemaFiles = ANYWHERE) -> bytes:
     """
     try:
         data = files.read(path, MAX_SET_BYTES)
-    except Refused as error:
+    except FileRefused as error:
         raise DescriptorError(path, error.why, error.remedy) from None
     except FileNotFoundError:
         raise DescriptorError(path, "does not exist", f"correct the path, or {HOW}") from None

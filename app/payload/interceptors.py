@@ -11,9 +11,10 @@ value that the one before it left, and the first Reject or Skip ends the row.
 Rules
 1. An interceptor changes the value and adds metadata. The message's identity (topic, partition, offset,
    key, headers) is not its to change, and what goes to a retry topic or DLQ is the record as it was read.
-2. It is asked before every attempt, in the event loop: it must not wait. What takes longer than `SLOW_S`
-   is counted. It is told in the log, once in `TELL_EVERY_S`, when it is more than `SLOW_SHARE` of the
-   messages (a busy machine delays the best now and then) or takes longer than `STALL_S`.
+2. It is asked before every attempt, in the event loop: it must not wait. What takes longer than
+   `SLOW_INTERCEPTOR_S` is counted. It is told in the log, once in `LOG_INTERVAL_S`, when it is more than
+   `SLOW_SHARE` of the messages (a busy machine delays the best now and then) or takes longer than
+   `INTERCEPTOR_STALL_S`.
 3. Whatever it raises or returns wrongly rejects this message, and no other. The reason holds its name and
    the exception's type; the exception's words may hold the value, and are not told.
 4. Wrong names, and objects that are no interceptors, are an `InterceptorError` at start, all at once.
@@ -33,10 +34,10 @@ from app.payload.preview import safe_text
 
 log = structlog.get_logger(__name__)
 
-SLOW_S = 0.005  # at a thousand messages a second a core does nothing else
+SLOW_INTERCEPTOR_S = 0.005  # at a thousand messages a second a core does nothing else
 SLOW_SHARE = 0.01
-STALL_S = 1.0
-TELL_EVERY_S = 60.0
+INTERCEPTOR_STALL_S = 1.0
+LOG_INTERVAL_S = 60.0
 MAX_REASON_CHARS = 500
 
 
@@ -117,7 +118,7 @@ class Interceptor(Protocol):
 
 
 @dataclass(slots=True)
-class Counts:
+class InterceptorCounts:
     """What one interceptor did since the chain was made."""
 
     seen: int = 0
@@ -134,11 +135,11 @@ class _Link:
     def __init__(self, name: str, interceptor: Interceptor) -> None:
         self.name = name
         self.before = interceptor.before
-        self.counts = Counts()
+        self.counts = InterceptorCounts()
         self.told_s = float("-inf")
 
 
-class Chain:
+class InterceptorChain:
     """Interceptors in a row. Where there are none there is no chain
     (`app.payload.protobuf_interceptor.workload_chain`), so that messages without interceptors pay nothing."""
 
@@ -151,7 +152,7 @@ class Chain:
         self._clock = clock
 
     @property
-    def counts(self) -> dict[str, Counts]:
+    def counts(self) -> dict[str, InterceptorCounts]:
         """By interceptor, in order."""
         return {link.name: link.counts for link in self._links}
 
@@ -172,7 +173,7 @@ class Chain:
                 return Reject(f"interceptor {link.name} raised {type(error).__name__}")
             finally:
                 took_s = clock() - started_s
-                if took_s > SLOW_S:
+                if took_s > SLOW_INTERCEPTOR_S:
                     self._slow(link, took_s, started_s)
             if not isinstance(verdict, Send):
                 return _ended(link, verdict)
@@ -194,7 +195,7 @@ class Chain:
         counts.slow += 1
         counts.longest_s = max(counts.longest_s, took_s)
         often = counts.slow > counts.seen * SLOW_SHARE
-        if (often or took_s > STALL_S) and now_s >= link.told_s + TELL_EVERY_S:
+        if (often or took_s > INTERCEPTOR_STALL_S) and now_s >= link.told_s + LOG_INTERVAL_S:
             link.told_s = now_s
             log.warning(
                 "an interceptor holds up the worker; it must not wait",
@@ -206,10 +207,10 @@ def _ended(link: _Link, verdict: object) -> Reject | Skip:
     """The verdict that ends the row; what is none is a Reject."""
     if isinstance(verdict, Reject):
         link.counts.rejected += 1
-        return Reject(f"interceptor {link.name}: {_words(verdict.reason)}")
+        return Reject(f"interceptor {link.name}: {_reason_words(verdict.reason)}")
     if isinstance(verdict, Skip):
         link.counts.skipped += 1
-        return Skip(f"interceptor {link.name}: {_words(verdict.reason)}")
+        return Skip(f"interceptor {link.name}: {_reason_words(verdict.reason)}")
     link.counts.failed += 1
     close = getattr(verdict, "close", None)
     if close is not None and type(verdict).__name__ == "coroutine":
@@ -217,7 +218,7 @@ def _ended(link: _Link, verdict: object) -> Reject | Skip:
     return Reject(f"interceptor {link.name} returned {type(verdict).__name__}, not Send, Reject or Skip")
 
 
-def _words(reason: object) -> str:
+def _reason_words(reason: object) -> str:
     if not isinstance(reason, str) or not reason:
         return "no reason given"
     return safe_text(reason, MAX_REASON_CHARS)[0]

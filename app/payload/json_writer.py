@@ -31,7 +31,7 @@ _WRAPPERS = "google/protobuf/wrappers.proto"
 _SPECIAL_FLOATS = {math.inf: "Infinity", -math.inf: "-Infinity"}
 
 
-class Run:
+class WriteBudget:
     """What is left for one message."""
 
     __slots__ = ("any_bytes", "depth", "nodes")
@@ -41,7 +41,7 @@ class Run:
         self.depth = 0
         self.any_bytes = MAX_ANY_BYTES
 
-    def take(self, nodes: int) -> None:
+    def spend(self, nodes: int) -> None:
         """Counts values before they are made."""
         self.nodes -= nodes
         if self.nodes < 0:
@@ -54,7 +54,7 @@ class Run:
             raise InvalidPayload(f"nested deeper than {MAX_DEPTH} levels")
 
 
-Convert = Callable[[Any, Run], Any]
+Convert = Callable[[Any, WriteBudget], Any]
 Field = tuple[str, Convert | None]
 
 
@@ -74,7 +74,7 @@ class JsonWriter:
         """
         descriptor = cast(Descriptor, message.DESCRIPTOR)
         try:
-            text = orjson.dumps(self._convert(descriptor)(message, Run()))
+            text = orjson.dumps(self._convert(descriptor)(message, WriteBudget()))
         except InvalidPayload:
             raise
         except (ValueError, TypeError, KeyError, OverflowError, RecursionError) as error:
@@ -109,10 +109,10 @@ class JsonWriter:
     def _regular(self) -> Convert:
         fields: dict[int, Field] = {}
 
-        def convert(message: Any, run: Run) -> dict[str, Any]:
+        def convert(message: Any, run: WriteBudget) -> dict[str, Any]:
             run.enter()
             present = message.ListFields()
-            run.take(len(present) + 1)
+            run.spend(len(present) + 1)
             out: dict[str, Any] = {}
             for described, value in present:
                 number = described.number
@@ -141,8 +141,8 @@ class JsonWriter:
         one = self._single(entry.fields_by_name["value"])
         truth = entry.fields_by_name["key"].type == FieldDescriptor.TYPE_BOOL
 
-        def convert(value: Any, run: Run) -> dict[str, Any]:
-            run.take(len(value))
+        def convert(value: Any, run: WriteBudget) -> dict[str, Any]:
+            run.spend(len(value))
             return {
                 (str(key).lower() if truth else str(key)): inner if one is None else one(inner, run)
                 for key, inner in value.items()
@@ -152,7 +152,7 @@ class JsonWriter:
 
     # -- well-known types ------------------------------------------------------------------------
 
-    def _any(self, message: Any, run: Run) -> dict[str, Any]:
+    def _any(self, message: Any, run: WriteBudget) -> dict[str, Any]:
         if not message.ListFields():
             return {}
         run.enter()
@@ -174,21 +174,21 @@ class JsonWriter:
             return {"@type": url, "value": written}
         return {"@type": url, **written}
 
-    def _struct(self, message: Any, run: Run) -> dict[str, Any]:
+    def _struct(self, message: Any, run: WriteBudget) -> dict[str, Any]:
         run.enter()
-        run.take(len(message.fields) + 1)
+        run.spend(len(message.fields) + 1)
         out = {key: self._value(value, run) for key, value in message.fields.items()}
         run.depth -= 1
         return out
 
-    def _list_value(self, message: Any, run: Run) -> list[Any]:
+    def _list_value(self, message: Any, run: WriteBudget) -> list[Any]:
         run.enter()
-        run.take(len(message.values) + 1)
+        run.spend(len(message.values) + 1)
         out = [self._value(value, run) for value in message.values]
         run.depth -= 1
         return out
 
-    def _value(self, message: Any, run: Run) -> Any:
+    def _value(self, message: Any, run: WriteBudget) -> Any:
         kind = message.WhichOneof("kind")
         if kind is None or kind == "null_value":
             return None
@@ -205,20 +205,20 @@ class JsonWriter:
 _OWN_FORM = _SPOKEN | {f"{_PACKAGE}{name}" for name in ("Any", "Struct", "ListValue", "Value")}
 
 
-def _spoken(message: Any, run: Run) -> Any:
+def _spoken(message: Any, run: WriteBudget) -> Any:
     return message.ToJsonString()
 
 
 def _wrapper(one: Convert | None) -> Convert:
-    def convert(message: Any, run: Run) -> Any:
+    def convert(message: Any, run: WriteBudget) -> Any:
         return message.value if one is None else one(message.value, run)
 
     return convert
 
 
 def _repeated(one: Convert | None) -> Convert:
-    def convert(value: Any, run: Run) -> list[Any]:
-        run.take(len(value))
+    def convert(value: Any, run: WriteBudget) -> list[Any]:
+        run.spend(len(value))
         return list(value) if one is None else [one(inner, run) for inner in value]
 
     return convert
@@ -241,21 +241,21 @@ def _scalar(field: FieldDescriptor) -> Convert | None:
     return _base64 if field.type == FieldDescriptor.TYPE_BYTES else None
 
 
-def _text(value: int, run: Run) -> str:
+def _text(value: int, run: WriteBudget) -> str:
     return str(value)
 
 
-def _base64(value: bytes, run: Run) -> str:
+def _base64(value: bytes, run: WriteBudget) -> str:
     return base64.b64encode(value).decode()
 
 
-def _double(value: float, run: Run) -> float | str:
+def _double(value: float, run: WriteBudget) -> float | str:
     if math.isfinite(value):
         return value
     return _SPECIAL_FLOATS.get(value, "NaN")
 
 
-def _float(value: float, run: Run) -> float | str:
+def _float(value: float, run: WriteBudget) -> float | str:
     """The shortest number that is the same 32-bit float."""
     if not math.isfinite(value):
         return _SPECIAL_FLOATS.get(value, "NaN")

@@ -24,7 +24,7 @@ MAX_JSON_BYTES = 1024 * 1024  # larger is not parsed to tell JSON from text
 _NAMED = {"\n": "\\n", "\r": "\\r", "\t": "\\t"}
 
 
-class Kind(StrEnum):
+class PreviewKind(StrEnum):
     """What a value is, or looks like."""
 
     NULL = "null"
@@ -40,7 +40,7 @@ class Preview:
     """A value to be shown.
 
     Attributes:
-        kind: see `Kind`.
+        kind: see `PreviewKind`.
         text: itself (text, json), as JSON (protobuf), as hexadecimal bytes (binary), else "".
         truncated: there is more than `text` tells.
         size_bytes: of the value.
@@ -48,7 +48,7 @@ class Preview:
         problem: why the codec refused it; "" when it did not, or there is none.
     """
 
-    kind: Kind
+    kind: PreviewKind
     text: str
     truncated: bool
     size_bytes: int
@@ -65,7 +65,7 @@ def preview(value: bytes | None, codec: PayloadCodec | None = None, limit: int =
         limit: characters of text, at least 1.
     """
     if value is None:
-        return Preview(Kind.NULL, "", truncated=False, size_bytes=0)
+        return Preview(PreviewKind.NULL, "", truncated=False, size_bytes=0)
     size = len(value)
     problem = ""
     if codec is not None:
@@ -76,9 +76,9 @@ def preview(value: bytes | None, codec: PayloadCodec | None = None, limit: int =
         else:
             # The cut may fall into a character; what is left of it is dropped.
             shown, cut = safe_text(written[: limit * 4].decode("utf-8", "ignore"), limit)
-            return Preview(Kind.PROTOBUF, shown, cut or len(written) > limit * 4, size, name)
+            return Preview(PreviewKind.PROTOBUF, shown, cut or len(written) > limit * 4, size, name)
     if not value:
-        return Preview(Kind.EMPTY, "", truncated=False, size_bytes=0, problem=problem)
+        return Preview(PreviewKind.EMPTY, "", truncated=False, size_bytes=0, problem=problem)
     piece = value[: limit * 4]  # a character is 4 bytes at most
     try:
         text, _ = codecs.utf_8_decode(piece, "strict", len(piece) == size)
@@ -86,8 +86,8 @@ def preview(value: bytes | None, codec: PayloadCodec | None = None, limit: int =
         text = None
     if text is None or not _is_text(text):
         shown = value[: limit // 3 + 1].hex(" ")[:limit]
-        return Preview(Kind.BINARY, shown, len(shown) < size * 3 - 1, size, problem=problem)
-    kind = Kind.JSON if _is_json(value) else Kind.TEXT
+        return Preview(PreviewKind.BINARY, shown, len(shown) < size * 3 - 1, size, problem=problem)
+    kind = PreviewKind.JSON if _is_json(value) else PreviewKind.TEXT
     shown, cut = safe_text(text, limit)
     return Preview(kind, shown, cut or len(piece) < size, size, problem=problem)
 

@@ -5,7 +5,7 @@ that makes it stumble takes nothing down. Imports are looked for beside the sour
 then among the well-known ones.
 
 What was compiled is kept for as long as neither the source nor one of its imports changes, so that a job that
-starts does not wait for a compiler; what does not compile is tried again after `AGAIN_S`.
+starts does not wait for a compiler; what does not compile is tried again after `COMPILE_RETRY_INTERVAL_S`.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from google.protobuf import descriptor_pb2
 from app.payload.descriptors import HOW, DescriptorError, read_limited
 from app.payload.schema_files import ANYWHERE, SchemaFiles
 
-COMPILE_S = 30.0
+COMPILE_TIMEOUT_S = 30.0
 MAX_WORDS_CHARS = 500
 MAX_KEPT = 200  # of sets, or of why there is none
-AGAIN_S = 10.0
+COMPILE_RETRY_INTERVAL_S = 10.0
 
 Signature = tuple[int, int, int]  # inode, size, time of the last change (ns)
 
@@ -80,7 +80,7 @@ def compile_source(path: Path, files: SchemaFiles = ANYWHERE) -> bytes:
 
 
 def _is_fresh(kept: Compiled) -> bool:
-    if isinstance(kept.found, DescriptorError) and time.monotonic() >= kept.at_s + AGAIN_S:
+    if isinstance(kept.found, DescriptorError) and time.monotonic() >= kept.at_s + COMPILE_RETRY_INTERVAL_S:
         return False
     return all(_signature(path) == was for path, was in kept.of.items())
 
@@ -119,7 +119,7 @@ def _compiled(path: Path, source: bytes, files: SchemaFiles) -> bytes:
         ]  # fmt: skip
         try:
             done = subprocess.run(
-                command, capture_output=True, timeout=COMPILE_S, check=False, stdin=subprocess.DEVNULL
+                command, capture_output=True, timeout=COMPILE_TIMEOUT_S, check=False, stdin=subprocess.DEVNULL
             )
         except (OSError, subprocess.TimeoutExpired) as error:
             raise DescriptorError(path, f"protoc does not run: {type(error).__name__}", HOW) from error

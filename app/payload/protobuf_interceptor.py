@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from enum import StrEnum
 
 from app.payload.codec import Framing, PayloadCodec, read_frame
-from app.payload.interceptors import SEND, Chain, Interceptor, Message, Reject, Send, Verdict
+from app.payload.interceptors import SEND, Interceptor, InterceptorChain, Message, Reject, Send, Verdict
 from app.payload.parser import InvalidPayload
 
 FORMAT = "switchyard-payload-format"
@@ -84,7 +84,7 @@ class ProtobufInterceptor:
 
 def workload_chain(
     operators: Sequence[tuple[str, Interceptor]], protobuf: ProtobufInterceptor | None
-) -> Chain | None:
+) -> InterceptorChain | None:
     """A workload's chain: the operator's interceptors, then its payload's; None when there are none."""
     named = [*operators, (NAME, protobuf)] if protobuf is not None else operators
-    return Chain(named) if named else None
+    return InterceptorChain(named) if named else None

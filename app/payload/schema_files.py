@@ -19,14 +19,14 @@ KINDS = {
 }  # fmt: skip
 
 
-class Looking(Protocol):
+class SchemaFinder(Protocol):
     """What was opened, and looks for schemas that have come since."""
 
-    def look(self) -> None:
+    def refresh(self) -> None:
         """Reads files: to be called off the event loop. Never raises."""
 
 
-class Refused(OSError):
+class FileRefused(OSError):
     """A file that is not opened; `why` and `remedy` are for people."""
 
     def __init__(self, why: str, remedy: str) -> None:
@@ -40,14 +40,14 @@ class SchemaFiles:
 
     def __init__(self, root: Path | None = None) -> None:
         self.root = root
-        self._opened: weakref.WeakSet[Looking] = weakref.WeakSet()
+        self._opened: weakref.WeakSet[SchemaFinder] = weakref.WeakSet()
         self._lock = threading.Lock()
 
     def find(self, name: str | Path) -> Path:
         """The path that a definition names, relative to the folder.
 
         Raises:
-            Refused: it leads out of the folder. ValueError: it has a NUL.
+            FileRefused: it leads out of the folder. ValueError: it has a NUL.
         """
         if self.root is None:
             return Path(name)
@@ -55,7 +55,7 @@ class SchemaFiles:
         roots = self.root.absolute(), self.root.resolve()
         # By its words first: not even the state of what lies outside is asked for.
         if not any(found.is_relative_to(root) for root in roots) or not self.has(found):
-            raise Refused(
+            raise FileRefused(
                 f"is not in the folder of schemas {self.root}",
                 "put the file there, or name another folder as `schemas` in switchyard.yaml",
             )
@@ -69,35 +69,37 @@ class SchemaFiles:
         """The first `limit_bytes` of a regular file, and one byte more of a longer one.
 
         Raises:
-            OSError: it cannot be read; `Refused` where it may not be. ValueError: a NUL in its path.
+            OSError: it cannot be read; `FileRefused` where it may not be. ValueError: a NUL in its path.
         """
         if not self.has(path):
-            raise Refused(f"leads out of the folder of schemas {self.root}", "copy the file itself into it")
+            raise FileRefused(
+                f"leads out of the folder of schemas {self.root}", "copy the file itself into it"
+            )
         _check(path.stat().st_mode)  # opening alone does something to some devices
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)
         with os.fdopen(descriptor, "rb") as file:
             _check(os.fstat(descriptor).st_mode)
             return file.read(limit_bytes + 1)
 
-    def watch(self, opened: Looking) -> None:
-        """`look` will ask it, for as long as somebody uses it."""
+    def watch(self, opened: SchemaFinder) -> None:
+        """`refresh` will ask it, for as long as somebody uses it."""
         with self._lock:
             self._opened.add(opened)
 
-    def look(self) -> None:
+    def refresh(self) -> None:
         """Finds schemas that have come since. Reads files: to be called off the event loop."""
         with self._lock:
             opened = list(self._opened)
         for one in opened:
-            one.look()
+            one.refresh()
 
 
 def _check(mode: int) -> None:
     if stat.S_ISDIR(mode):
-        raise Refused("is a folder", "name a file in it")
+        raise FileRefused("is a folder", "name a file in it")
     if not stat.S_ISREG(mode):
         kind = KINDS.get(stat.S_IFMT(mode), "no file")
-        raise Refused(f"is {kind}, not a regular file", "name a regular file")
+        raise FileRefused(f"is {kind}, not a regular file", "name a regular file")
 
 
 ANYWHERE = SchemaFiles()

@@ -1,8 +1,8 @@
 """The schemas of a worker, opened and compiled off its event loop.
 
 Rules
-1. `OPENERS` threads open them, and nobody waits longer than `OPEN_S`. A file system that hangs holds these
-   threads and what needs a schema, never the worker.
+1. `OPENERS` threads open them, and nobody waits longer than `SCHEMA_OPEN_TIMEOUT_S`. A file system that hangs
+   holds these threads and what needs a schema, never the worker.
 2. One of these threads looks for files that have come since (`look`); to decode looks into memory only.
 """
 
@@ -19,16 +19,16 @@ from app.payload.descriptors import DescriptorError
 from app.payload.schema_files import SchemaFiles
 
 OPENERS = 2
-OPEN_S = 120.0  # a registry of a hundred `.proto` files takes half a minute
+SCHEMA_OPEN_TIMEOUT_S = 120.0  # a registry of a hundred `.proto` files takes half a minute
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
 
-class Schemas:
+class SchemaLoader:
     """See the module. `files`: those of the configured folder."""
 
-    def __init__(self, folder: Path, open_s: float = OPEN_S) -> None:
+    def __init__(self, folder: Path, open_s: float = SCHEMA_OPEN_TIMEOUT_S) -> None:
         self.files = SchemaFiles(folder)
         self._open_s = open_s
         self._openers = ThreadPoolExecutor(OPENERS, thread_name_prefix="schemas")
@@ -50,10 +50,10 @@ class Schemas:
             )  # fmt: skip
         return running.result()
 
-    def look(self) -> None:
+    def start_refresh(self) -> None:
         """Begins to look for schemas that have come since, unless it still does."""
         if self._look is None or self._look.done():
-            self._look = asyncio.get_running_loop().run_in_executor(self._openers, self.files.look)
+            self._look = asyncio.get_running_loop().run_in_executor(self._openers, self.files.refresh)
 
     def close(self) -> None:
         """Ends the threads once they have nothing to do."""

@@ -1,7 +1,7 @@
 """A registry folder (its layout: `app.payload.descriptors`), read when it is opened.
 
-A worker looks at it again every `LOOK_AGAIN_S`, off its event loop (`look`), so that a schema may be added
-while workers run, and an id that a value names costs no more than a look into a dict.
+A worker looks at it again every `REGISTRY_POLL_INTERVAL_S`, off its event loop (`refresh`), so that a schema
+may be added while workers run, and an id that a value names costs no more than a look into a dict.
 """
 
 from __future__ import annotations
@@ -22,26 +22,26 @@ from app.payload.descriptors import (
     load_schema,
     unknown_message,
 )
-from app.payload.schema_files import ANYWHERE, Refused, SchemaFiles
+from app.payload.schema_files import ANYWHERE, FileRefused, SchemaFiles
 
 MAX_SCHEMAS = 1_000  # each has a pool of its own in memory
 MAX_SOURCES = 100  # compiled one by one when the folder is opened
 MAX_ENTRIES = 20_000  # of the folder, looked at
 MAX_SCHEMA_ID = 2**31 - 1
-LOOK_AGAIN_S = 1.0
+REGISTRY_POLL_INTERVAL_S = 1.0
 SETTLED_NS = 2_000_000_000  # a folder that changed within this time may have changed again at the same time
 LAYOUT = "a registry holds <schema id>.binpb or <subject>/<version>.binpb"
 
 
-class Source(Protocol):
-    """Where messages are defined: a `Schema` or a `Registry`."""
+class SchemaSource(Protocol):
+    """Where messages are defined: a `Schema` or a `SchemaRegistry`."""
 
     @property
     def source(self) -> Path: ...
     def message_class(self, name: str) -> type[Message]: ...
 
 
-class Registry:
+class SchemaRegistry:
     """A folder of schemas.
 
     Attributes:
@@ -90,7 +90,7 @@ class Registry:
             raise bad[1]
         return found
 
-    def look(self) -> None:
+    def refresh(self) -> None:
         """Reads the sets that have come since. To be called off the event loop."""
         at_ns = changed_ns(self.source)
         if at_ns == self._seen_ns and not self._bad and time.time_ns() - at_ns > SETTLED_NS:
@@ -200,7 +200,7 @@ def changed_ns(folder: Path) -> int:
         return -1
 
 
-def open_source(name: str | Path, files: SchemaFiles = ANYWHERE) -> Schema | Registry:
+def open_source(name: str | Path, files: SchemaFiles = ANYWHERE) -> Schema | SchemaRegistry:
     """A descriptor set file, a `.proto` source or a registry folder of `files`, whichever stands there.
 
     Raises:
@@ -209,7 +209,7 @@ def open_source(name: str | Path, files: SchemaFiles = ANYWHERE) -> Schema | Reg
     try:
         path = files.find(name)
         is_folder = path.is_dir()
-    except Refused as error:
+    except FileRefused as error:
         raise DescriptorError(name, error.why, error.remedy) from None
     except (
         OSError,
@@ -217,4 +217,4 @@ def open_source(name: str | Path, files: SchemaFiles = ANYWHERE) -> Schema | Reg
         RuntimeError,
     ) as error:  # a NUL in the path, too long a name, a circle of links
         raise DescriptorError(name, f"is no path: {error}", "correct the path") from None
-    return Registry(path, files) if is_folder else load_schema(path, files)
+    return SchemaRegistry(path, files) if is_folder else load_schema(path, files)

@@ -17,15 +17,15 @@ from app.controllog.codec import Heartbeat
 from app.controllog.events import WorkloadPut
 from app.controllog.state import ControlState
 from app.dispatch.definition import Workload
-from app.kernel.load import Handed, Load, with_estimates
+from app.kernel.load import InheritedLoad, Load, with_estimates
 from app.placement.model.bin_packing import plan
-from app.placement.model.plan import UNREAD, Decision, Member, Plan, Rules
+from app.placement.model.plan import UNREAD, Member, PlacementDecision, PlacementRules, RoundPlan
 from app.placement.model.round import GONE
-from app.worker.jobs.start_position import Trouble
+from app.worker.jobs.start_position import ReportIncident
 from app.worker.members.membership import DRAINING
 
 
-class Placing:
+class PlacementInputs:
     """Remembers between rounds what one round alone cannot know: loads, planned moves, what was told.
 
     `why_gone` says why a job that should not be any more is let go.
@@ -34,20 +34,20 @@ class Placing:
     def __init__(
         self,
         workload: Callable[[str], Workload | None],
-        tell: Trouble,
+        report_incident: ReportIncident,
         why_gone: Callable[[str], str] = lambda _: GONE,
     ) -> None:
         self.loads: dict[str, Load] = {}
         self.took_s = 0.0  # the last look
-        self._known: dict[str, Handed] = {}
+        self._known: dict[str, InheritedLoad] = {}
         self._heard: dict[str, Heartbeat] = {}
         self._workload = workload
-        self._tell = tell
+        self._report_incident = report_incident
         self._why_gone = why_gone
-        self._planned: dict[str, tuple[int, Decision]] = {}  # with the epoch that is to end
+        self._planned: dict[str, tuple[int, PlacementDecision]] = {}  # with the epoch that is to end
         self._told: set[tuple[str, str]] = set()
 
-    def hear(self, state: ControlState, beats: Iterable[Heartbeat], now_s: float | None = None) -> None:
+    def observe(self, state: ControlState, beats: Iterable[Heartbeat], now_s: float | None = None) -> None:
         """Takes in what the owners of jobs measured; `now_s` in monotonic seconds, by default now."""
         at_s = time.monotonic() if now_s is None else now_s
         held, heard = state.assignments, self._heard
@@ -61,13 +61,13 @@ class Placing:
                     continue
                 known = self._known.get(job)
                 if known is None or known.epoch != status.epoch:
-                    known = self._known[job] = Handed(status.epoch, self.loads.get(job), at_s)
+                    known = self._known[job] = InheritedLoad(status.epoch, self.loads.get(job), at_s)
                 self.loads[job] = known.load(load, at_s)
         if len(self.loads) > 2 * len(held):
             self.loads = {job: load for job, load in self.loads.items() if job in held}
             self._known = {job: known for job, known in self._known.items() if job in held}
 
-    def look(
+    def plan(
         self,
         state: ControlState,
         jobs: Collection[str],
@@ -75,8 +75,8 @@ class Placing:
         *,
         asleep: Mapping[str, str],
         wishes: Mapping[str, str] | None = None,
-        rules: Rules = Rules(),  # noqa: B008  frozen
-    ) -> Plan:
+        rules: PlacementRules = PlacementRules(),  # noqa: B008  frozen
+    ) -> RoundPlan:
         """What should be done now; changes nothing. `wishes` are in addition to those in the log."""
         groups = {
             key: group
@@ -105,20 +105,20 @@ class Placing:
         self.took_s = time.perf_counter() - began_s
         return msgspec.structs.replace(made, decisions=list(map(self._explained, made.decisions)))
 
-    def _explained(self, decision: Decision) -> Decision:
+    def _explained(self, decision: PlacementDecision) -> PlacementDecision:
         if not decision.reason.startswith(GONE):
             return decision
         reason = decision.reason.replace(GONE, self._why_gone(decision.job), 1)
         return msgspec.structs.replace(decision, reason=reason)
 
-    def decided(self, state: ControlState, made: Plan) -> None:
+    def decided(self, state: ControlState, made: RoundPlan) -> None:
         """`made` is being carried out: keeps where its moves lead, and tells what could not be done."""
         for decision in made.decisions:
             if decision.release:
                 self._planned[decision.job] = (state.assignments[decision.job].epoch, decision)
         for notice in made.notices:
             if (notice.kind, notice.subject) not in self._told:
-                self._tell(notice.kind, notice.subject, notice.message, notice.remedy)
+                self._report_incident(notice.kind, notice.subject, notice.message, notice.remedy)
         self._told = {(notice.kind, notice.subject) for notice in made.notices}
 
 

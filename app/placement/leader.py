@@ -5,8 +5,8 @@ claims when the leader has been silent for `dead_after_s` (plus a share by its r
 that claims rarely race; when they do, the log decides). All that a round of the leader writes carries the
 term it began with: a deposed one can write what it likes, nobody counts it.
 
-A leader whose rounds come to no good end, while its heartbeats go on, says in these after `SICK_S` that it
-does not lead (`term`). To the others that is the same silence, and the next in line claims.
+A leader whose rounds come to no good end, while its heartbeats go on, says in these after `SLOW_ROUND_S` that
+it does not lead (`term`). To the others that is the same silence, and the next in line claims.
 
 It acts only while its own lease holds *and* it has heard its own heartbeat lately: after a pause it
 would otherwise take everybody for dead before it has read what they said meanwhile.
@@ -28,17 +28,18 @@ from app.controllog.events import AnyControlEvent, Assignment, Claim, Drain, Lim
 from app.controllog.log import ControlLog
 from app.kernel.clock import now_ms
 from app.kernel.lease import Lease
-from app.placement.inputs import Placing, members_of
+from app.placement.inputs import PlacementInputs, members_of
 from app.placement.limit_divider import LimitDivider
-from app.placement.model.plan import Member, Plan, Rules
+from app.placement.model.plan import Member, PlacementRules, RoundPlan
 from app.worker.members.membership import DRAINING, Members
 
 log = structlog.get_logger(__name__)
 
-ROUND_S = 0.25
-SICK_S = 5.0  # a good round takes two seconds at the most, where a data cluster is slow
-HANGING_S = 60.0  # what waits for longer will not come: the round begins afresh
-AT_ONCE = 5_000  # events: a region's first assignments are told to be progress before they are all written
+PLACEMENT_INTERVAL_S = 0.25
+SLOW_ROUND_S = 5.0  # a good round takes two seconds at the most, where a data cluster is slow
+ROUND_TIMEOUT_S = 60.0  # what waits for longer will not come: the round begins afresh
+# events: a region's first assignments are told to be progress before they are all written
+EVENTS_PER_WRITE = 5_000
 
 JobsOf = Callable[[], Awaitable[Collection[str]]]
 
@@ -53,7 +54,7 @@ class Leader(Service):
         members: Members,
         lease: Lease,
         jobs: JobsOf,
-        placing: Placing,
+        inputs: PlacementInputs,
         asleep: Callable[[], Mapping[str, str]],
         chores: Callable[[], Awaitable[None]] | None = None,
         limits: LimitDivider | None = None,
@@ -64,7 +65,7 @@ class Leader(Service):
         self._members = members
         self._lease = lease
         self._jobs = jobs
-        self._placing = placing
+        self._inputs = inputs
         self._asleep = asleep
         self._chores = chores  # what else a leader writes with each round
         self._limits = limits
@@ -87,7 +88,7 @@ class Leader(Service):
     async def on_start(self) -> None:
         self._control.on_change(self._wake.set)
 
-    def look(self) -> None:
+    def start_round(self) -> None:
         """Makes a round now: somebody died."""
         self._wake.set()
 
@@ -95,7 +96,7 @@ class Leader(Service):
     async def _rounds(self) -> None:
         while not self.should_stop:
             try:
-                async with asyncio.timeout(HANGING_S):
+                async with asyncio.timeout(ROUND_TIMEOUT_S):
                     await self._round()
             except (KafkaError, TimeoutError, OSError) as error:
                 log.warning("the leader's round failed and is tried again", error=repr(error))
@@ -104,7 +105,7 @@ class Leader(Service):
                 log.exception("the leader's round failed; the next one starts afresh")
                 await self.sleep(1.0)
             try:
-                async with asyncio.timeout(max(ROUND_S, self._pause_s)):
+                async with asyncio.timeout(max(PLACEMENT_INTERVAL_S, self._pause_s)):
                     await self._wake.wait()
                 await self.sleep(max(0.01, self._pause_s))  # gather what comes together
             except TimeoutError:
@@ -114,13 +115,13 @@ class Leader(Service):
     @property
     def _pause_s(self) -> float:
         """Nine tenths of the time of a very large region's leader are left to its messages."""
-        return 9 * self._placing.took_s
+        return 9 * self._inputs.took_s
 
     def _is_well(self) -> None:
-        self._well_until_s = time.monotonic() + SICK_S + 2 * self._pause_s
+        self._well_until_s = time.monotonic() + SLOW_ROUND_S + 2 * self._pause_s
 
     @Service.task
-    async def _tell_when_sick(self) -> None:
+    async def _report_when_stalled(self) -> None:
         seen = told = False
         while not self.should_stop:
             await self.sleep(1.0)
@@ -216,7 +217,7 @@ class Leader(Service):
             return  # a region that just begins: who starts with this worker is to have a share
         if state.term != term:
             return  # deposed meanwhile
-        made = self._placing.look(state, jobs, self._able(now_s), asleep=self._asleep())
+        made = self._inputs.plan(state, jobs, self._able(now_s), asleep=self._asleep())
         events: list[AnyControlEvent] = []
         for decision in made.decisions:
             held = state.assignments.get(decision.job)
@@ -239,23 +240,23 @@ class Leader(Service):
                         reason=decision.reason,
                     )
                 )
-        self._placing.decided(state, made)
+        self._inputs.decided(state, made)
         if events:
             log.info("placing jobs", changes=len(events), workers=len(live))
         events = [
             *self._divided(live, now_s, [one for one in events if isinstance(one, Assignment)]),
             *events,
         ]
-        for start in range(0, len(events), AT_ONCE):
-            await self._control.append(*events[start : start + AT_ONCE])
+        for start in range(0, len(events), EVENTS_PER_WRITE):
+            await self._control.append(*events[start : start + EVENTS_PER_WRITE])
             self._is_well()
 
-    async def foresee(self, wishes: Mapping[str, str], rules: Rules) -> Plan:
+    async def foresee(self, wishes: Mapping[str, str], rules: PlacementRules) -> RoundPlan:
         """What a round would do now with these wishes and rules; changes nothing. Of use on the leader."""
         jobs = await self._jobs()
         able = self._able(time.monotonic())
         view = self._control.view
-        return self._placing.look(view, jobs, able, asleep=self._asleep(), wishes=wishes, rules=rules)
+        return self._inputs.plan(view, jobs, able, asleep=self._asleep(), wishes=wishes, rules=rules)
 
     def _divided(
         self, live: Mapping[str, Heartbeat], now_s: float, made: Collection[Assignment]
@@ -268,7 +269,7 @@ class Leader(Service):
         def is_gone(worker: str) -> bool:
             return worker not in live and (settled or self._members.ended(worker))
 
-        return [*self._limits.look(self._control.view, live, is_gone, made, now_s)]
+        return [*self._limits.divide(self._control.view, live, is_gone, made, now_s)]
 
     def _settled(self, now_s: float) -> bool:
         return now_s - self._acting_since_s >= self._members.dead_after_s
@@ -276,7 +277,7 @@ class Leader(Service):
     def _able(self, now_s: float) -> list[Member]:
         state, heard = self._control.view, self._members.heard
         live = self._members.live(now_s)
-        self._placing.hear(state, (beat for _, beat in heard.values()))
+        self._inputs.observe(state, (beat for _, beat in heard.values()))
         able = members_of(state, live)
         if not self._settled(now_s):
             # Nobody was heard for a moment, by a new leader or while the control cluster was away: whose

@@ -16,13 +16,24 @@ from app.controllog.state import ControlState
 from app.dispatch.definition import Workload
 from app.kernel.clock import now_ms
 from app.kernel.job import Kind
-from app.kernel.limit_shares import WHOLE, Grant, Held, Need, Share, Want, aims, is_worth, scaled, step
+from app.kernel.limit_shares import (
+    WHOLE,
+    GrantedShare,
+    LimitDemand,
+    LimitGrant,
+    LimitNeed,
+    WorkerShare,
+    aims,
+    is_worth,
+    scaled,
+    step,
+)
 from app.placement.model.plan import name_of, topic_of
 from app.replicate.definition import RouteDefinition
 
-LOOK_S = 0.5  # heartbeats come as often
-REST_S = 2.0  # between two changes of the same limits
-TURN_S = 5.0  # where there are fewer calls in flight than workers, each has them for so long
+DIVISION_INTERVAL_S = 0.5  # heartbeats come as often
+MIN_CHANGE_INTERVAL_S = 2.0  # between two changes of the same limits
+SLOT_TURN_S = 5.0  # where there are fewer calls in flight than workers, each has them for so long
 
 _AUDIT = f"{Kind.AUDIT}:"
 Jobs = dict[str, Counter[str]]  # key -> worker -> how many of its jobs it has
@@ -42,7 +53,7 @@ def is_of_own_topic(job: str) -> bool:
     return name_of(job).rpartition("/")[2] == topic_of(job)
 
 
-def shares_of(view: ControlState, worker: str) -> dict[str, Share]:
+def shares_of(view: ControlState, worker: str) -> dict[str, WorkerShare]:
     """What `worker` may use of the limits of each workload and route that it has jobs of."""
     here = {name_of(job) for job, held in view.assignments.items() if held.worker == worker}
     of_here = [held for job, held in view.assignments.items() if name_of(job) in here] if here else []
@@ -55,11 +66,11 @@ def shares_of(view: ControlState, worker: str) -> dict[str, Share]:
         topic = mains[worker] / mains.total()
         stands = view.limits.get(key)
         if stands is None:
-            shares[key] = Share(part, part, topic=topic)
+            shares[key] = WorkerShare(part, part, topic=topic)
             continue
         grant = stands[0].grants.get(worker)
         rate, slots = (0.0, 0) if grant is None else (grant.parts / WHOLE, grant.slots)
-        shares[key] = Share(part, rate, slots, max(1, stands[0].slots), topic)
+        shares[key] = WorkerShare(part, rate, slots, max(1, stands[0].slots), topic)
     return shares
 
 
@@ -75,7 +86,7 @@ class LimitDivider:
         self._not_before_s: dict[str, float] = {}
         self._jobs: tuple[int, Jobs] = -1, {}
 
-    def look(
+    def divide(
         self, view: ControlState, live: Mapping[str, Heartbeat], is_gone: Callable[[str], bool],
         made: Collection[Assignment], now_s: float,
     ) -> Iterator[LimitShares]:  # fmt: skip
@@ -86,7 +97,7 @@ class LimitDivider:
             made: assignments that are written right behind these records.
             now_s: monotonic seconds.
         """
-        if now_s - self._looked_s < LOOK_S and not made:
+        if now_s - self._looked_s < DIVISION_INTERVAL_S and not made:
             return
         self._looked_s = now_s
         if self._jobs[0] != view.next_offset:
@@ -102,14 +113,14 @@ class LimitDivider:
             if self._not_before_s.get(key, now_s) > now_s or (slots := self._slots(key)) is None:
                 continue
             owners = {w for w in {*self._jobs[1].get(key, ()), *begin.get(key, ())} if not is_gone(w)}
-            wanted = {worker: needs.get((worker, key), Need(key)) for worker in sorted(owners)}
-            event = self._divide(view, key, slots, wanted, live, is_gone, int(now_s // TURN_S))
+            wanted = {worker: needs.get((worker, key), LimitNeed(key)) for worker in sorted(owners)}
+            event = self._divide(view, key, slots, wanted, live, is_gone, int(now_s // SLOT_TURN_S))
             if event is not None:
                 yield event
                 unread = any(
                     one.most_parts > one.parts or one.most_slots > one.slots for one in event.grants.values()
                 )
-                self._not_before_s[key] = now_s if unread else now_s + REST_S
+                self._not_before_s[key] = now_s if unread else now_s + MIN_CHANGE_INTERVAL_S
         self._not_before_s = {key: at_s for key, at_s in self._not_before_s.items() if at_s > now_s}
 
     def _slots(self, key: str) -> int | None:
@@ -123,16 +134,17 @@ class LimitDivider:
         return 0 if route is not None and route.spec.limits.is_limited else None
 
     def _divide(
-        self, view: ControlState, key: str, slots: int, needs: Mapping[str, Need],
+        self, view: ControlState, key: str, slots: int, needs: Mapping[str, LimitNeed],
         live: Mapping[str, Heartbeat], is_gone: Callable[[str], bool], turn: int,
     ) -> LimitShares | None:  # fmt: skip
         parts_held, slots_held = self._held(view, key, slots, live, is_gone)
         by_rate = {
-            worker: Want(round(min(1.0, max(0.0, need.used)) * WHOLE), need.wants, need.weight)
+            worker: LimitDemand(round(min(1.0, max(0.0, need.used)) * WHOLE), need.wants, need.weight)
             for worker, need in needs.items()
         }
         by_slots = {
-            worker: Want(need.in_flight, need.wants_slots, need.weight) for worker, need in needs.items()
+            worker: LimitDemand(need.in_flight, need.wants_slots, need.weight)
+            for worker, need in needs.items()
         }
         parts_aimed, slots_aimed = aims(WHOLE, by_rate), aims(slots, by_slots, turn)
         if (
@@ -144,8 +156,8 @@ class LimitDivider:
         parts_next, slots_next = step(WHOLE, parts_aimed, parts_held), step(slots, slots_aimed, slots_held)
         grants = {}
         for worker in sorted(parts_next | slots_next):
-            part, slot = parts_next.get(worker, Held()), slots_next.get(worker, Held())
-            grants[worker] = Grant(part.now, part.most, slot.now, slot.most)
+            part, slot = parts_next.get(worker, GrantedShare()), slots_next.get(worker, GrantedShare())
+            grants[worker] = LimitGrant(part.now, part.most, slot.now, slot.most)
         stands = view.limits.get(key)
         if stands is not None and stands[0].slots == slots and stands[0].grants == grants:
             return None
@@ -155,15 +167,19 @@ class LimitDivider:
     def _held(
         self, view: ControlState, key: str, slots: int, live: Mapping[str, Heartbeat],
         is_gone: Callable[[str], bool],
-    ) -> tuple[dict[str, Held], dict[str, Held]]:  # fmt: skip
+    ) -> tuple[dict[str, GrantedShare], dict[str, GrantedShare]]:  # fmt: skip
         """What workers that may live hold by now, of the rate and of the slots (rule 2)."""
         stands = view.limits.get(key)
         if stands is None:
             jobs = self._jobs[1].get(key, Counter())
-            by_jobs = {w: Share(rate=count / jobs.total()) for w, count in jobs.items() if not is_gone(w)}
+            by_jobs = {
+                w: WorkerShare(rate=count / jobs.total()) for w, count in jobs.items() if not is_gone(w)
+            }
             parts = {w: round(one.rate * WHOLE) for w, one in by_jobs.items()}
             flying = {w: one.in_flight(slots) if slots else 0 for w, one in by_jobs.items()}
-            return {w: Held(n, n) for w, n in parts.items()}, {w: Held(n, n) for w, n in flying.items()}
+            return {w: GrantedShare(n, n) for w, n in parts.items()}, {
+                w: GrantedShare(n, n) for w, n in flying.items()
+            }
         record, behind = stands
         parts_held, slots_held = {}, {}
         for worker, grant in record.grants.items():
@@ -173,8 +189,8 @@ class LimitDivider:
             has_read = beat is not None and beat.read >= behind
             told = () if beat is None else beat.needs
             in_flight = next((need.in_flight for need in told if need.key == key), 0)
-            parts_held[worker] = Held(grant.parts, grant.parts if has_read else grant.most_parts)
+            parts_held[worker] = GrantedShare(grant.parts, grant.parts if has_read else grant.most_parts)
             now = scaled(grant.slots, record.slots, slots)
             most = now if has_read else scaled(grant.most_slots, record.slots, slots)
-            slots_held[worker] = Held(now, max(now, most, in_flight if slots else 0))
+            slots_held[worker] = GrantedShare(now, max(now, most, in_flight if slots else 0))
         return parts_held, slots_held

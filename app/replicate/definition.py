@@ -27,7 +27,7 @@ from app.kernel.job import MAX_TOPIC_CHARS
 from app.replicate.model.destination_topic import Smaller, TopicSync
 from app.replicate.model.name_patterns import MAX_EXPRESSION_CHARS, AnyOf, check_expression, is_name
 from app.replicate.model.route import TOPIC, Route, is_topic
-from app.replicate.model.route import Rename as RenameRule
+from app.replicate.model.route import TopicRename as RenameRule
 
 MAX_RECORDS = 10**9  # a checkpoint so rare is none
 

@@ -6,12 +6,12 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from app.config.problems import Document, Problem, suggest
+from app.config.problems import ConfigProblem, Document, suggest
 from app.config.syntax_tree import Path_
 from app.dispatch.definition_checks import problem_at, value_at
 from app.replicate.definition import RouteDefinition
-from app.replicate.model.copy_graph import ALONE, Beside, find_duplicate, find_loop
-from app.replicate.model.regular_language import TooComplicated, Words
+from app.replicate.model.copy_graph import ALONE, OtherRegions, find_duplicate, find_loop
+from app.replicate.model.regular_language import LanguageTable, TooComplicated
 from app.replicate.model.route import Route
 
 TOPICS: Path_ = ("spec", "topics")
@@ -19,7 +19,7 @@ TOPICS: Path_ = ("spec", "topics")
 
 def route_checks(
     document: Document, definition: RouteDefinition | None, clusters: Collection[str] | None
-) -> Iterator[Problem]:
+) -> Iterator[ConfigProblem]:
     """All of it; `definition` is None when a field is wrong, `clusters` are the names there are, if known."""
     for end in ("from", "to"):
         cluster = value_at(document.data, ("spec", end))
@@ -34,7 +34,7 @@ def route_checks(
         return
     try:
         route = definition.route()
-        words = Words()
+        words = LanguageTable()
         if words.shortest(route.domain(words)) is None:
             what = "is copied by it: all of them are excluded, or internal"
             yield problem_at(document, TOPICS, f"no topic {what}", "exclude less, or name the internal topic")
@@ -47,7 +47,7 @@ def route_checks(
             yield problem_at(document, TOPICS, f"would loop: {loop}", loop.remedy)
 
 
-def between_routes(routes: Sequence[tuple[Document, Route]]) -> Iterator[Problem]:
+def between_routes(routes: Sequence[tuple[Document, Route]]) -> Iterator[ConfigProblem]:
     """Loops and duplicates that routes make together; each of them is sound by itself."""
     documents = {route.name: document for document, route in routes}
     for message, remedy, name in conflicts([route for _, route in routes]):
@@ -55,7 +55,7 @@ def between_routes(routes: Sequence[tuple[Document, Route]]) -> Iterator[Problem
 
 
 def conflicts(
-    routes: Sequence[Route], changed: Collection[str] | None = None, beside: Beside = ALONE
+    routes: Sequence[Route], changed: Collection[str] | None = None, other_regions: OtherRegions = ALONE
 ) -> Iterator[tuple[str, str, str]]:
     """The same, in words: what is wrong, what to do, and one of the routes to do it in.
 
@@ -63,17 +63,17 @@ def conflicts(
     """
     own = {route.name for route in routes}
     try:
-        if loop := find_loop(routes, changed=changed, beside=beside):
+        if loop := find_loop(routes, changed=changed, other_regions=other_regions):
             mine = [name for name, _, _ in loop.hops if name in own]
             yield f"would loop: {loop}", loop.remedy, (mine or [loop.hops[-1][0]])[-1]
-        if double := find_duplicate(routes, beside):
+        if double := find_duplicate(routes, other_regions):
             yield f"would copy twice: {double}", double.remedy, double.routes[1]
     except TooComplicated as error:
         message, _, remedy = str(error).rpartition("; ")
         yield message, remedy, routes[0].name
 
 
-class Elsewhere(NamedTuple):
+class RemoteRoute(NamedTuple):
     """A route of another region: its definition, and the ids of its clusters, "" where they are not known."""
 
     region: str
@@ -82,7 +82,7 @@ class Elsewhere(NamedTuple):
     target_id: str = ""
 
 
-def beside_of(ids: Mapping[str, str], routes: Iterable[Elsewhere]) -> Beside:
+def beside_of(ids: Mapping[str, str], routes: Iterable[RemoteRoute]) -> OtherRegions:
     """What is known beyond this region's routes; `ids` has every cluster that is configured here, "" for one
     whose id is not known. A cluster of another region is one of these if its id is, or, while that is not
     known, if its name is. A definition that cannot be read is left out."""
@@ -103,4 +103,4 @@ def beside_of(ids: Mapping[str, str], routes: Iterable[Elsewhere]) -> Beside:
                 known[ends[-1]] = found
         name = f"{route.name} of region {at.region}"
         made.append(replace(route, name=name, source=ends[0], target=ends[1]))
-    return Beside(known, tuple(made))
+    return OtherRegions(known, tuple(made))

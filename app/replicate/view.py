@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from app.controllog.codec import Copying, JobStatus
+from app.controllog.codec import CopyingStatus, JobStatus
 
-NOTHING = Copying()  # of a partition that nobody says anything of
+NOTHING = CopyingStatus()  # of a partition that nobody says anything of
 COUNTS = ("encoded", "left_out", "lost", "compared", "differing", "uncompared", "begun_anew",
           "destination_losses")  # fmt: skip
 
 
-def copying_told(status: JobStatus) -> dict[str, Any]:
+def copying_fields(status: JobStatus) -> dict[str, Any]:
     """One partition's copies."""
     copying, barrier = status.copying or NOTHING, None
     if copying.barrier is not None:

@@ -1,7 +1,8 @@
 """Reads the region's forecast topic, which Spark writes, into `app.sizing.forecasts.Forecasts`.
 
 What is no forecast is logged, and the leader tells it as an incident: the first at once, then at most every
-`TELL_S`, with how many. What a worker found before it led is in `GET /sizing` and `/metrics` only.
+`INCIDENT_INTERVAL_S`, with how many. What a worker found before it led is in `GET /sizing` and `/metrics`
+only.
 """
 
 from __future__ import annotations
@@ -19,38 +20,38 @@ from app.sizing.forecasts import Forecasts
 
 log = structlog.get_logger(__name__)
 
-TELL_S = 600.0
+INCIDENT_INTERVAL_S = 600.0
 REMEDY = "only python -m spark size --publish should write there; delete the record by its key, or let it be"
 
-Tell = Callable[[str, str, str, str], None]
+ReportIncident = Callable[[str, str, str, str], None]
 
 
 def forecast_tail(
     topics: ControlTopics,
     options: dict[str, Any],
     forecasts: Forecasts,
-    tell: Tell,
+    report_incident: ReportIncident,
     leads: Callable[[], bool],
 ) -> TopicTail:
     """A follower of the topic from its start; `options` are of aiokafka's clients."""
     name = topics.forecast.name
-    return TopicTail(name, options, Taker(name, forecasts, tell, leads), from_start=True)
+    return TopicTail(name, options, ForecastReader(name, forecasts, report_incident, leads), from_start=True)
 
 
-class Taker:
+class ForecastReader:
     """Feeds records of `topic` to `forecasts`, and tells what is passed over. `clock`: monotonic seconds."""
 
     def __init__(
         self,
         topic: str,
         forecasts: Forecasts,
-        tell: Tell,
+        report_incident: ReportIncident,
         leads: Callable[[], bool],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._topic = topic
         self._forecasts = forecasts
-        self._tell = tell
+        self._report_incident = report_incident
         self._leads = leads
         self._clock = clock
         self._told_s = float("-inf")
@@ -60,14 +61,14 @@ class Taker:
         """Takes records of aiokafka's in; bad ones raise nothing."""
         bad, last = 0, ""
         for record in records:
-            why = self._forecasts.take(record.key, record.value, now_ms())
+            why = self._forecasts.accept(record.key, record.value, now_ms())
             if why:
                 bad, last = bad + 1, f"offset {record.offset}: {why}"
         if not bad:
             return
         log.warning("records are no forecasts", topic=self._topic, records=bad, last=last)
         self._untold += bad
-        if self._leads() and self._clock() - self._told_s >= TELL_S:
+        if self._leads() and self._clock() - self._told_s >= INCIDENT_INTERVAL_S:
             message = f"{self._untold} records of {self._topic} are passed over; the last, at {last}"
-            self._tell("forecast-passed-over", self._topic, message, REMEDY)
+            self._report_incident("forecast-passed-over", self._topic, message, REMEDY)
             self._told_s, self._untold = self._clock(), 0

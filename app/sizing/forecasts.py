@@ -6,7 +6,8 @@
 Rules
 1. A record is of one fleet (isolation group) or one workload, as it was forecast at one time; it stands for
    itself. Its key is a JSON list: kind, name, and the day (UTC) it was made, so that a topic keeps one a day.
-2. Of an hour the newest record counts that covers it. Only the `KEPT` newest of a name are kept here.
+2. Of an hour the newest record counts that covers it. Only the `KEPT_FORECASTS` newest of a name are kept
+   here.
 3. A record counts while its hours last, up to `max_age_s` after it was made and after its history ended, and
    while its error is known and not above `max_error`: how good the same method was in the last week. What
    does not count is told, and changes nothing.
@@ -33,8 +34,8 @@ MOST_KEY_BYTES = 2048
 MOST_MARGIN = 1e6
 MOST_RECORD_BYTES = 64 * 1024  # the hours of ten weeks take half of it
 MOST_BYTES = 16 * 1024 * 1024  # of all records that are kept: three each of five thousand names
-KEPT = 3  # of a name: the newest, one for the hour in which that was made, and one more
-AHEAD_MS = HOUR_MS  # by which the clocks of who makes and who reads may differ
+KEPT_FORECASTS = 3  # of a name: the newest, one for the hour in which that was made, and one more
+CLOCK_SKEW_MS = HOUR_MS  # by which the clocks of who makes and who reads may differ
 DAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday")
 
 _Name = Annotated[str, msgspec.Meta(max_length=MAX_NAME_CHARS)]
@@ -68,7 +69,7 @@ class Made(msgspec.Struct, frozen=True, kw_only=True):
     method: _Text
 
 
-class FleetForecast(Made, frozen=True, kw_only=True, tag_field="kind", tag="fleet"):
+class FleetForecastRecord(Made, frozen=True, kw_only=True, tag_field="kind", tag="fleet"):
     """A fleet's: `workers` that each hour needs, with the margin and those that may be lost; None: no number
     is enough."""
 
@@ -86,7 +87,7 @@ class FleetForecast(Made, frozen=True, kw_only=True, tag_field="kind", tag="flee
         return len(self.workers)
 
 
-class WorkloadForecast(Made, frozen=True, kw_only=True, tag_field="kind", tag="workload"):
+class WorkloadForecastRecord(Made, frozen=True, kw_only=True, tag_field="kind", tag="workload"):
     """A workload's: messages that arrive a second in each hour (`rates`), and `margin`, the factor that real
     hours were above those in the percentile asked for; `partitions` by the busiest hour, with the reason."""
 
@@ -108,8 +109,8 @@ class WorkloadForecast(Made, frozen=True, kw_only=True, tag_field="kind", tag="w
         return len(self.rates)
 
 
-Record = FleetForecast | WorkloadForecast
-R = TypeVar("R", FleetForecast, WorkloadForecast)
+Record = FleetForecastRecord | WorkloadForecastRecord
+R = TypeVar("R", FleetForecastRecord, WorkloadForecastRecord)
 _records: msgspec.json.Decoder[Record] = msgspec.json.Decoder(Record)
 
 
@@ -159,7 +160,7 @@ class Busiest(msgspec.Struct, frozen=True, kw_only=True):
 
 def key(record: Record) -> bytes:
     """Of the record in its topic (rule 1)."""
-    kind = "fleet" if isinstance(record, FleetForecast) else "workload"
+    kind = "fleet" if isinstance(record, FleetForecastRecord) else "workload"
     return msgspec.json.encode([kind, record.name, iso(record.made_ms)[:10]])
 
 
@@ -199,7 +200,7 @@ class Forecasts:
         self._names: dict[bytes, tuple[type[Record], str]] = {}
         self._nbytes = 0
 
-    def take(self, at: bytes | None, value: bytes | None, now_ms: int) -> str:
+    def accept(self, at: bytes | None, value: bytes | None, now_ms: int) -> str:
         """Takes one in; without a value what was under that key is gone. Returns why it is passed over, ""
         when it is not."""
         self._drop(at or b"")
@@ -217,14 +218,14 @@ class Forecasts:
 
     def need(self, group: str, now_ms: int) -> Need | None:
         """Workers of a fleet (rules 2 to 4); None: nobody has forecast it."""
-        newest = self._newest(FleetForecast, group)
+        newest = self._newest(FleetForecastRecord, group)
         if not newest:
             return None
         if not self.rules.use:
             return Need(workers=None, why="forecasts are switched off: sizing.forecasts in switchyard.yaml")
         first = now_ms // HOUR_MS
         last = (now_ms + round(self.rules.look_ahead_s * 1000)) // HOUR_MS
-        said: list[tuple[int, int, FleetForecast]] = []
+        said: list[tuple[int, int, FleetForecastRecord]] = []
         against = ""
         for hour in range(first, last + 1):
             record = next((one for one in newest if covers(one, hour)), None)
@@ -233,7 +234,7 @@ class Forecasts:
             workers = record.workers[hour - record.from_hour]
             why_not = self._why_not(record, now_ms)
             if workers is None and not why_not:
-                why_not = f"for {words(hour)} it found no number of workers that is enough"
+                why_not = f"for {hour_words(hour)} it found no number of workers that is enough"
             if why_not or workers is None:
                 against = against or f"the forecast {_origin(record, now_ms)} does not count: {why_not}"
             else:
@@ -241,7 +242,7 @@ class Forecasts:
         if not said:
             return Need(workers=None, why=against or self._uncovered(newest, first, now_ms))
         workers, minus, record = max(said, key=lambda one: one[:2])
-        why = f"the forecast for {words(-minus)} says {workers} ({_origin(record, now_ms)})"
+        why = f"the forecast for {hour_words(-minus)} says {workers} ({_origin(record, now_ms)})"
         return Need(
             workers=workers,
             hour=iso(-minus * HOUR_MS),
@@ -254,7 +255,7 @@ class Forecasts:
     def workload(self, name: str, now_ms: int) -> Busiest | None:
         """The busiest hour that a workload's newest forecast knows of, this one or one to come; None: there
         is no forecast that counts."""
-        newest = self._newest(WorkloadForecast, name)
+        newest = self._newest(WorkloadForecastRecord, name)
         if not newest or not self.rules.use or self._why_not(newest[0], now_ms):
             return None
         record = newest[0]
@@ -270,7 +271,7 @@ class Forecasts:
             partitions=record.partitions,
             partitions_why=record.partitions_why,
             error=record.error,
-            told=f"{words(hour)} ({_origin(record, now_ms)})",
+            told=f"{hour_words(hour)} ({_origin(record, now_ms)})",
         )
 
     def _newest(self, kind: type[R], name: str) -> list[R]:
@@ -284,7 +285,8 @@ class Forecasts:
             return f"older than {_span(self.rules.max_age_s)}; run python -m spark size --publish again"
         if now_ms - record.from_hour * HOUR_MS > self.rules.max_age_s * 1000:
             ended = (
-                f"its history ended on {words(record.from_hour)}, more than {_span(self.rules.max_age_s)} ago"
+                f"its history ended on {hour_words(record.from_hour)}, more than "
+                f"{_span(self.rules.max_age_s)} ago"
             )
             remedy = "bring it up to date with python -m spark dashboard, then run size --publish again"
             return f"{ended}; {remedy}"
@@ -297,7 +299,7 @@ class Forecasts:
     def _uncovered(self, newest: Sequence[Record], hour: int, now_ms: int) -> str:
         record = newest[0]
         if record.from_hour > hour:
-            return f"the forecast {_origin(record, now_ms)} begins on {words(record.from_hour)}"
+            return f"the forecast {_origin(record, now_ms)} begins on {hour_words(record.from_hour)}"
         return (
             f"the forecast {_origin(record, now_ms)} does not count: its hours are over; "
             "run python -m spark size --publish again"
@@ -306,14 +308,14 @@ class Forecasts:
     def _keep(self, at: bytes, record: Record, nbytes: int, now_ms: int) -> None:
         if record.region != self._region:
             raise BadForecast(f"is of region {record.region!r}, not of {self._region!r}")
-        if record.made_ms > now_ms + AHEAD_MS:
+        if record.made_ms > now_ms + CLOCK_SKEW_MS:
             raise BadForecast(f"was made in the future, {iso(record.made_ms)}: compare the clocks")
         name = type(record), record.name
         where = self._kept.setdefault(name, {})
         where[at] = record, len(at) + nbytes
         self._names[at] = name
         self._nbytes += len(at) + nbytes
-        while len(where) > KEPT:
+        while len(where) > KEPT_FORECASTS:
             self._drop(min(where, key=lambda one: where[one][0].made_ms))
         if self._nbytes > MOST_BYTES:
             self._drop(at)
@@ -344,7 +346,7 @@ def iso(at_ms: int) -> str:
     return datetime.fromtimestamp(at_ms / 1000, UTC).strftime("%Y-%m-%dT%H:%MZ")
 
 
-def words(hour: int) -> str:
+def hour_words(hour: int) -> str:
     """An hour as "Monday 23 Nov 09:00 UTC"."""
     at = datetime.fromtimestamp(hour * 3600, UTC)
     return f"{DAYS[at.weekday()]} {at:%d %b %H:%M} UTC"

@@ -1,7 +1,7 @@
 """Which jobs there should be: every partition of every topic of every workload, what routes copy
 (`app.replicate.topics.catalog`), what plans audit (`app.audit.topics.catalog`).
 
-Read from the data clusters' metadata every `REFRESH_S` by the leader, which also creates the retry
+Read from the data clusters' metadata every `REFRESH_INTERVAL_S` by the leader, which also creates the retry
 topics and the DLQ of a workload when they are missing (`app.dispatch.topics.settings`), records where `start:
 latest` begins, and looks for what waits in topics that are pumped only then
 (`app.dispatch.topics.leftovers`).
@@ -26,13 +26,13 @@ import structlog
 from aiokafka.errors import KafkaError, for_code
 
 from app.audit.topics.catalog import AuditsCatalog
-from app.controllog.definition_cache import Parsed
-from app.controllog.events import Begun
+from app.controllog.definition_cache import DefinitionCache
+from app.controllog.events import StartRecorded
 from app.controllog.log import ControlLog
 from app.dispatch.definition import Workload
-from app.dispatch.push.metadata import RegionRole
-from app.dispatch.topics.hibernation import Sleepers
-from app.dispatch.topics.leftovers import Leftovers, candidates, is_left, partitions_of
+from app.dispatch.push.metadata import SenderRole
+from app.dispatch.topics.hibernation import HibernationTracker
+from app.dispatch.topics.leftovers import TierLeftovers, candidates, is_left, partitions_of
 from app.dispatch.topics.settings import (
     MAX_PARTITIONS,
     create_topics,
@@ -52,14 +52,14 @@ from app.placement.model.plan import HIBERNATED, name_of
 from app.replicate.definition import RouteDefinition
 from app.replicate.topics.catalog import RoutesCatalog
 from app.replicate.topics.source_ends import read_ends
-from app.worker.jobs.start_position import Trouble
-from app.worker.jobs.topic_inventory import AUTHORISATION, GONE_S, State
-from app.worker.jobs.vanished_topics import Found, Topic, Vanished, was_held
+from app.worker.jobs.start_position import ReportIncident
+from app.worker.jobs.topic_inventory import AUTHORISATION, TOPIC_GONE_AFTER_S, TopicExistence
+from app.worker.jobs.vanished_topics import ExpectedTopic, TopicPresence, VanishedTopics, was_held
 
 log = structlog.get_logger(__name__)
 
-REFRESH_S = 2.0
-PATIENCE_S = 0.25  # a round's, with clusters that answered in time before
+REFRESH_INTERVAL_S = 2.0
+REFRESH_TIMEOUT_S = 0.25  # a round's, with clusters that answered in time before
 
 
 class _MayNotDescribe(Exception):
@@ -77,34 +77,35 @@ class Catalog:
         self,
         control: ControlLog,
         clusters: DataClusters,
-        on_trouble: Trouble,
+        report_incident: ReportIncident,
         layout: Layout | None = None,
     ) -> None:
         self._control = control
         self._clusters = clusters
-        self._on_trouble = on_trouble
+        self._report_incident = report_incident
         self._partitions: dict[tuple[str, str], int] = {}
         self._ids: dict[tuple[str, str], str] = {}  # of topics, as they were when the count was taken
         self._read_at_s: dict[str, float] = {}
         self._prepared: dict[str, tuple[str, int]] = {}  # etag and partitions of the topic
-        self._workloads = Parsed(
+        self._workloads = DefinitionCache(
             lambda: control.view.workloads, lambda key, data: local(_parsed(key, data), layout), self._unread
         )
         self._reading: dict[str, asyncio.Task[None]] = {}
         self._late: set[str] = set()  # clusters that did not answer in time
         self._told: set[tuple[str, str]] = set()
-        self._leftovers = Leftovers()
-        self.sleepers = Sleepers()
-        self.routes = RoutesCatalog(control, clusters, on_trouble)
-        self.audits = AuditsCatalog(control, clusters, on_trouble, layout)
+        self._leftovers = TierLeftovers()
+        self.hibernation = HibernationTracker()
+        self.routes = RoutesCatalog(control, clusters, report_incident)
+        self.audits = AuditsCatalog(control, clusters, report_incident, layout)
         self.audits.workload = self.workload
         self._told_left: set[tuple[str, str]] = set()
-        self.vanished = Vanished(clusters, on_trouble)
-        self._stands: dict[str, tuple[State, float]] = {}  # workload -> how its topic does, since when
+        self.vanished_topics = VanishedTopics(clusters, report_incident)
+        # workload -> how its topic does, since when
+        self._stands: dict[str, tuple[TopicExistence, float]] = {}
         # Of workloads of several regions (`app.failover.run.role_keeper`): whether they have jobs here, None
         # while that is not known; and what receivers are told.
         self.runs_here: Callable[[Workload], bool | None] = lambda _: True
-        self.told_role: Callable[[Workload], RegionRole | None] = lambda _: None
+        self.sender_role: Callable[[Workload], SenderRole | None] = lambda _: None
 
     def workload(self, key: str) -> Workload | None:
         """The definition of `key` as it stands in the control log, parsed once a change; with a mode, its
@@ -138,9 +139,9 @@ class Catalog:
             self.routes.refresh(held),
             self.audits.refresh(held),
         )
-        self.vanished.look([*self.routes.found(held), *self.audits.found(held), *self._found(held)])
+        self.vanished_topics.update([*self.routes.found(held), *self.audits.found(held), *self._found(held)])
         self._leftovers.keep(view.workloads)
-        self.sleepers.keep(view.workloads)
+        self.hibernation.keep(view.workloads)
         for known in (self._read_at_s, self._prepared, self._stands):
             for key in known.keys() - view.workloads.keys():
                 del known[key]
@@ -155,13 +156,13 @@ class Catalog:
             if not runs:
                 continue  # another region's: what it has here ends as if it were deleted
             wanted.update(self._jobs_of(workload, held))
-            if workload.spec.hibernate is not None and not self.sleepers.knows(key):
+            if workload.spec.hibernate is not None and not self.hibernation.knows(key):
                 wanted.difference_update(slept.get(key, ()))
         wanted.update(self.routes.jobs(held))
         wanted.update(self.audits.jobs(held))
         return wanted
 
-    def _found(self, held: Mapping[str, Iterable[str]]) -> Iterator[tuple[str, Found]]:
+    def _found(self, held: Mapping[str, Iterable[str]]) -> Iterator[tuple[str, TopicPresence]]:
         """How things stand with workloads' own topics that have, or had, jobs."""
         assigned = self._control.view.assignments
         for key in list(self._control.view.workloads):
@@ -170,21 +171,23 @@ class Catalog:
             if workload is None or not was_held(assigned[job] for job in held.get(prefix, ())):
                 continue
             state, since_s = self._stands.get(key, ("unknown", 0.0))
-            if state == "absent" and time.monotonic() - since_s < GONE_S:
+            if state == "absent" and time.monotonic() - since_s < TOPIC_GONE_AFTER_S:
                 state = "unknown"  # a broker that begins may not know it yet
             yield (
                 prefix,
-                Found(Topic("workload", key, workload.metadata.cluster, workload.metadata.topic), state),
+                TopicPresence(
+                    ExpectedTopic("workload", key, workload.metadata.cluster, workload.metadata.topic), state
+                ),
             )
 
-    def _stand(self, key: str, state: State) -> None:
+    def _stand(self, key: str, state: TopicExistence) -> None:
         if self._stands.get(key, ("unknown", 0.0))[0] != state:
             self._stands[key] = state, time.monotonic()
 
     def _jobs_of(self, workload: Workload, held: dict[str, list[str]]) -> Iterable[str]:
         """Every job of one workload; `held`: those that are assigned."""
         key, cluster, topics = workload.key, workload.metadata.cluster, [*workload.retry_topics()]
-        if workload.spec.start == "earliest" or self._control.view.begun_of(key):
+        if workload.spec.start == "earliest" or self._control.view.start_parts_of(key):
             topics.insert(0, workload.metadata.topic)
         else:
             yield from held.get(_prefix(key, workload.metadata.topic), ())  # until it is recorded
@@ -218,12 +221,12 @@ class Catalog:
             if name not in self._late:
                 awaited[task] = name
         if awaited:
-            _, late = await asyncio.wait(awaited, timeout=PATIENCE_S)
+            _, late = await asyncio.wait(awaited, timeout=REFRESH_TIMEOUT_S)
             self._late.update(awaited[task] for task in late)
 
     def _is_old(self, workload: Workload, etag: str, now_s: float) -> bool:
         key = workload.key
-        fresh = now_s - self._read_at_s.get(key, float("-inf")) < REFRESH_S
+        fresh = now_s - self._read_at_s.get(key, float("-inf")) < REFRESH_INTERVAL_S
         return (
             not fresh or self._prepared.get(key, ("", 0))[0] != etag or self._lacks_beginning(key, workload)
         )
@@ -234,7 +237,7 @@ class Catalog:
         key, name, began_s = workload.key, workload.metadata.cluster, time.monotonic()
         self._read_at_s[key] = began_s
         if name not in self._clusters.specs:
-            self._tell(
+            self._report(
                 key,
                 f"cluster {name!r} is not in this worker's configuration",
                 "add it to clusters in switchyard.yaml",
@@ -246,17 +249,17 @@ class Catalog:
             topic, spec = error.topic, self._clusters.specs[name]
             if topic == workload.metadata.topic:
                 self._stand(key, "denied")
-            self._tell(
+            self._report(
                 key, lacks(spec, "topic", topic, "Describe"),
                 f"{grant(spec, 'topic', topic, 'Describe', 'Read')}; its jobs go on with what is known",
             )  # fmt: skip
         except AUTHORISATION as error:  # to make its topics
             message, _, remedy = str(error.args[0] if error.args else error).partition("; ")
-            self._tell(key, message, remedy or f"allow {principal(self._clusters.specs[name])} to")
+            self._report(key, message, remedy or f"allow {principal(self._clusters.specs[name])} to")
         except Exception as error:  # noqa: BLE001 - one cluster's trouble must not stop the others' jobs
-            self._tell(key, f"cluster {name} cannot be read: {error}", "its jobs go on with what is known")
+            self._report(key, f"cluster {name} cannot be read: {error}", "its jobs go on with what is known")
         else:
-            if time.monotonic() - began_s < PATIENCE_S:
+            if time.monotonic() - began_s < REFRESH_TIMEOUT_S:
                 self._late.discard(name)
 
     async def _read(
@@ -270,7 +273,7 @@ class Catalog:
         count = sizes.get(topic)
         self._stand(key, "absent" if count is None else "there")
         if count is None:
-            self._tell(
+            self._report(
                 key,
                 f"topic {topic} does not exist in {name}",
                 "create it; the workload starts by itself then",
@@ -295,9 +298,9 @@ class Catalog:
         if self.workload(key) is not workload:
             return  # it was changed meanwhile: another look is due
         now_s = time.monotonic()
-        self._leftovers.look(workload, etag, left, backlog, now_s)
-        self._tell_leftovers(key, workload)
-        self.sleepers.look(workload, wanted, backlog, now_s, is_owned)
+        self._leftovers.update(workload, etag, left, backlog, now_s)
+        self._report_leftovers(key, workload)
+        self.hibernation.evaluate(workload, wanted, backlog, now_s, is_owned)
         self._told = {told for told in self._told if told[0] != key}
 
     async def _counted(
@@ -329,7 +332,7 @@ class Catalog:
             await raise_settings(client, workload, [t for t in workload.retry_topics() if t not in created])
             await grow_topics(client, workload, partitions)
         except (KafkaError, ClusterUnreachable, OSError, TimeoutError, NotImplementedError) as error:
-            self._on_trouble(
+            self._report_incident(
                 "topic-settings",
                 workload.key,
                 f"its retry topics and DLQ in {client.name} could not be checked, or not be made larger: "
@@ -352,7 +355,7 @@ class Catalog:
     def _lacks_beginning(self, key: str, workload: Workload) -> bool:
         """Whether it has to be recorded where the workload begins."""
         view = self._control.view
-        return workload.spec.start == "latest" and key in view.workloads and not view.begun_of(key)
+        return workload.spec.start == "latest" and key in view.workloads and not view.start_parts_of(key)
 
     async def _record_beginning(self, key: str, client: ClusterClient, topic: str, count: int) -> None:
         put = self._control.view.workloads[key]
@@ -361,19 +364,19 @@ class Catalog:
         ends = await read_ends(client, at)
         if len(ends) < count:
             raise LookupError(f"{count - len(ends)} partitions of {topic} have no leader that answers")
-        begun = Begun(
+        begun = StartRecorded(
             at_ms=now_ms(), key=key, deployment=put.deployment, nonce=uuid4().hex,
             ends=[ends[one] for one in at], topic_id=topic_id,
         )  # fmt: skip
         await self._control.append(begun)
 
-    def _tell_leftovers(self, key: str, workload: Workload) -> None:
+    def _report_leftovers(self, key: str, workload: Workload) -> None:
         left = {topic for topic, _ in self._leftovers.of(key) if is_left(workload, topic)}
         self._told_left = {told for told in self._told_left if told[0] != key or told[1] in left}
         for topic in sorted(left):
             if (key, topic) not in self._told_left:
                 self._told_left.add((key, topic))
-                self._on_trouble(
+                self._report_incident(
                     "retry-tier-removed",
                     key,
                     f"messages still wait in {topic}, whose retry tier is no longer defined",
@@ -381,12 +384,12 @@ class Catalog:
                 )
 
     def _unread(self, key: str, why: str) -> None:
-        self._tell(key, why, "deploy it again")
+        self._report(key, why, "deploy it again")
 
-    def _tell(self, key: str, message: str, remedy: str) -> None:
+    def _report(self, key: str, message: str, remedy: str) -> None:
         if (key, message) not in self._told:
             self._told.add((key, message))
-            self._on_trouble("workload-trouble", key, message, remedy)
+            self._report_incident("workload-trouble", key, message, remedy)
 
 
 def _parsed(key: str, definition: Mapping[str, Any]) -> Workload:

@@ -20,9 +20,9 @@ from pathlib import Path
 
 from pyspark.sql import SparkSession
 
-from app.archive.errors import NotFit, Outdone, SparkJobError
-from app.archive.layout import QUARANTINE, RECORDS, VISIBLE, Change, File
-from app.archive.log import Archive, State, sync
+from app.archive.errors import ConcurrentCommit, InvalidArchive, SparkJobError
+from app.archive.layout import QUARANTINE, RECORDS, VISIBLE, ArchiveChange, ArchiveFile
+from app.archive.log import Archive, ArchiveState, sync
 from spark.archive.frames import PLACE, later_columns, ordered, read_files, replaced
 from spark.archive.landing import STAGING, land
 
@@ -32,10 +32,10 @@ ROUND_BYTES = 1024 * 1024 * 1024  # of one change: what is lost by a kill
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class CompactionGroup:
     """Small files of one folder and lineage, and how many are to be made of them."""
 
-    files: tuple[File, ...]
+    files: tuple[ArchiveFile, ...]
     into: int
 
     @property
@@ -45,7 +45,7 @@ class Group:
 
 
 @dataclass(frozen=True, slots=True)
-class Joined:
+class CompactionResult:
     """What a change replaced: records, files before and after."""
 
     records: int
@@ -53,23 +53,23 @@ class Joined:
     after: int
 
 
-def groups(state: State, target_bytes: int = TARGET_BYTES) -> list[Group]:
+def groups(state: ArchiveState, target_bytes: int = TARGET_BYTES) -> list[CompactionGroup]:
     """Folders where joining leaves fewer files, most small files first."""
-    folders: dict[tuple[str, ...], list[File]] = defaultdict(list)
+    folders: dict[tuple[str, ...], list[ArchiveFile]] = defaultdict(list)
     for file in state.files.values():
         if file.size_bytes < target_bytes * SMALL_SHARE:
             folders[file.topic, file.topic_id, file.table, file.date, file.hour].append(file)
     found = [
-        Group(tuple(files), ceil(sum(file.size_bytes for file in files) / target_bytes))
+        CompactionGroup(tuple(files), ceil(sum(file.size_bytes for file in files) / target_bytes))
         for files in folders.values()
     ]
     return sorted((group for group in found if len(group.files) > group.into), key=lambda g: -len(g.files))
 
 
-def rounds(found: list[Group], limit_bytes: int = ROUND_BYTES) -> Iterator[list[Group]]:
+def rounds(found: list[CompactionGroup], limit_bytes: int = ROUND_BYTES) -> Iterator[list[CompactionGroup]]:
     """Groups that go together: all that become one file each, up to `limit_bytes` and of one lineage a topic;
     larger ones alone."""
-    together: list[Group] = []
+    together: list[CompactionGroup] = []
     ids: dict[str, str] = {}
     for group in found:
         if group.into > 1:
@@ -86,17 +86,19 @@ def rounds(found: list[Group], limit_bytes: int = ROUND_BYTES) -> Iterator[list[
         yield together
 
 
-def join(spark: SparkSession, archive: Archive, together: list[Group], now_ms: int) -> Joined:
+def join(
+    spark: SparkSession, archive: Archive, together: list[CompactionGroup], now_ms: int
+) -> CompactionResult:
     """Makes one change of these groups.
 
     Raises:
-        Outdone: another compaction was there first; nothing changed. SparkJobError: what was written differs,
-        or not all was read. NotFit: files of a later version.
+        ConcurrentCommit: another compaction was there first; nothing changed. SparkJobError: what was written
+        differs, or not all was read. InvalidArchive: files of a later version.
     """
     files = [file for group in together for file in group.files]
     paths = [str(archive.root / file.path) for file in files]
     if unknown := later_columns(spark, paths):
-        raise NotFit(
+        raise InvalidArchive(
             f"{archive.root}: a later version wrote files with the columns {', '.join(unknown)}, which this "
             "one would lose: compact with that version"
         )
@@ -111,15 +113,17 @@ def join(spark: SparkSession, archive: Archive, together: list[Group], now_ms: i
             f"{archive.root}: {landed.rows:,} records were read of files that hold {held:,}; nothing was "
             "changed, run it again"
         )
-    archive.commit(Change("compact", now_ms, added=landed.files, removed=tuple(file.path for file in files)))
-    return Joined(landed.rows, len(files), len(landed.files))
+    archive.commit(
+        ArchiveChange("compact", now_ms, added=landed.files, removed=tuple(file.path for file in files))
+    )
+    return CompactionResult(landed.rows, len(files), len(landed.files))
 
 
 def unhide(archive: Archive, now_ms: int) -> int:
     """Gives files that Spark does not see other names; how many. The former ones stay as replaced ones do.
 
     Raises:
-        Outdone: another job did it first; nothing changed.
+        ConcurrentCommit: another job did it first; nothing changed.
     """
     files = [file for file in archive.state().files.values() if file.hidden]
     added = []
@@ -134,20 +138,20 @@ def unhide(archive: Archive, now_ms: int) -> int:
         sync(folder)
     if files:
         removed = tuple(file.path for file in files)
-        archive.commit(Change("compact", now_ms, added=tuple(added), removed=removed))
+        archive.commit(ArchiveChange("compact", now_ms, added=tuple(added), removed=removed))
     return len(files)
 
 
 def compact(
     spark: SparkSession, archive: Archive, now_ms: int, target_bytes: int = TARGET_BYTES
-) -> Iterator[Joined]:
+) -> Iterator[CompactionResult]:
     """Joins what is small, change by change; what another one joined meanwhile is left to it."""
-    with contextlib.suppress(Outdone):
+    with contextlib.suppress(ConcurrentCommit):
         unhide(archive, now_ms)
     for together in rounds(groups(archive.state(), target_bytes)):
         try:
             yield join(spark, archive, together, now_ms)
-        except Outdone:
+        except ConcurrentCommit:
             continue
 
 

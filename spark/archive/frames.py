@@ -11,9 +11,9 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as f
 from pyspark.sql.types import StructType
 
-from app.archive.errors import NotFit, SparkJobError
+from app.archive.errors import InvalidArchive, SparkJobError
 from app.archive.layout import QUARANTINE, RECORDS, is_hidden
-from app.archive.reader import Query
+from app.archive.reader import ArchiveQuery
 from spark.quarantine import REASON, judge
 from spark.schemas import FILE, HEADERS, RECORD
 
@@ -91,10 +91,10 @@ def read_parquet(spark: SparkSession, schema: StructType, paths: list[str]) -> D
     Spark passes over files that are hidden, or gone when it lists them, without a word: here that fails.
 
     Raises:
-        NotFit: a file's name hides it. SparkJobError: Spark does not find all of them.
+        InvalidArchive: a file's name hides it. SparkJobError: Spark does not find all of them.
     """
     if hidden := [path for path in paths if is_hidden(path)]:
-        raise NotFit(
+        raise InvalidArchive(
             f"{hidden[0]}: Spark passes over files of such names, which an earlier version gave to "
             f"{len(hidden)} of these: `python -m spark compact` gives them others"
         )
@@ -123,7 +123,7 @@ def later_columns(spark: SparkSession, paths: list[str]) -> list[str]:
     return sorted(set(there) - set(FILE.names))
 
 
-def asked(files: DataFrame, query: Query) -> DataFrame:
+def matching_records(files: DataFrame, query: ArchiveQuery) -> DataFrame:
     """Of `FILE` columns the records that the query wants; quarantined ones whatever their time is."""
     inside = f.col("offset").between(query.start, query.end - 1)
     if query.partitions is not None:

@@ -25,7 +25,7 @@ from pyspark.sql import Column, DataFrame, Observation, Row, SparkSession
 from pyspark.sql import functions as f
 
 from app.archive.errors import SparkJobError
-from app.archive.layout import QUARANTINE, VISIBLE, File, Span
+from app.archive.layout import QUARANTINE, VISIBLE, ArchiveFile, FileSpan
 from app.archive.log import sync
 from spark.archive.frames import PLACE, read_folder, spans, totals
 
@@ -37,7 +37,7 @@ STAGING = "staging"
 class Landed:
     """Files in their places, which do not count yet."""
 
-    files: tuple[File, ...]
+    files: tuple[ArchiveFile, ...]
 
     @property
     def rows(self) -> int:
@@ -92,7 +92,7 @@ def write(frame: DataFrame, staging: Path, checks: list[Column]) -> dict[str, An
     return dict(seen.get)
 
 
-def index(spark: SparkSession, staging: Path) -> list[tuple[Path, tuple[Span, ...]]]:
+def index(spark: SparkSession, staging: Path) -> list[tuple[Path, tuple[FileSpan, ...]]]:
     """What lies in a staging folder, by its content."""
     found: dict[str, list[Row]] = defaultdict(list)
     if not any(staging.rglob("*.parquet")):
@@ -103,7 +103,7 @@ def index(spark: SparkSession, staging: Path) -> list[tuple[Path, tuple[Span, ..
         (
             Path(unquote(urlsplit(path).path)),
             tuple(
-                Span(r["partition"], r["start"], r["end"], r["rows"], r["first_ms"], r["last_ms"])
+                FileSpan(r["partition"], r["start"], r["end"], r["rows"], r["first_ms"], r["last_ms"])
                 for r in sorted(rows, key=lambda r: r["partition"])
             ),
         )
@@ -112,8 +112,12 @@ def index(spark: SparkSession, staging: Path) -> list[tuple[Path, tuple[Span, ..
 
 
 def _moved(
-    staged: tuple[Path, tuple[Span, ...]], name: str, number: int, root: Path, topic_ids: Mapping[str, str]
-) -> File:
+    staged: tuple[Path, tuple[FileSpan, ...]],
+    name: str,
+    number: int,
+    root: Path,
+    topic_ids: Mapping[str, str],
+) -> ArchiveFile:
     path, held = staged
     place = dict(part.split("=", 1) for part in path.parts if "=" in part and part.partition("=")[0] in PLACE)
     topic_id = topic_ids[place["topic"]]
@@ -122,7 +126,7 @@ def _moved(
     (root / folder).mkdir(parents=True, exist_ok=True)
     sync(path)
     path.rename(root / target)
-    return File(
+    return ArchiveFile(
         path=target.as_posix(),
         topic_id=topic_id,
         size_bytes=(root / target).stat().st_size,

@@ -12,31 +12,33 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from app.archive.layout import Gap, Partition, Reach
-from spark.kafka import Range, Topic
+from app.archive.layout import ArchivedPartition, ArchivedReach, ArchiveGap
+from spark.kafka import KafkaTopic, Range
 
 
 @dataclass(frozen=True, slots=True)
-class Round:
+class ArchiveRound:
     """What to read, the reach before and after, and what is lost."""
 
     ranges: tuple[Range, ...]
-    before: dict[Partition, Reach]
-    after: dict[Partition, Reach]
-    gaps: tuple[Gap, ...]
+    before: dict[ArchivedPartition, ArchivedReach]
+    after: dict[ArchivedPartition, ArchivedReach]
+    gaps: tuple[ArchiveGap, ...]
     left: int  # offsets that wait for the next rounds
 
 
-def next_round(topics: Iterable[Topic], reached: Mapping[Partition, Reach], limit: int, at_ms: int) -> Round:
+def next_round(
+    topics: Iterable[KafkaTopic], reached: Mapping[ArchivedPartition, ArchivedReach], limit: int, at_ms: int
+) -> ArchiveRound:
     """The next round; `limit` is in offsets, `at_ms` the time at which gaps are noticed."""
     before, gaps, waiting = {}, [], {}
     for topic in topics:
         for number, bounds in topic.partitions.items():
-            at = Partition(topic.name, topic.topic_id, number)
-            reach = reached.get(at, Reach(bounds.start, bounds.start))
+            at = ArchivedPartition(topic.name, topic.topic_id, number)
+            reach = reached.get(at, ArchivedReach(bounds.start, bounds.start))
             before[at] = reach
             if bounds.start > reach.end:
-                gaps.append(Gap(at, reach.end, bounds.start, at_ms))
+                gaps.append(ArchiveGap(at, reach.end, bounds.start, at_ms))
             start = max(reach.end, bounds.start)
             waiting[at] = (start, max(start, bounds.end))
     shares = share({at: end - start for at, (start, end) in waiting.items()}, limit)
@@ -46,14 +48,14 @@ def next_round(topics: Iterable[Topic], reached: Mapping[Partition, Reach], limi
         if until > start:
             ranges.append(Range(at.topic, at.number, start, until))
         if until > before[at].end or at not in reached:
-            after[at] = Reach(before[at].start, until)
+            after[at] = ArchivedReach(before[at].start, until)
     left = sum(end - start for start, end in waiting.values()) - sum(shares.values())
-    return Round(tuple(sorted(ranges)), {at: before[at] for at in after}, after, tuple(gaps), left)
+    return ArchiveRound(tuple(sorted(ranges)), {at: before[at] for at in after}, after, tuple(gaps), left)
 
 
-def share(wanted: Mapping[Partition, int], limit: int) -> dict[Partition, int]:
+def share(wanted: Mapping[ArchivedPartition, int], limit: int) -> dict[ArchivedPartition, int]:
     """How much each gets of `limit`: the same for all, but nobody more than is wanted."""
-    shares: dict[Partition, int] = {}
+    shares: dict[ArchivedPartition, int] = {}
     left = limit
     by_need = sorted(wanted, key=lambda at: (wanted[at], at))
     for done, at in enumerate(by_need):

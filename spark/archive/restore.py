@@ -24,10 +24,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from app.archive.errors import BadOption, NotFit
-from app.archive.layout import File
+from app.archive.errors import BadOption, InvalidArchive
+from app.archive.layout import ArchiveFile
 from app.archive.log import Archive
-from app.archive.reader import LAST_OFFSET, Query, Reader, Record
+from app.archive.reader import LAST_OFFSET, ArchivedRecord, ArchiveQuery, ArchiveReader
 
 CHUNK_RECORDS = 5_000  # of one transaction: what a kill repeats nothing of
 CHUNK_BYTES = 32 * 1024 * 1024  # and what is in memory, and written before the transaction times out
@@ -54,11 +54,11 @@ JAAS = re.compile(r'username="(?P<name>[^"]*)"\s+password="(?P<word>[^"]*)"')
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class RestoreTask:
     """What one task restores: a partition of the query, and where to."""
 
     root: Path
-    query: Query
+    query: ArchiveQuery
     partition: int
     rows: int
     target: str
@@ -72,14 +72,14 @@ class Part:
         return f"switchyard-restore-{self.name}"
 
 
-def restore_name(archive: Archive, query: Query, target: str, again: str = "") -> str:
+def restore_name(archive: Archive, query: ArchiveQuery, target: str, again: str = "") -> str:
     """What tells this restore from others; `again` makes another one of the same."""
     partitions = None if query.partitions is None else sorted(query.partitions)  # a set's order is its own
     told = (archive.cluster_id, replace(query, partitions=None), partitions, target, again)
     return hashlib.sha256(repr(told).encode()).hexdigest()[:16]
 
 
-def rows_by_partition(files: list[File], query: Query) -> dict[int, int]:
+def rows_by_partition(files: list[ArchiveFile], query: ArchiveQuery) -> dict[int, int]:
     """How many records the files hold, at most, by partition."""
     found: dict[int, int] = {}
     for file in files:
@@ -90,7 +90,7 @@ def rows_by_partition(files: list[File], query: Query) -> dict[int, int]:
 
 
 @dataclass(frozen=True, slots=True)
-class Needs:
+class RestoreNeeds:
     """What a topic must take: so many partitions, the largest record as a batch of its own, the most bytes of
     a partition (both at most, or about as they are compressed), records without a key, and timestamps in
     [oldest_ms, newest_ms]."""
@@ -103,7 +103,7 @@ class Needs:
     newest_ms: int
 
     @classmethod
-    def of(cls, sizes: Iterable[Mapping[str, int]]) -> Needs:
+    def of(cls, sizes: Iterable[Mapping[str, int]]) -> RestoreNeeds:
         """From rows of `frames.sizes`, of which there is one at least."""
         rows = list(sizes)
         return cls(
@@ -115,14 +115,14 @@ class Needs:
             newest_ms=max(row["last_ms"] for row in rows),
         )
 
-    def packed(self, sizes: Iterable[Mapping[str, int]]) -> Needs:
+    def packed(self, sizes: Iterable[Mapping[str, int]]) -> RestoreNeeds:
         """With what the records need once they are compressed, from rows of `packed.packed`."""
         rows = list(sizes)
         largest = {name: max(row[name] for row in rows) for name in ("record_bytes", "partition_bytes")}
         return replace(self, **largest)
 
 
-def target_config(needs: Needs, now_ms: int) -> dict[str, str]:
+def target_config(needs: RestoreNeeds, now_ms: int) -> dict[str, str]:
     """The settings of a topic made for it, whatever the cluster's defaults are."""
     config = {
         "cleanup.policy": "delete",
@@ -141,9 +141,9 @@ def batch_bytes(config: Mapping[str, str]) -> int:
     return min(BATCH_BYTES, max(1, int(config.get("max.message.bytes", KAFKA_MAX_BYTES)) - LZ4_BYTES))
 
 
-def is_tight(config: Mapping[str, str], needs: Needs) -> bool:
+def is_tight(config: Mapping[str, str], needs: RestoreNeeds) -> bool:
     """Whether a topic takes less than the records may need: whether they fit, their compressed size tells
-    (`Needs.packed`)."""
+    (`RestoreNeeds.packed`)."""
     retention_bytes = int(config.get("retention.bytes", FOREVER))
     is_short = "delete" in config.get("cleanup.policy", "delete") and (
         0 <= retention_bytes < needs.partition_bytes
@@ -155,7 +155,7 @@ def check_target(
     topic: str,
     partitions: int,
     config: Mapping[str, str],
-    needs: Needs,
+    needs: RestoreNeeds,
     now_ms: int,
     *,
     compacted: bool = False,
@@ -164,22 +164,24 @@ def check_target(
     what a later record of the same key supersedes.
 
     Raises:
-        NotFit: it would refuse, change or delete them, with what to set.
+        InvalidArchive: it would refuse, change or delete them, with what to set.
     """
     if partitions < needs.partitions:
-        raise NotFit(
+        raise InvalidArchive(
             f"topic {topic} has {partitions} partitions and the restore needs {needs.partitions}: add some"
         )
     if config.get("message.timestamp.type") != "CreateTime":
-        raise NotFit(f"topic {topic} would stamp the records anew: set message.timestamp.type=CreateTime")
+        raise InvalidArchive(
+            f"topic {topic} would stamp the records anew: set message.timestamp.type=CreateTime"
+        )
     policy = config.get("cleanup.policy", "delete")
     if "compact" in policy and not compacted:
-        raise NotFit(
+        raise InvalidArchive(
             f"topic {topic} has cleanup.policy={policy} and would delete every restored record that a later "
             "one of its key follows: set cleanup.policy=delete, or give --compacted if the latest will do"
         )
     if "compact" in policy and needs.keyless:
-        raise NotFit(
+        raise InvalidArchive(
             f"topic {topic} has cleanup.policy={policy} and takes no records without a key, of which there "
             f"are {needs.keyless:,}: set cleanup.policy=delete"
         )
@@ -187,42 +189,42 @@ def check_target(
         _check_retention(topic, config, needs, now_ms)
     most = int(config.get("max.message.bytes", KAFKA_MAX_BYTES))
     if most < needs.record_bytes:
-        raise NotFit(
+        raise InvalidArchive(
             f"topic {topic} has max.message.bytes={most} and the largest record needs up to "
             f"{needs.record_bytes}: set max.message.bytes={needs.record_bytes}"
         )
     for name, off_ms in (("before", now_ms - needs.oldest_ms), ("after", needs.newest_ms - now_ms)):
         setting = f"message.timestamp.{name}.max.ms"
         if int(config.get(setting, ANY_TIME)) < off_ms:
-            raise NotFit(
+            raise InvalidArchive(
                 f"topic {topic} has {setting}={config[setting]} and would refuse records with timestamps "
                 f"{off_ms} ms {name} now: set {setting}={ANY_TIME}"
             )
 
 
-def _check_retention(topic: str, config: Mapping[str, str], needs: Needs, now_ms: int) -> None:
+def _check_retention(topic: str, config: Mapping[str, str], needs: RestoreNeeds, now_ms: int) -> None:
     retention_ms = int(config.get("retention.ms", FOREVER))
     if 0 <= retention_ms < now_ms - needs.oldest_ms:
-        raise NotFit(
+        raise InvalidArchive(
             f"topic {topic} keeps records for {retention_ms} ms and would delete restored ones at once: "
             f"set retention.ms={FOREVER} while you need them"
         )
     retention_bytes = int(config.get("retention.bytes", FOREVER))
     if 0 <= retention_bytes < needs.partition_bytes:
-        raise NotFit(
+        raise InvalidArchive(
             f"topic {topic} has retention.bytes={retention_bytes} and would delete restored records at once, "
             f"of which a partition has up to about {needs.partition_bytes} bytes: "
             f"set retention.bytes={FOREVER} while you need them"
         )
 
 
-def restore_parts(parts: Iterable[Part]) -> Iterator[tuple[int, int]]:
+def restore_parts(parts: Iterable[RestoreTask]) -> Iterator[tuple[int, int]]:
     """What a task of Spark's does: restores its parts; gives by partition how many records it wrote."""
     for part in parts:
         yield part.partition, asyncio.run(restore_part(part))
 
 
-async def restore_part(part: Part) -> int:
+async def restore_part(part: RestoreTask) -> int:
     """Restores what is left of the part; how many records that were."""
     from aiokafka import AIOKafkaProducer, TopicPartition
     from aiokafka.structs import OffsetAndMetadata
@@ -243,7 +245,7 @@ async def restore_part(part: Part) -> int:
         query = _behind(part.query, position)
         if query is None:
             return 0
-        reader = Reader(Archive.open(part.root))
+        reader = ArchiveReader(Archive.open(part.root))
         written = 0
         for chunk in chunks(reader.records(query)):
             async with producer.transaction():
@@ -256,9 +258,9 @@ async def restore_part(part: Part) -> int:
         await producer.stop()
 
 
-def chunks(records: Iterable[Record]) -> Iterator[list[Record]]:
+def chunks(records: Iterable[ArchivedRecord]) -> Iterator[list[ArchivedRecord]]:
     """The records in lists for one transaction each: `CHUNK_RECORDS`, or less where they are large."""
-    chunk: list[Record] = []
+    chunk: list[ArchivedRecord] = []
     held_bytes = 0
     for record in records:
         chunk.append(record)
@@ -298,7 +300,7 @@ def client_options(options: Mapping[str, str]) -> dict[str, Any]:
     return found
 
 
-def _behind(query: Query, position: int | None) -> Query | None:
+def _behind(query: ArchiveQuery, position: int | None) -> ArchiveQuery | None:
     """What is left of the query; None if nothing is."""
     if position is None or position <= query.start:
         return query
@@ -328,7 +330,7 @@ async def _position(options: Mapping[str, Any], group: str, at: Any) -> int | No
         await admin.close()
 
 
-async def _send(producer: Any, part: Part, chunk: list[Record]) -> None:
+async def _send(producer: Any, part: RestoreTask, chunk: list[ArchivedRecord]) -> None:
     """In batches of our own: `send` refuses what has neither key nor value, which topics may hold."""
     waiting = deque(chunk)
     pending = []
@@ -343,19 +345,21 @@ async def _send(producer: Any, part: Part, chunk: list[Record]) -> None:
             waiting.popleft()
         if not batch.record_count():
             msg = f"{part.query.topic} [{part.partition}], offset {waiting[0].offset}: it fits into no batch"
-            raise NotFit(msg)
+            raise InvalidArchive(msg)
         batch.close()
         pending.append(await producer.send_batch(batch, part.target, partition=part.partition))
     await asyncio.gather(*pending)
 
 
-def split(reader: Reader, query: Query, target: str, name: str, options: Mapping[str, str]) -> list[Part]:
+def split(
+    reader: ArchiveReader, query: ArchiveQuery, target: str, name: str, options: Mapping[str, str]
+) -> list[RestoreTask]:
     """A part for each partition that has records of the query."""
     rows = rows_by_partition(reader.files(query), query)
     root = reader.archive.root.resolve()
     lineage = reader.lineage(query.topic, query.topic_id)
     return [
-        Part(
+        RestoreTask(
             root,
             replace(query, partitions=frozenset({number}), topic_id=lineage, max_records=LAST_OFFSET),
             number,

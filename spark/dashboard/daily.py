@@ -17,33 +17,33 @@ from pathlib import Path
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
-from app.archive.errors import NotFit
-from app.archive.layout import Change, Partition, Reach
-from app.archive.log import Archive, State
-from app.audit.folds.tier import Bounds
+from app.archive.errors import InvalidArchive
+from app.archive.layout import ArchiveChange, ArchivedPartition, ArchivedReach
+from app.archive.log import Archive, ArchiveState
+from app.audit.folds.tier import PlanBounds
 from spark.dashboard import frames, people
 from spark.dashboard.decode import DAY_MS, PLANS, TIERS, UNDATED, WINDOWS, WORKLOADS, date_of
 from spark.dashboard.plans import Compared, compared
 from spark.dashboard.store import STATE, TRAFFICS, VERDICTS, files_of, stored, write
 
 GLOBAL = "global"
-TURN = Partition(GLOBAL, "", 0)
+TURN = ArchivedPartition(GLOBAL, "", 0)
 RECENT_DAYS = 2
 MADE = "made-4-"  # another one when what is made of the same files is another; digests begin with it
 
-Stores = Mapping[str, tuple[Archive, State]]  # by region
+Stores = Mapping[str, tuple[Archive, ArchiveState]]  # by region
 
 
-def open_stores(root: Path) -> dict[str, tuple[Archive, State]]:
+def open_stores(root: Path) -> dict[str, tuple[Archive, ArchiveState]]:
     """All regions' stores below `root`, each as it is now.
 
     Raises:
-        NotFit: there is none.
+        InvalidArchive: there is none.
     """
     cards = sorted(root.glob("*/archive.json"))
     archives = {card.parent.name: Archive.open(card.parent) for card in cards if card.parent.name != GLOBAL}
     if not archives:
-        raise NotFit(f"{root} holds no region's tables: run `python -m spark dashboard` first")
+        raise InvalidArchive(f"{root} holds no region's tables: run `python -m spark dashboard` first")
     return {region: (archive, archive.state()) for region, archive in archives.items()}
 
 
@@ -58,7 +58,7 @@ def entries(
     return reduce(DataFrame.union, found).where(f.col("value").isNotNull())
 
 
-def bring_up(spark: SparkSession, root: Path, stores: Stores, now_ms: int, bounds: Bounds) -> list[str]:
+def bring_up(spark: SparkSession, root: Path, stores: Stores, now_ms: int, bounds: PlanBounds) -> list[str]:
     """Makes the dates anew that need it; which they were."""
     archive = Archive.create(root / GLOBAL, GLOBAL)
     state = archive.state()
@@ -78,43 +78,43 @@ def bring_up(spark: SparkSession, root: Path, stores: Stores, now_ms: int, bound
         found.unpersist()
     added = tuple(replace(file, topic_id=dates[file.date]) for file in added)
     removed = tuple(file.path for table in (TRAFFICS, VERDICTS) for file in files_of(state, table, dates))
-    before = state.reach.get(TURN, Reach(0, 0))  # of two jobs that made the same dates one counts
+    before = state.reach.get(TURN, ArchivedReach(0, 0))  # of two jobs that made the same dates one counts
     archive.commit(
-        Change(
+        ArchiveChange(
             kind="daily",
             at_ms=now_ms,
             added=added,
             removed=removed,
-            reach={TURN: Reach(0, before.end + 1)},
+            reach={TURN: ArchivedReach(0, before.end + 1)},
             based_on={TURN: before},
         )
     )
     return sorted(dates)
 
 
-def _compared(spark: SparkSession, stores: Stores, bounds: Bounds) -> dict[str, dict[str, Compared]]:
+def _compared(spark: SparkSession, stores: Stores, bounds: PlanBounds) -> dict[str, dict[str, Compared]]:
     tiers = entries(spark, stores, [TIERS]).collect()
     small = entries(spark, stores, [PLANS, WORKLOADS]).select("region", "table", "key", "value").collect()
-    plans = people.Tables((row.region, row.table, row.key, bytes(row.value)) for row in small).plans()
+    plans = people.SmallTables((row.region, row.table, row.key, bytes(row.value)) for row in small).plans()
     return compared(frames.tiers_of(tiers), frames.regions_of(tiers), plans, bounds.silence_ms)
 
 
-def check_made(root: Path, state: State) -> None:
+def check_made(root: Path, state: ArchiveState) -> None:
     """Whether this version has made all dates of the global store.
 
     Raises:
-        NotFit: another one has made some, which may lack what is read now.
+        InvalidArchive: another one has made some, which may lack what is read now.
     """
     made = (*files_of(state, TRAFFICS), *files_of(state, VERDICTS))
     others = sorted({file.date for file in made if not file.topic_id.startswith(MADE)})
     if others:
-        raise NotFit(
+        raise InvalidArchive(
             f"{root}: {len(others)} dates, the first {others[0]}, were made by another version: "
             "run `python -m spark dashboard --once`, which makes them anew"
         )
 
 
-def stale_dates(stores: Stores, state: State, now_ms: int) -> dict[str, str]:
+def stale_dates(stores: Stores, state: ArchiveState, now_ms: int) -> dict[str, str]:
     """The dates to make anew, each with the digest of what it is made of now: while it is recent another one,
     so that what is provisional then is looked at once more. What another version made of dates that no store
     of a region has any more cannot be made anew, and goes with the others."""

@@ -11,7 +11,7 @@ import msgspec
 from app.audit.counts.counter import UNTIMED
 from app.audit.counts.latencies import CorruptLatencies, Latencies
 from app.audit.counts.totals import Totals
-from app.audit.folds.plan_terms import Stated
+from app.audit.folds.plan_terms import PlanTerms
 from app.audit.folds.tier import TierKey
 from app.audit.folds.window import WindowKey
 from app.controllog.codec import (
@@ -34,7 +34,7 @@ WORKLOADS, ROUTES, ASSIGNMENTS, ACTIVITY = "workloads", "routes", "assignments",
 PLANS = "audit_plans"
 TABLES = (WINDOWS, TIERS, PLANS, TRACKERS, CHECKPOINTS, WORKLOADS, ROUTES, ASSIGNMENTS, ACTIVITY)
 INCIDENTS = "incidents"  # no table but a topic, whose records have no keys
-TOLD = frozenset(  # events of the activity that the timeline tells
+TIMELINE_EVENTS = frozenset(  # events of the activity that the timeline tells
     {"failover-run", "role-put", "alert-state", "claim", "drain", "moving", "operator-act", "paused"}
 )
 KEPT = (WINDOWS, ACTIVITY)  # what the tables forget of them stays here
@@ -46,7 +46,7 @@ LATEST_MS = 253_402_300_799_999  # the last day of the year 9999: no calendar go
 _activity = msgspec.json.Decoder(dict[str, object])
 
 
-class Entry(NamedTuple):
+class DecodedRecord(NamedTuple):
     """What a record is: its key, the date of its window, its position, and why it cannot be used ("")."""
 
     key: str = ""
@@ -55,26 +55,26 @@ class Entry(NamedTuple):
     reason: str = ""
 
 
-def entry(table: str, key: bytes | None, value: bytes | None, offset: int) -> Entry:
+def entry(table: str, key: bytes | None, value: bytes | None, offset: int) -> DecodedRecord:
     """The record at `offset` of `table`'s changelog; never raises for what it holds."""
     try:
         text = (key or b"").decode()
         if not text:
-            return Entry(reason="no key")
+            return DecodedRecord(reason="no key")
         return _entry(table, text, value, offset)
     except UnicodeDecodeError:
-        return Entry(reason="the key is no UTF-8")
+        return DecodedRecord(reason="the key is no UTF-8")
     except BadEvent as error:
-        return Entry(reason=f"the value is {error}"[:300])
+        return DecodedRecord(reason=f"the value is {error}"[:300])
     except CorruptLatencies as error:
-        return Entry(reason=f"latencies: {error}"[:300])
+        return DecodedRecord(reason=f"latencies: {error}"[:300])
     except RecursionError:
-        return Entry(reason="the value is nested too deep")
+        return DecodedRecord(reason="the value is nested too deep")
     except (ValueError, TypeError) as error:
-        return Entry(reason=f"the key is not one of {table}: {error}"[:300])
+        return DecodedRecord(reason=f"the key is not one of {table}: {error}"[:300])
 
 
-def _entry(table: str, key: str, value: bytes | None, offset: int) -> Entry:
+def _entry(table: str, key: str, value: bytes | None, offset: int) -> DecodedRecord:
     match table:
         case "audit_windows":
             window = WindowKey.parse(key)
@@ -82,19 +82,23 @@ def _entry(table: str, key: str, value: bytes | None, offset: int) -> Entry:
             if max(window.width_ms, window.shard) > MOST:
                 raise ValueError("its width or shard is beyond all numbers")
             if value is None:
-                return Entry(key, date, offset)
+                return DecodedRecord(key, date, offset)
             record = window_record(value)
             _check(record.totals)
             _check(record.late)
-            return Entry(key, date, _position(record.position))
+            return DecodedRecord(key, date, _position(record.position))
         case "audit_tiers":
             TierKey.parse(key)
-            return Entry(key, position=offset if value is None else _position(tier_record(value).position))
+            return DecodedRecord(
+                key, position=offset if value is None else _position(tier_record(value).position)
+            )
         case "trackers":
             JobId.parse(key)
-            return Entry(key, position=offset if value is None else _position(tracker_record(value).offset))
+            return DecodedRecord(
+                key, position=offset if value is None else _position(tracker_record(value).offset)
+            )
         case "activity":
-            return Entry(key, position=offset) if value is None else _act(value)
+            return DecodedRecord(key, position=offset) if value is None else _act(value)
         case "checkpoints":
             if value is not None:
                 checkpoint_line(value)
@@ -104,33 +108,33 @@ def _entry(table: str, key: str, value: bytes | None, offset: int) -> Entry:
         case _:
             if value is not None:
                 control_event(value)
-    return Entry(key, position=offset)
+    return DecodedRecord(key, position=offset)
 
 
-def incident_entry(place: str, value: bytes | None, offset: int) -> Entry:
+def incident_entry(place: str, value: bytes | None, offset: int) -> DecodedRecord:
     """The record at `offset` of the incidents topic, under `place`, which no other record of it has; never
     raises for what it holds."""
     try:
         at_ms = incident(value).at_ms
         if not 0 <= at_ms <= LATEST_MS:
             raise BadEvent(f"not an incident: {at_ms} ms is no time")
-        return Entry(place, date_of(at_ms), offset)
+        return DecodedRecord(place, date_of(at_ms), offset)
     except BadEvent as error:
-        return Entry(place, reason=f"the value is {error}"[:300])
+        return DecodedRecord(place, reason=f"the value is {error}"[:300])
 
 
-def stated(value: bytes) -> Stated:
+def stated(value: bytes) -> PlanTerms:
     """An audit plan of its table. Raises BadEvent."""
     event = control_event(value)
     if not isinstance(event, AuditPut):
         raise BadEvent("not an audit plan")
     try:
-        return Stated.of(event.definition)
+        return PlanTerms.of(event.definition)
     except ValueError as error:
         raise BadEvent(str(error)) from error
 
 
-def _act(value: bytes) -> Entry:
+def _act(value: bytes) -> DecodedRecord:
     """By its offset in the control log: its key in the table is used again."""
     try:
         told = _activity.decode(value)
@@ -141,9 +145,9 @@ def _act(value: bytes) -> Entry:
         raise BadEvent("not an entry of the activity: it has no offset, or no at_ms")
     if not 0 <= offset <= MOST:
         raise BadEvent(f"not an entry of the activity: offset {offset} is none")
-    if told.get("event") in TOLD:
+    if told.get("event") in TIMELINE_EVENTS:
         control_event(value)
-    return Entry(f"{offset:020}", date_of(at_ms), offset)
+    return DecodedRecord(f"{offset:020}", date_of(at_ms), offset)
 
 
 def is_refused(value: bytes) -> bool:

@@ -12,16 +12,16 @@ from dataclasses import dataclass
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as f
 
-from app.archive.errors import Outdone
-from app.archive.layout import Change, File, Gap
-from app.archive.log import Archive, State
+from app.archive.errors import ConcurrentCommit
+from app.archive.layout import ArchiveChange, ArchiveFile, ArchiveGap
+from app.archive.log import Archive, ArchiveState
 from app.controllog.topics import ControlTopics
-from spark.archive.ingest import Source
-from spark.archive.ranges import Round, next_round
+from spark.archive.ingest import IngestSource
+from spark.archive.ranges import ArchiveRound, next_round
 from spark.dashboard import frames
 from spark.dashboard.decode import INCIDENTS, TABLES
 from spark.dashboard.store import LOADS, QUARANTINE, STATE, files_of, stored, write
-from spark.kafka import Topic
+from spark.kafka import KafkaTopic
 
 MOST_FILES = 32  # of loads of a date, before they are joined
 
@@ -33,7 +33,7 @@ class Folded:
     offsets: int
     rows: int
     quarantined: int
-    gaps: tuple[Gap, ...]
+    gaps: tuple[ArchiveGap, ...]
     left: int
 
 
@@ -50,11 +50,11 @@ def pattern(region: str) -> str:
     return "|".join(map(re.escape, names))
 
 
-def fold_round(archive: Archive, source: Source, region: str, limit: int, now_ms: int) -> Folded:
+def fold_round(archive: Archive, source: IngestSource, region: str, limit: int, now_ms: int) -> Folded:
     """One round; at most `limit` offsets.
 
     Raises:
-        Outdone: another job was there first, or a topic was made anew meanwhile. Nothing counts.
+        ConcurrentCommit: another job was there first, or a topic was made anew meanwhile. Nothing counts.
     """
     topics = source.topics(pattern(region))
     state = archive.state()
@@ -62,13 +62,13 @@ def fold_round(archive: Archive, source: Source, region: str, limit: int, now_ms
     if not planned.after:
         return Folded(0, 0, 0, (), planned.left)
     offsets = sum(one.end - one.start for one in planned.ranges)
-    added: tuple[File, ...] = ()
-    removed: list[File] = []
+    added: tuple[ArchiveFile, ...] = ()
+    removed: list[ArchiveFile] = []
     if planned.ranges:
         added, removed = _written(archive, state, source, region, planned, topics)
         _same(topics, source.topics(pattern(region)))
     archive.commit(
-        Change(
+        ArchiveChange(
             kind="fold",
             at_ms=now_ms,
             added=added,
@@ -84,12 +84,12 @@ def fold_round(archive: Archive, source: Source, region: str, limit: int, now_ms
 
 def _written(
     archive: Archive,
-    state: State,
-    source: Source,
+    state: ArchiveState,
+    source: IngestSource,
     region: str,
-    planned: Round,
-    topics: dict[str, Topic],
-) -> tuple[tuple[File, ...], list[File]]:
+    planned: ArchiveRound,
+    topics: dict[str, KafkaTopic],
+) -> tuple[tuple[ArchiveFile, ...], list[ArchiveFile]]:
     """New files, and those they replace."""
     records = source.read(planned.ranges)
     offsets = sum(one.end - one.start for one in planned.ranges)
@@ -119,9 +119,9 @@ def _written(
         entries.unpersist()
 
 
-def _loads(archive: Archive, state: State, new: DataFrame) -> tuple[DataFrame, list[File]]:
+def _loads(archive: Archive, state: ArchiveState, new: DataFrame) -> tuple[DataFrame, list[ArchiveFile]]:
     """What is to be written, and what it replaces: files of a date are joined when they are many."""
-    by_date: dict[str, list[File]] = {}
+    by_date: dict[str, list[ArchiveFile]] = {}
     for file in files_of(state, LOADS):
         by_date.setdefault(file.date, []).append(file)
     many = [file for files in by_date.values() if len(files) >= MOST_FILES for file in files]
@@ -130,15 +130,15 @@ def _loads(archive: Archive, state: State, new: DataFrame) -> tuple[DataFrame, l
     return frames.joined(stored(new.sparkSession, archive, many, LOADS).union(new)), many
 
 
-def _generation(state: State, topic: str, topic_id: str) -> int:
+def _generation(state: ArchiveState, topic: str, topic_id: str) -> int:
     """How many others of this name there were before."""
     known = state.lineages(topic)
     return known.index(topic_id) if topic_id in known else len(known)
 
 
-def _same(before: dict[str, Topic], after: dict[str, Topic]) -> None:
+def _same(before: dict[str, KafkaTopic], after: dict[str, KafkaTopic]) -> None:
     for name, topic in before.items():
         if name not in after or after[name].topic_id != topic.topic_id:
-            raise Outdone(
+            raise ConcurrentCommit(
                 f"topic {name} was deleted or made anew while it was read; nothing of the round counts"
             )

@@ -22,7 +22,7 @@ from pyspark.sql.types import (
 
 from app.audit.counts.latencies import Latencies
 from app.audit.folds.tier import TierRecord
-from app.audit.folds.tier_pairs import OF_CLUSTERS, Place, Widths
+from app.audit.folds.tier_pairs import OF_CLUSTERS, TierPlace, Widths
 from app.audit.folds.tier_pairs import Window as PairedWindow
 from app.audit.folds.window import WindowKey
 from app.controllog.codec import tier_record, window_record
@@ -208,15 +208,15 @@ def _merged(rows: Iterable[Row]) -> Iterator[tuple[Any, ...]]:
         yield (*row[:-1], both.to_bytes())
 
 
-def tiers_of(entries: Sequence[Row]) -> dict[str, dict[Place, list[TierRecord]]]:
+def tiers_of(entries: Sequence[Row]) -> dict[str, dict[TierPlace, list[TierRecord]]]:
     """By topic and place, of entries of tiers of all regions. Of a cluster that several regions count: the
     region's that was heard last."""
-    found: defaultdict[tuple[str, Place], defaultdict[str, list[TierRecord]]]
+    found: defaultdict[tuple[str, TierPlace], defaultdict[str, list[TierRecord]]]
     found = defaultdict(lambda: defaultdict(list))
     for row in entries:
         topic, tier, cluster, _shard = row["key"].split("/")
         found[topic, (tier, cluster)][row["region"]].append(tier_record(bytes(row["value"])))
-    by_topic: defaultdict[str, dict[Place, list[TierRecord]]] = defaultdict(dict)
+    by_topic: defaultdict[str, dict[TierPlace, list[TierRecord]]] = defaultdict(dict)
     for (topic, place), regions in sorted(found.items()):
         if place[0] in OF_CLUSTERS:
             by_topic[topic][place] = max(regions.values(), key=_heard_ms)
@@ -234,7 +234,7 @@ def widths(found: DataFrame) -> dict[str, Widths]:
     where a client counts in others."""
     several = found.groupBy("topic").agg(f.min("width_ms").alias("least"), f.max("width_ms").alias("most"))
     topics = several.where(f.col("least") < f.col("most")).select("topic")
-    by_topic: defaultdict[str, list[tuple[Place, PairedWindow]]] = defaultdict(list)
+    by_topic: defaultdict[str, list[tuple[TierPlace, PairedWindow]]] = defaultdict(list)
     columns = found.join(topics, "topic", "left_semi").select(
         "topic", "tier", "cluster", "start_ms", "width_ms"
     )
@@ -325,9 +325,9 @@ def differing(name: str) -> Column:
     return f.when(f.col("state").isin(*COUNTED), f.greatest(name, f.lit(0))).otherwise(0)
 
 
-def regions_of(entries: Sequence[Row]) -> dict[tuple[str, Place], set[str]]:
+def regions_of(entries: Sequence[Row]) -> dict[tuple[str, TierPlace], set[str]]:
     """By topic and place, of entries of tiers: the regions that have heard it."""
-    found: defaultdict[tuple[str, Place], set[str]] = defaultdict(set)
+    found: defaultdict[tuple[str, TierPlace], set[str]] = defaultdict(set)
     for row in entries:
         topic, tier, cluster, _shard = row["key"].split("/")
         found[topic, (tier, cluster)].add(row["region"])

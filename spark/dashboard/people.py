@@ -13,12 +13,12 @@ from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 from app.audit.counts.latencies import Latencies
-from app.audit.folds.plan_terms import Stated
+from app.audit.folds.plan_terms import PlanTerms
 from app.audit.folds.tier import CONSUMER, place_of
 from app.controllog.codec import checkpoint_line, control_event, tracker_record
 from app.controllog.events import Assignment, RoutePut, WorkloadPut
 from app.kernel.fencing import TrackerRecord
-from app.offsets.model.offset_map import Line
+from app.offsets.model.offset_map import OffsetMapLine
 from app.placement.model.plan import name_of, topic_of
 from spark.dashboard import decode
 from spark.dashboard.plans import Plans
@@ -28,7 +28,7 @@ RANKS = (0.5, 0.95, 0.99)
 STALE_MS = 15 * 60_000  # a line whose newest barrier is older, while its topic has traffic, is not kept up
 
 
-class Tables:
+class SmallTables:
     """The small tables of all regions, decoded: by region and key."""
 
     def __init__(self, rows: Iterable[tuple[str, str, str, bytes]]) -> None:
@@ -37,8 +37,8 @@ class Tables:
         self.routes: dict[tuple[str, str], RoutePut] = {}
         self.assignments: dict[tuple[str, str], Assignment] = {}
         self.trackers: dict[tuple[str, str], TrackerRecord] = {}
-        self.lines: dict[tuple[str, str], Line] = {}
-        self.stated: list[tuple[str, Stated]] = []
+        self.lines: dict[tuple[str, str], OffsetMapLine] = {}
+        self.stated: list[tuple[str, PlanTerms]] = []
         for region, table, key, value in rows:
             at = (region, key)
             if table == decode.TRACKERS:
@@ -82,7 +82,7 @@ class Use(NamedTuple):
         )
 
 
-class Delivered(NamedTuple):
+class GroupDelivery(NamedTuple):
     """What a group has finished of a topic, as its audit counted it in the time of the report."""
 
     records: int = 0
@@ -92,11 +92,11 @@ class Delivered(NamedTuple):
     extra: int = 0
     latencies: bytes = b""  # a histogram
 
-    def plus(self, other: Delivered) -> Delivered:
+    def plus(self, other: GroupDelivery) -> GroupDelivery:
         """Both together; percentiles are those of both histograms as one."""
         both = Latencies.from_bytes(self.latencies)
         both.merge(Latencies.from_bytes(other.latencies))
-        return Delivered(
+        return GroupDelivery(
             self.records + other.records,
             self.duplicates + other.duplicates,
             self.late + other.late,
@@ -106,7 +106,7 @@ class Delivered(NamedTuple):
         )
 
 
-Deliveries = Mapping[tuple[str, str, str], Delivered]  # by region, group and topic
+Deliveries = Mapping[tuple[str, str, str], GroupDelivery]  # by region, group and topic
 DELIVERIES, TOPIC_ONLY, NOT = "deliveries", "topic only", "not audited"  # what is audited of a workload
 
 
@@ -116,7 +116,7 @@ def percentiles_ms(latencies: bytes | None) -> dict[str, float | None]:
     return {f"p{rank * 100:.0f}_ms": None if one < 0 else one for rank, one in zip(RANKS, found, strict=True)}
 
 
-def delivered_row(found: Delivered | None) -> dict[str, Any]:
+def delivered_row(found: GroupDelivery | None) -> dict[str, Any]:
     """As JSON; None, also as percentile: not counted, not measured."""
     names = ("delivered", "duplicates", "late", "missing", "extra")
     counts = [None] * len(names) if found is None else found[:-1]
@@ -124,14 +124,14 @@ def delivered_row(found: Delivered | None) -> dict[str, Any]:
 
 
 def _delivered(
-    tables: Tables, deliveries: Deliveries, region: str, key: str, plans: Plans
-) -> tuple[str, Delivered | None]:
+    tables: SmallTables, deliveries: Deliveries, region: str, key: str, plans: Plans
+) -> tuple[str, GroupDelivery | None]:
     """What is audited of a workload, and what it has finished; None: nobody counts that."""
     group, _, topic = key.rpartition("/")
     cluster = cluster_of(tables.workloads[region, key])
     found = deliveries.get((region, group, topic))
     if found is not None or plans.of(topic, (CONSUMER, place_of(cluster, group)), region) is not None:
-        return DELIVERIES, found or Delivered()
+        return DELIVERIES, found or GroupDelivery()
     return (TOPIC_ONLY if plans.is_audited(topic) else NOT), None
 
 
@@ -150,7 +150,7 @@ def cluster_of(event: Any) -> str:
     return str(metadata.get("cluster", "")) if isinstance(metadata, dict) else ""
 
 
-def topic_owners(tables: Tables) -> dict[str, list[str]]:
+def topic_owners(tables: SmallTables) -> dict[str, list[str]]:
     """Whose workloads a topic has."""
     found: defaultdict[str, set[str]] = defaultdict(set)
     for (_, key), event in tables.workloads.items():
@@ -159,7 +159,7 @@ def topic_owners(tables: Tables) -> dict[str, list[str]]:
 
 
 def workload_rows(
-    tables: Tables, use: Mapping[tuple[str, str], Use], deliveries: Deliveries, now_ms: int
+    tables: SmallTables, use: Mapping[tuple[str, str], Use], deliveries: Deliveries, now_ms: int
 ) -> list[dict[str, Any]]:
     """A row a workload or route of a region. `use`: by region and job."""
     plans = tables.plans()
@@ -216,7 +216,7 @@ def owner_rows(
     of its whole way, None where nothing of an owner's is audited; `delivered` and what goes with it is of
     the owner's own workloads. `topics`: with `topic`, `records`, `missing`, `extra`."""
     found: dict[str, dict[str, Any]] = {}
-    finished: dict[str, Delivered] = {}
+    finished: dict[str, GroupDelivery] = {}
     whole = ("records", "missing", "extra")
 
     def row(owner: str) -> dict[str, Any]:
@@ -233,8 +233,8 @@ def owner_rows(
         its["network_bytes"] += one["network_bytes"]
         if is_workload and one["delivered"] is not None:
             at = (one["region"], *one["key"].rpartition("/")[::2])
-            known = finished.get(one["owner"], Delivered())
-            finished[one["owner"]] = known.plus(deliveries.get(at, Delivered()))
+            known = finished.get(one["owner"], GroupDelivery())
+            finished[one["owner"]] = known.plus(deliveries.get(at, GroupDelivery()))
     for topic in topics:
         for owner in owners.get(topic["topic"], [NOBODY]):
             its = row(owner)
@@ -252,7 +252,7 @@ def owner_rows(
 
 
 def readiness_rows(
-    tables: Tables,
+    tables: SmallTables,
     regions: Iterable[str],
     lossy: Mapping[str, int],
     newest_ms: Mapping[str, int],
@@ -307,16 +307,17 @@ def readiness_rows(
 class _Copies(NamedTuple):
     """Lines of a source: those that are there, and of how many partitions they must be."""
 
-    lines: list[Line]
+    lines: list[OffsetMapLine]
     needed: int
 
 
-_Lines = Mapping[tuple[str, str], Mapping[str, Mapping[int, Line]]]  # region and copy -> source -> partition
+# region and copy -> source -> partition
+_Lines = Mapping[tuple[str, str], Mapping[str, Mapping[int, OffsetMapLine]]]
 
 
-def _lines(tables: Tables) -> _Lines:
+def _lines(tables: SmallTables) -> _Lines:
     """By the id of the cluster that they copy from; of several routes the line with the newest barrier."""
-    found: defaultdict[tuple[str, str], defaultdict[str, dict[int, Line]]]
+    found: defaultdict[tuple[str, str], defaultdict[str, dict[int, OffsetMapLine]]]
     found = defaultdict(lambda: defaultdict(dict))
     for (region, key), line in tables.lines.items():
         number = key.rpartition("/")[2]
@@ -328,7 +329,9 @@ def _lines(tables: Tables) -> _Lines:
     return found
 
 
-def _copies(tables: Tables, lines: _Lines, region: str, key: str, other: str, needed: int) -> list[_Copies]:
+def _copies(
+    tables: SmallTables, lines: _Lines, region: str, key: str, other: str, needed: int
+) -> list[_Copies]:
     """What of a workload's topic is copied to another region: see the module."""
     topic = key.rpartition("/")[2]
     there = lines.get((other, topic), {})
@@ -348,5 +351,5 @@ def _copies(tables: Tables, lines: _Lines, region: str, key: str, other: str, ne
     return found
 
 
-def _barrier_ms(line: Line) -> int:
+def _barrier_ms(line: OffsetMapLine) -> int:
     return line.barriers[-1].at_ms if line.barriers else -1

@@ -20,26 +20,28 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from app.audit.folds.plan_terms import Stated
-from app.audit.folds.tier import Bounds, TierRecord, group_of
-from app.audit.folds.tier_pairs import OF_CLUSTERS, Pair, Pairing, Place, Plan, Widths
+from app.audit.folds.plan_terms import PlanTerms
+from app.audit.folds.tier import PlanBounds, TierRecord, group_of
+from app.audit.folds.tier_pairs import OF_CLUSTERS, ComparisonTerms, Pair, Pairing, TierPlace, Widths
 from app.audit.folds.window import WindowRecord
 from app.failover.topology import AGGREGATE, REGIONAL
 
-Tiers = Mapping[str, Mapping[Place, Sequence[TierRecord]]]  # by topic
-Heard = Mapping[tuple[str, Place], Collection[str]]  # by topic and place: the regions that have heard it
+Tiers = Mapping[str, Mapping[TierPlace, Sequence[TierRecord]]]  # by topic
+Heard = Mapping[tuple[str, TierPlace], Collection[str]]  # by topic and place: the regions that have heard it
 
 
 class Plans:
     """The plans of all regions. `consumed`: by region and workload (group/topic) the cluster it reads."""
 
-    def __init__(self, stated: Iterable[tuple[str, Stated]], consumed: Mapping[tuple[str, str], str]) -> None:
-        self._of: defaultdict[str, list[Stated]] = defaultdict(list)
+    def __init__(
+        self, stated: Iterable[tuple[str, PlanTerms]], consumed: Mapping[tuple[str, str], str]
+    ) -> None:
+        self._of: defaultdict[str, list[PlanTerms]] = defaultdict(list)
         for region, one in sorted(stated, key=lambda pair: (pair[0], pair[1].name)):
             self._of[region].append(one)
         self._consumed = consumed
 
-    def of(self, topic: str, place: Place, region: str) -> Stated | None:
+    def of(self, topic: str, place: TierPlace, region: str) -> PlanTerms | None:
         """The region's plan that counts a place that it has heard (rule 1)."""
         tier, (cluster, group) = place[0], group_of(place[1])
         for plan in self._of.get(region, ()):
@@ -54,7 +56,7 @@ class Plans:
         plans = (plan for of in self._of.values() for plan in of)
         return any(plan.topics.destination(topic) is not None for plan in plans)
 
-    def _reads(self, plan: Stated, region: str, topic: str, cluster: str, group: str) -> bool:
+    def _reads(self, plan: PlanTerms, region: str, topic: str, cluster: str, group: str) -> bool:
         is_read = self._consumed.get((region, f"{group}/{topic}")) == cluster
         return is_read and any(plan.counts(tier, cluster, topic) for tier in OF_CLUSTERS)
 
@@ -62,12 +64,12 @@ class Plans:
 class Compared(NamedTuple):
     """How a region compares a topic. `counted`: always; `heard`: when they were heard."""
 
-    places: Mapping[Place, Sequence[TierRecord]]
-    counted: frozenset[Place]
-    heard: frozenset[Place]
-    plan: Plan
+    places: Mapping[TierPlace, Sequence[TierRecord]]
+    counted: frozenset[TierPlace]
+    heard: frozenset[TierPlace]
+    plan: ComparisonTerms
 
-    def has(self, place: Place, *, is_own: bool) -> bool:
+    def has(self, place: TierPlace, *, is_own: bool) -> bool:
         """Whether a window of the place has a part. `is_own`: it stands in the region's own table."""
         if _is_group(place):
             return is_own
@@ -78,7 +80,7 @@ class Compared(NamedTuple):
 
 def compared(tiers: Tiers, heard: Heard, plans: Plans, silence_ms: int) -> dict[str, dict[str, Compared]]:
     """By topic and region."""
-    known: defaultdict[str, set[Place]] = defaultdict(set)  # clusters by region
+    known: defaultdict[str, set[TierPlace]] = defaultdict(set)  # clusters by region
     for (_, place), regions in heard.items():
         for region in regions:
             if not _is_group(place):
@@ -88,9 +90,9 @@ def compared(tiers: Tiers, heard: Heard, plans: Plans, silence_ms: int) -> dict[
 
 def _by_region(
     topic: str,
-    places: Mapping[Place, Sequence[TierRecord]],
+    places: Mapping[TierPlace, Sequence[TierRecord]],
     heard: Heard,
-    known: Mapping[str, Collection[Place]],
+    known: Mapping[str, Collection[TierPlace]],
     plans: Plans,
     silence_ms: int,
 ) -> Iterator[tuple[str, Compared]]:
@@ -113,7 +115,7 @@ def _by_region(
         clients = {place for place in places if _is_client(place) and (REGIONAL, place[1]) in counted} | set(
             filter(_is_client, own)
         )
-        plan = Plan() if first is None else first.plan
+        plan = ComparisonTerms() if first is None else first.plan
         unseen = () if first is None else sorted(name for _, name in (there | regional - watched) - counted)
         is_elsewhere = any(tier == AGGREGATE for tier, _ in places)  # rule 1
         lacks = is_elsewhere and not any(tier == AGGREGATE for tier, _ in known[region])
@@ -141,10 +143,10 @@ class Comparer:
         self._topics = topics
         self._widths = widths
         self._now_ms = now_ms
-        self._pairings: dict[tuple[str, str, frozenset[Place]], Pairing] = {}
+        self._pairings: dict[tuple[str, str, frozenset[TierPlace]], Pairing] = {}
 
     def pairs(
-        self, topic: str, start_ms: int, width_ms: int, windows: Sequence[tuple[str, Place, WindowRecord]]
+        self, topic: str, start_ms: int, width_ms: int, windows: Sequence[tuple[str, TierPlace, WindowRecord]]
     ) -> Iterator[tuple[str, Pair]]:
         """What each region has to say of a window. `windows`: region, place and record, of all places."""
         of = self._topics.get(topic, {})
@@ -167,31 +169,31 @@ class Comparer:
                     told.add(same)
                     yield region, pair
 
-    def _pairing(self, topic: str, region: str, of: Compared, live: frozenset[Place]) -> Pairing:
+    def _pairing(self, topic: str, region: str, of: Compared, live: frozenset[TierPlace]) -> Pairing:
         if (topic, region, live) not in self._pairings:
             places = {**dict.fromkeys(live, ()), **of.places}
             self._pairings[topic, region, live] = Pairing(places, live, of.plan)
         return self._pairings[topic, region, live]
 
 
-def _live(of: Compared, held: Collection[Place], end_ms: int) -> frozenset[Place]:
+def _live(of: Compared, held: Collection[TierPlace], end_ms: int) -> frozenset[TierPlace]:
     """Rule 2; and places whose tier's record is gone, in windows that they have."""
     heard = {p for p in of.heard if p in held or _is_heard(of.places[p], end_ms, of.plan.bounds)}
     return of.counted | heard | {place for place in held if place not in of.places}
 
 
-def _is_group(place: Place) -> bool:
+def _is_group(place: TierPlace) -> bool:
     return bool(group_of(place[1])[1])
 
 
-def _is_client(place: Place) -> bool:
+def _is_client(place: TierPlace) -> bool:
     return place[0] not in OF_CLUSTERS and not _is_group(place)
 
 
-NOTHING = Compared({}, frozenset(), frozenset(), Plan())
+NOTHING = Compared({}, frozenset(), frozenset(), ComparisonTerms())
 NO_WIDTHS = Widths(())
 
 
-def _is_heard(records: Sequence[TierRecord], end_ms: int, bounds: Bounds) -> bool:
+def _is_heard(records: Sequence[TierRecord], end_ms: int, bounds: PlanBounds) -> bool:
     heard = [source.heard_ms for record in records for source in record.sources.values()]
     return max(heard, default=-1) >= end_ms - bounds.give_up_ms

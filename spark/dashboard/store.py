@@ -16,8 +16,8 @@ from pyspark.sql import functions as f
 from pyspark.sql.types import StructType
 
 from app.archive.errors import SparkJobError
-from app.archive.layout import File, Span
-from app.archive.log import Archive, State, sync
+from app.archive.layout import ArchiveFile, FileSpan
+from app.archive.log import Archive, ArchiveState, sync
 from spark.archive.compact import stale
 from spark.archive.frames import read_parquet
 from spark.dashboard.frames import ENTRY, LOAD, TRAFFIC, VERDICT
@@ -30,14 +30,14 @@ UNREAD_MS = 3_600_000
 ROWS_OF_FILE = 1_000_000  # about; what one task sorts out and one file holds
 
 
-def stored(spark: SparkSession, archive: Archive, files: Iterable[File], table: str) -> DataFrame:
+def stored(spark: SparkSession, archive: Archive, files: Iterable[ArchiveFile], table: str) -> DataFrame:
     """The rows of these of the store's files, all of `table`."""
     paths = [str(archive.root / file.path) for file in files if file.table == table]
     schema = SCHEMAS[table]
     return read_parquet(spark, schema, paths) if paths else spark.createDataFrame([], schema)
 
 
-def files_of(state: State, table: str, dates: Iterable[str] | None = None) -> list[File]:
+def files_of(state: ArchiveState, table: str, dates: Iterable[str] | None = None) -> list[ArchiveFile]:
     """Of the files that count those of a table, of these dates (all)."""
     wanted = None if dates is None else set(dates)
     return [
@@ -47,7 +47,7 @@ def files_of(state: State, table: str, dates: Iterable[str] | None = None) -> li
     ]
 
 
-def write(frame: DataFrame, archive: Archive, table: str, rows: int, topic: str) -> tuple[File, ...]:
+def write(frame: DataFrame, archive: Archive, table: str, rows: int, topic: str) -> tuple[ArchiveFile, ...]:
     """The frame as files in their places, which do not count yet.
 
     Args:
@@ -103,7 +103,7 @@ def _index(spark: SparkSession, staging: Path, schema: StructType) -> list[tuple
     return sorted((Path(unquote(urlsplit(row["path"]).path)), row["count"]) for row in counted)
 
 
-def _moved(staged: Path, root: Path, table: str, name: str, rows: int) -> File:
+def _moved(staged: Path, root: Path, table: str, name: str, rows: int) -> ArchiveFile:
     of, date = (unquote(staged.parents[at].name.partition("=")[2]) for at in (1, 0))
     folder = Path(table, f"topic={of}", f"date={date}")
     (root / folder).mkdir(parents=True, exist_ok=True)
@@ -112,4 +112,6 @@ def _moved(staged: Path, root: Path, table: str, name: str, rows: int) -> File:
     staged.rename(root / target)
     sync(root / folder)
     size = (root / target).stat().st_size
-    return File(target.as_posix(), table, of, "", date, "none", size, (Span(-1, 0, 0, rows, -1, -1),))
+    return ArchiveFile(
+        target.as_posix(), table, of, "", date, "none", size, (FileSpan(-1, 0, 0, rows, -1, -1),)
+    )

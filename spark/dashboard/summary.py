@@ -53,7 +53,7 @@ def summarize(spark: SparkSession, root: Path, from_ms: int, to_ms: int, now_ms:
     traffic = hourly.where(f.col("hour_ms").between(from_ms, to_ms - 1))
     verdicts = stored(spark, world, files_of(state, VERDICTS), VERDICTS)
     verdicts = verdicts.where(f.col("start_ms").between(from_ms, to_ms - 1))
-    tables = people.Tables(
+    tables = people.SmallTables(
         (row["region"], row["table"], row["key"], bytes(row["value"]))
         for row in daily.entries(spark, stores, SMALL).toLocalIterator()
     )
@@ -125,18 +125,18 @@ def _summed(traffic: DataFrame, by: Sequence[str]) -> list[dict[str, Any]]:
 
 def deliveries(
     traffic: DataFrame, pairs: Sequence[Mapping[str, Any]]
-) -> dict[tuple[str, str, str], people.Delivered]:
+) -> dict[tuple[str, str, str], people.GroupDelivery]:
     """By region, group and topic: what the group has finished, on all clusters that it read, and what of it
     is lost or too much by the verdicts of `pair_rows`."""
-    found: defaultdict[tuple[str, str, str], people.Delivered] = defaultdict(people.Delivered)
+    found: defaultdict[tuple[str, str, str], people.GroupDelivery] = defaultdict(people.GroupDelivery)
     for row in _summed(traffic.where(f.col("tier") == CONSUMER), ["region", "topic", "cluster"]):
         at = (row["region"], group_of(row["cluster"])[1], row["topic"])
         counts = (row["records"], row["duplicates"], row["late"])
-        found[at] = found[at].plus(people.Delivered(*counts, latencies=bytes(row["latencies"] or b"")))
+        found[at] = found[at].plus(people.GroupDelivery(*counts, latencies=bytes(row["latencies"] or b"")))
     for pair in pairs:
         if pair["group"]:
             at = (pair["region"], pair["group"], pair["topic"])
-            found[at] = found[at].plus(people.Delivered(missing=pair["missing"], extra=pair["extra"]))
+            found[at] = found[at].plus(people.GroupDelivery(missing=pair["missing"], extra=pair["extra"]))
     return dict(found)
 
 

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from app.controllog.alert_state import AlertState
-from app.controllog.codec import BadEvent, Incident, control_event, incident
+from app.controllog.codec import BadEvent, IncidentRecord, control_event, incident
 from app.controllog.events import (
     AnyControlEvent,
     Claim,
@@ -71,11 +71,11 @@ def event(region: str, table: str, key: str, position: int, value: bytes) -> Eve
     """What an entry of the activity or an incident is on the timeline; None: nothing, as a
     deployment, or an event of a later version."""
     try:
-        told: AnyControlEvent | Incident
+        told: AnyControlEvent | IncidentRecord
         told = incident(value) if table == decode.INCIDENTS else control_event(value)
     except BadEvent:
         return None
-    said = _incident(told) if isinstance(told, Incident) else _said(told)
+    said = _incident(told) if isinstance(told, IncidentRecord) else _said(told)
     if said is None:
         return None
     if table == decode.ACTIVITY and decode.is_refused(value):
@@ -101,7 +101,7 @@ def event(region: str, table: str, key: str, position: int, value: bytes) -> Eve
     )
 
 
-def _incident(told: Incident) -> _Said:
+def _incident(told: IncidentRecord) -> _Said:
     words = f"{told.kind}: {told.subject}: {told.message}"
     return _Said(INCIDENT, f"{words}; {told.remedy}" if told.remedy else words, told.worker)
 

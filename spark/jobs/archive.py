@@ -6,11 +6,11 @@ import time
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
 
-from app.archive.errors import BadOption, NotFit, Outdone, SparkJobError, Unreachable
+from app.archive.errors import BadOption, ConcurrentCommit, InvalidArchive, SparkJobError, Unreachable
 from app.archive.log import Archive
-from spark.archive.ingest import Told, run_round
+from spark.archive.ingest import IngestResult, run_round
 from spark.jobs import common
-from spark.kafka import Cluster
+from spark.kafka import KafkaCluster
 from spark.progress import say, watching
 
 DESCRIPTION = """\
@@ -58,7 +58,7 @@ def run(options: Namespace) -> int:
         try:
             with watching(spark, "Archiving"):
                 told = common.tried(lambda: _round(options, source), Unreachable)
-        except (BadOption, NotFit, Outdone):
+        except (BadOption, InvalidArchive, ConcurrentCommit):
             raise
         except SparkJobError as failure:  # it does not answer, or went away while it was read
             if options.once or common.ended(spark):
@@ -69,7 +69,7 @@ def run(options: Namespace) -> int:
             sums["quarantined"] += told.quarantined
             sums["files"] += told.files
             sums["offsets_gone_before"] += sum(gap.end - gap.start for gap in told.gaps)
-            _say(told, time.monotonic() - began_s)
+            _print_result(told, time.monotonic() - began_s)
             if told.left:
                 continue
         if options.once:
@@ -79,12 +79,12 @@ def run(options: Namespace) -> int:
     return 0
 
 
-def _round(options: Namespace, source: Cluster) -> Told:
+def _round(options: Namespace, source: KafkaCluster) -> IngestResult:
     archive = Archive.create(options.to, source.cluster_id())  # each time: another cluster may answer there
     return run_round(archive, source, options.topics, options.round, time.time_ns() // 1_000_000)
 
 
-def _say(told: Told, took_s: float) -> None:
+def _print_result(told: IngestResult, took_s: float) -> None:
     if told.records:
         say(
             f"{told.records:,} records in {told.files} files, {took_s:.1f} s"

@@ -16,8 +16,8 @@ from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
-from app.archive.errors import BadOption, NotFit, SparkJobError, cause
-from spark.kafka import Cluster, read_options
+from app.archive.errors import BadOption, InvalidArchive, SparkJobError, cause
+from spark.kafka import KafkaCluster, read_options
 from spark.progress import say
 from spark.session import make_session
 
@@ -72,9 +72,9 @@ def session(name: str, options: Namespace) -> SparkSession:
     return make_session(name, dict(options.conf))
 
 
-def cluster(spark: SparkSession, bootstrap: str, config: Path | None) -> Cluster:
+def cluster(spark: SparkSession, bootstrap: str, config: Path | None) -> KafkaCluster:
     """The cluster that the options name."""
-    return Cluster(spark, bootstrap, read_options(config))
+    return KafkaCluster(spark, bootstrap, read_options(config))
 
 
 def ended(spark: SparkSession) -> bool:
@@ -152,7 +152,7 @@ def tried(round_: Callable[[], T], *final: type[SparkJobError], what: str = ROUN
     Raises:
         SparkJobError: the last try's.
     """
-    lasting: tuple[type[SparkJobError], ...] = (BadOption, NotFit, *final)
+    lasting: tuple[type[SparkJobError], ...] = (BadOption, InvalidArchive, *final)
     for number in range(1, TRIES + 1):
         try:
             with spark_failures(what):

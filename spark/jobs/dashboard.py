@@ -8,14 +8,14 @@ from pathlib import Path
 
 from pyspark.sql import SparkSession
 
-from app.archive.errors import BadOption, NotFit, SparkJobError, Unreachable
+from app.archive.errors import BadOption, InvalidArchive, SparkJobError, Unreachable
 from app.archive.log import Archive
-from app.audit.folds.tier import Bounds
+from app.audit.folds.tier import PlanBounds
 from spark.dashboard.daily import GLOBAL, Stores, bring_up, open_stores
 from spark.dashboard.fold import fold_round
 from spark.dashboard.store import tidy
 from spark.jobs import common
-from spark.kafka import Cluster
+from spark.kafka import KafkaCluster
 from spark.progress import say, watching
 
 DESCRIPTION = """\
@@ -58,7 +58,7 @@ def add_arguments(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--silence",
         type=common.seconds,
-        default=Bounds().silence_ms / 1000,
+        default=PlanBounds().silence_ms / 1000,
         metavar="2m",
         help="a source of audit reports that was not heard for so long is silent (default: 2m)",
     )
@@ -73,7 +73,7 @@ def run(options: Namespace) -> int:
     if GLOBAL in regions:
         raise BadOption(f"--region {GLOBAL}=...: that name is taken by what all regions make together")
     spark = common.session("dashboard", options)
-    bounds = Bounds(silence_ms=int(options.silence * 1000))
+    bounds = PlanBounds(silence_ms=int(options.silence * 1000))
     sums = {"offsets": 0, "rows": 0, "quarantined": 0, "offsets_gone_before": 0}
     away: dict[str, str] = {}
     while True:
@@ -84,7 +84,7 @@ def run(options: Namespace) -> int:
                 with watching(spark, f"Reading {region}"):
                     _catch_up(options, region, source, sums)
                 away.pop(region, None)
-            except (BadOption, NotFit):
+            except (BadOption, InvalidArchive):
                 raise
             except SparkJobError as failure:  # it does not answer, or went away while it was read
                 if common.ended(spark):
@@ -95,7 +95,7 @@ def run(options: Namespace) -> int:
         if len(away) < len(regions):
             try:
                 dates = _bring_up(spark, options.to, bounds)
-            except (BadOption, NotFit):
+            except (BadOption, InvalidArchive):
                 raise
             except SparkJobError as failure:
                 if options.once or common.ended(spark):
@@ -109,7 +109,7 @@ def run(options: Namespace) -> int:
     return Unreachable.exit_code if away else 0
 
 
-def _catch_up(options: Namespace, region: str, source: Cluster, sums: dict[str, int]) -> None:
+def _catch_up(options: Namespace, region: str, source: KafkaCluster, sums: dict[str, int]) -> None:
     archive = Archive.create(options.to / region, source.cluster_id())
     while True:
         told = common.tried(
@@ -125,14 +125,14 @@ def _catch_up(options: Namespace, region: str, source: Cluster, sums: dict[str, 
             return
 
 
-def _bring_up(spark: SparkSession, root: Path, bounds: Bounds) -> list[str]:
+def _bring_up(spark: SparkSession, root: Path, bounds: PlanBounds) -> list[str]:
     stores, dates = common.tried(lambda: _compared(spark, root, bounds), what="Comparing tiers failed")
     for archive in (Archive.open(root / GLOBAL), *(archive for archive, _ in stores.values())):
         tidy(archive, _now_ms())
     return dates
 
 
-def _compared(spark: SparkSession, root: Path, bounds: Bounds) -> tuple[Stores, list[str]]:
+def _compared(spark: SparkSession, root: Path, bounds: PlanBounds) -> tuple[Stores, list[str]]:
     with watching(spark, "Comparing tiers"):
         stores = open_stores(root)  # with each try: what another job has made meanwhile is looked at anew
         return stores, bring_up(spark, root, stores, _now_ms(), bounds)

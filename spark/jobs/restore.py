@@ -14,11 +14,11 @@ from typing import Any
 from pyspark.sql import DataFrame, SparkSession
 
 from app.archive.log import Archive
-from app.archive.reader import LAST_MS, LAST_OFFSET, Query, Reader
-from spark.archive.frames import asked, read_files, sizes
+from app.archive.reader import LAST_MS, LAST_OFFSET, ArchiveQuery, ArchiveReader
+from spark.archive.frames import matching_records, read_files, sizes
 from spark.archive.packed import packed
 from spark.archive.restore import (
-    Needs,
+    RestoreNeeds,
     batch_bytes,
     check_target,
     client_options,
@@ -77,8 +77,8 @@ def add_arguments(parser: ArgumentParser) -> None:
 def run(options: Namespace) -> int:
     """Checks, plans, and with `--execute` restores."""
     archive = Archive.open(options.archive)
-    reader = Reader(archive)
-    query = Query(
+    reader = ArchiveReader(archive)
+    query = ArchiveQuery(
         options.topic,
         from_ms=options.from_ms,
         to_ms=options.to_ms,
@@ -134,24 +134,26 @@ def _nothing(planned: dict[str, Any]) -> int:
     return 0
 
 
-def _needs(spark: SparkSession, reader: Reader, query: Query) -> Needs | None:
+def _needs(spark: SparkSession, reader: ArchiveReader, query: ArchiveQuery) -> RestoreNeeds | None:
     """None: files may hold records of the query, and do not."""
-    rows = sizes(_asked(spark, reader, query)).collect()
-    return Needs.of(row.asDict() for row in rows) if rows else None
+    rows = sizes(_matching_records(spark, reader, query)).collect()
+    return RestoreNeeds.of(row.asDict() for row in rows) if rows else None
 
 
-def _packed(spark: SparkSession, reader: Reader, query: Query, needs: Needs, most_bytes: int) -> Needs:
-    rows = packed(_asked(spark, reader, query), most_bytes).collect()
+def _packed(
+    spark: SparkSession, reader: ArchiveReader, query: ArchiveQuery, needs: RestoreNeeds, most_bytes: int
+) -> RestoreNeeds:
+    rows = packed(_matching_records(spark, reader, query), most_bytes).collect()
     return needs.packed(row.asDict() for row in rows)
 
 
-def _asked(spark: SparkSession, reader: Reader, query: Query) -> DataFrame:
-    return asked(
+def _matching_records(spark: SparkSession, reader: ArchiveReader, query: ArchiveQuery) -> DataFrame:
+    return matching_records(
         read_files(spark, [str(reader.archive.root / file.path) for file in reader.files(query)]), query
     )
 
 
-def _check(options: Namespace, partitions: int, config: Mapping[str, str], needs: Needs) -> None:
+def _check(options: Namespace, partitions: int, config: Mapping[str, str], needs: RestoreNeeds) -> None:
     check_target(options.into, partitions, config, needs, _now_ms(), compacted=options.compacted)
 
 

@@ -15,9 +15,9 @@ import msgspec
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
-from app.archive.errors import BadOption, NotFit, SparkJobError, Unreachable
+from app.archive.errors import BadOption, InvalidArchive, SparkJobError, Unreachable
 from app.archive.log import Archive
-from app.archive.reader import Query, Reader
+from app.archive.reader import ArchiveQuery, ArchiveReader
 from app.controllog.topics import ControlTopics
 from app.sizing.forecasts import HOUR_MS, HOURS_A_WEEK, MOST_HOURS, Record, iso
 from app.sizing.recommendation import SizingRules
@@ -31,7 +31,7 @@ from spark.schemas import RECORD
 from spark.sizing import compare, publish
 from spark.sizing.advice import Prices
 from spark.sizing.history import LOAD, left_out_words
-from spark.sizing.report import Asked, size, tables
+from spark.sizing.report import SizingQuestion, size, tables
 from spark.sizing.scenarios import Scenario
 
 DESCRIPTION = """\
@@ -104,7 +104,7 @@ def add_arguments(parser: ArgumentParser) -> None:
 
 def run(options: Namespace) -> int:
     """Reads the loads, sizes, tells; or compares."""
-    asked = _asked(options)
+    asked = _question(options)
     if options.compare:
         return _compare(options, asked)
     spark = common.session("size", options)
@@ -112,12 +112,12 @@ def run(options: Namespace) -> int:
         read = _read(spark, options)
         found = size(read.loads, asked, read.owners)
     say(tables(found))
-    _tell_left_out(found, read.bad)
-    _tell(options, found)
+    _print_left_out(found, read.bad)
+    _print_report(options, found)
     return _publish(spark, options, found) if options.publish else 0
 
 
-def _tell_left_out(found: dict[str, Any], bad: Bad) -> None:
+def _print_left_out(found: dict[str, Any], bad: Bad) -> None:
     """Says what was left out of the history, and adds heartbeats that could not be read to the document."""
     found["left_out"]["heartbeats"] = bad._asdict()
     for line in left_out_words(found["left_out"]):
@@ -126,7 +126,7 @@ def _tell_left_out(found: dict[str, Any], bad: Bad) -> None:
         say(f"{bad.records:,} archived heartbeats cannot be used, and are left out; one: {bad.why}")
 
 
-def _tell(options: Namespace, found: Mapping[str, Any]) -> None:
+def _print_report(options: Namespace, found: Mapping[str, Any]) -> None:
     if options.json:
         replace(options.json, json.dumps(found, indent=1))
     else:
@@ -159,7 +159,7 @@ def _publish(spark: SparkSession, options: Namespace, found: Mapping[str, Any]) 
     return Unreachable.exit_code if away else 0
 
 
-def _published(region: str, its: Sequence[Record], before: publish.Kept, taken_back: int) -> str:
+def _published(region: str, its: Sequence[Record], before: publish.PublishedRecords, taken_back: int) -> str:
     hours = max(record.from_hour + record.hours for record in its)
     told = f"{region}: {len(its)} forecasts published, from {iso(its[0].from_hour * HOUR_MS)}"
     told += f" to {iso(hours * HOUR_MS)}"
@@ -170,11 +170,11 @@ def _published(region: str, its: Sequence[Record], before: publish.Kept, taken_b
     return told + _bad(before)
 
 
-def _bad(kept: publish.Kept) -> str:
+def _bad(kept: publish.PublishedRecords) -> str:
     return f"; {kept.bad} records of its topic are no forecasts" if kept.bad else ""
 
 
-def _compare(options: Namespace, asked: Asked) -> int:
+def _compare(options: Namespace, question: SizingQuestion) -> int:
     """What was published with what was measured since."""
     spark = common.session("size", options)
     records: list[Record] = []
@@ -185,18 +185,18 @@ def _compare(options: Namespace, asked: Asked) -> int:
             say(f"{region}: {len(its)} published forecasts{_bad(kept)}")
             records += its
         read = _read(spark, options)
-        price = asked.prices.worker_hour
-        found = compare.compare(read.loads, records, time.time_ns() // 1_000_000, asked.rules, price)
+        price = question.prices.worker_hour
+        found = compare.compare(read.loads, records, time.time_ns() // 1_000_000, question.rules, price)
     say(compare.tables(found))
-    _tell_left_out(found, read.bad)
+    _print_left_out(found, read.bad)
     if options.csv:
         replace(options.csv, compare.csv_text(found))
     if options.json or not options.csv:
-        _tell(options, found)
+        _print_report(options, found)
     return 0
 
 
-def _asked(options: Namespace) -> Asked:
+def _question(options: Namespace) -> SizingQuestion:
     if not (options.from_store or options.archive or options.loads):
         raise BadOption("give --from-store, --archive or --loads: where the history of loads is")
     if options.spare < 0:
@@ -220,7 +220,7 @@ def _asked(options: Namespace) -> Asked:
     if options.lose_zone:
         scenarios.append(Scenario(f"one of {options.lose_zone} zones lost", "zone", zones=options.lose_zone))
     now_ms = time.time_ns() // 1_000_000
-    return Asked(
+    return SizingQuestion(
         scenarios,
         weeks=options.weeks,
         percentile=options.percentile,
@@ -271,14 +271,14 @@ def _read(spark: SparkSession, options: Namespace) -> Read:
             loads = stored(spark, archive, files_of(state, LOADS), LOADS)
             found.append(loads.withColumn("region", f.lit(region)))
         rows = daily.entries(spark, stores, [decode.WORKLOADS, decode.ROUTES]).collect()
-        tables_ = people.Tables(
+        tables_ = people.SmallTables(
             (row["region"], row["table"], row["key"], bytes(row["value"])) for row in rows
         )
         owners = {at: people.owner_of(event) for at, event in (tables_.workloads | tables_.routes).items()}
     for region, folder in options.archive:
-        reader = Reader(Archive.open(folder))
+        reader = ArchiveReader(Archive.open(folder))
         topic = ControlTopics(region).heartbeats.name
-        files = reader.files(Query(topic, topic_id=reader.lineage(topic, None)))
+        files = reader.files(ArchiveQuery(topic, topic_id=reader.lineage(topic, None)))
         paths = [str(reader.archive.root / file.path) for file in files]
         if paths:
             records = read_files(spark, paths).withColumn("topic", f.lit(topic)).select(RECORD.names)
@@ -287,7 +287,7 @@ def _read(spark: SparkSession, options: Namespace) -> Read:
     if options.loads:
         found.append(spark.read.schema(LOAD).parquet(str(options.loads)))
     if not found:
-        raise NotFit("no heartbeats are archived there")
+        raise InvalidArchive("no heartbeats are archived there")
     loads = found[0].select(LOAD.names)
     for one in found[1:]:
         loads = loads.union(one.select(LOAD.names))

@@ -11,14 +11,14 @@ from uuid import uuid4
 from pyspark.sql import DataFrame, Observation, SparkSession
 from pyspark.sql import functions as f
 
-from app.archive.errors import NotFit, SparkJobError
-from app.archive.layout import File
+from app.archive.errors import InvalidArchive, SparkJobError
+from app.archive.layout import ArchiveFile
 from app.archive.log import Archive
-from app.archive.reader import Query, Reader
+from app.archive.reader import ArchiveQuery, ArchiveReader
 from app.dev.yard.jars import switchyard_home
 from spark.archive.frames import read_files
 from spark.jobs import common
-from spark.kafka import Cluster, Range, Topic
+from spark.kafka import KafkaCluster, KafkaTopic, Range
 from spark.progress import say, watching
 from spark.schemas import FILE, FINDING, PAIR
 from spark.verify.compare import between, counted, differing, judged, match, met, without_headers
@@ -154,18 +154,20 @@ def _archive(spark: SparkSession, options: Namespace, _folder: Path) -> Compared
     """By offsets. What was compared is counted: of the archive it must be what its log says of the files."""
     cluster = common.cluster(spark, options.bootstrap, options.command_config)
     topic = cluster.topic(options.topic)
-    reader = Reader(Archive.open(options.archive))
+    reader = ArchiveReader(Archive.open(options.archive))
     if reader.archive.cluster_id != cluster.cluster_id():
-        raise NotFit(f"{options.archive} is the archive of another cluster: {reader.archive.cluster_id}")
+        raise InvalidArchive(
+            f"{options.archive} is the archive of another cluster: {reader.archive.cluster_id}"
+        )
     common_ranges = []
     for covered in reader.coverage(topic.name, topic.topic_id):
         bounds = topic.partitions[covered.partition]
         start, end = max(bounds.start, covered.reach.start), min(bounds.end, covered.reach.end)
         if start < end:
             common_ranges.append(Range(topic.name, covered.partition, start, end))
-    files = reader.files(Query(topic.name, topic_id=topic.topic_id, quarantined=True))
+    files = reader.files(ArchiveQuery(topic.name, topic_id=topic.topic_id, quarantined=True))
     if not common_ranges or not files:
-        raise NotFit(
+        raise InvalidArchive(
             f"{options.archive} and topic {topic.name} have no offsets in common: nothing to compare"
         )
     inside = f.lit(False)
@@ -188,7 +190,7 @@ def _archive(spark: SparkSession, options: Namespace, _folder: Path) -> Compared
     return differing(both.where(inside)), read
 
 
-def check_archive(archive: Archive, files: list[File], read: int) -> None:
+def check_archive(archive: Archive, files: list[ArchiveFile], read: int) -> None:
     """Raises SparkJobError: of these files not every record was read, once."""
     held = sum(file.rows for file in files)
     if read != held:
@@ -197,7 +199,7 @@ def check_archive(archive: Archive, files: list[File], read: int) -> None:
         )
 
 
-def check_topic(cluster: Cluster, ranges: list[Range], seen: int, records: int) -> None:
+def check_topic(cluster: KafkaCluster, ranges: list[Range], seen: int, records: int) -> None:
     """Whether the topic can have given as many as this: `seen` where it was read, `records` where it was
     compared.
 
@@ -221,7 +223,7 @@ def _observed(records: DataFrame, seen: Observation) -> DataFrame:
     return records.observe(seen, f.count("*").alias("records"))
 
 
-def _touches(file: File, ranges: list[Range]) -> bool:
+def _touches(file: ArchiveFile, ranges: list[Range]) -> bool:
     return any(
         span.partition == one.partition and span.overlaps(one.start, one.end)
         for span in file.spans
@@ -229,7 +231,7 @@ def _touches(file: File, ranges: list[Range]) -> bool:
     )
 
 
-def _whole(topic: Topic) -> list[Range]:
+def _whole(topic: KafkaTopic) -> list[Range]:
     return [
         Range(topic.name, number, bounds.start, bounds.end)
         for number, bounds in topic.partitions.items()

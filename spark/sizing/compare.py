@@ -23,7 +23,7 @@ from pyspark.sql import functions as f
 
 from app.kernel.csv_cells import text_cell
 from app.kernel.load import Load
-from app.sizing.forecasts import HOUR_MS, FleetForecast, Record, WorkloadForecast, iso
+from app.sizing.forecasts import HOUR_MS, FleetForecastRecord, Record, WorkloadForecastRecord, iso
 from app.sizing.recommendation import SizingRules
 from spark.sizing import history
 from spark.sizing import hours as by_hour
@@ -37,7 +37,7 @@ NONE_YET = (
 )
 COLUMNS = ("kind", "region", "name", "hour", "made", "forecast", "came", "there")  # of an hour
 
-Row = dict[str, Any]
+ComparisonRow = dict[str, Any]
 
 
 def compare(
@@ -54,8 +54,8 @@ def compare(
     hours = history.hourly(sound.loads).where(f.col("hour") < now_ms // HOUR_MS).persist()
     try:
         had = history.workers(sound.loads).collect()
-        rows = _fleet_hours(hours, had, _counting(records, FleetForecast, now_ms), rules)
-        rows += _workload_hours(hours, _counting(records, WorkloadForecast, now_ms))
+        rows = _fleet_hours(hours, had, _counting(records, FleetForecastRecord, now_ms), rules)
+        rows += _workload_hours(hours, _counting(records, WorkloadForecastRecord, now_ms))
     finally:
         hours.unpersist()
     fleets = [row for row in rows if row["kind"] == "fleet"]
@@ -95,7 +95,7 @@ def _fleet_hours(
     had: Iterable[Any],
     counting: Mapping[Key, Mapping[int, Record]],
     rules: SizingRules,
-) -> list[Row]:
+) -> list[ComparisonRow]:
     wanted = sorted({hour for its in counting.values() for hour in its})
     if not wanted:
         return []
@@ -111,13 +111,13 @@ def _fleet_hours(
     for row in by_hour.needed(then, newest, rules).collect():
         key, hour = (row["region"], row["group"]), row["hour"]
         record = counting.get(key, {}).get(hour)
-        if isinstance(record, FleetForecast):
+        if isinstance(record, FleetForecastRecord):
             said = record.workers[hour - record.from_hour]
             found.append(_hour("fleet", key, hour, record, said, row["workers"], there.get((*key, hour), 0)))
     return sorted(found, key=_order)
 
 
-def _workload_hours(hours: DataFrame, counting: Mapping[Key, Mapping[int, Record]]) -> list[Row]:
+def _workload_hours(hours: DataFrame, counting: Mapping[Key, Mapping[int, Record]]) -> list[ComparisonRow]:
     wanted = sorted({hour for its in counting.values() for hour in its})
     if not wanted:
         return []
@@ -126,7 +126,7 @@ def _workload_hours(hours: DataFrame, counting: Mapping[Key, Mapping[int, Record
     for row in by_hour.workload_series(then).collect():
         key, hour = (row["region"], row["name"]), row["hour"]
         record = counting.get(key, {}).get(hour)
-        if isinstance(record, WorkloadForecast):
+        if isinstance(record, WorkloadForecastRecord):
             said = record.rates[hour - record.from_hour]
             one = _hour("workload", key, hour, record, said, round(row["value"], 3), None)
             found.append({**one, "with_margin": round(said * record.margin, 3)})
@@ -135,24 +135,24 @@ def _workload_hours(hours: DataFrame, counting: Mapping[Key, Mapping[int, Record
 
 def _hour(
     kind: str, key: Key, hour: int, record: Record, said: float | None, came: float | None, there: int | None
-) -> Row:
+) -> ComparisonRow:
     at, made = iso(hour * HOUR_MS), iso(record.made_ms)
     figures = (kind, *key, at, made, said, came, there)
     return dict(zip(COLUMNS, figures, strict=True))
 
 
-def _order(row: Row) -> tuple[str, str, str]:
+def _order(row: ComparisonRow) -> tuple[str, str, str]:
     return row["region"], row["name"], row["hour"]
 
 
-def _by_name(rows: Iterable[Row]) -> list[tuple[Key, list[Row]]]:
-    found: defaultdict[Key, list[Row]] = defaultdict(list)
+def _by_name(rows: Iterable[ComparisonRow]) -> list[tuple[Key, list[ComparisonRow]]]:
+    found: defaultdict[Key, list[ComparisonRow]] = defaultdict(list)
     for row in rows:
         found[row["region"], row["name"]].append(row)
     return sorted(found.items())
 
 
-def _fleet_row(name: Key, rows: Sequence[Row], price: float) -> Row:
+def _fleet_row(name: Key, rows: Sequence[ComparisonRow], price: float) -> ComparisonRow:
     known = [row for row in rows if row["forecast"] is not None and row["came"] is not None]
     surplus = [row["forecast"] - row["came"] for row in known]
     over = sum(one for one in surplus if one > 0)
@@ -178,7 +178,7 @@ def _fleet_row(name: Key, rows: Sequence[Row], price: float) -> Row:
     }
 
 
-def _workload_row(name: Key, rows: Sequence[Row]) -> Row:
+def _workload_row(name: Key, rows: Sequence[ComparisonRow]) -> ComparisonRow:
     return {
         "region": name[0],
         "workload": name[1],
@@ -190,7 +190,7 @@ def _workload_row(name: Key, rows: Sequence[Row]) -> Row:
     }
 
 
-def _error(rows: Sequence[Row]) -> float | None:
+def _error(rows: Sequence[ComparisonRow]) -> float | None:
     came = sum(row["came"] for row in rows)
     return round(sum(abs(row["forecast"] - row["came"]) for row in rows) / came, 4) if came else None
 

@@ -38,9 +38,9 @@ class Forecast(NamedTuple):
 
 
 def forecast(
-    values: Sequence[float | None], first_hour: int, ahead: int, percentile: float = 0.95
+    values: Sequence[float | None], first_hour: int, hours_ahead: int, percentile: float = 0.95
 ) -> Forecast:
-    """The next `ahead` hours of a series.
+    """The next `hours_ahead` hours of a series.
 
     Args:
         values: of consecutive hours, None where nothing was measured.
@@ -66,7 +66,7 @@ def forecast(
         percentile = 1.0
     if ratios:
         margin = max(1.0, ratios[min(len(ratios) - 1, math.ceil(percentile * len(ratios)) - 1)])
-    hours = [model.at(end + at) for at in range(ahead)]
+    hours = [model.at(end + at) for at in range(hours_ahead)]
     return Forecast(hours, margin, model.method, model.growth, _error(values, first_hour))
 
 

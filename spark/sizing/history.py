@@ -119,7 +119,7 @@ def hourly(loads: DataFrame) -> DataFrame:
     return hours.select(HOURLY.names).to(HOURLY)
 
 
-def forecasts(hours: DataFrame, ahead: int, percentile: float) -> DataFrame:
+def forecasts(hours: DataFrame, hours_ahead: int, percentile: float) -> DataFrame:
     """`FORECAST` of `HOURLY`: a row a job, of the hours behind the last that any job was seen in. A job that
     was not seen in the week before is gone."""
     end = hours.agg(f.max("hour")).first()
@@ -131,10 +131,12 @@ def forecasts(hours: DataFrame, ahead: int, percentile: float) -> DataFrame:
         f.collect_list(taken).alias("hours"), f.max("hour").alias("last")
     )
     there = grouped.where(f.col("last") >= end[0] - HOURS_A_WEEK).drop("last")
-    return mapped(there, partial(_forecasts, end[0] + 1, ahead, percentile), FORECAST)
+    return mapped(there, partial(_forecasts, end[0] + 1, hours_ahead, percentile), FORECAST)
 
 
-def _forecasts(end: int, ahead: int, percentile: float, rows: Iterable[Row]) -> Iterator[tuple[Any, ...]]:
+def _forecasts(
+    end: int, hours_ahead: int, percentile: float, rows: Iterable[Row]
+) -> Iterator[tuple[Any, ...]]:
     for row in rows:
         by_hour = {one["hour"]: one for one in row["hours"]}
         first = min(by_hour)
@@ -143,7 +145,7 @@ def _forecasts(end: int, ahead: int, percentile: float, rows: Iterable[Row]) -> 
         for name in FIGURES:
             values = [by_hour[hour][name] if hour in by_hour else None for hour in span]
             known = any(value is not None for value in values)
-            made[name] = forecast(values, first, ahead, percentile) if known else None
+            made[name] = forecast(values, first, hours_ahead, percentile) if known else None
         cpu = made["cpu"]
         assert cpu is not None, "hours without samples are left out"
         told = [None if one is None else [hour * one.margin for hour in one.hours] for one in made.values()]

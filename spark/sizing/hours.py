@@ -11,7 +11,7 @@ from pyspark.sql import functions as f
 from pyspark.sql.types import ArrayType, DoubleType, LongType, StringType, StructField, StructType
 
 from app.kernel.load import Load, capacity_or_default
-from app.placement.model.plan import Rules
+from app.placement.model.plan import PlacementRules
 from app.sizing.recommendation import SizingRules
 from spark.rows import mapped
 from spark.sizing.forecast import forecast
@@ -37,7 +37,7 @@ SERIES = StructType(
 )
 
 # A series, forecast: means of the hours to come, without the margin.
-AHEAD = StructType(
+FORECAST_HOURS = StructType(
     [
         *(StructField(name, StringType()) for name in ("region", "name", "method")),
         StructField("hours_seen", LongType()),
@@ -80,7 +80,7 @@ def _needed(
             for one in row["jobs"]
         }
         fleet = Fleet(*key, loads, capacity_or_default(capacity.get(key, Load())), 0)
-        found = answer(fleet, Scenario("an hour"), Rules(fill=rules.fill), rules.spare_workers)
+        found = answer(fleet, Scenario("an hour"), PlacementRules(fill=rules.fill), rules.spare_workers)
         yield *key, row["hour"], found.workers
 
 
@@ -105,10 +105,10 @@ def workload_series(hours: DataFrame) -> DataFrame:
     return main.groupBy("region", "name", "hour").agg(f.sum("arriving").alias("value")).to(SERIES)
 
 
-def ahead(series: DataFrame, end: int, hours: int, percentile: float) -> DataFrame:
-    """`AHEAD` of `SERIES`: the hours from `end` on."""
+def hours_ahead(series: DataFrame, end: int, hours: int, percentile: float) -> DataFrame:
+    """`FORECAST_HOURS` of `SERIES`: the hours from `end` on."""
     grouped = series.groupBy("region", "name").agg(f.collect_list(f.struct("hour", "value")).alias("seen"))
-    return mapped(grouped, partial(_ahead, end, hours, percentile), AHEAD)
+    return mapped(grouped, partial(_ahead, end, hours, percentile), FORECAST_HOURS)
 
 
 def _ahead(end: int, hours: int, percentile: float, rows: Iterable[Row]) -> Iterator[tuple[Any, ...]]:

@@ -23,21 +23,21 @@ from app.sizing.forecasts import (
     MOST_KEY_BYTES,
     MOST_MARGIN,
     BadForecast,
-    FleetForecast,
+    FleetForecastRecord,
     Record,
-    WorkloadForecast,
+    WorkloadForecastRecord,
     decode,
     key,
 )
 from app.sizing.recommendation import SizingRules
-from spark.kafka import Cluster, Range
+from spark.kafka import KafkaCluster, Range
 from spark.sizing import hours as by_hour
 from spark.sizing.hours import Key
 
 KEEP_MS = 35 * 24 * HOUR_MS
 
 
-class Plan(NamedTuple):
+class PublishTerms(NamedTuple):
     """Of what is made: when, for how long, with which margin and rules."""
 
     made_ms: int
@@ -46,7 +46,7 @@ class Plan(NamedTuple):
     rules: SizingRules
 
 
-class Kept(NamedTuple):
+class PublishedRecords(NamedTuple):
     """What a region's topic has: records by key, and how many are none."""
 
     records: Mapping[bytes, Record]
@@ -58,7 +58,7 @@ def make(
     found: DataFrame,
     workloads: Sequence[Mapping[str, Any]],
     capacity: Mapping[Key, Load],
-    plan: Plan,
+    plan: PublishTerms,
 ) -> list[Record]:
     """The records of all regions.
 
@@ -76,18 +76,18 @@ def make(
     for row in by_hour.needed(by_hour.to_come(found, first), capacity, plan.rules).collect():
         workers[row["region"], row["group"]][row["hour"]] = row["workers"]
     made: list[Record] = []
-    for row in by_hour.ahead(by_hour.fleet_series(hours), first, count, plan.percentile).collect():
+    for row in by_hour.hours_ahead(by_hour.fleet_series(hours), first, count, plan.percentile).collect():
         its = workers.get((row["region"], row["name"]))
         if its:  # a group whose jobs are all gone needs nothing
             told = tuple(its.get(first + at) for at in range(count))
-            made.append(FleetForecast(**_common(row, plan, first), group=row["name"], workers=told))
+            made.append(FleetForecastRecord(**_common(row, plan, first), group=row["name"], workers=told))
     sizes = {(one["region"], one["workload"]): one for one in workloads}
-    for row in by_hour.ahead(by_hour.workload_series(hours), first, count, plan.percentile).collect():
+    for row in by_hour.hours_ahead(by_hour.workload_series(hours), first, count, plan.percentile).collect():
         size = sizes.get((row["region"], row["name"]))
         if size is not None:
             rates = tuple(round(rate, 3) for rate in row["hours"])
             made.append(
-                WorkloadForecast(
+                WorkloadForecastRecord(
                     **_common(row, plan, first), workload=row["name"], rates=rates,
                     margin=round(min(row["margin"], MOST_MARGIN), 4), partitions=size["partitions"],
                     partitions_now=size["partitions_now"], partitions_why=size["partitions_why"],
@@ -110,7 +110,7 @@ def fit(made: Iterable[Record]) -> tuple[list[Record], list[str]]:
     return found, refused
 
 
-def _common(row: Row, plan: Plan, first: int) -> dict[str, Any]:
+def _common(row: Row, plan: PublishTerms, first: int) -> dict[str, Any]:
     return {
         "region": row["region"],
         "made_ms": plan.made_ms,
@@ -121,7 +121,7 @@ def _common(row: Row, plan: Plan, first: int) -> dict[str, Any]:
     }
 
 
-def kept(source: Cluster, region: str) -> Kept:
+def kept(source: KafkaCluster, region: str) -> PublishedRecords:
     """What the region's topic has; nothing without one.
 
     Raises:
@@ -130,23 +130,23 @@ def kept(source: Cluster, region: str) -> Kept:
     name = ControlTopics(region).forecast.name
     topic = source.topics(re.escape(name)).get(name)
     if topic is None:
-        return Kept({}, 0)
+        return PublishedRecords({}, 0)
     ranges = [
         Range(name, partition, bounds.start, bounds.end)
         for partition, bounds in topic.partitions.items()
         if bounds.end > bounds.start
     ]
     if not ranges:
-        return Kept({}, 0)
+        return PublishedRecords({}, 0)
     newest = source.read(ranges).groupBy("key").agg(f.max_by("value", "offset").alias("value"))
-    return told(
+    return published_records(
         (bytes(row["key"] or b""), bytes(row["value"]))
         for row in newest.collect()
         if row["value"] is not None
     )
 
 
-def told(values: Iterable[tuple[bytes, bytes]]) -> Kept:
+def published_records(values: Iterable[tuple[bytes, bytes]]) -> PublishedRecords:
     """Records of a topic's keys and values."""
     records: dict[bytes, Record] = {}
     bad = 0
@@ -155,10 +155,12 @@ def told(values: Iterable[tuple[bytes, bytes]]) -> Kept:
             records[at] = decode(value)
         except BadForecast:
             bad += 1
-    return Kept(records, bad)
+    return PublishedRecords(records, bad)
 
 
-def changes(made: Iterable[Record], before: Kept, now_ms: int) -> Iterator[tuple[bytes, bytes | None]]:
+def changes(
+    made: Iterable[Record], before: PublishedRecords, now_ms: int
+) -> Iterator[tuple[bytes, bytes | None]]:
     """Keys and values that a publication writes: what was made, and tombstones of what is too old."""
     written = set()
     for record in made:
@@ -171,7 +173,7 @@ def changes(made: Iterable[Record], before: Kept, now_ms: int) -> Iterator[tuple
 
 
 def write(
-    spark: SparkSession, target: Cluster, region: str, rows: Sequence[tuple[bytes, bytes | None]]
+    spark: SparkSession, target: KafkaCluster, region: str, rows: Sequence[tuple[bytes, bytes | None]]
 ) -> None:
     """Writes them to the region's topic, which is made if it is not there."""
     topic = ControlTopics(region).forecast

@@ -12,23 +12,23 @@ import msgspec
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as f
 
-from app.archive.errors import BadOption, NotFit
+from app.archive.errors import BadOption, InvalidArchive
 from app.kernel.load import Load, capacity_or_default
-from app.placement.model.plan import Rules
+from app.placement.model.plan import PlacementRules
 from app.sizing.recommendation import RULES, SizingRules
 from spark.sizing import history, publish
 from spark.sizing.advice import JobNeed, Prices, cost_rows, monthly, total, workload_rows
 from spark.sizing.forecast import HOURS_A_WEEK, MOST_GROWTH
 from spark.sizing.hours import Key
-from spark.sizing.scenarios import Answer, Fleet, Scenario, answer, changed
+from spark.sizing.scenarios import Fleet, Scenario, ScenarioResult, answer, changed
 
 FORMAT = 1
-REFUSED_TOLD = 10  # of forecasts that no worker would take
+REFUSED_LISTED = 10  # of forecasts that no worker would take
 PAST = ("hour", "region", "group", "workers_then", "workers_needed")
 T = TypeVar("T")
 
 
-class Asked(NamedTuple):
+class SizingQuestion(NamedTuple):
     """What is to be found out."""
 
     scenarios: Sequence[Scenario]
@@ -40,35 +40,35 @@ class Asked(NamedTuple):
     publish_at_ms: int | None = None  # when forecasts by the hour are made, too; counts as now
 
 
-def size(loads: DataFrame, asked: Asked, owners: Mapping[Key, str]) -> dict[str, Any]:
+def size(loads: DataFrame, question: SizingQuestion, owners: Mapping[Key, str]) -> dict[str, Any]:
     """The document. `loads`: `history.LOAD`; `owners`: by region and name.
 
     Raises:
-        NotFit: no job's load is known. BadOption: a scenario names what is not there.
+        InvalidArchive: no job's load is known. BadOption: a scenario names what is not there.
     """
     spark = loads.sparkSession
     loads, left_out = history.sound(
-        loads, asked.now_ms if asked.publish_at_ms is None else asked.publish_at_ms
+        loads, question.now_ms if question.publish_at_ms is None else question.publish_at_ms
     )
     hours = history.hourly(loads).persist()
-    found = history.forecasts(hours, asked.weeks * HOURS_A_WEEK, asked.percentile).persist()
+    found = history.forecasts(hours, question.weeks * HOURS_A_WEEK, question.percentile).persist()
     try:
         needs = [_need(row) for row in history.busiest(found).collect()]
         if not needs:
             why = "no job's load is known there: heartbeats tell it from a worker's second minute on"
-            raise NotFit("; ".join([why, *history.left_out_words(left_out)]))
+            raise InvalidArchive("; ".join([why, *history.left_out_words(left_out)]))
         had = {
             ((row["region"], row["group"] or ""), row["hour"]): row
             for row in history.workers(loads).collect()
         }
         fleets = _fleets(needs, had)
         mean = _at_mean(found)
-        answers = _placed(spark, asked, list(fleets.values()))
-        past, past_what_if = _past(spark, history.busiest_by_week(hours).collect(), had, asked)
+        answers = _placed(spark, question, list(fleets.values()))
+        past, past_what_if = _past(spark, history.busiest_by_week(hours).collect(), had, question)
         workers = {key: fleet.worker for key, fleet in fleets.items()}
         widest = max(workers.values(), key=lambda load: load.cpu_cores)
-        workloads = workload_rows(needs, widest, asked.rules)
-        made = _forecasts(hours, found, workloads, workers, asked)
+        workloads = workload_rows(needs, widest, question.rules)
+        made = _forecasts(hours, found, workloads, workers, question)
         jobs = [_job_row(row) for row in found.drop(*(f"{name}_hours" for name in history.FIGURES)).collect()]
     finally:
         found.unpersist()
@@ -80,17 +80,17 @@ def size(loads: DataFrame, asked: Asked, owners: Mapping[Key, str]) -> dict[str,
         "format": FORMAT,
         "method": {
             "forecast": "median share of each hour of the week x straight trend of weekly means (Theil-Sen),"
-            f" at most x {MOST_GROWTH:g}; margin: what real hours were above it in {asked.percentile:.0%}",
+            f" at most x {MOST_GROWTH:g}; margin: what real hours were above it in {question.percentile:.0%}",
             "placement": "app.placement.model.bin_packing, round by round to rest, at the fleet's"
             " busiest hours to come",
             "past": "the same placement of each week's hour of most cpu, as it was measured, and what if;"
             " weeks without the topic or the region asked for have no what if",
-            "weeks_ahead": asked.weeks,
-            "spare_workers": asked.rules.spare_workers,
+            "weeks_ahead": question.weeks,
+            "spare_workers": question.rules.spare_workers,
         },
-        "fleets": [_answer_row(fleet, one, asked) for scenario, fleet, one in answers if scenario == 0],
+        "fleets": [_answer_row(fleet, one, question) for scenario, fleet, one in answers if scenario == 0],
         "what_if": [
-            {"scenario": asked.scenarios[scenario].name, **_answer_row(fleet, one, asked)}
+            {"scenario": question.scenarios[scenario].name, **_answer_row(fleet, one, question)}
             for scenario, fleet, one in answers
             if scenario
         ],
@@ -98,8 +98,8 @@ def size(loads: DataFrame, asked: Asked, owners: Mapping[Key, str]) -> dict[str,
         "past_what_if": past_what_if,
         "workloads": workloads,
         "jobs": sorted(jobs, key=lambda row: (-(row["cpu_p95"] or 0), row["job"])),
-        "cost": cost_rows(needs, enough, workers, mean, asked.prices, owners),
-        "prices": asked.prices._asdict(),
+        "cost": cost_rows(needs, enough, workers, mean, question.prices, owners),
+        "prices": question.prices._asdict(),
         "left_out": left_out,
         **made,
     }
@@ -110,15 +110,15 @@ def _forecasts(
     found: DataFrame,
     workloads: Sequence[Mapping[str, Any]],
     workers: Mapping[Key, Load],
-    asked: Asked,
+    question: SizingQuestion,
 ) -> dict[str, Any]:
     """Records for the regions' topics, if they are asked for."""
-    if asked.publish_at_ms is None:
+    if question.publish_at_ms is None:
         return {}
-    plan = publish.Plan(asked.publish_at_ms, asked.weeks, asked.percentile, asked.rules)
+    plan = publish.PublishTerms(question.publish_at_ms, question.weeks, question.percentile, question.rules)
     made = publish.make(hours, found, workloads, workers, plan)
     fit, refused = publish.fit(made)
-    told = {"records": len(refused), "first": refused[:REFUSED_TOLD]}
+    told = {"records": len(refused), "first": refused[:REFUSED_LISTED]}
     return {"made_ms": plan.made_ms, "forecasts": msgspec.to_builtins(fit), "refused": told}
 
 
@@ -143,20 +143,22 @@ def _fleet(key: Key, jobs: Mapping[str, Load], row: Row | None) -> Fleet:
     return Fleet(*key, dict(jobs), capacity_or_default(measured), 0 if row is None else row["workers"])
 
 
-def _placed(spark: SparkSession, asked: Asked, fleets: list[Fleet]) -> list[tuple[int, Fleet, Answer]]:
+def _placed(
+    spark: SparkSession, question: SizingQuestion, fleets: list[Fleet]
+) -> list[tuple[int, Fleet, ScenarioResult]]:
     """Every scenario's fleets with what they come to; a task each."""
     questions = []
-    for number, scenario in enumerate(asked.scenarios):
+    for number, scenario in enumerate(question.scenarios):
         try:
             questions += [(number, scenario, fleet) for fleet in changed(scenario, fleets)]
         except ValueError as error:
             raise BadOption(f"{scenario.name}: {error}") from error
-    return _answered(spark, questions, asked.rules)
+    return _answered(spark, questions, question.rules)
 
 
 def _answered(
     spark: SparkSession, questions: list[tuple[T, Scenario, Fleet]], rules: SizingRules
-) -> list[tuple[T, Fleet, Answer]]:
+) -> list[tuple[T, Fleet, ScenarioResult]]:
     """In the order of the questions; what marks each stays with it."""
     if not questions:
         return []
@@ -167,13 +169,13 @@ def _answered(
 
 def _answers(
     rules: SizingRules, questions: Iterable[tuple[int, tuple[T, Scenario, Fleet]]]
-) -> Iterator[tuple[int, Answer]]:
+) -> Iterator[tuple[int, ScenarioResult]]:
     for at, (_, scenario, fleet) in questions:
-        yield at, answer(fleet, scenario, Rules(fill=rules.fill), rules.spare_workers)
+        yield at, answer(fleet, scenario, PlacementRules(fill=rules.fill), rules.spare_workers)
 
 
 def _past(
-    spark: SparkSession, rows: Sequence[Row], had: Mapping[tuple[Key, int], Row], asked: Asked
+    spark: SparkSession, rows: Sequence[Row], had: Mapping[tuple[Key, int], Row], question: SizingQuestion
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """What each past week would have needed at its busiest hour, beside what there was then: as it was, and
     by each other scenario.
@@ -191,15 +193,15 @@ def _past(
         weeks[week][key] = hour, _fleet(key, jobs[week, hour, key], had.get((key, hour)))
     questions = [
         ((number, hour), scenario, fleet)
-        for number, scenario in enumerate(asked.scenarios)
+        for number, scenario in enumerate(question.scenarios)
         for week in weeks.values()
         for hour, fleet in _as_asked(scenario, week)
     ]
-    answers = _answered(spark, questions, asked.rules)
+    answers = _answered(spark, questions, question.rules)
     return (
         [_past_row(hour, fleet, one) for (scenario, hour), fleet, one in answers if scenario == 0],
         [
-            {"scenario": asked.scenarios[scenario].name, **_past_row(hour, fleet, one)}
+            {"scenario": question.scenarios[scenario].name, **_past_row(hour, fleet, one)}
             for (scenario, hour), fleet, one in answers
             if scenario
         ],
@@ -220,7 +222,7 @@ def _as_asked(scenario: Scenario, week: Mapping[Key, tuple[int, Fleet]]) -> list
     ]
 
 
-def _past_row(hour: int, fleet: Fleet, one: Answer) -> dict[str, Any]:
+def _past_row(hour: int, fleet: Fleet, one: ScenarioResult) -> dict[str, Any]:
     return {
         "region": fleet.region,
         "group": fleet.group,
@@ -241,7 +243,7 @@ def _at_mean(found: DataFrame) -> dict[Key, float]:
     }
 
 
-def _answer_row(fleet: Fleet, one: Answer, asked: Asked) -> dict[str, Any]:
+def _answer_row(fleet: Fleet, one: ScenarioResult, question: SizingQuestion) -> dict[str, Any]:
     load = total(fleet.jobs.values())
     return {
         "region": fleet.region,
@@ -255,7 +257,7 @@ def _answer_row(fleet: Fleet, one: Answer, asked: Asked) -> dict[str, Any]:
         "jobs_moved_by_loss": one.moved,
         "cost_a_month": None
         if one.workers is None
-        else monthly(one.workers, load.network_bytes_per_s, asked.prices),
+        else monthly(one.workers, load.network_bytes_per_s, question.prices),
         "why": one.why,
     }
 

@@ -18,7 +18,7 @@ from app.controllog.events import Assignment
 from app.kernel.load import Load, capacity_or_default, vector
 from app.placement.model.bin_packing import plan
 from app.placement.model.fleet import DIMENSIONS, ROUNDING
-from app.placement.model.plan import Member, Rules
+from app.placement.model.plan import Member, PlacementRules
 
 MOST_WORKERS = 10_000
 MOST_ROUNDS = 200  # rounds until a fleet is at rest: planned moves are a few a round
@@ -53,7 +53,7 @@ class Fleet(NamedTuple):
     workers: int
 
 
-class Answer(NamedTuple):
+class ScenarioResult(NamedTuple):
     """What it comes to.
 
     Attributes:
@@ -105,7 +105,12 @@ def changed(scenario: Scenario, fleets: Iterable[Fleet]) -> list[Fleet]:
     return given
 
 
-def answer(fleet: Fleet, scenario: Scenario, rules: Rules = Rules(), spare: int = 1) -> Answer:  # noqa: B008
+def answer(
+    fleet: Fleet,
+    scenario: Scenario,
+    rules: PlacementRules = PlacementRules(),  # noqa: B008
+    spare: int = 1,
+) -> ScenarioResult:
     """How many workers are enough (rule 2)."""
     capacity = vector(capacity_or_default(fleet.worker))
     for job, load in sorted(fleet.jobs.items()):
@@ -113,14 +118,14 @@ def answer(fleet: Fleet, scenario: Scenario, rules: Rules = Rules(), spare: int 
         if max(shares) > rules.fill:
             what = DIMENSIONS[shares.index(max(shares))]
             why = f"{job} alone takes {max(shares):.0%} of a worker's {what}: larger workers, more partitions"
-            return Answer(None, fleet.workers, 0.0, 0.0, 0, why)
+            return ScenarioResult(None, fleet.workers, 0.0, 0.0, 0, why)
     lost_zones = scenario.zones if scenario.kind == "zone" else 0
     if not fleet.jobs:
-        return Answer(0, fleet.workers, 0.0, 0.0, 0, "no jobs")
+        return ScenarioResult(0, fleet.workers, 0.0, 0.0, 0, "no jobs")
     most = 1 + max(spare, lost_zones - 1)
     while not _is_enough(fleet, most, lost_zones, rules, spare):
         if most >= MOST_WORKERS:
-            return Answer(None, fleet.workers, 0.0, 0.0, 0, f"not even {most} workers are enough")
+            return ScenarioResult(None, fleet.workers, 0.0, 0.0, 0, f"not even {most} workers are enough")
         most = min(MOST_WORKERS, 2 * most)
     least = max(1, most // 2)
     while least < most:
@@ -133,10 +138,10 @@ def answer(fleet: Fleet, scenario: Scenario, rules: Rules = Rules(), spare: int 
     level_lost, moved = _after_loss(fleet, most, held, lost_zones, rules, spare)
     lost = f"one of {lost_zones} zones" if lost_zones else f"{spare} of them" if spare else "none"
     why = f"{most} workers are at {level:.0%} at most; with {lost} lost at {level_lost:.0%}"
-    return Answer(most, fleet.workers, level, level_lost, moved, why)
+    return ScenarioResult(most, fleet.workers, level, level_lost, moved, why)
 
 
-def _is_enough(fleet: Fleet, workers: int, zones: int, rules: Rules, spare: int) -> bool:
+def _is_enough(fleet: Fleet, workers: int, zones: int, rules: PlacementRules, spare: int) -> bool:
     lost = _lost(workers, zones, spare)
     if workers <= len(lost):
         return False
@@ -146,13 +151,13 @@ def _is_enough(fleet: Fleet, workers: int, zones: int, rules: Rules, spare: int)
     return _after_loss(fleet, workers, held, zones, rules, spare)[0] <= rules.high + ROUNDING
 
 
-def _placed(fleet: Fleet, workers: int, rules: Rules) -> tuple[float, dict[str, Assignment]]:
+def _placed(fleet: Fleet, workers: int, rules: PlacementRules) -> tuple[float, dict[str, Assignment]]:
     """Everything placed on that many: the fullest level, and who has what."""
     return _at_rest(fleet, [_name(number) for number in range(workers)], {}, rules)
 
 
 def _after_loss(
-    fleet: Fleet, workers: int, held: Mapping[str, Assignment], zones: int, rules: Rules, spare: int
+    fleet: Fleet, workers: int, held: Mapping[str, Assignment], zones: int, rules: PlacementRules, spare: int
 ) -> tuple[float, int]:
     """The fullest level without those that are lost, and how many jobs have moved."""
     lost = _lost(workers, zones, spare)
@@ -168,7 +173,7 @@ def _lost(workers: int, zones: int, spare: int) -> set[str]:
 
 
 def _at_rest(
-    fleet: Fleet, workers: list[str], held: Mapping[str, Assignment], rules: Rules
+    fleet: Fleet, workers: list[str], held: Mapping[str, Assignment], rules: PlacementRules
 ) -> tuple[float, dict[str, Assignment]]:
     """Rounds of placement until nothing is to be done; a release is answered at once."""
     members = [Member(name, capacity=fleet.worker) for name in workers]

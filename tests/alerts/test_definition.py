@@ -10,7 +10,7 @@ import pytest
 
 from app.alerts.channel_definition import Channel, MissingVariable, revealed
 from app.alerts.definition import AlertDefinition
-from app.alerts.rules import Above
+from app.alerts.rules import AlertThreshold
 from app.config.problems import InvalidConfiguration
 from app.definitions.plan import plan
 from app.definitions.registry import json_schema, load_definitions, parse_alert, parse_any
@@ -63,7 +63,7 @@ def test_a_sound_one_comes_back_from_the_wire_and_is_in_the_schema() -> None:
     assert parse_any(ALERT)[0] == found
     rule = found.rule
     assert (rule.for_ms, rule.above, rule.tiers, len(set(rule.channels))) == (
-        300_000, Above("records", 10), ("regional", "aggregate"), 4,
+        300_000, AlertThreshold("records", 10), ("regional", "aggregate"), 4,
     )  # fmt: skip
     assert [rule.means(topic) for topic in ("orders", "payments.a", "payments.test", "x")] == [1, 1, 0, 0]
     slack, mail = found.spec.channels[1], found.spec.channels[2]
@@ -74,11 +74,13 @@ def test_a_sound_one_comes_back_from_the_wire_and_is_in_the_schema() -> None:
 @pytest.mark.parametrize(
     ("told", "above"),
     [
-        (0, Above("records", 0)), ("12", Above("records", 12)), ("0.10 %", Above("share", 0.001)),
-        ("100%", Above("share", 1.0)),
+        (0, AlertThreshold("records", 0)),
+        ("12", AlertThreshold("records", 12)),
+        ("0.10 %", AlertThreshold("share", 0.001)),
+        ("100%", AlertThreshold("share", 1.0)),
     ],
-)  # fmt: skip
-def test_a_threshold_is_a_number_a_share_or_a_time(told: Any, above: Above) -> None:
+)
+def test_a_threshold_is_a_number_a_share_or_a_time(told: Any, above: AlertThreshold) -> None:
     found, _ = parse_alert(edited("spec/above", told))
     assert found.above == above
     assert AlertDefinition.from_wire(found.to_wire()).to_wire() == found.to_wire()
@@ -87,7 +89,7 @@ def test_a_threshold_is_a_number_a_share_or_a_time(told: Any, above: Above) -> N
 def test_one_kind_may_stand_alone_and_lag_has_a_time() -> None:
     found, _ = parse_alert(changed("spec/above", "1m30s", base=edited("spec/on", "lag")))
     assert (found.spec.on, found.above, found.to_wire()["spec"]["above"]) == (
-        ("lag",), Above("ms", 90_000), "1m30s",
+        ("lag",), AlertThreshold("ms", 90_000), "1m30s",
     )  # fmt: skip
 
 

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from app.alerts import rules as alerts_rules
-from app.alerts.rules import Above, Outcome, Rule, due, seen, step
+from app.alerts.rules import AlertThreshold, NoticeOutcome, Rule, due, seen, step
 from app.controllog import codec
-from app.controllog.alert_state import AlertState, Group, Told
+from app.controllog.alert_state import AlertState, AlertSubject, LastNotice
 from app.controllog.events import Claim, compaction_key
 from app.controllog.state import ControlState
 
@@ -22,7 +22,7 @@ WIDTH_MS = 60_000
 STATES = ["ok", "provisional", "lossy", "duplicated", "corrupted", "late", "absent-audit"]
 
 
-LAG = Above("ms", 500)
+LAG = AlertThreshold("ms", 500)
 
 
 def row(start: int, state: str, topic: str = "orders", **told: Any) -> dict[str, Any]:
@@ -62,7 +62,11 @@ class Leaders:
         return self.state.alert_states.states
 
     def step(
-        self, now_ms: int, rows: list[dict[str, Any]] | None, *outcomes: Outcome, term: int | None = None
+        self,
+        now_ms: int,
+        rows: list[dict[str, Any]] | None,
+        *outcomes: NoticeOutcome,
+        term: int | None = None,
     ) -> list[AlertState]:
         at = self.term if term is None else term
         changed = step(self.states, self.rules, self.rules, rows, outcomes, now_ms, at)
@@ -84,10 +88,10 @@ class Leaders:
         (a_rule("loss"), [row(1, state) for state in STATES if state != "lossy"], False),
         (a_rule("absent-audit"), [row(1, "absent-audit")], True),
         (a_rule("duplication", "corruption"), [row(1, "corrupted")], True),
-        (a_rule("duplication", above=Above("records", 3)), [row(1, "duplicated")], False),
-        (a_rule("duplication", above=Above("records", 2)), [row(1, "duplicated")], True),
-        (a_rule("loss", above=Above("share", 0.02)), [row(1, "lossy")], False),
-        (a_rule("loss", above=Above("share", 0.0199)), [row(1, "lossy")], True),
+        (a_rule("duplication", above=AlertThreshold("records", 3)), [row(1, "duplicated")], False),
+        (a_rule("duplication", above=AlertThreshold("records", 2)), [row(1, "duplicated")], True),
+        (a_rule("loss", above=AlertThreshold("share", 0.02)), [row(1, "lossy")], False),
+        (a_rule("loss", above=AlertThreshold("share", 0.0199)), [row(1, "lossy")], True),
         (a_rule("late"), [row(1, "late")], True),
         (a_rule("late"), [row(1, "late", missing=0, to_count=100)], False),  # all has come by now
         (a_rule("loss"), [row(1, "lossy", "other")], False),
@@ -194,18 +198,21 @@ def test_it_is_told_again_while_it_fires_and_only_so_often() -> None:
     leaders.step(0, lossy)
     (state,) = leaders.states.values()
     assert list(due(state, leaders.rules["r"])) == ["a", "b"]
-    leaders.step(500, lossy, Outcome(state.id, "a", 1, 500))
+    leaders.step(500, lossy, NoticeOutcome(state.id, "a", 1, 500))
     (state,) = leaders.states.values()
-    assert (list(due(state, leaders.rules["r"])), state.told) == (["b"], {"a": Told(1, 500)})
-    leaders.step(1_000, None, Outcome(state.id, "b", 1, 900, "answered 503"))
+    assert (list(due(state, leaders.rules["r"])), state.told) == (["b"], {"a": LastNotice(1, 500)})
+    leaders.step(1_000, None, NoticeOutcome(state.id, "b", 1, 900, "answered 503"))
     (state,) = leaders.states.values()
     assert (state.notice, list(due(state, leaders.rules["r"]))) == (2, ["a", "b"])
-    assert state.told["b"] == Told(0, 0, 900, "answered 503")
-    leaders.step(1_100, lossy, Outcome(state.id, "b", 2, 1_050))
+    assert state.told["b"] == LastNotice(0, 0, 900, "answered 503")
+    leaders.step(1_100, lossy, NoticeOutcome(state.id, "b", 2, 1_050))
     (state,) = leaders.states.values()
-    assert state.told["b"] == Told(2, 1_050)
+    assert state.told["b"] == LastNotice(2, 1_050)
     assert (
-        leaders.step(1_200, lossy, Outcome(state.id, "b", 1, 1_150), Outcome(state.id, "a", 9, 1_150)) == []
+        leaders.step(
+            1_200, lossy, NoticeOutcome(state.id, "b", 1, 1_150), NoticeOutcome(state.id, "a", 9, 1_150)
+        )
+        == []
     )
 
 
@@ -307,7 +314,7 @@ class AlertsOfTwoTopics(RuleBasedStateMachine):
         self.model = {topic: Model(for_ms) for topic in self.topics}
         self.now_ms = 1_000
         self.sent: dict[tuple[str, int], str] = {}  # what a receiver keeps apart: an id, and in which state
-        self.kept: list[Outcome] = []  # taken, not written down yet
+        self.kept: list[NoticeOutcome] = []  # taken, not written down yet
 
     @rule(
         rows=st.dictionaries(
@@ -336,7 +343,7 @@ class AlertsOfTwoTopics(RuleBasedStateMachine):
             if list(due(state, self.rule)):
                 known = self.sent.setdefault((state.id, state.notice), state.state)
                 assert known == state.state, "one id says two things"
-                self.kept.append(Outcome(state.id, "c", state.notice, self.now_ms))
+                self.kept.append(NoticeOutcome(state.id, "c", state.notice, self.now_ms))
 
     @rule()
     def kill_the_leader(self) -> None:
@@ -417,4 +424,6 @@ def test_whatever_was_compacted_a_fresh_reader_knows_which_alerts_there_are(
 
 
 def test_a_group_has_the_same_fingerprint_for_ever() -> None:
-    assert alerts_rules.fingerprint(Group("r", "orders", "regional", "aggregate")) == "62fbb251a25dced3"
+    assert (
+        alerts_rules.fingerprint(AlertSubject("r", "orders", "regional", "aggregate")) == "62fbb251a25dced3"
+    )

@@ -10,37 +10,48 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.archive.errors import NotFit, Outdone
-from app.archive.layout import Change, File, Gap, Partition, Reach, Span
-from app.archive.log import REMEMBERED_MS, SNAPSHOT_EVERY, SNAPSHOTS_KEPT, Archive, State
+from app.archive.errors import ConcurrentCommit, InvalidArchive
+from app.archive.layout import (
+    ArchiveChange,
+    ArchivedPartition,
+    ArchivedReach,
+    ArchiveFile,
+    ArchiveGap,
+    FileSpan,
+)
+from app.archive.log import REMEMBERED_MS, SNAPSHOT_EVERY, SNAPSHOTS_KEPT, Archive, ArchiveState
 
-AT = Partition("orders", "id-1", 0)
+AT = ArchivedPartition("orders", "id-1", 0)
 
 
-def held(name: str, start: int, end: int, topic_id: str = "id-1") -> File:
+def held(name: str, start: int, end: int, topic_id: str = "id-1") -> ArchiveFile:
     """A file of these offsets."""
-    span = Span(0, start, end, end - start, start, end - 1)
-    return File(name, "records", "orders", topic_id, "2025-11-22", "12", 100, (span,))
+    span = FileSpan(0, start, end, end - start, start, end - 1)
+    return ArchiveFile(name, "records", "orders", topic_id, "2025-11-22", "12", 100, (span,))
 
 
-def landed(start: int, end: int, at_ms: int = 0) -> Change:
+def landed(start: int, end: int, at_ms: int = 0) -> ArchiveChange:
     """A round that archives these offsets."""
     added = (held(f"f{start}", start, end),)
-    return Change("land", at_ms, added, reach={AT: Reach(0, end)}, based_on={AT: Reach(0, start)})
+    return ArchiveChange(
+        "land", at_ms, added, reach={AT: ArchivedReach(0, end)}, based_on={AT: ArchivedReach(0, start)}
+    )
 
 
 def test_what_is_committed_is_read_again(archive: Archive) -> None:
-    gap = Gap(AT, 5, 8, 77)
-    change = Change("land", 7, (held("a", 0, 5),), reach={AT: Reach(0, 10)}, based_on={}, gaps=(gap,))
+    gap = ArchiveGap(AT, 5, 8, 77)
+    change = ArchiveChange(
+        "land", 7, (held("a", 0, 5),), reach={AT: ArchivedReach(0, 10)}, based_on={}, gaps=(gap,)
+    )
     assert archive.commit(change) == archive.state() == Archive.open(archive.root).state()
     state = archive.state()
-    assert (state.number, state.reach, state.gaps) == (1, {AT: Reach(0, 10)}, (gap,))
+    assert (state.number, state.reach, state.gaps) == (1, {AT: ArchivedReach(0, 10)}, (gap,))
     assert state.files == {"a": held("a", 0, 5)}
 
 
 def test_of_two_rounds_over_the_same_offsets_one_counts(archive: Archive) -> None:
     archive.commit(landed(0, 10))
-    with pytest.raises(Outdone, match=r"orders \[0\] was archived by another job"):
+    with pytest.raises(ConcurrentCommit, match=r"orders \[0\] was archived by another job"):
         archive.commit(landed(0, 12))
     archive.commit(landed(10, 20))
     assert sorted(archive.state().files) == ["f0", "f10"]
@@ -49,10 +60,10 @@ def test_of_two_rounds_over_the_same_offsets_one_counts(archive: Archive) -> Non
 def test_of_many_writers_at_once_each_offset_counts_once(archive: Archive) -> None:
     def archive_all() -> None:
         mine = Archive.open(archive.root)
-        while (end := mine.state().reach.get(AT, Reach(0, 0)).end) < 100:
+        while (end := mine.state().reach.get(AT, ArchivedReach(0, 0)).end) < 100:
             try:
                 mine.commit(landed(end, end + 5))
-            except Outdone:
+            except ConcurrentCommit:
                 continue
 
     threads = [threading.Thread(target=archive_all) for _ in range(4)]
@@ -67,11 +78,11 @@ def test_of_many_writers_at_once_each_offset_counts_once(archive: Archive) -> No
 def test_a_compaction_and_a_round_do_not_hinder_each_other(archive: Archive) -> None:
     archive.commit(landed(0, 10))
     archive.commit(landed(10, 20))
-    joined = Change("compact", 5, (held("joined", 0, 20),), removed=("f0", "f10"))
+    joined = ArchiveChange("compact", 5, (held("joined", 0, 20),), removed=("f0", "f10"))
     archive.commit(landed(20, 30))
     archive.commit(joined)
     assert sorted(archive.state().files) == ["f20", "joined"]
-    with pytest.raises(Outdone, match="f0 was replaced by another job"):
+    with pytest.raises(ConcurrentCommit, match="f0 was replaced by another job"):
         archive.commit(joined)
 
 
@@ -87,9 +98,9 @@ def test_a_writer_that_dies_before_its_change_leaves_nothing_that_counts(
         patch.setattr(os, "link", dies)
         with pytest.raises(KeyboardInterrupt):
             archive.commit(landed(10, 20))
-    assert archive.state().reach == {AT: Reach(0, 10)}
+    assert archive.state().reach == {AT: ArchivedReach(0, 10)}
     archive.commit(landed(10, 20))
-    assert archive.state().reach == {AT: Reach(0, 20)}
+    assert archive.state().reach == {AT: ArchivedReach(0, 20)}
 
 
 def test_snapshots_change_nothing_and_old_ones_go(archive: Archive) -> None:
@@ -106,17 +117,19 @@ def test_snapshots_change_nothing_and_old_ones_go(archive: Archive) -> None:
 
 @given(st.permutations(["zz", "aa", "mm"]))
 def test_the_newest_lineage_stays_the_newest_in_a_snapshot(ids: list[str]) -> None:
-    state = State()
+    state = ArchiveState()
     for topic_id in ids:
-        at = Partition("orders", topic_id, 0)
-        state.apply(Change("land", 0, (held(topic_id, 0, 1, topic_id),), reach={at: Reach(0, 1)}))
-    assert State.from_json(state.as_json()) == state
-    assert State.from_json(state.as_json()).lineages("orders") == list(ids)
+        at = ArchivedPartition("orders", topic_id, 0)
+        state.apply(
+            ArchiveChange("land", 0, (held(topic_id, 0, 1, topic_id),), reach={at: ArchivedReach(0, 1)})
+        )
+    assert ArchiveState.from_json(state.as_json()) == state
+    assert ArchiveState.from_json(state.as_json()).lineages("orders") == list(ids)
 
 
 def test_what_was_removed_is_forgotten_after_a_week(archive: Archive) -> None:
     archive.commit(landed(0, 10))
-    archive.commit(Change("compact", 5, (held("joined", 0, 10),), removed=("f0",)))
+    archive.commit(ArchiveChange("compact", 5, (held("joined", 0, 10),), removed=("f0",)))
     assert archive.state().removed_ms == {"f0": 5}
     archive.commit(landed(10, 20, at_ms=6 + REMEMBERED_MS))
     assert archive.state().removed_ms == {}
@@ -124,19 +137,19 @@ def test_what_was_removed_is_forgotten_after_a_week(archive: Archive) -> None:
 
 def test_an_archive_is_of_one_cluster(archive: Archive) -> None:
     assert Archive.create(archive.root, "cluster").cluster_id == "cluster"
-    with pytest.raises(NotFit, match="archive of cluster cluster, not of other"):
+    with pytest.raises(InvalidArchive, match="archive of cluster cluster, not of other"):
         Archive.create(archive.root, "other")
 
 
 def test_a_folder_that_is_no_archive_is_refused(tmp_path: Path) -> None:
     (tmp_path / "mine.txt").touch()
-    with pytest.raises(NotFit, match="not empty"):
+    with pytest.raises(InvalidArchive, match="not empty"):
         Archive.create(tmp_path, "cluster")
-    with pytest.raises(NotFit, match=r"archive\.json is missing"):
+    with pytest.raises(InvalidArchive, match=r"archive\.json is missing"):
         Archive.open(tmp_path)
 
 
 def test_a_later_format_is_refused(archive: Archive) -> None:
     (archive.root / "archive.json").write_text('{"format": 2, "cluster_id": "cluster"}')
-    with pytest.raises(NotFit, match="has format 2; this version reads up to 1: upgrade"):
+    with pytest.raises(InvalidArchive, match="has format 2; this version reads up to 1: upgrade"):
         Archive.open(archive.root)

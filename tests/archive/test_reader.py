@@ -13,9 +13,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.archive.errors import BadOption, NotArchived
-from app.archive.layout import Change, File, Gap, Partition, Reach, Span
+from app.archive.layout import (
+    ArchiveChange,
+    ArchivedPartition,
+    ArchivedReach,
+    ArchiveFile,
+    ArchiveGap,
+    FileSpan,
+)
 from app.archive.log import Archive
-from app.archive.reader import COLUMNS, Query, Reader, record_schema
+from app.archive.reader import COLUMNS, ArchiveQuery, ArchiveReader, record_schema
 
 Place = tuple[int, int, int]  # partition, offset, timestamp in ms
 
@@ -44,15 +51,17 @@ def put(archive: Archive, *files: list[Place], topic_id: str = "id-1", rows_a_gr
             offsets = [place[1] for place in places if place[0] == partition]
             times = [place[2] for place in places if place[0] == partition]
             spans.append(
-                Span(partition, min(offsets), max(offsets) + 1, len(offsets), min(times), max(times))
+                FileSpan(partition, min(offsets), max(offsets) + 1, len(offsets), min(times), max(times))
             )
-        added.append(File(name, "records", "orders", topic_id, "d", "h", path.stat().st_size, tuple(spans)))
+        added.append(
+            ArchiveFile(name, "records", "orders", topic_id, "d", "h", path.stat().st_size, tuple(spans))
+        )
     reach = {
-        Partition("orders", topic_id, span.partition): Reach(0, span.end)
+        ArchivedPartition("orders", topic_id, span.partition): ArchivedReach(0, span.end)
         for file in added
         for span in file.spans
     }
-    archive.commit(Change("land", 0, tuple(added), reach=reach))
+    archive.commit(ArchiveChange("land", 0, tuple(added), reach=reach))
 
 
 FILES = [
@@ -65,7 +74,7 @@ PLACES = [place for file in FILES for place in file]
 
 def test_records_come_in_the_order_of_offsets_though_files_overlap(archive: Archive) -> None:
     put(archive, *FILES)
-    found = list(Reader(archive).records(Query("orders")))
+    found = list(ArchiveReader(archive).records(ArchiveQuery("orders")))
     assert [(one.partition, one.offset, one.timestamp_ms) for one in found] == sorted(PLACES)
     assert found[0].headers == (("h", b"1"), ("h", None))
     assert [one.value for one in found] == [repr(place).encode() for place in sorted(PLACES)]
@@ -80,9 +89,9 @@ def test_a_query_gives_what_it_asks_for_and_no_more(
 ) -> None:
     if from_ms >= to_ms or start >= end:
         with pytest.raises(BadOption):
-            Query("orders", from_ms=from_ms, to_ms=to_ms, start=start, end=end)
+            ArchiveQuery("orders", from_ms=from_ms, to_ms=to_ms, start=start, end=end)
         return
-    query = Query(
+    query = ArchiveQuery(
         "orders", from_ms=from_ms, to_ms=to_ms, start=start, end=end, partitions=partitions, max_records=most
     )
     wanted = sorted(
@@ -114,22 +123,24 @@ def test_a_column_of_a_later_version_is_passed_over(archive: Archive) -> None:
         table = pyarrow.parquet.read_table(archive.root / path)
         table = table.add_column(0, "leader_epoch", pa.array([7] * len(table)))
         pyarrow.parquet.write_table(table, archive.root / path)
-    reader = Reader(archive)
-    found = [(one.partition, one.offset, one.timestamp_ms) for one in reader.records(Query("orders"))]
+    reader = ArchiveReader(archive)
+    found = [(one.partition, one.offset, one.timestamp_ms) for one in reader.records(ArchiveQuery("orders"))]
     assert found == sorted(PLACES)
-    assert all(batch.schema.names == list(COLUMNS) for batch in reader.read(Query("orders")))
+    assert all(batch.schema.names == list(COLUMNS) for batch in reader.read(ArchiveQuery("orders")))
 
 
 def test_coverage_tells_where_the_topic_itself_begins_and_what_was_gone(archive: Archive) -> None:
     put(archive, *FILES)
-    at = Partition("orders", "id-1", 0)
-    gap = Gap(at, 7, 9, 5)
+    at = ArchivedPartition("orders", "id-1", 0)
+    gap = ArchiveGap(at, 7, 9, 5)
     archive.commit(
-        Change("land", 5, reach={at: Reach(0, 9)}, based_on={at: archive.state().reach[at]}, gaps=(gap,))
+        ArchiveChange(
+            "land", 5, reach={at: ArchivedReach(0, 9)}, based_on={at: archive.state().reach[at]}, gaps=(gap,)
+        )
     )
-    first, second = Reader(archive).coverage("orders")
-    assert (first.partition, first.reach, first.gaps) == (0, Reach(0, 9), (gap,))
-    assert (second.partition, second.reach, second.gaps) == (1, Reach(0, 2), ())
+    first, second = ArchiveReader(archive).coverage("orders")
+    assert (first.partition, first.reach, first.gaps) == (0, ArchivedReach(0, 9), (gap,))
+    assert (second.partition, second.reach, second.gaps) == (1, ArchivedReach(0, 2), ())
 
 
 def test_only_files_and_row_groups_that_may_hold_it_are_opened(
@@ -144,8 +155,8 @@ def test_only_files_and_row_groups_that_may_hold_it_are_opened(
             return super().iter_batches(*arguments, **options)
 
     monkeypatch.setattr(pyarrow.parquet, "ParquetFile", Counted)
-    reader = Reader(archive)
-    assert [one.offset for one in reader.records(Query("orders", from_ms=300, to_ms=301))] == [1]
+    reader = ArchiveReader(archive)
+    assert [one.offset for one in reader.records(ArchiveQuery("orders", from_ms=300, to_ms=301))] == [1]
     assert opened == [[2]]
 
 
@@ -161,25 +172,25 @@ def test_files_are_opened_only_when_their_offsets_come(
             super().__init__(path)
 
     monkeypatch.setattr(pyarrow.parquet, "ParquetFile", Counted)
-    records = Reader(archive).records(Query("orders"))
+    records = ArchiveReader(archive).records(ArchiveQuery("orders"))
     assert [(next(records).offset, len(opened)) for _ in range(5)] == [(n, n + 1) for n in range(5)]
 
 
 def test_a_reader_sees_what_was_there_when_it_looked(archive: Archive) -> None:
     put(archive, FILES[0])
-    reader = Reader(archive)
+    reader = ArchiveReader(archive)
     put(archive, FILES[1])
-    assert len(list(reader.records(Query("orders")))) == len(FILES[0])
+    assert len(list(reader.records(ArchiveQuery("orders")))) == len(FILES[0])
     reader.refresh()
-    assert len(list(reader.records(Query("orders")))) == len(FILES[0]) + len(FILES[1])
+    assert len(list(reader.records(ArchiveQuery("orders")))) == len(FILES[0]) + len(FILES[1])
 
 
 def test_what_was_never_archived_is_said_with_what_was(archive: Archive) -> None:
     put(archive, *FILES)
     with pytest.raises(NotArchived, match="nothing of topic 'payments'; it has: orders"):
-        list(Reader(archive).records(Query("payments")))
+        list(ArchiveReader(archive).records(ArchiveQuery("payments")))
     with pytest.raises(NotArchived, match="never had the id 'id-9'"):
-        list(Reader(archive).read(Query("orders", topic_id="id-9")))
+        list(ArchiveReader(archive).read(ArchiveQuery("orders", topic_id="id-9")))
 
 
 def test_reading_an_archive_imports_no_spark() -> None:
@@ -193,7 +204,7 @@ def _shared_reader(tmp_path_factory: pytest.TempPathFactory) -> None:
     global READER  # noqa: PLW0603 - given to properties, which take no fixtures of a narrower scope
     archive = Archive.create(Path(tmp_path_factory.mktemp("shared")) / "archive", "cluster")
     put(archive, *FILES)
-    READER = Reader(archive)
+    READER = ArchiveReader(archive)
 
 
-READER: Reader
+READER: ArchiveReader

@@ -7,22 +7,31 @@ from pathlib import Path
 
 import pytest
 
-from app.archive.layout import Change, File, Partition, Reach, Span
+from app.archive.layout import ArchiveChange, ArchivedPartition, ArchivedReach, ArchiveFile, FileSpan
 from app.archive.log import Archive
 from app.archive.topic_archive import ArchiveUnreadable, open_archive
 
-AT = Partition("orders", "id-1", 0)
+AT = ArchivedPartition("orders", "id-1", 0)
 
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
     """An archive of ten records, whose file is not there."""
-    file = File(
-        "records/a.parquet", "records", "orders", "id-1", "2025-11-22", "12", 9, (Span(0, 0, 10, 10, 5, 9),)
+    file = ArchiveFile(
+        "records/a.parquet",
+        "records",
+        "orders",
+        "id-1",
+        "2025-11-22",
+        "12",
+        9,
+        (FileSpan(0, 0, 10, 10, 5, 9),),
     )
     root = tmp_path / "archive"
     Archive.create(root, "cluster").commit(
-        Change("land", 0, (file,), reach={AT: Reach(0, 10)}, based_on={AT: Reach(0, 0)})
+        ArchiveChange(
+            "land", 0, (file,), reach={AT: ArchivedReach(0, 10)}, based_on={AT: ArchivedReach(0, 0)}
+        )
     )
     return root
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from app.audit.definition import AuditPlan, job_name, of_job_name
-from app.audit.folds.plan_terms import Stated
-from app.audit.folds.tier_pairs import Plan
+from app.audit.folds.plan_terms import PlanTerms
+from app.audit.folds.tier_pairs import ComparisonTerms
 from app.config.problems import InvalidConfiguration
 from app.definitions.plan import plan
 from app.definitions.registry import json_schema, load_definitions, parse_any, parse_audit
@@ -43,16 +43,16 @@ def said(document: dict[str, Any]) -> dict[str, str]:
 
 def test_whoever_reads_the_table_of_plans_compares_by_the_same() -> None:
     plan = AuditPlan.model_validate(edited("spec/clusters", ["regional", "west"]))
-    stated = Stated.of(plan.to_wire())
+    stated = PlanTerms.of(plan.to_wire())
 
-    assert stated.plan == Plan(plan.width_ms, plan.bounds, plan.spec.tiers)
+    assert stated.plan == ComparisonTerms(plan.width_ms, plan.bounds, plan.spec.tiers)
     assert stated.counts_consumers == plan.counts_consumers
     for topic in ("orders", "payments.in", "payments.in.test", "mail"):
         assert stated.counts("regional", "east", topic) == plan.means(topic)
     assert stated.counts("aggregate", "west", "orders")
     assert not stated.counts("aggregate", "east", "orders")
     with pytest.raises(ValueError, match="not the definition of an audit plan"):
-        Stated.of({"metadata": {"name": "orders"}, "spec": {}})
+        PlanTerms.of({"metadata": {"name": "orders"}, "spec": {}})
 
 
 def test_a_sound_one_comes_back_from_the_wire_and_is_in_the_schema() -> None:

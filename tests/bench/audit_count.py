@@ -23,8 +23,8 @@ from typing import Any
 import uvloop
 from aiokafka.record.default_records import DefaultRecordBatchBuilder
 
-from app.audit.counts.counter import ANY_DISORDER, How
-from app.audit.counts.fingerprint import Source
+from app.audit.counts.counter import ANY_DISORDER, CountingSpec
+from app.audit.counts.fingerprint import FingerprintSource
 from app.audit.counts.partition_counter import PartitionReader
 from app.audit.counts.reports import Report, Scope
 from app.audit.definition import AuditPlan
@@ -32,7 +32,7 @@ from app.audit.pump.partition import AuditPump
 from app.dev.yard import Yard
 from app.kafka.client.cluster import ClusterClient, ClusterSpec
 from app.kafka.fetch.decoder import lowest_timestamp, records_of
-from app.kafka.fetch.deliveries import ByteBudget, Fetched
+from app.kafka.fetch.deliveries import ByteBudget, FetchedBatches
 from app.kafka.fetch.service import FetchService
 from app.kafka.records.batch import iter_batches
 from app.kernel.fencing import LogId
@@ -130,9 +130,9 @@ def _per_cpu_s(work: Callable[[], int]) -> float:
 
 
 def _counted(chunks: list[tuple[bytes, int]], disorder_ms: int) -> float:
-    source = Source("c", "t", 0)
+    source = FingerprintSource("c", "t", 0)
     scope = Scope("orders", "regional", "east", WIDTH_MS)
-    how = How(records_of, source, disorder_ms=disorder_ms, lowest=lowest_timestamp)
+    how = CountingSpec(records_of, source, disorder_ms=disorder_ms, lowest=lowest_timestamp)
 
     def work() -> int:
         reader = PartitionReader(scope, source, how, 0)
@@ -170,7 +170,7 @@ async def _fetched(bootstrap: str, disorder: str) -> tuple[float, float]:
     ends, done = dict.fromkeys(pumps, 0), asyncio.Event()
 
     async def deliver(item: Any) -> None:
-        assert isinstance(item, Fetched), item
+        assert isinstance(item, FetchedBatches), item
         ends[item.partition] = item.next_offset
         if disorder:
             pumps[item.partition].accept(item)
@@ -205,7 +205,7 @@ def _pump(partition: int, disorder: str) -> AuditPump:
 
     return AuditPump(
         JobId.parse(f"audit:all//east:{SHAPE.topic}:{partition}"), 1, plan, "regional", next_offset=0, base=0,
-        lineage=0, log=LogId("c", "t"), is_cut=False, tell=lambda *_: None, send=send,
+        lineage=0, log=LogId("c", "t"), is_cut=False, report_incident=lambda *_: None, send=send,
     )  # fmt: skip
 
 

@@ -30,7 +30,7 @@ from functools import partial
 from statistics import median
 from typing import Any
 
-from app.dev.demo.stage import Process, Stage, StageError, http, route, wait_until
+from app.dev.demo.stage import DemoStage, Process, StageError, http, route, wait_until
 from app.dev.yard import Yard
 from app.kafka.client.cluster import LATEST, ClusterClient, ClusterSpec
 from tests.bench import slices
@@ -50,7 +50,7 @@ COUNTED_S = 120.0
 AT_REST = "at-rest"
 PLAIN = "unaudited"
 
-Workers = dict[str, tuple[Stage, Process]]  # by what they do in a round
+Workers = dict[str, tuple[DemoStage, Process]]  # by what they do in a round
 Round = tuple[list[Second], float]  # and what was behind
 MEASURED: dict[str, Callable[[slices.Slice], float]] = {
     "records/s": lambda one: one.rate,
@@ -212,20 +212,20 @@ def acknowledged(url: str) -> int:
 
 
 @contextmanager
-def workers(yard: Yard, kind: str) -> Iterator[list[tuple[Stage, Process]]]:
+def workers(yard: Yard, kind: str) -> Iterator[list[tuple[DemoStage, Process]]]:
     """Two, neither of which knows of the other."""
     with ExitStack() as stack:
-        stages = [stack.enter_context(Stage(yard, region=f"{kind}{name}")) for name in "ab"]
+        stages = [stack.enter_context(DemoStage(yard, region=f"{kind}{name}")) for name in "ab"]
         yield [(stage, stage.worker()) for stage in stages]
 
 
-def turns(both: list[tuple[Stage, Process]], audited: str, number: int) -> Workers:
+def turns(both: list[tuple[DemoStage, Process]], audited: str, number: int) -> Workers:
     """Who does what in a round."""
     return {PLAIN: both[number % 2], audited: both[1 - number % 2]}
 
 
 @contextmanager
-def routed(stage: Stage, worker: Process, copy: str) -> Iterator[None]:
+def routed(stage: DemoStage, worker: Process, copy: str) -> Iterator[None]:
     """A route copies the topic into this one."""
     name = copy.partition(".")[0]
     rename = {"names": {SHAPE.topic: copy}}
@@ -257,7 +257,7 @@ def ends(bootstrap: str) -> Iterator[Callable[[str], Callable[[], int]]]:
 
 @contextmanager
 def plan(
-    stage: Stage,
+    stage: DemoStage,
     worker: Process,
     topics: list[str],
     clusters: Sequence[str],

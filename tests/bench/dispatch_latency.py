@@ -14,7 +14,7 @@ from typing import Any
 
 from aiokafka import AIOKafkaConsumer
 
-from app.dev.demo.stage import Process, Stage, wait_until, workload
+from app.dev.demo.stage import DemoStage, Process, wait_until, workload
 from app.dev.demo.traffic import create_topic, messages, produce
 from app.dev.yard import Yard
 from tests.bench.run import Progress, alternate
@@ -27,7 +27,7 @@ PER_SECOND, COUNT, WARM = 1_000, 8_000, 1_000
 def run(progress: Progress) -> dict[str, Any]:
     """Three rounds each."""
     halves: dict[str, list[float]] = {"ours": [], "peer": []}
-    with Yard(regions=1) as yard, Stage(yard) as stage:
+    with Yard(regions=1) as yard, DemoStage(yard) as stage:
         worker = stage.worker()
         bootstrap = yard.bootstrap(CLUSTER)
         pair = alternate(
@@ -61,7 +61,7 @@ def _good(prefix: str) -> Any:
     return (message for message in messages(COUNT * 2, prefix) if message.behaviour == "ok")
 
 
-def _ours(stage: Stage, worker: Process, bootstrap: str) -> list[int]:
+def _ours(stage: DemoStage, worker: Process, bootstrap: str) -> list[int]:
     topic = _topic(bootstrap)
     receiver = stage.receiver(GROUP, topic)
     stage.deploy(worker, workload(GROUP, topic, CLUSTER, receiver.address))

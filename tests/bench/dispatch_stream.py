@@ -28,7 +28,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from app.dev.demo.stage import Process, Stage
+from app.dev.demo.stage import DemoStage, Process
 from app.dev.yard import Yard
 from tests.bench.parallel_consumer import VERSION, Peer, build
 from tests.bench.run import MIN_ROUNDS, Pair, Progress, alternate
@@ -53,7 +53,7 @@ def run(progress: Progress) -> dict[str, Any]:
     with (
         tempfile.TemporaryDirectory() as name,
         Yard(regions=1) as yard,
-        Stage(yard) as stage,
+        DemoStage(yard) as stage,
     ):
         progress("fetching and compiling the peer")
         java, class_path = build(Path(name))
@@ -107,7 +107,7 @@ def _row(title: str, peer: str, pair: Pair) -> dict[str, Any]:
 
 
 def _against_peer(
-    stage: Stage, worker: Process, topic: str, case: Case, peer: Peer, progress: Progress
+    stage: DemoStage, worker: Process, topic: str, case: Case, peer: Peer, progress: Progress
 ) -> Pair:
     receivers = Receivers(stage, topic, case, MIN_ROUNDS)
     ours, theirs = itertools.count(), itertools.count()
@@ -126,7 +126,7 @@ def _against_peer(
         receivers.close()
 
 
-def _against_clean(stage: Stage, worker: Process, topic: str, case: Case, progress: Progress) -> Pair:
+def _against_clean(stage: DemoStage, worker: Process, topic: str, case: Case, progress: Progress) -> Pair:
     faulty = Receivers(stage, topic, case, MIN_ROUNDS)
     clean = Receivers(stage, topic, replace(case, stuck_at=None), MIN_ROUNDS)
     ours, theirs = itertools.count(), itertools.count()

@@ -15,7 +15,7 @@ from typing import Any
 import grpc
 import uvloop
 
-from app.dev.demo.stage import Process, Stage, http, wait_until, workload
+from app.dev.demo.stage import DemoStage, Process, http, wait_until, workload
 from app.dev.demo.traffic import create_topic, messages, produce
 from app.dev.yard import Yard
 from app.dispatch.push.metadata import MetadataTemplate
@@ -34,7 +34,7 @@ RUN_S = 120.0
 def run(progress: Progress) -> dict[str, Any]:
     """Both cases."""
     rows = []
-    with Yard(regions=1) as yard, Stage(yard) as stage:
+    with Yard(regions=1) as yard, DemoStage(yard) as stage:
         worker = stage.worker()
         for name, latency_ms, in_flight, count in CASES:
             progress(name)
@@ -50,7 +50,7 @@ def run(progress: Progress) -> dict[str, Any]:
 
 
 def _case(
-    stage: Stage, worker: Process, latency_ms: int, in_flight: int, count: int, progress: Progress
+    stage: DemoStage, worker: Process, latency_ms: int, in_flight: int, count: int, progress: Progress
 ) -> Pair:
     topics = [f"unary-{uuid.uuid4().hex[:8]}" for _ in range(3)]
     extra = ("--instant", "--latency-ms", str(latency_ms))
@@ -66,7 +66,9 @@ def _case(
         receiver.terminate()
 
 
-def _ours(stage: Stage, worker: Process, receiver: Process, topic: str, in_flight: int, count: int) -> float:
+def _ours(
+    stage: DemoStage, worker: Process, receiver: Process, topic: str, in_flight: int, count: int
+) -> float:
     bootstrap = stage.yard.bootstrap(CLUSTER)
     asyncio.run(create_topic(bootstrap, topic, 1))
     asyncio.run(produce(bootstrap, topic, messages(count)))

@@ -17,7 +17,7 @@ from typing import Any
 
 import psutil
 
-from app.dev.demo.stage import Process, Stage, StageError, http
+from app.dev.demo.stage import DemoStage, Process, StageError, http
 from app.dev.yard import Yard
 from tests.bench.run import Progress
 from tests.bench.streams.ours import CLUSTER, Case, Receivers
@@ -37,7 +37,7 @@ MB = 1_000_000
 def run(progress: Progress) -> dict[str, Any]:
     """See the module."""
     seconds = max(WARM_S + 2 * NEAR_S, int(os.environ.get(SECONDS_VARIABLE, DEFAULT_S)))
-    with Yard(regions=1) as yard, Stage(yard) as stage:
+    with Yard(regions=1) as yard, DemoStage(yard) as stage:
         worker = stage.worker()
         progress("filling the topic")
         asyncio.run(fill(yard.bootstrap(CLUSTER), "filled", PARTITIONS, CASE.count))
@@ -58,7 +58,7 @@ def run(progress: Progress) -> dict[str, Any]:
 
 
 def _measure(
-    stage: Stage, worker: Process, receivers: Receivers, seconds: int, progress: Progress
+    stage: DemoStage, worker: Process, receivers: Receivers, seconds: int, progress: Progress
 ) -> tuple[list[int], int]:
     """Resident bytes of the worker at every second, and how many messages were handled meanwhile."""
     process = psutil.Process(worker.popen.pid)
@@ -82,7 +82,7 @@ def _measure(
     return sizes, handled
 
 
-def _next_read(stage: Stage, worker: Process, receivers: Receivers, groups: Any) -> Callable[[], int]:
+def _next_read(stage: DemoStage, worker: Process, receivers: Receivers, groups: Any) -> Callable[[], int]:
     """Deploys the next group's workload, without the former one; returns how far it is."""
     index, group = next(groups)
     base = f"{worker.url}/api/v1/workloads"

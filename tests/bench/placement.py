@@ -24,7 +24,7 @@ from typing import Any
 from app.controllog.events import Assignment
 from app.kernel.load import Load
 from app.placement.model.bin_packing import plan
-from app.placement.model.plan import Decision, Member
+from app.placement.model.plan import Member, PlacementDecision
 from tests.bench.run import MIN_ROUNDS, Progress
 
 JOBS = 100_000
@@ -59,7 +59,7 @@ def assigned(owners: Mapping[str, str]) -> dict[str, Assignment]:
 def until_rest(loads: Mapping[str, Load], workers: Sequence[str], owners: Owners) -> tuple[float, Owners]:
     """Rounds until nothing is to be done: the slowest one's seconds, and who owns what then."""
     members = [Member(worker) for worker in workers]
-    planned: dict[str, Decision] = {}
+    planned: dict[str, PlacementDecision] = {}
     slowest_s, now = 0.0, assigned(owners)
     for _ in range(REST_ROUNDS):
         began_s = time.thread_time()

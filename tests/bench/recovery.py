@@ -23,7 +23,7 @@ from typing import Any
 import orjson
 from aiokafka import AIOKafkaProducer
 
-from app.dev.demo.stage import Process, Stage, http, wait_until, workload
+from app.dev.demo.stage import DemoStage, Process, http, wait_until, workload
 from app.dev.demo.traffic import create_topic
 from app.dev.yard import Yard
 from tests.bench.run import Progress, alternate
@@ -46,7 +46,7 @@ def run(progress: Progress) -> dict[str, Any]:
     """Three rounds each."""
     times: dict[str, list[float]] = {"ours": [], "tuned": [], "default": []}
     topic = f"recovery-{uuid.uuid4().hex[:8]}"
-    with Yard(regions=1) as yard, Stage(yard, region=f"b{uuid.uuid4().hex[:6]}") as stage:
+    with Yard(regions=1) as yard, DemoStage(yard, region=f"b{uuid.uuid4().hex[:6]}") as stage:
         bootstrap = yard.bootstrap(CLUSTER)
         asyncio.run(create_topic(bootstrap, topic, PARTITIONS))
         with feeding(bootstrap, topic):
@@ -125,7 +125,7 @@ def feeding(bootstrap: str, topic: str) -> Iterator[None]:
 class Ours:
     """Workers of which one is killed at a time, and replaced."""
 
-    def __init__(self, stage: Stage, topic: str) -> None:
+    def __init__(self, stage: DemoStage, topic: str) -> None:
         self.stage, self.topic = stage, topic
         self.workers = [stage.worker() for _ in range(WORKERS)]
         self.kills = 0

@@ -9,7 +9,7 @@ import os
 import uuid
 from typing import Any
 
-from app.dev.demo.stage import Stage
+from app.dev.demo.stage import DemoStage
 from app.dev.yard import Yard
 from tests.bench.run import Progress
 from tests.system.soak.play import Play
@@ -22,7 +22,7 @@ def run(progress: Progress) -> dict[str, Any]:
     """One soak. Raises RuntimeError, with the report, when a message is lost or anything does not balance."""
     for_s = float(os.environ.get("SWITCHYARD_SOAK_S") or FOR_S)
     seed = int(os.environ.get("SWITCHYARD_SOAK_SEED") or SEED)
-    with Yard(regions=1) as yard, Stage(yard) as stage:
+    with Yard(regions=1) as yard, DemoStage(yard) as stage:
         stage.settings["worker"] = {"grace": "10s"}
         outcome = Play(stage, seed, for_s, f"soak-{uuid.uuid4().hex[:8]}", say=progress).run()
     text = report(outcome)

@@ -14,7 +14,7 @@ from click.testing import CliRunner
 
 from app.cli.main import switchyard
 from tests.cli.test_commands import Shell
-from tests.web.runtime_fake import HandFed, serving
+from tests.web.runtime_fake import FakeRuntime, serving
 
 
 class InProcess(Shell):
@@ -34,7 +34,7 @@ def shell(tmp_path: Path) -> Iterator[Shell]:
     """The worker in this process logs to the real standard error, never into a command's output."""
     kept = structlog.get_config()
     structlog.configure(logger_factory=structlog.PrintLoggerFactory(file=sys.__stderr__))
-    fed = HandFed()
+    fed = FakeRuntime()
     with serving(fed) as url:
         yield InProcess(url, fed, tmp_path)
     structlog.configure(**kept)

@@ -20,7 +20,7 @@ from ruamel.yaml import YAML
 from app.cli.main import switchyard
 from app.controllog.events import WorkloadDeleted
 from tests.payload.schemas import file_of, set_of
-from tests.web.runtime_fake import HandFed, a_pump, assigned, beat, definition, flowing, job, put, serving
+from tests.web.runtime_fake import FakeRuntime, a_pump, assigned, beat, definition, flowing, job, put, serving
 
 SCRIPT = "from app.cli.main import main; main()"
 
@@ -28,7 +28,7 @@ SCRIPT = "from app.cli.main import main; main()"
 class Shell:
     """Runs `switchyard ...` in a folder, told of a worker."""
 
-    def __init__(self, url: str, fed: HandFed, home: Path) -> None:
+    def __init__(self, url: str, fed: FakeRuntime, home: Path) -> None:
         self.url = url
         self.fed = fed
         self.home = home
@@ -49,14 +49,14 @@ class Shell:
 
 @pytest.fixture
 def shell(tmp_path: Path) -> Iterator[Shell]:
-    fed = HandFed()
+    fed = FakeRuntime()
     with serving(fed) as url:
         yield Shell(url, fed, tmp_path)
 
 
-def flowing_orders(fed: HandFed) -> None:
+def flowing_orders(fed: FakeRuntime) -> None:
     fed.apply(put(definition()), assigned(job(0)), assigned(job(1)))
-    fed.hear(beat(flowing(job(0)), flowing(job(1), committed=-1), url=fed.url))
+    fed.observe(beat(flowing(job(0)), flowing(job(1), committed=-1), url=fed.url))
 
 
 # -- config ----------------------------------------------------------------------------------------
@@ -241,13 +241,13 @@ def test_workloads_in_every_format_and_unknown_is_said(shell: Shell) -> None:
 def test_a_row_of_a_piped_table_is_one_line_however_long(shell: Shell) -> None:
     trouble = "x " * 500
     shell.fed.apply(put(definition()), assigned(job(0)))
-    shell.fed.hear(beat(flowing(job(0), trouble=trouble)))
+    shell.fed.observe(beat(flowing(job(0), trouble=trouble)))
     assert len(shell("workload", "list").stdout.splitlines()) == 2
 
 
 def test_what_stands_in_records_cannot_drive_the_terminal(shell: Shell) -> None:
     shell.fed.apply(put(definition()), assigned(job(0)))
-    shell.fed.hear(beat(flowing(job(0), trouble="\x1b]0;owned\x07[bold red]x")))
+    shell.fed.observe(beat(flowing(job(0), trouble="\x1b]0;owned\x07[bold red]x")))
     shown = shell("workload", "list").stdout
     assert "\x1b" not in shown
     assert "\\x1b]0;owned\\x07[bold red]x" in shown

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.config.problems import InvalidConfiguration, Problem, read_documents
+from app.config.problems import ConfigProblem, InvalidConfiguration, read_documents
 from app.config.settings import load_settings
 
 
-def told(text: str) -> list[Problem]:
+def told(text: str) -> list[ConfigProblem]:
     with pytest.raises(InvalidConfiguration) as caught:
         read_documents(text, "here.yaml")
     return caught.value.problems
@@ -89,7 +89,7 @@ def test_the_position_of_what_is_not_there_is_that_of_what_is_nearest_above() ->
 def test_any_text_is_read_or_refused_in_the_one_form(text: str) -> None:
     if "&" in text:
         text = text.replace("&", "", text.count("&") - 1)  # one anchor at most: see the test of two
-    problems: list[Problem] = []
+    problems: list[ConfigProblem] = []
     documents = []
     try:
         documents = read_documents(text, "here.yaml")

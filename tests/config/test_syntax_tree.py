@@ -12,13 +12,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.config.problems import InvalidConfiguration, Problem, read_documents
+from app.config.problems import ConfigProblem, InvalidConfiguration, read_documents
 from app.config.settings import load_settings
 from app.definitions.registry import load_definitions
 from tests.config.examples import SETTINGS, SMALL, changed
 
 
-def refused(text: str) -> Problem:
+def refused(text: str) -> ConfigProblem:
     with pytest.raises(InvalidConfiguration) as caught:
         read_documents(text, "here.yaml")
     (problem,) = caught.value.problems

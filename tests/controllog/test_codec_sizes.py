@@ -14,7 +14,7 @@ from app.controllog.codec import MAX_EVENT_BYTES, Heartbeat, JobStatus, Workload
 from app.kernel.fencing import LogId, SnapshotItem, Snapshots, TakeoverAnswer
 from app.kernel.ranges import Snapshot
 from app.kernel.tracker import Tracker
-from app.worker.members.membership import FORGET_S, MAX_SILENT, STOPPED, Members
+from app.worker.members.membership import FORGET_WORKER_AFTER_S, MAX_SILENT, STOPPED, Members
 from app.worker.runtime.progress_saver import MAX_SNAPSHOT_BYTES, limited
 
 JOB = "dispatch:billing-service/orders.created:orders.created:{}"
@@ -40,7 +40,7 @@ def test_a_heartbeat_of_any_size_is_heard_as_it_was_sent(jobs: int) -> None:
     assert max(len(event) for event in events) <= MAX_EVENT_BYTES
     members = Members(3.0)
     for event in random.Random(1).sample(events, len(events)):
-        members.hear(codec.heartbeat(event), 1.0)
+        members.observe(codec.heartbeat(event), 1.0)
     heard = members.live(1.0)["w"]
     assert sorted(heard.jobs, key=lambda s: s.job) == sorted(sent.jobs, key=lambda s: s.job)
     assert sorted(heard.workloads, key=lambda s: s.key) == sorted(sent.workloads, key=lambda s: s.key)
@@ -50,8 +50,8 @@ def test_until_all_parts_have_come_a_worker_lives_with_the_jobs_it_told_last() -
     members = Members(3.0)
     first, second = beat(20_000), beat(20_000, at_ms=2, state="draining")
     for event in codec.heartbeat_events(first):
-        members.hear(codec.heartbeat(event), 1.0)
-    members.hear(codec.heartbeat(codec.heartbeat_events(second)[0]), 3.5)
+        members.observe(codec.heartbeat(event), 1.0)
+    members.observe(codec.heartbeat(codec.heartbeat_events(second)[0]), 3.5)
     heard = members.live(6.0)["w"]
     assert (heard.state, len(heard.jobs)) == ("draining", 20_000)
 
@@ -93,12 +93,12 @@ def test_a_snapshot_that_does_not_fit_says_nothing_that_is_not_finished_and_all_
 def test_every_worker_forgets_those_that_are_long_gone() -> None:
     members = Members(3.0)
     for number in range(5_000):
-        members.hear(beat(0, worker=f"w-{number}", state=STOPPED), float(number * 10))
-    assert len(members.heard) <= FORGET_S / 10 + 1
+        members.observe(beat(0, worker=f"w-{number}", state=STOPPED), float(number * 10))
+    assert len(members.heard) <= FORGET_WORKER_AFTER_S / 10 + 1
     members = Members(3.0)
     for number in range(5_000):
-        members.hear(beat(0, worker=f"w-{number}", state=STOPPED), 1_000.0)
-    members.hear(beat(0, worker="last"), 1_100.0)
+        members.observe(beat(0, worker=f"w-{number}", state=STOPPED), 1_000.0)
+    members.observe(beat(0, worker="last"), 1_100.0)
     assert len(members.heard) <= MAX_SILENT + 1
     assert "last" in members.live(1_100.0)
 

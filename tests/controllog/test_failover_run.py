@@ -27,10 +27,10 @@ from app.controllog.failover_run import (
     DONE,
     EXECUTING,
     PLANNED,
-    Known,
-    Runs,
-    Stage,
-    Standing,
+    FailoverRunLog,
+    KnownWorkload,
+    WorkloadStage,
+    WorkloadStanding,
     conclusion,
     holders,
     stand,
@@ -77,7 +77,7 @@ def steps(region: str, view: ControlState, positions: set[str]) -> list[AnyContr
     return found
 
 
-def look(run: FailoverRun, view: ControlState, positions: set[str]) -> list[Standing]:
+def look(run: FailoverRun, view: ControlState, positions: set[str]) -> list[WorkloadStanding]:
     standings = []
     for planned in run.workloads:
         role = view.roles.of(planned.key)
@@ -88,7 +88,7 @@ def look(run: FailoverRun, view: ControlState, positions: set[str]) -> list[Stan
             if role is None or region not in released or released[region].epoch < role.epoch
         )
         missing = "" if planned.key in positions else "positions"
-        standings.append(stand(run, planned, Known(role, held_by, REGIONS, True, missing), 9))
+        standings.append(stand(run, planned, KnownWorkload(role, held_by, REGIONS, True, missing), 9))
     return standings
 
 
@@ -273,8 +273,8 @@ def role(region: str, epoch: int, state: Any = ACTIVE, **told: Any) -> RolePut:
     return RolePut(at_ms=0, key=KEY, region=region, epoch=epoch, state=state, **told)
 
 
-def after(run: FailoverRun, at: RolePut | None, **known: Any) -> Standing:
-    return stand(run, run.workloads[0], Known(at, regions=REGIONS, **known), 5)
+def after(run: FailoverRun, at: RolePut | None, **known: Any) -> WorkloadStanding:
+    return stand(run, run.workloads[0], KnownWorkload(at, regions=REGIONS, **known), 5)
 
 
 def test_it_moves_waits_for_release_then_for_positions_and_is_active_under_the_same_epoch() -> None:
@@ -287,13 +287,13 @@ def test_it_moves_waits_for_release_then_for_positions_and_is_active_under_the_s
     )  # fmt: skip
     waits = after(RUN, begun, held_by=("east",))
     assert (waits.stage, waits.waits_for, waits.write) == (
-        Stage.RELEASING, "region east to let go of it", None,
+        WorkloadStage.RELEASING, "region east to let go of it", None,
     )  # fmt: skip
-    assert after(RUN, begun, positions="p").stage is Stage.POSITIONS
+    assert after(RUN, begun, positions="p").stage is WorkloadStage.POSITIONS
     active = after(RUN, begun, note="it went on").write
     assert active is not None
     assert (active.state, active.epoch, active.reason) == (ACTIVE, 2, "failover f; why; it went on")
-    assert after(RUN, active).stage is Stage.ACTIVE
+    assert after(RUN, active).stage is WorkloadStage.ACTIVE
     ended = conclusion(RUN, [after(RUN, active)], 7)
     assert ended is not None
     assert (ended.state, ended.at_ms) == (DONE, 7)
@@ -319,16 +319,20 @@ def test_aborted_it_goes_back_under_a_new_epoch_and_what_is_active_stays() -> No
     assert back is not None
     assert (back.region, back.state, back.previous) == ("east", ACTIVE, "east")
     assert back.epoch == next_epoch(2, "east", REGIONS)
-    assert after(aborted, back).stage is Stage.BACK
-    assert after(aborted, role("west", 2, plan="f")).stage is Stage.ACTIVE
-    assert after(aborted, role("east", 0)).stage is Stage.LEFT
+    assert after(aborted, back).stage is WorkloadStage.BACK
+    assert after(aborted, role("west", 2, plan="f")).stage is WorkloadStage.ACTIVE
+    assert after(aborted, role("east", 0)).stage is WorkloadStage.LEFT
 
 
 @pytest.mark.parametrize(
     ("at", "stage"),
-    [(role("north", 1), Stage.TAKEN), (role("west", 66, plan="other"), Stage.TAKEN), (None, Stage.TO_BEGIN)],
+    [
+        (role("north", 1), WorkloadStage.TAKEN),
+        (role("west", 66, plan="other"), WorkloadStage.TAKEN),
+        (None, WorkloadStage.TO_BEGIN),
+    ],
 )
-def test_what_somebody_else_decided_since_is_left_alone(at: RolePut | None, stage: Stage) -> None:
+def test_what_somebody_else_decided_since_is_left_alone(at: RolePut | None, stage: WorkloadStage) -> None:
     found = after(RUN, at)
     assert (found.stage, found.write) == (stage, None)
     assert found.waits_for
@@ -338,12 +342,12 @@ def test_a_run_of_which_nothing_came_is_aborted_and_one_that_waits_for_its_regio
     taken = conclusion(RUN, [after(RUN, role("north", 1))], 7)
     assert taken is not None
     assert (taken.state, taken.result) == (ABORTED, "1 decided otherwise meanwhile")
-    alone = stand(RUN, RUN.workloads[0], Known(role("east", 0), regions=("east", "north")), 5)
+    alone = stand(RUN, RUN.workloads[0], KnownWorkload(role("east", 0), regions=("east", "north")), 5)
     assert alone.write is None
     assert "region west is none of those that share the topic" in alone.waits_for
     assert conclusion(RUN, [alone], 7) is None
     gone = after(RUN, role("east", 0), exists=False)
-    assert (gone.stage, gone.write) == (Stage.GONE, None)
+    assert (gone.stage, gone.write) == (WorkloadStage.GONE, None)
 
 
 def test_a_state_goes_forward_only_whatever_comes_late_and_keeps_its_plan() -> None:
@@ -351,13 +355,13 @@ def test_a_state_goes_forward_only_whatever_comes_late_and_keeps_its_plan() -> N
     aborted = msgspec.structs.replace(RUN, state=ABORTED)
     forced = msgspec.structs.replace(RUN, forced=True)
     for order in ((planned, RUN, forced, aborted), (aborted, forced, RUN, planned), (RUN, aborted, planned)):
-        runs = Runs()
+        runs = FailoverRunLog()
         for event in order:
             runs.put(event)
         held = runs.get("f")
         assert held is not None
         assert (held.state, held.plan) == (ABORTED, {"rows": 1})
-    runs = Runs()
+    runs = FailoverRunLog()
     assert [runs.put(event) for event in (planned, planned, forced, RUN)] == [True, False, True, False]
     assert runs.executing(KEY) is not None
     assert runs.executing("other/topic") is None

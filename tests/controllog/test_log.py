@@ -9,12 +9,12 @@ import msgspec
 import orjson
 
 from app.controllog import codec
-from app.controllog.alert_state import AlertState, Told
+from app.controllog.alert_state import AlertState, LastNotice
 from app.controllog.events import (
     AnyControlEvent,
     Assignment,
-    Begun,
     Claim,
+    StartRecorded,
     WorkloadDeleted,
     WorkloadPut,
     compaction_key,
@@ -81,8 +81,8 @@ def test_what_was_refused_needs_no_repair_once_something_later_counts() -> None:
 
 def test_bookkeeping_is_not_shown_as_activity() -> None:
     data = definition("g", "t")
-    log = read(put(data), Begun(at_ms=0, key="g/t", ends=[1] * 1_000))
-    assert [begun.ends for begun in log.view.begun_of("g/t")] == [[1] * 1_000]
+    log = read(put(data), StartRecorded(at_ms=0, key="g/t", ends=[1] * 1_000))
+    assert [begun.ends for begun in log.view.start_parts_of("g/t")] == [[1] * 1_000]
     assert [event["event"] for event in log.recent] == ["workload-put"]
 
 
@@ -96,7 +96,9 @@ def alert(term: int, at_ms: int = 5, **told: Any) -> AlertState:
 
 def test_alerts_are_activity_when_they_fire_and_when_they_are_resolved() -> None:
     over = alert(1, 9, state="resolved", notice=2, noticed_ms=9)
-    log = read(claim(1), alert(1), alert(1, 7, told={"c": Told(1, 6)}), over, alert(1, 99, state="gone"))
+    log = read(
+        claim(1), alert(1), alert(1, 7, told={"c": LastNotice(1, 6)}), over, alert(1, 99, state="gone")
+    )
     assert [(told["event"], told.get("state")) for told in log.recent] == [
         ("claim", None), ("alert-state", "firing"), ("alert-state", "resolved"),
     ]  # fmt: skip
@@ -221,15 +223,15 @@ async def test_what_says_where_a_deployment_that_is_over_began_leaves_the_log(
     await log.start()
     try:
         first = log.view.replacing(put(definition("g", "t")), "one")
-        begun = Begun(at_ms=0, key="g/t", deployment="one", nonce="n", ends=[5])
+        begun = StartRecorded(at_ms=0, key="g/t", deployment="one", nonce="n", ends=[5])
         await log.append(first, begun)
-        assert log.view.begun("g/t") == begun
+        assert log.view.start_of("g/t") == begun
         await log.append(WorkloadDeleted(at_ms=0, key="g/t", actor="me", expected=first.etag))
         assert list(log.view.stale) == [compaction_key(begun)]
         await log.drop_stale()
         assert not log.view.stale
         await other.start()  # which reads what compaction has not dropped yet
-        assert (list(other.view.stale), other.view.begun("g/t")) == ([], None)
+        assert (list(other.view.stale), other.view.start_of("g/t")) == ([], None)
         assert other._tail.next_offset == 4
     finally:
         await log.stop()

@@ -11,17 +11,17 @@ from app.controllog.events import (
     ALL,
     AnyControlEvent,
     Assignment,
-    Begun,
     Claim,
     Drain,
     MoveWish,
     Moving,
     OperatorAct,
     Paused,
-    Position,
     Released,
     RouteDeleted,
     RoutePut,
+    StartOffsets,
+    StartRecorded,
     WorkloadDeleted,
     WorkloadPut,
     compaction_key,
@@ -60,8 +60,8 @@ def route_deleted(expected: str | None = None) -> RouteDeleted:
     return RouteDeleted(at_ms=0, key="r", actor="me", expected=expected)
 
 
-def begun(*ends: int, deployment: str = "", topic_id: str = "", nonce: str = "") -> Begun:
-    return Begun(
+def begun(*ends: int, deployment: str = "", topic_id: str = "", nonce: str = "") -> StartRecorded:
+    return StartRecorded(
         at_ms=0, key="g/t", deployment=deployment, nonce=nonce, ends=list(ends), topic_id=topic_id
     )  # fmt: skip
 
@@ -218,9 +218,9 @@ def test_an_operators_act_is_told_and_changes_nothing() -> None:
 
 def test_where_a_deployment_begins_stays_when_its_definition_changes_and_ends_with_it() -> None:
     first = begun(5, 6, topic_id="A")
-    assert fold(put(), first, put(etag="y"), begun(50, 60, 70, topic_id="B")).begun("g/t") == first
+    assert fold(put(), first, put(etag="y"), begun(50, 60, 70, topic_id="B")).start_of("g/t") == first
     state = fold(put(), first, deleted(), deployed("two"), begun(50, deployment="two"))
-    assert state.begun("g/t") == begun(50, deployment="two")
+    assert state.start_of("g/t") == begun(50, deployment="two")
     assert list(state.stale) == [compaction_key(first)]
 
 
@@ -230,16 +230,18 @@ def deployed(deployment: str, etag: str = "x") -> WorkloadPut:
 
 def test_where_a_workload_begins_counts_for_its_own_deployment_wherever_compaction_put_it() -> None:
     # A changed definition, of which the first one is compacted away.
-    assert fold(begun(5, deployment="one"), deployed("one", "y")).begun("g/t") == begun(5, deployment="one")
+    assert fold(begun(5, deployment="one"), deployed("one", "y")).start_of("g/t") == begun(
+        5, deployment="one"
+    )
     # What is left of a deployment that was deleted: its beginning, before the next one.
     state = fold(begun(5, deployment="one"), deployed("two"))
-    assert (state.begun("g/t"), len(state.stale)) == (None, 1)
+    assert (state.start_of("g/t"), len(state.stale)) == (None, 1)
 
 
 def test_of_two_leaders_that_record_where_a_workload_begins_the_first_is_followed_for_ever() -> None:
     first, second = (begun(ends, deployment="one", nonce=str(ends)) for ends in (5, 8))
     state = fold(deployed("one"), first, second)
-    assert (state.begun("g/t"), state.refused) == (first, 1)
+    assert (state.start_of("g/t"), state.refused) == (first, 1)
     assert compaction_key(first) != compaction_key(second), "or compaction would keep the second"
 
 
@@ -254,10 +256,10 @@ def test_a_change_of_a_deployment_that_is_over_changes_nothing() -> None:
     assert (again.deployment, again.expected) == ("three", "")
 
 
-def route_begun(offset: int, nonce: str = "", part: int = 0, parts: int = 2) -> Begun:
+def route_begun(offset: int, nonce: str = "", part: int = 0, parts: int = 2) -> StartRecorded:
     """Of the two topics `t0` and `t1` each part has one."""
-    others = {f"t{part}": Position("A", [offset, -1])}
-    return Begun(at_ms=0, key="r", nonce=nonce, ends=[], others=others, part=part, parts=parts)
+    others = {f"t{part}": StartOffsets("A", [offset, -1])}
+    return StartRecorded(at_ms=0, key="r", nonce=nonce, ends=[], others=others, part=part, parts=parts)
 
 
 def test_where_a_route_begins_is_what_was_recorded_first_in_all_of_its_parts() -> None:
@@ -267,7 +269,7 @@ def test_where_a_route_begins_is_what_was_recorded_first_in_all_of_its_parts() -
                  route_begun(50, "b"), route_begun(5, "a"), route("y", None),
                  route_begun(80, "b", part=1))  # fmt: skip
     found = [state.begins_at("r", f"t{part}", 0, "A") for part in (0, 1)]
-    assert (found, [begun.nonce for begun in state.begun_of("r")]) == ([5, 8], ["a", "a"])
+    assert (found, [begun.nonce for begun in state.start_parts_of("r")]) == ([5, 8], ["a", "a"])
     later = [("t0", 1, "A"), ("t0", 2, "A"), ("t0", 0, "B"), ("t2", 0, "A")]  # not known, new, anew, new
     assert [state.begins_at("r", *one) for one in later] == [None] * 4
     state = fold(route("x", None), route_begun(8, part=1), route_begun(5), route_deleted(None),
@@ -281,8 +283,8 @@ def moving(move: str) -> Moving:
 
 def moved(move: str, *ends: int, etag: str = "w", **rest: str) -> WorkloadPut:
     """The end of a move."""
-    at = Begun(at_ms=0, key="g/t", ends=list(ends), topic_id="W", cluster_id="west",
-               others={"t__g__retry_1": Position("R", [3])})  # fmt: skip
+    at = StartRecorded(at_ms=0, key="g/t", ends=list(ends), topic_id="W", cluster_id="west",
+               others={"t__g__retry_1": StartOffsets("R", [3])})  # fmt: skip
     return msgspec.structs.replace(put(etag=etag), move=move, begun=at, **rest)
 
 
@@ -291,7 +293,7 @@ def test_a_move_pauses_its_workload_until_its_definition_says_where_it_begins_th
     assert all(state.is_paused("g/t", partition) for partition in (0, None))
     assert state.apply(moved("m", 7))
     assert not state.is_paused("g/t", 0)
-    at = state.begun("g/t")
+    at = state.start_of("g/t")
     assert at is not None
     assert [at.mapped("t", p, "west", "W") for p in (0, 1)] == [7, None]
     assert at.mapped("t__g__retry_1", 0, "west", "R") == 3
@@ -300,8 +302,8 @@ def test_a_move_pauses_its_workload_until_its_definition_says_where_it_begins_th
     state.apply(begun(5, topic_id="A"))
     change = state.replacing(put(etag="y"), "another")
     assert state.apply(change)
-    assert state.begun("g/t") == at
-    assert fold(begun(5, topic_id="A"), change).begun("g/t") == at, "which is all that compaction leaves"
+    assert state.start_of("g/t") == at
+    assert fold(begun(5, topic_id="A"), change).start_of("g/t") == at, "which is all that compaction leaves"
 
 
 def test_an_operators_own_pause_outlasts_a_move() -> None:
@@ -314,7 +316,7 @@ def test_a_move_that_was_overtaken_moves_nothing() -> None:
         state = fold(put(), moving("m"), meanwhile)
         before = state.workloads["g/t"]
         assert not state.apply(moved("m", 7)), meanwhile
-        assert (state.workloads["g/t"], state.begun("g/t")) == (before, None)
+        assert (state.workloads["g/t"], state.start_of("g/t")) == (before, None)
     state = fold(put(), moving("m"), deleted())
     assert not state.apply(moved("m", 7)), "what was deleted stays so"
     assert not fold(put(), moving("m")).apply(moved("m", 7, expected="another"))
@@ -324,7 +326,7 @@ def test_the_definition_of_a_move_counts_again_as_a_repair() -> None:
     state = fold(put(), moving("m"), moved("m", 7))
     state.apply(moved("late", 9))
     assert state.apply(repair(state))
-    assert state.begun("g/t") == moved("m", 7).begun
+    assert state.start_of("g/t") == moved("m", 7).begun
 
 
 def repair(state: ControlState) -> WorkloadPut | WorkloadDeleted:
@@ -435,7 +437,7 @@ def test_whatever_was_compacted_a_fresh_reader_knows_where_each_workload_is_and_
     assert {key: move.move for key, move in fresh.moves.items() if key in fresh.workloads} == {
         key: move.move for key, move in state.moves.items() if key in state.workloads
     }
-    assert fresh.begun_of("g/t") == state.begun_of("g/t")
+    assert fresh.start_parts_of("g/t") == state.start_parts_of("g/t")
 
 
 events = st.one_of(

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from app.controllog.events import (
     AnyControlEvent,
-    Begun,
     Moving,
     RoutePut,
+    StartRecorded,
     WorkloadPut,
     compaction_key,
     deletion_of,
@@ -64,7 +64,7 @@ class Region:
                 self.write(deletion_of(stands)(at_ms=0, key=key, actor="me", expected=stands.etag))
             case "move" if isinstance(stands, WorkloadPut):
                 self.write(Moving(at_ms=0, key=key, move="m", to="west", actor="me"))
-                there = Begun(at_ms=0, key=key, deployment=stands.deployment, ends=[-len(self.log)])
+                there = StartRecorded(at_ms=0, key=key, deployment=stands.deployment, ends=[-len(self.log)])
                 put = WorkloadPut(at_ms=0, key=key, definition={}, etag=f"moved-{len(self.log)}", actor="me",
                                   move="m", begun=there)  # fmt: skip
                 self.write(self.state.replacing(put, "never used"))
@@ -79,12 +79,12 @@ class Region:
         """As a leader does that finds it not to be recorded; half of it when it dies."""
         view = fold(self.log[: len(self.log) - behind])
         put = view.workloads.get(key) or view.routes.get(key)
-        if put is None or view.begun_of(key):
+        if put is None or view.start_parts_of(key):
             return
         parts, nonce = (1 if key in self.state.workloads else 2), f"nonce-{len(self.log)}"
         for part in range(parts - 1 if half else parts):
             self.write(
-                Begun(at_ms=0, key=key, deployment=put.deployment, nonce=nonce, ends=[len(self.log)],
+                StartRecorded(at_ms=0, key=key, deployment=put.deployment, nonce=nonce, ends=[len(self.log)],
                       part=part, parts=parts)
             )  # fmt: skip
 
@@ -102,18 +102,18 @@ def test_whatever_was_compacted_a_fresh_reader_knows_where_everything_begins(
         region.step(act, key, min(behind, len(region.log)))
     fresh = fold(compacted(region.log, min(clean, len(region.log))))
     for key in KINDS:
-        assert fresh.begun_of(key) == region.state.begun_of(key)
+        assert fresh.start_parts_of(key) == region.state.start_parts_of(key)
 
 
 @given(st.lists(steps, max_size=30))
 def test_where_a_deployment_begins_changes_with_a_move_only(acts: list[tuple[str, str, int]]) -> None:
     region = Region()
-    known: dict[tuple[str, str], list[Begun]] = {}
+    known: dict[tuple[str, str], list[StartRecorded]] = {}
     for act, key, behind in acts:
         region.step(act, key, min(behind, len(region.log)))
         for name in KINDS:
             put = region.state.workloads.get(name) or region.state.routes.get(name)
-            begun = region.state.begun_of(name)
+            begun = region.state.start_parts_of(name)
             if put is None:
                 assert not begun
             elif act != "move" or key != name:

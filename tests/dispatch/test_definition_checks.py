@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.config.problems import InvalidConfiguration, Problem
+from app.config.problems import ConfigProblem, InvalidConfiguration
 from app.definitions.registry import json_schema, parse_definition
 from app.dispatch.definition import Workload
 from tests.config.examples import FULL, ISOLATION, SMALL, changed
@@ -19,7 +19,7 @@ def model(document: dict[str, Any]) -> Workload:
     return Workload.from_wire(document)
 
 
-def told(document: dict[str, Any]) -> list[Problem]:
+def told(document: dict[str, Any]) -> list[ConfigProblem]:
     """What is wrong."""
     try:
         parse_definition(document)

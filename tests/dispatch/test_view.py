@@ -14,10 +14,10 @@ from app.kernel.clock import now_ms
 from app.kernel.limit_shares import ALL
 from app.sdk.receiver import Message
 from app.worker.runtime.heartbeat_status import job_statuses, workload_statuses
-from tests.dispatch.pump.rig import Stand, numbers, standing
+from tests.dispatch.pump.rig import DispatchRig, dispatch_rig, numbers
 
 
-def seen(stand: Stand) -> WorkloadFlow:
+def seen(stand: DispatchRig) -> WorkloadFlow:
     """What a console shows, after the way through a heartbeat."""
     runtime = stand.runtime
     key = runtime.workload.key
@@ -47,7 +47,7 @@ class Stuck:
 
 async def test_a_receiver_that_is_full_is_told_with_what_is_in_flight() -> None:
     handler = Stuck()
-    async with standing(handler, flow={"max_inflight": 3}) as stand:
+    async with dispatch_rig(handler, flow={"max_inflight": 3}) as stand:
         stand.feed(stand.pump(), numbers(20))
         await stand.until(lambda: stand.runtime.in_flight == 3)
         flow = seen(stand)
@@ -62,7 +62,7 @@ async def test_a_receiver_that_is_full_is_told_with_what_is_in_flight() -> None:
 
 
 async def test_a_receiver_that_is_away_is_told_with_the_reason_and_the_next_probe() -> None:
-    async with standing(lambda _: None) as stand:
+    async with dispatch_rig(lambda _: None) as stand:
         await stand.receiver.stop(0)
         stand.feed(stand.pump(), numbers(20))
         await stand.until(lambda: not stand.runtime.link.breaker.closed and bool(stand.runtime.link.held))
@@ -79,7 +79,7 @@ async def test_a_receiver_that_is_away_is_told_with_the_reason_and_the_next_prob
 
 
 async def test_a_rate_is_told_with_what_is_short_of_it() -> None:
-    async with standing(lambda _: None, flow={"messages_per_second": 0.5}) as stand:
+    async with dispatch_rig(lambda _: None, flow={"messages_per_second": 0.5}) as stand:
         stand.runtime.shared(ALL)
         stand.feed(stand.pump(), numbers(20))
         await stand.until(lambda: len(stand.seen) == 1)
@@ -90,7 +90,7 @@ async def test_a_rate_is_told_with_what_is_short_of_it() -> None:
 
 
 async def test_a_delay_is_told_with_the_time_until_the_first_is_due() -> None:
-    async with standing(lambda _: None, delay="1h") as stand:
+    async with dispatch_rig(lambda _: None, delay="1h") as stand:
         stand.feed(stand.pump(), numbers(20))
         flow = seen(stand)
         assert flow.bound == "delay"
@@ -99,7 +99,7 @@ async def test_a_delay_is_told_with_the_time_until_the_first_is_due() -> None:
 
 
 async def test_messages_with_a_time_of_their_own_are_told_too() -> None:
-    async with standing(lambda _: None) as stand:
+    async with dispatch_rig(lambda _: None) as stand:
         later = str(now_ms() + 3_600_000).encode()
         stand.feed(stand.pump(), numbers(5), headers=[("not-before", later)])
         flow = seen(stand)
@@ -107,7 +107,7 @@ async def test_messages_with_a_time_of_their_own_are_told_too() -> None:
 
 
 async def test_what_waits_behind_its_key_is_told_as_the_order() -> None:
-    async with standing(Stuck(), ordering="key") as stand:
+    async with dispatch_rig(Stuck(), ordering="key") as stand:
         stand.feed(stand.pump(), numbers(20, keys=1))
         await stand.until(lambda: stand.runtime.in_flight == 1)
         flow = seen(stand)
@@ -115,7 +115,7 @@ async def test_what_waits_behind_its_key_is_told_as_the_order() -> None:
 
 
 async def test_a_pause_is_told_and_so_is_a_lease_that_is_over() -> None:
-    async with standing(lambda _: None) as stand:
+    async with dispatch_rig(lambda _: None) as stand:
         pump = stand.pump()
         pump.pause(True)
         stand.feed(pump, numbers(5))
@@ -125,7 +125,7 @@ async def test_a_pause_is_told_and_so_is_a_lease_that_is_over() -> None:
 
 
 async def test_what_rests_by_no_operator_s_pause_says_why() -> None:
-    async with standing(lambda _: None) as stand:
+    async with dispatch_rig(lambda _: None) as stand:
         pump = stand.pump()
         pump.pause(True)
         assert "paused by an operator" in seen(stand).why
@@ -139,13 +139,13 @@ async def test_what_rests_by_no_operator_s_pause_says_why() -> None:
 
 
 async def test_a_stream_tells_its_credit_and_each_receiver_is_told_apart() -> None:
-    async with standing(Stuck(), target={"contract": "stream"}) as stand:
+    async with dispatch_rig(Stuck(), target={"contract": "stream"}) as stand:
         stand.feed(stand.pump(), numbers(5))
         await stand.until(lambda: stand.runtime.in_flight == 5)
         (receiver,) = seen(stand).receivers
         assert receiver.contract == "stream"
         assert receiver.credit
-    async with standing(lambda _: None) as stand:
+    async with dispatch_rig(lambda _: None) as stand:
         address, _, other = await stand.another_receiver(Stuck())
         await other.stop(0)
         stand.run(
@@ -163,7 +163,7 @@ async def test_a_stream_tells_its_credit_and_each_receiver_is_told_apart() -> No
 
 async def test_a_message_that_blocks_is_a_candidate_with_its_numbers_and_then_a_decision() -> None:
     handler = Stuck(lambda message: message.value == b"0")
-    async with standing(handler, headOfLine={"after": "1h"}) as stand:
+    async with dispatch_rig(handler, headOfLine={"after": "1h"}) as stand:
         pump = stand.pump(capacity=50)
         stand.feed(pump, numbers(200))
         await stand.until(lambda: pump.tracker.room == 0 and pump.tracker.unfinished == 1)
@@ -189,7 +189,7 @@ async def test_a_message_that_blocks_is_a_candidate_with_its_numbers_and_then_a_
 
 async def test_a_head_that_may_not_be_stashed_says_so() -> None:
     handler = Stuck(lambda message: message.value == b"0")
-    async with standing(handler, dlq={"enabled": False}) as stand:
+    async with dispatch_rig(handler, dlq={"enabled": False}) as stand:
         pump = stand.pump(capacity=10)
         stand.feed(pump, numbers(100))
         await stand.until(lambda: pump.tracker.room == 0)
@@ -197,7 +197,7 @@ async def test_a_head_that_may_not_be_stashed_says_so() -> None:
 
 
 async def test_a_tracker_smaller_than_what_the_receiver_takes_is_told() -> None:
-    async with standing(Stuck()) as stand:
+    async with dispatch_rig(Stuck()) as stand:
         pump = stand.pump(capacity=10)
         stand.feed(pump, numbers(100))
         await stand.until(lambda: stand.runtime.in_flight == 10)
@@ -205,7 +205,7 @@ async def test_a_tracker_smaller_than_what_the_receiver_takes_is_told() -> None:
 
 
 async def test_what_is_as_usual_takes_no_room_in_a_heartbeat() -> None:
-    async with standing(lambda _: None) as stand:
+    async with dispatch_rig(lambda _: None) as stand:
         pump = stand.pump()
         stand.feed(pump, numbers(100))
         await stand.idle()

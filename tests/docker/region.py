@@ -16,9 +16,9 @@ import orjson
 from testcontainers.core.container import DockerContainer
 from testcontainers.core.network import Network
 
-from app.dev.demo.report import Report, count
+from app.dev.demo.report import StoryReport, count
 from app.dev.demo.stage import free_port, http, wait_until
-from app.dev.demo.traffic import Sent, create_topic, produce, read_all
+from app.dev.demo.traffic import SentMessage, create_topic, produce, read_all
 from app.dispatch.definition import Workload
 from app.kafka.client.cluster import ClusterClient, ClusterSpec
 from app.kafka.client.commits import OffsetCommitter
@@ -46,7 +46,7 @@ WORKLOAD = {
 
 
 def state(container: DockerContainer) -> dict[str, Any]:
-    """What Docker knows of it now: `Running`, `ExitCode`, `Health`."""
+    """What Docker knows of it now: `Running`, `ExitCode`, `ReceiverHealth`."""
     container.reload()
     found: dict[str, Any] = container.get_wrapped_container().attrs["State"]
     return found
@@ -103,7 +103,7 @@ class Region:
         self.journal.parent.chmod(0o777)  # the container's user writes it
         self.config: dict[str, Any] = dict(CONFIG)
         self.workers: list[Worker] = []
-        self.sent: list[Sent] = []
+        self.sent: list[SentMessage] = []
 
     def __enter__(self) -> Self:
         try:
@@ -183,12 +183,14 @@ class Region:
     # -- messages --------------------------------------------------------------------------------
 
     @contextlib.contextmanager
-    def load(self, messages: Iterable[Sent], per_second: float, *, to_its_end: bool = True) -> Iterator[None]:
+    def load(
+        self, messages: Iterable[SentMessage], per_second: float, *, to_its_end: bool = True
+    ) -> Iterator[None]:
         """Produces at an even rate while the block runs; then the rest, or no more."""
         failures: list[BaseException] = []
         ended = threading.Event()
 
-        def noted() -> Iterator[Sent]:
+        def noted() -> Iterator[SentMessage]:
             for message in messages:
                 if ended.is_set() and not to_its_end:
                     return
@@ -221,7 +223,7 @@ class Region:
         """Until so many deliveries have been made."""
         wait_until(lambda: len(self.deliveries()) >= number, SETTLE_S, self._so_far)
 
-    def settle(self) -> Report:
+    def settle(self) -> StoryReport:
         """Waits until every message has an end and its offset is committed; the report."""
         wanted = {message.id for message in self.sent}
 

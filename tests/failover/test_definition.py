@@ -88,10 +88,10 @@ def test_derived_routes_are_definitions_that_anybody_could_have_deployed() -> No
     definition, _ = parse_failover(FAILOVER, layout=REGIONS)
 
     def control_topics(region: str) -> list[str]:
-        return [topic.name for topic in ControlTopics(region).needed_elsewhere]
+        return [topic.name for topic in ControlTopics(region).needed_by_other_regions]
 
     def control_events(region: str) -> list[str]:
-        return [topic.name for topic in ControlTopics(region).followed_elsewhere]
+        return [topic.name for topic in ControlTopics(region).followed_by_other_regions]
 
     routes = derive([definition.failover()], REGIONS, control_topics, control_events).routes
     made = {name: route_definition(derived, definition) for name, derived in routes.items()}

@@ -39,11 +39,11 @@ def world(own: str, *, without: frozenset[str] = frozenset(), control: str = "")
 
 
 def control_topics(region: str) -> list[str]:
-    return [topic.name for topic in ControlTopics(region).needed_elsewhere]
+    return [topic.name for topic in ControlTopics(region).needed_by_other_regions]
 
 
 def control_events(region: str) -> list[str]:
-    return [topic.name for topic in ControlTopics(region).followed_elsewhere]
+    return [topic.name for topic in ControlTopics(region).followed_by_other_regions]
 
 
 @given(some_regions)

@@ -13,7 +13,7 @@ from aiokafka import AIOKafkaProducer
 from app.kafka.client.cluster import ClusterClient, ClusterSpec
 from app.kafka.client.topics import TopicSpec, ensure_topics
 from app.kafka.fetch.decoder import RecordReader
-from app.kafka.fetch.deliveries import ByteBudget, Fetched
+from app.kafka.fetch.deliveries import ByteBudget, FetchedBatches
 from app.kafka.fetch.service import FetchService
 from app.kafka.records.record import Record
 
@@ -31,13 +31,13 @@ class Pump:
         self.records: dict[Any, list[Record]] = {}
         self.position: dict[Any, int] = {}
         self.holding: set[Any] = set()
-        self.held: list[Fetched] = []
+        self.held: list[FetchedBatches] = []
         self.most_used_bytes = 0
         self._news = asyncio.Condition()
 
     async def _deliver(self, item: Any) -> None:
         self.most_used_bytes = max(self.most_used_bytes, self.budget.used_bytes)
-        if isinstance(item, Fetched):
+        if isinstance(item, FetchedBatches):
             reader = RecordReader(item)
             while not reader.exhausted:
                 self.records.setdefault(item.key, []).extend(reader.read(1000))

@@ -15,7 +15,7 @@ from app.kafka.append.producer import Producer
 from app.kafka.client import cluster
 from app.kafka.client.cluster import ClusterClient
 from app.kafka.client.commits import OffsetCommitter
-from app.kafka.fetch.deliveries import FetchTrouble
+from app.kafka.fetch.deliveries import FetchIncident
 from tests.kafka.conftest import Pump, connected, pumping, write
 from tests.kafka.second_broker import (
     FIRST,
@@ -77,7 +77,7 @@ def _everything_came_once_and_in_order(pump: Pump, load: Load) -> None:
                 if value is not None and value.startswith(f"{writer} ".encode())
             ]
             assert numbers == list(range(load.taken[partition, writer]))
-    assert not [item for item in pump.told if not isinstance(item, FetchTrouble)]
+    assert not [item for item in pump.told if not isinstance(item, FetchIncident)]
     assert pump.budget.used_bytes == 0
 
 

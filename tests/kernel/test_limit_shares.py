@@ -14,11 +14,11 @@ from app.controllog.state import ControlState
 from app.kernel.limit_shares import (
     IDLE_PART,
     WHOLE,
-    Grant,
-    Held,
-    Share,
-    Usage,
-    Want,
+    GrantedShare,
+    LimitDemand,
+    LimitGrant,
+    LimitUsage,
+    WorkerShare,
     aims,
     is_worth,
     scaled,
@@ -28,12 +28,14 @@ from app.kernel.limit_shares import (
 names = st.sampled_from("abcde")
 workers = st.sampled_from("abc")
 wants = st.dictionaries(
-    names, st.builds(Want, st.integers(0, 2 * WHOLE), st.booleans(), st.integers(1, 50)), min_size=1
+    names, st.builds(LimitDemand, st.integers(0, 2 * WHOLE), st.booleans(), st.integers(1, 50)), min_size=1
 )
 
 
 @given(st.integers(1, WHOLE), wants, st.integers(0, 1000))
-def test_all_of_a_limit_is_given_out_and_no_more(total: int, wanted: dict[str, Want], turn: int) -> None:
+def test_all_of_a_limit_is_given_out_and_no_more(
+    total: int, wanted: dict[str, LimitDemand], turn: int
+) -> None:
     found = aims(total, wanted, turn)
 
     assert sum(found.values()) == total
@@ -42,39 +44,39 @@ def test_all_of_a_limit_is_given_out_and_no_more(total: int, wanted: dict[str, W
 
 
 @given(st.integers(1000, WHOLE), wants)
-def test_needs_that_fit_together_are_satisfied(total: int, wanted: dict[str, Want]) -> None:
+def test_needs_that_fit_together_are_satisfied(total: int, wanted: dict[str, LimitDemand]) -> None:
     each = total // (2 * len(wanted))
-    modest = {name: Want(min(want.used, each), more=False) for name, want in wanted.items()}
+    modest = {name: LimitDemand(min(want.used, each), more=False) for name, want in wanted.items()}
     found = aims(total, modest)
 
     assert all(found[name] >= want.used for name, want in modest.items())
 
 
 def test_a_busy_worker_gets_what_idle_ones_do_not_need() -> None:
-    found = aims(WHOLE, {"busy": Want(more=True), "idle": Want(), "other": Want()})
+    found = aims(WHOLE, {"busy": LimitDemand(more=True), "idle": LimitDemand(), "other": LimitDemand()})
 
     assert found["busy"] >= WHOLE * (1 - 1 / IDLE_PART)
 
 
 def test_busy_workers_share_by_their_busy_partitions() -> None:
-    found = aims(WHOLE, {"one": Want(more=True, weight=1), "three": Want(more=True, weight=3)})
+    found = aims(WHOLE, {"one": LimitDemand(more=True, weight=1), "three": LimitDemand(more=True, weight=3)})
 
     assert found["three"] == pytest.approx(3 * found["one"], rel=0.02)
 
 
 def test_where_calls_are_fewer_than_workers_those_that_want_one_take_turns() -> None:
-    wanted = {name: Want(more=name != "c") for name in "abc"}
+    wanted = {name: LimitDemand(more=name != "c") for name in "abc"}
     had = [name for turn in range(6) for name, slots in aims(1, wanted, turn).items() if slots]
 
     assert set(had) == {"a", "b"}
 
 
 def test_one_worker_alone_gets_the_whole_at_once() -> None:
-    assert step(WHOLE, aims(WHOLE, {"a": Want()}), {}) == {"a": Held(WHOLE, WHOLE)}
-    left = {"a": Held(WHOLE // 3, WHOLE // 3)}
-    aimed = aims(WHOLE, {"a": Want()})
+    assert step(WHOLE, aims(WHOLE, {"a": LimitDemand()}), {}) == {"a": GrantedShare(WHOLE, WHOLE)}
+    left = {"a": GrantedShare(WHOLE // 3, WHOLE // 3)}
+    aimed = aims(WHOLE, {"a": LimitDemand()})
 
-    assert is_worth(WHOLE, {"a": Want()}, aimed, left)
+    assert is_worth(WHOLE, {"a": LimitDemand()}, aimed, left)
     assert step(WHOLE, aimed, left)["a"].now == WHOLE
 
 
@@ -83,11 +85,11 @@ def test_slots_fit_a_changed_limit(former: int, limit: int, weights: list[int]) 
     slots = [former * weight // max(1, sum(weights)) for weight in weights]
 
     assert sum(scaled(one, former, limit) for one in slots) <= limit
-    assert sum(Share(slots=one, of=former).in_flight(limit) for one in slots) <= limit
+    assert sum(WorkerShare(slots=one, of=former).in_flight(limit) for one in slots) <= limit
 
 
 def test_use_is_averaged_and_want_is_forgotten() -> None:
-    usage = Usage()
+    usage = LimitUsage()
     for tenth in range(200):
         usage.add(100 + tenth / 10, 0.05)
     usage.short(120)
@@ -99,15 +101,15 @@ def test_use_is_averaged_and_want_is_forgotten() -> None:
 
 
 def test_what_a_worker_may_still_use_is_given_to_nobody_before_it_has_read_that_it_lost_it() -> None:
-    wanted = {"late": Want(), "busy": Want(more=True)}
-    held = {"late": Held(50, 50), "busy": Held(50, 50)}
+    wanted = {"late": LimitDemand(), "busy": LimitDemand(more=True)}
+    held = {"late": GrantedShare(50, 50), "busy": GrantedShare(50, 50)}
     for _ in range(3):
         held = step(100, aims(100, wanted), held)  # nobody has read anything
-        assert held["busy"] == Held(50, 50)
-        assert held["late"] == Held(1, 50)
-    read = {name: Held(one.now, one.now) for name, one in held.items()}
+        assert held["busy"] == GrantedShare(50, 50)
+        assert held["late"] == GrantedShare(1, 50)
+    read = {name: GrantedShare(one.now, one.now) for name, one in held.items()}
 
-    assert step(100, aims(100, wanted), read) == {"late": Held(1, 1), "busy": Held(99, 99)}
+    assert step(100, aims(100, wanted), read) == {"late": GrantedShare(1, 1), "busy": GrantedShare(99, 99)}
 
 
 @dataclass
@@ -118,7 +120,7 @@ class Worker:
     heard: int | None = None  # None: not since this leader leads
     heard_in_flight: int = 0
     in_flight: int = 0  # of slots: may be above the grant until calls are answered
-    want: Want = field(default_factory=Want)
+    want: LimitDemand = field(default_factory=LimitDemand)
     alive: bool = True  # its lease holds
     gone: bool = False  # the leader counts it dead
 
@@ -131,7 +133,7 @@ class Region(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.log: list[dict[str, Held]] = []
+        self.log: list[dict[str, GrantedShare]] = []
         self.workers: dict[str, Worker] = {}
 
     @initialize()
@@ -159,7 +161,7 @@ class Region(RuleBasedStateMachine):
     @rule(name=workers, used=st.sampled_from([0, 10]), more=st.booleans())
     def needs(self, name: str, used: int, more: bool) -> None:
         if (worker := self.workers.get(name)) is not None:
-            worker.want = Want(used, more)
+            worker.want = LimitDemand(used, more)
             self.leader_looks(0)
 
     @rule(name=workers)
@@ -205,7 +207,7 @@ class Region(RuleBasedStateMachine):
                 continue
             has_read = worker.heard is not None and worker.heard >= len(self.log)
             flying = worker.heard_in_flight if worker.heard is not None else 0
-            held[name] = Held(one.now, max(one.now, one.now if has_read else one.most, flying))
+            held[name] = GrantedShare(one.now, max(one.now, one.now if has_read else one.most, flying))
         aimed = aims(self.TOTAL, {name: worker.want for name, worker in here.items()}, turn)
         self.log.append(step(self.TOTAL, aimed, held))
 
@@ -213,7 +215,7 @@ class Region(RuleBasedStateMachine):
         worker = self.workers[name]
         if not worker.read:
             return 0
-        return self.log[worker.read - 1].get(name, Held()).now
+        return self.log[worker.read - 1].get(name, GrantedShare()).now
 
     @invariant()
     def the_sum_is_within_the_limit(self) -> None:
@@ -249,7 +251,7 @@ def test_shares_of_a_deposed_leader_or_of_a_stale_look_do_not_count() -> None:
     claims = [Claim(at_ms=0, term=term, worker=f"w{term}") for term in (1, 2)]
 
     def divided(term: int, number: int, worker: str) -> LimitShares:
-        whole = {worker: Grant(WHOLE, WHOLE, 0, 0)}
+        whole = {worker: LimitGrant(WHOLE, WHOLE, 0, 0)}
         return LimitShares(at_ms=0, key="g/t", term=term, number=number, slots=0, grants=whole)
 
     assert state.apply(claims[0])

@@ -13,9 +13,9 @@ from app.kernel.load import (
     DEFAULT_JOB,
     DEFAULT_WORKER,
     FLOOR,
+    JobWork,
     Load,
-    Smoothed,
-    Work,
+    SmoothedLoad,
     apportion,
     capacity_or_default,
     true_or,
@@ -34,7 +34,7 @@ def cores(load: Load) -> float:
 
 
 def test_a_load_rises_within_minutes_and_falls_after_hours() -> None:
-    smoothed = Smoothed(QUIET, fast_s=120, slow_s=3600)
+    smoothed = SmoothedLoad(QUIET, fast_s=120, slow_s=3600)
     now_s = 0.0
     for now_s in range(0, 600, 5):
         smoothed.sample(BUSY, now_s)
@@ -49,21 +49,21 @@ def test_a_load_rises_within_minutes_and_falls_after_hours() -> None:
 
 
 def test_seconds_of_catching_up_are_no_new_level() -> None:
-    smoothed = Smoothed(fast_s=120)
+    smoothed = SmoothedLoad(fast_s=120)
     for now_s in range(0, 600, 1):
         smoothed.sample(BUSY if 300 <= now_s < 305 else QUIET, now_s)
     assert smoothed.load.cpu_cores < 0.12
 
 
 def test_a_long_silence_forgets_both_windows() -> None:
-    smoothed = Smoothed(slow_s=3600)
+    smoothed = SmoothedLoad(slow_s=3600)
     smoothed.sample(BUSY, 0)
     smoothed.sample(QUIET, 3 * 3600)
     assert cores(smoothed.load) == cores(QUIET)
 
 
 def test_an_initial_load_gives_way_to_what_is_measured() -> None:
-    smoothed = Smoothed(BUSY)
+    smoothed = SmoothedLoad(BUSY)
     assert smoothed.load == BUSY
     for now_s in range(0, 900, 5):
         smoothed.sample(QUIET, now_s)
@@ -73,12 +73,12 @@ def test_an_initial_load_gives_way_to_what_is_measured() -> None:
 def test_windows_must_make_sense() -> None:
     for fast_s, slow_s in ((0, 1), (2, 1), (1, math.inf), (math.nan, 1)):
         with pytest.raises(ValueError, match="fast_s"):
-            Smoothed(fast_s=fast_s, slow_s=slow_s)
+            SmoothedLoad(fast_s=fast_s, slow_s=slow_s)
 
 
 @given(st.lists(st.tuples(wild, anything), max_size=20))
 def test_whatever_is_measured_a_load_is_finite_and_not_negative(samples: list[tuple[Load, float]]) -> None:
-    smoothed = Smoothed()
+    smoothed = SmoothedLoad()
     for measured, now_s in samples:
         load = smoothed.sample(measured, now_s)
         for figure, most in zip(
@@ -93,7 +93,7 @@ def test_an_impossible_measurement_leaves_the_last_true_one(measured: Load) -> N
     for name in Load.__struct_fields__:
         figure, most = getattr(measured, name), getattr(CEILING, name)
         assert getattr(sound, name) == (figure if 0 <= figure <= most else getattr(QUIET, name))
-    smoothed = Smoothed()
+    smoothed = SmoothedLoad()
     smoothed.sample(QUIET, 0)
     assert smoothed.sample(Load(math.nan, -1.0, math.inf), 60) == QUIET
 
@@ -135,12 +135,12 @@ def test_every_job_gets_a_load(jobs: list[str], known: dict[str, Load]) -> None:
 
 amounts = st.floats(0, 1e12)
 works = st.dictionaries(
-    st.text(max_size=3), st.builds(Work, amounts, amounts, amounts), min_size=1, max_size=8
+    st.text(max_size=3), st.builds(JobWork, amounts, amounts, amounts), min_size=1, max_size=8
 )
 
 
 @given(works, st.builds(Load, st.floats(0, 64), st.floats(0, 1e11), st.floats(0, 1e9)))
-def test_shares_sum_to_what_the_process_took_beyond_idling(work: dict[str, Work], process: Load) -> None:
+def test_shares_sum_to_what_the_process_took_beyond_idling(work: dict[str, JobWork], process: Load) -> None:
     idle = Load(0.05, 1.2e8, 0)
     parts = apportion(process, work, idle)
     assert set(parts) == set(work)
@@ -156,26 +156,29 @@ def test_shares_sum_to_what_the_process_took_beyond_idling(work: dict[str, Work]
 
 def test_calls_cost_more_cpu_than_messages_and_bytes_take_the_memory() -> None:
     parts = apportion(
-        Load(1.0, 1e8, 1e6), {"unary": Work(1e6, 1000, 1000), "stream": Work(3e6, 1000, 2), "idle": Work()}
+        Load(1.0, 1e8, 1e6),
+        {"unary": JobWork(1e6, 1000, 1000), "stream": JobWork(3e6, 1000, 2), "idle": JobWork()},
     )
     assert parts["unary"].cpu_cores > 10 * parts["stream"].cpu_cores
     assert parts["stream"].memory_bytes == pytest.approx(7.5e7)
     assert parts["idle"] == Load()
 
 
-@given(st.dictionaries(st.text(max_size=3), st.builds(Work, anything, anything, anything), max_size=6), wild)
-def test_no_count_however_absurd_breaks_the_shares(work: dict[str, Work], process: Load) -> None:
+@given(
+    st.dictionaries(st.text(max_size=3), st.builds(JobWork, anything, anything, anything), max_size=6), wild
+)
+def test_no_count_however_absurd_breaks_the_shares(work: dict[str, JobWork], process: Load) -> None:
     for load in apportion(process, work, process).values():
         assert all(map(math.isfinite, (load.cpu_cores, load.memory_bytes, load.network_bytes_per_s)))
 
 
 def test_jobs_that_did_nothing_share_alike() -> None:
-    assert apportion(Load(0.2, 2e6, 0), {"a": Work(), "b": Work()})["a"] == Load(0.1, 1e6, 0)
+    assert apportion(Load(0.2, 2e6, 0), {"a": JobWork(), "b": JobWork()})["a"] == Load(0.1, 1e6, 0)
     assert apportion(Load(0.2), {}) == {}
 
 
 def test_catching_up_after_a_takeover_is_no_peak() -> None:
-    smoothed = Smoothed(fast_s=120.0, slow_s=3600.0)
+    smoothed = SmoothedLoad(fast_s=120.0, slow_s=3600.0)
     for second in range(0, 12, 2):
         smoothed.sample(Load(1.0, 1 << 20, 1000.0), second)
     for second in range(12, 242, 2):

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.kernel.rates import LEAST_S, STRETCH_S, WINDOW_S, JobRates, MeanLatency, Window
+from app.kernel.rates import BUSY_STRETCH_S, MIN_GROWTH_WINDOW_S, WINDOW_S, JobRates, MeanLatency, RateWindow
 
 steps = st.lists(st.floats(0.05, 20), min_size=1, max_size=200)
 
@@ -15,14 +15,14 @@ steps = st.lists(st.floats(0.05, 20), min_size=1, max_size=200)
 def test_what_grows_evenly_is_told_exactly_however_often_it_is_looked_at(
     gaps_s: list[float], per_s: float, start_s: float
 ) -> None:
-    window, now_s = Window(), start_s
+    window, now_s = RateWindow(), start_s
     window.sample(now_s, 0.0)
     for gap_s in gaps_s:
         now_s += gap_s
         window.sample(now_s, per_s * (now_s - start_s))
         grown = window.growth()
         if grown is None:
-            assert now_s - start_s < LEAST_S
+            assert now_s - start_s < MIN_GROWTH_WINDOW_S
         else:
             assert grown[1][0] / grown[0] == pytest.approx(per_s, rel=1e-6, abs=1e-3)
             assert grown[0] <= 2 * WINDOW_S + 20, "one to two windows, and the gap between two looks"
@@ -32,16 +32,16 @@ def test_what_grows_evenly_is_told_exactly_however_often_it_is_looked_at(
 def test_growth_is_never_negative_whatever_the_counter_does(
     gaps_s: list[float], counter: list[float]
 ) -> None:
-    window, now_s = Window(), 0.0
+    window, now_s = RateWindow(), 0.0
     for gap_s, value in zip(gaps_s, counter, strict=False):
         now_s += gap_s
         window.sample(now_s, value)
         grown = window.growth()
-        assert grown is None or (grown[0] >= LEAST_S and grown[1][0] >= 0)
+        assert grown is None or (grown[0] >= MIN_GROWTH_WINDOW_S and grown[1][0] >= 0)
 
 
 def test_a_rate_follows_a_change_within_two_windows() -> None:
-    window, count = Window(), 0.0
+    window, count = RateWindow(), 0.0
     for now_s in range(300):
         window.sample(now_s, count)
         count += 10.0 if now_s < 200 else 0.0
@@ -75,7 +75,7 @@ def test_what_a_partition_can_carry_shows_only_at_its_limit() -> None:
 def test_a_moment_at_the_limit_is_not_enough() -> None:
     rates = JobRates()
     look(rates, 0, 20, 100, 100, 0, True)
-    look(rates, 20, 20 + int(STRETCH_S), 100, 80, 5_000, True)
+    look(rates, 20, 20 + int(BUSY_STRETCH_S), 100, 80, 5_000, True)
     look(rates, 40, 60, 100, 100, 0, True)
     assert rates.ceiling is None
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.kernel.ranges import Snapshot
-from app.kernel.tracker import State, Tracker, TrackerError
+from app.kernel.tracker import OffsetState, Tracker, TrackerError
 
 
 def test_the_base_waits_for_the_slowest_message() -> None:
@@ -54,7 +54,14 @@ def test_a_range_keeps_the_marks_of_what_was_finished_before() -> None:
     assert tracker.ack_range(3, 6) == 2
     assert tracker.nack_range(5, 8) == 1
     states = [tracker.state(offset) for offset in range(3, 9)]
-    assert states == [State.ACKED, State.NACKED, State.ACKED, State.ACKED, State.NACKED, State.IN_FLIGHT]
+    assert states == [
+        OffsetState.ACKED,
+        OffsetState.NACKED,
+        OffsetState.ACKED,
+        OffsetState.ACKED,
+        OffsetState.NACKED,
+        OffsetState.IN_FLIGHT,
+    ]
 
 
 def test_a_canceled_message_holds_the_base_until_it_is_stashed() -> None:
@@ -73,7 +80,7 @@ def test_a_canceled_message_that_is_acknowledged_after_all_counts_as_acknowledge
     tracker.fetched(0, 3)
     tracker.cancel(1)
     assert tracker.ack(1)
-    assert (tracker.state(1), tracker.canceled) == (State.ACKED, 0)
+    assert (tracker.state(1), tracker.canceled) == (OffsetState.ACKED, 0)
 
 
 def test_gaps_of_any_width_cost_neither_memory_nor_room() -> None:
@@ -150,7 +157,7 @@ def test_a_takeover_starts_at_the_higher_of_commit_and_snapshot() -> None:
 def test_what_an_earlier_owner_finished_takes_no_room() -> None:
     tracker = Tracker(0, 3, Snapshot(0, ((1, 1_000),)))
     assert tracker.fetched(0, 1_002) == [(0, 1), (1_000, 1_002)]
-    assert (tracker.room, tracker.state(500)) == (0, State.GAP)
+    assert (tracker.room, tracker.state(500)) == (0, OffsetState.GAP)
 
 
 @given(

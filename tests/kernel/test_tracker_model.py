@@ -7,11 +7,11 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from app.kernel import tracker as tracker_module
 from app.kernel.ranges import Snapshot
-from app.kernel.tracker import State, Tracker
+from app.kernel.tracker import OffsetState, Tracker
 
 START = 100
 SPAN = 40  # offsets around the window that the rules aim at, in and out of it
-UNFINISHED = (State.IN_FLIGHT, State.CANCELED)
+UNFINISHED = (OffsetState.IN_FLIGHT, OffsetState.CANCELED)
 
 widths = st.integers(0, 12)
 aims = st.integers(-5, SPAN)
@@ -22,7 +22,7 @@ class TrackerAgainstModel(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.model: dict[int, State] = {}
+        self.model: dict[int, OffsetState] = {}
         self.end = START
         self.inherited: set[int] = set()
         self.capacity = 20
@@ -53,10 +53,10 @@ class TrackerAgainstModel(RuleBasedStateMachine):
         deliver = self.tracker.fetched(start, end)
         expected = [offset for offset in range(start, end) if offset not in self.inherited]
         assert [offset for first, last in deliver for offset in range(first, last)] == expected
-        self.model.update(dict.fromkeys(expected, State.IN_FLIGHT))
+        self.model.update(dict.fromkeys(expected, OffsetState.IN_FLIGHT))
         self.end = end
 
-    def finish(self, offsets: list[int], state: State) -> int:
+    def finish(self, offsets: list[int], state: OffsetState) -> int:
         newly = {offset for offset in offsets if self.model.get(offset) in UNFINISHED}
         self.model.update(dict.fromkeys(newly, state))
         return len(newly)
@@ -64,39 +64,39 @@ class TrackerAgainstModel(RuleBasedStateMachine):
     @rule(aim=aims)
     def ack(self, aim: int) -> None:
         offset = self.tracker.base + aim
-        assert self.tracker.ack(offset) == bool(self.finish([offset], State.ACKED))
+        assert self.tracker.ack(offset) == bool(self.finish([offset], OffsetState.ACKED))
 
     @rule(aim=aims)
     def nack(self, aim: int) -> None:
         offset = self.tracker.base + aim
-        assert self.tracker.nack(offset) == bool(self.finish([offset], State.NACKED))
+        assert self.tracker.nack(offset) == bool(self.finish([offset], OffsetState.NACKED))
 
     @rule(aim=aims)
     def cancel(self, aim: int) -> None:
         offset = self.tracker.base + aim
-        in_flight = self.model.get(offset) is State.IN_FLIGHT
+        in_flight = self.model.get(offset) is OffsetState.IN_FLIGHT
         assert self.tracker.cancel(offset) == in_flight
         if in_flight:
-            self.model[offset] = State.CANCELED
+            self.model[offset] = OffsetState.CANCELED
 
     @rule(aim=aims, width=widths, nack=st.booleans())
     def finish_range(self, aim: int, width: int, nack: bool) -> None:
         start = self.tracker.base + aim
         end = start + width
-        state = State.NACKED if nack else State.ACKED
+        state = OffsetState.NACKED if nack else OffsetState.ACKED
         did = self.tracker.nack_range(start, end) if nack else self.tracker.ack_range(start, end)
         assert did == self.finish(list(range(start, end)), state)
 
     @rule(wanted=st.lists(aims, max_size=20))
     def ack_many(self, wanted: list[int]) -> None:
         offsets = [self.tracker.base + aim for aim in wanted]
-        assert self.tracker.ack_many(offsets) == self.finish(offsets, State.ACKED)
+        assert self.tracker.ack_many(offsets) == self.finish(offsets, OffsetState.ACKED)
 
     @rule(aim=aims, width=widths)
     def skip(self, aim: int, width: int) -> None:
         start = min(self.tracker.base + aim, self.end)
         end = start + width
-        assert self.tracker.skip(start, end) == self.finish(list(range(start, end)), State.GAP)
+        assert self.tracker.skip(start, end) == self.finish(list(range(start, end)), OffsetState.GAP)
         self.end = max(self.end, end)
 
     @rule(lead=aims, width=widths)
@@ -113,7 +113,7 @@ class TrackerAgainstModel(RuleBasedStateMachine):
         """Random aims seldom empty the window; this does."""
         base = self.tracker.base
         assert self.tracker.ack(base)
-        self.finish([base], State.ACKED)
+        self.finish([base], OffsetState.ACKED)
 
     @rule()
     def hand_over(self) -> None:
@@ -135,10 +135,10 @@ class TrackerAgainstModel(RuleBasedStateMachine):
         assert tracker.oldest_unfinished == min(unfinished, default=None)
         assert tracker.unfinished == len(unfinished)
         in_window = [state for offset, state in self.model.items() if offset >= tracker.base]
-        assert tracker.in_flight == in_window.count(State.IN_FLIGHT)
-        assert tracker.canceled == in_window.count(State.CANCELED)
-        assert tracker.acked == in_window.count(State.ACKED)
-        assert tracker.nacked == in_window.count(State.NACKED)
+        assert tracker.in_flight == in_window.count(OffsetState.IN_FLIGHT)
+        assert tracker.canceled == in_window.count(OffsetState.CANCELED)
+        assert tracker.acked == in_window.count(OffsetState.ACKED)
+        assert tracker.nacked == in_window.count(OffsetState.NACKED)
         assert tracker.room == self.capacity - len(in_window)
         assert tracker.utilisation == len(in_window) / self.capacity
         assert tracker.unfinished_share == (len(unfinished) / len(in_window) if in_window else 0.0)
@@ -150,11 +150,11 @@ class TrackerAgainstModel(RuleBasedStateMachine):
     def agrees_offset_by_offset(self) -> None:
         for offset in range(self.tracker.base - 3, self.end + 70):
             if offset < self.tracker.base:
-                expected: State | None = State.FINISHED
+                expected: OffsetState | None = OffsetState.FINISHED
             elif offset >= self.end:
-                expected = State.FINISHED if offset in self.inherited else None
+                expected = OffsetState.FINISHED if offset in self.inherited else None
             else:
-                expected = self.model.get(offset, State.GAP)
+                expected = self.model.get(offset, OffsetState.GAP)
             assert self.tracker.state(offset) is expected
             assert self.tracker.is_finished(offset) == (expected not in (*UNFINISHED, None))
 

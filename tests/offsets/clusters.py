@@ -22,9 +22,9 @@ from app.kafka.client.topics import TopicSpec, ensure_topics
 from app.kafka.data_clusters import DataClusters
 from app.kafka.fetch.deliveries import ByteBudget
 from app.kernel.fencing import LogId
-from app.offsets.model.offset_map import Barrier, Line
+from app.offsets.model.offset_map import Barrier, OffsetMapLine
 from app.offsets.store.records import CHECKPOINTS
-from app.offsets.store.tables import Atlas, Tables
+from app.offsets.store.tables import RegionAtlas, RegionTables
 from app.replicate.definition import RouteDefinition
 
 HERE, THERE, NOWHERE = "here", "there", "nowhere"  # clusters: two that answer, and one that does not
@@ -47,12 +47,14 @@ class Regions:
         self.other = f"{self.own}b"
         specs = {name: ClusterSpec(name, (address,)) for name, address in self.bootstraps.items()}
         self.clusters = DataClusters(specs, deliver, ByteBudget(1 << 20))
-        self.atlas = Atlas(self.own, {self.own: HERE, self.other: THERE}, {HERE: self.own, THERE: self.other})
+        self.atlas = RegionAtlas(
+            self.own, {self.own: HERE, self.other: THERE}, {HERE: self.own, THERE: self.other}
+        )
         self.tables = self.opened()
 
-    def opened(self, atlas: Atlas | None = None) -> Tables:
+    def opened(self, atlas: RegionAtlas | None = None) -> RegionTables:
         """The tables as another process would find them."""
-        return Tables(atlas or self.atlas, self.clusters, self.path / "regions")
+        return RegionTables(atlas or self.atlas, self.clusters, self.path / "regions")
 
     def topic(self, region: str) -> str:
         return ControlTopics(region).changelog(CHECKPOINTS, 0).name
@@ -106,7 +108,7 @@ class Regions:
 
 def a_line(source: LogId, target: LogId, topic: str, partition: int, *barriers: tuple[int, int]) -> bytes:
     """A line of the offset map, as the table holds it."""
-    line = Line(
+    line = OffsetMapLine(
         target_topic=topic, target_partition=partition, epoch=1, lineage=0, source=source, target=target,
         barriers=[Barrier(*at) for at in barriers],
     )  # fmt: skip

@@ -10,15 +10,15 @@ import pytest
 
 from app.dev.yard import Yard
 from tests.offsets.clusters import HERE, THERE, regions
-from tests.offsets.group_case import COUNT, Case
+from tests.offsets.group_case import COUNT, GroupCase
 
 
 @pytest.fixture
-async def case(yard: Yard, tmp_path: Path, topic_name: str) -> AsyncIterator[Case]:
+async def case(yard: Yard, tmp_path: Path, topic_name: str) -> AsyncIterator[GroupCase]:
     async with regions(yard, tmp_path) as stand:
         for cluster, before in ((HERE, 0), (THERE, 10)):
             await stand.make(cluster, topic_name)
             for partition in (0, 1):
                 values = [b"x"] * before + [b"%d" % n for n in range(COUNT)]
                 await stand.values(cluster, topic_name, partition, *values)
-        yield Case(stand, topic_name, f"g-{uuid.uuid4().hex[:8]}", {})
+        yield GroupCase(stand, topic_name, f"g-{uuid.uuid4().hex[:8]}", {})

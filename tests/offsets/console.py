@@ -12,12 +12,12 @@ from typing import Any
 from app.controllog.topics import ControlTopics
 from app.dev.yard import Yard
 from app.kafka.data_clusters import DataClusters
-from app.offsets.sync.group_sync_schedule import Kept, Passive
+from app.offsets.sync.group_sync_schedule import PassiveWorkload, SyncedGroups
 from app.offsets.sync.group_syncer import GroupOutcome
 from app.offsets.sync.regions import Regions
 from tests.offsets.clusters import HERE, THERE, a_line, regions
 from tests.offsets.clusters import Regions as Stand
-from tests.web.runtime_fake import HandFed, put_route, route, serving
+from tests.web.runtime_fake import FakeRuntime, put_route, route, serving
 
 BARRIERS = [(n, n + 10) for n in range(0, 101, 10)]
 
@@ -37,7 +37,7 @@ class Served:
     """The group is at 55 of the only partition, of which the copy lies ten offsets further on."""
 
     url: str
-    fed: HandFed
+    fed: FakeRuntime
     topic: str
     group: str
     stand: Stand
@@ -62,21 +62,21 @@ def served(yard: Yard, path: Path, topic: str) -> Iterator[Served]:
             return stand
 
     stand = asyncio.run(prepare())
-    fed = HandFed()
+    fed = FakeRuntime()
     clusters = Clusters(stand.clusters.specs, stand.clusters._deliver, stand.clusters.budget)
     fed.clusters = clusters  # type: ignore[assignment]
     fed.apply(put_route(route("mirror", HERE, THERE, topic)))
     fed.regions = Regions(
         stand.atlas, clusters, path, routes=dict, jobs=list, busy=lambda *_: "", may_act=lambda: False,
-        tell=lambda *_: None,
+        report_incident=lambda *_: None,
     )  # fmt: skip
-    kept = Kept("mirror", HERE, THERE, good_ms={"a": 5}, took_s=0.5, rounds=3)
+    kept = SyncedGroups("mirror", HERE, THERE, good_ms={"a": 5}, took_s=0.5, rounds=3)
     kept.outcomes = {"a": GroupOutcome("a", "unchanged", 5), "b": GroupOutcome("b", "refused", 5, "behind")}
-    broken = Kept("other", HERE, THERE, error="it does not answer")
+    broken = SyncedGroups("other", HERE, THERE, error="it does not answer")
     fed.regions.sync.routes.update({"mirror": kept, "other": broken})
-    passive = Passive("p/t", "p", "t", "west", THERE, HERE)
+    passive = PassiveWorkload("p/t", "p", "t", "west", THERE, HERE)
     fed.regions.sync._passives = {passive.key: passive}
-    fed.regions.sync.passive[THERE] = Kept(
+    fed.regions.sync.passive[THERE] = SyncedGroups(
         THERE, THERE, HERE, {passive.key: GroupOutcome("p", "live", 5, "<b>somebody</b>")}, {passive.key: 4}
     )
     with serving(fed) as url:

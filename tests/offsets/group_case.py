@@ -9,7 +9,7 @@ from typing import Any
 from app.kafka.client.commits import OffsetCommitter
 from app.offsets.sync.group_owners import IsActive
 from app.offsets.sync.group_syncer import GroupOutcome, GroupSyncer
-from app.offsets.sync.mapper import Mapper
+from app.offsets.sync.mapper import OffsetMapper
 from tests.offsets.clusters import HERE, THERE, Regions, a_line
 
 COUNT = 100
@@ -17,7 +17,7 @@ EVERY = [(n, n + 10) for n in range(0, COUNT + 1, 10)]  # ten markers lie before
 
 
 @dataclass
-class Case:
+class GroupCase:
     """`topic` of two partitions in `here`, and its copy in `there`, ten offsets further on."""
 
     stand: Regions
@@ -47,7 +47,7 @@ class Case:
         return {partition: at.next_offset for (_, partition), at in sorted(found.items())}
 
     def syncer(self, is_active: IsActive = lambda *_: True, clock: Any = lambda: 0.0) -> GroupSyncer:
-        mapper = Mapper(self.stand.tables, self.stand.clusters, dict, list)
+        mapper = OffsetMapper(self.stand.tables, self.stand.clusters, dict, list)
         return GroupSyncer(mapper, self.stand.clusters, self.is_busy, is_active, clock)
 
     def is_busy(self, group: str, _: str, topic: str | None) -> str:

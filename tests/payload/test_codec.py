@@ -94,7 +94,7 @@ def test_json_of_proto2_with_groups_and_extensions_is_the_same_as_googles(
 
 @given(st.floats(width=32) | st.decimals(-100, 100, places=4).map(_as_float32))
 def test_a_float_is_written_as_googles_writes_it(value: float) -> None:
-    written = json_writer._float(value, json_writer.Run())
+    written = json_writer._float(value, json_writer.WriteBudget())
     if math.isfinite(value):
         assert written == type_checkers.ToShortestFloat(value)
     else:

@@ -129,9 +129,9 @@ def test_a_schema_file_that_came_late_and_is_bad_refuses_its_messages_only(
     (tmp_path / "8.binpb").write_bytes(set_of(file_of("p.proto", "Parcel")))
     codec = open_codec(tmp_path, framing=Framing.CONFLUENT, files=files)
     (tmp_path / "9.binpb").write_bytes(b"{}")
-    files.look()
+    files.refresh()
     assert "9.binpb: is JSON" in (codec.check(framed(9, [0], WORD)) or "")
     assert codec.check(framed(8, [0], WORD)) is None
     (tmp_path / "9.binpb").write_bytes(set_of(file_of("q.proto", "Quote")))
-    files.look()
+    files.refresh()
     assert codec.to_named_json(framed(9, [0], WORD))[0] == "acme.Quote"

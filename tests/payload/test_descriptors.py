@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from app.payload import schema_registry
 from app.payload.descriptors import MAX_SET_BYTES, DescriptorError, Schema, load_schema, parse_set
 from app.payload.schema_files import SchemaFiles
-from app.payload.schema_registry import Registry, open_source
+from app.payload.schema_registry import SchemaRegistry, open_source
 from tests.payload.schemas import ORDERS, compiled, file_of, set_of, write_source
 
 
@@ -192,7 +192,7 @@ def test_a_registry_gives_the_latest_version_of_a_subject_and_every_schema_by_it
     write_source(tmp_path, "an import of another, passed over", "common.proto")
     (tmp_path / "README").write_text("passed over, too")
     found = open_source(tmp_path)
-    assert isinstance(found, Registry)
+    assert isinstance(found, SchemaRegistry)
     assert sorted(found.by_id) == [7, 8]
     assert sorted(found.by_subject["orders-value"]) == [2, 10]
     assert [f.name for f in found.message_class("acme.Order").DESCRIPTOR.fields] == ["word", "more"]
@@ -228,19 +228,19 @@ def test_a_schema_added_while_workers_run_is_found_without_asking_the_folder_for
     _written(tmp_path / "7.binpb", set_of(file_of("a.proto", "Order")))
     files = SchemaFiles(tmp_path)
     found = open_source(tmp_path, files)
-    assert isinstance(found, Registry)
+    assert isinstance(found, SchemaRegistry)
     _written(tmp_path / "8.binpb", set_of(file_of("a.proto", "Refund")))
     nine = _written(tmp_path / "9.binpb", b"{}")
     os.mkfifo(tmp_path / "10.binpb")
     assert found.schema(8) is None, "a value asks memory only"
-    files.look()
+    files.refresh()
     eight = found.schema(8)
     assert eight is not None
     assert eight.messages == ["acme.Refund"]
     with pytest.raises(DescriptorError, match="is JSON"):
         found.schema(9)
     nine.write_bytes(set_of(file_of("a.proto", "Parcel")))
-    files.look()
+    files.refresh()
     assert found.schema(9) is not None
     assert found.schema(10) is None
     assert found.schema(7) is not None

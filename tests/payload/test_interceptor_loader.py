@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from app.payload.interceptor_loader import MAX_INTERCEPTORS, InterceptorError, load_interceptors
-from app.payload.interceptors import Chain, Message, Outgoing, Reject
+from app.payload.interceptors import InterceptorChain, Message, Outgoing, Reject
 
 MESSAGE = Message("orders", 0, 0, None, b"value")
 GOOD = """
@@ -59,8 +59,8 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Module:
     return write
 
 
-def _chain(names: list[str]) -> Chain:
-    return Chain(load_interceptors(names))
+def _chain(names: list[str]) -> InterceptorChain:
+    return InterceptorChain(load_interceptors(names))
 
 
 def _refused(*names: str) -> str:

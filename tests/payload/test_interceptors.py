@@ -12,12 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.payload.interceptors import (
+    INTERCEPTOR_STALL_S,
+    LOG_INTERVAL_S,
     MAX_REASON_CHARS,
     SEND,
-    SLOW_S,
-    STALL_S,
-    TELL_EVERY_S,
-    Chain,
+    SLOW_INTERCEPTOR_S,
+    InterceptorChain,
     Message,
     Outgoing,
     Reject,
@@ -41,8 +41,8 @@ class Do:
         return self.act(message)
 
 
-def _chain(*acts: Callable[[Message], Any]) -> Chain:
-    return Chain([(f"i{number}", Do(act)) for number, act in enumerate(acts)])
+def _chain(*acts: Callable[[Message], Any]) -> InterceptorChain:
+    return InterceptorChain([(f"i{number}", Do(act)) for number, act in enumerate(acts)])
 
 
 def _raise(error: BaseException) -> Callable[[Message], Any]:
@@ -55,7 +55,7 @@ def _raise(error: BaseException) -> Callable[[Message], Any]:
 def test_each_sees_the_value_the_one_before_it_left_and_the_same_identity() -> None:
     first, second = Do(lambda m: Send(b"<" + m.value + b">", (("a", "1"),))), Do(lambda m: Send(m.value * 2))
     last = Do(lambda m: Send(metadata=(("b-bin", b"\xff"),)))
-    chain = Chain([("first", first), ("second", second), ("last", last)])
+    chain = InterceptorChain([("first", first), ("second", second), ("last", last)])
     assert chain.before(MESSAGE) == Outgoing(b"<value><value>", (("a", "1"), ("b-bin", b"\xff")))
     assert second.saw == [MESSAGE._replace(value=b"<value>")]
     assert last.saw == [MESSAGE._replace(value=b"<value><value>")]
@@ -75,7 +75,7 @@ def test_the_first_reject_or_skip_ends_the_row() -> None:
         (Reject("no"), Reject("interceptor first: no")),
         (Skip("not mine"), Skip("interceptor first: not mine")),
     ]:
-        chain = Chain([("first", Do(lambda m, verdict=verdict: verdict)), ("last", last)])
+        chain = InterceptorChain([("first", Do(lambda m, verdict=verdict: verdict)), ("last", last)])
         assert chain.before(MESSAGE) == expected
     assert last.saw == []
 
@@ -155,20 +155,20 @@ def test_a_slow_one_is_counted_and_told_once_in_a_while() -> None:
     now = [0.0]
 
     def slow(message: Message) -> Send:
-        now[0] += SLOW_S * 2
+        now[0] += SLOW_INTERCEPTOR_S * 2
         return SEND
 
-    chain = Chain([("slow", Do(slow)), ("fast", Do(lambda m: SEND))], clock=lambda: now[0])
+    chain = InterceptorChain([("slow", Do(slow)), ("fast", Do(lambda m: SEND))], clock=lambda: now[0])
     with structlog.testing.capture_logs() as logged:
         for _ in range(5):
             chain.before(MESSAGE)
         assert len(logged) == 1
-        now[0] += TELL_EVERY_S
+        now[0] += LOG_INTERVAL_S
         chain.before(MESSAGE)
     assert [entry["slow"] for entry in logged] == [1, 6]
     assert b"value" not in repr(logged).encode()
     assert chain.counts["slow"].slow == 6
-    assert chain.counts["slow"].longest_s == pytest.approx(SLOW_S * 2)
+    assert chain.counts["slow"].longest_s == pytest.approx(SLOW_INTERCEPTOR_S * 2)
     assert chain.counts["fast"].slow == 0
 
 
@@ -179,14 +179,14 @@ def test_a_hiccup_among_many_is_counted_and_not_told_and_a_stall_is() -> None:
         now[0] += took_s[0]
         return SEND
 
-    chain = Chain([("act", Do(act))], clock=lambda: now[0])
+    chain = InterceptorChain([("act", Do(act))], clock=lambda: now[0])
     with structlog.testing.capture_logs() as logged:
         for _ in range(200):
             chain.before(MESSAGE)
-        took_s[0] = SLOW_S * 2
+        took_s[0] = SLOW_INTERCEPTOR_S * 2
         chain.before(MESSAGE)
         assert (chain.counts["act"].slow, logged) == (1, [])
-        took_s[0] = STALL_S * 2
+        took_s[0] = INTERCEPTOR_STALL_S * 2
         chain.before(MESSAGE)
     assert (chain.counts["act"].slow, len(logged)) == (2, 1)
 

@@ -8,7 +8,7 @@ import pytest
 
 from app.payload.descriptors import Schema
 from app.payload.grpc_metadata import MAX_METADATA_BYTES, PAIR_BYTES
-from app.payload.interceptors import Chain, Message, Outgoing, Send
+from app.payload.interceptors import InterceptorChain, Message, Outgoing, Send
 from app.payload.protobuf_interceptor import Deliver, ProtobufInterceptor
 from tests.dispatch.push.grpc_servers import serving
 from tests.payload.schemas import codec_of
@@ -26,7 +26,7 @@ class Adds:
         return Send(metadata=self.metadata)
 
 
-async def _received(chain: Chain, value: bytes | None) -> tuple[bytes, dict[str, str | bytes]]:
+async def _received(chain: InterceptorChain, value: bytes | None) -> tuple[bytes, dict[str, str | bytes]]:
     sent = chain.before(Message("orders", 0, 0, None, value))
     assert isinstance(sent, Outgoing)
     got: list[tuple[bytes, dict[str, str | bytes]]] = []
@@ -51,14 +51,14 @@ async def _received(chain: Chain, value: bytes | None) -> tuple[bytes, dict[str,
     ],
 )
 async def test_metadata_that_is_let_through_arrives_as_it_was_added(metadata: Pairs) -> None:
-    body, arrived = await _received(Chain([("adds", Adds(metadata))]), b"value")
+    body, arrived = await _received(InterceptorChain([("adds", Adds(metadata))]), b"value")
     assert body == b"value"
     assert {name: arrived.get(name) for name, _ in metadata} == dict(metadata)
 
 
 async def test_a_protobuf_message_arrives_as_json_that_says_so(orders: Schema) -> None:
     protobuf = ProtobufInterceptor(codec_of(orders, "acme.Refund"), deliver=Deliver.JSON)
-    body, arrived = await _received(Chain([("protobuf", protobuf)]), b"\x0a\x01x")
+    body, arrived = await _received(InterceptorChain([("protobuf", protobuf)]), b"\x0a\x01x")
     assert body == b'{"order_id":"x"}'
     assert arrived["switchyard-payload-format"] == "json"
     assert arrived["switchyard-payload-message"] == "acme.Refund"

@@ -6,7 +6,7 @@ import pytest
 
 from app.payload.codec import PayloadCodec
 from app.payload.descriptors import Schema
-from app.payload.interceptors import Chain, Message, Outgoing, Reject, Send
+from app.payload.interceptors import InterceptorChain, Message, Outgoing, Reject, Send
 from app.payload.protobuf_interceptor import Deliver, Invalid, ProtobufInterceptor, workload_chain
 from tests.payload.schemas import codec_of
 
@@ -23,7 +23,7 @@ def _message(value: bytes | None) -> Message:
     return Message("refunds", 0, 0, None, value)
 
 
-def _chain(codec: PayloadCodec, deliver: Deliver, invalid: Invalid) -> Chain:
+def _chain(codec: PayloadCodec, deliver: Deliver, invalid: Invalid) -> InterceptorChain:
     chain = workload_chain([], ProtobufInterceptor(codec, deliver=deliver, invalid=invalid))
     assert chain is not None
     return chain

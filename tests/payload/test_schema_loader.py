@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from app.payload.descriptors import DescriptorError
-from app.payload.schema_loader import OPENERS, Schemas
+from app.payload.schema_loader import OPENERS, SchemaLoader
 
 
 async def test_an_opening_that_hangs_is_given_up_and_others_go_on(tmp_path: Path) -> None:
-    schemas, ended = Schemas(tmp_path, open_s=0.2), threading.Event()
+    schemas, ended = SchemaLoader(tmp_path, open_s=0.2), threading.Event()
     try:
         for _ in range(OPENERS - 1):
             with pytest.raises(
@@ -27,7 +27,7 @@ async def test_an_opening_that_hangs_is_given_up_and_others_go_on(tmp_path: Path
 
 
 async def test_an_error_of_opening_is_told_as_it_is(tmp_path: Path) -> None:
-    schemas = Schemas(tmp_path)
+    schemas = SchemaLoader(tmp_path)
 
     def refused() -> None:
         raise DescriptorError("x", "is none", "name one")

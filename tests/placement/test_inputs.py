@@ -8,8 +8,8 @@ import pytest
 from app.controllog.events import Drain, MoveWish
 from app.controllog.state import ControlState
 from app.dispatch.definition import Workload
-from app.kernel.load import SLOW_S, Load
-from app.placement.inputs import Placing, members_of
+from app.kernel.load import SLOW_WINDOW_S, Load
+from app.placement.inputs import PlacementInputs, members_of
 from app.placement.model.plan import Member
 from tests.web.runtime_fake import assigned, beat, definition, flowing, job, put
 
@@ -23,7 +23,7 @@ class Region:
         self.view = ControlState()
         self.told: list[str] = []
         self.view.apply(put(definition("billing", "orders", **spec)))
-        self.placing = Placing(self.workload, lambda *trouble: self.told.append(trouble[0]))
+        self.placing = PlacementInputs(self.workload, lambda *trouble: self.told.append(trouble[0]))
 
     def workload(self, key: str) -> Workload | None:
         found = self.view.workloads.get(key)
@@ -42,9 +42,9 @@ def test_a_load_counts_from_the_owner_only_and_stays_known_when_the_owner_dies()
     region = Region()
     region.view.apply(assigned(job(0), "a"))
     theirs = beat(flowing(job(0), load=BIG), worker="a")
-    region.placing.hear(region.view, [theirs, beat(flowing(job(0), load=SMALL), worker="b")])
+    region.placing.observe(region.view, [theirs, beat(flowing(job(0), load=SMALL), worker="b")])
     assert region.placing.loads == {job(0): BIG}
-    region.placing.hear(region.view, [])
+    region.placing.observe(region.view, [])
     assert region.placing.loads == {job(0): BIG}
 
 
@@ -52,10 +52,10 @@ def test_a_worker_over_capacity_gives_a_job_away_and_it_arrives_where_it_was_pla
     region, members = Region(), [Member("a"), Member("b")]
     for partition in (0, 1):
         region.view.apply(assigned(job(partition), "a"))
-    region.placing.hear(region.view, [beat(*(flowing(job(p), load=BIG) for p in (0, 1)), worker="a")])
+    region.placing.observe(region.view, [beat(*(flowing(job(p), load=BIG) for p in (0, 1)), worker="a")])
     jobs = {job(0), job(1)}
 
-    made = region.placing.look(region.view, jobs, members, asleep={})
+    made = region.placing.plan(region.view, jobs, members, asleep={})
     (move,) = made.decisions
     assert (move.worker, move.release, move.target) == ("a", True, "b")
     assert "of its cpu" in move.reason
@@ -63,7 +63,7 @@ def test_a_worker_over_capacity_gives_a_job_away_and_it_arrives_where_it_was_pla
 
     held = region.view.assignments[move.job]
     region.view.assignments[move.job] = msgspec.structs.replace(held, worker="", release=False)
-    made = region.placing.look(region.view, jobs, [*members, Member("c")], asleep={})
+    made = region.placing.plan(region.view, jobs, [*members, Member("c")], asleep={})
     (arrival,) = made.decisions
     assert (arrival.worker, arrival.release) == ("b", False)
     assert "as planned" in arrival.reason
@@ -72,11 +72,11 @@ def test_a_worker_over_capacity_gives_a_job_away_and_it_arrives_where_it_was_pla
 def test_an_isolation_group_keeps_its_jobs_to_itself_and_what_cannot_be_is_told_once() -> None:
     region, jobs = Region(placement={"group": "critical"}), {job(0)}
     for _ in range(2):
-        made = region.placing.look(region.view, jobs, [Member("a")], asleep={})
+        made = region.placing.plan(region.view, jobs, [Member("a")], asleep={})
         assert made.decisions == []
         region.placing.decided(region.view, made)
     assert region.told == ["no-worker"]
-    (placed,) = region.placing.look(region.view, jobs, [Member("a"), Member("b", group="critical")],
+    (placed,) = region.placing.plan(region.view, jobs, [Member("a"), Member("b", group="critical")],
                                     asleep={}).decisions  # fmt: skip
     assert placed.worker == "b"
 
@@ -87,11 +87,11 @@ def test_isolation_holds_while_a_definition_cannot_be_read(placement: object) ->
     region.spoil(placement=placement)
     region.view.apply(assigned(job(0), "b"))
     region.view.apply(assigned(job(1), "dead"))
-    made = region.placing.look(region.view, {job(0), job(1)}, members, asleep={})
+    made = region.placing.plan(region.view, {job(0), job(1)}, members, asleep={})
     assert "a" not in {decision.worker for decision in made.decisions}
     assert job(0) not in {decision.job for decision in made.decisions}, "it stays where it is"
     drained = [Member("a"), Member("b", draining=True, group="critical")]
-    made = region.placing.look(region.view, {job(0), job(1)}, drained, asleep={})
+    made = region.placing.plan(region.view, {job(0), job(1)}, drained, asleep={})
     assert made.decisions == []
     assert {notice.kind for notice in made.notices} == {"no-worker"}
 
@@ -99,25 +99,25 @@ def test_isolation_holds_while_a_definition_cannot_be_read(placement: object) ->
 def test_a_definition_without_a_group_is_run_by_all_although_it_cannot_be_read() -> None:
     region = Region()
     region.spoil()
-    (placed,) = region.placing.look(region.view, {job(0)}, [Member("a")], asleep={}).decisions
+    (placed,) = region.placing.plan(region.view, {job(0)}, [Member("a")], asleep={}).decisions
     assert placed.worker == "a"
 
 
 def test_a_new_owners_first_figures_raise_a_known_load_and_lower_it_only_after_hours() -> None:
     region = Region()
     region.view.apply(assigned(job(0), "a"))
-    region.placing.hear(region.view, [beat(flowing(job(0), load=BIG), worker="a")], 0.0)
+    region.placing.observe(region.view, [beat(flowing(job(0), load=BIG), worker="a")], 0.0)
     region.view.apply(assigned(job(0), "b", epoch=2))
 
     def after(load: Load, now_s: float) -> Load:
         told = beat(flowing(job(0), epoch=2, load=load), worker="b")
-        region.placing.hear(region.view, [told], now_s)
+        region.placing.observe(region.view, [told], now_s)
         return region.placing.loads[job(0)]
 
     assert after(SMALL, 10.0) == BIG
     assert after(Load(0.9, 0.0, 0.0), 20.0) == Load(0.9, BIG.memory_bytes, BIG.network_bytes_per_s)
     assert after(SMALL, 3000.0) == BIG
-    assert after(SMALL, 10.0 + SLOW_S) == SMALL
+    assert after(SMALL, 10.0 + SLOW_WINDOW_S) == SMALL
 
 
 def test_a_worker_drains_because_it_stops_or_because_an_operator_wants_it() -> None:
@@ -134,7 +134,7 @@ def test_wishes_of_the_log_and_of_a_dry_run_are_heeded() -> None:
     for partition in (0, 1):
         region.view.apply(assigned(job(partition), "a"))
     region.view.apply(MoveWish(at_ms=1, job=job(0), worker="b", epoch=1, actor="me"))
-    made = region.placing.look(
+    made = region.placing.plan(
         region.view, {job(0), job(1)}, [Member("a"), Member("b")], asleep={}, wishes={job(1): "b"}
     )
     assert {(move.job, move.target) for move in made.decisions} == {(job(0), "b"), (job(1), "b")}

@@ -23,7 +23,7 @@ from app.controllog.events import (
 from app.controllog.log import Repairable
 from app.kernel.lease import Lease
 from app.placement import leader as module
-from app.placement.inputs import Placing
+from app.placement.inputs import PlacementInputs
 from app.placement.leader import Leader
 from app.worker.members.membership import STOPPED, Members
 from tests.web.runtime_fake import definition, put, put_route, route
@@ -73,7 +73,7 @@ class Region:
 
         self.wanted[name] = one
         log: Any = self.log
-        placing = Placing(lambda _: None, lambda *_: None)
+        placing = PlacementInputs(lambda _: None, lambda *_: None)
 
         async def jobs() -> set[str]:
             return await self.wanted[name]()
@@ -85,7 +85,7 @@ class Region:
         for name in names:
             term = self.leaders[name].term
             beat = Heartbeat(worker=name, at_ms=0, started_ms=0, url="", state=state, term=term)
-            self.members.hear(beat, self.now_s)
+            self.members.observe(beat, self.now_s)
             if name not in self.lapsed:
                 self.leaders[name]._lease.renewed(self.now_s)
 
@@ -107,7 +107,7 @@ class Region:
             self.hear(*names)
             for name in names:
                 await self.round(name)
-            self.now_s += module.ROUND_S
+            self.now_s += module.PLACEMENT_INTERVAL_S
 
     @property
     def owner(self) -> str:

@@ -8,13 +8,13 @@ import pytest
 
 from app.dev.yard import Yard
 from app.kafka.append import encoder
-from tests.replicate.rig import Stand, standing
+from tests.replicate.rig import ReplicaRig, replica_rig
 
 
 @pytest.fixture
-async def stand(yard: Yard) -> AsyncIterator[Stand]:
+async def stand(yard: Yard) -> AsyncIterator[ReplicaRig]:
     """Brokers that all tests share, and must not be hurt."""
-    async with standing(yard.bootstrap("east-regional"), yard.bootstrap("east-aggregate")) as made:
+    async with replica_rig(yard.bootstrap("east-regional"), yard.bootstrap("east-aggregate")) as made:
         yield made
 
 

@@ -10,9 +10,9 @@ from typing import Any
 
 from app.kafka.append.appender import Appender
 from app.kafka.client.cluster import ClusterClient
-from app.kafka.fetch.deliveries import ByteBudget, Fetched, Gap, PartitionFetch
+from app.kafka.fetch.deliveries import ByteBudget, FetchedBatches, LogGap, PartitionFetch
 from app.kafka.fetch.service import FetchService
-from app.kafka.records.producer_sequences import Stamp
+from app.kafka.records.producer_sequences import ProducerStamp
 from app.kafka.records.record import Record
 from app.kernel.fencing import LogId
 from app.kernel.job import JobId, Kind
@@ -20,11 +20,11 @@ from app.kernel.lease import Lease
 from app.kernel.ranges import Snapshot
 from app.offsets.model.offset_map import Barrier
 from app.replicate.definition import RouteDefinition
-from app.replicate.destination.verification import Budget
-from app.replicate.model.route_priority import Priorities
+from app.replicate.destination.verification import VerificationBudget
+from app.replicate.model.route_priority import RoutePriorities
 from app.replicate.pump.partition import ReplicaPump
 from app.replicate.pump.route_runtime import RouteRuntime
-from app.replicate.pump.unsnapshotted_budget import Together
+from app.replicate.pump.unsnapshotted_budget import UnsnapshottedBudget
 from tests.kafka.conftest import ENOUGH_S, connected, pumping
 
 ROUTE = "r"
@@ -49,8 +49,8 @@ def row(record: Record) -> Row:
     return record.timestamp, record.key, record.value, tuple(record.headers)
 
 
-class Stand:
-    """See the module. `told` are incidents, `barriers` those of the offset map."""
+class ReplicaRig:
+    """See the module. `incidents` are incidents, `barriers` those of the offset map."""
 
     def __init__(self, source: ClusterClient, target: ClusterClient) -> None:
         self.source, self.target = source, target
@@ -59,7 +59,7 @@ class Stand:
         self.lease = Lease(1e9)
         self.lease.renewed(time.monotonic())
         self.appender = Appender(target, may_send=lambda: self.lease.holds(time.monotonic()))
-        self.told: list[tuple[str, str]] = []
+        self.incidents: list[tuple[str, str]] = []
         self.remedies: list[str] = []  # of what was told
         self.barriers: list[tuple[int, int, int]] = []  # partition, source's end, destination's end
         self.stamped: list[Barrier] = []  # the same
@@ -68,18 +68,18 @@ class Stand:
         self.saves = True
         self.runtimes: list[RouteRuntime] = []
         self._epoch = 0
-        self._verify_budget = Budget()
-        self._priorities = Priorities()
-        self.unsaved = Together()
+        self._verify_budget = VerificationBudget()
+        self._priorities = RoutePriorities()
+        self.unsaved = UnsnapshottedBudget()
 
     async def _deliver(self, item: Any) -> None:
         pump = self.pumps.get(item.key)
         if pump is None:
-            if isinstance(item, Fetched):
+            if isinstance(item, FetchedBatches):
                 item.release()
-        elif isinstance(item, Fetched):
+        elif isinstance(item, FetchedBatches):
             pump.accept(item)
-        elif isinstance(item, Gap):
+        elif isinstance(item, LogGap):
             pump.skip(item)
 
     async def save_for_ever(self) -> None:
@@ -97,7 +97,7 @@ class Stand:
             self.saved[pump.job.partition] = pump.snapshot(), pump.note
             pump.snapshot_version = pump.version
 
-    async def begin(
+    async def start_pump(
         self,
         topic: str,
         partition: int = 0,
@@ -122,7 +122,7 @@ class Stand:
             JobId(Kind.REPLICATE, ROUTE, topic, partition), self._epoch, runtime,
             next_offset=at if snapshot is None else snapshot.base, lineage=lineage, note=note,
             is_same_log=True, is_first=snapshot is None and not note, source_log=LogId("", ids[topic]),
-            tell=self._tell,
+            report_incident=self._tell,
             on_barrier=self._on_barrier,
             source_epoch=source_epoch,
         )  # fmt: skip
@@ -142,7 +142,7 @@ class Stand:
         part = PartitionFetch(self.fetch, "by hand", pump.job.topic, pump.job.partition, start)
         part.unreleased_bytes += len(data)
         self.budget.used_bytes += len(data)
-        pump.accept(Fetched(part, len(data), data, end, [], end, damage))
+        pump.accept(FetchedBatches(part, len(data), data, end, [], end, damage))
 
     def freeze(self, pump: ReplicaPump) -> None:
         """Its process lies still: it gets nothing, and saves nothing, but is not closed."""
@@ -156,17 +156,19 @@ class Stand:
         self.freeze(pump)
         pump.close()
 
-    def _on_barrier(self, pump: ReplicaPump, source_end: int, target_end: int, stamp: Stamp | None) -> None:
+    def _on_barrier(
+        self, pump: ReplicaPump, source_end: int, target_end: int, stamp: ProducerStamp | None
+    ) -> None:
         self.barriers.append((pump.job.partition, source_end, target_end))
         self.stamped.append(Barrier(source_end, target_end, 0, stamp))
 
     def _tell(self, kind: str, _subject: str, message: str, remedy: str) -> None:
-        self.told.append((kind, message))
+        self.incidents.append((kind, message))
         self.remedies.append(remedy)
 
     def kinds(self) -> list[str]:
         """Of what was told."""
-        return [kind for kind, _ in self.told]
+        return [kind for kind, _ in self.incidents]
 
     async def until(self, condition: Callable[[], Any], seconds: float = 2 * ENOUGH_S) -> None:
         """Looks until it holds."""
@@ -176,7 +178,7 @@ class Stand:
                     await asyncio.sleep(0.01)
         except TimeoutError:
             states = [msg for pump in self.pumps.values() for msg in [pump.status()]]
-            raise AssertionError(f"it never came: {states} {self.told}") from None
+            raise AssertionError(f"it never came: {states} {self.incidents}") from None
 
     async def copied(self, pumps: Iterable[ReplicaPump]) -> None:
         """Waits until they have copied all there is now."""
@@ -193,12 +195,12 @@ class Stand:
 
 
 @asynccontextmanager
-async def standing(home: str, away: str) -> AsyncIterator[Stand]:
+async def replica_rig(home: str, away: str) -> AsyncIterator[ReplicaRig]:
     """A stand between two brokers."""
     async with AsyncExitStack() as stack:
         source = await stack.enter_async_context(connected(home, "east-regional"))
         target = await stack.enter_async_context(connected(away, "east-aggregate"))
-        stand = Stand(source, target)
+        stand = ReplicaRig(source, target)
         await stand.appender.start()
         await stand.fetch.start()
         saving = asyncio.create_task(stand.save_for_ever())

@@ -11,20 +11,20 @@ from aiokafka.record.default_records import DefaultRecordBatchBuilder
 
 from app.kafka.client.cluster import ClusterClient
 from app.kafka.producers.history import walk
-from app.kafka.records.batch import Batch
+from app.kafka.records.batch import RecordBatch
 from app.replicate.pump.partition import ReplicaPump
 from tests.kafka.conftest import create, producing
 from tests.kafka.second_broker import delete
-from tests.replicate.rig import Row, Stand, rows
+from tests.replicate.rig import ReplicaRig, Row, rows
 
 
-async def both(stand: Stand, topic: str, **config: str) -> None:
+async def both(stand: ReplicaRig, topic: str, **config: str) -> None:
     """The topic on both sides."""
     await create(stand.source, topic, 1, **config)
     await create(stand.target, topic, 1, **config)
 
 
-async def write(stand: Stand, topic: str, count: int, name: str = "v", **options: Any) -> None:
+async def write(stand: ReplicaRig, topic: str, count: int, name: str = "v", **options: Any) -> None:
     """Numbered records with keys, headers, tombstones and timestamps that go back and forth."""
     (bootstrap,) = stand.source.spec.bootstrap
     async with producing(bootstrap, **{"max_batch_size": 2_000, **options}) as producer:
@@ -42,11 +42,11 @@ async def write(stand: Stand, topic: str, count: int, name: str = "v", **options
         await asyncio.gather(*sent)
 
 
-async def copying(stand: Stand, topic: str, count: int = 100, **options: Any) -> ReplicaPump:
+async def copying(stand: ReplicaRig, topic: str, count: int = 100, **options: Any) -> ReplicaPump:
     """A replica of a topic on both sides that has copied `count` records."""
     await both(stand, topic)
     await write(stand, topic, count, **options)
-    pump = await stand.begin(topic)
+    pump = await stand.start_pump(topic)
     await stand.copied([pump])
     return pump
 
@@ -59,7 +59,7 @@ async def made_anew(client: ClusterClient, topic: str) -> None:
     await create(client, topic, 1)
 
 
-async def same(stand: Stand, topic: str) -> int:
+async def same(stand: ReplicaRig, topic: str) -> int:
     """The copy is the source, record by record; how many."""
     here, there = await rows(stand.source, topic), await rows(stand.target, topic)
     assert there == here
@@ -84,7 +84,7 @@ async def batches_of(client: ClusterClient, topic: str, start: int) -> list[tupl
     """The log's batches from an offset on, and how many records each has."""
     found: list[tuple[bytes, int]] = []
 
-    def take(batch: Batch) -> bool:
+    def take(batch: RecordBatch) -> bool:
         found.append((bytes(batch.data), batch.header.record_count))
         return False
 

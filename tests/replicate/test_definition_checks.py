@@ -8,14 +8,14 @@ import pytest
 
 from app.definitions.plan import plan
 from app.replicate.definition import RouteDefinition
-from app.replicate.definition_checks import Elsewhere, beside_of
+from app.replicate.definition_checks import RemoteRoute, beside_of
 from tests.web.runtime_fake import route
 
 IDS = {"east": "E", "west": "W", "west-vip": "W", "north": ""}
 
 
-def elsewhere(source: str, target: str, *ids: str, name: str = "back") -> Elsewhere:
-    return Elsewhere("west", route(name, source, target), *ids)
+def elsewhere(source: str, target: str, *ids: str, name: str = "back") -> RemoteRoute:
+    return RemoteRoute("west", route(name, source, target), *ids)
 
 
 @pytest.mark.parametrize(
@@ -42,17 +42,19 @@ def test_clusters_are_known_by_their_ids_and_else_by_their_names(
 
 def test_what_cannot_be_read_is_left_out() -> None:
     bad: list[dict[str, Any]] = [{}, {"spec": {}}, route("bad", "a", "b", "(")]
-    assert beside_of(IDS, [Elsewhere("west", one) for one in bad]).routes == ()
+    assert beside_of(IDS, [RemoteRoute("west", one) for one in bad]).routes == ()
 
 
 def test_a_deployment_that_would_loop_with_another_regions_route_is_refused_with_the_loop() -> None:
     wanted = [RouteDefinition.model_validate(route("there", "east", "west"))]
     assert plan({}, wanted).conflicts == ()
     beside = beside_of(IDS, [elsewhere("west-there", "east", "W", "E")])
-    (conflict,) = plan({}, wanted, beside=beside).conflicts
+    (conflict,) = plan({}, wanted, other_regions=beside).conflicts
     assert conflict == (
         "there: would loop: orders: west -> east (route back of region west) -> west (route there); "
         "exclude the topic in route back of region west or there, or let one rename it"
     )
     known = {"there": wanted[0]}
-    assert plan({}, wanted, routes=known, beside=beside).conflicts == (), "it stands already: the leader sees"
+    assert plan({}, wanted, routes=known, other_regions=beside).conflicts == (), (
+        "it stands already: the leader sees"
+    )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-from app.sizing.forecast_reader import TELL_S, Taker
+from app.sizing.forecast_reader import INCIDENT_INTERVAL_S, ForecastReader
 from app.sizing.forecasts import Forecasts
 
 
@@ -16,7 +16,7 @@ def record(offset: int, value: bytes | None = b"nonsense") -> Any:
 def test_only_the_leader_tells_and_not_every_record() -> None:
     told: list[str] = []
     now_s, leads = [1000.0], [False]
-    taker = Taker(
+    taker = ForecastReader(
         "t", Forecasts("east"), lambda _kind, _subject, message, _remedy: told.append(message),
         lambda: leads[0], lambda: now_s[0],
     )  # fmt: skip
@@ -29,6 +29,6 @@ def test_only_the_leader_tells_and_not_every_record() -> None:
     assert len(told) == 1
     assert told[0].startswith("3 records of t are passed over; the last, at offset 3: is no forecast")
     taker([record(4), record(5)])
-    now_s[0] += TELL_S
+    now_s[0] += INCIDENT_INTERVAL_S
     taker([record(6)])
     assert [message.split()[0] for message in told] == ["3", "3"]

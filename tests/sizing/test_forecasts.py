@@ -12,15 +12,15 @@ from hypothesis import strategies as st
 from app.sizing.forecasts import (
     HOUR_MS,
     HOURS_A_WEEK,
-    KEPT,
+    KEPT_FORECASTS,
     MOST_HOURS,
     MOST_RECORD_BYTES,
-    FleetForecast,
+    FleetForecastRecord,
     ForecastRules,
     Forecasts,
     Need,
     Record,
-    WorkloadForecast,
+    WorkloadForecastRecord,
     decode,
     joined,
     key,
@@ -33,28 +33,28 @@ DAY_MS = 24 * HOUR_MS
 MEASURED = Figure(3, "1 core")
 
 
-def fleet(*workers: int | None, made_ms: int = NOW_MS - 2 * HOUR_MS, **fields: Any) -> FleetForecast:
+def fleet(*workers: int | None, made_ms: int = NOW_MS - 2 * HOUR_MS, **fields: Any) -> FleetForecastRecord:
     """A forecast from this hour on, of four weeks."""
     known: dict[str, Any] = {
         "region": "east", "group": "", "from_hour": NOON_H, "history_hours": 4 * HOURS_A_WEEK, "error": 0.1,
         "method": "hour of the week",
     }  # fmt: skip
-    return FleetForecast(**known | {"made_ms": made_ms, "workers": workers} | fields)
+    return FleetForecastRecord(**known | {"made_ms": made_ms, "workers": workers} | fields)
 
 
-def workload(*rates: float, **fields: Any) -> WorkloadForecast:
+def workload(*rates: float, **fields: Any) -> WorkloadForecastRecord:
     known: dict[str, Any] = {
         "region": "east", "workload": "billing/orders", "from_hour": NOON_H, "made_ms": NOW_MS - HOUR_MS,
         "history_hours": 4 * HOURS_A_WEEK, "error": 0.1, "method": "hour of the week", "margin": 1.5,
         "partitions": 8, "partitions_now": 4, "partitions_why": "of 600/s",
     }  # fmt: skip
-    return WorkloadForecast(**known | {"rates": rates} | fields)
+    return WorkloadForecastRecord(**known | {"rates": rates} | fields)
 
 
 def said(*records: Record, rules: ForecastRules = ForecastRules()) -> Forecasts:  # noqa: B008 - frozen
     found = Forecasts("east", rules)
     for record in records:
-        assert found.take(key(record), msgspec.json.encode(record), NOW_MS) == ""
+        assert found.accept(key(record), msgspec.json.encode(record), NOW_MS) == ""
     return found
 
 
@@ -103,7 +103,7 @@ STALE = fleet(*[9] * 2 * HOURS_A_WEEK, made_ms=NOW_MS - HOUR_MS, from_hour=NOON_
     ],
 )
 def test_what_does_not_count_is_told_and_changes_nothing(
-    record: FleetForecast, now_ms: int, words: str
+    record: FleetForecastRecord, now_ms: int, words: str
 ) -> None:
     found = need(record, now_ms=now_ms)
     assert found.workers is None
@@ -149,7 +149,7 @@ def test_a_tombstone_takes_a_forecast_back_and_a_day_has_one() -> None:
     found = forecasts.need("", NOW_MS)
     assert found is not None
     assert found.workers == 5
-    forecasts.take(key(fleet(1)), None, NOW_MS)
+    forecasts.accept(key(fleet(1)), None, NOW_MS)
     assert forecasts.need("", NOW_MS) is None
 
 
@@ -158,7 +158,7 @@ def test_only_the_newest_are_kept_in_whatever_order_they_come() -> None:
     forecasts = said(*made, rules=ForecastRules(max_age_s=90 * 86_400))
     (kept,) = forecasts._kept.values()
     assert sorted(record.workers[0] for record, _ in kept.values()) == [1, 2, 3]  # type: ignore[union-attr]
-    assert len(forecasts._names) == KEPT
+    assert len(forecasts._names) == KEPT_FORECASTS
 
 
 BAD = [
@@ -187,7 +187,7 @@ BAD = [
 @pytest.mark.parametrize(("value", "words"), BAD)
 def test_what_is_no_forecast_is_passed_over_counted_and_told(value: bytes, words: str) -> None:
     forecasts = said(fleet(5, 5))
-    assert words in forecasts.take(b"other", value, NOW_MS)
+    assert words in forecasts.accept(b"other", value, NOW_MS)
     assert (forecasts.passed_over, words in forecasts.last_passed_over) == (1, True)
     found = forecasts.need("", NOW_MS)
     assert found is not None
@@ -199,12 +199,12 @@ def test_a_flood_does_not_grow_without_bound(monkeypatch: pytest.MonkeyPatch) ->
     forecasts = Forecasts("east")
     for number in range(1000):
         record = fleet(1, group=f"g{number}")
-        forecasts.take(key(record), msgspec.json.encode(record), NOW_MS)
+        forecasts.accept(key(record), msgspec.json.encode(record), NOW_MS)
     assert forecasts._nbytes <= 10_000
     assert len(forecasts._names) == sum(map(len, forecasts._kept.values())) < 100
     assert "more than 10,000 bytes" in forecasts.last_passed_over
-    assert forecasts.take(b"k" * 3000, msgspec.json.encode(fleet(1)), NOW_MS) != ""
-    assert forecasts.take(None, msgspec.json.encode(fleet(1)), NOW_MS) != ""
+    assert forecasts.accept(b"k" * 3000, msgspec.json.encode(fleet(1)), NOW_MS) != ""
+    assert forecasts.accept(None, msgspec.json.encode(fleet(1)), NOW_MS) != ""
 
 
 HOURS = st.integers(NOON_H - 30, NOON_H + 30)
@@ -228,7 +228,7 @@ FLEETS = st.builds(
 @example(records=[fleet(2, 2)], measured=7, look_ahead_s=3600, max_error=0.5)
 @example(records=[fleet(9, 9, made_ms=NOW_MS - 8 * DAY_MS)], measured=7, look_ahead_s=3600, max_error=0.5)
 def test_never_below_what_is_measured_and_only_by_what_counts(
-    records: list[FleetForecast], measured: int, look_ahead_s: int, max_error: float
+    records: list[FleetForecastRecord], measured: int, look_ahead_s: int, max_error: float
 ) -> None:
     rules = ForecastRules(look_ahead_s=look_ahead_s, max_error=max_error)
     forecasts = said(*records, rules=rules)
@@ -252,9 +252,9 @@ def test_never_below_what_is_measured_and_only_by_what_counts(
 
 @given(st.binary(max_size=300), st.binary(max_size=300))
 def test_no_bytes_whatever_raise_anything_else(at: bytes, value: bytes) -> None:
-    Forecasts("east").take(at, value, NOW_MS)
+    Forecasts("east").accept(at, value, NOW_MS)
 
 
 @given(FLEETS)
-def test_a_record_reads_back_as_it_was(record: FleetForecast) -> None:
+def test_a_record_reads_back_as_it_was(record: FleetForecastRecord) -> None:
     assert decode(msgspec.json.encode(record)) == record

@@ -9,8 +9,8 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
 from app.archive.log import Archive
-from spark.archive.ingest import Told, run_round
-from spark.kafka import Bounds, Range, Topic
+from spark.archive.ingest import IngestResult, run_round
+from spark.kafka import KafkaTopic, LogBounds, Range
 from tests.spark.conftest import NOON_MS, Row, frame
 
 
@@ -22,13 +22,13 @@ class Frames:
     rows: list[Row]
     topic_id: str = "id-1"
 
-    def topics(self, _pattern: str) -> dict[str, Topic]:
+    def topics(self, _pattern: str) -> dict[str, KafkaTopic]:
         """With bounds behind the last row."""
-        ends: dict[str, dict[int, Bounds]] = {}
+        ends: dict[str, dict[int, LogBounds]] = {}
         for topic, partition, offset, *_ in self.rows:
-            known = ends.setdefault(topic, {}).get(partition, Bounds(0, 0))
-            ends[topic][partition] = Bounds(0, max(known.end, offset + 1))
-        return {name: Topic(name, self.topic_id, partitions) for name, partitions in ends.items()}
+            known = ends.setdefault(topic, {}).get(partition, LogBounds(0, 0))
+            ends[topic][partition] = LogBounds(0, max(known.end, offset + 1))
+        return {name: KafkaTopic(name, self.topic_id, partitions) for name, partitions in ends.items()}
 
     def read(self, ranges: Sequence[Range]) -> DataFrame:
         """The rows of these ranges."""
@@ -39,6 +39,6 @@ class Frames:
         return frame(self.session, *self.rows).where(inside)
 
 
-def archive_rows(session: SparkSession, archive: Archive, *rows: Row, topic_id: str = "id-1") -> Told:
+def archive_rows(session: SparkSession, archive: Archive, *rows: Row, topic_id: str = "id-1") -> IngestResult:
     """A round over topics with these rows; rows of earlier rounds need not be among them."""
     return run_round(archive, Frames(session, list(rows), topic_id), ".*", 1_000_000, NOON_MS)

@@ -9,14 +9,14 @@ import numpy as np
 from app.audit.counts.latencies import Latencies
 from app.audit.counts.totals import Totals
 from app.audit.definition import AuditPlan
-from app.audit.folds.tier import Closing, Heard, TierKey, TierRecord
+from app.audit.folds.tier import Closing, SourceStatus, TierKey, TierRecord
 from app.audit.folds.window import WindowKey, WindowRecord
 from app.controllog import codec
 from app.controllog.events import AnyControlEvent, Assignment, AuditPut, FailoverRun, WorkloadPut
 from app.controllog.topics import ControlTopics
 from app.kernel.fencing import LogId, TrackerRecord
 from app.kernel.load import Load
-from app.offsets.model.offset_map import Barrier, Line
+from app.offsets.model.offset_map import Barrier, OffsetMapLine
 from tests.spark.conftest import NOON_MS, Row, row
 
 WIDTH_MS = 60_000
@@ -55,7 +55,7 @@ class Region:
         """A heartbeat."""
         self._append(self.topics.heartbeats.name, beat.worker.encode(), codec.encode(beat), beat.at_ms)
 
-    def incident(self, told: codec.Incident | bytes) -> None:
+    def incident(self, told: codec.IncidentRecord | bytes) -> None:
         """A record of the incidents topic, which has no key."""
         data = told if isinstance(told, bytes) else codec.encode(told)
         self._append(self.topics.incidents.name, None, data, NOON_MS)
@@ -71,7 +71,7 @@ class Region:
 
     def tier(self, topic: str, tier: str, cluster: str, closed_before_ms: int = CLOSED_MS) -> None:
         """A tier that was heard until it closed all windows that end until then."""
-        heard = {"reader": Heard(closed_before_ms, closed_before_ms)}
+        heard = {"reader": SourceStatus(closed_before_ms, closed_before_ms)}
         record = TierRecord(heard, (Closing(closed_before_ms, 10**6, closed_before_ms),), position=10**6)
         self.put("audit_tiers", str(TierKey(topic, tier, cluster)), record)
 
@@ -100,9 +100,9 @@ def assignment(job: str, worker: str) -> Assignment:
     return Assignment(at_ms=NOON_MS, job=job, worker=worker, epoch=1, term=1, reason="test")
 
 
-def line(at_ms: int, source: str = "a", target: str = "c") -> Line:
+def line(at_ms: int, source: str = "a", target: str = "c") -> OffsetMapLine:
     """A copied partition whose newest barrier is of then, between clusters of these ids."""
-    return Line(
+    return OffsetMapLine(
         target_topic="orders",
         target_partition=0,
         epoch=1,
@@ -152,9 +152,9 @@ def run_of(state: Any, at_ms: int, **given: Any) -> FailoverRun:
     return FailoverRun(at_ms=at_ms, id="f-1", to="west", workloads=[], state=state, **said)
 
 
-def incident(at_ms: int, kind: str, message: str = "it is shorter") -> codec.Incident:
+def incident(at_ms: int, kind: str, message: str = "it is shorter") -> codec.IncidentRecord:
     """What a worker told."""
-    return codec.Incident(
+    return codec.IncidentRecord(
         at_ms=at_ms, worker="w-1", kind=kind, subject="orders", message=message, remedy="look"
     )
 

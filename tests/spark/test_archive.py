@@ -9,9 +9,9 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
-from app.archive.errors import NotFit, Outdone, SparkJobError
+from app.archive.errors import ConcurrentCommit, InvalidArchive, SparkJobError
 from app.archive.log import Archive
-from app.archive.reader import Query, Reader
+from app.archive.reader import ArchiveQuery, ArchiveReader
 from spark.archive import compact as compaction
 from spark.archive import landing
 from spark.archive.compact import compact, groups, rounds, stale
@@ -28,7 +28,10 @@ DAY_MS = 24 * HOUR_MS
 
 def read(archive: Archive, topic: str = "orders") -> list[tuple[int, int]]:
     """Partitions and offsets that the archive counts."""
-    return [(one.partition, one.offset) for one in Reader(archive).records(Query(topic, quarantined=True))]
+    return [
+        (one.partition, one.offset)
+        for one in ArchiveReader(archive).records(ArchiveQuery(topic, quarantined=True))
+    ]
 
 
 def test_rounds_archive_each_record_once(session: SparkSession, archive: Archive) -> None:
@@ -46,7 +49,7 @@ def test_a_late_record_goes_to_its_old_hour_and_is_found_there(
     rows = [row(0), row(1), row(2, at_ms=NOON_MS + HOUR_MS)]
     archive_rows(session, archive, *rows)
     archive_rows(session, archive, *rows, row(3, at_ms=NOON_MS + 5))
-    noon = Reader(archive).records(Query("orders", from_ms=NOON_MS, to_ms=NOON_MS + HOUR_MS))
+    noon = ArchiveReader(archive).records(ArchiveQuery("orders", from_ms=NOON_MS, to_ms=NOON_MS + HOUR_MS))
     assert [one.offset for one in noon] == [0, 1, 3]
     assert {file.hour for file in archive.state().files.values()} == {"12", "13"}
 
@@ -94,7 +97,7 @@ def test_a_topic_made_anew_while_it_is_read_spoils_the_round(session: SparkSessi
             self.topic_id = self.topic_ids.pop()
             return Frames.topics(self, pattern)  # type: ignore[return-value]
 
-    with pytest.raises(Outdone, match="orders was deleted or made anew"):
+    with pytest.raises(ConcurrentCommit, match="orders was deleted or made anew"):
         run_round(archive, Changing(session, [row(0)]), ".*", 10, NOON_MS)  # type: ignore[arg-type]
     assert archive.state().reach == {}
 
@@ -102,24 +105,24 @@ def test_a_topic_made_anew_while_it_is_read_spoils_the_round(session: SparkSessi
 def test_a_topic_made_anew_stands_beside_the_former_one(session: SparkSession, archive: Archive) -> None:
     archive_rows(session, archive, row(0, b"old"), row(1, b"old"))
     archive_rows(session, archive, row(0, b"new"), topic_id="id-2")
-    reader = Reader(archive)
-    assert [one.value for one in reader.records(Query("orders"))] == [b"new"]
-    assert [one.value for one in reader.records(Query("orders", topic_id="id-1"))] == [b"old", b"old"]
+    reader = ArchiveReader(archive)
+    assert [one.value for one in reader.records(ArchiveQuery("orders"))] == [b"new"]
+    assert [one.value for one in reader.records(ArchiveQuery("orders", topic_id="id-1"))] == [b"old", b"old"]
     list(compact(session, archive, NOON_MS))
     reader.refresh()
-    assert [one.value for one in reader.records(Query("orders", topic_id="id-1"))] == [b"old", b"old"]
+    assert [one.value for one in reader.records(ArchiveQuery("orders", topic_id="id-1"))] == [b"old", b"old"]
 
 
 def test_quarantined_records_are_counted_and_kept_whole(session: SparkSession, archive: Archive) -> None:
     told = archive_rows(session, archive, row(0), row(1, at_ms=-1, headers=[("a", b"1")]))
     assert (told.records, told.quarantined) == (2, 1)
-    reader = Reader(archive)
-    assert [one.offset for one in reader.records(Query("orders"))] == [0]
-    kept = list(reader.records(Query("orders", quarantined=True)))
+    reader = ArchiveReader(archive)
+    assert [one.offset for one in reader.records(ArchiveQuery("orders"))] == [0]
+    kept = list(reader.records(ArchiveQuery("orders", quarantined=True)))
     assert [(one.offset, one.timestamp_ms, one.headers) for one in kept][1] == (1, -1, (("a", b"1"),))
     (batch,) = [
         batch
-        for batch in reader.read(Query("orders", quarantined=True), ("offset", "reason"))
+        for batch in reader.read(ArchiveQuery("orders", quarantined=True), ("offset", "reason"))
         if 1 in batch["offset"].to_pylist()
     ]
     assert batch["reason"].to_pylist() == ["no timestamp"]
@@ -215,12 +218,12 @@ def test_files_of_an_earlier_version_lack_columns_and_are_read_and_joined(
         patch.setattr(landing, "write", earlier)
         archive_rows(session, archive, row(0))
     archive_rows(session, archive, row(0), row(1, headers=[("a", b"1")]))
-    reader = Reader(archive)
-    assert [one.headers for one in reader.records(Query("orders"))] == [(), (("a", b"1"),)]
+    reader = ArchiveReader(archive)
+    assert [one.headers for one in reader.records(ArchiveQuery("orders"))] == [(), (("a", b"1"),)]
     (joined,) = compact(session, archive, NOON_MS)
     assert (joined.records, joined.after) == (2, 1)
     reader.refresh()
-    assert [one.headers for one in reader.records(Query("orders"))] == [(), (("a", b"1"),)]
+    assert [one.headers for one in reader.records(ArchiveQuery("orders"))] == [(), (("a", b"1"),)]
 
 
 def test_files_of_a_later_version_are_read_and_their_columns_are_not_lost(
@@ -235,7 +238,7 @@ def test_files_of_a_later_version_are_read_and_their_columns_are_not_lost(
     with monkeypatch.context() as patch:
         patch.setattr(landing, "write", later)
         archive_rows(session, archive, *rows)
-    found = list(Reader(archive).records(Query("orders")))
+    found = list(ArchiveReader(archive).records(ArchiveQuery("orders")))
     assert [(one.offset, one.key, one.value, one.headers) for one in found] == [
         (0, None, b"0-0", (("a", b"1"),)),
         (1, b"k", b"0-1", ()),
@@ -243,6 +246,6 @@ def test_files_of_a_later_version_are_read_and_their_columns_are_not_lost(
     files = archive.state().files
     paths = [str(archive.root / path) for path in files]
     assert by_offset(frame(session, *rows), read_files(session, paths)).collect() == []
-    with pytest.raises(NotFit, match="columns leader_epoch, which this one would lose"):
+    with pytest.raises(InvalidArchive, match="columns leader_epoch, which this one would lose"):
         list(compact(session, archive, NOON_MS))
     assert archive.state().files == files

@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
-from app.archive.errors import NotFit, Outdone, SparkJobError, Unreachable
+from app.archive.errors import ConcurrentCommit, InvalidArchive, SparkJobError, Unreachable
 from app.archive.log import Archive
-from app.archive.reader import Query, Reader
+from app.archive.reader import ArchiveQuery, ArchiveReader
 from spark.jobs import archive as job
-from spark.kafka import Topic
+from spark.kafka import KafkaTopic
 from tests.spark.archiving import Frames
 from tests.spark.conftest import row
 
@@ -42,7 +42,7 @@ class Failing(Frames):
             raise self.failures.pop(0)
         return self.cluster
 
-    def topics(self, pattern: str) -> dict[str, Topic]:
+    def topics(self, pattern: str) -> dict[str, KafkaTopic]:
         """With bounds behind the last row."""
         if self.failures:
             raise self.failures.pop(0)
@@ -94,8 +94,8 @@ def test_an_outage_ends_no_rounds_and_what_came_meanwhile_is_archived(
     assert "b: no answer; once more" not in told  # at once it would not answer either
     assert "an executor was lost; again with the next round" in told
     assert all(0 < one_s <= 3600 for one_s in slept)
-    reader = Reader(Archive.open(tmp_path / "archive"))
-    assert [one.offset for one in reader.records(Query("orders"))] == [0, 1]
+    reader = ArchiveReader(Archive.open(tmp_path / "archive"))
+    assert [one.offset for one in reader.records(ArchiveQuery("orders"))] == [0, 1]
 
 
 def test_a_single_round_tells_the_outage(
@@ -113,11 +113,11 @@ def test_what_the_next_round_cannot_mend_ends_all(
 ) -> None:
     Archive.create(tmp_path / "archive", "cluster")
     served(monkeypatch, session, Failing(session, [row(0)], cluster="another"))
-    with pytest.raises(NotFit, match="archive of cluster cluster, not of another"):
+    with pytest.raises(InvalidArchive, match="archive of cluster cluster, not of another"):
         job.run(options(tmp_path / "archive", "--every", "1h"))
-    outdone: list[SparkJobError] = [Outdone("another archiver")] * job.common.TRIES
+    outdone: list[SparkJobError] = [ConcurrentCommit("another archiver")] * job.common.TRIES
     served(monkeypatch, session, Failing(session, [row(0)], failures=outdone))
-    with pytest.raises(Outdone, match="another archiver"):
+    with pytest.raises(ConcurrentCommit, match="another archiver"):
         job.run(options(tmp_path / "archive", "--every", "1h"))
     monkeypatch.setattr(job.common, "ended", lambda _: True)
     served(monkeypatch, session, Failing(session, [row(0)], failures=[Unreachable("b: no answer")]))

@@ -13,7 +13,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from app.archive.log import Archive
-from app.archive.reader import Query, Reader
+from app.archive.reader import ArchiveQuery, ArchiveReader
 from spark.archive.frames import read_files, spans
 from spark.dashboard.frames import ENTRY
 from spark.schemas import FILE
@@ -105,7 +105,7 @@ def test_the_data_is_what_the_jobs_write(session: SparkSession, folder: Path) ->
         for span in file.spans
     }
     assert held == told
-    some = next(Reader(archive).records(Query("orders", start=3)))
+    some = next(ArchiveReader(archive).records(ArchiveQuery("orders", start=3)))
     assert (some.partition, some.offset) == (0, 3)
 
 

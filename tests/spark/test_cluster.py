@@ -21,7 +21,7 @@ from aiokafka import AIOKafkaConsumer, TopicPartition
 
 import spark
 from app.archive.log import Archive
-from app.archive.reader import Query, Reader
+from app.archive.reader import ArchiveQuery, ArchiveReader
 from app.dev.yard.jars import switchyard_home
 from spark.connector import connector_jars
 from spark.java import prepare_java
@@ -151,7 +151,7 @@ def test_executors_run_python_and_spark_submit_starts_a_job(
     assert standalone.executors == before + 1, "no executor of the cluster took part"
     wanted = [
         (one.partition, one.timestamp_ms, one.key, one.value, one.headers)
-        for one in Reader(Archive.open(of_kafka.root)).records(Query(of_kafka.topic))
+        for one in ArchiveReader(Archive.open(of_kafka.root)).records(ArchiveQuery(of_kafka.topic))
     ]
     assert asyncio.run(read(bootstrap, topic_name)) == wanted
 

@@ -10,9 +10,9 @@ import msgspec
 import pytest
 from pyspark.sql import SparkSession
 
-from app.archive.errors import NotFit, Outdone
+from app.archive.errors import ConcurrentCommit, InvalidArchive
 from app.archive.log import Archive
-from app.audit.folds.tier import Bounds
+from app.audit.folds.tier import PlanBounds
 from app.controllog.global_report import PARTS, folded
 from spark.dashboard import daily, fold
 from spark.dashboard.fold import Folded, fold_round
@@ -56,7 +56,7 @@ def take(
 
 def told(session: SparkSession, root: Path) -> dict[str, Any]:
     """The report over everything."""
-    daily.bring_up(session, root, daily.open_stores(root), NOW_MS, Bounds())
+    daily.bring_up(session, root, daily.open_stores(root), NOW_MS, PlanBounds())
     return summarize(session, root, NOON_MS - 86_400_000, NOW_MS, NOW_MS)
 
 
@@ -252,14 +252,14 @@ def test_only_dates_with_news_are_made_anew(session: SparkSession, tmp_path: Pat
     east.window("orders", "regional", "east-regional", old_ms, window(5, position=60))
     take(session, tmp_path, east)
     stores = daily.open_stores(tmp_path)
-    assert daily.bring_up(session, tmp_path, stores, NOW_MS, Bounds()) == ["2025-11-12", "2025-11-22"]
-    assert daily.bring_up(session, tmp_path, stores, NOW_MS, Bounds()) == ["2025-11-22"]
+    assert daily.bring_up(session, tmp_path, stores, NOW_MS, PlanBounds()) == ["2025-11-12", "2025-11-22"]
+    assert daily.bring_up(session, tmp_path, stores, NOW_MS, PlanBounds()) == ["2025-11-22"]
     east.window("orders", "regional", "east-regional", old_ms, window(6, position=61))
     take(session, tmp_path, east)
     stores = daily.open_stores(tmp_path)
     later_ms = NOW_MS + 86_400_000 * 9
-    assert daily.bring_up(session, tmp_path, stores, later_ms, Bounds()) == ["2025-11-12", "2025-11-22"]
-    assert daily.bring_up(session, tmp_path, stores, later_ms, Bounds()) == []
+    assert daily.bring_up(session, tmp_path, stores, later_ms, PlanBounds()) == ["2025-11-12", "2025-11-22"]
+    assert daily.bring_up(session, tmp_path, stores, later_ms, PlanBounds()) == []
     found = summarize(session, tmp_path, 0, NOW_MS, NOW_MS)
     assert found["totals"]["records"] == 46
 
@@ -274,12 +274,12 @@ def test_of_two_jobs_that_make_the_same_dates_one_counts(
 
     def other_first(archive: Archive, change: Any) -> Any:
         monkeypatch.setattr(Archive, "commit", commit)
-        daily.bring_up(session, tmp_path, stores, NOW_MS, Bounds())
+        daily.bring_up(session, tmp_path, stores, NOW_MS, PlanBounds())
         return archive.commit(change)
 
     monkeypatch.setattr(Archive, "commit", other_first)
-    with pytest.raises(Outdone):
-        daily.bring_up(session, tmp_path, stores, NOW_MS, Bounds())
+    with pytest.raises(ConcurrentCommit):
+        daily.bring_up(session, tmp_path, stores, NOW_MS, PlanBounds())
     assert summarize(session, tmp_path, 0, NOW_MS, NOW_MS)["totals"]["records"] == 40
 
 
@@ -334,7 +334,7 @@ def test_nothing_to_write_is_written_also_where_plans_are_adapted(
 
 
 def test_no_store_is_told(session: SparkSession, tmp_path: Path) -> None:
-    with pytest.raises(NotFit, match="python -m spark dashboard"):
+    with pytest.raises(InvalidArchive, match="python -m spark dashboard"):
         summarize(session, tmp_path, 0, 1, 1)
 
 

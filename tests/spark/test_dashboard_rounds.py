@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
-from app.archive.errors import NotFit, Outdone, SparkJobError
+from app.archive.errors import ConcurrentCommit, InvalidArchive, SparkJobError
 from app.archive.log import Archive
-from app.audit.folds.tier import Bounds
+from app.audit.folds.tier import PlanBounds
 from spark.archive.compact import stale
 from spark.jobs import dashboard as job
 from tests.spark.conftest import NOON_MS
 
-PASSING = [Outdone("another job was first"), SparkJobError("an executor was lost")]
+PASSING = [ConcurrentCommit("another job was first"), SparkJobError("an executor was lost")]
 
 
 class Ended(Exception):
@@ -45,17 +45,17 @@ def failing(monkeypatch: pytest.MonkeyPatch, *failures: Exception) -> Iterator[E
 
 
 def bring_up(root: Path) -> list[str]:
-    return job._bring_up(None, root, Bounds())  # type: ignore[arg-type]  # it is passed on only
+    return job._bring_up(None, root, PlanBounds())  # type: ignore[arg-type]  # it is passed on only
 
 
 def test_what_fails_and_passes_is_tried_again(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     failing(monkeypatch, *PASSING)
     assert bring_up(root) == ["2025-11-22"]
-    failing(monkeypatch, *PASSING, Outdone("again"))
-    with pytest.raises(Outdone, match="again"):
+    failing(monkeypatch, *PASSING, ConcurrentCommit("again"))
+    with pytest.raises(ConcurrentCommit, match="again"):
         bring_up(root)
-    left = failing(monkeypatch, NotFit("no store"), NotFit("and again"))
-    with pytest.raises(NotFit, match="no store"):
+    left = failing(monkeypatch, InvalidArchive("no store"), InvalidArchive("and again"))
+    with pytest.raises(InvalidArchive, match="no store"):
         bring_up(root)
     assert len(list(left)) == 1, "what cannot pass is not tried again"
 
@@ -73,14 +73,14 @@ def test_rounds_go_on_where_one_fails_and_a_single_one_tells_it(
     unconnected(monkeypatch)
     monkeypatch.setattr(job, "_catch_up", lambda *_: None)
     monkeypatch.setattr(job.time, "sleep", sleep)
-    failing(monkeypatch, *PASSING, Outdone("for the third time"))
+    failing(monkeypatch, *PASSING, ConcurrentCommit("for the third time"))
     with pytest.raises(Ended):
         job.run(options(root, "--every", "1s"))
     told = capsys.readouterr().err
     assert "for the third time; again with the next round" in told
     assert "Brought up: 2025-11-22" in told
-    failing(monkeypatch, *PASSING, Outdone("for the third time"))
-    with pytest.raises(Outdone):
+    failing(monkeypatch, *PASSING, ConcurrentCommit("for the third time"))
+    with pytest.raises(ConcurrentCommit):
         job.run(options(root, "--once"))
 
 

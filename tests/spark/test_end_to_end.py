@@ -14,9 +14,9 @@ from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 from pyspark.sql import SparkSession
 
 from app.archive.log import Archive
-from app.archive.reader import Query, Reader
+from app.archive.reader import ArchiveQuery, ArchiveReader
 from spark.__main__ import main
-from spark.kafka import Cluster
+from spark.kafka import KafkaCluster
 from tests.spark.conftest import HOUR_MS, NOON_MS
 from tests.spark.processes import job, until
 
@@ -108,7 +108,7 @@ def test_no_record_is_lost_or_doubled_by_jobs_that_are_killed(
     copy = f"{topic_name}.restored"
     restoring = ("restore", "--archive", str(root), "--topic", topic_name, "--bootstrap", bootstrap)
     restoring = (*restoring, "--into", copy, "--execute")
-    cluster = Cluster(session, bootstrap)
+    cluster = KafkaCluster(session, bootstrap)
     with job(*restoring) as process:
         until(lambda: written(cluster, copy) > 0, process, "the first transaction")
         process.kill()
@@ -123,12 +123,14 @@ def test_no_record_is_lost_or_doubled_by_jobs_that_are_killed(
 
 def archived(root: Path, topic: str) -> int:
     """Records that the archive counts, each at an offset of its own."""
-    found = [(one.partition, one.offset) for one in Reader(Archive.open(root)).records(Query(topic))]
+    found = [
+        (one.partition, one.offset) for one in ArchiveReader(Archive.open(root)).records(ArchiveQuery(topic))
+    ]
     assert len(found) == len(set(found))
     return len(found)
 
 
-def written(cluster: Cluster, topic: str) -> int:
+def written(cluster: KafkaCluster, topic: str) -> int:
     """Offsets that its partitions have come to."""
     there = cluster.topics(topic.replace(".", r"\.")).get(topic)
     return sum(bounds.end for bounds in there.partitions.values()) if there else 0

@@ -16,16 +16,16 @@ from app.archive.errors import BadOption
 from app.sizing.forecasts import (
     HOUR_MS,
     HOURS_A_WEEK,
-    FleetForecast,
+    FleetForecastRecord,
     Forecasts,
     Record,
-    WorkloadForecast,
+    WorkloadForecastRecord,
     key,
 )
 from app.sizing.recommendation import RULES
 from spark.jobs import size as job
 from spark.sizing import compare, publish
-from spark.sizing.report import Asked, size
+from spark.sizing.report import SizingQuestion, size
 from spark.sizing.scenarios import Scenario
 from tests.spark.test_sizing_frames import BEGAN_H, JOBS, WEEKS, loads
 
@@ -38,7 +38,7 @@ END_MS = END_H * HOUR_MS
 def records(session: SparkSession, made_ms: int, before_h: int = END_H) -> list[Record]:
     """What is published of the loads of all hours before that one."""
     known = loads(session).where(f"start_ms < {before_h * HOUR_MS}")
-    found = size(known, Asked([Scenario("as it is")], publish_at_ms=made_ms), {})
+    found = size(known, SizingQuestion([Scenario("as it is")], publish_at_ms=made_ms), {})
     return msgspec.convert(found["forecasts"], list[Record])
 
 
@@ -51,8 +51,8 @@ def workers_at(hour: int) -> int:
 def test_each_hour_has_its_workers_and_what_a_worker_reads_is_that(session: SparkSession) -> None:
     made = records(session, END_MS - 60_000)
     fleet, workload = made
-    assert isinstance(fleet, FleetForecast)
-    assert isinstance(workload, WorkloadForecast)
+    assert isinstance(fleet, FleetForecastRecord)
+    assert isinstance(workload, WorkloadForecastRecord)
     assert (fleet.region, fleet.group, fleet.from_hour, fleet.hours) == ("east", "", END_H, HOURS_A_WEEK)
     noons = {at for at, workers in enumerate(fleet.workers) if workers == 3}
     assert {(END_H + at) % 24 for at in noons} >= {12}
@@ -63,8 +63,8 @@ def test_each_hour_has_its_workers_and_what_a_worker_reads_is_that(session: Spar
     assert (workload.workload, workload.partitions, workload.partitions_now) == ("g/orders", 16, JOBS)
     assert set(workload.rates) == {600.0}
     forecasts = Forecasts("east")
-    for at, value in publish.changes(made, publish.Kept({}, 0), END_MS):
-        assert forecasts.take(at, value, END_MS) == ""
+    for at, value in publish.changes(made, publish.PublishedRecords({}, 0), END_MS):
+        assert forecasts.accept(at, value, END_MS) == ""
     noon_h = END_H + (12 - END_H) % 24
     need = forecasts.need("", noon_h * HOUR_MS - 10 * 60_000)
     assert need is not None
@@ -79,7 +79,7 @@ def test_a_little_history_says_that_its_error_is_not_known(session: SparkSession
 def test_a_publication_takes_back_what_is_long_over_and_leaves_what_is_none(session: SparkSession) -> None:
     old, new = fleet(2, made_h=END_H - 1000), fleet(3, made_h=END_H)
     lately = fleet(4, made_h=END_H - 30)
-    before = publish.told(
+    before = publish.published_records(
         [*((key(one), msgspec.json.encode(one)) for one in (old, lately)), (b"other", b"nonsense")]
     )
     assert before.bad == 1
@@ -87,12 +87,12 @@ def test_a_publication_takes_back_what_is_long_over_and_leaves_what_is_none(sess
     assert written == {key(new): msgspec.json.encode(new), key(old): None}
 
 
-def fleet(workers: int, made_h: int, hours: int = 4, **fields: Any) -> FleetForecast:
+def fleet(workers: int, made_h: int, hours: int = 4, **fields: Any) -> FleetForecastRecord:
     known: dict[str, Any] = {
         "region": "east", "group": "", "made_ms": made_h * HOUR_MS, "from_hour": made_h,
         "history_hours": 400, "error": 0.1, "method": "by hand",
     }  # fmt: skip
-    return FleetForecast(**known | {"workers": (workers,) * hours} | fields)
+    return FleetForecastRecord(**known | {"workers": (workers,) * hours} | fields)
 
 
 def test_what_no_worker_would_take_is_refused_and_told_and_the_others_stay() -> None:
@@ -110,7 +110,7 @@ def test_what_no_worker_would_take_is_refused_and_told_and_the_others_stay() -> 
 def test_a_fleet_whose_name_no_worker_would_take_ends_no_publication(session: SparkSession) -> None:
     east = loads(session).where(f"start_ms < {(BEGAN_H + 30) * HOUR_MS}")
     west = east.withColumn("region", f.lit("west")).withColumn("group", f.lit("g" * 513))
-    asked = Asked([Scenario("as it is")], publish_at_ms=(BEGAN_H + 30) * HOUR_MS)
+    asked = SizingQuestion([Scenario("as it is")], publish_at_ms=(BEGAN_H + 30) * HOUR_MS)
     found = size(east.union(west), asked, {})
     made = msgspec.convert(found["forecasts"], list[Record])
     assert sorted((one.region, one.name) for one in made) == [
@@ -120,8 +120,8 @@ def test_a_fleet_whose_name_no_worker_would_take_ends_no_publication(session: Sp
     assert found["refused"]["first"][0].startswith("west, 'ggg")
 
 
-def workload(*rates: float, made_h: int) -> WorkloadForecast:
-    return WorkloadForecast(
+def workload(*rates: float, made_h: int) -> WorkloadForecastRecord:
+    return WorkloadForecastRecord(
         region="east", made_ms=made_h * HOUR_MS, from_hour=made_h, history_hours=400, error=0.1,
         method="by hand", workload="g/orders", rates=rates, margin=1.25, partitions=6, partitions_now=6,
         partitions_why="so",

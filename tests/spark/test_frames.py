@@ -9,8 +9,17 @@ from aiokafka.record.default_records import DefaultRecordBatchBuilder
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as f
 
-from app.archive.reader import Query
-from spark.archive.frames import FAR_FUTURE, FUTURE_MS, NO_TIMESTAMP, asked, content, placed, sizes, totals
+from app.archive.reader import ArchiveQuery
+from spark.archive.frames import (
+    FAR_FUTURE,
+    FUTURE_MS,
+    NO_TIMESTAMP,
+    content,
+    matching_records,
+    placed,
+    sizes,
+    totals,
+)
 from spark.archive.packed import packed
 from spark.quarantine import part
 from tests.spark.conftest import HOUR_MS, NOON_MS, frame, row
@@ -114,8 +123,8 @@ def test_what_a_topic_must_take_is_told_of_the_records_that_are_asked_for(sessio
         row(3, b"z" * 9000),
     ]
     files = placed(frame(session, *rows), NOON_MS)
-    query = Query("orders", to_ms=NOON_MS + 3_000, end=4)
-    first, second = sizes(asked(files, query)).orderBy("partition").collect()
+    query = ArchiveQuery("orders", to_ms=NOON_MS + 3_000, end=4)
+    first, second = sizes(matching_records(files, query)).orderBy("partition").collect()
     assert second.asDict() == {
         "partition": 1,
         "record_bytes": 5000 + 161,
@@ -127,14 +136,16 @@ def test_what_a_topic_must_take_is_told_of_the_records_that_are_asked_for(sessio
     largest = 161 + 1000 + 10 + (2 + 2 + 10) + (1 + 10)
     assert (first.record_bytes, first.partition_bytes, first.keyless) == (largest, largest + 161, 1)
     assert (first.first_ms, first.last_ms) == (-1, NOON_MS)
-    (only,) = sizes(asked(files, Query("orders", partitions=frozenset({0}), start=3))).collect()
+    (only,) = sizes(
+        matching_records(files, ArchiveQuery("orders", partitions=frozenset({0}), start=3))
+    ).collect()
     assert (only.record_bytes, only.keyless) == (9000 + 162, 1)
 
 
 @pytest.mark.parametrize("size", [1, 60_000, 1_000_000])
 def test_what_a_record_needs_is_enough_where_lz4_makes_it_larger(session: SparkSession, size: int) -> None:
     one = row(0, random.Random(1).randbytes(size), key=b"k", headers=[("é", b"1"), ("b", None)])
-    (needs,) = sizes(asked(placed(frame(session, one), NOON_MS), Query("orders"))).collect()
+    (needs,) = sizes(matching_records(placed(frame(session, one), NOON_MS), ArchiveQuery("orders"))).collect()
     lz4, transactional = 3, 1
     builder = DefaultRecordBatchBuilder(2, lz4, transactional, -1, -1, -1, 1)
     assert builder.append(0, NOON_MS, one[5], one[6], one[7]) is not None

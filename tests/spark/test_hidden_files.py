@@ -8,10 +8,10 @@ from pathlib import Path, PurePosixPath
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
-from app.archive.errors import NotFit, SparkJobError
-from app.archive.layout import Change
+from app.archive.errors import InvalidArchive, SparkJobError
+from app.archive.layout import ArchiveChange
 from app.archive.log import Archive
-from app.archive.reader import Query, Reader
+from app.archive.reader import ArchiveQuery, ArchiveReader
 from spark.archive import compact as compaction
 from spark.archive.compact import compact
 from spark.archive.frames import read_files
@@ -33,12 +33,12 @@ def fill(session: SparkSession, archive: Archive, topic: str, topic_id: str) -> 
 
 def paths(archive: Archive, topic: str) -> list[str]:
     """Of the files that count."""
-    return [str(archive.root / file.path) for file in Reader(archive).files(Query(topic))]
+    return [str(archive.root / file.path) for file in ArchiveReader(archive).files(ArchiveQuery(topic))]
 
 
 def offsets(archive: Archive, topic: str) -> list[int]:
     """As the reader without Spark finds them."""
-    return [one.offset for one in Reader(archive).records(Query(topic))]
+    return [one.offset for one in ArchiveReader(archive).records(ArchiveQuery(topic))]
 
 
 def hide(archive: Archive) -> None:
@@ -50,7 +50,7 @@ def hide(archive: Archive) -> None:
         former = path.with_name(path.name.removeprefix("id-"))
         (archive.root / file.path).rename(archive.root / former)
         hidden.append(replace(file, path=former.as_posix()))
-    archive.commit(Change("compact", NOON_MS, tuple(hidden), tuple(file.path for file in files)))
+    archive.commit(ArchiveChange("compact", NOON_MS, tuple(hidden), tuple(file.path for file in files)))
 
 
 def test_spark_reads_what_is_archived_whatever_the_topics_id_begins_with(
@@ -70,7 +70,7 @@ def test_hidden_files_are_refused_and_compaction_gives_them_names_that_spark_rea
     assert offsets(archive, "orders") == wanted
     files = len(paths(archive, "orders"))
     told = rf"/_kAxFeIgRS.*: Spark passes over .* {files} of these: `python -m spark compact`"
-    with pytest.raises(NotFit, match=told):
+    with pytest.raises(InvalidArchive, match=told):
         read_files(session, paths(archive, "orders"))
     assert sum(joined.records for joined in compact(session, archive, NOON_MS)) == 16
     for topic in ("orders", "others"):

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from app.controllog import codec
-from app.offsets.model.offset_map import Line
+from app.offsets.model.offset_map import OffsetMapLine
 from spark.dashboard.people import (
     STALE_MS,
-    Delivered,
-    Tables,
+    GroupDelivery,
+    SmallTables,
     owner_rows,
     readiness_rows,
     topic_owners,
@@ -26,7 +26,11 @@ JOBS = [f"dispatch:{KEY}:orders:{partition}" for partition in range(2)]
 
 
 def told(
-    lines: dict[tuple[str, str], Line], *, jobs: int = 2, reads: str = "east-aggregate", newest_ms: int = 0
+    lines: dict[tuple[str, str], OffsetMapLine],
+    *,
+    jobs: int = 2,
+    reads: str = "east-aggregate",
+    newest_ms: int = 0,
 ) -> dict[str, Any]:
     """Of a workload that reads a cluster in the east, ready for the west but for what is copied. `lines`: by
     region and key."""
@@ -36,7 +40,7 @@ def told(
         *(("east", "trackers", job, tracker(NOON_MS, 1, reads)) for job in JOBS),
         *((region, "checkpoints", key, one) for (region, key), one in lines.items()),
     ]
-    tables = Tables((region, table, key, codec.encode(value)) for region, table, key, value in rows)
+    tables = SmallTables((region, table, key, codec.encode(value)) for region, table, key, value in rows)
     regions = ("east", "west")
     (row,) = (
         one
@@ -46,7 +50,9 @@ def told(
     return row
 
 
-def copied(region: str, source: str, target: str, partitions: int = 2) -> dict[tuple[str, str], Line]:
+def copied(
+    region: str, source: str, target: str, partitions: int = 2
+) -> dict[tuple[str, str], OffsetMapLine]:
     return {
         (region, f"{source}-to-{target}/orders/{number}"): line(NOON_MS, source, target)
         for number in range(partitions)
@@ -91,7 +97,7 @@ NOTHING = ["nothing copies what it reads of orders to west"]
     ],
 )
 def test_only_what_copies_between_the_regions_makes_ready(
-    lines: dict[tuple[str, str], Line], why: list[str], partitions: tuple[int, int]
+    lines: dict[tuple[str, str], OffsetMapLine], why: list[str], partitions: tuple[int, int]
 ) -> None:
     row = told(lines)
     assert (row["why"], row["ready"]) == (why, not why)
@@ -110,13 +116,13 @@ def test_a_copy_that_stands_still_while_there_is_traffic_is_told() -> None:
     assert "newest barrier" in why
 
 
-def deployed(*of: tuple[str, str, str], plans: dict[str, Any] | None = None) -> Tables:
+def deployed(*of: tuple[str, str, str], plans: dict[str, Any] | None = None) -> SmallTables:
     """Workloads of regions: region, key and owner; and of each region an audit plan of orders."""
     rows: list[tuple[str, str, str, Any]] = [
         (region, "workloads", key, workload(*key.split("/"), owner)) for region, key, owner in of
     ]
     rows += [(region, "audit_plans", "audit:all", plan) for region, plan in (plans or {}).items()]
-    return Tables((region, table, key, codec.encode(value)) for region, table, key, value in rows)
+    return SmallTables((region, table, key, codec.encode(value)) for region, table, key, value in rows)
 
 
 def test_a_workload_is_told_what_its_own_group_has_finished_in_its_own_region() -> None:
@@ -125,8 +131,8 @@ def test_a_workload_is_told_what_its_own_group_has_finished_in_its_own_region() 
     )
     fast, slow = latencies(*[5] * 9), latencies(*[80] * 4)
     deliveries = {
-        ("east", "billing", "orders"): Delivered(9, 1, 2, 3, 4, fast),
-        ("west", "billing", "orders"): Delivered(4, latencies=slow),
+        ("east", "billing", "orders"): GroupDelivery(9, 1, 2, 3, 4, fast),
+        ("west", "billing", "orders"): GroupDelivery(4, latencies=slow),
     }
     first, mail, west = workload_rows(tables, {}, deliveries, NOON_MS)
     assert [first[name] for name in ("audited", "delivered", "duplicates", "late", "missing", "extra")] == [
@@ -155,8 +161,8 @@ def test_an_owners_percentiles_are_of_all_its_records_not_means_of_percentiles()
         ("east", "billing/orders", "ann"), ("east", "mail/orders", "ann"), ("east", "x/other", "bob")
     )
     deliveries = {
-        ("east", "billing", "orders"): Delivered(990, 1, latencies=latencies(*[5] * 990)),
-        ("east", "mail", "orders"): Delivered(10, 2, latencies=latencies(*[1000] * 10)),
+        ("east", "billing", "orders"): GroupDelivery(990, 1, latencies=latencies(*[5] * 990)),
+        ("east", "mail", "orders"): GroupDelivery(10, 2, latencies=latencies(*[1000] * 10)),
     }
     workloads = workload_rows(tables, {}, deliveries, NOON_MS)
     topics = [{"topic": "orders", "records": 1000, "missing": 3, "extra": 0}]

@@ -9,9 +9,9 @@ import pytest
 
 from app.audit.counts.totals import Totals
 from app.audit.definition import AuditPlan
-from app.audit.folds.plan_terms import Stated
-from app.audit.folds.tier import Closing, Heard, TierRecord
-from app.audit.folds.tier_pairs import Pair, Place
+from app.audit.folds.plan_terms import PlanTerms
+from app.audit.folds.tier import Closing, SourceStatus, TierRecord
+from app.audit.folds.tier_pairs import Pair, TierPlace
 from app.audit.folds.window import WindowRecord
 from spark.dashboard.plans import Comparer, Plans, compared
 
@@ -25,25 +25,25 @@ CLIENTS = ("proxy-client", "proxy-server", "consumer")
 CONSUMED = {("east", "billing/orders"): "east-regional"}
 
 
-def stated(**spec: Any) -> Stated:
+def stated(**spec: Any) -> PlanTerms:
     definition = {
         "apiVersion": "switchyard/v1",
         "kind": "AuditPlan",
         "metadata": {"name": "all"},
         "spec": {"topics": ["orders"], "window": "10m", **spec},
     }
-    return Stated.of(AuditPlan.model_validate(definition).to_wire())
+    return PlanTerms.of(AuditPlan.model_validate(definition).to_wire())
 
 
 def tier(heard_ms: int = NOW_MS) -> TierRecord:
     closing = Closing(NOW_MS, 10**6, NOW_MS)
-    return TierRecord({"reader": Heard(heard_ms, heard_ms)}, (closing,), position=10**6)
+    return TierRecord({"reader": SourceStatus(heard_ms, heard_ms)}, (closing,), position=10**6)
 
 
 def told(
-    counts: dict[Place, int],
-    plans: Sequence[tuple[str, Stated]],
-    heard: dict[Place, TierRecord] | None = None,
+    counts: dict[TierPlace, int],
+    plans: Sequence[tuple[str, PlanTerms]],
+    heard: dict[TierPlace, TierRecord] | None = None,
 ) -> list[Pair]:
     """Of a window with these records; all places are heard by region east until now, unless `heard`."""
     known = heard or dict.fromkeys(counts, tier())
@@ -52,13 +52,13 @@ def told(
 
 
 def everywhere(
-    counts: dict[Place, int],
-    plans: Sequence[tuple[str, Stated]],
-    heard: dict[tuple[str, Place], set[str]],
-    known: dict[Place, TierRecord] | None = None,
+    counts: dict[TierPlace, int],
+    plans: Sequence[tuple[str, PlanTerms]],
+    heard: dict[tuple[str, TierPlace], set[str]],
+    known: dict[TierPlace, TierRecord] | None = None,
 ) -> list[tuple[str, Pair]]:
     """The same, with the region that says it. `heard`: by topic and place, by which regions."""
-    tiers: dict[str, dict[Place, list[TierRecord]]] = {}
+    tiers: dict[str, dict[TierPlace, list[TierRecord]]] = {}
     for topic, place in heard:
         tiers.setdefault(topic, {})[place] = [(known or {}).get(place, tier())]
     topics = compared(tiers, heard, Plans(plans, CONSUMED), 120_000)

@@ -5,56 +5,56 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.archive.layout import Gap, Partition, Reach
+from app.archive.layout import ArchivedPartition, ArchivedReach, ArchiveGap
 from spark.archive.ranges import next_round, share
-from spark.kafka import Bounds, Range, Topic
+from spark.kafka import KafkaTopic, LogBounds, Range
 
 
-def topic(*bounds: tuple[int, int], topic_id: str = "id-1") -> Topic:
+def topic(*bounds: tuple[int, int], topic_id: str = "id-1") -> KafkaTopic:
     """A topic whose partitions have these offsets."""
-    return Topic("orders", topic_id, {at: Bounds(*one) for at, one in enumerate(bounds)})
+    return KafkaTopic("orders", topic_id, {at: LogBounds(*one) for at, one in enumerate(bounds)})
 
 
-def at(number: int, topic_id: str = "id-1") -> Partition:
+def at(number: int, topic_id: str = "id-1") -> ArchivedPartition:
     """One of its partitions."""
-    return Partition("orders", topic_id, number)
+    return ArchivedPartition("orders", topic_id, number)
 
 
 def test_a_round_goes_on_where_the_archive_ends_and_new_partitions_begin_at_their_start() -> None:
-    found = next_round([topic((0, 50), (7, 9))], {at(0): Reach(0, 20)}, 1_000, 5)
+    found = next_round([topic((0, 50), (7, 9))], {at(0): ArchivedReach(0, 20)}, 1_000, 5)
     assert found.ranges == (Range("orders", 0, 20, 50), Range("orders", 1, 7, 9))
-    assert found.after == {at(0): Reach(0, 50), at(1): Reach(7, 9)}
-    assert found.before == {at(0): Reach(0, 20), at(1): Reach(7, 7)}
+    assert found.after == {at(0): ArchivedReach(0, 50), at(1): ArchivedReach(7, 9)}
+    assert found.before == {at(0): ArchivedReach(0, 20), at(1): ArchivedReach(7, 7)}
     assert (found.gaps, found.left) == ((), 0)
 
 
 def test_what_was_deleted_before_it_was_archived_is_a_gap() -> None:
-    found = next_round([topic((30, 50))], {at(0): Reach(0, 20)}, 1_000, 5)
-    assert found.gaps == (Gap(at(0), 20, 30, 5),)
+    found = next_round([topic((30, 50))], {at(0): ArchivedReach(0, 20)}, 1_000, 5)
+    assert found.gaps == (ArchiveGap(at(0), 20, 30, 5),)
     assert found.ranges == (Range("orders", 0, 30, 50),)
-    assert found.after == {at(0): Reach(0, 50)}
+    assert found.after == {at(0): ArchivedReach(0, 50)}
 
 
 def test_a_gap_at_the_end_of_an_empty_partition_is_told_once() -> None:
-    found = next_round([topic((30, 30))], {at(0): Reach(0, 20)}, 1_000, 5)
-    assert (found.ranges, found.after) == ((), {at(0): Reach(0, 30)})
+    found = next_round([topic((30, 30))], {at(0): ArchivedReach(0, 20)}, 1_000, 5)
+    assert (found.ranges, found.after) == ((), {at(0): ArchivedReach(0, 30)})
     assert next_round([topic((30, 30))], found.after, 1_000, 6).gaps == ()
 
 
 def test_a_topic_made_anew_begins_a_lineage() -> None:
-    found = next_round([topic((0, 5), topic_id="id-2")], {at(0): Reach(0, 20)}, 1_000, 5)
+    found = next_round([topic((0, 5), topic_id="id-2")], {at(0): ArchivedReach(0, 20)}, 1_000, 5)
     assert found.ranges == (Range("orders", 0, 0, 5),)
-    assert found.after == {at(0, "id-2"): Reach(0, 5)}
+    assert found.after == {at(0, "id-2"): ArchivedReach(0, 5)}
     assert found.gaps == ()
 
 
 def test_nothing_new_is_nothing_to_do() -> None:
-    found = next_round([topic((0, 20))], {at(0): Reach(0, 20)}, 1_000, 5)
+    found = next_round([topic((0, 20))], {at(0): ArchivedReach(0, 20)}, 1_000, 5)
     assert (found.ranges, found.after, found.gaps, found.left) == ((), {}, (), 0)
 
 
 def test_an_end_that_went_back_changes_nothing() -> None:
-    found = next_round([topic((0, 15))], {at(0): Reach(0, 20)}, 1_000, 5)
+    found = next_round([topic((0, 15))], {at(0): ArchivedReach(0, 20)}, 1_000, 5)
     assert (found.ranges, found.after) == ((), {})
 
 

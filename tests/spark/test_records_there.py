@@ -11,7 +11,7 @@ from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 from pyspark.sql import SparkSession
 
 from spark.__main__ import main
-from spark.kafka import Cluster, Range
+from spark.kafka import KafkaCluster, Range
 from spark.schemas import RECORD
 
 
@@ -45,7 +45,7 @@ def test_kafka_tells_whether_a_range_has_records_and_verify_believes_it(
 ) -> None:
     aborted = f"{topic_name}.aborted"
     asyncio.run(make(bootstrap, topic_name, aborted))
-    cluster = Cluster(session, bootstrap)
+    cluster = KafkaCluster(session, bootstrap)
     ends = {name: cluster.topic(name).partitions[0].end for name in (topic_name, aborted)}
     assert ends == {topic_name: 4, aborted: 2}  # a transaction's end has an offset, too
     assert cluster.has_records([Range(topic_name, 0, 0, 4), Range(aborted, 0, 0, 2)])
@@ -58,9 +58,9 @@ def test_kafka_tells_whether_a_range_has_records_and_verify_believes_it(
     comparing = (*comparing, "--copy-bootstrap", bootstrap, "--copy")
     assert main((*comparing, aborted)) == 8
     assert json.loads(capsys.readouterr().out)["findings"] == {"missing": 3}
-    read = Cluster.read
+    read = KafkaCluster.read
     monkeypatch.setattr(
-        Cluster, "read", lambda self, ranges: read(self, ranges).where("offset < 0").to(RECORD)
+        KafkaCluster, "read", lambda self, ranges: read(self, ranges).where("offset < 0").to(RECORD)
     )
     assert main((*comparing, topic_name)) == 1
     assert (

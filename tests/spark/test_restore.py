@@ -10,14 +10,14 @@ import pytest
 from aiokafka.record.default_records import DefaultRecordBatchBuilder
 from pyspark.sql import Row
 
-from app.archive.errors import BadOption, NotFit
-from app.archive.layout import Change, File, Partition, Reach, Span
+from app.archive.errors import BadOption, InvalidArchive
+from app.archive.layout import ArchiveChange, ArchivedPartition, ArchivedReach, ArchiveFile, FileSpan
 from app.archive.log import Archive
-from app.archive.reader import Query, Reader, Record
+from app.archive.reader import ArchivedRecord, ArchiveQuery, ArchiveReader
 from spark.archive import restore
 from spark.archive.packed import batches
 from spark.archive.restore import (
-    Needs,
+    RestoreNeeds,
     check_target,
     client_options,
     restore_name,
@@ -26,7 +26,7 @@ from spark.archive.restore import (
 )
 
 CONFIG = {"message.timestamp.type": "CreateTime", "retention.ms": "1000", "cleanup.policy": "delete"}
-NEEDS = Needs(
+NEEDS = RestoreNeeds(
     partitions=3, record_bytes=2_000, partition_bytes=9_000, keyless=0, oldest_ms=9_000, newest_ms=10_500
 )
 NOW_MS = 10_000
@@ -68,17 +68,17 @@ def test_a_topic_that_takes_records_as_they_were_is_fit(config: dict[str, str]) 
 def test_a_topic_that_would_refuse_change_or_delete_records_is_refused(
     partitions: int, config: dict[str, str], told: str
 ) -> None:
-    with pytest.raises(NotFit, match=told):
+    with pytest.raises(InvalidArchive, match=told):
         check_target("into", partitions, CONFIG | config, NEEDS, NOW_MS)
 
 
 def test_a_compacted_topic_takes_what_has_keys_when_that_is_wanted() -> None:
     config = CONFIG | {"cleanup.policy": "compact", "retention.ms": "0", "retention.bytes": "0"}
     check_target("into", 3, config, NEEDS, NOW_MS, compacted=True)
-    with pytest.raises(NotFit, match="takes no records without a key, of which there are 2"):
+    with pytest.raises(InvalidArchive, match="takes no records without a key, of which there are 2"):
         check_target("into", 3, config, replace(NEEDS, keyless=2), NOW_MS, compacted=True)
     config |= {"cleanup.policy": "compact,delete"}
-    with pytest.raises(NotFit, match=r"retention\.ms"):
+    with pytest.raises(InvalidArchive, match=r"retention\.ms"):
         check_target("into", 3, config, NEEDS, NOW_MS, compacted=True)
 
 
@@ -100,7 +100,7 @@ def test_what_fits_once_it_is_compressed_is_not_refused_and_what_does_not_is() -
     noisy = [Row(partition=1, timestamp_ms=9_000, key=b"k", value=bytearray(noise), headers=[("h", None)])]
     config = CONFIG | {"retention.ms": "-1", "retention.bytes": "4000", "max.message.bytes": "3100"}
     bounds = replace(NEEDS, record_bytes=3_200, partition_bytes=12_800)
-    with pytest.raises(NotFit):
+    with pytest.raises(InvalidArchive):
         check_target("into", 3, config, bounds, NOW_MS)
     assert restore.is_tight(config, bounds)
     few = bounds.packed(told_of(config, plain))
@@ -109,10 +109,10 @@ def test_what_fits_once_it_is_compressed_is_not_refused_and_what_does_not_is() -
     many = bounds.packed(told_of(config, [*noisy, *plain]))
     assert 3_000 < many.record_bytes < 3_100
     check_target("into", 3, config, many, NOW_MS)
-    with pytest.raises(NotFit, match=r"retention\.bytes=4000 .* up to about [67]\d\d\d bytes"):
+    with pytest.raises(InvalidArchive, match=r"retention\.bytes=4000 .* up to about [67]\d\d\d bytes"):
         check_target("into", 3, config, bounds.packed(told_of(config, noisy * 2)), NOW_MS)
     less = config | {"max.message.bytes": "3000"}
-    with pytest.raises(NotFit, match=r"needs up to 30\d\d: set max\.message\.bytes=30\d\d"):
+    with pytest.raises(InvalidArchive, match=r"needs up to 30\d\d: set max\.message\.bytes=30\d\d"):
         check_target("into", 3, less, bounds.packed(told_of(less, [*plain, *noisy])), NOW_MS)
 
 
@@ -147,7 +147,7 @@ def test_a_transaction_has_so_many_records_or_bytes(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(restore, "CHUNK_BYTES", 10)
     held = [(None, None, ()), (b"k", b"v", ()), (None, b"", ()), (b"12345", b"12345", ()), (None, b"1", ())]
     held += [(None, None, (("h", b"1234567890"), ("h", None))), (None, b"v", ())]
-    records = [Record(0, offset, 0, 0, *one) for offset, one in enumerate(held)]
+    records = [ArchivedRecord(0, offset, 0, 0, *one) for offset, one in enumerate(held)]
     assert [[one.offset for one in chunk] for chunk in restore.chunks(records)] == [
         [0, 1, 2],
         [3],
@@ -157,7 +157,7 @@ def test_a_transaction_has_so_many_records_or_bytes(monkeypatch: pytest.MonkeyPa
 
 
 def test_a_restore_is_what_it_restores_and_where_to(archive: Archive) -> None:
-    query = Query("orders", topic_id="id-1")
+    query = ArchiveQuery("orders", topic_id="id-1")
     name = restore_name(archive, query, "into")
     assert name == restore_name(Archive.open(archive.root), replace(query), "into")
     ways = [frozenset([0, 8, 16]), frozenset([16, 8, 0])]  # the same set, which may print in another order
@@ -173,20 +173,20 @@ def test_a_restore_is_what_it_restores_and_where_to(archive: Archive) -> None:
 
 
 def test_each_partition_with_records_of_the_query_is_a_part(archive: Archive) -> None:
-    spans = (Span(0, 0, 10, 10, 100, 200), Span(2, 5, 7, 2, 300, 400))
-    file = File("f", "records", "orders", "id-1", "d", "h", 1, spans)
-    reach = {Partition("orders", "id-1", 0): Reach(0, 10)}
-    archive.commit(Change("land", 0, (file,), reach=reach))
-    reader = Reader(archive)
+    spans = (FileSpan(0, 0, 10, 10, 100, 200), FileSpan(2, 5, 7, 2, 300, 400))
+    file = ArchiveFile("f", "records", "orders", "id-1", "d", "h", 1, spans)
+    reach = {ArchivedPartition("orders", "id-1", 0): ArchivedReach(0, 10)}
+    archive.commit(ArchiveChange("land", 0, (file,), reach=reach))
+    reader = ArchiveReader(archive)
     options = {"bootstrap.servers": "b"}
-    parts = split(reader, Query("orders"), "into", "name", options)
+    parts = split(reader, ArchiveQuery("orders"), "into", "name", options)
     assert [(part.partition, part.rows, part.query.partitions) for part in parts] == [
         (0, 10, frozenset({0})),
         (2, 2, frozenset({2})),
     ]
-    (later,) = split(reader, Query("orders", from_ms=250), "into", "name", options)
+    (later,) = split(reader, ArchiveQuery("orders", from_ms=250), "into", "name", options)
     assert later.partition == 2
-    assert split(reader, Query("orders", from_ms=401), "into", "n", options) == []
+    assert split(reader, ArchiveQuery("orders", from_ms=401), "into", "n", options) == []
 
 
 def test_a_kafka_clients_properties_are_translated() -> None:

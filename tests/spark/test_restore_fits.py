@@ -11,7 +11,7 @@ from pyspark.sql import SparkSession
 
 from app.archive.log import Archive
 from spark.__main__ import main
-from spark.kafka import Cluster
+from spark.kafka import KafkaCluster
 from tests.spark.archiving import archive_rows
 from tests.spark.conftest import row
 from tests.spark.test_end_to_end import create, told
@@ -34,6 +34,8 @@ def test_what_fits_once_it_is_compressed_is_restored(
     assert main((*restoring, "--into", topic_name, "--execute")) == 0
     assert told(capsys)["records"] == 3
     (bounds,) = (
-        Cluster(session, bootstrap).topics(topic_name.replace(".", r"\."))[topic_name].partitions.values()
+        KafkaCluster(session, bootstrap)
+        .topics(topic_name.replace(".", r"\."))[topic_name]
+        .partitions.values()
     )
     assert bounds.end >= 3

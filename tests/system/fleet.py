@@ -22,7 +22,7 @@ from app.controllog import codec
 from app.controllog.events import AnyControlEvent, Assignment
 from app.controllog.state import ControlState
 from app.dev.demo.background_thread import Background
-from app.dev.demo.stage import Process, Stage, http, wait_until
+from app.dev.demo.stage import DemoStage, Process, http, wait_until
 from app.dev.demo.traffic import read_all
 from app.kafka.client.cluster import ClusterClient, ClusterSpec
 from app.kafka.client.commits import OffsetCommitter
@@ -33,7 +33,7 @@ Part = tuple[str, int]  # topic, partition
 Held = dict[str, tuple[str, int]]  # job -> owner, epoch
 
 
-def together(stage: Stage, count: int = 2) -> list[Process]:
+def together(stage: DemoStage, count: int = 2) -> list[Process]:
     """Workers that are started at once; returns when all are ready."""
     started = [stage.worker(wait=False) for _ in range(count)]
     for worker in started:
@@ -70,7 +70,7 @@ def incidents(worker: Process, kind: str) -> list[dict[str, Any]]:
     return [item for item in items if item["kind"] == kind]
 
 
-def control_log(stage: Stage) -> list[tuple[bool, AnyControlEvent]]:
+def control_log(stage: DemoStage) -> list[tuple[bool, AnyControlEvent]]:
     """The control log: each event, and whether it counted."""
     control = stage.yard.bootstrap(f"{stage.yard.clusters[0].region}-regional")
     state, found = ControlState(), []
@@ -81,7 +81,7 @@ def control_log(stage: Stage) -> list[tuple[bool, AnyControlEvent]]:
     return found
 
 
-def placed(stage: Stage) -> list[Assignment]:
+def placed(stage: DemoStage) -> list[Assignment]:
     """Every decision on a job that counted, in order."""
     return [event for counted, event in control_log(stage) if counted and isinstance(event, Assignment)]
 

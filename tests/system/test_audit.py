@@ -14,7 +14,7 @@ import pytest
 from click.testing import CliRunner
 
 from app.cli.main import switchyard
-from app.dev.demo.stage import Process, Stage, http, route, wait_until
+from app.dev.demo.stage import DemoStage, Process, http, route, wait_until
 from app.dev.demo.traffic import create_topic
 from tests.kafka.conftest import producing
 from tests.system.fleet import assignments, together
@@ -98,7 +98,7 @@ def _has_counted(worker: Process, topic: str, enough: int) -> bool:
 
 
 def test_every_record_is_counted_once_at_every_tier_although_workers_are_killed(
-    stage: Stage, topic_name: str
+    stage: DemoStage, topic_name: str
 ) -> None:
     home = stage.yard.bootstrap(HOME)
     asyncio.run(create_topic(home, topic_name, PARTITIONS))
@@ -138,7 +138,7 @@ def test_every_record_is_counted_once_at_every_tier_although_workers_are_killed(
 
 
 def test_what_does_not_arrive_at_the_next_tier_is_told_and_nothing_else(
-    stage: Stage, topic_name: str
+    stage: DemoStage, topic_name: str
 ) -> None:
     home, away = stage.yard.bootstrap(HOME), stage.yard.bootstrap(AWAY)
     for bootstrap in (home, away):

@@ -14,9 +14,9 @@ import pytest
 from click.testing import CliRunner
 
 from app.cli.main import switchyard
-from app.dev.demo.stage import Process, Stage, http, wait_until
+from app.dev.demo.stage import DemoStage, Process, http, wait_until
 from app.dev.demo.traffic import create_topic
-from tests.alerts.delivery.receivers import Hooks, Mailbox, definition, hooks, mailbox
+from tests.alerts.delivery.receivers import MailServer, WebhookServer, definition, hooks, mailbox
 from tests.kafka.conftest import producing
 from tests.system.fleet import known_workers, together
 from tests.system.test_audit import AWAY, ENOUGH_S, HOME, PARTITIONS, WIDTH_MS, Traffic, plan
@@ -25,10 +25,10 @@ pytestmark = pytest.mark.system
 
 
 @contextmanager
-def receivers() -> Iterator[tuple[Hooks, Mailbox]]:
+def receivers() -> Iterator[tuple[WebhookServer, MailServer]]:
     """Servers of HTTP and SMTP in a thread of their own."""
     ready, ending = threading.Event(), asyncio.Event()
-    found: list[tuple[Hooks, Mailbox]] = []
+    found: list[tuple[WebhookServer, MailServer]] = []
     loops: list[asyncio.AbstractEventLoop] = []
 
     async def serve() -> None:
@@ -56,7 +56,7 @@ def leads(worker: Process, seen_by: Process) -> bool:
 
 
 def test_loss_is_told_once_although_the_leader_is_killed_and_so_is_its_end(
-    stage: Stage, topic_name: str, monkeypatch: pytest.MonkeyPatch
+    stage: DemoStage, topic_name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     home, away = stage.yard.bootstrap(HOME), stage.yard.bootstrap(AWAY)
     for bootstrap in (home, away):
@@ -108,5 +108,5 @@ def _is_written(worker: Process) -> bool:
     return not any(channel["waits"] for channel in alert["channels"])
 
 
-def _is_over(hook: Hooks) -> bool:
+def _is_over(hook: WebhookServer) -> bool:
     return any(body["status"] == "resolved" for body in hook.bodies)

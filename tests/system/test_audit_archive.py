@@ -16,9 +16,9 @@ from aiokafka import AIOKafkaProducer
 from click.testing import CliRunner
 
 from app.archive.topic_archive import ArchiveUnreadable, open_archive
-from app.audit.query.record_search import Limits, RangeReader, Times, parts_of
+from app.audit.query.record_search import EventTimeRange, RangeReader, SearchLimits, parts_of
 from app.cli.main import switchyard
-from app.dev.demo.stage import Stage, http, wait_until
+from app.dev.demo.stage import DemoStage, http, wait_until
 from app.dev.demo.traffic import create_topic
 from app.dev.yard import Yard
 from app.kafka.client.cluster import ClusterClient, ClusterSpec
@@ -31,7 +31,7 @@ from tests.system.test_audit_records import CLUSTER, PARTITIONS, RECORDS, SPAN_M
 pytestmark = pytest.mark.system
 
 SEED = 9
-ENOUGH = Limits(100_000, 1 << 30, 300.0)
+ENOUGH = SearchLimits(100_000, 1 << 30, 300.0)
 LATER_MS = 600_000  # how much later the second records are
 
 
@@ -59,7 +59,7 @@ def archive(bootstrap: str, topics: str, folder: Path) -> None:
 
 
 def test_records_of_a_time_come_from_archive_and_log_each_once(
-    stage: Stage, yard: Yard, topic_name: str, tmp_path: Path
+    stage: DemoStage, yard: Yard, topic_name: str, tmp_path: Path
 ) -> None:
     bootstrap, folder = yard.bootstrap(CLUSTER), tmp_path / "archive"
     counted, plain = f"{topic_name}-counted", f"{topic_name}-plain"
@@ -127,7 +127,7 @@ def test_records_of_a_time_come_from_archive_and_log_each_once(
     assert ended.exit_code == 0, ended.stderr
     assert cli(plain, began_ms - 120_000, began_ms - 60_000)[0] == []
 
-    times = Times(began_ms - 60_000, now_ms() + 60_000)
+    times = EventTimeRange(began_ms - 60_000, now_ms() + 60_000)
     found, lost = asyncio.run(overtaken(bootstrap, folder, plain, times, {2: ends[2] - 5}))
     assert (sorted(found), lost) == (offsets, 0), "retention came while it was read"
     found, lost = asyncio.run(overtaken(bootstrap, folder, plain, times, {2: ends[2] + 7}))
@@ -153,7 +153,7 @@ async def open_archived(bootstrap: str, folder: Path, topic: str) -> Any:
 
 
 async def overtaken(
-    bootstrap: str, folder: Path, topic: str, times: Times, before: dict[int, int]
+    bootstrap: str, folder: Path, topic: str, times: EventTimeRange, before: dict[int, int]
 ) -> tuple[list[tuple[int, int]], int]:
     """What is read when retention takes more once parts are known, and how much is told as lost."""
     archived = await open_archived(bootstrap, folder, topic)

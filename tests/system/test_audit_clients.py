@@ -14,9 +14,9 @@ from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
 
 from app.audit.counts.reports import Increment, Report, Scope, report_id
 from app.audit.counts.totals import Totals
-from app.audit.folds.tier import Close, Forget
+from app.audit.folds.tier import CloseWindows, ForgetWindows
 from app.controllog import codec
-from app.dev.demo.stage import Process, Stage, wait_until
+from app.dev.demo.stage import DemoStage, Process, wait_until
 from app.dev.demo.traffic import create_topic
 from app.sdk.audit import Audit, AuditedConsumer, AuditedProducer, HttpOutput, KafkaOutput
 from app.sdk.audit.kafka_clients import MESSAGE_ID
@@ -84,7 +84,11 @@ async def speak_for_workers(bootstrap: str, topic: str, region: str, at_ms: int)
     )  # fmt: skip
     later_ms = at_ms + 10 * WIDTH_MS
     async with AIOKafkaProducer(bootstrap_servers=bootstrap) as producer:
-        for event in (forged, Close(*scope[:3], later_ms, at_ms), Forget(*scope[:3], later_ms, at_ms)):
+        for event in (
+            forged,
+            CloseWindows(*scope[:3], later_ms, at_ms),
+            ForgetWindows(*scope[:3], later_ms, at_ms),
+        ):
             await producer.send_and_wait(audit_topic(region), codec.encode(event), key=topic.encode())
 
 
@@ -95,7 +99,7 @@ def of_pair(worker: Process, topic: str, pair: tuple[str, str], state: str) -> l
 
 
 def test_what_clients_count_is_compared_with_what_is_in_kafka(
-    stage: Stage, topic_name: str, tmp_path: Path
+    stage: DemoStage, topic_name: str, tmp_path: Path
 ) -> None:
     """Reports by Kafka and by HTTP; of three records the producer only believes that it has sent them. What a
     client says for workers counts for nothing."""

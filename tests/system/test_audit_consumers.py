@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from app.dev.demo.stage import Process, Stage, http, wait_until, workload
+from app.dev.demo.stage import DemoStage, Process, http, wait_until, workload
 from app.dev.demo.traffic import create_topic
 from tests.system.fleet import assignments, together
 from tests.system.test_audit import ENOUGH_S, PARTITIONS, Traffic, counted, listed, plan
@@ -36,7 +36,7 @@ def _verdicts(worker: Process, topic: str) -> list[tuple[Any, str]]:
 
 
 def test_what_a_group_finishes_is_counted_once_although_workers_are_killed(
-    stage: Stage, topic_name: str
+    stage: DemoStage, topic_name: str
 ) -> None:
     home = stage.yard.bootstrap(HOME)
     asyncio.run(create_topic(home, topic_name, PARTITIONS))

@@ -19,7 +19,7 @@ from typing import NamedTuple
 import pytest
 
 from app.audit.folds.tier_pairs import ORDER as TIERS
-from app.dev.demo.stage import Process, Stage, wait_until
+from app.dev.demo.stage import DemoStage, Process, wait_until
 from app.dev.demo.traffic import create_topic
 from app.sdk.audit import KafkaOutput, SyncAudit
 from app.sdk.audit.kafka_clients import MESSAGE_ID
@@ -109,7 +109,7 @@ def scenarios(name: str, base_ms: int) -> list[list[Scenario]]:
 class Tiers:
     """All five: the clients count by the library, the others are logs that the worker counts."""
 
-    def __init__(self, stage: Stage, audits: dict[str, SyncAudit]) -> None:
+    def __init__(self, stage: DemoStage, audits: dict[str, SyncAudit]) -> None:
         self._stage, self._audits = stage, audits
         self._offsets: Counter[tuple[str, int]] = Counter()
         self.sent: Counter[tuple[str, str]] = Counter()  # by topic and tier
@@ -203,7 +203,7 @@ class Watch:
 
 
 def test_every_fault_at_every_tier_is_told_and_nothing_else(
-    stage: Stage, topic_name: str, tmp_path: Path
+    stage: DemoStage, topic_name: str, tmp_path: Path
 ) -> None:
     topics = [f"{topic_name}-{number}" for number in range(FAULTY + CLEAN)]
 
@@ -263,7 +263,7 @@ def test_every_fault_at_every_tier_is_told_and_nothing_else(
             assert not one.stats.uncounted
 
 
-def audit(stage: Stage, tier: str, logs: Path) -> SyncAudit:
+def audit(stage: DemoStage, tier: str, logs: Path) -> SyncAudit:
     """Of a client. It never says that it is idle: only messages close windows."""
     output = KafkaOutput(stage.yard.bootstrap(HOME), stage.region)
     return SyncAudit(

@@ -18,17 +18,17 @@ from aiokafka import TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient, RecordsToDelete
 from click.testing import CliRunner, Result
 
-from app.audit.counts.counter import Rows, Tally
+from app.audit.counts.counter import RecordArrays, Tally
 from app.audit.counts.fingerprint import ids_of
 from app.audit.counts.reports import Scope, client_report
 from app.cli.main import switchyard
 from app.controllog import codec
-from app.dev.demo.stage import Process, Stage, http, route, wait_until
+from app.dev.demo.stage import DemoStage, Process, http, route, wait_until
 from app.dev.demo.traffic import create_topic
 from app.kafka.client.cluster import LATEST, READ_COMMITTED
 from app.kafka.fetch.decoder import records_of
 from app.kafka.fetch.span_reader import read_span
-from app.kafka.records.batch import Committed, iter_batches
+from app.kafka.records.batch import ReadCommittedFilter, iter_batches
 from tests.audit.query.arrays import numbers
 from tests.kafka.conftest import connected, producing
 from tests.system.test_audit import AWAY, ENOUGH_S, HOME, WIDTH_MS, listed, plan
@@ -130,7 +130,7 @@ def until_closed(
 
 
 def test_faults_between_two_clusters_are_named_and_what_is_missing_is_copied_again_once(
-    stage: Stage, topic_name: str
+    stage: DemoStage, topic_name: str
 ) -> None:
     home, away = stage.yard.bootstrap(HOME), stage.yard.bootstrap(AWAY)
     for bootstrap in (home, away):
@@ -204,7 +204,9 @@ def test_faults_between_two_clusters_are_named_and_what_is_missing_is_copied_aga
     assert told["counts"]["unclear"] >= 99
 
 
-def test_copying_again_goes_on_once_where_a_killed_leader_has_left_it(stage: Stage, topic_name: str) -> None:
+def test_copying_again_goes_on_once_where_a_killed_leader_has_left_it(
+    stage: DemoStage, topic_name: str
+) -> None:
     """It is killed between two partitions: a transaction of somebody else's holds it up at the second."""
     home, away = stage.yard.bootstrap(HOME), stage.yard.bootstrap(AWAY)
     for bootstrap in (home, away):
@@ -266,13 +268,15 @@ async def committed_values(bootstrap: str, topic: str, *partitions: int) -> list
         ends = await client.offsets(wanted, LATEST, READ_COMMITTED)
         for (_, number), end in ends.items():
             async for piece in read_span(client, topic, number, 0, end):
-                shown = Committed(piece.aborted)
+                shown = ReadCommittedFilter(piece.aborted)
                 batches = (batch for batch in iter_batches(piece.data) if shown.shows(batch))
                 found += [record.value for batch in batches for record in records_of(batch)]
     return found
 
 
-def test_what_a_route_left_out_is_named_though_all_records_are_alike(stage: Stage, topic_name: str) -> None:
+def test_what_a_route_left_out_is_named_though_all_records_are_alike(
+    stage: DemoStage, topic_name: str
+) -> None:
     home = stage.yard.bootstrap(HOME)
     asyncio.run(create_topic(home, topic_name, PARTITIONS))
     worker = stage.worker()
@@ -336,7 +340,7 @@ class Consumer:
         if records:
             ids = ids_of([record["headers"][0][1] for record in records])
             times_ms = numbers([record["timestamp_ms"] for record in records])
-            tally.add(Rows(times_ms, numbers([1] * len(records)), ids=ids))
+            tally.add(RecordArrays(times_ms, numbers([1] * len(records)), ids=ids))
         report = client_report(
             self._scope, "app@1", self._number, tally.totals(), at_ms=now_ms, watermark_ms=now_ms - 500
         )
@@ -350,7 +354,7 @@ class Consumer:
 
 @pytest.mark.parametrize("lost", [1, 2, 3])
 def test_what_a_consumer_did_not_handle_is_named_by_the_sums_of_ids(
-    stage: Stage, topic_name: str, lost: int
+    stage: DemoStage, topic_name: str, lost: int
 ) -> None:
     home = stage.yard.bootstrap(HOME)
     asyncio.run(create_topic(home, topic_name, PARTITIONS))

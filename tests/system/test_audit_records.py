@@ -16,7 +16,7 @@ from aiokafka import AIOKafkaProducer
 from click.testing import CliRunner
 
 from app.cli.main import switchyard
-from app.dev.demo.stage import Stage, http, wait_until
+from app.dev.demo.stage import DemoStage, http, wait_until
 from app.dev.demo.traffic import create_topic
 from app.dev.yard import Yard
 from app.kernel.clock import now_ms
@@ -45,7 +45,7 @@ async def produce(bootstrap: str, topic: str, base_ms: int) -> dict[int, list[tu
 
 
 def test_records_of_a_time_are_found_by_the_audit_and_are_exactly_those(
-    stage: Stage, yard: Yard, topic_name: str, tmp_path: Path
+    stage: DemoStage, yard: Yard, topic_name: str, tmp_path: Path
 ) -> None:
     bootstrap = yard.bootstrap("east-regional")
     asyncio.run(create_topic(bootstrap, topic_name, PARTITIONS))

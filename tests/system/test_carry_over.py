@@ -17,7 +17,7 @@ from app.controllog.events import RolePut, compaction_key
 from app.controllog.topics import ControlTopics
 from app.dev.demo.stage import wait_until, workload
 from app.dev.demo.traffic import create_topic, read_all
-from app.dev.demo.two_regions import ENOUGH_S, Two, failover
+from app.dev.demo.two_regions import STEP_TIMEOUT_S, TwoRegions, failover
 from app.dev.yard import Yard
 from app.kernel.ranges import Snapshot
 from app.sdk.receiver import Message, Receiver
@@ -54,7 +54,7 @@ async def served(topic: str) -> AsyncIterator[dict[str, Served]]:
         yield both
 
 
-async def send(two: Two, home: str, topic: str, *names: str) -> None:
+async def send(two: TwoRegions, home: str, topic: str, *names: str) -> None:
     async with AIOKafkaProducer(bootstrap_servers=two.bootstrap(home, "regional")) as producer:
         sent = [
             await producer.send(topic, json.dumps({"id": name}).encode(), partition=at % PARTITIONS)
@@ -63,14 +63,14 @@ async def send(two: Two, home: str, topic: str, *names: str) -> None:
         await asyncio.gather(*sent)
 
 
-async def table(two: Two, of: str, home: str, name: str, keys: str) -> list[bytes]:
+async def table(two: TwoRegions, of: str, home: str, name: str, keys: str) -> list[bytes]:
     """The newest record of each key that has `keys` in it, in a home's copy of a region's table."""
     topic = ControlTopics(two.names[of]).changelog(name, 0).name
     records = await read_all(two.bootstrap(home, "regional"), topic)
     return list({one.key: one.value for one in records if one.value and keys.encode() in one.key}.values())
 
 
-async def told(two: Two, of: str, home: str, topic: str) -> list[int]:
+async def told(two: TwoRegions, of: str, home: str, topic: str) -> list[int]:
     """What a home has been told of a region: how many messages are finished there, in the main topic; and up
     to where all sources are in its offset map, all together."""
     jobs = [
@@ -85,11 +85,11 @@ async def told(two: Two, of: str, home: str, topic: str) -> list[int]:
     ]
 
 
-async def until(two: Two, of: str, home: str, topic: str, *wanted: int) -> None:
+async def until(two: TwoRegions, of: str, home: str, topic: str, *wanted: int) -> None:
     """Waits until a home has been told of so much."""
     found: list[int] = []
     try:
-        async with asyncio.timeout(ENOUGH_S):
+        async with asyncio.timeout(STEP_TIMEOUT_S):
             while found != list(wanted):
                 await asyncio.sleep(0.3)
                 found = await told(two, of, home, topic)
@@ -97,7 +97,7 @@ async def until(two: Two, of: str, home: str, topic: str, *wanted: int) -> None:
         raise AssertionError(f"{home} has been told {found} of {of}, not {wanted}") from None
 
 
-async def take_over(two: Two, home: str, topic: str) -> int:
+async def take_over(two: TwoRegions, home: str, topic: str) -> int:
     """What a failover writes down last, in the region that is to act; the role's epoch."""
     region = two.names[home]
     epoch = two.role(home)["epoch"] + 1
@@ -116,7 +116,7 @@ async def test_what_one_region_has_finished_out_of_order_is_not_delivered_again_
     killable_yard: Yard, topic_name: str
 ) -> None:
     killable_yard.up(regions=2)
-    topic, two = topic_name, Two(killable_yard, topic_name)
+    topic, two = topic_name, TwoRegions(killable_yard, topic_name)
     for stage in two.stages.values():
         stage.settings["worker"] = {"grace": "1s"}
     try:
@@ -126,7 +126,7 @@ async def test_what_one_region_has_finished_out_of_order_is_not_delivered_again_
         await asyncio.to_thread(two.close)
 
 
-async def both_ways(two: Two, topic: str, receivers: dict[str, Served]) -> None:
+async def both_ways(two: TwoRegions, topic: str, receivers: dict[str, Served]) -> None:
     east, west = receivers["east"], receivers["west"]
     for home in two.names:
         await create_topic(two.bootstrap(home, "regional"), topic, PARTITIONS)
@@ -141,15 +141,19 @@ async def both_ways(two: Two, topic: str, receivers: dict[str, Served]) -> None:
     for home in two.names:
         await asyncio.to_thread(two.until_routes, home)
     await asyncio.to_thread(
-        wait_until, lambda: two.roles("west") and two.role("west")["region"] == two.names["east"], ENOUGH_S,
+        wait_until,
+        lambda: two.roles("west") and two.role("west")["region"] == two.names["east"],
+        STEP_TIMEOUT_S,
         lambda: f"{two.roles('west')}",
-    )  # fmt: skip
+    )
 
     def begun() -> list[str]:
         items = two.ask("east", "assignments?limit=1000")["items"]
         return [item["job"] for item in items if item["worker"] and item["job"].startswith("dispatch:")]
 
-    await asyncio.to_thread(wait_until, lambda: len(begun()) == PARTITIONS, ENOUGH_S, lambda: f"{begun()}")
+    await asyncio.to_thread(
+        wait_until, lambda: len(begun()) == PARTITIONS, STEP_TIMEOUT_S, lambda: f"{begun()}"
+    )
 
     # The east finishes what both write, but for some; the west hears of it.
     first = {home: [f"{home}-{at}" for at in range(RECORDS)] for home in two.names}
@@ -166,7 +170,7 @@ async def both_ways(two: Two, topic: str, receivers: dict[str, Served]) -> None:
     west.unanswered = {"west-new-3", "east-new-4"}
     epoch = await take_over(two, "west", topic)
     await asyncio.to_thread(
-        wait_until, lambda: two.role("west")["released"].get(two.names["east"]) == epoch, ENOUGH_S,
+        wait_until, lambda: two.role("west")["released"].get(two.names["east"]) == epoch, STEP_TIMEOUT_S,
         lambda: f"{two.role('west')}",
     )  # fmt: skip
     new = {home: [f"{home}-new-{at}" for at in range(20)] for home in two.names}
@@ -192,7 +196,7 @@ async def both_ways(two: Two, topic: str, receivers: dict[str, Served]) -> None:
 
 async def settled(one: Served, expected: set[str]) -> None:
     """All of that has come, and for a moment nothing else does."""
-    async with asyncio.timeout(ENOUGH_S):
+    async with asyncio.timeout(STEP_TIMEOUT_S):
         while not expected <= one.seen.keys():  # noqa: ASYNC110 - the receiver changes it
             await asyncio.sleep(0.1)
     await asyncio.sleep(2.0)

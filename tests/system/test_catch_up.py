@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from app.dev.demo.report import count
-from app.dev.demo.stage import Stage, http, wait_until
+from app.dev.demo.stage import DemoStage, http, wait_until
 from app.dev.demo.traffic import messages, produce
 from tests.system.fleet import id_of, together
 from tests.system.test_delivery import GROUP, SETTLE_S, Scene, owners
@@ -19,7 +19,7 @@ RATE, SOON = 50, 4_000  # of the backlog: while it is looked at, and afterwards
 
 
 def test_the_latest_comes_before_the_backlog_and_nothing_is_lost_or_doubled_by_a_move(
-    stage: Stage, topic_name: str
+    stage: DemoStage, topic_name: str
 ) -> None:
     scene = Scene(stage, topic_name, BACKLOG)
     scene.produce()

@@ -20,7 +20,7 @@ from typing import Any
 
 import pytest
 
-from app.dev.demo.stage import Process, Stage, http, wait_until, workload
+from app.dev.demo.stage import DemoStage, Process, http, wait_until, workload
 from app.dev.demo.traffic import create_topic
 from tests.system.fleet import Flow, Journal, Taken, committed, doubled, placed
 
@@ -98,7 +98,7 @@ class Death:
 class Chaos:
     """All in one thread: processes die with the thread that started them."""
 
-    stage: Stage
+    stage: DemoStage
     prefix: str
     ready: list[Process] = field(default_factory=list)
     starting: list[Process] = field(default_factory=list)
@@ -312,7 +312,7 @@ def test_the_rules_of_the_balance_find_what_is_wrong() -> None:
 
 @pytest.mark.timeout(FOR_S + 300)
 def test_whoever_comes_goes_or_dies_every_message_is_delivered_in_order_and_few_of_them_twice(
-    stage: Stage, topic_name: str
+    stage: DemoStage, topic_name: str
 ) -> None:
     tell(f"SWITCHYARD_CHAOS_SEED={SEED} SWITCHYARD_CHAOS_S={FOR_S:.0f}")
     chaos, journal = Chaos(stage, topic_name), Journal(stage.journal)

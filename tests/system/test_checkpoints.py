@@ -9,9 +9,9 @@ from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 
 from app.controllog import codec
 from app.controllog.topics import ControlTopics
-from app.dev.demo.stage import Stage
+from app.dev.demo.stage import DemoStage
 from app.kernel.fencing import LogId
-from app.offsets.model.offset_map import Barrier, BarrierItem, Line, NeedItem, Needs
+from app.offsets.model.offset_map import Barrier, BarrierItem, NeedItem, OffsetMapLine, PinnedOffsets
 from app.offsets.sync.offset_sync_sender import BarrierSender
 
 pytestmark = pytest.mark.system
@@ -31,7 +31,7 @@ def items(*barriers: tuple[int, int], epoch: int = 1) -> list[BarrierItem]:
     ]  # fmt: skip
 
 
-NEEDS = Needs([12], [20])
+NEEDS = PinnedOffsets([12], [20])
 
 
 async def sent(bootstrap: str, topics: ControlTopics, *many: list[BarrierItem], needs: bool = False) -> None:
@@ -49,9 +49,9 @@ async def sent(bootstrap: str, topics: ControlTopics, *many: list[BarrierItem], 
         await sender.stop()
 
 
-async def until_all(bootstrap: str, topics: ControlTopics, last: Barrier) -> dict[str, Line]:
+async def until_all(bootstrap: str, topics: ControlTopics, last: Barrier) -> dict[str, OffsetMapLine]:
     """The table's changelog, read until every line ends with `last`."""
-    found: dict[str, Line] = {}
+    found: dict[str, OffsetMapLine] = {}
     changelog = topics.changelog("checkpoints", topics.checkpoints.partitions)
     async with AIOKafkaConsumer(
         bootstrap_servers=bootstrap, auto_offset_reset="earliest", enable_auto_commit=False
@@ -65,7 +65,7 @@ async def until_all(bootstrap: str, topics: ControlTopics, last: Barrier) -> dic
 
 
 async def test_barriers_reach_the_table_once_each_whatever_comes_again_and_whoever_is_killed(
-    stage: Stage,
+    stage: DemoStage,
 ) -> None:
     bootstrap, topics = stage.yard.bootstrap("east-regional"), ControlTopics(stage.region)
     worker = stage.worker()

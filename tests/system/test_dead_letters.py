@@ -12,8 +12,8 @@ from typing import Any
 import orjson
 import pytest
 
-from app.dev.demo.stage import Process, Stage, http, wait_until, workload
-from app.dev.demo.traffic import Sent, create_topic, produce, read_all
+from app.dev.demo.stage import DemoStage, Process, http, wait_until, workload
+from app.dev.demo.traffic import SentMessage, create_topic, produce, read_all
 from app.dispatch.model.dead_letter_budget import START_LETTERS
 from app.sdk.receiver import Message, Receiver
 from tests.system.fleet import incidents
@@ -73,11 +73,11 @@ def flow_of(worker: Process, topic: str) -> dict[str, Any]:
 
 
 def test_a_deployment_that_fails_everything_costs_few_dead_letters_and_after_it_all_others_are_delivered_once(
-    stage: Stage, topic_name: str
+    stage: DemoStage, topic_name: str
 ) -> None:
     bootstrap = stage.yard.bootstrap(CLUSTER)
     asyncio.run(create_topic(bootstrap, topic_name, 4))
-    sent = [Sent(f"m-{number:05}", "ok") for number in range(MESSAGES)]
+    sent = [SentMessage(f"m-{number:05}", "ok") for number in range(MESSAGES)]
 
     def dead() -> list[str]:
         records = asyncio.run(read_all(bootstrap, f"{topic_name}__{GROUP}__dlq"))

@@ -16,9 +16,9 @@ import orjson
 import pytest
 from aiokafka.admin import AIOKafkaAdminClient
 
-from app.dev.demo.report import Report, count
-from app.dev.demo.stage import Process, Stage, http, wait_until, workload
-from app.dev.demo.traffic import Sent, create_topic, messages, produce, read_all
+from app.dev.demo.report import StoryReport, count
+from app.dev.demo.stage import DemoStage, Process, http, wait_until, workload
+from app.dev.demo.traffic import SentMessage, create_topic, messages, produce, read_all
 from app.dispatch.definition import Workload
 from app.kafka.client.cluster import ClusterClient, ClusterSpec
 from app.kafka.client.commits import OffsetCommitter
@@ -39,13 +39,13 @@ class Scene:
     """A topic, a receiver, and a known set of messages on a stage."""
 
     def __init__(
-        self, stage: Stage, topic: str, total: int, partitions: int = 4, latency_ms: int = 0
+        self, stage: DemoStage, topic: str, total: int, partitions: int = 4, latency_ms: int = 0
     ) -> None:
         self.stage, self.topic = stage, topic
         self.bootstrap = stage.yard.bootstrap(CLUSTER)
         asyncio.run(create_topic(self.bootstrap, topic, partitions))
         self.partitions = partitions
-        self.sent: list[Sent] = list(messages(total))
+        self.sent: list[SentMessage] = list(messages(total))
         self.receiver = stage.receiver(GROUP, topic, extra=("--latency-ms", str(latency_ms)))
 
     def definition(self, **spec: Any) -> dict[str, Any]:
@@ -58,11 +58,11 @@ class Scene:
         asyncio.run(produce(self.bootstrap, self.topic, self.sent))
 
     @contextmanager
-    def load(self, endless: Iterable[Sent], per_second: float) -> Iterator[None]:
+    def load(self, endless: Iterable[SentMessage], per_second: float) -> Iterator[None]:
         """Produces these at an even rate for as long as the block takes."""
         ended = threading.Event()
 
-        def until_ended() -> Iterator[Sent]:
+        def until_ended() -> Iterator[SentMessage]:
             for message in endless:
                 if ended.is_set():
                     return
@@ -86,7 +86,7 @@ class Scene:
         wanted = int(len(self.sent) * share)
         wait_until(lambda: len(self.stage.deliveries()) >= wanted, SETTLE_S, self._so_far)
 
-    def settle(self) -> Report:
+    def settle(self) -> StoryReport:
         """Waits until every message has an end, poison in the DLQ; the report."""
         wanted = {message.id for message in self.sent}
         poison = {message.id for message in self.sent if message.behaviour == "poison"}
@@ -156,7 +156,7 @@ class Scene:
 
 
 @pytest.fixture
-def scene(stage: Stage, topic_name: str) -> Callable[..., Scene]:
+def scene(stage: DemoStage, topic_name: str) -> Callable[..., Scene]:
     return lambda total, **rest: Scene(stage, topic_name, total, **rest)
 
 
@@ -260,7 +260,7 @@ def test_a_worker_that_was_paused_can_do_nothing_under_its_old_epoch(scene: Call
     play = scene(0, latency_ms=LATENCY_MS)
     # Half of what is in flight when it stops fails: it has copies to make when it wakes.
     behaviours = ("ok", "poison", "ok", "retryable")
-    play.sent += [Sent(f"m-{number:05}", behaviours[number % 4]) for number in range(3_000)]
+    play.sent += [SentMessage(f"m-{number:05}", behaviours[number % 4]) for number in range(3_000)]
     first = play.stage.worker()
     second = play.stage.worker()
     play.stage.deploy(first, play.definition())
@@ -313,7 +313,7 @@ def test_a_workload_is_defined_changed_and_deleted_while_running(scene: Callable
 
 
 def test_a_broker_killed_on_the_way_delays_messages_and_loses_none(
-    killable_stage: Stage, topic_name: str
+    killable_stage: DemoStage, topic_name: str
 ) -> None:
     play = Scene(killable_stage, topic_name, 4_000)
     worker = play.stage.worker()

@@ -20,10 +20,10 @@ from app.controllog import codec
 from app.controllog.events import RolePut
 from app.controllog.topics import ControlTopics
 from app.dev.demo.failover_report import Again, Switch, active_active, active_passive
-from app.dev.demo.failover_traffic import ACTIVE, PARTITIONS, PASSIVE, Moving, now_ms
+from app.dev.demo.failover_traffic import ACTIVE, PARTITIONS, PASSIVE, MovingWorkloads, now_ms
 from app.dev.demo.stage import wait_until
 from app.dev.demo.traffic import read_all
-from app.dev.demo.two_regions import ENOUGH_S, Two
+from app.dev.demo.two_regions import STEP_TIMEOUT_S, TwoRegions
 from app.dev.yard import Yard
 
 pytestmark = pytest.mark.system
@@ -35,27 +35,31 @@ AGAIN_S = 5.0  # what is finished is told within a second; the machine may have 
 
 
 @pytest.fixture
-def two(killable_yard: Yard, topic_name: str) -> Iterator[Two]:
+def two(killable_yard: Yard, topic_name: str) -> Iterator[TwoRegions]:
     killable_yard.up(regions=2)
-    made = Two(killable_yard, topic_name)
+    made = TwoRegions(killable_yard, topic_name)
     try:
         yield made
     finally:
         made.close()
 
 
-def shell(two: Two, home: str, *arguments: str) -> Any:
+def shell(two: TwoRegions, home: str, *arguments: str) -> Any:
     """A command's JSON, asked of that home's worker: a process, since writers here log to stdout."""
     command = [sys.executable, "-c", "from app.cli.main import switchyard; switchyard()", "failover"]
     env = {**os.environ, "SWITCHYARD_URL": two.workers[home].url}
     done = subprocess.run(
-        [*command, *arguments, "-o", "json"], env=env, capture_output=True, timeout=ENOUGH_S, check=False
+        [*command, *arguments, "-o", "json"],
+        env=env,
+        capture_output=True,
+        timeout=STEP_TIMEOUT_S,
+        check=False,
     )
     assert done.returncode == 0, f"{done.returncode}: {done.stdout.decode()}\n{done.stderr.decode()}"
     return json.loads(done.stdout)
 
 
-def roles_put(two: Two, home: str) -> list[RolePut]:
+def roles_put(two: TwoRegions, home: str) -> list[RolePut]:
     """What a region's control log says of roles, as it stands."""
     topic = ControlTopics(two.names[home]).control.name
     records = asyncio.run(read_all(two.bootstrap(home, "regional"), topic))
@@ -63,7 +67,7 @@ def roles_put(two: Two, home: str) -> list[RolePut]:
     return [event for event in events if isinstance(event, RolePut)]
 
 
-async def groups(two: Two, home: str) -> set[str]:
+async def groups(two: TwoRegions, home: str) -> set[str]:
     """Those that the home's aggregate cluster knows."""
     admin = AIOKafkaAdminClient(bootstrap_servers=two.bootstrap(home, "aggregate"))
     await admin.start()
@@ -79,12 +83,12 @@ async def groups(two: Two, home: str) -> set[str]:
 )
 @pytest.mark.timeout(600)
 def test_a_region_is_killed_and_comes_back_and_no_message_is_lost_nor_do_two_regions_act(
-    two: Two, topic_name: str
+    two: TwoRegions, topic_name: str
 ) -> None:
     topic = topic_name
     two.start({"west": 2})
-    moving = Moving(two, topic)
-    moving.begin()
+    moving = MovingWorkloads(two, topic)
+    moving.start()
     west = two.names["west"]
     with ExitStack() as stack:
         writers = [stack.enter_context(writer) for writer in moving.writers(PER_SECOND).values()]
@@ -93,7 +97,9 @@ def test_a_region_is_killed_and_comes_back_and_no_message_is_lost_nor_do_two_reg
         assert not moving.journals[PASSIVE]["west"].read(), "it is active in the east only"
 
         # Its group is kept in step in the west. A drill touches nothing.
-        wait_until(lambda: PASSIVE in asyncio.run(groups(two, "west")), ENOUGH_S, lambda: "no such group")
+        wait_until(
+            lambda: PASSIVE in asyncio.run(groups(two, "west")), STEP_TIMEOUT_S, lambda: "no such group"
+        )
         before = roles_put(two, "west"), asyncio.run(groups(two, "west"))
         drilled = shell(two, "west", "drill", "--to", west)
         assert len(drilled["partitions"]) == PARTITIONS

@@ -17,9 +17,9 @@ import pytest
 from aiokafka import AIOKafkaProducer
 
 from app.controllog.topics import ControlTopics
-from app.dev.demo.stage import Process, Stage, http, wait_until
+from app.dev.demo.stage import DemoStage, Process, http, wait_until
 from app.dev.demo.traffic import read_all
-from app.sizing.forecasts import HOUR_MS, HOURS_A_WEEK, FleetForecast, decode, key
+from app.sizing.forecasts import HOUR_MS, HOURS_A_WEEK, FleetForecastRecord, decode, key
 
 pytestmark = pytest.mark.system
 
@@ -83,7 +83,7 @@ async def append(bootstrap: str, topic: str, *records: tuple[bytes, bytes]) -> N
 
 
 def test_a_published_forecast_is_recommended_by_a_real_worker_and_compared(
-    stage: Stage, tmp_path: Path
+    stage: DemoStage, tmp_path: Path
 ) -> None:
     region, bootstrap = stage.region, stage.yard.bootstrap("east-regional")
     topic = ControlTopics(region).forecast.name
@@ -116,7 +116,7 @@ def test_a_published_forecast_is_recommended_by_a_real_worker_and_compared(
         found
         for record in asyncio.run(read_all(bootstrap, topic))
         if record.key and record.value and record.key.startswith(b'["fleet"')
-        and isinstance(found := decode(record.value), FleetForecast)
+        and isinstance(found := decode(record.value), FleetForecastRecord)
     ]  # fmt: skip
     yesterday = msgspec.structs.replace(
         today, made_ms=today.made_ms - 24 * HOUR_MS, from_hour=today.from_hour - 24

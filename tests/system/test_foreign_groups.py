@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from aiokafka import AIOKafkaConsumer
 
-from app.dev.demo.stage import Process, Stage, http, wait_until, workload
+from app.dev.demo.stage import DemoStage, Process, http, wait_until, workload
 from app.dev.demo.traffic import create_topic
 
 pytestmark = pytest.mark.system
@@ -59,7 +59,7 @@ def deploy(worker: Process, file: Path, *flags: str) -> subprocess.CompletedProc
 
 
 def test_a_new_workload_of_a_group_that_others_consume_is_refused_unless_it_takes_over(
-    stage: Stage, topic_name: str, tmp_path: Path
+    stage: DemoStage, topic_name: str, tmp_path: Path
 ) -> None:
     bootstrap, group = stage.yard.bootstrap(CLUSTER), f"legacy-{topic_name}"
     asyncio.run(create_topic(bootstrap, topic_name, 2))

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from app.dev.demo.stage import Stage, http, wait_until, workload
+from app.dev.demo.stage import DemoStage, http, wait_until, workload
 from app.dev.demo.traffic import create_topic, read_all
 from app.kafka.append.appender import Appender
 from app.kafka.client.cluster import ClusterClient, ClusterSpec
@@ -82,7 +82,7 @@ class Counting:
 
 
 def test_headers_and_zeros_without_end_go_to_the_dlq_and_every_other_message_is_delivered_once(
-    stage: Stage, topic_name: str
+    stage: DemoStage, topic_name: str
 ) -> None:
     bootstrap = stage.yard.bootstrap(CLUSTER)
     asyncio.run(create_topic(bootstrap, topic_name, 1))

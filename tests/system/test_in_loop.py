@@ -18,7 +18,7 @@ from aiokafka import AIOKafkaProducer
 from app.audit.definition import AuditPlan
 from app.controllog import codec
 from app.controllog.events import AnyControlEvent, AuditPut, Claim, compaction_key
-from app.dev.demo.stage import Process, Stage, http, route, wait_until, workload
+from app.dev.demo.stage import DemoStage, Process, http, route, wait_until, workload
 from app.dev.demo.traffic import create_topic
 from app.dev.yard import Yard
 from app.kernel.fencing import Takeover
@@ -40,7 +40,7 @@ AVRO = {"type": "record", "name": "Order", "fields": [{"name": "at", "type": "lo
 
 
 @pytest.fixture
-def watched(killable_yard: Yard, monkeypatch: pytest.MonkeyPatch) -> Iterator[Stage]:
+def watched(killable_yard: Yard, monkeypatch: pytest.MonkeyPatch) -> Iterator[DemoStage]:
     """A stage whose workers note what holds their loops."""
     with make_stage(killable_yard) as stage:
         monkeypatch.setenv(VARIABLE, str(stage.home / "in-loop"))
@@ -48,7 +48,7 @@ def watched(killable_yard: Yard, monkeypatch: pytest.MonkeyPatch) -> Iterator[St
         yield stage
 
 
-def schemas(stage: Stage) -> Path:
+def schemas(stage: DemoStage) -> Path:
     """A folder beside switchyard.yaml with one of each kind."""
     folder = stage.home / "schemas"
     for part in ("registry", "avro"):
@@ -77,7 +77,7 @@ async def _sent(
 class Region:
     """A stage with two workers, jobs of all kinds, and payloads of all kinds."""
 
-    def __init__(self, stage: Stage, topic: str) -> None:
+    def __init__(self, stage: DemoStage, topic: str) -> None:
         self.stage, self.topic = stage, topic
         self.home = stage.yard.bootstrap(HOME)
         self.folder = schemas(stage)
@@ -150,7 +150,7 @@ def read_everything(worker: Process) -> None:
 
 
 def test_no_file_is_opened_no_process_run_and_no_name_resolved_in_a_workers_event_loop(
-    watched: Stage, topic_name: str
+    watched: DemoStage, topic_name: str
 ) -> None:
     region = Region(watched, topic_name)
     region.deploy_all()
@@ -167,7 +167,7 @@ def test_no_file_is_opened_no_process_run_and_no_name_resolved_in_a_workers_even
 
 
 def test_a_device_or_a_fifo_as_a_schema_is_refused_and_holds_no_worker(
-    watched: Stage, topic_name: str
+    watched: DemoStage, topic_name: str
 ) -> None:
     region = Region(watched, topic_name)
     worker = region.workers[0]
@@ -197,7 +197,9 @@ def test_a_device_or_a_fifo_as_a_schema_is_refused_and_holds_no_worker(
     assert http("GET", f"{worker.url}/health/ready")[0] == 200
 
 
-def test_forged_terms_and_epochs_end_neither_leadership_nor_a_job(watched: Stage, topic_name: str) -> None:
+def test_forged_terms_and_epochs_end_neither_leadership_nor_a_job(
+    watched: DemoStage, topic_name: str
+) -> None:
     region = Region(watched, topic_name)
     region.deploy_all()
     region.delivers()

@@ -7,7 +7,7 @@ from collections import Counter
 
 import pytest
 
-from app.dev.demo.stage import Stage, wait_until, workload
+from app.dev.demo.stage import DemoStage, wait_until, workload
 from app.dev.demo.traffic import create_topic
 from tests.system.fleet import Flow, Journal, assignments, most_within, together
 
@@ -20,7 +20,7 @@ WINDOW_S = 5
 
 
 def test_a_busy_partition_beside_idle_retry_jobs_gets_the_workloads_rate_and_the_fleet_never_more(
-    stage: Stage, topic_name: str
+    stage: DemoStage, topic_name: str
 ) -> None:
     """The jobs of two retry tiers are on workers of their own, and have nothing to do."""
     bootstrap = stage.yard.bootstrap(CLUSTER)

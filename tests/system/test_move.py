@@ -13,8 +13,8 @@ import orjson
 import pytest
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 
-from app.dev.demo.stage import Stage, http, wait_until
-from app.dev.demo.traffic import Sent, create_topic, messages, produce, read_all
+from app.dev.demo.stage import DemoStage, http, wait_until
+from app.dev.demo.traffic import SentMessage, create_topic, messages, produce, read_all
 from app.kafka.client.cluster import ClusterClient, ClusterSpec
 from app.kafka.client.commits import OffsetCommitter
 from tests.system.test_delivery import CLUSTER, GROUP, SETTLE_S, Scene, spread
@@ -68,7 +68,7 @@ def commit(bootstrap: str, offsets: dict[tuple[str, int], int]) -> None:
 
 
 def test_a_topic_moves_to_another_cluster_and_its_receivers_miss_nothing(
-    stage: Stage, topic_name: str
+    stage: DemoStage, topic_name: str
 ) -> None:
     play = Scene(stage, topic_name, BEFORE)
     here, there = play.bootstrap, stage.yard.bootstrap(THERE)
@@ -128,7 +128,7 @@ def test_a_topic_moves_to_another_cluster_and_its_receivers_miss_nothing(
     stage.deploy(first, definition)
     stage.worker()
     first.terminate()
-    later = [Sent(m.id, "ok") for m in messages(50, prefix="later")]
+    later = [SentMessage(m.id, "ok") for m in messages(50, prefix="later")]
     asyncio.run(produce(there, topic_name, later))
     wait_until(lambda: len(stage.deliveries()) >= before + 50, SETTLE_S, play._so_far)
     assert {d["id"] for d in stage.deliveries()[before:]} == {m.id for m in later}

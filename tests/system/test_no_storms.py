@@ -23,10 +23,10 @@ import pytest
 from aiokafka import AIOKafkaProducer
 from aiokafka.admin import AIOKafkaAdminClient, NewPartitions
 
-from app.dev.demo.stage import Process, Stage, http, route, wait_until, workload
-from app.dev.demo.traffic import Sent, create_topic, messages, produce, read_all
+from app.dev.demo.stage import DemoStage, Process, http, route, wait_until, workload
+from app.dev.demo.traffic import SentMessage, create_topic, messages, produce, read_all
 from tests.system.fleet import Flow, Held, Journal, Taken, assignments, doubled, pauses, placed
-from tests.system.waits import Waits
+from tests.system.waits import WaitSampler
 
 pytestmark = pytest.mark.system
 
@@ -45,7 +45,7 @@ IDLE = "1m"  # the shortest there is; it goes by while the changes are made
 class Region:
     """Two workers, a workload that flows, and what is done to everything else."""
 
-    stage: Stage
+    stage: DemoStage
     topic: str
     done: list[tuple[float, str]] = field(default_factory=list)  # when, what
 
@@ -185,7 +185,7 @@ class Region:
 
     def call(self, *ids: str) -> None:
         """Messages for it, for which it gets its jobs, and which it delivers."""
-        asyncio.run(produce(self.bootstrap, self.sleeper, [Sent(one, "ok") for one in ids]))
+        asyncio.run(produce(self.bootstrap, self.sleeper, [SentMessage(one, "ok") for one in ids]))
         wait_until(
             lambda: set(ids) <= {*self.called()}, ENOUGH_S, lambda: f"{self.called()} {self.shown()}", 0.5
         )
@@ -224,7 +224,7 @@ def samples(taken: list[Taken], from_ms: float, to_ms: float) -> list[int]:
 
 @pytest.mark.timeout(400)
 def test_fifty_changes_leave_no_gap_in_the_flow_of_jobs_they_do_not_concern(
-    stage: Stage, topic_name: str
+    stage: DemoStage, topic_name: str
 ) -> None:
     region = Region(stage, topic_name)
     journal, witness = Journal(stage.journal), Journal(stage.home / "witness.jsonl")
@@ -232,7 +232,7 @@ def test_fifty_changes_leave_no_gap_in_the_flow_of_jobs_they_do_not_concern(
     stage.start("witness", [sys.executable, "-m", "tests.system.witness", *reads_along])
     watched = [process.popen.pid for process in (*region.workers, region.receiver)]
     with (
-        Waits(watched) as waits,
+        WaitSampler(watched) as waits,
         Flow(region.bootstrap, {topic_name: PARTITIONS}, PER_PARTITION) as flow,
     ):
         wait_until(

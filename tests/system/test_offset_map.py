@@ -11,9 +11,9 @@ from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 
 from app.controllog import codec
 from app.controllog.topics import ControlTopics
-from app.dev.demo.stage import Process, Stage, route
+from app.dev.demo.stage import DemoStage, Process, route
 from app.dev.demo.traffic import create_topic
-from app.offsets.model.offset_map import Line, Source, line_key
+from app.offsets.model.offset_map import LineSource, OffsetMapLine, line_key
 from tests.offsets.model.translation_rule import translate
 from tests.system.compare_topics import compare_topics
 
@@ -48,10 +48,10 @@ async def read(bootstrap: str, topic: str, count: int, worker: Process) -> Value
     return found
 
 
-async def lines(bootstrap: str, topics: ControlTopics, wanted: dict[str, int]) -> dict[str, Line]:
+async def lines(bootstrap: str, topics: ControlTopics, wanted: dict[str, int]) -> dict[str, OffsetMapLine]:
     """The offset map, once every line ends with the source's end."""
     changelog = topics.changelog("checkpoints", topics.checkpoints.partitions)
-    found: dict[str, Line] = {}
+    found: dict[str, OffsetMapLine] = {}
     async with AIOKafkaConsumer(bootstrap_servers=bootstrap, auto_offset_reset="earliest") as consumer:
         consumer.assign([TopicPartition(changelog.name, p) for p in range(changelog.partitions)])
         async with asyncio.timeout(ENOUGH_S):
@@ -62,7 +62,7 @@ async def lines(bootstrap: str, topics: ControlTopics, wanted: dict[str, int]) -
 
 
 async def test_positions_in_one_copy_are_translated_into_another_without_loss_also_after_a_kill(
-    stage: Stage,
+    stage: DemoStage,
 ) -> None:
     source, copies = stage.yard.bootstrap(SOURCE), stage.yard.bootstrap(COPIES)
     topic, worker = f"orders-{uuid.uuid4().hex[:8]}", stage.worker()
@@ -85,7 +85,7 @@ async def test_positions_in_one_copy_are_translated_into_another_without_loss_al
     wanted = {line_key(name, topic, p): 2 * HALF for name in names for p in range(PARTITIONS)}
     known = await lines(source, ControlTopics(stage.region), wanted)
     into_a, into_d = (
-        [Source(p, known[line_key(name, topic, p)]) for p in range(PARTITIONS)] for name in names
+        [LineSource(p, known[line_key(name, topic, p)]) for p in range(PARTITIONS)] for name in names
     )
     for next_offset in (0, 1, APART - 1, 3 * APART, HALF + 7, 2 * HALF - 1, 2 * HALF):
         resumed = translate(

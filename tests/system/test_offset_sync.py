@@ -14,7 +14,7 @@ from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 from click.testing import CliRunner
 
 from app.cli.main import switchyard
-from app.dev.demo.stage import Process, Stage, http, route
+from app.dev.demo.stage import DemoStage, Process, http, route
 from app.dev.demo.traffic import create_topic
 
 pytestmark = pytest.mark.system
@@ -84,7 +84,7 @@ async def until_near(bootstrap: str, topic: str, group: str, least: int) -> None
 
 
 async def test_a_group_goes_on_in_another_cluster_with_what_it_had_not_read_also_after_a_kill(
-    stage: Stage, topic_name: str
+    stage: DemoStage, topic_name: str
 ) -> None:
     source, target = stage.yard.bootstrap(SOURCE), stage.yard.bootstrap(TARGET)
     group, worker = f"billing-{uuid.uuid4().hex[:8]}", await asyncio.to_thread(stage.worker)

@@ -13,8 +13,8 @@ from typing import Any
 import orjson
 import pytest
 
-from app.dev.demo.stage import Process, Stage, http, wait_until
-from app.dev.demo.traffic import Sent, messages, produce, read_all
+from app.dev.demo.stage import DemoStage, Process, http, wait_until
+from app.dev.demo.traffic import SentMessage, messages, produce, read_all
 from tests.system.fleet import together
 from tests.system.test_delivery import GROUP, SETTLE_S, Scene, owners, spread
 
@@ -82,15 +82,15 @@ class Desk:
 
 
 @pytest.fixture
-def scene(stage: Stage, topic_name: str) -> Callable[..., Scene]:
+def scene(stage: DemoStage, topic_name: str) -> Callable[..., Scene]:
     return lambda total, **rest: Scene(stage, topic_name, total, **rest)
 
 
-def plain(count: int, prefix: str = "m") -> list[Sent]:
-    return [Sent(message.id, "ok") for message in messages(count, prefix)]
+def plain(count: int, prefix: str = "m") -> list[SentMessage]:
+    return [SentMessage(message.id, "ok") for message in messages(count, prefix)]
 
 
-def ids(sent: list[Sent]) -> Counter[str]:
+def ids(sent: list[SentMessage]) -> Counter[str]:
     return Counter(message.id for message in sent)
 
 
@@ -102,7 +102,7 @@ def test_while_paused_nothing_is_delivered_and_after_resuming_everything_once(
     play.stage.deploy(first, play.definition())
     spread(first, 8)
     desk = Desk(play, first)  # some of the partitions are the other worker's
-    with play.load((Sent(one.id, "ok") for one in messages(1_000_000)), PER_SECOND):
+    with play.load((SentMessage(one.id, "ok") for one in messages(1_000_000)), PER_SECOND):
         wait_until(lambda: len(play.stage.deliveries()) >= PER_SECOND, SETTLE_S, play._so_far)
         assert desk.ask("pause") == {
             "key": f"{GROUP}/{play.topic}",
@@ -224,7 +224,7 @@ def stuck(play: Scene, worker: Process, *, at: int) -> None:
     """Delivers a partition in order whose message at `at` never ends."""
     play.stage.deploy(worker, play.definition(ordering="partition", target={"timeout": "10m"}))
     play.sent = plain(60)
-    stopper = Sent(play.sent[at].id, "slow")
+    stopper = SentMessage(play.sent[at].id, "slow")
 
     async def produce_all() -> None:
         await produce(play.bootstrap, play.topic, play.sent[:at])
@@ -234,7 +234,7 @@ def stuck(play: Scene, worker: Process, *, at: int) -> None:
     asyncio.run(produce_all())
 
 
-class Stopper(Sent):
+class Stopper(SentMessage):
     """A message whose handler does not come back."""
 
     def value(self) -> bytes:

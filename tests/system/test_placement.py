@@ -12,7 +12,7 @@ from typing import Any
 import orjson
 import pytest
 
-from app.dev.demo.stage import Process, Stage, wait_until, workload
+from app.dev.demo.stage import DemoStage, Process, wait_until, workload
 from app.dev.demo.traffic import create_topic
 from tests.system.fleet import (
     Flow,
@@ -37,7 +37,7 @@ REST_S = 6.0  # two dozen of the leader's rounds
 class Yardmaster:
     """Workers, workloads without retries (a job a partition), a flow, and the command line."""
 
-    def __init__(self, stage: Stage, topic: str) -> None:
+    def __init__(self, stage: DemoStage, topic: str) -> None:
         self.stage, self.topic = stage, topic
         self.bootstrap = stage.yard.bootstrap(CLUSTER)
         self.journal = Journal(stage.journal)
@@ -98,7 +98,7 @@ class Yardmaster:
 
 
 @pytest.fixture
-def yardmaster(stage: Stage, topic_name: str) -> Yardmaster:
+def yardmaster(stage: DemoStage, topic_name: str) -> Yardmaster:
     return Yardmaster(stage, topic_name)
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import orjson
 import pytest
 
-from app.dev.demo.stage import Process, Stage, wait_until, workload
+from app.dev.demo.stage import DemoStage, Process, wait_until, workload
 from app.dev.demo.stage import http as ask
 from app.dev.demo.traffic import create_topic, messages, produce
 from app.dev.yard import Yard
@@ -29,14 +29,14 @@ ENOUGH_S = 150.0
 
 
 @pytest.fixture(scope="module")
-def standing(_shared_yard: Yard) -> Iterator[Stage]:
+def standing(_shared_yard: Yard) -> Iterator[DemoStage]:
     """A stage for all that start nothing of their own, and leave nothing in its region."""
     with make_stage(_shared_yard) as made:
         yield made
 
 
 @pytest.fixture(scope="module")
-def worker(standing: Stage) -> Process:
+def worker(standing: DemoStage) -> Process:
     """Its worker."""
     return standing.worker()
 
@@ -60,7 +60,7 @@ def test_an_invalid_configuration_ends_with_3_and_tells_everything_at_once(tmp_p
         assert part in ended.stderr
 
 
-def test_the_application_has_exactly_its_agents_and_tables(standing: Stage) -> None:
+def test_the_application_has_exactly_its_agents_and_tables(standing: DemoStage) -> None:
     script = (
         "from app import app; app.discover(); "
         "print(sorted(n.rsplit('.', 1)[-1] for n in app.agents), sorted(app.tables))"
@@ -72,7 +72,7 @@ def test_the_application_has_exactly_its_agents_and_tables(standing: Stage) -> N
     assert ended.stdout.strip() == f"{sorted(AGENTS)} {sorted(TABLES)}"
 
 
-def test_faust_and_switchyard_commands_are_the_same(standing: Stage, worker: Process) -> None:
+def test_faust_and_switchyard_commands_are_the_same(standing: DemoStage, worker: Process) -> None:
     env = {"SWITCHYARD_CONFIG": str(standing.config()), "SWITCHYARD_URL": worker.url}
     ended = faust("workload", "list", "-o", "json", **env)
     assert ended.returncode == 0, ended.stderr
@@ -123,7 +123,7 @@ def test_definitions_that_are_wrong_change_nothing_and_say_why(worker: Process) 
     assert ask("DELETE", url)[0] == 200
 
 
-def delivered(stage: Stage, wanted: int) -> bool:
+def delivered(stage: DemoStage, wanted: int) -> bool:
     return len({d["id"] for d in stage.deliveries()}) >= wanted
 
 
@@ -132,7 +132,9 @@ def all_committed(bootstrap: str, topic: str) -> bool:
     return all(done == end for done, end in committed(bootstrap, "g", at).values())
 
 
-def test_a_worker_comes_back_with_a_wiped_or_a_foreign_data_directory(stage: Stage, topic_name: str) -> None:
+def test_a_worker_comes_back_with_a_wiped_or_a_foreign_data_directory(
+    stage: DemoStage, topic_name: str
+) -> None:
     bootstrap = stage.yard.bootstrap("east-aggregate")
     asyncio.run(create_topic(bootstrap, topic_name, 2))
     receiver = stage.receiver("g", topic_name)

@@ -11,12 +11,12 @@ from contextlib import contextmanager
 import pytest
 
 from app.controllog.events import Assignment, Claim
-from app.dev.demo.stage import Process, Stage, wait_until
+from app.dev.demo.stage import DemoStage, Process, wait_until
 from app.dev.demo.traffic import messages
 from tests.system.fleet import Journal, assignments, control_log, doubled, known_workers, most_within
 from tests.system.test_delivery import MAX_IN_FLIGHT, UNSAVED_MS, Scene
 from tests.system.test_no_storms import gaps, longest
-from tests.system.waits import Waits
+from tests.system.waits import WaitSampler
 
 pytestmark = pytest.mark.system
 
@@ -28,7 +28,7 @@ GAP_MS = 1_000  # a leader is missed for longer
 class Cast:
     """Three workers under an even load; who of them leads is found out."""
 
-    def __init__(self, stage: Stage, topic: str) -> None:
+    def __init__(self, stage: DemoStage, topic: str) -> None:
         self.play = Scene(stage, topic, 0, partitions=6)
         # What moves for want of room, on a machine that others use too, is not what is shown here.
         stage.settings["worker"] |= {"capacity": {"cpu": 16}}
@@ -87,7 +87,7 @@ class Cast:
         told = [self.play.bootstrap, topic, str(self.play.partitions), str(witness.path)]
         stage.start("witness", [sys.executable, "-m", "tests.system.witness", *told])
         wait_until(lambda: all(witness.read().taken[topic, p] for p in owners), ENOUGH_S, self._seen)
-        with Waits([receiver, *{owner.popen.pid for owner in owners.values()}]) as waits:
+        with WaitSampler([receiver, *{owner.popen.pid for owner in owners.values()}]) as waits:
             began_ms = time.time_ns() / 1e6
             yield
             ended_ms = time.time_ns() / 1e6
@@ -135,7 +135,7 @@ class Cast:
 
 
 @pytest.fixture
-def cast(stage: Stage, topic_name: str) -> Callable[[], Cast]:
+def cast(stage: DemoStage, topic_name: str) -> Callable[[], Cast]:
     return lambda: Cast(stage, topic_name)
 
 

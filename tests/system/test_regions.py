@@ -15,7 +15,7 @@ from app.controllog.events import RolePut, RoleReleased, compaction_key
 from app.controllog.topics import ControlTopics
 from app.dev.demo.stage import http, wait_until, workload
 from app.dev.demo.traffic import create_topic
-from app.dev.demo.two_regions import ENOUGH_S, Two, failover
+from app.dev.demo.two_regions import STEP_TIMEOUT_S, TwoRegions, failover
 from app.dev.yard import Yard
 from app.kafka.client.cluster import ClusterClient, ClusterSpec
 from app.kafka.client.topic_configs import describe
@@ -23,12 +23,12 @@ from tests.system.fleet import committed
 
 pytestmark = pytest.mark.system
 
-__all__ = ["Two"]
+__all__ = ["TwoRegions"]
 
 
 @pytest.fixture
-def two(yard2: Yard, topic_name: str) -> Iterator[Two]:
-    made = Two(yard2, topic_name)
+def two(yard2: Yard, topic_name: str) -> Iterator[TwoRegions]:
+    made = TwoRegions(yard2, topic_name)
     try:
         yield made
     finally:
@@ -42,7 +42,7 @@ async def read(bootstrap: str, topic: str, count: int) -> list[str]:
         bootstrap_servers=bootstrap, auto_offset_reset="earliest", enable_auto_commit=False
     ) as consumer:
         consumer.assign([TopicPartition(topic, 0)])
-        async with asyncio.timeout(ENOUGH_S):
+        async with asyncio.timeout(STEP_TIMEOUT_S):
             while len(found) < count:
                 for records in (await consumer.getmany(timeout_ms=200)).values():
                     found += [record.value.decode() for record in records]
@@ -55,7 +55,7 @@ async def send(bootstrap: str, topic: str, *ids: str) -> None:
             await producer.send_and_wait(topic, f'{{"id": "{name}"}}'.encode(), partition=0)
 
 
-async def decide(two: Two, home: str, event: RolePut) -> None:
+async def decide(two: TwoRegions, home: str, event: RolePut) -> None:
     """Into a region's control log, as a failover does it."""
     region = two.names[home]
     async with AIOKafkaProducer(bootstrap_servers=two.clusters[f"{region}-regional"]) as producer:
@@ -64,7 +64,7 @@ async def decide(two: Two, home: str, event: RolePut) -> None:
 
 
 async def test_what_is_written_in_either_region_is_in_both_and_is_delivered_where_the_role_is(
-    two: Two,
+    two: TwoRegions,
 ) -> None:
     east, west = two.names["east"], two.names["west"]
     topic = two.prefix
@@ -99,13 +99,15 @@ async def test_what_is_written_in_either_region_is_in_both_and_is_delivered_wher
     await asyncio.to_thread(
         wait_until,
         lambda: len(delivered("east")) >= 4,
-        ENOUGH_S,
+        STEP_TIMEOUT_S,
         lambda: f"{two.role('east')} {two.role('west')}",
     )
     await asyncio.to_thread(
-        wait_until, lambda: two.role("west")["epoch"] == two.role("east")["epoch"] is not None, ENOUGH_S,
+        wait_until,
+        lambda: two.role("west")["epoch"] == two.role("east")["epoch"] is not None,
+        STEP_TIMEOUT_S,
         lambda: f"{two.role('east')} {two.role('west')}",
-    )  # fmt: skip
+    )
     assert (two.role("east")["region"], two.role("west")["region"]) == (east, east)
     assert delivered("west") == []
     assert {(line["region"], line["primary"]) for line in stages["east"].deliveries()} == {(east, True)}
@@ -119,7 +121,7 @@ async def test_what_is_written_in_either_region_is_in_both_and_is_delivered_wher
         return committed(two.clusters[f"{west}-aggregate"], "billing", [(topic, 0)])[topic, 0][0]
 
     await asyncio.to_thread(
-        wait_until, lambda: (follows(), there()) == (["unchanged"], 4), ENOUGH_S,
+        wait_until, lambda: (follows(), there()) == (["unchanged"], 4), STEP_TIMEOUT_S,
         lambda: f"{follows()} {there()}",
     )  # fmt: skip
 
@@ -130,7 +132,7 @@ async def test_what_is_written_in_either_region_is_in_both_and_is_delivered_wher
                     previous=east, actor="test", reason="tried")  # fmt: skip
     await decide(two, "west", moved)
     await asyncio.to_thread(
-        wait_until, lambda: two.role("west")["released"].get(east) == epoch, ENOUGH_S,
+        wait_until, lambda: two.role("west")["released"].get(east) == epoch, STEP_TIMEOUT_S,
         lambda: f"{two.role('east')} {two.role('west')} {two.ask('east', 'assignments')}",
     )  # fmt: skip
     assert (two.role("east")["region"], two.role("east")["active_here"]) == (west, False)
@@ -140,7 +142,7 @@ async def test_what_is_written_in_either_region_is_in_both_and_is_delivered_wher
     await asyncio.to_thread(
         wait_until,
         lambda: "e3" in delivered("west"),
-        ENOUGH_S,
+        STEP_TIMEOUT_S,
         lambda: f"{delivered('west')} {two.role('west')}",
     )
     assert "e3" not in delivered("east")
@@ -174,7 +176,7 @@ async def control_events(bootstrap: str, topic: str) -> list[Any]:
         at = TopicPartition(topic, 0)
         consumer.assign([at])
         end = (await consumer.end_offsets([at]))[at]
-        async with asyncio.timeout(ENOUGH_S):
+        async with asyncio.timeout(STEP_TIMEOUT_S):
             while await consumer.position(at) < end:
                 for records in (await consumer.getmany(timeout_ms=200)).values():
                     found += [codec.control_event(record.value) for record in records if record.value]

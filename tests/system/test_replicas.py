@@ -9,7 +9,7 @@ from collections import Counter
 
 import pytest
 
-from app.dev.demo.stage import Process, Stage, http, route, wait_until
+from app.dev.demo.stage import DemoStage, Process, http, route, wait_until
 from app.dev.demo.traffic import create_topic
 from app.replicate.pump.route_runtime import group_of
 from tests.kafka.conftest import producing
@@ -58,7 +58,7 @@ def _flows(worker: Process) -> None:
 
 
 def test_a_copy_is_the_source_record_by_record_after_workers_were_killed_and_drained(
-    stage: Stage, topic_name: str
+    stage: DemoStage, topic_name: str
 ) -> None:
     home, away = stage.yard.bootstrap(HOME), stage.yard.bootstrap(AWAY)
     asyncio.run(create_topic(home, topic_name, PARTITIONS))

@@ -32,7 +32,7 @@ from enum import StrEnum
 
 import pytest
 
-from app.dev.demo.stage import Process, Stage, http, route, wait_until
+from app.dev.demo.stage import DemoStage, Process, http, route, wait_until
 from app.replicate.pump.route_runtime import group_of
 from tests.system.compare_compacted import compare_compacted, differences
 from tests.system.compare_topics import Comparison, Row, compare_topics
@@ -104,7 +104,7 @@ def steps(seed: int, for_s: float) -> Iterator[Step]:
 class Outage(threading.Thread):
     """Brokers are killed, lie for a while, and come back."""
 
-    def __init__(self, stage: Stage, clusters: list[str], for_s: float) -> None:
+    def __init__(self, stage: DemoStage, clusters: list[str], for_s: float) -> None:
         super().__init__()
         self._stage, self._clusters, self._for_s = stage, clusters, for_s
         self.failed: BaseException | None = None
@@ -123,7 +123,7 @@ class Outage(threading.Thread):
 class Chaos:
     """All but outages in one thread: processes die with the thread that started them."""
 
-    stage: Stage
+    stage: DemoStage
     ready: list[Process] = field(default_factory=list)
     starting: list[Process] = field(default_factory=list)
     frozen: list[tuple[float, Process]] = field(default_factory=list)  # until when (monotonic)
@@ -292,7 +292,7 @@ def still_behind(sources: Sources, workers: list[Process]) -> str:
     return "\n".join([str(behind(sources)), *(f"{worker.name}\n{worker.tail(40)}" for worker in workers)])
 
 
-def told(stage: Stage) -> list[tuple[str, str, int]]:
+def told(stage: DemoStage) -> list[tuple[str, str, int]]:
     """Kind, topic and partition of every incident, from the workers' logs: the control cluster was away."""
     found = [at for process in stage.processes for at in INCIDENT.findall(process.log.read_text())]
     return [(kind, topic, int(partition or -1)) for kind, topic, partition in found]
@@ -321,7 +321,7 @@ def test_the_rules_of_the_balance_find_what_is_wrong() -> None:
 
 @pytest.mark.timeout(4 * FOR_S + 900)
 def test_whatever_is_killed_every_record_is_copied_once_and_in_order(
-    killable_stage: Stage, topic_name: str
+    killable_stage: DemoStage, topic_name: str
 ) -> None:
     tell(f"SWITCHYARD_REPLICATION_CHAOS_SEED={SEED} SWITCHYARD_REPLICATION_CHAOS_S={FOR_S:.0f}")
     stage, began_s = killable_stage, time.monotonic()

@@ -11,7 +11,7 @@ import pytest
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 
 from app.controllog.topics import ControlTopics
-from app.dev.demo.stage import Process, Stage, http, route, wait_until
+from app.dev.demo.stage import DemoStage, Process, http, route, wait_until
 from app.dev.demo.traffic import create_topic
 from app.kafka.client.cluster import ClusterClient, ClusterSpec
 from app.kafka.client.topic_configs import expand
@@ -27,7 +27,7 @@ ENOUGH_S = 150.0
 class Yardmaster:
     """A region's workers, asked by REST."""
 
-    def __init__(self, stage: Stage, prefix: str) -> None:
+    def __init__(self, stage: DemoStage, prefix: str) -> None:
         self.stage, self.prefix = stage, prefix
         self.source, self.target = (stage.yard.bootstrap(cluster) for cluster in (SOURCE, TARGET))
         self.workers = together(stage)
@@ -99,7 +99,7 @@ class Yardmaster:
 
 
 async def test_topics_and_partitions_come_and_go_live_and_other_routes_flow_on(
-    stage: Stage, topic_name: str
+    stage: DemoStage, topic_name: str
 ) -> None:
     yard = await asyncio.to_thread(Yardmaster, stage, topic_name)
     for topic, partitions in (("a.one", 2), ("b.one", 1)):
@@ -141,7 +141,7 @@ async def test_topics_and_partitions_come_and_go_live_and_other_routes_flow_on(
 
 
 async def test_a_topic_that_vanishes_is_an_alert_also_under_the_next_leader_until_an_operator_drops_it(
-    stage: Stage, topic_name: str
+    stage: DemoStage, topic_name: str
 ) -> None:
     yard = await asyncio.to_thread(Yardmaster, stage, topic_name)
     for topic in ("a.one", "a.two"):

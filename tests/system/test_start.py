@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from app.dev.demo.stage import Process, Stage, free_port, http, wait_until
+from app.dev.demo.stage import DemoStage, Process, free_port, http, wait_until
 
 pytestmark = pytest.mark.system
 
@@ -70,7 +70,7 @@ def forwarding(port: int, to: str, gate: Gate | None = None) -> Iterator[None]:
         loop.close()
 
 
-def early(stage: Stage, name: str, bootstrap: str) -> Process:
+def early(stage: DemoStage, name: str, bootstrap: str) -> Process:
     """A worker that looks for its control cluster there."""
     config = Path(stage.config(name))
     text = config.read_text()
@@ -82,7 +82,7 @@ def early(stage: Stage, name: str, bootstrap: str) -> Process:
 
 
 def test_a_worker_that_starts_before_its_control_cluster_waits_for_it_and_says_what_it_waits_for(
-    stage: Stage,
+    stage: DemoStage,
 ) -> None:
     port = free_port()
     worker = early(stage, "early", f"127.0.0.1:{port}")
@@ -102,7 +102,7 @@ def test_a_worker_that_starts_before_its_control_cluster_waits_for_it_and_says_w
         assert worker.terminate() == 0
 
 
-def test_a_worker_starts_although_its_control_cluster_goes_away_at_every_step_of_it(stage: Stage) -> None:
+def test_a_worker_starts_although_its_control_cluster_goes_away_at_every_step_of_it(stage: DemoStage) -> None:
     # Every client looks for its brokers by a connection of its own, most of them one after the other: each
     # other one finds nobody, as if the broker were away just then.
     port, gate = free_port(), Gate(0.5)
@@ -113,7 +113,7 @@ def test_a_worker_starts_although_its_control_cluster_goes_away_at_every_step_of
 
 
 def test_a_worker_that_waits_in_the_midst_of_its_start_says_so_is_not_ready_and_ends_when_told_to(
-    stage: Stage,
+    stage: DemoStage,
 ) -> None:
     port, gate = free_port(), Gate(0.5)
     with forwarding(port, stage.yard.bootstrap(CONTROL), gate):

@@ -11,7 +11,7 @@ import pytest
 
 from app.controllog import codec
 from app.controllog.events import WorkloadPut, compaction_key
-from app.dev.demo.stage import Stage, wait_until, workload
+from app.dev.demo.stage import DemoStage, wait_until, workload
 from app.dev.demo.traffic import read_all
 from tests.kafka.conftest import producing
 from tests.system.fleet import control_log
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.system
 ENOUGH_S = 150.0
 
 
-def test_what_the_control_log_refuses_is_never_in_a_table(stage: Stage, topic_name: str) -> None:
+def test_what_the_control_log_refuses_is_never_in_a_table(stage: DemoStage, topic_name: str) -> None:
     control = stage.yard.bootstrap("east-regional")
     app = f"switchyard-{stage.region}"
     worker = stage.worker()

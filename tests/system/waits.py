@@ -12,7 +12,7 @@ from app.dev.demo.background_thread import Background
 SAMPLE_S = 0.05
 
 
-class Waits(Background):
+class WaitSampler(Background):
     """Samples the main threads of processes while it is entered; where the kernel tells nothing, 0."""
 
     def __init__(self, pids: Iterable[int]) -> None:

@@ -14,7 +14,7 @@ import orjson
 from aiokafka import AIOKafkaConsumer, TopicPartition
 
 
-async def read_along(bootstrap: str, topic: str, partitions: int, journal: Path) -> None:
+async def record_arrivals(bootstrap: str, topic: str, partitions: int, journal: Path) -> None:
     """Notes what comes, and when, for ever."""
     with journal.open("ab", buffering=0) as file:
         async with AIOKafkaConsumer(bootstrap_servers=bootstrap, auto_offset_reset="latest") as consumer:
@@ -31,4 +31,4 @@ async def read_along(bootstrap: str, topic: str, partitions: int, journal: Path)
 
 
 if __name__ == "__main__":
-    asyncio.run(read_along(sys.argv[1], sys.argv[2], int(sys.argv[3]), Path(sys.argv[4])))
+    asyncio.run(record_arrivals(sys.argv[1], sys.argv[2], int(sys.argv[3]), Path(sys.argv[4])))

@@ -8,7 +8,7 @@ import re
 from typing import Any
 from urllib.parse import urlsplit
 
-from tests.web.runtime_fake import ENOUGH_S, HandFed
+from tests.web.runtime_fake import ENOUGH_S, FakeRuntime
 
 
 class Answer:
@@ -25,7 +25,7 @@ class Answer:
 class Console:
     """The server, and what stands behind it."""
 
-    def __init__(self, url: str, fed: HandFed) -> None:
+    def __init__(self, url: str, fed: FakeRuntime) -> None:
         self.url = url
         self.fed = fed
 

@@ -9,12 +9,12 @@ import pytest
 
 from tests.web.browser import browsing
 from tests.web.client import Console
-from tests.web.runtime_fake import HandFed, serving
+from tests.web.runtime_fake import FakeRuntime, serving
 
 
 @pytest.fixture
 def console() -> Iterator[Console]:
-    fed = HandFed()
+    fed = FakeRuntime()
     with serving(fed) as url:
         yield Console(url, fed)
 

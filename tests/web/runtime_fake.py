@@ -19,29 +19,36 @@ from typing import Any, cast
 import msgspec
 from aiohttp import web
 
-from app.alerts.delivery.monitor import Alerts
+from app.alerts.delivery.monitor import AlertMonitor
 from app.audit.jobs.books import AuditBooks
-from app.audit.jobs.region_query import Auditor
+from app.audit.jobs.region_query import RegionQuery
 from app.audit.topics.catalog import AuditsCatalog
 from app.config.web_address import Web
-from app.controllog.codec import HeadDecision, HeadStatus, Heartbeat, Incident, JobStatus, WorkloadStatus
+from app.controllog.codec import (
+    HeadDecision,
+    HeadStatus,
+    Heartbeat,
+    IncidentRecord,
+    JobStatus,
+    WorkloadStatus,
+)
 from app.controllog.events import AnyControlEvent, Assignment, RoutePut, WorkloadPut
 from app.controllog.state import ControlState
 from app.dispatch.definition import Workload
 from app.dispatch.model.throughput_diagnosis import TargetStatus
-from app.failover.run.participant import FailoverSide
+from app.failover.run.participant import FailoverParticipant
 from app.failover.run.presence import Presence
 from app.failover.topology import Layout, Site
 from app.kernel.clock import now_ms
 from app.kernel.job import JobId, Kind
 from app.kernel.lease import Lease
 from app.kernel.tracker import Tracker
-from app.payload.schema_loader import Schemas
+from app.payload.schema_loader import SchemaLoader
 from app.replicate.definition import RouteDefinition
 from app.replicate.topics.catalog import RoutesCatalog
 from app.sizing.forecasts import Forecasts
 from app.web.console import server
-from app.worker.jobs.vanished_topics import Vanished
+from app.worker.jobs.vanished_topics import VanishedTopics
 from app.worker.members.membership import Members
 from app.worker.runtime.service import Runtime
 
@@ -146,12 +153,12 @@ def in_trouble(text: str = "") -> dict[str, Any]:
     }  # fmt: skip
 
 
-def incident(message: str = "offsets are gone") -> Incident:
+def incident(message: str = "offsets are gone") -> IncidentRecord:
     """Something a person must know."""
-    return Incident(at_ms=now_ms(), worker=ME, kind="offsets-lost", subject=job(0), message=message)
+    return IncidentRecord(at_ms=now_ms(), worker=ME, kind="offsets-lost", subject=job(0), message=message)
 
 
-class Log:
+class FakeControlLog:
     """The control log: what is appended counts at once."""
 
     def __init__(self) -> None:
@@ -177,11 +184,11 @@ class Log:
         return len(self.appended) - 1
 
 
-class Catalog:
+class FakeCatalog:
     """Definitions as they stand in the log."""
 
-    def __init__(self, log: Log, clusters: Any = None) -> None:
-        self.vanished = Vanished(clusters, lambda *_: None)
+    def __init__(self, log: FakeControlLog, clusters: Any = None) -> None:
+        self.vanished_topics = VanishedTopics(clusters, lambda *_: None)
         self._log = log
         self.routes = RoutesCatalog(cast("Any", log), clusters, lambda *_: None)
         self.audits = AuditsCatalog(cast("Any", log), clusters, lambda *_: None, LAYOUT)
@@ -195,7 +202,7 @@ class Catalog:
         return Workload.from_wire(found.definition) if found else None
 
 
-class Clusters:
+class FakeClusters:
     """One cluster that is known and cannot be reached."""
 
     def __init__(self) -> None:
@@ -222,7 +229,7 @@ class EmptyTopic:
         return dict.fromkeys(wanted, 0)
 
 
-class Pump:
+class FakePump:
     """What the tracker's handler reads of a pump."""
 
     def __init__(self, tracker: Tracker, calls: dict[int, None], epoch: int = 1) -> None:
@@ -236,28 +243,28 @@ class Pump:
         return flowing(job(0), self.epoch)
 
 
-def a_pump() -> Pump:
+def a_pump() -> FakePump:
     """[100, 120) fetched, [100, 105) and [110, 112) acknowledged, 105 in flight."""
     tracker = Tracker(100, 50)
     tracker.fetched(100, 120)
     tracker.ack_range(100, 105)
     tracker.ack_range(110, 112)
-    return Pump(tracker, {105: None})
+    return FakePump(tracker, {105: None})
 
 
-class HandFed:
+class FakeRuntime:
     """See the module."""
 
     def __init__(self) -> None:
         self.worker = ME
         self.url = ""
         self.env: dict[str, str] = {}
-        self.control = Log()
-        self.schemas = Schemas(Path("/"))
-        self.catalog = Catalog(self.control)
-        self.clusters = Clusters()
+        self.control = FakeControlLog()
+        self.schemas = SchemaLoader(Path("/"))
+        self.catalog = FakeCatalog(self.control)
+        self.clusters = FakeClusters()
         self.members = Members(dead_after_s=3600.0)  # heard once, by hand
-        self.incidents: deque[Incident] = deque()
+        self.incidents: deque[IncidentRecord] = deque()
         self.lease = Lease(3600.0)
         self.lease.renewed(time.monotonic())
         self.draining = False
@@ -269,20 +276,20 @@ class HandFed:
         self.forecasts = Forecasts("east")
         nothing: Any = None
         control: Any = self.control
-        self.failover = FailoverSide(
+        self.failover = FailoverParticipant(
             control, nothing, {}, LAYOUT, self.catalog.workload, leads=lambda: True, on_news=lambda: None,
-            on_trouble=lambda *_: None, presence=Presence(ME, time.monotonic),
+            report_incident=lambda *_: None, presence=Presence(ME, time.monotonic),
         )  # fmt: skip
         empty: Any = EmptyTopic()
         self.audit_sender = empty
         self.audit_books = AuditBooks(
             "", empty, nothing, nothing, self.catalog.audits.bounds_of, lambda *_: None
         )
-        auditor = Auditor(
+        auditor = RegionQuery(
             ME, self.audit_books, cast("Any", self.catalog.audits),
             lambda: self.members.live(time.monotonic()),
         )  # fmt: skip
-        self.alerts = Alerts(
+        self.alerts = AlertMonitor(
             control, auditor,
             lambda: self.leader.leads, lambda *_: None, "east", self.env,
         )  # fmt: skip
@@ -292,9 +299,9 @@ class HandFed:
             workload_statuses=lambda: self.beat.workloads if self.beat else [],
         )  # fmt: skip
 
-    def hear(self, heartbeat: Heartbeat) -> None:
+    def observe(self, heartbeat: Heartbeat) -> None:
         """Takes a heartbeat in."""
-        self.members.hear(heartbeat, time.monotonic())
+        self.members.observe(heartbeat, time.monotonic())
         if heartbeat.worker == self.worker:
             self.beat = heartbeat
 
@@ -305,7 +312,7 @@ class HandFed:
 
 
 @contextmanager
-def serving(fed: HandFed | None, host: str = "127.0.0.1", **settings: Any) -> Iterator[str]:
+def serving(fed: FakeRuntime | None, host: str = "127.0.0.1", **settings: Any) -> Iterator[str]:
     """The console's address; it listens in a thread with a loop of its own until the end."""
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever, daemon=True)

@@ -13,7 +13,7 @@ from aiokafka import AIOKafkaProducer
 from aiokafka.admin import AIOKafkaAdminClient, NewPartitions
 from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 
-from app.controllog.events import AnyControlEvent, Begun, WorkloadDeleted
+from app.controllog.events import AnyControlEvent, StartRecorded, WorkloadDeleted
 from app.controllog.state import ControlState
 from app.dispatch.topics import leftovers
 from app.dispatch.topics.settings import COPY_MAX_BYTES, RETRY_RETENTION_MS, safe_replication, topics_of
@@ -104,9 +104,9 @@ async def until(look: Callable[[], Awaitable[Any]], wanted: Any) -> None:
 
 @pytest.fixture
 async def region(bootstrap: str, topic_name: str, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Region]:
-    monkeypatch.setattr(module, "REFRESH_S", 0.0)
-    monkeypatch.setattr(module, "PATIENCE_S", 30.0)
-    monkeypatch.setattr(leftovers, "LINGER_S", 0.0)
+    monkeypatch.setattr(module, "REFRESH_INTERVAL_S", 0.0)
+    monkeypatch.setattr(module, "REFRESH_TIMEOUT_S", 30.0)
+    monkeypatch.setattr(leftovers, "LEFTOVER_LINGER_S", 0.0)
     made = Region(bootstrap, topic_name)
     await made.make(topic_name, 2)
     yield made
@@ -137,7 +137,7 @@ async def test_a_new_leader_stops_no_job_of_a_removed_tier_before_it_has_looked(
     await region.deploy()
     held = assigned(f"dispatch:billing/{region.topic}:{tier}:0")
     await region.append(held)
-    monkeypatch.setattr(module, "PATIENCE_S", 0.0)
+    monkeypatch.setattr(module, "REFRESH_TIMEOUT_S", 0.0)
     assert tier in await region.jobs()
 
 
@@ -177,13 +177,13 @@ async def test_where_latest_begins_is_recorded_once_a_deployment_before_any_job_
     key = f"billing/{region.topic}"
     await region.send(region.topic, 1, count=4)
     await region.deploy(start="latest")
-    monkeypatch.setattr(module, "PATIENCE_S", 0.0)
+    monkeypatch.setattr(module, "REFRESH_TIMEOUT_S", 0.0)
     assert region.topic not in await region.jobs()
-    monkeypatch.setattr(module, "PATIENCE_S", 30.0)
+    monkeypatch.setattr(module, "REFRESH_TIMEOUT_S", 30.0)
     while region.topic not in (found := await region.jobs()):  # noqa: ASYNC110  nobody tells
         await asyncio.sleep(0.05)
     assert found[region.topic] == {0, 1}
-    assert [begun.ends for begun in region.view.begun_of(key)] == [[0, 4]]
+    assert [begun.ends for begun in region.view.start_parts_of(key)] == [[0, 4]]
     # A changed definition, another leader, more messages and more partitions change nothing of it.
     await region.send(region.topic, 1, count=4)
     admin = AIOKafkaAdminClient(**region.options)
@@ -194,8 +194,8 @@ async def test_where_latest_begins_is_recorded_once_a_deployment_before_any_job_
     region.restart()
     while len((await region.jobs())[region.topic]) < 4:
         pass
-    begun = region.view.begun(key)
-    assert isinstance(begun, Begun)
+    begun = region.view.start_of(key)
+    assert isinstance(begun, StartRecorded)
     assert begun.ends == [0, 4]
     assert begun.topic_id == (await (await region.client()).topic_ids([region.topic]))[region.topic]
     # Another deployment begins anew.
@@ -203,7 +203,7 @@ async def test_where_latest_begins_is_recorded_once_a_deployment_before_any_job_
     await region.jobs()
     await region.deploy(start="latest")
     await region.jobs()
-    assert [begun.ends for begun in region.view.begun_of(key)] == [[0, 8, 0, 0]]
+    assert [begun.ends for begun in region.view.start_parts_of(key)] == [[0, 8, 0, 0]]
     assert region.told == []
 
 
@@ -287,7 +287,7 @@ async def test_retention_is_at_least_a_week_and_two_replicas_are_asked_for_where
 async def test_a_sleeping_workload_wakes_when_letters_are_merged_back(region: Region) -> None:
     await region.deploy(hibernate={"after": "1m"})
     await region.jobs()
-    asleep = region.catalog.sleepers.asleep
+    asleep = region.catalog.hibernation.asleep
     assert set(asleep) == {f"billing/{region.topic}"}
     merged = f"{region.topic}__billing__merge"
     await region.make(merged, 1)
@@ -299,7 +299,7 @@ async def test_a_sleeping_workload_wakes_when_letters_are_merged_back(region: Re
 async def test_a_new_leader_wakes_nobody_of_whom_it_cannot_know_yet(
     region: Region, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "PATIENCE_S", 0.0)
+    monkeypatch.setattr(module, "REFRESH_TIMEOUT_S", 0.0)
     await region.deploy(hibernate={"after": "1m"})
     asleep, homeless = (
         assigned(f"dispatch:billing/{region.topic}:{region.topic}:{number}", "", reason=reason)
@@ -321,9 +321,9 @@ async def test_a_cluster_that_does_not_answer_is_not_waited_for_by_the_jobs_of_o
         for group in ("one", "other"):
             there = definition(group, region.topic)
             await region.append(put(there | {"metadata": {**there["metadata"], "cluster": "west"}}))
-        monkeypatch.setattr(module, "PATIENCE_S", 0.01)
+        monkeypatch.setattr(module, "REFRESH_TIMEOUT_S", 0.01)
         assert await region.jobs() == {}
-        monkeypatch.setattr(module, "PATIENCE_S", 3600.0)
+        monkeypatch.setattr(module, "REFRESH_TIMEOUT_S", 3600.0)
         await region.deploy()
         async with asyncio.timeout(120):
             assert await region.jobs() == {region.topic: {0, 1}}

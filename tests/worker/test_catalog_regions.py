@@ -7,16 +7,16 @@ from typing import Any
 import pytest
 
 from app.controllog.events import RolePut
-from app.controllog.roles import ACTIVE, MOVING, State
+from app.controllog.roles import ACTIVE, MOVING, RoleState
 from app.worker.catalog import Catalog
-from tests.failover.run.region_fakes import KEY, SITES, Region, failover, workload
+from tests.failover.run.region_fakes import KEY, SITES, FakeRegion, failover, workload
 from tests.web.runtime_fake import assigned
 from tests.worker.runtime.test_job_manager import Away
 
 JOBS = {f"dispatch:{KEY}:orders:{partition}" for partition in range(2)}
 
 
-def catalog_of(region: Region) -> Catalog:
+def catalog_of(region: FakeRegion) -> Catalog:
     """The leader's catalog, which has seen the topic; its clusters are away since."""
     clusters: Any = Away(*SITES)
     layout = region.failovers.layout
@@ -26,12 +26,12 @@ def catalog_of(region: Region) -> Catalog:
     return catalog
 
 
-def role(region: str, epoch: int, state: State = ACTIVE) -> RolePut:
+def role(region: str, epoch: int, state: RoleState = ACTIVE) -> RolePut:
     return RolePut(at_ms=0, key=KEY, region=region, epoch=epoch, state=state)
 
 
 async def test_an_active_passive_workload_has_jobs_where_it_is_active_and_on_that_regions_cluster() -> None:
-    west = Region("west", failover(), workload())
+    west = FakeRegion("west", failover(), workload())
     catalog = catalog_of(west)
     found = catalog.workload(KEY)
     assert found is not None
@@ -48,7 +48,7 @@ async def test_an_active_passive_workload_has_jobs_where_it_is_active_and_on_tha
 
 
 async def test_while_it_is_not_known_where_it_is_active_what_runs_goes_on() -> None:
-    west = Region("west", failover(), workload())
+    west = FakeRegion("west", failover(), workload())
     job = min(JOBS)
     west.log.view.assignments[job] = assigned(job)
 
@@ -57,13 +57,13 @@ async def test_while_it_is_not_known_where_it_is_active_what_runs_goes_on() -> N
 
 @pytest.mark.parametrize("active", ["east", "west"])
 async def test_an_active_active_workload_has_jobs_in_every_region(active: str) -> None:
-    west = Region("west", failover(), workload("active-active"), role(active, 0))
+    west = FakeRegion("west", failover(), workload("active-active"), role(active, 0))
 
     assert await catalog_of(west).jobs() == JOBS
 
 
 async def test_a_workload_whose_cluster_this_region_lacks_is_told_with_the_remedy() -> None:
-    west = Region("west", failover(), workload())
+    west = FakeRegion("west", failover(), workload())
     assert west.failovers.layout is not None
     sites = {name: site for name, site in SITES.items() if name != "west-aggregate"}
     object.__setattr__(west.failovers.layout, "sites", sites)

@@ -74,7 +74,10 @@ def describe(name: str, url: str | None, output: str) -> None:
     click.echo(f"{printable(name)}: {printable(_condition(spec))}")
     click.echo(f"{rule['firing']} fire, {rule['pending']} are pending")
     for channel in rule["channels"]:
-        click.echo(f"channel {channel['channel']} {printable(channel['place'])}: {printable(_said(channel))}")
+        click.echo(
+            f"channel {channel['channel']} {printable(channel['place'])}: "
+            f"{printable(_channel_words(channel))}"
+        )
     for row in rows:
         click.echo()
         click.echo(printable(f"{row['state']}: {row['topic']}, {_tiers(row)}: {row['what']}"))
@@ -115,7 +118,7 @@ def test(name: str, url: str | None, output: str) -> None:
 
 
 def _row(row: dict[str, Any]) -> dict[str, Any]:
-    troubles = [f"{one['channel']}: {_said(one)}" for one in row["channels"] if one["waits"]]
+    troubles = [f"{one['channel']}: {_channel_words(one)}" for one in row["channels"] if one["waits"]]
     told = sum(not one["waits"] for one in row["channels"])
     return {
         **row,
@@ -130,7 +133,7 @@ def _tiers(row: dict[str, Any]) -> str:
     return f"{row['from_tier']} to {row['to_tier']}{group}"
 
 
-def _said(channel: dict[str, Any]) -> str:
+def _channel_words(channel: dict[str, Any]) -> str:
     last = f"took notice {channel['notice']} at {_time(channel['at_ms'])}" if channel["at_ms"] else ""
     if channel["trouble"]:
         return "; ".join(filter(None, [channel["trouble"], last]))

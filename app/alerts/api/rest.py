@@ -17,12 +17,12 @@ from aiohttp import web
 from app.alerts.api import schemas as alerts_schemas
 from app.alerts.channel_definition import Email
 from app.alerts.definition import PREFIX, AlertDefinition
-from app.alerts.delivery.monitor import trouble_of
+from app.alerts.delivery.monitor import channel_failure
 from app.alerts.delivery.notice import amount, commands
 from app.alerts.delivery.sender import refusal
 from app.alerts.egress_policy import inside_of, leads_inside
 from app.alerts.rules import due
-from app.controllog.alert_state import AlertState, Told
+from app.controllog.alert_state import AlertState, LastNotice
 from app.controllog.events import AlertPut
 from app.definitions.api.requests import (
     DRY_RUN,
@@ -42,13 +42,13 @@ from app.definitions.registry import parse_alert
 from app.kernel.clock import iso
 from app.web.http import schemas as http_schemas
 from app.web.http.responses import ApiError, json_response, paged
-from app.web.http.route_docs import ACTOR, JSON, PAGE, TEXT, Answer, Page, Param, described, repeated
+from app.web.http.route_docs import ACTOR, JSON, PAGE, TEXT, AnswerDoc, Page, Param, described, repeated
 
 if TYPE_CHECKING:
     from app.web.console.api import Api
 
 PUT = put_answers("alert")
-DETAIL = {200: Answer({JSON: alerts_schemas.AlertRule}, headers=("ETag",))}
+DETAIL = {200: AnswerDoc({JSON: alerts_schemas.AlertRule}, headers=("ETag",))}
 STATES = ("firing", "pending", "resolved")
 FILTERS = (
     Param("name", TEXT, "of this alert only"),
@@ -97,12 +97,12 @@ class AlertRoutes:
         ]
         found.sort(key=lambda state: (STATES.index(state.state), -state.since_ms, state.id))
         page = paged(found, request)
-        return json_response({**page, "items": [self._told(state) for state in page["items"]]})
+        return json_response({**page, "items": [self._alert_fields(state) for state in page["items"]]})
 
     def _states(self) -> Iterable[AlertState]:
         return self._api.runtime.control.view.alert_states.states.values()
 
-    def _told(self, state: AlertState) -> dict[str, Any]:
+    def _alert_fields(self, state: AlertState) -> dict[str, Any]:
         definition = self._api.runtime.alerts.definition(state.rule)
         on = tuple(definition.spec.on) if definition else ()
         return {
@@ -136,10 +136,10 @@ class AlertRoutes:
         everywhere = list(self._states())
         found = []
         for channel in definition.spec.channels:
-            told = [one.told.get(channel.key, Told(0, 0)) for one in states]
-            last = max(told, key=lambda one: one.at_ms, default=Told(0, 0))
+            told = [one.told.get(channel.key, LastNotice(0, 0)) for one in states]
+            last = max(told, key=lambda one: one.at_ms, default=LastNotice(0, 0))
             waits = any(channel.key in due(one, definition.rule) for one in states)
-            trouble = trouble_of(everywhere, channel.key) if waits else None
+            trouble = channel_failure(everywhere, channel.key) if waits else None
             found.append(
                 {
                     "channel": channel.kind,

@@ -20,23 +20,23 @@ from dataclasses import dataclass, field
 import structlog
 
 from app.alerts.channel_definition import Channel
-from app.alerts.delivery.notice import Notice
-from app.alerts.delivery.sender import NotTaken, Sender
-from app.alerts.rules import Outcome
+from app.alerts.delivery.notice import AlertNotice
+from app.alerts.delivery.sender import NoticeSender, NotTaken
+from app.alerts.rules import NoticeOutcome
 from app.kernel.backoff import Backoff
 from app.kernel.clock import now_ms
 
 log = structlog.get_logger(__name__)
 
 MOST_WAITING = 1_000
-TOLD_AFTER = 3  # failures in a row that are no hiccup
+FAILURES_BEFORE_INCIDENT = 3  # failures in a row that are no hiccup
 BACKOFF = Backoff(base_s=1.0, cap_s=60.0)
 
-Tell = Callable[[str, str, str, str], None]  # kind, subject, message, remedy
+ReportIncident = Callable[[str, str, str, str], None]  # kind, subject, message, remedy
 
 
 @dataclass(slots=True)
-class Lane:
+class ChannelLane:
     """A channel. `failures` in a row; `why`: of the last one, "" when it takes what comes.
 
     `waiting`: by alert; `sending`: which one, and its number. `numbers`: by alert, what it took last;
@@ -45,7 +45,7 @@ class Lane:
 
     key: str
     place: str
-    waiting: dict[str, tuple[Channel, Notice]] = field(default_factory=dict)
+    waiting: dict[str, tuple[Channel, AlertNotice]] = field(default_factory=dict)
     numbers: dict[str, int] = field(default_factory=dict)
     sent_s: dict[str, float] = field(default_factory=dict)
     sending: tuple[str, int] | None = None
@@ -55,20 +55,22 @@ class Lane:
     task: asyncio.Task[None] | None = None
 
 
-class Deliveries:
+class NoticeDeliveries:
     """See the module. `counts`: by rule, channel, and "taken" or "failed"."""
 
-    def __init__(self, sender: Sender, tell: Tell, backoff: Backoff = BACKOFF) -> None:
-        self.lanes: dict[str, Lane] = {}
+    def __init__(
+        self, sender: NoticeSender, report_incident: ReportIncident, backoff: Backoff = BACKOFF
+    ) -> None:
+        self.lanes: dict[str, ChannelLane] = {}
         self.counts: Counter[tuple[str, str, str]] = Counter()
         self._sender = sender
-        self._tell = tell
+        self._report_incident = report_incident
         self._backoff = backoff
-        self._outcomes: list[Outcome] = []
+        self._outcomes: list[NoticeOutcome] = []
 
-    def offer(self, channel: Channel, notice: Notice, *, again: bool = False) -> None:
+    def offer(self, channel: Channel, notice: AlertNotice, *, again: bool = False) -> None:
         """To be told; what was taken already only if `again`."""
-        lane = self.lanes.setdefault(channel.key, Lane(channel.key, channel.place))
+        lane = self.lanes.setdefault(channel.key, ChannelLane(channel.key, channel.place))
         if not again and lane.numbers.get(notice.id, 0) >= notice.number:
             return
         if lane.sending == (notice.id, notice.number):
@@ -85,12 +87,12 @@ class Deliveries:
         lane = self.lanes.get(channel.key)
         return float("-inf") if lane is None else lane.sent_s.get(alert, float("-inf"))
 
-    def take(self) -> list[Outcome]:
+    def take_outcomes(self) -> list[NoticeOutcome]:
         """What became of notices since the last call."""
         outcomes, self._outcomes = self._outcomes, []
         return outcomes
 
-    def give_back(self, outcomes: list[Outcome]) -> None:
+    def give_back(self, outcomes: list[NoticeOutcome]) -> None:
         """They could not be written down."""
         self._outcomes = outcomes + self._outcomes
 
@@ -122,7 +124,7 @@ class Deliveries:
                 await task
         await self._sender.close()
 
-    async def _run(self, lane: Lane) -> None:
+    async def _run(self, lane: ChannelLane) -> None:
         while True:
             while not lane.waiting:
                 lane.wake.clear()
@@ -144,25 +146,29 @@ class Deliveries:
                 lane.sending = None
             await asyncio.sleep(pause_s)
 
-    def _took(self, lane: Lane, notice: Notice) -> None:
-        if lane.failures >= TOLD_AFTER:
+    def _took(self, lane: ChannelLane, notice: AlertNotice) -> None:
+        if lane.failures >= FAILURES_BEFORE_INCIDENT:
             log.info("a channel of alerts takes notices again", channel=lane.key, place=lane.place)
         lane.failures, lane.why = 0, ""
         lane.numbers[notice.id] = max(notice.number, lane.numbers.get(notice.id, 0))
         lane.sent_s[notice.id] = time.monotonic()
         self.counts[notice.state.rule, lane.key, "taken"] += 1
-        self._outcomes.append(Outcome(notice.id, lane.key, notice.number, now_ms()))
+        self._outcomes.append(NoticeOutcome(notice.id, lane.key, notice.number, now_ms()))
 
-    def _failed(self, lane: Lane, channel: Channel, notice: Notice, why: str, after_s: float) -> float:
+    def _failed(
+        self, lane: ChannelLane, channel: Channel, notice: AlertNotice, why: str, after_s: float
+    ) -> float:
         """How long the lane rests."""
         lane.waiting.setdefault(notice.id, (channel, notice))  # unless a newer one has come; the last now
         lane.failures += 1
-        if lane.failures >= TOLD_AFTER and (lane.failures == TOLD_AFTER or why != lane.why):
-            self._outcomes.append(Outcome(notice.id, lane.key, notice.number, now_ms(), why))
+        if lane.failures >= FAILURES_BEFORE_INCIDENT and (
+            lane.failures == FAILURES_BEFORE_INCIDENT or why != lane.why
+        ):
+            self._outcomes.append(NoticeOutcome(notice.id, lane.key, notice.number, now_ms(), why))
         lane.why = why
         self.counts[notice.state.rule, lane.key, "failed"] += 1
-        if lane.failures == TOLD_AFTER:
-            self._tell(
+        if lane.failures == FAILURES_BEFORE_INCIDENT:
+            self._report_incident(
                 "alert-channel-down", f"{notice.state.rule}/{channel.kind}", f"{lane.place} {why}",
                 "nobody is told there until it takes notices; try: "
                 f"switchyard alert test {notice.state.rule}",

@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 
 from app.alerts.channel_definition import Email
-from app.alerts.delivery.notice import Notice, amount, plain
+from app.alerts.delivery.notice import AlertNotice, amount, plain
 from app.alerts.rules import fingerprint
 from app.kernel.clock import iso
 
@@ -25,7 +25,7 @@ EXPIRES_MS = 5 * 60_000  # Alertmanager holds an alert resolved that it has not 
 DOMAIN = "switchyard"
 
 
-def webhook(notice: Notice) -> dict[str, Any]:
+def webhook(notice: AlertNotice) -> dict[str, Any]:
     """For programs."""
     state = notice.state
     return {
@@ -62,7 +62,7 @@ def _window(window: Any) -> dict[str, Any]:
     return {**told, **unknown, "absent": list(window.absent), "start": iso(window.start_ms)}
 
 
-def slack(notice: Notice) -> dict[str, Any]:
+def slack(notice: AlertNotice) -> dict[str, Any]:
     """Slack's, also understood by Mattermost and others."""
     parts = [f"*{_escaped(notice.title)}*", _escaped(notice.summary)]
     if notice.lines:
@@ -86,7 +86,7 @@ def _code(text: str) -> str:
     return f"```{_escaped(text.replace('```', ' '))}```"
 
 
-def alertmanager(notice: Notice, now_ms: int) -> list[dict[str, Any]]:
+def alertmanager(notice: AlertNotice, now_ms: int) -> list[dict[str, Any]]:
     """For POST /api/v2/alerts. While it fires it is told again and again; untold, it ends by itself."""
     state = notice.state
     labels = {
@@ -119,7 +119,7 @@ def alertmanager(notice: Notice, now_ms: int) -> list[dict[str, Any]]:
     ]
 
 
-def mail(notice: Notice, email: Email, now_ms: int) -> EmailMessage:
+def mail(notice: AlertNotice, email: Email, now_ms: int) -> EmailMessage:
     """What comes again has the same Message-ID; what belongs together, one thread."""
     message = EmailMessage()
     message["Subject"] = notice.title[:300]

@@ -26,31 +26,31 @@ from mode import Service
 from app.alerts import rules as alerts_rules
 from app.alerts.channel_definition import Channel
 from app.alerts.definition import PREFIX, AlertDefinition
-from app.alerts.delivery.lanes import Deliveries, Tell
-from app.alerts.delivery.notice import Notice
-from app.alerts.delivery.sender import NotTaken, Sender
-from app.audit.jobs.region_query import Auditor, NotKnown
-from app.audit.query.view import Wanted
-from app.controllog.alert_state import AlertState, AlertWindow, Group, Told, alert_key
-from app.controllog.definition_cache import Parsed
+from app.alerts.delivery.lanes import NoticeDeliveries, ReportIncident
+from app.alerts.delivery.notice import AlertNotice
+from app.alerts.delivery.sender import NoticeSender, NotTaken
+from app.audit.jobs.region_query import NotKnown, RegionQuery
+from app.audit.query.view import WindowQuery
+from app.controllog.alert_state import AlertState, AlertSubject, AlertWindow, LastNotice, alert_key
+from app.controllog.definition_cache import DefinitionCache
 from app.controllog.log import ControlLog
 from app.kafka.client.topic_tail import bounded
 from app.kernel.clock import now_ms
 
 log = structlog.get_logger(__name__)
 
-TICK_S = 1.0
-LOOK_S = 5.0
+MONITOR_TICK_S = 1.0
+EVALUATION_INTERVAL_S = 5.0
 BUSY_SHARE = 20  # what takes long to look at is looked at rarely: a twentieth of the time
 UNKNOWN_TOLD_S = 120.0
-RESEND_S = 60.0  # Alertmanager forgets what it does not hear of; several times within its patience
-AT_ONCE = 500  # states that are written together
-STOP_S = 5.0
-TEST_S = 8.0  # whoever asked waits for it
-TEST_GROUP = Group("", "test-topic", "regional", "aggregate")
+RESEND_INTERVAL_S = 60.0  # Alertmanager forgets what it does not hear of; several times within its patience
+STATES_PER_WRITE = 500  # states that are written together
+MONITOR_STOP_TIMEOUT_S = 5.0
+TEST_NOTICE_TIMEOUT_S = 8.0  # whoever asked waits for it
+TEST_GROUP = AlertSubject("", "test-topic", "regional", "aggregate")
 
 
-class Alerts(Service):
+class AlertMonitor(Service):
     """See the module.
 
     Attributes:
@@ -63,23 +63,30 @@ class Alerts(Service):
     """
 
     def __init__(
-        self, control: ControlLog, auditor: Auditor, may_act: Callable[[], bool], tell: Tell, region: str,
-        env: Mapping[str, str] = os.environ, *, refuses_local: bool = False,
-    ) -> None:  # fmt: skip
+        self,
+        control: ControlLog,
+        auditor: RegionQuery,
+        may_act: Callable[[], bool],
+        report_incident: ReportIncident,
+        region: str,
+        env: Mapping[str, str] = os.environ,
+        *,
+        refuses_local: bool = False,
+    ) -> None:
         super().__init__()
         self._env = env
         self.refuses_local = refuses_local
-        self.deliveries = Deliveries(self._sender(), tell)
+        self.deliveries = NoticeDeliveries(self._sender(), report_incident)
         self.looked_ms = 0
         self.unknown = ""
         self.left_out = 0
-        self.look_s = LOOK_S
+        self.look_s = EVALUATION_INTERVAL_S
         self._control = control
         self.auditor = auditor
         self._may_act = may_act
-        self._tell = tell
+        self._report_incident = report_incident
         self._region = region
-        self._parsed = Parsed(lambda: control.view.alerts, _parsed, self._unread)
+        self._parsed = DefinitionCache(lambda: control.view.alerts, _parsed, self._unread)
         self._looked_s = float("-inf")
         self._since: Mapping[str, int] = {}  # topics of which older windows are not known
         self._took_s = 0.0
@@ -96,12 +103,12 @@ class Alerts(Service):
         return [definition for definition in found if definition is not None]
 
     async def on_stop(self) -> None:
-        await bounded(self.deliveries.stop(), STOP_S, "channels of alerts")
+        await bounded(self.deliveries.stop(), MONITOR_STOP_TIMEOUT_S, "channels of alerts")
 
     @Service.task
     async def _tick_for_ever(self) -> None:
         while not self.should_stop:
-            await self.sleep(TICK_S)
+            await self.sleep(MONITOR_TICK_S)
             if not self._may_act():
                 self.deliveries.rest()
                 self._known_s = time.monotonic()
@@ -121,8 +128,8 @@ class Alerts(Service):
         term = view.term
         definitions = {definition.name: definition for definition in self.definitions()}
         rules = {name: definition.rule for name, definition in definitions.items()}
-        rows = await self._look(rules)
-        outcomes = self.deliveries.take()
+        rows = await self._evaluate(rules)
+        outcomes = self.deliveries.take_outcomes()
         view = self._control.view
         defined = {key.removeprefix(PREFIX) for key in view.alerts}
         changed = alerts_rules.step(
@@ -134,8 +141,8 @@ class Alerts(Service):
         )
         view.drop_soon(map(alert_key, refused - view.alert_states.states.keys()))
         try:
-            for start in range(0, len(changed), AT_ONCE):
-                await self._control.append(*changed[start : start + AT_ONCE])
+            for start in range(0, len(changed), STATES_PER_WRITE):
+                await self._control.append(*changed[start : start + STATES_PER_WRITE])
         except BaseException:
             self.deliveries.give_back(outcomes)
             self._control.refused_alerts |= refused
@@ -143,7 +150,7 @@ class Alerts(Service):
         if self._control.view.term == term and self._may_act():
             self._offer(definitions)
 
-    async def _look(self, rules: Mapping[str, alerts_rules.Rule]) -> list[dict[str, Any]] | None:
+    async def _evaluate(self, rules: Mapping[str, alerts_rules.Rule]) -> list[dict[str, Any]] | None:
         """What is known now; None: nothing is, or it is not time yet."""
         now_s = time.monotonic()
         if not rules or now_s - self._looked_s < max(self.look_s, BUSY_SHARE * self._took_s):
@@ -152,14 +159,14 @@ class Alerts(Service):
         at_ms, within_ms = now_ms(), max(rule.within_ms for rule in rules.values())
         try:
             rows, self._since = await self.auditor.verdicts(
-                Wanted(from_ms=max(0, at_ms - within_ms - self.auditor.widest_ms)), at_ms,
+                WindowQuery(from_ms=max(0, at_ms - within_ms - self.auditor.widest_ms)), at_ms,
                 lambda topic: any(rule.means(topic) for rule in rules.values()),
             )  # fmt: skip
         except NotKnown as error:
             self.unknown = str(error)
             if now_s - self._known_s >= UNKNOWN_TOLD_S and not self._told_unknown:
                 self._told_unknown = True
-                self._tell(
+                self._report_incident(
                     "alerts-blind", self._region, f"the audit cannot be looked at: {error}",
                     "no alert fires or is resolved until it can; if there is too much of it, "
                     "have every Alert look `within` a shorter time",
@@ -172,7 +179,7 @@ class Alerts(Service):
         if len(states) >= alerts_rules.MOST_LIVE:
             self.left_out = alerts_rules.left_out(states, alerts_rules.seen(rules.values(), rows, at_ms))
         if self.left_out and not self._told_many:
-            self._tell(
+            self._report_incident(
                 "alerts-left-out", self._region,
                 f"{self.left_out} alerts more than the {alerts_rules.MOST_LIVE} there may be",
                 "see audit loss: something large is wrong, or thresholds are too low",
@@ -198,14 +205,14 @@ class Alerts(Service):
                 elif (
                     channel.kind == "alertmanager"
                     and state.state == "firing"
-                    and now_s - self.deliveries.sent_s(channel, state.id) >= RESEND_S
+                    and now_s - self.deliveries.sent_s(channel, state.id) >= RESEND_INTERVAL_S
                 ):
                     self.deliveries.offer(channel, notice, again=True)
 
-    def notice(self, definition: AlertDefinition, state: AlertState) -> Notice:
+    def notice(self, definition: AlertDefinition, state: AlertState) -> AlertNotice:
         """What is told of an alert."""
         spec = definition.spec
-        return Notice(
+        return AlertNotice(
             state.id, state.notice, self._region, definition.metadata.owner, spec.severity, spec.on, state
         )
 
@@ -228,16 +235,16 @@ class Alerts(Service):
         finally:
             await sender.close()
 
-    def _sender(self) -> Sender:
-        return Sender(self._env, refuses_local=self.refuses_local)
+    def _sender(self) -> NoticeSender:
+        return NoticeSender(self._env, refuses_local=self.refuses_local)
 
     def _unread(self, key: str, why: str) -> None:
-        self._tell("alert-trouble", key.removeprefix(PREFIX), why, "deploy the alert again")
+        self._report_incident("alert-trouble", key.removeprefix(PREFIX), why, "deploy the alert again")
 
 
-async def _tried(sender: Sender, channel: Channel, notice: Notice) -> dict[str, Any]:
+async def _tried(sender: NoticeSender, channel: Channel, notice: AlertNotice) -> dict[str, Any]:
     try:
-        await sender.send(channel, notice, TEST_S)
+        await sender.send(channel, notice, TEST_NOTICE_TIMEOUT_S)
     except NotTaken as error:
         why = str(error)
     else:
@@ -249,7 +256,7 @@ def _parsed(_: str, data: Mapping[str, Any]) -> AlertDefinition:
     return AlertDefinition.from_wire(data)
 
 
-def trouble_of(states: Iterable[AlertState], channel: str) -> Told | None:
+def channel_failure(states: Iterable[AlertState], channel: str) -> LastNotice | None:
     """Why a channel takes nothing, and since when, by what stands in the control log of any of these.
     None: it takes what comes."""
     failing = [one.told[channel] for one in states if channel in one.told and one.told[channel].why]

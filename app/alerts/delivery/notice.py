@@ -24,7 +24,7 @@ WITH_LOGS = {
 }  # clients of the other tiers keep none: nothing can be copied there
 
 
-class Notice(NamedTuple):
+class AlertNotice(NamedTuple):
     """What a channel gets.
 
     Attributes:
@@ -84,7 +84,7 @@ class Notice(NamedTuple):
     def lines(self) -> list[str]:
         """A line a window, the newest first."""
         state = self.state
-        shown = [plain(told(window)) for window in reversed(state.windows[-SHOWN_WINDOWS:])]
+        shown = [plain(describe_window(window)) for window in reversed(state.windows[-SHOWN_WINDOWS:])]
         left = len(state.windows) - len(shown) + state.more
         return shown + ([f"… and {left} more windows"] if left else [])
 
@@ -142,7 +142,7 @@ def _of_kind(kind: str, windows: Sequence[AlertWindow]) -> str:
             return "contents differ although the counts are the same"
 
 
-def told(window: AlertWindow) -> str:
+def describe_window(window: AlertWindow) -> str:
     """A window in a line."""
     kind = KIND_OF.get(window.state, window.state)
     span = f"{_short(window.start_ms)} to {_short(window.end_ms)}"

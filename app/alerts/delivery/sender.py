@@ -33,12 +33,12 @@ from app.alerts.channel_definition import (
     revealed,
 )
 from app.alerts.delivery.message_bodies import alertmanager, mail, slack, webhook
-from app.alerts.delivery.notice import Notice, plain
+from app.alerts.delivery.notice import AlertNotice, plain
 from app.alerts.egress_policy import leads_inside
 from app.kernel.clock import now_ms
 
-SEND_S = 15.0
-MAX_TOLD_CHARS = 200
+SEND_TIMEOUT_S = 15.0
+MAX_ANSWER_CHARS = 200
 MOST_READ_BYTES = 2_000  # of an answer: more than is told, so that no secret is cut in two before it is found
 API_V2 = "/api/v2/alerts"
 MOST_WAIT_S = 3600.0
@@ -58,7 +58,7 @@ class LeadsInside(OSError):
     """A name does."""
 
 
-class Outside(aiohttp.ThreadedResolver):
+class PublicResolver(aiohttp.ThreadedResolver):
     """Looks names up, and refuses those that lead inside."""
 
     async def resolve(
@@ -102,7 +102,7 @@ def refusal(inside: str) -> str:
     return f"the address leads to {inside}, which this worker's configuration refuses (alerts.local)"
 
 
-class Sender:
+class NoticeSender:
     """Sends; closed when nothing is to be sent any more. `refuses_local`: nothing to what leads inside."""
 
     def __init__(self, env: Mapping[str, str] = os.environ, *, refuses_local: bool = False) -> None:
@@ -116,7 +116,7 @@ class Sender:
         if session is not None:
             await session.close()
 
-    async def send(self, channel: Channel, notice: Notice, within_s: float = SEND_S) -> None:
+    async def send(self, channel: Channel, notice: AlertNotice, within_s: float = SEND_TIMEOUT_S) -> None:
         """Raises NotTaken: why, in words that hold no secret."""
         try:
             async with asyncio.timeout(within_s):
@@ -126,7 +126,7 @@ class Sender:
         except MissingVariable as error:
             raise NotTaken(str(error)) from error
 
-    async def _send(self, channel: Channel, notice: Notice) -> None:
+    async def _send(self, channel: Channel, notice: AlertNotice) -> None:
         match channel.target:
             case Webhook() as hook:
                 headers = {**self._headers(hook.headers), "Idempotency-Key": notice.dedup_id}
@@ -147,7 +147,7 @@ class Sender:
         if self.refuses_local and (inside := _inside(url)):
             raise NotTaken(refusal(inside))
         if self._session is None:
-            resolver = Outside() if self.refuses_local else None
+            resolver = PublicResolver() if self.refuses_local else None
             self._session = aiohttp.ClientSession(  # `send` sees to the time
                 timeout=aiohttp.ClientTimeout(total=None), trust_env=not self.refuses_local,
                 connector=aiohttp.TCPConnector(limit_per_host=4, resolver=resolver),
@@ -159,7 +159,7 @@ class Sender:
             ) as answer:  # fmt: skip
                 if not 200 <= answer.status < 300:
                     said = (await answer.content.read(MOST_READ_BYTES)).decode("utf-8", "replace")
-                    told = without_secrets(plain(" ".join(said.split())), url, headers)[:MAX_TOLD_CHARS]
+                    told = without_secrets(plain(" ".join(said.split())), url, headers)[:MAX_ANSWER_CHARS]
                     raise NotTaken(f"answered {answer.status}: {told}", _after_s(answer.headers))
         except TimeoutError:
             raise
@@ -168,7 +168,7 @@ class Sender:
         except (aiohttp.ClientError, ValueError, OSError) as error:  # such as an address that is none
             raise NotTaken(f"cannot be asked: {type(error).__name__}") from error
 
-    async def _mail(self, email: Email, notice: Notice) -> None:
+    async def _mail(self, email: Email, notice: AlertNotice) -> None:
         host, _, at = email.smtp.rpartition(":")
         host, port, connection = host.strip("[]"), int(at), None
         if self.refuses_local and (inside := leads_inside(host)):
@@ -182,21 +182,21 @@ class Sender:
             refused, _ = await aiosmtplib.send(
                 mail(notice, email, now_ms()), hostname=host, port=None if connection else port,
                 sock=connection, use_tls=email.tls == "tls", start_tls=email.tls == "starttls",
-                username=user, password=password, timeout=SEND_S,
+                username=user, password=password, timeout=SEND_TIMEOUT_S,
             )  # fmt: skip
         except aiosmtplib.SMTPAuthenticationError as error:
             raise NotTaken(f"refused user and password: {error.code}") from error
         except (aiosmtplib.SMTPConnectError, ConnectionError, ssl.SSLError) as error:
             raise NotTaken(f"cannot be reached: {_why(error.__cause__ or error)}") from error
         except aiosmtplib.SMTPException as error:
-            raise NotTaken(f"did not take the mail: {plain(str(error))[:MAX_TOLD_CHARS]}") from error
+            raise NotTaken(f"did not take the mail: {plain(str(error))[:MAX_ANSWER_CHARS]}") from error
         except ValueError as error:  # such as a password that is no text
             raise NotTaken(f"cannot be asked: {type(error).__name__}") from None
         except OSError as error:
             raise NotTaken(f"cannot be reached: {_why(error)}") from error
         if refused:
             names = ", ".join(sorted(refused))
-            raise NotTaken(f"took the mail, but not for {plain(names)[:MAX_TOLD_CHARS]}")
+            raise NotTaken(f"took the mail, but not for {plain(names)[:MAX_ANSWER_CHARS]}")
 
 
 def without_secrets(said: str, url: str, headers: Mapping[str, str]) -> str:

@@ -7,7 +7,7 @@ from urllib.parse import urlencode
 
 import click
 
-from app.cli.client import EXIT_LOSS, EXIT_PARTIAL, Client, Failure, guarded
+from app.cli.client import EXIT_LOSS, EXIT_PARTIAL, Client, CommandFailure, guarded
 from app.cli.operations import watch
 from app.cli.options import confirm
 from app.cli.output import emit, output_option, url_option
@@ -106,7 +106,7 @@ def copy_again(
         watch(client, foreseen, GO_ON, END_BY)
         foreseen = client.ask("POST", "/audit/copy-again", question)
     if "missing" not in foreseen:
-        raise Failure("the logs are still being read; ask again")
+        raise CommandFailure("the logs are still being read; ask again")
     many = f"{foreseen['missing']} records of {topic} from {from_tier} to {to_tier}"
     if not execute:
         _show(_answer(client, question), output)
@@ -136,7 +136,7 @@ def _answer(client: Client, query: dict[str, str], *, again: bool = False) -> di
         watch(client, page, GO_ON, END_BY)
         page = client.ask("GET", f"/audit/missing?{urlencode({**query, 'limit': '1000'})}")
         if "items" not in page:
-            raise Failure("the logs are still being read; ask again")
+            raise CommandFailure("the logs are still being read; ask again")
     answer = page
     while page["next"] is not None:
         page = client.ask(

@@ -18,14 +18,14 @@ from app.cli.client import (
     EXIT_PARTIAL,
     EXIT_UNREACHABLE,
     Client,
-    Failure,
+    CommandFailure,
     actor,
     guarded,
 )
 from app.cli.output import emit, formats, printable, url_option
 
 COLUMNS = ["partition", "offset", "time", "key", "value"]
-PATIENCE_S = 90.0  # longer than a worker reads for one answer
+RECORDS_READ_TIMEOUT_S = 90.0  # longer than a worker reads for one answer
 SHOWN_CHARS = 200
 WHY = {
     "records": "--limit is reached; there may be more",
@@ -72,10 +72,10 @@ def records(
     if output != "json":
         cut = SHOWN_CHARS if output == "table" else None
         emit([{**row, "value": row["value"][:cut]} for row in rows], COLUMNS, output)
-    _say(told)
+    _print_summary(told)
 
 
-def _say(told: dict[str, Any]) -> None:
+def _print_summary(told: dict[str, Any]) -> None:
     """How much it was; raises SystemExit where it is not all."""
     by = {"audit": "the audit's index", "timestamps": "timestamps", "log": "reading all of the log"}
     ways = ", ".join(sorted({by[part["by"]] for part in told["partitions"]}))
@@ -100,7 +100,7 @@ def _lines(client: Client, path: str) -> Iterator[bytes]:
     """The lines of an answer, to the one that says it is whole.
 
     Raises:
-        Failure: the worker refuses, or breaks off.
+        CommandFailure: the worker refuses, or breaks off.
     """
     request = urllib.request.Request(  # noqa: S310 - the client has checked the scheme
         f"{client.url}/api/v1{path}", headers={"X-Switchyard-Actor": actor()}
@@ -108,7 +108,7 @@ def _lines(client: Client, path: str) -> Iterator[bytes]:
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     line = b""
     try:
-        with opener.open(request, timeout=PATIENCE_S) as answer:
+        with opener.open(request, timeout=RECORDS_READ_TIMEOUT_S) as answer:
             for line in answer:
                 yield line
         if b'{"summary":' not in line[:11]:
@@ -116,10 +116,10 @@ def _lines(client: Client, path: str) -> Iterator[bytes]:
     except urllib.error.HTTPError as error:
         problem = orjson.loads(error.read())
         words = f"{problem['title']}: {problem['detail']}"
-        raise Failure(words, BY_STATUS.get(error.code, EXIT_FAILURE)) from error
+        raise CommandFailure(words, BY_STATUS.get(error.code, EXIT_FAILURE)) from error
     except (http.client.HTTPException, OSError) as error:
         why = f"the worker at {client.url} does not answer, or broke off: {error!r}; ask again"
-        raise Failure(why, EXIT_UNREACHABLE) from error
+        raise CommandFailure(why, EXIT_UNREACHABLE) from error
 
 
 def _text(told: dict[str, str] | None) -> str:

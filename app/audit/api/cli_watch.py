@@ -21,7 +21,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from app.cli.client import EXIT_LOSS, EXIT_PARTIAL, EXIT_UNREACHABLE, Client, Failure, guarded
+from app.cli.client import EXIT_LOSS, EXIT_PARTIAL, EXIT_UNREACHABLE, Client, CommandFailure, guarded
 from app.cli.output import cell, csv_text, formats, printable, url_option
 
 STATES = ("ok", "provisional", "lossy", "duplicated", "corrupted", "late", "absent-audit")
@@ -30,25 +30,25 @@ SHOWN = ("topic", "from_tier", "to_tier", "start", "state", "from_count", "to_co
 COLUMNS = ("before", *SHOWN[:3], "group", *SHOWN[3:], "absent")  # of a file
 STYLES = {"lossy": "bold red", "corrupted": "bold red", "ok": "green", "provisional": "dim"}
 MOST_ROWS = 30  # of the table: what is wrong first, then what is new
-EVERY_S = 2.0
+WATCH_INTERVAL_S = 2.0
 
-Row = dict[str, Any]
-Name = tuple[str, str, str, str | None, int, int]
+VerdictRow = dict[str, Any]
+PairName = tuple[str, str, str, str | None, int, int]
 
 
-class Change(NamedTuple):
+class VerdictChange(NamedTuple):
     """A verdict that differs from what was seen of it before. `before`: its state then, None: it is new."""
 
     before: str | None
-    row: Row
+    row: VerdictRow
 
 
-def name_of(row: Mapping[str, Any]) -> Name:
+def name_of(row: Mapping[str, Any]) -> PairName:
     """Which window of which tiers, and of which group that consumes, it is about."""
     return row["topic"], row["from_tier"], row["to_tier"], row["group"], row["start_ms"], row["end_ms"]
 
 
-def changes(known: Mapping[Name, Row] | None, rows: Iterable[Row]) -> list[Change]:
+def changes(known: Mapping[PairName, VerdictRow] | None, rows: Iterable[VerdictRow]) -> list[VerdictChange]:
     """What is new or says something else, the oldest first; at first (None is known) only what is not as it
     should be."""
     found = []
@@ -56,20 +56,20 @@ def changes(known: Mapping[Name, Row] | None, rows: Iterable[Row]) -> list[Chang
         before = None if known is None else known.get(name_of(row))
         if before is None:
             if known is not None or row["state"] not in ("ok", "provisional"):
-                found.append(Change(None, row))
-        elif _told(before) != _told(row):
-            found.append(Change(before["state"], row))
+                found.append(VerdictChange(None, row))
+        elif _signature(before) != _signature(row):
+            found.append(VerdictChange(before["state"], row))
     return found
 
 
-def _told(row: Mapping[str, Any]) -> tuple[Any, ...]:
+def _signature(row: Mapping[str, Any]) -> tuple[Any, ...]:
     """What makes a difference: while a window is not over, its counts grow all the time."""
     if row["state"] in ("ok", "provisional"):
         return (row["state"],)
     return row["state"], row["missing"], row["extra"], tuple(row["absent"])
 
 
-def line(change: Change) -> str:
+def line(change: VerdictChange) -> str:
     """A change in words."""
     row = change.row
     was = f"{change.before} -> " if change.before and change.before != row["state"] else ""
@@ -95,7 +95,7 @@ def _why(row: Mapping[str, Any]) -> str:
             return f": nothing is known of {', '.join(row['absent'])}"
 
 
-def _table(rows: Iterable[Row], words: str) -> Table:
+def _table(rows: Iterable[VerdictRow], words: str) -> Table:
     shown = sorted(rows, key=lambda row: (row["state"] in ("ok", "provisional"), -row["start_ms"]))
     table = Table(box=None, pad_edge=False, header_style="bold", caption=printable(words))
     for column in SHOWN:
@@ -113,19 +113,34 @@ def _table(rows: Iterable[Row], words: str) -> Table:
     help="Windows that begin then or later: 2h (ago), an ISO 8601 time, or milliseconds.",
 )  # fmt: skip
 @click.option("--to", "until", metavar="TIME", help="Windows that begin before.")
-@click.option("--every", "every_s", metavar="SECONDS", type=click.FloatRange(0.1, 3600), default=EVERY_S,
-              show_default=True, help="How often to ask.")  # fmt: skip
 @click.option(
-    "--until-ok", "until_ok_s", metavar="SECONDS", type=click.FloatRange(0, 86_400),
+    "--every",
+    "every_s",
+    metavar="SECONDS",
+    type=click.FloatRange(0.1, 3600),
+    default=WATCH_INTERVAL_S,
+    show_default=True,
+    help="How often to ask.",
+)
+@click.option(
+    "--until-ok",
+    "until_ok_s",
+    metavar="SECONDS",
+    type=click.FloatRange(0, 86_400),
     help="End as soon as all has arrived; after SECONDS end with 8 (lost) or 6 (not known).",
-)  # fmt: skip
+)
 @formats("table", "json", "csv", about="json, csv: every change in a line.")
 @url_option
 @guarded
 def watch(
-    topic: str | None, since: str, until: str | None, every_s: float, until_ok_s: float | None, output: str,
+    topic: str | None,
+    since: str,
+    until: str | None,
+    every_s: float,
+    until_ok_s: float | None,
+    output: str,
     url: str | None,
-) -> None:  # fmt: skip
+) -> None:
     """Differences between tiers as they come and go, until Ctrl-C.
 
     With --until-ok it ends with exit code 0 once there is something to compare and all of it has arrived;
@@ -140,7 +155,7 @@ def watch(
     wanted = {"state": STATES, "from": since, "to": until, "topic": topic}
     query = urlencode({name: value for name, value in wanted.items() if value}, doseq=True)
 
-    def ask() -> list[Row]:
+    def ask() -> list[VerdictRow]:
         return client.all("/audit/loss", query)
 
     terminal = output == "table" and sys.stdout.isatty()
@@ -154,18 +169,22 @@ def watch(
 
 
 def _follow(
-    ask: Callable[[], list[Row]], live: Live | None, every_s: float, until_ok_s: float | None, output: str
+    ask: Callable[[], list[VerdictRow]],
+    live: Live | None,
+    every_s: float,
+    until_ok_s: float | None,
+    output: str,
 ) -> int:
     """Until all is well, or the time is over: the exit code."""
     if output == "csv":
         click.echo(csv_text([COLUMNS]), nl=False)
-    known: dict[Name, Row] | None = None
+    known: dict[PairName, VerdictRow] | None = None
     began_s, away = time.monotonic(), ""
     while True:
         try:
             rows = ask()
             away = _back(away)
-        except Failure as failure:
+        except CommandFailure as failure:
             if failure.code != EXIT_UNREACHABLE or known is None:
                 raise
             rows, away = list(known.values()), _away(away, str(failure))
@@ -174,7 +193,7 @@ def _follow(
             live.update(_table(rows, words), refresh=True)
         elif not away:
             for change in changes(known, rows):
-                _tell(change, output)
+                _print_change(change, output)
         if not away:
             known = {name_of(row): row for row in rows}
         if until_ok_s is not None:
@@ -186,7 +205,7 @@ def _follow(
         time.sleep(every_s)
 
 
-def _not_ok(rows: list[Row]) -> str:
+def _not_ok(rows: list[VerdictRow]) -> str:
     """Why it did not end well."""
     states = Counter(row["state"] for row in rows if row["state"] != "ok")
     if not rows:
@@ -195,7 +214,7 @@ def _not_ok(rows: list[Row]) -> str:
     return f"the time is over: of {len(rows)} comparisons {told or 'all were ok when a worker answered last'}"
 
 
-def _tell(change: Change, output: str) -> None:
+def _print_change(change: VerdictChange, output: str) -> None:
     if output == "json":
         click.echo(orjson.dumps({"before": change.before, **change.row}).decode())
     elif output == "csv":

@@ -16,13 +16,13 @@ from aiohttp import web
 from app.audit.api import schemas as audit_schemas
 from app.audit.counts.reports import BadReport, Report, Scope, checked
 from app.audit.definition import AuditPlan
-from app.audit.folds.comparison import State
+from app.audit.folds.comparison import WindowState
 from app.audit.folds.plan_terms import PREFIX
 from app.audit.folds.seals import check_author
-from app.audit.folds.tier import Bounds
-from app.audit.jobs.region_query import SHARE, BeingRead, NotKnown, own_share, unseen
+from app.audit.folds.tier import PlanBounds
+from app.audit.jobs.region_query import SHARE_PATH, BeingRead, NotKnown, own_share, unseen
 from app.audit.query.topic_view import topic_rows
-from app.audit.query.view import Known, PlanOf, Unseen, Wanted, verdict_rows, window_rows
+from app.audit.query.view import PlanOf, RegionCounts, Unseen, WindowQuery, verdict_rows, window_rows
 from app.audit.topics.catalog import AuditsCatalog
 from app.config.problems import InvalidConfiguration
 from app.controllog.events import AuditPut
@@ -45,17 +45,17 @@ from app.definitions.schema_checks import schema_problem
 from app.dispatch.dlq.query import BadQuery, parse_when
 from app.kernel.clock import now_ms
 from app.kernel.job import Kind
-from app.offsets.api.rest import told_apart
+from app.offsets.api.rest import offset_errors_as_problems
 from app.web.http import schemas as http_schemas
 from app.web.http.exports import FORMAT, NDJSON, listed, listing
 from app.web.http.responses import ApiError, json_response, paged
-from app.web.http.route_docs import ACTOR, JSON, PAGE, TEXT, Answer, Page, Param, described, repeated
+from app.web.http.route_docs import ACTOR, JSON, PAGE, TEXT, AnswerDoc, Page, Param, described, repeated
 
 if TYPE_CHECKING:
     from app.web.console.api import Api
 
 PUT = put_answers("audit plan")
-DETAIL = {200: Answer({JSON: audit_schemas.AuditPlanDetail}, headers=("ETag",))}
+DETAIL = {200: AnswerDoc({JSON: audit_schemas.AuditPlanDetail}, headers=("ETag",))}
 TIMES = (
     Param("from", TEXT, "windows that begin then or later: 2h (ago), an ISO 8601 time, or milliseconds"),
     Param("to", TEXT, "windows that begin before; the same"),
@@ -66,10 +66,16 @@ PLACES = (
     Param("tier", TEXT, "of this tier only"),
     Param("cluster", TEXT, "of this cluster only"),
 )
-TOLD = (State.LOSSY, State.DUPLICATED, State.CORRUPTED, State.LATE, State.ABSENT)
+REPORTED_STATES = (
+    WindowState.LOSSY,
+    WindowState.DUPLICATED,
+    WindowState.CORRUPTED,
+    WindowState.LATE,
+    WindowState.ABSENT,
+)
 STATE = Param(
-    "state", repeated({"type": "string", "enum": [state.value for state in State]}, len(State)),
-    f"verdicts of this state (again: or); without it, {', '.join(state.value for state in TOLD)}",
+    "state", repeated({"type": "string", "enum": [state.value for state in WindowState]}, len(WindowState)),
+    f"verdicts of this state (again: or); without it, {', '.join(state.value for state in REPORTED_STATES)}",
 )  # fmt: skip
 WINDOW, VERDICT, TOPIC_ROW = (
     list(shape.__annotations__)
@@ -84,12 +90,12 @@ class Meant(NamedTuple):
     that must not ask the catalog, whose caches are the loop's."""
 
     plans: dict[tuple[str, str], AuditPlan | None]
-    bounds: dict[tuple[str, str], Bounds]
+    bounds: dict[tuple[str, str], PlanBounds]
     oddities: dict[Scope, str]
     unseen: Unseen
 
     @classmethod
-    def of(cls, audits: AuditsCatalog, known: Known) -> Meant:
+    def of(cls, audits: AuditsCatalog, known: RegionCounts) -> Meant:
         """To be called on the loop."""
         scopes = {key.scope for key in known.windows}
         places = {(key.cluster, key.topic) for key in known.tiers} | {(s.cluster, s.topic) for s in scopes}
@@ -104,7 +110,7 @@ class Meant(NamedTuple):
         """See `AuditsCatalog`; so the others."""
         return self.plans[cluster, topic]
 
-    def bounds_of(self, cluster: str, topic: str) -> Bounds:
+    def bounds_of(self, cluster: str, topic: str) -> PlanBounds:
         return self.bounds[cluster, topic]
 
     def oddity_of(self, scope: Scope) -> str:
@@ -126,10 +132,10 @@ class AuditRoutes:
         """Everything there is."""
         one = "/api/v1/audit/plans/{name}"
         return [
-            web.get("/api/v1/audit/windows", told_apart(self.get_windows)),
-            web.get("/api/v1/audit/loss", told_apart(self.get_loss)),
-            web.get("/api/v1/audit/topics", told_apart(self.get_topics)),
-            web.get(SHARE, told_apart(self.get_share)),
+            web.get("/api/v1/audit/windows", offset_errors_as_problems(self.get_windows)),
+            web.get("/api/v1/audit/loss", offset_errors_as_problems(self.get_loss)),
+            web.get("/api/v1/audit/topics", offset_errors_as_problems(self.get_topics)),
+            web.get(SHARE_PATH, offset_errors_as_problems(self.get_share)),
             web.post("/api/v1/audit/reports", self.post_reports),
             web.get("/api/v1/audit/plans", self.get_plans),
             web.get(one, self.get_plan),
@@ -157,9 +163,9 @@ class AuditRoutes:
     )  # fmt: skip
     async def get_loss(self, request: web.Request) -> web.StreamResponse:
         """Windows in which a tier does not have what the one before it has, the newest first."""
-        states = set(request.query.getall("state", [state.value for state in TOLD]))
-        if unknown := sorted(states - {state.value for state in State}):
-            known_states = ", ".join(state.value for state in State)
+        states = set(request.query.getall("state", [state.value for state in REPORTED_STATES]))
+        if unknown := sorted(states - {state.value for state in WindowState}):
+            known_states = ", ".join(state.value for state in WindowState)
             raise BadQuery(f"state={unknown[0][:40]!r}: no such state; there are {known_states}")
         known = await self.known(_wanted(request))
         verdicts = await asyncio.to_thread(verdict_rows, known, now_ms(), *self._meant(known).of_verdicts)
@@ -182,7 +188,7 @@ class AuditRoutes:
 
         return await listed(request, await asyncio.to_thread(told), TOPIC_ROW, known.notes)
 
-    def _meant(self, known: Known) -> Meant:
+    def _meant(self, known: RegionCounts) -> Meant:
         return Meant.of(self._api.runtime.catalog.audits, known)
 
     @described({"type": "object"}, query=(*PLACES, *TIMES), problems=(409, 502))
@@ -193,7 +199,7 @@ class AuditRoutes:
             body=msgspec.json.encode(share), content_type=JSON, headers={"Cache-Control": "no-store"}
         )
 
-    async def known(self, wanted: Wanted) -> Known:
+    async def known(self, wanted: WindowQuery) -> RegionCounts:
         """What all workers know. Raises ApiError: one does not answer."""
         try:
             return await self._api.runtime.alerts.auditor.known(wanted)
@@ -302,10 +308,10 @@ def _of_client(report: Report) -> Report:
     return checked(report)
 
 
-def _wanted(request: web.Request) -> Wanted:
+def _wanted(request: web.Request) -> WindowQuery:
     """Raises BadQuery."""
     query = request.query
-    return Wanted(
+    return WindowQuery(
         query.get("topic", ""), query.get("tier", ""), query.get("cluster", ""),
         _time(query.get("from"), 0, "from"), _time(query.get("to"), 1 << 62, "to"),
     )  # fmt: skip

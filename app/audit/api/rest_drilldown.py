@@ -25,23 +25,23 @@ from app.audit.counts.fingerprint import Fingerprint
 from app.audit.counts.totals import NO_TOTALS
 from app.audit.drilldown import search
 from app.audit.drilldown.repair import copy_again, targets, wanted
-from app.audit.drilldown.search import Difference, drill
-from app.audit.drilldown.sides import NotReadable, Question, Sider
-from app.audit.folds.comparison import State
+from app.audit.drilldown.search import AuditedDifference, drill
+from app.audit.drilldown.sides import NotReadable, Question, SideFinder
+from app.audit.folds.comparison import WindowState
 from app.audit.folds.tier import group_of, lateness
 from app.audit.jobs.region_query import unseen
-from app.audit.query.view import Known, Wanted, verdict_rows
+from app.audit.query.view import RegionCounts, WindowQuery, verdict_rows
 from app.controllog.events import OperatorAct
 from app.dispatch.dlq.query import BadQuery, parse_when
 from app.kernel.clock import now_ms
-from app.offsets.api.rest import told_apart
+from app.offsets.api.rest import offset_errors_as_problems
 from app.web.http import request_bodies
 from app.web.http.exports import CSV, FORMAT, NDJSON, check_whole, csv_lines, format_of
-from app.web.http.forwarding import HOP, HOP_S, ask_worker
-from app.web.http.operations import STARTED, Operation
+from app.web.http.forwarding import FORWARDED_CHANGE_TIMEOUT_S, HOP_HEADER, ask_worker
+from app.web.http.operations import STARTED, TrackedOperation
 from app.web.http.operator_requests import actor_of, flag_of, read_body, when_of
 from app.web.http.responses import ApiError, json_response, paged
-from app.web.http.route_docs import ACTOR, JSON, PAGE, TEXT, Answer, Param, described
+from app.web.http.route_docs import ACTOR, JSON, PAGE, TEXT, AnswerDoc, Param, described
 
 if TYPE_CHECKING:
     from app.web.console.api import Api
@@ -49,13 +49,19 @@ if TYPE_CHECKING:
 log = structlog.get_logger(__name__)
 
 PATH = "/api/v1/audit/missing"
-AT_ONCE_S = 3.0  # what is read within is answered at once
-FRESH_S = 60.0
-KEPT = 8  # answers, of some megabytes each
+INLINE_ANSWER_TIMEOUT_S = 3.0  # what is read within is answered at once
+CACHED_ANSWER_TTL_S = 60.0
+CACHED_ANSWERS = 8  # answers, of some megabytes each
 COLUMNS = ("kind", "id", "key", "at", "cluster", "topic", "partition", "offset", "copy_cluster", "copy_topic",
            "copy_partition", "copy_offset", "one_of", "why")  # fmt: skip
-SETTLED = {State.OK.value, State.LOSSY.value, State.DUPLICATED.value, State.CORRUPTED.value, State.LATE.value}
-ASKED = (
+SETTLED = {
+    WindowState.OK.value,
+    WindowState.LOSSY.value,
+    WindowState.DUPLICATED.value,
+    WindowState.CORRUPTED.value,
+    WindowState.LATE.value,
+}
+QUERY_PARAMS = (
     Param("topic", TEXT, "the topic; required"),
     Param("from_tier", TEXT, "the tier that had the records, such as regional; required"),
     Param("to_tier", TEXT, "the tier where they should be, such as aggregate; required"),
@@ -65,25 +71,25 @@ ASKED = (
     Param("again", {"type": "boolean", "default": False}, "read the logs anew, though that was just done"),
     FORMAT,
 )  # fmt: skip
-FOUND = {200: Answer({JSON: schemas.AuditMissing, CSV: TEXT, NDJSON: TEXT}), **STARTED}
-FORESEEN = {200: Answer({JSON: schemas.AuditCopyForeseen}, "what would be copied"), **STARTED}
+FOUND = {200: AnswerDoc({JSON: schemas.AuditMissing, CSV: TEXT, NDJSON: TEXT}), **STARTED}
+FORESEEN = {200: AnswerDoc({JSON: schemas.AuditCopyForeseen}, "what would be copied"), **STARTED}
 
 
-class Verdict(NamedTuple):
+class AuditedWindow(NamedTuple):
     """What the audit says of the window. `state` None: it does not compare the two tiers there. `is_closed`:
     what it says is final. `difference`: None, it does not know yet."""
 
     state: str | None
     is_closed: bool
-    difference: Difference | None
+    difference: AuditedDifference | None
     lateness_ms: int
 
 
-class Kept(NamedTuple):
+class CachedAnswer(NamedTuple):
     """An answer, and what the audit said then."""
 
-    answer: search.Answer
-    verdict: Verdict
+    answer: search.SearchResult
+    verdict: AuditedWindow
     at_ms: int
     at_s: float
 
@@ -94,18 +100,18 @@ class AuditMissingRoutes:
     def __init__(self, api: Api, audit: AuditRoutes) -> None:
         self._api = api
         self._audit = audit
-        self._kept: OrderedDict[Question, Kept] = OrderedDict()
+        self._kept: OrderedDict[Question, CachedAnswer] = OrderedDict()
 
     def routes(self) -> list[web.RouteDef]:
         """Everything there is."""
         return [
-            web.get(PATH, told_apart(_readable(self.get_missing))),
-            web.post("/api/v1/audit/copy-again", told_apart(_readable(self.post_copy_again))),
+            web.get(PATH, offset_errors_as_problems(_readable(self.get_missing))),
+            web.post("/api/v1/audit/copy-again", offset_errors_as_problems(_readable(self.post_copy_again))),
         ]
 
     # -- what is missing ---------------------------------------------------------------------------
 
-    @described(answers=FOUND, query=(*ASKED, *PAGE), problems=(409, 502))
+    @described(answers=FOUND, query=(*QUERY_PARAMS, *PAGE), problems=(409, 502))
     async def get_missing(self, request: web.Request) -> web.Response:
         """Which records of a window did not come from one tier to another, doubled or altered ones too; 202
         while the logs are being read: watch the operation, then ask again."""
@@ -119,15 +125,21 @@ class AuditMissingRoutes:
         leader = self._leader(request)
         if leader:
             return await self._handed_over(request, leader, form)
-        age_s = 0.0 if again == "true" else FRESH_S if query.get("cursor", "0") == "0" else float("inf")
-        kept = await self._look(request, question, age_s)
-        if isinstance(kept, Operation):
-            return _begun(kept)
+        age_s = (
+            0.0
+            if again == "true"
+            else CACHED_ANSWER_TTL_S
+            if query.get("cursor", "0") == "0"
+            else float("inf")
+        )
+        kept = await self._search(request, question, age_s)
+        if isinstance(kept, TrackedOperation):
+            return _started(kept)
         answer, verdict = kept.answer, kept.verdict
         rows = search.rows(answer)
         if form != "json":
             return _file(form, rows)
-        told = {**search.told(answer), "state": verdict.state, "looked_ms": kept.at_ms}
+        told = {**search.result_fields(answer), "state": verdict.state, "looked_ms": kept.at_ms}
         return json_response({**told, **paged(rows, request)})
 
     async def _handed_over(self, request: web.Request, leader: str, form: str) -> web.Response:
@@ -138,7 +150,11 @@ class AuditMissingRoutes:
         rows: list[dict[str, Any]] = []
         while True:
             status, content = await ask_worker(
-                self._api, request, leader, path=f"{PATH}?{urlencode(query)}", patience_s=HOP_S
+                self._api,
+                request,
+                leader,
+                path=f"{PATH}?{urlencode(query)}",
+                patience_s=FORWARDED_CHANGE_TIMEOUT_S,
             )
             if status != 200 or form == "json":
                 return _passed_on(status, content)
@@ -148,14 +164,16 @@ class AuditMissingRoutes:
                 return _file(form, rows)
             query |= {"cursor": page["next"], "again": "false"}
 
-    async def _look(self, request: web.Request, question: Question, age_s: float) -> Kept | Operation:
+    async def _search(
+        self, request: web.Request, question: Question, age_s: float
+    ) -> CachedAnswer | TrackedOperation:
         """The answer, one that is younger than `age_s` if there is; the operation that gives it, where it
-        takes longer than `AT_ONCE_S`."""
+        takes longer than `INLINE_ANSWER_TIMEOUT_S`."""
         known = self._kept.get(question)
         if known is not None and time.monotonic() - known.at_s < age_s:
             return known
         runtime = self._api.runtime
-        Sider(runtime, question).plans()  # what is wrong with the question is said now
+        SideFinder(runtime, question).plans()  # what is wrong with the question is said now
         operations, subject = self._api.dlq_tools.operations, str(question)
         op = operations.running("missing", subject)
         if op is None:
@@ -163,33 +181,37 @@ class AuditMissingRoutes:
 
             async def work(tell: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
                 kept = await self._drilled(question, verdict, tell)
-                return {**search.told(kept.answer), "state": kept.verdict.state}
+                return {**search.result_fields(kept.answer), "state": kept.verdict.state}
 
             name = f"missing-{uuid.uuid4().hex[:12]}"
             op = operations.start(name, "missing", subject, actor_of(request), work)
         if op.task is not None:
-            await asyncio.wait([op.task], timeout=AT_ONCE_S)
+            await asyncio.wait([op.task], timeout=INLINE_ANSWER_TIMEOUT_S)
         if op.state == "failed":
             raise ApiError(502, "Not read", f"{op.error}; ask again in seconds")
         # Another one may have come in between, and taken it away, or put others in its place.
         return op if op.state != "done" else self._kept.get(question, op)
 
     async def _drilled(
-        self, question: Question, verdict: Verdict, tell: Callable[[dict[str, Any]], None]
-    ) -> Kept:
+        self, question: Question, verdict: AuditedWindow, report_progress: Callable[[dict[str, Any]], None]
+    ) -> CachedAnswer:
         answer = await drill(
-            self._api.runtime, question, tell, lateness_ms=verdict.lateness_ms, difference=verdict.difference
+            self._api.runtime,
+            question,
+            report_progress,
+            lateness_ms=verdict.lateness_ms,
+            difference=verdict.difference,
         )
-        kept = self._kept[question] = Kept(answer, verdict, now_ms(), time.monotonic())
+        kept = self._kept[question] = CachedAnswer(answer, verdict, now_ms(), time.monotonic())
         self._kept.move_to_end(question)
-        while len(self._kept) > KEPT:
+        while len(self._kept) > CACHED_ANSWERS:
             self._kept.popitem(last=False)
         return kept
 
-    async def _verdict(self, question: Question) -> Verdict:
+    async def _verdict(self, question: Question) -> AuditedWindow:
         """Raises ApiError: the audit cannot be asked now. NotReadable: it compares several groups there."""
         topic, before, after, start_ms, group = question
-        known = await self._audit.known(Wanted(topic, from_ms=start_ms, before_ms=start_ms + 1))
+        known = await self._audit.known(WindowQuery(topic, from_ms=start_ms, before_ms=start_ms + 1))
         audits = self._api.runtime.catalog.audits
         rows = verdict_rows(known, now_ms(), audits.plan_of, partial(unseen, audits))
         late_ms = 0
@@ -203,7 +225,7 @@ class AuditMissingRoutes:
             raise NotReadable(f"group {group[:100]!r} is not compared there; {others}")
         rows = [row for row in rows if not group or row["group"] == group]
         if not rows:
-            return Verdict(None, False, None, late_ms)
+            return AuditedWindow(None, False, None, late_ms)
         if len(rows) > 1:
             raise NotReadable(
                 f"groups {', '.join(groups)} are compared there, each for itself: name one of them as group"
@@ -211,7 +233,9 @@ class AuditMissingRoutes:
         row = rows[0]
         is_closed = row["state"] in SETTLED and row["closed"]
         surplus, ids = row["from_count"] - row["to_count"], _ids(known, question, row["group"] or "")
-        return Verdict(row["state"], is_closed, Difference(surplus, ids) if is_closed else None, late_ms)
+        return AuditedWindow(
+            row["state"], is_closed, AuditedDifference(surplus, ids) if is_closed else None, late_ms
+        )
 
     # -- copying again -----------------------------------------------------------------------------
 
@@ -224,7 +248,11 @@ class AuditMissingRoutes:
         execute = flag_of(body, "execute")
         leader = self._leader(request)
         if leader:
-            return _passed_on(*await ask_worker(self._api, request, leader, dict(body), patience_s=HOP_S))
+            return _passed_on(
+                *await ask_worker(
+                    self._api, request, leader, dict(body), patience_s=FORWARDED_CHANGE_TIMEOUT_S
+                )
+            )
         verdict = await self._verdict(question)
         if not verdict.is_closed:
             raise ApiError(
@@ -232,15 +260,15 @@ class AuditMissingRoutes:
                 "their way still, and would be there twice; ask again once both tiers have closed it",
             )  # fmt: skip
         if not execute:
-            found = await self._look(request, question, FRESH_S)
-            if isinstance(found, Operation):
-                return _begun(found)
+            found = await self._search(request, question, CACHED_ANSWER_TTL_S)
+            if isinstance(found, TrackedOperation):
+                return _started(found)
             targets(found.answer)
             many = sum(map(len, wanted(found.answer).values()))
             return json_response(
                 {"execute": False, "missing": many, "state": verdict.state, "complete": found.answer.is_whole}
             )
-        Sider(self._api.runtime, question).plans()
+        SideFinder(self._api.runtime, question).plans()
         self._must_lead()
         if self._api.runtime.draining:
             raise ApiError(503, "Stopping", "this worker stops; ask another one")
@@ -251,20 +279,24 @@ class AuditMissingRoutes:
 
         name = f"copy-again-{uuid.uuid4().hex[:12]}"
         op = self._api.dlq_tools.operations.start(name, "copy-again", str(question), actor, work)
-        return _begun(op)
+        return _started(op)
 
     async def _copied(
-        self, question: Question, verdict: Verdict, actor: str, tell: Callable[[dict[str, Any]], None]
+        self,
+        question: Question,
+        verdict: AuditedWindow,
+        actor: str,
+        report_progress: Callable[[dict[str, Any]], None],
     ) -> dict[str, Any]:
         runtime = self._api.runtime
-        kept = await self._drilled(question, verdict, tell)
+        kept = await self._drilled(question, verdict, report_progress)
         self._kept.pop(question, None)  # it will be others
         self._must_lead()  # reading took its time
         targets(kept.answer)
         done: dict[str, int] = {}
         trouble = "; not all of them"
         try:
-            done = await copy_again(runtime, kept.answer, tell)
+            done = await copy_again(runtime, kept.answer, report_progress)
             trouble = f"; {done['left']} are not there any more" if done["left"] else ""
         finally:
             many = sum(map(len, wanted(kept.answer).values()))
@@ -279,7 +311,7 @@ class AuditMissingRoutes:
             )
             if many:
                 await self._record(event)
-        told = search.told(kept.answer)
+        told = search.result_fields(kept.answer)
         return {**told, **done, "state": verdict.state}
 
     async def _record(self, event: OperatorAct) -> None:
@@ -298,7 +330,7 @@ class AuditMissingRoutes:
         """Who is to be asked; "": this worker."""
         runtime = self._api.runtime
         leader = runtime.control.view.leader
-        return leader if leader and not runtime.leader.leads and not request.headers.get(HOP) else ""
+        return leader if leader and not runtime.leader.leads and not request.headers.get(HOP_HEADER) else ""
 
 
 def _question(of: Callable[[str], Any], time_of: Callable[[str, int], int]) -> Question:
@@ -313,7 +345,7 @@ def _question(of: Callable[[str], Any], time_of: Callable[[str, int], int]) -> Q
     return Question(topic, before, after, time_of(of("start"), now_ms()), group)
 
 
-def _ids(known: Known, question: Question, group: str) -> Fingerprint | None:
+def _ids(known: RegionCounts, question: Question, group: str) -> Fingerprint | None:
     """The sum of upstream's ids less downstream's, as they are compared: a group, "" for none, with its own
     cluster alone, where that is counted. None: not all records have one."""
     found = {question.from_tier: NO_TOTALS, question.to_tier: NO_TOTALS}
@@ -332,7 +364,7 @@ def _ids(known: Known, question: Question, group: str) -> Fingerprint | None:
     return before.ids.minus(after.ids)
 
 
-def _begun(op: Operation) -> web.Response:
+def _started(op: TrackedOperation) -> web.Response:
     return json_response(op.to_json(), 202, {"Location": f"/api/v1/operations/{op.id}"})
 
 

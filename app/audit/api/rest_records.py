@@ -15,16 +15,23 @@ from aiokafka.errors import KafkaError
 from app.archive.topic_archive import ArchiveUnreadable, TopicArchive, open_archive
 from app.audit.definition import AuditPlan
 from app.audit.pump.counting_spec import open_times, time_of
-from app.audit.query.record_search import Found, Limits, Part, RangeReader, Times, parts_of
+from app.audit.query.record_search import (
+    EventTimeRange,
+    FoundRecord,
+    RangeReader,
+    SearchLimits,
+    SearchRange,
+    parts_of,
+)
 from app.dispatch.dlq.letter import whole as all_of
 from app.dispatch.dlq.query import BadQuery, parse_when
 from app.kafka.client.cluster import ClusterClient, ClusterUnreachable
 from app.kernel.clock import iso, now_ms
-from app.offsets.api.rest import MAX_NAME_CHARS, told_apart
-from app.offsets.api.time_index import INDEX, index_of, own_share, wanted_of
-from app.web.http.exports import CSV, NDJSON, PATIENCE_S, csv_lines, write
+from app.offsets.api.rest import MAX_NAME_CHARS, offset_errors_as_problems
+from app.offsets.api.time_index import INDEX_PATH, index_of, own_share, wanted_of
+from app.web.http.exports import CSV, EXPORT_READER_TIMEOUT_S, NDJSON, csv_lines, write
 from app.web.http.responses import ApiError, number
-from app.web.http.route_docs import JSON, TEXT, Answer, Param, described, whole
+from app.web.http.route_docs import JSON, TEXT, AnswerDoc, Param, described, whole
 
 if TYPE_CHECKING:
     from app.web.console.api import Api
@@ -47,7 +54,7 @@ RECORDS = (
     Param("format", {"type": "string", "enum": ["ndjson", "csv"]}, "ndjson without it, or as Accept says"),
 )
 ABOUT = "records; the last line of JSON has `summary`, without it the answer is not whole"
-STREAM = {200: Answer({NDJSON: TEXT, CSV: TEXT}, ABOUT)}
+STREAM = {200: AnswerDoc({NDJSON: TEXT, CSV: TEXT}, ABOUT)}
 
 
 class AuditRecordRoutes:
@@ -60,8 +67,8 @@ class AuditRecordRoutes:
     def routes(self) -> list[web.RouteDef]:
         """Everything there is."""
         return [
-            web.get(INDEX, told_apart(self.get_index)),
-            web.get("/api/v1/audit/records", told_apart(self.get_records), allow_head=False),
+            web.get(INDEX_PATH, offset_errors_as_problems(self.get_index)),
+            web.get("/api/v1/audit/records", offset_errors_as_problems(self.get_records), allow_head=False),
         ]
 
     @described({"type": "object"}, query=(TOPIC, CLUSTER), problems=(409, 502))
@@ -107,7 +114,7 @@ class AuditRecordRoutes:
                 )
             except LookupError as error:
                 raise ApiError(404, "No such topic", str(error)) from error
-            limits = Limits(limit, MOST_BYTES, MOST_S)
+            limits = SearchLimits(limit, MOST_BYTES, MOST_S)
             reader = RangeReader(
                 client, topic, parts, times, told, limits, archive, by_timestamp=not by_value
             )
@@ -119,7 +126,7 @@ class AuditRecordRoutes:
 async def _streamed(
     request: web.Request,
     reader: RangeReader,
-    parts: list[Part],
+    parts: list[SearchRange],
     plan: AuditPlan | None,
     trouble: str,
     *,
@@ -136,7 +143,7 @@ async def _streamed(
                 await write(answer, _csv(found) if is_csv else _lines(found))
         if not is_csv:
             await write(answer, orjson.dumps({"summary": summary(reader, parts, plan, trouble)}) + b"\n")
-        async with asyncio.timeout(PATIENCE_S):
+        async with asyncio.timeout(EXPORT_READER_TIMEOUT_S):
             await answer.write_eof()
     except ConnectionResetError:
         pass  # nobody reads any more
@@ -148,7 +155,7 @@ async def _streamed(
 
 
 def summary(
-    reader: RangeReader, parts: list[Part], plan: AuditPlan | None, trouble: str = ""
+    reader: RangeReader, parts: list[SearchRange], plan: AuditPlan | None, trouble: str = ""
 ) -> dict[str, Any]:
     """What is told behind the records. `trouble`: why the archive was not read, "" if it was or is none."""
     return {
@@ -187,7 +194,7 @@ async def _archive(
         return None, str(error)
 
 
-def _row(found: Found) -> dict[str, Any]:
+def _row(found: FoundRecord) -> dict[str, Any]:
     record = found.record
     return {
         "partition": found.partition, "offset": record.offset, "time_ms": found.time_ms,
@@ -197,11 +204,11 @@ def _row(found: Found) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _lines(found: list[Found]) -> bytes:
+def _lines(found: list[FoundRecord]) -> bytes:
     return b"".join(orjson.dumps(_row(one)) + b"\n" for one in found)
 
 
-def _csv(found: list[Found]) -> bytes:
+def _csv(found: list[FoundRecord]) -> bytes:
     rows = []
     for one in found:
         row = _row(one)
@@ -233,7 +240,7 @@ def _named(query: Mapping[str, str]) -> tuple[str, str]:
     return found[0], found[1]
 
 
-def _times(query: Mapping[str, str]) -> Times:
+def _times(query: Mapping[str, str]) -> EventTimeRange:
     at_ms = now_ms()
     found = {}
     for name in ("from", "to"):
@@ -246,7 +253,7 @@ def _times(query: Mapping[str, str]) -> Times:
             raise BadQuery(f"{name}: {error}") from error
     if found["from"] >= found["to"]:
         raise BadQuery(f"to: {iso(found['to'])} is not after {iso(found['from'])}")
-    return Times(found["from"], found["to"])
+    return EventTimeRange(found["from"], found["to"])
 
 
 def _is_csv(request: web.Request) -> bool:

@@ -20,7 +20,7 @@ from __future__ import annotations
 import msgspec
 import numpy as np
 
-from app.audit.counts.counter import SKEW_MS, UNTIMED, Rows, Tally, believed, window_of
+from app.audit.counts.counter import SKEW_MS, UNTIMED, RecordArrays, Tally, believed, window_of
 from app.audit.counts.reports import Report, Scope, client_report, shard_of_client
 from app.audit.counts.totals import NEVER_MS, NO_TOTALS, Totals
 from app.kafka.records.header_arrays import Numbers
@@ -85,7 +85,7 @@ class ClientAudit:
             self._max_timestamp_ms, self._arrived_ms, self._shard,
         )  # fmt: skip
 
-    def add(self, rows: Rows, at_ms: int | Numbers) -> None:
+    def add(self, rows: RecordArrays, at_ms: int | Numbers) -> None:
         """Counts records that this tier has at `at_ms`, all or each."""
         if not rows.timestamps_ms.size:
             return

@@ -23,12 +23,12 @@ from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from operator import attrgetter
 
-from app.audit.counts.counter import How, Tally, count_chunk, count_headers
-from app.audit.counts.fingerprint import Source
+from app.audit.counts.counter import CountingSpec, Tally, count_chunk, count_headers
+from app.audit.counts.fingerprint import FingerprintSource
 from app.audit.counts.partition_counter import PartitionReader, PartState, by_part, bytes_below, rows_by_part
 from app.audit.counts.reports import PART_OFFSETS, Report, Scope
-from app.kafka.records.batch import Committed
-from app.kafka.records.header_arrays import Headers, headers_of_heads
+from app.kafka.records.batch import ReadCommittedFilter
+from app.kafka.records.header_arrays import BatchHeaderArrays, headers_of_heads
 from app.kernel.ranges import MAX_OFFSET
 
 MOST_PIECES = 256  # beyond, neighbours are joined
@@ -36,7 +36,7 @@ MOST_HEADS = 256  # that are counted together; of a chunk of more, its tally is 
 MOST_PENDING = 256  # reports of what has ended; beyond, the oldest are given up: nothing waits for an audit
 
 
-class Piece:
+class CountedSpan:
     """Offsets [start, end), cut between batches: as tallies of parts, or as the headers that tell all."""
 
     __slots__ = ("end", "heads", "parts", "start")
@@ -49,7 +49,7 @@ class Piece:
         self.parts = parts
         self.heads = heads
 
-    def join(self, other: Piece) -> None:
+    def join(self, other: CountedSpan) -> None:
         """Takes the next one in, both counted; when either was finished is not told then."""
         (part, last), (next_part, first) = self.parts[-1], other.parts[0]
         if part == next_part:
@@ -74,21 +74,38 @@ class ConsumerReader:
     """
 
     __slots__ = (
-        "_how", "_lateness_ms", "_log_end", "_log_end_ms", "_pieces", "_scope", "is_cut", "is_known",
-        "reader", "version",
+        "_lateness_ms",
+        "_log_end",
+        "_log_end_ms",
+        "_pieces",
+        "_scope",
+        "_spec",
+        "is_cut",
+        "is_known",
+        "reader",
+        "version",
     )  # fmt: skip
 
     def __init__(
-        self, scope: Scope, source: Source, how: How, next_offset: int, *, lineage: int = 0,
-        state: Sequence[PartState] = (), is_cut: bool, lateness_ms: int, at_ms: int,
-    ) -> None:  # fmt: skip
+        self,
+        scope: Scope,
+        source: FingerprintSource,
+        spec: CountingSpec,
+        next_offset: int,
+        *,
+        lineage: int = 0,
+        state: Sequence[PartState] = (),
+        is_cut: bool,
+        lateness_ms: int,
+        at_ms: int,
+    ) -> None:
         self._scope = scope
-        self._how = how
+        self._spec = spec
         self._lateness_ms = lateness_ms
-        self._pieces: list[Piece] = []
+        self._pieces: list[CountedSpan] = []
         self._log_end, self._log_end_ms = MAX_OFFSET, at_ms  # where the log ended, and when; see `ended`
         self.reader = PartitionReader(
-            scope, source, how, next_offset, lineage=lineage, part_offsets=PART_OFFSETS
+            scope, source, spec, next_offset, lineage=lineage, part_offsets=PART_OFFSETS
         )
         self.is_cut = is_cut
         self.is_known = bool(state) and state[-1].upto == next_offset
@@ -121,26 +138,26 @@ class ConsumerReader:
             data = data[bytes_below(data, first) :]
         if at < len(pieces):
             data = data[: bytes_below(data, end)]
-        heads = self._telling(data, first)
+        heads = self._countable_headers(data, first)
         parts = [] if heads else self._counted(data, first, end, aborted)
-        pieces.insert(at, Piece(first, end, parts, heads))
+        pieces.insert(at, CountedSpan(first, end, parts, heads))
         if len(pieces) > MOST_PIECES:
             self._join()
 
-    def _telling(self, data: bytes, start: int) -> list[bytes] | None:
+    def _countable_headers(self, data: bytes, start: int) -> list[bytes] | None:
         """The headers of all that there is from `start` on, if nothing else is needed to count it."""
         heads = self.reader.heads_of(data, start)
         if not heads or len(heads) > MOST_HEADS or (headers := headers_of_heads(heads)) is None:
             return None
-        return heads if self.reader.told_by(headers, start) == len(heads) else None
+        return heads if self.reader.countable_from_headers(headers, start) == len(heads) else None
 
     def _counted(
         self, data: bytes, start: int, end: int, aborted: Sequence[tuple[int, int]]
     ) -> list[tuple[int, Tally]]:
-        committed, parts = Committed(aborted), list[tuple[int, Tally]]()
+        committed, parts = ReadCommittedFilter(aborted), list[tuple[int, Tally]]()
         for part, batches in by_part(memoryview(data), start // PART_OFFSETS, end, PART_OFFSETS):
             tally = Tally(self._scope.width_ms, timed=True)
-            count_chunk(tally, batches, start, self._how, committed=committed)
+            count_chunk(tally, batches, start, self._spec, committed=committed)
             parts.append((part, tally))
         return parts
 
@@ -156,14 +173,14 @@ class ConsumerReader:
                 del pieces[at + 1]
                 return
 
-    def _tally(self, piece: Piece) -> None:
+    def _tally(self, piece: CountedSpan) -> None:
         """Counts it, if it waits as headers."""
         if piece.heads is None:
             return
         headers = _headers_of([piece])
         for part, rows in rows_by_part(headers, PART_OFFSETS):
             tally = Tally(self._scope.width_ms, timed=True)
-            count_headers(tally, headers.of(rows), self._how, None)
+            count_headers(tally, headers.of(rows), self._spec, None)
             piece.parts.append((part, tally))
         piece.heads = None
 
@@ -178,7 +195,7 @@ class ConsumerReader:
             if one.heads is None:
                 for _, tally in one.parts:
                     tally.seen(at_ms)
-                reader.take(one.parts, one.end, at_ms)
+                reader.add_parts(one.parts, one.end, at_ms)
             else:
                 reader.headed(_headers_of(run), run[-1].end, at_ms=at_ms, seen_at_ms=at_ms)
         del self._pieces[:passed]
@@ -222,16 +239,16 @@ class ConsumerReader:
             self.version += 1
 
 
-def _headers_of(run: Iterable[Piece]) -> Headers:
+def _headers_of(run: Iterable[CountedSpan]) -> BatchHeaderArrays:
     """Of pieces that are kept as headers."""
     headers = headers_of_heads([head for piece in run for head in piece.heads or ()])
     assert headers is not None, "they tell all"
     return headers
 
 
-def _runs(pieces: Iterable[Piece]) -> list[list[Piece]]:
+def _runs(pieces: Iterable[CountedSpan]) -> list[list[CountedSpan]]:
     """Those that are kept as headers and follow on each other together; any other one alone."""
-    found: list[list[Piece]] = []
+    found: list[list[CountedSpan]] = []
     last, count = None, 0
     for piece in pieces:
         size = len(piece.heads or ())

@@ -5,9 +5,9 @@ Rules
    (`UNTIMED`), as are those with one beyond all calendars: who writes microseconds would make windows that
    never end.
 2. A header tells the first record's timestamp and the highest, but records behind the first may be older by
-   any time. So the lowest is read from the records (`How.lowest`), without making them objects: a batch is
-   counted from its header if lowest and highest are in one window. Source and copy agree then, however
-   either cuts its batches.
+   any time. So the lowest is read from the records (`CountingSpec.lowest`), without making them objects: a
+   batch is counted from its header if lowest and highest are in one window. Source and copy agree then,
+   however either cuts its batches.
    Who promises that no record is older than its batch's first by more than `disorder_ms` saves that: a batch
    is counted from its header if its first timestamp is so far behind the window's start.
    Where the log's own time counts (LogAppendTime) all records of a batch have the highest timestamp.
@@ -28,19 +28,19 @@ import numpy as np
 import numpy.typing as npt
 
 from app.audit.counts import fingerprint
-from app.audit.counts.fingerprint import Source, Words
+from app.audit.counts.fingerprint import FingerprintSource, Words
 from app.audit.counts.latencies import Latencies
 from app.audit.counts.totals import LAST_MS, NEVER_MS, Sums, Totals
 from app.kafka.records.batch import (
     HEADER,
     LOG_OVERHEAD_BYTES,
     MAGIC,
-    Batch,
     BatchHeader,
-    Committed,
+    ReadCommittedFilter,
+    RecordBatch,
     iter_batches,
 )
-from app.kafka.records.header_arrays import Headers, Numbers, exact, headers_of, heads_of
+from app.kafka.records.header_arrays import BatchHeaderArrays, Numbers, exact, headers_of, heads_of
 from app.kafka.records.record import Record
 from app.kafka.records.scan import MAX_BATCH_RECORDS
 
@@ -54,8 +54,8 @@ _SPREAD = 4  # points a batch's latencies are spread over
 SKEW_MS = 120_000  # so far ahead a clock may be; a timestamp beyond says nothing of how far its source is
 LIFTS = 16  # so many times as many records behind are believed more than those that are ahead of them
 
-Decode = Callable[[Batch], Iterable[Record]]
-Lowest = Callable[[Batch], int]
+Decode = Callable[[RecordBatch], Iterable[Record]]
+Lowest = Callable[[RecordBatch], int]
 IdOf = Callable[[Record], bytes | None]
 ContentOf = Callable[[Record], int]
 
@@ -90,7 +90,7 @@ def believed(timestamps_ms: Numbers) -> Numbers:
     return np.where(timestamps_ms > LAST_MS, UNTIMED, timestamps_ms)
 
 
-class Rows(NamedTuple):
+class RecordArrays(NamedTuple):
     """Records as arrays of one length. `offsets`, `ids`, `contents` (ids that change with what the records
     hold): None where they are not to be had."""
 
@@ -101,7 +101,7 @@ class Rows(NamedTuple):
     contents: Words | None = None
 
 
-class Times(NamedTuple):
+class UnsettledTimes(NamedTuple):
     """Event times of a window whose latencies are not known yet: of batches, each spread evenly over
     [last - span, last], `counts` of them; of single records without those two."""
 
@@ -133,7 +133,7 @@ class Tally:
         self.windows: dict[int, Sums] = {}
         self.from_headers = self.decoded = self.undecodable = 0
         self.max_timestamp_ms = NEVER_MS
-        self.times: list[Times] | None = [] if timed else None
+        self.times: list[UnsettledTimes] | None = [] if timed else None
 
     def seen(self, at_ms: int) -> None:
         """This tier has had at `at_ms` what was counted; `times` end."""
@@ -167,7 +167,12 @@ class Tally:
     def totals(self) -> dict[int, Totals]:
         return {start: sums.totals() for start, sums in sorted(self.windows.items())}
 
-    def add(self, rows: Rows, seen_at_ms: int | Numbers | None = None, source: Source | None = None) -> None:
+    def add(
+        self,
+        rows: RecordArrays,
+        seen_at_ms: int | Numbers | None = None,
+        source: FingerprintSource | None = None,
+    ) -> None:
         """Counts records.
 
         Args:
@@ -205,11 +210,11 @@ class Tally:
                 if len(found) > MANY_WINDOWS:
                     sums.pack()
             elif self.times is not None and start != UNTIMED:
-                self.times.append(Times(start, here))
+                self.times.append(UnsettledTimes(start, here))
         self.max_timestamp_ms = max(self.max_timestamp_ms, int(timestamps.max()))
 
 
-class How(NamedTuple):
+class CountingSpec(NamedTuple):
     """How a log's records are counted.
 
     Attributes:
@@ -226,7 +231,7 @@ class How(NamedTuple):
     """
 
     decode: Decode
-    source: Source | None = None
+    source: FingerprintSource | None = None
     id_of: IdOf | None = None
     disorder_ms: int = ANY_DISORDER
     by_value: bool = False
@@ -243,9 +248,9 @@ def count_chunk(
     tally: Tally,
     data: bytes | memoryview,
     start_offset: int,
-    how: How,
+    spec: CountingSpec,
     seen_at_ms: int | None = None,
-    committed: Committed | None = None,
+    committed: ReadCommittedFilter | None = None,
 ) -> None:
     """Counts the records from `start_offset` on of a chunk of whole batches, whose checksums were checked.
 
@@ -257,38 +262,40 @@ def count_chunk(
         CorruptBatch: it is not made of batches.
     """
     headers = headers_of(data)
-    committed = committed or Committed(())
+    committed = committed or ReadCommittedFilter(())
     if headers is None:
         shown_batches = filter(committed.shows, iter_batches(data))
         wanted = (batch for batch in shown_batches if batch.header.next_offset > start_offset)
-        _count_records(tally, wanted, start_offset, how, seen_at_ms)
+        _count_records(tally, wanted, start_offset, spec, seen_at_ms)
         return
     shown = (headers.next_offset > start_offset) & (headers.record_count > 0)
     # Only these need the filter: it says of all others that they are shown, and learns nothing from them.
     for row in np.flatnonzero(headers.attributes & (TRANSACTIONAL | CONTROL)).tolist():
         shown[row] &= committed.shows(headers.batch(row))
-    if how.lowest is not None and how.disorder_ms == ANY_DISORDER:
-        headers = _with_lowest(headers, shown, start_offset, how, tally.width_ms)
+    if spec.lowest is not None and spec.disorder_ms == ANY_DISORDER:
+        headers = _with_lowest(headers, shown, start_offset, spec, tally.width_ms)
     firsts = _firsts(headers)
-    whole = shown & _in_one_window(headers, firsts, start_offset, how, tally.width_ms)
+    whole = shown & _in_one_window(headers, firsts, start_offset, spec, tally.width_ms)
     if whole.all():
-        _count_headers(tally, headers, firsts, how.source, seen_at_ms)
+        _count_headers(tally, headers, firsts, spec.source, seen_at_ms)
         return
     if whole.any():
-        _count_headers(tally, headers.of(whole), firsts[whole], how.source, seen_at_ms)
+        _count_headers(tally, headers.of(whole), firsts[whole], spec.source, seen_at_ms)
     others = (headers.batch(row) for row in np.flatnonzero(shown & ~whole).tolist())
-    _count_records(tally, others, start_offset, how, seen_at_ms)
+    _count_records(tally, others, start_offset, spec, seen_at_ms)
 
 
-def telling_heads(data: bytes, start_offset: int, how: How, width_ms: int) -> list[bytes] | None:
+def countable_headers(
+    data: bytes, start_offset: int, spec: CountingSpec, width_ms: int
+) -> list[bytes] | None:
     """The headers of whole batches as they are kept instead of the bytes: with the lowest timestamps of the
-    records, where those are needed (rule 2). None: they do not tell all. `told_by_headers` says whether they
-    do. Of one batch it takes microseconds: it is asked of every batch that a route appends.
+    records, where those are needed (rule 2). None: they do not tell all. `countable_from_headers` says
+    whether they do. Of one batch it takes microseconds: it is asked of every batch that a route appends.
     """
-    if how.decodes_all:
+    if spec.decodes_all:
         return None
     heads = heads_of(data)
-    if not heads or how.lowest is None or how.disorder_ms != ANY_DISORDER:
+    if not heads or spec.lowest is None or spec.disorder_ms != ANY_DISORDER:
         return heads or None
     view, at = memoryview(data), 0
     for row, head in enumerate(heads):
@@ -300,7 +307,7 @@ def telling_heads(data: bytes, start_offset: int, how: How, width_ms: int) -> li
                 return None
             if header.base_offset < start_offset or header.attributes & _NOT_BY_HEADERS:
                 return None
-            lowest_ms = _lowest(Batch(header, view[at:end]), how.lowest)
+            lowest_ms = _lowest(RecordBatch(header, view[at:end]), spec.lowest)
             if lowest_ms < start_ms:
                 return None
             heads[row] = exact(head, lowest_ms)
@@ -309,29 +316,35 @@ def telling_heads(data: bytes, start_offset: int, how: How, width_ms: int) -> li
 
 
 def _with_lowest(
-    headers: Headers, shown: npt.NDArray[np.bool_], start_offset: int, how: How, width_ms: int
-) -> Headers:
+    headers: BatchHeaderArrays,
+    shown: npt.NDArray[np.bool_],
+    start_offset: int,
+    spec: CountingSpec,
+    width_ms: int,
+) -> BatchHeaderArrays:
     """With the lowest timestamps of those records that decide it (rule 2)."""
-    assert how.lowest is not None
-    wanted = shown & _worth_reading(headers, start_offset, how, width_ms)
+    assert spec.lowest is not None
+    wanted = shown & _worth_reading(headers, start_offset, spec, width_ms)
     firsts, is_exact = headers.first_timestamp_ms.copy(), headers.is_exact.copy()
     for row in np.flatnonzero(wanted).tolist():
-        lowest_ms = _lowest(headers.batch(row), how.lowest)
+        lowest_ms = _lowest(headers.batch(row), spec.lowest)
         if lowest_ms != NEVER_MS:
             firsts[row], is_exact[row] = lowest_ms, True
     return headers._replace(first_timestamp_ms=firsts, is_exact=is_exact)
 
 
-def _worth_reading(headers: Headers, start_offset: int, how: How, width_ms: int) -> npt.NDArray[np.bool_]:
+def _worth_reading(
+    headers: BatchHeaderArrays, start_offset: int, spec: CountingSpec, width_ms: int
+) -> npt.NDArray[np.bool_]:
     """Which batches may be counted from their headers once the lowest timestamp of their records is known."""
     all_exact = headers._replace(is_exact=np.ones(headers.is_exact.shape, dtype=np.bool_))
-    may_be = _in_one_window(all_exact, _firsts(headers), start_offset, how, width_ms)
+    may_be = _in_one_window(all_exact, _firsts(headers), start_offset, spec, width_ms)
     by_log = (headers.attributes & LOG_APPEND_TIME) != 0
     wanted: npt.NDArray[np.bool_] = may_be & ~(headers.is_exact | (headers.record_count == 1) | by_log)
     return wanted
 
 
-def _lowest(batch: Batch, lowest: Lowest) -> int:
+def _lowest(batch: RecordBatch, lowest: Lowest) -> int:
     """`NEVER_MS`: it has none, or it cannot be read; who counts the records finds out why."""
     try:
         return max(NEVER_MS, lowest(batch))
@@ -339,35 +352,39 @@ def _lowest(batch: Batch, lowest: Lowest) -> int:
         return NEVER_MS
 
 
-def told_by_headers(headers: Headers, start_offset: int, how: How, width_ms: int) -> int:
+def countable_from_headers(
+    headers: BatchHeaderArrays, start_offset: int, spec: CountingSpec, width_ms: int
+) -> int:
     """How many of the first batches can be counted from their headers alone, all of which are shown."""
     plain = (headers.attributes & (TRANSACTIONAL | CONTROL)) == 0
-    whole = plain & _in_one_window(headers, _firsts(headers), start_offset, how, width_ms)
+    whole = plain & _in_one_window(headers, _firsts(headers), start_offset, spec, width_ms)
     return len(whole) if whole.all() else int(whole.argmin())
 
 
-def count_headers(tally: Tally, headers: Headers, how: How, seen_at_ms: int | Numbers | None) -> None:
-    """Counts batches of which the headers tell all (`told_by_headers`), all or each seen at its time;
+def count_headers(
+    tally: Tally, headers: BatchHeaderArrays, spec: CountingSpec, seen_at_ms: int | Numbers | None
+) -> None:
+    """Counts batches of which the headers tell all (`countable_from_headers`), all or each seen at its time;
     negative ones of each: at an unknown one."""
-    _count_headers(tally, headers, _firsts(headers), how.source, seen_at_ms)
+    _count_headers(tally, headers, _firsts(headers), spec.source, seen_at_ms)
 
 
-def _firsts(headers: Headers) -> Numbers:
+def _firsts(headers: BatchHeaderArrays) -> Numbers:
     by_log = headers.attributes & LOG_APPEND_TIME
     return np.where(by_log, headers.max_timestamp_ms, headers.first_timestamp_ms)
 
 
 def _in_one_window(
-    headers: Headers, firsts: Numbers, start_offset: int, how: How, width_ms: int
+    headers: BatchHeaderArrays, firsts: Numbers, start_offset: int, spec: CountingSpec, width_ms: int
 ) -> npt.NDArray[np.bool_]:
     """Which batches are counted from their headers (rules 2 and 3)."""
-    if how.decodes_all:
+    if spec.decodes_all:
         return np.zeros(firsts.shape, dtype=np.bool_)
     lasts = headers.max_timestamp_ms
     by_log = (headers.attributes & LOG_APPEND_TIME) != 0
     alone = by_log | (headers.record_count == 1) | headers.is_exact
     sure: npt.NDArray[np.bool_] = (
-        alone if how.disorder_ms == ANY_DISORDER else alone | (firsts % width_ms >= how.disorder_ms)
+        alone if spec.disorder_ms == ANY_DISORDER else alone | (firsts % width_ms >= spec.disorder_ms)
     )
     sure = (
         sure
@@ -377,13 +394,17 @@ def _in_one_window(
         & (firsts // width_ms == lasts // width_ms)
     )
     sure = sure & (headers.base_offset >= start_offset) & ((headers.attributes & DELETE_HORIZON) == 0)
-    if how.source is not None:
+    if spec.source is not None:
         sure = sure & (headers.record_count == headers.last_offset_delta + 1)
     return sure
 
 
 def _count_headers(
-    tally: Tally, headers: Headers, firsts: Numbers, source: Source | None, seen_at_ms: int | Numbers | None
+    tally: Tally,
+    headers: BatchHeaderArrays,
+    firsts: Numbers,
+    source: FingerprintSource | None,
+    seen_at_ms: int | Numbers | None,
 ) -> None:
     """Counts batches that lie in one window each."""
     lasts = headers.max_timestamp_ms
@@ -417,7 +438,7 @@ def _count_headers(
                 if len(found) > MANY_WINDOWS:
                     sums.pack()
         elif tally.times is not None:
-            tally.times.append(Times(start, lasts[rows], lasts[rows] - firsts[rows], counts))
+            tally.times.append(UnsettledTimes(start, lasts[rows], lasts[rows] - firsts[rows], counts))
 
 
 def _ranges(begins: Numbers, ends: Numbers) -> Iterable[tuple[int, int]]:
@@ -442,7 +463,11 @@ def _add_latencies(latencies: Latencies, least_ms: Numbers, spans_ms: Numbers, c
 
 
 def _count_records(
-    tally: Tally, batches: Iterable[Batch], start_offset: int, how: How, seen_at_ms: int | None
+    tally: Tally,
+    batches: Iterable[RecordBatch],
+    start_offset: int,
+    spec: CountingSpec,
+    seen_at_ms: int | None,
 ) -> None:
     """Counts batches record by record, all of them together: arrays of a few records would cost more."""
     timestamps: list[int] = []
@@ -452,7 +477,7 @@ def _count_records(
     checksums: list[int] = []
     for batch in batches:
         try:
-            read = _read(batch, start_offset, how)
+            read = _read(batch, start_offset, spec)
         except Exception:  # noqa: BLE001 - decoders raise what they like; the batch is counted all the same
             _count_undecodable(tally, batch)
             continue
@@ -466,18 +491,18 @@ def _count_records(
         nbytes += [share + rest] + [share] * (count - 1)
         names += read.names
         checksums += read.checksums
-    rows = Rows(_numbers(timestamps), _numbers(nbytes), _numbers(offsets))
-    if how.id_of is None:
-        tally.add(rows, seen_at_ms, how.source)
+    rows = RecordArrays(_numbers(timestamps), _numbers(nbytes), _numbers(offsets))
+    if spec.id_of is None:
+        tally.add(rows, seen_at_ms, spec.source)
         return
     has_id = np.array([name is not None for name in names], dtype=np.bool_)
     ids = fingerprint.ids_of([name for name in names if name is not None])
     contents = None
-    if how.content_of is not None:
+    if spec.content_of is not None:
         contents = fingerprint.with_content(ids, np.array(checksums, dtype=np.uint32))
     for mask, *told in ((has_id, ids, contents), (~has_id, None, None)):
-        some = Rows(rows.timestamps_ms[mask], rows.nbytes[mask], _numbers(offsets)[mask], *told)
-        tally.add(some, seen_at_ms, how.source)
+        some = RecordArrays(rows.timestamps_ms[mask], rows.nbytes[mask], _numbers(offsets)[mask], *told)
+        tally.add(some, seen_at_ms, spec.source)
 
 
 class _Read(NamedTuple):
@@ -489,24 +514,24 @@ class _Read(NamedTuple):
     checksums: list[int]
 
 
-def _read(batch: Batch, start_offset: int, how: How) -> _Read:
+def _read(batch: RecordBatch, start_offset: int, spec: CountingSpec) -> _Read:
     """Raises: ValueError: there are more than `MAX_BATCH_RECORDS`; and whatever the decoder does."""
     if batch.header.record_count > MAX_BATCH_RECORDS:
         raise ValueError(
             f"{batch.header.record_count} records; at most {MAX_BATCH_RECORDS} are decoded of a batch"
         )
     read = _Read([], [], [], [])
-    for record in how.decode(batch):
+    for record in spec.decode(batch):
         if record.offset < start_offset:
             continue
         read.timestamps.append(record.timestamp)
         read.offsets.append(record.offset)
-        if how.id_of is None:
+        if spec.id_of is None:
             continue
-        name = how.id_of(record)
+        name = spec.id_of(record)
         read.names.append(name)
-        if name is not None and how.content_of is not None:
-            read.checksums.append(how.content_of(record))
+        if name is not None and spec.content_of is not None:
+            read.checksums.append(spec.content_of(record))
     return read
 
 
@@ -514,7 +539,7 @@ def _numbers(many: list[int]) -> Numbers:
     return np.array(many, dtype=np.int64)
 
 
-def _count_undecodable(tally: Tally, batch: Batch) -> None:
+def _count_undecodable(tally: Tally, batch: RecordBatch) -> None:
     header = batch.header
     tally.undecodable += 1
     first_ms = header.first_timestamp_ms if header.magic == MAGIC else NEVER_MS

@@ -58,7 +58,7 @@ class Fingerprint(msgspec.Struct, frozen=True, array_like=True):
 NOTHING = Fingerprint()
 
 
-class Source(NamedTuple):
+class FingerprintSource(NamedTuple):
     """A partition whose offsets mean what they do: ids, not names, since names are given again."""
 
     cluster_id: str
@@ -107,7 +107,7 @@ def _id_of(name: bytes) -> bytes:
     return blake2b(name, digest_size=ID_BYTES).digest()
 
 
-def ids_of_offsets(source: Source, offsets: Offsets) -> Words:
+def ids_of_offsets(source: FingerprintSource, offsets: Offsets) -> Words:
     """Offsets of a source as ids, to be told apart by reconciliation; `offset_of` reads them back."""
     words = np.empty((len(offsets), 2), dtype=np.uint64)
     words[:, 0] = _source_key(source)
@@ -115,13 +115,13 @@ def ids_of_offsets(source: Source, offsets: Offsets) -> Words:
     return words
 
 
-def offset_of(sources: Iterable[Source], name: bytes) -> tuple[Source, int] | None:
+def offset_of(sources: Iterable[FingerprintSource], name: bytes) -> tuple[FingerprintSource, int] | None:
     """The source, of those that it may be, and the offset that an id stands for."""
     key, offset = int.from_bytes(name[:8], "big"), int.from_bytes(name[8:], "big")
     return next(((source, offset) for source in sources if _source_key(source) == key), None)
 
 
-def _source_key(source: Source) -> int:
+def _source_key(source: FingerprintSource) -> int:
     return _coefficients(source)[0][0]
 
 
@@ -141,13 +141,13 @@ def with_content(ids: Words, checksums: npt.NDArray[np.uint32]) -> Words:
     return changed
 
 
-def of_offsets(source: Source, offsets: Offsets) -> Fingerprint:
+def of_offsets(source: FingerprintSource, offsets: Offsets) -> Fingerprint:
     """Of single offsets of a source; one that is there twice counts twice."""
     words = offsets.astype(np.uint64)
     return Fingerprint(*(_sum(coefficients, words) for coefficients in _coefficients(source)))
 
 
-def of_range(source: Source, start: int, end: int) -> Fingerprint:
+def of_range(source: FingerprintSource, start: int, end: int) -> Fingerprint:
     """Of the offsets [start, end): the same as `of_offsets` of all of them, in constant time."""
     if start >= end:
         return NOTHING
@@ -162,7 +162,7 @@ def of_range(source: Source, start: int, end: int) -> Fingerprint:
 
 
 @lru_cache(maxsize=65_536)
-def _coefficients(source: Source) -> tuple[tuple[int, ...], tuple[int, ...]]:
+def _coefficients(source: FingerprintSource) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Of the polynomials in falling factorials: c0 + c1 x + c2 x (x - 1) + …, one a lane."""
     name = f"{source.cluster_id}/{source.topic_id}/{source.partition}".encode()
 

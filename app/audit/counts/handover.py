@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import msgspec
 
-from app.audit.counts.partition_counter import PartState, begun
+from app.audit.counts.partition_counter import PartState, new_part
 from app.audit.counts.totals import NEVER_MS
 from app.kernel.ranges import MAX_OFFSET
 
@@ -43,7 +43,7 @@ class AuditNote(msgspec.Struct, frozen=True, array_like=True):
         where the first of their parts began."""
         found = msgspec.msgpack.encode(self)
         if len(found) > MOST_BYTES:
-            first = begun(self.state[0].part, self.state[0].since)
+            first = new_part(self.state[0].part, self.state[0].since)
             found = msgspec.msgpack.encode(msgspec.structs.replace(self, state=(first,)))
         return found
 

@@ -18,19 +18,19 @@ import numpy.typing as npt
 
 from app.audit.counts.counter import (
     UNTIMED,
-    How,
+    CountingSpec,
     Tally,
     count_chunk,
     count_headers,
+    countable_from_headers,
+    countable_headers,
     mark_of,
-    telling_heads,
-    told_by_headers,
 )
-from app.audit.counts.fingerprint import Source
+from app.audit.counts.fingerprint import FingerprintSource
 from app.audit.counts.reports import INCARNATION, PART_OFFSETS, Increment, Report, Scope, report_id, shard_of
 from app.audit.counts.totals import NEVER_MS, Sums
-from app.kafka.records.batch import LOG_OVERHEAD_BYTES, Committed
-from app.kafka.records.header_arrays import Headers, Numbers
+from app.kafka.records.batch import LOG_OVERHEAD_BYTES, ReadCommittedFilter
+from app.kafka.records.header_arrays import BatchHeaderArrays, Numbers
 
 # A log that was read to its end for so long is believed to have said everything. Knowing where it ends does
 # not help to believe it sooner: a copy's log lies still, too, while whoever copies hangs, and closing its
@@ -57,7 +57,7 @@ class PartState(msgspec.Struct, frozen=True, array_like=True):
     whole_ms: int = NEVER_MS
 
 
-def begun(part: int, since: int) -> PartState:
+def new_part(part: int, since: int) -> PartState:
     """Of a part of which nothing is counted yet."""
     return PartState(part, since, since, False, ())
 
@@ -79,20 +79,45 @@ class PartitionReader:
     """
 
     __slots__ = (
-        "_acknowledged", "_arrived_ms", "_ended_ms", "_finished", "_how", "_idle_ms", "_late_ms",
-        "_mark_ms", "_name", "_part", "_part_offsets", "_partition", "_scope", "_since", "_tally",
-        "_told_upto", "_whole_ms", "complete_ms", "is_lacking", "max_timestamp_ms", "next_offset", "records",
+        "_acknowledged",
+        "_arrived_ms",
+        "_ended_ms",
+        "_finished",
+        "_idle_ms",
+        "_late_ms",
+        "_mark_ms",
+        "_name",
+        "_part",
+        "_part_offsets",
+        "_partition",
+        "_scope",
+        "_since",
+        "_spec",
+        "_tally",
+        "_told_upto",
+        "_whole_ms",
+        "complete_ms",
+        "is_lacking",
+        "max_timestamp_ms",
+        "next_offset",
+        "records",
     )  # fmt: skip
 
     def __init__(
-        self, scope: Scope, source: Source, how: How, next_offset: int, idle_ms: int = IDLE_MS,
-        lineage: int = 0, part_offsets: int = PART_OFFSETS,
-    ) -> None:  # fmt: skip
+        self,
+        scope: Scope,
+        source: FingerprintSource,
+        spec: CountingSpec,
+        next_offset: int,
+        idle_ms: int = IDLE_MS,
+        lineage: int = 0,
+        part_offsets: int = PART_OFFSETS,
+    ) -> None:
         self._scope = scope
         self._part_offsets = part_offsets
         self._name = f"{source.topic_id}/{source.partition}" + (f"{INCARNATION}{lineage}" if lineage else "")
         self._partition = source.partition
-        self._how = how
+        self._spec = spec
         self._idle_ms = idle_ms
         self._finished: list[Report] = []  # final, not acknowledged
         self._ended_ms = self._arrived_ms = self._mark_ms = self.max_timestamp_ms = NEVER_MS
@@ -102,7 +127,7 @@ class PartitionReader:
         self._part = self._since = self.next_offset = self._told_upto = 0
         self._tally = Tally(scope.width_ms)
         self._acknowledged: dict[int, int] = {}  # records by window
-        self._begin(next_offset // self._part_offsets, next_offset)
+        self._start_part(next_offset // self._part_offsets, next_offset)
 
     def fetched(
         self,
@@ -126,40 +151,42 @@ class PartitionReader:
         Raises:
             CorruptBatch: it is not made of batches.
         """
-        view, committed = memoryview(data), Committed(aborted)
+        view, committed = memoryview(data), ReadCommittedFilter(aborted)
         if self.next_offset == self._part * self._part_offsets:
             view = view[bytes_below(view, self.next_offset) :]  # which belong to the part before
         for part, batches in by_part(view, self._part, next_offset, self._part_offsets):
             self._go_on(part, at_ms)
             tally = Tally(self._scope.width_ms)
-            count_chunk(tally, batches, self.next_offset, self._how, seen_at_ms, committed)
+            count_chunk(tally, batches, self.next_offset, self._spec, seen_at_ms, committed)
             self._add(tally, at_ms)
         self.next_offset = max(self.next_offset, next_offset)
         if at_end:
             self.ended(at_ms)
 
-    def told_by(self, headers: Headers, start_offset: int = 0) -> int:
+    def countable_from_headers(self, headers: BatchHeaderArrays, start_offset: int = 0) -> int:
         """How many of the first of these batches can be counted, from `start_offset` on, by headers alone."""
-        return told_by_headers(headers, start_offset, self._how, self._scope.width_ms)
+        return countable_from_headers(headers, start_offset, self._spec, self._scope.width_ms)
 
     def heads_of(self, data: bytes, start_offset: int = 0) -> list[bytes] | None:
-        """The headers of whole batches as `told_by` and `headed` take them, to be counted from `start_offset`
-        on; what those need of the records was read. None: they do not tell all."""
-        return telling_heads(data, start_offset, self._how, self._scope.width_ms)
+        """The headers of whole batches as `difference_of` and `headed` take them, to be counted from
+        `start_offset` on; what those need of the records was read. None: they do not tell all."""
+        return countable_headers(data, start_offset, self._spec, self._scope.width_ms)
 
-    def headed(self, headers: Headers, next_offset: int, *, at_ms: int, seen_at_ms: int | Numbers) -> None:
+    def headed(
+        self, headers: BatchHeaderArrays, next_offset: int, *, at_ms: int, seen_at_ms: int | Numbers
+    ) -> None:
         """The same as `fetched`, of batches that can be counted without their records, from `next_offset` as
         it is on. `seen_at_ms`: when this tier had all or each of them."""
         for part, rows in rows_by_part(headers, self._part_offsets):
             self._go_on(part, at_ms)
             tally = Tally(self._scope.width_ms)
             seen = seen_at_ms if isinstance(seen_at_ms, int) else seen_at_ms[rows]
-            count_headers(tally, headers.of(rows), self._how, seen)
+            count_headers(tally, headers.of(rows), self._spec, seen)
             self._add(tally, at_ms)
         self._go_on(next_offset // self._part_offsets, at_ms)
         self.next_offset = max(self.next_offset, next_offset)
 
-    def take(self, parts: Iterable[tuple[int, Tally]], next_offset: int, at_ms: int) -> None:
+    def add_parts(self, parts: Iterable[tuple[int, Tally]], next_offset: int, at_ms: int) -> None:
         """The same, of what was counted elsewhere, by parts."""
         for part, tally in parts:
             self._go_on(part, at_ms)
@@ -175,7 +202,7 @@ class PartitionReader:
         """Counts nothing up to there; what was counted before is a stretch of its part for itself."""
         if self.next_offset > self._since:
             self._finished.append(self._report(self._increments(), self.next_offset, at_ms, final=False))
-        self._begin(next_offset // self._part_offsets, next_offset)
+        self._start_part(next_offset // self._part_offsets, next_offset)
 
     # -- for a successor ---------------------------------------------------------------------------
 
@@ -190,34 +217,34 @@ class PartitionReader:
         """
         held, told, whole_ms = self._tally.windows, self._acknowledged, self._whole_ms
         if self.is_lacking or len(held) > MOST_HELD:
-            return self._begun()
+            return self._new_parts()
         windows = sorted(held.items())
         if not whole and len(windows) > most_windows:
             old, windows = windows[:-most_windows], windows[-most_windows:]
             whole_ms = max(whole_ms, windows[0][0])
             windows += (one for one in old if one[0] == UNTIMED or one[1].count != told.get(one[0]))
             if whole_ms > self._mark_ms:  # of times ahead of all others: what comes next would be lacking
-                return self._begun()
+                return self._new_parts()
         if sum(len(one.windows) for one in self._finished) + len(windows) > 4 * MOST_WINDOWS:
-            return self._begun()
+            return self._new_parts()
         finished = (
             PartState(one.part, one.since, one.upto, one.final, one.windows) for one in self._finished
         )
         now = PartState(self._part, self._since, self.next_offset, False, _increments(windows), whole_ms)
         return *finished, now
 
-    def _begun(self) -> tuple[PartState, ...]:
+    def _new_parts(self) -> tuple[PartState, ...]:
         if self._finished:
-            return (begun(self._finished[0].part, self._finished[0].since),)
-        return (begun(self._part, self._since),)
+            return (new_part(self._finished[0].part, self._finished[0].since),)
+        return (new_part(self._part, self._since),)
 
     def go_on_from(self, state: Sequence[PartState], at_ms: int) -> None:
         """Counts on where another one has come; of one that has counted nothing yet."""
         for one in state[:-1]:
-            self._begin(one.part, one.since)
+            self._start_part(one.part, one.since)
             self._finished.append(self._report(one.windows, one.upto, at_ms, final=one.final))
         last = state[-1]
-        self._begin(last.part, last.since)
+        self._start_part(last.part, last.since)
         for increment in last.windows:
             self._tally.windows[increment.start_ms] = Sums(increment.totals, increment.span)
             self.max_timestamp_ms = max(self.max_timestamp_ms, increment.totals.last_ms)
@@ -278,7 +305,7 @@ class PartitionReader:
         quiet_ms = self._ended_ms - self._idle_ms if self._ended_ms != NEVER_MS else NEVER_MS
         return max(NEVER_MS, min(self._mark_ms, at_ms), quiet_ms)
 
-    def _begin(self, part: int, since: int) -> None:
+    def _start_part(self, part: int, since: int) -> None:
         self._part, self._since = part, since
         self.next_offset = self._told_upto = since
         self._tally = Tally(self._scope.width_ms)
@@ -289,7 +316,7 @@ class PartitionReader:
         """What comes belongs to `part`."""
         if part != self._part:
             self._finish((self._part + 1) * self._part_offsets, at_ms)
-            self._begin(part, part * self._part_offsets)
+            self._start_part(part, part * self._part_offsets)
 
     def _add(self, tally: Tally, at_ms: int) -> None:
         width_ms, known = self._scope.width_ms, self._tally.windows
@@ -354,7 +381,9 @@ def by_part(
     yield part, view
 
 
-def rows_by_part(headers: Headers, part_offsets: int) -> Iterator[tuple[int, slice | npt.NDArray[np.bool_]]]:
+def rows_by_part(
+    headers: BatchHeaderArrays, part_offsets: int
+) -> Iterator[tuple[int, slice | npt.NDArray[np.bool_]]]:
     """The same of headers (one at least): which rows belong to a part."""
     parts = headers.base_offset // part_offsets
     first, last = int(parts[0]), int(parts[-1])

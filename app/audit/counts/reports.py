@@ -286,7 +286,7 @@ def shards_of(source: str) -> set[int]:
     return found
 
 
-class Verdict(enum.Enum):
+class ReportOutcome(enum.Enum):
     """What became of a report in one window."""
 
     COUNTED = "counted"
@@ -332,12 +332,12 @@ def span_of(counted: Counted) -> Range:
     return found
 
 
-def take(
+def count_report(
     counted: Counted, report: Report, totals: Totals, span: Range = NO_SPAN
-) -> tuple[Counted, Totals, Verdict]:
+) -> tuple[Counted, Totals, ReportOutcome]:
     """Of one window: what is counted with the report, what it adds, and what becomes of it."""
-    taken, added, verdict = _take(counted, report, totals)
-    if verdict is Verdict.COUNTED:
+    taken, added, verdict = _count_report(counted, report, totals)
+    if verdict is ReportOutcome.COUNTED:
         if span != NO_SPAN:
             span = hull(span_of(counted), span)
         elif counted.span != NO_SPAN:  # an older version's report, behind one of this
@@ -346,40 +346,40 @@ def take(
     return taken, added, verdict
 
 
-def _take(counted: Counted, report: Report, totals: Totals) -> tuple[Counted, Totals, Verdict]:
+def _count_report(counted: Counted, report: Report, totals: Totals) -> tuple[Counted, Totals, ReportOutcome]:
     if report.part == NO_PART:
         return _take_by_id(counted, report, totals)
     part, since, upto = report.part, report.since, report.upto
     if any(first <= part < end for first, end in counted.done):
-        return counted, NO_TOTALS, Verdict.REPEATED
+        return counted, NO_TOTALS, ReportOutcome.REPEATED
     others = tuple(
         entry for entry in counted.growing if entry.part != part or entry.upto <= since or upto <= entry.since
     )
     same = [entry for entry in counted.growing if entry not in others]
     if not all(since <= entry.since and entry.upto <= upto for entry in same):
         held = any(entry.since <= since and upto <= entry.upto for entry in same)
-        return counted, NO_TOTALS, Verdict.REPEATED if held else Verdict.OVERLAPS
+        return counted, NO_TOTALS, ReportOutcome.REPEATED if held else ReportOutcome.OVERLAPS
     known = NO_TOTALS
     for entry in same:
         known = known.plus(entry.totals)
     is_known = any((entry.since, entry.upto) == (since, upto) for entry in same)
     if is_known and not report.final:
-        return counted, NO_TOTALS, Verdict.REPEATED
+        return counted, NO_TOTALS, ReportOutcome.REPEATED
     if totals.count < known.count:
-        return counted, NO_TOTALS, Verdict.OVERLAPS
+        return counted, NO_TOTALS, ReportOutcome.OVERLAPS
     added = totals.beyond(known)
     if report.final:
         done = union(counted.done, ((part, part + 1),))
         growing = tuple(entry for entry in others if entry.part != part)
-        return Counted(done, growing, counted.ids), added, Verdict.COUNTED
+        return Counted(done, growing, counted.ids), added, ReportOutcome.COUNTED
     grown = (*others, Growing(part, since, upto, known.plus(added)))
-    return Counted(counted.done, grown, counted.ids), added, Verdict.COUNTED
+    return Counted(counted.done, grown, counted.ids), added, ReportOutcome.COUNTED
 
 
-def _take_by_id(counted: Counted, report: Report, totals: Totals) -> tuple[Counted, Totals, Verdict]:
+def _take_by_id(counted: Counted, report: Report, totals: Totals) -> tuple[Counted, Totals, ReportOutcome]:
     if report.id in counted.ids:
-        return counted, NO_TOTALS, Verdict.REPEATED
+        return counted, NO_TOTALS, ReportOutcome.REPEATED
     if len(counted.ids) >= MOST_IDS:
-        return counted, NO_TOTALS, Verdict.TOO_MANY
+        return counted, NO_TOTALS, ReportOutcome.TOO_MANY
     known = Counted(counted.done, counted.growing, (*counted.ids, report.id))
-    return known, totals, Verdict.COUNTED
+    return known, totals, ReportOutcome.COUNTED

@@ -16,12 +16,12 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from app.kafka.records.leader_epochs import ENDLESS
-from app.kafka.records.producer_sequences import NEAR, Producer, Stamp, later
+from app.kafka.records.producer_sequences import NEAR, Producer, ProducerStamp, later
 from app.kernel.fencing import LogId
-from app.offsets.model.offset_map import Barrier, Line
+from app.offsets.model.offset_map import Barrier, OffsetMapLine
 
 
-class Partition(NamedTuple):
+class ClusterPartition(NamedTuple):
     """Of a topic in a cluster, as it is called here."""
 
     cluster: str
@@ -29,19 +29,19 @@ class Partition(NamedTuple):
     partition: int
 
 
-class Origin(NamedTuple):
+class CopyOrigin(NamedTuple):
     """The source, and the least and the greatest offset that the record may have there."""
 
-    source: Partition
+    source: ClusterPartition
     lowest: int
     highest: int
 
-    def behind(self, count: int) -> Origin:
+    def behind(self, count: int) -> CopyOrigin:
         """Of the record that comes so much later in the copy's batch."""
         highest = self.highest if self.highest == ENDLESS else self.highest + count
-        return Origin(self.source, self.lowest + count, highest)
+        return CopyOrigin(self.source, self.lowest + count, highest)
 
-    def may_be(self, source: Partition, offset: int) -> bool:
+    def may_be(self, source: ClusterPartition, offset: int) -> bool:
         """Whether the record may be that one."""
         return source == self.source and self.lowest <= offset <= self.highest
 
@@ -53,11 +53,11 @@ class Origin(NamedTuple):
 class _Lane(NamedTuple):
     """A producer's barriers in order, the sources that claim it."""
 
-    barriers: list[tuple[Barrier, Stamp]]
-    sources: set[Partition]
+    barriers: list[tuple[Barrier, ProducerStamp]]
+    sources: set[ClusterPartition]
 
 
-class Origins:
+class CopyOrigins:
     """Of the copies in one partition.
 
     Args:
@@ -65,7 +65,9 @@ class Origins:
         partition, log: which copy it is; lines of others say nothing.
     """
 
-    def __init__(self, lines: Iterable[tuple[Partition, Line]], partition: int, log: LogId) -> None:
+    def __init__(
+        self, lines: Iterable[tuple[ClusterPartition, OffsetMapLine]], partition: int, log: LogId
+    ) -> None:
         self._lanes: dict[Producer, _Lane] = {}
         for source, line in lines:
             if line.target_partition != partition or line.target.is_another(log):
@@ -76,12 +78,12 @@ class Origins:
                     lane.barriers.append((barrier, barrier.stamp))
                     lane.sources.add(source)
 
-    def source_of(self, producer_id: int, epoch: int) -> Partition | None:
+    def source_of(self, producer_id: int, epoch: int) -> ClusterPartition | None:
         """Whose copies a producer writes; None: nobody knows."""
         lane = self._lanes.get((producer_id, epoch))
         return next(iter(lane.sources)) if lane is not None and len(lane.sources) == 1 else None
 
-    def of(self, start: int, end: int, producer_id: int, epoch: int, sequence: int) -> Origin | None:
+    def of(self, start: int, end: int, producer_id: int, epoch: int, sequence: int) -> CopyOrigin | None:
         """Of the first record of a batch of offsets [start, end), which is numbered `sequence`."""
         source = self.source_of(producer_id, epoch)
         if source is None:
@@ -100,8 +102,8 @@ class Origins:
             distance = later(stamp.sequence, sequence)
             if end - start <= distance <= barrier.target_end - start < NEAR:
                 highest = barrier.source_end - distance
-        return Origin(source, lowest, highest) if lowest <= highest else None
+        return CopyOrigin(source, lowest, highest) if lowest <= highest else None
 
 
-def _target_end(placed: tuple[Barrier, Stamp]) -> int:
+def _target_end(placed: tuple[Barrier, ProducerStamp]) -> int:
     return placed[0].target_end

@@ -23,13 +23,13 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from app.audit.drilldown.copy_origins import Origin, Partition
+from app.audit.drilldown.copy_origins import ClusterPartition, CopyOrigin
 
 MOST_ALIKE = 2_000  # records of the same contents that are told apart
 MOST_CLAIMED = 1_000  # records that a copy may be of: beyond, nothing is concluded from its origin
 
 
-class Kind(enum.Enum):
+class FindingKind(enum.Enum):
     """What became of a record; the values are what REST and files say."""
 
     MISSING = "missing"
@@ -40,7 +40,7 @@ class Kind(enum.Enum):
     UNCLEAR = "unclear"
 
 
-class Seen(NamedTuple):
+class ObservedRecord(NamedTuple):
     """A record at its place.
 
     Attributes:
@@ -49,7 +49,7 @@ class Seen(NamedTuple):
         origin: of a copy, where it comes from, if that is known.
     """
 
-    place: Partition
+    place: ClusterPartition
     offset: int
     contents: int
     key: int
@@ -57,7 +57,7 @@ class Seen(NamedTuple):
     at_ms: int
     id: bytes | None = None
     key_bytes: bytes | None = None
-    origin: Origin | None = None
+    origin: CopyOrigin | None = None
 
 
 class Finding(NamedTuple):
@@ -70,14 +70,14 @@ class Finding(NamedTuple):
         why: it is unclear.
     """
 
-    kind: Kind
-    source: Seen | None
-    copy: Seen | None = None
+    kind: FindingKind
+    source: ObservedRecord | None
+    copy: ObservedRecord | None = None
     one_of: int = 1
     why: str = ""
 
 
-class Bounds(NamedTuple):
+class LossExclusions(NamedTuple):
     """What keeps a difference from being a loss (rule 3).
 
     Attributes:
@@ -88,28 +88,30 @@ class Bounds(NamedTuple):
         elsewhere: why a copy may be of a record that was not looked for; "": it cannot.
     """
 
-    reached: Mapping[Partition, int] = {}
+    reached: Mapping[ClusterPartition, int] = {}
     unread_copies: Mapping[int, str] = {}
-    unread_sources: Mapping[Partition, str] = {}
+    unread_sources: Mapping[ClusterPartition, str] = {}
     elsewhere: str = ""
 
 
-def named(upstream: Iterable[Seen], downstream: Iterable[Seen]) -> list[Finding]:
+def named(upstream: Iterable[ObservedRecord], downstream: Iterable[ObservedRecord]) -> list[Finding]:
     """What became of the records; of each print all places are given, or none. In the order of kinds and
     places."""
-    groups: defaultdict[int, tuple[list[Seen], list[Seen]]] = defaultdict(lambda: ([], []))
+    groups: defaultdict[int, tuple[list[ObservedRecord], list[ObservedRecord]]] = defaultdict(
+        lambda: ([], [])
+    )
     for seen in upstream:
         groups[seen.contents][0].append(seen)
     for seen in downstream:
         groups[seen.contents][1].append(seen)
     missing: list[Finding] = []
     doubled: list[Finding] = []
-    foreign: list[Seen] = []
+    foreign: list[ObservedRecord] = []
     for ups, downs in groups.values():
         lost, extra, is_sure = _unmatched(sorted(ups, key=_in_log), sorted(downs, key=_in_log))
-        missing += [Finding(Kind.MISSING, up, one_of=1 if is_sure else len(ups)) for up in lost]
+        missing += [Finding(FindingKind.MISSING, up, one_of=1 if is_sure else len(ups)) for up in lost]
         if ups:
-            doubled += [Finding(Kind.DOUBLED, _repeated(ups, down), down) for down in extra]
+            doubled += [Finding(FindingKind.DOUBLED, _repeated(ups, down), down) for down in extra]
         else:
             foreign += extra
     missing.sort(key=_order)
@@ -117,44 +119,46 @@ def named(upstream: Iterable[Seen], downstream: Iterable[Seen]) -> list[Finding]
     taken = {_in_log(copy) for _, copy in pairs}
     gone = {_in_log(source) for source, _ in pairs}
     found = [one for one in missing if one.source is not None and _in_log(one.source) not in gone]
-    found += [Finding(Kind.ALTERED, source, copy) for source, copy in pairs]
+    found += [Finding(FindingKind.ALTERED, source, copy) for source, copy in pairs]
     found += doubled
-    found += [Finding(Kind.FOREIGN, None, copy) for copy in foreign if _in_log(copy) not in taken]
+    found += [Finding(FindingKind.FOREIGN, None, copy) for copy in foreign if _in_log(copy) not in taken]
     return sorted(found, key=_order)
 
 
-def judged(findings: Iterable[Finding], bounds: Bounds) -> list[Finding]:
+def judged(findings: Iterable[Finding], bounds: LossExclusions) -> list[Finding]:
     """The findings, with those that are no loss told as what they are (rule 3)."""
     return sorted((_judged(one, bounds) for one in findings), key=_order)
 
 
-def _judged(finding: Finding, bounds: Bounds) -> Finding:
+def _judged(finding: Finding, bounds: LossExclusions) -> Finding:
     source, copy = finding.source, finding.copy
-    if finding.kind is Kind.MISSING and source is not None:
+    if finding.kind is FindingKind.MISSING and source is not None:
         if source.offset >= bounds.reached.get(source.place, source.offset + 1):
-            return finding._replace(kind=Kind.WAITING)
+            return finding._replace(kind=FindingKind.WAITING)
         why = bounds.unread_copies.get(source.place.partition, "")
-    elif finding.kind in {Kind.FOREIGN, Kind.DOUBLED} and copy is not None:
+    elif finding.kind in {FindingKind.FOREIGN, FindingKind.DOUBLED} and copy is not None:
         at = copy.place.partition if copy.origin is None else copy.origin.source.partition
         unread = (why for place, why in bounds.unread_sources.items() if place.partition == at)
-        why = next(unread, "") or (bounds.elsewhere if finding.kind is Kind.FOREIGN else "")
+        why = next(unread, "") or (bounds.elsewhere if finding.kind is FindingKind.FOREIGN else "")
     else:
         why = ""
-    return finding._replace(kind=Kind.UNCLEAR, why=why) if why else finding
+    return finding._replace(kind=FindingKind.UNCLEAR, why=why) if why else finding
 
 
 # -- the same contents -----------------------------------------------------------------------------------
 
 
-def _unmatched(ups: Sequence[Seen], downs: Sequence[Seen]) -> tuple[list[Seen], list[Seen], bool]:
+def _unmatched(
+    ups: Sequence[ObservedRecord], downs: Sequence[ObservedRecord]
+) -> tuple[list[ObservedRecord], list[ObservedRecord], bool]:
     """Those without a partner, and whether it is certain which ones upstream those are (rule 1)."""
     if not downs:
         return list(ups), [], True
     if len(ups) > MOST_ALIKE:
         return list(ups[: max(0, len(ups) - len(downs))]), list(downs[len(ups) :]), False
     free = dict.fromkeys(range(len(ups)))
-    extra: list[Seen] = []
-    unknown: list[Seen] = []
+    extra: list[ObservedRecord] = []
+    unknown: list[ObservedRecord] = []
     is_sure = True
     at = {place: [n for n, up in enumerate(ups) if up.place == place] for place in {up.place for up in ups}}
     # Who may be fewest of those that are left is served first: that way as many as possible are.
@@ -179,7 +183,7 @@ def _unmatched(ups: Sequence[Seen], downs: Sequence[Seen]) -> tuple[list[Seen], 
     return [ups[n] for n in free], extra, is_sure or len(ups) == 1
 
 
-def _repeated(ups: Sequence[Seen], down: Seen) -> Seen:
+def _repeated(ups: Sequence[ObservedRecord], down: ObservedRecord) -> ObservedRecord:
     """Which record a copy repeats: that of its origin, or one of the same contents."""
     origin = down.origin
     if origin is not None:
@@ -190,13 +194,15 @@ def _repeated(ups: Sequence[Seen], down: Seen) -> Seen:
 # -- other contents --------------------------------------------------------------------------------------
 
 
-def _altered(missing: Sequence[Seen], foreign: Sequence[Seen]) -> list[tuple[Seen, Seen]]:
+def _altered(
+    missing: Sequence[ObservedRecord], foreign: Sequence[ObservedRecord]
+) -> list[tuple[ObservedRecord, ObservedRecord]]:
     """Rule 2."""
-    pairs: list[tuple[Seen, Seen]] = []
+    pairs: list[tuple[ObservedRecord, ObservedRecord]] = []
     lost = {_in_log(one): one for one in missing}
     strange = {_in_log(one): one for one in sorted(foreign, key=_in_log)}
 
-    def pair(source: Seen, copy: Seen) -> None:
+    def pair(source: ObservedRecord, copy: ObservedRecord) -> None:
         pairs.append((lost.pop(_in_log(source)), strange.pop(_in_log(copy))))
 
     for name_of, is_unique in _LEVELS:
@@ -213,13 +219,15 @@ def _altered(missing: Sequence[Seen], foreign: Sequence[Seen]) -> list[tuple[See
     return pairs
 
 
-def _by_origin(lost: Iterable[Seen], strange: Iterable[Seen]) -> list[tuple[Seen, Seen]]:
+def _by_origin(
+    lost: Iterable[ObservedRecord], strange: Iterable[ObservedRecord]
+) -> list[tuple[ObservedRecord, ObservedRecord]]:
     """Copies whose origin leaves one record, which no other copy may be."""
-    by_place: defaultdict[Partition, list[Seen]] = defaultdict(list)
+    by_place: defaultdict[ClusterPartition, list[ObservedRecord]] = defaultdict(list)
     for one in sorted(lost, key=_in_log):
         by_place[one.place].append(one)
-    claims: Counter[tuple[Partition, int]] = Counter()
-    only: list[tuple[Seen, Seen]] = []
+    claims: Counter[tuple[ClusterPartition, int]] = Counter()
+    only: list[tuple[ObservedRecord, ObservedRecord]] = []
     for copy in strange:
         if copy.origin is None:
             continue
@@ -235,18 +243,18 @@ def _by_origin(lost: Iterable[Seen], strange: Iterable[Seen]) -> list[tuple[Seen
     return [(source, copy) for source, copy in only if claims[_in_log(source)] == 1]
 
 
-def _id(seen: Seen, _: bool) -> Hashable | None:
+def _id(seen: ObservedRecord, _: bool) -> Hashable | None:
     return seen.id
 
 
-def _exact(seen: Seen, is_copy: bool) -> Hashable | None:
+def _exact(seen: ObservedRecord, is_copy: bool) -> Hashable | None:
     if not is_copy:
         return seen.place, seen.offset
     origin = seen.origin
     return (origin.source, origin.lowest) if origin is not None and origin.is_exact else None
 
 
-_LEVELS: tuple[tuple[Callable[[Seen, bool], Hashable | None], bool], ...] = (
+_LEVELS: tuple[tuple[Callable[[ObservedRecord, bool], Hashable | None], bool], ...] = (
     (_id, False),
     (_exact, False),
     (lambda seen, _: None if seen.id is not None else (seen.key, seen.at_ms), True),
@@ -256,9 +264,9 @@ _LEVELS: tuple[tuple[Callable[[Seen, bool], Hashable | None], bool], ...] = (
 
 
 def _by(
-    many: Iterable[Seen], name_of: Callable[[Seen, bool], Hashable | None], is_copy: bool
-) -> dict[Hashable, list[Seen]]:
-    found: dict[Hashable, list[Seen]] = {}
+    many: Iterable[ObservedRecord], name_of: Callable[[ObservedRecord, bool], Hashable | None], is_copy: bool
+) -> dict[Hashable, list[ObservedRecord]]:
+    found: dict[Hashable, list[ObservedRecord]] = {}
     for one in many:
         name = name_of(one, is_copy)
         if name is not None:
@@ -269,22 +277,22 @@ def _by(
 # -- order -----------------------------------------------------------------------------------------------
 
 
-def _in_log(seen: Seen) -> tuple[Partition, int]:
+def _in_log(seen: ObservedRecord) -> tuple[ClusterPartition, int]:
     return seen.place, seen.offset
 
 
-def _offset(seen: Seen) -> int:
+def _offset(seen: ObservedRecord) -> int:
     return seen.offset
 
 
-def _highest(seen: Seen) -> tuple[int, int]:
+def _highest(seen: ObservedRecord) -> tuple[int, int]:
     return (-1 if seen.origin is None else seen.origin.highest), seen.offset
 
 
-_KINDS = list(Kind)
+_KINDS = list(FindingKind)
 
 
-def _order(finding: Finding) -> tuple[int, Partition, int]:
+def _order(finding: Finding) -> tuple[int, ClusterPartition, int]:
     seen = finding.source if finding.source is not None else finding.copy
     assert seen is not None, "it is of some record"
     return _KINDS.index(finding.kind), seen.place, seen.offset
@@ -293,12 +301,12 @@ def _order(finding: Finding) -> tuple[int, Partition, int]:
 def counts(findings: Iterable[Finding]) -> dict[str, int]:
     """How many of each kind."""
     found = Counter(one.kind for one in findings)
-    return {kind.value: found[kind] for kind in Kind}
+    return {kind.value: found[kind] for kind in FindingKind}
 
 
-def places(findings: Iterable[Finding], kinds: Collection[Kind]) -> dict[Partition, list[int]]:
+def places(findings: Iterable[Finding], kinds: Collection[FindingKind]) -> dict[ClusterPartition, list[int]]:
     """Where the records of these kinds are upstream: offsets in order, by partition."""
-    found: defaultdict[Partition, set[int]] = defaultdict(set)
+    found: defaultdict[ClusterPartition, set[int]] = defaultdict(set)
     for one in findings:
         if one.kind in kinds and one.source is not None:
             found[one.source.place].add(one.source.offset)

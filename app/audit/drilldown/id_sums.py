@@ -17,14 +17,14 @@ from app.audit.counts.fingerprint import Fingerprint, Words, lanes_of
 MOST = 2
 
 
-class Told(NamedTuple):
+class IdDifference(NamedTuple):
     """Rows of ids that are missing downstream, and that are there once too often."""
 
     missing: list[int]
     doubled: list[int]
 
 
-def told_by(difference: Fingerprint, surplus: int, ids: Words) -> Told | None:
+def difference_of(difference: Fingerprint, surplus: int, ids: Words) -> IdDifference | None:
     """What the difference is made of; None: not of at most `MOST` of these ids.
 
     Args:
@@ -35,16 +35,16 @@ def told_by(difference: Fingerprint, surplus: int, ids: Words) -> Told | None:
     match surplus:
         case 1:
             found = _one(difference, low, high)
-            return None if found is None else Told([found], [])
+            return None if found is None else IdDifference([found], [])
         case -1:
             found = _one(minus, low, high)
-            return None if found is None else Told([], [found])
+            return None if found is None else IdDifference([], [found])
         case 2 | -2:
             pair = _two(difference if surplus > 0 else minus, low, high)
-            return None if pair is None else Told(pair, []) if surplus > 0 else Told([], pair)
+            return None if pair is None else IdDifference(pair, []) if surplus > 0 else IdDifference([], pair)
         case 0 if difference != Fingerprint():
             apart = _apart(difference, low, high)
-            return None if apart is None else Told([apart[0]], [apart[1]])
+            return None if apart is None else IdDifference([apart[0]], [apart[1]])
         case _:
             return None
 

@@ -19,13 +19,27 @@ from typing import NamedTuple
 
 import numpy as np
 
-from app.audit.counts.counter import ANY_DISORDER, CONTROL, DELETE_HORIZON, LOG_APPEND_TIME, How, IdOf
-from app.audit.drilldown.copy_origins import Origin, Origins, Partition
-from app.audit.drilldown.findings import Seen
+from app.audit.counts.counter import (
+    ANY_DISORDER,
+    CONTROL,
+    DELETE_HORIZON,
+    LOG_APPEND_TIME,
+    CountingSpec,
+    IdOf,
+)
+from app.audit.drilldown.copy_origins import ClusterPartition, CopyOrigin, CopyOrigins
+from app.audit.drilldown.findings import ObservedRecord
 from app.audit.drilldown.sieve import Prints
 from app.kafka.fetch.decoder import records_of
-from app.kafka.fetch.span_reader import Piece
-from app.kafka.records.batch import HEADER_BYTES, MAGIC, Batch, BatchHeader, Committed, iter_batches
+from app.kafka.fetch.span_reader import SpanPiece
+from app.kafka.records.batch import (
+    HEADER_BYTES,
+    MAGIC,
+    BatchHeader,
+    ReadCommittedFilter,
+    RecordBatch,
+    iter_batches,
+)
 from app.kafka.records.record import Record
 
 ORIGIN, ROUTE = "switchyard-origin", "switchyard-route"  # what copying adds
@@ -37,14 +51,14 @@ _CODEC = 0x07
 Keeps = Callable[[str], bool]  # a header's name
 
 
-class Window(NamedTuple):
+class EventTimeWindow(NamedTuple):
     """Event times [start_ms, end_ms)."""
 
     start_ms: int
     end_ms: int
 
 
-class Row(NamedTuple):
+class RecordPrint(NamedTuple):
     """A record, or what stands for one that cannot be decoded."""
 
     offset: int
@@ -53,29 +67,29 @@ class Row(NamedTuple):
     record: Record | None
 
 
-class Reader:
+class PrintReader:
     """Reads what was fetched of one partition.
 
     Args:
-        how: the plan's. keeps: headers that count; None: all do. timed: timestamps count, too.
+        spec: the plan's. keeps: headers that count; None: all do. timed: timestamps count, too.
         origins: of a copy, where its batches come from. others: clusters whose copies are passed over, where
             it is known that they are. names: how the clusters of provenance headers are called, by their ids.
     """
 
     def __init__(
         self,
-        place: Partition,
-        how: How,
-        window: Window,
+        place: ClusterPartition,
+        spec: CountingSpec,
+        window: EventTimeWindow,
         *,
         keeps: Keeps | None = None,
         timed: bool = True,
-        origins: Origins | None = None,
+        origins: CopyOrigins | None = None,
         others: frozenset[str] = frozenset(),
         names: dict[str, str] | None = None,
     ) -> None:
         self.place = place
-        self._how = how
+        self._spec = spec
         self._window = window
         self._keeps = keeps
         self._timed = timed
@@ -85,21 +99,21 @@ class Reader:
 
     # -- what is compared --------------------------------------------------------------------------
 
-    def batch_prints(self, piece: Piece) -> Prints:
+    def batch_prints(self, piece: SpanPiece) -> Prints:
         """Of the batches that may hold records of the window."""
         return _array([batch_print(batch) for batch in self._batches(piece)])
 
-    def record_prints(self, piece: Piece, wanted: dict[int, int] | None) -> Prints:
+    def record_prints(self, piece: SpanPiece, wanted: dict[int, int] | None) -> Prints:
         """Of the window's records, in batches of these prints only, if any are given."""
         return _array(
             [row.contents for batch in self._batches(piece, wanted) for row in self._rows(batch, piece.start)]
         )
 
     def seen(
-        self, piece: Piece, wanted: dict[int, int] | None, contents: dict[int, int], begins_at: int = -1
-    ) -> list[Seen]:
+        self, piece: SpanPiece, wanted: dict[int, int] | None, contents: dict[int, int], begins_at: int = -1
+    ) -> list[ObservedRecord]:
         """Where the window's records of these contents are, in batches that begin at `begins_at` or later."""
-        found: list[Seen] = []
+        found: list[ObservedRecord] = []
         for batch in self._batches(piece, wanted):
             if batch.header.base_offset < begins_at:
                 continue
@@ -109,15 +123,15 @@ class Reader:
                 found += [self._seen(row, batch.header, origin) for row in rows]
         return found
 
-    def ids(self, piece: Piece) -> list[bytes]:
+    def ids(self, piece: SpanPiece) -> list[bytes]:
         """The ids of the window's records, of those that have one."""
-        id_of = self._how.id_of
+        id_of = self._spec.id_of
         if id_of is None:
             return []
         rows = (row.record for batch in self._batches(piece) for row in self._rows(batch, piece.start))
         return [found for record in rows if record is not None and (found := id_of(record)) is not None]
 
-    def seen_ids(self, piece: Piece, ids: Collection[bytes]) -> list[Seen]:
+    def seen_ids(self, piece: SpanPiece, ids: Collection[bytes]) -> list[ObservedRecord]:
         """Where the window's records with these ids are."""
         rows = (
             (row, batch.header) for batch in self._batches(piece) for row in self._rows(batch, piece.start)
@@ -127,8 +141,8 @@ class Reader:
 
     # -- batches -----------------------------------------------------------------------------------
 
-    def _batches(self, piece: Piece, wanted: dict[int, int] | None = None) -> Iterator[Batch]:
-        shown = Committed(piece.aborted)
+    def _batches(self, piece: SpanPiece, wanted: dict[int, int] | None = None) -> Iterator[RecordBatch]:
+        shown = ReadCommittedFilter(piece.aborted)
         for batch in iter_batches(piece.data):
             header = batch.header
             if not shown.shows(batch) or not header.record_count:
@@ -142,16 +156,16 @@ class Reader:
 
     def _may_hold(self, header: BatchHeader) -> bool:
         """Rule 3."""
-        if self._how.by_value or header.magic < MAGIC:
+        if self._spec.by_value or header.magic < MAGIC:
             return True
         first_ms, last_ms = header.first_timestamp_ms, header.max_timestamp_ms
         if last_ms < self._window.start_ms:
             return False
         if header.attributes & LOG_APPEND_TIME:
             return last_ms < self._window.end_ms
-        if self._how.disorder_ms == ANY_DISORDER or header.attributes & DELETE_HORIZON:
+        if self._spec.disorder_ms == ANY_DISORDER or header.attributes & DELETE_HORIZON:
             return True
-        return first_ms < self._window.end_ms + self._how.disorder_ms
+        return first_ms < self._window.end_ms + self._spec.disorder_ms
 
     def _is_of_others(self, header: BatchHeader) -> bool:
         if not self._others or self._origins is None:
@@ -161,13 +175,13 @@ class Reader:
 
     # -- records -----------------------------------------------------------------------------------
 
-    def _rows(self, batch: Batch, start: int) -> list[Row]:
+    def _rows(self, batch: RecordBatch, start: int) -> list[RecordPrint]:
         """The records from offset `start` on: what lies before in a batch may have been deleted."""
-        window, how = self._window, self._how
+        window, how = self._window, self._spec
         try:
             timed = how.decode(batch) if how.by_value else records_of(batch)
             return [
-                Row(record.offset, one.timestamp, self.contents_of(record), record)
+                RecordPrint(record.offset, one.timestamp, self.contents_of(record), record)
                 for record, one in zip(records_of(batch), timed, strict=True)
                 if window.start_ms <= one.timestamp < window.end_ms and record.offset >= start
             ]
@@ -187,26 +201,26 @@ class Reader:
         at_ms = record.timestamp if self._timed else 0
         return hash((record.key, record.value, headers, at_ms)) & _MASK
 
-    def _undecodable(self, batch: Batch) -> list[Row]:
+    def _undecodable(self, batch: RecordBatch) -> list[RecordPrint]:
         header = batch.header
         at_ms = header.first_timestamp_ms if header.magic == MAGIC else -1
         if not self._window.start_ms <= at_ms < self._window.end_ms:
             return []
         data = bytes(batch.data[HEADER_BYTES:])
         return [
-            Row(header.base_offset + at, at_ms, hash((data, at)) & _MASK, None)
+            RecordPrint(header.base_offset + at, at_ms, hash((data, at)) & _MASK, None)
             for at in range(header.record_count)
         ]
 
-    def _seen(self, row: Row, header: BatchHeader, origin: Origin | None) -> Seen:
+    def _seen(self, row: RecordPrint, header: BatchHeader, origin: CopyOrigin | None) -> ObservedRecord:
         record = row.record
         if record is None:
-            return Seen(self.place, row.offset, row.contents, row.contents, row.contents, row.at_ms)
-        id_of: IdOf | None = self._how.id_of
+            return ObservedRecord(self.place, row.offset, row.contents, row.contents, row.contents, row.at_ms)
+        id_of: IdOf | None = self._spec.id_of
         key = record.key
         if origin is not None:
             origin = origin.behind(row.offset - header.base_offset)
-        return Seen(
+        return ObservedRecord(
             self.place,
             row.offset,
             row.contents,
@@ -215,12 +229,12 @@ class Reader:
             row.at_ms,
             None if id_of is None else id_of(record),
             None if key is None else bytes(key[:SHOWN_KEY_BYTES]),
-            self._told_origin(record) or origin,
+            self._header_origin(record) or origin,
         )
 
     # -- where copies come from --------------------------------------------------------------------
 
-    def _origin(self, header: BatchHeader) -> Origin | None:
+    def _origin(self, header: BatchHeader) -> CopyOrigin | None:
         """Of the batch's first record, by its lane's numbers."""
         if self._origins is None or header.magic < MAGIC or header.attributes & CONTROL:
             return None
@@ -229,7 +243,7 @@ class Reader:
             header.base_sequence,
         )  # fmt: skip
 
-    def _told_origin(self, record: Record) -> Origin | None:
+    def _header_origin(self, record: Record) -> CopyOrigin | None:
         """By its provenance header, the last one of several."""
         if self._origins is None:
             return None
@@ -239,13 +253,13 @@ class Reader:
                 topic, _, at = rest.partition("/")
                 partition, _, offset = at.partition("/")
                 if cluster_id in self._names and _is_number(partition) and _is_number(offset):
-                    source = Partition(self._names[cluster_id], topic, int(partition))
-                    return Origin(source, int(offset), int(offset))
+                    source = ClusterPartition(self._names[cluster_id], topic, int(partition))
+                    return CopyOrigin(source, int(offset), int(offset))
                 return None
         return None
 
 
-def batch_print(batch: Batch) -> int:
+def batch_print(batch: RecordBatch) -> int:
     """Of all that a verbatim copy has in common with its source: records, codec, times."""
     header = batch.header
     attributes = header.attributes & (_CODEC | LOG_APPEND_TIME | DELETE_HORIZON)

@@ -52,7 +52,7 @@ class CorruptTable(ValueError):
     """Bytes that are no table of this version."""
 
 
-class Difference(NamedTuple):
+class IdSetDifference(NamedTuple):
     """What differs, as far as it could be told.
 
     Attributes:
@@ -68,7 +68,7 @@ class Difference(NamedTuple):
     cells_needed: int
 
 
-class Table:
+class InvertibleBloomTable:
     """An invertible Bloom lookup table over 128-bit ids. Tables are compared with others of the same size.
 
     Raises:
@@ -92,7 +92,7 @@ class Table:
         for at in range(0, len(ids), _CHUNK):
             self._add(ids[at : at + _CHUNK], np.ones(len(ids[at : at + _CHUNK]), dtype=np.int64))
 
-    def subtract(self, other: Table) -> None:
+    def subtract(self, other: InvertibleBloomTable) -> None:
         """Leaves what differs.
 
         Raises:
@@ -102,7 +102,7 @@ class Table:
             raise ValueError(f"a table of {self.cells} cells and one of {other.cells} cannot be compared")
         self._cells = self._cells - other._cells
 
-    def peel(self) -> Difference:
+    def peel(self) -> IdSetDifference:
         """Takes out all ids that can be told, positive counts as missing, negative ones as extra."""
         found: dict[bytes, int] = {}
         for _ in range(self.cells):  # each round frees a cell, unless somebody made up ids to prevent it
@@ -117,7 +117,7 @@ class Table:
         extra = {name: -count for name, count in found.items() if count < 0}
         left = self._left()
         needed = max(cells_for(len(missing) + len(extra) + left), self.cells * 3 // 2) if left else 0
-        return Difference(missing, extra, not left, needed)
+        return IdSetDifference(missing, extra, not left, needed)
 
     def to_bytes(self) -> bytes:
         """Compressed: cells without anything in them cost next to nothing."""
@@ -125,7 +125,7 @@ class Table:
         return _HEAD.pack(_VERSION, self._part, zlib.crc32(packed)) + packed
 
     @classmethod
-    def from_bytes(cls, data: bytes) -> Table:
+    def from_bytes(cls, data: bytes) -> InvertibleBloomTable:
         """The inverse of `to_bytes`.
 
         Raises:
@@ -156,7 +156,7 @@ class Table:
 
     def _add(self, ids: Words, counts: Cells) -> None:
         """Adds ids so many times each; at most `_CHUNK`."""
-        values = [counts, *(word * counts for word in _words(ids))]
+        values = [counts, *(word * counts for word in _id_words(ids))]
         checks = (_check(ids) * counts.astype(np.uint64)).astype(np.int64)  # modulo 2^64
         for number in range(HASHES):
             where = self._places(ids, number)
@@ -203,7 +203,7 @@ def cells_for(ids: int) -> int:
     return min(MOST_CELLS, math.ceil(1.5 * ids) + 2 * LEAST_CELLS)
 
 
-def _words(ids: Words) -> Iterable[Cells]:
+def _id_words(ids: Words) -> Iterable[Cells]:
     """Four words of 32 bits each."""
     shift = np.uint64(32)
     for half in (ids[:, 0], ids[:, 1]):

@@ -22,20 +22,20 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from app.audit.drilldown.copy_origins import Partition
-from app.audit.drilldown.findings import Seen
-from app.audit.drilldown.prints import Reader
-from app.audit.drilldown.sieve import Found, Prints, Sieve
+from app.audit.drilldown.copy_origins import ClusterPartition
+from app.audit.drilldown.findings import ObservedRecord
+from app.audit.drilldown.prints import PrintReader
+from app.audit.drilldown.sieve import Prints, Sieve, SievedPrints
 from app.kafka.client.cluster import ClusterClient
-from app.kafka.fetch.span_reader import Piece, read_span
+from app.kafka.fetch.span_reader import SpanPiece, read_span
 
-AT_ONCE = 1 << 16  # prints that are put into a sieve together
+PRINTS_PER_SIEVE_BATCH = 1 << 16  # prints that are put into a sieve together
 MOST_TRIES = 6
 MOST_IDS = 2_000_000  # held at once: some 150 MB
 MOST_PLACES = 20_000  # of one print: records of the same contents
 STEPS = 3
 
-Tell = Callable[[dict[str, Any]], None]
+ReportProgress = Callable[[dict[str, Any]], None]
 T = TypeVar("T")
 
 
@@ -43,12 +43,12 @@ class LogsChanged(RuntimeError):
     """What was read first was not there any more when it was read again."""
 
 
-class Part(NamedTuple):
+class ScanRange(NamedTuple):
     """A partition's offsets [start, end) that may hold records of the window, by their timestamps. `log_end`:
     where the log ended then."""
 
     client: ClusterClient
-    reader: Reader
+    reader: PrintReader
     start: int
     end: int
     log_end: int
@@ -56,10 +56,10 @@ class Part(NamedTuple):
     begins_at: int = -1  # batches that begin before are not looked at
 
 
-class Unread(NamedTuple):
+class UnreadRange(NamedTuple):
     """Offsets [start, end) that cannot be read."""
 
-    place: Partition
+    place: ClusterPartition
     start: int
     end: int
     why: str
@@ -76,23 +76,23 @@ class Scanned(NamedTuple):
         unread: what could not be read.
     """
 
-    upstream: list[Seen]
-    downstream: list[Seen]
+    upstream: list[ObservedRecord]
+    downstream: list[ObservedRecord]
     estimate: int = 0
     share: int = 1
     alike: tuple[int, ...] = ()
-    unread: tuple[Unread, ...] = ()
+    unread: tuple[UnreadRange, ...] = ()
 
 
 class Scan:
-    """See the module. `tell` takes its progress: offsets `looked_at`, `of` so many."""
+    """See the module. `report_progress` takes its progress: offsets `looked_at`, `of` so many."""
 
-    def __init__(self, parts: Sequence[Part], tell: Tell) -> None:
+    def __init__(self, parts: Sequence[ScanRange], report_progress: ReportProgress) -> None:
         self._parts = parts
-        self._tell = tell
+        self._report_progress = report_progress
         self._offsets = sum(part.end - part.start for part in parts)
         self._looked_at, self._of = 0, STEPS * self._offsets
-        self._unread: dict[tuple[Partition, int], Unread] = {}
+        self._unread: dict[tuple[ClusterPartition, int], UnreadRange] = {}
 
     async def run(self) -> Scanned:
         """Reads.
@@ -113,7 +113,7 @@ class Scan:
         `run`."""
         found: set[bytes] = set()
 
-        def take(part: Part, piece: Piece) -> None:
+        def take(part: ScanRange, piece: SpanPiece) -> None:
             if len(found) <= MOST_IDS:
                 found.update(part.reader.ids(piece))
 
@@ -121,11 +121,11 @@ class Scan:
             pass
         return sorted(found) if len(found) <= MOST_IDS else None
 
-    async def places_of(self, ids: Collection[bytes]) -> list[Seen]:
+    async def places_of(self, ids: Collection[bytes]) -> list[ObservedRecord]:
         """Where the records with these ids are. Raises as `run`."""
-        found: list[Seen] = []
+        found: list[ObservedRecord] = []
 
-        def take(part: Part, piece: Piece) -> None:
+        def take(part: ScanRange, piece: SpanPiece) -> None:
             found.extend(part.reader.seen_ids(piece, ids))
 
         async for _ in self._read("places", take):
@@ -133,7 +133,7 @@ class Scan:
         return found
 
     @property
-    def unread(self) -> tuple[Unread, ...]:
+    def unread(self) -> tuple[UnreadRange, ...]:
         """What could not be read."""
         return tuple(one for _, one in sorted(self._unread.items()))
 
@@ -142,7 +142,7 @@ class Scan:
         found = await self._sift("batches", Sieve(), lambda part, piece: part.reader.batch_prints(piece))
         return found.surplus if found.is_complete else None
 
-    async def _records(self, batches: dict[int, int] | None) -> tuple[Found, int]:
+    async def _records(self, batches: dict[int, int] | None) -> tuple[SievedPrints, int]:
         sieve = Sieve()
         for number in range(MOST_TRIES):
             if number:
@@ -155,7 +155,9 @@ class Scan:
             sieve = sieve.wider(found.estimate)
         raise LogsChanged(f"after {MOST_TRIES} readings it cannot be told what differs; ask again")
 
-    async def _sift(self, step: str, sieve: Sieve, prints_of: Callable[[Part, Piece], Prints]) -> Found:
+    async def _sift(
+        self, step: str, sieve: Sieve, prints_of: Callable[[ScanRange, SpanPiece], Prints]
+    ) -> SievedPrints:
         waiting: dict[bool, list[Prints]] = {True: [], False: []}
 
         def put(*, is_upstream: bool) -> None:
@@ -163,9 +165,9 @@ class Scan:
             if some:
                 sieve.add(np.concatenate(some), is_upstream=is_upstream)
 
-        def take(part: Part, piece: Piece) -> None:
+        def take(part: ScanRange, piece: SpanPiece) -> None:
             waiting[part.is_upstream].append(prints_of(part, piece))
-            if sum(map(len, waiting[part.is_upstream])) >= AT_ONCE:
+            if sum(map(len, waiting[part.is_upstream])) >= PRINTS_PER_SIEVE_BATCH:
                 put(is_upstream=part.is_upstream)
 
         async for _ in self._read(step, take):
@@ -174,13 +176,13 @@ class Scan:
             await asyncio.to_thread(put, is_upstream=is_upstream)
         return await asyncio.to_thread(sieve.found)
 
-    async def _places(self, batches: dict[int, int] | None, found: Found, share: int) -> Scanned:
+    async def _places(self, batches: dict[int, int] | None, found: SievedPrints, share: int) -> Scanned:
         contents = dict(found.surplus)
         counts: Counter[int] = Counter()
-        sides: dict[bool, list[Seen]] = {True: [], False: []}
+        sides: dict[bool, list[ObservedRecord]] = {True: [], False: []}
         alike: list[int] = []
 
-        def take(part: Part, piece: Piece) -> None:
+        def take(part: ScanRange, piece: SpanPiece) -> None:
             wanted = batches if part.begins_at < 0 else None
             seen = part.reader.seen(piece, wanted, contents, part.begins_at)
             sides[part.is_upstream] += seen
@@ -205,7 +207,7 @@ class Scan:
         return Scanned(sides[True], sides[False], found.estimate, share, tuple(alike), self.unread)
 
     async def _read(
-        self, step: str, take: Callable[[Part, Piece], T], parts: Sequence[Part] | None = None
+        self, step: str, take: Callable[[ScanRange, SpanPiece], T], parts: Sequence[ScanRange] | None = None
     ) -> AsyncIterator[T]:
         """What `take` makes of each piece of `parts`, of all without them, in a thread."""
         for part in self._parts if parts is None else parts:
@@ -213,14 +215,16 @@ class Scan:
             async for piece in read_span(part.client, topic, partition, part.start, part.end):
                 if piece.damage:
                     at = part.reader.place, piece.start
-                    self._unread[at] = Unread(
+                    self._unread[at] = UnreadRange(
                         part.reader.place, piece.start, piece.end, piece.damage, part.is_upstream
                     )
                 else:
                     yield await asyncio.to_thread(take, part, _within(piece, part.end))
                 self._looked_at += min(piece.end, part.end) - piece.start
-                self._tell({"step": step, "looked_at": self._looked_at, "of": max(self._of, self._looked_at)})
+                self._report_progress(
+                    {"step": step, "looked_at": self._looked_at, "of": max(self._of, self._looked_at)}
+                )
 
 
-def _within(piece: Piece, end: int) -> Piece:
+def _within(piece: SpanPiece, end: int) -> SpanPiece:
     return piece if piece.end <= end else piece._replace(end=end)

@@ -14,11 +14,19 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from app.audit.counts.fingerprint import Fingerprint, ids_of
-from app.audit.drilldown.findings import Bounds, Finding, Kind, Seen, counts, judged, named
-from app.audit.drilldown.id_sums import MOST, told_by
-from app.audit.drilldown.prints import Window
-from app.audit.drilldown.scan import LogsChanged, Scan, Scanned, Unread
-from app.audit.drilldown.sides import Question, Sider, Sides
+from app.audit.drilldown.findings import (
+    Finding,
+    FindingKind,
+    LossExclusions,
+    ObservedRecord,
+    counts,
+    judged,
+    named,
+)
+from app.audit.drilldown.id_sums import MOST, difference_of
+from app.audit.drilldown.prints import EventTimeWindow
+from app.audit.drilldown.scan import LogsChanged, Scan, Scanned, UnreadRange
+from app.audit.drilldown.sides import Question, SideFinder, Sides
 from app.kernel.clock import iso
 
 if TYPE_CHECKING:
@@ -28,7 +36,7 @@ MOST_NAMED = 10_000
 TRIES = 2
 
 
-class Difference(NamedTuple):
+class AuditedDifference(NamedTuple):
     """What the audit knows of how the tiers differ, once it is final: how many records more upstream has, and
     by which sum of ids (`app.audit.drilldown.id_sums`); None: not all of them have one."""
 
@@ -36,10 +44,10 @@ class Difference(NamedTuple):
     ids: Fingerprint | None = None
 
 
-Tell = Callable[[dict[str, Any]], None]
+ReportProgress = Callable[[dict[str, Any]], None]
 
 
-class Answer(NamedTuple):
+class SearchResult(NamedTuple):
     """What became of the window's records.
 
     Attributes:
@@ -49,12 +57,12 @@ class Answer(NamedTuple):
     """
 
     question: Question
-    window: Window
+    window: EventTimeWindow
     findings: list[Finding]
     counts: dict[str, int]
     share: int
     estimate: int
-    unread: list[Unread]
+    unread: list[UnreadRange]
     notes: list[str]
     sides: Sides
     is_known: bool = True
@@ -68,15 +76,15 @@ class Answer(NamedTuple):
 async def drill(
     runtime: Runtime,
     question: Question,
-    tell: Tell,
+    report_progress: ReportProgress,
     *,
     lateness_ms: int = 0,
-    difference: Difference | None = None,
-) -> Answer:
+    difference: AuditedDifference | None = None,
+) -> SearchResult:
     """The answer.
 
     Args:
-        tell: takes its progress.
+        report_progress: takes its progress.
         lateness_ms: how late records of the window may have been written.
         difference: by the audit; None: it does not know yet.
 
@@ -86,14 +94,14 @@ async def drill(
     """
     surplus = None if difference is None else difference.surplus
     for number in range(TRIES):
-        sides = await Sider(runtime, question, lateness_ms).find()
+        sides = await SideFinder(runtime, question, lateness_ms).find()
         if not sides.upstream or not sides.downstream:
-            return await _by_sums(question, sides, Scan(sides.parts, tell), difference)
+            return await _by_sums(question, sides, Scan(sides.parts, report_progress), difference)
         try:
-            scanned = await Scan(sides.parts, tell).run()
+            scanned = await Scan(sides.parts, report_progress).run()
             if surplus is not None and not _explains(scanned, surplus):
                 sides = sides._replace(parts=[part._replace(end=part.log_end) for part in sides.parts])
-                scanned = await Scan(sides.parts, tell).run()
+                scanned = await Scan(sides.parts, report_progress).run()
             break
         except LogsChanged:
             if number == TRIES - 1:
@@ -101,7 +109,9 @@ async def drill(
     return await asyncio.to_thread(_answer, question, sides, scanned, surplus)
 
 
-async def _by_sums(question: Question, sides: Sides, scan: Scan, difference: Difference | None) -> Answer:
+async def _by_sums(
+    question: Question, sides: Sides, scan: Scan, difference: AuditedDifference | None
+) -> SearchResult:
     """Of a tier that clients tell of: what the sums of ids say."""
     findings: list[Finding] = []
     why, told = "", None
@@ -111,7 +121,7 @@ async def _by_sums(question: Question, sides: Sides, scan: Scan, difference: Dif
         why = "not all records have an id, as the audit counted them: which differ cannot be told"
     elif difference.surplus or difference.ids != Fingerprint():
         names = await scan.ids()
-        told = None if names is None else told_by(difference.ids, difference.surplus, ids_of(names))
+        told = None if names is None else difference_of(difference.ids, difference.surplus, ids_of(names))
         if told is None or names is None:
             why = (
                 f"clients keep no log; by the sums of ids no more than {MOST} records are told, and here "
@@ -120,10 +130,10 @@ async def _by_sums(question: Question, sides: Sides, scan: Scan, difference: Dif
         else:
             missing, doubled = ([names[row] for row in rows] for rows in told)
             seen = {one.id: one for one in await scan.places_of({*missing, *doubled})}
-            findings = [Finding(Kind.MISSING, seen[name]) for name in missing if name in seen]
-            findings += [Finding(Kind.DOUBLED, seen[name]) for name in doubled if name in seen]
+            findings = [Finding(FindingKind.MISSING, seen[name]) for name in missing if name in seen]
+            findings += [Finding(FindingKind.DOUBLED, seen[name]) for name in doubled if name in seen]
     differs = 0 if difference is None else abs(difference.surplus)
-    return Answer(
+    return SearchResult(
         question, sides.window, findings, counts(findings), 1, max(differs, len(findings)), list(scan.unread),
         sides.notes + [why] * bool(why), sides, not why,
     )  # fmt: skip
@@ -135,7 +145,7 @@ def _explains(scanned: Scanned, surplus: int) -> bool:
     )
 
 
-def _answer(question: Question, sides: Sides, scanned: Scanned, surplus: int | None) -> Answer:
+def _answer(question: Question, sides: Sides, scanned: Scanned, surplus: int | None) -> SearchResult:
     findings = judged(named(scanned.upstream, scanned.downstream), _bounds(sides, scanned))
     notes = list(sides.notes)
     found = counts(findings)
@@ -154,13 +164,13 @@ def _answer(question: Question, sides: Sides, scanned: Scanned, surplus: int | N
             f"the audit counted {surplus} records more upstream than downstream, {balance} were found: the "
             "others were deleted since, or came since"
         )
-    return Answer(
+    return SearchResult(
         question, sides.window, findings[:MOST_NAMED], found, scanned.share, scanned.estimate,
         list(scanned.unread), notes, sides,
     )  # fmt: skip
 
 
-def _bounds(sides: Sides, scanned: Scanned) -> Bounds:
+def _bounds(sides: Sides, scanned: Scanned) -> LossExclusions:
     """With what could not be read."""
     copies, sources = dict(sides.bounds.unread_copies), dict(sides.bounds.unread_sources)
     for one in scanned.unread:
@@ -175,7 +185,7 @@ def _bounds(sides: Sides, scanned: Scanned) -> Bounds:
 # -- for people ------------------------------------------------------------------------------------------
 
 
-def rows(answer: Answer, kinds: Iterable[Kind] = Kind) -> list[dict[str, Any]]:
+def rows(answer: SearchResult, kinds: Iterable[FindingKind] = FindingKind) -> list[dict[str, Any]]:
     """A row a finding."""
     wanted = set(kinds)
     return [_row(one) for one in answer.findings if one.kind in wanted]
@@ -197,7 +207,7 @@ def _row(finding: Finding) -> dict[str, Any]:
     }
 
 
-def _place(seen: Seen | None) -> dict[str, Any] | None:
+def _place(seen: ObservedRecord | None) -> dict[str, Any] | None:
     if seen is None:
         return None
     cluster, topic, partition = seen.place
@@ -216,7 +226,7 @@ def _text(data: bytes | None) -> str | None:
     return text if is_text else f"base64:{base64.b64encode(data).decode()}"
 
 
-def told(answer: Answer) -> dict[str, Any]:
+def result_fields(answer: SearchResult) -> dict[str, Any]:
     """The answer without its rows."""
     question, window = answer.question, answer.window
     cut = [

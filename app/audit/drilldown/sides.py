@@ -16,12 +16,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from app.audit.counts.fingerprint import Source
+from app.audit.counts.fingerprint import FingerprintSource
 from app.audit.definition import AuditPlan
-from app.audit.drilldown.copy_origins import Origins, Partition
-from app.audit.drilldown.findings import Bounds
-from app.audit.drilldown.prints import Reader, Window
-from app.audit.drilldown.scan import Part
+from app.audit.drilldown.copy_origins import ClusterPartition, CopyOrigins
+from app.audit.drilldown.findings import LossExclusions
+from app.audit.drilldown.prints import EventTimeWindow, PrintReader
+from app.audit.drilldown.scan import ScanRange
 from app.audit.folds.tier_pairs import OF_CLUSTERS
 from app.audit.pump.counting_spec import how_of, open_times
 from app.failover.topology import AGGREGATE, Layout
@@ -30,8 +30,8 @@ from app.kafka.client.topic_configs import TopicSettings, describe
 from app.kafka.fetch.span_reader import LogSpan, spans
 from app.kernel.clock import iso
 from app.kernel.fencing import LogId
-from app.offsets.model.offset_map import Line
-from app.offsets.model.translation import Copying
+from app.offsets.model.offset_map import OffsetMapLine
+from app.offsets.model.translation import CopiedLine
 from app.offsets.store.tables import NotRead
 from app.replicate.definition import RouteDefinition
 
@@ -62,7 +62,7 @@ class Question(NamedTuple):
         return f"{window}/{self.group}" if self.group else window
 
 
-class Copier(NamedTuple):
+class CopyRoute(NamedTuple):
     """A route that copies the topic from one cluster to another; `definition` None: there is none, and what
     is missing would be copied under the same name."""
 
@@ -73,7 +73,7 @@ class Copier(NamedTuple):
     definition: RouteDefinition | None = None
 
 
-class Topic(NamedTuple):
+class AuditedTopic(NamedTuple):
     """A topic in a cluster, as it is now. `partitions`: 0 where it does not exist."""
 
     cluster: str
@@ -95,14 +95,14 @@ class Sides(NamedTuple):
         notes: what a reader of the answer has to know.
     """
 
-    window: Window
-    parts: list[Part]
-    upstream: list[Topic]
-    downstream: list[Topic]
-    copiers: list[Copier]
-    bounds: Bounds
+    window: EventTimeWindow
+    parts: list[ScanRange]
+    upstream: list[AuditedTopic]
+    downstream: list[AuditedTopic]
+    copiers: list[CopyRoute]
+    bounds: LossExclusions
     notes: list[str]
-    cut: dict[Partition, str]
+    cut: dict[ClusterPartition, str]
 
 
 def clusters_of(
@@ -122,7 +122,7 @@ def clusters_of(
     return found
 
 
-class Sider:
+class SideFinder:
     """Finds the sides. `lateness_ms`: how late records of the window may have been written."""
 
     def __init__(self, runtime: Runtime, question: Question, lateness_ms: int = 0) -> None:
@@ -168,7 +168,7 @@ class Sider:
         before, after = self.plans()
         plan = next(iter([*before.values(), *after.values()]))
         start_ms = self._question.start_ms
-        window = Window(start_ms, start_ms + plan.width_ms)
+        window = EventTimeWindow(start_ms, start_ms + plan.width_ms)
         copiers = self._copiers(before, after)
         upstream = [await self._topic(name, self._question.topic, one) for name, one in before.items()]
         downstream = [
@@ -181,14 +181,14 @@ class Sider:
         timed = all(one.is_timed for one in (*upstream, *downstream))
         keeps = {c.source: c.definition.keeps_header() for c in copiers if c.definition is not None}
         others = self._others(before)
-        parts: list[Part] = []
-        cut: dict[Partition, str] = {}
-        ends: dict[Partition, int] = {}
+        parts: list[ScanRange] = []
+        cut: dict[ClusterPartition, str] = {}
+        ends: dict[ClusterPartition, int] = {}
         for topic in (*upstream, *downstream):
             is_up = topic in upstream
             times = await open_times(topic.plan, self._runtime.schemas)
             for partition, span in (await self._spans(topic, window)).items():
-                place = Partition(topic.cluster, topic.name, partition)
+                place = ClusterPartition(topic.cluster, topic.name, partition)
                 if span.is_cut:
                     cut[place] = CUT.format(start=span.log_start)
                 origins, end = None, span.end
@@ -196,15 +196,15 @@ class Sider:
                     ends[place] = span.end
                 else:
                     of_log = [(self._named(copying, names), copying.line) for copying in lines[topic]]
-                    origins = Origins(of_log, partition, LogId(topic.cluster_id, topic.topic_id))
+                    origins = CopyOrigins(of_log, partition, LogId(topic.cluster_id, topic.topic_id))
                     end = max(end, min(_copied_by(of_log, partition, ends), span.log_end))
-                source = Source(topic.cluster_id, topic.topic_id, partition)
-                reader = Reader(
+                source = FingerprintSource(topic.cluster_id, topic.topic_id, partition)
+                reader = PrintReader(
                     place, how_of(topic.plan, source, times), window,
                     keeps=keeps.get(topic.cluster) if is_up else None, timed=timed, origins=origins,
                     others=others, names=names,
                 )  # fmt: skip
-                parts.append(Part(topic.client, reader, span.start, end, span.log_end, is_up))
+                parts.append(ScanRange(topic.client, reader, span.start, end, span.log_end, is_up))
         reached = {} if unknown else _reached(copiers, upstream, lines, names)
         unread = {place.partition: unknown for place in ends if unknown and _is_copied(copiers)}
         unread |= {
@@ -222,26 +222,26 @@ class Sider:
         if others:
             elsewhere = f"it may be of {', '.join(sorted(others))}, whose topic no plan counts"
         ups = {place: why for place, why in cut.items() if place in ends}
-        bounds = Bounds(reached, unread, ups, elsewhere)
+        bounds = LossExclusions(reached, unread, ups, elsewhere)
         return Sides(window, parts, upstream, downstream, copiers, bounds, self._notes, cut)
 
     # -- what is there -----------------------------------------------------------------------------
 
-    def _copiers(self, before: Mapping[str, Any], after: Mapping[str, Any]) -> list[Copier]:
+    def _copiers(self, before: Mapping[str, Any], after: Mapping[str, Any]) -> list[CopyRoute]:
         routes, topic = self._runtime.catalog.routes, self._question.topic
-        found: list[Copier] = []
+        found: list[CopyRoute] = []
         for name in sorted(self._runtime.control.view.routes):
             route, definition = routes.route(name), routes.definition(name)
             if route is None or definition is None or route.source not in before or route.target not in after:
                 continue
             copy = route.destination(topic)
             if copy is not None:
-                found.append(Copier(route.source, route.target, topic, copy, definition))
+                found.append(CopyRoute(route.source, route.target, topic, copy, definition))
         covered = {(one.source, one.target) for one in found}
         pairs = ((source, target) for source in before for target in after)
-        return found + [Copier(*pair, topic, topic) for pair in pairs if pair not in covered]
+        return found + [CopyRoute(*pair, topic, topic) for pair in pairs if pair not in covered]
 
-    async def _topic(self, cluster: str, name: str, plan: AuditPlan) -> Topic:
+    async def _topic(self, cluster: str, name: str, plan: AuditPlan) -> AuditedTopic:
         try:
             client = (await self._runtime.clusters.get(cluster)).client
         except KeyError as error:
@@ -254,12 +254,12 @@ class Sider:
         if count:
             found = (await describe(client, [name], [TIMESTAMP_TYPE, CLEANUP_POLICY])).get(name)
             config = found.config if isinstance(found, TopicSettings) else {}
-        return Topic(
+        return AuditedTopic(
             cluster, name, client, cluster_id, ids.get(name, ""), count, plan,
             config.get(TIMESTAMP_TYPE) != LOG_APPEND_TIME, COMPACT in config.get(CLEANUP_POLICY, ""),
         )  # fmt: skip
 
-    async def _spans(self, topic: Topic, window: Window) -> dict[int, LogSpan]:
+    async def _spans(self, topic: AuditedTopic, window: EventTimeWindow) -> dict[int, LogSpan]:
         if not topic.partitions:
             return {}
         bounds, own_time = topic.plan.bounds, topic.plan.spec.timestamp.source == "record"
@@ -271,10 +271,12 @@ class Sider:
             )
         )
 
-    async def _lines(self, downstream: list[Topic]) -> tuple[dict[Topic, list[Copying]], str]:
+    async def _lines(
+        self, downstream: list[AuditedTopic]
+    ) -> tuple[dict[AuditedTopic, list[CopiedLine]], str]:
         """Lines into each topic; why they are not known, "" when they are."""
         regions = self._runtime.regions
-        found: dict[Topic, list[Copying]] = {one: [] for one in downstream}
+        found: dict[AuditedTopic, list[CopiedLine]] = {one: [] for one in downstream}
         if regions is None:
             return (
                 found,
@@ -291,10 +293,10 @@ class Sider:
             self._notes.append(f"the offset map cannot be read, so equal records are not told apart: {error}")
         return found, why
 
-    def _named(self, copying: Copying, names: Mapping[str, str]) -> Partition:
+    def _named(self, copying: CopiedLine, names: Mapping[str, str]) -> ClusterPartition:
         source = copying.source
         name = names.get(source.cluster_id) or self._heard.get(source.cluster_id, source.cluster_id)
-        return Partition(name, source.topic, source.partition)
+        return ClusterPartition(name, source.topic, source.partition)
 
     def _others(self, before: Mapping[str, Any]) -> frozenset[str]:
         """Rule 4."""
@@ -305,11 +307,13 @@ class Sider:
         return frozenset(of_tier - before.keys())
 
 
-def _is_copied(copiers: list[Copier]) -> bool:
+def _is_copied(copiers: list[CopyRoute]) -> bool:
     return any(one.definition is not None for one in copiers)
 
 
-def _copied_by(lines: list[tuple[Partition, Line]], partition: int, ends: Mapping[Partition, int]) -> int:
+def _copied_by(
+    lines: list[tuple[ClusterPartition, OffsetMapLine]], partition: int, ends: Mapping[ClusterPartition, int]
+) -> int:
     """Up to which offset the copies of what is read upstream lie; -1: nobody knows."""
     found = -1
     for source, line in lines:
@@ -320,13 +324,13 @@ def _copied_by(lines: list[tuple[Partition, Line]], partition: int, ends: Mappin
 
 
 def _reached(
-    copiers: list[Copier],
-    upstream: list[Topic],
-    lines: Mapping[Topic, list[Copying]],
+    copiers: list[CopyRoute],
+    upstream: list[AuditedTopic],
+    lines: Mapping[AuditedTopic, list[CopiedLine]],
     names: Mapping[str, str],
-) -> dict[Partition, int]:
+) -> dict[ClusterPartition, int]:
     """Up to which offset each partition upstream was copied, by routes that there are."""
-    found: dict[Partition, int] = {}
+    found: dict[ClusterPartition, int] = {}
     ids = {one.cluster: one.topic_id for one in upstream}
     for copier in copiers:
         if copier.definition is None:
@@ -334,7 +338,7 @@ def _reached(
         topic = next(one for one in upstream if one.cluster == copier.source)
         target = [copyings for into, copyings in lines.items() if into.name == copier.target_topic]
         for partition in range(topic.partitions):
-            place, ends = Partition(copier.source, copier.topic, partition), [0]
+            place, ends = ClusterPartition(copier.source, copier.topic, partition), [0]
             for copying in (one for copyings in target for one in copyings):
                 at = copying.source
                 is_it = (names.get(at.cluster_id), at.topic, at.partition) == tuple(place)

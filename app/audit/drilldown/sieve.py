@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from app.audit.counts.fingerprint import Words, mix
-from app.audit.drilldown.reconciliation import MOST_CELLS, Table, cells_for
+from app.audit.drilldown.reconciliation import MOST_CELLS, InvertibleBloomTable, cells_for
 from app.audit.drilldown.strata_estimator import Strata
 
 Prints = npt.NDArray[np.uint64]
@@ -27,7 +27,7 @@ _ROOM = 2  # an estimate may be half of what there is
 _KEYS = np.uint64(0x9FB21C651E98DF25), np.uint64(0xD6E8FEB86659FD93)
 
 
-class Found(NamedTuple):
+class SievedPrints(NamedTuple):
     """What a sieve holds.
 
     Attributes:
@@ -52,7 +52,7 @@ class Sieve:
     def __init__(self, cells: int = FIRST_CELLS, bits: int = 0) -> None:
         self.bits = bits
         self._cells = cells
-        self._tables = Table(cells), Table(cells)
+        self._tables = InvertibleBloomTable(cells), InvertibleBloomTable(cells)
         self._strata = Strata(), Strata()
 
     def add(self, prints: Prints, *, is_upstream: bool) -> None:
@@ -64,17 +64,17 @@ class Sieve:
         self._tables[side].insert(ids)
         self._strata[side].insert(ids)
 
-    def found(self) -> Found:
+    def found(self) -> SievedPrints:
         """What differs; call once."""
         difference = self._tables[0]
         difference.subtract(self._tables[1])
         peeled = difference.peel()
         if not peeled.is_complete:
             about = max(self._strata[0].difference(self._strata[1]), len(peeled.missing) + len(peeled.extra))
-            return Found({}, False, max(about, self._cells // 2) << self.bits)
+            return SievedPrints({}, False, max(about, self._cells // 2) << self.bits)
         surplus = {_print_of(name): count for name, count in peeled.missing.items()}
         surplus |= {_print_of(name): -count for name, count in peeled.extra.items()}
-        return Found(surplus, True, len(surplus) << self.bits)
+        return SievedPrints(surplus, True, len(surplus) << self.bits)
 
     def wider(self, estimate: int) -> Sieve:
         """One with room for so many, or for a share of them; for more than this one in any case."""

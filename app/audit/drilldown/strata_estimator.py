@@ -11,7 +11,7 @@ from __future__ import annotations
 import numpy as np
 
 from app.audit.counts.fingerprint import Words, mix
-from app.audit.drilldown.reconciliation import Table
+from app.audit.drilldown.reconciliation import InvertibleBloomTable
 
 STRATA = 24  # of 16 million ids, the last one holds one
 CELLS = 80
@@ -19,12 +19,12 @@ _KEY = np.uint64(0x1D8E4E27C47D124F)
 
 
 class Strata:
-    """An estimator; ids are added as to a `Table`."""
+    """An estimator; ids are added as to a `InvertibleBloomTable`."""
 
     __slots__ = ("tables",)
 
-    def __init__(self, tables: list[Table] | None = None) -> None:
-        self.tables = [Table(CELLS) for _ in range(STRATA)] if tables is None else tables
+    def __init__(self, tables: list[InvertibleBloomTable] | None = None) -> None:
+        self.tables = [InvertibleBloomTable(CELLS) for _ in range(STRATA)] if tables is None else tables
 
     def insert(self, ids: Words) -> None:
         hashed = mix(ids[:, 0] ^ mix(ids[:, 1] + _KEY)) | np.uint64(1 << (STRATA - 1))

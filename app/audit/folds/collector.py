@@ -5,13 +5,13 @@ neighbours. Replaying the topic from an offset that all of them have reached bri
 state, byte by byte, whatever was written twice or lost in between.
 
 Bounds, so that no client fills the memory: a partition has `MOST_TIERS` shards of tiers and `MOST_WINDOWS`
-windows, a tier `MOST_OF_TIER` of them, and `MOST_AHEAD` that begin ahead of the clock: nothing closes those
-before their time, and what is of now must have room beside them. Of a tier that has come near its bound, the
-oldest closed windows are dropped before their time. What finds no room for a window of its own is counted
-once its part has ended, beside the records without a time (`WindowRecord.apart`, `Verdict.APART`); until then
-it is refused (`Verdict.FULL`), as is a tier too many, and what would make a value larger than the changelog
-takes (`MOST_VALUE_BYTES`). The bounds are of all records, which are of different ages in a replay: a report
-that was refused for them may then count.
+windows, a tier `MOST_OF_TIER` of them, and `MAX_WINDOWS_AHEAD` that begin ahead of the clock: nothing closes
+those before their time, and what is of now must have room beside them. Of a tier that has come near its
+bound, the oldest closed windows are dropped before their time. What finds no room for a window of its own is
+counted once its part has ended, beside the records without a time (`WindowRecord.apart`,
+`ReportOutcome.APART`); until then it is refused (`ReportOutcome.FULL`), as is a tier too many, and what would
+make a value larger than the changelog takes (`MOST_VALUE_BYTES`). The bounds are of all records, which are of
+different ages in a replay: a report that was refused for them may then count.
 """
 
 from __future__ import annotations
@@ -22,40 +22,40 @@ from typing import NamedTuple
 import msgspec
 
 from app.audit.counts.counter import SKEW_MS, UNTIMED
-from app.audit.counts.reports import Report, Scope, Verdict, bounded, checked
+from app.audit.counts.reports import Report, ReportOutcome, Scope, bounded, checked
 from app.audit.counts.totals import NO_TOTALS
 from app.audit.folds import tier as tiers
 from app.audit.folds import window as windows
-from app.audit.folds.tier import Bounds, Close, Forget, TierKey, TierRecord
+from app.audit.folds.tier import CloseWindows, ForgetWindows, PlanBounds, TierKey, TierRecord
 from app.audit.folds.window import WindowKey, WindowRecord
 
 MOST_TIERS = 20_000
 MOST_WINDOWS = 500_000
 MOST_OF_TIER = 100_000
-MOST_AHEAD = 2_000  # of a tier: two weeks of ten minutes each
+MAX_WINDOWS_AHEAD = 2_000  # of a tier: two weeks of ten minutes each
 KEPT_OF_TIER = 80_000  # more are dropped before their time, down to nine tenths of it
 # Of a table's value, which the changelog takes up to 2 MB of: closings and who was silent come on top.
 MOST_VALUE_BYTES = 1_200_000
 UNKNOWN_MS = 1 << 62  # when an event came into a topic that does not say so
 
 
-class Tick(msgspec.Struct, frozen=True, tag="tick"):
+class CollectorTick(msgspec.Struct, frozen=True, tag="tick"):
     """Says nothing: whoever gets it begins to know what the tables have."""
 
     at_ms: int
 
 
-Event = Report | Close | Forget | Tick
+Event = Report | CloseWindows | ForgetWindows | CollectorTick
 TierName = tuple[str, str, str]  # topic, tier, cluster
 
 
-class Written(NamedTuple):
+class TableChanges(NamedTuple):
     """What an event has changed: records to write, and keys to delete. `verdicts`: of a report, by window."""
 
     windows: tuple[WindowKey, ...] = ()
     tiers: tuple[TierKey, ...] = ()
     deleted: tuple[WindowKey, ...] = ()
-    verdicts: tuple[tuple[WindowKey, Verdict], ...] = ()
+    verdicts: tuple[tuple[WindowKey, ReportOutcome], ...] = ()
 
 
 class Collector:
@@ -99,7 +99,7 @@ class Collector:
         self.windows, self.tiers = of_windows, of_tiers
         return found
 
-    def apply(self, event: Event, position: int, recorded_ms: int = UNKNOWN_MS) -> Written:
+    def apply(self, event: Event, position: int, recorded_ms: int = UNKNOWN_MS) -> TableChanges:
         """Folds in the event at an offset of the topic.
 
         Args:
@@ -116,25 +116,27 @@ class Collector:
                 report = bounded(checked(event), recorded_ms)
                 now_ms = report.at_ms if recorded_ms == UNKNOWN_MS else recorded_ms
                 return self._report(report, position, now_ms)
-            case Close():
+            case CloseWindows():
                 tiers.check(event)
                 close = tiers.bounded(event, recorded_ms)
                 return self._close((close.topic, close.tier, close.cluster), close, position)
-            case Forget():
+            case ForgetWindows():
                 tiers.check(event)
                 forget = tiers.bounded(event, recorded_ms)
                 return self._forget((forget.topic, forget.tier, forget.cluster), forget, position)
-            case Tick():
-                return Written()
+            case CollectorTick():
+                return TableChanges()
 
-    def due(self, now_ms: int, bounds: Bounds, scopes: Iterable[Scope] | None = None) -> list[Close | Forget]:
+    def due(
+        self, now_ms: int, bounds: PlanBounds, scopes: Iterable[Scope] | None = None
+    ) -> list[CloseWindows | ForgetWindows]:
         """What is to be appended to the topic now: closings, and what is old. They count once they are there.
 
         Args:
             scopes: the tiers to look at, all whose windows are known by default.
         """
         wanted = {key.scope for key in self.windows} if scopes is None else set(scopes)
-        events: list[Close | Forget] = []
+        events: list[CloseWindows | ForgetWindows] = []
         for scope in sorted(wanted):
             events += tiers.due(scope, self.shards(scope[:3]), now_ms, bounds)
         for name in sorted({scope[:3] for scope in wanted}):
@@ -142,13 +144,13 @@ class Collector:
                 events += self._oldest(name, now_ms)
         return events
 
-    def _oldest(self, name: TierName, now_ms: int) -> list[Forget]:
+    def _oldest(self, name: TierName, now_ms: int) -> list[ForgetWindows]:
         """Drops the oldest windows of a tier that has too many; none that is not closed."""
         keys = self._of_tier[name]
         ends = sorted(key.end_ms for key in keys if self.windows[key].is_closed and key.start_ms != UNTIMED)
         last = min(len(keys) - KEPT_OF_TIER * 9 // 10, len(ends)) - 1
         forgotten_ms = max((record.forgotten_ms for record in self.shards(name)), default=0)
-        return [Forget(*name, ends[last], now_ms)] if last >= 0 and ends[last] > forgotten_ms else []
+        return [ForgetWindows(*name, ends[last], now_ms)] if last >= 0 and ends[last] > forgotten_ms else []
 
     def shards(self, name: TierName) -> list[TierRecord]:
         """A tier's records."""
@@ -158,9 +160,9 @@ class Collector:
         """A tier's windows."""
         return sorted(self._of_tier.get(name, ()))
 
-    def _report(self, report: Report, position: int, now_ms: int) -> Written:
+    def _report(self, report: Report, position: int, now_ms: int) -> TableChanges:
         name = (report.topic, report.tier, report.cluster)
-        verdicts: list[tuple[WindowKey, Verdict]] = []
+        verdicts: list[tuple[WindowKey, ReportOutcome]] = []
         changed: list[WindowKey] = []
         apart, beside = NO_TOTALS, WindowKey(*report.scope, UNTIMED, report.shard)
         beside_is_new = beside not in self.windows or self.windows[beside].position < position
@@ -169,16 +171,16 @@ class Collector:
             key = WindowKey(*report.scope, increment.start_ms, report.shard)
             before = self._window(key, position)
             if before is None:
-                verdicts.append((key, Verdict.FORGOTTEN))
+                verdicts.append((key, ReportOutcome.FORGOTTEN))
                 continue
             if key not in self.windows and not has_room(key):
                 is_counted = report.final and not self._is_one_too_many(TierKey(*name, report.shard))
                 apart = apart.plus(increment.totals) if is_counted else apart
-                verdicts.append((key, Verdict.APART if is_counted else Verdict.FULL))
+                verdicts.append((key, ReportOutcome.APART if is_counted else ReportOutcome.FULL))
                 continue
             after, _, verdict = windows.on_report(before, report, increment.totals, position, increment.span)
             if after is not before and _is_too_large(after):
-                verdict, after = Verdict.FULL, before
+                verdict, after = ReportOutcome.FULL, before
             verdicts.append((key, verdict))
             if after is not before:
                 self.restore_window(key, after)
@@ -190,14 +192,14 @@ class Collector:
                 changed += [beside] if beside not in changed else []
         tier = TierKey(*name, report.shard)
         if self._is_one_too_many(tier):
-            return Written((), (), (), tuple(verdicts))
+            return TableChanges((), (), (), tuple(verdicts))
         known = self.tiers.get(tier, TierRecord())
         told = tiers.on_report(known, report, position)
         if report.source not in known.sources and _is_too_large(told):
             told = known  # it is not waited for; those that are known go on
         if told is not known:
             self.restore_tier(tier, told)
-        return Written(tuple(changed), (tier,) if told is not known else (), (), tuple(verdicts))
+        return TableChanges(tuple(changed), (tier,) if told is not known else (), (), tuple(verdicts))
 
     def _room(self, name: TierName, now_ms: int) -> Callable[[WindowKey], bool]:
         """Says of a new window of the tier whether there is room for it. Of windows that begin ahead of the
@@ -214,9 +216,9 @@ class Collector:
             held = self._of_tier.get(name, set())
             most = MOST_WINDOWS
             if key.start_ms > last_ms:
-                if ahead < 0 and len(held) >= MOST_AHEAD:
+                if ahead < 0 and len(held) >= MAX_WINDOWS_AHEAD:
                     ahead = sum(one.start_ms > last_ms for one in held)
-                if ahead >= MOST_AHEAD:
+                if ahead >= MAX_WINDOWS_AHEAD:
                     return False
                 ahead += ahead >= 0
                 most //= 2
@@ -241,7 +243,7 @@ class Collector:
                 return WindowRecord(closed_ms=closing.at_ms, without=closing.missed(key.end_ms))
         return WindowRecord()
 
-    def _close(self, name: TierName, close: Close, position: int) -> Written:
+    def _close(self, name: TierName, close: CloseWindows, position: int) -> TableChanges:
         changed: list[WindowKey] = []
         for key in self.keys_of(name):
             if key.end_ms > close.before_ms:
@@ -258,9 +260,9 @@ class Collector:
             self.tiers[tier] = tiers.on_close(known, close, position)
             if self.tiers[tier] is not known:
                 written.append(tier)
-        return Written(tuple(changed), tuple(written))
+        return TableChanges(tuple(changed), tuple(written))
 
-    def _forget(self, name: TierName, forget: Forget, position: int) -> Written:
+    def _forget(self, name: TierName, forget: ForgetWindows, position: int) -> TableChanges:
         old = [key for key in self.keys_of(name) if key.end_ms <= forget.before_ms]
         for key in old:
             del self.windows[key]
@@ -271,7 +273,7 @@ class Collector:
             self.tiers[tier] = tiers.on_forget(known, forget, position)
             if self.tiers[tier] is not known:
                 written.append(tier)
-        return Written((), tuple(written), tuple(old))
+        return TableChanges((), tuple(written), tuple(old))
 
 
 def _is_too_large(record: WindowRecord | TierRecord) -> bool:

@@ -28,14 +28,14 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from app.audit.counts.totals import NO_TOTALS, Totals
-from app.audit.folds.tier import TierRecord, closed_at, is_heard, watermark
-from app.audit.folds.window import Phase, WindowRecord
+from app.audit.folds.tier import TierRecord, closed_at, is_reporting, watermark
+from app.audit.folds.window import WindowPhase, WindowRecord
 
 NEVER = 1 << 62  # a position that no event has
-IN_ORDER = [Phase.OPEN, Phase.PROVISIONAL, Phase.CLOSED]
+IN_ORDER = [WindowPhase.OPEN, WindowPhase.PROVISIONAL, WindowPhase.CLOSED]
 
 
-class State(enum.Enum):
+class WindowState(enum.Enum):
     """See the module; the values are what tables, REST and alerts say."""
 
     OK = "ok"
@@ -47,7 +47,7 @@ class State(enum.Enum):
     ABSENT = "absent-audit"
 
 
-class By(enum.Enum):
+class ComparedBy(enum.Enum):
     """What was compared."""
 
     COUNT = "count"
@@ -56,7 +56,7 @@ class By(enum.Enum):
     OFFSETS = "offsets"
 
 
-class Side(NamedTuple):
+class TierSide(NamedTuple):
     """What a tier knows of a window.
 
     Attributes:
@@ -73,7 +73,7 @@ class Side(NamedTuple):
     tier: str
     totals: Totals
     late: Totals
-    phase: Phase
+    phase: WindowPhase
     watermark_ms: int
     is_heard: bool
     without: tuple[str, ...] = ()
@@ -97,7 +97,7 @@ class Tolerance(NamedTuple):
 NO_TOLERANCE = Tolerance()
 
 
-class Verdict(NamedTuple):
+class WindowVerdict(NamedTuple):
     """What is to be said of a window.
 
     Attributes:
@@ -107,10 +107,10 @@ class Verdict(NamedTuple):
         behind_ms: by how much the downstream's watermark is behind the upstream's.
     """
 
-    state: State
+    state: WindowState
     missing: int = 0
     extra: int = 0
-    by: By = By.COUNT
+    by: ComparedBy = ComparedBy.COUNT
     absent: tuple[str, ...] = ()
     lag_ms: float | None = None
     behind_ms: int = 0
@@ -123,7 +123,7 @@ def side(
     clusters: Iterable[Sequence[TierRecord]],
     now_ms: int,
     silence_ms: int,
-) -> Side:
+) -> TierSide:
     """A tier's records of one window, put together.
 
     Args:
@@ -136,7 +136,7 @@ def side(
     for window in windows:
         late_ms = max(late_ms, window.late_ms)
         totals, late = _sum(totals, window.totals), _sum(late, window.late)
-    phases: list[Phase] = []
+    phases: list[WindowPhase] = []
     marks: list[int] = []
     heard: list[bool] = []
     has_silent = False
@@ -144,20 +144,20 @@ def side(
     for records in clusters:
         marks.append(watermark(records, now_ms, silence_ms))
         sources = [source for record in records for source in record.sources.values()]
-        lately = [is_heard(source, now_ms, silence_ms) for source in sources]
+        lately = [is_reporting(source, now_ms, silence_ms) for source in sources]
         heard.append(any(lately))
         has_silent |= not all(lately)
         # Of what was closed anywhere: a tier that saw nothing has no window that could say so.
         closings = filter(None, (closed_at(record, end_ms, NEVER) for record in records))
         closing = min(closings, key=lambda one: one.position, default=None)
         if closing is not None:
-            phases.append(Phase.CLOSED)
+            phases.append(WindowPhase.CLOSED)
             closed_ms = max(closed_ms, closing.at_ms)
             without += closing.missed(end_ms)
         else:
-            phases.append(Phase.PROVISIONAL if marks[-1] >= end_ms else Phase.OPEN)
-    earliest = min(phases, key=IN_ORDER.index, default=Phase.OPEN)
-    return Side(
+            phases.append(WindowPhase.PROVISIONAL if marks[-1] >= end_ms else WindowPhase.OPEN)
+    earliest = min(phases, key=IN_ORDER.index, default=WindowPhase.OPEN)
+    return TierSide(
         tier,
         totals,
         late,
@@ -172,13 +172,13 @@ def side(
 
 
 def compare(
-    upstream: Side,
-    downstream: Side,
+    upstream: TierSide,
+    downstream: TierSide,
     end_ms: int,
     now_ms: int,
     patience_ms: int,
     tolerance: Tolerance = NO_TOLERANCE,
-) -> Verdict:
+) -> WindowVerdict:
     """What is to be said of the window that ends at `end_ms`.
 
     Args:
@@ -187,8 +187,8 @@ def compare(
     """
     before, after = upstream.all, downstream.all
     by, differs = _content(before, after)
-    verdict = Verdict(
-        State.PROVISIONAL,
+    verdict = WindowVerdict(
+        WindowState.PROVISIONAL,
         missing=max(0, before.count - after.count),
         extra=max(0, after.count - before.count),
         by=by,
@@ -197,16 +197,18 @@ def compare(
     )
     is_same = before.count == after.count and not differs
     sides = (upstream, downstream)
-    if is_same and all(one.phase is not Phase.OPEN for one in sides):
-        return verdict._replace(state=State.LATE if downstream.late.count > upstream.late.count else State.OK)
-    if not all(one.phase is Phase.CLOSED for one in sides):
+    if is_same and all(one.phase is not WindowPhase.OPEN for one in sides):
+        return verdict._replace(
+            state=WindowState.LATE if downstream.late.count > upstream.late.count else WindowState.OK
+        )
+    if not all(one.phase is WindowPhase.CLOSED for one in sides):
         if now_ms < end_ms + patience_ms:
             return verdict
-        silent = tuple(one.tier for one in sides if one.phase is not Phase.CLOSED and not one.is_heard)
+        silent = tuple(one.tier for one in sides if one.phase is not WindowPhase.CLOSED and not one.is_heard)
         if silent:
-            return verdict._replace(state=State.ABSENT, absent=silent)
+            return verdict._replace(state=WindowState.ABSENT, absent=silent)
         lags = verdict.missing and downstream.watermark_ms < min(end_ms, upstream.watermark_ms)
-        return verdict._replace(state=State.LATE) if lags else verdict
+        return verdict._replace(state=WindowState.LATE) if lags else verdict
     recent = [one.late.count for one in sides if one.late.count and now_ms < one.late_ms + patience_ms]
     is_new = now_ms < max(one.closed_ms for one in sides) + patience_ms
     if recent and (is_new or max(verdict.missing, verdict.extra) <= sum(recent)):
@@ -215,23 +217,28 @@ def compare(
 
 
 def _closed(
-    verdict: Verdict, count: int, differs: bool, upstream: Side, downstream: Side, tolerance: Tolerance
-) -> Verdict:
+    verdict: WindowVerdict,
+    count: int,
+    differs: bool,
+    upstream: TierSide,
+    downstream: TierSide,
+    tolerance: Tolerance,
+) -> WindowVerdict:
     """Of a window that both have closed, and that is not the same."""
     is_unseen = downstream.has_silent and 0 < verdict.missing <= upstream.late.count
     if is_unseen or (downstream.without and not verdict.extra):
-        return verdict._replace(state=State.ABSENT, absent=(downstream.tier,))
+        return verdict._replace(state=WindowState.ABSENT, absent=(downstream.tier,))
     is_unseen = upstream.has_silent and 0 < verdict.extra <= downstream.late.count
     if is_unseen or (upstream.without and not verdict.missing):
-        return verdict._replace(state=State.ABSENT, absent=(upstream.tier,))
+        return verdict._replace(state=WindowState.ABSENT, absent=(upstream.tier,))
     if verdict.missing:
         is_small = verdict.missing <= tolerance.missing * count
-        return verdict._replace(state=State.OK if is_small else State.LOSSY)
+        return verdict._replace(state=WindowState.OK if is_small else WindowState.LOSSY)
     if verdict.extra:
         is_small = verdict.extra <= tolerance.extra * count
-        return verdict._replace(state=State.OK if is_small else State.DUPLICATED)
+        return verdict._replace(state=WindowState.OK if is_small else WindowState.DUPLICATED)
     assert differs
-    return verdict._replace(state=State.CORRUPTED, missing=-1, extra=-1)
+    return verdict._replace(state=WindowState.CORRUPTED, missing=-1, extra=-1)
 
 
 def _sum(one: Totals, other: Totals) -> Totals:
@@ -241,17 +248,17 @@ def _sum(one: Totals, other: Totals) -> Totals:
     return other if one is NO_TOTALS else one.plus(other)
 
 
-def _content(before: Totals, after: Totals) -> tuple[By, bool]:
+def _content(before: Totals, after: Totals) -> tuple[ComparedBy, bool]:
     """What could be compared, and whether it differs; what differs comes first."""
-    found: list[tuple[By, bool]] = []
+    found: list[tuple[ComparedBy, bool]] = []
     if before.contained == before.count and after.contained == after.count:
-        found.append((By.VALUES, before.contents != after.contents))
+        found.append((ComparedBy.VALUES, before.contents != after.contents))
     if before.identified == before.count and after.identified == after.count:
-        found.append((By.IDS, before.ids != after.ids))
+        found.append((ComparedBy.IDS, before.ids != after.ids))
     is_sourced = before.sourced == before.count and after.sourced == after.count
     if is_sourced and before.offsets_of == after.offsets_of:
-        found.append((By.OFFSETS, before.offsets != after.offsets))
-    return next((one for one in found if one[1]), found[0] if found else (By.COUNT, False))
+        found.append((ComparedBy.OFFSETS, before.offsets != after.offsets))
+    return next((one for one in found if one[1]), found[0] if found else (ComparedBy.COUNT, False))
 
 
 def _lag_ms(before: Totals, after: Totals) -> float | None:

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from app.audit.folds.tier import CONSUMER, Bounds
-from app.audit.folds.tier_pairs import OF_CLUSTERS, Plan
+from app.audit.folds.tier import CONSUMER, PlanBounds
+from app.audit.folds.tier_pairs import OF_CLUSTERS, ComparisonTerms
 from app.kernel.durations import parse_duration
 from app.replicate.model.route import Route
 
@@ -17,24 +17,24 @@ MOST_LATENESS_S = 3600.0
 PREFIX = "audit:"  # no workload's, route's nor failover definition's key begins with it
 
 
-def bounds_of(lateness_s: float, keep_s: float) -> Bounds:
+def bounds_of(lateness_s: float, keep_s: float) -> PlanBounds:
     """When windows close, and are forgotten."""
     lateness_ms = round(lateness_s * 1000)
     most_ms = max(lateness_ms, round(MOST_LATENESS_S * 1000))
-    return Bounds(lateness_ms, most_ms, keep_ms=round(keep_s * 1000))
+    return PlanBounds(lateness_ms, most_ms, keep_ms=round(keep_s * 1000))
 
 
 @dataclass(frozen=True)
-class Stated:
+class PlanTerms:
     """A plan. `clusters`: names, or tiers of the plan's region; none: all of that region."""
 
     name: str
     clusters: tuple[str, ...]
     topics: Route
-    plan: Plan
+    plan: ComparisonTerms
 
     @classmethod
-    def of(cls, definition: Mapping[str, Any]) -> Stated:
+    def of(cls, definition: Mapping[str, Any]) -> PlanTerms:
         """Of the canonical form.
 
         Raises:
@@ -43,7 +43,7 @@ class Stated:
         try:
             name, spec = str(definition["metadata"]["name"]), definition["spec"]
             bounds = bounds_of(parse_duration(spec["lateness"]), parse_duration(spec["keep"]))
-            plan = Plan(round(parse_duration(spec["window"]) * 1000), bounds, tuple(spec["tiers"]))
+            plan = ComparisonTerms(round(parse_duration(spec["window"]) * 1000), bounds, tuple(spec["tiers"]))
             topics = Route(name, "", "", tuple(spec["topics"]), tuple(spec["exclude"]))
             return cls(name, tuple(spec["clusters"]), topics, plan)
         except (KeyError, TypeError) as error:

@@ -15,7 +15,7 @@ import hashlib
 import hmac
 
 from app.audit.counts.reports import BadReport, Report
-from app.audit.folds.tier import Close, Forget, group_of
+from app.audit.folds.tier import CloseWindows, ForgetWindows, group_of
 from app.audit.folds.tier_pairs import OF_CLUSTERS
 
 HEADER = "switchyard-seal"
@@ -50,7 +50,7 @@ def check_author(event: object, *, is_worker: bool) -> None:
     """
     if is_worker:
         return
-    if isinstance(event, Close | Forget):
+    if isinstance(event, CloseWindows | ForgetWindows):
         raise BadReport(
             f"{type(event).__name__} of {event.topic[:60]!r}: only workers close and drop windows"
         )

@@ -6,9 +6,9 @@ Rules
    Nor is it ahead of the clock of who asks: one source whose clock is fast closes nothing too early.
 2. Windows close when the tier's watermark is past their end by the lateness: twice what was last seen to
    be late, within the bounds. What is seen late fades with every closing.
-3. That they close is an event (`Close`), decided by `due`, once, and written into the topic; so is who was
-   silent and had not come that far, and who has been silent for so long that nobody waits for it any more.
-   While no source at all is heard nothing closes.
+3. That they close is an event (`CloseWindows`), decided by `due`, once, and written into the topic; so is who
+   was silent and had not come that far, and who has been silent for so long that nobody waits for it any
+   more. While no source at all is heard nothing closes.
 4. Which closing a window belongs to is told by positions (`closed_at`), so that a window whose first report
    comes after its closing is born closed, at every replay.
 """
@@ -53,7 +53,7 @@ def group_of(place: str) -> tuple[str, str]:
     return cluster, group
 
 
-class Bounds(NamedTuple):
+class PlanBounds(NamedTuple):
     """Of a plan, all in ms.
 
     Attributes:
@@ -92,7 +92,7 @@ class TierKey(NamedTuple):
         return cls(topic, tier, cluster, int(shard))
 
 
-class Close(msgspec.Struct, frozen=True, omit_defaults=True, tag="close"):
+class CloseWindows(msgspec.Struct, frozen=True, omit_defaults=True, tag="close"):
     """Windows of a tier that end at `before_ms` or earlier are closed.
 
     Attributes:
@@ -109,7 +109,7 @@ class Close(msgspec.Struct, frozen=True, omit_defaults=True, tag="close"):
     given_up: tuple[str, ...] = ()
 
 
-class Forget(msgspec.Struct, frozen=True, tag="forget"):
+class ForgetWindows(msgspec.Struct, frozen=True, tag="forget"):
     """Windows of a tier that end at `before_ms` or earlier are dropped."""
 
     topic: str
@@ -119,10 +119,10 @@ class Forget(msgspec.Struct, frozen=True, tag="forget"):
     at_ms: int
 
 
-E = TypeVar("E", Close, Forget)
+E = TypeVar("E", CloseWindows, ForgetWindows)
 
 
-class Heard(msgspec.Struct, frozen=True, array_like=True):
+class SourceStatus(msgspec.Struct, frozen=True, array_like=True):
     """A source: what it told last, and when."""
 
     watermark_ms: int
@@ -147,13 +147,13 @@ class TierRecord(msgspec.Struct, frozen=True, omit_defaults=True):
 
     Attributes:
         closings: the last ones, in their order.
-        forgotten_ms, forgotten_at: of the last `Forget`, and its position.
+        forgotten_ms, forgotten_at: of the last `ForgetWindows`, and its position.
         late_ms: how late was what came late, fading.
         complete_ms: windows that begin before it may lack what had gone before it was counted, -1: none.
         position: of the last event that is in it.
     """
 
-    sources: dict[str, Heard] = {}
+    sources: dict[str, SourceStatus] = {}
     closings: tuple[Closing, ...] = ()
     forgotten_ms: int = NOT_YET_MS
     forgotten_at: int = -1
@@ -162,12 +162,12 @@ class TierRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     position: int = -1
 
 
-def check(event: Close | Forget) -> None:
+def check(event: CloseWindows | ForgetWindows) -> None:
     """Raises BadReport: it says what none can say."""
     fault = fault_of_names(event.topic, event.tier, event.cluster)
     if not (0 <= event.before_ms <= MOST_TIME_MS and 0 <= event.at_ms <= MOST_TIME_MS):
         fault = fault or f"a time below 0, or above {MOST_TIME_MS}"
-    if isinstance(event, Close):
+    if isinstance(event, CloseWindows):
         names = [name for name, _ in event.without]
         if len(names) > MOST_NAMED or max(map(len, names), default=0) > MOST_SOURCE_CHARS:
             fault = fault or f"{len(names)} silent sources; it names {MOST_NAMED}, of short names"
@@ -204,9 +204,11 @@ def on_report(record: TierRecord, report: Report, position: int) -> TierRecord:
         # Its watermark is never ahead of its own clock: a time in the future must not close windows.
         told = min(report.watermark_ms, report.at_ms)
         if known is not None:
-            sources[report.source] = Heard(max(known.watermark_ms, told), max(known.heard_ms, report.at_ms))
+            sources[report.source] = SourceStatus(
+                max(known.watermark_ms, told), max(known.heard_ms, report.at_ms)
+            )
         elif len(sources) < MOST_SOURCES:
-            sources[report.source] = Heard(told, report.at_ms)
+            sources[report.source] = SourceStatus(told, report.at_ms)
     # One record of long ago must not hold windows open for weeks: what was late fades bit by bit.
     late_ms = max(record.late_ms, min(report.late_ms, MOST_LATE_MS))
     complete_ms = max(record.complete_ms, report.complete_ms)
@@ -215,7 +217,7 @@ def on_report(record: TierRecord, report: Report, position: int) -> TierRecord:
     )
 
 
-def on_close(record: TierRecord, close: Close, position: int) -> TierRecord:
+def on_close(record: TierRecord, close: CloseWindows, position: int) -> TierRecord:
     """The record with a closing; one that closes nothing new only gives sources up."""
     if position <= record.position:
         return record
@@ -230,7 +232,7 @@ def on_close(record: TierRecord, close: Close, position: int) -> TierRecord:
     )
 
 
-def on_forget(record: TierRecord, forget: Forget, position: int) -> TierRecord:
+def on_forget(record: TierRecord, forget: ForgetWindows, position: int) -> TierRecord:
     """The record that knows what was dropped."""
     if position <= record.position:
         return record
@@ -274,42 +276,46 @@ def watermark(records: Iterable[TierRecord], now_ms: int, silence_ms: int) -> in
         source.watermark_ms
         for record in records
         for source in record.sources.values()
-        if is_heard(source, now_ms, silence_ms)
+        if is_reporting(source, now_ms, silence_ms)
     ]
     return min(now_ms, min(heard, default=NOT_YET_MS))
 
 
-def is_heard(source: Heard, now_ms: int, silence_ms: int) -> bool:
+def is_reporting(source: SourceStatus, now_ms: int, silence_ms: int) -> bool:
     """Whether it was heard lately. In the far future it cannot have been: nobody knows when."""
     return abs(now_ms - source.heard_ms) <= silence_ms
 
 
-def lateness(records: Iterable[TierRecord], bounds: Bounds) -> int:
+def lateness(records: Iterable[TierRecord], bounds: PlanBounds) -> int:
     """How long windows wait behind their end (rule 2)."""
     seen_ms = max((record.late_ms for record in records), default=0)
     return max(bounds.lateness_ms, min(bounds.most_lateness_ms, 2 * seen_ms))
 
 
-def due(scope: Scope, records: Iterable[TierRecord], now_ms: int, bounds: Bounds) -> list[Close | Forget]:
+def due(
+    scope: Scope, records: Iterable[TierRecord], now_ms: int, bounds: PlanBounds
+) -> list[CloseWindows | ForgetWindows]:
     """What is to be written into the topic now. `records`: of the tier, all shards."""
     records = list(records)
-    events: list[Close | Forget] = []
+    events: list[CloseWindows | ForgetWindows] = []
     low_ms = watermark(records, now_ms, bounds.silence_ms)
     before_ms = low_ms - lateness(records, bounds)
     before_ms -= before_ms % scope.width_ms
     if before_ms > max([0, *map(closed_before, records)]):
         sources = {name: source for record in records for name, source in record.sources.items()}
         without, given_up = _silent(sources, before_ms, now_ms, bounds)
-        events.append(Close(scope.topic, scope.tier, scope.cluster, before_ms, now_ms, without, given_up))
+        events.append(
+            CloseWindows(scope.topic, scope.tier, scope.cluster, before_ms, now_ms, without, given_up)
+        )
     old_ms = now_ms - bounds.keep_ms
     old_ms -= old_ms % scope.width_ms
     if old_ms > max([0, *(record.forgotten_ms for record in records)]):
-        events.append(Forget(scope.topic, scope.tier, scope.cluster, old_ms, now_ms))
+        events.append(ForgetWindows(scope.topic, scope.tier, scope.cluster, old_ms, now_ms))
     return events
 
 
 def _silent(
-    sources: Mapping[str, Heard], before_ms: int, now_ms: int, bounds: Bounds
+    sources: Mapping[str, SourceStatus], before_ms: int, now_ms: int, bounds: PlanBounds
 ) -> tuple[tuple[tuple[str, int], ...], tuple[str, ...]]:
     """Silent sources that had not come to `before_ms`, and those that are given up: silent for long, or a
     client that was heard again as another incarnation."""
@@ -320,7 +326,7 @@ def _silent(
     without: list[tuple[str, int]] = []
     given_up: list[str] = []
     for name, source in sorted(sources.items()):
-        if is_heard(source, now_ms, bounds.silence_ms):
+        if is_reporting(source, now_ms, bounds.silence_ms):
             continue
         silence_ms = abs(now_ms - source.heard_ms)
         if source.watermark_ms < before_ms:

@@ -11,7 +11,7 @@ Rules
 3. What a group has finished of a cluster's topic (`tier.place_of`) is compared with that cluster, or, where
    that is not counted, with the tier before; groups are never added up.
 4. An aggregate cluster may have records of regional clusters that the plan does not count: more there than
-   here says nothing then (`Plan.unseen`).
+   here says nothing then (`ComparisonTerms.unseen`).
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from app.audit.counts.counter import UNTIMED
-from app.audit.folds.comparison import Side, State, Verdict, compare, side
-from app.audit.folds.tier import CONSUMER, Bounds, TierRecord, group_of, lateness
-from app.audit.folds.window import Phase, WindowRecord
+from app.audit.folds.comparison import TierSide, WindowState, WindowVerdict, compare, side
+from app.audit.folds.tier import CONSUMER, PlanBounds, TierRecord, group_of, lateness
+from app.audit.folds.window import WindowPhase, WindowRecord
 from app.failover.topology import AGGREGATE, REGIONAL
 
 ORDER = ("proxy-client", "proxy-server", REGIONAL, AGGREGATE, CONSUMER)  # in the way of a record
 OF_CLUSTERS = (REGIONAL, AGGREGATE, "other")  # tiers that plans count; others are told by clients
 MOST_WIDTHS = 3  # that are named
 
-Place = tuple[str, str]  # tier, and cluster or a group's place
+TierPlace = tuple[str, str]  # tier, and cluster or a group's place
 Window = tuple[int, int]  # start and width, ms
 
 
-class Plan(NamedTuple):
+class ComparisonTerms(NamedTuple):
     """What of an audit plan says how tiers are compared.
 
     Attributes:
@@ -46,7 +46,7 @@ class Plan(NamedTuple):
     """
 
     width_ms: int = 0
-    bounds: Bounds = Bounds()
+    bounds: PlanBounds = PlanBounds()
     tiers: tuple[str, ...] = ()
     unseen: tuple[str, ...] = ()
 
@@ -60,7 +60,7 @@ class Pair(NamedTuple):
     group: str
     start_ms: int
     width_ms: int
-    verdict: Verdict
+    verdict: WindowVerdict
     from_count: int
     to_count: int
     is_closed: bool
@@ -75,13 +75,13 @@ class Pair(NamedTuple):
 class Widths:
     """Which windows each place has, by their width. Most have but one."""
 
-    def __init__(self, windows: Iterable[tuple[Place, Window]]) -> None:
-        self._starts: defaultdict[Place, dict[int, list[int]]] = defaultdict(dict)
+    def __init__(self, windows: Iterable[tuple[TierPlace, Window]]) -> None:
+        self._starts: defaultdict[TierPlace, dict[int, list[int]]] = defaultdict(dict)
         for place, (start_ms, width_ms) in sorted(windows):
             if start_ms != UNTIMED:
                 self._starts[place].setdefault(width_ms, []).append(start_ms)
 
-    def others(self, place: Place, start_ms: int, width_ms: int) -> list[int]:
+    def others(self, place: TierPlace, start_ms: int, width_ms: int) -> list[int]:
         """Of windows at the same time that are not of the same width."""
         found = []
         for width, starts in self._starts.get(place, {}).items():
@@ -117,7 +117,7 @@ class _Between(NamedTuple):
     complete_ms: int
 
 
-Held = Mapping[tuple[str, str], Mapping[str, Sequence[WindowRecord]]]  # of a window: column -> cluster
+HeldWindows = Mapping[tuple[str, str], Mapping[str, Sequence[WindowRecord]]]  # of a window: column -> cluster
 
 
 class Pairing:
@@ -130,14 +130,17 @@ class Pairing:
     """
 
     def __init__(
-        self, places: Mapping[Place, Sequence[TierRecord]], live: Collection[Place], plan: Plan
+        self,
+        places: Mapping[TierPlace, Sequence[TierRecord]],
+        live: Collection[TierPlace],
+        plan: ComparisonTerms,
     ) -> None:
         self._places = places
         self._plan = plan
         columns: defaultdict[tuple[str, str], set[str]] = defaultdict(set)
         for tier, cluster in live:
             columns[_column(tier, cluster)].add(cluster)
-        self._of: defaultdict[tuple[str, str], list[Place]] = defaultdict(list)
+        self._of: defaultdict[tuple[str, str], list[TierPlace]] = defaultdict(list)
         for place in places:
             self._of[_column(*place)].append(place)
         groups = sorted(at for at in self._of if at[1])
@@ -179,7 +182,7 @@ class Pairing:
         self,
         start_ms: int,
         width_ms: int,
-        windows: Iterable[tuple[Place, WindowRecord]],
+        windows: Iterable[tuple[TierPlace, WindowRecord]],
         widths: Widths,
         now_ms: int,
     ) -> Iterator[Pair]:
@@ -193,9 +196,9 @@ class Pairing:
         for pair in self._pairs:
             sides = [_held(column, held) for column in (pair.first, pair.second)]
             if any(sides) and start_ms >= pair.complete_ms:
-                yield self._told(pair, start_ms, width_ms, sides, widths, now_ms)
+                yield self._pair(pair, start_ms, width_ms, sides, widths, now_ms)
 
-    def _told(
+    def _pair(
         self,
         pair: _Between,
         start_ms: int,
@@ -210,15 +213,15 @@ class Pairing:
         )
         verdict = compare(before, after, end_ms, now_ms, pair.patience_ms)
         unseen = self._plan.unseen if pair.second.tier == AGGREGATE else ()
-        if verdict.extra and verdict.state is State.DUPLICATED and unseen:  # rule 4
-            verdict = verdict._replace(state=State.ABSENT, absent=unseen)
+        if verdict.extra and verdict.state is WindowState.DUPLICATED and unseen:  # rule 4
+            verdict = verdict._replace(state=WindowState.ABSENT, absent=unseen)
         odd = {
             column.tier: found
             for column in columns
             if (found := self._others(column, start_ms, width_ms, widths))
         }
-        if odd and verdict.state not in (State.OK, State.PROVISIONAL):  # rule 2
-            verdict = verdict._replace(state=State.ABSENT, absent=tuple(odd))
+        if odd and verdict.state not in (WindowState.OK, WindowState.PROVISIONAL):  # rule 2
+            verdict = verdict._replace(state=WindowState.ABSENT, absent=tuple(odd))
         return Pair(
             pair.first.tier,
             pair.second.tier,
@@ -228,13 +231,13 @@ class Pairing:
             verdict,
             before.all.count,
             after.all.count,
-            before.phase is after.phase is Phase.CLOSED,
+            before.phase is after.phase is WindowPhase.CLOSED,
             "; ".join(_other(tier, found, width_ms) for tier, found in odd.items()),
         )
 
     def _side(
         self, column: _Column, end_ms: int, held: Mapping[str, Sequence[WindowRecord]], now_ms: int
-    ) -> Side:
+    ) -> TierSide:
         """A tier's part. A cluster that is not counted any more has one in windows that it has."""
         records = [record for of_cluster in held.values() for record in of_cluster]
         meant = sorted(column.live | held.keys())
@@ -256,12 +259,12 @@ def _column(tier: str, cluster: str) -> tuple[str, str]:
     return tier, cluster if group_of(cluster)[1] else ""
 
 
-def _held(column: _Column, held: Held) -> Mapping[str, Sequence[WindowRecord]]:
+def _held(column: _Column, held: HeldWindows) -> Mapping[str, Sequence[WindowRecord]]:
     of = held.get(column.of, {})
     return {column.only: of[column.only]} if column.only in of else {} if column.only else of
 
 
-def _in_order(plan: Plan, tiers: Collection[str]) -> list[str]:
+def _in_order(plan: ComparisonTerms, tiers: Collection[str]) -> list[str]:
     """Rule 1."""
     return [tier for tier in plan.tiers or ORDER if tier in tiers or tier in plan.tiers]
 

@@ -17,7 +17,15 @@ from typing import NamedTuple
 import msgspec
 
 from app.audit.counts.counter import UNTIMED
-from app.audit.counts.reports import MOST_SOURCES, NOTHING_COUNTED, Counted, Report, Scope, Verdict, take
+from app.audit.counts.reports import (
+    MOST_SOURCES,
+    NOTHING_COUNTED,
+    Counted,
+    Report,
+    ReportOutcome,
+    Scope,
+    count_report,
+)
 from app.audit.counts.spans import NO_SPAN
 from app.audit.counts.totals import NO_TOTALS, Totals
 from app.kernel.ranges import Range
@@ -26,7 +34,7 @@ OPEN_MS = -1
 NEVER_MS = 1 << 62  # where the window of records without a timestamp ends
 
 
-class Phase(enum.Enum):
+class WindowPhase(enum.Enum):
     OPEN = "open"
     PROVISIONAL = "provisional"
     CLOSED = "closed"
@@ -93,14 +101,16 @@ class WindowRecord(msgspec.Struct, frozen=True, omit_defaults=True):
 
 def on_report(
     record: WindowRecord, report: Report, totals: Totals, position: int, span: Range = NO_SPAN
-) -> tuple[WindowRecord, Totals, Verdict]:
+) -> tuple[WindowRecord, Totals, ReportOutcome]:
     """The record with what a report says of its window, what that added, and what became of it."""
     if position <= record.position:
-        return record, NO_TOTALS, Verdict.REPEATED
+        return record, NO_TOTALS, ReportOutcome.REPEATED
     if report.source not in record.counted and len(record.counted) >= MOST_SOURCES:
-        return record, NO_TOTALS, Verdict.FULL
-    known, added, verdict = take(record.counted.get(report.source, NOTHING_COUNTED), report, totals, span)
-    if verdict is not Verdict.COUNTED:
+        return record, NO_TOTALS, ReportOutcome.FULL
+    known, added, verdict = count_report(
+        record.counted.get(report.source, NOTHING_COUNTED), report, totals, span
+    )
+    if verdict is not ReportOutcome.COUNTED:
         return record, NO_TOTALS, verdict
     counted = {**record.counted, report.source: known}
     if not record.is_closed:
@@ -112,7 +122,7 @@ def on_report(
         return msgspec.structs.replace(record, counted=counted, position=position), added, verdict
     late, late_ms = record.late.plus(added), max(record.late_ms, report.at_ms)
     record = msgspec.structs.replace(record, late=late, late_ms=late_ms, counted=counted, position=position)
-    return record, added, Verdict.LATE
+    return record, added, ReportOutcome.LATE
 
 
 def on_apart(record: WindowRecord, totals: Totals, position: int) -> WindowRecord:
@@ -133,8 +143,8 @@ def rewound(record: WindowRecord, end: int) -> WindowRecord:
     return record if record.position < end else msgspec.structs.replace(record, position=-1)
 
 
-def phase(key: WindowKey, record: WindowRecord, watermark_ms: int) -> Phase:
+def phase(key: WindowKey, record: WindowRecord, watermark_ms: int) -> WindowPhase:
     """Where a window stands. `watermark_ms`: of its tier (`tier.watermark`)."""
     if record.is_closed:
-        return Phase.CLOSED
-    return Phase.PROVISIONAL if watermark_ms >= key.end_ms else Phase.OPEN
+        return WindowPhase.CLOSED
+    return WindowPhase.PROVISIONAL if watermark_ms >= key.end_ms else WindowPhase.OPEN

@@ -10,7 +10,8 @@ Rules
 2. What is due is written into the topic, and counts there. Only a book that has come to the end which the
    topic had a moment ago says what is due: what another one wrote since cannot be missed for long, and
    whatever was decided twice counts once (`app.audit.folds.tier`).
-3. A book begins with the first event that comes: the leader sees to it that one comes now and then (`Tick`).
+3. A book begins with the first event that comes: the leader sees to it that one comes now and then
+   (`CollectorTick`).
 """
 
 from __future__ import annotations
@@ -25,10 +26,10 @@ import structlog
 from aiokafka.errors import KafkaError
 from mode import Service
 
-from app.audit.counts.reports import MOST_SOURCES, BadReport, Report, Scope, Verdict
-from app.audit.folds.collector import UNKNOWN_MS, Collector, Event, Written
+from app.audit.counts.reports import MOST_SOURCES, BadReport, Report, ReportOutcome, Scope
+from app.audit.folds.collector import UNKNOWN_MS, Collector, Event, TableChanges
 from app.audit.folds.seals import check_author, is_sealed
-from app.audit.folds.tier import Bounds, Forget, TierKey
+from app.audit.folds.tier import ForgetWindows, PlanBounds, TierKey
 from app.audit.folds.window import WindowKey
 from app.audit.jobs.replay_tail import Events, Margin
 from app.audit.jobs.report_sender import AuditSender
@@ -40,10 +41,10 @@ from app.kernel.clock import now_ms
 
 log = structlog.get_logger(__name__)
 
-SWEEP_S = 2.0
-TICK_S = 10.0
+SWEEP_INTERVAL_S = 2.0
+TICK_INTERVAL_S = 10.0
 MOST_TOLD = 10_000  # windows of which it is remembered that a refusal was told
-AT_ONCE = 100  # records are read before others get the loop
+RECORDS_PER_TURN = 100  # records are read before others get the loop
 CHANGED = (
     "its source counts otherwise than before, or lost records meanwhile: see its plan's changes, and its "
     "topic's retention"
@@ -58,21 +59,21 @@ NOT_FOLDED = (
     "same, as the tables are read anew"
 )
 REFUSED = {
-    Verdict.OVERLAPS: CHANGED,
-    Verdict.TOO_MANY: CHANGED,
-    Verdict.FULL: TOO_MANY,
-    Verdict.APART: TOO_MANY,
+    ReportOutcome.OVERLAPS: CHANGED,
+    ReportOutcome.TOO_MANY: CHANGED,
+    ReportOutcome.FULL: TOO_MANY,
+    ReportOutcome.APART: TOO_MANY,
 }
 
-NO_ROOM = {Verdict.FULL, Verdict.APART}  # said of one of their windows
-BESIDE = "records of such times are counted with those without a time, and not compared"
+NO_ROOM = {ReportOutcome.FULL, ReportOutcome.APART}  # said of one of their windows
+UNTIMED_NOTE = "records of such times are counted with those without a time, and not compared"
 
-BoundsOf = Callable[[str, str], Bounds]  # of a cluster's topic
+BoundsOf = Callable[[str, str], PlanBounds]  # of a cluster's topic
 OddityOf = Callable[[Scope], str]  # in what a client's scope is not as it was planned; "": it is
 
 
 @dataclass(slots=True)
-class Book:
+class AuditBook:
     """See the module. `end`: of the topic when it was asked last, -1: not known."""
 
     next_offset: int
@@ -86,18 +87,18 @@ class AuditBooks(Service):
 
     def __init__(
         self, topic: str, client: ClusterClient, sender: AuditSender, margin: Margin, bounds_of: BoundsOf,
-        tell: Callable[[str, str, str, str], None], leads: Callable[[], bool] = lambda: False,
+        report_incident: Callable[[str, str, str, str], None], leads: Callable[[], bool] = lambda: False,
         oddity_of: OddityOf = lambda _: "", seal_key: SealKey | None = None,
     ) -> None:  # fmt: skip
         super().__init__()
-        self.books: dict[int, Book] = {}
+        self.books: dict[int, AuditBook] = {}
         self.passed_over: Counter[int] = Counter()
         self._topic = topic
         self._client = client
         self._sender = sender
         self._margin = margin
         self._bounds_of = bounds_of
-        self._tell = tell
+        self._report_incident = report_incident
         self._leads = leads
         self._ticked_s = float("-inf")
         self._oddity_of = oddity_of
@@ -118,7 +119,7 @@ class AuditBooks(Service):
         offset: int,
         windows: Iterable[tuple[bytes, bytes]],
         tiers: Iterable[tuple[bytes, bytes]],
-    ) -> Written:
+    ) -> TableChanges:
         """Begins a book with what stands in the tables before the event at `offset`.
 
         Returns what they lack, which is to be written. Raises KafkaError, OSError, ClusterUnreachable: it
@@ -130,7 +131,7 @@ class AuditBooks(Service):
                 collector.restore_window(WindowKey.parse(key.decode()), codec.window_record(value))
             except ValueError as error:
                 log.error("a record of a window cannot be read and begins anew", key=key, error=str(error))
-            if count % AT_ONCE == AT_ONCE - 1:
+            if count % RECORDS_PER_TURN == RECORDS_PER_TURN - 1:
                 await asyncio.sleep(0)
         for key, value in tiers:
             try:
@@ -143,7 +144,7 @@ class AuditBooks(Service):
         rewound = collector.rewind(max(offset + 1, await self._end(partition)))
         written = await self._folded(collector, events)
         if any(rewound):
-            self._tell(
+            self._report_incident(
                 "audit-topic-shorter", f"{self._topic}/{partition}",
                 f"{len(rewound[0])} windows are of events that the topic does not have any more",
                 "it was made anew, or lost its end: what was counted stays, what was lost with it is missing",
@@ -152,18 +153,18 @@ class AuditBooks(Service):
                 windows=tuple(sorted({*written.windows, *rewound[0]} & collector.windows.keys())),
                 tiers=tuple(sorted({*written.tiers, *rewound[1]})),
             )
-        self.books[partition] = Book(offset, collector)
+        self.books[partition] = AuditBook(offset, collector)
         log.info("audit tables were read", partition=partition, next_offset=offset,
                  windows=len(collector.windows), lacked=len(written.windows))  # fmt: skip
         return written
 
-    async def _folded(self, collector: Collector, events: Events) -> Written:
+    async def _folded(self, collector: Collector, events: Events) -> TableChanges:
         """What events change, all of them together."""
         windows: set[WindowKey] = set()
         tiers: set[TierKey] = set()
         deleted: set[WindowKey] = set()
         for count, (offset, value, recorded_ms, seal) in enumerate(events):
-            if count % AT_ONCE == AT_ONCE - 1:
+            if count % RECORDS_PER_TURN == RECORDS_PER_TURN - 1:
                 await asyncio.sleep(0)
             try:
                 written = collector.apply(self._event(value, seal), offset, recorded_ms)
@@ -176,7 +177,9 @@ class AuditBooks(Service):
             tiers |= set(written.tiers)
             deleted |= set(written.deleted)
         there = collector.windows.keys()
-        return Written(tuple(sorted(windows & there)), tuple(sorted(tiers)), tuple(sorted(deleted - there)))
+        return TableChanges(
+            tuple(sorted(windows & there)), tuple(sorted(tiers)), tuple(sorted(deleted - there))
+        )
 
     def forget(self, partition: int) -> None:
         """The book is not as its tables are."""
@@ -193,7 +196,7 @@ class AuditBooks(Service):
         value: bytes | None,
         recorded_ms: int = UNKNOWN_MS,
         seal: bytes = b"",
-    ) -> Written:
+    ) -> TableChanges:
         """What an event changes; all of it is to be written.
 
         Raises:
@@ -203,7 +206,7 @@ class AuditBooks(Service):
         book.next_offset = max(book.next_offset, offset + 1)
         event = self._event(value, seal)
         written = book.collector.apply(event, offset, recorded_ms)
-        self._look_at(event, written, book.collector)
+        self._report_incidents_of(event, written, book.collector)
         return written
 
     def _event(self, value: bytes | None, seal: bytes) -> Event:
@@ -224,12 +227,12 @@ class AuditBooks(Service):
             said, remedy = str(error), NO_EVENT
             if not isinstance(error, codec.BadEvent | BadReport):
                 said, remedy = repr(error), NOT_FOLDED  # its message alone says little, or nothing
-            self._tell(
+            self._report_incident(
                 "audit-event-passed-over", f"{self._topic}/{partition}",
                 f"{many} of its events were passed over, the last at offset {offset}: {said[:500]}", remedy,
             )  # fmt: skip
 
-    def _look_at(self, event: Event, written: Written, collector: Collector) -> None:
+    def _report_incidents_of(self, event: Event, written: TableChanges, collector: Collector) -> None:
         """Tells what a person must know of it."""
         if not isinstance(event, Report):
             return
@@ -238,25 +241,28 @@ class AuditBooks(Service):
             if verdict in REFUSED:
                 key = window.scope if verdict in NO_ROOM else window
                 what = f"a report of the window of {window.start_ms} was refused: {verdict.value}"
-                if verdict is Verdict.APART:
-                    what = f"tier {event.tier} has no room for windows as that of {window.start_ms}: {BESIDE}"
-                self._tell_once(key, verdict.value, "audit-report-refused", subject, what, REFUSED[verdict])
+                if verdict is ReportOutcome.APART:
+                    what = (
+                        f"tier {event.tier} has no room for windows as that of {window.start_ms}: "
+                        f"{UNTIMED_NOTE}"
+                    )
+                self._report_once(key, verdict.value, "audit-report-refused", subject, what, REFUSED[verdict])
         for tier in written.tiers:
             if len(collector.tiers[tier].sources) >= MOST_SOURCES:
                 what = f"tier {tier.tier} has {MOST_SOURCES} sources; windows do not wait for further ones"
-                self._tell_once(tier, "sources", "audit-report-refused", subject, what, TOO_MANY)
+                self._report_once(tier, "sources", "audit-report-refused", subject, what, TOO_MANY)
         if oddity := self._oddity_of(event.scope):
             what = f"what tier {event.tier} counts is not as planned: {oddity}"
             remedy = "change the client, or the plan; until then nothing of it may be compared"
-            self._tell_once(event.scope, oddity, "audit-not-as-planned", subject, what, remedy)
+            self._report_once(event.scope, oddity, "audit-not-as-planned", subject, what, remedy)
 
-    def _tell_once(self, key: object, why: str, kind: str, subject: str, message: str, remedy: str) -> None:
+    def _report_once(self, key: object, why: str, kind: str, subject: str, message: str, remedy: str) -> None:
         if (key, why) in self._told:
             return
         if len(self._told) >= MOST_TOLD:
             self._told.clear()
         self._told.add((key, why))
-        self._tell(kind, subject, message, remedy)
+        self._report_incident(kind, subject, message, remedy)
 
     def encoded(self, partition: int) -> Callable[[WindowKey | TierKey], bytes]:
         """What is to be written of a window or tier of the partition."""
@@ -283,7 +289,7 @@ class AuditBooks(Service):
     @Service.task
     async def _sweep_for_ever(self) -> None:
         while not self.should_stop:
-            await self.sleep(SWEEP_S)
+            await self.sleep(SWEEP_INTERVAL_S)
             try:
                 await self._sweep()
             except (KafkaError, ClusterUnreachable, OSError, TimeoutError) as error:
@@ -311,21 +317,21 @@ class AuditBooks(Service):
                 log.warning("the audit topic is shorter than it was", partition=partition, end=end, was=known)
                 self.forget(partition)
         now_s = time.monotonic()
-        if self._leads() and now_s - self._ticked_s >= TICK_S:
+        if self._leads() and now_s - self._ticked_s >= TICK_INTERVAL_S:
             self._ticked_s = now_s
             await self._sender.tick(now_ms())
 
     async def _due(self, collector: Collector) -> None:
-        scopes: defaultdict[Bounds, list[Scope]] = defaultdict(list)
+        scopes: defaultdict[PlanBounds, list[Scope]] = defaultdict(list)
         for scope in {key.scope for key in collector.windows}:
             scopes[self._bounds_of(scope.cluster, scope.topic)].append(scope)
         for bounds, some in scopes.items():
             at_ms = now_ms()
             for event in collector.due(at_ms, bounds, some):
-                if isinstance(event, Forget) and event.before_ms > at_ms - bounds.keep_ms:
+                if isinstance(event, ForgetWindows) and event.before_ms > at_ms - bounds.keep_ms:
                     what = f"tier {event.tier} has too many windows: its oldest are dropped before their time"
                     subject = f"{event.cluster}/{event.topic}"
-                    self._tell_once(
+                    self._report_once(
                         (subject, event.tier), "", "audit-windows-dropped", subject, what, TOO_MANY
                     )
                 try:

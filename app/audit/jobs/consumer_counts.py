@@ -19,12 +19,12 @@ from typing import NamedTuple
 import structlog
 from aiokafka.errors import KafkaError
 
-from app.audit.counts.fingerprint import Source
+from app.audit.counts.fingerprint import FingerprintSource
 from app.audit.counts.handover import AuditNote
 from app.audit.counts.reports import PART_OFFSETS, Scope
 from app.audit.definition import AuditPlan
 from app.audit.folds.tier import CONSUMER, place_of
-from app.audit.pump.consumer_tap import ConsumerAudit
+from app.audit.pump.consumer_tap import ConsumerTap
 from app.audit.pump.counting_spec import how_of, needs_schema, open_times
 from app.audit.topics.catalog import AuditsCatalog
 from app.dispatch.definition import Workload
@@ -37,14 +37,15 @@ from app.offsets.model.producer_progress import audit_of
 from app.payload.descriptors import DescriptorError
 from app.payload.event_time.instant import UnusableField
 from app.payload.event_time.source import EventTime
-from app.payload.schema_loader import Schemas
-from app.worker.jobs.start_position import Beginning, Trouble
+from app.payload.schema_loader import SchemaLoader
+from app.worker.jobs.start_position import ReportIncident, StartPosition
 
 log = structlog.get_logger(__name__)
 
 MOST_AGAIN = 4 * PART_OFFSETS  # offsets that are read again for what the former owner had not told
 
-OPENING_S = 5.0  # a workload's job waits for no audit plan's schema; what comes meanwhile is not counted
+# a workload's job waits for no audit plan's schema; what comes meanwhile is not counted
+SCHEMA_OPEN_TIMEOUT_S = 5.0
 
 
 class CountsFrom(NamedTuple):
@@ -59,19 +60,19 @@ class AuditConsumers:
     """See the module. `pumps`: this worker's of workloads, by job."""
 
     def __init__(
-        self, catalog: AuditsCatalog, pumps: Mapping[str, DispatchPump], on_trouble: Trouble,
-        schemas: Schemas,
+        self, catalog: AuditsCatalog, pumps: Mapping[str, DispatchPump], report_incident: ReportIncident,
+        schemas: SchemaLoader,
     ) -> None:  # fmt: skip
         self._catalog = catalog
         self._pumps = pumps
-        self._on_trouble = on_trouble
+        self._report_incident = report_incident
         self._schemas = schemas
         self._opening: dict[str, tuple[AuditPlan, asyncio.Task[EventTime | None]]] = {}  # by plan's name
         self._logs: dict[str, tuple[int, LogId]] = {}  # of jobs: epoch, and what log they read
         self._told: set[tuple[str, str]] = set()
         self._refused: dict[str, AuditPlan] = {}  # by job: the plan whose time cannot be read here
 
-    def audits(self) -> list[ConsumerAudit]:
+    def audits(self) -> list[ConsumerTap]:
         """Of the jobs that flow here."""
         return [pump.audit for pump in list(self._pumps.values()) if pump.audit is not None]
 
@@ -89,15 +90,15 @@ class AuditConsumers:
         workload: Workload,
         cluster: DataCluster,
         answer: TakeoverAnswer,
-        beginning: Beginning,
+        start: StartPosition,
     ) -> CountsFrom | None:
         """Rule 2; None: no plan counts it."""
-        plan, base = self._plan(job, workload), beginning.snapshot.base
+        plan, base = self._plan(job, workload), start.snapshot.base
         if plan is None:
             return None
         if (opening := self._times(plan)) is not None:
-            await asyncio.wait([opening], timeout=OPENING_S)
-        goes_on = beginning.lineage == answer.lineage and not answer.log.is_another(beginning.log)
+            await asyncio.wait([opening], timeout=SCHEMA_OPEN_TIMEOUT_S)
+        goes_on = start.lineage == answer.lineage and not answer.log.is_another(start.log)
         former = AuditNote.from_bytes(audit_of(answer.note)) if goes_on else None
         if former is None or former.counting != plan.counting:
             return CountsFrom(base, None, is_cut=base > 0)
@@ -123,13 +124,13 @@ class AuditConsumers:
             known = self._opening[plan.name] = plan, opening
         return known[1]
 
-    def begin(self, pump: DispatchPump, beginning: Beginning, counts: CountsFrom | None) -> None:
+    def attach(self, pump: DispatchPump, start: StartPosition, counts: CountsFrom | None) -> None:
         """Of a pump that was fed nothing yet."""
-        self._logs[str(pump.job)] = pump.epoch, beginning.log
+        self._logs[str(pump.job)] = pump.epoch, start.log
         if counts is not None:
-            self._begin(pump, beginning.log, *counts)
+            self._attach(pump, start.log, *counts)
 
-    def _begin(
+    def _attach(
         self, pump: DispatchPump, of: LogId, next_offset: int, former: AuditNote | None, is_cut: bool
     ) -> None:
         job, workload = pump.job, pump.runtime.workload
@@ -140,17 +141,17 @@ class AuditConsumers:
         if times is not None and not times.done():
             return  # `look` begins it later, with what is fetched by then
         place = place_of(workload.metadata.cluster, workload.metadata.group)
-        source = Source(of.cluster_id, of.topic_id, job.partition)
+        source = FingerprintSource(of.cluster_id, of.topic_id, job.partition)
         try:
             how = how_of(plan, source, None if times is None else times.result())
         except (UnusableField, DescriptorError) as error:
             self._refused[str(job)] = plan
-            self._tell(job, f"what {place} has finished of {job.topic} is not counted here: {error}",
+            self._report(job, f"what {place} has finished of {job.topic} is not counted here: {error}",
                        "see the plan's timestamp; it is read again when the plan changes")  # fmt: skip
             return
         scope = Scope(job.topic, CONSUMER, place, plan.width_ms)
         pump.audit_by(
-            ConsumerAudit(
+            ConsumerTap(
                 pump,
                 plan,
                 scope,
@@ -165,7 +166,7 @@ class AuditConsumers:
 
     # -- while it flows --------------------------------------------------------------------------
 
-    def look(self) -> None:
+    def reconcile(self) -> None:
         """Plans that have come, changed or gone, and audits that broke."""
         self._logs = {job: of for job, of in self._logs.items() if job in self._pumps}
         self._refused = {job: plan for job, plan in self._refused.items() if job in self._pumps}
@@ -177,18 +178,18 @@ class AuditConsumers:
                 continue
             audit, plan = pump.audit, self._plan(pump.job, pump.runtime.workload)
             if audit is not None and audit.broken:
-                self._tell(pump.job, f"what is finished cannot be counted: {audit.broken}",
+                self._report(pump.job, f"what is finished cannot be counted: {audit.broken}",
                            "what is fetched next is counted; the windows before may lack some")  # fmt: skip
                 pump.audit_by(None)
             if pump.audit is not None and (plan is None or not pump.audit.goes_on_by(plan)):
                 pump.audit_by(None)
             if pump.audit is None and plan is not None and self._refused.get(job) is not plan:
-                self._begin(pump, of, pump.fetched_to, None, is_cut=True)
+                self._attach(pump, of, pump.fetched_to, None, is_cut=True)
 
-    def _tell(self, job: JobId, message: str, remedy: str) -> None:
+    def _report(self, job: JobId, message: str, remedy: str) -> None:
         if (str(job), message) not in self._told:
             self._told.add((str(job), message))
-            self._on_trouble("audit-trouble", str(job), message, remedy)
+            self._report_incident("audit-trouble", str(job), message, remedy)
 
 
 def _is_told_elsewhere(opening: asyncio.Task[EventTime | None]) -> None:

@@ -22,10 +22,10 @@ from mode import Service
 from app.audit.definition import AuditPlan, of_job_name
 from app.audit.jobs.consumer_counts import AuditConsumers
 from app.audit.jobs.report_sender import AuditSender
-from app.audit.jobs.start_position import find_audit_beginning
-from app.audit.pump.consumer_tap import ConsumerAudit
+from app.audit.jobs.start_position import find_audit_start
+from app.audit.pump.consumer_tap import ConsumerTap
 from app.audit.pump.counting_spec import open_times
-from app.audit.pump.partition import REPORT_S, AuditPump
+from app.audit.pump.partition import REPORT_INTERVAL_S, AuditPump
 from app.audit.topics.catalog import AuditsCatalog
 from app.dispatch.pump.partition import DispatchPump
 from app.kafka.client.cluster import LATEST, READ_COMMITTED, ClusterUnreachable
@@ -33,38 +33,39 @@ from app.kafka.data_clusters import DataCluster, DataClusters
 from app.kernel.clock import now_ms
 from app.kernel.fencing import TakeoverAnswer
 from app.kernel.job import JobId
-from app.payload.schema_loader import Schemas
-from app.worker.jobs.pump import Passing, Pump, Started
-from app.worker.jobs.start_position import Anew, Trouble
+from app.payload.schema_loader import SchemaLoader
+from app.worker.jobs.pump import Pump, StartedJob, StartPostponed
+from app.worker.jobs.start_position import LineageReset, ReportIncident
 
 log = structlog.get_logger(__name__)
 
-LOOK_S = 0.25
-ENDS_S = 15.0  # how often it is asked where logs end
+AUDIT_POLL_INTERVAL_S = 0.25
+LOG_ENDS_INTERVAL_S = 15.0  # how often it is asked where logs end
 REPORTS_PER_S = 200  # of a worker
-LINGER_S = 0.1  # counting what comes bit by bit costs more than the bits: latencies are so much less exact
-LEAVES = 0.5  # of the memory for fetched data, to those that deliver and copy
+# counting what comes bit by bit costs more than the bits: latencies are so much less exact
+COUNT_LINGER_S = 0.1
+MEMORY_SHARE_LEFT = 0.5  # of the memory for fetched data, to those that deliver and copy
 
 
-class Audits(Service):
+class AuditController(Service):
     """See the module.
 
     Attributes: `pumps` (by job), `consumers`, `sender` (of reports; None: there are none).
     """
 
     def __init__(
-        self, catalog: AuditsCatalog, clusters: DataClusters, on_trouble: Trouble,
-        dispatched: Mapping[str, DispatchPump], schemas: Schemas,
+        self, catalog: AuditsCatalog, clusters: DataClusters, report_incident: ReportIncident,
+        dispatched: Mapping[str, DispatchPump], schemas: SchemaLoader,
     ) -> None:  # fmt: skip
         super().__init__()
-        self.consumers = AuditConsumers(catalog, dispatched, on_trouble, schemas)
+        self.consumers = AuditConsumers(catalog, dispatched, report_incident, schemas)
         self.pumps: dict[str, AuditPump] = {}
         self.sender: AuditSender | None = None
         self._catalog = catalog
         self._clusters = clusters
         self._schemas = schemas
-        self._on_trouble = on_trouble
-        self._reporting: dict[AuditPump | ConsumerAudit, asyncio.Task[None]] = {}
+        self._report_incident = report_incident
+        self._reporting: dict[AuditPump | ConsumerTap, asyncio.Task[None]] = {}
 
     # -- beginning -------------------------------------------------------------------------------
 
@@ -80,14 +81,21 @@ class Audits(Service):
         if plan is None:
             raise LookupError(f"this worker has no definition of audit plan {name} that it can read")
         if self._catalog.plan_of(cluster, job.topic) is not plan:
-            raise Passing(f"plan {name} does not count {job.topic} in {cluster} any more: this job ends")
+            raise StartPostponed(
+                f"plan {name} does not count {job.topic} in {cluster} any more: this job ends"
+            )
         if tier is None or cluster not in self._clusters.specs:
             raise LookupError(f"cluster {cluster!r} is not in this worker's configuration")
         return plan, tier, await self._clusters.get(cluster)
 
-    async def begin(
-        self, job: JobId, epoch: int, answer: TakeoverAnswer, anew: Anew | None, is_mine: Callable[[], bool]
-    ) -> Started | None:
+    async def start_pump(
+        self,
+        job: JobId,
+        epoch: int,
+        answer: TakeoverAnswer,
+        reset: LineageReset | None,
+        is_mine: Callable[[], bool],
+    ) -> StartedJob | None:
         """The pump of a job that was taken over; None when it is not this worker's any more.
 
         Raises:
@@ -96,45 +104,45 @@ class Audits(Service):
         """
         plan, tier, cluster = await self.check(job)
         times = await open_times(plan, self._schemas)
-        beginning, next_offset, former, is_cut = await find_audit_beginning(
-            job, cluster, answer, counting=plan.counting, anew=anew, tell=self._on_trouble
+        beginning, next_offset, former, is_cut = await find_audit_start(
+            job, cluster, answer, counting=plan.counting, reset=reset, report_incident=self._report_incident
         )
         if not is_mine():
             return None
         pump = AuditPump(
             job, epoch, plan, tier, next_offset=next_offset, base=beginning.snapshot.base,
             lineage=beginning.lineage, log=beginning.log, former=former, is_cut=is_cut,
-            tell=self._on_trouble, send=self.report, times=times,
+            report_incident=self._report_incident, send=self.report, times=times,
         )  # fmt: skip
-        leaves_bytes = int(LEAVES * self._clusters.budget.capacity_bytes)
-        return Started(
-            pump, beginning, cluster, leaves_bytes, next_offset=next_offset, lingers_s=LINGER_S,
-            counts=pump.reader.told_by, heads=pump.reader.heads_of,
+        leaves_bytes = int(MEMORY_SHARE_LEFT * self._clusters.budget.capacity_bytes)
+        return StartedJob(
+            pump, beginning, cluster, leaves_bytes, next_offset=next_offset, lingers_s=COUNT_LINGER_S,
+            counts=pump.reader.countable_from_headers, heads=pump.reader.heads_of,
         )  # fmt: skip
 
-    def look(self, begin_again: Callable[[str, Pump], None]) -> None:
+    def reconcile(self, restart: Callable[[str, Pump], None]) -> None:
         """Rule 1."""
-        self.consumers.look()
+        self.consumers.reconcile()
         for job, pump in list(self.pumps.items()):
             plan = self._catalog.plan(pump.plan.name)
             is_other = plan is not None and plan is not pump.plan
             if (is_other or pump.is_lacking) and not pump.draining:
-                begin_again(job, pump)
+                restart(job, pump)
 
     # -- reports ---------------------------------------------------------------------------------
 
     @Service.task
     async def _report_for_ever(self) -> None:
         while not self.should_stop:
-            await self.sleep(LOOK_S)
+            await self.sleep(AUDIT_POLL_INTERVAL_S)
             pumps = [pump for pump in self.pumps.values() if not pump.draining]
-            audits: list[AuditPump | ConsumerAudit] = [*pumps, *self.consumers.audits()]
-            now_s, interval_s = time.monotonic(), max(REPORT_S, len(audits) / REPORTS_PER_S)
+            audits: list[AuditPump | ConsumerTap] = [*pumps, *self.consumers.audits()]
+            now_s, interval_s = time.monotonic(), max(REPORT_INTERVAL_S, len(audits) / REPORTS_PER_S)
             for audit in audits:
                 if audit not in self._reporting and audit.is_due(now_s, interval_s):
-                    self._begin(audit)
+                    self._start_pump(audit)
 
-    def _begin(self, pump: AuditPump | ConsumerAudit) -> asyncio.Task[None]:
+    def _start_pump(self, pump: AuditPump | ConsumerTap) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(self._report(pump))
         self._reporting[pump] = task
         task.add_done_callback(lambda _: self._reporting.pop(pump, None))
@@ -145,9 +153,9 @@ class Audits(Service):
         before = self._reporting.get(pump)
         if before is not None:
             await asyncio.wait([before])
-        await asyncio.wait([self._reporting.get(pump) or self._begin(pump)])
+        await asyncio.wait([self._reporting.get(pump) or self._start_pump(pump)])
 
-    async def _report(self, pump: AuditPump | ConsumerAudit) -> None:
+    async def _report(self, pump: AuditPump | ConsumerTap) -> None:
         if self.sender is None:
             return
         try:
@@ -176,14 +184,14 @@ class Audits(Service):
     @Service.task
     async def _ends_for_ever(self) -> None:
         while not self.should_stop:
-            await self.sleep(ENDS_S)
-            by_cluster: defaultdict[str, list[AuditPump | ConsumerAudit]] = defaultdict(list)
-            audits: list[AuditPump | ConsumerAudit] = [*self.pumps.values(), *self.consumers.audits()]
+            await self.sleep(LOG_ENDS_INTERVAL_S)
+            by_cluster: defaultdict[str, list[AuditPump | ConsumerTap]] = defaultdict(list)
+            audits: list[AuditPump | ConsumerTap] = [*self.pumps.values(), *self.consumers.audits()]
             for pump in audits:
                 by_cluster[pump.cluster].append(pump)
             await asyncio.gather(*(self._ends(name, pumps) for name, pumps in by_cluster.items()))
 
-    async def _ends(self, name: str, pumps: list[AuditPump | ConsumerAudit]) -> None:
+    async def _ends(self, name: str, pumps: list[AuditPump | ConsumerTap]) -> None:
         try:
             client, at_ms = (await self._clusters.get(name)).client, now_ms()
             at = {(pump.job.topic, pump.job.partition) for pump in pumps}

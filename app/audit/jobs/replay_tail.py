@@ -13,7 +13,7 @@ from aiokafka import AIOKafkaConsumer, TopicPartition
 
 from app.audit.folds.seals import HEADER
 from app.kafka.client.consumer_shutdown import stop_consumer
-from app.kafka.client.topic_tail import STOP_S, bounded
+from app.kafka.client.topic_tail import TAIL_STOP_TIMEOUT_S, bounded
 from app.kernel.clock import now_ms
 
 MARGIN_MS = 60_000  # what was sent to a changelog so long ago has arrived
@@ -54,7 +54,7 @@ class Margin:
             end = min(offset, (await consumer.end_offsets([at]))[at])
             await self._read(consumer, at, max(start, first), end, found)
         finally:
-            await bounded(stop_consumer(consumer), STOP_S, "reader of the audit topic")
+            await bounded(stop_consumer(consumer), TAIL_STOP_TIMEOUT_S, "reader of the audit topic")
         return found
 
     async def _read(

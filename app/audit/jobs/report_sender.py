@@ -15,14 +15,14 @@ from aiokafka.partitioner import murmur2
 from mode import Service
 
 from app.audit.counts.reports import Report
-from app.audit.folds.collector import Tick
+from app.audit.folds.collector import CollectorTick
 from app.audit.folds.seals import HEADER, seal_of
-from app.audit.folds.tier import Close, Forget
+from app.audit.folds.tier import CloseWindows, ForgetWindows
 from app.audit.jobs.seal_key import SealKey
 from app.controllog import codec
 from app.controllog.topics import AUDIT_PARTITIONS, ControlTopics
 from app.kafka.client.startup_retry import start_patiently
-from app.kafka.client.topic_tail import STOP_S, bounded
+from app.kafka.client.topic_tail import TAIL_STOP_TIMEOUT_S, bounded
 
 
 def audit_partition(topic: str) -> int:
@@ -49,9 +49,11 @@ class AuditSender(Service):
 
     async def on_stop(self) -> None:
         if self._producer is not None:
-            await bounded(self._producer.stop(), STOP_S, "producer of audit reports")
+            await bounded(self._producer.stop(), TAIL_STOP_TIMEOUT_S, "producer of audit reports")
 
-    async def send(self, event: Report | Close | Forget, *, is_clients: bool = False) -> asyncio.Future[Any]:
+    async def send(
+        self, event: Report | CloseWindows | ForgetWindows, *, is_clients: bool = False
+    ) -> asyncio.Future[Any]:
         """Sends an event; the future ends once all of it stands in the topic. `is_clients`: a client says it.
 
         Raises:
@@ -74,6 +76,6 @@ class AuditSender(Service):
     async def tick(self, at_ms: int) -> None:
         """Sends each partition something to be read. Raises KafkaError."""
         assert self._producer is not None, "the sender of audit reports has not been started"
-        event = codec.encode(Tick(at_ms))
+        event = codec.encode(CollectorTick(at_ms))
         for partition in range(AUDIT_PARTITIONS):
             await self._producer.send_and_wait(self._topic, event, partition=partition)

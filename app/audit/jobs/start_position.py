@@ -21,28 +21,28 @@ from app.kafka.data_clusters import DataCluster
 from app.kernel.fencing import TakeoverAnswer
 from app.kernel.job import JobId
 from app.kernel.ranges import Snapshot
-from app.worker.jobs.start_position import Anew, Beginning, Trouble, log_id, read_snapshot
+from app.worker.jobs.start_position import LineageReset, ReportIncident, StartPosition, log_id, read_snapshot
 
 
-class AuditBeginning(NamedTuple):
+class AuditStart(NamedTuple):
     """`next_offset` is where it is read from; what is finished may be further, or not as far. `former`: what
     the last owner left, None: nothing of use. `is_cut`: rule 3."""
 
-    beginning: Beginning
+    start: StartPosition
     next_offset: int
     former: AuditNote | None
     is_cut: bool
 
 
-async def find_audit_beginning(
+async def find_audit_start(
     job: JobId,
     cluster: DataCluster,
     answer: TakeoverAnswer,
     *,
     counting: int,
-    anew: Anew | None,
-    tell: Trouble,
-) -> AuditBeginning:
+    reset: LineageReset | None,
+    report_incident: ReportIncident,
+) -> AuditStart:
     """See the module; `counting` of the plan.
 
     Raises:
@@ -50,33 +50,33 @@ async def find_audit_beginning(
     """
     # Read before any offset: should the topic be made anew in between, the fetch sees another id.
     present = await log_id(job, cluster)
-    if anew is not None:
-        at = Snapshot(anew.next_offset)
-        beginning = Beginning(at, anew.lineage, present, known=False)
-        return AuditBeginning(beginning, anew.next_offset, None, is_cut=True)
+    if reset is not None:
+        at = Snapshot(reset.next_offset)
+        beginning = StartPosition(at, reset.lineage, present, known=False)
+        return AuditStart(beginning, reset.next_offset, None, is_cut=True)
     first = await cluster.fetch.offsets_at(job.topic, job.partition, EARLIEST)
     if answer.log.is_another(present):
-        tell(
+        report_incident(
             "log-begun-anew",
             str(job),
             f"{job.topic} was deleted and made anew: its position was of {answer.log}, it is {present} now",
             "what the old one had is counted as far as the audit had come",
         )
-        beginning = Beginning(Snapshot(first), answer.lineage + 1, present, known=False)
-        return AuditBeginning(beginning, first, None, is_cut=first > 0)
-    snapshot, log = read_snapshot(job, answer.snapshot, tell), answer.log.filled_in(present)
+        beginning = StartPosition(Snapshot(first), answer.lineage + 1, present, known=False)
+        return AuditStart(beginning, first, None, is_cut=first > 0)
+    snapshot, log = read_snapshot(job, answer.snapshot, report_incident), answer.log.filled_in(present)
     if snapshot is None:
-        beginning = Beginning(Snapshot(first), answer.lineage, log, known=False)
-        return AuditBeginning(beginning, first, None, is_cut=first > 0)
+        beginning = StartPosition(Snapshot(first), answer.lineage, log, known=False)
+        return AuditStart(beginning, first, None, is_cut=first > 0)
     base, former = snapshot.base, AuditNote.from_bytes(answer.note)
     if former is None or former.counting != counting:
         # Another version's parts may be other ones.
         start, lineage = max(first, base), answer.lineage + (former is None)
-        beginning = Beginning(Snapshot(start), lineage, log, known=False)
-        return AuditBeginning(beginning, start, None, is_cut=True)
+        beginning = StartPosition(Snapshot(start), lineage, log, known=False)
+        return AuditStart(beginning, start, None, is_cut=True)
     upto = former.next_offset
     start = upto if upto >= first else max(first, base)
     finished = Snapshot(base if start == upto else start)
     is_cut = former.is_cut or first > max(upto, base)
-    beginning = Beginning(finished, answer.lineage, log, known=log == answer.log and start == upto)
-    return AuditBeginning(beginning, start, former, is_cut)
+    beginning = StartPosition(finished, answer.lineage, log, known=log == answer.log and start == upto)
+    return AuditStart(beginning, start, former, is_cut)

@@ -20,22 +20,22 @@ import time
 from typing import Protocol
 
 from app.audit.counts.consumer_counter import ConsumerReader
-from app.audit.counts.counter import How
-from app.audit.counts.fingerprint import Source
+from app.audit.counts.counter import CountingSpec
+from app.audit.counts.fingerprint import FingerprintSource
 from app.audit.counts.handover import AuditNote
 from app.audit.counts.reports import Report, Scope
 from app.audit.definition import AuditPlan
 from app.audit.folds.tier import group_of
-from app.kafka.fetch.deliveries import Fetched, Gap
+from app.kafka.fetch.deliveries import FetchedBatches, LogGap
 from app.kernel.clock import now_ms
 from app.kernel.job import JobId
 
-NOTE_S = 1.0
-SOON = 32  # reports of what has ended that wait: they are sent at once
-HEARD_S = 30.0  # how often it says that it is there
+NOTE_INTERVAL_S = 1.0
+PENDING_REPORTS_SENT_NOW = 32  # reports of what has ended that wait: they are sent at once
+ALIVE_REPORT_INTERVAL_S = 30.0  # how often it says that it is there
 
 
-class Consuming(Protocol):
+class TappedPump(Protocol):
     """What it asks of the pump that it stands beside."""
 
     job: JobId
@@ -54,7 +54,7 @@ class Consuming(Protocol):
         ...
 
 
-class ConsumerAudit:
+class ConsumerTap:
     """See the module.
 
     Args:
@@ -68,23 +68,32 @@ class ConsumerAudit:
     """
 
     def __init__(
-        self, pump: Consuming, plan: AuditPlan, scope: Scope, source: Source, how: How, next_offset: int, *,
-        lineage: int, former: AuditNote | None, is_cut: bool,
-    ) -> None:  # fmt: skip
+        self,
+        pump: TappedPump,
+        plan: AuditPlan,
+        scope: Scope,
+        source: FingerprintSource,
+        spec: CountingSpec,
+        next_offset: int,
+        *,
+        lineage: int,
+        former: AuditNote | None,
+        is_cut: bool,
+    ) -> None:
         self.plan = plan
         self.cluster = group_of(scope.cluster)[0]
         self.broken = ""
         self._pump = pump
         self._counting = plan.counting
         self._reader = ConsumerReader(
-            scope, source, how, next_offset, lineage=lineage, state=() if former is None else former.state,
+            scope, source, spec, next_offset, lineage=lineage, state=() if former is None else former.state,
             is_cut=is_cut, lateness_ms=plan.bounds.lateness_ms, at_ms=now_ms(),
         )  # fmt: skip
         self._known_at = -1  # the version of the pump that is known when the successor knows
         self._note, self._noted, self._noted_s = b"", (-1, -1), float("-inf")
         self._reported_s, self._reported_offset = float("-inf"), -1
 
-    def follow(self, pump: Consuming) -> None:
+    def follow(self, pump: TappedPump) -> None:
         """It stands beside this one now, of the same job."""
         self._pump, self._known_at = pump, -1
 
@@ -123,12 +132,12 @@ class ConsumerAudit:
 
     # -- batches in ------------------------------------------------------------------------------
 
-    def fetched(self, fetched: Fetched) -> None:
+    def fetched(self, fetched: FetchedBatches) -> None:
         """Counts a fetched response, which stays its pump's."""
         data = b"" if fetched.damage else fetched.data
         self._count(data, fetched.start_offset, fetched.next_offset, fetched.aborted)
 
-    def skip(self, gap: Gap) -> None:
+    def skip(self, gap: LogGap) -> None:
         """The log lost what lies in it: nothing there is counted."""
         self._count(b"", gap.start, gap.end, [])
 
@@ -142,12 +151,12 @@ class ConsumerAudit:
 
     def ended(self, end: int, at_ms: int) -> None:
         """The log ends there now."""
-        self._look()
+        self._update()
         self._reader.ended(end, self._pump.base, at_ms)
 
     # -- reports out -----------------------------------------------------------------------------
 
-    def _look(self) -> None:
+    def _update(self) -> None:
         if self.broken:
             return
         try:
@@ -164,13 +173,13 @@ class ConsumerAudit:
 
     def is_due(self, now_s: float, interval_s: float) -> bool:
         """Whether reports are to be made. `interval_s`: between those of what was counted."""
-        if now_s - self._reported_s < interval_s and self._reader.reader.pending < SOON:
+        if now_s - self._reported_s < interval_s and self._reader.reader.pending < PENDING_REPORTS_SENT_NOW:
             return False
-        self._look()
+        self._update()
         if self.broken or self._reader.is_silent:
             return False
         changed = self._reader.reader.pending or self.next_offset != self._reported_offset
-        return bool(changed) or now_s - self._reported_s >= max(HEARD_S, interval_s)
+        return bool(changed) or now_s - self._reported_s >= max(ALIVE_REPORT_INTERVAL_S, interval_s)
 
     def reports(self, at_ms: int, now_s: float) -> list[Report]:
         """What is to be appended to the topic."""
@@ -191,8 +200,8 @@ class ConsumerAudit:
     def note(self) -> bytes:
         """Rule 2; of nothing that is not below the base."""
         now_s, version = time.monotonic(), self.version
-        if now_s - self._noted_s >= NOTE_S or self._noted[0] != version:
-            self._look()
+        if now_s - self._noted_s >= NOTE_INTERVAL_S or self._noted[0] != version:
+            self._update()
             version = self.version
             if self.broken:
                 self._note = b""

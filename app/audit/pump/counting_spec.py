@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import NamedTuple
 
-from app.audit.counts.counter import ANY_DISORDER, Decode, How, IdOf
-from app.audit.counts.fingerprint import Source
+from app.audit.counts.counter import ANY_DISORDER, CountingSpec, Decode, IdOf
+from app.audit.counts.fingerprint import FingerprintSource
 from app.audit.definition import AuditPlan, Timestamp
 from app.kafka.fetch.decoder import lowest_timestamp, records_of
-from app.kafka.records.batch import Batch
+from app.kafka.records.batch import RecordBatch
 from app.kafka.records.checksum import crc32c
 from app.kafka.records.record import Record
 from app.payload.codec import Framing
@@ -20,12 +20,12 @@ from app.payload.event_time.json_field import JsonTime
 from app.payload.event_time.protobuf_field import open_protobuf
 from app.payload.event_time.source import NO_TIME, EventTime, HeaderTime
 from app.payload.schema_files import SchemaFiles
-from app.payload.schema_loader import Schemas
+from app.payload.schema_loader import SchemaLoader
 
 NO_VALUE = 0x6E756C6C
 
 
-class Timed(NamedTuple):
+class RetimedRecord(NamedTuple):
     """A record with another time than its own."""
 
     offset: int
@@ -40,7 +40,7 @@ def needs_schema(plan: AuditPlan) -> bool:
     return plan.spec.timestamp.source in {"avro", "protobuf"}
 
 
-async def open_times(plan: AuditPlan, schemas: Schemas) -> EventTime | None:
+async def open_times(plan: AuditPlan, schemas: SchemaLoader) -> EventTime | None:
     """What tells the time of a plan's records; schemas are opened off the loop. Raises as `event_time`."""
     if not needs_schema(plan):
         return event_time(plan.spec.timestamp)
@@ -93,7 +93,7 @@ def time_of(plan: AuditPlan | None, times: EventTime | None = None) -> Callable[
     return told
 
 
-def how_of(plan: AuditPlan, source: Source, times: EventTime | None = None) -> How:
+def how_of(plan: AuditPlan, source: FingerprintSource, times: EventTime | None = None) -> CountingSpec:
     """How records of a partition are counted. Arguments and errors as of `time_of`."""
     spec = plan.spec
     by_value = plan.by_value
@@ -101,14 +101,14 @@ def how_of(plan: AuditPlan, source: Source, times: EventTime | None = None) -> H
     id_of = None if spec.id is None else _id_of(spec.id.header)
     content_of = _content_of if spec.id is not None and spec.id.fingerprint == "values" else None
     disorder_ms = ANY_DISORDER if spec.disorder == "any" else round(spec.disorder * 1000)
-    return How(
+    return CountingSpec(
         decode, source, id_of, disorder_ms, by_value=by_value, content_of=content_of, lowest=lowest_timestamp
     )
 
 
-def _timed(told: Callable[[Record], int], batch: Batch) -> Iterable[Record]:
+def _timed(told: Callable[[Record], int], batch: RecordBatch) -> Iterable[Record]:
     for record in records_of(batch):
-        yield Timed(record.offset, told(record), record.key, record.value, tuple(record.headers))
+        yield RetimedRecord(record.offset, told(record), record.key, record.value, tuple(record.headers))
 
 
 def _content_of(record: Record) -> int:

@@ -18,28 +18,28 @@ import time
 from collections import deque
 from collections.abc import Awaitable, Callable
 
-from app.audit.counts.fingerprint import Source
+from app.audit.counts.fingerprint import FingerprintSource
 from app.audit.counts.handover import AuditNote
 from app.audit.counts.partition_counter import PartitionReader
 from app.audit.counts.reports import Report, Scope
 from app.audit.definition import AuditPlan, of_job_name
 from app.audit.pump.counting_spec import how_of
 from app.controllog.codec import JobStatus
-from app.kafka.fetch.deliveries import Fetched, Gap, Headed
+from app.kafka.fetch.deliveries import FetchedBatches, FetchedHeaders, LogGap
 from app.kernel.clock import now_ms
 from app.kernel.fencing import LogId
 from app.kernel.job import JobId
-from app.kernel.load import Work
+from app.kernel.load import JobWork
 from app.kernel.ranges import Snapshot
 from app.payload.event_time.source import EventTime
 
-REPORT_S = 5.0  # what was counted is reported so often
-HEARD_S = 30.0  # and, when nothing was, that it is heard
-SOON = 32  # final reports that wait: they are sent at once
+REPORT_INTERVAL_S = 5.0  # what was counted is reported so often
+ALIVE_REPORT_INTERVAL_S = 30.0  # and, when nothing was, that it is heard
+PENDING_REPORTS_SENT_NOW = 32  # final reports that wait: they are sent at once
 MOST_PENDING = 256
 PART_OFFSETS = 1 << 18  # fewer reports: one takes a worker some milliseconds
 MOST_WINDOWS = 16, 8, 4, 2, 1  # the last ones, whose figures are noted; the first of these that fits
-LOOK_S = 0.05
+COUNT_POLL_INTERVAL_S = 0.05
 
 SendReports = Callable[["AuditPump"], Awaitable[None]]
 
@@ -63,10 +63,22 @@ class AuditPump:
     """
 
     def __init__(
-        self, job: JobId, epoch: int, plan: AuditPlan, tier: str, *, next_offset: int, base: int,
-        lineage: int, log: LogId, former: AuditNote | None = None, is_cut: bool,
-        tell: Callable[[str, str, str, str], None], send: SendReports, times: EventTime | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        job: JobId,
+        epoch: int,
+        plan: AuditPlan,
+        tier: str,
+        *,
+        next_offset: int,
+        base: int,
+        lineage: int,
+        log: LogId,
+        former: AuditNote | None = None,
+        is_cut: bool,
+        report_incident: Callable[[str, str, str, str], None],
+        send: SendReports,
+        times: EventTime | None = None,
+    ) -> None:
         self.job = job
         self.epoch = epoch
         self.lineage = lineage
@@ -78,7 +90,7 @@ class AuditPump:
         self.snapshot_version = 0
         self.version = 0  # grows whenever snapshot or note change
         self.read_bytes = 0
-        source = Source(log.cluster_id, log.topic_id, job.partition)
+        source = FingerprintSource(log.cluster_id, log.topic_id, job.partition)
         self.scope = Scope(job.topic, tier, self.cluster, plan.width_ms)
         self.reader = PartitionReader(
             self.scope,
@@ -99,15 +111,15 @@ class AuditPump:
                 if is_cut:  # what has gone was of windows that had begun before now
                     self.reader.complete_ms = max(self.reader.complete_ms, at_ms)
         self._note, self._noted = b"", -1  # of which version
-        self._tell = tell
+        self._report_incident = report_incident
         self._send = send
-        self._waiting: deque[Fetched | Gap] = deque()
+        self._waiting: deque[FetchedBatches | LogGap] = deque()
         self._reported_s = float("-inf")
         self._reported_offset = -1
 
     # -- batches in ------------------------------------------------------------------------------
 
-    def accept(self, fetched: Fetched) -> None:
+    def accept(self, fetched: FetchedBatches) -> None:
         """Counts a fetched response."""
         self.high_watermark = max(self.high_watermark, fetched.high_watermark)
         if self.closed or self.draining:
@@ -119,22 +131,22 @@ class AuditPump:
     def _count(self) -> None:
         while self._waiting and self.reader.pending < MOST_PENDING and not self.is_lacking:
             fetched = self._waiting.popleft()
-            if isinstance(fetched, Gap):
+            if isinstance(fetched, LogGap):
                 self._pass(fetched)
                 continue
             try:
-                self._take(fetched)
+                self._count_batches(fetched)
             finally:
                 fetched.release()
-            self._look()
+            self._update_completeness()
 
-    def _take(self, fetched: Fetched) -> None:
+    def _count_batches(self, fetched: FetchedBatches) -> None:
         reader, at_ms = self.reader, now_ms()
         if fetched.start_offset > reader.next_offset:
             raise ValueError(
                 f"[{reader.next_offset}, {fetched.start_offset}) was not fetched, what follows was"
             )
-        if isinstance(fetched, Headed):
+        if isinstance(fetched, FetchedHeaders):
             if fetched.start_offset != reader.next_offset:
                 raise ValueError(
                     f"headers from {fetched.start_offset} on, where {reader.next_offset} comes next"
@@ -144,7 +156,7 @@ class AuditPump:
         data = fetched.data
         if fetched.damage:
             data = b""
-            self._tell(
+            self._report_incident(
                 "audit-damage", str(self.job),
                 f"offsets [{fetched.start_offset}, {fetched.next_offset}) are not counted, as they cannot be "
                 f"read: {fetched.damage}", "other tiers may have them, and show as having more",
@@ -156,20 +168,20 @@ class AuditPump:
         )  # fmt: skip
         self.read_bytes += fetched.nbytes
 
-    def _look(self) -> None:
+    def _update_completeness(self) -> None:
         reader = self.reader
         if reader.is_lacking:
             self.version += 1  # its note says so
         if self._is_cut and reader.complete_ms < 0 and reader.first_ms >= 0:
             reader.complete_ms = reader.first_ms + self.plan.bounds.lateness_ms
 
-    def skip(self, gap: Gap) -> None:
+    def skip(self, gap: LogGap) -> None:
         """The log lost [start, end): nothing there is counted, but what was fetched before it."""
         if not (self.closed or self.draining):
             self._waiting.append(gap)
             self._count()
 
-    def _pass(self, gap: Gap) -> None:
+    def _pass(self, gap: LogGap) -> None:
         if gap.end > self.reader.next_offset:
             at_ms = now_ms()
             self.reader.fetched(b"", gap.end, at_ms=at_ms)
@@ -187,10 +199,12 @@ class AuditPump:
         """Whether reports are to be made. `interval_s`: between those of what was counted."""
         if self.is_lacking:
             return False
-        if self.reader.pending >= SOON:
+        if self.reader.pending >= PENDING_REPORTS_SENT_NOW:
             return True
         changed = self.reader.pending or self.reader.next_offset != self._reported_offset
-        return now_s - self._reported_s >= (interval_s if changed else max(HEARD_S, interval_s))
+        return now_s - self._reported_s >= (
+            interval_s if changed else max(ALIVE_REPORT_INTERVAL_S, interval_s)
+        )
 
     def reports(self, at_ms: int, now_s: float) -> list[Report]:
         """What is to be appended to the topic."""
@@ -244,9 +258,9 @@ class AuditPump:
         """What is finished."""
         return Snapshot(self._base)
 
-    def work(self) -> Work:
+    def work(self) -> JobWork:
         """What it has done since it began: it sends nothing on."""
-        return Work(self.read_bytes, self.reader.records, 0)
+        return JobWork(self.read_bytes, self.reader.records, 0)
 
     def status(self) -> JobStatus:
         """What the heartbeat says of this job."""
@@ -260,7 +274,7 @@ class AuditPump:
             unfinished=max(0, self.reader.next_offset - self._base),
             delivered=self.reader.records,
             trouble=self.trouble,
-            buffered_bytes=sum(one.nbytes for one in self._waiting if isinstance(one, Fetched)),
+            buffered_bytes=sum(one.nbytes for one in self._waiting if isinstance(one, FetchedBatches)),
         )
 
     # -- the end ---------------------------------------------------------------------------------
@@ -282,7 +296,7 @@ class AuditPump:
         while self.is_busy and time.monotonic() < deadline_s:
             await self._send(self)
             if self.is_busy:
-                await asyncio.sleep(LOOK_S)
+                await asyncio.sleep(COUNT_POLL_INTERVAL_S)
         return not self.is_busy
 
     def close(self) -> None:
@@ -293,5 +307,5 @@ class AuditPump:
     def _release(self) -> None:
         while self._waiting:
             waiting = self._waiting.popleft()
-            if isinstance(waiting, Fetched):
+            if isinstance(waiting, FetchedBatches):
                 waiting.release()

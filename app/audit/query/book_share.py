@@ -2,7 +2,7 @@
 
 Where there are more windows than may be told at once, each topic gets the same room, and what some do not
 need goes to the others. Of a topic that has more the newest windows are told, of all tiers from the same time
-on: what is left off is missing on both sides of every comparison, and said (`Share.since`).
+on: what is left off is missing on both sides of every comparison, and said (`BookShare.since`).
 """
 
 from __future__ import annotations
@@ -16,12 +16,14 @@ from app.audit.counts.counter import UNTIMED
 from app.audit.folds.collector import Collector
 from app.audit.folds.tier import TierRecord
 from app.audit.folds.window import WindowKey, WindowRecord
-from app.audit.query.view import Share, Wanted
+from app.audit.query.view import BookShare, WindowQuery
 
 MOST_WINDOWS = 50_000  # of an answer: a shard each
 
 
-def share_of(held: Mapping[int, tuple[int, Collector]], wanted: Wanted, most: int | None = None) -> Share:
+def share_of(
+    held: Mapping[int, tuple[int, Collector]], wanted: WindowQuery, most: int | None = None
+) -> BookShare:
     """What is wanted of books. `held`: by partition, the next offset and the fold. `most`: `MOST_WINDOWS`."""
     records: dict[WindowKey, WindowRecord] = {}
     tiers: dict[str, TierRecord] = {}
@@ -34,7 +36,7 @@ def share_of(held: Mapping[int, tuple[int, Collector]], wanted: Wanted, most: in
         for key, record in records.items()
         if key.start_ms == UNTIMED or key.start_ms >= since.get(key.topic, 0)
     }
-    return Share({partition: offset for partition, (offset, _) in held.items()}, windows, tiers, since)
+    return BookShare({partition: offset for partition, (offset, _) in held.items()}, windows, tiers, since)
 
 
 def cuts(keys: Iterable[WindowKey], most: int) -> dict[str, int]:

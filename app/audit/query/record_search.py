@@ -33,20 +33,20 @@ from app.kernel.ranges import Range, Ranges, outside
 CHUNK_RECORDS = 500
 FETCH_BYTES = 1024 * 1024
 WAIT_MS = 200
-STALL_S = 10.0  # the broker gives nothing although there is something
+READ_STALL_TIMEOUT_S = 10.0  # the broker gives nothing although there is something
 
-By = Literal["audit", "timestamps", "log"]
+BoundSource = Literal["audit", "timestamps", "log"]
 TimeOf = Callable[[Record], int]
 
 
-class Times(NamedTuple):
+class EventTimeRange(NamedTuple):
     """Event times [from_ms, before_ms)."""
 
     from_ms: int
     before_ms: int
 
 
-class Limits(NamedTuple):
+class SearchLimits(NamedTuple):
     """When enough was read."""
 
     records: int
@@ -54,7 +54,7 @@ class Limits(NamedTuple):
     seconds: float
 
 
-class Found(NamedTuple):
+class FoundRecord(NamedTuple):
     """A record, and its event time."""
 
     partition: int
@@ -62,7 +62,7 @@ class Found(NamedTuple):
     record: Record
 
 
-class ArchiveReader(Protocol):
+class ArchivedTopic(Protocol):
     """What an archive has of a topic. `spans`: by partition, the offsets that it has."""
 
     @property
@@ -74,7 +74,7 @@ class ArchiveReader(Protocol):
         ...
 
 
-class Part(NamedTuple):
+class SearchRange(NamedTuple):
     """Of a partition, the offsets [start, end) that may have records of the time, `by` whom that is known.
     `gone`: those before them that the log does not have any more; none where nobody knows.
     `archived`: what of them the archive has."""
@@ -82,7 +82,7 @@ class Part(NamedTuple):
     partition: int
     start: int
     end: int
-    by: By
+    by: BoundSource
     gone: Range = NO_SPAN
     archived: Ranges = ()
 
@@ -95,12 +95,12 @@ class Part(NamedTuple):
 async def parts_of(
     client: ClusterClient,
     topic: str,
-    times: Times,
+    times: EventTimeRange,
     index: TimeIndex | None,
     *,
     by_timestamp: bool,
-    archive: ArchiveReader | None = None,
-) -> list[Part]:
+    archive: ArchivedTopic | None = None,
+) -> list[SearchRange]:
     """Rules 2 and 4. `by_timestamp`: the event time is the record's timestamp.
 
     Raises:
@@ -124,7 +124,7 @@ async def parts_of(
     return found
 
 
-def _with_archive(part: Part, log_start: int, spans: Ranges, *, is_known: bool) -> Part:
+def _with_archive(part: SearchRange, log_start: int, spans: Ranges, *, is_known: bool) -> SearchRange:
     """Where the index does not know what is gone (`is_known`), all that the archive has below the log may be
     of the time, and so may what lies between the two."""
     gone = part.gone
@@ -133,7 +133,7 @@ def _with_archive(part: Part, log_start: int, spans: Ranges, *, is_known: bool) 
     return part._replace(gone=gone, archived=tuple(_within(spans, gone)))
 
 
-def _is_known(index: TimeIndex | None, partition: int, times: Times) -> bool:
+def _is_known(index: TimeIndex | None, partition: int, times: EventTimeRange) -> bool:
     return index is not None and index.knows(partition, times.from_ms)
 
 
@@ -142,20 +142,22 @@ def _within(ranges: Iterable[Range], span: Range) -> list[Range]:
     return outside(outside(ranges, *span), *span)
 
 
-def _part(partition: int, log: Range, first: int | None, times: Times, index: TimeIndex | None) -> Part:
+def _part(
+    partition: int, log: Range, first: int | None, times: EventTimeRange, index: TimeIndex | None
+) -> SearchRange:
     start, end = log
     if first is not None:
         start = end if first < 0 else min(first, end)
     if index is None or not _is_known(index, partition, times):
-        return Part(partition, start, end, "log" if first is None else "timestamps")
-    by: By = "audit" if first is None else "timestamps"
+        return SearchRange(partition, start, end, "log" if first is None else "timestamps")
+    by: BoundSource = "audit" if first is None else "timestamps"
     span = index.between(partition, *times)
     if first is None:
         start = max(log[0], index.end(partition) if span == NO_SPAN else span[0])
     if index.marks_ms.get(partition, -1) >= times.before_ms:
         by, end = "audit", min(end, span[1])
     gone = (span[0], min(span[1], log[0])) if span[0] < min(span[1], log[0]) else NO_SPAN
-    return Part(partition, start, max(start, end), by, gone)
+    return SearchRange(partition, start, max(start, end), by, gone)
 
 
 class RangeReader:
@@ -169,9 +171,17 @@ class RangeReader:
     """
 
     def __init__(
-        self, client: ClusterClient, topic: str, parts: Sequence[Part], times: Times, time_of: TimeOf,
-        limits: Limits, archive: ArchiveReader | None = None, *, by_timestamp: bool = False,
-    ) -> None:  # fmt: skip
+        self,
+        client: ClusterClient,
+        topic: str,
+        parts: Sequence[SearchRange],
+        times: EventTimeRange,
+        time_of: TimeOf,
+        limits: SearchLimits,
+        archive: ArchivedTopic | None = None,
+        *,
+        by_timestamp: bool = False,
+    ) -> None:
         self.positions = {
             part.partition: part.archived[0][0] if part.archived else part.start for part in parts
         }
@@ -190,11 +200,11 @@ class RangeReader:
         self._archive = archive
         self._began_s = self._moved_s = time.monotonic()
 
-    async def pieces(self) -> AsyncIterator[list[Found]]:
+    async def pieces(self) -> AsyncIterator[list[FoundRecord]]:
         """The records, in the order of offsets in each partition; what is archived comes first.
 
         Raises:
-            TimeoutError: the broker gave nothing for `STALL_S`. KafkaError, OSError.
+            TimeoutError: the broker gave nothing for `READ_STALL_TIMEOUT_S`. KafkaError, OSError.
         """
         for part in self._archived:
             for span in part.archived:
@@ -207,7 +217,7 @@ class RangeReader:
             async for piece in self._of_log():
                 yield piece
 
-    async def _of_archive(self, partition: int, span: Range) -> AsyncIterator[list[Found]]:
+    async def _of_archive(self, partition: int, span: Range) -> AsyncIterator[list[FoundRecord]]:
         assert self._archive is not None, "it has the span"
         async for records in self._archive.read(partition, span, self._timestamps):
             found = self._of_time(partition, span[1], records)
@@ -216,7 +226,7 @@ class RangeReader:
             if self._is_enough():
                 return
 
-    async def _of_log(self) -> AsyncIterator[list[Found]]:
+    async def _of_log(self) -> AsyncIterator[list[FoundRecord]]:
         consumer = AIOKafkaConsumer(
             enable_auto_commit=False,
             auto_offset_reset="none",
@@ -242,7 +252,9 @@ class RangeReader:
         finally:
             await stop_consumer(consumer)
 
-    async def _some(self, consumer: AIOKafkaConsumer, left: dict[TopicPartition, Part]) -> list[Found]:
+    async def _some(
+        self, consumer: AIOKafkaConsumer, left: dict[TopicPartition, SearchRange]
+    ) -> list[FoundRecord]:
         """Reads on; what is at its end is taken out of `left`."""
         try:
             fetched = await consumer.getmany(*left, timeout_ms=WAIT_MS, max_records=CHUNK_RECORDS)
@@ -255,7 +267,7 @@ class RangeReader:
                     self.positions[at.partition] = begins[at]
                 consumer.seek(at, self.positions[at.partition])
             fetched = {}
-        moved, found = False, list[Found]()
+        moved, found = False, list[FoundRecord]()
         for at, part in list(left.items()):
             records: Sequence[Any] = fetched.get(at, ())
             found += self._of_time(part.partition, part.end, records)
@@ -268,11 +280,11 @@ class RangeReader:
         now_s = time.monotonic()
         if moved or not left:
             self._moved_s = now_s
-        elif now_s - self._moved_s > STALL_S:
+        elif now_s - self._moved_s > READ_STALL_TIMEOUT_S:
             raise TimeoutError(f"{self._client.name} gives nothing of {self._topic}")
         return self._within(found)
 
-    async def _of_skipped(self) -> AsyncIterator[list[Found]]:
+    async def _of_skipped(self) -> AsyncIterator[list[FoundRecord]]:
         """What went while it was read. Of what is not read any more the position says so."""
         for partition, span in self._skipped:
             for archived in self._archived_now(partition, span):
@@ -292,7 +304,7 @@ class RangeReader:
         self.lost += span[1] - span[0] - sum(end - start for start, end in found)
         return found
 
-    def _of_time(self, partition: int, end: int, records: Sequence[Any]) -> list[Found]:
+    def _of_time(self, partition: int, end: int, records: Sequence[Any]) -> list[FoundRecord]:
         found = []
         for record in records:
             if record.offset >= end:
@@ -301,10 +313,10 @@ class RangeReader:
             self.nbytes += size_of(record)
             time_ms = self._time_of(record)
             if self._times.from_ms <= time_ms < self._times.before_ms:
-                found.append(Found(partition, time_ms, record))
+                found.append(FoundRecord(partition, time_ms, record))
         return found
 
-    def _within(self, found: list[Found]) -> list[Found]:
+    def _within(self, found: list[FoundRecord]) -> list[FoundRecord]:
         """As many of them as are still wanted."""
         wanted = found[: self._limits.records - self.found]
         self.found += len(wanted)

@@ -23,7 +23,7 @@ from app.audit.counts.reports import INCARNATION, Counted, span_of
 from app.audit.counts.spans import NO_SPAN, Indexed, hull, span_between
 from app.audit.folds.collector import Collector
 from app.audit.folds.window import WindowRecord
-from app.audit.query.view import Known, Share, Wanted
+from app.audit.query.view import BookShare, RegionCounts, WindowQuery
 from app.kernel.ranges import Range
 
 MOST_INDEXED = 100_000  # windows of a share
@@ -78,14 +78,14 @@ class TimeIndex(NamedTuple):
         return start, "" if sure != NO_SPAN and sure[0] == start else "window"
 
 
-def share(next_offsets: Mapping[int, int], books: Iterable[Collector], wanted: Wanted) -> Share:
+def share(next_offsets: Mapping[int, int], books: Iterable[Collector], wanted: WindowQuery) -> BookShare:
     """What a worker's books know of where the windows of a topic are.
 
     Raises:
         ValueError: they are too many.
     """
     windows: dict[str, WindowRecord] = {}
-    found = Share(dict(next_offsets), windows, {})
+    found = BookShare(dict(next_offsets), windows, {})
     for book in books:
         for key, record in book.windows.items():
             if key.start_ms != UNTIMED and wanted.means(key):
@@ -98,7 +98,7 @@ def share(next_offsets: Mapping[int, int], books: Iterable[Collector], wanted: W
     return found
 
 
-def time_index(known: Known, topic_id: str | None) -> TimeIndex | None:
+def time_index(known: RegionCounts, topic_id: str | None) -> TimeIndex | None:
     """Of one topic at one tier of a cluster. `topic_id` None: that which was heard last (where its cluster
     cannot be asked). None: nothing is known of it."""
     heard = {

@@ -9,23 +9,33 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
-from app.audit.folds.comparison import State
-from app.audit.folds.tier import Bounds, TierRecord
+from app.audit.folds.comparison import WindowState
+from app.audit.folds.tier import PlanBounds, TierRecord
 from app.audit.folds.tier_pairs import ORDER
-from app.audit.query.view import Known
+from app.audit.query.view import RegionCounts
 from app.kernel.clock import iso
 
 WORST_FIRST = (
-    State.LOSSY, State.CORRUPTED, State.DUPLICATED, State.LATE, State.ABSENT, State.OK, State.PROVISIONAL,
-)  # fmt: skip
+    WindowState.LOSSY,
+    WindowState.CORRUPTED,
+    WindowState.DUPLICATED,
+    WindowState.LATE,
+    WindowState.ABSENT,
+    WindowState.OK,
+    WindowState.PROVISIONAL,
+)
 NOT_COMPARED = "not-compared"  # no two tiers count it, or no window of it is known from its beginning
-LOST = {State.LOSSY.value, State.CORRUPTED.value}
+LOST = {WindowState.LOSSY.value, WindowState.CORRUPTED.value}
 
-Rows = Iterable[Mapping[str, Any]]
+VerdictRows = Iterable[Mapping[str, Any]]
 
 
 def topic_rows(
-    known: Known, windows: Rows, verdicts: Rows, now_ms: int, bounds_of: Callable[[str, str], Bounds]
+    known: RegionCounts,
+    windows: VerdictRows,
+    verdicts: VerdictRows,
+    now_ms: int,
+    bounds_of: Callable[[str, str], PlanBounds],
 ) -> list[dict[str, Any]]:
     """A row a topic, by name; `windows` and `verdicts` are rows of `view`, of the same `known`."""
     tiers: dict[str, dict[tuple[str, str], list[TierRecord]]] = {}
@@ -46,7 +56,7 @@ def topic_rows(
     ]
 
 
-def _by_topic(rows: Rows) -> dict[str, list[Mapping[str, Any]]]:
+def _by_topic(rows: VerdictRows) -> dict[str, list[Mapping[str, Any]]]:
     found: dict[str, list[Mapping[str, Any]]] = {}
     for row in rows:
         found.setdefault(row["topic"], []).append(row)
@@ -59,17 +69,17 @@ def _row(
     windows: list[Mapping[str, Any]],
     verdicts: list[Mapping[str, Any]],
     now_ms: int,
-    bounds_of: Callable[[str, str], Bounds],
+    bounds_of: Callable[[str, str], PlanBounds],
 ) -> dict[str, Any]:
     states = Counter(row["state"] for row in verdicts)
     newest_ms = max((row["start_ms"] for row in windows if row["start_ms"] is not None), default=None)
-    lossy = [row for row in verdicts if row["state"] == State.LOSSY.value]
-    doubled = [row for row in verdicts if row["state"] == State.DUPLICATED.value]
+    lossy = [row for row in verdicts if row["state"] == WindowState.LOSSY.value]
+    doubled = [row for row in verdicts if row["state"] == WindowState.DUPLICATED.value]
     return {
         "topic": topic,
         "tiers": in_order({tier for tier, _ in tiers}),
         "state": next((state.value for state in WORST_FIRST if states[state.value]), NOT_COMPARED),
-        "states": {state.value: states[state.value] for state in State},
+        "states": {state.value: states[state.value] for state in WindowState},
         "windows": len({(row["start_ms"], row["end_ms"]) for row in windows}),
         "incomplete": len({row["start_ms"] for row in windows if not row["complete"]}),
         "missing": sum(row["missing"] or 0 for row in lossy),

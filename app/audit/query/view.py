@@ -21,10 +21,19 @@ from app.audit.counts.counter import UNTIMED
 from app.audit.counts.reports import Scope
 from app.audit.counts.totals import NO_TOTALS
 from app.audit.definition import AuditPlan
-from app.audit.folds.comparison import State
-from app.audit.folds.tier import Bounds, TierKey, TierRecord, group_of, watermark
-from app.audit.folds.tier_pairs import OF_CLUSTERS, Pair, Pairing, Place, Plan, Widths, Window, complete_ms
-from app.audit.folds.window import Phase, WindowKey, WindowRecord, phase
+from app.audit.folds.comparison import WindowState
+from app.audit.folds.tier import PlanBounds, TierKey, TierRecord, group_of, watermark
+from app.audit.folds.tier_pairs import (
+    OF_CLUSTERS,
+    ComparisonTerms,
+    Pair,
+    Pairing,
+    TierPlace,
+    Widths,
+    Window,
+    complete_ms,
+)
+from app.audit.folds.window import WindowKey, WindowPhase, WindowRecord, phase
 from app.kernel.clock import iso
 
 PlanOf = Callable[[str, str], AuditPlan | None]  # of a cluster's topic
@@ -32,11 +41,11 @@ PlanOf = Callable[[str, str], AuditPlan | None]  # of a cluster's topic
 OddityOf = Callable[[Scope], str]
 Unseen = Callable[[AuditPlan], list[str]]  # regional clusters that a plan does not count
 RANKS = (0.5, 0.95, 0.99)
-APART = "{} of them have times that would have made more windows than are kept"
-IN_ORDER = [Phase.OPEN, Phase.PROVISIONAL, Phase.CLOSED]
+UNCOUNTED_TIMES = "{} of them have times that would have made more windows than are kept"
+IN_ORDER = [WindowPhase.OPEN, WindowPhase.PROVISIONAL, WindowPhase.CLOSED]
 
 
-class Share(msgspec.Struct, frozen=True):
+class BookShare(msgspec.Struct, frozen=True):
     """What a worker's books hold of what was asked for. `next_offsets`: of the partitions it has books of.
     `since`: topics of which only windows that begin then or later are told (`app.audit.query.book_share`)."""
 
@@ -46,8 +55,8 @@ class Share(msgspec.Struct, frozen=True):
     since: dict[str, int] = {}
 
 
-class Known(NamedTuple):
-    """What the region knows. `since`: as in `Share`."""
+class RegionCounts(NamedTuple):
+    """What the region knows. `since`: as in `BookShare`."""
 
     windows: Mapping[WindowKey, WindowRecord]
     tiers: Mapping[TierKey, TierRecord]
@@ -63,7 +72,7 @@ class Known(NamedTuple):
         ]
 
 
-class Wanted(NamedTuple):
+class WindowQuery(NamedTuple):
     """Which windows: of a topic, tier, cluster ("": of all), that begin in [from_ms, before_ms); and that of
     records without a time."""
 
@@ -83,10 +92,10 @@ class Wanted(NamedTuple):
         return self.from_ms <= key.start_ms < self.before_ms
 
 
-def joined(shares: Iterable[Share], partition_of: Callable[[str], int]) -> Known:
+def joined(shares: Iterable[BookShare], partition_of: Callable[[str], int]) -> RegionCounts:
     """Rule 1; `partition_of` a topic."""
     shares = list(shares)
-    furthest: dict[int, Share] = {}
+    furthest: dict[int, BookShare] = {}
     for share in shares:
         for partition, next_offset in share.next_offsets.items():
             known = furthest.get(partition)
@@ -110,13 +119,13 @@ def joined(shares: Iterable[Share], partition_of: Callable[[str], int]) -> Known
             for topic, start_ms in share.since.items()
             if furthest.get(partition_of(topic)) is share
         }
-    return Known(windows, tiers, since)
+    return RegionCounts(windows, tiers, since)
 
 
 Shards = dict[tuple[str, str, str], list[TierRecord]]  # topic, tier, cluster
 
 
-def _shards(known: Known) -> Shards:
+def _shards(known: RegionCounts) -> Shards:
     found: Shards = {}
     for key, record in sorted(known.tiers.items()):
         found.setdefault(key[:3], []).append(record)
@@ -124,7 +133,10 @@ def _shards(known: Known) -> Shards:
 
 
 def window_rows(
-    known: Known, now_ms: int, bounds_of: Callable[[str, str], Bounds], oddity_of: OddityOf = lambda _: ""
+    known: RegionCounts,
+    now_ms: int,
+    bounds_of: Callable[[str, str], PlanBounds],
+    oddity_of: OddityOf = lambda _: "",
 ) -> list[dict[str, Any]]:
     """A row a window of a cluster, the newest first."""
     shards = _shards(known)
@@ -136,7 +148,7 @@ def window_rows(
         tiers = shards.get(key[:3], [])
         mark_ms = watermark(tiers, now_ms, bounds_of(key.cluster, key.topic).silence_ms)
         apart = sum(record.apart.count for record in records)
-        remarks = [APART.format(apart) if apart else "", oddity_of(key.scope)]
+        remarks = [UNCOUNTED_TIMES.format(apart) if apart else "", oddity_of(key.scope)]
         row = _window_row(key, records, tiers, mark_ms)
         rows.append({**row, "remark": "; ".join(filter(None, remarks))})
     return rows
@@ -173,11 +185,11 @@ def _window_row(
     }
 
 
-def verdict_rows(known: Known, now_ms: int, plan_of: PlanOf, unseen: Unseen) -> list[dict[str, Any]]:
+def verdict_rows(known: RegionCounts, now_ms: int, plan_of: PlanOf, unseen: Unseen) -> list[dict[str, Any]]:
     """A row a window and pair of tiers that follow on each other (`app.audit.folds.tier_pairs`), the newest
     first."""
-    topics: defaultdict[str, dict[Place, list[TierRecord]]] = defaultdict(dict)
-    live: defaultdict[str, set[Place]] = defaultdict(set)
+    topics: defaultdict[str, dict[TierPlace, list[TierRecord]]] = defaultdict(dict)
+    live: defaultdict[str, set[TierPlace]] = defaultdict(set)
     plans: dict[str, AuditPlan] = {}
     for (topic, tier, cluster), records in _shards(known).items():
         topics[topic][tier, cluster] = records
@@ -186,7 +198,7 @@ def verdict_rows(known: Known, now_ms: int, plan_of: PlanOf, unseen: Unseen) -> 
             live[topic].add((tier, cluster))
         if plan is not None:
             plans.setdefault(topic, plan)
-    windows: defaultdict[str, dict[Window, list[tuple[Place, WindowRecord]]]] = defaultdict(dict)
+    windows: defaultdict[str, dict[Window, list[tuple[TierPlace, WindowRecord]]]] = defaultdict(dict)
     for key, record in sorted(known.windows.items()):
         of = windows[key.topic].setdefault((key.start_ms, key.width_ms), [])
         of.append(((key.tier, key.cluster), record))
@@ -200,15 +212,15 @@ def verdict_rows(known: Known, now_ms: int, plan_of: PlanOf, unseen: Unseen) -> 
     return sorted(rows, key=lambda row: (-row["start_ms"], row["topic"]))
 
 
-def _as_compared(plan: AuditPlan | None, unseen: Unseen) -> Plan:
+def _as_compared(plan: AuditPlan | None, unseen: Unseen) -> ComparisonTerms:
     if plan is None:
-        return Plan()
-    return Plan(plan.width_ms, plan.bounds, plan.spec.tiers, tuple(unseen(plan)))
+        return ComparisonTerms()
+    return ComparisonTerms(plan.width_ms, plan.bounds, plan.spec.tiers, tuple(unseen(plan)))
 
 
 def _verdict_row(pair: Pair) -> dict[str, Any]:
     verdict = pair.verdict
-    differs = verdict.state is State.CORRUPTED
+    differs = verdict.state is WindowState.CORRUPTED
     return {
         "from_tier": pair.from_tier,
         "to_tier": pair.to_tier,

@@ -25,10 +25,10 @@ from aiokafka.errors import KafkaError
 from app.audit.counts.reports import Scope
 from app.audit.definition import AuditPlan, job_name, of_job_name
 from app.audit.folds.plan_terms import PREFIX as KEYS
-from app.audit.folds.tier import Bounds, group_of
+from app.audit.folds.tier import PlanBounds, group_of
 from app.audit.folds.tier_pairs import OF_CLUSTERS
 from app.audit.topics.client_scopes import oddity
-from app.controllog.definition_cache import Parsed
+from app.controllog.definition_cache import DefinitionCache
 from app.controllog.log import ControlLog
 from app.dispatch.definition import Workload
 from app.failover.topology import Layout
@@ -36,14 +36,14 @@ from app.kafka.client.cluster import ClusterUnreachable
 from app.kafka.data_clusters import DataClusters
 from app.kernel.job import Kind
 from app.placement.model.round import is_gone
-from app.worker.jobs.start_position import Trouble
+from app.worker.jobs.start_position import ReportIncident
 from app.worker.jobs.topic_inventory import ClusterTopics
-from app.worker.jobs.vanished_topics import Found, Topic, was_held
+from app.worker.jobs.vanished_topics import ExpectedTopic, TopicPresence, was_held
 
 log = structlog.get_logger(__name__)
 
-REFRESH_S = 2.0
-PATIENCE_S = 0.25  # a round's, with clusters that answered in time before
+REFRESH_INTERVAL_S = 2.0
+REFRESH_TIMEOUT_S = 0.25  # a round's, with clusters that answered in time before
 BUSY_SHARE = 20  # what takes long to read is read rarely: a twentieth of the time
 MOST_KNOWN = 100_000  # topics, which clients name as they like, whose plan is remembered
 PREFIX = f"{Kind.AUDIT.value}:"
@@ -57,14 +57,18 @@ class AuditsCatalog:
     """
 
     def __init__(
-        self, control: ControlLog, clusters: DataClusters, on_trouble: Trouble, layout: Layout | None
+        self,
+        control: ControlLog,
+        clusters: DataClusters,
+        report_incident: ReportIncident,
+        layout: Layout | None,
     ) -> None:
         self.layout = layout
         self.workload: Callable[[str], Workload | None] = lambda _: None
         self._control = control
         self._clusters = clusters
-        self._on_trouble = on_trouble
-        self._parsed = Parsed(lambda: control.view.audits, _parsed, self._unread)
+        self._report_incident = report_incident
+        self._parsed = DefinitionCache(lambda: control.view.audits, _parsed, self._unread)
         self._topics: defaultdict[str, ClusterTopics] = defaultdict(ClusterTopics)
         self._looking: dict[str, asyncio.Task[None]] = {}
         self._late: set[str] = set()
@@ -80,12 +84,12 @@ class AuditsCatalog:
 
     def plan(self, name: str) -> AuditPlan | None:
         """As it stands in the control log, parsed once a change."""
-        self._look_at_plans()
+        self._refresh_plans()
         return self._plans.get(name)
 
     def plans(self) -> list[AuditPlan]:
         """Those that can be read, by name."""
-        self._look_at_plans()
+        self._refresh_plans()
         return list(self._plans.values())
 
     def plan_of(self, cluster: str, topic: str) -> AuditPlan | None:
@@ -95,7 +99,7 @@ class AuditsCatalog:
             plan, workload = self.plan_of(cluster, topic), self.workload(f"{group}/{topic}")
             is_meant = workload is not None and workload.metadata.cluster == cluster
             return plan if plan is not None and plan.counts_consumers and is_meant else None
-        self._look_at_plans()
+        self._refresh_plans()
         at = cluster, topic
         if at not in self._known:
             if len(self._known) >= MOST_KNOWN:
@@ -104,10 +108,10 @@ class AuditsCatalog:
             self._known[at] = next((plan for plan in of if plan.means(topic)), None)
         return self._known[at]
 
-    def bounds_of(self, cluster: str, topic: str) -> Bounds:
+    def bounds_of(self, cluster: str, topic: str) -> PlanBounds:
         """When windows of a topic close, also in a cluster that no plan names, and when its plan is gone."""
         plan = self.plan_of(cluster, topic) or self._anywhere(topic)
-        return Bounds() if plan is None else plan.bounds
+        return PlanBounds() if plan is None else plan.bounds
 
     def oddity_of(self, scope: Scope) -> str:
         """What a client counts otherwise than planned, "" if nothing (`app.audit.topics.client_scopes`)."""
@@ -119,7 +123,7 @@ class AuditsCatalog:
 
     def _anywhere(self, topic: str) -> AuditPlan | None:
         """The first plan by name that means a topic in any cluster."""
-        self._look_at_plans()
+        self._refresh_plans()
         if topic not in self._meant:
             if len(self._meant) >= MOST_KNOWN:
                 self._meant.clear()
@@ -131,7 +135,7 @@ class AuditsCatalog:
         site = None if self.layout is None else self.layout.sites.get(cluster)
         return None if site is None else site.tier
 
-    def _look_at_plans(self) -> None:
+    def _refresh_plans(self) -> None:
         puts = self._control.view.audits
         stamp = tuple(sorted((key, put.etag) for key, put in puts.items()))
         if stamp == self._stamp:
@@ -147,8 +151,8 @@ class AuditsCatalog:
     # -- the leader's rounds -----------------------------------------------------------------------
 
     async def refresh(self, held: Iterable[str] = ()) -> None:
-        """Reads what is old; waits `PATIENCE_S` at most. `held`: as for `jobs`."""
-        self._look_at_plans()
+        """Reads what is old; waits `REFRESH_TIMEOUT_S` at most. `held`: as for `jobs`."""
+        self._refresh_plans()
         if self._control.view.term != self._term:  # what was known when this worker led before may be old
             self._term = self._control.view.term
             self._topics.clear()
@@ -161,14 +165,16 @@ class AuditsCatalog:
         now_s, awaited = time.monotonic(), set()
         for cluster in self._read:
             topics = self._topics[cluster]
-            pause_s = max(REFRESH_S, BUSY_SHARE * topics.took_s)
+            pause_s = max(REFRESH_INTERVAL_S, BUSY_SHARE * topics.took_s)
             if cluster not in self._looking and now_s - topics.listed_at_s >= pause_s:
-                task = asyncio.get_running_loop().create_task(self._look(cluster, topics, expected[cluster]))
+                task = asyncio.get_running_loop().create_task(
+                    self._read_cluster(cluster, topics, expected[cluster])
+                )
                 self._looking[cluster] = task
                 if cluster not in self._late:
                     awaited.add(task)
         if awaited:
-            _, late = await asyncio.wait(awaited, timeout=PATIENCE_S)
+            _, late = await asyncio.wait(awaited, timeout=REFRESH_TIMEOUT_S)
             self._late |= {name for name, task in self._looking.items() if task in late}
 
     def _meant_of(self, held: Iterable[str]) -> Iterator[tuple[str, str, str]]:
@@ -181,16 +187,16 @@ class AuditsCatalog:
                 if governing is not None and governing.name == plan:
                     yield prefix, cluster, topic
 
-    def found(self, held: Mapping[str, Iterable[str]]) -> Iterator[tuple[str, Found]]:
+    def found(self, held: Mapping[str, Iterable[str]]) -> Iterator[tuple[str, TopicPresence]]:
         """How things stand with topics that have, or had, jobs and are still counted; `held` as in `jobs`."""
         assigned = self._control.view.assignments
         for prefix, cluster, topic in self._meant_of(held):
             if was_held(assigned[job] for job in held[prefix]):
                 topics, (plan, _) = self._topics.get(cluster), of_job_name(prefix.split(":")[1])
                 state = "unknown" if topics is None else topics.stands(topic)
-                yield prefix, Found(Topic("audit plan", plan, cluster, topic), state)
+                yield prefix, TopicPresence(ExpectedTopic("audit plan", plan, cluster, topic), state)
 
-    async def _look(self, cluster: str, topics: ClusterTopics, expected: Set[str]) -> None:
+    async def _read_cluster(self, cluster: str, topics: ClusterTopics, expected: Set[str]) -> None:
         try:
             if cluster not in self._clusters.specs:
                 raise ClusterUnreachable(
@@ -198,28 +204,28 @@ class AuditsCatalog:
                 )
             client = (await self._clusters.get(cluster)).client
             began_s = time.monotonic()
-            await topics.look(client, None, lambda: (), began_s, expected=expected)
+            await topics.refresh(client, None, lambda: (), began_s, expected=expected)
         except (KafkaError, ClusterUnreachable, OSError, TimeoutError, NotImplementedError) as error:
             if cluster not in self._away:
                 self._away.add(cluster)
                 names = ", ".join(plan.name for plan in self._read.get(cluster, ()))
-                self._on_trouble(
+                self._report_incident(
                     "audit-trouble", names, f"cluster {cluster} cannot be read: {error}",
                     "what is counted there goes on with what is known; new topics wait until it answers",
                 )  # fmt: skip
-            await asyncio.sleep(REFRESH_S)
+            await asyncio.sleep(REFRESH_INTERVAL_S)
         except Exception:
             log.exception("the topics of a cluster could not be read and are read again", cluster=cluster)
-            await asyncio.sleep(REFRESH_S)
+            await asyncio.sleep(REFRESH_INTERVAL_S)
         else:
             self._away.discard(cluster)
-            if time.monotonic() - began_s < PATIENCE_S:
+            if time.monotonic() - began_s < REFRESH_TIMEOUT_S:
                 self._late.discard(cluster)
 
     def jobs(self, held: Mapping[str, Iterable[str]]) -> Iterator[str]:
         """Every job of every plan. `held`: those in the control log, by all of their name but the
         partition."""
-        self._look_at_plans()
+        self._refresh_plans()
         for prefix, jobs in held.items():
             if prefix.startswith(PREFIX) and self._stays(prefix):
                 assigned = self._control.view.assignments
@@ -242,7 +248,7 @@ class AuditsCatalog:
         return not is_known and governing is not None and governing.name == plan
 
     def _unread(self, key: str, why: str) -> None:
-        self._on_trouble("audit-trouble", key.removeprefix(KEYS), why, "deploy it again")
+        self._report_incident("audit-trouble", key.removeprefix(KEYS), why, "deploy it again")
 
 
 def _parsed(key: str, definition: Mapping[str, Any]) -> AuditPlan:

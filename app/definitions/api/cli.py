@@ -22,7 +22,7 @@ from app.cli.client import (
     EXIT_PARTIAL,
     EXIT_PRECONDITION,
     Client,
-    Failure,
+    CommandFailure,
     alert_path,
     audit_path,
     failover_path,
@@ -31,17 +31,17 @@ from app.cli.client import (
     workload_path,
 )
 from app.cli.output import emit, output_option, url_option
-from app.config.problems import Document, InvalidConfiguration, Problem
+from app.config.problems import ConfigProblem, Document, InvalidConfiguration
 from app.config.settings import DEFAULT_FILE, Settings, load_settings
-from app.definitions.plan import Change, Plan, plan
+from app.definitions.plan import DefinitionChange, DefinitionsPlan, plan
 from app.definitions.registry import AnyDefinition, json_schema, load_definitions
 from app.definitions.schema_checks import schema_problem
 from app.dispatch.definition import Workload
 from app.failover.definition import PREFIX, FailoverDefinition
-from app.payload.schema_loader import Schemas
+from app.payload.schema_loader import SchemaLoader
 from app.replicate.definition import RouteDefinition
-from app.replicate.definition_checks import Elsewhere, beside_of
-from app.replicate.model.copy_graph import ALONE, Beside
+from app.replicate.definition_checks import RemoteRoute, beside_of
+from app.replicate.model.copy_graph import ALONE, OtherRegions
 
 FILES = click.option("-f", "--file", "files", multiple=True, required=True, metavar="PATH",
                      help="A file or folder of definitions; may be given several times.")  # fmt: skip
@@ -97,8 +97,8 @@ def validate(files: tuple[str, ...]) -> None:
     )
 
 
-async def _schema_problems(definitions: list[AnyDefinition], folder: Path) -> list[Problem]:
-    schemas = Schemas(folder)
+async def _schema_problems(definitions: list[AnyDefinition], folder: Path) -> list[ConfigProblem]:
+    schemas = SchemaLoader(folder)
     try:
         found = [await schema_problem(one, schemas, Document(one.key, None, None)) for one in definitions]
     finally:
@@ -163,23 +163,23 @@ def _current(client: Client) -> _Current:
 def _listed(client: Client, path: str) -> list[Any]:
     try:
         return client.all(path)
-    except Failure as failure:
+    except CommandFailure as failure:
         if failure.code != EXIT_NOT_FOUND:
             raise
         return []  # a worker of a release before there were any
 
 
-def _beside(client: Client) -> Beside:
+def _beside(client: Client) -> OtherRegions:
     try:
         told = client.ask("GET", "/routes-elsewhere")
-    except Failure as failure:
+    except CommandFailure as failure:
         if failure.code != EXIT_NOT_FOUND:
             raise
         return ALONE  # likewise
-    return beside_of(told["clusters"], [Elsewhere(**one) for one in told["routes"]])
+    return beside_of(told["clusters"], [RemoteRoute(**one) for one in told["routes"]])
 
 
-def _path(change: Change) -> str:
+def _path(change: DefinitionChange) -> str:
     if change.kind == "Failover":
         return failover_path(change.key.removeprefix(PREFIX))
     if change.kind == "AuditPlan":
@@ -189,7 +189,7 @@ def _path(change: Change) -> str:
     return route_path(change.key) if change.kind == "Route" else workload_path(change.key)
 
 
-def _address(change: Change, **flags: bool) -> str:
+def _address(change: DefinitionChange, **flags: bool) -> str:
     """Where the change is PUT. `take_over` is for workloads only."""
     told = [f"{name}=true" for name, is_set in flags.items() if is_set]
     return _path(change) + ("?" + "&".join(told) if told else "")
@@ -197,14 +197,14 @@ def _address(change: Change, **flags: bool) -> str:
 
 def _plan(
     files: tuple[str, ...], url: str | None, prune: bool, take_over: bool
-) -> tuple[Client, Plan, _Current]:
+) -> tuple[Client, DefinitionsPlan, _Current]:
     client = Client(url)
     wanted = _load(files)
     current = _current(client)
     beside = _beside(client) if any(isinstance(one, RouteDefinition) for one in wanted) else ALONE
     planned = plan(
         current.workloads, wanted, prune=prune, routes=current.routes, failovers=current.failovers,
-        audits=current.audits, alerts=current.alerts, beside=beside, is_local=False,
+        audits=current.audits, alerts=current.alerts, other_regions=beside, is_local=False,
         clusters=(),  # the worker, which is asked next, knows which there are
     )  # fmt: skip
     if not planned.conflicts:
@@ -215,14 +215,14 @@ def _plan(
             try:
                 takes = take_over and isinstance(definition, Workload)
                 client.ask("PUT", _address(change, dry_run=True, take_over=takes), definition.to_wire())
-            except Failure as failure:
+            except CommandFailure as failure:
                 # One route beside those that this plan changes, too, says nothing of all of them together.
                 if change.route is None or failure.code != EXIT_PRECONDITION:
                     raise
     return client, planned, current
 
 
-def _show(planned: Plan, output: str) -> None:
+def _show(planned: DefinitionsPlan, output: str) -> None:
     rows: list[dict[str, Any]] = []
     for change in planned.changes:
         if not change.fields:
@@ -294,7 +294,7 @@ def deploy(
         return
     if not yes:
         if not sys.stdin.isatty():
-            raise Failure("nobody is there to ask; add --yes", EXIT_PRECONDITION)
+            raise CommandFailure("nobody is there to ask; add --yes", EXIT_PRECONDITION)
         click.confirm("Deploy this?", abort=True, err=True)
     done: list[str] = []
     for change in planned.changes:
@@ -302,10 +302,10 @@ def deploy(
             continue
         try:
             _apply(client, change, current.get(change.key), take_over)
-        except Failure as failure:
+        except CommandFailure as failure:
             if not done:
                 raise
-            raise Failure(
+            raise CommandFailure(
                 f"{change.name}: {failure}; before it, {len(done)} changed: {', '.join(done)}. "
                 "Deploy again: what is done is not done twice", EXIT_PARTIAL,
             ) from failure  # fmt: skip
@@ -313,7 +313,7 @@ def deploy(
         click.echo(f"{change.action}d {change.name}", err=True)
 
 
-def _apply(client: Client, change: Change, before: AnyDefinition | None, take_over: bool) -> None:
+def _apply(client: Client, change: DefinitionChange, before: AnyDefinition | None, take_over: bool) -> None:
     """One change, if it is still the one that was planned."""
     headers = {"If-Match": f'"{before.etag()}"'} if before else {"If-None-Match": "*"}
     definition = change.definition

@@ -21,10 +21,10 @@ from app.kernel.clock import now_ms
 from app.web.http import schemas
 from app.web.http.operator_requests import actor_of
 from app.web.http.responses import ApiError, json_response
-from app.web.http.route_docs import JSON, TEXT, Answer, Param
+from app.web.http.route_docs import JSON, TEXT, AnswerDoc, Param
 
 if TYPE_CHECKING:
-    from app.definitions.plan import Plan
+    from app.definitions.plan import DefinitionsPlan
     from app.definitions.registry import AnyDefinition
     from app.web.console.api import Api
 
@@ -37,10 +37,10 @@ MATCH = (
 )
 
 
-def put_answers(what: str) -> dict[int, Answer]:
+def put_answers(what: str) -> dict[int, AnswerDoc]:
     """What a PUT of a definition answers."""
     told = {200: "changed, as it was, or a dry run", 201: f"there is a new {what}"}
-    return {status: Answer({JSON: schemas.Put}, about, ("ETag",)) for status, about in told.items()}
+    return {status: AnswerDoc({JSON: schemas.Put}, about, ("ETag",)) for status, about in told.items()}
 
 
 async def append(api: Api, event: AnyControlEvent) -> None:
@@ -71,7 +71,7 @@ async def define(
     definition: AnyDefinition,
     current: DefinitionPut | None,
     expected: str | None,
-    planned: Plan,
+    planned: DefinitionsPlan,
     *,
     dry_run: bool,
 ) -> dict[str, Any]:

@@ -13,13 +13,14 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlencode
 
-from app.audit.folds.comparison import State
+from app.audit.folds.comparison import WindowState
 from app.dev.demo.stage import Process, StageError, http, wait_until
 
 WINDOW, LATENESS = "2s", "2s"
 MOST_ROWS = 1000  # of an answer: a page
 ENOUGH_S, LOOK_S = 120.0, 0.25
-SOUND = {State.OK.value, State.LATE.value, State.PROVISIONAL.value}  # as long as nothing is missing
+# as long as nothing is missing
+SOUND = {WindowState.OK.value, WindowState.LATE.value, WindowState.PROVISIONAL.value}
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,9 +45,9 @@ class Audited:
         return counted and not self.missing and not self.extra and set(self.states) <= SOUND
 
     @property
-    def words(self) -> str:
+    def describe(self) -> str:
         """What the comparisons came to."""
-        told = {State.OK.value: "arrived", State.PROVISIONAL.value: "not over yet"}
+        told = {WindowState.OK.value: "arrived", WindowState.PROVISIONAL.value: "not over yet"}
         found = (f"{many:,} {told.get(state, state)}" for state, many in sorted(self.states.items()))
         return ", ".join(found) or "none yet"
 
@@ -95,7 +96,7 @@ def until_counted(worker: Process, topic: str, produced: int, tiers: Iterable[st
 
 def _listed(worker: Process, what: str, topic: str) -> list[dict[str, Any]] | None:
     """All of a list; None: the workers cannot tell it now, since another one was lost a moment ago."""
-    states = [("state", state.value) for state in State] if what == "loss" else []
+    states = [("state", state.value) for state in WindowState] if what == "loss" else []
     rows: list[dict[str, Any]] = []
     cursor: str | None = "0"
     while cursor is not None:

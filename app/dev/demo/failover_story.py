@@ -19,8 +19,8 @@ from rich.table import Table
 
 from app.dev.demo.audit_summary import WINDOW, Audited, plan, until_counted
 from app.dev.demo.failover_report import Balance, Switch, active_active, active_passive
-from app.dev.demo.failover_traffic import ACTIVE, PASSIVE, Moving, now_ms
-from app.dev.demo.two_regions import Two
+from app.dev.demo.failover_traffic import ACTIVE, PASSIVE, MovingWorkloads, now_ms
+from app.dev.demo.two_regions import TwoRegions
 from app.dev.yard import Yard
 
 TOPIC = "orders"
@@ -35,22 +35,22 @@ err = Console(stderr=True)
 def play(*, once: bool) -> int:
     """Plays it; the exit code. Raises StageError, YardError."""
     _hush()
-    _say(1, "starting real Kafka: 4 brokers in 2 regions, east and west")
+    _print_step(1, "starting real Kafka: 4 brokers in 2 regions, east and west")
     with Yard(regions=2) as yard:
-        two = Two(yard, TOPIC, plain=True)
+        two = TwoRegions(yard, TOPIC, plain=True)
         try:
             return _play(two, once=once)
         finally:
             two.close()
 
 
-def _play(two: Two, *, once: bool) -> int:
-    _say(2, "starting a worker and receivers in each region")
+def _play(two: TwoRegions, *, once: bool) -> int:
+    _print_step(2, "starting a worker and receivers in each region")
     two.start()
     for home, worker in two.workers.items():
         err.print(f"   {home}: {worker.url}", highlight=False)
-    moving = Moving(two, TOPIC)
-    moving.begin()
+    moving = MovingWorkloads(two, TOPIC)
+    moving.start()
     err.print(
         f"   {PASSIVE}/{TOPIC} is active in east only, {ACTIVE}/{TOPIC} in both; the definitions are the same"
     )
@@ -60,7 +60,7 @@ def _play(two: Two, *, once: bool) -> int:
         two.stages[home].deploy(two.workers[home], counted)
     with ExitStack() as stack:
         writers = [stack.enter_context(writer) for writer in moving.writers(PER_SECOND).values()]
-        _say(
+        _print_step(
             3, f"messages are written in both regions, {sum(PER_SECOND.values()):.0f}/s; each has all of them"
         )
         moving.until_flows("east", now_ms())
@@ -71,7 +71,7 @@ def _play(two: Two, *, once: bool) -> int:
         _return(two, moving)
         switches.append(_fail_back(moving))
         time.sleep(BETWEEN_S)
-    _say(7, "no more is written; every message is counted")
+    _print_step(7, "no more is written; every message is counted")
     sent = {name for writer in writers for name in writer.sent}
     unknown = sum(len(writer.failed) for writer in writers)
     moving.until_delivered(sent, SETTLE_S)
@@ -87,21 +87,21 @@ def _play(two: Two, *, once: bool) -> int:
     many = records.total()
     audited = {home: until_counted(two.workers[home], TOPIC, many, TIERS) for home in two.workers}
     sound = report(balances, unknown)
-    sound = tell_audit(audited, many) and sound
+    sound = print_audit(audited, many) and sound
     Console().print("[green]sound[/green]" if sound else "[red]NOT sound[/red]")
     if not once:
         _stay(two)
     return 0 if sound else 1
 
 
-def _lose(two: Two, moving: Moving) -> Switch:
-    _say(4, "kill -9 of all of east: both brokers, the worker, the receivers")
+def _lose(two: TwoRegions, moving: MovingWorkloads) -> Switch:
+    _print_step(4, "kill -9 of all of east: both brokers, the worker, the receivers")
     killed_ms = now_ms()
     two.lose("east")
     began_ms = now_ms()
     err.print(f"   [bold]switchyard failover plan --to {two.names['west']} --force[/bold]   (asked in west)")
     plan = moving.plan("west", force=True)
-    _tell_plan(plan)
+    _print_plan(plan)
     err.print(f"   [bold]switchyard failover execute {plan['id']}[/bold]")
     moving.execute("west", plan["id"])
     first = moving.until_flows("west", began_ms)
@@ -111,8 +111,8 @@ def _lose(two: Two, moving: Moving) -> Switch:
     return Switch(LOST, killed_ms)
 
 
-def _return(two: Two, moving: Moving) -> None:
-    _say(5, "east comes back: its brokers with the logs they had, a worker, its receivers")
+def _return(two: TwoRegions, moving: MovingWorkloads) -> None:
+    _print_step(5, "east comes back: its brokers with the logs they had, a worker, its receivers")
     two.bring_back("east")
     waited_s = moving.until_role("west", ("east",))
     err.print(
@@ -122,12 +122,12 @@ def _return(two: Two, moving: Moving) -> None:
     moving.until_flows("east", now_ms(), ACTIVE)
 
 
-def _fail_back(moving: Moving) -> Switch:
-    _say(6, "back to east, in order: west lets go, its last positions come over, then east goes on")
+def _fail_back(moving: MovingWorkloads) -> Switch:
+    _print_step(6, "back to east, in order: west lets go, its last positions come over, then east goes on")
     began_ms = now_ms()
     err.print("   [bold]switchyard failover failback[/bold]   (asked in east)")
     plan = moving.failback("east")
-    _tell_plan(plan)
+    _print_plan(plan)
     err.print(f"   [bold]switchyard failover execute {plan['id']}[/bold]")
     moving.execute("east", plan["id"])
     done = moving.until_done("east", plan["id"])
@@ -138,7 +138,7 @@ def _fail_back(moving: Moving) -> Switch:
     return Switch(BACK, began_ms)
 
 
-def _tell_plan(told: Mapping[str, Any]) -> None:
+def _print_plan(told: Mapping[str, Any]) -> None:
     columns = ("partition", "goes on at", "again", "passed over", "not here yet, at least", "lag")
     keys = ("partition", "next_offset", "again", "passed_over", "not_replicated", "lag")
     table = Table(*columns, title=f"{told['id']}: {PASSIVE}/{TOPIC}", title_justify="left")
@@ -182,13 +182,13 @@ def report(balances: Mapping[str, Balance], unknown: int) -> bool:
     return all(one.sound for one in every)
 
 
-def tell_audit(audited: Mapping[str, Audited], records: int) -> bool:
+def print_audit(audited: Mapping[str, Audited], records: int) -> bool:
     """Prints what the audit of each region says; whether all records are in each."""
     for home, found in audited.items():
         counted = min(found.tiers.get(tier, 0) for tier in TIERS)
         Console().print(
             f"audited in {home}: {counted:,} of {records:,} records of both regions, lost {found.missing:,}. "
-            f"Compared in windows of {WINDOW}, regional clusters with {home}'s aggregate: {found.words}.",
+            f"Compared in windows of {WINDOW}, regional clusters with {home}'s aggregate: {found.describe}.",
             highlight=False, soft_wrap=True,
         )  # fmt: skip
     return all(found.is_all(records, TIERS) for found in audited.values())
@@ -201,11 +201,11 @@ def _hush() -> None:
         logging.getLogger(name).setLevel(logging.CRITICAL)
 
 
-def _say(number: int, text: str) -> None:
+def _print_step(number: int, text: str) -> None:
     err.print(f"[bold]{number}.[/bold] {text}", highlight=False)
 
 
-def _stay(two: Two) -> None:
+def _stay(two: TwoRegions) -> None:
     urls = " and ".join(worker.url for worker in two.workers.values())
     err.print(f"   the consoles are at {urls} until Ctrl-C", highlight=False)
     while all(worker.running for worker in two.workers.values()):

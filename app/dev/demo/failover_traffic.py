@@ -21,7 +21,7 @@ import orjson
 from app.dev.demo.background_thread import Background
 from app.dev.demo.stage import StageError, wait_until, workload
 from app.dev.demo.traffic import create_topic, read_all
-from app.dev.demo.two_regions import ENOUGH_S, HOMES, Two, failover
+from app.dev.demo.two_regions import HOMES, STEP_TIMEOUT_S, TwoRegions, failover
 from app.sdk.producer import Delivered, ProducerError, Region, RegionalProducer
 
 PARTITIONS = 4
@@ -96,7 +96,7 @@ class Journal:
 
 
 @dataclass
-class Moving:
+class MovingWorkloads:
     """A workload of each mode on one topic, in two regions that are up.
 
     Attributes:
@@ -104,7 +104,7 @@ class Moving:
         journals: group -> home -> what was delivered.
     """
 
-    two: Two
+    two: TwoRegions
     topic: str
     active: bool = True
     journals: dict[str, dict[str, Journal]] = field(default_factory=dict)
@@ -118,7 +118,7 @@ class Moving:
         """A workload's."""
         return f"{group}/{self.topic}"
 
-    def begin(self) -> None:
+    def start(self) -> None:
         """Topics, routes and workloads, until the passive one is active in the east."""
         two = self.two
         for home in HOMES:
@@ -145,7 +145,7 @@ class Moving:
             found = [self.two.roles(one).get(self.key(), {}) for one in seen_by]
             return all((role.get("region"), role.get("state")) == (region, "active") for role in found)
 
-        wait_until(known, ENOUGH_S, lambda: f"{[self.two.roles(one) for one in seen_by]}")
+        wait_until(known, STEP_TIMEOUT_S, lambda: f"{[self.two.roles(one) for one in seen_by]}")
         return time.monotonic() - began_s
 
     def until_flows(
@@ -168,10 +168,12 @@ class Moving:
             at = len(lines)
             return len(counts) == PARTITIONS and min(counts.values()) >= least
 
-        wait_until(flows, ENOUGH_S, lambda: f"{group} in {home}: {dict(counts)}\n{self._trouble(home)}", 0.02)
+        wait_until(
+            flows, STEP_TIMEOUT_S, lambda: f"{group} in {home}: {dict(counts)}\n{self._problem(home)}", 0.02
+        )
         return first
 
-    def _trouble(self, home: str) -> str:
+    def _problem(self, home: str) -> str:
         return "\n".join(worker.tail(30) for worker in self.two.running(home))
 
     def writers(self, per_second: Mapping[str, float], name: str = "") -> dict[str, Writer]:
@@ -200,7 +202,7 @@ class Moving:
             plan.update(self.two.ask(home, "failover/failback", "POST", {}))
             return not any(check["level"] == "blocked" for check in plan["plan"]["checks"])
 
-        wait_until(may_go, ENOUGH_S, lambda: f"{plan['plan']['checks']}")
+        wait_until(may_go, STEP_TIMEOUT_S, lambda: f"{plan['plan']['checks']}")
         return plan
 
     def execute(self, to: str, run: str) -> None:
@@ -215,7 +217,7 @@ class Moving:
             found.update(self.two.ask(home, f"failover/{run}"))
             return found["state"] in DONE
 
-        wait_until(over, ENOUGH_S, lambda: f"{found}\n{self._trouble(home)}")
+        wait_until(over, STEP_TIMEOUT_S, lambda: f"{found}\n{self._problem(home)}")
         if found["state"] != "done":
             raise StageError(f"{run} is {found['state']}: {found}")
         return found
@@ -242,7 +244,7 @@ class Moving:
             found = wanted - set().union(*by_home[PASSIVE])
             return found.union(*(wanted - ids for ids in by_home.get(ACTIVE, [])))
 
-        deadline_s = time.monotonic() + ENOUGH_S
+        deadline_s = time.monotonic() + STEP_TIMEOUT_S
         while missing() and time.monotonic() < deadline_s:
             time.sleep(0.2)
         before, since_s = -1, time.monotonic()

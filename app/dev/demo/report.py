@@ -7,11 +7,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from app.dev.demo.traffic import Sent
+from app.dev.demo.traffic import SentMessage
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class StoryReport:
     """What the story came to. `lost` are ids neither delivered nor in the DLQ."""
 
     produced: int
@@ -28,7 +28,9 @@ class Report:
         return not self.lost and not self.unexpected and self.delivered + self.dead_lettered >= self.produced
 
 
-def count(sent: Iterable[Sent], deliveries: Iterable[Mapping[str, Any]], dead: Iterable[str]) -> Report:
+def count(
+    sent: Iterable[SentMessage], deliveries: Iterable[Mapping[str, Any]], dead: Iterable[str]
+) -> StoryReport:
     """The report of a set of messages, the receiver's journal, and the ids found in the DLQ.
 
     A duplicate is a second acknowledged delivery of an id. `unexpected` are good messages in the DLQ and
@@ -45,7 +47,7 @@ def count(sent: Iterable[Sent], deliveries: Iterable[Mapping[str, Any]], dead: I
     dead_ids = set(dead)
     unexpected = {i for i in dead_ids if by_id.get(i) != "poison"}
     unexpected |= {i for i in acknowledged if by_id.get(i, "poison") == "poison"}
-    return Report(
+    return StoryReport(
         produced=len(by_id),
         delivered=len(acknowledged),
         retried=len(retried),

@@ -28,7 +28,7 @@ from aiokafka.admin import AIOKafkaAdminClient, RecordsToDelete
 from app.controllog.topics import ControlTopics
 from app.dev.yard import Yard
 
-ENOUGH_S = 900.0  # of one job: the first fetches the connector
+SPARK_JOB_TIMEOUT_S = 900.0  # of one job: the first fetches the connector
 TOO_LONG = 124  # what a job that took longer has ended with
 PRICES = ("--price-worker-hour", "0.12", "--price-gb", "0.02")
 MOST_IN_RANGE = 10_000
@@ -59,7 +59,7 @@ class Step:
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
+class StepResult:
     """How a step ended."""
 
     name: str
@@ -125,7 +125,7 @@ def new_run(folder: Path) -> Path:
     return Path(tempfile.mkdtemp(prefix="run-", dir=folder.absolute()))
 
 
-def make(yard: Yard, folder: Path, run: Path, story: Story) -> Iterator[Ended]:
+def make(yard: Yard, folder: Path, run: Path, story: Story) -> Iterator[StepResult]:
     """Runs step by step, and tells how each has ended. Before the last one, the source's log loses what it
     had of the topic, as to retention: what is told then comes from the archive."""
     for step in steps(yard, folder, run, story):
@@ -146,7 +146,7 @@ async def forget(bootstrap: str, topic: str) -> None:
         await admin.close()
 
 
-def ended(step: Step, folder: Path, within_s: float = ENOUGH_S) -> Ended:
+def ended(step: Step, folder: Path, within_s: float = SPARK_JOB_TIMEOUT_S) -> StepResult:
     """Runs a step to its end; its words go to `<folder>/<name>.log`, as does what it tells, but records."""
     began_s = time.monotonic()
     out = folder / (f"{step.name}.ndjson" if step.name == "records" else f".{step.name}.out")
@@ -167,7 +167,7 @@ def ended(step: Step, folder: Path, within_s: float = ENOUGH_S) -> Ended:
             words.write(out.read_bytes())
         out.unlink()
     wrong = f"ended with {code}" if code else step.wrong(result)
-    return Ended(step.name, code, time.monotonic() - began_s, wrong or _says(result), not wrong)
+    return StepResult(step.name, code, time.monotonic() - began_s, wrong or _result_words(result), not wrong)
 
 
 def _spark(name: str, arguments: list[str], **must: Any) -> Step:
@@ -193,7 +193,7 @@ def _result(lines: list[bytes]) -> Mapping[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def _says(result: Mapping[str, Any]) -> str:
+def _result_words(result: Mapping[str, Any]) -> str:
     """What it has come to, in a few words."""
     words = [f"{value:,} {name}" for name, value in result.items() if name == "records"]
     words += [

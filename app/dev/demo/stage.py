@@ -30,8 +30,8 @@ from app.dev.yard.broker import choose_ports
 
 PR_SET_PDEATHSIG = 1
 LISTED = {"Route": "routes", "Failover": "failovers", "AuditPlan": "audit/plans", "Alert": "alerts"}
-READY_S = 90.0
-STOP_S = 60.0
+READY_TIMEOUT_S = 90.0
+STOP_TIMEOUT_S = 60.0
 
 
 class StageError(RuntimeError):
@@ -78,9 +78,9 @@ class Process:
     def kill(self) -> None:
         """kill -9, and waits until it is gone."""
         self.popen.kill()
-        self.popen.wait(STOP_S)
+        self.popen.wait(STOP_TIMEOUT_S)
 
-    def terminate(self, timeout_s: float = STOP_S) -> int:
+    def terminate(self, timeout_s: float = STOP_TIMEOUT_S) -> int:
         """SIGTERM; the exit code. Raises subprocess.TimeoutExpired."""
         self.popen.terminate()
         return self.popen.wait(timeout_s)
@@ -99,7 +99,7 @@ class Process:
 
 
 @dataclass
-class Stage:
+class DemoStage:
     """See the module. Use as a context manager."""
 
     yard: Yard
@@ -108,7 +108,7 @@ class Stage:
     processes: list[Process] = field(default_factory=list)
     settings: dict[str, Any] = field(default_factory=dict)
 
-    def __enter__(self) -> Stage:
+    def __enter__(self) -> DemoStage:
         return self
 
     def __exit__(
@@ -124,7 +124,7 @@ class Stage:
                 process.popen.terminate()
         for process in self.processes:
             try:
-                process.popen.wait(STOP_S)
+                process.popen.wait(STOP_TIMEOUT_S)
             except subprocess.TimeoutExpired:
                 process.kill()
         shutil.rmtree(self.home, ignore_errors=True)
@@ -186,7 +186,7 @@ class Stage:
             self.wait_ready(process)
         return process
 
-    def wait_ready(self, process: Process, timeout_s: float = READY_S) -> None:
+    def wait_ready(self, process: Process, timeout_s: float = READY_TIMEOUT_S) -> None:
         """Waits until a worker says it is ready. Raises StageError."""
 
         def ready() -> bool:

@@ -27,9 +27,9 @@ from rich.table import Table
 from app.dev.demo import failover_story, spark_reports
 from app.dev.demo.audit_summary import WINDOW, Audited, plan, until_counted
 from app.dev.demo.background_thread import Background
-from app.dev.demo.report import Report, count
-from app.dev.demo.stage import Process, Stage, StageError, route, wait_until, workload
-from app.dev.demo.traffic import Sent, create_topic, messages, produce, read_all
+from app.dev.demo.report import StoryReport, count
+from app.dev.demo.stage import DemoStage, Process, StageError, route, wait_until, workload
+from app.dev.demo.traffic import SentMessage, create_topic, messages, produce, read_all
 from app.dev.yard import Yard, YardError
 
 SOURCE, TARGET, ROUTE = "east-regional", "east-aggregate", "east-up"
@@ -86,7 +86,7 @@ def _enough(text: str) -> int:
 class Last(Background):
     """The last messages come bit by bit: only what comes later tells an audit that a window is over."""
 
-    def __init__(self, bootstrap: str, sent: list[Sent]) -> None:
+    def __init__(self, bootstrap: str, sent: list[SentMessage]) -> None:
         super().__init__()
         self._bootstrap, self._sent = bootstrap, sent
 
@@ -99,7 +99,7 @@ def _play(options: argparse.Namespace) -> int:
     err.print(
         f"[bold]1.[/bold] starting real Kafka: {2 * options.regions} brokers in {options.regions} region(s)"
     )
-    with Yard(regions=options.regions) as yard, Stage(yard) as stage:
+    with Yard(regions=options.regions) as yard, DemoStage(yard) as stage:
         stage.settings["worker"] = {"grace": "10s"}
         run = spark_reports.new_run(options.report) if options.report else None
         if run:
@@ -161,7 +161,7 @@ def _play(options: argparse.Namespace) -> int:
 
 
 def _until_settled(
-    stage: Stage, sent: list[Sent], witness: Process, victim: Process
+    stage: DemoStage, sent: list[SentMessage], witness: Process, victim: Process
 ) -> tuple[float, Process]:
     """Waits until every id has been delivered or stashed; kills `victim` on the way, starts another.
 
@@ -206,7 +206,7 @@ def _until_settled(
             time.sleep(0.2)
 
 
-def _print(report: Report, copied: list[str], audited: Audited, took_s: float, bound: int) -> bool:
+def _print(report: StoryReport, copied: list[str], audited: Audited, took_s: float, bound: int) -> bool:
     """Prints the report to stdout; whether every figure is what it must be."""
     replicated, twice = len(set(copied)), len(copied) - len(set(copied))
     within = report.duplicates <= bound and replicated == report.produced and not twice
@@ -235,7 +235,7 @@ def _print(report: Report, copied: list[str], audited: Audited, took_s: float, b
     )  # fmt: skip
     Console().print(
         f"audited: {min(audited.tiers.get(tier, 0) for tier in AUDITED):,} of {report.produced:,}, lost "
-        f"{audited.missing:,}. Compared in windows of {WINDOW}, tier by tier: {audited.words}.",
+        f"{audited.missing:,}. Compared in windows of {WINDOW}, tier by tier: {audited.describe}.",
         highlight=False, soft_wrap=True,
     )  # fmt: skip
     verdict = report.sound and within and is_audited
@@ -243,7 +243,7 @@ def _print(report: Report, copied: list[str], audited: Audited, took_s: float, b
     return verdict
 
 
-def _name_archive(stage: Stage, folder: Path) -> None:
+def _name_archive(stage: DemoStage, folder: Path) -> None:
     """Tells the workers where the source cluster's archive is going to be."""
     clusters = orjson.loads(stage.config().read_bytes())["clusters"]
     stage.settings["clusters"] = [
@@ -272,7 +272,7 @@ def _reported(yard: Yard, folder: Path, run: Path, story: spark_reports.Story) -
     return sound
 
 
-def _stay(stage: Stage, bootstrap: str, receiver: Process, *, is_reported: bool) -> int:
+def _stay(stage: DemoStage, bootstrap: str, receiver: Process, *, is_reported: bool) -> int:
     """Goes on with light traffic until Ctrl-C."""
     worker = stage.worker()
     err.print(f"[bold]4.[/bold] the console is at {worker.url} ; light traffic goes on until Ctrl-C")

@@ -18,7 +18,7 @@ POISON_EVERY, RETRYABLE_EVERY, SLOW_EVERY = 100, 50, 400  # 1 %, 2 %, 0.25 %
 
 
 @dataclass(frozen=True, slots=True)
-class Sent:
+class SentMessage:
     """A message of the set."""
 
     id: str
@@ -29,7 +29,7 @@ class Sent:
         return orjson.dumps({"id": self.id, "behaviour": self.behaviour, "ms": 300, "fails": 1})
 
 
-def messages(count: int, prefix: str = "m") -> Iterator[Sent]:
+def messages(count: int, prefix: str = "m") -> Iterator[SentMessage]:
     """`count` messages: 1 % poison, 2 % retryable, some slow, the rest fine."""
     for number in range(count):
         behaviour = "ok"
@@ -39,7 +39,7 @@ def messages(count: int, prefix: str = "m") -> Iterator[Sent]:
             behaviour = "retryable"
         elif number % SLOW_EVERY == 29:
             behaviour = "slow"
-        yield Sent(f"{prefix}-{number:07}", behaviour)
+        yield SentMessage(f"{prefix}-{number:07}", behaviour)
 
 
 async def create_topic(bootstrap: str, topic: str, partitions: int, **config: str) -> None:
@@ -54,7 +54,7 @@ async def create_topic(bootstrap: str, topic: str, partitions: int, **config: st
 
 
 async def produce(
-    bootstrap: str, topic: str, sent: Iterable[Sent], *, per_second: float | None = None
+    bootstrap: str, topic: str, sent: Iterable[SentMessage], *, per_second: float | None = None
 ) -> int:
     """Produces the messages with acks=all; returns how many."""
     count = 0

@@ -8,14 +8,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from app.dev.demo.stage import Process, Stage, StageError, free_port, http, wait_until
+from app.dev.demo.stage import DemoStage, Process, StageError, free_port, http, wait_until
 from app.dev.yard import Yard
 from app.failover.topology import control_route, events_route
 
-ENOUGH_S = 120.0
+STEP_TIMEOUT_S = 120.0
 HOMES = ("east", "west")
 TIERS = ("regional", "aggregate")
-ASK_S = 30.0
+REQUEST_TIMEOUT_S = 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,13 +27,13 @@ class Listening:
     journal: Path
     port: int
 
-    def on(self, stage: Stage) -> Process:
+    def on(self, stage: DemoStage) -> Process:
         """Starts it."""
         extra = ("--journal", str(self.journal))
         return stage.receiver(self.group, *self.topics, port=self.port, extra=extra)
 
 
-class Two:
+class TwoRegions:
     """Two regions; `plain` names are the yard's, others are used by nobody else.
 
     Attributes:
@@ -56,9 +56,9 @@ class Two:
             for region in self.names.values()
             for tier in TIERS
         ]  # fmt: skip
-        self.stages: dict[str, Stage] = {}
+        self.stages: dict[str, DemoStage] = {}
         for home, region in self.names.items():
-            stage = Stage(yard, region=region)
+            stage = DemoStage(yard, region=region)
             stage.settings.update({"worker": {"grace": "10s"}, "clusters": listed})
             self.stages[home] = stage
         self.workers: dict[str, Process] = {}
@@ -117,7 +117,7 @@ class Two:
 
     def ask(self, home: str, path: str, method: str = "GET", body: Any = None) -> Any:
         """An answer of the home's worker. Raises StageError when it is refused."""
-        status, answer = http(method, f"{self.workers[home].url}/api/v1/{path}", body, ASK_S)
+        status, answer = http(method, f"{self.workers[home].url}/api/v1/{path}", body, REQUEST_TIMEOUT_S)
         if status >= 300:
             raise StageError(f"{method} {path} in {home} answered {status}: {answer}")
         return answer
@@ -152,7 +152,7 @@ class Two:
         def routes() -> set[str]:
             return {item["name"] for item in self.ask(home, "routes")["items"]}
 
-        wait_until(lambda: routes() == wanted, ENOUGH_S, lambda: f"{routes()}")
+        wait_until(lambda: routes() == wanted, STEP_TIMEOUT_S, lambda: f"{routes()}")
 
     def close(self) -> None:
         """Ends everything but the brokers."""

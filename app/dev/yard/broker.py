@@ -29,7 +29,7 @@ from app.dev.yard.errors import PortTakenError, YardError
 from app.dev.yard.jars import JarSet
 from app.dev.yard.java import Java
 from app.dev.yard.processes import marks
-from app.dev.yard.security import Security
+from app.dev.yard.security import YardSecurity
 
 HEAP_MB = 512  # four brokers of 300 MB resident fit a laptop
 LOG_LIMIT_BYTES = 5_000_000
@@ -126,7 +126,7 @@ class Broker:
 
     home: Path
     cluster: str
-    security: Security | None = None
+    security: YardSecurity | None = None
 
     @property
     def region(self) -> str:
@@ -273,7 +273,7 @@ def _java_command(kit: Kit, folder: Path) -> Sequence[str]:
 
 
 def _server_properties(
-    data_dir: Path, ports: tuple[int, int], region: str, security: Security | None = None
+    data_dir: Path, ports: tuple[int, int], region: str, security: YardSecurity | None = None
 ) -> str:
     broker, controller = ports
     protocol = "PLAINTEXT" if security is None else "SASL_PLAINTEXT"

@@ -29,7 +29,7 @@ from app.dev.yard.jars import JarSet, switchyard_home
 from app.dev.yard.java import find_java
 from app.dev.yard.probe import answers
 from app.dev.yard.processes import POLL_INTERVAL_S, running, send, wait_gone, wait_stopped
-from app.dev.yard.security import Security
+from app.dev.yard.security import YardSecurity
 
 REGIONS = ("east", "west")
 TIERS = ("regional", "aggregate")
@@ -70,7 +70,7 @@ class Yard:
         *,
         port_base: int | None = None,
         detached: bool = False,
-        security: Security | None = None,
+        security: YardSecurity | None = None,
     ) -> None:
         if not 1 <= regions <= len(REGIONS):
             msg = f"regions is {regions}; it must be 1 or 2"
@@ -166,7 +166,7 @@ class Yard:
         return self._broker(name).bootstrap
 
     @property
-    def security(self) -> Security | None:
+    def security(self) -> YardSecurity | None:
         """Who may log in; None: nobody has to."""
         return self._security
 

@@ -13,7 +13,7 @@ _MODULE = "org.apache.kafka.common.security.plain.PlainLoginModule"
 
 
 @dataclass(frozen=True, slots=True)
-class Security:
+class YardSecurity:
     """Who may log in.
 
     Attributes:

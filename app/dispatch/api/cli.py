@@ -11,7 +11,7 @@ import click
 from app.cli.client import Client, guarded, workload_path
 from app.cli.options import when
 from app.cli.output import emit, output_option, printable, url_option
-from app.dispatch.api.cli_flow import tell_flow
+from app.dispatch.api.cli_flow import print_flow
 from app.dispatch.api.cli_move import move
 from app.worker.api.cli import pause, reset, resume, skip, stash
 
@@ -68,14 +68,14 @@ def describe(name: str, url: str | None, output: str) -> None:
     """
     body = Client(url).ask("GET", workload_path(name))
     if output == "table":
-        _tell_role(body["status"].get("role"))
-    tell_flow(body, output)
+        _print_role(body["status"].get("role"))
+    print_flow(body, output)
     columns = ["topic", "partition", "state", "lag_messages", "lag_s", "committed", "high_watermark",
                "in_flight", "delivered", "passed_over", "worker", "epoch", "trouble"]  # fmt: skip
     emit(body["partitions"], columns, output, whole=body)
 
 
-def _tell_role(role: Mapping[str, Any] | None) -> None:
+def _print_role(role: Mapping[str, Any] | None) -> None:
     """One line, of a workload with a mode."""
     if not role:
         return

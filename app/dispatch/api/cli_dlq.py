@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from app.cli.client import EXIT_PRECONDITION, EXIT_USAGE, Client, Failure, guarded
+from app.cli.client import EXIT_PRECONDITION, EXIT_USAGE, Client, CommandFailure, guarded
 from app.cli.operations import letters_of
 from app.cli.options import dlq_path, query_of, query_options, query_string, when
 from app.cli.output import emit, output_option, printable, url_option
@@ -57,7 +57,9 @@ def list_queues(name: str | None, limit: int, url: str | None, output: str, **op
         _list_letters(client, name, query, limit, output)
         return
     if query:
-        raise Failure("conditions choose letters of one queue; name it: dlq list GROUP/TOPIC", EXIT_USAGE)
+        raise CommandFailure(
+            "conditions choose letters of one queue; name it: dlq list GROUP/TOPIC", EXIT_USAGE
+        )
     rows = []
     for item in client.all("/workloads"):
         body = client.ask("GET", dlq_path(item["key"]))
@@ -124,7 +126,7 @@ def show(name: str, at: str | None, limit: int, url: str | None, output: str) ->
         return
     partition, sign, offset = at.partition("@")
     if not (sign and partition.isdecimal() and offset.isdecimal() and at.isascii()):
-        raise Failure(f"{at!r} is no place; write PARTITION@OFFSET as dlq list shows it", EXIT_USAGE)
+        raise CommandFailure(f"{at!r} is no place; write PARTITION@OFFSET as dlq list shows it", EXIT_USAGE)
     letter = client.ask("GET", f"{dlq_path(name)}/messages/{partition}/{offset}")
     letter |= {"timestamp": when(letter["timestamp_ms"]), "moved": when(letter["moved_ms"])}
     plain = ["partition", "offset", "timestamp", "moved", "code", "reason", "attempt", "merges", "raw_batch"]
@@ -191,9 +193,9 @@ def export(
     """
     chosen = file_format or ("parquet" if path is not None and path.suffix == ".parquet" else "jsonl")
     if path is None and chosen == "parquet":
-        raise Failure("Parquet goes into a file: add --to letters.parquet", EXIT_USAGE)
+        raise CommandFailure("Parquet goes into a file: add --to letters.parquet", EXIT_USAGE)
     if path is not None and path.exists() and not yes:
-        raise Failure(f"{path} is there already; add --yes to replace it", EXIT_PRECONDITION)
+        raise CommandFailure(f"{path} is there already; add --yes to replace it", EXIT_PRECONDITION)
     found = letters_of(Client(url), f"{dlq_path(name)}/export?{query_string(query_of(options))}")
     if dry_run:
         _foretell(path, chosen, found)
@@ -227,10 +229,10 @@ def _foretell(path: Path | None, chosen: str, found: Iterable[bytes]) -> None:
 
 @contextmanager
 def _failures(path: Path) -> Iterator[None]:
-    """What keeps a file from being written, as `Failure`."""
+    """What keeps a file from being written, as `CommandFailure`."""
     try:
         yield
     except files.NoParquet as error:
-        raise Failure(str(error), EXIT_PRECONDITION) from error
+        raise CommandFailure(str(error), EXIT_PRECONDITION) from error
     except OSError as error:
-        raise Failure(f"{path} cannot be written: {error}") from error
+        raise CommandFailure(f"{path} cannot be written: {error}") from error

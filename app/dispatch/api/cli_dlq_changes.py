@@ -7,7 +7,7 @@ from urllib.parse import quote
 
 import click
 
-from app.cli.client import EXIT_PARTIAL, EXIT_PRECONDITION, EXIT_USAGE, Client, Failure, guarded
+from app.cli.client import EXIT_PARTIAL, EXIT_PRECONDITION, EXIT_USAGE, Client, CommandFailure, guarded
 from app.cli.operations import watch
 from app.cli.options import change_options, confirm, dlq_path, query_of, query_options, spans_of
 from app.cli.output import emit, output_option, url_option
@@ -67,7 +67,9 @@ def _choose_and_do(
     path = f"{dlq_path(name)}/{kind}"
     if resume is not None:
         if not execute:
-            raise Failure("--resume goes on under its own terms; add --execute to do it", EXIT_PRECONDITION)
+            raise CommandFailure(
+                "--resume goes on under its own terms; add --execute to do it", EXIT_PRECONDITION
+            )
         confirm(f"Go on with {resume}?", yes)
         body: dict[str, Any] = {"operation": resume, "resume": True}
     else:
@@ -141,7 +143,7 @@ def purge(
     spans, query = spans_of(ranges), query_of(options)
     if resume is not None or set(query) - {"partition"}:
         if before or everything:
-            raise Failure("--before and --all take no conditions; --until is one", EXIT_USAGE)
+            raise CommandFailure("--before and --all take no conditions; --until is one", EXIT_USAGE)
         terms = {"query": query}
         told = _choose_and_do(
             Client(url), name, "purge", terms, spans, resume, {}, "for ever", execute, yes, output
@@ -150,11 +152,11 @@ def purge(
             click.echo(f"{told['deleted']} offsets at the front deleted", err=True)
         return
     if not (before or ranges or everything):
-        raise Failure(
+        raise CommandFailure(
             "say what: --before TIME, --range P:-OFFSET, --all, or conditions such as --reason", EXIT_USAGE
         )
     if any(span["start"] for span in spans.values()):
-        raise Failure("--range: Kafka deletes from the front only; write P:-BEFORE", EXIT_USAGE)
+        raise CommandFailure("--range: Kafka deletes from the front only; write P:-BEFORE", EXIT_USAGE)
     client, path = Client(url), f"{dlq_path(name)}/purge"
     foreseen = client.ask(
         "POST", path, {"before": before, "ranges": spans, "partitions": query.get("partition", [])}

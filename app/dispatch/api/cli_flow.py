@@ -14,10 +14,10 @@ from app.cli.output import emit, printable
 from app.dispatch.model.dead_letter_budget import spelled
 from app.kernel.clock import now_ms
 
-Row = Mapping[str, Any]
+FlowRow = Mapping[str, Any]
 
 
-def tell_flow(body: Row, output: str) -> None:
+def print_flow(body: FlowRow, output: str) -> None:
     """Prints `flow` of the API's answer for a workload; one from an older worker has none."""
     flow = body.get("flow")
     if output != "table" or not flow:
@@ -48,13 +48,13 @@ def _line(text: str) -> None:
     click.echo("\n" + printable(text[1:]) if text.startswith("\n") else printable(text))
 
 
-def _section(title: str, rows: Sequence[Row]) -> None:
+def _section(title: str, rows: Sequence[FlowRow]) -> None:
     if rows:
         _line(f"\n{title}")
         emit(rows, list(rows[0]), "table")
 
 
-def _receiver(row: Row) -> Row:
+def _receiver(row: FlowRow) -> FlowRow:
     breaker = row["breaker"]
     if row["probe_in_s"] is not None:
         breaker = f"{breaker} ({row['why_open'] or 'no reason'}; probe in {row['probe_in_s']:.1f} s)"
@@ -79,7 +79,7 @@ def _receiver(row: Row) -> Row:
     }
 
 
-def _worker(row: Row) -> Row:
+def _worker(row: FlowRow) -> FlowRow:
     states = [
         f"{row[name]} {name.replace('_', ' ')}" for name in ("paused", "catching_up", "emptying") if row[name]
     ]
@@ -106,7 +106,7 @@ def _worker(row: Row) -> Row:
     }
 
 
-def _withheld(row: Row) -> Row:
+def _withheld(row: FlowRow) -> FlowRow:
     return {
         "worker": row["worker"],
         "messages": row["withheld"],
@@ -116,7 +116,7 @@ def _withheld(row: Row) -> Row:
     }
 
 
-def _candidate(row: Row) -> Row:
+def _candidate(row: FlowRow) -> FlowRow:
     return {
         "topic": row["topic"],
         "partition": row["partition"],
@@ -128,7 +128,7 @@ def _candidate(row: Row) -> Row:
     }
 
 
-def _decision(row: Row) -> Row:
+def _decision(row: FlowRow) -> FlowRow:
     return {
         "ago_s": max(0.0, (now_ms() - row["at_ms"]) / 1000),
         "topic": row["topic"],

@@ -17,8 +17,8 @@ from aiokafka import AIOKafkaConsumer, TopicPartition
 from app.dispatch.definition import Workload
 from app.dispatch.dlq.letter import read_letter
 from app.dispatch.dlq.operation_history import choose
-from app.dispatch.dlq.query import Query
-from app.dispatch.dlq.rules import Choice
+from app.dispatch.dlq.query import LetterQuery
+from app.dispatch.dlq.rules import LetterChoice
 from app.dispatch.model import retry_headers as names
 from app.dispatch.model.retry_headers import MERGES
 from app.kafka.client.cluster import EARLIEST, LATEST
@@ -28,9 +28,9 @@ from app.web.http.responses import ApiError, is_number
 MAX_SHOWN_BYTES = 4096
 MAX_SHOWN_HEADERS = 50
 READ_MS = 1_000  # without a record: there is none
-READ_S = 10.0  # all of it
+LETTER_READ_TIMEOUT_S = 10.0  # all of it
 SEARCH_WINDOW = 2_000  # letters of a partition looked at before what was found is put in order
-SEARCH_S = 5.0
+LETTER_SEARCH_TIMEOUT_S = 5.0
 FETCH_BYTES = 1024 * 1024  # a response; Kafka still sends a record that is larger, alone
 
 
@@ -58,16 +58,17 @@ async def sizes(cluster: Any, workload: Workload) -> dict[str, Any]:
 
 
 async def newest(
-    cluster: Any, workload: Workload, limit: int, cursor: str, query: Query | None = None
+    cluster: Any, workload: Workload, limit: int, cursor: str, query: LetterQuery | None = None
 ) -> dict[str, Any]:
     """The newest messages before `cursor` ("partition:end,...") for which `query` holds, newest first, and
-    the next cursor. A search ends after `SEARCH_S`: its page may be short though there is a next one.
+    the next cursor. A search ends after `LETTER_SEARCH_TIMEOUT_S`: its page may be short though there is a
+    next one.
 
     Raises:
         ApiError: the cursor is none of ours.
         KafkaError, TimeoutError: the cluster does not answer.
     """
-    query = query or Query()
+    query = query or LetterQuery()
     state = await sizes(cluster, workload)
     choice = await choose(cluster.client, workload, query, [p["partition"] for p in state["partitions"]])
     chosen = [p for p in state["partitions"] if not query.partition or p["partition"] in query.partition]
@@ -75,10 +76,10 @@ async def newest(
     ends = {p["partition"]: p["end"] or 0 for p in chosen} | _read_cursor(cursor, begins)
     window = limit if choice.everything else max(limit, SEARCH_WINDOW)
     items: list[dict[str, Any]] = []
-    until_s = asyncio.get_running_loop().time() + SEARCH_S
+    until_s = asyncio.get_running_loop().time() + LETTER_SEARCH_TIMEOUT_S
     while any(ends[p] > begins[p] for p in ends):
         wanted = {p: (max(begins[p], ends[p] - window), ends[p]) for p in begins if ends[p] > begins[p]}
-        async with asyncio.timeout(READ_S):
+        async with asyncio.timeout(LETTER_READ_TIMEOUT_S):
             found = await _read(cluster.client.spec.aiokafka_options(), state["topic"], wanted, choice)
         starts = {p: start for p, (start, _) in wanted.items()}
         shown, ends = newest_first(found, starts, ends, limit - len(items))
@@ -91,7 +92,7 @@ async def newest(
 
 
 async def _read(
-    options: dict[str, Any], topic: str, wanted: dict[int, tuple[int, int]], choice: Choice
+    options: dict[str, Any], topic: str, wanted: dict[int, tuple[int, int]], choice: LetterChoice
 ) -> dict[int, list[dict[str, Any]]]:
     """The records of each partition's [start, end), as they are shown: the rest of their bytes, of which a
     dead letter may have millions, is let go at once."""

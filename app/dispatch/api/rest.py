@@ -33,7 +33,7 @@ from app.kafka.client.cluster import ClusterUnreachable
 from app.kernel.clock import now_ms
 from app.web.http import schemas
 from app.web.http.responses import ApiError, json_response
-from app.web.http.route_docs import ACTOR, JSON, Answer, Param, described
+from app.web.http.route_docs import ACTOR, JSON, AnswerDoc, Param, described
 from app.worker.api import overview
 from app.worker.catalog import local
 
@@ -43,8 +43,8 @@ if TYPE_CHECKING:
 log = structlog.get_logger(__name__)
 
 PUT = put_answers("workload")
-GROUP_S = 5.0  # a cluster that is away holds up no deployment for longer
-SHOWN = 5  # members of a group, in an error
+GROUP_CHECK_TIMEOUT_S = 5.0  # a cluster that is away holds up no deployment for longer
+SHOWN_MEMBERS = 5  # members of a group, in an error
 TAKE_OVER = Param(
     "take_over", {"type": "boolean", "default": False}, "although other consumers are in the group"
 )
@@ -65,14 +65,14 @@ class WorkloadRoutes:
             web.delete(workload, self.delete_workload),
         ]
 
-    @described(answers={200: Answer({JSON: schemas.WorkloadDetail}, headers=("ETag",))}, problems=(404,))
+    @described(answers={200: AnswerDoc({JSON: schemas.WorkloadDetail}, headers=("ETag",))}, problems=(404,))
     async def get_workload(self, request: web.Request) -> web.Response:
         """One workload: its definition, its partitions, and what holds it back, with the numbers."""
         put = self._api.put_of(request)
         live = self._api.runtime.members.live(time.monotonic())
         returned = self._api.runtime.failover.keeper.has_just_returned()
         view = self._api.runtime.control.view
-        jobs = overview.Jobs(view, live, now_ms(), self._api.region, returned=returned)
+        jobs = overview.JobsOverview(view, live, now_ms(), self._api.region, returned=returned)
         body = {
             "definition": put.definition,
             "status": jobs.workload(put),
@@ -94,7 +94,7 @@ class WorkloadRoutes:
         """
         names, dry_run = self._api.runtime.clusters.specs.keys(), flag(request, "dry_run")
         body = await read_definition(request)
-        layout = self._api.runtime.failover.failovers.layout
+        layout = self._api.runtime.failover.derived_routes.layout
         workload, warnings = parse_definition(
             body.data, clusters=names, layout=layout, file=body.file, node=body.node
         )
@@ -129,13 +129,15 @@ class WorkloadRoutes:
         if before is not None and before.metadata.cluster == cluster:
             return
         try:
-            async with asyncio.timeout(GROUP_S):
+            async with asyncio.timeout(GROUP_CHECK_TIMEOUT_S):
                 members = await (await self._api.runtime.clusters.get(cluster)).committer.members(group)
         except (ClusterUnreachable, KafkaError, TimeoutError, OSError) as error:
             log.info("a group's members are not known", group=group, cluster=cluster, error=repr(error))
             return
         if members:
-            some = ", ".join(sorted(set(members))[:SHOWN]) + (", ..." if len(set(members)) > SHOWN else "")
+            some = ", ".join(sorted(set(members))[:SHOWN_MEMBERS]) + (
+                ", ..." if len(set(members)) > SHOWN_MEMBERS else ""
+            )
             raise ApiError(
                 409, "Group in use",
                 f"group {group} in cluster {cluster} has {len(members)} members that are not Switchyard's "

@@ -20,20 +20,20 @@ from app.dispatch.definition import Workload
 from app.dispatch.dlq.letter import described as letter_described
 from app.dispatch.dlq.merge import Merger
 from app.dispatch.dlq.operation_history import choose, merges_of
-from app.dispatch.dlq.operation_progress import Terms, check_operation
+from app.dispatch.dlq.operation_progress import OperationTerms, check_operation
 from app.dispatch.dlq.purge import foresee_purge, purge, purge_chosen
-from app.dispatch.dlq.query import MAX_ITEMS, MAX_NUMBER, MAX_TEXT_CHARS, BadQuery, Query, parse_when
+from app.dispatch.dlq.query import MAX_ITEMS, MAX_NUMBER, MAX_TEXT_CHARS, BadQuery, LetterQuery, parse_when
 from app.dispatch.dlq.reader import NoQueue, queue_ends, read_one
 from app.dispatch.dlq.rules import DEFAULT_RATE, Span, bounded
 from app.dispatch.dlq.survey import foresee, lines, stats
 from app.kernel.clock import now_ms
 from app.web.http import request_bodies, schemas
-from app.web.http.forwarding import HOP, ask_worker
-from app.web.http.forwarding import LOOK_S as HOP_LOOK_S
-from app.web.http.operations import STARTED, Operation, Operations
+from app.web.http.forwarding import FORWARDED_READ_TIMEOUT_S as HOP_LOOK_S
+from app.web.http.forwarding import HOP_HEADER, ask_worker
+from app.web.http.operations import STARTED, Operations, TrackedOperation
 from app.web.http.operator_requests import actor_of, check_fields, flag_of, read_body, when_of
 from app.web.http.responses import ApiError, is_number, json_response
-from app.web.http.route_docs import ACTOR, TEXT, Answer, Page, Param, described, repeated, whole
+from app.web.http.route_docs import ACTOR, TEXT, AnswerDoc, Page, Param, described, repeated, whole
 
 if TYPE_CHECKING:
     from app.kafka.client.cluster import ClusterClient
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger(__name__)
 
-LOOK_S = 8.0  # figures take no longer; they say whether they are of everything
+SURVEY_TIMEOUT_S = 8.0  # figures take no longer; they say whether they are of everything
 WHEN = '"2h" (so long ago), an ISO 8601 time (UTC where it names no zone), or milliseconds'
 BOUNDED = {"type": "string", "maxLength": MAX_TEXT_CHARS}
 LETTERS = (  # as `query_of` reads them
@@ -56,7 +56,7 @@ LETTERS = (  # as `query_of` reads them
     Param("partition", repeated(whole(0, MAX_NUMBER), MAX_ITEMS), "one of these"),
 )
 EXPORT = {
-    200: Answer({"application/x-ndjson": {"type": "string"}}, "a letter a line", ("X-Switchyard-Offsets",))
+    200: AnswerDoc({"application/x-ndjson": {"type": "string"}}, "a letter a line", ("X-Switchyard-Offsets",))
 }
 
 
@@ -72,12 +72,12 @@ class DlqTools:
         path = "/api/v1/dlq/{group}/{topic}"
         operation = "/api/v1/operations/{id}"
         handlers = [
-            web.get(path + "/messages/{partition}/{offset}", told(self.get_letter)),
-            web.get(path + "/stats", told(self.get_stats)),
-            web.get(path + "/merges", told(self.get_merges)),
-            web.get(path + "/export", told(self.export), allow_head=False),
-            web.post(path + "/merge", told(self.merge)),
-            web.post(path + "/purge", told(self.purge)),
+            web.get(path + "/messages/{partition}/{offset}", dlq_errors_as_problems(self.get_letter)),
+            web.get(path + "/stats", dlq_errors_as_problems(self.get_stats)),
+            web.get(path + "/merges", dlq_errors_as_problems(self.get_merges)),
+            web.get(path + "/export", dlq_errors_as_problems(self.export), allow_head=False),
+            web.post(path + "/merge", dlq_errors_as_problems(self.merge)),
+            web.post(path + "/purge", dlq_errors_as_problems(self.purge)),
         ]
         return [
             *handlers,
@@ -95,7 +95,7 @@ class DlqTools:
         if not (is_number(partition) and is_number(offset)):
             raise ApiError(400, "No offset", "write .../messages/{partition}/{offset} in numbers")
         letter = await read_one(client, workload.dlq_topic(), int(partition), int(offset))
-        choice = await choose(client, workload, Query(), [int(partition)] if letter is not None else [])
+        choice = await choose(client, workload, LetterQuery(), [int(partition)] if letter is not None else [])
         if letter is None or not choice.holds(letter):
             raise ApiError(
                 404, "No such letter", f"{workload.dlq_topic()}-{partition} has no message at {offset}"
@@ -106,7 +106,7 @@ class DlqTools:
     async def get_stats(self, request: web.Request) -> web.Response:
         """Figures: by code, by hour, oldest and newest."""
         workload, client = await self._queue(request)
-        return json_response(await stats(client, workload, query_of(request), LOOK_S))
+        return json_response(await stats(client, workload, query_of(request), SURVEY_TIMEOUT_S))
 
     @described(Page[schemas_dlq.Merge], problems=(404, 502))
     async def get_merges(self, request: web.Request) -> web.Response:
@@ -156,8 +156,8 @@ class DlqTools:
         workload, client = await self._queue(request)
         body = await read_body(request, request_bodies.MergeBody)
         again = flag_of(body, "again")
-        terms = Terms(
-            Query.from_json(body.get("query", {})),
+        terms = OperationTerms(
+            LetterQuery.from_json(body.get("query", {})),
             _whole(body, "max_merges", workload.spec.dlq.max_merges),
             again,
         )
@@ -167,7 +167,7 @@ class DlqTools:
         wanted = _ranges(body)
         resume = flag_of(body, "resume")
         if not flag_of(body, "execute"):
-            return json_response(await foresee(client, workload, terms, wanted, LOOK_S))
+            return json_response(await foresee(client, workload, terms, wanted, SURVEY_TIMEOUT_S))
         operation = _operation(body, "merge")
         spans = await self._spans(client, workload, terms, None if resume else wanted, operation)
 
@@ -179,7 +179,7 @@ class DlqTools:
             return done.to_json()
 
         Merger(client, workload, operation, rate=rate)  # what is wrong with it is said now
-        return self._begin(request, operation, "merge", workload, work)
+        return self._start_operation(request, operation, "merge", workload, work)
 
     @described(
         (schemas_dlq.ForeseenPurge, schemas_dlq.Foreseen),
@@ -204,7 +204,7 @@ class DlqTools:
                 firsts = await purge(client, workload, ranges)
                 return {"partitions": {str(p): {"first": first} for p, first in firsts.items()}}
 
-            return self._begin(request, f"purge-{uuid.uuid4().hex[:12]}", "purge", workload, work)
+            return self._start_operation(request, f"purge-{uuid.uuid4().hex[:12]}", "purge", workload, work)
         partitions = body.get("partitions", [])
         if not isinstance(partitions, list) or not all(type(p) is int for p in partitions):
             raise BadQuery("partitions: must be a list of numbers")
@@ -222,9 +222,9 @@ class DlqTools:
     ) -> web.Response:  # fmt: skip
         if "before" in body or "partitions" in body:
             raise BadQuery("before, partitions: not with a query; write until_ms and partition in it")
-        terms = Terms(Query.from_json(body.get("query", {})), purge=True)
+        terms = OperationTerms(LetterQuery.from_json(body.get("query", {})), purge=True)
         if not flag_of(body, "execute"):
-            return json_response(await foresee(client, workload, terms, wanted or {}, LOOK_S))
+            return json_response(await foresee(client, workload, terms, wanted or {}, SURVEY_TIMEOUT_S))
         operation = _operation(body, "purge")
         spans = await self._spans(client, workload, terms, wanted, operation)
 
@@ -234,13 +234,13 @@ class DlqTools:
                 client, workload, operation, asked, spans, lambda state: tell(state.to_json())
             )
 
-        return self._begin(request, operation, "purge", workload, work)
+        return self._start_operation(request, operation, "purge", workload, work)
 
     @staticmethod
     async def _spans(
         client: ClusterClient,
         workload: Workload,
-        terms: Terms,
+        terms: OperationTerms,
         wanted: dict[int, Span] | None,
         operation: str,
     ) -> dict[int, Span] | None:
@@ -256,7 +256,7 @@ class DlqTools:
             raise ApiError(404, f"No such {terms.kind}", told_in)
         return None
 
-    def _begin(
+    def _start_operation(
         self, request: web.Request, operation: str, kind: str, workload: Workload, work: Any
     ) -> web.Response:
         if self._api.runtime.draining:
@@ -272,20 +272,20 @@ class DlqTools:
     async def get_operation(self, request: web.Request) -> web.Response:
         """How an operation stands, whichever worker runs it."""
         op = self.operations.get(request.match_info["id"])
-        return json_response(op.to_json()) if op is not None else await self._elsewhere(request)
+        return json_response(op.to_json()) if op is not None else await self._on_owner(request)
 
     @described(schemas.Operation, problems=(404,))
     async def cancel_operation(self, request: web.Request) -> web.Response:
         """Cancels an operation; what it has done stays done."""
-        op: Operation | None = self.operations.get(request.match_info["id"])
+        op: TrackedOperation | None = self.operations.get(request.match_info["id"])
         if op is None:
-            return await self._elsewhere(request)
+            return await self._on_owner(request)
         await self.operations.cancel(op)
         return json_response(op.to_json())
 
-    async def _elsewhere(self, request: web.Request) -> web.Response:
+    async def _on_owner(self, request: web.Request) -> web.Response:
         silent, name, here = 0, request.match_info["id"][:80], self._api.runtime.worker
-        others = [] if request.headers.get(HOP) else sorted(self._api.beats().keys() - {here})
+        others = [] if request.headers.get(HOP_HEADER) else sorted(self._api.beats().keys() - {here})
         for worker in others:
             try:
                 status, content = await ask_worker(self._api, request, worker, patience_s=HOP_LOOK_S)
@@ -307,7 +307,7 @@ class DlqTools:
         return workload, client
 
 
-def told(handler: Any) -> Any:
+def dlq_errors_as_problems(handler: Any) -> Any:
     """`handler`, with the errors of this package as problems."""
 
     @functools.wraps(handler)
@@ -323,14 +323,14 @@ def told(handler: Any) -> Any:
     return around
 
 
-def query_of(request: web.Request) -> Query:
+def query_of(request: web.Request) -> LetterQuery:
     """The query of a request's query string. Raises BadQuery."""
     given, at_ms = request.query, now_ms()
     numbers = [*given.getall("partition", []), *given.getall("attempt_min", [])]
     if wrong := [text for text in numbers if not is_number(text)]:
         raise BadQuery(f"{wrong[0][:40]!r} is no number")
     since, until, attempt = given.get("since"), given.get("until"), given.get("attempt_min")
-    return Query(
+    return LetterQuery(
         reason=given.get("reason"),
         code=tuple(given.getall("code", [])),
         since_ms=None if since is None else parse_when(since, at_ms),

@@ -11,7 +11,7 @@ from aiokafka.errors import KafkaError
 
 from app.dispatch.dlq.query import BadQuery
 from app.dispatch.move.mover import Mover
-from app.dispatch.move.planner import DEFAULT_MARGIN_MS, Wish
+from app.dispatch.move.planner import DEFAULT_MARGIN_MS, MoveRequest
 from app.kafka.client.cluster import ClusterUnreachable
 from app.kernel.durations import parse_duration
 from app.placement.api import schemas
@@ -68,7 +68,7 @@ class MoveRoutes:
         return json_response(op.to_json(), 202, {"Location": f"/api/v1/operations/{op.id}"})
 
 
-def _wish(key: str, body: Mapping[str, Any]) -> Wish:
+def _wish(key: str, body: Mapping[str, Any]) -> MoveRequest:
     """Raises BadQuery."""
     to, letters = body.get("to"), body.get("dlq", "copy")
     if not isinstance(to, str) or not to:
@@ -79,4 +79,4 @@ def _wish(key: str, body: Mapping[str, Any]) -> Wish:
         margin_s = parse_duration(body.get("margin", DEFAULT_MARGIN_MS / 1000))
     except ValueError as error:
         raise BadQuery(f"margin: {error}") from error
-    return Wish(key, to, round(margin_s * 1000), LETTERS[letters])
+    return MoveRequest(key, to, round(margin_s * 1000), LETTERS[letters])

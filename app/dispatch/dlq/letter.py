@@ -29,7 +29,7 @@ class PlacedRecord(Record, Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Letter:
+class DeadLetter:
     """One dead letter. `moved_ms` is when it was moved here; `raw` says it is no message but the bytes of a
     batch that could not be decoded."""
 
@@ -46,7 +46,7 @@ class Letter:
     merges: int
     raw: bool
 
-    def told(self, name: str) -> str | None:
+    def header_text(self, name: str) -> str | None:
         """The last header `name` as text."""
         for found, value in reversed(self.headers):
             if found == name and value is not None:
@@ -54,11 +54,11 @@ class Letter:
         return None
 
 
-def read_letter(record: PlacedRecord) -> Letter:
+def read_letter(record: PlacedRecord) -> DeadLetter:
     """`record` with what its headers tell."""
     headers = tuple(record.headers)
     told = {name: value for name, value in headers if name.startswith(names.PREFIX) and value is not None}
-    return Letter(
+    return DeadLetter(
         partition=record.partition,
         offset=record.offset,
         timestamp_ms=record.timestamp,
@@ -97,7 +97,7 @@ def unwhole(shown: dict[str, str] | None) -> bytes | None:
     return shown["text"].encode() if "text" in shown else base64.b64decode(shown["base64"])
 
 
-def exported(letter: Letter) -> dict[str, Any]:
+def exported(letter: DeadLetter) -> dict[str, Any]:
     """A letter as one line of an export: nothing of it is left out."""
     return {
         "partition": letter.partition,
@@ -116,17 +116,17 @@ def exported(letter: Letter) -> dict[str, Any]:
     }
 
 
-def origin(letter: Letter) -> dict[str, str | None]:
+def origin(letter: DeadLetter) -> dict[str, str | None]:
     """Where the message first stood, as its headers tell it."""
     return {
-        "topic": letter.told(names.ORIGIN_TOPIC),
-        "partition": letter.told(names.ORIGIN_PARTITION),
-        "offset": letter.told(names.ORIGIN_OFFSET),
-        "timestamp_ms": letter.told(names.ORIGIN_TIMESTAMP),
+        "topic": letter.header_text(names.ORIGIN_TOPIC),
+        "partition": letter.header_text(names.ORIGIN_PARTITION),
+        "offset": letter.header_text(names.ORIGIN_OFFSET),
+        "timestamp_ms": letter.header_text(names.ORIGIN_TIMESTAMP),
     }
 
 
-def described(letter: Letter) -> dict[str, Any]:
+def described(letter: DeadLetter) -> dict[str, Any]:
     """A letter for a person: every header, key and value as text, JSON or hex, bounded."""
     return {
         **{k: v for k, v in exported(_without_bytes(letter)).items() if k not in {"key", "value", "headers"}},
@@ -137,7 +137,7 @@ def described(letter: Letter) -> dict[str, Any]:
     }
 
 
-def _without_bytes(letter: Letter) -> Letter:
+def _without_bytes(letter: DeadLetter) -> DeadLetter:
     from dataclasses import replace
 
     return replace(letter, key=None, value=None)

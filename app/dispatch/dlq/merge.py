@@ -28,21 +28,21 @@ from aiokafka.errors import KafkaError, MessageSizeTooLargeError, ProducerFenced
 from aiokafka.structs import OffsetAndMetadata
 
 from app.dispatch.definition import Workload
-from app.dispatch.dlq.letter import Letter
+from app.dispatch.dlq.letter import DeadLetter
 from app.dispatch.dlq.operation_history import merges_of
 from app.dispatch.dlq.operation_progress import (
     EXPIRED,
     REFUSED,
-    Merge,
-    Part,
-    Terms,
+    OperationProgress,
+    OperationTerms,
+    PartitionProgress,
     check_operation,
     pack,
     stem,
 )
 from app.dispatch.dlq.query import BadQuery
 from app.dispatch.dlq.reader import CHUNK_LETTERS, QueueReader, queue_ends, reading
-from app.dispatch.dlq.rules import DEFAULT_RATE, Past, Span, Verdict, copy_headers
+from app.dispatch.dlq.rules import DEFAULT_RATE, MergeVerdict, PastOperation, Span, copy_headers
 from app.kafka.append.transactions import one_transaction, transactional
 from app.kafka.client.cluster import ClusterClient, ClusterUnreachable
 from app.kafka.client.topics import TopicSpec, ensure_topics
@@ -59,10 +59,10 @@ BACKOFF_S = 0.5
 TOO_LARGE = (MessageSizeTooLargeError, RecordListTooLargeError)
 _NULL = bytearray()  # this very object stands for no value: aiokafka refuses records without key and value
 
-Report = Callable[[Merge], None]
+ReportOperation = Callable[[OperationProgress], None]
 
 
-class Superseded(RuntimeError):
+class MergeSuperseded(RuntimeError):
     """Another merge of the same queue began; this one has stopped."""
 
 
@@ -80,12 +80,12 @@ class Merger:
         operation: str,
         *,
         rate: float = DEFAULT_RATE,
-        report: Report | None = None,
+        report: ReportOperation | None = None,
     ) -> None:
         if not 0 < rate <= MAX_RATE:
             raise BadQuery(f"rate: must be above 0 and at most {MAX_RATE:.0f} a second")
         self.operation = check_operation(operation)
-        self.state: Merge | None = None
+        self.state: OperationProgress | None = None
         self._client = client
         self._workload = workload
         self._rate = rate
@@ -98,7 +98,9 @@ class Merger:
         self._careful: dict[int, int] = {}  # partition -> up to here one letter a transaction
         self._refused: set[tuple[int, int]] = set()
 
-    async def run(self, terms: Terms | None = None, spans: Mapping[int, Span] | None = None) -> Merge:
+    async def run(
+        self, terms: OperationTerms | None = None, spans: Mapping[int, Span] | None = None
+    ) -> OperationProgress:
         """Begins with `terms` over `spans`, or goes on with what is remembered of this operation.
 
         An operation that is remembered goes on under its own terms and bounds, whatever is given here.
@@ -128,8 +130,8 @@ class Merger:
         parts = self.state.parts.values() if self.state else ()
         return len(self._refused) + len(self._careful) + sum(part.next_offset for part in parts)
 
-    def _superseded(self) -> Superseded:
-        return Superseded(
+    def _superseded(self) -> MergeSuperseded:
+        return MergeSuperseded(
             f"another merge or purge of {self._workload.key} began and ended this one; what it did counts. "
             f"Go on with operation {self.operation} when the other has ended"
         )
@@ -141,7 +143,7 @@ class Merger:
 
     # -- one attempt -----------------------------------------------------------------------------
 
-    async def _attempt(self, terms: Terms | None, spans: Mapping[int, Span] | None) -> None:
+    async def _attempt(self, terms: OperationTerms | None, spans: Mapping[int, Span] | None) -> None:
         async with _transactional(self._client, stem(self._workload)) as producer:
             # The producer has started: whoever was at work before is fenced, and all it did is decided.
             ends = await queue_ends(self._client, self._queue)
@@ -156,8 +158,8 @@ class Merger:
                     raise UnknownOperation(
                         f"nothing is remembered of operation {self.operation} on {self._workload.key}"
                     )
-                self.state = await self._begin(producer, terms, spans)
-            self._tell(self.state)
+                self.state = await self._start(producer, terms, spans)
+            self._report_progress(self.state)
             if not self.state.terms.purge:
                 await self._prepare_topic(len(ends))
             past = self.state.terms.heeded(known[name] for name in sorted(others))
@@ -166,9 +168,11 @@ class Merger:
                     first = ends.get(partition, (0, 0))[0]
                     await self._partition(producer, reader, partition, first, past)
 
-    async def _begin(self, producer: AIOKafkaProducer, terms: Terms, spans: Mapping[int, Span]) -> Merge:
-        parts = {partition: Part(start, end, start) for partition, (start, end) in spans.items()}
-        begun = Merge(self.operation, terms, parts)
+    async def _start(
+        self, producer: AIOKafkaProducer, terms: OperationTerms, spans: Mapping[int, Span]
+    ) -> OperationProgress:
+        parts = {partition: PartitionProgress(start, end, start) for partition, (start, end) in spans.items()}
+        begun = OperationProgress(self.operation, terms, parts)
         if parts:
             async with one_transaction(producer):
                 commits = {
@@ -184,7 +188,7 @@ class Merger:
         reader: QueueReader,
         partition: int,
         first: int,
-        past: list[Past],
+        past: list[PastOperation],
     ) -> None:
         assert self.state is not None
         part = self.state.parts[partition]
@@ -206,21 +210,21 @@ class Merger:
                 copies = [
                     letter
                     for letter, verdict in zip(letters, verdicts, strict=True)
-                    if verdict == Verdict.MERGE
+                    if verdict == MergeVerdict.MERGE
                 ]
                 quiet = 0 if copies or part.done or quiet >= QUIET_CHUNKS else quiet + 1
                 if not quiet:
                     await self._transaction(producer, partition, part, copies)
                 await asyncio.sleep(max(0.0, len(copies) / self._rate - (time.monotonic() - began_s)))
 
-    def _judge(self, letter: Letter, past: list[Past]) -> str:
+    def _judge(self, letter: DeadLetter, past: list[PastOperation]) -> str:
         assert self.state is not None
         if (letter.partition, letter.offset) in self._refused:
             return REFUSED
         return self.state.terms.judge(letter, past)
 
     async def _transaction(
-        self, producer: AIOKafkaProducer, partition: int, part: Part, copies: list[Letter]
+        self, producer: AIOKafkaProducer, partition: int, part: PartitionProgress, copies: list[DeadLetter]
     ) -> None:
         """Rule 2."""
         assert self.state is not None
@@ -252,9 +256,9 @@ class Merger:
                 self._careful[partition] = part.next_offset
             raise  # the producer cannot be used on (its sequence has a hole): all begins with a new one
         self.state = replace(self.state, parts={**self.state.parts, partition: part})
-        self._tell(self.state)
+        self._report_progress(self.state)
 
-    def _tell(self, state: Merge) -> None:
+    def _report_progress(self, state: OperationProgress) -> None:
         if self._report is not None:
             self._report(state)
 

@@ -16,24 +16,31 @@ from aiokafka.protocol.admin import DeleteGroupsRequest, ListGroupsRequest
 from aiokafka.protocol.commit import OffsetCommitRequest, OffsetFetchRequest
 
 from app.dispatch.definition import Workload
-from app.dispatch.dlq.operation_progress import Merge, Part, Terms, pack, stem, unpack
-from app.dispatch.dlq.query import Query
-from app.dispatch.dlq.rules import Choice
+from app.dispatch.dlq.operation_progress import (
+    OperationProgress,
+    OperationTerms,
+    PartitionProgress,
+    pack,
+    stem,
+    unpack,
+)
+from app.dispatch.dlq.query import LetterQuery
+from app.dispatch.dlq.rules import LetterChoice
 from app.kafka.client.cluster import ClusterClient, ClusterUnreachable
 
 log = structlog.get_logger(__name__)
 
 GROUP_COORDINATOR = 0
 TRIES = 20
-RETRY_S = 0.25
+COORDINATOR_RETRY_INTERVAL_S = 0.25
 MAX_REMEMBERED = 1_000  # of one queue; Kafka forgets merges after a week
-AT_ONCE = 16  # groups asked for
+GROUPS_AT_ONCE = 16  # groups asked for
 KEPT_MS = 10 * 365 * 86_400_000  # what was purged must not come back while its letters may be in a log
 
 
 async def merges_of(
     client: ClusterClient, workload: Workload, partitions: Collection[int]
-) -> dict[str, Merge]:
+) -> dict[str, OperationProgress]:
     """Every remembered merge and purge by query of the workload's queue, by its operation.
 
     Raises:
@@ -48,25 +55,25 @@ async def merges_of(
         )  # fmt: skip
         names = names[:MAX_REMEMBERED]
     topic = workload.dlq_topic()
-    found: list[Merge | None] = []
-    for at in range(0, len(names), AT_ONCE):
-        some = names[at : at + AT_ONCE]
+    found: list[OperationProgress | None] = []
+    for at in range(0, len(names), GROUPS_AT_ONCE):
+        some = names[at : at + GROUPS_AT_ONCE]
         asked = [_merge(client, name, topic, partitions, name.removeprefix(prefix)) for name in some]
         found += await asyncio.gather(*asked)
     return {merge.operation: merge for merge in found if merge is not None}
 
 
 async def choose(
-    client: ClusterClient, workload: Workload, query: Query, partitions: Collection[int]
-) -> Choice:
+    client: ClusterClient, workload: Workload, query: LetterQuery, partitions: Collection[int]
+) -> LetterChoice:
     """The letters for which `query` holds and that were not purged. Raises ClusterUnreachable."""
     if not partitions:
-        return Choice(query)
+        return LetterChoice(query)
     known = await merges_of(client, workload, partitions)
-    return Choice(query, [merge.past() for merge in known.values() if merge.terms.purge])
+    return LetterChoice(query, [merge.past() for merge in known.values() if merge.terms.purge])
 
 
-async def keep(client: ClusterClient, workload: Workload, merge: Merge) -> None:
+async def keep(client: ClusterClient, workload: Workload, merge: OperationProgress) -> None:
     """Lets what has ended be remembered for `KEPT_MS`, instead of the time that the broker keeps offsets.
 
     A plain commit may name its own time (versions 2 and 3), one inside a transaction may not: the same again.
@@ -97,16 +104,16 @@ def _group(workload: Workload, operation: str) -> str:
 
 async def _merge(
     client: ClusterClient, group: str, topic: str, partitions: Collection[int], operation: str
-) -> Merge | None:
-    terms: Terms | None = None
-    parts: dict[int, Part] = {}
+) -> OperationProgress | None:
+    terms: OperationTerms | None = None
+    parts: dict[int, PartitionProgress] = {}
     for partition, next_offset, metadata in await _offsets(client, group, topic, partitions):
         unpacked = unpack(metadata, next_offset) if next_offset >= 0 else None
         if unpacked is not None:
             terms, parts[partition] = unpacked
         elif next_offset >= 0:
             log.warning("a commit in a merge's group is none of a merge", group=group, partition=partition)
-    return None if terms is None else Merge(operation, terms, parts)
+    return None if terms is None else OperationProgress(operation, terms, parts)
 
 
 async def _groups(client: ClusterClient) -> set[str]:
@@ -122,7 +129,7 @@ async def _groups(client: ClusterClient) -> set[str]:
                 found.update(name for name, *_ in response.groups)
         except (KafkaError, OSError, TimeoutError) as failure:
             error = failure
-            await asyncio.sleep(RETRY_S)
+            await asyncio.sleep(COORDINATOR_RETRY_INTERVAL_S)
         else:
             return found
     raise ClusterUnreachable(f"the groups of {client.name} cannot be listed: {error!r}")
@@ -147,12 +154,12 @@ async def _coordinated(
             response: Any = await client.send(node, request)
         except (KafkaError, OSError, TimeoutError) as failure:
             error = failure
-            await asyncio.sleep(RETRY_S)
+            await asyncio.sleep(COORDINATOR_RETRY_INTERVAL_S)
             continue
         answers = [answer for _, entries in response.topics for answer in entries]
         codes = {getattr(response, "error_code", 0), *(code for *_, code in answers)} - {0}
         if not codes and len(answers) == partitions:
             return answers
         error = ", ".join(for_code(code).__name__ for code in codes) or "not all partitions were told"
-        await asyncio.sleep(RETRY_S)
+        await asyncio.sleep(COORDINATOR_RETRY_INTERVAL_S)
     raise ClusterUnreachable(f"group {group} in {client.name} cannot be read or written: {error!r}")

@@ -19,9 +19,9 @@ from typing import Any
 import orjson
 
 from app.dispatch.definition import Workload
-from app.dispatch.dlq.letter import Letter
-from app.dispatch.dlq.query import BadQuery, Query
-from app.dispatch.dlq.rules import DEFAULT_MAX_MERGES, Past, Span, Verdict, judge, judge_purge
+from app.dispatch.dlq.letter import DeadLetter
+from app.dispatch.dlq.query import BadQuery, LetterQuery
+from app.dispatch.dlq.rules import DEFAULT_MAX_MERGES, MergeVerdict, PastOperation, Span, judge, judge_purge
 
 MAX_METADATA_BYTES = 4096  # offset.metadata.max.bytes of a broker that nobody has changed
 MAX_OPERATION_CHARS = 40
@@ -37,10 +37,10 @@ def stem(workload: Workload) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Terms:
+class OperationTerms:
     """What a merge, or a purge by query, was asked for; fixed when it begins."""
 
-    query: Query = field(default_factory=Query)
+    query: LetterQuery = field(default_factory=LetterQuery)
     max_merges: int = DEFAULT_MAX_MERGES
     again: bool = False
     purge: bool = False
@@ -53,19 +53,19 @@ class Terms:
     def kind(self) -> str:
         return "purge" if self.purge else "merge"
 
-    def judge(self, letter: Letter, past: Sequence[Past]) -> Verdict:
+    def judge(self, letter: DeadLetter, past: Sequence[PastOperation]) -> MergeVerdict:
         """What becomes of `letter`."""
         if self.purge:
             return judge_purge(letter, self.query, past)
         return judge(letter, self.query, self.max_merges, past)
 
-    def heeded(self, known: Iterable[Merge]) -> list[Past]:
+    def heeded(self, known: Iterable[OperationProgress]) -> list[PastOperation]:
         """What counts of what is known: with `again` the purges only."""
         return [merge.past() for merge in known if merge.terms.purge or not self.again]
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class PartitionProgress:
     """One partition's part of a merge: [start, end), looked at up to `next_offset`."""
 
     start: int
@@ -77,7 +77,7 @@ class Part:
     def done(self) -> bool:
         return self.next_offset >= self.end
 
-    def after(self, next_offset: int, verdicts: Iterable[str]) -> Part:
+    def after(self, next_offset: int, verdicts: Iterable[str]) -> PartitionProgress:
         """The part once the letters before `next_offset` have been dealt with."""
         assert self.next_offset <= next_offset <= self.end, (self, next_offset)
         counts = dict(self.counts)
@@ -85,35 +85,35 @@ class Part:
             counts[str(verdict)] = counts.get(str(verdict), 0) + 1  # JSON takes no other keys
         return replace(self, next_offset=next_offset, counts=counts)
 
-    def plus(self, what: str, count: int) -> Part:
+    def plus(self, what: str, count: int) -> PartitionProgress:
         """The part with `count` more of `what`."""
         return replace(self, counts={**self.counts, what: self.counts.get(what, 0) + count})
 
 
 @dataclass(frozen=True, slots=True)
-class Merge:
+class OperationProgress:
     """A merge, or a purge by query, as it stands."""
 
     operation: str
-    terms: Terms
-    parts: Mapping[int, Part]
+    terms: OperationTerms
+    parts: Mapping[int, PartitionProgress]
 
     @property
     def done(self) -> bool:
         return all(part.done for part in self.parts.values())
 
-    def past(self, *, certain: bool = False) -> Past:
+    def past(self, *, certain: bool = False) -> PastOperation:
         """What a later one must know of it; `certain`: without parts some of whose copies were refused."""
         spans: dict[int, Span] = {
             number: (part.start, part.next_offset)
             for number, part in self.parts.items()
             if not (certain and part.counts.get(REFUSED))
         }
-        return Past(self.terms.query, self.terms.max_merges, spans, self.terms.purge)
+        return PastOperation(self.terms.query, self.terms.max_merges, spans, self.terms.purge)
 
     def counts(self) -> dict[str, int]:
         """Over all partitions, every verdict named."""
-        total = dict.fromkeys([*map(str, Verdict), REFUSED, EXPIRED], 0)
+        total = dict.fromkeys([*map(str, MergeVerdict), REFUSED, EXPIRED], 0)
         for part in self.parts.values():
             for name, count in part.counts.items():
                 total[name] = total.get(name, 0) + count
@@ -145,7 +145,7 @@ def check_operation(name: str) -> str:
     return name
 
 
-def pack(terms: Terms, part: Part) -> str:
+def pack(terms: OperationTerms, part: PartitionProgress) -> str:
     """The metadata of a commit."""
     packed = orjson.dumps(
         {
@@ -162,14 +162,14 @@ def pack(terms: Terms, part: Part) -> str:
     return packed.decode()
 
 
-def unpack(metadata: str, next_offset: int) -> tuple[Terms, Part] | None:
+def unpack(metadata: str, next_offset: int) -> tuple[OperationTerms, PartitionProgress] | None:
     """The inverse; None when it is none of ours."""
     try:
         found = orjson.loads(metadata)
         again, purge = bool(found["again"]), bool(found.get("purge", False))
-        terms = Terms(Query.from_json(found["query"]), int(found["max_merges"]), again, purge)
+        terms = OperationTerms(LetterQuery.from_json(found["query"]), int(found["max_merges"]), again, purge)
         counts = {str(name): int(count) for name, count in found["counts"].items()}
-        part = Part(int(found["start"]), int(found["end"]), next_offset, counts)
+        part = PartitionProgress(int(found["start"]), int(found["end"]), next_offset, counts)
     except (orjson.JSONDecodeError, KeyError, TypeError, ValueError, AttributeError):
         return None
     return (terms, part) if part.start <= next_offset <= part.end else None

@@ -16,9 +16,9 @@ from aiokafka.admin.records_to_delete import RecordsToDelete
 from aiokafka.structs import TopicPartition
 
 from app.dispatch.definition import Workload
-from app.dispatch.dlq.merge import Merger, Report
+from app.dispatch.dlq.merge import Merger, ReportOperation
 from app.dispatch.dlq.operation_history import forget, keep, merges_of
-from app.dispatch.dlq.operation_progress import Merge, Terms
+from app.dispatch.dlq.operation_progress import OperationProgress, OperationTerms
 from app.dispatch.dlq.query import BadQuery
 from app.dispatch.dlq.reader import queue_ends, reading
 from app.dispatch.dlq.rules import Span, bounded
@@ -91,9 +91,9 @@ async def purge_chosen(
     client: ClusterClient,
     workload: Workload,
     operation: str,
-    terms: Terms | None = None,
+    terms: OperationTerms | None = None,
     spans: Mapping[int, Span] | None = None,
-    report: Report | None = None,
+    report: ReportOperation | None = None,
 ) -> dict[str, Any]:
     """Purges the letters of `spans` that `terms` choose, or goes on with `operation`; what it came to.
 
@@ -108,7 +108,7 @@ async def purge_chosen(
     return done.to_json() | {"deleted": await _delete_front(client, workload, done)}
 
 
-async def _delete_front(client: ClusterClient, workload: Workload, done: Merge) -> int:
+async def _delete_front(client: ClusterClient, workload: Workload, done: OperationProgress) -> int:
     """Deletes what is first in the partitions of `done` and was purged or merged; how many offsets."""
     topic = workload.dlq_topic()
     ends = await queue_ends(client, topic)

@@ -25,7 +25,7 @@ from typing import Any
 import orjson
 import re2  # type: ignore[import-untyped]  # it has no types
 
-from app.dispatch.dlq.letter import Letter
+from app.dispatch.dlq.letter import DeadLetter
 from app.kernel.durations import parse_duration
 
 MAX_TEXT_CHARS = 500
@@ -42,7 +42,7 @@ class BadQuery(ValueError):
 
 
 @dataclass(frozen=True)
-class Query:
+class LetterQuery:
     """See the module. None and () mean: whatever it is."""
 
     reason: str | None = None
@@ -77,9 +77,9 @@ class Query:
     @property
     def everything(self) -> bool:
         """Whether it holds for every letter."""
-        return self == Query()
+        return self == LetterQuery()
 
-    def holds(self, letter: Letter) -> bool:
+    def holds(self, letter: DeadLetter) -> bool:
         """Whether `letter` is one of them."""
         return (
             (not self.partition or letter.partition in self.partition)
@@ -137,7 +137,7 @@ class Query:
         return {name: value for name, value in told.items() if value not in (None, [])}
 
     @classmethod
-    def from_json(cls, data: Any) -> Query:
+    def from_json(cls, data: Any) -> LetterQuery:
         """Raises BadQuery: also for a name that is no condition, which would else select too much."""
         if not isinstance(data, Mapping):
             raise BadQuery("the query must be an object of conditions")

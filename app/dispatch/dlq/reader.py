@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.errors import OffsetOutOfRangeError
 
-from app.dispatch.dlq.letter import Letter, read_letter
+from app.dispatch.dlq.letter import DeadLetter, read_letter
 from app.dispatch.dlq.rules import Span
 from app.kafka.client.cluster import EARLIEST, LATEST, READ_COMMITTED, ClusterClient, ClusterUnreachable
 from app.kafka.client.consumer_shutdown import stop_consumer
@@ -17,7 +17,7 @@ from app.kafka.client.consumer_shutdown import stop_consumer
 CHUNK_LETTERS = 500
 FETCH_BYTES = 1024 * 1024  # a response; a letter that is larger comes alone
 WAIT_MS = 500
-STALL_S = 30.0  # the broker gives nothing although there is something
+READ_STALL_TIMEOUT_S = 30.0  # the broker gives nothing although there is something
 
 
 class NoQueue(LookupError):
@@ -52,13 +52,13 @@ class QueueReader:
 
     async def chunks(
         self, partition: int, span: Span, most: int = CHUNK_LETTERS
-    ) -> AsyncIterator[tuple[list[Letter], int]]:
+    ) -> AsyncIterator[tuple[list[DeadLetter], int]]:
         """(letters, next offset) until the next offset is the span's end.
 
         Offsets without a letter (retention, transactions' markers) are passed over.
 
         Raises:
-            TimeoutError: the broker gave nothing for `STALL_S`.
+            TimeoutError: the broker gave nothing for `READ_STALL_TIMEOUT_S`.
             KafkaError
         """
         at, end = span
@@ -71,8 +71,8 @@ class QueueReader:
             at = following
             yield letters, at
 
-    async def _some(self, part: TopicPartition, at: int, end: int, most: int) -> tuple[list[Letter], int]:
-        async with asyncio.timeout(STALL_S):
+    async def _some(self, part: TopicPartition, at: int, end: int, most: int) -> tuple[list[DeadLetter], int]:
+        async with asyncio.timeout(READ_STALL_TIMEOUT_S):
             while True:
                 try:
                     found = await self._consumer.getmany(part, timeout_ms=WAIT_MS, max_records=most)
@@ -111,7 +111,7 @@ async def reading(client: ClusterClient, topic: str) -> AsyncIterator[QueueReade
         await stop_consumer(consumer)
 
 
-async def read_one(client: ClusterClient, topic: str, partition: int, offset: int) -> Letter | None:
+async def read_one(client: ClusterClient, topic: str, partition: int, offset: int) -> DeadLetter | None:
     """The letter at `offset`; None when there is none.
 
     Raises:
@@ -129,7 +129,7 @@ async def read_one(client: ClusterClient, topic: str, partition: int, offset: in
 
 async def scan(
     client: ClusterClient, topic: str, spans: Mapping[int, Span], within_s: float | None = None
-) -> AsyncIterator[tuple[list[Letter], int]]:
+) -> AsyncIterator[tuple[list[DeadLetter], int]]:
     """(letters, offsets passed over) of `spans`, partition after partition, for at most `within_s`."""
     loop = asyncio.get_running_loop()
     until_s = None if within_s is None else loop.time() + within_s

@@ -18,20 +18,20 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from app.dispatch.dlq.letter import Letter
-from app.dispatch.dlq.query import BadQuery, Query
+from app.dispatch.dlq.letter import DeadLetter
+from app.dispatch.dlq.query import BadQuery, LetterQuery
 from app.dispatch.model import retry_headers as names
 from app.dispatch.model.retry_headers import MERGES, Header
 
 DEFAULT_MAX_MERGES = 3
 DEFAULT_RATE = 1000.0  # letters a second
-KEPT = (names.ORIGIN_TOPIC, names.ORIGIN_PARTITION, names.ORIGIN_OFFSET, names.ORIGIN_TIMESTAMP,
+KEPT_HEADERS = (names.ORIGIN_TOPIC, names.ORIGIN_PARTITION, names.ORIGIN_OFFSET, names.ORIGIN_TIMESTAMP,
         names.ATTEMPT, names.RETRY_COUNT)  # fmt: skip
 
 Span = tuple[int, int]  # offsets [start, end)
 
 
-class Verdict(StrEnum):
+class MergeVerdict(StrEnum):
     """What a merge does with a letter."""
 
     MERGE = "merged"
@@ -44,15 +44,15 @@ class Verdict(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Past:
+class PastOperation:
     """What an earlier merge or purge has passed over: offsets [start, next) by partition, under its query."""
 
-    query: Query
+    query: LetterQuery
     max_merges: int
     spans: Mapping[int, Span]
     purge: bool = False
 
-    def took(self, letter: Letter) -> bool:
+    def took(self, letter: DeadLetter) -> bool:
         """Whether that merge made a copy of `letter`, or that purge removed it."""
         start, end = self.spans.get(letter.partition, (0, 0))
         taken = self.purge or (letter.merges < self.max_merges and not letter.raw)
@@ -60,51 +60,53 @@ class Past:
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class LetterChoice:
     """The letters for which `query` holds and that none of `purges` took (rule 5)."""
 
-    query: Query
-    purges: Sequence[Past] = ()
+    query: LetterQuery
+    purges: Sequence[PastOperation] = ()
 
     @property
     def everything(self) -> bool:
         """Whether it holds for every letter."""
         return self.query.everything and not self.purges
 
-    def holds(self, letter: Letter) -> bool:
+    def holds(self, letter: DeadLetter) -> bool:
         """Whether `letter` is one of them."""
         return self.query.holds(letter) and not _is_gone(letter, self.purges)
 
 
-def _is_gone(letter: Letter, past: Iterable[Past]) -> bool:
+def _is_gone(letter: DeadLetter, past: Iterable[PastOperation]) -> bool:
     return any(purge.took(letter) for purge in past if purge.purge)
 
 
-def judge_purge(letter: Letter, query: Query, past: Iterable[Past]) -> Verdict:
+def judge_purge(letter: DeadLetter, query: LetterQuery, past: Iterable[PastOperation]) -> MergeVerdict:
     """What a purge does with `letter`: whatever is asked for goes, once."""
     if not query.holds(letter):
-        return Verdict.OTHER
-    return Verdict.GONE if _is_gone(letter, past) else Verdict.PURGE
+        return MergeVerdict.OTHER
+    return MergeVerdict.GONE if _is_gone(letter, past) else MergeVerdict.PURGE
 
 
-def judge(letter: Letter, query: Query, max_merges: int, past: Sequence[Past]) -> Verdict:
+def judge(
+    letter: DeadLetter, query: LetterQuery, max_merges: int, past: Sequence[PastOperation]
+) -> MergeVerdict:
     """What a merge does with `letter`: see the module."""
     if not query.holds(letter):
-        return Verdict.OTHER
+        return MergeVerdict.OTHER
     if _is_gone(letter, past):
-        return Verdict.GONE
+        return MergeVerdict.GONE
     if letter.raw:
-        return Verdict.RAW
+        return MergeVerdict.RAW
     if any(merge.took(letter) for merge in past):
-        return Verdict.BEFORE
-    return Verdict.QUARANTINE if letter.merges >= max_merges else Verdict.MERGE
+        return MergeVerdict.BEFORE
+    return MergeVerdict.QUARANTINE if letter.merges >= max_merges else MergeVerdict.MERGE
 
 
-def copy_headers(letter: Letter, merged_at_ms: int) -> list[Header]:
+def copy_headers(letter: DeadLetter, merged_at_ms: int) -> list[Header]:
     """The headers of the copy that goes to the workload (rule 4)."""
     own = [(name, value) for name, value in letter.headers if not name.startswith(names.PREFIX)]
     last = {name: value for name, value in letter.headers if value is not None}
-    kept: list[Header] = [(name, last[name]) for name in KEPT if name in last]
+    kept: list[Header] = [(name, last[name]) for name in KEPT_HEADERS if name in last]
     count: list[Header] = [(MERGES, str(letter.merges + 1).encode())]
     return [*own, *kept, *count, (names.MOVED_AT, str(merged_at_ms).encode())]
 

@@ -13,12 +13,12 @@ from typing import Any
 import orjson
 
 from app.dispatch.definition import Workload
-from app.dispatch.dlq.letter import Letter, exported
+from app.dispatch.dlq.letter import DeadLetter, exported
 from app.dispatch.dlq.operation_history import choose, merges_of
-from app.dispatch.dlq.operation_progress import Terms
-from app.dispatch.dlq.query import Query
+from app.dispatch.dlq.operation_progress import OperationTerms
+from app.dispatch.dlq.query import LetterQuery
 from app.dispatch.dlq.reader import queue_ends, scan
-from app.dispatch.dlq.rules import Choice, Span, Verdict, bounded
+from app.dispatch.dlq.rules import LetterChoice, MergeVerdict, Span, bounded
 from app.kafka.client.cluster import ClusterClient
 
 HOUR_MS = 3_600_000
@@ -29,7 +29,7 @@ OTHER_CODES = "(others)"
 
 
 @dataclass
-class Stats:
+class LetterStats:
     """Figures of the letters that were counted."""
 
     letters: int = 0
@@ -40,7 +40,7 @@ class Stats:
     hours: Counter[int] = field(default_factory=Counter)  # hour's begin -> letters moved in it
     merged_before: int = 0  # letters that came back after a merge
 
-    def count(self, letters: Iterable[Letter]) -> None:
+    def count(self, letters: Iterable[DeadLetter]) -> None:
         """Takes `letters` in."""
         for letter in letters:
             at_ms = letter.moved_ms
@@ -70,7 +70,9 @@ def _count_apart(counts: Counter[str], words: str) -> None:
     counts[words if words in counts or len(counts) < MAX_CODES else OTHER_CODES] += 1
 
 
-async def stats(client: ClusterClient, workload: Workload, query: Query, within_s: float) -> dict[str, Any]:
+async def stats(
+    client: ClusterClient, workload: Workload, query: LetterQuery, within_s: float
+) -> dict[str, Any]:
     """Figures of the letters for which `query` holds.
 
     Raises:
@@ -79,7 +81,7 @@ async def stats(client: ClusterClient, workload: Workload, query: Query, within_
     topic = workload.dlq_topic()
     spans = bounded(await queue_ends(client, topic), {}, query.partition)
     choice = await choose(client, workload, query, spans)
-    found, passed = Stats(), 0
+    found, passed = LetterStats(), 0
     async for letters, offsets in scan(client, topic, spans, within_s):
         found.count(letter for letter in letters if choice.holds(letter))
         passed += offsets
@@ -87,7 +89,7 @@ async def stats(client: ClusterClient, workload: Workload, query: Query, within_
 
 
 async def lines(
-    client: ClusterClient, topic: str, choice: Choice, spans: Mapping[int, Span]
+    client: ClusterClient, topic: str, choice: LetterChoice, spans: Mapping[int, Span]
 ) -> AsyncIterator[bytes]:
     """The letters as JSON lines, nothing of them left out (`export` writes them), a chunk at a time.
 
@@ -99,7 +101,11 @@ async def lines(
 
 
 async def foresee(
-    client: ClusterClient, workload: Workload, terms: Terms, wanted: Mapping[int, Span], within_s: float
+    client: ClusterClient,
+    workload: Workload,
+    terms: OperationTerms,
+    wanted: Mapping[int, Span],
+    within_s: float,
 ) -> dict[str, Any]:
     """What a merge or a purge that begins now would do; its `partitions` are the bounds to begin it with.
 
@@ -114,16 +120,16 @@ async def foresee(
     known = await merges_of(client, workload, ends)
     past = terms.heeded(known.values())
     certain = [merge.past(certain=True) for merge in known.values()]
-    counts, passed = dict.fromkeys(map(str, Verdict), 0), 0
+    counts, passed = dict.fromkeys(map(str, MergeVerdict), 0), 0
     reasons: Counter[str] = Counter()
     left: dict[int, int] = {}  # partition -> the first that stays
     async for letters, offsets in scan(client, topic, spans, within_s):
         for letter in letters:
             verdict = terms.judge(letter, past)
             counts[verdict] += 1
-            if verdict in {Verdict.MERGE, Verdict.PURGE}:
+            if verdict in {MergeVerdict.MERGE, MergeVerdict.PURGE}:
                 _count_apart(reasons, letter.reason[:MAX_WORDS_CHARS])
-            stays = verdict != Verdict.PURGE and not any(take.took(letter) for take in certain)
+            stays = verdict != MergeVerdict.PURGE and not any(take.took(letter) for take in certain)
             if stays and letter.partition not in left:
                 left[letter.partition] = letter.offset
         passed += offsets

@@ -13,28 +13,28 @@ from app.kafka.fetch.service import FetchService
 
 log = structlog.get_logger(__name__)
 
-LOOK_S = 0.25
+CATCH_UP_POLL_INTERVAL_S = 0.25
 BACKLOG = "backlog"  # third part of the key under which a backlog is fetched
 
 
-class CatchingUp(Service):
+class CatchUpController(Service):
     """Looks on a timer."""
 
     def __init__(
         self,
         pumps: MutableMapping[str, DispatchPump],
         clusters: DataClusters,
-        on_trouble: Callable[[str, str, str, str], None],
+        report_incident: Callable[[str, str, str, str], None],
     ) -> None:
         super().__init__()
         self._pumps = pumps
         self._clusters = clusters
-        self._on_trouble = on_trouble
+        self._report_incident = report_incident
 
     @Service.task
-    async def _look(self) -> None:
+    async def _poll(self) -> None:
         while not self.should_stop:
-            await self.sleep(LOOK_S)
+            await self.sleep(CATCH_UP_POLL_INTERVAL_S)
             for job, pump in list(self._pumps.items()):
                 workload = pump.runtime.workload
                 fetch = next(
@@ -58,7 +58,7 @@ class CatchingUp(Service):
         fetch.add((job, pump.epoch, BACKLOG), topic, partition, pump.tracker.end)
         message = f"{lag} messages behind: new ones flow from offset {at} on, those before it beside them"
         log.warning("a job catches up beside the latest", job=job, why=message)
-        self._on_trouble(
+        self._report_incident(
             "catching-up", job, message, "see why it fell behind; spec.catchUp.rate sets the pace"
         )
 

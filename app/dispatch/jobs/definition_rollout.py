@@ -13,15 +13,15 @@ from app.dispatch.definition import Workload
 from app.dispatch.jobs.interceptor_chain import make_chain
 from app.dispatch.scheduler.workload import WorkloadRuntime
 from app.payload.interceptors import Interceptor
-from app.payload.schema_loader import Schemas
+from app.payload.schema_loader import SchemaLoader
 from app.worker.catalog import Catalog
 
 log = structlog.get_logger(__name__)
 
-RETRY_S = 1.0
+ROLLOUT_RETRY_INTERVAL_S = 1.0
 
 
-class Changes:
+class DefinitionRollout:
     """Compares the definitions in force with those in the control log.
 
     `changed(runtime, reordered)` is called once a changed one is in force, `ended` after each try. One that
@@ -34,8 +34,8 @@ class Changes:
         catalog: Catalog,
         runtimes: Mapping[str, WorkloadRuntime],
         interceptors: Sequence[tuple[str, Interceptor]],
-        schemas: Schemas,
-        on_trouble: Callable[[str, str, str, str], None],
+        schemas: SchemaLoader,
+        report_incident: Callable[[str, str, str, str], None],
         changed: Callable[[WorkloadRuntime, bool], None],
         moved: Callable[[WorkloadRuntime], None],
         ended: Callable[[], None],
@@ -44,21 +44,21 @@ class Changes:
         self._runtimes = runtimes
         self._interceptors = interceptors
         self._schemas = schemas
-        self._on_trouble = on_trouble
+        self._report_incident = report_incident
         self._changed = changed
         self._moved = moved
         self._ended = ended
         self._changing: dict[str, asyncio.Task[None]] = {}
         self._troubles: dict[str, str] = {}
 
-    def look(self) -> None:
+    def reconcile(self) -> None:
         """Begins to change whatever has changed."""
         for key in [key for key in self._troubles if key not in self._runtimes]:
             del self._troubles[key]
         for key, runtime in list(self._runtimes.items()):
             workload = self._catalog.workload(key)
             if workload is not None:
-                runtime.tell_role(self._catalog.told_role(workload))
+                runtime.announce_role(self._catalog.sender_role(workload))
             if workload is None or workload is runtime.workload or key in self._changing:
                 continue
             if workload.metadata.cluster != runtime.workload.metadata.cluster:
@@ -73,8 +73,10 @@ class Changes:
         except ValueError as error:
             if self._troubles.get(key) != str(error):
                 self._troubles[key] = str(error)
-                self._on_trouble("definition-not-in-force", key, str(error), "the former one stays in force")
-            await asyncio.sleep(RETRY_S)
+                self._report_incident(
+                    "definition-not-in-force", key, str(error), "the former one stays in force"
+                )
+            await asyncio.sleep(ROLLOUT_RETRY_INTERVAL_S)
         else:
             self._troubles.pop(key, None)
             reordered = runtime.workload.spec.ordering != workload.spec.ordering

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger(__name__)
 
-HEADS_S = 0.25
+HEAD_POLL_INTERVAL_S = 0.25
 FAILING = (
     "mend the receiver, and they are delivered; spec.dlq.share and perMinute allow more dead letters;"
     " tracker stash moves one away"
@@ -26,20 +26,20 @@ FAILING = (
 REMEDY = "it is in the dead letter queue or retry topic; look there for what is wrong with it"
 
 
-class Heads(Service):
+class HeadOfLineMonitor(Service):
     """Has every pump move away a message that blocks the others, and tells it."""
 
     def __init__(
-        self, pumps: Mapping[str, DispatchPump], on_trouble: Callable[[str, str, str, str], None]
+        self, pumps: Mapping[str, DispatchPump], report_incident: Callable[[str, str, str, str], None]
     ) -> None:
         super().__init__()
         self._pumps = pumps
-        self._on_trouble = on_trouble
+        self._report_incident = report_incident
 
     @Service.task
-    async def _look(self) -> None:
+    async def _poll(self) -> None:
         while not self.should_stop:
-            await self.sleep(HEADS_S)
+            await self.sleep(HEAD_POLL_INTERVAL_S)
             now_s = time.monotonic()
             self._report_withheld(now_s)
             for job, pump in list(self._pumps.items()):
@@ -51,7 +51,7 @@ class Heads(Service):
                 if verdict is not None:
                     message = f"offset {verdict.offset}: {verdict.reason}"
                     log.warning("a message blocked its partition and was moved away", job=job, why=message)
-                    self._on_trouble("head-of-line", job, message, REMEDY)
+                    self._report_incident("head-of-line", job, message, REMEDY)
 
     def _report_withheld(self, now_s: float) -> None:
         """Logs an incident for each workload whose failed messages may not be dead-lettered, and for each
@@ -68,8 +68,8 @@ class Heads(Service):
                 log.exception("what a receiver fails could not be looked at", job=job)
 
     def _report_of(self, key: str, runtime: WorkloadRuntime, now_s: float) -> None:
-        if message := runtime.withholding.untold(now_s):
-            self._on_trouble("withheld", key, message, FAILING)
+        if message := runtime.withholding.incident_message(now_s):
+            self._report_incident("withheld", key, message, FAILING)
         for link in runtime.links.values():
-            if message := link.unread.news(now_s):
-                self._on_trouble("answer-too-large", key, message, ANSWER_REMEDY)
+            if message := link.unread.incident_message(now_s):
+                self._report_incident("answer-too-large", key, message, ANSWER_REMEDY)

@@ -6,15 +6,15 @@ from collections.abc import Sequence
 
 from app.dispatch.definition import Workload
 from app.payload.codec import Framing, PayloadCodec, open_codec
-from app.payload.interceptors import Chain, Interceptor
+from app.payload.interceptors import Interceptor, InterceptorChain
 from app.payload.protobuf_interceptor import Deliver, Invalid, ProtobufInterceptor, workload_chain
-from app.payload.schema_loader import Schemas
+from app.payload.schema_loader import SchemaLoader
 
 FRAMINGS = {"raw": Framing.NONE, "confluent": Framing.CONFLUENT}
 DELIVERS = {"bytes": Deliver.MESSAGE, "record": Deliver.RECORD, "json": Deliver.JSON}
 
 
-async def payload_codec(workload: Workload, schemas: Schemas) -> PayloadCodec | None:
+async def payload_codec(workload: Workload, schemas: SchemaLoader) -> PayloadCodec | None:
     """The codec of the workload's payload; None when it names none.
 
     Raises:
@@ -30,8 +30,8 @@ async def payload_codec(workload: Workload, schemas: Schemas) -> PayloadCodec | 
 
 
 async def make_chain(
-    workload: Workload, operators: Sequence[tuple[str, Interceptor]], schemas: Schemas
-) -> Chain | None:
+    workload: Workload, operators: Sequence[tuple[str, Interceptor]], schemas: SchemaLoader
+) -> InterceptorChain | None:
     """The workload's interceptors; None when there are none.
 
     Raises:

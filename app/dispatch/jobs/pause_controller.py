@@ -22,22 +22,23 @@ from app.controllog.roles import ACTIVE
 from app.dispatch.model.throughput_diagnosis import RESTS
 from app.dispatch.pump.partition import DispatchPump
 from app.worker.catalog import Catalog
-from app.worker.jobs.start_position import Trouble
+from app.worker.jobs.start_position import ReportIncident
 
 log = structlog.get_logger(__name__)
 
 
-class Pauses:
-    """See the module. `pumps`: this worker's, by job. `tell` may be set: to whom troubles are told."""
+class PauseController:
+    """See the module. `pumps`: this worker's, by job. `report_incident` may be set: to whom troubles are
+    told."""
 
     def __init__(self, control: ControlLog, catalog: Catalog, pumps: Mapping[str, DispatchPump]) -> None:
         self._control = control
         self._catalog = catalog
         self._pumps = pumps
         self._failing: set[str] = set()  # jobs (rule 4)
-        self.tell: Trouble = lambda *_: None
+        self.report_incident: ReportIncident = lambda *_: None
 
-    def look(self) -> None:
+    def reconcile(self) -> None:
         """Pauses what is to rest by what is known now, and lets the others go on."""
         why: dict[str, str] = {}
         self._failing &= self._pumps.keys()
@@ -52,14 +53,14 @@ class Pauses:
                 if job not in self._failing:
                     self._failing.add(job)
                     log.exception("whether a job is to rest cannot be found out: it rests", job=job)
-                    self.tell(
+                    self.report_incident(
                         "workload-trouble", key, f"{job} rests; whether it is to is not known: {error!r}",
                         "deploy the workload again; if it stays so, report it with this worker's log",
                     )  # fmt: skip
             else:
                 self._failing.discard(job)
 
-    def begin(self, pump: DispatchPump) -> None:
+    def attach(self, pump: DispatchPump) -> None:
         """The same, of one that begins."""
         self._set(pump, self._why_passive(pump.job.name))
 
@@ -68,7 +69,7 @@ class Pauses:
         defined = self._catalog.workload(key)
         if defined is None or self._catalog.runs_here(defined) is not False:
             return ""
-        here, role = self._catalog.told_role(defined), self._control.view.roles.of(key)
+        here, role = self._catalog.sender_role(defined), self._control.view.roles.of(key)
         if role is None or here is None:
             return "this region does not act for it, see failover status"
         if role.region == here.region and role.state == ACTIVE:
@@ -83,7 +84,7 @@ class Pauses:
         if why:
             _rest(pump, why)
             return
-        _tell(pump, "")
+        _show_trouble(pump, "")
         partition = pump.job.partition if pump.job.topic == runs.metadata.topic else None
         pump.pause(self._control.view.is_paused(pump.job.name, partition))
 
@@ -91,10 +92,10 @@ class Pauses:
 def _rest(pump: DispatchPump, why: str) -> None:
     """Pauses it by another rule than the first: no operator can have it go on."""
     pump.pause(True)
-    _tell(pump, f"{RESTS}{why}")
+    _show_trouble(pump, f"{RESTS}{why}")
 
 
-def _tell(pump: DispatchPump, trouble: str) -> None:
+def _show_trouble(pump: DispatchPump, trouble: str) -> None:
     """With the job's status; another trouble that it has stays."""
     for one in (pump, pump.backlog.pump) if pump.backlog is not None else (pump,):
         if not one.trouble or one.trouble.startswith(RESTS):

@@ -3,16 +3,17 @@
 
 Rules
 1. It is looked up once under each role of the region: by then what was finished elsewhere under former ones
-   is known, or never will be. The job's own note says so to its successors (`Progress.carried`), which begin
-   at once. A job that an operator reset delivers what he asked for.
+   is known, or never will be. The job's own note says so to its successors (`FinishedOffsets.carried`), which
+   begin at once. A job that an operator reset delivers what he asked for.
 2. While this region's copy lags behind what was finished elsewhere, the replicas that lead into the topic
    tell barriers at once, what is undecided is held back (`app.dispatch.pump.remote_progress_filter`), and
-   what becomes known is passed on to the pump: for `LAG_S` at most, or, where the role was handed over in
-   order, until nothing more has become known for so long: whatever was finished is going to come here. Then
-   it is delivered, though it may have been elsewhere, and that is told.
-3. What cannot be known is told, and holds up nobody for long: `READ_S`, and `FAILOVER_S` where the role came
-   here from another region, since what is not known then is all that was finished there. Nor does `latest`
-   count then: what came after it was deployed here need not have been read there.
+   what becomes known is passed on to the pump: for `BARRIER_LAG_S` at most, or, where the role was handed
+   over in order, until nothing more has become known for so long: whatever was finished is going to come
+   here. Then it is delivered, though it may have been elsewhere, and that is told.
+3. What cannot be known is told, and holds up nobody for long: `MAP_READ_TIMEOUT_S`, and
+   `FAILOVER_READ_TIMEOUT_S` where the role came here from another region, since what is not known then is all
+   that was finished there. Nor does `latest` count then: what came after it was deployed here need not have
+   been read there.
 """
 
 from __future__ import annotations
@@ -31,20 +32,21 @@ from app.dispatch.definition import Workload
 from app.dispatch.pump.partition import DispatchPump
 from app.kernel.fencing import TakeoverAnswer
 from app.kernel.job import JobId
-from app.offsets.model.producer_progress import CorruptProgress, Progress
-from app.offsets.sync.remote_progress import READ_S, Carried, Carrier
+from app.offsets.model.producer_progress import CorruptProgress, FinishedOffsets
+from app.offsets.sync.remote_progress import MAP_READ_TIMEOUT_S, ImportedProgress, RemoteProgress
 from app.replicate.pump.partition import ReplicaPump
 from app.worker.catalog import Catalog
-from app.worker.jobs.start_position import Anew, Beginning, Trouble
+from app.worker.jobs.start_position import LineageReset, ReportIncident, StartPosition
 
 log = structlog.get_logger(__name__)
 
-LOOK_S = 0.25
-AGAIN_S = 2.0  # while nothing waits for it
-FAILOVER_S = 30.0
-LAG_S = 15.0
-HURRY_S = 15.0  # since a role came here, and on until its topic's replicas are where their sources ended then
-BARRIER_S = 1.0
+REMOTE_PROGRESS_POLL_INTERVAL_S = 0.25
+IDLE_RETRY_INTERVAL_S = 2.0  # while nothing waits for it
+FAILOVER_READ_TIMEOUT_S = 30.0
+BARRIER_LAG_S = 15.0
+# since a role came here, and on until its topic's replicas are where their sources ended then
+FAILOVER_POLL_WINDOW_S = 15.0
+BARRIER_INTERVAL_S = 1.0
 
 
 class _Lagging(NamedTuple):
@@ -58,14 +60,14 @@ class _Lagging(NamedTuple):
     reached: int = -1
 
 
-class Carrying(Service):
+class RemoteProgressImport(Service):
     """See the module.
 
     Args:
         pumps: this worker's of workloads, by job. replicas: those of routes.
 
     Attributes:
-        carrier: None where no regions are known: then nothing is carried.
+        remote_progress: None where no regions are known: then nothing is carried.
     """
 
     def __init__(
@@ -74,15 +76,15 @@ class Carrying(Service):
         catalog: Catalog,
         pumps: Mapping[str, DispatchPump],
         replicas: Mapping[str, ReplicaPump],
-        on_trouble: Trouble,
+        report_incident: ReportIncident,
     ) -> None:
         super().__init__()
-        self.carrier: Carrier | None = None
+        self.remote_progress: RemoteProgress | None = None
         self._control = control
         self._catalog = catalog
         self._pumps = pumps
         self._replicas = replicas
-        self._on_trouble = on_trouble
+        self._report_incident = report_incident
         self._told: set[tuple[str, str]] = set()
         self._lagging: dict[str, _Lagging] = {}
         self._refreshed_s = self._took_s = 0.0
@@ -96,7 +98,11 @@ class Carrying(Service):
 
     def _role(self, job: JobId, workload: Workload) -> RolePut | None:
         """The role under which the job begins here; None: it carries nothing over."""
-        if self.carrier is None or job.topic != workload.metadata.topic or not self.carrier.others(workload):
+        if (
+            self.remote_progress is None
+            or job.topic != workload.metadata.topic
+            or not self.remote_progress.others(workload)
+        ):
             return None
         return self._control.view.roles.of(workload.key)
 
@@ -105,25 +111,25 @@ class Carrying(Service):
         role = self._role(job, workload)
         return -1 if role is None else role.epoch
 
-    async def carried(
-        self, job: JobId, workload: Workload, answer: TakeoverAnswer, anew: Anew | None
-    ) -> Carried | None:
+    async def imported_progress(
+        self, job: JobId, workload: Workload, answer: TakeoverAnswer, reset: LineageReset | None
+    ) -> ImportedProgress | None:
         """What a job that begins here has not to deliver; None: nothing is to be looked up (rule 1)."""
         role = self._role(job, workload)
-        is_reset = anew is not None and not anew.reason
-        if role is None or is_reset or (anew is None and _carried(answer) == role.epoch):
+        is_reset = reset is not None and not reset.reason
+        if role is None or is_reset or (reset is None and _carried(answer) == role.epoch):
             return None
         try:
-            found = await self._looked_up(job, workload, role)
+            found = await self._find_progress(job, workload, role)
         except Exception as error:  # what was elsewhere must not keep anything from flowing here
             log.exception("what was finished in other regions could not be looked up", job=str(job))
-            found = Carried(why=f"{error!r}; expect that it is delivered again")
+            found = ImportedProgress(why=f"{error!r}; expect that it is delivered again")
         if found.why and self._has_moved(role):
             found = found._replace(was_read=True)  # somebody has, wherever that was
         if found.why and (workload.key, found.why) not in self._told:
             self._told.add((workload.key, found.why))
             message, _, remedy = found.why.rpartition("; ")
-            self._on_trouble(
+            self._report_incident(
                 "carried-in-part", str(job), f"what was finished in other regions is known in part: "
                 f"{message or found.why}", remedy if message else "expect that it is delivered again",
             )  # fmt: skip
@@ -131,50 +137,54 @@ class Carrying(Service):
 
     def _has_moved(self, role: RolePut) -> bool:
         """Whether it came here from another region."""
-        assert self.carrier is not None, "there are other regions"
-        return role.previous not in {"", self.carrier.region}
+        assert self.remote_progress is not None, "there are other regions"
+        return role.previous not in {"", self.remote_progress.region}
 
-    async def _looked_up(self, job: JobId, workload: Workload, role: RolePut) -> Carried:
+    async def _find_progress(self, job: JobId, workload: Workload, role: RolePut) -> ImportedProgress:
         """Rule 3."""
-        assert self.carrier is not None, "there are other regions"
+        assert self.remote_progress is not None, "there are other regions"
         if not self._has_moved(role):
-            return await self.carrier.carried(job, workload)
-        looking = asyncio.ensure_future(self.carrier.carried(job, workload, FAILOVER_S))
+            return await self.remote_progress.imported_progress(job, workload)
+        looking = asyncio.ensure_future(
+            self.remote_progress.imported_progress(job, workload, FAILOVER_READ_TIMEOUT_S)
+        )
         try:
-            if not (await asyncio.wait([looking], timeout=READ_S))[0]:
-                self._tell_late(job, workload, role)
+            if not (await asyncio.wait([looking], timeout=MAP_READ_TIMEOUT_S))[0]:
+                self._report_late(job, workload, role)
             return await looking
         finally:
             looking.cancel()
 
-    def _tell_late(self, job: JobId, workload: Workload, role: RolePut) -> None:
+    def _report_late(self, job: JobId, workload: Workload, role: RolePut) -> None:
         late = f"where region {role.previous} stood cannot be read yet under epoch {role.epoch}"
         if (workload.key, late) not in self._told:
             self._told.add((workload.key, late))
-            self._on_trouble(
-                "carried-late", str(job),
-                f"{late}; its jobs here begin when it can be, or after {FAILOVER_S:.0f} s without it",
+            self._report_incident(
+                "carried-late",
+                str(job),
+                f"{late}; its jobs here begin when it can be, or after {FAILOVER_READ_TIMEOUT_S:.0f} s "
+                "without it",
                 "see that the control cluster answers, and that this machine is not overloaded",
-            )  # fmt: skip
+            )
 
-    def begin(
-        self, pump: DispatchPump, workload: Workload, answer: TakeoverAnswer, beginning: Beginning,
-        anew: Anew | None, carried: Carried | None,
+    def attach(
+        self, pump: DispatchPump, workload: Workload, answer: TakeoverAnswer, start: StartPosition,
+        reset: LineageReset | None, carried: ImportedProgress | None,
     ) -> None:  # fmt: skip
         """Of a pump that was fed nothing yet."""
         epoch = self._role_epoch(pump.job, workload)
         if epoch < 0:
             return
-        goes_on = anew is None and beginning.lineage == answer.lineage
-        goes_on = goes_on and not answer.log.is_another(beginning.log)
+        goes_on = reset is None and start.lineage == answer.lineage
+        goes_on = goes_on and not answer.log.is_another(start.log)
         pump.remember(answer.note if goes_on else b"", epoch)
         if carried is None:
             return
-        until_s = time.monotonic() + LAG_S
+        until_s = time.monotonic() + BARRIER_LAG_S
         over = carried.over
-        if carried.log.is_another(beginning.log):
+        if carried.log.is_another(start.log):
             over = None  # the topic was made anew since
-        if over is not None and (over.lags or over.until > beginning.snapshot.base):
+        if over is not None and (over.lags or over.until > start.snapshot.base):
             pump.pass_over(over, until_s)
         if carried.why or (over is not None and over.lags):
             by = self._handed_over_by(workload)
@@ -192,17 +202,17 @@ class Carrying(Service):
 
     @staticmethod
     def _hold_longer(pump: DispatchPump, until_s: float, by: str) -> None:
-        for one in pump.elsewhere if by else ():
-            one.hold_longer(until_s, LAG_S)
+        for one in pump.remote_progress_filters if by else ():
+            one.hold_longer(until_s, BARRIER_LAG_S)
 
     # -- while the copy lags ---------------------------------------------------------------------
 
     @Service.task
-    async def _look_for_ever(self) -> None:
+    async def _poll_for_ever(self) -> None:
         while not self.should_stop:
-            await self.sleep(LOOK_S)
+            await self.sleep(REMOTE_PROGRESS_POLL_INTERVAL_S)
             try:
-                self._look()
+                self._poll()
                 await self._refresh()
             except Exception:
                 log.exception("what was finished in other regions could not be looked up, and is again")
@@ -215,32 +225,33 @@ class Carrying(Service):
                 if now_s >= lagging.until_s:  # or it is not known yet
                     del self._lagging[job]
                 continue
-            waits |= pump.look_again()
-            self._tell_undecided(job, lagging, pump)
+            waits |= pump.resume_held()
+            self._report_undecided(job, lagging, pump)
             if now_s >= lagging.until_s:
                 del self._lagging[job]
-        pause_s = min(AGAIN_S, self._took_s) if waits else AGAIN_S  # where it takes long, half of the time
+        # where it takes long, half of the time
+        pause_s = min(IDLE_RETRY_INTERVAL_S, self._took_s) if waits else IDLE_RETRY_INTERVAL_S
         if self._lagging and now_s - self._refreshed_s >= pause_s:
             await asyncio.gather(*(self._again(*at) for at in list(self._lagging.items())))
             self._refreshed_s = time.monotonic()
             self._took_s = self._refreshed_s - now_s
 
-    def _tell_undecided(self, job: str, lagging: _Lagging, pump: DispatchPump) -> None:
-        count = sum(one.undecided for one in pump.elsewhere) if lagging.handed_over else 0
+    def _report_undecided(self, job: str, lagging: _Lagging, pump: DispatchPump) -> None:
+        count = sum(one.undecided for one in pump.remote_progress_filters) if lagging.handed_over else 0
         told = job, f"undecided under {lagging.epoch}"
         if count and told not in self._told:
             self._told.add(told)
-            self._on_trouble(
+            self._report_incident(
                 "read-again", job,
                 f"up to {count} messages so far, and what follows, may be delivered again: region "
                 f"{lagging.handed_over} may have finished them, and nothing more became known of that for "
-                f"{LAG_S:.0f} s",
+                f"{BARRIER_LAG_S:.0f} s",
                 "see that the routes into the topic copy (route list), and that this machine keeps up",
             )  # fmt: skip
 
     async def _again(self, job: str, lagging: _Lagging) -> None:
-        assert self.carrier is not None, "it lags behind what that one knows"
-        found = await self.carrier.carried(JobId.parse(job), lagging.workload)
+        assert self.remote_progress is not None, "it lags behind what that one knows"
+        found = await self.remote_progress.imported_progress(JobId.parse(job), lagging.workload)
         pump = self._pumps.get(job)
         if pump is None or pump.epoch != lagging.epoch or found.over is None:
             return
@@ -248,13 +259,13 @@ class Carrying(Service):
         if not found.over.lags and not found.why:
             self._lagging.pop(job, None)
         elif lagging.handed_over and found.over.reached != lagging.reached and job in self._lagging:
-            until_s = time.monotonic() + LAG_S
+            until_s = time.monotonic() + BARRIER_LAG_S
             self._hold_longer(pump, until_s, lagging.handed_over)
             self._lagging[job] = lagging._replace(until_s=until_s, reached=found.over.reached)
 
-    def _look(self) -> None:
+    def _poll(self) -> None:
         """Rule 2, the barriers; and pumps that flowed before any region shared their topic remember, too."""
-        view, now_s, carrier = self._control.view, time.monotonic(), self.carrier
+        view, now_s, carrier = self._control.view, time.monotonic(), self.remote_progress
         if carrier is None:
             return
         if view.next_offset != self._seen:
@@ -265,7 +276,7 @@ class Carrying(Service):
                     self._taken_s.pop(role.key, None)
                     if role.region == carrier.region:
                         self._taken_s[role.key], self._barriers_s = now_s, 0.0
-        if now_s - self._barriers_s < BARRIER_S:
+        if now_s - self._barriers_s < BARRIER_INTERVAL_S:
             return
         self._barriers_s = now_s
         for pump in self._pumps.values():
@@ -280,22 +291,24 @@ class Carrying(Service):
             elif self._behind.get(job, -1) <= replica.base:
                 self._behind.pop(job, None)
                 continue
-            replica.tell_barrier(now_s)
+            replica.emit_offset_sync(now_s)
 
-    def _taken_over(self, carrier: Carrier, now_s: float) -> set[tuple[str, str]]:
+    def _taken_over(self, remote_progress: RemoteProgress, now_s: float) -> set[tuple[str, str]]:
         """(cluster, topic) of the workloads whose role came here a moment ago."""
-        self._taken_s = {key: at_s for key, at_s in self._taken_s.items() if now_s - at_s < HURRY_S}
+        self._taken_s = {
+            key: at_s for key, at_s in self._taken_s.items() if now_s - at_s < FAILOVER_POLL_WINDOW_S
+        }
         workloads = [self._catalog.workload(key) for key in self._taken_s]
         return {
             (workload.metadata.cluster, workload.metadata.topic)
             for workload in workloads
-            if workload is not None and carrier.others(workload)
+            if workload is not None and remote_progress.others(workload)
         }
 
 
 def _carried(answer: TakeoverAnswer) -> int:
     """Under which role a former owner here has looked; -1: none has."""
     try:
-        return Progress.from_bytes(answer.note).carried if answer.note else -1
+        return FinishedOffsets.from_bytes(answer.note).carried if answer.note else -1
     except CorruptProgress:
         return -1

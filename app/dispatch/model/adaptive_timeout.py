@@ -78,7 +78,7 @@ class AdaptiveTimeout:
         if latency_s > self._slowest_s:  # noqa: PLR1730 - a call of max() for every message
             self._slowest_s = latency_s
         if self._calls >= WINDOW_CALLS:
-            self._look(now_s)
+            self._end_window(now_s)
 
     def on_answers(self, now_s: float, count: int, slowest_s: float) -> None:
         """`count` calls were answered in time, the slowest after `slowest_s`."""
@@ -88,7 +88,7 @@ class AdaptiveTimeout:
         self._calls += count
         self._slowest_s = max(self._slowest_s, slowest_s)
         if self._calls >= WINDOW_CALLS:
-            self._look(now_s)
+            self._end_window(now_s)
 
     def on_timeout(self, now_s: float, after_s: float, count: int = 1) -> None:
         """`count` calls were given up `after_s` after they began."""
@@ -100,13 +100,13 @@ class AdaptiveTimeout:
         if self._streak >= STREAK:
             self._step(now_s, self.timeout_s * FACTOR)
         elif self._calls >= WINDOW_CALLS:
-            self._look(now_s)
+            self._end_window(now_s)
 
     def reset(self, now_s: float) -> None:
         """The receiver is back after an outage, or another one: what was learnt is of the past."""
         self._step(now_s, self.base_s)
 
-    def _look(self, now_s: float) -> None:
+    def _end_window(self, now_s: float) -> None:
         """A window is full."""
         share, lower_s = self._timeouts / self._calls, max(self.base_s, self.timeout_s / FACTOR)
         if share > TIMEOUT_SHARE:

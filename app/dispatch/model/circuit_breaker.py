@@ -59,7 +59,7 @@ class BreakerState(StrEnum):
     HALF_OPEN = "half-open"
 
 
-class Failure(StrEnum):
+class FailureKind(StrEnum):
     """Why a call counts against the receiver."""
 
     DOWN = "down"
@@ -69,17 +69,17 @@ class Failure(StrEnum):
 
 
 FAILURES = {
-    14: Failure.DOWN,  # UNAVAILABLE
-    4: Failure.OVERLOAD,  # DEADLINE_EXCEEDED
-    8: Failure.OVERLOAD,  # RESOURCE_EXHAUSTED
-    7: Failure.REFUSED,  # PERMISSION_DENIED
-    12: Failure.REFUSED,  # UNIMPLEMENTED
-    16: Failure.REFUSED,  # UNAUTHENTICATED
+    14: FailureKind.DOWN,  # UNAVAILABLE
+    4: FailureKind.OVERLOAD,  # DEADLINE_EXCEEDED
+    8: FailureKind.OVERLOAD,  # RESOURCE_EXHAUSTED
+    7: FailureKind.REFUSED,  # PERMISSION_DENIED
+    12: FailureKind.REFUSED,  # UNIMPLEMENTED
+    16: FailureKind.REFUSED,  # UNAUTHENTICATED
 }
 NEUTRAL = 1  # CANCELLED
 
 
-class Breaker:
+class CircuitBreaker:
     """See the module.
 
     Attributes:
@@ -154,7 +154,7 @@ class Breaker:
             self.on_failure(failure, now_s, started_s)
         elif failed and (spent or self.failed) and code != NEUTRAL:
             why = code_name(code) if code else "the receiver's Retry"
-            self.on_failure(Failure.FAILED, now_s, started_s, why, count)
+            self.on_failure(FailureKind.FAILED, now_s, started_s, why, count)
         elif code != NEUTRAL:
             self.on_success(now_s, started_s)
         elif started_s > self._since_s:
@@ -175,13 +175,13 @@ class Breaker:
             self._forget(now_s)
 
     def on_failure(
-        self, failure: Failure, now_s: float, started_s: float, why: str = "", count: int = 1
+        self, failure: FailureKind, now_s: float, started_s: float, why: str = "", count: int = 1
     ) -> None:
         """Calls started at `started_s` failed in a way that tells of the receiver, not of the message."""
         if not self.closed:
             if started_s > self._since_s and self._probes:
                 self._probes -= 1
-            if failure is Failure.FAILED and not self.failed:
+            if failure is FailureKind.FAILED and not self.failed:
                 self.failed = True
                 self.reason = f"it is there, and fails messages by {why}; {SPENT}"
             return
@@ -192,11 +192,11 @@ class Breaker:
         self._calls += count
         self._failed += count
         self._streak += count
-        self._down += failure is Failure.DOWN
-        self._overloads += failure is Failure.OVERLOAD
+        self._down += failure is FailureKind.DOWN
+        self._overloads += failure is FailureKind.OVERLOAD
         if self._down >= DOWN_FAILURES:
             self._open(now_s, f"{self._down} calls in a row found nobody")
-        elif self._streak >= STREAK_FAILURES and failure is Failure.FAILED:
+        elif self._streak >= STREAK_FAILURES and failure is FailureKind.FAILED:
             self.failed = True
             self._open(now_s, f"{self._streak} calls in a row failed, the last by {why}; {SPENT}")
         elif self._streak >= STREAK_FAILURES:

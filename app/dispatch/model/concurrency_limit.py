@@ -84,7 +84,7 @@ PROBE_MAX_S = 16.0  # while nothing changes; a change of latency makes for a pro
 PROBE_SHARE = 20  # windows between two probes, at least: a probe costs about half a window's calls
 
 
-class Phase(StrEnum):
+class LimiterPhase(StrEnum):
     """See the module's picture."""
 
     RAMP = "ramp"
@@ -92,7 +92,7 @@ class Phase(StrEnum):
     PROBE = "probe"
 
 
-class Latency(NamedTuple):
+class WindowLatency(NamedTuple):
     """What a window has shown, seconds: quantiles, and the mean by Little's law and of the calls that ended.
 
     The means differ while long calls pile up that have not ended yet, or old ones end.
@@ -104,7 +104,7 @@ class Latency(NamedTuple):
     error_s: float
 
     @classmethod
-    def of(cls, own_s: list[float], older_s: list[float], mean_s: float) -> Latency:
+    def of(cls, own_s: list[float], older_s: list[float], mean_s: float) -> WindowLatency:
         """From the latencies of calls that began in a window, of those that only ended in it, and the mean
         that Little's law gives. Sorts the first list."""
         own_s.sort()
@@ -114,7 +114,7 @@ class Latency(NamedTuple):
         error_s = sqrt(max(0.0, square - ended_s**2) / count)
         return cls(tuple(own_s[int(share * len(own_s))] for share in QUANTILES), mean_s, ended_s, error_s)
 
-    def above_s(self, other: Latency) -> float:
+    def above_s(self, other: WindowLatency) -> float:
         """How much longer everybody takes than in the other; negative when somebody takes less."""
         low_s: float = min(map(sub, self.low_s, other.low_s))
         surely_s = min(self.mean_s, self.ended_s) - max(other.mean_s, other.ended_s)
@@ -122,7 +122,7 @@ class Latency(NamedTuple):
             return max(low_s, self.mean_s - other.mean_s)
         return low_s
 
-    def is_faster(self, other: Latency) -> bool:
+    def is_faster(self, other: WindowLatency) -> bool:
         """The receiver is another one than in the other window, or was."""
         return all(mine < FASTER * its for mine, its in zip(self.low_s, other.low_s, strict=True))
 
@@ -174,10 +174,10 @@ class AdaptiveLimit:
     def reset(self, now_s: float) -> None:
         """Begins from nothing: the receiver is back after an outage, or another one."""
         self.limit = self._from_limit = self._before_limit = self.initial
-        self.phase = Phase.RAMP
-        self._base: Latency | None = None
+        self.phase = LimiterPhase.RAMP
+        self._base: WindowLatency | None = None
         self._verdicts = 0  # by two probes the base is known; before, it may have been measured in a queue
-        self._before: Latency | None = None
+        self._before: WindowLatency | None = None
         self._again = self._changed = False
         self._growth = GROWTH
         self._interval_s = PROBE_MIN_S
@@ -185,7 +185,7 @@ class AdaptiveLimit:
         self._rates = deque([0.0], BEST_OF)
         self._rated, self._rated_s = 0, 0.0
         self._reset_s = now_s
-        self._begin(now_s)
+        self._start_window(now_s)
 
     # -- samples ---------------------------------------------------------------------------------
 
@@ -201,7 +201,7 @@ class AdaptiveLimit:
     ) -> None:
         """`count` calls ended after `latency_s` each, and `dropped` more were dropped."""
         if in_flight > self.limit:
-            self._begin(now_s)
+            self._start_window(now_s)
             return
         if in_flight > self._in_flight:  # noqa: PLR1730 - a call of max() for every message
             self._in_flight = in_flight
@@ -220,9 +220,9 @@ class AdaptiveLimit:
             self._own += [latency_s] * count
         self._dropped += dropped
         if len(self._own) + self._dropped >= self._needed:
-            self._look(now_s)
+            self._try_end_window(now_s)
 
-    def _begin(self, now_s: float) -> None:
+    def _start_window(self, now_s: float) -> None:
         """A new window, from `now_s` on, with the limit as it is."""
         self._since_s = self._last_s = now_s
         self._own: list[float] = []  # latencies of calls that began in the window
@@ -231,7 +231,7 @@ class AdaptiveLimit:
         self._dropped = self._in_flight = 0
         self._needed = 1 if now_s == float("-inf") else FEW_SAMPLES
 
-    def _look(self, now_s: float) -> None:
+    def _try_end_window(self, now_s: float) -> None:
         """Whether the window may end."""
         if self._since_s == float("-inf"):  # the very first window begins with its first sample
             self._since_s = self._reset_s = now_s
@@ -244,7 +244,7 @@ class AdaptiveLimit:
                 self._needed = samples + max(1, samples // 8)  # looks again after an eighth more
                 return
         self._end(now_s)
-        self._begin(now_s)
+        self._start_window(now_s)
 
     # -- decisions -------------------------------------------------------------------------------
 
@@ -257,9 +257,9 @@ class AdaptiveLimit:
         elif count:
             ended = count + len(self._older)
             self._rate(ended, now_s - self._since_s)
-            now = Latency.of(self._own, self._older, self._held_s / ended)
+            now = WindowLatency.of(self._own, self._older, self._held_s / ended)
             base = self._base
-            if self.phase is Phase.PROBE and base is not None and self._before is not None:
+            if self.phase is LimiterPhase.PROBE and base is not None and self._before is not None:
                 self._probed(now_s, now, base, self._before, used)
                 return
             if base is None or base.above_s(now) > 0:
@@ -275,11 +275,11 @@ class AdaptiveLimit:
             self._rates.append(self._rated / self._rated_s)
             self._rated, self._rated_s = 0, 0.0
 
-    def _used(self, now_s: float, now: Latency, base: Latency) -> None:
+    def _used(self, now_s: float, now: WindowLatency, base: WindowLatency) -> None:
         """RAMP or HOLD, and the limit was used."""
         queue_s = max(0.0, now.above_s(base))
         allowed_s = self._allowed_s(now.mean_s - queue_s)
-        if self.phase is Phase.RAMP:
+        if self.phase is LimiterPhase.RAMP:
             if queue_s > allowed_s:
                 self._from_limit = self.limit
                 self._probe(now)
@@ -300,19 +300,21 @@ class AdaptiveLimit:
             self._set(self.limit * GENTLE_GROWTH)  # a noisy probe may have shown too little
         self._changed = changed
 
-    def _probe(self, now: Latency) -> None:
+    def _probe(self, now: WindowLatency) -> None:
         """Halves the limit to see what latency is then."""
         self._before_limit, self._before = self.limit, now
         half = max(self.minimum, self.limit // 2)
         if half == self.limit:  # nothing to halve: more is the only other thing to try
-            self.phase = Phase.RAMP
+            self.phase = LimiterPhase.RAMP
             self._base = now
             return
-        self.phase = Phase.PROBE
+        self.phase = LimiterPhase.PROBE
         self.limit = half
         self._again = False
 
-    def _probed(self, now_s: float, now: Latency, base: Latency, before: Latency, used: bool) -> None:
+    def _probed(
+        self, now_s: float, now: WindowLatency, base: WindowLatency, before: WindowLatency, used: bool
+    ) -> None:
         """What a window at half the limit has shown: `now`, against `before` it."""
         if not used:
             self._hold(now_s, self._from_limit)
@@ -337,7 +339,7 @@ class AdaptiveLimit:
             if self.limit == self.maximum:
                 self._hold(now_s, self.maximum)
             else:
-                self.phase = Phase.RAMP
+                self.phase = LimiterPhase.RAMP
             return
         if changed or base.above_s(now) > 0:  # else a part of the queue may be in this window, too
             self._base = base = now
@@ -363,7 +365,7 @@ class AdaptiveLimit:
         wait_s = max(self._interval_s, PROBE_SHARE * (now_s - self._since_s))
         self._probe_at_s = now_s if self._verdicts == 1 else now_s + wait_s
         self._changed = False
-        self.phase = Phase.HOLD
+        self.phase = LimiterPhase.HOLD
 
     def _set(self, limit: float) -> None:
         self.limit = min(self.maximum, max(self.minimum, round(limit)))

@@ -87,7 +87,7 @@ def is_planned_end(details: str) -> bool:
     return read_loss(details.removeprefix(f"{NOT_SENT}: ")) is Loss.PLANNED
 
 
-class Suspicion:
+class CrashSuspicion:
     """What is held against one message.
 
     Attributes:

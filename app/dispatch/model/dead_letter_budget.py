@@ -12,15 +12,15 @@ fail among many that succeed, or alone in a quiet topic, must go there at once.
 
 Rules
 1. A dead letter takes one token. Where there is none, its message is withheld: it stays unfinished, and is
-   tried again (`Trials`).
+   tried again (`DeadLetterTrials`).
 2. An acknowledged message earns `share / (1 - share)` tokens, so that dead letters are at most that share of
    finished messages. Share 1: no limit.
 3. `per_minute` tokens come by time, so that a topic of failing messages only moves on. They fill up to
    `START_LETTERS` and no further: a long rest buys no flood.
 4. A worker begins with `START_LETTERS`, not with `burst`: restarts in a loop buy little.
 
-`Trials` says when withheld messages are tried again. Those that may be dead-lettered go at once. Without
-tokens one goes at a time, less and less often; each round that the receiver takes doubles the next.
+`DeadLetterTrials` says when withheld messages are tried again. Those that may be dead-lettered go at once.
+Without tokens one goes at a time, less and less often; each round that the receiver takes doubles the next.
 
 Time is passed in: monotonic seconds.
 """
@@ -30,9 +30,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 START_LETTERS = 10  # as many as calls in a row open the breaker: a few at once, no flood
-SHARE = 0.1
-PER_MINUTE = 10.0
-BURST = 100
+DEAD_LETTER_SHARE = 0.1
+DEAD_LETTERS_PER_MINUTE = 10.0
+DEAD_LETTER_BURST = 100
 MOST_AT_ONCE = 256
 TRIAL_MIN_S = 1.0
 TRIAL_MAX_S = 10.0  # a receiver that works again has what was withheld within seconds
@@ -48,7 +48,7 @@ def spelled(failures: Mapping[str, int]) -> str:
     return ", ".join(f"{code} {count} times" for code, count in rows[:MAX_SPELLED]) + more
 
 
-class Budget:
+class DeadLetterBudget:
     """See the module. One for a workload on a worker.
 
     Args:
@@ -63,7 +63,11 @@ class Budget:
     __slots__ = ("_at_s", "_burst", "_per_ack", "_per_s", "_start", "_tokens", "unlimited")
 
     def __init__(
-        self, now_s: float, share: float = SHARE, per_minute: float = PER_MINUTE, burst: int = BURST
+        self,
+        now_s: float,
+        share: float = DEAD_LETTER_SHARE,
+        per_minute: float = DEAD_LETTERS_PER_MINUTE,
+        burst: int = DEAD_LETTER_BURST,
     ):
         self._at_s = now_s
         self._set(share, per_minute, burst)
@@ -105,7 +109,7 @@ class Budget:
         if self._tokens < self._burst:
             self._tokens = min(self._burst, self._settled(now_s) + count * self._per_ack)
 
-    def take(self, now_s: float) -> bool:
+    def try_spend(self, now_s: float) -> bool:
         """Takes a token for a dead letter; False: there is none, and the message is withheld."""
         if self.unlimited:
             return True
@@ -128,7 +132,7 @@ class Budget:
         return self._tokens
 
 
-class Trials:
+class DeadLetterTrials:
     """When the messages of one receiver that are withheld are tried again, and how many together.
 
     Attributes:

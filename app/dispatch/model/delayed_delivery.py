@@ -115,7 +115,7 @@ class DueQueue(Generic[Item]):
             self._uncover()
         return due
 
-    def take(self, offset: int) -> Item | None:
+    def remove(self, offset: int) -> Item | None:
         """Takes out the one at `offset`, due or not; None when it does not wait here with an item."""
         item = self._items.pop(offset, None)
         if item is not None:
@@ -194,14 +194,14 @@ def not_before_ms(headers: Iterable[Header], now_ms: int, is_heeded: bool = True
         if name == NOT_BEFORE and is_heeded:
             value = content
         elif name == POSTPONED_TO:
-            told_ms = _told_ms(content, now_ms + MAX_DELAY_MS)
+            told_ms = _due_of_copy(content, now_ms + MAX_DELAY_MS)
     if value is None:
         return told_ms, ""
     at_ms, problem = _read_ms(value, now_ms)
     return max((ms for ms in (at_ms, told_ms) if ms is not None), default=None), problem
 
 
-def _told_ms(content: bytes | None, latest_ms: int) -> int | None:
+def _due_of_copy(content: bytes | None, latest_ms: int) -> int | None:
     """What a copy tells; what cannot be is as good as nothing: anybody may have written it."""
     at_ms = int(content) if content and len(content) <= MAX_CHARS and content.isdigit() else None
     return None if at_ms is None or at_ms > latest_ms else at_ms

@@ -34,7 +34,7 @@ Rules
    message is old.
 2. A verdict is for the head only. The next head is looked at the next time, with its own age, so that
    several stuck messages are freed one by one, as fast as tokens allow.
-3. `look` is called by a timer, and after acknowledgements that leave the tracker full; it keeps no queue.
+3. `evaluate` is called by a timer, and after acknowledgements that leave the tracker full; it keeps no queue.
 
 With `ordering: partition` nothing newer is ever sent, let alone finished: such a head is not for here.
 
@@ -51,12 +51,12 @@ from app.kernel.token_bucket import TokenBucket
 UTILISATION_THRESHOLD = 0.90  # the seed's UTILIZATION_THRESHOLD
 UNFINISHED_THRESHOLD = 0.02  # the seed's UNCOMMITTED_PERCENTAGE_THRESHOLD
 CREDIT_MAX = 10
-PATIENCE_S = 1.0
-PER_MINUTE = 60.0
-BURST_MINUTES = 1 / 6  # so many stuck messages at once may go at once: ten seconds' worth
+BLOCKED_AFTER_S = 1.0
+STASHES_PER_MINUTE = 60.0
+STASH_BURST_MINUTES = 1 / 6  # so many stuck messages at once may go at once: ten seconds' worth
 
 
-class Rule(StrEnum):
+class BlockingRule(StrEnum):
     """Which of the module's rules a verdict goes by."""
 
     FULL = "full"
@@ -82,7 +82,7 @@ class WhyNot(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class StashVerdict:
     """The message at `offset` blocks its partition.
 
     Attributes:
@@ -91,14 +91,14 @@ class Verdict:
     """
 
     offset: int
-    rule: Rule
+    rule: BlockingRule
     reason: str
     age_s: float
 
 
-def shared_tokens(per_minute: float = PER_MINUTE) -> TokenBucket:
+def shared_tokens(per_minute: float = STASHES_PER_MINUTE) -> TokenBucket:
     """The bucket of a workload's jobs on one worker, full."""
-    return TokenBucket(per_minute / 60, max(1.0, per_minute * BURST_MINUTES))
+    return TokenBucket(per_minute / 60, max(1.0, per_minute * STASH_BURST_MINUTES))
 
 
 def changed_tokens(former: TokenBucket, per_minute: float, now_s: float) -> TokenBucket:
@@ -110,7 +110,7 @@ def changed_tokens(former: TokenBucket, per_minute: float, now_s: float) -> Toke
     return tokens
 
 
-class HeadOfLine:
+class HeadOfLineDetector:
     """See the module. One a job.
 
     Args:
@@ -125,7 +125,7 @@ class HeadOfLine:
     )  # fmt: skip
 
     def __init__(
-        self, after_s: float, tokens: TokenBucket | None = None, *, patience_s: float = PATIENCE_S
+        self, after_s: float, tokens: TokenBucket | None = None, *, patience_s: float = BLOCKED_AFTER_S
     ) -> None:
         self.after_s = after_s
         self.patience_s = patience_s
@@ -151,7 +151,7 @@ class HeadOfLine:
         """For how long a head first sent then has been with a receiver that was there."""
         return now_s - max(head_sent_s, self._back_s)
 
-    def look(
+    def evaluate(
         self,
         now_s: float,
         *,
@@ -162,7 +162,7 @@ class HeadOfLine:
         head_sent_s: float | None,
         delivered: int,
         serving: bool = True,
-    ) -> Verdict | None:
+    ) -> StashVerdict | None:
         """Whether the head is to be stashed now. A verdict spends tokens: carry it out.
 
         Args:
@@ -192,9 +192,9 @@ class HeadOfLine:
         # A head that is alone is few enough, however small the tracker.
         few = share < UNFINISHED_THRESHOLD or (unfinished == 1 and finished_above > 0)
         if age_s > self.after_s:
-            rule = Rule.AGE
+            rule = BlockingRule.AGE
         elif full and few and age_s >= self.patience_s:
-            rule = Rule.FULL
+            rule = BlockingRule.FULL
         else:
             return self._no(WhyNot.YOUNG, head=base, age_s=age_s, use=use, open=share)
         since_s = now_s - self._progress_s
@@ -208,13 +208,15 @@ class HeadOfLine:
         self.tokens.take(now_s)
         self._credit -= 1
         self._why = WhyNot.VERDICT
-        return Verdict(base, rule, self._words(rule, age_s, use, share, finished_above, unfinished), age_s)
+        return StashVerdict(
+            base, rule, self._reason(rule, age_s, use, share, finished_above, unfinished), age_s
+        )
 
-    def _words(
-        self, rule: Rule, age_s: float, use: float, share: float, finished_above: int, unfinished: int
+    def _reason(
+        self, rule: BlockingRule, age_s: float, use: float, share: float, finished_above: int, unfinished: int
     ) -> str:
         others = f"{finished_above} newer finished, {unfinished - 1} did not"
-        if rule is Rule.AGE:
+        if rule is BlockingRule.AGE:
             return f"head of line: not finished after {age_s:.1f} s (limit {self.after_s:g} s); {others}"
         return (
             f"head of line: {use:.1%} of the tracker in use (limit {UTILISATION_THRESHOLD:.0%}),"
@@ -222,7 +224,7 @@ class HeadOfLine:
             f" the head for {age_s:.1f} s; {others}"
         )
 
-    def _no(self, why: WhyNot, **numbers: float) -> Verdict | None:
+    def _no(self, why: WhyNot, **numbers: float) -> StashVerdict | None:
         self._why = why
         self._numbers = numbers
         return None

@@ -37,7 +37,7 @@ class LaneError(ValueError):
     """The caller broke the rules: a programming error that must stop the job, before it breaks order."""
 
 
-class Lanes(Generic[Item]):
+class KeyLanes(Generic[Item]):
     """See the module. One a job, used from one thread. Items are never None.
 
     Args:

@@ -94,7 +94,7 @@ _KAFKA_ACTIONS = frozenset(action.value for action in KafkaAction)
 
 
 @dataclass(frozen=True, slots=True)
-class Tier:
+class RetryTopic:
     """A retry topic: a message waits `delay_s` there, and is delivered from it `attempts` times at most.
 
     Raises:
@@ -127,7 +127,7 @@ class RetryPolicy:
 
     in_memory_attempts: int = 3
     backoff: Backoff = DEFAULT_BACKOFF
-    tiers: tuple[Tier, ...] = ()
+    tiers: tuple[RetryTopic, ...] = ()
     dlq_enabled: bool = True
 
     def __post_init__(self) -> None:
@@ -136,7 +136,7 @@ class RetryPolicy:
 
 
 @dataclass(frozen=True, slots=True)
-class Decision:
+class DeliveryDecision:
     """What to do, and why.
 
     Attributes:
@@ -163,7 +163,7 @@ def decide(
     breaker_open: bool,
     fails_all: bool = False,
     random01: float = 1.0,
-) -> Decision:
+) -> DeliveryDecision:
     """What happens to a message after this answer (the module's table).
 
     Args:
@@ -174,7 +174,7 @@ def decide(
         tier_attempt: deliveries from this tier, this one included; of no account in the main topic.
         policy: the workload's.
         breaker_open: the breaker is not closed, this answer included.
-        fails_all: it opened because the receiver fails every message (`Breaker.failed`).
+        fails_all: it opened because the receiver fails every message (`CircuitBreaker.failed`).
         random01: uniform in [0, 1], for the jitter of the backoff; 1 = none.
     """
     why = code_name(code)
@@ -183,18 +183,18 @@ def decide(
         why = f"kafka-action {override.value} (with {why})"
     kind = _CLASSES.get(code, _Class.FAILED)
     backoff_s = policy.backoff.delay_s(attempts_in_memory, random01)
-    again = Decision(Action.RETRY_IN_MEMORY, None, backoff_s, f"{why}; delivery {attempts_in_memory}")
+    again = DeliveryDecision(Action.RETRY_IN_MEMORY, None, backoff_s, f"{why}; delivery {attempts_in_memory}")
     attempts_left = attempts_in_memory < policy.in_memory_attempts
 
     if override is KafkaAction.SKIP or (override is None and kind is _Class.DONE):
-        return Decision(Action.ACK, None, 0.0, why)
+        return DeliveryDecision(Action.ACK, None, 0.0, why)
     if override is KafkaAction.STASH or (override is None and kind is _Class.NEVER):
         return stash(why, attempts_in_memory=attempts_in_memory, policy=policy, random01=random01)
     if override is None:
         if kind is _Class.AWAY or (breaker_open and kind in (_Class.OVERLOAD, _Class.REFUSED)):
-            return Decision(Action.HOLD, None, policy.backoff.delay_s(1, random01), f"{why}; held")
+            return DeliveryDecision(Action.HOLD, None, policy.backoff.delay_s(1, random01), f"{why}; held")
         if kind is _Class.FAILED and fails_all:
-            return Decision(Action.HOLD, None, policy.backoff.delay_s(1, random01), f"{why}; held")
+            return DeliveryDecision(Action.HOLD, None, policy.backoff.delay_s(1, random01), f"{why}; held")
         if kind in (_Class.FAILED, _Class.REFUSED) and attempts_left:
             return again
     if not policy.tiers and attempts_left:
@@ -202,20 +202,24 @@ def decide(
     return _next_topic(why, again, tier, tier_attempt, policy)
 
 
-def stash(why: str, *, attempts_in_memory: int, policy: RetryPolicy, random01: float = 1.0) -> Decision:
+def stash(
+    why: str, *, attempts_in_memory: int, policy: RetryPolicy, random01: float = 1.0
+) -> DeliveryDecision:
     """For a message that can never be delivered: the DLQ, or without one the slowest retry there is."""
     if policy.dlq_enabled:
-        return Decision(Action.DLQ, None, 0.0, why)
+        return DeliveryDecision(Action.DLQ, None, 0.0, why)
     if policy.tiers:
         last = len(policy.tiers) - 1
-        return Decision(Action.RETRY_TOPIC, last, policy.tiers[last].delay_s, f"{why}; there is no DLQ")
+        return DeliveryDecision(
+            Action.RETRY_TOPIC, last, policy.tiers[last].delay_s, f"{why}; there is no DLQ"
+        )
     delay_s = policy.backoff.delay_s(attempts_in_memory, random01)
-    return Decision(Action.RETRY_IN_MEMORY, None, delay_s, f"{why}; there is no DLQ")
+    return DeliveryDecision(Action.RETRY_IN_MEMORY, None, delay_s, f"{why}; there is no DLQ")
 
 
 def _next_topic(
-    why: str, again: Decision, tier: int | None, tier_attempt: int, policy: RetryPolicy
-) -> Decision:
+    why: str, again: DeliveryDecision, tier: int | None, tier_attempt: int, policy: RetryPolicy
+) -> DeliveryDecision:
     """The next retry topic, behind the last the DLQ. A tier the policy lost counts as used up."""
     tiers = policy.tiers
     if tier is None:
@@ -225,9 +229,11 @@ def _next_topic(
     else:
         target = tier + 1
     if target < len(tiers):
-        return Decision(Action.RETRY_TOPIC, target, tiers[target].delay_s, why)
+        return DeliveryDecision(Action.RETRY_TOPIC, target, tiers[target].delay_s, why)
     if policy.dlq_enabled:
-        return Decision(Action.DLQ, None, 0.0, f"{why}; attempts used up")
+        return DeliveryDecision(Action.DLQ, None, 0.0, f"{why}; attempts used up")
     if tiers:
-        return Decision(Action.RETRY_TOPIC, len(tiers) - 1, tiers[-1].delay_s, f"{why}; there is no DLQ")
-    return Decision(Action.RETRY_IN_MEMORY, None, again.delay_s, f"{why}; there is no DLQ")
+        return DeliveryDecision(
+            Action.RETRY_TOPIC, len(tiers) - 1, tiers[-1].delay_s, f"{why}; there is no DLQ"
+        )
+    return DeliveryDecision(Action.RETRY_IN_MEMORY, None, again.delay_s, f"{why}; there is no DLQ")

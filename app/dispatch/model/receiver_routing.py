@@ -35,14 +35,14 @@ class Unmatched(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Refusal:
+class RoutingRefusal:
     """No target may have the message."""
 
     skip: bool
     reason: str
 
 
-class Routing:
+class ReceiverRouting:
     """See the module.
 
     Args:
@@ -81,7 +81,7 @@ class Routing:
         """All targets, the main one first."""
         return list(dict.fromkeys([self._main, *self._targets.values()]))
 
-    def choose(self, headers: Iterable[tuple[str, bytes | None]]) -> str | Refusal:
+    def choose(self, headers: Iterable[tuple[str, bytes | None]]) -> str | RoutingRefusal:
         """The address for a message with these headers; the last header of a name counts, as in Kafka."""
         zone = environment = None
         for name, value in headers:
@@ -98,7 +98,7 @@ class Routing:
         if self._unmatched is Unmatched.DEFAULT:
             return self._main
         shown = environment[:MAX_SHOWN_CHARS]
-        return Refusal(self._unmatched is Unmatched.SKIP, f"no target for environment {shown!r}")
+        return RoutingRefusal(self._unmatched is Unmatched.SKIP, f"no target for environment {shown!r}")
 
 
 def _text(value: bytes | None) -> str:
@@ -122,7 +122,7 @@ class Fallbacks:
     def __bool__(self) -> bool:
         return bool(self._targets)
 
-    def look(self, address: str, now_s: float, *, is_away: bool) -> None:
+    def update(self, address: str, now_s: float, *, is_away: bool) -> None:
         """Whether this target is away now."""
         if is_away:
             self._away_since_s.setdefault(address, now_s)

@@ -40,7 +40,7 @@ _TOPIC = re.compile(rb"[a-zA-Z0-9._-]{1,249}")  # Kafka's own rule
 
 
 @dataclass(frozen=True, slots=True)
-class Origin:
+class MessageOrigin:
     """Where a message first stood and what it has been through.
 
     Attributes:
@@ -73,7 +73,7 @@ def read_origin(
     timestamp_ms: int,
     tier: int | None,
     keeps_tier: bool = False,
-) -> Origin:
+) -> MessageOrigin:
     """The origin told by `headers` of a record in a retry topic; what is missing is the record itself.
 
     `keeps_tier`: the tier is the one they tell. The topic is none's; what came from one goes on as from it.
@@ -81,11 +81,11 @@ def read_origin(
     found = {name: value for name, value in headers if name.startswith(PREFIX) and value is not None}
     origin_topic = found.get(ORIGIN_TOPIC, b"")
     if not _TOPIC.fullmatch(origin_topic):
-        return Origin(topic, partition, offset, timestamp_ms, tier=tier)
+        return MessageOrigin(topic, partition, offset, timestamp_ms, tier=tier)
     told_tier = _number(found.get(TIER), -1)
     if keeps_tier and told_tier >= 0:
         tier = told_tier
-    return Origin(
+    return MessageOrigin(
         topic=origin_topic.decode(),
         partition=_number(found.get(ORIGIN_PARTITION), partition),
         offset=_number(found.get(ORIGIN_OFFSET), offset, MAX_INT64),
@@ -101,7 +101,7 @@ def read_origin(
 
 def moved_headers(
     headers: Sequence[Header],
-    origin: Origin,
+    origin: MessageOrigin,
     *,
     tier: int | None,
     reason: str,
@@ -122,20 +122,20 @@ def moved_headers(
     why: list[tuple[str, object]] = [
         (REASON, reason[:MAX_REASON_CHARS]), (CODE, code), (MOVED_AT, moved_at_ms)
     ]  # fmt: skip
-    return _own(headers) + _told([*_origin(moved), *why, *_postponed(due_ms)])
+    return _own(headers) + _read_headers([*_origin(moved), *why, *_postponed(due_ms)])
 
 
-def postponed_headers(headers: Sequence[Header], origin: Origin, due_ms: int) -> list[Header]:
+def postponed_headers(headers: Sequence[Header], origin: MessageOrigin, due_ms: int) -> list[Header]:
     """The headers of a copy that only waits until `due_ms`: nothing else is said of it than before."""
     last = [] if origin.tier is None else [(name, value) for name, value in headers if name in WHY and value]
-    return _own(headers) + _told([*_origin(origin), *_postponed(due_ms)]) + last
+    return _own(headers) + _read_headers([*_origin(origin), *_postponed(due_ms)]) + last
 
 
 def _own(headers: Sequence[Header]) -> list[Header]:
     return [(name, value) for name, value in headers if not name.startswith(PREFIX)]
 
 
-def _told(values: Sequence[tuple[str, object]]) -> list[Header]:
+def _read_headers(values: Sequence[tuple[str, object]]) -> list[Header]:
     return [(name, str(value).encode("utf-8", "replace")) for name, value in values]
 
 
@@ -143,7 +143,7 @@ def _postponed(due_ms: int | None) -> list[tuple[str, object]]:
     return [] if due_ms is None else [(POSTPONED_TO, due_ms)]
 
 
-def _origin(origin: Origin) -> list[tuple[str, object]]:
+def _origin(origin: MessageOrigin) -> list[tuple[str, object]]:
     values: list[tuple[str, object]] = [
         (ORIGIN_TOPIC, origin.topic),
         (ORIGIN_PARTITION, origin.partition),

@@ -1,10 +1,10 @@
 """Why a workload does not go faster on a worker: one reason, and a sentence with its numbers.
 
-The reasons stand in `Bound` from the gravest to none; the first that is true is told. Those that stop
-everything, or a partition, come before those that slow it down, and these are asked in the order in which a
-message passes them on its way (`app.dispatch.scheduler.workload`): its rate, the receiver's slow start, limit
-and credit. They hold only while something is ready to be sent: a limit that nobody waits for holds nothing
-back.
+The reasons stand in `ThroughputBound` from the gravest to none; the first that is true is told. Those that
+stop everything, or a partition, come before those that slow it down, and these are asked in the order in
+which a message passes them on its way (`app.dispatch.scheduler.workload`): its rate, the receiver's slow
+start, limit and credit. They hold only while something is ready to be sent: a limit that nobody waits for
+holds nothing back.
 
 What is told is a moment's truth, read from a heartbeat. Pure: the reader of heartbeats asks, so that no
 sentence has to travel in them.
@@ -24,7 +24,7 @@ NEARLY = 0.9  # of a limit: at it, but for the calls that were answered this mom
 MEMORY_FULL = 0.95  # of the budget: a partition is refused before the last byte is taken
 
 
-class Bound(StrEnum):
+class ThroughputBound(StrEnum):
     """What holds a workload back; see the module."""
 
     WORKER = "worker"
@@ -50,7 +50,7 @@ class Bound(StrEnum):
     NONE = "none"
 
 
-_GRAVITY = {bound: index for index, bound in enumerate(Bound)}
+_GRAVITY = {bound: index for index, bound in enumerate(ThroughputBound)}
 
 
 class TargetStatus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -91,7 +91,7 @@ class TargetStatus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
 
 
 @dataclass(frozen=True, slots=True)
-class Rate:
+class RateShare:
     """This worker's share of a rate: so many of `unit` a second; `tokens` there are (below 0: a debt)."""
 
     unit: str
@@ -105,7 +105,7 @@ class Rate:
 
 
 @dataclass(frozen=True, slots=True)
-class Flow:
+class FlowReport:
     """What a worker says of one workload.
 
     Attributes:
@@ -138,20 +138,20 @@ class Flow:
     unread: int | None = 0
     catching_up: int = 0
     budget_used: float = 0.0
-    rates: Sequence[Rate] = ()
+    rates: Sequence[RateShare] = ()
     withheld: int = 0
     failures: str = ""
 
 
 @dataclass(frozen=True, slots=True)
-class Pace:
+class ThroughputDiagnosis:
     """What holds a workload back, in a word and in a sentence."""
 
-    bound: Bound
+    bound: ThroughputBound
     why: str
 
 
-def pace(flow: Flow, targets: Sequence[TargetStatus]) -> Pace:
+def pace(flow: FlowReport, targets: Sequence[TargetStatus]) -> ThroughputDiagnosis:
     """Why it does not go faster; `targets` are its receivers, the main one first."""
     stopped = _stopped(flow, targets)
     if stopped is not None:
@@ -163,61 +163,63 @@ def pace(flow: Flow, targets: Sequence[TargetStatus]) -> Pace:
     return _starved(flow, sum(target.in_flight for target in targets))
 
 
-def gravest(paces: Iterable[Pace]) -> Pace | None:
+def gravest(paces: Iterable[ThroughputDiagnosis]) -> ThroughputDiagnosis | None:
     """The one that somebody has to look at first; None of none."""
     return min(paces, key=lambda pace: _GRAVITY[pace.bound], default=None)
 
 
-def without_worker(waiting: int, jobs: int) -> Pace:
+def without_worker(waiting: int, jobs: int) -> ThroughputDiagnosis:
     """`waiting` of a workload's `jobs` have no worker that is heard."""
     if not jobs:
-        return Pace(Bound.WORKER, "no partition of it is assigned yet")
-    return Pace(Bound.WORKER, f"{waiting} of {jobs} partitions wait for a worker")
+        return ThroughputDiagnosis(ThroughputBound.WORKER, "no partition of it is assigned yet")
+    return ThroughputDiagnosis(ThroughputBound.WORKER, f"{waiting} of {jobs} partitions wait for a worker")
 
 
-def hibernated(why: str) -> Pace:
+def hibernated(why: str) -> ThroughputDiagnosis:
     """It sleeps, so that nothing is held back."""
-    return Pace(Bound.HIBERNATED, why)
+    return ThroughputDiagnosis(ThroughputBound.HIBERNATED, why)
 
 
-def passive(why: str) -> Pace:
+def passive(why: str) -> ThroughputDiagnosis:
     """Another region runs it."""
-    return Pace(Bound.PASSIVE, why)
+    return ThroughputDiagnosis(ThroughputBound.PASSIVE, why)
 
 
-def _stopped(flow: Flow, targets: Sequence[TargetStatus]) -> Pace | None:
+def _stopped(flow: FlowReport, targets: Sequence[TargetStatus]) -> ThroughputDiagnosis | None:
     """What stops all of it, a receiver, or a partition."""
     if flow.blocked == "snapshots":
         why = "nothing is sent until what was acknowledged is saved: the control cluster is slow to take it"
-        return Pace(Bound.LEASE, why)
+        return ThroughputDiagnosis(ThroughputBound.LEASE, why)
     if flow.blocked:
         why = "nothing is sent: this worker's lease is over, its heartbeats were not acknowledged in time"
-        return Pace(Bound.LEASE, why)
+        return ThroughputDiagnosis(ThroughputBound.LEASE, why)
     for target in targets:
         waits = f"; {target.held} messages wait for it" if target.held else ""
         if target.health == "not-serving":
-            return Pace(Bound.HEALTH, f"{target.address} says that it is not serving{waits}")
+            return ThroughputDiagnosis(
+                ThroughputBound.HEALTH, f"{target.address} says that it is not serving{waits}"
+            )
     for target in targets:
         if target.breaker != "closed":
             waits = f"; {target.held} messages wait for it" if target.held else ""
             probe = "a probe is out" if target.breaker == "half-open" else _next_probe(target.probe_in_ms)
             why = f"the breaker of {target.address} is {target.breaker}: {target.why_open}; {probe}{waits}"
-            return Pace(Bound.BREAKER, why)
+            return ThroughputDiagnosis(ThroughputBound.BREAKER, why)
     if flow.jobs and flow.paused == flow.jobs:
-        return Pace(Bound.PAUSED, _paused(flow))
+        return ThroughputDiagnosis(ThroughputBound.PAUSED, _paused(flow))
     if flow.withheld:
         why = (
             f"{flow.withheld} messages failed and wait, as spec.dlq allows no more dead letters now"
             f" ({flow.failures}): they are tried again, few at a time"
         )
-        return Pace(Bound.DEAD_LETTERS, why)
+        return ThroughputDiagnosis(ThroughputBound.DEAD_LETTERS, why)
     if flow.stuck:
         why = f"{_few(flow.stuck)}: nothing more is read until its first unfinished message is done or moved"
-        return Pace(Bound.HEAD, why)
+        return ThroughputDiagnosis(ThroughputBound.HEAD, why)
     return None
 
 
-def _paused(flow: Flow) -> str:
+def _paused(flow: FlowReport) -> str:
     whole = f"all {flow.jobs} of its partitions here"
     if flow.resting:
         return f"{whole} rest, whatever operators resume: {'; '.join(flow.resting)}"
@@ -228,7 +230,7 @@ def _next_probe(in_ms: int) -> str:
     return f"the next probe in {in_ms / 1000:.1f} s" if in_ms > 0 else "the next message is a probe"
 
 
-def _slowed(flow: Flow, targets: Sequence[TargetStatus]) -> Pace | None:
+def _slowed(flow: FlowReport, targets: Sequence[TargetStatus]) -> ThroughputDiagnosis | None:
     """What something waits for that is ready to be sent."""
     for rate in flow.rates:
         if rate.short > 0:
@@ -236,7 +238,7 @@ def _slowed(flow: Flow, targets: Sequence[TargetStatus]) -> Pace | None:
                 f"the definition's rate is used up: {rate.per_s:g} {rate.unit}/s is this worker's share,"
                 f" {rate.short:,.0f} are short, there in {rate.short / rate.per_s:.2f} s"
             )
-            return Pace(Bound.RATE, why)
+            return ThroughputDiagnosis(ThroughputBound.RATE, why)
     # Of several receivers those that something waits for; what is ready goes to the only one there is.
     wanted = [target for target in targets if target.held] or targets[:1]
     for target in wanted:
@@ -244,12 +246,14 @@ def _slowed(flow: Flow, targets: Sequence[TargetStatus]) -> Pace | None:
         if 0 <= target.allowed < target.limit and out >= NEARLY * target.allowed:
             share = f"{target.allowed} of {target.limit}"
             why = f"{address} has just come back: {share} may be in flight, all within a second"
-            return Pace(Bound.SLOW_START, why)
+            return ThroughputDiagnosis(ThroughputBound.SLOW_START, why)
         if out >= NEARLY * target.limit:
-            return Pace(Bound.LIMIT, f"{out} of {target.limit} are in flight at {address}: {_limit(target)}")
+            return ThroughputDiagnosis(
+                ThroughputBound.LIMIT, f"{out} of {target.limit} are in flight at {address}: {_limit(target)}"
+            )
         if target.credit == 0:
             what = f"has given no credit beyond the {out} in flight" if out else "has no stream up yet"
-            return Pace(Bound.CREDIT, f"{address} {what}")
+            return ThroughputDiagnosis(ThroughputBound.CREDIT, f"{address} {what}")
     return None
 
 
@@ -263,31 +267,41 @@ def _limit(target: TargetStatus) -> str:
     return "how many it can take is being found out"
 
 
-def _starved(flow: Flow, in_flight: int) -> Pace:
+def _starved(flow: FlowReport, in_flight: int) -> ThroughputDiagnosis:
     """Nothing is ready: what it waits for."""
     if flow.cramped:
         why = f"{_few(flow.cramped)}: more unfinished messages than tracker.capacity are not read"
-        return Pace(Bound.CAPACITY, why)
+        return ThroughputDiagnosis(ThroughputBound.CAPACITY, why)
     if flow.behind:
-        return Pace(Bound.ORDER, f"{flow.behind} messages wait for an earlier one of their key or partition")
+        return ThroughputDiagnosis(
+            ThroughputBound.ORDER, f"{flow.behind} messages wait for an earlier one of their key or partition"
+        )
     if flow.unread and flow.budget_used >= MEMORY_FULL:
         used = f"{flow.budget_used:.0%} of this worker's memory for fetched messages is in use"
-        return Pace(Bound.MEMORY, f"{used}; more is read when some is done")
+        return ThroughputDiagnosis(ThroughputBound.MEMORY, f"{used}; more is read when some is done")
     if flow.catching_up:
         why = f"{flow.catching_up} partitions work off a backlog at catchUp.rate, beside what is new"
-        return Pace(Bound.CATCH_UP, why)
+        return ThroughputDiagnosis(ThroughputBound.CATCH_UP, why)
     if flow.unread:
-        return Pace(Bound.FETCH, f"all that was read is sent; {flow.unread} messages are still to be read")
+        return ThroughputDiagnosis(
+            ThroughputBound.FETCH, f"all that was read is sent; {flow.unread} messages are still to be read"
+        )
     if flow.postponed:
         due = "" if flow.due_in_s is None else f", the first for {_span(max(0.0, flow.due_in_s))}"
-        return Pace(Bound.DELAY, f"{flow.postponed} messages wait for their time{due}")
+        return ThroughputDiagnosis(
+            ThroughputBound.DELAY, f"{flow.postponed} messages wait for their time{due}"
+        )
     if flow.backoff:
-        return Pace(Bound.BACKOFF, f"{flow.backoff} messages failed and wait for their next attempt")
+        return ThroughputDiagnosis(
+            ThroughputBound.BACKOFF, f"{flow.backoff} messages failed and wait for their next attempt"
+        )
     if in_flight:
-        return Pace(Bound.NONE, f"all there is is with the receiver: {in_flight} in flight")
+        return ThroughputDiagnosis(
+            ThroughputBound.NONE, f"all there is is with the receiver: {in_flight} in flight"
+        )
     if flow.unread is None:
-        return Pace(Bound.NONE, "nothing has been heard of its topic yet")
-    return Pace(Bound.NONE, "everything that came is delivered")
+        return ThroughputDiagnosis(ThroughputBound.NONE, "nothing has been heard of its topic yet")
+    return ThroughputDiagnosis(ThroughputBound.NONE, "everything that came is delivered")
 
 
 def _few(partitions: Sequence[str]) -> str:

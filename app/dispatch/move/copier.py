@@ -10,10 +10,10 @@ from contextlib import asynccontextmanager
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 from aiokafka.errors import KafkaError
 
-from app.dispatch.dlq.letter import Letter
+from app.dispatch.dlq.letter import DeadLetter
 from app.dispatch.dlq.reader import reading
 from app.dispatch.dlq.rules import Span
-from app.dispatch.move.time_mapping import Source
+from app.dispatch.move.time_mapping import SourcePartition
 from app.kafka.client.cluster import (
     LATEST,
     READ_COMMITTED,
@@ -24,29 +24,32 @@ from app.kafka.client.cluster import (
 from app.kafka.client.consumer_shutdown import stop_consumer
 from app.kernel.clock import now_ms
 
-At = tuple[str, int]  # topic, partition
+TopicAndPartition = tuple[str, int]  # topic, partition
 
-TAIL = 100  # offsets at the end of a log in which its newest record is looked for
+TAIL_OFFSETS = 100  # offsets at the end of a log in which its newest record is looked for
 SCAN_RECORDS = 2_000  # at once, before the loop that pushes messages gets its turn
 SCAN_WAIT_MS = 500
-STALL_S = 30.0
+READ_STALL_TIMEOUT_S = 30.0
 TRIES, RETRY_S = 20, 0.25
 MAX_COPY_BYTES = 32 * 1024 * 1024  # as large as a dead letter can be
 SENT_AT_ONCE = 50
-AT_ONCE = 16
-STOP_S = 10.0
+PARTITIONS_AT_ONCE = 16
+PRODUCER_STOP_TIMEOUT_S = 10.0
 _NULL = bytearray()  # this very object stands for no value: aiokafka refuses records without key and value
 
 
 async def offsets(
-    client: ClusterClient, wanted: Iterable[At], timestamp: int, isolation: int = READ_COMMITTED
-) -> dict[At, int]:
+    client: ClusterClient,
+    wanted: Iterable[TopicAndPartition],
+    timestamp: int,
+    isolation: int = READ_COMMITTED,
+) -> dict[TopicAndPartition, int]:
     """`client.offsets` of all of them.
 
     Raises:
         ClusterUnreachable: some leader does not answer.
     """
-    missing, found = set(wanted), dict[At, int]()
+    missing, found = set(wanted), dict[TopicAndPartition, int]()
     for _ in range(TRIES):
         if missing:
             found |= await client.offsets(missing, timestamp, isolation)
@@ -59,17 +62,17 @@ async def offsets(
 
 async def at_times(client: ClusterClient, topic: str, wanted: Sequence[int | None]) -> list[int | None]:
     """First offset at or after each partition's time in ms; None: there is no time, or no such record."""
-    by_time: dict[int, list[At]] = {}
+    by_time: dict[int, list[TopicAndPartition]] = {}
     for partition, time_ms in enumerate(wanted):
         if time_ms is not None:
             by_time.setdefault(max(0, time_ms), []).append((topic, partition))
-    gate = asyncio.Semaphore(AT_ONCE)
+    gate = asyncio.Semaphore(PARTITIONS_AT_ONCE)
 
-    async def ask(time_ms: int, at: list[At]) -> dict[At, int]:
+    async def ask(time_ms: int, at: list[TopicAndPartition]) -> dict[TopicAndPartition, int]:
         async with gate:
             return await offsets(client, at, time_ms)
 
-    found: dict[At, int] = {}
+    found: dict[TopicAndPartition, int] = {}
     for answer in await asyncio.gather(*(ask(*item) for item in by_time.items())):
         found |= answer
     told = [found.get((topic, partition), -1) for partition in range(len(wanted))]
@@ -79,8 +82,8 @@ async def at_times(client: ClusterClient, topic: str, wanted: Sequence[int | Non
 async def read_times(
     client: ClusterClient,
     topic: str,
-    sources: Sequence[Source],
-    tell: Callable[[int, int], None],
+    sources: Sequence[SourcePartition],
+    report_progress: Callable[[int, int], None],
     within_s: float | None = None,
 ) -> bool:
     """Has `sources` see their unfinished records and the newest; False when `within_s` was not enough.
@@ -103,7 +106,7 @@ async def read_times(
     )  # fmt: skip
     async with _running(consumer):
         consumer.assign(list(left))
-        begins = {at: max(s.start, min(s.position, s.end - TAIL)) for at, s in left.items()}
+        begins = {at: max(s.start, min(s.position, s.end - TAIL_OFFSETS)) for at, s in left.items()}
         for at, offset in begins.items():
             consumer.seek(at, offset)
         total = sum(source.end - begins[at] for at, source in left.items())
@@ -122,10 +125,10 @@ async def read_times(
                 if position >= source.end:
                     consumer.pause(at)
                     del left[at]
-            tell(sum(looked_at.values()), total)
+            report_progress(sum(looked_at.values()), total)
             if left and within_s is not None and loop.time() - began_s > within_s:
                 return False
-            if loop.time() - moved_s > STALL_S:
+            if loop.time() - moved_s > READ_STALL_TIMEOUT_S:
                 raise TimeoutError(f"nothing more comes from {client.name} of {sorted(left)[:3]}")
             await asyncio.sleep(0)
     return True
@@ -147,8 +150,8 @@ async def copy_topic(
     target: ClusterClient,
     topic: str,
     spans: Mapping[int, Span],
-    wanted: Callable[[Letter], bool],
-    tell: Callable[[int], None],
+    wanted: Callable[[DeadLetter], bool],
+    report_progress: Callable[[int], None],
 ) -> int:
     """Copies the committed records of `spans` to the topic of the same name, acknowledged by all in-sync
     replicas; key, value, headers and timestamp as they are. Returns how many.
@@ -173,14 +176,14 @@ async def copy_topic(
                     continue
                 async for letters, _ in reader.chunks(partition, (start, end)):
                     copied += await _send(producer, topic, partition % count, filter(wanted, letters))
-                    tell(copied)
+                    report_progress(copied)
     finally:
-        async with asyncio.timeout(STOP_S):
+        async with asyncio.timeout(PRODUCER_STOP_TIMEOUT_S):
             await producer.stop()
     return copied
 
 
-async def _send(producer: AIOKafkaProducer, topic: str, partition: int, letters: Iterable[Letter]) -> int:
+async def _send(producer: AIOKafkaProducer, topic: str, partition: int, letters: Iterable[DeadLetter]) -> int:
     sent = []
     for letter in letters:
         value = _NULL if letter.value is None else letter.value
@@ -203,6 +206,8 @@ async def _partitions(client: ClusterClient, topic: str) -> range:
     return range(count)
 
 
-async def ends(client: ClusterClient, at: Iterable[At], *, committed_only: bool = True) -> dict[At, int]:
+async def ends(
+    client: ClusterClient, at: Iterable[TopicAndPartition], *, committed_only: bool = True
+) -> dict[TopicAndPartition, int]:
     """The ends of partitions: of what is committed, or of all that is there. Raises ClusterUnreachable."""
     return await offsets(client, at, LATEST, READ_COMMITTED if committed_only else READ_UNCOMMITTED)

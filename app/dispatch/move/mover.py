@@ -24,15 +24,15 @@ import structlog
 from aiokafka.errors import KafkaError
 
 from app.controllog.codec import JobStatus
-from app.controllog.events import Begun, Moving, OperatorAct, Position, WorkloadPut
+from app.controllog.events import Moving, OperatorAct, StartOffsets, StartRecorded, WorkloadPut
 from app.controllog.log import ControlLog
-from app.dispatch.dlq.letter import Letter
+from app.dispatch.dlq.letter import DeadLetter
 from app.dispatch.dlq.merge import end_merges
 from app.dispatch.dlq.operation_history import merges_of
 from app.dispatch.dlq.reader import queue_ends
-from app.dispatch.dlq.rules import Past
+from app.dispatch.dlq.rules import PastOperation
 from app.dispatch.move.copier import MAX_COPY_BYTES, copy_topic, ends
-from app.dispatch.move.planner import Planner, Road, Tell, View, Wish
+from app.dispatch.move.planner import MovePath, MovePlanner, MoveRequest, MoveView, ReportProgress
 from app.dispatch.topics.leftovers import candidates
 from app.dispatch.topics.settings import create_topics, raise_settings, retry_retention_ms
 from app.kafka.client.topics import TopicSpec, ensure_topics
@@ -40,55 +40,57 @@ from app.kafka.data_clusters import DataClusters
 from app.kernel.clock import now_ms
 from app.kernel.job import JobId, Kind
 from app.worker.members.membership import Members
-from app.worker.runtime.operators import Refused
+from app.worker.runtime.operators import OperationRefused
 
 log = structlog.get_logger(__name__)
 
-SETTLE_S = 60.0  # what is in flight ends, owners that just change settle
+SETTLE_TIMEOUT_S = 60.0  # what is in flight ends, owners that just change settle
 HEARTBEAT_S = 0.5  # how often owners tell of their jobs
-LOOK_S = 0.1
-FORESEE_S = 6.0  # a dry run reads timestamps no longer
+MOVE_POLL_INTERVAL_S = 0.1
+DRY_RUN_TIMEOUT_S = 6.0  # a dry run reads timestamps no longer
 
 
 class Mover:
     """See the module. Holds nothing but what it was asked for: any worker can move any workload."""
 
-    def __init__(self, wish: Wish, control: ControlLog, clusters: DataClusters, members: Members) -> None:
-        self._wish = wish
+    def __init__(
+        self, request: MoveRequest, control: ControlLog, clusters: DataClusters, members: Members
+    ) -> None:
+        self._request = request
         self._control = control
-        self._planner = Planner(wish, control, clusters, members)
+        self._planner = MovePlanner(request, control, clusters, members)
 
     async def foresee(self) -> dict[str, Any]:
         """The plan as of now; changes nothing.
 
         Raises:
-            Refused: it cannot work. ClusterUnreachable, KafkaError, TimeoutError.
+            OperationRefused: it cannot work. ClusterUnreachable, KafkaError, TimeoutError.
         """
         road = await self._planner.road()
-        seen = await self._planner.view(road, lambda _: None, FORESEE_S)
-        return seen.to_json(road, self._wish)
+        seen = await self._planner.view(road, lambda _: None, DRY_RUN_TIMEOUT_S)
+        return seen.to_json(road, self._request)
 
-    async def run(self, move: str, actor: str, tell: Tell) -> dict[str, Any]:
+    async def run(self, move: str, actor: str, report_progress: ReportProgress) -> dict[str, Any]:
         """Does it, under the name `move`; the plan as it was done. What fails is undone.
 
         Raises:
-            Refused: it cannot work, or something else was done with the workload meanwhile.
+            OperationRefused: it cannot work, or something else was done with the workload meanwhile.
             ClusterUnreachable, KafkaError, TimeoutError.
         """
-        key, to = self._wish.key, self._wish.to
+        key, to = self._request.key, self._request.to
         await self._planner.road()
         await self._control.append(Moving(at_ms=now_ms(), key=key, move=move, to=to, actor=actor))
         try:
-            tell({"step": "drain"})
+            report_progress({"step": "drain"})
             road = await self._planner.road()
             await self._settle(road)
             merges = await self._end_merges(road)
-            seen = await self._planner.view(road, tell, None)
+            seen = await self._planner.view(road, report_progress, None)
             others = await self._prepare(road, seen)
-            copied, letters = await self._copy(road, seen, merges, tell)
-            tell({"step": "switch"})
+            copied, letters = await self._copy(road, seen, merges, report_progress)
+            report_progress({"step": "switch"})
             await self._commit(road, seen, others)
-            begun = Begun(
+            begun = StartRecorded(
                 at_ms=now_ms(), key=key, deployment=road.put.deployment, ends=seen.begins,
                 cluster_id=road.ids[1][0], topic_id=road.ids[1][1], others=others,
             )  # fmt: skip
@@ -96,7 +98,7 @@ class Mover:
         except BaseException:
             await asyncio.shield(self._give_up(move, actor))
             raise
-        told = seen.to_json(road, self._wish) | {"copied": copied, "letters": letters}
+        told = seen.to_json(road, self._request) | {"copied": copied, "letters": letters}
         detail = (
             f"{told['from']} -> {to}, margin {told['margin_ms']} ms: about {told['again']} may come again; "
             f"copied {copied} that waited for retry, {letters} dead letters"
@@ -110,12 +112,12 @@ class Mover:
 
     # -- what it needs -------------------------------------------------------------------------------
 
-    async def _settle(self, road: Road) -> None:
+    async def _settle(self, path: MovePath) -> None:
         """Until every job is paused and nothing is in flight. Raises Refused."""
         began_s = time.monotonic()
         main = [
-            str(JobId(Kind.DISPATCH, self._wish.key, road.workload.metadata.topic, partition))
-            for partition in range(road.partitions[0])
+            str(JobId(Kind.DISPATCH, self._request.key, path.workload.metadata.topic, partition))
+            for partition in range(path.partitions[0])
         ]
         while True:
             told = self._planner.statuses(began_s + HEARTBEAT_S)  # what was said before may be of before
@@ -126,24 +128,24 @@ class Mover:
             ]
             if not restless:
                 return
-            if time.monotonic() > began_s + SETTLE_S:
-                raise Refused(
-                    f"after {SETTLE_S:.0f} s {len(restless)} jobs are not at rest: "
+            if time.monotonic() > began_s + SETTLE_TIMEOUT_S:
+                raise OperationRefused(
+                    f"after {SETTLE_TIMEOUT_S:.0f} s {len(restless)} jobs are not at rest: "
                     f"{', '.join(sorted(restless)[:3])}; nothing was moved"
                 )
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(MOVE_POLL_INTERVAL_S)
 
     # -- doing ---------------------------------------------------------------------------------------
 
-    async def _prepare(self, road: Road, seen: View) -> dict[str, Position]:
+    async def _prepare(self, path: MovePath, seen: MoveView) -> dict[str, StartOffsets]:
         """Creates the topics that are needed there; where the others begin (rule 2)."""
-        client, moved = road.target.client, road.moved
-        created = await create_topics(client, moved, road.partitions[1])
+        client, moved = path.target.client, path.moved
+        created = await create_topics(client, moved, path.partitions[1])
         stale = [topic for topic in moved.retry_topics() if topic not in created]
         await raise_settings(client, moved, stale)
         config = {"retention.ms": str(retry_retention_ms(moved)), "max.message.bytes": str(MAX_COPY_BYTES)}
         needed = {topic: len(spans) for topic, spans in seen.waiting.items()}
-        if self._wish.letters and any(start < end for start, end in seen.letters.values()):
+        if self._request.letters and any(start < end for start, end in seen.letters.values()):
             needed[moved.dlq_topic()] = len(seen.letters)
         present = await client.topics()
         await ensure_topics(
@@ -155,65 +157,67 @@ class Mover:
         ids = await client.topic_ids(own)
         found = await ends(client, [(topic, p) for topic in own for p in range(present[topic])])
         return {
-            topic: Position(ids.get(topic, ""), [found[topic, p] for p in range(present[topic])])
+            topic: StartOffsets(ids.get(topic, ""), [found[topic, p] for p in range(present[topic])])
             for topic in own
         }
 
-    async def _copy(self, road: Road, seen: View, merges: Sequence[Past], tell: Tell) -> tuple[int, int]:
+    async def _copy(
+        self, path: MovePath, seen: MoveView, merges: Sequence[PastOperation], report_progress: ReportProgress
+    ) -> tuple[int, int]:
         """Copies what waits, and the dead letters; how many of each."""
-        source, target, workload = road.source.client, road.target.client, road.workload
+        source, target, workload = path.source.client, path.target.client, path.workload
         total = sum(end - start for spans in seen.waiting.values() for start, end in spans.values())
-        if self._wish.letters:
+        if self._request.letters:
             total += sum(end - start for start, end in seen.letters.values())
         done = 0
 
         def read(copied: int) -> None:
-            tell({"step": "copy", "looked_at": done + copied, "of": total})
+            report_progress({"step": "copy", "looked_at": done + copied, "of": total})
 
         for topic, spans in seen.waiting.items():
             done += await copy_topic(source, target, topic, spans, lambda _: True, read)
         copied = done
-        if not self._wish.letters:
+        if not self._request.letters:
             return copied, 0
 
-        def is_left(letter: Letter) -> bool:
+        def is_left(letter: DeadLetter) -> bool:
             return not any(merge.took(letter) for merge in merges)
 
         return copied, await copy_topic(source, target, workload.dlq_topic(), seen.letters, is_left, read)
 
-    async def _end_merges(self, road: Road) -> list[Past]:
+    async def _end_merges(self, path: MovePath) -> list[PastOperation]:
         """Rule 3; what merges have taken, as far as it is remembered."""
-        client, workload = road.source.client, road.workload
+        client, workload = path.source.client, path.workload
         if workload.dlq_topic() not in await client.topics():
             return []
         await end_merges(client, workload)
         known = await merges_of(client, workload, await queue_ends(client, workload.dlq_topic()))
         return [merge.past() for merge in known.values()]
 
-    async def _commit(self, road: Road, seen: View, others: Mapping[str, Position]) -> None:
+    async def _commit(self, path: MovePath, seen: MoveView, others: Mapping[str, StartOffsets]) -> None:
         """The group's commit there says what is mapped: whatever it was, ahead or behind. Raises Refused."""
-        topic, group = road.moved.metadata.topic, road.moved.metadata.group
+        topic, group = path.moved.metadata.topic, path.moved.metadata.group
         wanted = {(topic, p): offset for p, offset in enumerate(seen.begins)}
         wanted |= {(name, p): offset for name, at in others.items() for p, offset in enumerate(at.offsets)}
-        if refused := await road.target.committer.commit(group, wanted):
+        if refused := await path.target.committer.commit(group, wanted):
             at, why = next(iter(refused.items()))
-            raise Refused(f"{self._wish.to} takes no commit of {at[0]}-{at[1]}: {why}")
+            raise OperationRefused(f"{self._request.to} takes no commit of {at[0]}-{at[1]}: {why}")
 
-    async def _switch(self, road: Road, move: str, actor: str, begun: Begun) -> None:
+    async def _switch(self, path: MovePath, move: str, actor: str, begun: StartRecorded) -> None:
         """Rule 1. Raises Refused: somebody was faster."""
         put = WorkloadPut(
-            at_ms=now_ms(), key=begun.key, definition=road.moved.to_wire(), etag=road.moved.etag(),
-            actor=actor, expected=road.put.etag, deployment=road.put.deployment, move=move, begun=begun,
+            at_ms=now_ms(), key=begun.key, definition=path.moved.to_wire(), etag=path.moved.etag(),
+            actor=actor, expected=path.put.etag, deployment=path.put.deployment, move=move, begun=begun,
         )  # fmt: skip
         offset = await self._control.append(put)
         if not self._control.counted(offset):
-            raise Refused(
+            raise OperationRefused(
                 f"{begun.key} was resumed, changed or moved by somebody else meanwhile; this move did nothing"
             )
 
     async def _give_up(self, move: str, actor: str) -> None:
         """Lets the workload go on where it is, unless something else was said of it meanwhile."""
-        key = self._wish.key
+        key = self._request.key
         under_way = self._control.view.moves.get(key)
         if under_way is not None and under_way.move == move:
             try:

@@ -20,23 +20,23 @@ from app.controllog.log import ControlLog
 from app.definitions.plan import plan as plan_changes
 from app.dispatch.definition import Workload
 from app.dispatch.dlq.rules import Span
-from app.dispatch.move.copier import At, at_times, ends, offsets, read_times
-from app.dispatch.move.time_mapping import Source, times
+from app.dispatch.move.copier import TopicAndPartition, at_times, ends, offsets, read_times
+from app.dispatch.move.time_mapping import SourcePartition, times
 from app.dispatch.topics.leftovers import candidates
 from app.kafka.client.cluster import EARLIEST
 from app.kafka.data_clusters import DataCluster, DataClusters
 from app.kernel.clock import iso
 from app.kernel.job import JobId, Kind
 from app.worker.members.membership import Members
-from app.worker.runtime.operators import Refused
+from app.worker.runtime.operators import OperationRefused
 
 DEFAULT_MARGIN_MS = 10_000
 
-Tell = Callable[[dict[str, Any]], None]
+ReportProgress = Callable[[dict[str, Any]], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
+class MoveRequest:
     """What is asked for: workload `key` to cluster `to`; with `letters`, its dead letters too."""
 
     key: str
@@ -46,7 +46,7 @@ class Wish:
 
 
 @dataclass(frozen=True, slots=True)
-class Road:
+class MovePath:
     """What a move goes from and to. `ids`: cluster and topic id of the source and of the destination."""
 
     put: WorkloadPut
@@ -59,7 +59,7 @@ class Road:
 
 
 @dataclass(slots=True)
-class View:
+class MoveView:
     """A move as it would be now.
 
     Attributes:
@@ -68,7 +68,7 @@ class View:
         complete: all timestamps were read.
     """
 
-    sources: list[Source]
+    sources: list[SourcePartition]
     rows: list[dict[str, Any]]
     begins: list[int]
     waiting: dict[str, dict[int, Span]]
@@ -76,80 +76,86 @@ class View:
     complete: bool
     left_there: dict[str, int] = field(default_factory=dict)
 
-    def to_json(self, road: Road, wish: Wish) -> dict[str, Any]:
+    def to_json(self, path: MovePath, request: MoveRequest) -> dict[str, Any]:
         """For people."""
         retry = {topic: _sum(spans) for topic, spans in self.waiting.items()}
         return {
-            "key": wish.key, "from": road.workload.metadata.cluster, "to": wish.to,
-            "margin_ms": wish.margin_ms, "partitions": self.rows, "complete": self.complete,
+            "key": request.key, "from": path.workload.metadata.cluster, "to": request.to,
+            "margin_ms": request.margin_ms, "partitions": self.rows, "complete": self.complete,
             "again": sum(row["again"] or 0 for row in self.rows),
             "unfinished": sum(source.unfinished for source in self.sources),
             "waiting": retry, "left_there": self.left_there,
-            "dlq": {"offsets": _sum(self.letters), "action": "copy" if wish.letters else "leave"},
+            "dlq": {"offsets": _sum(self.letters), "action": "copy" if request.letters else "leave"},
         }  # fmt: skip
 
 
-class Planner:
-    """Looks at what `wish` needs, and changes nothing."""
+class MovePlanner:
+    """Looks at what `request` needs, and changes nothing."""
 
-    def __init__(self, wish: Wish, control: ControlLog, clusters: DataClusters, members: Members) -> None:
-        self._wish = wish
+    def __init__(
+        self, request: MoveRequest, control: ControlLog, clusters: DataClusters, members: Members
+    ) -> None:
+        self._request = request
         self._control = control
         self._clusters = clusters
         self._members = members
 
-    async def road(self) -> Road:
+    async def road(self) -> MovePath:
         """What can be known beforehand.
 
         Raises:
-            Refused: it cannot work. ClusterUnreachable, KafkaError.
+            OperationRefused: it cannot work. ClusterUnreachable, KafkaError.
         """
-        key, to = self._wish.key, self._wish.to
+        key, to = self._request.key, self._request.to
         view, specs = self._control.view, self._clusters.specs
         put = view.workloads.get(key)
         if put is None:
-            raise Refused(f"there is no workload {key}")
+            raise OperationRefused(f"there is no workload {key}")
         workload = Workload.from_wire(put.definition)
         at = workload.metadata.cluster
         if workload.spec.mode is not None:
-            raise Refused(
+            raise OperationRefused(
                 f"{key} has a mode: each region reads its own cluster of a tier; move it between regions "
                 "with a failover, or take spec.mode out first"
             )
         if to not in specs:
-            raise Refused(f"there is no cluster {to!r}; this worker knows {', '.join(sorted(specs))}")
+            raise OperationRefused(
+                f"there is no cluster {to!r}; this worker knows {', '.join(sorted(specs))}"
+            )
         if at == to:
-            raise Refused(f"{key} is in {to} already")
-        if workload.spec.start == "latest" and not view.begun_of(key):
-            raise Refused("where `start: latest` begins is not recorded yet; ask again in a moment")
+            raise OperationRefused(f"{key} is in {to} already")
+        if workload.spec.start == "latest" and not view.start_parts_of(key):
+            raise OperationRefused("where `start: latest` begins is not recorded yet; ask again in a moment")
         moved = workload.model_copy(update={"metadata": workload.metadata.model_copy(update={"cluster": to})})
         known = {k: Workload.from_wire(p.definition) for k, p in view.workloads.items() if k != key}
         if conflicts := plan_changes(known, [moved]).conflicts:
-            raise Refused("; ".join(conflicts))
+            raise OperationRefused("; ".join(conflicts))
         source, target = await self._clusters.get(at), await self._clusters.get(to)
         ids, partitions = [], []
         for cluster in (source, target):
             topic = workload.metadata.topic
             count = await cluster.client.partitions(topic)
             if not count:
-                raise Refused(f"topic {topic} does not exist in {cluster.name}; copy it there first")
+                raise OperationRefused(f"topic {topic} does not exist in {cluster.name}; copy it there first")
             cluster_id = await cluster.client.cluster_id()
             if not cluster_id:
-                raise Refused(
+                raise OperationRefused(
                     f"{cluster.name} does not tell its cluster id: positions there cannot be told apart"
                 )
             ids.append((cluster_id, (await cluster.client.topic_ids([topic])).get(topic, "")))
             partitions.append(count)
         if ids[0][0] == ids[1][0]:
-            raise Refused(f"{at} and {to} are the same cluster, {ids[0][0]}")
-        return Road(put, workload, moved, source, target, (ids[0], ids[1]), (partitions[0], partitions[1]))
+            raise OperationRefused(f"{at} and {to} are the same cluster, {ids[0][0]}")
+        return MovePath(
+            put, workload, moved, source, target, (ids[0], ids[1]), (partitions[0], partitions[1])
+        )
 
     def statuses(self, since_s: float = float("-inf")) -> dict[str, JobStatus | None]:
         """What the present owners say of the workload's jobs; None: not heard since then (monotonic)."""
         found: dict[str, JobStatus | None] = {
             job: None
             for job, held in self._control.view.assignments.items()
-            if held.worker and JobId.parse(job).name == self._wish.key
+            if held.worker and JobId.parse(job).name == self._request.key
         }
         for worker, beat in self._members.live(time.monotonic()).items():
             for status in beat.jobs if self._members.heard[worker][0] > since_s else ():
@@ -158,22 +164,22 @@ class Planner:
                     found[status.job] = status
         return found
 
-    async def view(self, road: Road, tell: Tell, within_s: float | None) -> View:
+    async def view(self, path: MovePath, report_progress: ReportProgress, within_s: float | None) -> MoveView:
         """The plan as of now; reads timestamps for at most `within_s`.
 
         Raises:
             ClusterUnreachable, KafkaError, TimeoutError.
         """
-        topic, client = road.workload.metadata.topic, road.source.client
+        topic, client = path.workload.metadata.topic, path.source.client
         present = await client.topics()
-        own = [topic, *road.workload.retry_topics(), *candidates(road.workload)]
+        own = [topic, *path.workload.retry_topics(), *candidates(path.workload)]
         at = [(name, p) for name in own for p in range(present.get(name, 0))]
-        positions = await self._positions(road, at)  # rule 1: before the ends
+        positions = await self._positions(path, at)  # rule 1: before the ends
         starts = await offsets(client, at, EARLIEST)
         logs = await ends(client, [one for one in at if one[0] == topic], committed_only=False)
         logs |= await ends(client, [one for one in at if one[0] != topic])
         statuses = self.statuses()
-        sources: list[Source] = []
+        sources: list[SourcePartition] = []
         waiting: dict[str, dict[int, Span]] = {}
         for name, p in at:
             start, end = starts[name, p], max(starts[name, p], logs[name, p])
@@ -182,30 +188,30 @@ class Planner:
                 if position < end:
                     waiting.setdefault(name, {})[p] = (position, end)
                 continue
-            status = statuses.get(str(JobId(Kind.DISPATCH, self._wish.key, name, p)))
+            status = statuses.get(str(JobId(Kind.DISPATCH, self._request.key, name, p)))
             above = 0 if status is None else max(0, status.fetched - status.committed - status.unfinished)
-            sources.append(Source(p, start, position, end, above))
+            sources.append(SourcePartition(p, start, position, end, above))
 
         def read(looked_at: int, of: int) -> None:
-            tell({"step": "map", "looked_at": looked_at, "of": of})
+            report_progress({"step": "map", "looked_at": looked_at, "of": of})
 
         complete = await read_times(client, topic, sources, read, within_s)
-        rows, begins = await self._map(road, sources)
-        queue = road.workload.dlq_topic()
+        rows, begins = await self._map(path, sources)
+        queue = path.workload.dlq_topic()
         letters = [(queue, p) for p in range(present.get(queue, 0))]
         first, last = await offsets(client, letters, EARLIEST), await ends(client, letters)
         spans = {p: (first[queue, p], max(first[queue, p], last[queue, p])) for _, p in letters}
-        there = await self._left_there(road)
-        return View(sources, rows, begins, waiting, spans, complete, there)
+        there = await self._left_there(path)
+        return MoveView(sources, rows, begins, waiting, spans, complete, there)
 
-    async def _left_there(self, road: Road) -> dict[str, int]:
+    async def _left_there(self, path: MovePath) -> dict[str, int]:
         """What the destination's retry topics hold beyond the group's commit there, by topic."""
-        client, moved = road.target.client, road.moved
+        client, moved = path.target.client, path.moved
         present = await client.topics()
         at = [(t, p) for t in (*moved.retry_topics(), *candidates(moved)) for p in range(present.get(t, 0))]
         if not at:
             return {}
-        committed = await road.target.committer.committed(moved.metadata.group, at)
+        committed = await path.target.committer.committed(moved.metadata.group, at)
         firsts, lasts = await offsets(client, at, EARLIEST), await ends(client, at)
         found: dict[str, int] = {}
         for one in at:
@@ -214,15 +220,17 @@ class Planner:
                 found[one[0]] = found.get(one[0], 0) + left
         return found
 
-    async def _positions(self, road: Road, at: Sequence[At]) -> dict[At, int]:
+    async def _positions(
+        self, path: MovePath, at: Sequence[TopicAndPartition]
+    ) -> dict[TopicAndPartition, int]:
         """Next offsets that are known: an owner's, the group's, or where the workload was to begin."""
-        group, begun = road.workload.metadata.group, self._control.view.begun(self._wish.key)
-        found: dict[At, int] = {}
+        group, begun = path.workload.metadata.group, self._control.view.start_of(self._request.key)
+        found: dict[TopicAndPartition, int] = {}
         if begun is not None:
-            main = road.workload.metadata.topic
-            ids = await road.source.client.topic_ids({topic for topic, _ in at})
+            main = path.workload.metadata.topic
+            ids = await path.source.client.topic_ids({topic for topic, _ in at})
             for topic, p in at:
-                mapped = begun.mapped(topic, p, road.ids[0][0], ids.get(topic, ""))
+                mapped = begun.mapped(topic, p, path.ids[0][0], ids.get(topic, ""))
                 if mapped is not None:
                     found[topic, p] = mapped
                 elif (
@@ -232,7 +240,7 @@ class Planner:
                     and p < len(begun.ends)
                 ):
                     found[topic, p] = begun.ends[p]
-        committed = await road.source.committer.committed(group, at)
+        committed = await path.source.committer.committed(group, at)
         found |= {one: offset for one, offset in committed.items() if offset is not None}
         for job, status in self.statuses().items():
             if status is not None and status.committed >= 0:
@@ -240,14 +248,16 @@ class Planner:
                 found[parsed.topic, parsed.partition] = status.committed
         return found
 
-    async def _map(self, road: Road, sources: Sequence[Source]) -> tuple[list[dict[str, Any]], list[int]]:
+    async def _map(
+        self, path: MovePath, sources: Sequence[SourcePartition]
+    ) -> tuple[list[dict[str, Any]], list[int]]:
         """What people are told of each partition, and where each begins there."""
-        topic, client, (here, there) = road.workload.metadata.topic, road.target.client, road.partitions
+        topic, client, (here, there) = path.workload.metadata.topic, path.target.client, path.partitions
         at = [(topic, p) for p in range(there)]
         lasts = await ends(client, at)  # rule 2: before the times are asked for
         firsts = await offsets(client, at, EARLIEST)
         since = times(sources, there)
-        margin = self._wish.margin_ms
+        margin = self._request.margin_ms
         mapped = await at_times(client, topic, [None if t is None else t - margin for t in since])
         done = [
             not any(source.behind for source in (sources if here != there else [sources[p]])) for _, p in at
@@ -268,7 +278,7 @@ class Planner:
                 begin = first if at_ms is None else last if found is None else max(first, min(found, last))
                 again = max(0, (last if at_ms is None or upper is None else upper) - begin)
                 again += sources[p].finished_above if here == there else 0
-                row |= {"since": _told(at_ms, margin), "to": begin, "again": again}
+                row |= {"since": _time_words(at_ms, margin), "to": begin, "again": again}
                 begins.append(begin)
             rows.append(row)
         return rows, begins
@@ -278,5 +288,5 @@ def _sum(spans: dict[int, Span]) -> int:
     return sum(end - start for start, end in spans.values())
 
 
-def _told(time_ms: int | None, margin_ms: int) -> str | None:
+def _time_words(time_ms: int | None, margin_ms: int) -> str | None:
     return None if time_ms is None else iso(max(0, time_ms - margin_ms))

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 
 @dataclass(slots=True)
-class Source:
+class SourcePartition:
     """One partition of the topic where the workload is now, in next offsets; [start, end) is its log.
 
     Attributes:
@@ -63,7 +63,7 @@ class Source:
         return min(self.least_ms, self.newest_ms)
 
 
-def times(sources: Sequence[Source], partitions: int) -> list[int | None]:
+def times(sources: Sequence[SourcePartition], partitions: int) -> list[int | None]:
     """The time from which each destination partition counts, without the margin; None: from its start."""
     own = [source.time_ms for source in sources]
     if len(sources) == partitions:

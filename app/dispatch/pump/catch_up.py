@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from app.dispatch.pump.partition import DispatchPump
 
 
-class Backlog:
+class CatchUpBacklog:
     """What lies below `end`, and the pump that works on it."""
 
     __slots__ = ("end", "pump")
@@ -77,15 +77,17 @@ class Backlog:
         )
 
 
-class Allowance:
-    """Messages that a backlog may send; tells `stirred` when there are more."""
+class CatchUpAllowance:
+    """Messages that a backlog may send; tells `on_sendable` when there are more."""
 
-    __slots__ = ("_bucket", "_clock", "_stirred", "_timer")
+    __slots__ = ("_bucket", "_clock", "_on_sendable", "_timer")
 
-    def __init__(self, bucket: TokenBucket, clock: Callable[[], float], stirred: Callable[[], None]) -> None:
+    def __init__(
+        self, bucket: TokenBucket, clock: Callable[[], float], on_sendable: Callable[[], None]
+    ) -> None:
         self._bucket = bucket
         self._clock = clock
-        self._stirred = stirred
+        self._on_sendable = on_sendable
         self._timer: asyncio.TimerHandle | None = None
 
     def most(self, wanted: int) -> int:
@@ -97,11 +99,11 @@ class Allowance:
             self._timer = asyncio.get_running_loop().call_later(wait_s, self._more)
         return max(0, granted)
 
-    def take(self, count: int) -> None:
+    def spend(self, count: int) -> None:
         """So many go."""
         if count:
             self._bucket.take(self._clock(), count)
 
     def _more(self) -> None:
         self._timer = None
-        self._stirred()
+        self._on_sendable()

@@ -25,14 +25,14 @@ from itertools import islice
 from typing import TYPE_CHECKING, NamedTuple
 
 from app.dispatch.model.delayed_delivery import FAR_MS, LEVELS_MS, DueQueue
-from app.dispatch.pump.retry_publisher import Postponed
-from app.kafka.fetch.deliveries import Retention
+from app.dispatch.pump.retry_publisher import PostponedMessage
+from app.kafka.fetch.deliveries import TopicRetention
 from app.kafka.records.record import size_of
 from app.kernel.clock import iso, now_ms
 
 if TYPE_CHECKING:
-    from app.dispatch.model.retry_headers import Origin
-    from app.dispatch.pump.intake import Intake
+    from app.dispatch.model.retry_headers import MessageOrigin
+    from app.dispatch.pump.intake import MessageIntake
     from app.dispatch.pump.partition import DispatchPump
     from app.kafka.records.record import Record
 
@@ -40,22 +40,23 @@ SOON_MS = LEVELS_MS[0]
 # of the tracker in use: as for a head that blocks the line (`app.dispatch.model.head_of_line`)
 FULL_SHARE = 0.9
 POSTPONED_BYTES = 16 * 1024 * 1024
-AT_ONCE = 256  # copied together
+COPIES_AT_ONCE = 256  # copied together
 WIDEST = 1_000_000  # offsets of a window that was widened
 COPY_AGAIN_MS = 30_000  # after the topic took no copies
-LOOK_MS = 1_000  # while something waits; nothing else tells of a pause that ends, or another capacity
+# while something waits; nothing else tells of a pause that ends, or another capacity
+DELAY_POLL_INTERVAL_MS = 1_000
 STAYS = "postponed: "
 ORDER = "the workload's order keeps it in its place"
 
 
-class Waiting(NamedTuple):
+class DelayedMessage(NamedTuple):
     """A message, and when it is due."""
 
     record: Record
     due_ms: int
 
 
-class Ahead:
+class DelayedMessages:
     """See the module.
 
     `ordered`: with an order to keep. `origin` tells where a message first stood, `wake` is asked to have
@@ -63,10 +64,16 @@ class Ahead:
     """
 
     def __init__(
-        self, pump: DispatchPump, intake: Intake, *, ordered: bool, origin: Callable[[Record], Origin],
-        wake: Callable[[int], None], read_on: Callable[[], None],
-    ) -> None:  # fmt: skip
-        self.retention = Retention()  # the topic's
+        self,
+        pump: DispatchPump,
+        intake: MessageIntake,
+        *,
+        ordered: bool,
+        origin: Callable[[Record], MessageOrigin],
+        wake: Callable[[int], None],
+        read_on: Callable[[], None],
+    ) -> None:
+        self.retention = TopicRetention()  # the topic's
         self._retention_ms = -1  # by which was decided so far
         self._pump = pump
         self._intake = intake
@@ -74,7 +81,7 @@ class Ahead:
         self._origin = origin
         self._wake = wake
         self._read_on = read_on
-        self._due: DueQueue[Waiting] = DueQueue()
+        self._due: DueQueue[DelayedMessage] = DueQueue()
         self._bytes = 0
         self._far: dict[int, None] = {}  # those that leave at once (rule 2), in order
         self._movable: dict[int, int] = {}  # those that may leave, in order, and when they are due
@@ -118,10 +125,10 @@ class Ahead:
             self._far[record.offset] = None
 
     def _keep(self, due_ms: int, record: Record) -> None:
-        self._due.push(due_ms, record.offset, Waiting(record, due_ms))
+        self._due.push(due_ms, record.offset, DelayedMessage(record, due_ms))
         self._bytes += (size := size_of(record))
         self._intake.hold(size)
-        self._wake(min(due_ms, now_ms() + LOOK_MS))
+        self._wake(min(due_ms, now_ms() + DELAY_POLL_INTERVAL_MS))
 
     def pop_due(self) -> list[Record]:
         """What is due now, the earliest first; more is to be asked for when `wake` was told."""
@@ -129,12 +136,12 @@ class Ahead:
         due = [waiting.record for _, waiting in self._due.pop_due(present_ms) if waiting]
         self._left(due)
         if self.next_due_ms is not None:
-            self._wake(min(self.next_due_ms, present_ms + LOOK_MS))
+            self._wake(min(self.next_due_ms, present_ms + DELAY_POLL_INTERVAL_MS))
         return due
 
-    def take(self, offset: int) -> Record | None:
+    def remove(self, offset: int) -> Record | None:
         """Takes it out, due or not; None when it does not wait here."""
-        waiting = self._due.take(offset)
+        waiting = self._due.remove(offset)
         if waiting is None:
             return None
         self._left([waiting.record])
@@ -157,7 +164,7 @@ class Ahead:
         """Rules 2 to 4."""
         pump = self._pump
         if self.retention.ms != self._retention_ms:
-            self._look_at_retention()
+            self._check_retention()
         if self._wide and pump.tracker.base not in self._due:
             self._narrow_down()
         stays = ""
@@ -181,14 +188,14 @@ class Ahead:
 
     def _next_to_go(self, present_ms: int, is_in_the_way: bool) -> list[int]:
         if self._far:
-            return list(islice(self._far, AT_ONCE))
+            return list(islice(self._far, COPIES_AT_ONCE))
         if not (is_in_the_way or self._bytes > POSTPONED_BYTES):
             return []
         going: list[int] = []
         soon: list[int] = []
         for offset, due_ms in self._movable.items():
             (soon if due_ms - present_ms < SOON_MS else going).append(offset)
-            if len(going) == AT_ONCE:
+            if len(going) == COPIES_AT_ONCE:
                 break
         for offset in soon:
             del self._movable[offset]
@@ -196,14 +203,14 @@ class Ahead:
 
     def _send_away(self, offsets: Sequence[int]) -> None:
         pump = self._pump
-        going: list[Postponed] = []
+        going: list[PostponedMessage] = []
         for offset in offsets:
-            waiting = self._due.take(offset)
+            waiting = self._due.remove(offset)
             assert waiting is not None
             self._left([waiting.record])
-            going.append(Postponed(waiting.record, self._origin(waiting.record), waiting.due_ms))
+            going.append(PostponedMessage(waiting.record, self._origin(waiting.record), waiting.due_ms))
         self._leaving = True
-        pump.runtime.copier.postpone(pump, going, self._moved, self._stay, self._all_left)
+        pump.runtime.retry_publisher.postpone(pump, going, self._moved, self._stay, self._all_left)
 
     def _moved(self, records: Sequence[Record]) -> None:
         """These wait elsewhere now, and are finished here."""
@@ -211,7 +218,7 @@ class Ahead:
             self._pump.tracker.nack(record.offset)
         self._read_on()
 
-    def _stay(self, messages: Sequence[Postponed], why: str, for_now: bool) -> None:
+    def _stay(self, messages: Sequence[PostponedMessage], why: str, for_now: bool) -> None:
         """These have to wait here: they are due too soon, or cannot be copied for the reason given."""
         if self._pump.draining:
             return  # the next owner's
@@ -264,7 +271,7 @@ class Ahead:
 
     # -- retention -------------------------------------------------------------------------------
 
-    def _look_at_retention(self) -> None:
+    def _check_retention(self) -> None:
         """What was to wait here may not any more."""
         self._retention_ms, present_ms = self.retention.ms, now_ms()
         for offset, due_ms in self._movable.items():

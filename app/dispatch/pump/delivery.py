@@ -11,7 +11,7 @@ from bisect import bisect_left
 from operator import attrgetter
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from app.dispatch.model.retry_headers import Header, Origin
+from app.dispatch.model.retry_headers import Header, MessageOrigin
 from app.dispatch.push.metadata import InvalidHeaderName
 from app.dispatch.push.stream.client import StreamTarget
 from app.dispatch.push.stream.encoder import OutBatch
@@ -20,8 +20,8 @@ from app.payload.grpc_metadata import Metadata
 from app.payload.interceptors import Message, Outgoing, Skip
 
 if TYPE_CHECKING:
-    from app.dispatch.model.crash_suspicion import Suspicion
-    from app.dispatch.model.outcome import Decision
+    from app.dispatch.model.crash_suspicion import CrashSuspicion
+    from app.dispatch.model.outcome import DeliveryDecision
     from app.dispatch.pump.partition import DispatchPump
     from app.dispatch.scheduler.receiver import ReceiverLink
     from app.kafka.records.record import Record
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 _offset = attrgetter("offset")
 
 
-class Handle(Protocol):
+class PendingCall(Protocol):
     """A call under way."""
 
     def cancel(self) -> None: ...
@@ -68,18 +68,18 @@ class Delivery:
         "suspicion", "timeouts", "verdict",
     )  # fmt: skip
 
-    def __init__(self, pump: DispatchPump, record: Record, origin: Origin | None) -> None:
+    def __init__(self, pump: DispatchPump, record: Record, origin: MessageOrigin | None) -> None:
         self.pump = pump
         self.record = record
         self.origin = origin
         self.attempts = 0
         self.timeouts = 0
         self.canceled = False
-        self.verdict: Decision | None = None  # what becomes of it whatever the receiver says now
+        self.verdict: DeliveryDecision | None = None  # what becomes of it whatever the receiver says now
         self.first_sent_s = self.started_s = 0.0
-        self.handle: Handle | None = None
+        self.handle: PendingCall | None = None
         self.link: ReceiverLink | None = None
-        self.suspicion: Suspicion | None = None  # of one whose receiver was lost
+        self.suspicion: CrashSuspicion | None = None  # of one whose receiver was lost
 
     def start(self, link: ReceiverLink, now_s: float) -> None:
         """Sends the message; `answered` is called exactly once, later."""
@@ -166,12 +166,12 @@ class Delivery:
             pump.put_back(self)
             pump.runtime.offer(pump)
 
-    def told_origin(self) -> Origin:
+    def told_origin(self) -> MessageOrigin:
         """Where the message first stood, as headers tell it or as it stands here."""
         if self.origin is not None:
             return self.origin
         pump, record = self.pump, self.record
-        return Origin(pump.job.topic, pump.job.partition, record.offset, record.timestamp)
+        return MessageOrigin(pump.job.topic, pump.job.partition, record.offset, record.timestamp)
 
 
 class BatchDelivery(OutBatch):
@@ -192,7 +192,7 @@ class BatchDelivery(OutBatch):
         self.stream = stream
         self.left = len(records)
         self.started_s = now_s
-        self.verdicts: dict[int, Decision] = {}  # by offset
+        self.verdicts: dict[int, DeliveryDecision] = {}  # by offset
 
     def start(self) -> None:
         """Sends it; every message is answered exactly once, later."""

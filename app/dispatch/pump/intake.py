@@ -27,15 +27,15 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from app.dispatch.model.delayed_delivery import Arrivals
-from app.dispatch.pump.remote_progress_filter import Elsewhere
+from app.dispatch.pump.remote_progress_filter import RemoteProgressFilter
 from app.kafka.fetch.decoder import RecordReader, UndecodableBatch
-from app.kafka.records.decode_risks import Risks
+from app.kafka.records.decode_risks import DecodeRisks
 from app.kafka.records.record import Record
 from app.kafka.records.scan import OF_COPIES
 from app.kernel.clock import now_ms
 
 if TYPE_CHECKING:
-    from app.kafka.fetch.deliveries import ByteBudget, Fetched
+    from app.kafka.fetch.deliveries import ByteBudget, FetchedBatches
     from app.kafka.records.batch import BatchHeader
     from app.kernel.tracker import Tracker
 
@@ -48,20 +48,33 @@ HELD_BYTES = 32 * 1024 * 1024
 HELD_LEAST_BYTES = 256 * 1024  # whatever the others hold
 
 
-class Intake:
+class MessageIntake:
     """See the module. `on_undecodable` is given what rule 4 speaks of, and its unfinished offsets.
 
     Attributes:
         expected: the offset that the next response has to begin at, at most.
         held_bytes: of decoded messages that wait for their time or their turn (`hold`).
-        elsewhere: what ties it to other copies.
+        remote_progress: what ties it to other copies.
         risks: what may end the worker.
         most: that a record may have.
     """
 
     __slots__ = (
-        "_ages", "_budget", "_chunks", "_end", "_on_undecodable", "_readers", "_ready_bytes", "_tracker",
-        "arrivals", "elsewhere", "expected", "held_bytes", "most", "ready", "risks",
+        "_ages",
+        "_budget",
+        "_chunks",
+        "_end",
+        "_on_undecodable",
+        "_readers",
+        "_ready_bytes",
+        "_tracker",
+        "arrivals",
+        "expected",
+        "held_bytes",
+        "most",
+        "ready",
+        "remote_progress",
+        "risks",
     )  # fmt: skip
 
     def __init__(
@@ -70,8 +83,8 @@ class Intake:
         self.ready: deque[Record] = deque()
         self.arrivals = Arrivals()
         self.held_bytes = 0
-        self.elsewhere = Elsewhere()
-        self.risks = Risks()
+        self.remote_progress = RemoteProgressFilter()
+        self.risks = DecodeRisks()
         self.most = OF_COPIES
         self._budget: ByteBudget | None = None
         self._tracker = tracker
@@ -112,7 +125,7 @@ class Intake:
         """Everything below its end has been read."""
         return self._end is not None and self._tracker.end >= self._end
 
-    def accept(self, fetched: Fetched) -> None:
+    def accept(self, fetched: FetchedBatches) -> None:
         """Takes a fetched response; its bytes go back to the budget once all of it is decoded.
 
         Raises:
@@ -128,14 +141,14 @@ class Intake:
             fetched.release()
         else:
             reader = RecordReader(
-                fetched, self._wants if self.elsewhere.is_asked else None, self.risks, self.most
+                fetched, self._wants if self.remote_progress.wants_batches else None, self.risks, self.most
             )
             # What is fetched again, for others who count it, is not decoded again.
             reader.next_offset = max(reader.next_offset, self._tracker.end)
             self._readers.append(reader)
 
     def _wants(self, header: BatchHeader) -> bool | None:
-        return self.elsewhere.wants(header, self._tracker, self._end)
+        return self.remote_progress.wants(header, self._tracker, self._end)
 
     def skip(self, end: int) -> None:
         """The log lost what lies below `end`: nothing there can ever be delivered."""
@@ -211,8 +224,8 @@ class Intake:
 
     def _undecodable(self, error: UndecodableBatch) -> None:
         tracker = self._tracker
-        if self.elsewhere.trail is not None:
-            self.elsewhere.trail.lose(error.start, error.end)
+        if self.remote_progress.progress is not None:
+            self.remote_progress.progress.lose(error.start, error.end)
         start = max(error.start, tracker.end)
         end = max(error.end, start)
         # All of the batch at once, whatever room there is: none of it takes a call's place.

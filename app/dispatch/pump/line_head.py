@@ -11,7 +11,7 @@ from app.controllog.codec import HeadDecision, HeadStatus
 from app.kernel.clock import now_ms
 
 if TYPE_CHECKING:
-    from app.dispatch.model.head_of_line import Verdict
+    from app.dispatch.model.head_of_line import StashVerdict
     from app.dispatch.pump.partition import DispatchPump
 
 CANDIDATE_S = 1.0  # a head that has been out so long is worth a word; at full speed there is always a younger
@@ -19,7 +19,7 @@ KEEP_DECISIONS = 5  # of a workload and worker, in every heartbeat; older ones a
 UNSTASHABLE = "the definition lets nothing be moved away: dlq.enabled is false"
 
 
-class Decisions:
+class HeadDecisions:
     """What was moved away of one workload here: how many since it began, and the last of them."""
 
     __slots__ = ("count", "last")
@@ -28,7 +28,7 @@ class Decisions:
         self.count = 0
         self.last: deque[HeadDecision] = deque(maxlen=KEEP_DECISIONS)
 
-    def took(self, pump: DispatchPump, verdict: Verdict) -> None:
+    def took(self, pump: DispatchPump, verdict: StashVerdict) -> None:
         """`verdict` was carried out."""
         self.count += 1
         self.last.append(
@@ -39,20 +39,20 @@ class Decisions:
         )  # fmt: skip
 
 
-def look_soon(pump: DispatchPump) -> None:
+def check_head_soon(pump: DispatchPump) -> None:
     """An acknowledgement left the tracker full: looks at its head, once for all of this turn of the loop."""
     if not pump.head_due:
         pump.head_due = True
-        asyncio.get_running_loop().call_soon(_look, pump)
+        asyncio.get_running_loop().call_soon(_check_head, pump)
 
 
-def _look(pump: DispatchPump) -> None:
+def _check_head(pump: DispatchPump) -> None:
     pump.head_due = False
     if not pump.draining and (verdict := _free(pump, pump.runtime.clock())):
         pump.untold.append(verdict)
 
 
-def free_head(pump: DispatchPump, now_s: float) -> Verdict | None:
+def free_head(pump: DispatchPump, now_s: float) -> StashVerdict | None:
     """Moves the message that blocks the others out of their way, when there is one and it may go
     (`app.dispatch.model.head_of_line`). One that went after an acknowledgement meanwhile is told first."""
     if pump.backlog is not None and (verdict := free_head(pump.backlog.pump, now_s)):
@@ -60,13 +60,13 @@ def free_head(pump: DispatchPump, now_s: float) -> Verdict | None:
     return pump.untold.popleft() if pump.untold else _free(pump, now_s)
 
 
-def _free(pump: DispatchPump, now_s: float) -> Verdict | None:
+def _free(pump: DispatchPump, now_s: float) -> StashVerdict | None:
     tracker, runtime, head = pump.tracker, pump.runtime, pump.head
     decision = runtime.head_decision(pump.tier)
     if decision is None or pump.closed or pump.paused:
         return None
     head.after_s, head.tokens = runtime.head_after_s, runtime.head_tokens
-    found = head.look(
+    found = head.evaluate(
         now_s,
         base=tracker.base,
         capacity=tracker.capacity,
@@ -76,7 +76,7 @@ def _free(pump: DispatchPump, now_s: float) -> Verdict | None:
         delivered=pump.delivered,
         serving=runtime.is_serving(pump.open.get(tracker.base), now_s),
     )
-    if found is None or not pump.conclude(found.offset, replace(decision, reason=found.reason)):
+    if found is None or not pump.finish_by_operator(found.offset, replace(decision, reason=found.reason)):
         return None
     runtime.decisions.took(pump, found)
     return found

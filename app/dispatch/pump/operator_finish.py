@@ -6,18 +6,18 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from app.dispatch.model.outcome import Decision
+    from app.dispatch.model.outcome import DeliveryDecision
     from app.dispatch.pump.partition import DispatchPump
     from app.kafka.fetch.decoder import UndecodableBatch
 
 
-def conclude(pump: DispatchPump, offset: int, decision: Decision) -> bool:
+def finish_by_operator(pump: DispatchPump, offset: int, decision: DeliveryDecision) -> bool:
     """Ends the message at `offset` as decided; its call and its retries are given up.
 
     Returns False when it cannot be: it is finished, or its copy is on its way, or it was not read yet.
     """
     if pump.backlog is not None and offset < pump.backlog.end:
-        return conclude(pump.backlog.pump, offset, decision)
+        return finish_by_operator(pump.backlog.pump, offset, decision)
     if pump.closed or offset in pump.copying:
         return False
     call = pump.calls.get(offset)
@@ -26,7 +26,7 @@ def conclude(pump: DispatchPump, offset: int, decision: Decision) -> bool:
         pump.tracker.cancel(offset)
         call.cancel()  # the answer, whatever it is, carries the decision out
         return True
-    delivery = pump.take(offset)
+    delivery = pump.remove_waiting(offset)
     if delivery is None:
         return _in_batch(pump, offset, decision)
     pump.tracker.cancel(offset)
@@ -46,7 +46,7 @@ def stash_batch(pump: DispatchPump, error: UndecodableBatch, shown: list[tuple[i
     pump.runtime.stash_batch(pump, error, finished)
 
 
-def _in_batch(pump: DispatchPump, offset: int, decision: Decision) -> bool:
+def _in_batch(pump: DispatchPump, offset: int, decision: DeliveryDecision) -> bool:
     for batch in pump.batches:
         index = batch.find(offset)
         if index is not None and pump.tracker.cancel(offset):

@@ -17,15 +17,15 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from app.controllog.codec import JobStatus
-from app.dispatch.model.head_of_line import HeadOfLine
-from app.dispatch.model.outcome import Decision
+from app.dispatch.model.head_of_line import HeadOfLineDetector
+from app.dispatch.model.outcome import DeliveryDecision
 from app.dispatch.model.retry_headers import Header
-from app.dispatch.pump.catch_up import Allowance, Backlog
+from app.dispatch.pump.catch_up import CatchUpAllowance, CatchUpBacklog
 from app.dispatch.pump.delivery import BatchDelivery, Delivery, recall
-from app.dispatch.pump.intake import Intake
-from app.dispatch.pump.line_head import look_soon
-from app.dispatch.pump.operator_finish import conclude, stash_batch
-from app.dispatch.pump.ready_queue import Line
+from app.dispatch.pump.intake import MessageIntake
+from app.dispatch.pump.line_head import check_head_soon
+from app.dispatch.pump.operator_finish import finish_by_operator, stash_batch
+from app.dispatch.pump.ready_queue import ReadyQueue
 from app.dispatch.pump.receiver_backlog import taken
 from app.dispatch.pump.status import status_of
 from app.dispatch.push.metadata import MetadataTemplate
@@ -37,15 +37,15 @@ from app.kernel.tracker import Tracker
 from app.offsets.model.producer_progress import risks_of, with_audit, with_risks
 
 if TYPE_CHECKING:
-    from app.audit.pump.consumer_tap import ConsumerAudit
-    from app.dispatch.model.head_of_line import Verdict
-    from app.dispatch.pump.remote_progress_filter import Elsewhere
+    from app.audit.pump.consumer_tap import ConsumerTap
+    from app.dispatch.model.head_of_line import StashVerdict
+    from app.dispatch.pump.remote_progress_filter import RemoteProgressFilter
     from app.dispatch.scheduler.workload import WorkloadRuntime
     from app.kafka.fetch.decoder import UndecodableBatch
-    from app.kafka.fetch.deliveries import Fetched, Gap
+    from app.kafka.fetch.deliveries import FetchedBatches, LogGap
     from app.offsets.model.source_frontier import PassOver
 
-MAX_UNTOLD = 100  # until the timer asks; each is counted, and says why in its copy
+MAX_UNREPORTED = 100  # until the timer asks; each is counted, and says why in its copy
 
 
 class DispatchPump:
@@ -71,45 +71,48 @@ class DispatchPump:
         self.batches: set[BatchDelivery] = set()  # runs on their way
         self.copying: dict[int, asyncio.Task[None]] = {}  # on their way to a retry topic or the DLQ
         self.is_main = tier is None and not merged
-        self.allowance: Allowance | None = None  # a backlog's
+        self.allowance: CatchUpAllowance | None = None  # a backlog's
         self.in_turn = self.paused = self.closed = self.draining = False
         self.head_due = False  # it is looked at in a moment
-        self.untold: deque[Verdict] = deque(maxlen=MAX_UNTOLD)  # messages moved away after acknowledgements
+        # messages moved away after acknowledgements
+        self.untold: deque[StashVerdict] = deque(maxlen=MAX_UNREPORTED)
         self.trouble = ""
         self.high_watermark = -1
         self.delivered = self.retried = self.dead_lettered = self.read_bytes = 0
         self.batched = 0  # messages of `batches` on their way
         self._snapshot_version = self.tracker.version
-        self.head = HeadOfLine(runtime.head_after_s, runtime.head_tokens)
-        self._intake = Intake(self.tracker, partial(stash_batch, self))
+        self.head = HeadOfLineDetector(runtime.head_after_s, runtime.head_tokens)
+        self._intake = MessageIntake(self.tracker, partial(stash_batch, self))
         if self.is_main:
             self._intake.most = OF_PRODUCERS
-        self._line = Line(self, self._intake, runtime.new_lanes() if self.is_main else None, self._stirred)
-        self.backlog: Backlog | None = None
-        self.audit: ConsumerAudit | None = None  # counts what is finished
+        self._queue = ReadyQueue(
+            self, self._intake, runtime.new_lanes() if self.is_main else None, self._on_sendable
+        )
+        self.backlog: CatchUpBacklog | None = None
+        self.audit: ConsumerTap | None = None  # counts what is finished
         self._retired = 0  # the version of backlogs that are done, and of audits that have ended
         self._reading = False
         self._group = group
         self._template = MetadataTemplate(job.topic, group, job.partition)
-        runtime.turns.join(self)
+        runtime.scheduler.join(self)
 
     # -- batches in ------------------------------------------------------------------------------
 
-    def accept(self, fetched: Fetched) -> None:
+    def accept(self, fetched: FetchedBatches) -> None:
         """Takes a fetched response; its bytes go back to the budget once all of it is decoded."""
         self.high_watermark = fetched.high_watermark
         if self.closed or self.draining:
             fetched.release()
             return
         self.read_bytes += fetched.nbytes
-        self._line.ahead.retention = fetched.retention
+        self._queue.delayed.retention = fetched.retention
         if self.audit is not None:
             self.audit.fetched(fetched)
         self._intake.accept(fetched)
         self.refill()
         self.runtime.send()
 
-    def skip(self, gap: Gap) -> None:
+    def skip(self, gap: LogGap) -> None:
         """The log lost [start, end): nothing there can ever be delivered."""
         if not self.closed:
             self._intake.skip(gap.end)
@@ -121,7 +124,7 @@ class DispatchPump:
         if self.draining:
             return
         self._intake.refill()
-        if self._line.has_some:
+        if self._queue.has_some:
             self.runtime.offer(self)
 
     def stashed(self, error: UndecodableBatch) -> None:
@@ -129,7 +132,7 @@ class DispatchPump:
         self._intake.stashed(error)
         self.refill()
 
-    def _stirred(self) -> None:
+    def _on_sendable(self) -> None:
         if not self.closed and not self.draining:
             self.runtime.offer(self)
             self.runtime.send_soon()  # what comes together goes together
@@ -142,7 +145,7 @@ class DispatchPump:
         if paused:
             recall(self)
         elif was_paused:
-            self._stirred()
+            self._on_sendable()
 
     def _refill_soon(self) -> None:
         if self._intake.is_low and not self._reading:
@@ -162,9 +165,9 @@ class DispatchPump:
             return None
         if self.allowance is not None and not self.allowance.most(1):
             return None
-        delivery = self._line.next_delivery()
+        delivery = self._queue.next_delivery()
         if self.allowance is not None and delivery is not None:
-            self.allowance.take(1)
+            self.allowance.spend(1)
         self._refill_soon()
         return delivery
 
@@ -173,9 +176,9 @@ class DispatchPump:
         if not self.is_main or self.closed or self.draining or self.paused:
             return []
         if self.allowance is None:
-            return self._line.next_records(most)
-        records = self._line.next_records(most) if (most := self.allowance.most(most)) else []
-        self.allowance.take(len(records))
+            return self._queue.next_records(most)
+        records = self._queue.next_records(most) if (most := self.allowance.most(most)) else []
+        self.allowance.spend(len(records))
         return records
 
     @property
@@ -207,11 +210,11 @@ class DispatchPump:
 
     def later(self, delivery: Delivery, delay_s: float) -> None:
         """Delivers again after `delay_s`; meanwhile it takes no call's place."""
-        self._line.later(delivery, delay_s)
+        self._queue.later(delivery, delay_s)
 
     def put_back(self, delivery: Delivery) -> None:
         """Delivers it before all others, once the pump is not paused any more."""
-        self._line.put_back(delivery)
+        self._queue.put_back(delivery)
 
     def hold(self, size: int) -> None:
         """So many bytes more of decoded messages wait for their receiver or an attempt; below 0: fewer."""
@@ -225,12 +228,12 @@ class DispatchPump:
         above = [(max(start, at), end) for start, end in self.tracker.snapshot().finished if end > at]
         main = DispatchPump(
             self.job, self.epoch, self.runtime, tier=None, next_offset=at, group=self._group,
-            snapshot=Snapshot(at, tuple(above)), capacity=self._line.ahead.capacity, lineage=self.lineage,
+            snapshot=Snapshot(at, tuple(above)), capacity=self._queue.delayed.capacity, lineage=self.lineage,
         )  # fmt: skip
-        main._intake.elsewhere = self._intake.elsewhere.twin()
+        main._intake.remote_progress = self._intake.remote_progress.twin()
         main._intake.risks = self._intake.risks
-        self.allowance = Allowance(self.runtime.backlog_bucket, self.runtime.clock, self._stirred)
-        main.backlog = Backlog(self, at)
+        self.allowance = CatchUpAllowance(self.runtime.backlog_bucket, self.runtime.clock, self._on_sendable)
+        main.backlog = CatchUpBacklog(self, at)
         main.paused = self.paused
         main.snapshot_version = -1
         if self.audit is not None:  # both bring what it counts
@@ -285,15 +288,15 @@ class DispatchPump:
     @property
     def note(self) -> bytes:
         """What is finished, for a reader of another copy of the topic; b"" unless it is to `remember`."""
-        elsewhere, backlog = self._intake.elsewhere, self.backlog
+        elsewhere, backlog = self._intake.remote_progress, self.backlog
         reads = self if backlog is None or backlog.is_done else backlog.pump
-        note = elsewhere.note(self.snapshot, reads.tracker.end, reads._intake.elsewhere)
+        note = elsewhere.note(self.snapshot, reads.tracker.end, reads._intake.remote_progress)
         if self.audit is not None:
             note = with_audit(note, self.base, self.audit.note())
         risks = self._intake.risks.noted(self.base)
         return with_risks(note, self.base, risks) if risks else note
 
-    def audit_by(self, audit: ConsumerAudit | None) -> None:
+    def audit_by(self, audit: ConsumerTap | None) -> None:
         """From now on this counts what is finished; None: nothing does."""
         self._retired += 1 + (0 if self.audit is None else self.audit.version)
         self.audit = audit
@@ -307,27 +310,31 @@ class DispatchPump:
 
     def remember(self, note: bytes | None, role_epoch: int = -1) -> None:
         """From now on its snapshots have a note; `note`: the former owner's, b"", or None: as before."""
-        if self.is_main and (note is not None or self._intake.elsewhere.trail is None):
-            self._intake.elsewhere.remember(self.tracker, note or b"", role_epoch)
+        if self.is_main and (note is not None or self._intake.remote_progress.progress is None):
+            self._intake.remote_progress.remember(self.tracker, note or b"", role_epoch)
 
     def pass_over(self, over: PassOver, hold_until_s: float | None = None) -> None:
-        """What was finished in another copy is not delivered here (`Elsewhere`); again: more is known now."""
+        """What was finished in another copy is not delivered here (`RemoteProgressFilter`); again: more is
+        known now."""
         if self.is_main:
-            for one in self.elsewhere:
+            for one in self.remote_progress_filters:
                 one.pass_over(over, hold_until_s)
-            self.look_again()
+            self.resume_held()
 
     @property
-    def elsewhere(self) -> list[Elsewhere]:
+    def remote_progress_filters(self) -> list[RemoteProgressFilter]:
         """What ties it, and its backlog, to other copies."""
-        return [self._intake.elsewhere, *([] if self.backlog is None else self.backlog.pump.elsewhere)]
+        return [
+            self._intake.remote_progress,
+            *([] if self.backlog is None else self.backlog.pump.remote_progress_filters),
+        ]
 
-    def look_again(self) -> bool:
+    def resume_held(self) -> bool:
         """Goes on where what it held back is decided, or was held for long enough; whether it holds any."""
-        below = self.backlog is not None and self.backlog.pump.look_again()
-        if self._intake.elsewhere.is_holding:
+        below = self.backlog is not None and self.backlog.pump.resume_held()
+        if self._intake.remote_progress.is_holding:
             self._refill_and_send()
-        return below or self._intake.elsewhere.is_holding
+        return below or self._intake.remote_progress.is_holding
 
     def retire(self) -> None:
         """Its backlog is done."""
@@ -337,7 +344,7 @@ class DispatchPump:
             self.delivered += pump.delivered
             self.retried += pump.retried
             self.dead_lettered += pump.dead_lettered
-            self._intake.elsewhere.take_in(pump._intake.elsewhere)
+            self._intake.remote_progress.take_in(pump._intake.remote_progress)
             self.untold += pump.untold
             pump.close()
 
@@ -366,18 +373,18 @@ class DispatchPump:
         self._finished(records[start:end])
 
     def _finished(self, records: Sequence[Record]) -> None:
-        self._line.finished(records)
+        self._queue.finished(records)
         self._refill_soon()
         if not self.tracker.room:
-            look_soon(self)
+            check_head_soon(self)
 
-    def conclude(self, offset: int, decision: Decision) -> bool:
+    def finish_by_operator(self, offset: int, decision: DeliveryDecision) -> bool:
         """Ends a message, wherever it is (`app.dispatch.pump.operator_finish`)."""
-        return conclude(self, offset, decision)
+        return finish_by_operator(self, offset, decision)
 
-    def take(self, offset: int) -> Delivery | None:
+    def remove_waiting(self, offset: int) -> Delivery | None:
         """Takes the message out of whatever it waits in."""
-        return taken(self.runtime.held(), self, offset) or self._line.take(offset)
+        return taken(self.runtime.held(), self, offset) or self._queue.remove_waiting(offset)
 
     # -- state -----------------------------------------------------------------------------------
 
@@ -395,7 +402,7 @@ class DispatchPump:
 
     def status(self) -> JobStatus:
         """What the heartbeat says of this job."""
-        status = status_of(self, self._intake, self._line)
+        status = status_of(self, self._intake, self._queue)
         return status if self.backlog is None else self.backlog.added_to(status)
 
     # -- the end ---------------------------------------------------------------------------------
@@ -405,7 +412,7 @@ class DispatchPump:
         if self.backlog is not None:
             self.backlog.pump.stop_intake()
         self.draining = True
-        self._line.close()
+        self._queue.close()
         self.open.clear()
         recall(self)
 
@@ -443,7 +450,7 @@ class DispatchPump:
         if self.backlog is not None:
             self.backlog.pump.close()
         self.closed = True
-        self.runtime.turns.leave(self)
+        self.runtime.scheduler.leave(self)
         self._cancel_calls()
         for task in list(self.copying.values()):
             task.cancel()

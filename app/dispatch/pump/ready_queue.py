@@ -32,14 +32,14 @@ import structlog
 
 from app.dispatch.model.delayed_delivery import LEVELS_MS, not_before_ms
 from app.dispatch.model.retry_headers import read_origin
-from app.dispatch.pump.delayed_messages import Ahead
+from app.dispatch.pump.delayed_messages import DelayedMessages
 from app.dispatch.pump.delivery import Delivery
 from app.kafka.records.record import size_of
 from app.kernel.clock import now_ms
 
 if TYPE_CHECKING:
-    from app.dispatch.model.key_lanes import Lanes
-    from app.dispatch.pump.intake import Intake
+    from app.dispatch.model.key_lanes import KeyLanes
+    from app.dispatch.pump.intake import MessageIntake
     from app.dispatch.pump.partition import DispatchPump
     from app.kafka.records.record import Record
 
@@ -47,17 +47,21 @@ log = structlog.get_logger(__name__)
 _offset = attrgetter("offset")
 
 
-class Line:
-    """See the module. `stirred` is told when something may be sent that could not before."""
+class ReadyQueue:
+    """See the module. `on_sendable` is told when something may be sent that could not before."""
 
     def __init__(
-        self, pump: DispatchPump, intake: Intake, lanes: Lanes[Record] | None, stirred: Callable[[], None]
+        self,
+        pump: DispatchPump,
+        intake: MessageIntake,
+        lanes: KeyLanes[Record] | None,
+        on_sendable: Callable[[], None],
     ) -> None:
         self.waiting: dict[int, tuple[asyncio.TimerHandle, Delivery]] = {}  # for their next attempt
         self._pump = pump
         self._intake = intake
         self._lanes = lanes
-        self._stirred = stirred
+        self._on_sendable = on_sendable
         self._again: deque[Delivery] = deque()
         self._freed: deque[Record] = deque()  # whose turn has come in their lane
         self._out_of_turn: set[int] = set()  # taken before their turn, and not finished (rule 4)
@@ -66,7 +70,7 @@ class Line:
             self._level_ms = LEVELS_MS[min(pump.job.partition, len(LEVELS_MS) - 1)]
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at_ms = 0
-        self.ahead = Ahead(
+        self.delayed = DelayedMessages(
             pump, intake, ordered=lanes is not None, wake=self._wake_at, read_on=self._read_on,
             origin=lambda record: self._delivery(record).told_origin(),
         )  # fmt: skip
@@ -135,8 +139,8 @@ class Line:
 
     def finished(self, records: Sequence[Record]) -> None:
         """These are finished: what waited behind them may go."""
-        if self.ahead.in_play:
-            self.ahead.make_way()
+        if self.delayed.in_play:
+            self.delayed.make_way()
         if self._lanes is None:
             return
         if self._out_of_turn:
@@ -147,7 +151,7 @@ class Line:
         if freed:
             self._intake.hold(-sum(map(size_of, freed)))
             self._freed += freed
-            self._stirred()
+            self._on_sendable()
 
     # -- its time --------------------------------------------------------------------------------
 
@@ -162,7 +166,7 @@ class Line:
         _, delivery = self.waiting.pop(offset)
         self._intake.hold(-size_of(delivery.record))
         self._again.append(delivery)
-        self._stirred()
+        self._on_sendable()
 
     @property
     def _delay_ms(self) -> int:
@@ -195,7 +199,7 @@ class Line:
             log.warning("a header is not heeded", job=str(self._pump.job), problem=problem)
         if at_ms is None or at_ms <= present_ms:
             return False
-        self.ahead.add(at_ms, record)
+        self.delayed.add(at_ms, record)
         return True
 
     def _wake_at(self, at_ms: int) -> None:
@@ -209,21 +213,21 @@ class Line:
 
     def _woken(self) -> None:
         self._timer = None
-        self._again += map(self._delivery, self.ahead.pop_due())
-        self.ahead.make_way()
-        self._stirred()
+        self._again += map(self._delivery, self.delayed.pop_due())
+        self.delayed.make_way()
+        self._on_sendable()
 
     def _read_on(self) -> None:
         self._pump.refill()
-        self._stirred()
+        self._on_sendable()
 
     # -- state -----------------------------------------------------------------------------------
 
     def waits(self) -> dict[str, Any]:
         """What is in here waits for what: fields of `app.controllog.codec.JobStatus`."""
         ready, delay_ms = self._intake.ready, self._delay_ms
-        dues = [self.ahead.next_due_ms]
-        postponed, may_go = len(self.ahead), len(self._again) + len(self._freed)
+        dues = [self.delayed.next_due_ms]
+        postponed, may_go = len(self.delayed), len(self._again) + len(self._freed)
         if ready and delay_ms and (due_ms := self._due_ms(ready[0])) > now_ms():
             dues.append(due_ms)
             postponed += len(ready)
@@ -240,17 +244,17 @@ class Line:
 
     def risk(self) -> str:
         """What may be lost by waiting in its place, "" for nothing."""
-        delay_ms, kept_ms = self._delay_ms, self.ahead.retention.ms
+        delay_ms, kept_ms = self._delay_ms, self.delayed.retention.ms
         if 0 <= kept_ms <= delay_ms:
             return (
                 f"messages wait {delay_ms / 1000:g} s, and their topic keeps them {kept_ms / 1000:g} s only:"
                 " raise its retention.ms above the delay"
             )
-        return self.ahead.risk()
+        return self.delayed.risk()
 
     # -- out of turn -----------------------------------------------------------------------------
 
-    def take(self, offset: int) -> Delivery | None:
+    def remove_waiting(self, offset: int) -> Delivery | None:
         """Takes the message out of whatever it waits in (rule 4); None when it waits in nothing."""
         waiting = self.waiting.pop(offset, None)
         if waiting is not None:
@@ -261,7 +265,7 @@ class Line:
             if delivery.record.offset == offset:
                 self._again.remove(delivery)
                 return delivery
-        record = self.ahead.take(offset) or _taken(self._freed, offset)
+        record = self.delayed.remove(offset) or _taken(self._freed, offset)
         if record is None:
             record = _taken(self._intake.ready, offset)
             if record is None and self._lanes is not None:

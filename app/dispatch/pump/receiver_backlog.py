@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from app.dispatch.pump.partition import DispatchPump
 
 
-class Held:
+class ReceiverBacklog:
     """See the module. Each pump's stay in order."""
 
     def __init__(self) -> None:
@@ -40,7 +40,7 @@ class Held:
         self._count += 1
         delivery.pump.hold(size_of(delivery.record))
 
-    def take(self, may: Callable[[DispatchPump], object]) -> Delivery | None:
+    def pop_next(self, may: Callable[[DispatchPump], object]) -> Delivery | None:
         """The first of the next pump that `may`; None when none may."""
         for pump, queue in self._queues.items():
             if may(pump):
@@ -62,7 +62,7 @@ class Held:
         if not queue:
             del self._queues[delivery.pump]
 
-    def take_all(self, which: Callable[[DispatchPump], object]) -> list[Delivery]:
+    def pop_all(self, which: Callable[[DispatchPump], object]) -> list[Delivery]:
         """Takes out what the pumps have that `which` names."""
         taken: list[Delivery] = []
         for pump in [pump for pump in self._queues if which(pump)]:
@@ -74,10 +74,12 @@ class Held:
 
     def clear(self) -> None:
         """Keeps nothing."""
-        self.take_all(lambda _: True)
+        self.pop_all(lambda _: True)
 
 
-def taken(queues: Iterable[Held | deque[Delivery]], pump: DispatchPump, offset: int) -> Delivery | None:
+def taken(
+    queues: Iterable[ReceiverBacklog | deque[Delivery]], pump: DispatchPump, offset: int
+) -> Delivery | None:
     """Takes the pump's message at `offset` out of them; None: it waits in none."""
     for queue in queues:
         for delivery in queue:

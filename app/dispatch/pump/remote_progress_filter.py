@@ -9,8 +9,8 @@ Both are off until somebody asks (`DispatchPump.remember`, `DispatchPump.pass_ov
 batch, nothing per message.
 
 A batch that may yet be found to be finished elsewhere, as the barriers of this copy are behind, is held back
-for `HOLD_S` at most, or for as long as who asks will wait; the first that is delivered for that, undecided,
-ends all holding.
+for `UNDECIDED_HOLD_S` at most, or for as long as who asks will wait; the first that is delivered for that,
+undecided, ends all holding.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from app.offsets.model.producer_progress import Trail
+from app.offsets.model.producer_progress import ProducerProgress
 from app.offsets.model.source_frontier import PassOver
 
 if TYPE_CHECKING:
@@ -27,10 +27,10 @@ if TYPE_CHECKING:
     from app.kernel.ranges import Snapshot
     from app.kernel.tracker import Tracker
 
-HOLD_S = 3.0
+UNDECIDED_HOLD_S = 3.0
 
 
-class Elsewhere:
+class RemoteProgressFilter:
     """See the module.
 
     Attributes:
@@ -40,29 +40,36 @@ class Elsewhere:
     """
 
     __slots__ = (
-        "_held_at", "_held_since_s", "_hold_s", "_hold_until_s", "over", "passed_over", "role_epoch", "trail",
+        "_held_at",
+        "_held_since_s",
+        "_hold_s",
+        "_hold_until_s",
+        "over",
+        "passed_over",
+        "progress",
+        "role_epoch",
         "undecided",
-    )  # fmt: skip
+    )
 
-    def __init__(self, trail: Trail | None = None, over: PassOver | None = None) -> None:
-        self.trail = trail
+    def __init__(self, progress: ProducerProgress | None = None, over: PassOver | None = None) -> None:
+        self.progress = progress
         self.over = over
         self.passed_over = self.undecided = 0
         self.role_epoch = -1
-        self._hold_s, self._hold_until_s = HOLD_S, 0.0
+        self._hold_s, self._hold_until_s = UNDECIDED_HOLD_S, 0.0
         self._held_at, self._held_since_s = -1, 0.0
 
-    def twin(self) -> Elsewhere:
+    def twin(self) -> RemoteProgressFilter:
         """The same for who reads another part of the partition."""
-        other = Elsewhere(self.trail, self.over)
+        other = RemoteProgressFilter(self.progress, self.over)
         other.role_epoch = self.role_epoch
         other._hold_s, other._hold_until_s = self._hold_s, self._hold_until_s
         return other
 
     @property
-    def is_asked(self) -> bool:
+    def wants_batches(self) -> bool:
         """Batches are to be shown to it."""
-        return self.trail is not None or self.over is not None
+        return self.progress is not None or self.over is not None
 
     @property
     def carried(self) -> int:
@@ -77,15 +84,15 @@ class Elsewhere:
     def remember(self, tracker: Tracker, note: bytes, role_epoch: int) -> None:
         """Begins a trail behind a former owner's, of the same log."""
         self.role_epoch = role_epoch
-        self.trail = Trail(tracker.base, note)
+        self.progress = ProducerProgress(tracker.base, note)
         if tracker.end > tracker.base:
-            self.trail.lose(tracker.base, tracker.end)
+            self.progress.lose(tracker.base, tracker.end)
 
-    def note(self, snapshot: Callable[[], Snapshot], seen_to: int, reads: Elsewhere) -> bytes:
+    def note(self, snapshot: Callable[[], Snapshot], seen_to: int, reads: RemoteProgressFilter) -> bytes:
         """For a reader of another copy; b"" unless it remembers. `reads`: of who reads the lowest offsets."""
-        return b"" if self.trail is None else self.trail.note(snapshot(), seen_to, reads.carried)
+        return b"" if self.progress is None else self.progress.note(snapshot(), seen_to, reads.carried)
 
-    def take_in(self, other: Elsewhere) -> None:
+    def take_in(self, other: RemoteProgressFilter) -> None:
         """What was counted by who read another part, and has ended."""
         self.passed_over += other.passed_over
         self.undecided += other.undecided
@@ -118,8 +125,8 @@ class Elsewhere:
                 return None
             self.undecided += stop - start
         self._held_at = -1
-        if self.trail is not None:
-            self.trail.seen(
+        if self.progress is not None:
+            self.progress.seen(
                 start, stop, header.producer_id, header.producer_epoch, header.base_sequence, tracker.base
             )
         if over is None:

@@ -21,7 +21,7 @@ from app.dispatch.model.retry_headers import (
     RAW_BATCH,
     VALUE_BYTES,
     Header,
-    Origin,
+    MessageOrigin,
     moved_headers,
     postponed_headers,
 )
@@ -46,7 +46,7 @@ NO_COPY = "no copy"
 TOO_LARGE = "too large for a copy, read it where it stood"
 
 
-class Copies(Protocol):
+class CopyProducer(Protocol):
     """What the way out needs of a producer."""
 
     def send(
@@ -59,24 +59,24 @@ async def _all_levels() -> int:
     return len(LEVELS_MS)
 
 
-class Postponed(NamedTuple):
+class PostponedMessage(NamedTuple):
     """A message that is not to be delivered before `due_ms`."""
 
     record: Record
-    origin: Origin
+    origin: MessageOrigin
     due_ms: int
 
 
-Stay = Callable[[list[Postponed], str, bool], None]
+Stay = Callable[[list[PostponedMessage], str, bool], None]
 
 
-class Copier:
+class RetryPublisher:
     """Copies of one workload's messages.
 
     `make_delayed` creates the topic of delayed messages where it is missing, and tells its partitions.
     """
 
-    def __init__(self, copies: Copies, lease: Lease, clock: Callable[[], float]) -> None:
+    def __init__(self, copies: CopyProducer, lease: Lease, clock: Callable[[], float]) -> None:
         self.make_delayed: Callable[[], Awaitable[int]] = _all_levels
         self._levels = 0
         self._copies = copies
@@ -128,7 +128,7 @@ class Copier:
         log.error(
             "a record batch cannot be decoded; its bytes go to the DLQ", job=str(pump.job), error=str(error)
         )
-        origin = Origin(pump.job.topic, pump.job.partition, error.start, -1)
+        origin = MessageOrigin(pump.job.topic, pump.job.partition, error.start, -1)
 
         def letter(_: str, too_large: bool) -> tuple[bytes | None, bytes | None, list[Header]]:
             words = f"{TOO_LARGE}; {error}" if too_large else str(error)
@@ -141,7 +141,7 @@ class Copier:
         self._run(pump, error.start, self._copy(pump, None, dlq_topic, letter, lambda _: finished()))
 
     def postpone(
-        self, pump: DispatchPump, messages: Sequence[Postponed], moved: Callable[[list[Record]], None],
+        self, pump: DispatchPump, messages: Sequence[PostponedMessage], moved: Callable[[list[Record]], None],
         stay: Stay, ended: Callable[[], None],
     ) -> None:  # fmt: skip
         """Begins to copy messages to where they wait for their time (`app.dispatch.model.delayed_delivery`).
@@ -156,7 +156,7 @@ class Copier:
         pump.copying.update(dict.fromkeys(offsets, task))
 
         def done(task: asyncio.Task[None]) -> None:
-            _tell_failure(pump, task)
+            _report_failure(pump, task)
             for offset in offsets:
                 if pump.copying.get(offset) is task:
                     del pump.copying[offset]
@@ -164,7 +164,7 @@ class Copier:
         task.add_done_callback(done)
 
     async def _postpone(
-        self, pump: DispatchPump, left: dict[int, Postponed], moved: Callable[[list[Record]], None],
+        self, pump: DispatchPump, left: dict[int, PostponedMessage], moved: Callable[[list[Record]], None],
         stay: Stay, ended: Callable[[], None],
     ) -> None:  # fmt: skip
         """Empties `left`, which holds what nobody was told of yet."""
@@ -175,21 +175,21 @@ class Copier:
             raise
         finally:
             if not pump.closed:
-                _no_trouble(pump)
+                _clear_failure(pump)
                 ended()
 
     async def _postpone_all(
-        self, pump: DispatchPump, left: dict[int, Postponed], moved: Callable[[list[Record]], None],
+        self, pump: DispatchPump, left: dict[int, PostponedMessage], moved: Callable[[list[Record]], None],
         stay: Stay,
     ) -> None:  # fmt: skip
         topic = pump.runtime.workload.delayed_topic()
 
-        async def send(message: Postponed, level: int) -> None:
+        async def send(message: PostponedMessage, level: int) -> None:
             record = message.record
             headers = postponed_headers(record.headers, message.origin, message.due_ms)
             await self._copies.send(topic, record.key, record.value, headers, level)
 
-        def told(messages: list[Postponed]) -> list[Postponed]:
+        def told(messages: list[PostponedMessage]) -> list[PostponedMessage]:
             for message in messages:
                 del left[message.record.offset]
             return messages
@@ -253,7 +253,7 @@ class Copier:
 
         def ended(task: asyncio.Task[None]) -> None:
             pump.copying.pop(offset, None)
-            _tell_failure(pump, task)
+            _report_failure(pump, task)
 
         task.add_done_callback(ended)
 
@@ -286,19 +286,19 @@ class Copier:
             except Exception as error:  # noqa: BLE001 - whatever the producer raises, the message stays
                 await self._not_taken(pump, where, error)
                 continue
-            _no_trouble(pump)
+            _clear_failure(pump)
             if not pump.closed:
                 done(where)
             return
 
 
-def _no_trouble(pump: DispatchPump) -> None:
+def _clear_failure(pump: DispatchPump) -> None:
     """Copies are taken (again)."""
     if pump.trouble.startswith(NO_COPY):
         pump.trouble = ""
 
 
-def _tell_failure(pump: DispatchPump, task: asyncio.Task[None]) -> None:
+def _report_failure(pump: DispatchPump, task: asyncio.Task[None]) -> None:
     """A fault of ours: the message stays unfinished, and a next owner delivers it."""
     if not task.cancelled() and (error := task.exception()) is not None:
         pump.trouble = f"a fault of Switchyard's own while copying, its traceback is in the log: {error!r}"

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 from app.controllog.codec import JobStatus
 
 if TYPE_CHECKING:
-    from app.dispatch.pump.intake import Intake
+    from app.dispatch.pump.intake import MessageIntake
     from app.dispatch.pump.partition import DispatchPump
-    from app.dispatch.pump.ready_queue import Line
+    from app.dispatch.pump.ready_queue import ReadyQueue
 
 
-def status_of(pump: DispatchPump, intake: Intake, line: Line) -> JobStatus:
+def status_of(pump: DispatchPump, intake: MessageIntake, queue: ReadyQueue) -> JobStatus:
     """Of the pump, without a backlog that it may have beside it."""
     tracker = pump.tracker
     return JobStatus(
@@ -28,7 +28,7 @@ def status_of(pump: DispatchPump, intake: Intake, line: Line) -> JobStatus:
         delivered=pump.delivered,
         retried=pump.retried,
         dead_lettered=pump.dead_lettered,
-        passed_over=intake.elsewhere.passed_over,
-        trouble=pump.trouble or line.risk(),
-        **line.waits(),
+        passed_over=intake.remote_progress.passed_over,
+        trouble=pump.trouble or queue.risk(),
+        **queue.waits(),
     )

@@ -21,7 +21,7 @@ REMEDY = (
 )
 
 
-class TooMuchSaid(ValueError):
+class AnswerTooLarge(ValueError):
     """A response of a stream is beyond a bound."""
 
 
@@ -29,12 +29,12 @@ def ranges_in(results: Results) -> int:
     """How many ranges it has, of any kind.
 
     Raises:
-        TooMuchSaid: they are more than `MAX_RANGES`.
+        AnswerTooLarge: they are more than `MAX_RANGES`.
     """
     count = len(results.acknowledged) + len(results.skipped)
     count += len(results.retried) + len(results.stashed) + len(results.failed)
     if count > MAX_RANGES:
-        raise TooMuchSaid(
+        raise AnswerTooLarge(
             f"{ANSWER_WORDS}: {count} ranges of results; at most {MAX_RANGES} are read of a response"
         )
     return count

@@ -17,10 +17,10 @@ OPTIONS = [
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 1_000),
 ]
-TIMEOUT_S = 2.0  # a receiver that cannot say this soon that it is well, is not
+HEALTH_CHECK_TIMEOUT_S = 2.0  # a receiver that cannot say this soon that it is well, is not
 
 
-class Health(StrEnum):
+class ReceiverHealth(StrEnum):
     """What a receiver says of itself, or what can be said of it."""
 
     SERVING = "serving"
@@ -40,21 +40,23 @@ class HealthClient:
             response_deserializer=health_pb2.HealthCheckResponse.FromString,
         )
 
-    async def check(self, service: str = "", timeout_s: float = TIMEOUT_S) -> Health:
+    async def check(self, service: str = "", timeout_s: float = HEALTH_CHECK_TIMEOUT_S) -> ReceiverHealth:
         """The health of `service` (empty: of the whole server); ends within `timeout_s`."""
         try:
             answer = await self._call(health_pb2.HealthCheckRequest(service=service), timeout=timeout_s)
         except aio.AioRpcError as error:
-            return Health.UNIMPLEMENTED if error.code() in SILENT else Health.UNREACHABLE
+            return ReceiverHealth.UNIMPLEMENTED if error.code() in SILENT else ReceiverHealth.UNREACHABLE
         serving = answer.status == health_pb2.HealthCheckResponse.SERVING
-        return Health.SERVING if serving else Health.NOT_SERVING
+        return ReceiverHealth.SERVING if serving else ReceiverHealth.NOT_SERVING
 
     async def close(self) -> None:
         """Closes the channel."""
         await self._channel.close(None)
 
 
-async def check(address: str, service: str = "", *, timeout_s: float = TIMEOUT_S) -> Health:
+async def check(
+    address: str, service: str = "", *, timeout_s: float = HEALTH_CHECK_TIMEOUT_S
+) -> ReceiverHealth:
     """The health of `service` at `address`, asked once."""
     client = HealthClient(address)
     try:

@@ -13,13 +13,13 @@ from collections.abc import Callable
 
 import structlog
 
-from app.dispatch.push.health import Health, HealthClient
+from app.dispatch.push.health import HealthClient, ReceiverHealth
 
 log = structlog.get_logger(__name__)
 
-SERVING_S = 2.0  # between checks
-NOT_SERVING_S = 0.5  # recovery is noticed within two seconds
-SILENT_S = 60.0  # a new version may speak
+SERVING_CHECK_INTERVAL_S = 2.0  # between checks
+NOT_SERVING_CHECK_INTERVAL_S = 0.5  # recovery is noticed within two seconds
+SILENT_CHECK_INTERVAL_S = 60.0  # a new version may speak
 
 
 class HealthWatch:
@@ -31,7 +31,7 @@ class HealthWatch:
 
     def __init__(self, address: str, changed: Callable[[], None]) -> None:
         self.serving = True
-        self.heard: Health | None = None
+        self.heard: ReceiverHealth | None = None
         self.answers = 0
         self._asked = asyncio.Event()
         self._client = HealthClient(address)
@@ -43,15 +43,19 @@ class HealthWatch:
         while True:
             self._asked.clear()
             health = self.heard = await self._client.check()
-            self.answers += health is not Health.UNREACHABLE
-            serving = health is not Health.NOT_SERVING
+            self.answers += health is not ReceiverHealth.UNREACHABLE
+            serving = health is not ReceiverHealth.NOT_SERVING
             if serving != self.serving:
                 self.serving = serving
                 log.info("a receiver's health changed", receiver=self._address, health=str(health))
                 self._changed()
-            wait_s = SILENT_S if health is Health.UNIMPLEMENTED else SERVING_S
+            wait_s = (
+                SILENT_CHECK_INTERVAL_S
+                if health is ReceiverHealth.UNIMPLEMENTED
+                else SERVING_CHECK_INTERVAL_S
+            )
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(wait_s if serving else NOT_SERVING_S):
+                async with asyncio.timeout(wait_s if serving else NOT_SERVING_CHECK_INTERVAL_S):
                     await self._asked.wait()
 
     def ask(self) -> None:

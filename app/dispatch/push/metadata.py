@@ -25,7 +25,7 @@ _names: dict[str, str] = {}
 _MAX_CACHED_NAMES = 10_000
 
 
-class RegionRole(NamedTuple):
+class SenderRole(NamedTuple):
     """What receivers of a workload of several regions are told of the region that sends: whether it is the
     primary (active) one, and under which epoch it is, or another one is."""
 

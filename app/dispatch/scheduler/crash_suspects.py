@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from app.dispatch.scheduler.receiver import ReceiverLink
     from app.dispatch.scheduler.workload import WorkloadRuntime
 
-LOOK_S = 0.1
+SUSPECT_POLL_INTERVAL_S = 0.1
 
 
 def send_suspects(runtime: WorkloadRuntime, link: ReceiverLink, now_s: float) -> None:
@@ -26,7 +26,7 @@ def send_suspects(runtime: WorkloadRuntime, link: ReceiverLink, now_s: float) ->
             suspects.popleft()
         elif first.pump.paused:
             first.pump.put_back(suspects.popleft())
-        elif link.held or (runtime.turns and runtime.routing is None and not link.breaker.closed):
+        elif link.held or (runtime.scheduler and runtime.routing is None and not link.breaker.closed):
             return  # others go first, and are the better probes
         elif out and first.suspicion.goes_alone:
             return
@@ -34,7 +34,7 @@ def send_suspects(runtime: WorkloadRuntime, link: ReceiverLink, now_s: float) ->
             now_s, taken=link.taken, heard=link.health.answers, alone=not link.in_flight
         ):
             link.health.ask()
-            runtime.call_at(now_s + LOOK_S)
+            runtime.call_at(now_s + SUSPECT_POLL_INTERVAL_S)
             return
         elif runtime.room(link, now_s):
             out.add(suspects.popleft())

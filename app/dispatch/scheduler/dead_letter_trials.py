@@ -22,11 +22,11 @@ if TYPE_CHECKING:
 MAX_CODES = 20  # told apart: gRPC's, and one for all numbers that it does not define
 OTHER = "OTHER"
 MAX_WHY_CHARS = 300  # in every heartbeat
-LOOK_S = 0.1  # at least, before the next look
-REPEAT_S = 600.0  # between incidents while it lasts
+TRIAL_POLL_INTERVAL_S = 0.1  # at least, before the next look
+INCIDENT_REPEAT_S = 600.0  # between incidents while it lasts
 
 
-class Withholding:
+class WithheldDeadLetters:
     """What fails and how, of one workload on this worker.
 
     Attributes:
@@ -47,19 +47,19 @@ class Withholding:
         """Messages that wait."""
         return sum(link.failed for link in self._runtime.links.values())
 
-    def took(self, delivery: Delivery, code: str, why: str) -> None:
+    def record_withheld(self, delivery: Delivery, code: str, why: str) -> None:
         """The message is withheld because it failed like this."""
         known = code in self.by_code or len(self.by_code) < MAX_CODES
         self.by_code[code if known else OTHER] += 1
         origin = delivery.told_origin()
         self.last = f"{origin.topic}-{origin.partition} offset {origin.offset}: {why}"[:MAX_WHY_CHARS]
 
-    def untold(self, now_s: float) -> str:
+    def incident_message(self, now_s: float) -> str:
         """What an incident has to say now; "" for nothing."""
         if not (count := self.count):
             self._told_s = float("-inf")
             return ""
-        if now_s < self._told_s + REPEAT_S:
+        if now_s < self._told_s + INCIDENT_REPEAT_S:
             return ""
         self._told_s = now_s
         return f"{count} messages failed and wait: {spelled(self.by_code)}; the last: {self.last}"
@@ -68,22 +68,27 @@ class Withholding:
 def send_withheld(runtime: WorkloadRuntime, link: ReceiverLink, now_s: float) -> None:
     """Sends those that may go now; looks again when more may."""
     withheld, trials, budget = link.withheld, link.trials, runtime.dead_letters
-    withheld.take_all(attrgetter("draining"))  # their next owner delivers them
-    for paused in withheld.take_all(attrgetter("paused")):
+    withheld.pop_all(attrgetter("draining"))  # their next owner delivers them
+    for paused in withheld.pop_all(attrgetter("paused")):
         paused.pump.put_back(paused)
     if link.breaker.closed:
         most = trials.room(now_s, budget.available(now_s))
-    elif link.held or (runtime.turns and runtime.routing is None and not link.probe_held):
+    elif link.held or (runtime.scheduler and runtime.routing is None and not link.probe_held):
         return
     else:
         most = 1
         link.probe_held = False
     while withheld and most > 0 and runtime.room(link, now_s):
-        delivery = withheld.take(lambda _: True)
+        delivery = withheld.pop_next(lambda _: True)
         assert delivery is not None
         link.trials_out.add(delivery)
         trials.sent()
         most -= 1
         runtime.start(delivery, link, now_s)
     if withheld and link.breaker.closed and not trials.out:
-        runtime.call_at(min(max(trials.next_at_s, now_s + LOOK_S), now_s + max(LOOK_S, budget.wait_s(now_s))))
+        runtime.call_at(
+            min(
+                max(trials.next_at_s, now_s + TRIAL_POLL_INTERVAL_S),
+                now_s + max(TRIAL_POLL_INTERVAL_S, budget.wait_s(now_s)),
+            )
+        )

@@ -1,10 +1,10 @@
 """The pumps of a workload that have something to send, in turn, and how much of a receiver each may hold.
 
 A pump whose messages hang would in the end hold every place that a receiver has, however fair the turns. So
-one holds at most `SHARE` times as much as is free (dynamic thresholds: Choudhury and Hahne, "Dynamic queue
-length thresholds for shared-memory packet switches", 1998): alone 10/11 of all, n of them 10/(10n + 1) each,
-and there is always a place for one that has none. No history, no timer, nothing to pay for a pump without
-siblings.
+one holds at most `FREE_ROOM_FACTOR` times as much as is free (dynamic thresholds: Choudhury and Hahne,
+"Dynamic queue length thresholds for shared-memory packet switches", 1998): alone 10/11 of all, n of them
+10/(10n + 1) each, and there is always a place for one that has none. No history, no timer, nothing to pay for
+a pump without siblings.
 """
 
 from __future__ import annotations
@@ -19,16 +19,17 @@ if TYPE_CHECKING:
     from app.dispatch.pump.partition import DispatchPump
     from app.dispatch.scheduler.receiver import ReceiverLink
 
-SHARE = 10
+FREE_ROOM_FACTOR = 10
 
 
-def allowance(room: int, in_flight: int) -> int:
+def fair_allowance(room: int, in_flight: int) -> int:
     """How many more a pump may send that has `in_flight` out, while `room` places are free: the last of them
-    leaves while it holds less than `SHARE` times what is free. At least 1 with nothing out and any room."""
-    return max(0, (SHARE * (room + 1) - in_flight) // (SHARE + 1))
+    leaves while it holds less than `FREE_ROOM_FACTOR` times what is free. At least 1 with nothing out and any
+    room."""
+    return max(0, (FREE_ROOM_FACTOR * (room + 1) - in_flight) // (FREE_ROOM_FACTOR + 1))
 
 
-class Turns:
+class FairScheduler:
     """See the module; falsy when no pump has anything to send."""
 
     def __init__(self) -> None:
@@ -56,7 +57,7 @@ class Turns:
         """How many messages it may send to this receiver, of `room`. A single probe is nobody's share."""
         if len(self._members) < 2 or not link.breaker.closed:
             return room
-        return min(room, allowance(room, link.out[pump]))
+        return min(room, fair_allowance(room, link.out[pump]))
 
     def first(self, room: int, link: ReceiverLink) -> tuple[DispatchPump, int] | None:
         """The next pump that may send to this receiver, and how much; None: none may, or none is there."""

@@ -10,10 +10,10 @@ Rules
    dead-lettered.
 3. A test environment must not fill the trackers, and stop production with it. What waits for its target goes
    to a retry tier as well, and without one to the DLQ, when `MAX_HELD_APART` wait already, or when half a
-   tracker has been read behind it and the target is away or has let it wait for `PATIENCE_S`.
-4. A target that names a fallback has one message at a time as a probe while it is away, for `PATIENCE_S` at
-   most, or until half a tracker has been read behind it. That one then goes to the fallback, as the others do
-   at once (`app.dispatch.model.receiver_routing.Fallbacks`).
+   tracker has been read behind it and the target is away or has let it wait for `ISOLATION_WAIT_S`.
+4. A target that names a fallback has one message at a time as a probe while it is away, for
+   `ISOLATION_WAIT_S` at most, or until half a tracker has been read behind it. That one then goes to the
+   fallback, as the others do at once (`app.dispatch.model.receiver_routing.Fallbacks`).
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from app.dispatch.model.outcome import Action, Decision, stash
-from app.dispatch.model.receiver_routing import Refusal, Routing
+from app.dispatch.model.outcome import Action, DeliveryDecision, stash
+from app.dispatch.model.receiver_routing import ReceiverRouting, RoutingRefusal
 
 if TYPE_CHECKING:
     from app.dispatch.pump.delivery import Delivery
@@ -34,11 +34,11 @@ log = structlog.get_logger(__name__)
 
 MOST_WAITING = 256  # of a partition for one target that is there: as much as is decoded at once
 MAX_HELD_APART = 1_000
-PATIENCE_S = 1.0
-LOOK_S = 0.1
+ISOLATION_WAIT_S = 1.0
+AWAY_POLL_INTERVAL_S = 0.1
 
 
-class Apart:
+class IsolationRouter:
     """Of one workload on this worker."""
 
     def __init__(self, runtime: WorkloadRuntime) -> None:
@@ -46,16 +46,16 @@ class Apart:
         self._look_at_s = 0.0
         self._fallen: set[str] = set()  # targets whose messages go to another now
 
-    def send(self, routing: Routing, now_s: float) -> None:
+    def send(self, routing: ReceiverRouting, now_s: float) -> None:
         """Sends what is ready."""
         runtime, production = self._runtime, routing.production
         if runtime.fallbacks:
-            self._look(now_s)
+            self._refresh_away(now_s)
         if wait_s := runtime.rate_wait_s(now_s):
             runtime.call_at(now_s + wait_s)
         else:
             up = [link for at, link in runtime.links.items() if at in production and not link.is_away]
-            while delivery := runtime.turns.next(
+            while delivery := runtime.scheduler.next(
                 lambda pump: all(link.held.count(pump) < MOST_WAITING for link in up)
             ):
                 self._pass_on(delivery, routing, production, now_s)
@@ -65,7 +65,7 @@ class Apart:
         if now_s < self._look_at_s:
             runtime.call_at(self._look_at_s)
             return
-        self._look_at_s = now_s + LOOK_S
+        self._look_at_s = now_s + AWAY_POLL_INTERVAL_S
         if runtime.fallbacks:
             runtime.call_at(self._look_at_s)
         for link in waited_for:
@@ -73,13 +73,15 @@ class Apart:
             if link is not runtime.link:
                 self._relieve(link, now_s, production)
 
-    def _pass_on(self, delivery: Delivery, routing: Routing, production: set[str], now_s: float) -> None:
+    def _pass_on(
+        self, delivery: Delivery, routing: ReceiverRouting, production: set[str], now_s: float
+    ) -> None:
         """To its target, or wherever else it has to go."""
         runtime = self._runtime
         chosen = routing.choose(delivery.record.headers)
-        if isinstance(chosen, Refusal):
+        if isinstance(chosen, RoutingRefusal):
             action = Action.ACK if chosen.skip else Action.DLQ
-            decision = Decision(action, None, 0.0, chosen.reason)
+            decision = DeliveryDecision(action, None, 0.0, chosen.reason)
             runtime.outcomes.carry_out(delivery, decision, "", "UNMATCHED")
             return
         link = runtime.links[chosen]
@@ -96,11 +98,11 @@ class Apart:
         link.hold(delivery)
         runtime.send_held(link, now_s)
 
-    def _look(self, now_s: float) -> None:
+    def _refresh_away(self, now_s: float) -> None:
         """Rule 4: which targets are away, and since when."""
         runtime = self._runtime
         for address, link in runtime.links.items():
-            runtime.fallbacks.look(address, now_s, is_away=link.is_away)
+            runtime.fallbacks.update(address, now_s, is_away=link.is_away)
 
     def _fallback(self, link: ReceiverLink, now_s: float) -> ReceiverLink:
         """The link that this one's messages go to now."""
@@ -123,7 +125,7 @@ class Apart:
         for index, delivery in enumerate(waiting):
             tracker = delivery.pump.tracker
             is_last = index == len(waiting) - 1 and not link.in_flight
-            is_young = now_s < (delivery.first_sent_s or delivery.started_s) + PATIENCE_S
+            is_young = now_s < (delivery.first_sent_s or delivery.started_s) + ISOLATION_WAIT_S
             if is_last and is_young and tracker.end - delivery.record.offset <= tracker.capacity // 2:
                 break
             link.held.remove(delivery)
@@ -149,8 +151,8 @@ class Apart:
                 tracker = delivery.pump.tracker
                 if tracker.end - delivery.record.offset <= tracker.capacity // 2 or delivery.pump.paused:
                     continue
-                if not is_away and now_s < delivery.started_s + PATIENCE_S:
-                    runtime.call_at(now_s + LOOK_S)
+                if not is_away and now_s < delivery.started_s + ISOLATION_WAIT_S:
+                    runtime.call_at(now_s + AWAY_POLL_INTERVAL_S)
                     continue
                 queue.remove(delivery)
                 state = "is away" if is_away else "does not keep up"
@@ -164,5 +166,5 @@ class Apart:
         if tiers and not runtime.ordered:  # it was not tried: in the tier that it is from it goes round
             from_tier = delivery.told_origin().tier
             tier = from_tier if from_tier is not None and from_tier < len(tiers) else 0
-            decision = Decision(Action.RETRY_TOPIC, tier, tiers[tier].delay_s, why)
+            decision = DeliveryDecision(Action.RETRY_TOPIC, tier, tiers[tier].delay_s, why)
         runtime.outcomes.carry_out(delivery, decision, "", "UNAVAILABLE")

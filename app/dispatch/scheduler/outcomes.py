@@ -22,9 +22,9 @@ from math import ceil
 from typing import TYPE_CHECKING
 
 from app.dispatch.model.circuit_breaker import FAILURES
-from app.dispatch.model.crash_suspicion import FINISHED_SHARE, Loss, Suspicion, read_loss
+from app.dispatch.model.crash_suspicion import FINISHED_SHARE, CrashSuspicion, Loss, read_loss
 from app.dispatch.model.dead_letter_budget import TRIAL_MIN_S
-from app.dispatch.model.outcome import Action, Decision, KafkaAction, decide, stash
+from app.dispatch.model.outcome import Action, DeliveryDecision, KafkaAction, decide, stash
 from app.kernel.clock import now_ms
 from app.kernel.grpc_status import CANCELLED, DEADLINE_EXCEEDED, INTERNAL, UNAVAILABLE, code_name
 
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 MAX_RETRY_AFTER_S = 3_600.0
 
 
-class Outcomes:
+class OutcomeHandler:
     """Of one workload on this worker."""
 
     def __init__(self, runtime: WorkloadRuntime) -> None:
@@ -112,7 +112,7 @@ class Outcomes:
         attempts: int = 0,
         *,
         fails_all: bool = False,
-    ) -> Decision:
+    ) -> DeliveryDecision:
         origin = delivery.origin
         return decide(
             code,
@@ -126,12 +126,14 @@ class Outcomes:
             random01=random.random(),  # noqa: S311 - jitter
         )
 
-    def _judged(self, delivery: Delivery, link: ReceiverLink, held: Decision, details: str) -> Decision:
+    def _judged(
+        self, delivery: Delivery, link: ReceiverLink, held: DeliveryDecision, details: str
+    ) -> DeliveryDecision:
         """`held`, or what becomes of a message that is to blame for the loss of its receiver."""
         runtime, tracker, now_s = self._runtime, delivery.pump.tracker, self._runtime.clock()
         if (loss := read_loss(details)) in (Loss.UNREACHED, Loss.PLANNED):
             return held
-        suspicion = delivery.suspicion = delivery.suspicion or Suspicion()
+        suspicion = delivery.suspicion = delivery.suspicion or CrashSuspicion()
         stuck = tracker.room <= 0 and tracker.unfinished <= max(1, tracker.capacity * (1 - FINISHED_SHARE))
         together = suspicion.is_suspect and link.suspects_sent > 1
         suspicion.lost(
@@ -147,18 +149,20 @@ class Outcomes:
                 return replace(failed, reason=suspicion.reason)
         return replace(held, delay_s=runtime.policy.backoff.delay_s(suspicion.blamed, random.random()))  # noqa: S311
 
-    def _is_withheld(self, delivery: Delivery, decision: Decision, code: int, is_limited: bool) -> bool:
+    def _is_withheld(
+        self, delivery: Delivery, decision: DeliveryDecision, code: int, is_limited: bool
+    ) -> bool:
         """Whether rule 3 keeps it; if not, its right to a dead letter is spent."""
         if decision.action is Action.HOLD:
             link = delivery.link
             return link is not None and link.breaker.failed and code not in FAILURES
         budget = self._runtime.dead_letters
-        return decision.action is Action.DLQ and is_limited and not budget.take(self._runtime.clock())
+        return decision.action is Action.DLQ and is_limited and not budget.try_spend(self._runtime.clock())
 
-    def _withhold(self, delivery: Delivery, decision: Decision, details: str, code: str) -> None:
+    def _withhold(self, delivery: Delivery, decision: DeliveryDecision, details: str, code: str) -> None:
         """It may not be dead-lettered now: it waits, and this attempt does not count (rule 3)."""
         runtime, now_s = self._runtime, self._runtime.clock()
-        runtime.withholding.took(
+        runtime.withholding.record_withheld(
             delivery, code, f"{decision.reason}: {details}" if details else decision.reason
         )
         delivery.attempts = max(0, delivery.attempts - 1)
@@ -170,7 +174,7 @@ class Outcomes:
             link.withhold(delivery, now_s)
 
     def carry_out(
-        self, delivery: Delivery, decision: Decision, details: str, code: str, *, sent: bool = False
+        self, delivery: Delivery, decision: DeliveryDecision, details: str, code: str, *, sent: bool = False
     ) -> None:
         """Does what was decided about a delivery that is not on its way; `sent`: by its receiver's answer."""
         pump, runtime = delivery.pump, self._runtime
@@ -199,10 +203,12 @@ class Outcomes:
                 due_ms = None
                 if tier is not None and decision.delay_s > runtime.policy.tiers[tier].delay_s:
                     due_ms = now_ms() + ceil(decision.delay_s * 1000)  # the receiver wishes for more
-                runtime.copier.start(delivery, topic, tier, words, code, dlq_topic, runtime.send, due_ms)
+                runtime.retry_publisher.start(
+                    delivery, topic, tier, words, code, dlq_topic, runtime.send, due_ms
+                )
 
     @staticmethod
-    def _retry_in_place(delivery: Delivery, decision: Decision) -> None:
+    def _retry_in_place(delivery: Delivery, decision: DeliveryDecision) -> None:
         """Rule 2: the tier's delay passes here, and its attempts are counted here."""
         origin = delivery.told_origin()
         stays = origin.tier == decision.tier

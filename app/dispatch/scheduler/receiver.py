@@ -24,14 +24,14 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
 from app.dispatch.model.adaptive_timeout import MAXIMUM_S, AdaptiveTimeout
-from app.dispatch.model.circuit_breaker import FAILURES, Breaker
+from app.dispatch.model.circuit_breaker import FAILURES, CircuitBreaker
 from app.dispatch.model.concurrency_limit import AdaptiveLimit
 from app.dispatch.model.crash_suspicion import MOST_AT_ONCE
-from app.dispatch.model.dead_letter_budget import Trials
+from app.dispatch.model.dead_letter_budget import DeadLetterTrials
 from app.dispatch.model.head_of_line import CREDIT_MAX
 from app.dispatch.model.outcome import KafkaAction
 from app.dispatch.model.throughput_diagnosis import TargetStatus
-from app.dispatch.pump.receiver_backlog import Held
+from app.dispatch.pump.receiver_backlog import ReceiverBacklog
 from app.dispatch.push.health_watch import HealthWatch
 from app.kernel.grpc_status import (
     ALREADY_EXISTS,
@@ -50,14 +50,14 @@ if TYPE_CHECKING:
     from app.dispatch.definition import Workload
     from app.dispatch.pump.delivery import Delivery
     from app.dispatch.pump.partition import DispatchPump
-    from app.dispatch.push.metadata import RegionRole
+    from app.dispatch.push.metadata import SenderRole
     from app.dispatch.push.stream.client import StreamTarget
     from app.dispatch.push.unary import CallResult, UnaryTarget
 
 SLOW_START_S = 1.0
 SLOW_START_LEAST = 4
 MAX_ADAPTIVE = 10_000
-REPEAT_S = 600.0  # between incidents while a receiver goes on answering too much
+INCIDENT_REPEAT_S = 600.0  # between incidents while a receiver goes on answering too much
 DROPPED = {DEADLINE_EXCEEDED, RESOURCE_EXHAUSTED, UNAVAILABLE}  # tell of too much at once
 NOBODY = {CANCELLED, UNAVAILABLE}
 TAKEN = {OK, ALREADY_EXISTS}
@@ -70,7 +70,7 @@ def was_taken(result: CallResult) -> bool:
     return result.code in TAKEN if action is None else action is not KafkaAction.RETRY
 
 
-class Unread:
+class OversizedAnswers:
     """Answers of a receiver that were too large to be read (`app.dispatch.push.answer_limits`).
 
     Attributes:
@@ -85,20 +85,20 @@ class Unread:
         self._details = ""
         self._said_s = float("-inf")
 
-    def came(self, details: str) -> None:
+    def record(self, details: str) -> None:
         """One more, refused with these words."""
         self.count += 1
         self._details = details
 
-    def news(self, now_s: float) -> str:
+    def incident_message(self, now_s: float) -> str:
         """What an incident has to say now; "" for nothing."""
-        if self.count == self._said or now_s < self._said_s + REPEAT_S:
+        if self.count == self._said or now_s < self._said_s + INCIDENT_REPEAT_S:
             return ""
         count, self._said, self._said_s = self.count - self._said, self.count, now_s
         return f"{self._address} answered {count} times more than is read: {self._details}"
 
 
-class Targets(Protocol):
+class ReceiverClientFactory(Protocol):
     """Makes the clients of a workload's receiver."""
 
     def unary(self, workload: Workload, address: str) -> UnaryTarget: ...
@@ -113,22 +113,22 @@ class ReceiverLink:
     """See the module. `share` is what this worker may use of the limits; `on_room` is told of new room."""
 
     def __init__(
-        self, workload: Workload, address: str, targets: Targets, clock: Callable[[], float],
+        self, workload: Workload, address: str, targets: ReceiverClientFactory, clock: Callable[[], float],
         on_room: Callable[[], None],
     ) -> None:  # fmt: skip
         self.address = address
-        self.breaker = Breaker()
+        self.breaker = CircuitBreaker()
         self.in_flight = 0
         self.out: Counter[DispatchPump] = Counter()  # messages in flight of each that has any
-        self.held = Held()
-        self.withheld = Held()  # failed, and may not be dead-lettered yet
-        self.trials = Trials()
+        self.held = ReceiverBacklog()
+        self.withheld = ReceiverBacklog()  # failed, and may not be dead-lettered yet
+        self.trials = DeadLetterTrials()
         self.trials_out: set[Delivery] = set()
         self.suspects: deque[Delivery] = deque()
         self.suspects_out: set[Delivery] = set()
         self.suspects_sent = 0  # together, the last time
         self.suspects_most = 1  # that may go together
-        self.unread = Unread(address)
+        self.unread = OversizedAnswers(address)
         self.taken = 0  # messages that it took, whatever it said of them
         self.credit = 1  # for giving up what may be to blame, earned by what it takes
         self.share = ALL
@@ -161,10 +161,10 @@ class ReceiverLink:
         """Nobody is there who takes messages; one that is there and fails them is not away."""
         return not self.health.serving or not (self.breaker.closed or self.breaker.failed)
 
-    def tell_role(self, role: RegionRole | None) -> None:
+    def announce_role(self, role: SenderRole | None) -> None:
         """What the receiver is told of this region over its stream, at once and from now on."""
         if self._stream is not None:
-            self._stream.tell_role(role)
+            self._stream.announce_role(role)
 
     def hold(self, delivery: Delivery) -> None:
         """Keeps it until the receiver is there (rules 3 and 4)."""
@@ -301,7 +301,7 @@ class ReceiverLink:
             return
         code = result.code
         if result.answer_too_large and code not in NOBODY:  # of a stream `_lost` counts it, once
-            self.unread.came(result.details)
+            self.unread.record(result.details)
         if code not in FAILURES and code != CANCELLED:
             self.taken += count
             self.credit = min(CREDIT_MAX, self.credit + count)
@@ -328,7 +328,7 @@ class ReceiverLink:
         now_s = self._clock()
         stream = self._stream
         if result.answer_too_large:
-            self.unread.came(result.details)
+            self.unread.record(result.details)
         if stream is not None and self._counts(stream) and not result.is_planned_end:
             lost = result.code in FAILURES or result.code == CANCELLED
             code = result.code if lost else REFUSALS.get(result.code, UNAVAILABLE)

@@ -27,26 +27,26 @@ from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from app.dispatch.definition import HeadOfLine, Workload
-from app.dispatch.model.dead_letter_budget import Budget
+from app.dispatch.model.dead_letter_budget import DeadLetterBudget
 from app.dispatch.model.head_of_line import changed_tokens, shared_tokens
 from app.dispatch.model.header_filter import HeaderFilter
-from app.dispatch.model.key_lanes import Lanes
-from app.dispatch.model.outcome import Action, Decision, RetryPolicy, Tier
-from app.dispatch.model.receiver_routing import Fallbacks, Refusal, Routing, Unmatched
+from app.dispatch.model.key_lanes import KeyLanes
+from app.dispatch.model.outcome import Action, DeliveryDecision, RetryPolicy, RetryTopic
+from app.dispatch.model.receiver_routing import Fallbacks, ReceiverRouting, RoutingRefusal, Unmatched
 from app.dispatch.pump.delivery import BatchDelivery, Delivery
-from app.dispatch.pump.line_head import Decisions
-from app.dispatch.pump.receiver_backlog import Held
-from app.dispatch.pump.retry_publisher import Copier, Copies
-from app.dispatch.push.metadata import Metadata, RegionRole
+from app.dispatch.pump.line_head import HeadDecisions
+from app.dispatch.pump.receiver_backlog import ReceiverBacklog
+from app.dispatch.pump.retry_publisher import CopyProducer, RetryPublisher
+from app.dispatch.push.metadata import Metadata, SenderRole
 from app.dispatch.push.stream.results import UNSENT
 from app.dispatch.scheduler.crash_suspects import send_suspects
-from app.dispatch.scheduler.dead_letter_trials import Withholding, send_withheld
-from app.dispatch.scheduler.fair_scheduler import Turns
-from app.dispatch.scheduler.isolation_router import Apart
-from app.dispatch.scheduler.outcomes import Outcomes
-from app.dispatch.scheduler.receiver import ReceiverLink, Targets, was_taken
+from app.dispatch.scheduler.dead_letter_trials import WithheldDeadLetters, send_withheld
+from app.dispatch.scheduler.fair_scheduler import FairScheduler
+from app.dispatch.scheduler.isolation_router import IsolationRouter
+from app.dispatch.scheduler.outcomes import OutcomeHandler
+from app.dispatch.scheduler.receiver import ReceiverClientFactory, ReceiverLink, was_taken
 from app.kernel.lease import Lease
-from app.kernel.limit_shares import ALL, Need, Share, Usage
+from app.kernel.limit_shares import ALL, LimitNeed, LimitUsage, WorkerShare
 from app.kernel.token_bucket import TokenBucket
 
 if TYPE_CHECKING:
@@ -54,11 +54,12 @@ if TYPE_CHECKING:
     from app.dispatch.push.unary import CallResult
     from app.kafka.fetch.decoder import UndecodableBatch
     from app.kafka.records.record import Record
-    from app.payload.interceptors import Chain
+    from app.payload.interceptors import InterceptorChain
 
 
 LEASE_RETRY_S = 0.05
-NO_SHARE_S = 0.25  # a worker without a share of the rates looks again so often; a share wakes it, too
+# a worker without a share of the rates looks again so often; a share wakes it, too
+NO_SHARE_RETRY_INTERVAL_S = 0.25
 BUSY_PAUSE_S = 0.001
 MAX_BATCH = 512  # messages sent together over a stream
 DEFAULT_BACKLOG_RATE = 1_000.0  # of a backlog whose definition lost its rate meanwhile
@@ -70,26 +71,26 @@ class WorkloadRuntime:
     def __init__(
         self,
         workload: Workload,
-        targets: Targets,
-        copies: Copies,
+        targets: ReceiverClientFactory,
+        copies: CopyProducer,
         lease: Lease,
-        chain: Chain | None = None,
+        chain: InterceptorChain | None = None,
         *,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.lease = lease
         self.clock = clock
-        self.copier = Copier(copies, lease, clock)
-        self.outcomes = Outcomes(self)
-        self.decisions = Decisions()
+        self.retry_publisher = RetryPublisher(copies, lease, clock)
+        self.outcomes = OutcomeHandler(self)
+        self.decisions = HeadDecisions()
         self.messages: TokenBucket | None = None
         self.bytes: TokenBucket | None = None
         self.backlog_bucket = TokenBucket(DEFAULT_BACKLOG_RATE)
         self._backlog_rate = DEFAULT_BACKLOG_RATE
         self._share = ALL
-        self.rate_usage, self.slot_usage = Usage(), Usage()
-        self.turns = Turns()
-        self._apart = Apart(self)
+        self.rate_usage, self.slot_usage = LimitUsage(), LimitUsage()
+        self.scheduler = FairScheduler()
+        self._isolation = IsolationRouter(self)
         self.fallbacks = Fallbacks({}, 0.0)
         self._targets = targets
         self._old_links: list[ReceiverLink] = []
@@ -99,14 +100,14 @@ class WorkloadRuntime:
         self.workload = workload
         self.chain = chain
         self.role_metadata: Metadata = ()  # of unary calls; streams are told by their links
-        self._role: RegionRole | None = None
+        self._role: SenderRole | None = None
         self.links: dict[str, ReceiverLink] = {}  # by address, the main target's first
         self._set(workload)
         self.head_tokens = shared_tokens(self._heads_per_minute)
         self.dead_letters = _dead_letters(workload, clock())
-        self.withholding = Withholding(self)
+        self.withholding = WithheldDeadLetters(self)
 
-    def change(self, workload: Workload, chain: Chain | None) -> None:
+    def change(self, workload: Workload, chain: InterceptorChain | None) -> None:
         """Takes a changed definition into force; messages in flight end under the old one.
 
         What waits is routed anew: all that is held goes back to its pump, and what is in flight now, and has
@@ -128,13 +129,13 @@ class WorkloadRuntime:
         self.shared(self._share)
         self.send_soon()
 
-    def tell_role(self, role: RegionRole | None) -> None:
+    def announce_role(self, role: SenderRole | None) -> None:
         """What receivers are told of this region from now on; None: nothing, of a workload of one region."""
         if role != self._role:
             self._role = role
             self.role_metadata = () if role is None else role.metadata()
             for link in [*self.links.values(), *self._old_links]:
-                link.tell_role(role)
+                link.announce_role(role)
 
     def _put_back(self, link: ReceiverLink) -> None:
         """What the link holds may be for another one now."""
@@ -163,7 +164,7 @@ class WorkloadRuntime:
             else:
                 link = ReceiverLink(workload, address, self._targets, self.clock, self.send)
                 self.links[address] = link
-                link.tell_role(self._role)
+                link.announce_role(self._role)
                 if link.stream is not None:
                     link.stream.may_send = lambda: self.lease.may_push(self.clock())
         for address in [address for address in self.links if address not in addresses]:
@@ -182,11 +183,11 @@ class WorkloadRuntime:
         if spec.catch_up is not None:
             self._backlog_rate = spec.catch_up.rate
         self.policy = RetryPolicy(
-            tiers=tuple(Tier(delay_s=tier.delay, attempts=tier.attempts) for tier in spec.retry),
+            tiers=tuple(RetryTopic(delay_s=tier.delay, attempts=tier.attempts) for tier in spec.retry),
             dlq_enabled=spec.dlq.enabled,
         )
 
-    def shared(self, share: Share) -> None:
+    def shared(self, share: WorkerShare) -> None:
         """What this worker may use of the workload's limits from now on."""
         gains = share.rate > self._share.rate or share.slots > self._share.slots
         self._share = share
@@ -204,18 +205,18 @@ class WorkloadRuntime:
         if gains:
             self.send_soon()
 
-    def need(self, now_s: float) -> Need | None:
+    def need(self, now_s: float) -> LimitNeed | None:
         """What this worker needs of the limits, for its heartbeat; None: there are none."""
         flow = self.workload.spec.flow
         if not flow.is_limited:
             return None
-        return Need(
+        return LimitNeed(
             self.workload.key,
             round(self.rate_usage.per_s(now_s), 4),
             self.rate_usage.wants(now_s),
             max(link.in_flight for link in [*self.links.values(), *self._old_links]),
             self.slot_usage.wants(now_s),
-            max(1, len(self.turns)),
+            max(1, len(self.scheduler)),
         )
 
     @property
@@ -223,7 +224,7 @@ class WorkloadRuntime:
         """Messages on their way."""
         return sum(link.in_flight for link in self.links.values())
 
-    def held(self) -> list[Held | deque[Delivery]]:
+    def held(self) -> list[ReceiverBacklog | deque[Delivery]]:
         """What waits for its receiver, queue by queue."""
         return [queue for link in self.links.values() for queue in (link.held, link.withheld, link.suspects)]
 
@@ -236,22 +237,22 @@ class WorkloadRuntime:
         link = delivery.link if delivery is not None and delivery.link is not None else self.link
         return link.breaker.closed and link.health.serving and self.lease.may_push(now_s)
 
-    def new_lanes(self) -> Lanes[Record] | None:
+    def new_lanes(self) -> KeyLanes[Record] | None:
         """What keeps a job's messages in the order that the definition asks for; None: no order."""
         ordering = self.workload.spec.ordering
-        return None if ordering == "none" else Lanes(single=ordering == "partition")
+        return None if ordering == "none" else KeyLanes(single=ordering == "partition")
 
-    def head_decision(self, tier: int | None) -> Decision | None:
+    def head_decision(self, tier: int | None) -> DeliveryDecision | None:
         """What becomes of a message of this tier that blocks the others; None: it has to stay."""
         if self._head_stash == "retry" and tier is None and self.policy.tiers and not self.ordered:
-            return Decision(Action.RETRY_TOPIC, 0, self.policy.tiers[0].delay_s, "")
-        return Decision(Action.DLQ, None, 0.0, "") if self.policy.dlq_enabled else None
+            return DeliveryDecision(Action.RETRY_TOPIC, 0, self.policy.tiers[0].delay_s, "")
+        return DeliveryDecision(Action.DLQ, None, 0.0, "") if self.policy.dlq_enabled else None
 
     # -- sending ---------------------------------------------------------------------------------
 
     def offer(self, pump: DispatchPump) -> None:
         """`pump` has messages ready; it takes its turn."""
-        self.turns.offer(pump)
+        self.scheduler.offer(pump)
 
     def send(self) -> None:
         """Sends as much as rule 1 allows."""
@@ -265,19 +266,19 @@ class WorkloadRuntime:
 
     def _send(self) -> None:
         now_s, links = self.clock(), self.links.values()
-        if not (self.turns or any(link.held or link.withheld or link.suspects for link in links)):
+        if not (self.scheduler or any(link.held or link.withheld or link.suspects for link in links)):
             return
         if not self.lease.may_push(now_s):
             self.call_at(now_s + LEASE_RETRY_S)
             return
         for link in links:
-            is_turn = link.probe_held or not self.turns or self.routing is not None
+            is_turn = link.probe_held or not self.scheduler or self.routing is not None
             if link.held and (link.breaker.closed or is_turn):
                 self.send_held(link, now_s)
             if link.withheld and not link.breaker.closed and link.probe_held:
                 send_withheld(self, link, now_s)
         if self.routing is not None:
-            self._apart.send(self.routing, now_s)
+            self._isolation.send(self.routing, now_s)
         else:
             self._send_fresh(self.link, now_s)
         for link in links:
@@ -288,7 +289,7 @@ class WorkloadRuntime:
 
     def _send_fresh(self, link: ReceiverLink, now_s: float) -> None:
         """Sends what is ready to the only receiver there is."""
-        turns = self.turns
+        turns = self.scheduler
         while turns and (room := self.room(link, now_s)):
             link.probe_held = True
             while (found := turns.first(room, link)) is not None:
@@ -324,11 +325,11 @@ class WorkloadRuntime:
     def send_held(self, link: ReceiverLink, now_s: float) -> None:
         """Sends what waits for this receiver, as far as it has room."""
         held = link.held
-        held.take_all(attrgetter("draining"))  # stopped or moved meanwhile: its next owner delivers it
-        for paused in held.take_all(attrgetter("paused")):
+        held.pop_all(attrgetter("draining"))  # stopped or moved meanwhile: its next owner delivers it
+        for paused in held.pop_all(attrgetter("paused")):
             paused.pump.put_back(paused)
         while held and (room := self.room(link, now_s)):
-            delivery = held.take(lambda pump: self.turns.most(pump, room, link))
+            delivery = held.pop_next(lambda pump: self.scheduler.most(pump, room, link))
             if delivery is None:
                 return
             link.probe_held = False
@@ -370,7 +371,7 @@ class WorkloadRuntime:
         flow = self.workload.spec.flow
         if self._share.rate <= 0 and (flow.messages_per_second or flow.bytes_per_second):
             self.rate_usage.short(now_s)
-            return NO_SHARE_S
+            return NO_SHARE_RETRY_INTERVAL_S
         wait_s = 0.0
         if self.messages is not None:
             wait_s = self.messages.wait_s(now_s)
@@ -442,11 +443,11 @@ class WorkloadRuntime:
         if self.routing is None:
             return self.link
         chosen = self.routing.choose(delivery.record.headers)
-        return None if isinstance(chosen, Refusal) else self.links[chosen]
+        return None if isinstance(chosen, RoutingRefusal) else self.links[chosen]
 
     def stash_batch(self, pump: DispatchPump, error: UndecodableBatch, finished: Callable[[], None]) -> None:
         """Writes a batch that cannot be decoded to the DLQ, as it is; then calls `finished`."""
-        self.copier.start_raw(
+        self.retry_publisher.start_raw(
             pump, error, lambda: self.dlq_topic if self.policy.dlq_enabled else None, finished
         )
 
@@ -472,9 +473,9 @@ def _bucket(
     return former
 
 
-def _dead_letters(workload: Workload, now_s: float) -> Budget:
+def _dead_letters(workload: Workload, now_s: float) -> DeadLetterBudget:
     dlq = workload.spec.dlq
-    return Budget(now_s, dlq.share, dlq.per_minute, dlq.burst)
+    return DeadLetterBudget(now_s, dlq.share, dlq.per_minute, dlq.burst)
 
 
 def _way(workload: Workload) -> tuple[str, str, str]:
@@ -496,11 +497,11 @@ def _fallbacks(workload: Workload) -> Fallbacks:
     return Fallbacks(named, isolation.fallback_after)
 
 
-def _routing(workload: Workload) -> Routing | None:
+def _routing(workload: Workload) -> ReceiverRouting | None:
     isolation = workload.spec.isolation
     if isolation is None:
         return None
-    return Routing(
+    return ReceiverRouting(
         workload.spec.target.address,
         zone=isolation.zone,
         environment=isolation.environment,

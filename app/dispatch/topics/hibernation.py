@@ -11,17 +11,17 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 from app.dispatch.definition import Workload
-from app.kafka.consumer_lag import At, Backlog
+from app.kafka.consumer_lag import ConsumerLag, TopicAndPartition
 from app.sizing.recommendation import Activity, Hibernation
 
 
-class Sleepers:
+class HibernationTracker:
     """Which workloads sleep, and why."""
 
     def __init__(self) -> None:
         self.asleep: dict[str, str] = {}
         self._rules: dict[str, Hibernation] = {}
-        self._ends: dict[str, dict[At, int]] = {}
+        self._ends: dict[str, dict[TopicAndPartition, int]] = {}
 
     def keep(self, keys: Collection[str]) -> None:
         """Forgets all other workloads."""
@@ -32,11 +32,11 @@ class Sleepers:
         """Whether it has been looked at, by this leader."""
         return key in self._rules
 
-    def look(
+    def evaluate(
         self,
         workload: Workload,
-        wanted: Sequence[At],
-        backlog: Backlog,
+        wanted: Sequence[TopicAndPartition],
+        backlog: ConsumerLag,
         now_s: float,
         is_owned: bool,
     ) -> None:

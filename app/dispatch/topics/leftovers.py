@@ -4,8 +4,8 @@
     {topic}__{group}__merge     what was merged back from the dead letter queue
     {topic}__{group}__delayed   what is due far ahead (`app.dispatch.model.delayed_delivery`)
 
-Something waits in a partition while the group's commit is not at its end. It stays a job for `LINGER_S`
-longer, so that the next letters of a merge find it running.
+Something waits in a partition while the group's commit is not at its end. It stays a job for
+`LEFTOVER_LINGER_S` longer, so that the next letters of a merge find it running.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from app.dispatch.definition import Workload
-from app.kafka.consumer_lag import At, Backlog
+from app.kafka.consumer_lag import ConsumerLag, TopicAndPartition
 
-LINGER_S = 10.0
+LEFTOVER_LINGER_S = 10.0
 MAX_TIERS = 10  # as many as a definition may have
 
 
@@ -39,19 +39,19 @@ def candidates(workload: Workload) -> list[str]:
     return [*(f"{stem}{number}" for number in numbers), workload.merge_topic(), workload.delayed_topic()]
 
 
-def partitions_of(sizes: Mapping[str, int]) -> list[At]:
+def partitions_of(sizes: Mapping[str, int]) -> list[TopicAndPartition]:
     """Every partition of topics of these sizes."""
     return [(topic, partition) for topic, count in sizes.items() for partition in range(count)]
 
 
-class Leftovers:
+class TierLeftovers:
     """Which partitions of such topics something waits in, by workload key."""
 
     def __init__(self) -> None:
         # The definition under which it was looked at, and when something was last seen waiting.
-        self._waiting: dict[str, tuple[str, dict[At, float]]] = {}
+        self._waiting: dict[str, tuple[str, dict[TopicAndPartition, float]]] = {}
 
-    def of(self, key: str) -> Mapping[At, float]:
+    def of(self, key: str) -> Mapping[TopicAndPartition, float]:
         """Those in which something waits, and when that was last seen."""
         return self._waiting.get(key, ("", {}))[1]
 
@@ -63,16 +63,16 @@ class Leftovers:
         """Forgets all other workloads."""
         self._waiting = {key: self._waiting[key] for key in keys if key in self._waiting}
 
-    def look(
-        self, workload: Workload, etag: str, sizes: Mapping[str, int], backlog: Backlog, now_s: float
+    def update(
+        self, workload: Workload, etag: str, sizes: Mapping[str, int], backlog: ConsumerLag, now_s: float
     ) -> None:
         """Takes in what waits; `sizes` are the partition counts of those topics that exist. What is not
         known now stays as it was."""
-        known, found = self.of(workload.key), dict[At, float]()
+        known, found = self.of(workload.key), dict[TopicAndPartition, float]()
         for at in partitions_of(sizes):
             waiting, seen_s = backlog.waiting(at), known.get(at)
             if waiting:
                 found[at] = now_s
-            elif seen_s is not None and (waiting is None or now_s - seen_s < LINGER_S):
+            elif seen_s is not None and (waiting is None or now_s - seen_s < LEFTOVER_LINGER_S):
                 found[at] = seen_s
         self._waiting[workload.key] = etag, found

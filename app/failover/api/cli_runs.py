@@ -12,7 +12,15 @@ import click
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from app.cli.client import EXIT_FAILURE, EXIT_PARTIAL, EXIT_PRECONDITION, EXIT_USAGE, Client, Failure, guarded
+from app.cli.client import (
+    EXIT_FAILURE,
+    EXIT_PARTIAL,
+    EXIT_PRECONDITION,
+    EXIT_USAGE,
+    Client,
+    CommandFailure,
+    guarded,
+)
 from app.cli.operations import watch
 from app.cli.options import confirm, when
 from app.cli.output import emit, output_option, printable, url_option
@@ -23,8 +31,8 @@ CHECKS = ["level", "of", "check", "detail", "remedy"]
 ROWS = ["workload", "from_region", "stage", "epoch", "waits_for", "note"]
 RUNS = ["id", "to", "state", "forced", "workloads", "by", "made", "took_s", "back_of", "reason", "result"]
 DRILLED = ["workload", "partition", "committed", "first_record", "took_ms", "again", "lag", "error"]
-POLL_S = 0.2
-SAY_AFTER_S = 3.0  # what is waited for is told then
+RUN_POLL_INTERVAL_S = 0.2
+SHOW_WAIT_AFTER_S = 3.0  # what is waited for is told then
 ENDED = {"done", "aborted"}
 
 TO = click.option(
@@ -116,10 +124,10 @@ def execute(
         told = client.ask("POST", "/failover/execute", {"id": failover_id, "force": force, "dry_run": True})
         emit(_rows(told), ROWS, output, whole=told)
         for why in told["in_the_way"]:
-            _say(f"in the way: {why}")
+            _print(f"in the way: {why}")
         if told["in_the_way"]:
-            raise Failure("it may not begin", EXIT_PRECONDITION)
-        _say("it may begin; nothing was changed")
+            raise CommandFailure("it may not begin", EXIT_PRECONDITION)
+        _print("it may begin; nothing was changed")
         return
     if not yes:
         run = client.ask("GET", _path(failover_id))
@@ -134,8 +142,8 @@ def execute(
         told = _follow(client, told)
     emit(_rows(told), ROWS, output, whole=told)
     if told["state"] == "aborted":
-        raise Failure(f"{told['id']} was aborted: {told['result']}", EXIT_FAILURE)
-    _say(
+        raise CommandFailure(f"{told['id']} was aborted: {told['result']}", EXIT_FAILURE)
+    _print(
         f"{told['id']} is {told['state']}"
         + (f" after {told['took_s']:.1f} s: {told['result']}" * (not no_wait))
     )
@@ -163,7 +171,7 @@ def abort(failover_id: str, reason: str, yes: bool, url: str | None, output: str
     told = client.ask("POST", "/failover/abort", {"id": failover_id, "reason": reason})
     emit(_rows(told), ROWS, output, whole=told)
     stays = [row["workload"] for row in told["rows"] if row["stage"] == "active"]
-    _say(
+    _print(
         f"{told['id']} is aborted"
         + (f"; active in {told['to']} already, and stays: {', '.join(stays)}" * bool(stays))
     )
@@ -201,22 +209,24 @@ def drill(to: str, workloads: tuple[str, ...], force: bool, url: str | None, out
     emit(rows, DRILLED, output, whole=told)
     for check in told["checks"]:
         if check["level"] != "ok":
-            _say(f"{check['level']}: {check['of']}: {check['detail']}; {check['remedy']}")
+            _print(f"{check['level']}: {check['of']}: {check['detail']}; {check['remedy']}")
     _say_what_is_unknown(told["unknown"])
     if told["blocked"]:
         what = f"the failover is blocked, by {told['blocked']} preconditions; see above"
-        raise Failure(what, EXIT_PRECONDITION)
+        raise CommandFailure(what, EXIT_PRECONDITION)
     if told["failed"]:
-        raise Failure(f"{told['failed']} of {told['looked_at']} partitions did not do well", EXIT_FAILURE)
+        raise CommandFailure(
+            f"{told['failed']} of {told['looked_at']} partitions did not do well", EXIT_FAILURE
+        )
     if told["unknown"] or told["looked_at"] < told["of"]:
         tried = f"{told['looked_at']} of {told['of']} known partitions were tried, and did well"
-        raise Failure(f"{tried}; of {len(told['unknown'])} workloads not all is known", EXIT_FAILURE)
+        raise CommandFailure(f"{tried}; of {len(told['unknown'])} workloads not all is known", EXIT_FAILURE)
     if not told["workloads"]:
-        _say("nothing to rehearse: no active-passive workload is among them, the others run here already")
+        _print("nothing to rehearse: no active-passive workload is among them, the others run here already")
         return
     slowest = max((row["took_ms"] for row in told["partitions"] if row["took_ms"] is not None), default=None)
     first = f"; the slowest first record came after {slowest:.0f} ms" if slowest is not None else ""
-    _say(f"{told['looked_at']} partitions would go on as planned{first}")
+    _print(f"{told['looked_at']} partitions would go on as planned{first}")
 
 
 @click.command()
@@ -255,10 +265,10 @@ def show(failover_id: str, url: str | None, output: str) -> None:
         click.echo()
         emit(_checks(told["plan"]), CHECKS, output)
         if told["plan"]["left_out"]:
-            _say(told["plan"]["left_out"])
+            _print(told["plan"]["left_out"])
     for row in _waiting(told):
-        _say(f"{row['workload']} waits for {row['waits_for']}: {row['remedy']}")
-    _say(_told(told))
+        _print(f"{row['workload']} waits for {row['waits_for']}: {row['remedy']}")
+    _print(_describe(told))
 
 
 # -- following -----------------------------------------------------------------------------------------
@@ -273,7 +283,7 @@ def _follow(client: Client, told: dict[str, Any]) -> dict[str, Any]:
         with bar:
             task = bar.add_task(printable(told["id"]), total=told["workloads"])
             while told["state"] not in ENDED:
-                time.sleep(POLL_S)
+                time.sleep(RUN_POLL_INTERVAL_S)
                 told = client.ask("GET", _path(told["id"]))
                 waiting = _waiting(told)
                 first = waiting[0]["waits_for"] if waiting else ""
@@ -281,10 +291,12 @@ def _follow(client: Client, told: dict[str, Any]) -> dict[str, Any]:
                 ready = sum(row["stage"] in {"active", "taken", "gone"} for row in told["rows"])
                 bar.update(task, completed=ready, description=printable(what)[:100])
                 _say_what_is_waited_for(waiting, said)
-    except Failure as failure:
-        raise Failure(f"{failure}. It goes on; see failover show {told['id']}", failure.code) from failure
+    except CommandFailure as failure:
+        raise CommandFailure(
+            f"{failure}. It goes on; see failover show {told['id']}", failure.code
+        ) from failure
     except KeyboardInterrupt:
-        _say(f"\n{told['id']} goes on without you; see failover show {told['id']}, or failover abort it")
+        _print(f"\n{told['id']} goes on without you; see failover show {told['id']}, or failover abort it")
         raise SystemExit(EXIT_PARTIAL) from None
     return told
 
@@ -302,9 +314,9 @@ def _say_what_is_waited_for(waiting: Iterable[dict[str, Any]], said: dict[str, t
         now = row.get("stage", "") + row["waits_for"].partition(" (")[0]
         if what != now:
             said[row["workload"]] = now, time.monotonic()
-        elif since_s and time.monotonic() - since_s > SAY_AFTER_S:
+        elif since_s and time.monotonic() - since_s > SHOW_WAIT_AFTER_S:
             said[row["workload"]] = what, 0.0
-            _say(f"{row['workload']} waits for {row['waits_for']}; {row['remedy']}")
+            _print(f"{row['workload']} waits for {row['waits_for']}; {row['remedy']}")
 
 
 # -- showing -------------------------------------------------------------------------------------------
@@ -319,16 +331,16 @@ def _show_plan(told: dict[str, Any], output: str) -> None:
     _say_what_is_unknown(one for one in plan["workloads"] if one["why"])
     total = plan["totals"]
     as_of = f", as of {when(total['as_of_ms'])}" if total.get("as_of_ms") is not None else ""
-    _say(
+    _print(
         f"{told['id']}: {told['workloads']} workloads, {total['partitions']} partitions; read again at most "
         f"{_or(total['again'])}, of which {total['passed_over']} are passed over; not here yet "
         f"{_at_least(total['not_replicated'])} ({_at_least(total['unreachable'])} unreachable){as_of}; "
         f"to be delivered {_or(total['lag'])}"
     )
     if any(check["level"] == "blocked" for check in _all_checks(plan)):
-        raise Failure(f"plan {told['id']} is blocked; see the checks above", EXIT_PRECONDITION)
+        raise CommandFailure(f"plan {told['id']} is blocked; see the checks above", EXIT_PRECONDITION)
     force = " (forced)" * told["forced"]
-    _say(
+    _print(
         f"it may be carried out until {when(told['expires_ms'])}{force}: "
         f"switchyard failover execute {told['id']}"
     )
@@ -336,7 +348,7 @@ def _show_plan(told: dict[str, Any], output: str) -> None:
 
 def _say_what_is_unknown(found: Iterable[dict[str, Any]]) -> None:
     for one in found:
-        _say(f"{one['workload']}: its partitions are not known: {one['why']}")
+        _print(f"{one['workload']}: its partitions are not known: {one['why']}")
 
 
 def _at_least(count: int | None) -> str:
@@ -369,7 +381,7 @@ def _rows(told: dict[str, Any]) -> list[dict[str, Any]]:
     return [{**row, "from_region": row["region"], "epoch": _or(row["epoch"], "-")} for row in told["rows"]]
 
 
-def _told(told: dict[str, Any]) -> str:
+def _describe(told: dict[str, Any]) -> str:
     words = [f"{told['id']} to {told['to']} is {told['state']}{', forced' * told['forced']}, by {told['by']}"]
     if told["took_s"] is not None:
         words.append(f"{told['took_s']:.1f} s since it began" if told["state"] not in ENDED else
@@ -383,13 +395,13 @@ def _or(value: Any, other: str | None = None) -> Any:
 
 def _path(failover_id: str) -> str:
     if not failover_id or "/" in failover_id:
-        raise Failure(
+        raise CommandFailure(
             f"{failover_id!r} names no failover; write its id, as failover runs tells it", EXIT_USAGE
         )
     return f"/failover/{quote(failover_id, safe='')}"
 
 
-def _say(text: str) -> None:
+def _print(text: str) -> None:
     click.echo("\n".join(printable(line) for line in text.split("\n")), err=True)
 
 

@@ -22,26 +22,26 @@ from app.definitions.api.requests import (
     put_answers,
     read_definition,
 )
-from app.definitions.plan import Plan, plan
+from app.definitions.plan import DefinitionsPlan, plan
 from app.definitions.registry import parse_failover
 from app.dispatch.definition import Workload
 from app.failover.api import schemas as failover_schemas
 from app.failover.definition import PREFIX, FailoverDefinition
-from app.failover.run.participant import FailoverSide
+from app.failover.run.participant import FailoverParticipant
 from app.failover.run.region_bridge import UNHEARD_S
-from app.failover.run.role_keeper import SLOW_S
+from app.failover.run.role_keeper import MAX_WAIT_FOR_REGIONS_S
 from app.kernel.clock import now_ms
 from app.web.http import schemas as http_schemas
-from app.web.http.forwarding import HOP, hand_over
+from app.web.http.forwarding import HOP_HEADER, hand_over
 from app.web.http.responses import ApiError, json_response, paged
-from app.web.http.route_docs import ACTOR, JSON, PAGE, Answer, Page, described
+from app.web.http.route_docs import ACTOR, JSON, PAGE, AnswerDoc, Page, described
 
 if TYPE_CHECKING:
     from app.web.console.api import Api
 
 PUT = put_answers("definition")
-LEADER_S = 1.0  # a leader that does not answer within this is not waited for
-DETAIL = {200: Answer({JSON: failover_schemas.FailoverDetail}, headers=("ETag",))}
+LEADER_ANSWER_TIMEOUT_S = 1.0  # a leader that does not answer within this is not waited for
+DETAIL = {200: AnswerDoc({JSON: failover_schemas.FailoverDetail}, headers=("ETag",))}
 
 
 class FailoverRoutes:
@@ -62,7 +62,7 @@ class FailoverRoutes:
         ]
 
     @property
-    def _side(self) -> FailoverSide:
+    def _side(self) -> FailoverParticipant:
         return self._api.runtime.failover
 
     # -- reading -----------------------------------------------------------------------------------
@@ -72,15 +72,15 @@ class FailoverRoutes:
         """Which region is active for each workload with a mode, and how lately other regions were heard."""
         runtime = self._api.runtime
         leader = runtime.control.view.leader
-        if not runtime.leader.leads and leader and not request.headers.get(HOP):
+        if not runtime.leader.leads and leader and not request.headers.get(HOP_HEADER):
             with contextlib.suppress(ApiError):  # without its leader a region still tells all but `offsets`
-                answer = await hand_over(self._api, request, leader, patience_s=LEADER_S)
+                answer = await hand_over(self._api, request, leader, patience_s=LEADER_ANSWER_TIMEOUT_S)
                 if answer.status == 200:
                     return answer
         side, own, at_ms = self._side, self._api.region, now_ms()
-        heard = side.heard_ms()
+        heard = side.last_pulse_ms()
         regions: list[dict[str, Any]] = [{"region": own, "own": True, "copy_age_s": None}]
-        for region in sorted(side.failovers.others()):
+        for region in sorted(side.derived_routes.others()):
             at = heard.get(region)
             age_s = None if at is None else max(0.0, round((at_ms - at) / 1000, 1))
             regions.append({"region": region, "own": False, "copy_age_s": age_s})
@@ -95,13 +95,14 @@ class FailoverRoutes:
         if not self._side.keeper.has_just_returned():
             return None
         last = self._api.runtime.control.view.pulses.get(self._api.region)
-        others = ", ".join(sorted(self._side.failovers.others()))
+        others = ", ".join(sorted(self._side.derived_routes.others()))
         return {
             "since_ms": (last.returned_ms if last is not None else 0) or None,
             "why": "it lay still, and has not heard yet what others decided meanwhile: it acts for no "
             "workload of several regions",
             "remedy": f"it goes on by itself once {others} answered, or nothing came from there for "
-            f"{UNHEARD_S:.0f} s, after {SLOW_S:.0f} s at the latest; if it stays so: see that a leader is "
+            f"{UNHEARD_S:.0f} s, after {MAX_WAIT_FOR_REGIONS_S:.0f} s at the latest; if it stays so: see "
+            "that a leader is "
             "there (worker list), and its log",
         }
 
@@ -121,9 +122,9 @@ class FailoverRoutes:
             "by": "" if role is None else role.actor,
             "reason": "" if role is None else role.reason,
             "plan": "" if role is None else role.plan,
-            "regions": list(self._side.failovers.regions_of(workload)),
+            "regions": list(self._side.derived_routes.regions_of(workload)),
             "released": {region: told.epoch for region, told in sorted(roles.released(key).items())},
-            "offsets": None if regions is None else regions.passive_sync_told(key),
+            "offsets": None if regions is None else regions.passive_sync_fields(key),
         }
 
     @described(Page[failover_schemas.FailoverDetail], query=PAGE)
@@ -169,20 +170,20 @@ class FailoverRoutes:
         of them. `?dry_run=true` only checks."""
         dry_run, body = flag(request, "dry_run"), await read_definition(request)
         failover, warnings = await asyncio.to_thread(
-            parse_failover, body.data, layout=self._side.failovers.layout, file=body.file, node=body.node
+            parse_failover, body.data, layout=self._side.derived_routes.layout, file=body.file, node=body.node
         )
         check_address(request, failover.name)
         view, catalog = self._api.runtime.control.view, self._api.runtime.catalog
         current = view.failovers.get(failover.key)
         expected = condition(request, current)
-        known = {key: found.definition for key, found in self._side.failovers.all().items()}
+        known = {key: found.definition for key, found in self._side.derived_routes.all().items()}
         by_hand = [
             route for name, put in list(view.routes.items())
             if not put.made_by and (route := catalog.routes.route(name)) is not None
         ]  # fmt: skip
         planned = plan({}, [failover], failovers=known)
-        conflicts = await asyncio.to_thread(self._side.failovers.conflicts, failover, by_hand)
-        planned = Plan(planned.changes, (*planned.conflicts, *conflicts), planned.warnings)
+        conflicts = await asyncio.to_thread(self._side.derived_routes.conflicts, failover, by_hand)
+        planned = DefinitionsPlan(planned.changes, (*planned.conflicts, *conflicts), planned.warnings)
         answer = await define(
             self._api, request, FailoverPut, failover, current, expected, planned, dry_run=dry_run
         )

@@ -22,7 +22,7 @@ from app.dispatch.dlq.query import BadQuery
 from app.failover.api import schemas_runs
 from app.failover.plan.document import Plan, read
 from app.failover.plan.drill import Drill
-from app.failover.plan.planner import Planner, PlanRefused, is_expired
+from app.failover.plan.planner import FailoverPlanner, PlanRefused, is_expired
 from app.failover.run.runner import end_remedy
 from app.failover.run.runner import remedy as remedy_of
 from app.kernel.clock import now_ms
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 Handler = Callable[[web.Request], Awaitable[web.Response]]
 
 
-def told_apart(handler: Handler) -> Handler:
+def run_errors_as_problems(handler: Handler) -> Handler:
     """`handler`, with what stands in its way as problems."""
 
     @functools.wraps(handler)
@@ -61,11 +61,11 @@ class FailoverRunRoutes:
     def routes(self) -> list[web.RouteDef]:
         """Everything there is."""
         return [
-            web.post("/api/v1/failover/plan", told_apart(self.plan_failover)),
-            web.post("/api/v1/failover/execute", told_apart(self.execute_failover)),
-            web.post("/api/v1/failover/abort", told_apart(self.abort_failover)),
-            web.post("/api/v1/failover/failback", told_apart(self.plan_failback)),
-            web.post("/api/v1/failover/drill", told_apart(self.drill_failover)),
+            web.post("/api/v1/failover/plan", run_errors_as_problems(self.plan_failover)),
+            web.post("/api/v1/failover/execute", run_errors_as_problems(self.execute_failover)),
+            web.post("/api/v1/failover/abort", run_errors_as_problems(self.abort_failover)),
+            web.post("/api/v1/failover/failback", run_errors_as_problems(self.plan_failback)),
+            web.post("/api/v1/failover/drill", run_errors_as_problems(self.drill_failover)),
             web.get("/api/v1/failover/runs", self.get_failover_runs),
             web.get("/api/v1/failover/{id:failover-[^/]+}", self.get_failover_run),  # not plan, execute, ...
         ]
@@ -148,7 +148,7 @@ class FailoverRunRoutes:
         if name is not None and not isinstance(name, str):
             raise BadQuery("id: must be text")
         force, reason = flag_of(body, "force"), reason_of(body)
-        planner = Planner(self._api.runtime)
+        planner = FailoverPlanner(self._api.runtime)
         back_of, keys = planner.went_away(name)
         reason = reason or f"back after {back_of}"
         return await self._plan(request, planner.own, keys, force, reason, back_of)
@@ -156,7 +156,7 @@ class FailoverRunRoutes:
     async def _plan(
         self, request: web.Request, to: str, keys: list[str], force: bool, reason: str, back_of: str = ""
     ) -> web.Response:  # fmt: skip
-        planner = Planner(self._api.runtime)
+        planner = FailoverPlanner(self._api.runtime)
         chosen = planner.choose(to, keys)
         plan = await planner.plan(chosen, forced=force)
         run = planner.made(
@@ -181,7 +181,7 @@ class FailoverRunRoutes:
         if run.state == PLANNED:
             if is_expired(run, now_ms()):
                 raise ApiError(412, "Expired", f"plan {run.id} has expired; plan again, and read it")
-            in_the_way = Planner(self._api.runtime).in_the_way(run, forced=force)
+            in_the_way = FailoverPlanner(self._api.runtime).in_the_way(run, forced=force)
         if in_the_way and not dry_run:
             raise ApiError(412, "Not as planned", ". ".join(in_the_way))
         changed = (run.state, run.forced) != (EXECUTING, force)
@@ -226,7 +226,7 @@ class FailoverRunRoutes:
         to, keys, actor = body.get("to"), _keys(body), actor_of(request)
         if not isinstance(to, str) or not to:
             raise BadQuery('to: name the region, as in {"to": "west"}')
-        force, planner = flag_of(body, "force"), Planner(runtime)
+        force, planner = flag_of(body, "force"), FailoverPlanner(runtime)
         chosen = planner.choose(to, keys)
         if runtime.draining:
             raise ApiError(503, "Stopping", "this worker stops; ask another one")

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from aiokafka.errors import KafkaError
 
 from app.kafka.client.cluster import ClusterUnreachable
-from app.kafka.client.commits import At, Position
+from app.kafka.client.commits import CommittedPosition, TopicAndPartition
 from app.kafka.client.topic_logs import topic_logs
 from app.offsets.model.translation import Log
 from app.offsets.sync.remote_progress import seen
@@ -28,9 +28,10 @@ if TYPE_CHECKING:
     from app.kafka.data_clusters import DataCluster
     from app.worker.runtime.service import Runtime
 
-CLUSTER_S = 5.5  # a cluster's time to answer: above `tables.REACH_S`, which remembers who is away
+# a cluster's time to answer: above `tables.REACH_TIMEOUT_S`, which remembers who is away
+CLUSTER_ANSWER_TIMEOUT_S = 5.5
 TOPICS_AT_ONCE = 300
-LOOKS_AT_ONCE = 2  # of a cluster
+TOPIC_QUERIES_AT_ONCE = 2  # of a cluster
 GROUPS_AT_ONCE = 32
 
 
@@ -56,7 +57,7 @@ class FoundTopic:
         return dict(self.logs)
 
 
-class Asked:
+class ClusterQueries:
     """See the module; of one plan. `until_s`: when its time is over, by the monotonic clock."""
 
     def __init__(self, runtime: Runtime, until_s: float) -> None:
@@ -67,9 +68,9 @@ class Asked:
         self._expected_groups: defaultdict[str, set[str]] = defaultdict(set)
         self._looks: dict[tuple[str, str], asyncio.Task[dict[str, FoundTopic]]] = {}
         self._looking: defaultdict[str, asyncio.Semaphore] = defaultdict(
-            lambda: asyncio.Semaphore(LOOKS_AT_ONCE)
+            lambda: asyncio.Semaphore(TOPIC_QUERIES_AT_ONCE)
         )
-        self._groups: dict[tuple[str, str], asyncio.Task[dict[At, Position]]] = {}
+        self._groups: dict[tuple[str, str], asyncio.Task[dict[TopicAndPartition, CommittedPosition]]] = {}
         self._asking = asyncio.Semaphore(GROUPS_AT_ONCE)
 
     @property
@@ -77,7 +78,7 @@ class Asked:
         """Whether there is no time left."""
         return time.monotonic() >= self._until_s
 
-    def left_s(self, most_s: float = CLUSTER_S) -> float:
+    def left_s(self, most_s: float = CLUSTER_ANSWER_TIMEOUT_S) -> float:
         """The time that one question may take; 0: what does not answer at once is not known."""
         return max(0.0, min(most_s, self._until_s - time.monotonic()))
 
@@ -86,17 +87,17 @@ class Asked:
         self._expected[name].update(topics)
         self._expected_groups[name].update(groups)
 
-    def begin(self) -> None:
+    def start(self) -> None:
         """Begins to ask for all that is expected."""
         for name in self._expected:
-            self._begin(name)
-            self._look_at_all(name)
+            self._start(name)
+            self._find_all(name)
             for group in sorted(self._expected_groups[name]):
                 self._ask_for(name, group)
 
     # -- clusters ------------------------------------------------------------------------------------
 
-    def _begin(self, name: str) -> asyncio.Task[DataCluster]:
+    def _start(self, name: str) -> asyncio.Task[DataCluster]:
         if name not in self._reached:
             self._reached[name] = asyncio.create_task(self._reach(name))
             self._reached[name].add_done_callback(seen)
@@ -104,7 +105,7 @@ class Asked:
 
     async def cluster(self, name: str) -> DataCluster:
         """Raises whatever says that it does not answer in time."""
-        return await asyncio.shield(self._begin(name))
+        return await asyncio.shield(self._start(name))
 
     async def _reach(self, name: str) -> DataCluster:
         try:
@@ -130,23 +131,23 @@ class Asked:
         """A topic of a cluster; None: it does not exist. Raises whatever says that this cannot be known."""
         if (name, topic) not in self._looks:
             self._expected[name].add(topic)
-            self._look_at_all(name)
+            self._find_all(name)
         found = (await asyncio.shield(self._looks[name, topic])).get(topic)
         if found is not None and found.error is not None:
             raise found.error
         return found
 
-    def _look_at_all(self, name: str) -> None:
+    def _find_all(self, name: str) -> None:
         wanted = sorted(topic for topic in self._expected[name] if (name, topic) not in self._looks)
         for n in range(0, len(wanted), TOPICS_AT_ONCE):
             some = wanted[n : n + TOPICS_AT_ONCE]
-            look = asyncio.create_task(self._look(name, some))
+            look = asyncio.create_task(self._find_topics(name, some))
             look.add_done_callback(seen)
             self._looks |= {(name, topic): look for topic in some}
 
-    async def _look(self, name: str, topics: Sequence[str]) -> dict[str, FoundTopic]:
+    async def _find_topics(self, name: str, topics: Sequence[str]) -> dict[str, FoundTopic]:
         client = (await self.cluster(name)).client
-        async with self._looking[name], asyncio.timeout(self.left_s(2 * CLUSTER_S)):
+        async with self._looking[name], asyncio.timeout(self.left_s(2 * CLUSTER_ANSWER_TIMEOUT_S)):
             # Before the logs: should a topic be made anew in between, its positions are of another one.
             ids = await client.topic_ids(topics)
             cluster_id, logs = await topic_logs(client, topics)
@@ -161,18 +162,18 @@ class Asked:
 
     # -- groups --------------------------------------------------------------------------------------
 
-    async def positions(self, name: str, group: str) -> Mapping[At, Position]:
+    async def positions(self, name: str, group: str) -> Mapping[TopicAndPartition, CommittedPosition]:
         """All that a group has committed. Raises whatever says that this cannot be known."""
         return await asyncio.shield(self._ask_for(name, group))
 
-    def _ask_for(self, name: str, group: str) -> asyncio.Task[dict[At, Position]]:
+    def _ask_for(self, name: str, group: str) -> asyncio.Task[dict[TopicAndPartition, CommittedPosition]]:
         at = name, group
         if at not in self._groups:
             self._groups[at] = asyncio.create_task(self._positions(name, group))
             self._groups[at].add_done_callback(seen)
         return self._groups[at]
 
-    async def _positions(self, name: str, group: str) -> dict[At, Position]:
+    async def _positions(self, name: str, group: str) -> dict[TopicAndPartition, CommittedPosition]:
         committer = (await self.cluster(name)).committer
         async with self._asking, asyncio.timeout(self.left_s()):
             return await committer.positions(group)

@@ -15,11 +15,11 @@ LASTING = frozenset({"topic", "regions"})  # checks that nobody makes again befo
 Level = Literal["ok", "warn", "blocked"]
 
 
-class Told(msgspec.Struct, frozen=True, kw_only=True):
+class PlanPart(msgspec.Struct, frozen=True, kw_only=True):
     """Base of all here. Null is not known."""
 
 
-class Check(Told, frozen=True, kw_only=True):
+class Check(PlanPart, frozen=True, kw_only=True):
     """A precondition; `remedy` of one that is not ok. `may_force`: what it blocks may be forced."""
 
     name: str
@@ -29,7 +29,7 @@ class Check(Told, frozen=True, kw_only=True):
     may_force: bool = False
 
 
-class Unreplicated(Told, frozen=True, kw_only=True):
+class Unreplicated(PlanPart, frozen=True, kw_only=True):
     """What of a source partition has not been copied here: `records` at least, as the copy's job said at
     `as_of_ms`; there are more of them when its cluster has not answered since. Not `reachable` until `region`
     returns."""
@@ -42,7 +42,7 @@ class Unreplicated(Told, frozen=True, kw_only=True):
     as_of_ms: int | None = None
 
 
-class PlannedSource(Told, frozen=True, kw_only=True):
+class PlannedSource(PlanPart, frozen=True, kw_only=True):
     """What one source says of a partition (`app.offsets.model.translation`): read below `read_up_to`, so that
     nothing of it is missed from `next_offset` on; `again` are read again at most, of which `passed_over` are
     known to be finished and are not delivered."""
@@ -57,7 +57,7 @@ class PlannedSource(Told, frozen=True, kw_only=True):
     why: str = ""
 
 
-class PlannedPartition(Told, frozen=True, kw_only=True):
+class PlannedPartition(PlanPart, frozen=True, kw_only=True):
     """A partition here. `mapped` is where the region that is left is, in offsets of this one; `own` what the
     group has committed here, `next_offset` the higher of the two. `own_is_foreign`: nothing of Switchyard
     committed it. `least` is the source that held it back. `lag` is what is here to be delivered,
@@ -81,7 +81,7 @@ class PlannedPartition(Told, frozen=True, kw_only=True):
     routes: list[Unreplicated] = []
 
 
-class PlannedWorkload(Told, frozen=True, kw_only=True):
+class PlannedWorkload(PlanPart, frozen=True, kw_only=True):
     """A workload: where it is active, and under which epoch; `why` of one whose partitions are not known."""
 
     workload: str
@@ -93,7 +93,7 @@ class PlannedWorkload(Told, frozen=True, kw_only=True):
     why: str = ""
 
 
-class Totals(Told, frozen=True, kw_only=True):
+class Totals(PlanPart, frozen=True, kw_only=True):
     """Sums over all partitions; null when one is not known. `not_replicated` and `unreachable` are what at
     least is not here, as of `as_of_ms`, the oldest of what they are made of."""
 
@@ -106,7 +106,7 @@ class Totals(Told, frozen=True, kw_only=True):
     as_of_ms: int | None = None
 
 
-class Plan(Told, frozen=True, kw_only=True):
+class Plan(PlanPart, frozen=True, kw_only=True):
     """All of it; `checks` are of the regions. `left_out`: what was too much to be kept."""
 
     at_ms: int

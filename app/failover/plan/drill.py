@@ -35,16 +35,16 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger(__name__)
 
-RECORD_S = 10.0  # a partition's time to give its first record
-STOP_S = 5.0
-TRIES = 3
+FIRST_RECORD_TIMEOUT_S = 10.0  # a partition's time to give its first record
+CONSUMER_STOP_TIMEOUT_S = 5.0
+DRILL_TRIES = 3
 PREFIX = "switchyard-drill-"
 LEFTOVER_MS = 600_000  # far above a shadow group's time, and what clocks differ by
 
-Tell = Callable[[dict[str, Any]], None]
+ReportProgress = Callable[[dict[str, Any]], None]
 
 
-class Drilled(msgspec.Struct, frozen=True, kw_only=True):
+class DrilledPartition(msgspec.Struct, frozen=True, kw_only=True):
     """What became of one partition.
 
     Attributes:
@@ -73,12 +73,12 @@ class Drill:
         self._name = name
         self._plan = plan
         self._forced = forced
-        self._found: list[Drilled] = []
+        self._found: list[DrilledPartition] = []
         self._swept: set[str] = set()
 
-    async def run(self, tell: Tell) -> dict[str, Any]:
+    async def run(self, report_progress: ReportProgress) -> dict[str, Any]:
         """What became of all partitions, one workload after the other."""
-        tell(self._told())
+        report_progress(self._progress())
         for planned in self._plan.workloads:
             workload = self._runtime.catalog.workload(planned.workload)
             if workload is None or planned.mode != ACTIVE_PASSIVE:
@@ -88,10 +88,10 @@ class Drill:
             except Exception as error:  # noqa: BLE001 - what cannot be drilled is the finding
                 why = str(error) or repr(error)
                 self._found += [_drilled(workload, row, error=why) for row in planned.partitions]
-            tell(self._told())
-        return self._told()
+            report_progress(self._progress())
+        return self._progress()
 
-    def _told(self) -> dict[str, Any]:
+    def _progress(self) -> dict[str, Any]:
         rows = [msgspec.to_builtins(one) for one in self._found]
         failed = sum(bool(one.error) for one in self._found)
         rehearsed = [one for one in self._plan.workloads if one.mode == ACTIVE_PASSIVE]
@@ -104,7 +104,7 @@ class Drill:
             "checks": [{"of": of or "regions", **msgspec.to_builtins(check)} for of, check in checks],
         }  # fmt: skip
 
-    async def _workload(self, workload: Workload, planned: PlannedWorkload) -> list[Drilled]:
+    async def _workload(self, workload: Workload, planned: PlannedWorkload) -> list[DrilledPartition]:
         rows = {row.partition: row for row in planned.partitions}
         topic, name = workload.metadata.topic, workload.metadata.cluster
         cluster = await self._runtime.clusters.get(name)
@@ -144,7 +144,7 @@ class Drill:
             await self._delete(cluster.client, group)
 
     async def _delete(self, client: Any, group: str) -> None:
-        for left in reversed(range(TRIES)):
+        for left in reversed(range(DRILL_TRIES)):
             try:
                 await delete_group(client, group)
             except ClusterUnreachable as error:
@@ -188,7 +188,7 @@ async def _first_records(
         for partition, offset in at.items():
             consumer.seek(partition, offset)
         left = set(at)
-        while left and time.monotonic() - began_s < RECORD_S:
+        while left and time.monotonic() - began_s < FIRST_RECORD_TIMEOUT_S:
             for partition, records in (
                 await consumer.getmany(*left, timeout_ms=500, max_records=500)
             ).items():
@@ -196,20 +196,23 @@ async def _first_records(
                 found[partition.partition] = records[0].offset, round(took_ms, 1)
                 left.discard(partition)
     finally:
-        async with asyncio.timeout(STOP_S):
+        async with asyncio.timeout(CONSUMER_STOP_TIMEOUT_S):
             await stop_consumer(consumer)
     return found
 
 
 def _looked_at(
     workload: Workload, row: PlannedPartition, committed: int | None, first: tuple[int, float] | None
-) -> Drilled:
+) -> DrilledPartition:
     error = ""
     if committed != row.next_offset:
         error = f"committed {row.next_offset}, read back {committed}"
     elif committed is not None and first is None and committed < (row.log_end or 0):
         end = row.log_end
-        error = f"no record came from {committed} on within {RECORD_S:.0f} s, though the log ends at {end}"
+        error = (
+            f"no record came from {committed} on within {FIRST_RECORD_TIMEOUT_S:.0f} s, though the "
+            f"log ends at {end}"
+        )
     return _drilled(workload, row, committed, first, error)
 
 
@@ -219,9 +222,9 @@ def _drilled(
     committed: int | None = None,
     first: tuple[int, float] | None = None,
     error: str = "",
-) -> Drilled:
+) -> DrilledPartition:
     offset, took_ms = first or (None, None)
-    return Drilled(
+    return DrilledPartition(
         workload=workload.key, topic=workload.metadata.topic, partition=row.partition, committed=committed,
         offset=offset, took_ms=took_ms, again=row.again, lag=row.lag, error=error,
     )  # fmt: skip

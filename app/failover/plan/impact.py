@@ -18,17 +18,17 @@ from app.controllog.events import WorkloadPut
 from app.controllog.failover_run import COMING, Missing
 from app.controllog.roles import ACTIVE_PASSIVE
 from app.dispatch.definition import Workload
-from app.failover.plan.cluster_queries import CLUSTER_S, Asked, FoundTopic
+from app.failover.plan.cluster_queries import CLUSTER_ANSWER_TIMEOUT_S, ClusterQueries, FoundTopic
 from app.failover.plan.document import Check, PlannedPartition, Unreplicated
 from app.failover.plan.positions import away, passed_by, row
-from app.failover.plan.region_agreement import Definitions
-from app.kafka.client.commits import Position
+from app.failover.plan.region_agreement import RegionDefinitions
+from app.kafka.client.commits import CommittedPosition
 from app.kernel.fencing import TrackerRecord
 from app.kernel.job import JobId, Kind
 from app.offsets.model.group_sync import is_own
 from app.offsets.store.records import ROUTES
-from app.offsets.sync.mapper import Destination, Joined, NoRoad
-from app.offsets.sync.remote_progress import Reader, reader_of, worked_out
+from app.offsets.sync.mapper import DestinationTopic, JoinedTopics, NoRoad
+from app.offsets.sync.remote_progress import RemoteReader, reader_of, worked_out
 from app.replicate.model.route import Route
 
 if TYPE_CHECKING:
@@ -40,15 +40,15 @@ MAX_MISSING = 3  # partitions that are named
 NO_TIME = "there was no time left to look; plan fewer workloads at once to see it"
 
 
-class Stood(NamedTuple):
+class FormerPositions(NamedTuple):
     """Where the region that is left was: by partition, and the group's commits if its cluster told them."""
 
     next_offsets: dict[int, int]
     committed: dict[int, int] | None
-    reader: Reader | None
+    reader: RemoteReader | None
 
 
-class Copied(NamedTuple):
+class CopyProgress(NamedTuple):
     """A copy into a partition: what its job said last, and when; None: nobody tells of it."""
 
     route: Route
@@ -56,37 +56,37 @@ class Copied(NamedTuple):
     at_ms: int | None
 
 
-class Looker:
+class ImpactAssessor:
     """Of one plan: what it needs is asked once. `until_s`: what is not known by then, by the monotonic clock,
     is not known."""
 
     def __init__(self, runtime: Runtime, until_s: float) -> None:
         self._runtime = runtime
-        self._asked = Asked(runtime, until_s)
-        self._definitions = Definitions(runtime)
-        self._copies: dict[tuple[str, str, int], list[Copied]] | None = None
+        self._queries = ClusterQueries(runtime, until_s)
+        self._definitions = RegionDefinitions(runtime)
+        self._copies: dict[tuple[str, str, int], list[CopyProgress]] | None = None
         self._names: Mapping[str, str] | None = None
 
-    def begin(self, moving: Iterable[tuple[Workload, str]]) -> None:
+    def start_queries(self, moving: Iterable[tuple[Workload, str]]) -> None:
         """Begins to ask the clusters of workloads that are going to be looked at, each with its region."""
         for workload, region in moving:
             metadata = workload.metadata
-            self._asked.expect(metadata.cluster, [metadata.topic], [metadata.group])
+            self._queries.expect(metadata.cluster, [metadata.topic], [metadata.group])
             with contextlib.suppress(LookupError):
                 there = self.there(workload, region)
                 is_left = workload.spec.mode == ACTIVE_PASSIVE
-                self._asked.expect(there, _topics_left(workload), [metadata.group] * is_left)
-        self._asked.begin()
+                self._queries.expect(there, _topics_left(workload), [metadata.group] * is_left)
+        self._queries.start()
 
     def there(self, workload: Workload, region: str) -> str:
         """The cluster that the workload consumes in another region. Raises LookupError."""
-        layout = self._runtime.failover.failovers.layout
+        layout = self._runtime.failover.derived_routes.layout
         assert layout is not None
         return layout.cluster(region, layout.sites[workload.metadata.cluster].tier)
 
     # -- all of it -----------------------------------------------------------------------------------
 
-    async def look(
+    async def assess(
         self, workload: Workload, region: str, failed: str
     ) -> tuple[list[PlannedPartition], list[Check], str]:
         """Partitions, what there is to say beforehand, and why the partitions are not known.
@@ -127,7 +127,11 @@ class Looker:
         return made, checks + away(made), why
 
     async def _joined(
-        self, workload: Workload, row: PlannedPartition, own: Mapping[int, Position], ends: Mapping[int, int]
+        self,
+        workload: Workload,
+        row: PlannedPartition,
+        own: Mapping[int, CommittedPosition],
+        ends: Mapping[int, int],
     ) -> PlannedPartition:
         position, end = own.get(row.partition), ends[row.partition]
         mine = None if position is None else position.next_offset
@@ -147,15 +151,15 @@ class Looker:
         """Here, with all its logs; or why that is not known."""
         topic, name = workload.metadata.topic, workload.metadata.cluster
         try:
-            found = await self._asked.topic(name, topic)
+            found = await self._queries.topic(name, topic)
             if found is None:
                 return f"topic {topic} does not exist in {name}"
             found.all_logs()
         except Exception as error:  # noqa: BLE001 - a plan says what it does not know
-            return f"{name} does not say where topic {topic} ends: {_words(error)}"
+            return f"{name} does not say where topic {topic} ends: {_error_words(error)}"
         return found
 
-    async def _own(self, workload: Workload) -> dict[int, Position]:
+    async def _own(self, workload: Workload) -> dict[int, CommittedPosition]:
         """What the group has committed here."""
         try:
             return await self._committed(workload, workload.metadata.cluster)
@@ -163,8 +167,8 @@ class Looker:
             log.info("where the group is here is not known", workload=workload.key, error=repr(error))
             return {}
 
-    async def _committed(self, workload: Workload, name: str) -> dict[int, Position]:
-        positions = await self._asked.positions(name, workload.metadata.group)
+    async def _committed(self, workload: Workload, name: str) -> dict[int, CommittedPosition]:
+        positions = await self._queries.positions(name, workload.metadata.group)
         topic = workload.metadata.topic
         return {at[1]: position for at, position in positions.items() if at[0] == topic}
 
@@ -179,7 +183,7 @@ class Looker:
         if regions is None:
             return [], [_map_check("warn", failed)], failed
         try:
-            if self._asked.is_over:
+            if self._queries.is_over:
                 raise TimeoutError(NO_TIME)
             stood = await self._stood(workload, region, there)
             joined = await self._join(workload, there, stood)
@@ -187,7 +191,7 @@ class Looker:
         except NoRoad as error:
             return [], [_map_check("warn", str(error))], ""
         except Exception as error:  # noqa: BLE001 - a plan says what it does not know
-            why = failed or _words(error)
+            why = failed or _error_words(error)
             return [], [_map_check("warn", why)], why
         resumed, done = await asyncio.to_thread(worked_out, joined, stood.next_offsets, stood.reader)
         own = {at: position.next_offset for at, position in (await self._own(workload)).items()}
@@ -207,7 +211,7 @@ class Looker:
             at = Check(name="positions", level="warn", detail=detail, remedy=remedy)
         return rows, [check, at], ""
 
-    async def _stood(self, workload: Workload, region: str, there: str) -> Stood:
+    async def _stood(self, workload: Workload, region: str, there: str) -> FormerPositions:
         records = await self._records(workload, region)
         reader = reader_of(records.items())
         found = dict(reader.next_offsets) if reader is not None else {}
@@ -221,24 +225,24 @@ class Looker:
             )
         for partition, next_offset in (committed or {}).items():
             found[partition] = max(next_offset, found.get(partition, 0))
-        return Stood(found, committed, reader)
+        return FormerPositions(found, committed, reader)
 
     async def _records(self, workload: Workload, region: str) -> dict[str, TrackerRecord]:
         regions = self._runtime.regions
-        return {} if regions is None else await regions.carrier.positions(workload, region)
+        return {} if regions is None else await regions.remote_progress.positions(workload, region)
 
-    async def _join(self, workload: Workload, there: str, stood: Stood) -> Joined:
+    async def _join(self, workload: Workload, there: str, stood: FormerPositions) -> JoinedTopics:
         """Raises NoRoad, and whatever says that the cluster here does not answer."""
         regions = self._runtime.regions
         assert regions is not None
         topic, here = workload.metadata.topic, workload.metadata.cluster
-        async with asyncio.timeout(self._asked.left_s(2 * CLUSTER_S)):
+        async with asyncio.timeout(self._queries.left_s(2 * CLUSTER_ANSWER_TIMEOUT_S)):
             if stood.reader is None:
                 return (await regions.mapper.join(there, topic, here, topic))[0]
-            found = await self._asked.topic(here, topic)
+            found = await self._queries.topic(here, topic)
             if found is None:
                 raise NoRoad(f"topic {topic} does not exist in {here}")
-            to = Destination(found.cluster_id, found.topic_id, found.all_logs())
+            to = DestinationTopic(found.cluster_id, found.topic_id, found.all_logs())
             return (await regions.mapper.joined(stood.reader.topic(topic), here, topic, there, to))[0]
 
     async def _cluster_names(self) -> Mapping[str, str]:
@@ -253,7 +257,7 @@ class Looker:
             committed = await self._committed(workload, self.there(workload, region))
             records = await self._records(workload, region)
         except Exception as error:  # noqa: BLE001 - it is asked again
-            return Missing(f"{COMING.words} ({failed or _words(error)})", None)
+            return Missing(f"{COMING.words} ({failed or _error_words(error)})", None)
         bases = {JobId.parse(job).partition: record.base for job, record in records.items()}
         behind = sum(max(0, at.next_offset - max(0, bases.get(it, 0))) for it, at in committed.items())
         late = [
@@ -273,7 +277,7 @@ class Looker:
         """By source cluster, as the jobs of the routes into the cluster here say it: at least so much, since
         a job knows its source's end as of the last fetch."""
         here, topic = workload.metadata.cluster, workload.metadata.topic
-        layout = self._runtime.failover.failovers.layout
+        layout = self._runtime.failover.derived_routes.layout
         found = []
         for route, status, at_ms in self._copying().get((here, topic, partition), ()):
             site = None if layout is None else layout.sites.get(route.source)
@@ -282,12 +286,12 @@ class Looker:
                 records = max(0, status.high_watermark - status.committed)
             found.append(Unreplicated(
                 route=route.name, cluster=route.source, region="" if site is None else site.region,
-                records=records, reachable=await self._asked.answers(route.source),
+                records=records, reachable=await self._queries.answers(route.source),
                 as_of_ms=None if records is None else at_ms,
             ))  # fmt: skip
         return found
 
-    def _copying(self) -> Mapping[tuple[str, str, int], list[Copied]]:
+    def _copying(self) -> Mapping[tuple[str, str, int], list[CopyProgress]]:
         """What is copied into each partition of a cluster; None is told of a job that nobody tells of, as it
         has no owner, or one who has just begun."""
         if self._copies is None:
@@ -308,7 +312,7 @@ class Looker:
                 if at not in names:
                     names[at] = route.destination(job.topic)
                 into = route.target, names[at] or "", job.partition
-                self._copies.setdefault(into, []).append(Copied(route, status, at_ms))
+                self._copies.setdefault(into, []).append(CopyProgress(route, status, at_ms))
         return self._copies
 
     # -- beforehand --------------------------------------------------------------------------------------
@@ -343,9 +347,9 @@ class Looker:
         letters = workload.dlq_topic() if workload.spec.dlq.enabled else ""
         waiting = dead = 0
         try:
-            committed = await self._asked.positions(there, workload.metadata.group)
+            committed = await self._queries.positions(there, workload.metadata.group)
             for topic in _topics_left(workload):
-                found = await self._asked.topic(there, topic)
+                found = await self._queries.topic(there, topic)
                 for partition, logged in (found.all_logs() if found is not None else {}).items():
                     at = committed.get((topic, partition))
                     if topic == letters:
@@ -353,7 +357,7 @@ class Looker:
                     else:
                         waiting += max(0, logged.end - max(logged.start, 0 if at is None else at.next_offset))
         except Exception as error:  # noqa: BLE001
-            detail = f"what waits for retry in {there} cannot be counted: {_words(error)}"
+            detail = f"what waits for retry in {there} cannot be counted: {_error_words(error)}"
             remedy = "it stays there, and is delivered once that region is active again"
             return Check(name="left-behind", level="warn", detail=detail, remedy=remedy)
         detail = f"{waiting} messages wait for retry in {there}, {dead} dead letters lie there"
@@ -382,5 +386,5 @@ def _map_check(level: Any, why: str) -> Check:
     )  # fmt: skip
 
 
-def _words(error: Exception) -> str:
+def _error_words(error: Exception) -> str:
     return str(error) or repr(error)

@@ -3,7 +3,7 @@
 Rules
 1. A plan is made in the region that is to become active, and needs nothing of the other one: what cannot be
    known without it is said to be unknown.
-2. All of it takes `PLAN_S` at the most; what has not answered by then is not known.
+2. All of it takes `PLAN_TIMEOUT_S` at the most; what has not answered by then is not known.
 3. Making one changes nothing.
 """
 
@@ -34,7 +34,7 @@ from app.failover.plan.document import (
     read,
     totals,
 )
-from app.failover.plan.impact import Looker
+from app.failover.plan.impact import ImpactAssessor
 from app.kernel.clock import now_ms
 from app.offsets.store.records import ROUTES
 from app.worker.members.membership import DRAINING
@@ -44,12 +44,12 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger(__name__)
 
-PLAN_S = 10.0  # below what a client waits
-READ_S = 6.0
-EXPIRES_MS = 10 * 60_000
+PLAN_TIMEOUT_S = 10.0  # below what a client waits
+MAP_READ_TIMEOUT_S = 6.0
+PLAN_EXPIRES_MS = 10 * 60_000
 MAX_WORKLOADS = 2_000
-AT_ONCE = 8
-OLD_S = 5.0  # a copied control log is usually two seconds old at the most
+WORKLOADS_AT_ONCE = 8
+OLD_COPY_S = 5.0  # a copied control log is usually two seconds old at the most
 UNHEARD_S = 15.0  # above which a region is taken for away
 
 
@@ -57,14 +57,14 @@ class PlanRefused(Exception):
     """There is nothing to plan, or not here; says what to do."""
 
 
-class Planner:
+class FailoverPlanner:
     """See the module; of one request."""
 
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
-        self._side = runtime.failover
+        self._participant = runtime.failover
         self._view = runtime.control.view
-        self.own = self._side.keeper.own
+        self.own = self._participant.keeper.own
 
     # -- which -------------------------------------------------------------------------------------
 
@@ -79,14 +79,14 @@ class Planner:
                 f"to: failing over to region {to} is decided there, where nothing else is needed; "
                 f"give the command to a worker of {to} (this is one of {self.own})"
             )
-        moded = {workload.key: workload for workload in self._side.keeper.moded()}
+        moded = {workload.key: workload for workload in self._participant.keeper.moded()}
         found: list[RunWorkload] = []
         for key in sorted(set(keys)) or sorted(moded):
-            workload, role = moded.get(key), self._side.keeper.highest(key)
+            workload, role = moded.get(key), self._participant.keeper.highest(key)
             named = bool(keys)
             if workload is None:
                 raise PlanRefused(f"workloads: {key[:200]} is no workload with a mode; see failover status")
-            regions = self._side.failovers.regions_of(workload)
+            regions = self._participant.derived_routes.regions_of(workload)
             why = ""
             if to not in regions:
                 why = f"may not be active in {to}: no Failover definition of its topic names that region"
@@ -116,8 +116,8 @@ class Planner:
         """
         lost = [
             role
-            for workload in self._side.keeper.moded()
-            if (role := self._side.keeper.highest(workload.key)) is not None
+            for workload in self._participant.keeper.moded()
+            if (role := self._participant.keeper.highest(workload.key)) is not None
             and role.plan and role.region != self.own and role.previous == self.own
             and self._view.runs.get(role.plan) is None  # one of ours that was aborted took nothing away
         ]  # fmt: skip
@@ -148,15 +148,15 @@ class Planner:
             else Check(name="workers", level="blocked", detail=f"no worker of {self.own} may have jobs",
                        remedy="start one")
         ]  # fmt: skip
-        if self._side.keeper.has_just_returned():
+        if self._participant.keeper.has_just_returned():
             detail = f"region {self.own} has just come back, and has not heard yet what others decided"
             found.append(Check(name="returned", level="blocked", detail=detail,
                                remedy="it takes some seconds; ask again"))  # fmt: skip
-        heard, at_ms = self._side.heard_ms(), now_ms()
+        heard, at_ms = self._participant.last_pulse_ms(), now_ms()
         for region in sorted({one.region for one in chosen}):
             at = heard.get(region)
             age_s = None if at is None else max(0.0, (at_ms - at) / 1000)
-            found.append(_heard(region, age_s, forced=forced))
+            found.append(_check_heard(region, age_s, forced=forced))
         return found
 
     def workload_checks(self, one: RunWorkload, run: str = "") -> list[Check]:
@@ -169,7 +169,7 @@ class Planner:
                 name="run", level="blocked", detail=f"failover {other.id} is moving it",
                 remedy=f"wait for it (failover show {other.id}), or failover abort {other.id}",
             ))  # fmt: skip
-        role = self._side.keeper.highest(key)
+        role = self._participant.keeper.highest(key)
         if role is not None and role.state == MOVING and role.region != self.own:
             detail = f"it is moving to {role.region} (epoch {role.epoch})"
             remedy = f"wait for that, or abort it there: failover abort {role.plan or 'ID'}"
@@ -187,7 +187,7 @@ class Planner:
         """Why a planned run may not begin now."""
         why: list[str] = []
         for one in run.workloads:
-            role = self._side.keeper.highest(one.key)
+            role = self._participant.keeper.highest(one.key)
             if role is None or (role.epoch, role.region) != (one.epoch, one.region):
                 now = "unknown" if role is None else f"{role.region}'s under epoch {role.epoch}"
                 why.append(f"{one.key} was {one.region}'s under epoch {one.epoch}, and is {now}; plan again")
@@ -203,11 +203,11 @@ class Planner:
 
     async def plan(self, chosen: Sequence[RunWorkload], *, forced: bool) -> Plan:
         """What moving them would mean."""
-        until_s = time.monotonic() + PLAN_S
-        looker = Looker(self._runtime, until_s)
+        until_s = time.monotonic() + PLAN_TIMEOUT_S
+        looker = ImpactAssessor(self._runtime, until_s)
         self._begin(looker, chosen)
         failed = await self._read_tables()
-        gate = asyncio.Semaphore(AT_ONCE)
+        gate = asyncio.Semaphore(WORKLOADS_AT_ONCE)
 
         async def one(planned: RunWorkload) -> PlannedWorkload:
             async with gate:
@@ -217,14 +217,14 @@ class Planner:
         checks = self.region_checks(chosen, forced=forced)
         return Plan(at_ms=now_ms(), checks=checks, workloads=found, totals=totals(found))
 
-    def _begin(self, looker: Looker, chosen: Sequence[RunWorkload]) -> None:
+    def _begin(self, assessor: ImpactAssessor, chosen: Sequence[RunWorkload]) -> None:
         """Asks the clusters meanwhile: of one that is lost it takes a while to know."""
-        if self._side.failovers.layout is None:
+        if self._participant.derived_routes.layout is None:
             return
         found = ((self._runtime.catalog.workload(planned.key), planned.region) for planned in chosen)
-        looker.begin((workload, region) for workload, region in found if workload is not None)
+        assessor.start_queries((workload, region) for workload, region in found if workload is not None)
 
-    async def _workload(self, planned: RunWorkload, looker: Looker, failed: str) -> PlannedWorkload:
+    async def _workload(self, planned: RunWorkload, assessor: ImpactAssessor, failed: str) -> PlannedWorkload:
         workload = self._runtime.catalog.workload(planned.key)
         checks = self.workload_checks(planned)
         if workload is None:
@@ -234,7 +234,7 @@ class Planner:
                 workload=planned.key, mode="", region=planned.region, epoch=planned.epoch, checks=checks,
                 why=detail,
             )  # fmt: skip
-        rows, more, why = await looker.look(workload, planned.region, failed)
+        rows, more, why = await assessor.assess(workload, planned.region, failed)
         return PlannedWorkload(
             workload=planned.key, mode=str(workload.spec.mode), region=planned.region, epoch=planned.epoch,
             checks=checks + more, partitions=rows, why=why,
@@ -245,7 +245,10 @@ class Planner:
         regions = self._runtime.regions
         if regions is None:
             return "this worker has no offset map"
-        return await _failed(regions.carrier.read(READ_S), regions.tables.read(READ_S, (ROUTES,)))
+        return await _failed(
+            regions.remote_progress.read(MAP_READ_TIMEOUT_S),
+            regions.tables.read(MAP_READ_TIMEOUT_S, (ROUTES,)),
+        )
 
     def made(
         self, to: str, chosen: list[RunWorkload], plan: Plan, *, forced: bool, actor: str, reason: str,
@@ -259,7 +262,7 @@ class Planner:
         at_ms = now_ms()
         run = FailoverRun(
             at_ms=at_ms, id=name, to=to, workloads=chosen, state=PLANNED, forced=forced, actor=actor,
-            reason=reason, made_ms=at_ms, expires_ms=at_ms + EXPIRES_MS, back_of=back_of,
+            reason=reason, made_ms=at_ms, expires_ms=at_ms + PLAN_EXPIRES_MS, back_of=back_of,
         )  # fmt: skip
         told = kept(plan, min(MAX_KEPT_BYTES, MAX_RECORD_BYTES - len(codec.encode(run))))
         if told is None:
@@ -268,14 +271,18 @@ class Planner:
 
     # -- last positions ----------------------------------------------------------------------------
 
-    async def arrived(self, asked: list[tuple[Workload, str]]) -> dict[str, Missing]:
+    async def arrived(self, workloads: list[tuple[Workload, str]]) -> dict[str, Missing]:
         """What of the last positions of workloads has not come here (`app.failover.run.runner`)."""
         regions, failed = self._runtime.regions, "this worker has no offset map"
         if regions is not None:
-            failed = await _failed(regions.carrier.read_positions({region for _, region in asked}, READ_S))
-        looker = Looker(self._runtime, time.monotonic() + READ_S)
-        found = await asyncio.gather(*(looker.missing(*one, failed) for one in asked))
-        return {workload.key: why for (workload, _), why in zip(asked, found, strict=True)}
+            failed = await _failed(
+                regions.remote_progress.read_positions(
+                    {region for _, region in workloads}, MAP_READ_TIMEOUT_S
+                )
+            )
+        looker = ImpactAssessor(self._runtime, time.monotonic() + MAP_READ_TIMEOUT_S)
+        found = await asyncio.gather(*(looker.missing(*one, failed) for one in workloads))
+        return {workload.key: why for (workload, _), why in zip(workloads, found, strict=True)}
 
 
 async def _failed(*readings: Awaitable[object]) -> str:
@@ -284,13 +291,13 @@ async def _failed(*readings: Awaitable[object]) -> str:
     return next((str(one) or repr(one) for one in ended if isinstance(one, BaseException)), "")
 
 
-def _heard(region: str, age_s: float | None, *, forced: bool) -> Check:
+def _check_heard(region: str, age_s: float | None, *, forced: bool) -> Check:
     age = (
         f"nothing was heard of region {region}"
         if age_s is None
         else f"region {region} was heard {age_s:.1f} s ago"
     )
-    if forced and (age_s is None or age_s > OLD_S):
+    if forced and (age_s is None or age_s > OLD_COPY_S):
         detail = f"{age}: it is not asked to let go; should it live, it acts until it hears"
         remedy = "see that it is lost, or cannot reach its receivers"
         return Check(name="heard", level="warn", detail=detail, remedy=remedy)
@@ -304,7 +311,7 @@ def _heard(region: str, age_s: float | None, *, forced: bool) -> Check:
         remedy = "leave --force out: it then lets go first, and nothing is delivered twice"
         detail = f"{age}: it lives, and acts until it hears of this"
         return Check(name="heard", level="warn", detail=detail, remedy=remedy)
-    if age_s > OLD_S:
+    if age_s > OLD_COPY_S:
         remedy = "its control log comes late: see route list"
         return Check(name="heard", level="warn", detail=age, remedy=remedy)
     return Check(name="heard", level="ok", detail=age)

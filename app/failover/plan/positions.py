@@ -8,15 +8,15 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence
 
 from app.failover.plan.document import Check, PlannedPartition, PlannedSource
 from app.kernel.ranges import Range
-from app.offsets.model.source_frontier import Done
-from app.offsets.model.translation import Answer, Place, Road, Told
-from app.offsets.sync.mapper import Joined
+from app.offsets.model.source_frontier import SourceFinished
+from app.offsets.model.translation import CopiedPartition, ResumePosition, SourceReading, TopicRelation
+from app.offsets.sync.mapper import JoinedTopics
 
 
 def row(
-    answer: Answer,
-    joined: Joined,
-    done: Mapping[Hashable, Done],
+    answer: ResumePosition,
+    joined: JoinedTopics,
+    done: Mapping[Hashable, SourceFinished],
     names: Mapping[str, str],
     own: int | None = None,
 ) -> PlannedPartition:
@@ -34,10 +34,10 @@ def row(
 
 
 def _source(
-    told: Told,
-    answer: Answer,
-    joined: Joined,
-    done: Mapping[Hashable, Done],
+    told: SourceReading,
+    answer: ResumePosition,
+    joined: JoinedTopics,
+    done: Mapping[Hashable, SourceFinished],
     names: Mapping[str, str],
     at: int,
 ) -> PlannedSource:
@@ -55,9 +55,9 @@ def _source(
     )  # fmt: skip
 
 
-def _begins(told: Told, joined: Joined, at: int) -> int:
+def _begins(told: SourceReading, joined: JoinedTopics, at: int) -> int:
     """Up to which offset of the source nothing lies from `at` on."""
-    if joined.road is Road.BACK:
+    if joined.relation is TopicRelation.BACK:
         return at
     ends = told.source, told.region, told.route
     line = next(c.line for c in joined.into_to if (c.source, c.region, c.route) == ends)
@@ -68,7 +68,7 @@ def _overlap(spans: Iterable[Range], start: int, end: int) -> int:
     return sum(max(0, min(end, before) - max(start, after)) for after, before in spans)
 
 
-def _place(place: Place, names: Mapping[str, str]) -> str:
+def _place(place: CopiedPartition, names: Mapping[str, str]) -> str:
     return f"{names.get(place.cluster_id, place.cluster_id)}/{place.topic}-{place.partition}"
 
 

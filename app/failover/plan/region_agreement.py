@@ -17,7 +17,7 @@ from app.dispatch.definition import Workload
 from app.failover.definition import FailoverDefinition
 from app.failover.plan.document import Check
 from app.failover.topology import Failover, governing
-from app.offsets.store.records import ROUTES, Store
+from app.offsets.store.records import ROUTES, RegionStore
 
 if TYPE_CHECKING:
     from app.worker.runtime.service import Runtime
@@ -28,7 +28,7 @@ NAME = "regions"
 SAME_FILE = "deploy the same file in both; of a region that is lost, the one that it had"
 
 
-class Definitions:
+class RegionDefinitions:
     """Those of other regions, as they were read last; of one plan."""
 
     def __init__(self, runtime: Runtime) -> None:
@@ -58,7 +58,7 @@ class Definitions:
         topic, at = workload.metadata.topic, (region, workload.metadata.topic)
         if at not in self._governing:
             self._governing[at] = governing(known, topic)
-        theirs, ours = self._governing[at], self._runtime.failover.failovers.governing(topic)
+        theirs, ours = self._governing[at], self._runtime.failover.derived_routes.governing(topic)
         if theirs is None:  # it can give the workload to nobody but the `primary`
             detail = f"region {region} has no Failover definition of topic {topic}: it could not take it back"
             return Check(name=NAME, level="warn", detail=detail, remedy=SAME_FILE)
@@ -76,7 +76,7 @@ class Definitions:
         return Check(name=NAME, level="ok", detail=f"shared between the same ones as in region {region}")
 
 
-def _read(store: Store, region: str) -> list[Failover] | None:
+def _read(store: RegionStore, region: str) -> list[Failover] | None:
     """None: the copy of its control log was never read to its end."""
     origin = store.origin(ROUTES, region)
     if origin is None or not origin.complete or not origin.cluster:

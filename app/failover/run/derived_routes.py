@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 from uuid import uuid4
 
-from app.controllog.definition_cache import Parsed
+from app.controllog.definition_cache import DefinitionCache
 from app.controllog.events import ALL, AnyControlEvent, Paused, RouteDeleted, RoutePut
 from app.controllog.log import ControlLog
 from app.controllog.topics import ControlTopics
@@ -26,46 +26,46 @@ from app.kernel.clock import now_ms
 from app.replicate.definition import RouteDefinition
 from app.replicate.definition_checks import conflicts as route_conflicts
 from app.replicate.model.route import Route
-from app.worker.jobs.start_position import Trouble
+from app.worker.jobs.start_position import ReportIncident
 
-KIND = "failover-trouble"
+DERIVED_ROUTES_INCIDENT = "failover-trouble"
 
 
-class Known(NamedTuple):
+class ReadableFailover(NamedTuple):
     """A definition that can be read."""
 
     definition: FailoverDefinition
     failover: Failover
 
 
-class Following(NamedTuple):
+class DerivedDefinitions(NamedTuple):
     """What follows from a set of definitions."""
 
     routes: Mapping[str, tuple[RouteDefinition, str]]  # with the definition that makes it, by name
     unknown: Mapping[str, tuple[str, str]]  # with the definition, and why
 
 
-class Failovers:
+class DerivedRoutes:
     """See the module. Without a `layout`, of a worker that knows of no regions, nothing follows."""
 
-    def __init__(self, control: ControlLog, layout: Layout | None, on_trouble: Trouble) -> None:
+    def __init__(self, control: ControlLog, layout: Layout | None, report_incident: ReportIncident) -> None:
         self.layout = layout
         self._control = control
-        self._on_trouble = on_trouble
-        self._parsed = Parsed(lambda: control.view.failovers, _parsed, self._unread)
+        self._report_incident = report_incident
+        self._parsed = DefinitionCache(lambda: control.view.failovers, _parsed, self._unread)
         self._stamp: tuple[tuple[str, str], ...] = ()
-        self._following = Following({}, {})
+        self._following = DerivedDefinitions({}, {})
         self._governing: dict[str, Failover | None] = {}
         self._told: set[tuple[str, str]] = set()
 
-    def all(self) -> dict[str, Known]:
+    def all(self) -> dict[str, ReadableFailover]:
         """Those that can be read, by key."""
         keys = sorted(self._control.view.failovers)
         return {key: known for key in keys if (known := self._parsed.get(key)) is not None}
 
     def governing(self, topic: str) -> Failover | None:
         """The definition that says between which regions a workload of this topic moves."""
-        self._look()
+        self._refresh()
         if topic not in self._governing:
             self._governing[topic] = governing((known.failover for known in self.all().values()), topic)
         return self._governing[topic]
@@ -81,12 +81,12 @@ class Failovers:
         joined = [known.failover.regions for known in self.all().values() if own in known.failover.regions]
         return {region for regions in joined for region in regions if region != own}
 
-    def following(self) -> Following:
+    def derived_definitions(self) -> DerivedDefinitions:
         """The routes that this region has to run."""
-        self._look()
+        self._refresh()
         return self._following
 
-    def _look(self) -> None:
+    def _refresh(self) -> None:
         """What follows is worked out anew when a definition has changed."""
         stamp = tuple(sorted((key, put.etag) for key, put in self._control.view.failovers.items()))
         if stamp == self._stamp:
@@ -100,7 +100,7 @@ class Failovers:
             name: (route_definition(route, known[route.made_by].definition), route.made_by)
             for name, route in derived.routes.items()
         }
-        self._following = Following(routes, derived.unknown)
+        self._following = DerivedDefinitions(routes, derived.unknown)
 
     def conflicts(self, wanted: FailoverDefinition, by_hand: Sequence[Route]) -> list[str]:
         """Why the definition cannot be in force beside the others and the routes that somebody defined; takes
@@ -108,7 +108,9 @@ class Failovers:
         if self.layout is None:
             return []
         others = [known.failover for key, known in self.all().items() if key != wanted.key]
-        before = {name for name, (_, maker) in self.following().routes.items() if maker != wanted.name}
+        before = {
+            name for name, (_, maker) in self.derived_definitions().routes.items() if maker != wanted.name
+        }
         derived = _derived([*others, wanted.failover()], self.layout).routes
         mine = {name for name, route in derived.items() if route.made_by == wanted.name} - before
         taken = sorted(mine & {route.name for route in by_hand})
@@ -121,7 +123,7 @@ class Failovers:
         """What is to be written for the routes to be as they should (rules 1 to 3)."""
         if self.layout is None:
             return []
-        following, view, at_ms = self.following(), self._control.view, now_ms()
+        following, view, at_ms = self.derived_definitions(), self._control.view, now_ms()
         events: list[AnyControlEvent] = []
         told: set[tuple[str, str]] = set()
         for name, (definition, maker) in following.routes.items():
@@ -145,7 +147,7 @@ class Failovers:
             events += self._ended(name, put, at_ms)
         for maker, why in sorted(told - self._told):
             message, _, remedy = why.rpartition("; ")
-            self._on_trouble(KIND, maker, message, remedy)
+            self._report_incident(DERIVED_ROUTES_INCIDENT, maker, message, remedy)
         self._told = told
         return events
 
@@ -159,7 +161,7 @@ class Failovers:
         return {known.failover.name for known in self.all().values()}
 
     def _unread(self, key: str, why: str) -> None:
-        self._on_trouble(KIND, key.removeprefix(PREFIX), why, "deploy it again")
+        self._report_incident(DERIVED_ROUTES_INCIDENT, key.removeprefix(PREFIX), why, "deploy it again")
 
 
 def actor(maker: str) -> str:
@@ -171,17 +173,17 @@ def _derived(failovers: Iterable[Failover], layout: Layout) -> Derivation:
     """The routes that this region has to run."""
 
     def needed(region: str) -> list[str]:
-        return [topic.name for topic in ControlTopics(region).needed_elsewhere]
+        return [topic.name for topic in ControlTopics(region).needed_by_other_regions]
 
     def followed(region: str) -> list[str]:
-        return [topic.name for topic in ControlTopics(region).followed_elsewhere]
+        return [topic.name for topic in ControlTopics(region).followed_by_other_regions]
 
     return derive(failovers, layout, needed, followed)
 
 
-def _parsed(key: str, definition: Mapping[str, Any]) -> Known:
+def _parsed(key: str, definition: Mapping[str, Any]) -> ReadableFailover:
     """Raises ValueError: it is another one's, or cannot be understood."""
     found = FailoverDefinition.from_wire(definition)
     if found.key != key:
         raise ValueError(f"it is of {found.key!r}, and stands under {key!r}")
-    return Known(found, found.failover())
+    return ReadableFailover(found, found.failover())

@@ -15,18 +15,18 @@ from mode import Service
 from app.controllog.events import RolePut
 from app.controllog.log import ControlLog
 from app.dispatch.definition import Workload
-from app.failover.run.derived_routes import Failovers
+from app.failover.run.derived_routes import DerivedRoutes
 from app.failover.run.presence import Presence
-from app.failover.run.region_bridge import Bridge
+from app.failover.run.region_bridge import RegionBridge
 from app.failover.run.role_keeper import RoleKeeper
 from app.failover.run.runner import FailoverRuns
 from app.failover.topology import Layout
 from app.kafka.client.cluster import ClusterClient
 from app.kernel.clock import now_ms
-from app.worker.jobs.start_position import Trouble
+from app.worker.jobs.start_position import ReportIncident
 
 
-class FailoverSide(Service):
+class FailoverParticipant(Service):
     """See the module. `leads`: whether this worker does; `on_news`: makes a round of the leader's soon;
     `presence`, `live`: see `RoleKeeper`."""
 
@@ -40,21 +40,27 @@ class FailoverSide(Service):
         *,
         leads: Callable[[], bool],
         on_news: Callable[[], None],
-        on_trouble: Trouble,
+        report_incident: ReportIncident,
         presence: Presence,
         live: Callable[[], Collection[str]] = tuple,
     ) -> None:
         super().__init__()
         self._control = control
         self.on_news = on_news
-        self.failovers = Failovers(control, layout, on_trouble)
-        self.bridge = Bridge(
-            client, kafka_options, lambda: self.failovers.others() if leads() else set(), on_news, on_trouble
+        self.derived_routes = DerivedRoutes(control, layout, report_incident)
+        self.bridge = RegionBridge(
+            client,
+            kafka_options,
+            lambda: self.derived_routes.others() if leads() else set(),
+            on_news,
+            report_incident,
         )
         self.keeper = RoleKeeper(
-            control, self.failovers, self.bridge, workload, on_trouble, presence=presence, live=live
+            control, self.derived_routes, self.bridge, workload, report_incident, presence=presence, live=live
         )
-        self.runs = FailoverRuns(control, self.failovers, self.keeper, workload, on_trouble, on_news)
+        self.runs = FailoverRuns(
+            control, self.derived_routes, self.keeper, workload, report_incident, on_news
+        )
 
     async def on_start(self) -> None:
         await self.add_runtime_dependency(self.bridge)
@@ -65,13 +71,13 @@ class FailoverSide(Service):
     async def step(self) -> None:
         """The leader's: writes what is to be written. Raises KafkaError, TimeoutError."""
         now_s = time.monotonic()
-        events = [*self.failovers.steps(), *self.keeper.steps(now_s), *self.runs.steps(now_s)]
+        events = [*self.derived_routes.steps(), *self.keeper.steps(now_s), *self.runs.steps(now_s)]
         if events:
             await self._control.append(*events)
         if any(isinstance(event, RolePut) for event in events):
             self.on_news()  # jobs come or go with the next round, and that is at once
 
-    def heard_ms(self) -> dict[str, int]:
+    def last_pulse_ms(self) -> dict[str, int]:
         """Region -> when a pulse of it came here last, by this worker's clock. The leader knows it by itself,
         the others by what it wrote: if its clock is ahead of theirs, it is at least what it was then."""
         at_ms, own = now_ms(), self._control.view.pulses.get(self.keeper.own)

@@ -3,7 +3,7 @@ region did while it lay still as a whole. Pure; no wall clock counts, and no oth
 
 Rules
 1. A worker has a name that is never used twice. It takes a new one when it has had no touch with the control
-   log for `STILL_S`, by its own monotonic clock: whoever has a name was there as long as it has it.
+   log for `OUT_OF_TOUCH_S`, by its own monotonic clock: whoever has a name was there as long as it has it.
 2. A pulse (`app.controllog.events.RegionPulse`) names the workers that its leader hears. One that says that
    the region goes on, and names this worker as it is called now, proves that it has gone on: whoever wrote it
    knew so then, and since then this worker has been there itself. That holds however late it comes.
@@ -21,7 +21,7 @@ from collections.abc import Callable
 
 from app.controllog.events import RegionPulse
 
-STILL_S = 15.0  # a control cluster that was away for less stops nothing once it is back
+OUT_OF_TOUCH_S = 15.0  # a control cluster that was away for less stops nothing once it is back
 
 
 class Presence:
@@ -43,9 +43,9 @@ class Presence:
         """What the worker is called now."""
         return f"{self._worker}/{self._count}"
 
-    def look(self, now_s: float) -> None:
+    def update(self, now_s: float) -> None:
         """Rule 1; before every heartbeat that may renew the lease, and before every pulse."""
-        if now_s - self._in_touch_s() > STILL_S:
+        if now_s - self._in_touch_s() > OUT_OF_TOUCH_S:
             self._count += 1
             self._named_s = now_s
 

@@ -34,13 +34,13 @@ from app.controllog.events import RegionPulse, RoleEvent, RolePut, RoleReleased
 from app.controllog.roles import Roles
 from app.controllog.topics import ControlTopics
 from app.kafka.client.cluster import ClusterClient, ClusterUnreachable
-from app.kafka.client.topic_tail import STOP_S, TopicTail, bounded
+from app.kafka.client.topic_tail import TAIL_STOP_TIMEOUT_S, TopicTail, bounded
 from app.kernel.clock import now_ms
-from app.worker.jobs.start_position import Trouble
+from app.worker.jobs.start_position import ReportIncident
 
 log = structlog.get_logger(__name__)
 
-LOOK_S = 1.0
+BRIDGE_POLL_INTERVAL_S = 1.0
 PREFIXES = (b"role/", b"role-released/", b"pulse/")  # of the record keys of what is read here
 MAX_KEY_CHARS = 500  # group, slash, topic
 MAX_WORKLOADS = 100_000
@@ -48,7 +48,7 @@ MAX_REGION_CHARS = 200
 UNHEARD_S = 15.0  # a region that is not heard for longer is taken for away
 
 
-class Bridge(Service):
+class RegionBridge(Service):
     """See the module.
 
     Args:
@@ -66,7 +66,7 @@ class Bridge(Service):
         kafka_options: dict[str, Any],
         wanted: Callable[[], Collection[str]],
         on_news: Callable[[], None],
-        on_trouble: Trouble,
+        report_incident: ReportIncident,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         super().__init__()
@@ -77,7 +77,7 @@ class Bridge(Service):
         self._options = kafka_options
         self._wanted = wanted
         self._on_news = on_news
-        self._on_trouble = on_trouble
+        self._report_incident = report_incident
         self._clock = clock
         self._tails: dict[str, TopicTail] = {}
         self._keys: set[str] = set()
@@ -98,20 +98,22 @@ class Bridge(Service):
         return told_s if told_s > UNHEARD_S else None
 
     @Service.task
-    async def _look_for_ever(self) -> None:
+    async def _poll_for_ever(self) -> None:
         while not self.should_stop:
             try:
-                await self._look()
+                await self._poll()
             except (KafkaError, ClusterUnreachable, OSError, TimeoutError) as error:
                 log.warning("copies of other regions' control logs are looked for again", error=repr(error))
             except Exception:
                 log.exception("following other regions' control logs failed and is tried again")
-            await self.sleep(LOOK_S)
+            await self.sleep(BRIDGE_POLL_INTERVAL_S)
 
-    async def _look(self) -> None:
+    async def _poll(self) -> None:
         wanted = set(self._wanted())
         for region in self._tails.keys() - wanted:
-            await bounded(self._tails.pop(region).stop(), STOP_S, f"reader of {region}'s control log")
+            await bounded(
+                self._tails.pop(region).stop(), TAIL_STOP_TIMEOUT_S, f"reader of {region}'s control log"
+            )
         if not wanted:
             # Who leads next begins anew: what this worker knew may be old by then.
             self.roles, self.pulses, self._keys, self._told = Roles(), {}, set(), set()
@@ -125,13 +127,15 @@ class Bridge(Service):
 
     async def on_stop(self) -> None:
         tails, self._tails = self._tails, {}
-        await asyncio.gather(*(bounded(tail.stop(), STOP_S, "reader of a region") for tail in tails.values()))
+        await asyncio.gather(
+            *(bounded(tail.stop(), TAIL_STOP_TIMEOUT_S, "reader of a region") for tail in tails.values())
+        )
 
     def _read(self, region: str, records: list[Any]) -> None:
         tail = self._tails.get(region)
-        self.take(region, records, old=tail is not None and not tail.caught_up.is_set())
+        self.accept(region, records, old=tail is not None and not tail.caught_up.is_set())
 
-    def take(self, region: str, records: list[Any], *, old: bool = False) -> None:
+    def accept(self, region: str, records: list[Any], *, old: bool = False) -> None:
         """Records of the copy of `region`'s control log; `old`: they were there when it was first read. Never
         raises."""
         news = False
@@ -141,7 +145,7 @@ class Bridge(Service):
             try:
                 event = codec.control_event(record.value)
             except codec.BadEvent as error:
-                self._tell(region, f"offset {record.offset}: {error}")
+                self._report(region, f"offset {record.offset}: {error}")
                 continue
             if isinstance(event, RegionPulse):
                 self._pulse(region, event, old=old)  # nobody waits for it: no news
@@ -159,19 +163,19 @@ class Bridge(Service):
     def _role(self, region: str, event: RoleEvent) -> bool:
         is_too_long = len(event.key) > MAX_KEY_CHARS or len(event.region) > MAX_REGION_CHARS
         if is_too_long or self.roles.is_jump(event):
-            self._tell(region, f"a role of {event.key[:100]!r} under epoch {event.epoch} cannot be")
+            self._report(region, f"a role of {event.key[:100]!r} under epoch {event.epoch} cannot be")
             return False
         if event.key not in self._keys:
             if len(self._keys) >= MAX_WORKLOADS:
-                self._tell(region, f"it has roles of more than {MAX_WORKLOADS} workloads")
+                self._report(region, f"it has roles of more than {MAX_WORKLOADS} workloads")
                 return False
             self._keys.add(event.key)
         return self.roles.put(event) if isinstance(event, RolePut) else self.roles.release(event)
 
-    def _tell(self, region: str, what: str) -> None:
+    def _report(self, region: str, what: str) -> None:
         if region not in self._told:
             self._told.add(region)
-            self._on_trouble(
+            self._report_incident(
                 "bridge-trouble", region, f"in the copy of region {region}'s control log: {what}",
                 "it is passed over; see who else writes to that topic",
             )  # fmt: skip

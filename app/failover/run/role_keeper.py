@@ -5,14 +5,15 @@ Rules
 1. What another region's log says is written here when it says more than this region's own log.
 2. A workload without a role gets the first one. One that would be this region's own, be it that a log of
    long ago says so, waits until the other regions have answered (they may know better, when this region comes
-   back with nothing), or nothing came from them for `UNHEARD_S`; in all no longer than `SLOW_S`.
+   back with nothing), or nothing came from them for `UNHEARD_S`; in all no longer than
+   `MAX_WAIT_FOR_REGIONS_S`.
 3. A region that another one's epoch has replaced lets go: of an active-passive workload once nobody here has
    a job of it, of an active-active one once every worker has read so (those that have not do not act:
    `app.worker.members.membership`).
-4. A region that shares topics with others says every `PULSE_S` that it lives, and at once when somebody is
-   new. One whose leader does not know that it went on without a break (`app.failover.run.presence`) says so,
-   and acts by no role of its own until the others have answered it, or for as long as rule 2 waits: they may
-   have taken it over meanwhile.
+4. A region that shares topics with others says every `PULSE_INTERVAL_S` that it lives, and at once when
+   somebody is new. One whose leader does not know that it went on without a break
+   (`app.failover.run.presence`) says so, and acts by no role of its own until the others have answered it, or
+   for as long as rule 2 waits: they may have taken it over meanwhile.
 """
 
 from __future__ import annotations
@@ -24,17 +25,17 @@ from app.controllog.events import AnyControlEvent, RegionPulse, RolePut, RoleRel
 from app.controllog.log import ControlLog
 from app.controllog.roles import ACTIVE, ACTIVE_PASSIVE, MOVING, Roles, initial, says_more
 from app.dispatch.definition import Workload
-from app.dispatch.push.metadata import RegionRole
-from app.failover.run.derived_routes import Failovers
+from app.dispatch.push.metadata import SenderRole
+from app.failover.run.derived_routes import DerivedRoutes
 from app.failover.run.presence import Presence
-from app.failover.run.region_bridge import UNHEARD_S, Bridge
+from app.failover.run.region_bridge import UNHEARD_S, RegionBridge
 from app.kernel.clock import now_ms
-from app.offsets.sync.group_sync_schedule import Passive
+from app.offsets.sync.group_sync_schedule import PassiveWorkload
 from app.placement.model.plan import name_of
-from app.worker.jobs.start_position import Trouble
+from app.worker.jobs.start_position import ReportIncident
 
-SLOW_S = 120.0
-PULSE_S = 2.0
+MAX_WAIT_FOR_REGIONS_S = 120.0
+PULSE_INTERVAL_S = 2.0
 READ_BY_ALL_S = 5.0  # above the lease and a heartbeat: by then whoever acts has read what was written before
 
 
@@ -49,17 +50,17 @@ class RoleKeeper:
     def __init__(
         self,
         control: ControlLog,
-        failovers: Failovers,
-        bridge: Bridge,
+        derived_routes: DerivedRoutes,
+        bridge: RegionBridge,
         workload: Callable[[str], Workload | None],
-        on_trouble: Trouble,
+        report_incident: ReportIncident,
         *,
         presence: Presence,
         live: Callable[[], Collection[str]] = tuple,
         clock_ms: Callable[[], int] = now_ms,
     ) -> None:
         self._control = control
-        self._failovers = failovers
+        self._derived_routes = derived_routes
         self._presence = presence
         self._live = live
         self._clock_ms = clock_ms
@@ -67,7 +68,7 @@ class RoleKeeper:
         self._named: set[str] = set()
         self._bridge = bridge
         self._workload = workload
-        self._on_trouble = on_trouble
+        self._report_incident = report_incident
         self._since_s: dict[str, float] = {}  # when a workload was first seen without a role
         self._replaced_s: dict[str, tuple[int, float]] = {}  # epoch, and when it was first seen
         self._came: dict[str, tuple[RegionPulse, float]] = {}  # the last of a region, and when it was seen
@@ -77,7 +78,7 @@ class RoleKeeper:
     @property
     def own(self) -> str:
         """This region."""
-        return "" if self._failovers.layout is None else self._failovers.layout.own
+        return "" if self._derived_routes.layout is None else self._derived_routes.layout.own
 
     def moded(self) -> Iterator[Workload]:
         """Every workload with a mode that can be read."""
@@ -93,7 +94,7 @@ class RoleKeeper:
         if not self.own:
             return []
         events: list[AnyControlEvent] = []
-        self._presence.look(now_s)
+        self._presence.update(now_s)
         moded, view = list(self.moded()), self._control.view
         keys = {workload.key for workload in moded}
         self._since_s = {key: at for key, at in self._since_s.items() if key in keys}
@@ -106,16 +107,16 @@ class RoleKeeper:
                 if role is not None or not self._is_premature(workload, told.region, now_s):
                     events.append(told)
                 continue
-            events += self._released_elsewhere(key)
+            events += self._released_in_other_regions(key)
             if role is None:
                 events += self._first(workload, now_s)
             elif role.region != self.own and not view.roles.has_released(key, self.own):
                 if busy is None:
                     busy = {name_of(job) for job, held in view.assignments.items() if held.worker}
                 events += self._let_go(workload, role, key in busy, now_s)
-        others = self._failovers.others()
+        others = self._derived_routes.others()
         live = {self._presence.name, *self._live()}
-        if others and (now_s - self._pulse_s >= PULSE_S or not live <= self._named):
+        if others and (now_s - self._pulse_s >= PULSE_INTERVAL_S or not live <= self._named):
             self._pulse_s, self._named = now_s, live
             events.append(self._pulse(others, now_s))  # behind the roles that were heard
         return events
@@ -127,7 +128,7 @@ class RoleKeeper:
         if last is not None and not self._presence.knows(last):
             if self._asks[0] != name:
                 self._asks = name, now_s
-            if self._waits_for_word(others, self._asks[1], now_s):
+            if self._waits_for_other_regions(others, self._asks[1], now_s):
                 returned_ms = last.returned_ms or at_ms
         ages = {region: self._bridge.age_s(region) for region in others}
         return RegionPulse(
@@ -136,21 +137,21 @@ class RoleKeeper:
             answers={region: pulses[region].leader for region in others & pulses.keys()},
         )  # fmt: skip
 
-    def _released_elsewhere(self, key: str) -> Iterator[RoleReleased]:
+    def _released_in_other_regions(self, key: str) -> Iterator[RoleReleased]:
         known = self._control.view.roles.released(key)
         for region, event in self._bridge.roles.released(key).items():
             if region != self.own and (region not in known or known[region].epoch < event.epoch):
                 yield event
 
     def _first(self, workload: Workload, now_s: float) -> Iterator[RolePut]:
-        key, regions = workload.key, self._failovers.regions_of(workload)
+        key, regions = workload.key, self._derived_routes.regions_of(workload)
         try:
             region, epoch = initial(workload.spec.primary, regions)
         except LookupError as error:
             message, _, remedy = str(error).rpartition("; ")
             if (key, message) not in self._told:
                 self._told.add((key, message))
-                self._on_trouble("role-unknown", key, f"it is active nowhere: {message}", remedy)
+                self._report_incident("role-unknown", key, f"it is active nowhere: {message}", remedy)
             return
         if self._is_premature(workload, region, now_s):
             return
@@ -165,14 +166,14 @@ class RoleKeeper:
         since_s = self._since_s.setdefault(workload.key, now_s)
         if first != self.own:
             return False
-        others = set(self._failovers.regions_of(workload)) - {self.own}
-        return self._waits_for_word(others, since_s, now_s)
+        others = set(self._derived_routes.regions_of(workload)) - {self.own}
+        return self._waits_for_other_regions(others, since_s, now_s)
 
-    def _waits_for_word(self, others: Collection[str], since_s: float, now_s: float) -> bool:
+    def _waits_for_other_regions(self, others: Collection[str], since_s: float, now_s: float) -> bool:
         """Whether another region has not answered yet, and is going to be heard."""
         name = self._presence.name
         for region in others:
-            if self._bridge.has_answered(region, self.own, name) or now_s - since_s >= SLOW_S:
+            if self._bridge.has_answered(region, self.own, name) or now_s - since_s >= MAX_WAIT_FOR_REGIONS_S:
                 continue
             pulse = self._bridge.pulses.get(region)
             last, came_s = self._came.get(region, (None, since_s))
@@ -207,14 +208,14 @@ class RoleKeeper:
     def has_just_returned(self) -> bool:
         """Whether this region lay still, and has not heard yet what others decided meanwhile (rule 4)."""
         last = self._control.view.pulses.get(self.own)
-        if last is None or not self._failovers.others():
+        if last is None or not self._derived_routes.others():
             return False
         return not self._presence.knows(last) or last.returned_ms > 0
 
-    def passive(self) -> list[Passive]:
+    def passive(self) -> list[PassiveWorkload]:
         """Workloads that this region has let go of, or never had: their positions follow those of the region
         that consumes, or did until the role began to move."""
-        layout, roles, found = self._failovers.layout, self._control.view.roles, []
+        layout, roles, found = self._derived_routes.layout, self._control.view.roles, []
         if layout is None:
             return []
         for workload in self.moded():
@@ -224,7 +225,7 @@ class RoleKeeper:
             region = role.previous if role.state == MOVING else role.region
             if region in {"", self.own} or not (role.region == self.own or roles.has_released(key, self.own)):
                 continue
-            one = Passive(key, metadata.group, metadata.topic, region)
+            one = PassiveWorkload(key, metadata.group, metadata.topic, region)
             try:
                 source = layout.cluster(region, layout.sites[metadata.cluster].tier)
             except LookupError as error:
@@ -239,19 +240,19 @@ class RoleKeeper:
         if workload.spec.mode is None or not self.own or roles.of(workload.key) is not None:
             return ""
         try:
-            initial(workload.spec.primary, self._failovers.regions_of(workload))
+            initial(workload.spec.primary, self._derived_routes.regions_of(workload))
         except LookupError as error:
             return f"it will be active nowhere: {error}"
         return ""
 
-    def told(self, workload: Workload) -> RegionRole | None:
+    def sender_role(self, workload: Workload) -> SenderRole | None:
         """What receivers of the workload are told; None: it has no mode."""
         if workload.spec.mode is None or not self.own:
             return None
         role = self._control.view.roles.of(workload.key)
         is_primary = self._control.view.roles.is_active(workload.key, self.own)
         is_primary = is_primary and not self.has_just_returned()
-        return RegionRole(self.own, is_primary, 0 if role is None else role.epoch)
+        return SenderRole(self.own, is_primary, 0 if role is None else role.epoch)
 
     def highest(self, key: str) -> RolePut | None:
         """Also what has come here, and is not written yet."""

@@ -25,17 +25,17 @@ from typing import Any
 import structlog
 from aiokafka.errors import KafkaError, TopicAuthorizationFailedError
 
-from app.kafka.append.errors import NO_ANSWER, NOT_ENOUGH_REPLICAS, UNEXPECTED, AppendTrouble, LaneClosed
-from app.kafka.append.lane import IN_FLIGHT, Lane
-from app.kafka.append.pending_batch import Pending
-from app.kafka.append.protocol import Answer, AppendRequest, answers_of
+from app.kafka.append.errors import NO_ANSWER, NOT_ENOUGH_REPLICAS, UNEXPECTED, AppendIncident, LaneClosed
+from app.kafka.append.lane import IN_FLIGHT, AppendLane
+from app.kafka.append.pending_batch import PendingBatch
+from app.kafka.append.protocol import AppendAnswer, AppendRequest, answers_of
 from app.kafka.client.cluster import LATEST, NO_LEADER, ClusterClient, ClusterUnreachable
 from app.kafka.client.permissions import NOT_AUTHORISED
 from app.kafka.producers.history import TooFewReplicas, last_of, own
 from app.kafka.producers.ids import ProducerId, new_producer
-from app.kafka.records.batch import Batch, BatchHeader
+from app.kafka.records.batch import BatchHeader, RecordBatch
 from app.kafka.records.checksum import crc32c
-from app.kafka.records.producer_sequences import Stamp
+from app.kafka.records.producer_sequences import ProducerStamp
 from app.kafka.records.verbatim_copy import stamped
 
 log = structlog.get_logger(__name__)
@@ -43,28 +43,28 @@ log = structlog.get_logger(__name__)
 REQUEST_BYTES = 1024 * 1024
 BROKER_MS = 5_000  # a broker waits so long for its replicas; below the client's own patience (REQUEST_MS)
 SEEK_S, SILENT_S = 0.25, 2.0
-MAY_NOT_S = 0.05
+NOT_ALLOWED_DELAY_S = 0.05
 CONNECTION = "append"
 
 
 class Appender:
-    """See the module. `tell` takes the `AppendTrouble` of lanes without a `tell` of their own; neither may
-    raise."""
+    """See the module. `report_incident` takes the `AppendIncident` of lanes without a `report_incident` of
+    their own; neither may raise."""
 
     def __init__(
         self,
         cluster: ClusterClient,
-        tell: Callable[[AppendTrouble], None] = lambda trouble: None,
+        report_incident: Callable[[AppendIncident], None] = lambda trouble: None,
         may_send: Callable[[], bool] = lambda: True,
     ) -> None:
         self.cluster = cluster
-        self.tell = tell
+        self.report_incident = report_incident
         self._may_send = may_send
-        self._lanes: dict[Lane, None] = {}
-        self._ready: dict[Lane, None] = {}  # in the order of their turns
+        self._lanes: dict[AppendLane, None] = {}
+        self._ready: dict[AppendLane, None] = {}  # in the order of their turns
         self._in_flight: Counter[int] = Counter()  # requests of each broker
         self._requests: set[asyncio.Task[None]] = set()
-        self._asked: dict[asyncio.Timeout, tuple[int, float, list[Lane]]] = {}  # broker, since when
+        self._asked: dict[asyncio.Timeout, tuple[int, float, list[AppendLane]]] = {}  # broker, since when
         self._woken = False
         self._stopped = True
         self._seeking: asyncio.Task[None] | None = None
@@ -89,15 +89,15 @@ class Appender:
         topic: str,
         partition: int,
         producer: ProducerId | None = None,
-        tell: Callable[[AppendTrouble], None] | None = None,
-        bumped: Callable[[Lane], None] | None = None,
-    ) -> Lane:
+        report_incident: Callable[[AppendIncident], None] | None = None,
+        bumped: Callable[[AppendLane], None] | None = None,
+    ) -> AppendLane:
         """A way to append to a partition.
 
         Args:
             producer: an id and an epoch under which nobody has appended to this partition yet (see
                 `app.kafka.producers.ids`); None: a new id.
-            tell, bumped: see `Lane`.
+            report_incident, bumped: see `AppendLane`.
 
         Raises:
             ClusterUnreachable; KafkaError: there is no id to be had. LaneClosed: the appender is stopped.
@@ -107,22 +107,22 @@ class Appender:
         floor = (await self.cluster.offsets([at], LATEST)).get(at, -1)
         if self._stopped:
             raise LaneClosed(f"the appender to {self.cluster.name} is stopped")
-        lane = Lane(self, topic, partition, producer, floor, tell, bumped)
+        lane = AppendLane(self, topic, partition, producer, floor, report_incident, bumped)
         self._lanes[lane] = None
         return lane
 
     # -- the lanes' --------------------------------------------------------------------------------
 
-    def ready(self, lane: Lane) -> None:
+    def ready(self, lane: AppendLane) -> None:
         """`lane` may have something to send; so may others until the loop's next turn."""
         self._ready[lane] = None
         self._wake()
 
-    def look_up(self, lane: Lane) -> None:
+    def look_up(self, lane: AppendLane) -> None:
         """Tells `lane` which of its batches the log has."""
         self._begin(self._look_up(lane))
 
-    def forget(self, lane: Lane) -> None:
+    def forget(self, lane: AppendLane) -> None:
         """`lane` has ended."""
         self._lanes.pop(lane, None)
         self._ready.pop(lane, None)
@@ -140,9 +140,9 @@ class Appender:
             return
         if self._ready and not self._may_send():
             self._woken = True
-            asyncio.get_running_loop().call_later(MAY_NOT_S, self._send)
+            asyncio.get_running_loop().call_later(NOT_ALLOWED_DELAY_S, self._send)
             return
-        by_node: dict[int, list[Lane]] = {}
+        by_node: dict[int, list[AppendLane]] = {}
         for lane in list(self._ready):
             if not lane.is_ready:
                 del self._ready[lane]
@@ -159,13 +159,13 @@ class Appender:
             while turns and self._in_flight[node] < IN_FLIGHT:
                 turns = self._send_one(node, turns)
 
-    def _send_one(self, node: int, lanes: list[Lane]) -> list[Lane]:
+    def _send_one(self, node: int, lanes: list[AppendLane]) -> list[AppendLane]:
         """Sends a request with the next batch of as many lanes as it has room for; who is to come next."""
         batches: dict[str, list[tuple[int, bytearray]]] = {}
-        sent: dict[tuple[str, int], tuple[Lane, Pending]] = {}
+        sent: dict[tuple[str, int], tuple[AppendLane, PendingBatch]] = {}
         size = 0
-        later: list[Lane] = []
-        served: list[Lane] = []
+        later: list[AppendLane] = []
+        served: list[AppendLane] = []
         for lane in lanes:
             at = lane.topic, lane.partition
             if size >= REQUEST_BYTES or at in sent:  # two lanes may lead to one partition
@@ -191,10 +191,10 @@ class Appender:
         self,
         node: int,
         batches: dict[str, list[tuple[int, bytearray]]],
-        sent: dict[tuple[str, int], tuple[Lane, Pending]],
+        sent: dict[tuple[str, int], tuple[AppendLane, PendingBatch]],
     ) -> None:
-        answers: dict[tuple[str, int], Answer] = {}
-        unanswered = Answer(NO_ANSWER, -1, f"broker {node} does not tell what became of it")
+        answers: dict[tuple[str, int], AppendAnswer] = {}
+        unanswered = AppendAnswer(NO_ANSWER, -1, f"broker {node} does not tell what became of it")
         try:
             async with asyncio.timeout(None) as patience:
                 since_s = asyncio.get_running_loop().time()
@@ -205,10 +205,10 @@ class Appender:
                 finally:
                     del self._asked[patience]
         except (KafkaError, OSError, TimeoutError) as error:
-            unanswered = Answer(NO_ANSWER, -1, f"broker {node}: {error!r}")
+            unanswered = AppendAnswer(NO_ANSWER, -1, f"broker {node}: {error!r}")
         except Exception as error:
             log.exception("an append failed in an unexpected way", cluster=self.cluster.name)
-            unanswered = Answer(UNEXPECTED, -1, repr(error))
+            unanswered = AppendAnswer(UNEXPECTED, -1, repr(error))
         finally:
             self._in_flight[node] -= 1
         trouble = False
@@ -223,7 +223,7 @@ class Appender:
         if self._ready:  # who waited for room
             self._wake()
 
-    async def _look_up(self, lane: Lane) -> None:
+    async def _look_up(self, lane: AppendLane) -> None:
         try:
             found, last = await self._in_log(lane)
         except (KafkaError, OSError, TimeoutError, ClusterUnreachable) as error:
@@ -240,7 +240,7 @@ class Appender:
             return
         lane.looked_up(found, last)
 
-    async def _in_log(self, lane: Lane) -> tuple[list[BatchHeader], Stamp | None]:
+    async def _in_log(self, lane: AppendLane) -> tuple[list[BatchHeader], ProducerStamp | None]:
         """What its producer has written from its floor on, as far as the log still has it. Where the log has
         lost its end the floor is lowered: what was sent since lies right before the end, unless others write
         there; what will be, behind it.
@@ -252,7 +252,7 @@ class Appender:
         if lane.floor < 0:
             return found, None
 
-        def take(batch: Batch) -> None:
+        def take(batch: RecordBatch) -> None:
             found.append(batch.header)
 
         producer = lane.producer.id
@@ -287,6 +287,6 @@ class Appender:
                 log.debug("no metadata", cluster=self.cluster.name, error=repr(error))
             for patience, (node, since_s, lanes) in list(self._asked.items()):
                 if since_s < silent_since_s and any(
-                    self.cluster.leads_elsewhere(lane.topic, lane.partition, node) for lane in lanes
+                    self.cluster.is_led_by_another(lane.topic, lane.partition, node) for lane in lanes
                 ):
                     patience.reschedule(0.0)

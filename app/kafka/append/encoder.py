@@ -25,11 +25,11 @@ from functools import partial
 from aiokafka.record.default_records import DefaultRecordBatchBuilder
 
 from app.kafka.fetch.decoder import BeyondBounds, OpenBatch, UndecodableBatch, records_of
-from app.kafka.fetch.deliveries import Fetched
-from app.kafka.records.batch import CHECKED_FROM, MAGIC, Batch, Committed, iter_batches
+from app.kafka.fetch.deliveries import FetchedBatches
+from app.kafka.records.batch import CHECKED_FROM, MAGIC, ReadCommittedFilter, RecordBatch, iter_batches
 from app.kafka.records.checksum import crc32c
 from app.kafka.records.record import Record
-from app.kafka.records.verbatim_copy import Copy, RecordsMissed, Row, why_not
+from app.kafka.records.verbatim_copy import CopiedRecord, RecordsMissed, VerbatimCopy, why_not
 
 Headers = Sequence[tuple[str, bytes | None]]
 # A record's source offset and headers to those of its copy; None: it gets no copy.
@@ -47,7 +47,7 @@ NO_TIMESTAMP = -1
 Records = list[tuple[Record, Headers]]
 
 
-def copies(fetched: Fetched, max_batch_bytes: int, edit: Edit | None = None) -> Iterator[Copy]:
+def copies(fetched: FetchedBatches, max_batch_bytes: int, edit: Edit | None = None) -> Iterator[VerbatimCopy]:
     """The batches to append for what read_committed shows of `fetched`, in order.
 
     Their source ranges follow on each other and begin at `fetched.start_offset`; what is behind the last of
@@ -61,7 +61,7 @@ def copies(fetched: Fetched, max_batch_bytes: int, edit: Edit | None = None) -> 
 
     Raises:
         UndecodableBatch: offsets that can neither go as they are nor be encoded anew. What is behind them:
-            call again with a `Fetched` that begins there, or skip it.
+            call again with a `FetchedBatches` that begins there, or skip it.
         RecordsMissed: not all that came is in what was given, or was left out on purpose.
     """
     position = fetched.start_offset
@@ -69,8 +69,8 @@ def copies(fetched: Fetched, max_batch_bytes: int, edit: Edit | None = None) -> 
         raise UndecodableBatch(
             position, fetched.next_offset, bytes(fetched.data), f"damaged: {fetched.damage}"
         )
-    shown = Committed(fetched.aborted)
-    run: list[Batch] = []  # from `position` to `end`, to travel as one
+    shown = ReadCommittedFilter(fetched.aborted)
+    run: list[RecordBatch] = []  # from `position` to `end`, to travel as one
     end, left_bytes = position, 0
     owed = 0  # records of the batches that go as they are, or joined, less those that were given
     for batch in iter_batches(fetched.data):
@@ -101,14 +101,16 @@ def copies(fetched: Fetched, max_batch_bytes: int, edit: Edit | None = None) -> 
         )
 
 
-def _is_small(batch: Batch) -> bool:
+def _is_small(batch: RecordBatch) -> bool:
     return not batch.header.compression and len(batch.data) < SMALL_BYTES
 
 
-def _joined(batches: list[Batch], start: int, max_batch_bytes: int) -> Generator[Copy, None, int]:
+def _joined(
+    batches: list[RecordBatch], start: int, max_batch_bytes: int
+) -> Generator[VerbatimCopy, None, int]:
     """All their records in one batch; a single one as it is, and all of them when that cannot be made.
     Returns how many records were given."""
-    joined: list[Copy] = []
+    joined: list[VerbatimCopy] = []
     if len(batches) > 1:
         # Whatever decoder and encoder raise: readers are to see what was written.
         with contextlib.suppress(Exception):
@@ -123,14 +125,18 @@ def _joined(batches: list[Batch], start: int, max_batch_bytes: int) -> Generator
     given = 0
     for batch in batches:
         count = batch.header.record_count
-        yield Copy(batch.data, count, start, batch.header.next_offset)
+        yield VerbatimCopy(batch.data, count, start, batch.header.next_offset)
         start, given = batch.header.next_offset, given + count
     return given
 
 
 def reencoded(
-    batch: Batch, position: int, max_batch_bytes: int, edit: Edit | None = None, codec: int | None = None
-) -> Iterator[Copy]:
+    batch: RecordBatch,
+    position: int,
+    max_batch_bytes: int,
+    edit: Edit | None = None,
+    codec: int | None = None,
+) -> Iterator[VerbatimCopy]:
     """The records of a batch from offset `position` on, in batches of at most `ENCODED_RECORDS` that cost no
     more than `ENCODED_BYTES` as objects, and of `max_batch_bytes` at most: each is made when it is asked for.
 
@@ -174,7 +180,9 @@ def reencoded(
         raise UndecodableBatch(start, header.next_offset, bytes(batch.data), reason) from error
 
 
-def _read_again(batches: Sequence[Batch], edit: Edit | None, first: int, last: int) -> Iterator[Row]:
+def _read_again(
+    batches: Sequence[RecordBatch], edit: Edit | None, first: int, last: int
+) -> Iterator[CopiedRecord]:
     """The records at the offsets `first` to `last`, with it. Raises whatever the decoder does."""
     for batch in batches:
         if batch.header.next_offset <= first:
@@ -188,14 +196,14 @@ def _read_again(batches: Sequence[Batch], edit: Edit | None, first: int, last: i
 
 def _copies_of(
     records: Records, start: int, end: int, codec: int, max_batch_bytes: int,
-    read_again: Callable[[int, int], Iterator[Row]],
-) -> list[Copy]:  # fmt: skip
+    read_again: Callable[[int, int], Iterator[CopiedRecord]],
+) -> list[VerbatimCopy]:  # fmt: skip
     """All records of the source's offsets [start, end)."""
     built = list(_built(records, codec, max_batch_bytes))
     ends = [part[0][0].offset for part, _ in built[1:]] + [end]
     starts = [start, *ends]
     return [
-        Copy(
+        VerbatimCopy(
             data, len(part), starts[at], ends[at],
             partial(read_again, part[0][0].offset, part[-1][0].offset),
         )

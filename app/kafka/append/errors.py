@@ -9,7 +9,7 @@ from app.kafka.client.permissions import (
     CLUSTER,
     CLUSTER_NOT_AUTHORISED,
     NOT_AUTHORISED,
-    Known,
+    ConfiguredCluster,
     allow,
     grant,
     lacks,
@@ -46,7 +46,7 @@ class AppendError(RuntimeError):
     """A batch that was not taken; the message names the partition and the broker's reason."""
 
 
-class Refused(AppendError):
+class BatchRefused(AppendError):
     """The batch is refused for what it is (`code`: Kafka's), and the lane waits for `Lane.instead`."""
 
     def __init__(self, message: str, code: int) -> None:
@@ -54,7 +54,7 @@ class Refused(AppendError):
         self.code = code
 
 
-class Fenced(AppendError):
+class ProducerFenced(AppendError):
     """Somebody else writes under a newer epoch of the lane's producer id. The lane has ended."""
 
 
@@ -63,7 +63,7 @@ class LaneClosed(AppendError):
 
 
 @dataclass(frozen=True, slots=True)
-class AppendTrouble:
+class AppendIncident:
     """A partition takes no batches, and is tried again; or it went on in a way that is to be known."""
 
     topic: str
@@ -72,14 +72,14 @@ class AppendTrouble:
     remedy: str
 
 
-def refusal(code: int, cluster: Known, topic: str) -> str | None:
+def refusal(code: int, cluster: ConfiguredCluster, topic: str) -> str | None:
     """Which permission an append lacks; None: it is refused for something else."""
     if code == NOT_AUTHORISED:
         return f"{lacks(cluster, 'topic', topic, 'Write')} (TopicAuthorizationFailed)"
     return lacks(cluster, "cluster", CLUSTER, "IdempotentWrite") if code == CLUSTER_NOT_AUTHORISED else None
 
 
-def remedy_of(code: int, cluster: Known, topic: str) -> str:
+def remedy_of(code: int, cluster: ConfiguredCluster, topic: str) -> str:
     """What an operator can do about an error code."""
     if code in {UNKNOWN_TOPIC, 17, 100}:  # INVALID_TOPIC, UNKNOWN_TOPIC_ID
         return "create the topic, or correct the route; it is tried again by itself"

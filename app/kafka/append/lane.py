@@ -19,7 +19,8 @@ Rules
 5. What a broker never answered may get there later. It is harmless while its sequence number is its own: when
    batches are numbered anew after a refusal, and one of them may be under way or in the log, the next epoch
    has them: a number is one record's. What may be in the log is looked for under its former number first.
-6. Under a further epoch nothing is sent before its sender has written that down (`Lane.go`), if it wants to.
+6. Under a further epoch nothing is sent before its sender has written that down (`AppendLane.go`), if it
+   wants to.
 7. A batch that was taken before the one in front of it is told, and of neither is said where it lies
    (append_pending).
 """
@@ -42,17 +43,17 @@ from app.kafka.append.errors import (
     REFUSED,
     UNANSWERED,
     AppendError,
-    AppendTrouble,
-    Fenced,
+    AppendIncident,
+    BatchRefused,
     LaneClosed,
-    Refused,
+    ProducerFenced,
     refusal,
     remedy_of,
 )
-from app.kafka.append.pending_batch import Ahead, Pending
+from app.kafka.append.pending_batch import OutOfOrderBatches, PendingBatch
 from app.kafka.producers.ids import ProducerId
 from app.kafka.records.batch import BatchHeader
-from app.kafka.records.producer_sequences import Stamp
+from app.kafka.records.producer_sequences import ProducerStamp
 from app.kafka.records.verbatim_copy import Bytes, next_sequence
 
 if TYPE_CHECKING:
@@ -61,10 +62,10 @@ if TYPE_CHECKING:
 IN_FLIGHT = 5  # of one producer and partition: so many a broker remembers, to know a duplicate by
 LANE_BYTES = 2 * 1024 * 1024  # held for one partition; `append` waits while there are more, in many batches
 BACKOFF_MIN_S, BACKOFF_MAX_S = 0.05, 1.0
-TELL_AFTER_S = 3.0  # trouble that heals by itself within this (a leader's election) is not told
+INCIDENT_DELAY_S = 3.0  # trouble that heals by itself within this (a leader's election) is not told
 
 
-class Lane:
+class AppendLane:
     """See the module. One sender uses it, in order; `Appender.lane` makes it.
 
     Attributes:
@@ -72,7 +73,7 @@ class Lane:
         floor: what the lane has in flight is not below this offset; -1: not known yet.
 
     Args:
-        tell: takes its `AppendTrouble`; without it, the appender's.
+        report_incident: takes its `AppendIncident`; without it, the appender's.
         bumped: takes it when its epoch has changed; it then waits for `go`.
     """
 
@@ -83,29 +84,29 @@ class Lane:
         partition: int,
         producer: ProducerId,
         floor: int = -1,
-        tell: Callable[[AppendTrouble], None] | None = None,
-        bumped: Callable[[Lane], None] | None = None,
+        report_incident: Callable[[AppendIncident], None] | None = None,
+        bumped: Callable[[AppendLane], None] | None = None,
     ) -> None:
         self.topic, self.partition = topic, partition
         self.producer = producer
         self.node: int | None = None  # who has what is in flight
         self.floor = floor
         self._appender = appender
-        self._own_tell = tell
+        self._own_report = report_incident
         self._bumped = bumped
         self._holds = False  # rule 6
         self._loop = asyncio.get_running_loop()
-        self._queue: deque[Pending] = deque()
+        self._queue: deque[PendingBatch] = deque()
         self._held_bytes = 0
         self._sent = 0  # of the queue, since the last trouble
-        self._ahead = Ahead()
+        self._out_of_order = OutOfOrderBatches()
         self._flying = 0
         self._next_sequence = 0
         self._known = False  # the broker has acknowledged a batch right before the next one (rule 3)
         self._stalled = False  # nothing is sent until what is in flight is answered, and then mended
         self._refused = False
         self._unsure = False  # something may be in the log, though nobody said so (rule 4)
-        self._suspect: Pending | None = None  # it went alone and was out of sequence
+        self._suspect: PendingBatch | None = None  # it went alone and was out of sequence
         self._in_doubt = False  # something was never answered in this epoch (rule 5)
         self._failing_since_s = 0.0
         self._failures = 0
@@ -124,7 +125,8 @@ class Lane:
         Returns:
             A future of the base offset in the destination's log, done once all in-sync replicas have it;
             -1: it is there, but nobody tells where (rule 7, or a broker). See `stamp_of`. Batches of a lane
-            are done in order. It raises `Refused`, `Fenced`, or is cancelled when the lane is closed.
+            are done in order. It raises `BatchRefused`, `ProducerFenced`, or is cancelled when the lane is
+            closed.
 
         Raises:
             AppendError: the lane has ended.
@@ -133,7 +135,7 @@ class Lane:
             await self._room.wait()
         if self._error is not None:
             raise self._error
-        pending = Pending(data, record_count, self._loop.create_future())
+        pending = PendingBatch(data, record_count, self._loop.create_future())
         self._queue.append(pending)
         self._count_bytes(len(data))
         self._appender.ready(self)
@@ -148,7 +150,7 @@ class Lane:
         if not self._refused:
             raise ValueError(f"no batch of {self._name} is refused")
         gone = self._queue.popleft()
-        found = [Pending(data, count, self._loop.create_future()) for data, count in batches]
+        found = [PendingBatch(data, count, self._loop.create_future()) for data, count in batches]
         self._queue.extendleft(reversed(found))
         self._count_bytes(sum(len(pending.data) for pending in found) - len(gone.data))
         self._refused = False
@@ -194,7 +196,7 @@ class Lane:
         """Whether something is in flight, all to `node`."""
         return self._flying > 0
 
-    def take(self) -> Pending | None:
+    def take(self) -> PendingBatch | None:
         """The next batch to send, which is in flight from now on."""
         while self._sent < len(self._queue):
             pending = self._queue[self._sent]
@@ -210,7 +212,7 @@ class Lane:
         return None
 
     def answered(
-        self, pending: Pending, code: int, base_offset: int, message: str, log_time_ms: int = -1
+        self, pending: PendingBatch, code: int, base_offset: int, message: str, log_time_ms: int = -1
     ) -> None:
         """What became of a batch in flight. `log_time_ms`: what the log gave its records; -1: nothing."""
         self._flying -= 1
@@ -228,11 +230,11 @@ class Lane:
             self._mend()
 
     @property
-    def known(self) -> Stamp | None:
+    def known(self) -> ProducerStamp | None:
         """Behind the last batch that was acknowledged; None: nothing waits for an answer in its epoch."""
         for pending in self._queue:
             if pending.base_offset is None and pending.sequence >= 0:
-                return Stamp(self.producer.id, pending.epoch, pending.sequence)
+                return ProducerStamp(self.producer.id, pending.epoch, pending.sequence)
         return None
 
     def rests_at(self, end: int) -> None:
@@ -240,7 +242,7 @@ class Lane:
         if not self._queue:
             self.floor = max(self.floor, end)
 
-    def looked_up(self, found: Sequence[BatchHeader], last: Stamp | None = None) -> None:
+    def looked_up(self, found: Sequence[BatchHeader], last: ProducerStamp | None = None) -> None:
         """The batches of its producer id in the log, from `floor` on: rule 4. `last`: behind the last that
         the log took, where it has deleted some."""
         if self._error is not None:
@@ -254,10 +256,10 @@ class Lane:
             if pending.base_offset is None:
                 pending.base_offset = offsets.get((pending.sequence, pending.record_count))
             if pending.base_offset is None and pending.sequence >= 0 and last is not None:
-                begins = Stamp(self.producer.id, pending.epoch, pending.sequence)
+                begins = ProducerStamp(self.producer.id, pending.epoch, pending.sequence)
                 pending.base_offset = -1 if begins.behind(pending.record_count) == last else None
         self._acknowledge()
-        self._ahead.see(self._queue)
+        self._out_of_order.see(self._queue)
         self._sent, self._known, self._unsure = 0, False, False
         suspect, self._suspect = self._suspect, None
         if suspect is not None and suspect.base_offset is None:
@@ -273,9 +275,9 @@ class Lane:
             self._failing_since_s = now_s
         delay_s = min(BACKOFF_MAX_S, BACKOFF_MIN_S * 2 ** min(self._failures, 10))
         self._failures += 1
-        if now_s - self._failing_since_s > TELL_AFTER_S and message != self._told:
+        if now_s - self._failing_since_s > INCIDENT_DELAY_S and message != self._told:
             self._told = message
-            self._tell(message, remedy_of(code, self._appender.cluster.spec, self.topic))
+            self._report(message, remedy_of(code, self._appender.cluster.spec, self.topic))
         self._loop.call_later(delay_s, self._go_on)
 
     # -- inside ------------------------------------------------------------------------------------
@@ -297,9 +299,9 @@ class Lane:
         while queue and queue[0].base_offset is not None:
             pending = queue.popleft()
             self._sent = max(0, self._sent - 1)  # who was ahead was not sent again
-            base_offset, is_behind = self._ahead.place(pending)
+            base_offset, is_behind = self._out_of_order.place(pending)
             if is_behind:
-                self._tell(
+                self._report(
                     f"{self._name}: a batch was taken before the one in front of it; none is lost",
                     "verify the order of its last records",
                 )
@@ -320,17 +322,19 @@ class Lane:
         reason = refusal(code, self._appender.cluster.spec, self.topic) or head.message
         reason = reason or (for_code(code).__name__ if code > 0 else "no answer")
         said = f"{self._name}: {reason}"
-        self._ahead.see(self._queue)
+        self._out_of_order.see(self._queue)
         self._sent, self._known = 0, False
         if code in FENCED:
-            self._end(Fenced(f"{said}; another producer appends under a newer epoch than {self.producer}"))
+            self._end(
+                ProducerFenced(f"{said}; another producer appends under a newer epoch than {self.producer}")
+            )
         elif code in REFUSED and self._unsure:  # of one behind it: rule 5
             self._in_doubt = True
             self._go_on()  # and is refused again, alone
         elif code in REFUSED:
             self._refused = True
             if not head.future.done():
-                head.future.set_exception(Refused(said, code))
+                head.future.set_exception(BatchRefused(said, code))
         elif code in OUT_OF_SEQUENCE:
             if alone:
                 self._unsure, self._suspect = True, head
@@ -342,7 +346,7 @@ class Lane:
         said = f"{self._name}: {self._queue[0].message or 'out of sequence'}"
         id_, epoch, sequence = *self.producer, self._queue[0].sequence
         if self._bump(AppendError(f"{said}; producer id {id_} has no epoch left")):
-            self._tell(
+            self._report(
                 f"{said}; the log has lost what producer {id_} wrote in epoch {epoch} before sequence "
                 f"{sequence}, or the broker forgot it; it goes on in epoch {self.producer.epoch}",
                 "see whether an unclean leader was elected or the topic was made anew, and verify the copy",
@@ -378,9 +382,9 @@ class Lane:
         if self._queue:
             self._appender.ready(self)
 
-    def _tell(self, message: str, remedy: str) -> None:
-        tell = self._own_tell or self._appender.tell
-        tell(AppendTrouble(self.topic, self.partition, message, remedy))
+    def _report(self, message: str, remedy: str) -> None:
+        tell = self._own_report or self._appender.report_incident
+        tell(AppendIncident(self.topic, self.partition, message, remedy))
 
     def _end(self, error: AppendError) -> None:
         if self._error is not None:

@@ -10,29 +10,29 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable
 
-from app.kafka.records.producer_sequences import Stamp
+from app.kafka.records.producer_sequences import ProducerStamp
 from app.kafka.records.verbatim_copy import Bytes, next_sequence
 
 
-class Appended(int):
+class AppendedOffset(int):
     """A base offset that knows its producer's stamp behind the batch, and whether the log gave its records
     times of its own."""
 
-    stamp: Stamp
+    stamp: ProducerStamp
     has_times_of_log = False
 
 
-def stamp_of(base_offset: int) -> Stamp | None:
+def stamp_of(base_offset: int) -> ProducerStamp | None:
     """The producer's behind an appended batch; None where its numbers say nothing of its place."""
-    return base_offset.stamp if isinstance(base_offset, Appended) else None
+    return base_offset.stamp if isinstance(base_offset, AppendedOffset) else None
 
 
 def has_times_of_log(base_offset: int) -> bool:
     """Whether the log put its own times in place of an appended batch's; False also where nobody told."""
-    return isinstance(base_offset, Appended) and base_offset.has_times_of_log
+    return isinstance(base_offset, AppendedOffset) and base_offset.has_times_of_log
 
 
-class Pending:
+class PendingBatch:
     """See the module."""
 
     __slots__ = (
@@ -55,35 +55,35 @@ class Pending:
         if self.future.done():  # its sender may have cancelled it
             return
         if self.sequence >= 0 and base_offset >= 0:
-            appended, behind = Appended(base_offset), next_sequence(self.sequence, self.record_count)
-            appended.stamp = Stamp(producer_id, self.epoch, behind)
+            appended, behind = AppendedOffset(base_offset), next_sequence(self.sequence, self.record_count)
+            appended.stamp = ProducerStamp(producer_id, self.epoch, behind)
             appended.has_times_of_log = self.log_time_ms >= 0
             base_offset = appended
         self.future.set_result(base_offset)
 
 
-class Ahead:
+class OutOfOrderBatches:
     """Batches that are in the log, though one in front of them in the queue was not."""
 
     def __init__(self) -> None:
-        self._ahead: list[Pending] = []
+        self._batches: list[PendingBatch] = []
 
-    def see(self, queue: Iterable[Pending]) -> None:
+    def see(self, queue: Iterable[PendingBatch]) -> None:
         """Nothing of the queue is in flight; what of its beginning is in the log has left it."""
-        self._ahead = [pending for pending in queue if pending.base_offset is not None]
+        self._batches = [pending for pending in queue if pending.base_offset is not None]
 
-    def place(self, pending: Pending) -> tuple[int, bool]:
+    def place(self, pending: PendingBatch) -> tuple[int, bool]:
         """Where the queue's first batch, which is in the log, lies (-1: nobody tells), and whether it was
         found only now that another one was taken before it."""
         base_offset = -1 if pending.base_offset is None else pending.base_offset
-        if not self._ahead:
+        if not self._batches:
             return base_offset, False
-        self._ahead = [one for one in self._ahead if one is not pending]
-        places = [-1 if one.base_offset is None else one.base_offset for one in self._ahead]
+        self._batches = [one for one in self._batches if one is not pending]
+        places = [-1 if one.base_offset is None else one.base_offset for one in self._batches]
         is_behind = any(0 <= place < base_offset for place in places)
         if not any(base_offset < 0 or place < base_offset for place in places):
             return base_offset, False
-        for one, place in zip(self._ahead, places, strict=True):
+        for one, place in zip(self._batches, places, strict=True):
             if base_offset < 0 or place < base_offset:
                 one.base_offset = -1
         return -1, is_behind

@@ -94,12 +94,12 @@ class Producer:
                 f"{size} bytes are too many for topic {topic}: its max.message.bytes says how many it takes"
             ) from None
 
-    async def _send(self, way: Callable[..., Awaitable[Any]], *record: Any) -> Any:
+    async def _send(self, send: Callable[..., Awaitable[Any]], *record: Any) -> Any:
         producer = self._producer
         assert producer is not None, "the producer has not been started"
         try:
             try:
-                waiting = await way(producer, *record)
+                waiting = await send(producer, *record)
             except MessageSizeTooLargeError as error:  # aiokafka's own: no sequence number was used
                 raise RecordTooLarge(f"too large for any topic: {error}") from error
             return await waiting

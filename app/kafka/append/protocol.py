@@ -86,7 +86,7 @@ class AppendRequest(Request[AppendV3 | AppendV7 | AppendV8]):
         return request_struct_class(self._topics, self._timeout_ms)
 
 
-class Answer(NamedTuple):
+class AppendAnswer(NamedTuple):
     """What became of a batch: error code, base offset, what the broker says about it ("" before version 8),
     and the time that the log gave its records, -1 where they keep their own."""
 
@@ -96,10 +96,12 @@ class Answer(NamedTuple):
     log_time_ms: int = -1
 
 
-def answers_of(response: Any) -> dict[tuple[str, int], Answer]:
+def answers_of(response: Any) -> dict[tuple[str, int], AppendAnswer]:
     """By topic and partition."""
     return {
-        (topic, partition): Answer(code, base_offset, str(rest[-1] or "") if len(rest) > 2 else "", rest[0])
+        (topic, partition): AppendAnswer(
+            code, base_offset, str(rest[-1] or "") if len(rest) > 2 else "", rest[0]
+        )
         for topic, partitions in response.topics
         for partition, code, base_offset, *rest in partitions
     }

@@ -26,9 +26,9 @@ from app.kafka.records.record import Record
 
 TRANSACTION_MS = 30_000  # what a killed one has left open holds readers up no longer
 TRANSACTION_S = 25.0  # below that: what is given up here is tried again, and not taken for fenced
-START_S = 45.0
-ABORT_S = 5.0
-STOP_S = 10.0
+TRANSACTION_START_TIMEOUT_S = 45.0
+TRANSACTION_ABORT_TIMEOUT_S = 5.0
+TRANSACTION_STOP_TIMEOUT_S = 10.0
 REQUEST_MS = 10_000
 BATCH_BYTES = 256 * 1024
 
@@ -56,12 +56,12 @@ async def transactional(
         **client.spec.aiokafka_options(),
     )
     try:
-        async with asyncio.timeout(START_S):
+        async with asyncio.timeout(TRANSACTION_START_TIMEOUT_S):
             await producer.start()
         yield producer
     finally:
         with contextlib.suppress(KafkaError, TimeoutError):  # what was to be done is done, or told already
-            async with asyncio.timeout(STOP_S):
+            async with asyncio.timeout(TRANSACTION_STOP_TIMEOUT_S):
                 await producer.stop()
 
 
@@ -75,16 +75,16 @@ async def one_transaction(producer: AIOKafkaProducer) -> AsyncIterator[None]:
         except BaseException:
             # For the readers, who would wait for it; of no use (and refused) once the producer is fenced.
             with contextlib.suppress(KafkaError, TimeoutError, AssertionError):
-                async with asyncio.timeout(ABORT_S):
+                async with asyncio.timeout(TRANSACTION_ABORT_TIMEOUT_S):
                     await producer.abort_transaction()
             raise
         await producer.commit_transaction()
 
 
-Rows = Iterable[tuple[Record, Headers]]
+RecordsWithHeaders = Iterable[tuple[Record, Headers]]
 
 
-def batches_of(records: Rows, codec: int, max_batch_bytes: int) -> list[BatchBuilder]:
+def batches_of(records: RecordsWithHeaders, codec: int, max_batch_bytes: int) -> list[BatchBuilder]:
     """Records in as few batches of a transaction as `max_batch_bytes` allows, in order, with these headers
     and their own timestamps; one that is too large by itself comes alone. `codec`: Kafka's number."""
     found: list[BatchBuilder] = []

@@ -29,17 +29,17 @@ log = structlog.get_logger(__name__)
 
 aiokafka_patches.install()
 
-START_S = 30.0
-RETRY_S = 0.3
+CONNECT_TIMEOUT_S = 30.0
+CONNECT_RETRY_INTERVAL_S = 0.3
 PATIENT_S, TELL_S = 1.0, 10.0  # who waits for a cluster looks again, and says so, so often
-LOOK_S = 2.0
+ADDRESS_CHECK_TIMEOUT_S = 2.0
 REQUEST_MS = 10_000
 METADATA_MAX_AGE_MS = 30_000
-METADATA_TURN_S = 2.0  # then the next broker is asked for metadata: this one may be frozen
+METADATA_BROKER_TURN_S = 2.0  # then the next broker is asked for metadata: this one may be frozen
 EARLIEST, LATEST = -2, -1
 READ_UNCOMMITTED, READ_COMMITTED = 0, 1
 UNKNOWN_TOPIC, NO_LEADER = 3, 5
-LEADER_TROUBLE = {UNKNOWN_TOPIC, NO_LEADER, 6, 9, 56, 74, 75, 100, 103}  # heals with fresh metadata
+LEADER_ERROR_CODES = {UNKNOWN_TOPIC, NO_LEADER, 6, 9, 56, 74, 75, 100, 103}  # heals with fresh metadata
 TOPIC_UNKNOWN = {UNKNOWN_TOPIC, 17}  # UNKNOWN_TOPIC_OR_PARTITION, INVALID_TOPIC
 
 
@@ -96,7 +96,7 @@ class _Client(AIOKafkaClient):
         random.shuffle(nodes)
         for node in nodes:
             try:
-                async with asyncio.timeout(None if node == nodes[-1] else METADATA_TURN_S):
+                async with asyncio.timeout(None if node == nodes[-1] else METADATA_BROKER_TURN_S):
                     found = await self.send(node, request)  # type: ignore[no-untyped-call]  # the same
             except Exception as error:  # noqa: BLE001 - aiokafka's task would end, and whoever waits wait for ever
                 log.debug("a broker gave no metadata", node=node, error=repr(error))
@@ -123,7 +123,7 @@ class ClusterClient:
         assert self._client is not None, f"cluster {self.name} has not been started"
         return self._client
 
-    async def start(self, timeout_s: float = START_S) -> None:
+    async def start(self, timeout_s: float = CONNECT_TIMEOUT_S) -> None:
         """Connects, trying again until `timeout_s` is over.
 
         Raises:
@@ -148,7 +148,7 @@ class ClusterClient:
                         f"{await reasons(self.spec)}; check that it runs, and bootstrap and security in "
                         "switchyard.yaml"
                     ) from error
-                await asyncio.sleep(RETRY_S)
+                await asyncio.sleep(CONNECT_RETRY_INTERVAL_S)
                 continue
             except BaseException:  # cancelled
                 await client.close()
@@ -208,7 +208,7 @@ class ClusterClient:
                 return await self.send(await self.any_node(), request)
             except (KafkaError, OSError, TimeoutError) as failure:
                 error = failure
-                await asyncio.sleep(RETRY_S)
+                await asyncio.sleep(CONNECT_RETRY_INTERVAL_S)
         raise ClusterUnreachable(f"cluster {self.name} does not answer: {error!r}")
 
     async def topic_ids(self, topics: Iterable[str], node: int | None = None) -> dict[str, str]:
@@ -276,7 +276,7 @@ class ClusterClient:
             return None
         return int(node)
 
-    def leads_elsewhere(self, topic: str, partition: int, node: int | None) -> bool:
+    def is_led_by_another(self, topic: str, partition: int, node: int | None) -> bool:
         """Whether a broker other than `node` is known to lead the partition."""
         return self.known_leader(topic, partition) not in {None, node}
 
@@ -349,19 +349,20 @@ class ClusterClient:
             missing -= set(found)
             if not missing:
                 return found
-            await asyncio.sleep(RETRY_S)
+            await asyncio.sleep(CONNECT_RETRY_INTERVAL_S)
         raise ClusterUnreachable(f"cluster {self.name}: no leader answers for {sorted(missing)[:3]}")
 
 
 async def reasons(spec: ClusterSpec) -> str:
-    """What the network says of each bootstrap address, for people; takes `LOOK_S` at most."""
+    """What the network says of each bootstrap address, for people; takes `ADDRESS_CHECK_TIMEOUT_S` at
+    most."""
     return "; ".join(await asyncio.gather(*(_reason(spec, address) for address in spec.bootstrap)))
 
 
 async def _reason(spec: ClusterSpec, address: str) -> str:
     host, _, port = address.rpartition(":")
     try:
-        async with asyncio.timeout(LOOK_S):
+        async with asyncio.timeout(ADDRESS_CHECK_TIMEOUT_S):
             _, writer = await asyncio.open_connection(host.strip("[]"), int(port))
         writer.close()
     except gaierror as error:
@@ -369,7 +370,7 @@ async def _reason(spec: ClusterSpec, address: str) -> str:
     except ConnectionRefusedError:
         return f"nothing listens at {address}"
     except TimeoutError:
-        return f"no connection to {address} within {LOOK_S:.0f} s"
+        return f"no connection to {address} within {ADDRESS_CHECK_TIMEOUT_S:.0f} s"
     except (OSError, ValueError) as error:
         return f"no connection to {address}: {error}"
     return f"{address} takes connections, but does not answer as a Kafka broker would over {spec.protocol}"

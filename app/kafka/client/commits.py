@@ -17,13 +17,13 @@ from aiokafka.protocol.commit import OffsetCommitRequest, OffsetFetchRequest
 from app.kafka.client.cluster import ClusterClient, ClusterUnreachable
 from app.kafka.client.permissions import GROUP_NOT_AUTHORISED, NOT_AUTHORISED, allow, lacks
 
-At = tuple[str, int]  # topic, partition
+TopicAndPartition = tuple[str, int]  # topic, partition
 
 GROUP_COORDINATOR = 0
 MOVED = {14, 15, 16}  # loading, not available, not the coordinator (any more)
 HAS_MEMBERS = {22, 25, 27}  # illegal generation, unknown member, rebalance in progress
 TRIES = 20
-RETRY_S = 0.25
+COMMIT_RETRY_INTERVAL_S = 0.25
 CONNECTION = "commit"
 LIVE = "has live members"  # of the reason for what is refused beside them
 CONSUMERS = {"consumer", ""}  # protocols; "": nobody ever joined it
@@ -33,7 +33,7 @@ class GroupDenied(ClusterUnreachable):
     """The group may not be read; the message says which permission is missing."""
 
 
-class Position(NamedTuple):
+class CommittedPosition(NamedTuple):
     """A committed next offset, with what was written beside it."""
 
     next_offset: int
@@ -55,11 +55,11 @@ class OffsetCommitter:
     async def commit(
         self,
         group: str,
-        offsets: Mapping[At, int],
-        metadata: Mapping[At, str] | None = None,
+        offsets: Mapping[TopicAndPartition, int],
+        metadata: Mapping[TopicAndPartition, str] | None = None,
         *,
         tries: int = TRIES,
-    ) -> dict[At, str]:
+    ) -> dict[TopicAndPartition, str]:
         """Commits next offsets, in one request; returns what was refused, with the reason and remedy.
 
         `metadata`: words to be written beside them. `tries`: 1 for who has to look again before another one.
@@ -83,7 +83,7 @@ class OffsetCommitter:
             except (KafkaError, OSError, TimeoutError) as failure:
                 error = failure
                 self._coordinators.pop(group, None)
-                await asyncio.sleep(RETRY_S)
+                await asyncio.sleep(COMMIT_RETRY_INTERVAL_S)
                 continue
             codes = {
                 (topic, partition): code
@@ -93,12 +93,14 @@ class OffsetCommitter:
             if any(code in MOVED for code in codes.values()):
                 error = "its coordinator is moving"
                 self._coordinators.pop(group, None)
-                await asyncio.sleep(RETRY_S)
+                await asyncio.sleep(COMMIT_RETRY_INTERVAL_S)
                 continue
             return {at: self._why(group, at, code) for at, code in codes.items() if code}
         raise ClusterUnreachable(f"group {group} in {self._client.name} takes no commit: {error}")
 
-    async def committed(self, group: str, wanted: Iterable[At]) -> dict[At, int | None]:
+    async def committed(
+        self, group: str, wanted: Iterable[TopicAndPartition]
+    ) -> dict[TopicAndPartition, int | None]:
         """The committed next offset of each (topic, partition); None when there is none.
 
         Raises:
@@ -112,7 +114,7 @@ class OffsetCommitter:
             for at, position in (await self._positions(group, list(topics.items()))).items()
         }
 
-    async def positions(self, group: str, tries: int = TRIES) -> dict[At, Position]:
+    async def positions(self, group: str, tries: int = TRIES) -> dict[TopicAndPartition, CommittedPosition]:
         """All that the group has committed; it is asked so often.
 
         Raises:
@@ -123,7 +125,7 @@ class OffsetCommitter:
 
     async def _positions(
         self, group: str, topics: list[tuple[str, list[int]]] | None, tries: int = TRIES
-    ) -> dict[At, Position]:
+    ) -> dict[TopicAndPartition, CommittedPosition]:
         error: object = None
         for _ in range(tries):
             try:
@@ -134,14 +136,14 @@ class OffsetCommitter:
             except (KafkaError, OSError, TimeoutError) as failure:
                 error = failure
                 self._coordinators.pop(group, None)
-                await asyncio.sleep(RETRY_S)
+                await asyncio.sleep(COMMIT_RETRY_INTERVAL_S)
                 continue
-            found: dict[At, Position] = {}
+            found: dict[TopicAndPartition, CommittedPosition] = {}
             codes = {getattr(response, "error_code", 0)}
             for topic, partitions in response.topics:
                 for partition, offset, metadata, code in partitions:
                     codes.add(code)
-                    found[topic, partition] = Position(offset, metadata or "")
+                    found[topic, partition] = CommittedPosition(offset, metadata or "")
             bad = {code for code in codes if code}
             if not bad:
                 return found
@@ -149,14 +151,14 @@ class OffsetCommitter:
                 raise GroupDenied(self._denied(group))
             error = ", ".join(for_code(code).__name__ for code in bad)
             self._coordinators.pop(group, None)
-            await asyncio.sleep(RETRY_S)
+            await asyncio.sleep(COMMIT_RETRY_INTERVAL_S)
         raise ClusterUnreachable(f"group {group} in {self._client.name} cannot be read: {error}")
 
     def _denied(self, group: str) -> str:
         spec = self._client.spec
         return f"{lacks(spec, 'group', group, 'Read')}; {allow(spec, 'group', group, 'Read', 'Describe')}"
 
-    def _why(self, group: str, at: At, code: int) -> str:
+    def _why(self, group: str, at: TopicAndPartition, code: int) -> str:
         name, spec = for_code(code).__name__, self._client.spec
         if code == GROUP_NOT_AUTHORISED:
             return self._denied(group)
@@ -194,7 +196,7 @@ class OffsetCommitter:
             except (KafkaError, OSError, TimeoutError) as failure:
                 error = failure
             self._coordinators.pop(group, None)
-            await asyncio.sleep(RETRY_S)
+            await asyncio.sleep(COMMIT_RETRY_INTERVAL_S)
         raise ClusterUnreachable(f"group {group} in {self._client.name} cannot be described: {error}")
 
     async def groups(self, *, every_broker: bool = False) -> list[str]:

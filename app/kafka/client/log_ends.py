@@ -11,7 +11,7 @@ from typing import NamedTuple
 from aiokafka.errors import KafkaError
 
 from app.kafka.client.cluster import LATEST, ClusterClient
-from app.kafka.client.commits import At
+from app.kafka.client.commits import TopicAndPartition
 from app.kafka.client.epoch_ends import epoch_ends
 
 
@@ -23,7 +23,9 @@ class LogEnd(NamedTuple):
     leader_epoch: int
 
 
-async def log_ends(client: ClusterClient, wanted: Iterable[At]) -> dict[At, LogEnd]:
+async def log_ends(
+    client: ClusterClient, wanted: Iterable[TopicAndPartition]
+) -> dict[TopicAndPartition, LogEnd]:
     """By partition. Left out is one whose leader does not answer, has changed since, or is too old to tell.
 
     Call `topic_ids` of these topics before: that learns the leaders' epochs.
@@ -31,13 +33,13 @@ async def log_ends(client: ClusterClient, wanted: Iterable[At]) -> dict[At, LogE
     Raises:
         ClusterUnreachable, KafkaError: nobody says who leads.
     """
-    asked: defaultdict[int, dict[At, tuple[int, int]]] = defaultdict(dict)
+    asked: defaultdict[int, dict[TopicAndPartition, tuple[int, int]]] = defaultdict(dict)
     shown = await client.offsets(wanted, LATEST)
     for at in shown:
         node, epoch = await client.leader(*at), client.leader_epoch(*at)
         if node is not None and epoch >= 0:
             asked[node][at] = epoch, epoch
-    found: dict[At, LogEnd] = {}
+    found: dict[TopicAndPartition, LogEnd] = {}
     for node, epochs in asked.items():
         try:
             told = await epoch_ends(client, node, epochs)

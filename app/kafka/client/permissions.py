@@ -19,7 +19,7 @@ CLUSTER = "kafka-cluster"  # the name of the only resource of its type
 NOT_AUTHORISED, GROUP_NOT_AUTHORISED, CLUSTER_NOT_AUTHORISED = 29, 30, 31  # Kafka's error codes
 
 
-class Known(Protocol):
+class ConfiguredCluster(Protocol):
     """A cluster as it is configured (`app.kafka.client.cluster.ClusterSpec`)."""
 
     @property
@@ -30,18 +30,18 @@ class Known(Protocol):
     def username(self) -> str | None: ...
 
 
-def principal(cluster: Known) -> str:
+def principal(cluster: ConfiguredCluster) -> str:
     """As which user a cluster knows Switchyard, as far as its configuration says."""
     return f"User:{cluster.username or PLACEHOLDER}"
 
 
-def lacks(cluster: Known, resource: Resource, name: str, operation: str) -> str:
+def lacks(cluster: ConfiguredCluster, resource: Resource, name: str, operation: str) -> str:
     """Which permission is missing, for people: "User:switchyard lacks Read on topic orders in east"."""
     what = f"cluster {cluster.name}" if resource == "cluster" else f"{resource} {name} in {cluster.name}"
     return f"{principal(cluster)} lacks {operation} on {what}"
 
 
-def allow(cluster: Known, resource: Resource, name: str, *operations: str) -> str:
+def allow(cluster: ConfiguredCluster, resource: Resource, name: str, *operations: str) -> str:
     """The command that grants these."""
     asked = " ".join(f"--operation {operation}" for operation in operations)
     what = "--cluster" if resource == "cluster" else f"--{resource} {name}"
@@ -51,6 +51,6 @@ def allow(cluster: Known, resource: Resource, name: str, *operations: str) -> st
     )
 
 
-def grant(cluster: Known, resource: Resource, name: str, *operations: str) -> str:
+def grant(cluster: ConfiguredCluster, resource: Resource, name: str, *operations: str) -> str:
     """The same as a remedy."""
     return f"grant it: {allow(cluster, resource, name, *operations)}; {ITSELF}"

@@ -20,7 +20,7 @@ from app.kafka.client.topics import ALREADY_EXISTS, TopicSpec
 
 TOPIC, SET, DELETE = 2, 0, 1  # a resource's type; operations
 OWN = 1  # DYNAMIC_TOPIC_CONFIG: where a setting comes from that was set for the topic itself
-AT_ONCE = 200  # topics in one request: an answer has some fifty settings of each
+TOPICS_PER_REQUEST = 200  # topics in one request: an answer has some fifty settings of each
 CHANGE_MS = 10_000
 
 
@@ -98,7 +98,7 @@ async def describe(
     """
     found: dict[str, TopicSettings | KafkaError] = {}
     rest = iter(sorted(set(topics)))
-    while batch := list(islice(rest, AT_ONCE)):
+    while batch := list(islice(rest, TOPICS_PER_REQUEST)):
         wanted = [(TOPIC, topic, None if names is None else sorted(names)) for topic in batch]
         answer = await client.send(await client.any_node(), DescribeConfigsRequest(wanted))
         for code, message, _, topic, entries in answer.resources:

@@ -27,7 +27,7 @@ UNKNOWN_ID = ""  # of a broker that tells none
 _ZERO = bytes(UUID_BYTES)
 
 
-class Uuid(AbstractType[bytes]):
+class KafkaUuid(AbstractType[bytes]):
     """Kafka's UUID: sixteen bytes."""
 
     @classmethod
@@ -63,7 +63,7 @@ class TopicIdsResponse(Response):
             CompactArray(
                 ("error_code", Int16),
                 ("name", CompactString()),
-                ("topic_id", Uuid),
+                ("topic_id", KafkaUuid),
                 ("is_internal", Boolean),
                 (
                     "partitions",
@@ -97,7 +97,7 @@ class TopicIdsRequestV10(RequestStruct):
     SCHEMA = Schema(
         (
             "topics",
-            CompactArray(("topic_id", Uuid), ("name", CompactString()), ("tags", TaggedFields)),
+            CompactArray(("topic_id", KafkaUuid), ("name", CompactString()), ("tags", TaggedFields)),
         ),
         ("allow_auto_topic_creation", Boolean),
         ("include_cluster_authorized_operations", Boolean),

@@ -20,9 +20,9 @@ from app.kafka.client.consumer_shutdown import stop_consumer
 
 log = structlog.get_logger(__name__)
 
-POLL_MS = 500
-RETRY_S = 0.5
-STOP_S = 3.0
+TAIL_POLL_MS = 500
+TAIL_RETRY_INTERVAL_S = 0.5
+TAIL_STOP_TIMEOUT_S = 3.0
 
 OnRecords = Callable[[list[Any]], None]
 
@@ -56,15 +56,18 @@ class TopicTail(Service):
                 await self._read()
             except (KafkaError, OSError, TimeoutError) as error:
                 log.warning(
-                    "control topic cannot be read", topic=self.topic, error=repr(error), retry_s=RETRY_S
+                    "control topic cannot be read",
+                    topic=self.topic,
+                    error=repr(error),
+                    retry_s=TAIL_RETRY_INTERVAL_S,
                 )
-                await self.sleep(RETRY_S)
+                await self.sleep(TAIL_RETRY_INTERVAL_S)
 
     async def _read(self) -> None:
         consumer = AIOKafkaConsumer(
             enable_auto_commit=False,
             auto_offset_reset="earliest",
-            fetch_max_wait_ms=POLL_MS,
+            fetch_max_wait_ms=TAIL_POLL_MS,
             **self._options,
         )
         await consumer.start()
@@ -80,7 +83,7 @@ class TopicTail(Service):
             while not self.should_stop and self._positioned:
                 if self.next_offset >= end and not self.caught_up.is_set():
                     self.caught_up.set()
-                records = (await consumer.getmany(partition, timeout_ms=POLL_MS)).get(partition, [])
+                records = (await consumer.getmany(partition, timeout_ms=TAIL_POLL_MS)).get(partition, [])
                 if records:
                     self._on_records(records)
                     if self._positioned:
@@ -91,7 +94,7 @@ class TopicTail(Service):
                 async with self._progress:
                     self._progress.notify_all()
         finally:
-            await bounded(stop_consumer(consumer), STOP_S, f"reader of {self.topic}")
+            await bounded(stop_consumer(consumer), TAIL_STOP_TIMEOUT_S, f"reader of {self.topic}")
 
     def read_again(self) -> None:
         """From `on_records`: what there is is handed on anew, from the start (`from_start`)."""

@@ -24,7 +24,7 @@ from aiokafka.errors import CorruptRecordException
 
 from app.kafka.fetch.decoder import CHUNK_RECORDS, BeyondBounds, OpenBatch
 from app.kafka.records import legacy_format
-from app.kafka.records.batch import CHECKED_FROM, MAGIC, Batch, CorruptBatch, iter_batches
+from app.kafka.records.batch import CHECKED_FROM, MAGIC, CorruptBatch, RecordBatch, iter_batches
 from app.kafka.records.checksum import crc32c
 from app.kafka.records.record import Record
 from app.kafka.records.scan import MAX_BATCH_RECORDS
@@ -59,8 +59,8 @@ class BoundedRecords:
         self.start_offset = self.cost_bytes = 0
         self._size_bytes = len(data)
         self._batches = iter_batches(data)
-        self._next: Batch | CorruptBatch | None = None
-        self._look()
+        self._next: RecordBatch | CorruptBatch | None = None
+        self._advance()
 
     def size_in_bytes(self) -> int:
         return self._size_bytes
@@ -73,10 +73,10 @@ class BoundedRecords:
         batch = self._next
         if isinstance(batch, CorruptBatch):
             raise CorruptRecordException(f"{self.place}: {batch}") from batch
-        self._look()
+        self._advance()
         return None if batch is None else BoundedBatch(self, batch)
 
-    def _look(self) -> None:
+    def _advance(self) -> None:
         try:
             self._next = next(self._batches, None)
         except CorruptBatch as error:  # the reader's to be told, not the fetcher's
@@ -86,7 +86,7 @@ class BoundedRecords:
 class BoundedBatch:
     """One of them, in the place of aiokafka's. Iterated once."""
 
-    def __init__(self, response: BoundedRecords, batch: Batch) -> None:
+    def __init__(self, response: BoundedRecords, batch: RecordBatch) -> None:
         header = batch.header
         self.base_offset, self.next_offset = header.base_offset, header.next_offset
         self.producer_id = header.producer_id if header.magic == MAGIC else None
@@ -127,7 +127,7 @@ class BoundedBatch:
                 if error.offset >= response.start_offset:
                     unread, why, at = unread + 1, str(error), error.offset + 1
             except Exception as error:  # noqa: BLE001 - decoders raise what they like; it is passed over (rule 2)
-                self._tell(at, end, end - at, f"{type(error).__name__}: {error}")
+                self._log_unreadable(at, end, end - at, f"{type(error).__name__}: {error}")
                 return
             for record in records:
                 yield _as_aiokafka_has_it(record)
@@ -139,9 +139,9 @@ class BoundedBatch:
         if opened.left:
             self.next_offset = at  # rule 1
         if unread:
-            self._tell(self.base_offset, at, unread, why)
+            self._log_unreadable(self.base_offset, at, unread, why)
 
-    def _tell(self, start: int, end: int, count: int, why: str) -> None:
+    def _log_unreadable(self, start: int, end: int, count: int, why: str) -> None:
         log.error(
             "records cannot be read and are passed over",
             topic=getattr(self._response.place, "topic", ""),

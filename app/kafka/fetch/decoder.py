@@ -23,15 +23,15 @@ from app.kafka.records.batch import (
     HEADER_BYTES,
     LOG_OVERHEAD_BYTES,
     MAGIC,
-    Batch,
     BatchHeader,
-    Committed,
     CorruptBatch,
+    ReadCommittedFilter,
+    RecordBatch,
     iter_batches,
 )
 from app.kafka.records.checksum import crc32c
-from app.kafka.records.decode_risks import MOST_OWNERS, Risks, Verdict
-from app.kafka.records.legacy_format import Message, messages, unwrapped
+from app.kafka.records.decode_risks import MOST_OWNERS, DecodeRisks, DecodeVerdict
+from app.kafka.records.legacy_format import LegacyMessage, messages, unwrapped
 from app.kafka.records.record import Record, size_of
 from app.kafka.records.scan import (
     HEADER_COST_BYTES,
@@ -46,7 +46,7 @@ from app.kafka.records.scan import (
 )
 
 if TYPE_CHECKING:
-    from app.kafka.fetch.deliveries import Fetched
+    from app.kafka.fetch.deliveries import FetchedBatches
 
 CHUNK_RECORDS = 1024  # made objects at once where a whole batch is read
 CHUNK_BYTES = 1024 * 1024  # they cost at once, unless one alone costs more
@@ -112,7 +112,7 @@ class OpenBatch:
 
     __slots__ = ("_at", "_legacy", "_most", "_records", "_whole", "batch", "cost_bytes", "is_trusted", "left")
 
-    def __init__(self, batch: Batch, *, is_trusted: bool = True, most: Most = OF_COPIES) -> None:
+    def __init__(self, batch: RecordBatch, *, is_trusted: bool = True, most: Most = OF_COPIES) -> None:
         self.batch = batch
         self._most = most
         self.is_trusted = is_trusted
@@ -222,7 +222,7 @@ def _header_count(records: list[Record]) -> int:
     return sum(map(len, map(_HEADERS_OF, records)))
 
 
-def records_of(batch: Batch) -> Iterator[Record]:
+def records_of(batch: RecordBatch) -> Iterator[Record]:
     """All records of a batch, some at a time. Raises, while they are read, what `OpenBatch.take` does."""
     opened = OpenBatch(batch)
     yield from opened.take(CHUNK_RECORDS)
@@ -230,7 +230,7 @@ def records_of(batch: Batch) -> Iterator[Record]:
         yield from opened.take(CHUNK_RECORDS)
 
 
-def lowest_timestamp(batch: Batch) -> int:
+def lowest_timestamp(batch: RecordBatch) -> int:
     """The lowest timestamp of a batch's records (ms), which its header does not tell. Format 2 only.
 
     Raises:
@@ -250,7 +250,7 @@ def _legacy_records(data: memoryview) -> Iterator[Record]:
             yield LegacyRecord(one.offset, one.timestamp, one.key, one.value)
 
 
-def _unwrapped(message: Message) -> list[Message]:
+def _unwrapped(message: LegacyMessage) -> list[LegacyMessage]:
     wrapped = list(islice(messages(unpacked(message.codec, message.value or b"")), MAX_WRAPPED + 1))
     if len(wrapped) > MAX_WRAPPED:
         raise ValueError(f"a message of an old format that wraps more than {MAX_WRAPPED} others")
@@ -258,7 +258,7 @@ def _unwrapped(message: Message) -> list[Message]:
 
 
 class RecordReader:
-    """Reads the records of one `Fetched`, from the position that was asked for.
+    """Reads the records of one `FetchedBatches`, from the position that was asked for.
 
     Args:
         wants: is shown the header of each batch that has records to show; one that it does not want is passed
@@ -291,8 +291,8 @@ class RecordReader:
     )
 
     def __init__(
-        self, fetched: Fetched, wants: Callable[[BatchHeader], bool | None] | None = None,
-        risks: Risks | None = None, most: Most = OF_COPIES,
+        self, fetched: FetchedBatches, wants: Callable[[BatchHeader], bool | None] | None = None,
+        risks: DecodeRisks | None = None, most: Most = OF_COPIES,
     ) -> None:  # fmt: skip
         self.fetched = fetched
         self._wants = wants
@@ -301,9 +301,9 @@ class RecordReader:
         self.is_waiting = False
         self.next_offset = fetched.start_offset
         self.exhausted = False
-        self.held: Batch | None = None
-        self._batches: Iterator[Batch] = iter_batches(fetched.data)
-        self._filter = Committed(fetched.aborted)
+        self.held: RecordBatch | None = None
+        self._batches: Iterator[RecordBatch] = iter_batches(fetched.data)
+        self._filter = ReadCommittedFilter(fetched.aborted)
         self._current: OpenBatch | None = None
         self.cost_bytes = 0
 
@@ -358,10 +358,10 @@ class RecordReader:
             assert risks is not None, "without, all are trusted"
         offset = opened.batch.header.base_offset
         verdict = risks.verdict(offset)
-        self.is_waiting = verdict is Verdict.WAIT
+        self.is_waiting = verdict is DecodeVerdict.WAIT
         if self.is_waiting:
             return []
-        if verdict is Verdict.STASH:
+        if verdict is DecodeVerdict.STASH:
             raise ValueError(f"{MOST_OWNERS} workers ended while they decoded this batch")
         opened.is_trusted = True
         try:
@@ -433,7 +433,7 @@ class RecordReader:
             fetched.start_offset, fetched.next_offset, bytes(fetched.data), f"damaged: {fetched.damage}"
         )
 
-    def _undecodable(self, batch: Batch, error: Exception) -> UndecodableBatch:
+    def _undecodable(self, batch: RecordBatch, error: Exception) -> UndecodableBatch:
         # Where the first message lies that a legacy one wraps is not known.
         known = batch.header.base_offset if batch.header.magic == MAGIC else 0
         start = max(self.next_offset, known)

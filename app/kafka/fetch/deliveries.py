@@ -11,12 +11,12 @@ from aiokafka.errors import for_code
 
 from app.kafka.client.cluster import UNKNOWN_TOPIC
 from app.kafka.client.epoch_ends import AHEAD, FENCED, EpochEnd
-from app.kafka.client.permissions import NOT_AUTHORISED, Known, grant, lacks
+from app.kafka.client.permissions import NOT_AUTHORISED, ConfiguredCluster, grant, lacks
 from app.kafka.records.header_arrays import heads_of
 
 if TYPE_CHECKING:
     from app.kafka.fetch.service import FetchService
-    from app.kafka.records.header_arrays import Headers, Numbers
+    from app.kafka.records.header_arrays import BatchHeaderArrays, Numbers
 
 PARTITION_MAX_BYTES = 1024 * 1024
 PARTITION_BUFFER_BYTES = 2 * 1024 * 1024
@@ -44,14 +44,14 @@ def name_of(code: int) -> str:
     return NAMES.get(code) or for_code(code).__name__
 
 
-def refusal(code: int, cluster: Known, topic: str, partition: int) -> str:
+def refusal(code: int, cluster: ConfiguredCluster, topic: str, partition: int) -> str:
     """A refused fetch, in words."""
     if code == NOT_AUTHORISED:
         return f"{lacks(cluster, 'topic', topic, 'Read')} ({name_of(code)})"
     return f"{name_of(code)} for {topic}-{partition}"
 
 
-def remedy_of(code: int, cluster: Known, topic: str) -> str:
+def remedy_of(code: int, cluster: ConfiguredCluster, topic: str) -> str:
     """What an operator can do about an error code."""
     if code == NOT_AUTHORISED:
         return grant(cluster, "topic", topic, "Read", "Describe")
@@ -138,13 +138,13 @@ class ByteBudget:
 
 
 @dataclass(slots=True)
-class Retention:
+class TopicRetention:
     """How long a topic keeps a record, in `ms`; -1: for ever, or it is not known (yet)."""
 
     ms: int = -1
 
 
-class Fetched:
+class FetchedBatches:
     """Raw batches of one partition: offsets [start_offset, next_offset). `release` when done with them.
 
     `damage` says why the bytes cannot be read: they stand for these offsets, and for nothing else. Empty:
@@ -198,7 +198,7 @@ class Fetched:
             owner.service.budget.give_back(self.nbytes)
 
 
-class Headed(Fetched):
+class FetchedHeaders(FetchedBatches):
     """Batches by their headers only: each is all that it says, and is shown.
 
     `seen_at_ms`: when each of them was there; negative: nobody knows.
@@ -207,7 +207,7 @@ class Headed(Fetched):
     __slots__ = ("headers", "seen_at_ms")
 
     def __init__(
-        self, owner: PartitionFetch, headers: Headers, seen_at_ms: Numbers, next_offset: int,
+        self, owner: PartitionFetch, headers: BatchHeaderArrays, seen_at_ms: Numbers, next_offset: int,
         high_watermark: int, leader_epoch: int,
     ) -> None:  # fmt: skip
         super().__init__(
@@ -218,9 +218,10 @@ class Headed(Fetched):
         self.seen_at_ms = seen_at_ms
 
 
-class Heads(Fetched):
-    """Headers of batches that another reader has fetched, which nobody has looked at yet: what a `Headed` is
-    made of, if they tell all. `seen_at_ms`: when they all were there, as in `Headed`."""
+class UncheckedHeaders(FetchedBatches):
+    """Headers of batches that another reader has fetched, which nobody has looked at yet: what a
+    `FetchedHeaders` is made of, if they tell all. `seen_at_ms`: when they all were there, as in
+    `FetchedHeaders`."""
 
     __slots__ = ("heads", "seen_at_ms")
 
@@ -237,7 +238,7 @@ class Heads(Fetched):
 
 
 @dataclass(frozen=True, slots=True)
-class Gap:
+class LogGap:
     """Offsets [start, end) are gone from the log.
 
     `begun_anew`: the log was truncated, or the topic deleted and made anew. Offsets mean something else now,
@@ -267,7 +268,7 @@ class Gap:
 
 
 @dataclass(frozen=True, slots=True)
-class FetchTrouble:
+class FetchIncident:
     """A partition cannot be fetched; it is tried again."""
 
     key: Any
@@ -299,7 +300,7 @@ class PartitionFetch:
     unreleased_bytes: int = 0
     max_bytes: int = PARTITION_MAX_BYTES
     high_watermark: int = -1
-    retention: Retention = field(default_factory=Retention)
+    retention: TopicRetention = field(default_factory=TopicRetention)
     seen_at_s: float = 0.0
     retry_at_s: float = 0.0
     failures: int = 0
@@ -308,14 +309,15 @@ class PartitionFetch:
     node: int | None = None
     # Of who follows others (`app.kafka.fetch.shared_read_service`): how many of the first headers tell it all
     # that it wants. `heads_of`: the headers of whole batches as it takes them; None: they do not tell all.
-    counts: Callable[[Headers], int] | None = None
+    counts: Callable[[BatchHeaderArrays], int] | None = None
     heads_of: Callable[[bytes], list[bytes] | None] = heads_of
-    given: deque[Fetched] = field(default_factory=deque)
+    given: deque[FetchedBatches] = field(default_factory=deque)
     is_given: bool = False  # and so it is `polling`
     by_heads: bool = False  # headers told it all until now
     whole_until_s: float = 0.0  # they did not: until then it is given all
     waits: bool = False  # for what it is to be given
-    trail: deque[Heads] = field(default_factory=deque)  # what was fetched ahead of it, of the log `trail_of`
+    # what was fetched ahead of it, of the log `trail_of`
+    trail: deque[UncheckedHeaders] = field(default_factory=deque)
     trail_of: tuple[str, int] = ("", -1)
     trailing: int = 0  # headers in it
 

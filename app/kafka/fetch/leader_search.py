@@ -8,8 +8,8 @@ import asyncio
 from app.kafka.client.cluster import ClusterClient
 from app.kafka.fetch.deliveries import PartitionFetch
 
-SEEK_FOR_S = 30.0
-SILENT_S = 2.0  # a broker that has not answered a poll for so long may be frozen, and deposed
+LEADER_SEARCH_TIMEOUT_S = 30.0
+BROKER_SILENT_S = 2.0  # a broker that has not answered a poll for so long may be frozen, and deposed
 
 
 class LeaderSeeker:
@@ -28,25 +28,25 @@ class LeaderSeeker:
     async def seek(self, now_s: float) -> bool:
         """Looks once; whether there was anything to look for."""
         for part in list(self.leaderless):
-            if part.removed or not part.failures or part.failing_since_s < now_s - SEEK_FOR_S:
+            if part.removed or not part.failures or part.failing_since_s < now_s - LEADER_SEARCH_TIMEOUT_S:
                 del self.leaderless[part]
         if not self.leaderless and not self._silent(now_s):
             return False
         await self._client.client.force_metadata_update()
         for part, former in self.leaderless.items():
-            if self._leads_elsewhere(part, former):
+            if self._is_led_by_another(part, former):
                 part.retry_at_s = 0.0
         for patience, parts in self._silent(now_s):
-            if any(self._leads_elsewhere(part, part.node) for part in parts):
+            if any(self._is_led_by_another(part, part.node) for part in parts):
                 patience.reschedule(0.0)
         return True
 
-    def _leads_elsewhere(self, part: PartitionFetch, node: int | None) -> bool:
-        return self._client.leads_elsewhere(part.topic, part.partition, node)
+    def _is_led_by_another(self, part: PartitionFetch, node: int | None) -> bool:
+        return self._client.is_led_by_another(part.topic, part.partition, node)
 
     def _silent(self, now_s: float) -> list[tuple[asyncio.Timeout, list[PartitionFetch]]]:
         return [
             (patience, parts)
             for patience, (since_s, parts) in self.asked.items()
-            if since_s < now_s - SILENT_S and patience.when() is None  # else it is ending already
+            if since_s < now_s - BROKER_SILENT_S and patience.when() is None  # else it is ending already
         ]

@@ -1,10 +1,10 @@
 """Whether a partition's log is still the one that its position speaks of.
 
 A fetch names its topic, and the name stays when a topic is deleted and made anew: position 100 of the old
-log is in the middle of the new one. Its id differs. Ids are looked at every `TOPIC_IDS_S` (one request a
-cluster), and whenever the topic was not known for a moment; a difference is believed once the broker that
-leads the partition tells it, since others may be behind. The same answers tell the epochs of leaders: in a
-new one the position is compared with the leader's log before it is fetched from
+log is in the middle of the new one. Its id differs. Ids are looked at every `TOPIC_IDS_INTERVAL_S` (one
+request a cluster), and whenever the topic was not known for a moment; a difference is believed once the
+broker that leads the partition tells it, since others may be behind. The same answers tell the epochs of
+leaders: in a new one the position is compared with the leader's log before it is fetched from
 (`app.kafka.client.epoch_ends`).
 """
 
@@ -18,7 +18,7 @@ import structlog
 
 from app.kafka.client.cluster import EARLIEST, LATEST, READ_UNCOMMITTED
 from app.kafka.client.epoch_ends import EpochEnd, epoch_ends
-from app.kafka.fetch.deliveries import Gap
+from app.kafka.fetch.deliveries import LogGap
 from app.kafka.fetch.retention import RetentionWatch
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger(__name__)
 
-TOPIC_IDS_S = 2.0
+TOPIC_IDS_INTERVAL_S = 2.0
 WATERMARKS_S = 1.0
 
 
@@ -39,16 +39,16 @@ class LogWatch:
         self._retentions = RetentionWatch(client)
         self._ids_at_s = 0.0
 
-    async def try_look(self, parts: list[PartitionFetch], now_s: float) -> None:
+    async def try_poll(self, parts: list[PartitionFetch], now_s: float) -> None:
         """Looks; what was missed is seen the next time. Never raises."""
         try:
-            await self.look(parts, now_s)
+            await self.poll(parts, now_s)
         except Exception as error:  # noqa: BLE001 - whatever the client does
             log.debug("a cluster's logs could not be looked at", cluster=self._client.name, error=repr(error))
 
-    async def look(self, parts: list[PartitionFetch], now_s: float) -> None:
+    async def poll(self, parts: list[PartitionFetch], now_s: float) -> None:
         """Raises whatever the client does; what was missed is seen the next time."""
-        if parts and now_s - self._ids_at_s >= TOPIC_IDS_S:
+        if parts and now_s - self._ids_at_s >= TOPIC_IDS_INTERVAL_S:
             self._ids_at_s = now_s
             await doubt_other_ids(self._client, parts)
         stale = [part for part in parts if part.seen_at_s < now_s - WATERMARKS_S and not part.failures]
@@ -58,7 +58,7 @@ class LogWatch:
         for part in stale:
             part.high_watermark = ends.get((part.topic, part.partition), part.high_watermark)
         async with asyncio.timeout(WATERMARKS_S):  # the next look may know
-            await self._retentions.look(parts, now_s)
+            await self._retentions.refresh(parts, now_s)
 
 
 async def doubt_other_ids(client: ClusterClient, parts: Collection[PartitionFetch]) -> None:
@@ -84,7 +84,7 @@ def take_epoch(part: PartitionFetch, epoch: int) -> None:
 
 async def find_gap(
     client: ClusterClient, part: PartitionFetch, common: EpochEnd | None = None
-) -> tuple[Gap | None, str, int]:
+) -> tuple[LogGap | None, str, int]:
     """What became of a position that is out of range, or whose topic is doubted, or which parts from its
     leader's log at `common`; the topic's id now, and the epoch of the last record before the gap's end.
 
@@ -104,13 +104,13 @@ async def find_gap(
     topic_id = topic_id or part.topic_id
     if anew:
         reason = "the topic was deleted and made anew"
-        return Gap(part.key, *at, position, start, reason, begun_anew=True), topic_id, -1
+        return LogGap(part.key, *at, position, start, reason, begun_anew=True), topic_id, -1
     parts = common is not None and common.parts_at(position)
     if start <= position <= end and not parts:
         return None, topic_id, part.last_epoch
     if position < start and not parts:
         reason = "retention or a deletion moved the log's start past the position"
-        return Gap(part.key, *at, position, start, reason), topic_id, -1
+        return LogGap(part.key, *at, position, start, reason), topic_id, -1
     if common is None and part.last_epoch >= 0:
         common = (await epoch_ends(client, node, {at: (-1, part.last_epoch)})).get(at)
     epoch = max(1, client.leader_epoch(*at))
@@ -122,4 +122,4 @@ async def find_gap(
     else:
         reason = f"the log ends at {end}, before the position: it was truncated or the topic was made anew"
         goes_on, last_epoch = start, -1
-    return Gap(part.key, *at, position, goes_on, reason, True, epoch), topic_id, last_epoch
+    return LogGap(part.key, *at, position, goes_on, reason, True, epoch), topic_id, last_epoch

@@ -20,25 +20,26 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger(__name__)
 
-LOOK_S = 30.0  # it is changed by hand
+RETENTION_POLL_INTERVAL_S = 30.0  # it is changed by hand
 RETENTION, POLICY = "retention.ms", "cleanup.policy"
 _TOPIC = 2  # a resource's type
 
 
 class RetentionWatch:
-    """Tells partitions what their topics keep: new ones at once, all of them every `LOOK_S`."""
+    """Tells partitions what their topics keep: new ones at once, all of them every
+    `RETENTION_POLL_INTERVAL_S`."""
 
     def __init__(self, client: ClusterClient) -> None:
         self._client = client
         self._next_s = 0.0
         self._asked: set[str] = set()
 
-    async def look(self, parts: Collection[PartitionFetch], now_s: float) -> None:
+    async def refresh(self, parts: Collection[PartitionFetch], now_s: float) -> None:
         """What cannot be known now is asked for again at the next look."""
         topics = {part.topic for part in parts}
         if now_s < self._next_s and topics <= self._asked:
             return
-        self._next_s, self._asked = now_s + LOOK_S, topics
+        self._next_s, self._asked = now_s + RETENTION_POLL_INTERVAL_S, topics
         try:
             known = await retention_ms(self._client, topics)
         except (KafkaError, OSError, TimeoutError, ClusterUnreachable) as error:

@@ -32,7 +32,13 @@ import structlog
 from aiokafka.errors import KafkaError, for_code
 from mode import Service
 
-from app.kafka.client.cluster import LEADER_TROUBLE, NO_LEADER, READ_COMMITTED, UNKNOWN_TOPIC, ClusterClient
+from app.kafka.client.cluster import (
+    LEADER_ERROR_CODES,
+    NO_LEADER,
+    READ_COMMITTED,
+    UNKNOWN_TOPIC,
+    ClusterClient,
+)
 from app.kafka.client.epoch_ends import AHEAD, FENCED, NOT_KNOWN, EpochEnd, EpochFetchRequest, epoch_ends
 from app.kafka.fetch.deliveries import (
     ALL_BYTES,
@@ -41,15 +47,15 @@ from app.kafka.fetch.deliveries import (
     PARTITION_MAX_BYTES,
     UNEXPECTED,
     ByteBudget,
-    Fetched,
-    FetchTrouble,
+    FetchedBatches,
+    FetchIncident,
     PartitionFetch,
     refusal,
     remedy_of,
 )
 from app.kafka.fetch.leader_search import LeaderSeeker
 from app.kafka.fetch.log_watch import WATERMARKS_S, LogWatch, find_gap
-from app.kafka.fetch.shared_read_service import Counts, Followers, HeadsOf
+from app.kafka.fetch.shared_read_service import Counts, HeadsOf, SharedReadService
 from app.kafka.records.batch import MAX_BATCH_BYTES, CorruptBatch, take
 from app.kafka.records.checksum import crc32c
 from app.kafka.records.header_arrays import heads_of
@@ -63,14 +69,14 @@ LEAST_BYTES = 64 * 1024  # what partitions may hold beyond the budget: so much e
 DAMAGE_MAX_BYTES = 64 * 1024 * 1024  # asked for to see what follows a damaged batch
 CONNECTIONS = 3
 BACKOFF_MIN_S, BACKOFF_MAX_S = 0.1, 2.0
-SEEK_S = 0.25  # a lost leader's successor is looked for so often
-TELL_AFTER_S = 3.0  # trouble that heals by itself within this (a leader's election) is not told
+LEADER_SEARCH_INTERVAL_S = 0.25  # a lost leader's successor is looked for so often
+INCIDENT_DELAY_S = 3.0  # trouble that heals by itself within this (a leader's election) is not told
 
 OFFSET_OUT_OF_RANGE = 1
 
 
 class FetchService(Service):
-    """See the module. `deliver` takes `Fetched`, `Gap` and `FetchTrouble`."""
+    """See the module. `deliver` takes `FetchedBatches`, `Gap` and `FetchIncident`."""
 
     def __init__(
         self, client: ClusterClient, deliver: Callable[[Any], Awaitable[None]], budget: ByteBudget
@@ -84,7 +90,7 @@ class FetchService(Service):
         self._polls: set[asyncio.Task[None]] = set()
         self._leaders = LeaderSeeker(client)
         self._wake = asyncio.Event()
-        self.followers = Followers(deliver, budget, self._wake.set)
+        self.shared_reads = SharedReadService(deliver, budget, self._wake.set)
 
     async def on_start(self) -> None:
         self.budget.waiters.append(self._wake.set)
@@ -94,7 +100,7 @@ class FetchService(Service):
         self._wake.set()
         for poll in list(self._polls):
             poll.cancel()
-        await asyncio.gather(*self._polls, self.followers.stop(), return_exceptions=True)
+        await asyncio.gather(*self._polls, self.shared_reads.stop(), return_exceptions=True)
 
     # -- what is fetched -------------------------------------------------------------------------
 
@@ -118,7 +124,7 @@ class FetchService(Service):
         part.epoch, part.last_epoch = self.client.leader_epoch(topic, partition), last_epoch
         part.unsure = max(last_epoch, part.epoch) >= 0
         self._partitions[key] = part
-        self.followers.add(part, counts, heads)
+        self.shared_reads.add(part, counts, heads)
         self._wake.set()
 
     def leave(self, key: Any, leaves_bytes: int) -> None:
@@ -132,7 +138,7 @@ class FetchService(Service):
         """Ends it; nothing more is delivered under `key`. Unknown keys are ignored."""
         if (found := self._partitions.pop(key, None)) is not None:
             found.removed = True
-            self.followers.remove(found)
+            self.shared_reads.remove(found)
 
     def high_watermark(self, key: Any) -> int:
         """Last seen high watermark of a fetched partition, -1 when unknown."""
@@ -289,7 +295,7 @@ class FetchService(Service):
         told = self.client.leader_epoch(part.topic, part.partition)
         if code == FENCED or (code == AHEAD and told < part.epoch):
             part.epoch, part.unsure = NOT_KNOWN, part.last_epoch >= 0
-        if code in LEADER_TROUBLE:
+        if code in LEADER_ERROR_CODES:
             self.client.client.force_metadata_update()
         await self._failed(part, code, refusal(code, self.client.spec, part.topic, part.partition))
 
@@ -308,7 +314,7 @@ class FetchService(Service):
                 await self._deliver_data(part, data, [(a[0], a[1]) for a in aborted])
             else:
                 part.failures, part.told = 0, ""
-                self.followers.offer(part)
+                self.shared_reads.offer(part)
         else:
             await self._refused(part, code)
 
@@ -332,13 +338,13 @@ class FetchService(Service):
             if part.removed:
                 return
             content = data[piece.start_byte : piece.end_byte]
-            fetched = Fetched(
+            fetched = FetchedBatches(
                 part, len(content), content, piece.next_offset, aborted, part.high_watermark, piece.damage,
                 piece.leader_epoch,
             )  # fmt: skip
             part.unreleased_bytes += fetched.nbytes
             self.budget.used_bytes += fetched.nbytes
-            self.followers.offer(part, fetched)
+            self.shared_reads.offer(part, fetched)
             try:
                 await self._deliver(fetched)
             except BaseException:
@@ -370,16 +376,16 @@ class FetchService(Service):
         if not part.failures:
             part.failing_since_s = now_s
         part.failures += 1
-        if code in LEADER_TROUBLE:
+        if code in LEADER_ERROR_CODES:
             self._leaders.leaderless[part] = part.node
         part.node = None
         if code == UNKNOWN_TOPIC:
             part.doubted = True  # the one that comes may be another
         part.retry_at_s = now_s + min(BACKOFF_MAX_S, BACKOFF_MIN_S * 2 ** min(part.failures - 1, 10))
-        if now_s - part.failing_since_s > TELL_AFTER_S and part.told != message and not part.removed:
+        if now_s - part.failing_since_s > INCIDENT_DELAY_S and part.told != message and not part.removed:
             part.told = message
             remedy = remedy_of(code, self.client.spec, part.topic)
-            trouble = FetchTrouble(part.key, part.topic, part.partition, message, remedy)
+            trouble = FetchIncident(part.key, part.topic, part.partition, message, remedy)
             try:
                 await self._deliver(trouble)
             except Exception:
@@ -388,7 +394,7 @@ class FetchService(Service):
     @Service.task
     async def _seek_leaders(self) -> None:
         while not self.should_stop:
-            await self.sleep(SEEK_S)
+            await self.sleep(LEADER_SEARCH_INTERVAL_S)
             if await self._leaders.seek(time.monotonic()):
                 self._wake.set()
 
@@ -398,4 +404,4 @@ class FetchService(Service):
         watch = LogWatch(self.client)
         while not self.should_stop:
             await self.sleep(WATERMARKS_S)
-            await watch.try_look(list(self._partitions.values()), time.monotonic())
+            await watch.try_poll(list(self._partitions.values()), time.monotonic())

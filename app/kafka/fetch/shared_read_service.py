@@ -8,15 +8,15 @@ Rules
 1. A follower gets what goes on exactly where it has come (`app.kafka.fetch.shared_reads`), of the same log:
    topic id and leader epoch are the same, and neither is in doubt. What was found out for it by its own
    fetching stays with it: gaps, truncations and topics made anew are told to it as if it fetched.
-2. While it is given something it is not fetched; nor for `FED_S` afterwards, as more is to be expected. Who
-   is given nothing, or misses something, is fetched as ever. In a backlog it comes up with the other reader,
-   and would pass it: no more than `AHEAD` answers before that one it waits for it, for `NEAR_S` an answer.
-   It is held up so only by who gets on quickly: from who does not it gets further away.
+2. While it is given something it is not fetched; nor for `SHARED_READ_WAIT_S` afterwards, as more is to be
+   expected. Who is given nothing, or misses something, is fetched as ever. In a backlog it comes up with the
+   other reader, and would pass it: no more than `AHEAD` answers before that one it waits for it, for `NEAR_S`
+   an answer. It is held up so only by who gets on quickly: from who does not it gets further away.
 3. Nobody waits for a follower: what it has no room for it misses.
 4. What hides aborted transactions is taken as it was fetched, from its beginning on, or not at all.
 5. Of what another reader has fetched it is given the headers, as long as they tell all (`Counts`): what comes
-   within `HEADS_S` is looked at together, and no bytes are held for it. Where they do not, it is fetched from
-   there, and given all for `WHOLE_S`.
+   within `HEADERS_WAIT_S` is looked at together, and no bytes are held for it. Where they do not, it is
+   fetched from there, and given all for `WHOLE_S`.
 6. Of who reads ahead of it the headers of the last answers are remembered (`MOST_TRAIL`, of all followers
    `MOST_TRAILS`): both would go on at the same pace else, and it would never come up. Who begins further
    behind than that may be fetched beside the other one until the backlog ends.
@@ -41,30 +41,30 @@ from app.kafka.fetch.deliveries import (
     PARTITION_BUFFER_BYTES,
     PARTITION_MAX_BYTES,
     ByteBudget,
-    Fetched,
-    Headed,
-    Heads,
+    FetchedBatches,
+    FetchedHeaders,
     PartitionFetch,
+    UncheckedHeaders,
 )
-from app.kafka.fetch.shared_reads import Offer, offered
-from app.kafka.records.header_arrays import Headers, headers_of_heads, heads_of
+from app.kafka.fetch.shared_reads import SharedReadOffer, offered
+from app.kafka.records.header_arrays import BatchHeaderArrays, headers_of_heads, heads_of
 from app.kernel.clock import now_ms
 
 log = structlog.get_logger(__name__)
 
-FED_S = 1.0
-HEADS_S = 2.0
+SHARED_READ_WAIT_S = 1.0
+HEADERS_WAIT_S = 2.0
 WHOLE_S = 10.0
 NEAR_S, AHEAD = 0.5, 4
 MOST_HEADS = 8_192  # that are looked at together
 MOST_TRAIL, MOST_TRAILS = 8_192, 131_072  # headers, of about a hundred bytes
 
 Deliver = Callable[[Any], Awaitable[None]]
-Counts = Callable[[Headers], int]  # how many of the first batches their headers tell all of
+Counts = Callable[[BatchHeaderArrays], int]  # how many of the first batches their headers tell all of
 HeadsOf = Callable[[bytes], list[bytes] | None]  # of whole batches; None: they do not tell all
 
 
-class Followers:
+class SharedReadService:
     """See the module; of one fetch service. `wake` makes it look what is to be fetched."""
 
     def __init__(self, deliver: Deliver, budget: ByteBudget, wake: Callable[[], None]) -> None:
@@ -98,7 +98,7 @@ class Followers:
 
     # -- another reader's --------------------------------------------------------------------------
 
-    def offer(self, leader: PartitionFetch, fetched: Fetched | None = None) -> None:
+    def offer(self, leader: PartitionFetch, fetched: FetchedBatches | None = None) -> None:
         """What was fetched for `leader`; None: nothing is there yet. Never blocks."""
         part = self._of.get((leader.topic, leader.partition))
         if part is None or leader.counts is not None or not is_same_log(part, leader):
@@ -109,25 +109,26 @@ class Followers:
             end, is_whole = fetched.next_offset, bool(fetched.aborted or fetched.damage)
         part.high_watermark, part.seen_at_s = leader.high_watermark, time.monotonic()
         what = offered(part.next_offset, start, end, is_whole=is_whole)
-        if what is not Offer.MISSES and part.trail:
+        if what is not SharedReadOffer.MISSES and part.trail:
             forget(part)  # it has come up
         match what:
-            case Offer.WAITS:
+            case SharedReadOffer.WAITS:
                 self.wait(part)
-            case Offer.TAKES if fetched is not None and not fetched.damage and self.has_room(part):
+            case SharedReadOffer.TAKES if fetched is not None and not fetched.damage and self.has_room(part):
                 if part.is_given or not part.polling:  # else its own answer brings it
                     heads = heads_for(part, start, fetched) if start == part.next_offset else None
-                    self.give(part, heads or whole_for(part, fetched))
+                    self.give(part, heads or whole_batches_for(part, fetched))
                 self.wait(part)
-            case Offer.MISSES if end < part.next_offset:  # this one is behind; another one may not be
+            # this one is behind; another one may not be
+            case SharedReadOffer.MISSES if end < part.next_offset:
                 if part.next_offset - end <= AHEAD * (end - start):
                     self.wait(part, NEAR_S)
-            case Offer.MISSES if fetched is not None and self._comes_up(part, start, fetched):
+            case SharedReadOffer.MISSES if fetched is not None and self._comes_up(part, start, fetched):
                 self.wait(part, NEAR_S)
             case _:
                 self.go(part)
 
-    def _comes_up(self, part: PartitionFetch, start: int, fetched: Fetched) -> bool:
+    def _comes_up(self, part: PartitionFetch, start: int, fetched: FetchedBatches) -> bool:
         """Whether what it lacks is remembered (rule 6): it is given that, once it is not being fetched."""
         remember(part, start, fetched, min(MOST_TRAIL, MOST_TRAILS // len(self._of)))
         if not part.trail or part.trail[0].start_offset > part.next_offset or not self.has_room(part):
@@ -144,7 +145,7 @@ class Followers:
         has_room = self._budget.free_bytes > part.leaves_bytes
         return has_room and part.unreleased_bytes < PARTITION_BUFFER_BYTES
 
-    def give(self, part: PartitionFetch, made: Fetched) -> None:
+    def give(self, part: PartitionFetch, made: FetchedBatches) -> None:
         """What it goes on with; not while it is fetched itself."""
         part.unreleased_bytes += made.nbytes
         self._budget.used_bytes += made.nbytes
@@ -160,15 +161,15 @@ class Followers:
             task.add_done_callback(self._giving.discard)
 
     async def _hand_on(self, part: PartitionFetch) -> None:
-        made: Fetched | None = None
+        made: FetchedBatches | None = None
         try:
             while part.given and not part.removed:
                 if part.lingers_s and part.unreleased_bytes < PARTITION_MAX_BYTES // 2:
                     # What comes bit by bit is counted together.
-                    is_heads = isinstance(part.given[0], Heads)
-                    await asyncio.sleep(HEADS_S if is_heads else part.lingers_s)
+                    is_heads = isinstance(part.given[0], UncheckedHeaders)
+                    await asyncio.sleep(HEADERS_WAIT_S if is_heads else part.lingers_s)
                 made = joined(part)
-                if isinstance(made, Heads):  # rule 5
+                if isinstance(made, UncheckedHeaders):  # rule 5
                     part.by_heads, part.whole_until_s = False, time.monotonic() + WHOLE_S
                     break
                 await self._deliver(made)
@@ -187,7 +188,7 @@ class Followers:
 
     # -- when it is fetched ------------------------------------------------------------------------
 
-    def wait(self, part: PartitionFetch, fed_s: float = FED_S) -> None:
+    def wait(self, part: PartitionFetch, fed_s: float = SHARED_READ_WAIT_S) -> None:
         """It is not fetched for a moment (rule 2)."""
         part.retry_at_s = max(part.retry_at_s, time.monotonic() + fed_s)
         part.waits = True
@@ -201,15 +202,15 @@ class Followers:
                 self._wake()
 
 
-def whole_for(part: PartitionFetch, fetched: Fetched) -> Fetched:
+def whole_batches_for(part: PartitionFetch, fetched: FetchedBatches) -> FetchedBatches:
     """What another reader has fetched."""
-    return Fetched(
+    return FetchedBatches(
         part, len(fetched.data), fetched.data, fetched.next_offset, fetched.aborted, fetched.high_watermark,
         "", fetched.leader_epoch,
     )  # fmt: skip
 
 
-def heads_for(part: PartitionFetch, start: int, fetched: Fetched) -> Heads | None:
+def heads_for(part: PartitionFetch, start: int, fetched: FetchedBatches) -> UncheckedHeaders | None:
     """The headers of what another reader has fetched from `start` on; None: it is to be given all."""
     if fetched.aborted or fetched.damage or part.counts is None or not fetched.data:
         return None
@@ -228,13 +229,13 @@ def heads_for(part: PartitionFetch, start: int, fetched: Fetched) -> Heads | Non
             return None
         part.by_heads = True
     is_at_end = fetched.next_offset >= fetched.high_watermark  # else it is a backlog: see `Tally.add`
-    return Heads(
+    return UncheckedHeaders(
         part, start, heads, now_ms() if is_at_end else -1, fetched.next_offset, fetched.high_watermark,
         fetched.leader_epoch,
     )  # fmt: skip
 
 
-def remember(part: PartitionFetch, start: int, fetched: Fetched, most: int) -> None:
+def remember(part: PartitionFetch, start: int, fetched: FetchedBatches, most: int) -> None:
     """What another reader has fetched from `start` on, where that goes on with what is remembered; the last
     `most` headers."""
     trail, of = part.trail, (part.topic_id, part.epoch)
@@ -257,7 +258,7 @@ def forget(part: PartitionFetch) -> None:
     part.trailing = 0
 
 
-def remembered(part: PartitionFetch) -> list[Heads]:
+def remembered(part: PartitionFetch) -> list[UncheckedHeaders]:
     """What is remembered from its position on, and forgotten here; none, if that is in the middle of a
     batch."""
     position = part.next_offset
@@ -268,21 +269,21 @@ def remembered(part: PartitionFetch) -> list[Heads]:
         rest = [head for head in first.heads if int.from_bytes(head[:8], signed=True) >= position]
         if not rest or int.from_bytes(rest[0][:8], signed=True) != position:
             return []
-        found[0] = Heads(
+        found[0] = UncheckedHeaders(
             part, position, rest, first.seen_at_ms, first.next_offset, first.high_watermark,
             first.leader_epoch,
         )  # fmt: skip
     return found
 
 
-def headed(part: PartitionFetch) -> Fetched:
-    """Of the first headers that it is given those that tell all. A `Heads`: they do not."""
+def headed(part: PartitionFetch) -> FetchedBatches:
+    """Of the first headers that it is given those that tell all. A `UncheckedHeaders`: they do not."""
     found, given = [part.given.popleft()], part.given
     size = found[0].nbytes
-    while given and isinstance(given[0], Heads) and size < MOST_HEADS * HEADED_BYTES:
+    while given and isinstance(given[0], UncheckedHeaders) and size < MOST_HEADS * HEADED_BYTES:
         size += given[0].nbytes
         found.append(given.popleft())
-    some = [one for one in found if isinstance(one, Heads)]
+    some = [one for one in found if isinstance(one, UncheckedHeaders)]
     headers = headers_of_heads([head for one in some for head in one.heads])
     count = 0 if headers is None or part.counts is None else part.counts(headers)
     told = []
@@ -298,7 +299,7 @@ def headed(part: PartitionFetch) -> Fetched:
     counts = [len(one.heads) for one in told]
     seen_at_ms = np.repeat(np.array([one.seen_at_ms for one in told], dtype=np.int64), counts)
     last = told[-1]
-    made = Headed(
+    made = FetchedHeaders(
         part, headers.of(slice(sum(counts))), seen_at_ms, last.next_offset, last.high_watermark,
         max(one.leader_epoch for one in told),
     )  # fmt: skip
@@ -308,20 +309,20 @@ def headed(part: PartitionFetch) -> Fetched:
     return made
 
 
-def joined(part: PartitionFetch) -> Fetched:
+def joined(part: PartitionFetch) -> FetchedBatches:
     """The first that it is given, with what goes on behind it: as headers, or where it is little and plain.
 
     Whatever it raises, all is given still: else it would be passed over.
     """
     before = list(part.given)
     try:
-        return headed(part) if isinstance(before[0], Heads) else whole(part)
+        return headed(part) if isinstance(before[0], UncheckedHeaders) else whole_batches(part)
     except Exception:
         part.given = deque(before)  # what is joined is handed over last of all
         raise
 
 
-def whole(part: PartitionFetch) -> Fetched:
+def whole_batches(part: PartitionFetch) -> FetchedBatches:
     """The first that it is given, with what goes on behind it where that is little and plain."""
     found, given = [part.given.popleft()], part.given
     if is_plain(found[0]):
@@ -332,7 +333,7 @@ def whole(part: PartitionFetch) -> Fetched:
     if len(found) == 1:
         return found[0]
     data, last = b"".join(one.data for one in found), found[-1]
-    made = Fetched(
+    made = FetchedBatches(
         part,
         size,
         data,
@@ -348,12 +349,12 @@ def whole(part: PartitionFetch) -> Fetched:
     return made
 
 
-def is_plain(fetched: Fetched) -> bool:
+def is_plain(fetched: FetchedBatches) -> bool:
     """Whether nothing is known of it but its bytes."""
-    return type(fetched) is Fetched and not fetched.aborted
+    return type(fetched) is FetchedBatches and not fetched.aborted
 
 
-def goes_on(fetched: Fetched) -> bool:
+def goes_on(fetched: FetchedBatches) -> bool:
     """Whether it may be read right behind what comes before it: nothing of that is in it again (rule 5)."""
     return is_plain(fetched) and not bytes_below(memoryview(fetched.data), fetched.start_offset)
 

@@ -24,7 +24,7 @@ MOST_ROWS = 8_192
 NOT_KNOWN = -1
 
 
-class Offer(Enum):
+class SharedReadOffer(Enum):
     """What a follower does with what another reader has fetched."""
 
     MISSES = "it reads for itself"
@@ -32,17 +32,17 @@ class Offer(Enum):
     TAKES = "it goes on with it"
 
 
-def offered(next_offset: int, start: int, end: int, *, is_whole: bool) -> Offer:
+def offered(next_offset: int, start: int, end: int, *, is_whole: bool) -> SharedReadOffer:
     """What a follower that is to go on at `next_offset` does with [start, end); empty: nothing is there yet.
     `is_whole`: it is not to be begun in the middle."""
     if next_offset == end:
-        return Offer.WAITS
+        return SharedReadOffer.WAITS
     if next_offset == start or (start < next_offset < end and not is_whole):
-        return Offer.TAKES
-    return Offer.MISSES
+        return SharedReadOffer.TAKES
+    return SharedReadOffer.MISSES
 
 
-class Row(msgspec.Struct, frozen=True, gc=False):
+class AppendedBatch(msgspec.Struct, frozen=True, gc=False):
     """An acknowledged batch [base_offset, next_offset): its header as it was sent, and when it was there."""
 
     base_offset: int
@@ -51,7 +51,7 @@ class Row(msgspec.Struct, frozen=True, gc=False):
     at_ms: int
 
 
-class Line:
+class AppendedBatches:
     """Batches that one writer has appended to a partition, one behind the other (rules 2 and 3).
 
     A round: `ask`, whether the leader leads in the epoch that the follower knows; `confirmed`, or `stop`;
@@ -68,7 +68,7 @@ class Line:
         self.epoch = NOT_KNOWN
         self.end = -1
         self._most_rows = most_rows
-        self._rows: deque[Row] = deque()
+        self._rows: deque[AppendedBatch] = deque()
         self._first = 0  # the number of the first row; they are numbered as they come
         self._mark = self._confirmed = (
             0  # numbers: below the former the round asks, below the latter it is known
@@ -77,7 +77,7 @@ class Line:
             None  # what was sent of the writer's own source from there on is of the epoch
         )
 
-    def acknowledged(self, source_start: int, row: Row) -> None:
+    def acknowledged(self, source_start: int, row: AppendedBatch) -> None:
         """The log has it, at an offset below 0 if nobody tells where; it begins there in the writer's source,
         of which it sends one part after the other."""
         if self._since is None or source_start < self._since:
@@ -116,7 +116,7 @@ class Line:
         if self._since is None:
             self._since = sent_to
 
-    def take(self, position: int) -> list[Row]:
+    def take(self, position: int) -> list[AppendedBatch]:
         """What is known, and goes on at `position`; it is not kept here any more."""
         rows = self._rows
         while rows and self._first < self._confirmed and rows[0].next_offset <= position:

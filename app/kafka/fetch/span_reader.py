@@ -24,13 +24,13 @@ from app.kafka.records.checksum import crc32c
 FETCH_BYTES = 1024 * 1024
 MOST_FETCH_BYTES = 64 * 1024 * 1024
 WAIT_MS = 100
-PATIENCE_S, RETRY_S = 20.0, 0.3
+SPAN_READ_TIMEOUT_S, SPAN_RETRY_INTERVAL_S = 20.0, 0.3
 CONNECTION = "read-span"
 
 
-class Piece(NamedTuple):
-    """Whole batches of the offsets [start, end). `aborted`: for `Committed`. `damage`: why these offsets
-    cannot be read; there is no data then."""
+class SpanPiece(NamedTuple):
+    """Whole batches of the offsets [start, end). `aborted`: for `ReadCommittedFilter`. `damage`: why these
+    offsets cannot be read; there is no data then."""
 
     start: int
     end: int
@@ -82,14 +82,14 @@ async def spans(
 
 async def read_span(
     client: ClusterClient, topic: str, partition: int, start: int, end: int
-) -> AsyncIterator[Piece]:
+) -> AsyncIterator[SpanPiece]:
     """See the module. Where the log has lost its beginning meanwhile, that is a damaged piece.
 
     Raises:
-        ClusterUnreachable: nothing came for `PATIENCE_S`. KafkaError: not authorised, or the like.
+        ClusterUnreachable: nothing came for `SPAN_READ_TIMEOUT_S`. KafkaError: not authorised, or the like.
     """
     position, most_bytes = start, FETCH_BYTES
-    deadline_s = time.monotonic() + PATIENCE_S
+    deadline_s = time.monotonic() + SPAN_READ_TIMEOUT_S
     empty = 0
     while position < end:
         trouble: Exception | None = None
@@ -101,7 +101,7 @@ async def read_span(
                 log_start = (await client.offsets([at], EARLIEST)).get(at, -1)
                 if log_start > position:
                     until = min(log_start, end)
-                    yield Piece(position, until, b"", [], "deleted by retention while it was read")
+                    yield SpanPiece(position, until, b"", [], "deleted by retention while it was read")
                     position = until
                     continue
                 trouble = for_code(code)(f"{topic}-{partition} at {position}")
@@ -118,11 +118,11 @@ async def read_span(
                     most_bytes = min(most_bytes * 4, MOST_FETCH_BYTES)
                 for piece in pieces:
                     content = b"" if piece.damage else data[piece.start_byte : piece.end_byte]
-                    yield Piece(position, piece.next_offset, content, aborted, piece.damage)
+                    yield SpanPiece(position, piece.next_offset, content, aborted, piece.damage)
                     position, empty = piece.next_offset, 0
-                    deadline_s = time.monotonic() + PATIENCE_S
+                    deadline_s = time.monotonic() + SPAN_READ_TIMEOUT_S
         except CorruptBatch as error:
-            yield Piece(position, end, b"", [], f"damaged, and nobody knows where that ends: {error}")
+            yield SpanPiece(position, end, b"", [], f"damaged, and nobody knows where that ends: {error}")
             return
         except (ClusterUnreachable, KafkaError, OSError, TimeoutError) as error:
             trouble = error
@@ -132,7 +132,7 @@ async def read_span(
         if time.monotonic() > deadline_s:
             raise ClusterUnreachable(f"{client.name}: {topic}-{partition} gives nothing: {trouble!r}")
         if trouble is not None:
-            await asyncio.sleep(RETRY_S)
+            await asyncio.sleep(SPAN_RETRY_INTERVAL_S)
 
 
 async def _fetch(

@@ -23,8 +23,8 @@ from app.kafka.client.epoch_ends import epoch_ends
 from app.kafka.client.permissions import NOT_AUTHORISED, lacks
 from app.kafka.producers.state import remembered
 from app.kafka.producers.transaction_marker import mark
-from app.kafka.records.batch import Batch, iter_batches
-from app.kafka.records.producer_sequences import Stamp
+from app.kafka.records.batch import RecordBatch, iter_batches
+from app.kafka.records.producer_sequences import ProducerStamp
 
 WAIT_S, RETRY_S = 10.0, 0.2
 FETCH_WAIT_MS = 50
@@ -37,7 +37,7 @@ class TooFewReplicas(ClusterUnreachable):
     """What the leader has appended is not in as many replicas as it takes to count."""
 
 
-class Own(NamedTuple):
+class OwnBatches(NamedTuple):
     """How far a log was searched for a producer's batches.
 
     Attributes:
@@ -48,13 +48,13 @@ class Own(NamedTuple):
 
     end: int
     start: int
-    last: Stamp | None
+    last: ProducerStamp | None
 
 
 async def own(
     cluster: ClusterClient, topic: str, partition: int, producer_id: int, start_offset: int,
-    known: Stamp | None, take: Callable[[Batch], None],
-) -> Own:  # fmt: skip
+    known: ProducerStamp | None, take: Callable[[RecordBatch], None],
+) -> OwnBatches:  # fmt: skip
     """Hands a producer's batches from `start_offset` (or where the log begins, if that is higher) to `take`.
 
     Args:
@@ -66,15 +66,15 @@ async def own(
     """
     log_end, last = await last_of(cluster, topic, partition, producer_id)
     if last is not None and last == known and log_end >= start_offset:
-        return Own(log_end, start_offset, last)
+        return OwnBatches(log_end, start_offset, last)
     found_last = False
 
-    def take_own(batch: Batch) -> bool:
+    def take_own(batch: RecordBatch) -> bool:
         nonlocal found_last
         header = batch.header
         if header.producer_id == producer_id:
             take(batch)
-            first = Stamp(producer_id, header.producer_epoch, header.base_sequence)
+            first = ProducerStamp(producer_id, header.producer_epoch, header.base_sequence)
             found_last = first.behind(header.record_count) == last
         return found_last
 
@@ -85,12 +85,12 @@ async def own(
         if log_start > start:
             start = log_start
             end = await walk(cluster, *at, start, take_own)
-    return Own(max(end, log_end) if found_last else end, start, last)
+    return OwnBatches(max(end, log_end) if found_last else end, start, last)
 
 
 async def last_of(
     cluster: ClusterClient, topic: str, partition: int, producer_id: int
-) -> tuple[int, Stamp | None]:
+) -> tuple[int, ProducerStamp | None]:
     """Where the log ended, and behind the producer's last batch then; -1, None: nobody tells."""
     try:
         node = await cluster.leader(topic, partition)
@@ -108,7 +108,7 @@ async def reaches(cluster: ClusterClient, topic: str, partition: int, offset: in
 
 
 async def walk(
-    cluster: ClusterClient, topic: str, partition: int, start_offset: int, take: Callable[[Batch], bool]
+    cluster: ClusterClient, topic: str, partition: int, start_offset: int, take: Callable[[RecordBatch], bool]
 ) -> int:
     """Hands every batch from `start_offset` to where the log ends now to `take`, in order, committed or not,
     or until `take` returns True. Where the leader has more than it shows for `WAIT_S`, it is asked to append

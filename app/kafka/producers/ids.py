@@ -23,7 +23,7 @@ from app.kafka.client.cluster import ClusterClient, ClusterUnreachable
 from app.kafka.client.permissions import CLUSTER, CLUSTER_NOT_AUTHORISED, lacks
 
 WAIT_S = 30.0
-RETRY_S = 0.2
+PRODUCER_ID_RETRY_INTERVAL_S = 0.2
 MAX_EPOCH = (1 << 15) - 1
 LOADING = {7, 14, 15, 16, 51}  # right after a broker's start
 _UNUSED_TIMEOUT_MS = 60_000
@@ -66,4 +66,4 @@ async def new_producer(cluster: ClusterClient, timeout_s: float = WAIT_S) -> Pro
             trouble = error
         if time.monotonic() > deadline_s:
             raise ClusterUnreachable(f"cluster {cluster.name} gives no producer id: {trouble!r}") from trouble
-        await asyncio.sleep(RETRY_S)
+        await asyncio.sleep(PRODUCER_ID_RETRY_INTERVAL_S)

@@ -27,7 +27,7 @@ from aiokafka.protocol.types import (
 )
 
 from app.kafka.client.cluster import ClusterClient
-from app.kafka.records.producer_sequences import Stamp
+from app.kafka.records.producer_sequences import ProducerStamp
 
 CONNECTION = "append-seek"
 
@@ -103,7 +103,7 @@ class DescribeProducersRequest(Request[DescribeProducersRequestV0]):
 
 async def remembered(
     cluster: ClusterClient, node: int, topic: str, partition: int, producer_id: int
-) -> Stamp | None:
+) -> ProducerStamp | None:
     """See the module.
 
     Raises:
@@ -117,5 +117,5 @@ async def remembered(
         for _, code, _, producers, _ in partitions:
             for found_id, epoch, last_sequence, *_ in [] if code else producers:
                 if found_id == producer_id and last_sequence >= 0:
-                    return Stamp(producer_id, epoch, last_sequence).behind(1)
+                    return ProducerStamp(producer_id, epoch, last_sequence).behind(1)
     return None

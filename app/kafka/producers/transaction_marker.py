@@ -31,7 +31,7 @@ from app.kafka.client.cluster import ClusterClient, ClusterUnreachable
 from app.kafka.producers.ids import ProducerId, new_producer
 
 CONNECTION = "append-marker"  # its answer may take as long as replicas do
-PRODUCER_S = 5.0
+PRODUCER_ID_TIMEOUT_S = 5.0
 _ABORT = False
 _COORDINATOR_EPOCH = 0
 
@@ -114,7 +114,7 @@ async def mark(cluster: ClusterClient, node: int, topic: str, partition: int) ->
         Why it did not, for people; "": all in-sync replicas have it, and all that was before it.
     """
     try:
-        producer = await new_producer(cluster, PRODUCER_S)
+        producer = await new_producer(cluster, PRODUCER_ID_TIMEOUT_S)
         response: Any = await cluster.send(node, MarkersRequest(topic, partition, producer), CONNECTION)
     except (IncompatibleBrokerVersion, NotImplementedError):
         return "its version is too old"

@@ -77,14 +77,14 @@ class BatchHeader(NamedTuple):
         return bool(self.attributes & 0x20)
 
 
-class Batch(NamedTuple):
+class RecordBatch(NamedTuple):
     """A header and the whole batch's bytes, header included."""
 
     header: BatchHeader
     data: memoryview
 
 
-def iter_batches(buffer: bytes | memoryview) -> Iterator[Batch]:
+def iter_batches(buffer: bytes | memoryview) -> Iterator[RecordBatch]:
     """The complete batches of `buffer`, in order; a truncated last one is left out. Legacy messages that
     follow each other uncompressed are one batch, up to `LEGACY_BYTES`.
 
@@ -92,7 +92,7 @@ def iter_batches(buffer: bytes | memoryview) -> Iterator[Batch]:
         CorruptBatch: a length or magic that no batch can have.
     """
     view = memoryview(buffer)
-    run: Batch | None = None  # of legacy messages
+    run: RecordBatch | None = None  # of legacy messages
     start = at = 0
     for batch in _framed(view):
         header = batch.header
@@ -105,7 +105,7 @@ def iter_batches(buffer: bytes | memoryview) -> Iterator[Batch]:
             length, delta = end - start - LOG_OVERHEAD_BYTES, header.base_offset - run.header.base_offset
             count = run.header.record_count + 1
             joined = run.header._replace(length=length, last_offset_delta=delta, record_count=count)
-            run = Batch(joined, view[start:end])
+            run = RecordBatch(joined, view[start:end])
         else:
             if run is not None:
                 yield run
@@ -123,7 +123,7 @@ def _goes_on(run: BatchHeader, header: BatchHeader) -> bool:
     return header.magic == run.magic and not header.compression and header.base_offset >= run.next_offset
 
 
-def _framed(view: memoryview) -> Iterator[Batch]:
+def _framed(view: memoryview) -> Iterator[RecordBatch]:
     """The complete batches by nothing but their lengths."""
     at, size = 0, len(view)
     while size - at > legacy_format.MAGIC_AT:
@@ -140,7 +140,7 @@ def _framed(view: memoryview) -> Iterator[Batch]:
         end = at + LOG_OVERHEAD_BYTES + header.length
         if end > size:
             return
-        yield Batch(header, view[at:end])
+        yield RecordBatch(header, view[at:end])
         at = end
 
 
@@ -153,7 +153,7 @@ def _legacy(view: memoryview, at: int) -> BatchHeader:
     )
 
 
-class Piece(NamedTuple):
+class ResponsePiece(NamedTuple):
     """Bytes of a response that stand for the offsets up to `next_offset`; `damage`: why they cannot be read,
     "" when they can. `leader_epoch`: the highest of its batches, -1: they tell none."""
 
@@ -166,7 +166,7 @@ class Piece(NamedTuple):
 
 def take(
     buffer: bytes | memoryview, position: int, log_end: int, checksum: Callable[..., int]
-) -> list[Piece]:
+) -> list[ResponsePiece]:
     """What a response to a fetch at `position` holds up to the first damage: sound batches, then the damaged
     one if its end is known. What follows comes with the next fetch; empty: not one whole batch.
 
@@ -177,7 +177,7 @@ def take(
     Raises:
         CorruptBatch: it begins with a batch that is damaged, and nobody knows at which offset that ends.
     """
-    batches: list[Batch] = []
+    batches: list[RecordBatch] = []
     broken = ""
     try:
         batches.extend(_framed(memoryview(buffer)))
@@ -195,12 +195,12 @@ def take(
             epoch = max(epoch, batch.header.leader_epoch)
             at += len(batch.data)
             continue
-        sound = [Piece(start_byte, at, next_offset, "", epoch)] if moved else []
+        sound = [ResponsePiece(start_byte, at, next_offset, "", epoch)] if moved else []
         size, end = _end_of_damage(batches[index:], faults[index:], next_offset, moved, lowest[index])
         if end < 0 and at + size == len(buffer) and batch.header.next_offset == log_end > next_offset:
             end = log_end  # the broker's word for it
         if end > next_offset:
-            return [*sound, Piece(at, at + size, end, fault)]
+            return [*sound, ResponsePiece(at, at + size, end, fault)]
         if sound:
             return sound
         if end < 0:
@@ -209,13 +209,13 @@ def take(
             )
         start_byte = at = at + len(batch.data)  # all of it lies before what was asked for
     if next_offset > position:
-        return [Piece(start_byte, at, next_offset, "", epoch)]
+        return [ResponsePiece(start_byte, at, next_offset, "", epoch)]
     if broken:
         raise CorruptBatch(broken)
     return []
 
 
-def _fault(batch: Batch, checksum: Callable[..., int]) -> str:
+def _fault(batch: RecordBatch, checksum: Callable[..., int]) -> str:
     header = batch.header
     if header.magic not in FORMATS:
         return f"magic {header.magic}; only formats up to {MAGIC} are read"
@@ -226,7 +226,7 @@ def _fault(batch: Batch, checksum: Callable[..., int]) -> str:
     return "it ends before it begins" if header.last_offset_delta < 0 else ""
 
 
-def _lowest_behind(batches: Sequence[Batch], faults: Sequence[str]) -> list[int]:
+def _lowest_behind(batches: Sequence[RecordBatch], faults: Sequence[str]) -> list[int]:
     """For each batch the lowest base offset of the sound ones behind it; -1: there are none."""
     found, lowest = [-1] * len(batches), -1
     for index in range(len(batches) - 1, -1, -1):
@@ -247,7 +247,7 @@ def _contradiction(header: BatchHeader, next_offset: int, moved: bool, lowest_be
 
 
 def _end_of_damage(
-    batches: Sequence[Batch], faults: Sequence[str], next_offset: int, moved: bool, lowest_behind: int
+    batches: Sequence[RecordBatch], faults: Sequence[str], next_offset: int, moved: bool, lowest_behind: int
 ) -> tuple[int, int]:
     """Bytes and end offset of the damage that the first of these begins; -1: nobody knows (rule 3)."""
     size = len(batches[0].data)
@@ -259,7 +259,7 @@ def _end_of_damage(
     return size, -1
 
 
-class Committed:
+class ReadCommittedFilter:
     """The read_committed filter over the batches of one fetch response.
 
     Source: KIP-98. `aborted` lists (producer id, first offset) of aborted transactions that overlap the
@@ -273,7 +273,7 @@ class Committed:
         self._aborted = sorted(aborted, key=lambda entry: -entry[1])  # the next one last
         self._aborting: set[int] = set()
 
-    def shows(self, batch: Batch) -> bool:
+    def shows(self, batch: RecordBatch) -> bool:
         """Whether the batch's records are to be seen; call once a batch, in order."""
         header = batch.header
         while self._aborted and self._aborted[-1][1] <= header.base_offset:

@@ -22,7 +22,7 @@ MOST_OWNERS = 2  # that began and did not end: one may have been killed by anybo
 MOST_NOTED = 8  # a job reads one or two places at once
 
 
-class Verdict(Enum):
+class DecodeVerdict(Enum):
     """What is to be done with a batch now."""
 
     WAIT = "wait"
@@ -30,7 +30,7 @@ class Verdict(Enum):
     STASH = "stash"
 
 
-class Risks:
+class DecodeRisks:
     """See the module; of one job."""
 
     __slots__ = ("_began", "_saved_at", "version")
@@ -48,18 +48,18 @@ class Risks:
         """A former owner's note."""
         self._began = dict(list(noted)[:MOST_NOTED])
 
-    def verdict(self, offset: int) -> Verdict:
+    def verdict(self, offset: int) -> DecodeVerdict:
         """Of the batch at this base offset, before it is decompressed. Ask again after WAIT."""
         if offset in self._saved_at:
-            return Verdict.DECODE if self._saved_at[offset] == -1 else Verdict.WAIT
+            return DecodeVerdict.DECODE if self._saved_at[offset] == -1 else DecodeVerdict.WAIT
         began = self._began.get(offset, 0)
         if began >= MOST_OWNERS:
             self.ended(offset)
-            return Verdict.STASH
+            return DecodeVerdict.STASH
         self._began[offset] = began + 1
         self._saved_at[offset] = None
         self.version += 1
-        return Verdict.WAIT
+        return DecodeVerdict.WAIT
 
     def saved(self, version: int, present: int) -> bool:
         """The job's `version` is saved, and it is at `present` now. Whether something may be decoded that

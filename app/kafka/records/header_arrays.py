@@ -21,8 +21,8 @@ from app.kafka.records.batch import (
     LOG_OVERHEAD_BYTES,
     MAGIC,
     MIN_LENGTH,
-    Batch,
     BatchHeader,
+    RecordBatch,
 )
 
 Numbers = npt.NDArray[np.int64]
@@ -56,7 +56,7 @@ _FIRST = struct.Struct(">q")
 _FIRST_AT = 27
 
 
-class Headers(NamedTuple):
+class BatchHeaderArrays(NamedTuple):
     """Of the whole batches of `data`, in order; arrays of one length. `starts`: their first bytes.
     `is_exact`: the first timestamp is the lowest of the records."""
 
@@ -79,21 +79,21 @@ class Headers(NamedTuple):
     def nbytes(self) -> Numbers:
         return self.length + LOG_OVERHEAD_BYTES
 
-    def of(self, rows: slice | npt.NDArray[np.bool_]) -> Headers:
+    def of(self, rows: slice | npt.NDArray[np.bool_]) -> BatchHeaderArrays:
         """Those of some rows."""
         columns = (self.starts, self.base_offset, self.length, self.attributes, self.last_offset_delta,
                    self.first_timestamp_ms, self.max_timestamp_ms, self.record_count)  # fmt: skip
         numbers = (column[rows] for column in columns)
-        return Headers._make((self.data, *numbers, self.is_exact[rows]))
+        return BatchHeaderArrays._make((self.data, *numbers, self.is_exact[rows]))
 
-    def batch(self, row: int) -> Batch:
+    def batch(self, row: int) -> RecordBatch:
         """A batch with its header and its bytes."""
         start = int(self.starts[row])
         data = self.data[start : start + int(self.length[row]) + LOG_OVERHEAD_BYTES]
-        return Batch(BatchHeader._make(HEADER.unpack_from(data)), data)
+        return RecordBatch(BatchHeader._make(HEADER.unpack_from(data)), data)
 
 
-def headers_of(data: bytes | memoryview) -> Headers | None:
+def headers_of(data: bytes | memoryview) -> BatchHeaderArrays | None:
     """The headers of all whole batches; a truncated last one is left out. None: something in it is not of
     format 2, or no batch at all, and has to be looked at one by one (`record_batch.iter_batches`)."""
     starts: list[int] = []
@@ -135,7 +135,7 @@ def heads_of(data: bytes) -> list[bytes] | None:
 
 def headers_of_heads(
     heads: Sequence[bytes], base_offsets: Sequence[int] | None = None, cleared: int = 0
-) -> Headers | None:
+) -> BatchHeaderArrays | None:
     """Of batches of which only the headers (`HEADER_BYTES` each, `exact` ones too) are known: as they are in
     a log where they have these base offsets (None: those that they say), and lack the `cleared` attributes.
     None as in `headers_of`."""
@@ -150,10 +150,10 @@ def headers_of_heads(
 
 def _columns(
     data: memoryview, starts: Numbers, heads: bytes, *, may_be_exact: bool = False
-) -> Headers | None:
+) -> BatchHeaderArrays | None:
     table = np.frombuffer(heads, dtype=LAYOUT)
     is_exact = (table["magic"] == _EXACT_MAGIC) & may_be_exact
     if ((table["magic"] != MAGIC) & ~is_exact).any() or (table["last_offset_delta"] < 0).any():
         return None
-    columns = (table[name].astype(np.int64) for name in Headers._fields[2:-1])
-    return Headers._make((data, starts, *columns, is_exact))
+    columns = (table[name].astype(np.int64) for name in BatchHeaderArrays._fields[2:-1])
+    return BatchHeaderArrays._make((data, starts, *columns, is_exact))

@@ -27,7 +27,7 @@ NO_TIMESTAMP = -1
 _TIMESTAMP, _SIZE = struct.Struct(">q"), struct.Struct(">i")
 
 
-class Message(NamedTuple):
+class LegacyMessage(NamedTuple):
     """A message as it stands there; `timestamp` in ms, -1: it has none."""
 
     offset: int
@@ -48,7 +48,7 @@ def is_sound(data: memoryview) -> bool:
     return bool(crc32(data[MAGIC_AT:]) == HEAD.unpack_from(data)[2])
 
 
-def messages(data: bytes | memoryview) -> Iterator[Message]:
+def messages(data: bytes | memoryview) -> Iterator[LegacyMessage]:
     """All messages of a buffer, in order.
 
     Raises:
@@ -69,7 +69,7 @@ def messages(data: bytes | memoryview) -> Iterator[Message]:
             value, body = _field(data, body, end)
         except struct.error as error:
             raise ValueError(f"the message at byte {at} is cut off") from error
-        yield Message(offset, magic, attributes, timestamp, key, value)
+        yield LegacyMessage(offset, magic, attributes, timestamp, key, value)
         at = end
 
 
@@ -83,7 +83,7 @@ def _field(data: bytes | memoryview, at: int, end: int) -> tuple[bytes | None, i
     return bytes(data[at : at + size]), at + size
 
 
-def unwrapped(wrapper: Message, inner: list[Message]) -> list[Message]:
+def unwrapped(wrapper: LegacyMessage, inner: list[LegacyMessage]) -> list[LegacyMessage]:
     """What a message wraps, with offsets and timestamps as a reader is to see them.
 
     Raises:

@@ -21,7 +21,7 @@ NEAR = SEQUENCES >> 2  # in offsets: a window and what is compared with it are t
 Producer = tuple[int, int]  # id and epoch
 
 
-class Stamp(NamedTuple):
+class ProducerStamp(NamedTuple):
     """See the module. `sequence`: of the next record."""
 
     producer_id: int
@@ -32,12 +32,12 @@ class Stamp(NamedTuple):
     def producer(self) -> Producer:
         return self.producer_id, self.epoch
 
-    def behind(self, count: int) -> Stamp:
+    def behind(self, count: int) -> ProducerStamp:
         """`count` records later."""
         return self._replace(sequence=(self.sequence + count) % SEQUENCES)
 
 
-class Tail(NamedTuple):
+class ProducerTail(NamedTuple):
     """What a producer id wrote to a partition, read in the log's order.
 
     Attributes:
@@ -48,16 +48,16 @@ class Tail(NamedTuple):
     """
 
     end: int
-    stamp: Stamp | None = None
+    stamp: ProducerStamp | None = None
     is_whole: bool = True
 
-    def behind(self, start: int, end: int, first: Stamp, count: int) -> Tail:
+    def behind(self, start: int, end: int, first: ProducerStamp, count: int) -> ProducerTail:
         """And behind a batch of offsets [start, end): `count` records that are numbered from `first` on."""
         last = self.stamp
         if last is None or first.epoch > last.epoch:
             last = first._replace(sequence=0)
         is_next = first == last and count == end - start and start >= self.end
-        return Tail(end, first.behind(count), self.is_whole and is_next)
+        return ProducerTail(end, first.behind(count), self.is_whole and is_next)
 
 
 def later(sequence: int, other: int) -> int:

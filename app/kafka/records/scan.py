@@ -6,7 +6,7 @@
 Source: Apache Kafka's protocol guide, "Record". A header takes two bytes in a batch and a hundred times that
 in memory: a few kilobytes of compressed headers would be gigabytes of objects. So they are counted first.
 
-`cut` never passes a bound: a record beyond one ends the cut, and stands alone in the next (`Cut.excess`).
+`cut` never passes a bound: a record beyond one ends the cut, and stands alone in the next (`ScanCut.excess`).
 Almost all records are short (`short`), and so within every bound: only their lengths are looked at.
 """
 
@@ -41,14 +41,14 @@ OF_PRODUCERS = Most(MAX_HEADERS, MAX_HEADERS_BYTES)
 OF_COPIES = Most(MAX_HEADERS + OWN_HEADERS, MAX_HEADERS_BYTES + OWN_HEADERS_BYTES)
 
 
-class Excess(NamedTuple):
+class RecordExcess(NamedTuple):
     """The record at `offset_delta` is beyond a bound, for that `reason`."""
 
     offset_delta: int
     reason: str
 
 
-class Cut(NamedTuple):
+class ScanCut(NamedTuple):
     """The next `records` of them end at byte `end`; as objects they take about `cost_bytes`.
 
     With `excess` the only record of the cut is beyond a bound: it must not be decoded.
@@ -57,12 +57,12 @@ class Cut(NamedTuple):
     end: int
     records: int
     cost_bytes: int
-    excess: Excess | None = None
+    excess: RecordExcess | None = None
 
 
 def cut(
     data: memoryview | bytes, at: int, left: int, most_records: int, most_bytes: int, most: Most = OF_COPIES
-) -> Cut:
+) -> ScanCut:
     """The records from byte `at` on: at most `most_records` of the `left` ones, that cost `most_bytes` or
     less together. One record is never refused for its cost.
 
@@ -80,19 +80,20 @@ def cut(
             if reason := _beyond(headers, end - headers_at, most):
                 if count:
                     break
-                return Cut(end, 1, 0, Excess(offset_delta, reason))
+                return ScanCut(end, 1, 0, RecordExcess(offset_delta, reason))
             cost = length + RECORD_COST_BYTES + headers * HEADER_COST_BYTES
             if count and cost_bytes + cost > most_bytes:
                 break
             at, count, cost_bytes = end, count + 1, cost_bytes + cost
     except IndexError:
         raise ValueError(f"the record at byte {at} is cut off") from None
-    return Cut(at, count, cost_bytes)
+    return ScanCut(at, count, cost_bytes)
 
 
-def short(data: memoryview | bytes, at: int, left: int, most_records: int, most_bytes: int) -> Cut:
+def short(data: memoryview | bytes, at: int, left: int, most_records: int, most_bytes: int) -> ScanCut:
     """The short records from byte `at` on: at most `most_records` of the `left` ones. Without their headers
-    they cost `most_bytes` or less; what headers cost is not known (`Cut.cost_bytes` is 0, see `SHORT_PART`).
+    they cost `most_bytes` or less; what headers cost is not known (`ScanCut.cost_bytes` is 0, see
+    `SHORT_PART`).
 
     It ends before a record that is not short, and before what cannot be one: `cut` says what is there. Makes
     no call a record, and takes 0.1 us instead of 1.2.
@@ -114,7 +115,7 @@ def short(data: memoryview | bytes, at: int, left: int, most_records: int, most_
         if end > upto and count:
             break
         at, count = end, count + 1
-    return Cut(at, count, 0)
+    return ScanCut(at, count, 0)
 
 
 def lowest_delta(data: bytes, count: int) -> int:

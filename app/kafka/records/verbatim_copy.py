@@ -40,7 +40,7 @@ _PRODUCER = struct.Struct(">qhi")  # id, epoch, base sequence
 
 Bytes = bytes | bytearray | memoryview
 # A record as it is to be read of the copy: timestamp (ms), key, value, headers.
-Row = tuple[int, bytes | None, bytes | None, tuple[tuple[str, bytes | None], ...]]
+CopiedRecord = tuple[int, bytes | None, bytes | None, tuple[tuple[str, bytes | None], ...]]
 
 
 class RecordsMissed(RuntimeError):
@@ -50,7 +50,7 @@ class RecordsMissed(RuntimeError):
     """
 
 
-class Copy(NamedTuple):
+class VerbatimCopy(NamedTuple):
     """A batch to append: `data` holds `record_count` records, and stands for the source's offsets
     [source_start, source_end). Between them may lie offsets that nobody sees: markers, aborted
     transactions, what compaction took.
@@ -64,7 +64,7 @@ class Copy(NamedTuple):
     record_count: int
     source_start: int
     source_end: int
-    read_again: Callable[[], Iterable[Row]] | None = None
+    read_again: Callable[[], Iterable[CopiedRecord]] | None = None
 
 
 def why_not(header: BatchHeader, position: int, max_batch_bytes: int) -> str:

@@ -13,19 +13,29 @@ from app.cli.client import (
     EXIT_UNREACHABLE,
     EXIT_USAGE,
     Client,
-    Failure,
+    CommandFailure,
     guarded,
 )
 from app.cli.options import confirm, when
 from app.cli.output import emit, output_option, printable, url_option
 from app.worker.api.cli import DRY, act_options
 
-PARTITIONS = ["topic", "to_topic", "road", "partition", "next_offset", "again", "least", "why"]
-SOURCES = ["to_topic", "partition", "source", "read", "barrier_read", "read_up_to", "barrier_here",
+PARTITION_COLUMNS = ["topic", "to_topic", "road", "partition", "next_offset", "again", "least", "why"]
+SOURCE_COLUMNS = ["to_topic", "partition", "source", "read", "barrier_read", "read_up_to", "barrier_here",
            "next_offset", "again", "why"]  # fmt: skip
-SYNCED = ["topic", "to_topic", "partition", "have", "mapped", "commit", "again", "why"]
-KEPT = ["route", "workload", "from", "to", "group", "state", "in_step", "why"]
-TIMES = ["cluster", "topic", "partition", "next_offset", "timestamp", "log_start", "log_end", "by", "note"]
+SYNCED_COLUMNS = ["topic", "to_topic", "partition", "have", "mapped", "commit", "again", "why"]
+SYNC_COLUMNS = ["route", "workload", "from", "to", "group", "state", "in_step", "why"]
+TIME_COLUMNS = [
+    "cluster",
+    "topic",
+    "partition",
+    "next_offset",
+    "timestamp",
+    "log_start",
+    "log_end",
+    "by",
+    "note",
+]
 NOTES = {
     "": "",
     "before-start": "the log begins later: older records may have been there",
@@ -73,24 +83,24 @@ def map_(
     switchyard offsets map --group billing --from east --to west -o json | jq '.topics[].partitions'
     """
     if bool(group) == bool(given) or (given and not topic):
-        raise Failure("say which positions: --group, or --topic with --offset P:OFFSET", EXIT_USAGE)
+        raise CommandFailure("say which positions: --group, or --topic with --offset P:OFFSET", EXIT_USAGE)
     wanted = {"from": _named(source, "--from"), "to": _named(target, "--to"), "group": group, "topic": topic}
     query = [(name, value) for name, value in wanted.items() if value] + [("offset", one) for one in given]
     told = Client(url).ask("GET", f"/offsets/map?{urlencode(query)}")
     rows, sources = _mapped(told)
-    emit(rows, PARTITIONS, output, whole=told)
+    emit(rows, PARTITION_COLUMNS, output, whole=told)
     if output == "table":
         click.echo()
-        emit(sources, SOURCES, output)
+        emit(sources, SOURCE_COLUMNS, output)
     for one in told["topics"]:
         if one["elsewhere"]:
-            _say(f"{one['to_topic']} has nothing of {', '.join(one['elsewhere'])}: that is not read there")
+            _print(f"{one['to_topic']} has nothing of {', '.join(one['elsewhere'])}: that is not read there")
     for name, why in told["unmapped"].items():
-        _say(f"{name} is not mapped: {why}")
+        _print(f"{name} is not mapped: {why}")
     for region in told["regions"]:
         if region["state"] == "away":
             as_of = f"as of {when(region['read_ms'])}" if region["read_ms"] is not None else "not known"
-            _say(f"region {region['region']} is away, its part of the map is {as_of}: {region['why']}")
+            _print(f"region {region['region']} is away, its part of the map is {as_of}: {region['why']}")
 
 
 def _mapped(told: dict[str, Any]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
@@ -149,24 +159,24 @@ def sync(
     client = Client(url)
     if group is None:
         if source or target or topic or execute:
-            raise Failure("name the group: offsets sync GROUP --from CLUSTER --to CLUSTER", EXIT_USAGE)
+            raise CommandFailure("name the group: offsets sync GROUP --from CLUSTER --to CLUSTER", EXIT_USAGE)
         kept = client.all("/offsets/sync")
-        emit([_kept(row) for row in kept], KEPT, output, whole=kept)
+        emit([_kept(row) for row in kept], SYNC_COLUMNS, output, whole=kept)
         return
     wish = {"group": group, "from": _named(source, "--from"), "to": _named(target, "--to"), "topic": topic}
     foreseen = client.ask("POST", "/offsets/sync", wish)
     if not execute:
-        _tell(foreseen, output)
-        click.echo(f"{group}: {_told(foreseen)}; {DRY}", err=True)
+        _print_row(foreseen, output)
+        click.echo(f"{group}: {_describe(foreseen)}; {DRY}", err=True)
         return
     if foreseen["state"] == "synced":
-        confirm(f"{group}: {_told(foreseen)}; commit in {target}?", yes)
+        confirm(f"{group}: {_describe(foreseen)}; commit in {target}?", yes)
     told = client.ask("POST", "/offsets/sync", {**wish, "execute": True})
-    _tell(told, output)
+    _print_row(told, output)
     if told["state"] in {"live", "refused", "nothing"}:
-        raise Failure(f"{group} was left alone: {told['why']}", EXIT_PRECONDITION)
+        raise CommandFailure(f"{group} was left alone: {told['why']}", EXIT_PRECONDITION)
     if told["state"] == "failed":
-        raise Failure(f"{group} was not committed: {told['why']}", EXIT_FAILURE)
+        raise CommandFailure(f"{group} was not committed: {told['why']}", EXIT_FAILURE)
     click.echo(f"{group}: {'committed' if told['done'] else 'it was in step before'}", err=True)
 
 
@@ -175,15 +185,15 @@ def _kept(row: dict[str, Any]) -> dict[str, Any]:
     return {**row, **whose, "in_step": when(row["good_ms"])}
 
 
-def _tell(told: dict[str, Any], output: str) -> None:
+def _print_row(told: dict[str, Any], output: str) -> None:
     rows = [{**row, "commit": "as it is" if row["commit"] is None else row["commit"],
              "have": _or_none(row["have"])} for row in told["partitions"]]  # fmt: skip
-    emit(rows, SYNCED, output, whole=told)
+    emit(rows, SYNCED_COLUMNS, output, whole=told)
     for name, why in told["unmapped"].items():
-        _say(f"{name} is not mapped: {why}")
+        _print(f"{name} is not mapped: {why}")
 
 
-def _told(told: dict[str, Any]) -> str:
+def _describe(told: dict[str, Any]) -> str:
     count = sum(row["commit"] is not None for row in told["partitions"])
     return f"{count} partitions" if told["state"] == "synced" else told["why"] or "in step already"
 
@@ -214,22 +224,22 @@ def at_time(topic: str, time: str, cluster: str | None, url: str | None, output:
         for one in told["topics"]
         for partition in one["partitions"]
     ]  # fmt: skip
-    emit(rows, TIMES, output, whole=told)
+    emit(rows, TIME_COLUMNS, output, whole=told)
     for one in told["topics"]:
         if one["why"]:
-            _say(f"{one['cluster']}, {one['topic']}: {one['why']}")
+            _print(f"{one['cluster']}, {one['topic']}: {one['why']}")
     errors = [one for one in told["topics"] if one["error"]]
     for one in errors:
-        _say(f"{one['cluster']} is not among them: {one['error']}")
+        _print(f"{one['cluster']} is not among them: {one['error']}")
     if errors and not rows:
-        raise Failure("no cluster that answers has the topic", EXIT_UNREACHABLE)
+        raise CommandFailure("no cluster that answers has the topic", EXIT_UNREACHABLE)
 
 
 def _named(cluster: str | None, option: str) -> str:
     if not cluster:
-        raise Failure(f"{option}: name a cluster", EXIT_USAGE)
+        raise CommandFailure(f"{option}: name a cluster", EXIT_USAGE)
     return cluster
 
 
-def _say(text: str) -> None:
+def _print(text: str) -> None:
     click.echo(printable(text), err=True)

@@ -53,7 +53,7 @@ def _of_passive(runtime: Runtime) -> Iterator[Metric]:
         "How long ago the offsets of a workload that is passive here were in step with the active region's",
         labels=("workload",),
     )
-    for key, told in runtime.regions.sync.all_told().items() if runtime.regions is not None else ():
+    for key, told in runtime.regions.sync.passive_statuses().items() if runtime.regions is not None else ():
         state.add_metric((key, told.state), 1)
         if (lag_s := told.lag_s(now_ms())) is not None:
             lag.add_metric((key,), lag_s)

@@ -17,13 +17,13 @@ from app.kernel.clock import now_ms
 from app.offsets.api import schemas
 from app.offsets.api.time_index import at_time_in
 from app.offsets.model.offset_map import Barrier
-from app.offsets.model.translation import Answer, Place, Reading, Told
+from app.offsets.model.translation import CopiedPartition, LineReading, ResumePosition, SourceReading
 from app.offsets.store.tables import NotRead
-from app.offsets.sync.group_syncer import outcome_told
-from app.offsets.sync.mapper import Joined, NoRoad
+from app.offsets.sync.group_syncer import outcome_fields
+from app.offsets.sync.mapper import JoinedTopics, NoRoad
 from app.offsets.sync.regions import Regions
 from app.offsets.sync.time_lookup import copies_of
-from app.web.http.forwarding import HOP, LOOK_S, hand_over
+from app.web.http.forwarding import FORWARDED_READ_TIMEOUT_S, HOP_HEADER, hand_over
 from app.web.http.operator_requests import actor_of, flag_of, read_body
 from app.web.http.responses import ApiError, is_number, json_response, paged
 from app.web.http.route_docs import ACTOR, PAGE, TEXT, Page, Param, described, repeated
@@ -55,7 +55,7 @@ TIME = (
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
-def told_apart(handler: Handler) -> Handler:
+def offset_errors_as_problems(handler: Handler) -> Handler:
     """`handler`, with what stands in its way as problems."""
 
     async def around(request: web.Request) -> web.StreamResponse:
@@ -87,10 +87,10 @@ class OffsetRoutes:
     def routes(self) -> list[web.RouteDef]:
         """Everything there is."""
         return [
-            web.get("/api/v1/offsets/map", told_apart(self.map_offsets)),
-            web.get("/api/v1/offsets/at-time", told_apart(self.offsets_at_time)),
-            web.get("/api/v1/offsets/sync", told_apart(self.get_offset_syncs)),
-            web.post("/api/v1/offsets/sync", told_apart(self.sync_offsets)),
+            web.get("/api/v1/offsets/map", offset_errors_as_problems(self.map_offsets)),
+            web.get("/api/v1/offsets/at-time", offset_errors_as_problems(self.offsets_at_time)),
+            web.get("/api/v1/offsets/sync", offset_errors_as_problems(self.get_offset_syncs)),
+            web.post("/api/v1/offsets/sync", offset_errors_as_problems(self.sync_offsets)),
         ]
 
     @property
@@ -190,7 +190,7 @@ class OffsetRoutes:
         done = execute and made.state == "synced"
         if done:
             await self._record(group, f"in step from {source} to {target}", actor_of(request))
-        answer = {**outcome_told(made), "from": source, "to": target, "execute": execute, "done": done}
+        answer = {**outcome_fields(made), "from": source, "to": target, "execute": execute, "done": done}
         return json_response(answer)
 
     async def _record(self, group: str, detail: str, actor: str) -> None:
@@ -206,8 +206,8 @@ class OffsetRoutes:
         it last; the leader knows."""
         runtime = self._api.runtime
         leader, regions = runtime.control.view.leader, self._regions
-        if not runtime.leader.leads and leader and not request.headers.get(HOP):
-            return await hand_over(self._api, request, leader, patience_s=LOOK_S)
+        if not runtime.leader.leads and leader and not request.headers.get(HOP_HEADER):
+            return await hand_over(self._api, request, leader, patience_s=FORWARDED_READ_TIMEOUT_S)
         rows: list[dict[str, Any]] = []
         for name, kept in sorted(regions.sync.routes.items()):
             of = {"route": name, "workload": None, "from": kept.source, "to": kept.target}
@@ -223,7 +223,7 @@ class OffsetRoutes:
             {"route": None, "workload": key, "from": one.of.source, "to": one.of.target,
              "group": one.of.group, "state": one.state, "why": one.why, "at_ms": one.at_ms,
              "good_ms": one.good_ms}
-            for key, one in regions.sync.all_told().items()
+            for key, one in regions.sync.passive_statuses().items()
         ]  # fmt: skip
         return json_response(paged(rows, request))
 
@@ -276,16 +276,16 @@ def _offsets(texts: list[str]) -> dict[int, int]:
     return found
 
 
-def _topic(one: Joined, next_offsets: Mapping[int, int], names: Mapping[str, str]) -> dict[str, Any]:
+def _topic(one: JoinedTopics, next_offsets: Mapping[int, int], names: Mapping[str, str]) -> dict[str, Any]:
     resumed = one.resume(next_offsets)
     return {
-        "topic": one.read.topic, "to_topic": one.to.topic, "road": resumed.road.value,
+        "topic": one.read.topic, "to_topic": one.to.topic, "road": resumed.relation.value,
         "partitions": [_partition(answer, names) for answer in resumed.answers.values()],
-        "elsewhere": [_place(place, names) for place in resumed.elsewhere],
+        "elsewhere": [_place(place, names) for place in resumed.not_copied],
     }  # fmt: skip
 
 
-def _partition(answer: Answer, names: Mapping[str, str]) -> dict[str, Any]:
+def _partition(answer: ResumePosition, names: Mapping[str, str]) -> dict[str, Any]:
     return {
         "partition": answer.partition, "next_offset": answer.next_offset,
         "log_start": answer.log.start, "log_end": answer.log.end,
@@ -295,7 +295,7 @@ def _partition(answer: Answer, names: Mapping[str, str]) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _source(told: Told, names: Mapping[str, str]) -> dict[str, Any]:
+def _source(told: SourceReading, names: Mapping[str, str]) -> dict[str, Any]:
     source = told.source
     return {
         "cluster": names.get(source.cluster_id, source.cluster_id), "topic": source.topic,
@@ -305,7 +305,7 @@ def _source(told: Told, names: Mapping[str, str]) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _reading(reading: Reading) -> dict[str, Any]:
+def _reading(reading: LineReading) -> dict[str, Any]:
     return {
         "partition": reading.partition, "next_offset": reading.next_offset, "region": reading.region,
         "route": reading.route, "barrier": _barrier(reading.barrier), "read_up_to": reading.k,
@@ -321,5 +321,5 @@ def _barrier(barrier: Barrier | None) -> dict[str, Any] | None:
             "age_s": age_s}  # fmt: skip
 
 
-def _place(place: Place, names: Mapping[str, str]) -> str:
+def _place(place: CopiedPartition, names: Mapping[str, str]) -> str:
     return f"{names.get(place.cluster_id, place.cluster_id)}/{place.topic}-{place.partition}"

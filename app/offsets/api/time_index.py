@@ -13,25 +13,25 @@ from aiokafka.errors import KafkaError
 from app.audit.jobs.region_query import NotKnown
 from app.audit.jobs.report_sender import audit_partition
 from app.audit.query.time_index import TimeIndex, share, time_index
-from app.audit.query.view import Share, Wanted, joined
+from app.audit.query.view import BookShare, WindowQuery, joined
 from app.kafka.client.cluster import ClusterClient, ClusterUnreachable
 from app.offsets.sync.time_lookup import at_time
-from app.web.http.forwarding import HOP
+from app.web.http.forwarding import HOP_HEADER
 
 if TYPE_CHECKING:
     from app.web.console.api import Api
 
-INDEX = "/api/v1/audit/index"
-CLUSTER_S = 8.0  # a cluster's time to tell its offsets at a time
-_share = msgspec.json.Decoder(Share)
+INDEX_PATH = "/api/v1/audit/index"
+CLUSTER_ANSWER_TIMEOUT_S = 8.0  # a cluster's time to tell its offsets at a time
+_share = msgspec.json.Decoder(BookShare)
 
 
-def wanted_of(api: Api, topic: str, cluster: str) -> Wanted:
+def wanted_of(api: Api, topic: str, cluster: str) -> WindowQuery:
     """A topic's windows, as its cluster's tier."""
-    return Wanted(topic, api.runtime.catalog.audits.tier(cluster) or "other", cluster)
+    return WindowQuery(topic, api.runtime.catalog.audits.tier(cluster) or "other", cluster)
 
 
-async def own_share(api: Api, wanted: Wanted) -> Share:
+async def own_share(api: Api, wanted: WindowQuery) -> BookShare:
     """What this worker's books know. Raises ValueError: too many windows."""
     books = api.runtime.audit_books.books
     next_offsets = {partition: book.next_offset for partition, book in books.items()}
@@ -48,9 +48,9 @@ async def index_of(
     Raises:
         ValueError: it has too many windows.
     """
-    path = f"{INDEX}?{urlencode({'topic': topic, 'cluster': cluster})}"
+    path = f"{INDEX_PATH}?{urlencode({'topic': topic, 'cluster': cluster})}"
     shares = [await own_share(api, wanted_of(api, topic, cluster))]
-    if not request.headers.get(HOP):
+    if not request.headers.get(HOP_HEADER):
         told = await api.runtime.alerts.auditor.ask(path)
         shares += [_share.decode(one) for one in told if not isinstance(one, NotKnown)]
     if not any(audit_partition(topic) in one.next_offsets for one in shares):
@@ -72,7 +72,7 @@ async def at_time_in(
     plan, topic_id = api.runtime.catalog.audits.plan_of(cluster, topic), None
     by_value = plan is not None and plan.by_value
     try:
-        async with asyncio.timeout(CLUSTER_S):
+        async with asyncio.timeout(CLUSTER_ANSWER_TIMEOUT_S):
             client: ClusterClient = (await api.runtime.clusters.get(cluster)).client
             found = await at_time(client, topic, time_ms)
             if by_value:

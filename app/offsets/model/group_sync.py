@@ -1,8 +1,8 @@
 """A group's position in another cluster, kept in step: what is committed there, and what is not.
 
-Beside each position that is committed there stands a `Mark`: where the group was in the cluster that it was
-mapped from. It is in the same record as the position: both are there or none, and whoever else commits takes
-it away.
+Beside each position that is committed there stands a `SyncMark`: where the group was in the cluster that it
+was mapped from. It is in the same record as the position: both are there or none, and whoever else commits
+takes it away.
 
 Rules
 1. What is mapped further is committed. The log's start, where the map does not know better, only where there
@@ -11,9 +11,10 @@ Rules
    has a mark), of the same topic, and the group stands before where it stood then in one of its partitions.
 3. What is as it was is not written again.
 
-4. Nobody's position is moved under him (`Watch`): who commits without being a member of the group is seen by
-   nothing but his commits. A position that is not ours counts as moved by somebody alive until it was seen to
-   lie still for `QUIET_S`; Switchyard's workers commit what stands still again, with a new `Stamp`.
+4. Nobody's position is moved under him (`ForeignCommitWatch`): who commits without being a member of the
+   group is seen by nothing but his commits. A position that is not ours counts as moved by somebody alive
+   until it was seen to lie still for `QUIET_GROUP_S`; Switchyard's workers commit what stands still again,
+   with a new `CommitStamp`.
 
 A position that somebody left there, and nobody moves, counts like any other: it may be passed, as the group
 read further, and is never moved back.
@@ -27,17 +28,20 @@ from typing import NamedTuple
 
 import msgspec
 
-from app.offsets.model.translation import Answer, Topic
+from app.offsets.model.translation import ResumePosition, TopicIdentity
 
 MAX_MARK_BYTES = 2_000  # Kafka takes 4096 unless told otherwise
-BEHIND = "the position here is further than what was mapped, and the group did not go back: left as it is"
-# twice what a worker lets pass between two commits (`app.worker.runtime.progress_saver`, `RECOMMIT_S`)
-QUIET_S = 60.0
+AHEAD_OF_MAP = (
+    "the position here is further than what was mapped, and the group did not go back: left as it is"
+)
+# twice what a worker lets pass between two commits (`app.worker.runtime.progress_saver`,
+# `RECOMMIT_INTERVAL_S`)
+QUIET_GROUP_S = 60.0
 MAX_GROUPS = 100_000
 NOT_KNOWN = "left as it is: the map leads to the log's start only"
 
 
-class Mark(msgspec.Struct, frozen=True, array_like=True, tag="switchyard-offsets"):
+class SyncMark(msgspec.Struct, frozen=True, array_like=True, tag="switchyard-offsets"):
     """Which log was read, and up to where (next offsets by partition)."""
 
     cluster_id: str
@@ -46,21 +50,21 @@ class Mark(msgspec.Struct, frozen=True, array_like=True, tag="switchyard-offsets
     read: dict[int, int]
 
 
-class Stamp(msgspec.Struct, frozen=True, array_like=True, tag="switchyard-worker"):
+class CommitStamp(msgspec.Struct, frozen=True, array_like=True, tag="switchyard-worker"):
     """Beside a position that a worker commits: no two of its commits look the same."""
 
     worker: str
     at_ms: int
 
 
-class Have(NamedTuple):
+class GroupPosition(NamedTuple):
     """What the group has committed there."""
 
     next_offset: int
     metadata: str
 
 
-class Decision(NamedTuple):
+class CommitDecision(NamedTuple):
     """What is committed, with its mark; None: nothing, and `why` not, if that is worth telling."""
 
     next_offset: int | None
@@ -68,14 +72,14 @@ class Decision(NamedTuple):
     why: str = ""
 
 
-_mark = msgspec.json.Decoder(Mark)
-_stamp = msgspec.json.Decoder(Stamp)
-_BARE = Mark("", "", "", {})  # of what is ours, where more would be too long: it tells of no way back
+_mark = msgspec.json.Decoder(SyncMark)
+_stamp = msgspec.json.Decoder(CommitStamp)
+_BARE = SyncMark("", "", "", {})  # of what is ours, where more would be too long: it tells of no way back
 
 
 def stamped(worker: str, at_ms: int) -> str:
     """What a worker writes beside the positions that it commits."""
-    return msgspec.json.encode(Stamp(worker, at_ms)).decode()
+    return msgspec.json.encode(CommitStamp(worker, at_ms)).decode()
 
 
 class _Seen(NamedTuple):
@@ -86,7 +90,7 @@ class _Seen(NamedTuple):
     who: str
 
 
-class Watch:
+class ForeignCommitWatch:
     """Who moves positions without being a member (rule 4), as seen by looking again and again.
 
     Remembers hashes of `MAX_GROUPS` groups' positions; of one that it forgot it knows as little as at first.
@@ -95,7 +99,9 @@ class Watch:
     def __init__(self) -> None:
         self._seen: OrderedDict[tuple[str, str], _Seen] = OrderedDict()
 
-    def look(self, cluster: str, group: str, have: Mapping[tuple[str, int], Have], now_s: float) -> str:
+    def observe(
+        self, cluster: str, group: str, have: Mapping[tuple[str, int], GroupPosition], now_s: float
+    ) -> str:
         """Who may be alive there, in words; "" when every position is ours, or lies still."""
         others = {hash((at, one)): at for at, one in have.items() if _read_mark(one.metadata) is None}
         key = cluster, group
@@ -105,17 +111,19 @@ class Watch:
             return ""
         if before is None or new:  # at first all are
             at = min(new)
-            seen = _Seen(frozenset(others), now_s, f"{at[0]}-{at[1]} was committed there by {_who(have[at])}")
+            seen = _Seen(
+                frozenset(others), now_s, f"{at[0]}-{at[1]} was committed there by {_committer(have[at])}"
+            )
         else:
             seen = before._replace(positions=frozenset(others))
         self._seen[key] = seen
         while len(self._seen) > MAX_GROUPS:
             self._seen.popitem(last=False)
         still_s = now_s - seen.since_s
-        if still_s >= QUIET_S:
+        if still_s >= QUIET_GROUP_S:
             return ""
         return (
-            f"{seen.who}; it is left alone until nobody has moved it for {QUIET_S:.0f} s, "
+            f"{seen.who}; it is left alone until nobody has moved it for {QUIET_GROUP_S:.0f} s, "
             f"of which {still_s:.0f} s are over"
         )
 
@@ -131,42 +139,44 @@ def is_own(metadata: str) -> bool:
     return True
 
 
-def _who(have: Have) -> str:
+def _committer(have: GroupPosition) -> str:
     try:
         return f"Switchyard worker {_stamp.decode(have.metadata).worker[:100]}"
     except (msgspec.DecodeError, UnicodeEncodeError):
         return "somebody who need not be a member"
 
 
-def _read_mark(metadata: str) -> Mark | None:
+def _read_mark(metadata: str) -> SyncMark | None:
     try:
         return _mark.decode(metadata)
     except (msgspec.DecodeError, UnicodeEncodeError):
         return None
 
 
-def decide(have: Have | None, answer: Answer, read: Topic, next_offsets: dict[int, int]) -> Decision:
+def decide(
+    have: GroupPosition | None, answer: ResumePosition, read: TopicIdentity, next_offsets: dict[int, int]
+) -> CommitDecision:
     """What becomes of a partition; `next_offsets` are the group's in `read`."""
     mark = _marked(answer, read, next_offsets)
     if have is None:
-        return Decision(answer.next_offset, mark)
+        return CommitDecision(answer.next_offset, mark)
     if answer.next_offset == have.next_offset:
-        return Decision(None)
+        return CommitDecision(None)
     if answer.why:
-        return Decision(None, why=f"{NOT_KNOWN}: {answer.why}")
+        return CommitDecision(None, why=f"{NOT_KNOWN}: {answer.why}")
     if answer.next_offset > have.next_offset or _went_back(have, read, next_offsets):
-        return Decision(answer.next_offset, mark)
-    return Decision(None, why=BEHIND)
+        return CommitDecision(answer.next_offset, mark)
+    return CommitDecision(None, why=AHEAD_OF_MAP)
 
 
-def _marked(answer: Answer, read: Topic, next_offsets: dict[int, int]) -> str:
+def _marked(answer: ResumePosition, read: TopicIdentity, next_offsets: dict[int, int]) -> str:
     partitions = {reading.partition for told in answer.sources for reading in told.readings}
     at = {partition: next_offsets[partition] for partition in sorted(partitions & next_offsets.keys())}
-    mark = msgspec.json.encode(Mark(read.cluster_id, read.topic, read.topic_id, at))
+    mark = msgspec.json.encode(SyncMark(read.cluster_id, read.topic, read.topic_id, at))
     return (mark if len(mark) <= MAX_MARK_BYTES else msgspec.json.encode(_BARE)).decode()
 
 
-def _went_back(have: Have, read: Topic, next_offsets: dict[int, int]) -> bool:
+def _went_back(have: GroupPosition, read: TopicIdentity, next_offsets: dict[int, int]) -> bool:
     mark = _read_mark(have.metadata)
     if mark is None:
         return False

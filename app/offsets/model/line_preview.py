@@ -2,7 +2,7 @@
 
     table's copy   a line, with all barriers up to some time
     end            barriers of the checkpoint topic since then, by line: `gathered`
-    both           `told_further`: the line as the writer will write it
+    both           `with_barriers`: the line as the writer will write it
 
 Nothing here is concluded that the writer will not conclude: it adds the same barriers by the same rules
 (`app.offsets.model.offset_map.after`), and those that it refuses are refused here. Barriers that never came
@@ -17,7 +17,7 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from app.offsets.model.offset_map import BarrierItem, Line, after
+from app.offsets.model.offset_map import BarrierItem, OffsetMapLine, after
 
 MAX_ITEMS = 8  # of a line: owners, logs and leader epochs meanwhile
 MAX_BARRIERS = 64  # of each: a minute's, told every second
@@ -36,7 +36,7 @@ def _is_alike(one: BarrierItem, other: BarrierItem) -> bool:
     return msgspec.structs.replace(one, barriers=other.barriers) == other
 
 
-def told_further(line: Line | None, items: Iterable[BarrierItem]) -> Line | None:
+def with_barriers(line: OffsetMapLine | None, items: Iterable[BarrierItem]) -> OffsetMapLine | None:
     """The line with what was gathered of it; None: there is nothing of it."""
     for item in items:
         if item.barriers and (line is None or _is_further(line, item)):
@@ -44,7 +44,7 @@ def told_further(line: Line | None, items: Iterable[BarrierItem]) -> Line | None
     return line
 
 
-def _is_further(line: Line, item: BarrierItem) -> bool:
+def _is_further(line: OffsetMapLine, item: BarrierItem) -> bool:
     """Whether the writer comes to it after what it has written. Of two logs under one owner nobody can tell
     which came first."""
     told, known = (item.epoch, item.lineage, item.losses), (line.epoch, line.lineage, line.losses)

@@ -15,7 +15,7 @@ What makes a barrier true, told by those who record one
 4. Another log (a topic made anew, or truncated, on either side) is another lineage, and begins a line.
 5. Who had not read so far notices no truncation, and lines of who did come late. So each line says in which
    leader epochs it was read (`app.kafka.records.leader_epochs`), and what two say of one source holds
-   together only below the offset up to which they agree (`Line.agrees_below`).
+   together only below the offset up to which they agree (`OffsetMapLine.agrees_below`).
 
 Once true a barrier stays true in its lineage: logs only grow. So a line may get its barriers twice, late, or
 not at all: what is missing moves a translated position back, never forth.
@@ -25,11 +25,12 @@ x of a position together.
 
 Thinning drops barriers, of a line with more than `MAX_BARRIERS`: the further behind the newest, the wider
 apart they may be, up to a share of that distance which is as small as their number allows (a few percent), so
-that what is read again is a few percent of what the reader was behind. Of a reader that lies still (`Needs`)
-the barrier that it asks for stays, however long it does: nothing more of its position is lost.
+that what is read again is a few percent of what the reader was behind. Of a reader that lies still
+(`PinnedOffsets`) the barrier that it asks for stays, however long it does: nothing more of its position is
+lost.
 
 A route that is deleted leaves its lines behind: what it copied lies there, and who has not read it must. It
-tells no idle barriers any more; what is known of where nothing of it lies says as much (`Ended`).
+tells no idle barriers any more; what is known of where nothing of it lies says as much (`LineEnd`).
 
 Source: seeds/003, "offset management service"; its own pairing of the latest checkpoints loses records when
 a source is idle.
@@ -46,7 +47,7 @@ from typing import NamedTuple
 import msgspec
 
 from app.kafka.records.leader_epochs import ENDLESS, NOWHERE, Epochs, agree_below, gone_on
-from app.kafka.records.producer_sequences import Stamp
+from app.kafka.records.producer_sequences import ProducerStamp
 from app.kernel.fencing import LogId
 
 MAX_BARRIERS = 512  # of a line: its record is written anew at every barrier, and stays below 40 kB
@@ -69,7 +70,7 @@ class Barrier(msgspec.Struct, frozen=True, array_like=True):
     source_end: int
     target_end: int
     at_ms: int = 0
-    stamp: Stamp | None = None
+    stamp: ProducerStamp | None = None
 
 
 class BarrierItem(msgspec.Struct, frozen=True, array_like=True):
@@ -113,14 +114,14 @@ class Barriers(msgspec.Struct, frozen=True, tag="barriers", tag_field="event", k
     items: list[BarrierItem]
 
 
-class Needs(msgspec.Struct, frozen=True, array_like=True):
+class PinnedOffsets(msgspec.Struct, frozen=True, array_like=True):
     """Where readers lie still, as next offsets, ascending: `read` of the copy, `resumed` of its source."""
 
     read: list[int] = []
     resumed: list[int] = []
 
 
-NOBODY = Needs()
+NO_PINS = PinnedOffsets()
 
 
 class NeedItem(msgspec.Struct, frozen=True, array_like=True):
@@ -130,7 +131,7 @@ class NeedItem(msgspec.Struct, frozen=True, array_like=True):
     topic: str
     partition: int
     target: LogId
-    needs: Needs
+    needs: PinnedOffsets
 
     @property
     def key(self) -> str:
@@ -138,7 +139,7 @@ class NeedItem(msgspec.Struct, frozen=True, array_like=True):
         return line_key(self.route, self.topic, self.partition)
 
 
-class Needed(msgspec.Struct, frozen=True, tag="needed", tag_field="event", kw_only=True):
+class PinRequests(msgspec.Struct, frozen=True, tag="needed", tag_field="event", kw_only=True):
     """What is asked for of many lines, by the leader; all of one partition of the checkpoint topic."""
 
     worker: str
@@ -146,7 +147,7 @@ class Needed(msgspec.Struct, frozen=True, tag="needed", tag_field="event", kw_on
     items: list[NeedItem]
 
 
-class Ended(msgspec.Struct, frozen=True, array_like=True):
+class LineEnd(msgspec.Struct, frozen=True, array_like=True):
     """What is known of a line whose job has no owner, as nothing is copied meanwhile: of the log `target`
     nothing of it lies in [since, until), and no record of its source from `source_end` on (`ENDLESS`: not
     known) has a copy below `until`. That stays true when there is an owner again: he copies behind it.
@@ -169,7 +170,7 @@ class EndedItem(msgspec.Struct, frozen=True, array_like=True):
     partition: int
     lineage: int
     source: LogId
-    ended: Ended
+    ended: LineEnd
 
     @property
     def key(self) -> str:
@@ -186,7 +187,7 @@ class EndedLines(msgspec.Struct, frozen=True, tag="ended", tag_field="event", kw
     items: list[EndedItem]
 
 
-class Line(msgspec.Struct, frozen=True, kw_only=True):
+class OffsetMapLine(msgspec.Struct, frozen=True, kw_only=True):
     """What the checkpoint table holds for a source partition.
 
     Attributes:
@@ -209,15 +210,15 @@ class Line(msgspec.Struct, frozen=True, kw_only=True):
     barriers: list[Barrier]
     source_epoch: int = 0
     losses: int = 0
-    needs: Needs = NOBODY
+    needs: PinnedOffsets = NO_PINS
     epochs: Epochs = ()
-    ended: Ended | None = None
+    ended: LineEnd | None = None
 
-    def is_of_another(self, other: Line | BarrierItem) -> bool:
+    def is_of_another(self, other: OffsetMapLine | BarrierItem) -> bool:
         """Whether the source's offsets certainly mean something else there."""
         return self.source_epoch != other.source_epoch or self.source.is_another(other.source)
 
-    def agrees_below(self, other: Line) -> int:
+    def agrees_below(self, other: OffsetMapLine) -> int:
         """Below it offsets of the source are of the same records there; `NOWHERE`: none certainly is."""
         if self.source.is_another(other.source):
             return NOWHERE
@@ -229,7 +230,7 @@ class Line(msgspec.Struct, frozen=True, kw_only=True):
         unknown = [line for line in (self, other) if not line.epochs]
         return ENDLESS if len(unknown) == 2 else _ends(unknown[0].barriers)[0]
 
-    def _knows_of(self, other: Line) -> bool:
+    def _knows_of(self, other: OffsetMapLine) -> bool:
         """Whether it has read what the source has had since the other was begun anew."""
         return bool(self.epochs) and self.epochs[-1].epoch >= other.source_epoch
 
@@ -249,7 +250,7 @@ def line_key(route: str, topic: str, partition: int) -> str:
     return f"{route}/{topic}/{partition}"
 
 
-def after(line: Line | None, item: BarrierItem) -> Line | None:
+def after(line: OffsetMapLine | None, item: BarrierItem) -> OffsetMapLine | None:
     """The line with the barriers of `item`; None when they are refused or say nothing new.
 
     Refused are those of an older epoch, lineage or loss, and a barrier that runs counter to the newest one.
@@ -264,7 +265,7 @@ def after(line: Line | None, item: BarrierItem) -> Line | None:
         and not line.is_of_another(item)
         and not line.target.is_another(item.target)
     )
-    before, source, target, needs, epochs = [], item.source, item.target, NOBODY, item.epochs
+    before, source, target, needs, epochs = [], item.source, item.target, NO_PINS, item.epochs
     if line is not None and continues:
         before, source, target = line.barriers, line.source.filled_in(source), line.target.filled_in(target)
         needs, epochs = line.needs, line.epochs
@@ -278,7 +279,7 @@ def after(line: Line | None, item: BarrierItem) -> Line | None:
     ended = None if line is None or not continues else line.ended
     if ended is not None and ended.epoch < item.epoch:
         ended = None  # it has an owner again
-    new = Line(
+    new = OffsetMapLine(
         target_topic=item.target_topic, target_partition=item.target_partition, epoch=item.epoch,
         lineage=item.lineage, source=source, target=target, barriers=barriers,
         source_epoch=item.source_epoch, losses=item.losses, needs=needs, epochs=epochs, ended=ended,
@@ -286,14 +287,14 @@ def after(line: Line | None, item: BarrierItem) -> Line | None:
     return None if new == line else new
 
 
-def asked_for(line: Line | None, item: NeedItem) -> Line | None:
+def with_pins(line: OffsetMapLine | None, item: NeedItem) -> OffsetMapLine | None:
     """The line with these needs; None when they are of another copy, or say nothing new."""
     if line is None or line.target.is_another(item.target) or line.needs == item.needs:
         return None
     return msgspec.structs.replace(line, needs=item.needs)
 
 
-def at_end(line: Line | None, item: EndedItem) -> Line | None:
+def at_end(line: OffsetMapLine | None, item: EndedItem) -> OffsetMapLine | None:
     """The line with what is known since it has no owner; None when it has had one since, is of another
     source, or that says nothing new."""
     new = item.ended
@@ -305,16 +306,16 @@ def at_end(line: Line | None, item: EndedItem) -> Line | None:
     if known is not None and known.epoch > new.epoch:
         return None
     if known is not None and (known.epoch, known.target) == (new.epoch, new.target):
-        new = Ended(
+        new = LineEnd(
             new.epoch, new.target, min(known.source_end, new.source_end), min(known.since, new.since),
             max(known.until, new.until),
         )  # fmt: skip
     return None if new == known else msgspec.structs.replace(line, ended=new)
 
 
-def needs_of(read: Iterable[int], resumed: Iterable[int]) -> Needs:
+def needs_of(read: Iterable[int], resumed: Iterable[int]) -> PinnedOffsets:
     """Of readers that lie still there: those furthest behind."""
-    return Needs(*(sorted({at for at in found if at >= 0})[:MAX_NEEDS] for found in (read, resumed)))
+    return PinnedOffsets(*(sorted({at for at in found if at >= 0})[:MAX_NEEDS] for found in (read, resumed)))
 
 
 def _holding(barriers: Sequence[Barrier], below: int) -> list[Barrier]:
@@ -361,7 +362,7 @@ def _is_known(barriers: Sequence[Barrier], new: Barrier) -> bool:
     return any(one.stamp == new.stamp for one in here)
 
 
-def thinned(barriers: Sequence[Barrier], needs: Needs = NOBODY) -> list[Barrier]:
+def thinned(barriers: Sequence[Barrier], needs: PinnedOffsets = NO_PINS) -> list[Barrier]:
     """At most `MAX_BARRIERS` of them, in order: all when there are no more, else `THINNED_TO` at most.
 
     Never dropped: the genesis, the newest, and those that `needs` ask for.
@@ -389,9 +390,9 @@ def _spaced(barriers: Sequence[Barrier], asked: Container[int], share: float) ->
     return kept[::-1]
 
 
-class Source(NamedTuple):
+class LineSource(NamedTuple):
     """A source partition's line to one destination. `name` says which partition it is, for every destination
     the same: its cluster, topic and partition."""
 
     name: Hashable
-    line: Line
+    line: OffsetMapLine

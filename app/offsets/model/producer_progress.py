@@ -41,7 +41,7 @@ class CorruptProgress(ValueError):
     """Bytes that no trail has written."""
 
 
-class Produced(msgspec.Struct, frozen=True, array_like=True):
+class FinishedRecords(msgspec.Struct, frozen=True, array_like=True):
     """What is finished of one producer's records.
 
     Attributes:
@@ -61,7 +61,7 @@ class Produced(msgspec.Struct, frozen=True, array_like=True):
         return unpack(0, self.runs) if self.runs else ()
 
 
-class Progress(msgspec.Struct, frozen=True, array_like=True):
+class FinishedOffsets(msgspec.Struct, frozen=True, array_like=True):
     """What is finished of one partition: below `base`, and of producers' records; all lies below `reach`.
 
     `carried`: the epoch of the region's role (`app.controllog.roles`) under which all that was finished in
@@ -72,7 +72,7 @@ class Progress(msgspec.Struct, frozen=True, array_like=True):
 
     base: _Offset
     reach: _Offset = 0
-    producers: list[Produced] = []
+    producers: list[FinishedRecords] = []
     carried: int = -1
     audit: bytes = b""
     risks: tuple[tuple[_Offset, int], ...] = ()
@@ -82,7 +82,7 @@ class Progress(msgspec.Struct, frozen=True, array_like=True):
         return msgspec.msgpack.encode(self)
 
     @classmethod
-    def from_bytes(cls, data: bytes) -> Progress:
+    def from_bytes(cls, data: bytes) -> FinishedOffsets:
         """Raises `CorruptProgress`."""
         try:
             progress = _decoder.decode(data)
@@ -94,33 +94,33 @@ class Progress(msgspec.Struct, frozen=True, array_like=True):
         return progress
 
 
-_decoder = msgspec.msgpack.Decoder(Progress)
+_decoder = msgspec.msgpack.Decoder(FinishedOffsets)
 
 
 def with_audit(note: bytes, base: int, audit: bytes) -> bytes:
     """A note of progress, or none of who has finished all below `base`, with what the audit leaves."""
-    progress = Progress.from_bytes(note) if note else Progress(base)
+    progress = FinishedOffsets.from_bytes(note) if note else FinishedOffsets(base)
     return msgspec.structs.replace(progress, audit=audit).to_bytes()
 
 
 def audit_of(note: bytes) -> bytes:
     """The inverse; b"": there is none."""
     try:
-        return Progress.from_bytes(note).audit if note else b""
+        return FinishedOffsets.from_bytes(note).audit if note else b""
     except CorruptProgress:
         return b""
 
 
 def with_risks(note: bytes, base: int, risks: tuple[tuple[int, int], ...]) -> bytes:
     """The same, with what may end its successor."""
-    progress = Progress.from_bytes(note) if note else Progress(base)
+    progress = FinishedOffsets.from_bytes(note) if note else FinishedOffsets(base)
     return msgspec.structs.replace(progress, risks=risks).to_bytes()
 
 
 def risks_of(note: bytes) -> tuple[tuple[int, int], ...]:
     """The inverse; (): there are none."""
     try:
-        return Progress.from_bytes(note).risks if note else ()
+        return FinishedOffsets.from_bytes(note).risks if note else ()
     except CorruptProgress:
         return ()
 
@@ -134,7 +134,7 @@ class Segment(NamedTuple):
     sequence: int
 
 
-class Trail:
+class ProducerProgress:
     """See the module. `base`: where it begins; `note`: a former owner's, of the same log."""
 
     __slots__ = ("_below", "_lost", "_segments")
@@ -143,10 +143,10 @@ class Trail:
         self._segments: list[Segment] = []  # in the log's order
         self._below: dict[Producer, int] = {}  # whose numbers below it lie below the base; the last seen last
         self._lost: Range | None = None  # what was not remembered lies in it
-        progress = Progress(base)
+        progress = FinishedOffsets(base)
         if note:
             with contextlib.suppress(CorruptProgress):  # says nothing
-                progress = Progress.from_bytes(note)
+                progress = FinishedOffsets.from_bytes(note)
         if progress.base <= base:
             self._below = {
                 (one.producer_id, one.epoch): one.sequence
@@ -184,7 +184,7 @@ class Trail:
         self._lost = min(lost[0], start), max(lost[1], end)
 
     def note(self, snapshot: Snapshot, seen_to: int, carried: int = -1) -> bytes:
-        """`Progress`, in at most `MOST_BYTES`. `seen_to`: all from the base to there was seen."""
+        """`FinishedOffsets`, in at most `MOST_BYTES`. `seen_to`: all from the base to there was seen."""
         base = snapshot.base
         self._forget(base)
         if self._lost is not None:
@@ -206,11 +206,11 @@ class Trail:
                 runs[segment.producer].append((first, first + end - start))
                 reach = end
         found = [
-            Produced(*producer, sequence, all_below, _packed(runs[producer]))
+            FinishedRecords(*producer, sequence, all_below, _packed(runs[producer]))
             for producer, (sequence, all_below) in begins.items()
         ]
         found += [
-            Produced(*producer, sequence, all_below=True)
+            FinishedRecords(*producer, sequence, all_below=True)
             for producer, sequence in reversed(self._below.items())
             if producer not in begins
         ]
@@ -254,9 +254,9 @@ def _packed(runs: list[Range]) -> bytes:
     return pack(0, union(runs)) if runs else b""
 
 
-def _limited(base: int, reach: int, found: Sequence[Produced], carried: int) -> bytes:
+def _limited(base: int, reach: int, found: Sequence[FinishedRecords], carried: int) -> bytes:
     """As many of the producers, and of their runs, as there is room for; the first ones first."""
-    kept: list[Produced] = []
+    kept: list[FinishedRecords] = []
     room = MOST_BYTES - 33
     for produced in found:
         one = produced
@@ -267,4 +267,4 @@ def _limited(base: int, reach: int, found: Sequence[Produced], carried: int) -> 
             break
         room -= size
         kept.append(one)
-    return Progress(base, reach, kept, carried).to_bytes()
+    return FinishedOffsets(base, reach, kept, carried).to_bytes()

@@ -32,18 +32,18 @@ from operator import attrgetter
 from typing import NamedTuple
 
 from app.kafka.records.leader_epochs import ENDLESS, NOWHERE
-from app.kafka.records.producer_sequences import NEAR, Producer, Stamp, later
+from app.kafka.records.producer_sequences import NEAR, Producer, ProducerStamp, later
 from app.kernel.fencing import LogId
 from app.kernel.ranges import Range, Snapshot, outside
-from app.offsets.model.offset_map import Barrier, Line, Source
-from app.offsets.model.producer_progress import Progress
+from app.offsets.model.offset_map import Barrier, LineSource, OffsetMapLine
+from app.offsets.model.producer_progress import FinishedOffsets
 
 ANY_LOG = LogId()
 
 _source_end = attrgetter("source_end")
 
 
-class Done(NamedTuple):
+class SourceFinished(NamedTuple):
     """What is finished of a source partition, in offsets of the source that all of `lines` speak of.
 
     `beyond`: more is, up to there, of which some line does not know yet whether it speaks of the same: it has
@@ -51,7 +51,7 @@ class Done(NamedTuple):
     """
 
     offsets: Snapshot
-    lines: tuple[Line, ...]
+    lines: tuple[OffsetMapLine, ...]
     beyond: int = 0
 
     @property
@@ -60,28 +60,28 @@ class Done(NamedTuple):
         finished = self.offsets.finished
         return finished[-1][1] if finished else self.offsets.base
 
-    def of(self, lines: Iterable[Line]) -> Done | None:
+    def of(self, lines: Iterable[OffsetMapLine]) -> SourceFinished | None:
         """In offsets of the source that those lines speak of; None: of another log."""
         lines = tuple(lines)
         below = min(mine.agrees_below(line) for mine in self.lines for line in lines)
         if below == NOWHERE:
             return None
         if below >= self.end:
-            return Done(self.offsets, lines, self.beyond)
-        return Done(_common(self.offsets, Snapshot(below)), lines, max(self.end, self.beyond))
+            return SourceFinished(self.offsets, lines, self.beyond)
+        return SourceFinished(_common(self.offsets, Snapshot(below)), lines, max(self.end, self.beyond))
 
 
 def finished(
-    progress: Mapping[int, Progress], read: Iterable[Source], log: LogId = ANY_LOG
-) -> dict[Hashable, Done]:
+    progress: Mapping[int, FinishedOffsets], read: Iterable[LineSource], log: LogId = ANY_LOG
+) -> dict[Hashable, SourceFinished]:
     """By source partition, what a reader of a copy has certainly finished.
 
     Args:
-        progress: of the reader, by partition of the copy; without a note of it, `Progress(next offset)`.
-        read: every line into that copy. One source's may lead to several partitions, its records to any.
-        log: the copy's; lines into another one say nothing.
+        progress: of the reader, by partition of the copy; without a note of it, `FinishedOffsets(next
+        offset)`. read: every line into that copy. One source's may lead to several partitions, its records to
+        any. log: the copy's; lines into another one say nothing.
     """
-    known: dict[Hashable, Done] = {}
+    known: dict[Hashable, SourceFinished] = {}
     unknown: set[Hashable] = set()
     for name, line in read:
         at = progress.get(line.target_partition)
@@ -91,9 +91,9 @@ def finished(
             continue
         offsets = _finished(line, at)
         if before is None:
-            known[name] = Done(offsets, (line,))
+            known[name] = SourceFinished(offsets, (line,))
         else:
-            known[name] = Done(_common(before.offsets, offsets), (*before.lines, line))
+            known[name] = SourceFinished(_common(before.offsets, offsets), (*before.lines, line))
     return {
         name: agreed
         for name, done in known.items()
@@ -101,7 +101,7 @@ def finished(
     }
 
 
-def _finished(line: Line, progress: Progress) -> Snapshot:
+def _finished(line: OffsetMapLine, progress: FinishedOffsets) -> Snapshot:
     base, reach = progress.base, progress.reach
     frontier = line.read_up_to(base) or 0
     marks = _by_producer(line.barriers)
@@ -135,7 +135,7 @@ def _finished(line: Line, progress: Progress) -> Snapshot:
     return Snapshot(frontier, tuple(ranges))
 
 
-def _known_to(line: Line, last: Barrier) -> int:
+def _known_to(line: OffsetMapLine, last: Barrier) -> int:
     """Up to which offset of the source is certain what a former owner's producer wrote, whose last barrier
     this is. Behind it the source may have lost what was copied, where a later leader's epoch begins, and have
     others there."""
@@ -145,8 +145,8 @@ def _known_to(line: Line, last: Barrier) -> int:
     return min((start for start in starts if start >= last.source_end), default=ENDLESS)
 
 
-def _by_producer(barriers: Sequence[Barrier]) -> dict[Producer, list[tuple[Barrier, Stamp]]]:
-    found: dict[Producer, list[tuple[Barrier, Stamp]]] = defaultdict(list)
+def _by_producer(barriers: Sequence[Barrier]) -> dict[Producer, list[tuple[Barrier, ProducerStamp]]]:
+    found: dict[Producer, list[tuple[Barrier, ProducerStamp]]] = defaultdict(list)
     for barrier in barriers:
         if barrier.stamp is not None:
             found[barrier.stamp.producer].append((barrier, barrier.stamp))
@@ -169,16 +169,18 @@ def _common(one: Snapshot, other: Snapshot) -> Snapshot:
     return Snapshot(0, tuple(both))
 
 
-def together(readers: Iterable[Mapping[Hashable, Done]], resumed: Iterable[Source]) -> dict[Hashable, Done]:
+def together(
+    readers: Iterable[Mapping[Hashable, SourceFinished]], resumed: Iterable[LineSource]
+) -> dict[Hashable, SourceFinished]:
     """By source partition, what any of several readers has finished of the log that `resumed` speaks of."""
     readers = list(readers)
-    found: dict[Hashable, Done] = {}
+    found: dict[Hashable, SourceFinished] = {}
     for name, line in resumed:
         known = [done[name].of([line]) for done in readers if name in done]
         same = [done for done in known if done is not None]
         if same:
             offsets = reduce(Snapshot.merge, (done.offsets for done in same))
-            found[name] = Done(offsets, (line,), max(done.beyond for done in same))
+            found[name] = SourceFinished(offsets, (line,), max(done.beyond for done in same))
     return found
 
 
@@ -199,7 +201,11 @@ class PassOver:
     __slots__ = ("_ends", "_marks", "_newest", "reached", "until")
 
     def __init__(
-        self, done: Mapping[Hashable, Done], resumed: Iterable[Source], partition: int, log: LogId = ANY_LOG
+        self,
+        done: Mapping[Hashable, SourceFinished],
+        resumed: Iterable[LineSource],
+        partition: int,
+        log: LogId = ANY_LOG,
     ) -> None:
         self.until = self.reached = 0
         self._marks: dict[Producer, _Marks] = {}
@@ -252,7 +258,7 @@ class _Marks:
 
     __slots__ = ("_barriers", "_done", "_ends")
 
-    def __init__(self, barriers: Sequence[tuple[Barrier, Stamp]], done: Snapshot) -> None:
+    def __init__(self, barriers: Sequence[tuple[Barrier, ProducerStamp]], done: Snapshot) -> None:
         self._barriers = barriers
         self._ends = [barrier.target_end for barrier, _ in barriers]
         self._done = ((0, done.base), *done.finished)

@@ -26,13 +26,13 @@ from aiokafka import TopicPartition
 
 from app.controllog import codec
 from app.offsets.model.offset_map import BarrierItem
-from app.offsets.store.records import Origin, Store
+from app.offsets.store.records import ChangelogOrigin, RegionStore
 
 log = structlog.get_logger(__name__)
 
 
 def add_to(
-    store: Store, region: str, records: Mapping[TopicPartition, Iterable[Any]], origin: Origin
+    store: RegionStore, region: str, records: Mapping[TopicPartition, Iterable[Any]], origin: ChangelogOrigin
 ) -> None:
     """Adds what was read to the store; `origin`: how far that is. Blocking, as the store."""
     items: list[BarrierItem] = []

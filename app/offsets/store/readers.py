@@ -3,7 +3,7 @@ longer than reading what has come since.
 
 Rules
 1. One is used by one reading at a time, and fetches nothing in between.
-2. One whose reading failed is closed, whatever was wrong. So is one that nobody has used for `KEEP_S`.
+2. One whose reading failed is closed, whatever was wrong. So is one that nobody has used for `WARM_READER_S`.
 3. Another topic under the same name has consumers of its own.
 """
 
@@ -23,13 +23,13 @@ from app.kafka.client.consumer_shutdown import stop_consumer
 
 log = structlog.get_logger(__name__)
 
-KEEP_S = 30.0  # above what comes again and again
-POLL_MS = 500
+WARM_READER_S = 30.0  # above what comes again and again
+READER_POLL_MS = 500
 FETCH_BYTES, PARTITION_BYTES = 4 * 1024 * 1024, 1024 * 1024
-STOP_S = 3.0
+READER_STOP_TIMEOUT_S = 3.0
 
 
-class Place(NamedTuple):
+class TopicPlace(NamedTuple):
     """What is read: all partitions of a topic."""
 
     cluster: str
@@ -43,17 +43,17 @@ class Place(NamedTuple):
         return [TopicPartition(self.topic, partition) for partition in range(self.partitions)]
 
 
-class Readers:
+class RegionReaders:
     """See the module."""
 
     def __init__(self, specs: Mapping[str, ClusterSpec]) -> None:
         self._specs = specs
-        self._kept: dict[Place, tuple[AIOKafkaConsumer, asyncio.TimerHandle]] = {}
+        self._kept: dict[TopicPlace, tuple[AIOKafkaConsumer, asyncio.TimerHandle]] = {}
         self._stopping: set[asyncio.Task[None]] = set()
         self._closed = False
 
     @asynccontextmanager
-    async def of(self, place: Place) -> AsyncIterator[AIOKafkaConsumer]:
+    async def of(self, place: TopicPlace) -> AsyncIterator[AIOKafkaConsumer]:
         """A consumer that is assigned the partitions, and stands anywhere. Raises KafkaError, OSError."""
         kept = self._kept.pop(place, None)
         if kept is None:
@@ -74,7 +74,7 @@ class Readers:
         if self._closed or place in self._kept:
             await _stop(consumer)
         else:
-            timer = asyncio.get_running_loop().call_later(KEEP_S, self._expire, place)
+            timer = asyncio.get_running_loop().call_later(WARM_READER_S, self._expire, place)
             self._kept[place] = consumer, timer
 
     async def close(self) -> None:
@@ -84,14 +84,14 @@ class Readers:
             self._expire(place)
         await asyncio.gather(*self._stopping)
 
-    def _made(self, place: Place) -> AIOKafkaConsumer:
+    def _made(self, place: TopicPlace) -> AIOKafkaConsumer:
         return AIOKafkaConsumer(
-            enable_auto_commit=False, auto_offset_reset="earliest", fetch_max_wait_ms=POLL_MS,
+            enable_auto_commit=False, auto_offset_reset="earliest", fetch_max_wait_ms=READER_POLL_MS,
             fetch_max_bytes=FETCH_BYTES, max_partition_fetch_bytes=PARTITION_BYTES,
             **self._specs[place.cluster].aiokafka_options(),
         )  # fmt: skip
 
-    def _expire(self, place: Place) -> None:
+    def _expire(self, place: TopicPlace) -> None:
         consumer, timer = self._kept.pop(place)
         timer.cancel()
         task = asyncio.get_running_loop().create_task(_stop(consumer))
@@ -101,7 +101,7 @@ class Readers:
 
 async def _stop(consumer: AIOKafkaConsumer) -> None:
     try:
-        async with asyncio.timeout(STOP_S):
+        async with asyncio.timeout(READER_STOP_TIMEOUT_S):
             await stop_consumer(consumer)
     except (TimeoutError, KafkaError, OSError) as error:
         log.warning("a reader of a region's table did not stop in time", error=repr(error))

@@ -1,6 +1,6 @@
 """Records of regions' tables on this worker's disk, and the offset map's lines by what they lead from and to.
 
-    o table region                            -> where they were read, and how far: `Origin`
+    o table region                            -> where they were read, and how far: `ChangelogOrigin`
     c name                                    -> the id of the cluster that is called so here
     v table region key                        -> the record, as it stands in the changelog
     v barriers region key                     -> barriers of a line that its record may not hold yet
@@ -30,9 +30,9 @@ from rocksdict import Options, Rdict, WriteBatch
 
 from app.controllog import codec
 from app.kernel.fencing import LogId
-from app.offsets.model.line_preview import gathered, told_further
-from app.offsets.model.offset_map import BarrierItem, Line
-from app.offsets.model.translation import Copying, Place
+from app.offsets.model.line_preview import gathered, with_barriers
+from app.offsets.model.offset_map import BarrierItem, OffsetMapLine
+from app.offsets.model.translation import CopiedLine, CopiedPartition
 
 log = structlog.get_logger(__name__)
 
@@ -45,7 +45,7 @@ MAX_LINES = 20_000  # of one topic, into or from it: more cannot be held to answ
 _SEP = b"\0"  # in no name
 
 
-class Origin(msgspec.Struct, frozen=True, kw_only=True):
+class ChangelogOrigin(msgspec.Struct, frozen=True, kw_only=True):
     """The changelog that a region's records were read from, and the next offset of each of its partitions.
 
     `complete`: it was once read to an end, at `read_ms`. By partition (`app.offsets.store.tracker_tail`):
@@ -65,7 +65,7 @@ class Origin(msgspec.Struct, frozen=True, kw_only=True):
 class _Ends(msgspec.Struct, frozen=True, array_like=True):
     """What a line leads from and to."""
 
-    source: Place
+    source: CopiedPartition
     target_cluster: str
     target_topic: str
     target_partition: int
@@ -88,11 +88,11 @@ class StoreDamaged(RuntimeError):
 
 _head = msgspec.json.Decoder(_Head)
 _items = msgspec.json.Decoder(list[BarrierItem])
-_origin = msgspec.json.Decoder(Origin)
+_origin = msgspec.json.Decoder(ChangelogOrigin)
 _ends = msgspec.json.Decoder(_Ends)
 
 
-class Store:
+class RegionStore:
     """See the module.
 
     Raises:
@@ -134,13 +134,13 @@ class Store:
 
     # -- writing -----------------------------------------------------------------------------------
 
-    def origin(self, table: str, region: str) -> Origin | None:
+    def origin(self, table: str, region: str) -> ChangelogOrigin | None:
         """Where the records are from; None: there are none."""
         with _Damage():
             found = self._db.get(_key(b"o", table, region))
             return None if found is None else _origin.decode(found)
 
-    def begin(self, table: str, region: str, origin: Origin) -> None:
+    def reset(self, table: str, region: str, origin: ChangelogOrigin) -> None:
         """Throws the region's records of a table away: they are read anew. Barriers of an end stay true, and
         go with their table."""
         with _Damage():
@@ -157,7 +157,9 @@ class Store:
             batch.put(_key(b"o", table, region), msgspec.json.encode(origin))
             self._db.write(batch)
 
-    def write(self, table: str, region: str, records: Mapping[bytes, bytes | None], origin: Origin) -> None:
+    def write(
+        self, table: str, region: str, records: Mapping[bytes, bytes | None], origin: ChangelogOrigin
+    ) -> None:
         """The newest record of each key, and how far was read (rule 2)."""
         with _Damage():
             batch = WriteBatch(raw_mode=True)
@@ -173,7 +175,7 @@ class Store:
             batch.put(_key(b"o", table, region), msgspec.json.encode(origin))
             self._db.write(batch)
 
-    def add(self, region: str, items: Iterable[BarrierItem], origin: Origin) -> None:
+    def add(self, region: str, items: Iterable[BarrierItem], origin: ChangelogOrigin) -> None:
         """Barriers that the region's table may not hold yet, in order, and how far was read (rule 2)."""
         with _Damage():
             batch = WriteBatch(raw_mode=True)
@@ -210,7 +212,7 @@ class Store:
         try:
             _, topic, partition = key.decode().split("/")
             head = _head.decode(value)
-            source = Place(head.source.cluster_id, topic, int(partition))
+            source = CopiedPartition(head.source.cluster_id, topic, int(partition))
             if "\0" in f"{head.source.cluster_id}{head.target.cluster_id}{head.target_topic}":
                 raise ValueError("it has a name that nothing has")
         except (ValueError, msgspec.MsgspecError) as error:
@@ -234,16 +236,16 @@ class Store:
 
     # -- reading -----------------------------------------------------------------------------------
 
-    def into(self, cluster_id: str, topic: str) -> list[Copying]:
+    def into(self, cluster_id: str, topic: str) -> list[CopiedLine]:
         """All lines into a topic. Raises ValueError: there are too many."""
         return self._lines(_key(b"t", cluster_id, topic, ""), skip=3)
 
-    def of(self, cluster_id: str, topic: str) -> list[Copying]:
+    def of(self, cluster_id: str, topic: str) -> list[CopiedLine]:
         """All lines from a topic. Raises ValueError: there are too many."""
         return self._lines(_key(b"s", cluster_id, topic, ""), skip=4)
 
-    def _lines(self, prefix: bytes, skip: int) -> list[Copying]:
-        found: list[Copying] = []
+    def _lines(self, prefix: bytes, skip: int) -> list[CopiedLine]:
+        found: list[CopiedLine] = []
         with _Damage():
             for row, _ in self._rows(prefix):
                 if len(found) == MAX_LINES:
@@ -252,23 +254,23 @@ class Store:
                 found.append(self._copying(region.decode(), key))
         return found
 
-    def _copying(self, region: str, key: bytes) -> Copying:
+    def _copying(self, region: str, key: bytes) -> CopiedLine:
         ends = _ends.decode(self._db.get(_key(b"i", region) + _SEP + key))
         route = key.decode().split("/")[0]
         line, stored = None, self._db.get(_key(b"v", CHECKPOINTS, region) + _SEP + key)
         with contextlib.suppress(codec.BadEvent):
             line = None if stored is None else codec.checkpoint_line(stored)
         if line is not None or stored is None:
-            further = told_further(line, self._gathered(region, key))
+            further = with_barriers(line, self._gathered(region, key))
             if further is not None and _leads_there(further, ends):
                 line = further
         if line is None:
-            line = Line(
+            line = OffsetMapLine(
                 target_topic=ends.target_topic, target_partition=ends.target_partition, epoch=0, lineage=0,
                 source=LogId(ends.source.cluster_id, ends.source_topic_id),
                 target=LogId(ends.target_cluster, ends.target_topic_id), barriers=[],
             )  # fmt: skip
-        return Copying(region, route, ends.source, line)
+        return CopiedLine(region, route, ends.source, line)
 
     def record(self, table: str, region: str, key: str) -> bytes | None:
         """One record."""
@@ -313,7 +315,7 @@ def _head_of(item: BarrierItem) -> _Head:
     return _Head(item.target_topic, item.target_partition, item.source, item.target)
 
 
-def _leads_there(line: Line, ends: _Ends) -> bool:
+def _leads_there(line: OffsetMapLine, ends: _Ends) -> bool:
     """Of one that leads elsewhere by now the table is going to say so."""
     leads = line.source.cluster_id, line.target.cluster_id, line.target_topic, line.target_partition
     return leads == (ends.source.cluster_id, ends.target_cluster, ends.target_topic, ends.target_partition)

@@ -1,6 +1,6 @@
 """What regions know of the offset map and of jobs: read when somebody needs it, kept on this worker's disk.
 
-    region's changelog -> here (its copy, or itself) -> `Store`, with the offsets it was read to
+    region's changelog -> here (its copy, or itself) -> `RegionStore`, with the offsets it was read to
 
 Of the control log, the definitions: which clusters routes lead from and to, as which groups workloads
 consume. Of jobs, those of workloads: how far they are. Of the offset map and of jobs by the table, and by the
@@ -41,17 +41,17 @@ from app.kafka.client.cluster import ClusterClient, ClusterSpec, ClusterUnreacha
 from app.kafka.client.commits import OffsetCommitter
 from app.kernel.clock import now_ms
 from app.kernel.job import Kind
-from app.offsets.model.translation import Copying
+from app.offsets.model.translation import CopiedLine
 from app.offsets.store.checkpoint_tail import add_to
-from app.offsets.store.readers import POLL_MS, STOP_S, Place, Readers
+from app.offsets.store.readers import READER_POLL_MS, READER_STOP_TIMEOUT_S, RegionReaders, TopicPlace
 from app.offsets.store.records import (
     BARRIERS,
     CHECKPOINTS,
     ENDS,
     ROUTES,
     TRACKERS,
-    Origin,
-    Store,
+    ChangelogOrigin,
+    RegionStore,
     StoreDamaged,
 )
 from app.offsets.store.tracker_tail import beginning, fold_in, goes_on, lies_far_behind, with_newest
@@ -60,21 +60,21 @@ log = structlog.get_logger(__name__)
 
 TABLES = (CHECKPOINTS, BARRIERS, ROUTES)
 TABLE_OF = {BARRIERS: CHECKPOINTS, ENDS: TRACKERS}  # of an end
-AWAY = (KafkaError, ClusterUnreachable, OSError, TimeoutError)
-REACH_S = 5.0  # a cluster that does not answer within this is away
-AGAIN_S = 10.0  # and is not asked again for so long
+CLUSTER_ERRORS = (KafkaError, ClusterUnreachable, OSError, TimeoutError)
+REACH_TIMEOUT_S = 5.0  # a cluster that does not answer within this is away
+UNREACHABLE_RETRY_INTERVAL_S = 10.0  # and is not asked again for so long
 MAX_RECORDS = 500  # at once: of 30 kB each at most
 # Which records are kept; of the control log see `app.controllog.events.compaction_key`.
-KEPT: dict[str, bytes | tuple[bytes, ...]] = {
+KEPT_KEYS: dict[str, bytes | tuple[bytes, ...]] = {
     ROUTES: (b"route/", b"workload/", b"failover/"),
     TRACKERS: f"{Kind.DISPATCH.value}:".encode(),
 }
 
 T = TypeVar("T")
-State = Literal["own", "copied", "remote", "none", "away"]
+RegionState = Literal["own", "copied", "remote", "none", "away"]
 
 
-class Cluster(Protocol):
+class ReadableCluster(Protocol):
     """What is needed of a data cluster."""
 
     name: str
@@ -82,17 +82,17 @@ class Cluster(Protocol):
     committer: OffsetCommitter
 
 
-class Clusters(Protocol):
+class ReadableClusters(Protocol):
     """Those of switchyard.yaml."""
 
     specs: Mapping[str, ClusterSpec]
 
     async def get(self, name: str) -> Any:
-        """A `Cluster`. Raises KeyError, ClusterUnreachable."""
+        """A `ReadableCluster`. Raises KeyError, ClusterUnreachable."""
 
 
 @dataclass(frozen=True, slots=True)
-class Atlas:
+class RegionAtlas:
     """The regions: this one, the clusters with their control topics, and whose each cluster is."""
 
     region: str
@@ -110,7 +110,7 @@ class RegionMap:
     read to their ends last, None: never."""
 
     region: str
-    state: State
+    state: RegionState
     read_ms: int | None = None
     why: str = ""
 
@@ -124,16 +124,16 @@ class NotRead(RuntimeError):
     """The tables could not be read to their ends yet; ask again."""
 
 
-class Tables:
+class RegionTables:
     """See the module. `regions`: how well the offset map of each is known, as of the last reading."""
 
-    def __init__(self, atlas: Atlas, clusters: Clusters, path: Path) -> None:
+    def __init__(self, atlas: RegionAtlas, clusters: ReadableClusters, path: Path) -> None:
         self.atlas = atlas
         self.regions: dict[str, RegionMap] = {}
         self._forget("it was not read yet")
         self._clusters = clusters
-        self._readers = Readers(clusters.specs)
-        self._store = Store(path)
+        self._readers = RegionReaders(clusters.specs)
+        self._store = RegionStore(path)
         self._is_open = False
         self._reading: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)  # by table
         self._made = 0  # how often the store was made anew
@@ -144,7 +144,7 @@ class Tables:
         """Closes the database, and what it was read by."""
         await self._readers.close()
         with contextlib.suppress(TimeoutError):  # who reads for long is left behind: all is on the disk
-            async with asyncio.timeout(STOP_S), self._all(list(self._reading)):
+            async with asyncio.timeout(READER_STOP_TIMEOUT_S), self._all(list(self._reading)):
                 await asyncio.to_thread(self._shut)
 
     def _shut(self) -> None:
@@ -154,11 +154,11 @@ class Tables:
 
     # -- asking ------------------------------------------------------------------------------------
 
-    async def into(self, cluster_id: str, topic: str) -> list[Copying]:
+    async def into(self, cluster_id: str, topic: str) -> list[CopiedLine]:
         """Every line into a topic that is known. Raises NotRead, ValueError."""
         return await self.ask(lambda store: store.into(cluster_id, topic))
 
-    async def of(self, cluster_id: str, topic: str) -> list[Copying]:
+    async def of(self, cluster_id: str, topic: str) -> list[CopiedLine]:
         """Every line from a topic that is known. Raises NotRead, ValueError."""
         return await self.ask(lambda store: store.of(cluster_id, topic))
 
@@ -166,7 +166,7 @@ class Tables:
         """A region's record of a table that was read, as it stands there. Raises NotRead."""
         return await self.ask(lambda store: store.record(table, region, key))
 
-    async def ask(self, question: Callable[[Store], T]) -> T:
+    async def ask(self, question: Callable[[RegionStore], T]) -> T:
         """Asks the store, in a thread. Who is cancelled before its turn has asked nothing: late, it would
         undo what whoever reads next has written.
 
@@ -245,16 +245,16 @@ class Tables:
             yield
 
     async def _read(self, region: str, tables: Sequence[str]) -> RegionMap:
-        state: State = "own" if region == self.atlas.region else "copied"
+        state: RegionState = "own" if region == self.atlas.region else "copied"
         why, read = "", set[str]()
-        begun = await self._begun_of(region, tables)
+        begun = await self._started_tables(region, tables)
         # What was begun is read side by side; an end that is to be begun (anew), behind its table.
         for some in (begun, *([table] for table in tables)):
             now = [table for table in some if table not in read]
             readings = (self._read_one(region, table, waits=some is begun) for table in now)
             found = await asyncio.gather(*readings, return_exceptions=True)
             for table, where in zip(now, found, strict=True):
-                if isinstance(where, (*AWAY, NotRead)):
+                if isinstance(where, (*CLUSTER_ERRORS, NotRead)):
                     state, why = "away", str(where) or repr(where)
                 elif isinstance(where, BaseException):
                     raise where
@@ -264,16 +264,17 @@ class Tables:
             if why:
                 break
             if some is begun:  # an end is gone that its table has thrown away
-                read -= set(begun) - set(await self._begun_of(region, begun))
+                read -= set(begun) - set(await self._started_tables(region, begun))
         origin = await self.ask(lambda store: store.origin(tables[0], region))
         read_ms = origin.read_ms if origin is not None and origin.complete else None
         return RegionMap(region, state, read_ms, why)
 
-    async def _begun_of(self, region: str, tables: Sequence[str]) -> list[str]:
+    async def _started_tables(self, region: str, tables: Sequence[str]) -> list[str]:
         return await self.ask(lambda store: [one for one in tables if store.origin(one, region) is not None])
 
-    async def _read_one(self, region: str, table: str, *, waits: bool) -> State | None:
-        """Where it is. None: it is an end that waits, as it is to be begun, for its table. Raises `AWAY`."""
+    async def _read_one(self, region: str, table: str, *, waits: bool) -> RegionState | None:
+        """Where it is. None: it is an end that waits, as it is to be begun, for its table. Raises
+        `CLUSTER_ERRORS`."""
         found, where = await self._find(region, table)
         if found is None:
             if table not in TABLE_OF:
@@ -281,33 +282,39 @@ class Tables:
             return where
         return where if await self._follow(region, table, *found, waits=waits and table in TABLE_OF) else None
 
-    async def _find(self, region: str, table: str) -> tuple[tuple[Cluster, Place] | None, State]:
+    async def _find(
+        self, region: str, table: str
+    ) -> tuple[tuple[ReadableCluster, TopicPlace] | None, RegionState]:
         """The changelog to read (rule 1); None: the region has none."""
         own, topic = self.atlas.control[self.atlas.region], _topic(region, table)
-        here = await self._look(own, topic)
+        here = await self._locate(own, topic)
         if here is not None:
             return here, "own" if region == self.atlas.region else "copied"
         there = None if table in TABLE_OF else self.atlas.control.get(region)
         if there is None or there == own:
             return None, "none"
-        found = await self._look(there, topic)
+        found = await self._locate(there, topic)
         return found, "none" if found is None else "remote"
 
-    async def _look(self, name: str, topic: str) -> tuple[Cluster, Place] | None:
+    async def _locate(self, name: str, topic: str) -> tuple[ReadableCluster, TopicPlace] | None:
         cluster = await self.reach(name)
         count, ids = await asyncio.gather(cluster.client.partitions(topic), cluster.client.topic_ids([topic]))
-        return None if count is None or topic not in ids else (cluster, Place(name, topic, ids[topic], count))
+        return (
+            None
+            if count is None or topic not in ids
+            else (cluster, TopicPlace(name, topic, ids[topic], count))
+        )
 
-    async def reach(self, name: str) -> Cluster:
+    async def reach(self, name: str) -> ReadableCluster:
         """A cluster, if it answers. Raises ClusterUnreachable."""
         if time.monotonic() < self._away_until_s.get(name, 0.0):
             raise ClusterUnreachable(f"cluster {name} did not answer a moment ago")
         try:
-            async with asyncio.timeout(REACH_S):
-                cluster: Cluster = await self._clusters.get(name)
+            async with asyncio.timeout(REACH_TIMEOUT_S):
+                cluster: ReadableCluster = await self._clusters.get(name)
                 cluster_id = await cluster.client.cluster_id()
-        except (*AWAY, KeyError) as error:
-            self._away_until_s[name] = time.monotonic() + AGAIN_S
+        except (*CLUSTER_ERRORS, KeyError) as error:
+            self._away_until_s[name] = time.monotonic() + UNREACHABLE_RETRY_INTERVAL_S
             raise ClusterUnreachable(f"cluster {name} does not answer: {error!r}") from error
         if await self.ask(lambda store: store.named(name)) != cluster_id:
             await self.ask(lambda store: store.name(name, cluster_id))
@@ -315,10 +322,12 @@ class Tables:
 
     # -- one changelog -----------------------------------------------------------------------------
 
-    async def _follow(self, region: str, table: str, cluster: Cluster, place: Place, *, waits: bool) -> bool:
+    async def _follow(
+        self, region: str, table: str, cluster: ReadableCluster, place: TopicPlace, *, waits: bool
+    ) -> bool:
         """Reads it to the end it has now. False: it is to be begun, and `waits`."""
         made, origin = self._made, await self.ask(lambda store: store.origin(table, region))
-        fresh, parts = Origin(cluster=cluster.name, topic_id=place.topic_id), place.parts
+        fresh, parts = ChangelogOrigin(cluster=cluster.name, topic_id=place.topic_id), place.parts
         async with self._readers.of(place) as consumer:
             starts, ends = await asyncio.gather(
                 consumer.beginning_offsets(parts), consumer.end_offsets(parts)
@@ -337,12 +346,12 @@ class Tables:
                 origin = fresh
                 if table == CHECKPOINTS:
                     self.regions[region] = RegionMap(region, "away", None, "it is being read anew")
-                await self.ask(lambda store: store.begin(table, region, fresh))
+                await self.ask(lambda store: store.reset(table, region, fresh))
             nexts = {at: origin.next_offsets.get(at.partition, starts[at]) for at in parts}
             for at, next_offset in nexts.items():
                 consumer.seek(at, next_offset)
             while any(nexts[at] < ends[at] for at in parts):
-                got = await consumer.getmany(*parts, timeout_ms=POLL_MS, max_records=MAX_RECORDS)
+                got = await consumer.getmany(*parts, timeout_ms=READER_POLL_MS, max_records=MAX_RECORDS)
                 # Compaction may have taken the last records: the position tells.
                 nexts = {at: await consumer.position(at) for at in parts}
                 if table in TABLE_OF.values():
@@ -357,13 +366,13 @@ class Tables:
         table: str,
         region: str,
         got: Mapping[TopicPartition, Sequence[Any]],
-        origin: Origin,
+        origin: ChangelogOrigin,
         nexts: Mapping[TopicPartition, int],
         made: int,
-    ) -> Origin:
+    ) -> ChangelogOrigin:
         new = msgspec.structs.replace(origin, next_offsets={at.partition: n for at, n in nexts.items()})
 
-        def write(store: Store) -> None:
+        def write(store: RegionStore) -> None:
             if self._made != made:
                 raise NotRead("the store was made anew meanwhile; ask again")
             if table in TABLE_OF and store.origin(table, region) is None:
@@ -373,7 +382,7 @@ class Tables:
             elif table == BARRIERS:
                 add_to(store, region, got, new)
             else:
-                store.write(table, region, _newest(got, KEPT.get(table, b"")), new)
+                store.write(table, region, _newest(got, KEPT_KEYS.get(table, b"")), new)
 
         await self.ask(write)
         return new
@@ -400,9 +409,9 @@ def _newest(
     }
 
 
-def _note_none(store: Store, table: str, region: str) -> None:
+def _note_none(store: RegionStore, table: str, region: str) -> None:
     """That a region has none is known of it when it is away, too."""
     origin = store.origin(table, region)
     if origin is None or not origin.cluster:
-        none = Origin(cluster="", topic_id="", complete=True, read_ms=now_ms())
+        none = ChangelogOrigin(cluster="", topic_id="", complete=True, read_ms=now_ms())
         store.write(table, region, {}, none)  # an end that it has nevertheless stays

@@ -33,8 +33,8 @@ from app.controllog import codec
 from app.kernel.clock import now_ms
 from app.kernel.fencing import TrackerRecord
 from app.kernel.job import JobId, Kind
-from app.offsets.store.records import ENDS, TRACKERS, Origin, Store
-from app.worker.tracker.fold import Copied, CopyFold, together
+from app.offsets.store.records import ENDS, TRACKERS, ChangelogOrigin, RegionStore
+from app.worker.tracker.fold import CopyFold, RemoteJobRecord, together
 
 log = structlog.get_logger(__name__)
 
@@ -45,8 +45,8 @@ EARLY = "early"  # before a key of `ENDS`, with the partition: no job begins so
 
 
 def goes_on(
-    origin: Origin,
-    fresh: Origin,
+    origin: ChangelogOrigin,
+    fresh: ChangelogOrigin,
     starts: Mapping[TopicPartition, int],
     ends: Mapping[TopicPartition, int],
 ) -> bool:
@@ -56,18 +56,18 @@ def goes_on(
     return all(starts[at] <= origin.next_offsets.get(at.partition, starts[at]) <= ends[at] for at in ends)
 
 
-def lies_far_behind(origin: Origin, ends: Mapping[TopicPartition, int]) -> bool:
+def lies_far_behind(origin: ChangelogOrigin, ends: Mapping[TopicPartition, int]) -> bool:
     """Whether so much has come since it was read that it is read anew, from where the table's copy ends."""
     return any(end - origin.next_offsets.get(at.partition, end) > MAX_EVENTS for at, end in ends.items())
 
 
 async def beginning(
-    fresh: Origin,
+    fresh: ChangelogOrigin,
     consumer: AIOKafkaConsumer,
     starts: Mapping[TopicPartition, int],
     ends: Mapping[TopicPartition, int],
-    table: Origin | None,
-) -> Origin:
+    table: ChangelogOrigin | None,
+) -> ChangelogOrigin:
     """The `fresh` origin with where reading begins, and since when all is read (rule 1). `table`: how far its
     copy was read: to its end, or this begins later than it could. Raises KafkaError."""
     newest_ms = {} if table is None else table.newest_ms
@@ -91,7 +91,7 @@ async def beginning(
 
 
 def fold_in(
-    store: Store, region: str, records: Mapping[TopicPartition, Iterable[Any]], origin: Origin
+    store: RegionStore, region: str, records: Mapping[TopicPartition, Iterable[Any]], origin: ChangelogOrigin
 ) -> None:
     """Folds what was read into the store; `origin`: how far that is. Blocking, as the store."""
     table = store.origin(TRACKERS, region)
@@ -111,19 +111,19 @@ def fold_in(
     store.write(ENDS, region, changed, origin)
 
 
-def _is_joined(partition: int, table: Origin | None, origin: Origin) -> bool:
+def _is_joined(partition: int, table: ChangelogOrigin | None, origin: ChangelogOrigin) -> bool:
     """Rule 2."""
     if table is None or partition not in table.newest_ms or partition not in origin.since_ms:
         return False
     return table.newest_ms[partition] >= origin.since_ms[partition] + MARGIN_MS
 
 
-def _copied(store: Store, region: str, early: str, job: str) -> Copied:
+def _copied(store: RegionStore, region: str, early: str, job: str) -> RemoteJobRecord:
     keys = (TRACKERS, job), (ENDS, job), (ENDS, early + job)
-    return Copied(*(_read(store.record(table, region, key), region, job) for table, key in keys))
+    return RemoteJobRecord(*(_read(store.record(table, region, key), region, job) for table, key in keys))
 
 
-def positions(store: Store, region: str, prefix: str) -> dict[str, TrackerRecord]:
+def positions(store: RegionStore, region: str, prefix: str) -> dict[str, TrackerRecord]:
     """How far a region's jobs are whose names begin so, by all that was read. Blocking."""
     tables, ends = (_records(store, region, table, "", prefix) for table in (TRACKERS, ENDS))
     early: dict[str, TrackerRecord] = {}
@@ -134,13 +134,15 @@ def positions(store: Store, region: str, prefix: str) -> dict[str, TrackerRecord
                 early |= _records(store, region, ENDS, f"{EARLY}/{partition}/", prefix)
     found: dict[str, TrackerRecord] = {}
     for job in {**tables, **ends}:
-        copied = Copied(tables.get(job), ends.get(job), early.get(job))
+        copied = RemoteJobRecord(tables.get(job), ends.get(job), early.get(job))
         if (known := together(copied, joined=True)) is not None:  # or there is none that came early
             found[job] = known
     return found
 
 
-def _records(store: Store, region: str, table: str, before: str, prefix: str) -> dict[str, TrackerRecord]:
+def _records(
+    store: RegionStore, region: str, table: str, before: str, prefix: str
+) -> dict[str, TrackerRecord]:
     """By job; `before` stands before it in the key."""
     found: dict[str, TrackerRecord] = {}
     for key, value in store.records(table, region, before + prefix):
@@ -161,7 +163,7 @@ def _read(value: bytes | None, region: str, job: str) -> TrackerRecord | None:
         return None
 
 
-def with_newest(origin: Origin, records: Mapping[TopicPartition, Iterable[Any]]) -> Origin:
+def with_newest(origin: ChangelogOrigin, records: Mapping[TopicPartition, Iterable[Any]]) -> ChangelogOrigin:
     """The origin with the time of the newest record of each partition, which is none that is yet to come."""
     newest, at_ms = dict(origin.newest_ms), now_ms()
     for at, read in records.items():

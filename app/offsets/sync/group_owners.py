@@ -12,25 +12,25 @@ from typing import Any
 from app.controllog import codec
 from app.controllog.events import WorkloadPut
 from app.controllog.roles import ACTIVE_PASSIVE
-from app.offsets.store.records import ROUTES, Store
-from app.offsets.store.tables import Tables
+from app.offsets.store.records import ROUTES, RegionStore
+from app.offsets.store.tables import RegionTables
 
 IsActive = Callable[[str, str], bool]
 
 
-class Consumers:
+class GroupOwners:
     """`is_active(workload, region)`: whether the region has the role, or is about to get or to lose it."""
 
-    def __init__(self, tables: Tables, is_active: IsActive) -> None:
+    def __init__(self, tables: RegionTables, is_active: IsActive) -> None:
         self._tables = tables
         self._is_active = is_active
 
-    async def elsewhere(self, group: str, cluster: str, topic: str | None = None) -> str:
-        """Who consumes it there, of all its topics or of one, in words; "": nobody is known. `Tables.read`
-        before. Raises NotRead."""
+    async def describe_owners(self, group: str, cluster: str, topic: str | None = None) -> str:
+        """Who consumes it there, of all its topics or of one, in words; "": nobody is known.
+        `RegionTables.read` before. Raises NotRead."""
         atlas = self._tables.atlas
 
-        def asked(store: Store) -> list[tuple[str, Mapping[str, Any], str]]:
+        def asked(store: RegionStore) -> list[tuple[str, Mapping[str, Any], str]]:
             found: list[tuple[str, Mapping[str, Any], str]] = []
             for region in atlas.regions:
                 if region == atlas.region:

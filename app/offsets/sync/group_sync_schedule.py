@@ -30,32 +30,32 @@ from mode import Service
 
 from app.kafka.client.cluster import ClusterUnreachable
 from app.kernel.clock import now_ms
-from app.offsets.model.group_sync import BEHIND
-from app.offsets.store.tables import Clusters, NotRead
-from app.offsets.sync.group_syncer import GroupOutcome, GroupState, GroupSyncer, Views, Wanted
+from app.offsets.model.group_sync import AHEAD_OF_MAP
+from app.offsets.store.tables import NotRead, ReadableClusters
+from app.offsets.sync.group_syncer import GroupOutcome, GroupState, GroupSyncer, OffsetMapViews, Wanted
 from app.replicate.definition import GroupSync, RouteDefinition
 from app.replicate.model.route import Route
 
 log = structlog.get_logger(__name__)
 
-LOOK_S = 1.0
-PASSIVE_EVERY_S = 5.0
+SYNC_POLL_INTERVAL_S = 1.0
+PASSIVE_SYNC_INTERVAL_S = 5.0
 GROUPS_AT_ONCE = 8
-GROUP_S = 20.0  # one that takes longer is tried again
-ROUND_READ_S = 60.0  # reading the map anew may take as long
-OWN = "switchyard-"
-AWAY = (ClusterUnreachable, KafkaError, NotRead, OSError, TimeoutError)
+GROUP_SYNC_TIMEOUT_S = 20.0  # one that takes longer is tried again
+ROUND_READ_TIMEOUT_S = 60.0  # reading the map anew may take as long
+OWN_GROUP_PREFIX = "switchyard-"
+CLUSTER_ERRORS = (ClusterUnreachable, KafkaError, NotRead, OSError, TimeoutError)
 REMEDY = "it is tried again; offsets map explains the position, offsets sync shows what would be done"
 
 FOREIGN = "Switchyard did not commit it; set it back if what lies between was not read"
 
 PassiveState = Literal[GroupState, "away", "starting"]
-Trouble = Callable[[str, str, str, str], None]
-Routes = Callable[[], Mapping[str, tuple[RouteDefinition, Route]]]
+ReportIncident = Callable[[str, str, str, str], None]
+SyncedRoutes = Callable[[], Mapping[str, tuple[RouteDefinition, Route]]]
 
 
 @dataclass(frozen=True, slots=True)
-class Passive:
+class PassiveWorkload:
     """A workload that is passive here. `source`: the cluster that the active `region` consumes, `target` this
     region's own. `trouble`: why these cannot be named; then they are ""."""
 
@@ -68,7 +68,7 @@ class Passive:
     trouble: str = ""
 
 
-class PassiveTold(NamedTuple):
+class PassiveSyncStatus(NamedTuple):
     """How well a passive workload's positions here follow the active region's.
 
     Attributes:
@@ -79,7 +79,7 @@ class PassiveTold(NamedTuple):
         at_ms: when it was looked at last. good_ms: when it was in step last, since this worker leads.
     """
 
-    of: Passive
+    of: PassiveWorkload
     state: PassiveState
     why: str
     at_ms: int | None
@@ -91,7 +91,7 @@ class PassiveTold(NamedTuple):
 
 
 @dataclass(slots=True)
-class Kept:
+class SyncedGroups:
     """What is kept in step from one cluster to another: a route's groups by their names, or passive workloads
     by their keys. `good_ms`: when each was last in step; `error`: why there was no round."""
 
@@ -118,7 +118,7 @@ class Kept:
 class _One(NamedTuple):
     """One group's part of a round."""
 
-    name: str  # in `Kept.outcomes`
+    name: str  # in `SyncedGroups.outcomes`
     group: str
     wanted: Wanted = lambda _: None
     topic: str | None = None
@@ -132,10 +132,10 @@ class _Wish:
     target: str
     every_s: float
     route: tuple[GroupSync, Route] | None = None
-    passive: tuple[Passive, ...] = ()
+    passive: tuple[PassiveWorkload, ...] = ()
 
 
-class OffsetSync(Service):
+class GroupSyncSchedule(Service):
     """See the module.
 
     Args:
@@ -149,24 +149,24 @@ class OffsetSync(Service):
     def __init__(
         self,
         syncer: GroupSyncer,
-        clusters: Clusters,
-        routes: Routes,
+        clusters: ReadableClusters,
+        routes: SyncedRoutes,
         may_act: Callable[[], bool],
-        tell: Trouble,
-        passive: Callable[[], Sequence[Passive]] = lambda: (),
+        report_incident: ReportIncident,
+        passive: Callable[[], Sequence[PassiveWorkload]] = lambda: (),
     ) -> None:
         super().__init__()
-        self.routes: dict[str, Kept] = {}
-        self.passive: dict[str, Kept] = {}
+        self.routes: dict[str, SyncedGroups] = {}
+        self.passive: dict[str, SyncedGroups] = {}
         self._syncer = syncer
         self._clusters = clusters
         self._defined = routes
         self._passive = passive
         self._may_act = may_act
-        self._tell = tell
+        self._report_incident = report_incident
         self._told: set[tuple[str, str]] = set()
         self._wishes: dict[str, tuple[RouteDefinition, GroupSync | None]] = {}  # parsed once a change
-        self._passives: dict[str, Passive] = {}
+        self._passives: dict[str, PassiveWorkload] = {}
         self._under_way: dict[tuple[str, str, str], asyncio.Task[None]] = {}
 
     async def on_stop(self) -> None:
@@ -174,7 +174,7 @@ class OffsetSync(Service):
             task.cancel()
         await asyncio.gather(*self._under_way.values(), return_exceptions=True)
 
-    def told(self, key: str) -> PassiveTold | None:
+    def passive_status(self, key: str) -> PassiveSyncStatus | None:
         """How a workload's positions follow the active region's; None: it is not passive here, or this worker
         does not lead."""
         one = self._passives.get(key)
@@ -189,24 +189,24 @@ class OffsetSync(Service):
         elif kept is not None and kept.error:
             state, why = "away", kept.error
         at_ms = None if made is None else made.at_ms
-        return PassiveTold(one, state, why, at_ms, None if kept is None else kept.good_ms.get(key))
+        return PassiveSyncStatus(one, state, why, at_ms, None if kept is None else kept.good_ms.get(key))
 
-    def all_told(self) -> dict[str, PassiveTold]:
+    def passive_statuses(self) -> dict[str, PassiveSyncStatus]:
         """Likewise, of every workload that is passive here."""
-        return {key: told for key in sorted(self._passives) if (told := self.told(key)) is not None}
+        return {key: told for key in sorted(self._passives) if (told := self.passive_status(key)) is not None}
 
     # -- rounds ------------------------------------------------------------------------------------
 
     @Service.task
     async def _rounds(self) -> None:
         while not self.should_stop:
-            await self.sleep(LOOK_S)
+            await self.sleep(SYNC_POLL_INTERVAL_S)
             try:
-                self._look()
+                self._poll()
             except Exception:
                 log.exception("looking at what is to be kept in step failed; it is tried again")
 
-    def _look(self) -> None:
+    def _poll(self) -> None:
         self._under_way = {name: task for name, task in self._under_way.items() if not task.done()}
         if not self._may_act():
             for task in self._under_way.values():
@@ -234,35 +234,35 @@ class OffsetSync(Service):
 
     def _of_passive(self) -> dict[str, _Wish]:
         self._passives = {one.key: one for one in self._passive()}
-        found: dict[str, list[Passive]] = {}
+        found: dict[str, list[PassiveWorkload]] = {}
         for one in self._passives.values():
             if one.trouble:
-                self._say("", one.key, f"its offsets do not follow region {one.region}: {one.trouble}")
+                self._report("", one.key, f"its offsets do not follow region {one.region}: {one.trouble}")
             else:
                 found.setdefault(one.source, []).append(one)
         return {
-            source: _Wish(source, many[0].target, PASSIVE_EVERY_S, passive=tuple(many))
+            source: _Wish(source, many[0].target, PASSIVE_SYNC_INTERVAL_S, passive=tuple(many))
             for source, many in found.items()
         }
 
-    def _keep(self, kept: dict[str, Kept], wishes: Mapping[str, _Wish]) -> None:
+    def _keep(self, kept: dict[str, SyncedGroups], wishes: Mapping[str, _Wish]) -> None:
         for gone in kept.keys() - wishes.keys():
             del kept[gone]
         for name, wish in wishes.items():
             status = kept.get(name)
             if status is None or (status.source, status.target) != (wish.source, wish.target):
-                status = kept[name] = Kept(name, wish.source, wish.target)
+                status = kept[name] = SyncedGroups(name, wish.source, wish.target)
             of = ("" if wish.route is None else name, wish.source, wish.target)
             if time.monotonic() - status.began_s >= wish.every_s and of not in self._under_way:
                 status.began_s = time.monotonic()
                 self._under_way[of] = asyncio.get_running_loop().create_task(self._round(status, wish))
 
-    async def _round(self, status: Kept, wish: _Wish) -> None:
+    async def _round(self, status: SyncedGroups, wish: _Wish) -> None:
         began_s = time.monotonic()
         route, name = (status.name, "") if wish.route else ("", status.name)
         try:
             parts = await self._parts(wish)
-            await self._syncer.mapper.read(ROUND_READ_S)
+            await self._syncer.mapper.read(ROUND_READ_TIMEOUT_S)
             views = self._syncer.views(wish.source, wish.target)
             gate = asyncio.Semaphore(GROUPS_AT_ONCE)
             await asyncio.gather(*(self._one(status, part, views, gate) for part in parts))
@@ -270,10 +270,10 @@ class OffsetSync(Service):
                 del status.outcomes[gone]
                 status.good_ms.pop(gone, None)
             status.error = ""
-        except (*AWAY, KeyError) as error:
+        except (*CLUSTER_ERRORS, KeyError) as error:
             status.error = str(error) or repr(error)
             whose = "the groups of" if wish.route else "the offsets of workloads that are passive here, as of"
-            self._say(route, name, f"{whose} {wish.source} cannot be kept in step: {status.error}")
+            self._report(route, name, f"{whose} {wish.source} cannot be kept in step: {status.error}")
         except Exception as error:
             status.error = repr(error)
             log.exception("a round of offset sync failed; the next one starts afresh", of=status.name)
@@ -298,13 +298,15 @@ class OffsetSync(Service):
         return [
             _One(group, group, wanted)
             for group in listed
-            if not group.startswith(OWN) and groups.groups(group)
+            if not group.startswith(OWN_GROUP_PREFIX) and groups.groups(group)
         ]
 
-    async def _one(self, status: Kept, part: _One, views: Views, gate: asyncio.Semaphore) -> None:
+    async def _one(
+        self, status: SyncedGroups, part: _One, views: OffsetMapViews, gate: asyncio.Semaphore
+    ) -> None:
         async with gate:
             try:
-                async with asyncio.timeout(GROUP_S):
+                async with asyncio.timeout(GROUP_SYNC_TIMEOUT_S):
                     made = await self._syncer.sync(
                         part.group, status.source, status.target, views, wanted=part.wanted, only=part.topic
                     )
@@ -319,26 +321,26 @@ class OffsetSync(Service):
             self._told.discard((route, part.name))
         elif made.state in {"refused", "failed"}:
             message = f"group {part.group} is not kept in step in {status.target}: {made.why}"
-            self._say(route, part.name, message)
+            self._report(route, part.name, message)
 
-    def _say(self, route: str, name: str, message: str) -> None:
+    def _report(self, route: str, name: str, message: str) -> None:
         """`route` "": of passive workloads, by the workload's key or the active region's cluster."""
         if (route, name) not in self._told:
             self._told.add((route, name))
             with contextlib.suppress(Exception):
-                self._tell("offset-sync", "/".join(filter(None, (route, name))), message, REMEDY)
+                self._report_incident("offset-sync", "/".join(filter(None, (route, name))), message, REMEDY)
 
 
 def _of_passive(made: GroupOutcome, topic: str) -> GroupOutcome:
     """Rule 2; and of a topic that nothing joins, that."""
     if made.state == "nothing":
         return replace(made, why=made.unmapped.get(topic, made.why))
-    foreign = [row for row in made.rows if row.decision.why == BEHIND and row.is_foreign]
+    foreign = [row for row in made.rows if row.decision.why == AHEAD_OF_MAP and row.is_foreign]
     if foreign and made.state in {"synced", "unchanged", "refused"}:
         first, more = foreign[0], f" and {len(foreign) - 1} more" * (len(foreign) > 1)
         where = f"it is {first.have}, {first.answer.next_offset} mapped"
-        why = f"partition {first.answer.partition}{more}: {BEHIND} ({where}), and {FOREIGN}"
+        why = f"partition {first.answer.partition}{more}: {AHEAD_OF_MAP} ({where}), and {FOREIGN}"
         return replace(made, state="refused", why=why)
-    if made.state == "refused" and {row.decision.why for row in made.rows} <= {"", BEHIND}:
+    if made.state == "refused" and {row.decision.why for row in made.rows} <= {"", AHEAD_OF_MAP}:
         return replace(made, state="unchanged", why="")
     return made

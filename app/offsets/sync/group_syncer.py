@@ -7,7 +7,7 @@ Rules
    (`app.offsets.model.group_sync`, rule 4), is left alone. Beside members that come meanwhile a broker takes
    no commit; what somebody else committed meanwhile is seen by reading once more, right before the commit. A
    role that came here meanwhile is seen right before it, too, and before each try, which ends after
-   `COMMIT_S`.
+   `COMMIT_TIMEOUT_S`.
 2. What is committed where there is a position already: `app.offsets.model.group_sync`.
 3. Asked for one topic of a group (a workload's), nothing else that the group has there counts: a group may
    have workloads that are active in different regions. Members count always.
@@ -23,19 +23,19 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from app.kafka.client.cluster import ClusterUnreachable
-from app.kafka.client.commits import LIVE, At
+from app.kafka.client.commits import LIVE, TopicAndPartition
 from app.kernel.clock import now_ms
-from app.offsets.model.group_sync import Decision, Have, Watch, decide, is_own
-from app.offsets.model.translation import Answer
-from app.offsets.store.tables import Cluster, Clusters
-from app.offsets.sync.group_owners import Consumers, IsActive
-from app.offsets.sync.mapper import Joined, Mapper, NoRoad
+from app.offsets.model.group_sync import CommitDecision, ForeignCommitWatch, GroupPosition, decide, is_own
+from app.offsets.model.translation import ResumePosition
+from app.offsets.store.tables import ReadableCluster, ReadableClusters
+from app.offsets.sync.group_owners import GroupOwners, IsActive
+from app.offsets.sync.mapper import JoinedTopics, NoRoad, OffsetMapper
 
-HELD_LINES = 512  # of the map in memory, for the groups of a round: of a few kilobytes to 30 kB each
-TRIES = 10
-COMMIT_S = 2.0
-RETRY_S = 0.5
-MEANWHILE = "its positions there changed while it was looked at; it is looked at again"
+CACHED_LINES = 512  # of the map in memory, for the groups of a round: of a few kilobytes to 30 kB each
+COMMIT_TRIES = 10
+COMMIT_TIMEOUT_S = 2.0
+COMMIT_RETRY_INTERVAL_S = 0.5
+CHANGED_MEANWHILE = "its positions there changed while it was looked at; it is looked at again"
 
 GroupState = Literal["synced", "unchanged", "live", "refused", "failed", "nothing"]
 Busy = Callable[[str, str, str | None], str]
@@ -43,15 +43,15 @@ Wanted = Callable[[str], Collection[str] | None]
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class PartitionSync:
     """What becomes of one partition. `have` is the group's position there; `is_foreign`: nothing of
     Switchyard committed it."""
 
     topic: str
     to_topic: str
-    answer: Answer
+    answer: ResumePosition
     have: int | None
-    decision: Decision
+    decision: CommitDecision
     is_foreign: bool = False
 
 
@@ -66,7 +66,7 @@ class GroupOutcome:
     state: GroupState
     at_ms: int
     why: str = ""
-    rows: tuple[Row, ...] = ()
+    rows: tuple[PartitionSync, ...] = ()
     unmapped: Mapping[str, str] = field(default_factory=dict)
 
     @property
@@ -74,17 +74,17 @@ class GroupOutcome:
         return self.state in {"synced", "unchanged"}
 
 
-class Views:
-    """The joined topics of a round, as many as `HELD_LINES` allows."""
+class OffsetMapViews:
+    """The joined topics of a round, as many as `CACHED_LINES` allows."""
 
-    def __init__(self, mapper: Mapper, source: str, target: str) -> None:
+    def __init__(self, mapper: OffsetMapper, source: str, target: str) -> None:
         self._mapper = mapper
         self._source = source
         self._target = target
-        self._held: OrderedDict[tuple[str, str | None], list[Joined]] = OrderedDict()
+        self._held: OrderedDict[tuple[str, str | None], list[JoinedTopics]] = OrderedDict()
 
-    async def join(self, topic: str, to_topic: str | None) -> list[Joined]:
-        """See `Mapper.join`."""
+    async def join(self, topic: str, to_topic: str | None) -> list[JoinedTopics]:
+        """See `OffsetMapper.join`."""
         key = topic, to_topic
         if key in self._held:
             self._held.move_to_end(key)
@@ -93,7 +93,7 @@ class Views:
         self._held[key] = found
         while (
             len(self._held) > 1
-            and sum(one.lines for many in self._held.values() for one in many) > HELD_LINES
+            and sum(one.lines for many in self._held.values() for one in many) > CACHED_LINES
         ):
             self._held.popitem(last=False)
         return found
@@ -101,25 +101,29 @@ class Views:
 
 class GroupSyncer:
     """Maps and commits one group. `busy(group, cluster, topic)` says which workload of this region (that of a
-    topic, or any) consumes it there, or ""; `is_active` see `Consumers`; `clock` has monotonic seconds."""
+    topic, or any) consumes it there, or ""; `is_active` see `GroupOwners`; `clock` has monotonic seconds."""
 
     def __init__(
-        self, mapper: Mapper, clusters: Clusters, busy: Busy, is_active: IsActive = lambda *_: True,
+        self,
+        mapper: OffsetMapper,
+        clusters: ReadableClusters,
+        busy: Busy,
+        is_active: IsActive = lambda *_: True,
         clock: Callable[[], float] = time.monotonic,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.mapper = mapper
         self._clusters = clusters
         self._busy = busy
-        self._consumers = Consumers(mapper.tables, is_active)
+        self._owners = GroupOwners(mapper.tables, is_active)
         self._clock = clock
-        self._watch = Watch()
+        self._watch = ForeignCommitWatch()
 
-    def views(self, source: str, target: str) -> Views:
-        """For several groups; `Mapper.read` before."""
-        return Views(self.mapper, source, target)
+    def views(self, source: str, target: str) -> OffsetMapViews:
+        """For several groups; `OffsetMapper.read` before."""
+        return OffsetMapViews(self.mapper, source, target)
 
     async def sync(
-        self, group: str, source: str, target: str, views: Views, *, wanted: Wanted = lambda _: None,
+        self, group: str, source: str, target: str, views: OffsetMapViews, *, wanted: Wanted = lambda _: None,
         only: str | None = None, execute: bool = True,
     ) -> GroupOutcome:  # fmt: skip
         """Brings a group in step at `target`; without `execute` says what it would do.
@@ -137,8 +141,8 @@ class GroupSyncer:
         for (topic, partition), position in (await from_.committer.positions(group)).items():
             at.setdefault(topic, {})[partition] = position.next_offset
         have = await self._there(to, group, only)
-        alive = self._look(target, group, only, have)
-        rows: list[Row] = []
+        alive = self._observe(target, group, only, have)
+        rows: list[PartitionSync] = []
         unmapped: dict[str, str] = {}
         for topic, next_offsets in sorted(at.items()):
             names = wanted(topic)
@@ -156,32 +160,46 @@ class GroupSyncer:
         return made
 
     async def _carried_out(
-        self, made: GroupOutcome, to: Cluster, only: str | None, have: Mapping[At, Have]
+        self,
+        made: GroupOutcome,
+        to: ReadableCluster,
+        only: str | None,
+        have: Mapping[TopicAndPartition, GroupPosition],
     ) -> GroupOutcome:
-        for left in reversed(range(TRIES)):
+        for left in reversed(range(COMMIT_TRIES)):
             if (now := await self._there(to, made.group, only)) != have:
-                why = self._look(to.name, made.group, only, now) or MEANWHILE
+                why = self._observe(to.name, made.group, only, now) or CHANGED_MEANWHILE
                 return replace(made, state="live", why=why)
             if why := self._busy(made.group, to.name, only):
                 return replace(made, state="live", why=why)  # it has become active here meanwhile
             try:
-                async with asyncio.timeout(COMMIT_S):
+                async with asyncio.timeout(COMMIT_TIMEOUT_S):
                     return await self._commit(made, to)
             except (ClusterUnreachable, TimeoutError):
                 if not left:
                     raise
-            await asyncio.sleep(RETRY_S)
+            await asyncio.sleep(COMMIT_RETRY_INTERVAL_S)
         raise AssertionError("the last try returns or raises")
 
-    async def _there(self, to: Cluster, group: str, only: str | None) -> dict[At, Have]:
+    async def _there(
+        self, to: ReadableCluster, group: str, only: str | None
+    ) -> dict[TopicAndPartition, GroupPosition]:
         found = await to.committer.positions(group)
-        return {at: Have(*position) for at, position in found.items() if only in {None, at[0]}}
+        return {at: GroupPosition(*position) for at, position in found.items() if only in {None, at[0]}}
 
-    def _look(self, target: str, group: str, only: str | None, have: Mapping[At, Have]) -> str:
-        return self._watch.look(target, group if only is None else f"{group}/{only}", have, self._clock())
+    def _observe(
+        self, target: str, group: str, only: str | None, have: Mapping[TopicAndPartition, GroupPosition]
+    ) -> str:
+        return self._watch.observe(target, group if only is None else f"{group}/{only}", have, self._clock())
 
     async def _outcome(
-        self, group: str, only: str | None, to: Cluster, rows: list[Row], unmapped: dict[str, str], alive: str
+        self,
+        group: str,
+        only: str | None,
+        to: ReadableCluster,
+        rows: list[PartitionSync],
+        unmapped: dict[str, str],
+        alive: str,
     ) -> GroupOutcome:
         state: GroupState = "nothing"
         why = "" if rows else "it has no position in a topic that is joined with one there"
@@ -194,16 +212,16 @@ class GroupSyncer:
             why = refused
             clients = await to.committer.members(group)
             live = self._busy(group, to.name, only)
-            live = live or await self._consumers.elsewhere(group, to.name, only)
-            if live := live or _told_members(clients):
+            live = live or await self._owners.describe_owners(group, to.name, only)
+            if live := live or _member_words(clients):
                 state, why = "live", live
             elif alive and state == "synced":
                 state, why = "live", alive
         return GroupOutcome(group, state, now_ms(), why, tuple(rows), unmapped)
 
-    async def _commit(self, made: GroupOutcome, to: Cluster) -> GroupOutcome:
-        offsets: dict[At, int] = {}
-        marks: dict[At, str] = {}
+    async def _commit(self, made: GroupOutcome, to: ReadableCluster) -> GroupOutcome:
+        offsets: dict[TopicAndPartition, int] = {}
+        marks: dict[TopicAndPartition, str] = {}
         for row in made.rows:
             if row.decision.next_offset is not None:
                 at = row.to_topic, row.answer.partition
@@ -220,23 +238,25 @@ def _only(topic: str) -> Wanted:
     return lambda name: (topic,) if name == topic else ()
 
 
-def _rows(one: Joined, next_offsets: dict[int, int], have: Mapping[At, Have]) -> Iterable[Row]:
+def _rows(
+    one: JoinedTopics, next_offsets: dict[int, int], have: Mapping[TopicAndPartition, GroupPosition]
+) -> Iterable[PartitionSync]:
     for partition, answer in one.resume(next_offsets).answers.items():
         known = have.get((one.to.topic, partition))
         decision = decide(known, answer, one.read, next_offsets)
         there = None if known is None else known.next_offset
         is_foreign = known is not None and not is_own(known.metadata)
-        yield Row(one.read.topic, one.to.topic, answer, there, decision, is_foreign)
+        yield PartitionSync(one.read.topic, one.to.topic, answer, there, decision, is_foreign)
 
 
-def _told_members(clients: Collection[str]) -> str:
+def _member_words(clients: Collection[str]) -> str:
     if not clients:
         return ""
     shown = ", ".join(sorted(set(clients))[:3])
     return f"it has {len(clients)} members there: {shown}"
 
 
-def outcome_told(made: GroupOutcome) -> dict[str, Any]:
+def outcome_fields(made: GroupOutcome) -> dict[str, Any]:
     """For people."""
     return {
         "group": made.group, "state": made.state, "why": made.why, "at_ms": made.at_ms,

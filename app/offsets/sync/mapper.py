@@ -18,14 +18,24 @@ from app.controllog import codec
 from app.controllog.events import RoutePut
 from app.kafka.client.cluster import EARLIEST, LATEST, ClusterClient, ClusterUnreachable
 from app.kernel.job import JobId, Kind
-from app.offsets.model.translation import NO_LINE, Copying, Log, Place, Resumed, Road, Topic, resume, roads
-from app.offsets.store.records import ROUTES, Store
-from app.offsets.store.tables import Clusters, NotRead, Tables
+from app.offsets.model.translation import (
+    NO_LINE,
+    CopiedLine,
+    CopiedPartition,
+    Log,
+    ResumePlan,
+    TopicIdentity,
+    TopicRelation,
+    resume,
+    roads,
+)
+from app.offsets.store.records import ROUTES, RegionStore
+from app.offsets.store.tables import NotRead, ReadableClusters, RegionTables
 from app.replicate.definition import RouteDefinition
 from app.replicate.model.route import Route
 
 COPIES = f"{Kind.REPLICATE.value}:"
-READ_S = 8.0  # a request's patience with the offset map
+MAP_READ_TIMEOUT_S = 8.0  # a request's patience with the offset map
 
 
 class NoRoad(LookupError):
@@ -33,22 +43,22 @@ class NoRoad(LookupError):
 
 
 @dataclass(frozen=True, slots=True)
-class Joined:
+class JoinedTopics:
     """A topic of one cluster, and one of another, as they stand to each other now."""
 
-    road: Road
-    read: Topic
-    to: Topic
-    into_read: list[Copying]
-    into_to: list[Copying]
+    relation: TopicRelation
+    read: TopicIdentity
+    to: TopicIdentity
+    into_read: list[CopiedLine]
+    into_to: list[CopiedLine]
     logs: dict[int, Log]
-    unknown: dict[tuple[Place, int], str]
+    unknown: dict[tuple[CopiedPartition, int], str]
     incomplete: str
 
-    def resume(self, next_offsets: Mapping[int, int]) -> Resumed:
+    def resume(self, next_offsets: Mapping[int, int]) -> ResumePlan:
         """Where a reader goes on."""
         return resume(
-            self.road, self.read, self.to, next_offsets, self.into_read, self.into_to, self.logs,
+            self.relation, self.read, self.to, next_offsets, self.into_read, self.into_to, self.logs,
             self.unknown, self.incomplete,
         )  # fmt: skip
 
@@ -58,7 +68,7 @@ class Joined:
         return len(self.into_read) + len(self.into_to)
 
 
-class Destination(NamedTuple):
+class DestinationTopic(NamedTuple):
     """A topic that is gone on to, as somebody has just found it: its cluster's id, its own, its logs."""
 
     cluster_id: str
@@ -66,7 +76,7 @@ class Destination(NamedTuple):
     logs: dict[int, Log]
 
 
-class Mapper:
+class OffsetMapper:
     """See the module.
 
     Args:
@@ -75,8 +85,8 @@ class Mapper:
 
     def __init__(
         self,
-        tables: Tables,
-        clusters: Clusters,
+        tables: RegionTables,
+        clusters: ReadableClusters,
         routes: Callable[[], Mapping[str, RouteDefinition]],
         jobs: Callable[[], Iterable[str]],
     ) -> None:
@@ -87,7 +97,7 @@ class Mapper:
         self._made_of: tuple[list[str], Mapping[str, RouteDefinition]] = [], {}
         self._copies: defaultdict[tuple[str, str], list[tuple[Route, str, int]]] = defaultdict(list)
 
-    async def read(self, timeout_s: float = READ_S) -> None:
+    async def read(self, timeout_s: float = MAP_READ_TIMEOUT_S) -> None:
         """Reads the offset map to its end. Raises NotRead."""
         await self.tables.read(timeout_s)
 
@@ -112,12 +122,12 @@ class Mapper:
     async def names(self) -> dict[str, str]:
         """The names here of clusters by their ids, as they were heard last."""
 
-        def heard(store: Store) -> dict[str, str]:
+        def heard(store: RegionStore) -> dict[str, str]:
             return {found: name for name in sorted(self._clusters.specs) if (found := store.named(name))}
 
         return await self.tables.ask(heard)
 
-    def _from_routes(self, store: Store, name: str) -> str:
+    def _from_routes(self, store: RegionStore, name: str) -> str:
         for region in self.tables.atlas.regions:
             for key, value in store.records(ROUTES, region, "route/"):
                 try:
@@ -133,7 +143,9 @@ class Mapper:
                         return found
         return ""
 
-    async def join(self, read_at: str, topic: str, to: str, to_topic: str | None = None) -> list[Joined]:
+    async def join(
+        self, read_at: str, topic: str, to: str, to_topic: str | None = None
+    ) -> list[JoinedTopics]:
         """The topics of cluster `to` that are joined with `topic` of `read_at`; only `to_topic`, if given.
 
         Call `read` before.
@@ -142,17 +154,17 @@ class Mapper:
             KeyError: no such cluster. NoRoad: nothing joins them. NotRead. ValueError: there is too much.
             ClusterUnreachable, KafkaError: `to` cannot be asked.
         """
-        read = Topic(await self.cluster_id(read_at), topic, await self._topic_id(read_at, topic))
+        read = TopicIdentity(await self.cluster_id(read_at), topic, await self._topic_id(read_at, topic))
         return await self.joined(read, to, to_topic, read_at)
 
     async def joined(
         self,
-        read: Topic,
+        read: TopicIdentity,
         to: str,
         to_topic: str | None = None,
         read_at: str = "",
-        found: Destination | None = None,
-    ) -> list[Joined]:
+        found: DestinationTopic | None = None,
+    ) -> list[JoinedTopics]:
         """The same, where nobody has to be asked which topic `read` is; nor, with what was `found` of it,
         about `to_topic`."""
         to_id, topic = found.cluster_id if found else await self.cluster_id(to), read.topic
@@ -170,26 +182,33 @@ class Mapper:
                 "see that a route copies it (route list), and that it has copied something"
             )
         return [
-            await self._joined(road, read, Topic(to_id, name), into_read, to, found)
+            await self._joined(road, read, TopicIdentity(to_id, name), into_read, to, found)
             for name, road in sorted(by_topic.items())
         ]
 
     async def _joined(
         self,
-        road: Road,
-        read: Topic,
-        to: Topic,
-        into_read: list[Copying],
+        relation: TopicRelation,
+        read: TopicIdentity,
+        to: TopicIdentity,
+        into_read: list[CopiedLine],
         to_name: str,
-        found: Destination | None,
-    ) -> Joined:
+        found: DestinationTopic | None,
+    ) -> JoinedTopics:
         # Before the logs: should the topic be made anew in between, its lines are of another one.
         topic_id = found.topic_id if found else await self._topic_id_of(to_name, to.topic)
         into_to = await self.tables.into(to.cluster_id, to.topic)
         unknown = await self._unknown(to_name, to.topic, into_to)
         logs = found.logs if found else await _logs((await self.tables.reach(to_name)).client, to.topic)
-        return Joined(
-            road, read, to._replace(topic_id=topic_id), into_read, into_to, logs, unknown, self._incomplete()
+        return JoinedTopics(
+            relation,
+            read,
+            to._replace(topic_id=topic_id),
+            into_read,
+            into_to,
+            logs,
+            unknown,
+            self._incomplete(),
         )
 
     async def _topic_id_of(self, cluster: str, topic: str) -> str:
@@ -216,12 +235,12 @@ class Mapper:
         )
 
     async def _unknown(
-        self, to: str, to_topic: str, into_to: Iterable[Copying]
-    ) -> dict[tuple[Place, int], str]:
+        self, to: str, to_topic: str, into_to: Iterable[CopiedLine]
+    ) -> dict[tuple[CopiedPartition, int], str]:
         """Rule 3."""
         here = self.tables.atlas.region
         known = {(c.route, c.source.topic, c.source.partition) for c in into_to if c.region == here}
-        found: dict[tuple[Place, int], str] = {}
+        found: dict[tuple[CopiedPartition, int], str] = {}
         for route, topic, partition in self._copying().get((to, to_topic), ()):
             if (route.name, topic, partition) in known:
                 continue
@@ -229,7 +248,7 @@ class Mapper:
                 source = await self.cluster_id(route.source)
             except (NoRoad, KeyError):
                 source = ""
-            found[Place(source, topic, partition), partition] = NO_LINE
+            found[CopiedPartition(source, topic, partition), partition] = NO_LINE
         return found
 
     def _copying(self) -> Mapping[tuple[str, str], list[tuple[Route, str, int]]]:
@@ -260,4 +279,4 @@ async def _logs(client: ClusterClient, topic: str) -> dict[int, Log]:
     return {at[1]: Log(starts[at], ends[at]) for at in wanted}
 
 
-__all__ = ["Joined", "Mapper", "NoRoad", "NotRead"]
+__all__ = ["JoinedTopics", "NoRoad", "NotRead", "OffsetMapper"]

@@ -19,7 +19,7 @@ from mode import Service
 from app.controllog import codec
 from app.controllog.topics import CHECKPOINT_PARTITIONS, ControlTopics
 from app.kafka.client.startup_retry import start_patiently
-from app.kafka.client.topic_tail import STOP_S, bounded
+from app.kafka.client.topic_tail import TAIL_STOP_TIMEOUT_S, bounded
 from app.kernel.clock import now_ms
 from app.offsets.model.offset_map import BarrierItem, EndedItem, NeedItem
 
@@ -54,7 +54,7 @@ class BarrierSender(Service):
 
     async def on_stop(self) -> None:
         if self._producer is not None:
-            await bounded(self._producer.stop(), STOP_S, "producer of barriers")
+            await bounded(self._producer.stop(), TAIL_STOP_TIMEOUT_S, "producer of barriers")
 
     async def send(self, items: Iterable[BarrierItem]) -> list[asyncio.Future[Any]]:
         """Sends barriers, as few events as they fit into; the futures end once they stand in the topic.

@@ -41,25 +41,25 @@ from app.dispatch.definition import Workload
 from app.kafka.client.cluster import ClusterUnreachable
 from app.kernel.fencing import LogId, TrackerRecord
 from app.kernel.job import JobId, Kind
-from app.offsets.model.offset_map import Source
-from app.offsets.model.producer_progress import CorruptProgress, Progress
-from app.offsets.model.source_frontier import ANY_LOG, Done, PassOver, finished, together
-from app.offsets.model.translation import Copying, Resumed, Topic
+from app.offsets.model.offset_map import LineSource
+from app.offsets.model.producer_progress import CorruptProgress, FinishedOffsets
+from app.offsets.model.source_frontier import ANY_LOG, PassOver, SourceFinished, finished, together
+from app.offsets.model.translation import CopiedLine, ResumePlan, TopicIdentity
 from app.offsets.store.records import BARRIERS, CHECKPOINTS, ENDS, TRACKERS
-from app.offsets.store.tables import NotRead, Tables
+from app.offsets.store.tables import NotRead, RegionTables
 from app.offsets.store.tracker_tail import positions
-from app.offsets.sync.mapper import Joined, Mapper, NoRoad
+from app.offsets.sync.mapper import JoinedTopics, NoRoad, OffsetMapper
 
 log = structlog.get_logger(__name__)
 
-READ_S = 8.0  # patience with what was not read before; then a job begins without, and reads again
-RETRY_S = 0.25
+MAP_READ_TIMEOUT_S = 8.0  # patience with what was not read before; then a job begins without, and reads again
+MAP_RETRY_INTERVAL_S = 0.25
 WARM_S = 10.0
-KEEP_S = 30.0  # what was worked out of a workload's lines, once nobody asks for it
-AWAY = (ClusterUnreachable, KafkaError, NotRead, OSError, TimeoutError)
+VIEW_TTL_S = 30.0  # what was worked out of a workload's lines, once nobody asks for it
+CLUSTER_ERRORS = (ClusterUnreachable, KafkaError, NotRead, OSError, TimeoutError)
 
 
-class Carried(NamedTuple):
+class ImportedProgress(NamedTuple):
     """What is finished elsewhere of a job that begins here.
 
     Attributes:
@@ -78,16 +78,16 @@ class Carried(NamedTuple):
     log: LogId = ANY_LOG
 
 
-class Reader(NamedTuple):
+class RemoteReader(NamedTuple):
     """How far another region's jobs have come in their copy: the log, and by partition. See `reader_of`."""
 
     log: LogId
     next_offsets: dict[int, int]
-    progress: dict[int, Progress]
+    progress: dict[int, FinishedOffsets]
 
-    def topic(self, name: str) -> Topic:
+    def topic(self, name: str) -> TopicIdentity:
         """The topic of that name that it reads."""
-        return Topic(self.log.cluster_id, name, self.log.topic_id)
+        return TopicIdentity(self.log.cluster_id, name, self.log.topic_id)
 
 
 @dataclass(slots=True)
@@ -97,15 +97,15 @@ class _View:
     reading: int
     asked_s: float
     next_offsets: dict[int, int] = field(default_factory=dict)
-    done: dict[Hashable, Done] = field(default_factory=dict)
-    into: dict[int, list[Source]] = field(default_factory=dict)
+    done: dict[Hashable, SourceFinished] = field(default_factory=dict)
+    into: dict[int, list[LineSource]] = field(default_factory=dict)
     log: LogId = ANY_LOG
     why: list[str] = field(default_factory=list)  # of all partitions
     why_of: dict[int, str] = field(default_factory=dict)
     was_read: bool = False
 
 
-class Carrier(Service):
+class RemoteProgress(Service):
     """See the module.
 
     Args:
@@ -115,8 +115,8 @@ class Carrier(Service):
 
     def __init__(
         self,
-        tables: Tables,
-        mapper: Mapper,
+        tables: RegionTables,
+        mapper: OffsetMapper,
         regions_of: Callable[[Workload], Sequence[str]],
         wanted: Callable[[], bool],
     ) -> None:
@@ -138,7 +138,7 @@ class Carrier(Service):
             try:
                 if self._wanted():
                     await self.read(WARM_S)
-            except AWAY as error:
+            except CLUSTER_ERRORS as error:
                 log.warning("other regions' positions cannot be read, and are read again", error=str(error))
             except Exception:
                 log.exception("other regions' positions could not be read, and are read again")
@@ -162,7 +162,7 @@ class Carrier(Service):
 
     # -- reading -----------------------------------------------------------------------------------
 
-    async def read(self, timeout_s: float = READ_S) -> None:
+    async def read(self, timeout_s: float = MAP_READ_TIMEOUT_S) -> None:
         """Reads positions and offset maps to the ends that they have now, or a moment later.
 
         Raises:
@@ -182,8 +182,10 @@ class Carrier(Service):
             await asyncio.wait([former])
         self._now, self._next = self._next, None  # who asks from here on, waits for another one
         found = await asyncio.gather(
-            self._tables.read(READ_S, (CHECKPOINTS, BARRIERS)),
-            self._tables.read(READ_S, (TRACKERS, ENDS), set(self._tables.atlas.regions) - {self.region}),
+            self._tables.read(MAP_READ_TIMEOUT_S, (CHECKPOINTS, BARRIERS)),
+            self._tables.read(
+                MAP_READ_TIMEOUT_S, (TRACKERS, ENDS), set(self._tables.atlas.regions) - {self.region}
+            ),
             return_exceptions=True,
         )
         self._readings += 1
@@ -191,7 +193,7 @@ class Carrier(Service):
             if isinstance(failed, BaseException):
                 raise failed
 
-    async def read_positions(self, regions: Collection[str], timeout_s: float = READ_S) -> None:
+    async def read_positions(self, regions: Collection[str], timeout_s: float = MAP_READ_TIMEOUT_S) -> None:
         """Reads positions of these regions alone, likewise. Raises as `read`."""
         await self._tables.read(timeout_s, (TRACKERS, ENDS), regions)
 
@@ -203,11 +205,13 @@ class Carrier(Service):
 
     # -- carrying ----------------------------------------------------------------------------------
 
-    async def carried(self, job: JobId, workload: Workload, patience_s: float = READ_S) -> Carried:
+    async def imported_progress(
+        self, job: JobId, workload: Workload, patience_s: float = MAP_READ_TIMEOUT_S
+    ) -> ImportedProgress:
         """What other regions' readers have finished of the job's partition. Never raises for what is away:
         after `patience_s` it is what was read before."""
         if job.topic != workload.metadata.topic or not self.others(workload):
-            return Carried()
+            return ImportedProgress()
         why = []
         if failed := await self._read_patiently(patience_s):
             why.append(f"{failed}; see that the control cluster answers")
@@ -217,7 +221,7 @@ class Carrier(Service):
                 view = await self._viewed(workload)
                 self._keep(workload.key, view)
         over = PassOver(view.done, view.into.get(job.partition, ()), job.partition, view.log)
-        return Carried(
+        return ImportedProgress(
             view.next_offsets.get(job.partition), over if view.done else None,
             ". ".join([*why, *view.why, *filter(None, [view.why_of.get(job.partition)])]), view.was_read,
             view.log,
@@ -229,25 +233,25 @@ class Carrier(Service):
         while True:
             try:
                 await self.read(max(0.0, until_s - time.monotonic()))
-            except AWAY as error:
-                if time.monotonic() + RETRY_S >= until_s:
+            except CLUSTER_ERRORS as error:
+                if time.monotonic() + MAP_RETRY_INTERVAL_S >= until_s:
                     return str(error) or repr(error)
-                await asyncio.sleep(RETRY_S)
+                await asyncio.sleep(MAP_RETRY_INTERVAL_S)
             else:
                 return ""
 
     def _keep(self, key: str, view: _View) -> None:
-        oldest_s = time.monotonic() - KEEP_S
+        oldest_s = time.monotonic() - VIEW_TTL_S
         self._views = {key: one for key, one in self._views.items() if one.asked_s > oldest_s}
         self._views[key] = view
 
     async def _viewed(self, workload: Workload) -> _View:
         view = _View(self._readings, time.monotonic())
-        readers: list[dict[Hashable, Done]] = []
+        readers: list[dict[Hashable, SourceFinished]] = []
         for region in self.others(workload):
             try:
                 done = await self._of(region, workload, view)
-            except (*AWAY, LookupError, ValueError) as error:
+            except (*CLUSTER_ERRORS, LookupError, ValueError) as error:
                 view.why.append(f"how far region {region} has come is not known: {error}")
             else:
                 readers += done
@@ -255,8 +259,9 @@ class Carrier(Service):
         view.done = await asyncio.to_thread(together, readers, lines)
         return view
 
-    async def _of(self, region: str, workload: Workload, view: _View) -> list[dict[Hashable, Done]]:
-        """Adds to the view what is known of one region's reader. Raises `AWAY`, LookupError, ValueError."""
+    async def _of(self, region: str, workload: Workload, view: _View) -> list[dict[Hashable, SourceFinished]]:
+        """Adds to the view what is known of one region's reader. Raises `CLUSTER_ERRORS`, LookupError,
+        ValueError."""
         records = await self.positions(workload, region)
         origin = await self._tables.ask(lambda store: store.origin(TRACKERS, region))
         if origin is None or not origin.complete:
@@ -289,36 +294,36 @@ class Carrier(Service):
         return [done]
 
 
-def reader_of(records: Iterable[tuple[str, TrackerRecord]]) -> Reader | None:
+def reader_of(records: Iterable[tuple[str, TrackerRecord]]) -> RemoteReader | None:
     """How far jobs have come, whose records are of the log that changed last; None: none has a position."""
     at = [(JobId.parse(job).partition, record) for job, record in records if record.base >= 0]
     if not at:
         return None
     newest = max((record for _, record in at), key=lambda record: record.at_ms).log
     mine = {partition: record for partition, record in at if not newest.is_another(record.log)}
-    return Reader(
+    return RemoteReader(
         newest,
         {partition: record.base for partition, record in mine.items()},
         {partition: _progress(record) for partition, record in mine.items()},
     )
 
 
-def _progress(record: TrackerRecord) -> Progress:
+def _progress(record: TrackerRecord) -> FinishedOffsets:
     """The record's note; where it has none that can be, its base."""
     if record.note:
         try:
-            progress = Progress.from_bytes(record.note)
+            progress = FinishedOffsets.from_bytes(record.note)
         except CorruptProgress as error:
             log.error("a region's note of its progress cannot be read", error=str(error))
         else:
             if progress.base <= record.base:
                 return progress
-    return Progress(record.base)
+    return FinishedOffsets(record.base)
 
 
 def worked_out(
-    joined: Joined, next_offsets: Mapping[int, int], reader: Reader | None
-) -> tuple[Resumed, dict[Hashable, Done]]:
+    joined: JoinedTopics, next_offsets: Mapping[int, int], reader: RemoteReader | None
+) -> tuple[ResumePlan, dict[Hashable, SourceFinished]]:
     """Where one goes on who stands there, and what a reader has finished of the sources; takes a moment."""
     resumed = joined.resume(next_offsets)
     if reader is None:
@@ -326,8 +331,8 @@ def worked_out(
     return resumed, finished(reader.progress, _sources(joined.into_read), reader.log)
 
 
-def _sources(lines: Iterable[Copying]) -> list[Source]:
-    return [Source(copying.source, copying.line) for copying in lines]
+def _sources(lines: Iterable[CopiedLine]) -> list[LineSource]:
+    return [LineSource(copying.source, copying.line) for copying in lines]
 
 
 def seen(task: asyncio.Task[Any]) -> None:

@@ -2,7 +2,8 @@
 
 Rules
 1. Other regions' routes are read in the copies of their control logs (`app.offsets.store.tables`): as far as
-   they are known, and as they were. The leader looks every `LOOK_S`, whoever is asked to define a route then.
+   they are known, and as they were. The leader looks every `REMOTE_ROUTES_INTERVAL_S`, whoever is asked to
+   define a route then.
 2. The id of a cluster that routes here name is what it says, or said when it was heard last; that of another
    region's, what the lines of the route say. `app.replicate.definition_checks.beside_of` has the rest.
 """
@@ -19,19 +20,19 @@ from mode import Service
 from app.controllog import codec
 from app.controllog.events import RoutePut
 from app.kafka.client.cluster import ClusterUnreachable
-from app.offsets.store.records import ROUTES, Store
-from app.offsets.store.tables import Clusters, NotRead, Tables
-from app.replicate.definition_checks import Elsewhere, beside_of
-from app.replicate.model.copy_graph import ALONE, Beside
+from app.offsets.store.records import ROUTES, RegionStore
+from app.offsets.store.tables import NotRead, ReadableClusters, RegionTables
+from app.replicate.definition_checks import RemoteRoute, beside_of
+from app.replicate.model.copy_graph import ALONE, OtherRegions
 
 log = structlog.get_logger(__name__)
 
-LOOK_S = 20.0
-READ_S = 5.0
+REMOTE_ROUTES_INTERVAL_S = 20.0
+ROUTES_READ_TIMEOUT_S = 5.0
 
 
-class Others(Service):
-    """See the module. `beside`: as of the last look.
+class RemoteRoutes(Service):
+    """See the module. `other_regions`: as of the last look.
 
     Args:
         ends: the clusters that this region's routes name. may_act: whether this worker leads.
@@ -39,15 +40,15 @@ class Others(Service):
 
     def __init__(
         self,
-        tables: Tables,
-        clusters: Clusters,
+        tables: RegionTables,
+        clusters: ReadableClusters,
         ends: Callable[[], Collection[str]],
         may_act: Callable[[], bool],
     ) -> None:
         super().__init__()
-        self.beside = ALONE
+        self.other_regions = ALONE
         self.ids: dict[str, str] = {}
-        self.routes: list[Elsewhere] = []
+        self.routes: list[RemoteRoute] = []
         self._tables = tables
         self._clusters = clusters
         self._ends = ends
@@ -58,12 +59,12 @@ class Others(Service):
         while not self.should_stop:
             if self._may_act() and self._ends() and len(self._tables.atlas.regions) > 1:
                 try:
-                    await self.look()
+                    await self.refresh()
                 except Exception:
                     log.exception("other regions' routes could not be read, and are read again")
-            await self.sleep(LOOK_S)
+            await self.sleep(REMOTE_ROUTES_INTERVAL_S)
 
-    async def look(self, also: Collection[str] = ()) -> Beside:
+    async def refresh(self, also: Collection[str] = ()) -> OtherRegions:
         """What is known now; `also` are clusters that a new route names. Never waits long."""
         tables, atlas = self._tables, self._tables.atlas
         names = {*self._ends(), *also} & self._clusters.specs.keys()
@@ -71,11 +72,11 @@ class Others(Service):
         others = [region for region in atlas.regions if region != atlas.region]
         if others:
             try:
-                await tables.read(READ_S, (ROUTES,))
+                await tables.read(ROUTES_READ_TIMEOUT_S, (ROUTES,))
             except (NotRead, ClusterUnreachable, KafkaError, OSError) as error:
                 log.warning("other regions' routes are known as they were", error=str(error))
 
-        def asked(store: Store) -> tuple[dict[str, str], list[Elsewhere]]:
+        def asked(store: RegionStore) -> tuple[dict[str, str], list[RemoteRoute]]:
             ids = {name: store.named(name) for name in sorted(self._clusters.specs)}
             return ids, [found for region in others for found in _routes(store, region)]
 
@@ -84,11 +85,11 @@ class Others(Service):
         except NotRead as error:
             log.warning("other regions' routes are known as they were", error=str(error))
         else:
-            self.beside = await asyncio.to_thread(beside_of, self.ids, self.routes)
-        return self.beside
+            self.other_regions = await asyncio.to_thread(beside_of, self.ids, self.routes)
+        return self.other_regions
 
 
-def _routes(store: Store, region: str) -> list[Elsewhere]:
+def _routes(store: RegionStore, region: str) -> list[RemoteRoute]:
     found = []
     for key, value in store.records(ROUTES, region, "route/"):
         try:
@@ -98,5 +99,5 @@ def _routes(store: Store, region: str) -> list[Elsewhere]:
         if isinstance(put, RoutePut):
             name = key.removeprefix("route/")
             ids = [store.cluster_of(region, name, target=target) for target in (False, True)]
-            found.append(Elsewhere(region, put.definition, *ids))
+            found.append(RemoteRoute(region, put.definition, *ids))
     return found

@@ -13,7 +13,7 @@ Note = Literal["", "before-start", "beyond-end"]
 
 
 @dataclass(frozen=True, slots=True)
-class At:
+class TimeLookup:
     """The first record of a partition at or after the time: its offset, and timestamp (ms).
 
     `note`: "beyond-end" when no record is that new (the offset is the log's end, there is no timestamp);
@@ -28,7 +28,7 @@ class At:
     note: Note
 
 
-async def at_time(client: ClusterClient, topic: str, time_ms: int) -> list[At] | None:
+async def at_time(client: ClusterClient, topic: str, time_ms: int) -> list[TimeLookup] | None:
     """By partition; None: the topic does not exist there.
 
     Raises:
@@ -47,12 +47,12 @@ async def at_time(client: ClusterClient, topic: str, time_ms: int) -> list[At] |
     return [_at(at[1], found[at], starts[at], ends[at], time_ms) for at in wanted]
 
 
-def _at(partition: int, found: tuple[int, int], start: int, end: int, time_ms: int) -> At:
+def _at(partition: int, found: tuple[int, int], start: int, end: int, time_ms: int) -> TimeLookup:
     offset, timestamp_ms = found
     if offset < 0:
-        return At(partition, end, None, start, end, "beyond-end")
+        return TimeLookup(partition, end, None, start, end, "beyond-end")
     note: Note = "before-start" if offset <= start and start > 0 and timestamp_ms > time_ms else ""
-    return At(partition, offset, timestamp_ms, start, end, note)
+    return TimeLookup(partition, offset, timestamp_ms, start, end, note)
 
 
 def copies_of(topic: str, clusters: Iterable[str], routes: Mapping[str, Route]) -> dict[str, set[str]]:

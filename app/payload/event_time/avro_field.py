@@ -1,7 +1,7 @@
 """The event time in a field of an Avro record, read at the value's head by a plan (`avro_plan`).
 
 Framing as in `app.payload.codec`: `none`, or `confluent`: a byte 0, the schema's id (4 bytes, big-endian),
-the record. The id says which schema the value was written with; `Schemas` has their plans.
+the record. The id says which schema the value was written with; `SchemaPlans` has their plans.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import struct
 from typing import Protocol
 
 from app.payload.codec import HEADER_BYTES, MAGIC, Framing
-from app.payload.event_time.avro_plan import VARINT, Choice, Kind, Plan, Skips
+from app.payload.event_time.avro_plan import VARINT, AvroFieldPlan, FieldEncoding, Skips, UnionPlan
 from app.payload.event_time.instant import MAX_TEXT_CHARS, Absent
 from app.payload.event_time.source import ValueTime
 from app.payload.event_time.varints import CUT_OFF, skipped, varint, zigzag
@@ -18,10 +18,10 @@ from app.payload.event_time.varints import CUT_OFF, skipped, varint, zigzag
 _DOUBLE = struct.Struct("<d")
 
 
-class Schemas(Protocol):
+class SchemaPlans(Protocol):
     """The plans of the schemas that framing confluent names."""
 
-    def plan(self, schema_id: int) -> Plan | None:
+    def plan(self, schema_id: int) -> AvroFieldPlan | None:
         """None: there is no such schema, or the field cannot be read in it."""
 
 
@@ -30,10 +30,10 @@ class OneSchema:
 
     __slots__ = ("_plan",)
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: AvroFieldPlan) -> None:
         self._plan = plan
 
-    def plan(self, schema_id: int) -> Plan | None:
+    def plan(self, schema_id: int) -> AvroFieldPlan | None:
         return self._plan
 
 
@@ -42,7 +42,7 @@ class AvroTime(ValueTime):
 
     __slots__ = ("_framing", "_schemas")
 
-    def __init__(self, schemas: Schemas, framing: Framing = Framing.NONE) -> None:
+    def __init__(self, schemas: SchemaPlans, framing: Framing = Framing.NONE) -> None:
         """Without framing, `schemas` is asked for the schema 0."""
         self._schemas = schemas
         self._framing = framing
@@ -58,14 +58,14 @@ class AvroTime(ValueTime):
         return Absent.UNKNOWN_SCHEMA if plan is None else _read(plan, value, at)
 
 
-def _read(plan: Plan, value: bytes, at: int) -> int | Absent:
+def _read(plan: AvroFieldPlan, value: bytes, at: int) -> int | Absent:
     while True:
         if plan.skips:
             at = _behind(plan.skips, value, at)
             if at == CUT_OFF:
                 return Absent.MALFORMED
         then = plan.then
-        if not isinstance(then, Choice):
+        if not isinstance(then, UnionPlan):
             break
         number, at = varint(value, at)
         branch = zigzag(number)
@@ -75,14 +75,14 @@ def _read(plan: Plan, value: bytes, at: int) -> int | Absent:
         if isinstance(following, Absent):
             return following
         plan = following
-    if then.kind is Kind.DOUBLE:
+    if then.kind is FieldEncoding.DOUBLE:
         if at + _DOUBLE.size > len(value):
             return Absent.MALFORMED
         return then.instant.of_float(_DOUBLE.unpack_from(value, at)[0])
     number, at = varint(value, at)
     if at == CUT_OFF:
         return Absent.MALFORMED
-    if then.kind is Kind.NUMBER:
+    if then.kind is FieldEncoding.NUMBER:
         return then.instant.of_int(zigzag(number))
     length = zigzag(number)
     if length < 0 or at + length > len(value):

@@ -42,7 +42,7 @@ Skip = int | tuple["Skips", ...]  # a tuple: a union's branches
 Skips = tuple[Skip, ...]
 
 
-class Kind(Enum):
+class FieldEncoding(Enum):
     """How the field is written."""
 
     NUMBER = "number"
@@ -51,29 +51,29 @@ class Kind(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Field:
+class PlannedField:
     """The field itself."""
 
-    kind: Kind
+    kind: FieldEncoding
     instant: Instant
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class UnionPlan:
     """A union on the way: what follows in each of its branches."""
 
-    branches: tuple[Plan | Absent, ...]
+    branches: tuple[AvroFieldPlan | Absent, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class AvroFieldPlan:
     """What to pass over, then what stands there."""
 
     skips: Skips
-    then: Field | Choice
+    then: PlannedField | UnionPlan
 
 
-def compiled(schema: bytes | str, path: tuple[str, ...], time_format: TimeFormat | None) -> Plan:
+def compiled(schema: bytes | str, path: tuple[str, ...], time_format: TimeFormat | None) -> AvroFieldPlan:
     """The plan for the field to which `path` leads, through records in records.
 
     Args:
@@ -113,7 +113,7 @@ class _Compiler:
         self._named: dict[str, _Named] = {}
         self._steps = 0
 
-    def plan(self, schema: Any, path: tuple[str, ...]) -> Plan:
+    def plan(self, schema: Any, path: tuple[str, ...]) -> AvroFieldPlan:
         self._learn(schema, "")
         return self._follow(schema, "", path, ())
 
@@ -169,12 +169,12 @@ class _Compiler:
 
     # -- the way -----------------------------------------------------------------------------------
 
-    def _follow(self, schema: Any, namespace: str, path: tuple[str, ...], skips: Skips) -> Plan:
+    def _follow(self, schema: Any, namespace: str, path: tuple[str, ...], skips: Skips) -> AvroFieldPlan:
         schema, namespace = self._resolved(schema, namespace)
         if isinstance(schema, list):
-            return Plan(_joined(skips), self._choice(schema, namespace, path))
+            return AvroFieldPlan(_joined(skips), self._choice(schema, namespace, path))
         if not path:
-            return Plan(_joined(skips), self._field(schema))
+            return AvroFieldPlan(_joined(skips), self._field(schema))
         if schema.get("type") not in ("record", "error"):
             raise self._wrong(
                 f"{path[0]!r} is looked for in a value of type {schema.get('type')!r}, which has no fields",
@@ -189,9 +189,9 @@ class _Compiler:
         known = ", ".join(names[:10])
         raise self._wrong(f"record {schema.get('name')!r} has no field {path[0]!r}", f"it has: {known}")
 
-    def _choice(self, branches: list[Any], namespace: str, path: tuple[str, ...]) -> Choice:
+    def _choice(self, branches: list[Any], namespace: str, path: tuple[str, ...]) -> UnionPlan:
         """Null gives no time, as do branches that cannot; one of them must."""
-        found: list[Plan | Absent] = []
+        found: list[AvroFieldPlan | Absent] = []
         reasons: list[UnusableField] = []
         for branch in branches:
             resolved, inner = self._resolved(branch, namespace)
@@ -205,14 +205,14 @@ class _Compiler:
             except UnusableField as reason:
                 reasons.append(reason)
                 found.append(Absent.NOT_A_TIME)
-        if not any(isinstance(one, Plan) for one in found):
+        if not any(isinstance(one, AvroFieldPlan) for one in found):
             raise reasons[0] if reasons else self._wrong("is always null", _TIMES)
-        return Choice(tuple(found))
+        return UnionPlan(tuple(found))
 
-    def _field(self, schema: dict[str, Any]) -> Field:
+    def _field(self, schema: dict[str, Any]) -> PlannedField:
         kind, logical = schema.get("type"), schema.get("logicalType")
         if kind == "string":
-            return Field(Kind.TEXT, Instant(self._format or TimeFormat.EPOCH_MS))
+            return PlannedField(FieldEncoding.TEXT, Instant(self._format or TimeFormat.EPOCH_MS))
         told = _LOGICAL.get(str(logical)) if kind == "long" else None
         if told is not None and self._format not in (None, told):
             raise self._wrong(f"{self._format} is configured, and the schema says {logical}", f"say {told}")
@@ -225,7 +225,9 @@ class _Compiler:
             raise self._wrong(
                 f"iso-8601 is configured, and the field is of type {kind}", "say epoch-ms or -s"
             )
-        return Field(Kind.DOUBLE if kind == "double" else Kind.NUMBER, Instant(time_format))
+        return PlannedField(
+            FieldEncoding.DOUBLE if kind == "double" else FieldEncoding.NUMBER, Instant(time_format)
+        )
 
     # -- what is passed over -----------------------------------------------------------------------
 

@@ -1,7 +1,8 @@
 """Avro schemas from files: one for all values, or a folder of `<schema id>.avsc`.
 
 A folder is looked at again while workers run, as in `app.payload.schema_registry`. It may hold schemas
-without the field (other topics'): values of theirs have no event time, and `Folder.unusable` says why.
+without the field (other topics'): values of theirs have no event time, and `AvroSchemaFolder.unusable` says
+why.
 """
 
 from __future__ import annotations
@@ -12,9 +13,9 @@ from pathlib import Path
 
 from app.payload.codec import Framing
 from app.payload.event_time.avro_field import AvroTime, OneSchema
-from app.payload.event_time.avro_plan import MAX_SCHEMA_BYTES, Plan, compiled
+from app.payload.event_time.avro_plan import MAX_SCHEMA_BYTES, AvroFieldPlan, compiled
 from app.payload.event_time.instant import TimeFormat, UnusableField
-from app.payload.schema_files import ANYWHERE, Refused, SchemaFiles
+from app.payload.schema_files import ANYWHERE, FileRefused, SchemaFiles
 from app.payload.schema_registry import MAX_ENTRIES, MAX_SCHEMA_ID, SETTLED_NS, changed_ns
 
 SUFFIX = ".avsc"
@@ -22,7 +23,7 @@ MAX_SCHEMAS = 1_000
 _LAYOUT = f"a folder of schemas holds <schema id>{SUFFIX}"
 
 
-class Folder:
+class AvroSchemaFolder:
     """Plans by schema id.
 
     Attributes:
@@ -46,7 +47,7 @@ class Folder:
         self._path = path
         self._format = time_format
         self._files = files
-        self._plans: dict[int, Plan] = {}
+        self._plans: dict[int, AvroFieldPlan] = {}
         name = ".".join(path)
         self._seen_ns = changed_ns(folder)
         try:
@@ -62,11 +63,11 @@ class Folder:
             raise why or UnusableField(name, f"{folder} holds no schema", _LAYOUT)
         files.watch(self)
 
-    def plan(self, schema_id: int) -> Plan | None:
-        """See `avro_field.Schemas`."""
+    def plan(self, schema_id: int) -> AvroFieldPlan | None:
+        """See `avro_field.SchemaPlans`."""
         return self._plans.get(schema_id)
 
-    def look(self) -> None:
+    def refresh(self) -> None:
         """Reads the schemas that have come since. To be called off the event loop."""
         at_ns = changed_ns(self._folder)
         if at_ns == self._seen_ns and time.time_ns() - at_ns > SETTLED_NS:
@@ -109,7 +110,7 @@ def open_avro(
     try:
         source = files.find(name)
         is_folder = source.is_dir()
-    except Refused as error:
+    except FileRefused as error:
         raise UnusableField(".".join(path), f"{name} {error.why}", error.remedy) from None
     except (OSError, ValueError, RuntimeError) as error:
         raise UnusableField(".".join(path), f"{name} is no path: {error}", "correct the path") from None
@@ -119,15 +120,17 @@ def open_avro(
                 ".".join(path), f"{source} is a folder, and values without framing name no schema",
                 f"name one {SUFFIX} file in it, or say framing confluent",
             )  # fmt: skip
-        return AvroTime(Folder(source, path, time_format, files), framing)
+        return AvroTime(AvroSchemaFolder(source, path, time_format, files), framing)
     return AvroTime(OneSchema(_compiled(source, path, time_format, files)), framing)
 
 
-def _compiled(file: Path, path: tuple[str, ...], time_format: TimeFormat | None, files: SchemaFiles) -> Plan:
+def _compiled(
+    file: Path, path: tuple[str, ...], time_format: TimeFormat | None, files: SchemaFiles
+) -> AvroFieldPlan:
     name = ".".join(path)
     try:
         text = files.read(file, MAX_SCHEMA_BYTES)
-    except Refused as error:
+    except FileRefused as error:
         raise UnusableField(name, f"{file} {error.why}", error.remedy) from None
     except (OSError, ValueError) as error:
         words = getattr(error, "strerror", None) or str(error)

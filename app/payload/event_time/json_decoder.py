@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 
 from app.payload.event_time.instant import Absent, Instant
-from app.payload.event_time.json_scanner import Key
+from app.payload.event_time.json_scanner import JsonKey
 
 WHOLE_BYTES = 400  # left behind the key: less than this is passed over sooner than cut off
 _SPACE = rb"[ \t\n\r]*+"
@@ -30,7 +30,7 @@ class FieldDecoder:
 
     __slots__ = ("_closing", "_decode", "_hints", "_instant", "_last", "_of_int", "_outer")
 
-    def __init__(self, path: Sequence[str], keys: Sequence[Key], instant: Instant) -> None:
+    def __init__(self, path: Sequence[str], keys: Sequence[JsonKey], instant: Instant) -> None:
         kind: Any = int | float | str | None
         for name in reversed(path):
             kind = msgspec.defstruct(

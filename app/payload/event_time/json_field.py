@@ -12,7 +12,7 @@ import orjson
 
 from app.payload.event_time.instant import MAX_TEXT_CHARS, Absent, Instant, TimeFormat, UnusableField
 from app.payload.event_time.json_decoder import FieldDecoder
-from app.payload.event_time.json_scanner import NOT_FOUND, OPEN, Key
+from app.payload.event_time.json_scanner import NOT_FOUND, OPEN, JsonKey
 from app.payload.event_time.source import ValueTime
 
 MAX_KEYS = 16  # of a path
@@ -51,7 +51,7 @@ class JsonTime(ValueTime):
                 raise UnusableField(told, f"a key of {len(name)} characters", f"write 1 to {MAX_KEY_CHARS}")
             if any("\ud800" <= char <= "\udfff" for char in name):
                 raise UnusableField(ascii(told), "half of a character", "write the key as text")
-        self._keys = tuple(map(Key, path))
+        self._keys = tuple(map(JsonKey, path))
         self._instant = Instant(time_format)
         plain = all(key.needle for key in self._keys)
         self._known = FieldDecoder(path, self._keys, self._instant).read if plain else None

@@ -39,7 +39,7 @@ NOT_FOUND = -1
 BROKEN = -2
 
 
-class Key:
+class JsonKey:
     """A key and the ways to write it.
 
     Attributes:

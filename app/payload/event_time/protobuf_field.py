@@ -56,7 +56,7 @@ _FIXED = {
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class ProtobufFieldPlan:
     """The tags of the messages on the way, then the field's.
 
     One of `decode`, `fixed` and neither (text, or a Timestamp) says how the field is written.
@@ -68,7 +68,9 @@ class Plan:
     fixed: struct.Struct | None = None
 
 
-def compiled(descriptor: Descriptor, path: tuple[str, ...], time_format: TimeFormat | None) -> Plan:
+def compiled(
+    descriptor: Descriptor, path: tuple[str, ...], time_format: TimeFormat | None
+) -> ProtobufFieldPlan:
     """The plan for the field to which `path` leads, names as in the `.proto`.
 
     Args:
@@ -99,7 +101,9 @@ def compiled(descriptor: Descriptor, path: tuple[str, ...], time_format: TimeFor
     return _leaf(told, field, tags, time_format)
 
 
-def _leaf(told: str, field: FieldDescriptor, tags: list[int], time_format: TimeFormat | None) -> Plan:
+def _leaf(
+    told: str, field: FieldDescriptor, tags: list[int], time_format: TimeFormat | None
+) -> ProtobufFieldPlan:
     number, kind = field.number << 3, field.type
     if field.message_type is not None:
         if field.message_type.full_name != _TIMESTAMP:
@@ -108,10 +112,10 @@ def _leaf(told: str, field: FieldDescriptor, tags: list[int], time_format: TimeF
             raise UnusableField(
                 told, f"{time_format} is configured, and it is a Timestamp", "leave the format out"
             )
-        return Plan((*tags, number | BYTES), None)
+        return ProtobufFieldPlan((*tags, number | BYTES), None)
     instant = Instant(time_format or TimeFormat.EPOCH_MS)
     if kind == FieldDescriptor.TYPE_STRING:
-        return Plan((*tags, number | BYTES), instant)
+        return ProtobufFieldPlan((*tags, number | BYTES), instant)
     if kind not in _VARINTS and kind not in _FIXED:
         float32 = kind == FieldDescriptor.TYPE_FLOAT
         why = "a float, which holds minutes at best" if float32 else "of a type that is no time"
@@ -119,9 +123,11 @@ def _leaf(told: str, field: FieldDescriptor, tags: list[int], time_format: TimeF
     if instant.format is TimeFormat.ISO_8601:
         raise UnusableField(told, "iso-8601 is configured, and it is a number", "say epoch-ms or -s")
     if kind in _VARINTS:
-        return Plan((*tags, number | VARINT), instant, decode=_VARINTS[kind])
+        return ProtobufFieldPlan((*tags, number | VARINT), instant, decode=_VARINTS[kind])
     fixed = _FIXED[kind]
-    return Plan((*tags, number | (FIXED64 if fixed.size == 8 else FIXED32)), instant, fixed=fixed)
+    return ProtobufFieldPlan(
+        (*tags, number | (FIXED64 if fixed.size == 8 else FIXED32)), instant, fixed=fixed
+    )
 
 
 class ProtobufTime(ValueTime):
@@ -149,7 +155,7 @@ class ProtobufTime(ValueTime):
         self._codec = codec
         self._plan = compiled(cast(Descriptor, kind.DESCRIPTOR), path, time_format)
         # By class, as versions of the message may number its fields in other ways; None: lacks the field.
-        self._plans: dict[type[Message], Plan | None] = {kind: self._plan}
+        self._plans: dict[type[Message], ProtobufFieldPlan | None] = {kind: self._plan}
 
     def read(self, value: bytes) -> int | Absent:
         if self._codec is None:
@@ -164,7 +170,7 @@ class ProtobufTime(ValueTime):
             plan = self._plans[found.kind] = self._compiled(found.kind)
         return Absent.UNKNOWN_SCHEMA if plan is None else _read(plan, body)
 
-    def _compiled(self, kind: type[Message]) -> Plan | None:
+    def _compiled(self, kind: type[Message]) -> ProtobufFieldPlan | None:
         try:
             return compiled(cast(Descriptor, kind.DESCRIPTOR), self._path, self._format)
         except UnusableField:
@@ -191,7 +197,7 @@ def open_protobuf(
     return ProtobufTime(kind, path, time_format, codec)
 
 
-def _read(plan: Plan, value: bytes) -> int | Absent:
+def _read(plan: ProtobufFieldPlan, value: bytes) -> int | Absent:
     at, end, left = 0, len(value), MAX_TAGS
     for tag in plan.tags:
         at, left = _find(tag, value, at, end, left)

@@ -13,7 +13,7 @@ NO_TIME = -1  # as Kafka's own timestamps say it
 INT64_BYTES = 8
 
 
-class Times(NamedTuple):
+class EventTimes(NamedTuple):
     """Event times of many records.
 
     `times_ms`: one a record, in order, `NO_TIME` where it has none; `absent`: how often for which reason.
@@ -32,7 +32,7 @@ class EventTime(ABC):
     def of(self, record: Record) -> int | Absent:
         """The record's event time (ms since 1970, UTC), or why it has none."""
 
-    def of_many(self, records: Iterable[Record]) -> Times:
+    def of_many(self, records: Iterable[Record]) -> EventTimes:
         """The same of many records."""
         return collected(map(self.of, records))
 
@@ -103,13 +103,13 @@ class ValueTime(EventTime):
         value = record.value
         return Absent.NO_VALUE if value is None else self.read(value)
 
-    def of_values(self, values: Iterable[bytes | None]) -> Times:
+    def of_values(self, values: Iterable[bytes | None]) -> EventTimes:
         """Of many values, None for a tombstone."""
         read = self.read
         return collected(Absent.NO_VALUE if value is None else read(value) for value in values)
 
 
-def collected(found: Iterable[int | Absent]) -> Times:
+def collected(found: Iterable[int | Absent]) -> EventTimes:
     """Times and reasons apart."""
     times_ms: list[int] = []
     absent: dict[Absent, int] = {}
@@ -119,4 +119,4 @@ def collected(found: Iterable[int | Absent]) -> Times:
             times_ms.append(NO_TIME)
         else:
             times_ms.append(one)
-    return Times(times_ms, absent)
+    return EventTimes(times_ms, absent)

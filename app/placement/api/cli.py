@@ -7,7 +7,7 @@ from urllib.parse import quote
 
 import click
 
-from app.cli.client import EXIT_CHANGES, EXIT_PRECONDITION, EXIT_USAGE, Client, Failure, guarded
+from app.cli.client import EXIT_CHANGES, EXIT_PRECONDITION, EXIT_USAGE, Client, CommandFailure, guarded
 from app.cli.options import confirm
 from app.cli.output import emit, output_option, url_option
 from app.worker.api.cli import DRY, act_options
@@ -87,14 +87,14 @@ def move(
     switchyard placement move dispatch:billing/orders:orders:3 --release --execute
     """
     if release == (to is not None):
-        raise Failure("name a worker with --to, or take the wish back with --release", EXIT_USAGE)
+        raise CommandFailure("name a worker with --to, or take the wish back with --release", EXIT_USAGE)
     if to is not None:
         _plan({"moves": [{"job": job, "to": to}]}, execute, yes, url, output, reason=reason, only=job)
         return
     client, body = Client(url), {"job": job, "reason": reason}
     told = client.ask("POST", "/placement/release", body)
     if not told["changed"]:
-        raise Failure(f"nobody wants {job} anywhere", EXIT_PRECONDITION)
+        raise CommandFailure(f"nobody wants {job} anywhere", EXIT_PRECONDITION)
     if execute:
         confirm(f"Take back that {job} is wanted on {told['wish']}?", yes)
         told = client.ask("POST", "/placement/release", {**body, "execute": True})
@@ -115,7 +115,9 @@ def _plan(
         click.echo(f"{notice['kind']}: {notice['message']}; {notice['remedy']}", err=True)
     if not shown:
         if only:
-            raise Failure("it would not move: it is there already, or the notices say why", EXIT_PRECONDITION)
+            raise CommandFailure(
+                "it would not move: it is there already, or the notices say why", EXIT_PRECONDITION
+            )
         click.echo("nothing would move", err=True)
         return
     if not execute:
@@ -141,7 +143,7 @@ def drain(name: str, undo: bool, execute: bool, yes: bool, url: str | None, outp
     switchyard worker drain east-2-4711-6920af3b --undo --execute
     """
     if not name:
-        raise Failure("WORKER: name one of 'worker list'", EXIT_USAGE)
+        raise CommandFailure("WORKER: name one of 'worker list'", EXIT_USAGE)
     client, path = Client(url), f"/workers/{quote(name, safe='')}/drain"
     body = {"draining": not undo}
     told = client.ask("POST", path, body)

@@ -20,9 +20,9 @@ from app.dispatch.dlq.query import BadQuery
 from app.kernel.clock import now_ms
 from app.placement.api import schemas
 from app.placement.inputs import group_of, members_of
-from app.placement.model.plan import Decision, Plan, Rules, name_of
+from app.placement.model.plan import PlacementDecision, PlacementRules, RoundPlan, name_of
 from app.web.http import request_bodies
-from app.web.http.forwarding import HOP, hand_over
+from app.web.http.forwarding import HOP_HEADER, hand_over
 from app.web.http.operator_requests import actor_of, flag_of, read_body, reason_of
 from app.web.http.request_bodies import MAX_MOVES
 from app.web.http.responses import ApiError, json_response
@@ -32,7 +32,7 @@ from app.worker.api.rest import acting
 if TYPE_CHECKING:
     from app.web.console.api import Api
 
-EVEN = Rules(even=2, moves=MAX_MOVES, worker_share=1.0, region_share=1.0)
+EVEN = PlacementRules(even=2, moves=MAX_MOVES, worker_share=1.0, region_share=1.0)
 
 
 class WishReleased(TypedDict):
@@ -64,10 +64,10 @@ class PlacementRoutes:
         """What a round would do now, with `moves` by hand, or `even`; changes nothing."""
         body = await read_body(request, request_bodies.PlanBody)
         moves, even = self._moves(body), flag_of(body, "even")
-        if (leader := self._elsewhere(request)) is not None:
+        if (leader := self._other_leader(request)) is not None:
             return await hand_over(self._api, request, leader, body)
         made, plan_id = await self._planned(moves, even)
-        return json_response(self._told(made, plan_id))
+        return json_response(self._plan_fields(made, plan_id))
 
     @described(
         schemas.PlacementApplied, headers=ACTOR, body=request_bodies.ApplyBody, problems=(409, 412, 502)
@@ -79,7 +79,7 @@ class PlacementRoutes:
         reason = reason_of(body)
         if not isinstance(body.get("plan"), str):
             raise BadQuery("plan: missing; POST /api/v1/placement/plan first, and give the id it tells")
-        if (leader := self._elsewhere(request)) is not None:
+        if (leader := self._other_leader(request)) is not None:
             return await hand_over(self._api, request, leader, body)
         made, plan_id = await self._planned(moves, even)
         if plan_id != body["plan"]:
@@ -95,7 +95,7 @@ class PlacementRoutes:
         ]  # fmt: skip
         if wishes:
             await self._api.runtime.control.append(*wishes)
-        return json_response({**self._told(made, plan_id), "wished": len(wishes)})
+        return json_response({**self._plan_fields(made, plan_id), "wished": len(wishes)})
 
     @described(WishReleased, headers=ACTOR, body=request_bodies.ReleaseBody, problems=(404,))
     async def release(self, request: web.Request) -> web.Response:
@@ -159,13 +159,13 @@ class PlacementRoutes:
         put = self._api.runtime.control.view.workloads.get(key)
         return "" if put is None else group_of(put, self._api.runtime.catalog.workload(key))
 
-    def _elsewhere(self, request: web.Request) -> str | None:
+    def _other_leader(self, request: web.Request) -> str | None:
         """The leader, when it is another worker. Raises ApiError."""
         runtime = self._api.runtime
         leader = runtime.control.view.leader
         if runtime.leader.leads:
             return None
-        if not leader or request.headers.get(HOP):
+        if not leader or request.headers.get(HOP_HEADER):
             raise ApiError(503, "No leader", "the region is about to choose its leader; ask again in seconds")
         return leader
 
@@ -187,14 +187,14 @@ class PlacementRoutes:
             moves[job] = worker
         return moves
 
-    async def _planned(self, moves: Mapping[str, str], even: bool) -> tuple[Plan, str]:
+    async def _planned(self, moves: Mapping[str, str], even: bool) -> tuple[RoundPlan, str]:
         """The plan and its id, which is that of its decisions and of the epochs they are about."""
-        made = await self._api.runtime.leader.foresee(moves, EVEN if even else Rules())
+        made = await self._api.runtime.leader.foresee(moves, EVEN if even else PlacementRules())
         view = self._api.runtime.control.view
         basis = [[d.job, d.worker, d.release, d.target, _epoch(view, d.job)] for d in made.decisions]
         return made, hashlib.sha256(orjson.dumps(sorted(basis))).hexdigest()[:16]
 
-    def _told(self, made: Plan, plan_id: str) -> dict[str, Any]:
+    def _plan_fields(self, made: RoundPlan, plan_id: str) -> dict[str, Any]:
         view = self._api.runtime.control.view
         return {
             "plan": plan_id,
@@ -209,7 +209,7 @@ def _epoch(view: ControlState, job: str) -> int:
     return 0 if held is None else held.epoch
 
 
-def _move(view: ControlState, decision: Decision) -> dict[str, Any]:
+def _move(view: ControlState, decision: PlacementDecision) -> dict[str, Any]:
     held = view.owner(decision.job)
     return {
         "job": decision.job,

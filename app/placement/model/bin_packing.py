@@ -18,8 +18,8 @@ When a job moves, and only then
    that ends lowest, when that leaves it `gain` better off than the giver was.
 A job is never moved for evenness. A worker that joins gets what is homeless, what is new, and what others are
 too small for; an imbalance, however large, is resolved when somebody is over capacity by measured load and
-not before. Who wants evenness by count all the same asks for it (`Rules.even`): an operator's own plan, or a
-fleet in which nothing is measured yet.
+not before. Who wants evenness by count all the same asks for it (`PlacementRules.even`): an operator's own
+plan, or a fleet in which nothing is measured yet.
 
 How a place is chosen (`app.placement.model.fleet`): the emptiest that has room, the largest jobs first, two
 hot partitions of one topic apart if possible. What nobody has room for goes to the least loaded all the same,
@@ -40,12 +40,28 @@ from collections.abc import Iterable, Mapping
 
 from app.controllog.events import Assignment
 from app.kernel.load import Load
-from app.placement.model.plan import MOVES_PER_ROUND, UNREAD, Decision, Member, Notice, Plan, Rules, name_of
-from app.placement.model.round import Round
+from app.placement.model.plan import (
+    MOVES_PER_ROUND,
+    UNREAD,
+    Member,
+    Notice,
+    PlacementDecision,
+    PlacementRules,
+    RoundPlan,
+    name_of,
+)
+from app.placement.model.round import PlacementRound
 
 __all__ = [
-    "MOVES_PER_ROUND", "UNREAD", "Decision", "Member", "Notice", "Plan", "Rules",
-    "name_of", "plan",
+    "MOVES_PER_ROUND",
+    "UNREAD",
+    "Member",
+    "Notice",
+    "PlacementDecision",
+    "PlacementRules",
+    "RoundPlan",
+    "name_of",
+    "plan",
 ]  # fmt: skip
 
 
@@ -57,10 +73,10 @@ def plan(
     *,
     groups: Mapping[str, str] | None = None,
     wishes: Mapping[str, str] | None = None,
-    planned: Mapping[str, Decision] | None = None,
+    planned: Mapping[str, PlacementDecision] | None = None,
     asleep: Mapping[str, str] | None = None,
-    rules: Rules = Rules(),  # noqa: B008  frozen
-) -> Plan:
+    rules: PlacementRules = PlacementRules(),  # noqa: B008  frozen
+) -> RoundPlan:
     """Decides this round's changes.
 
     Args:
@@ -72,7 +88,7 @@ def plan(
         planned: job -> the release that was decided for it in an earlier round, for its target and reason.
         asleep: workload -> why it is hibernated: its jobs have no owner.
     """
-    return Round(
+    return PlacementRound(
         jobs,
         members,
         assignments,

@@ -5,7 +5,7 @@ Rules
 2. A job goes to the worker with the lowest level that stays at or below the fill mark with it (worst fit):
    work spreads, and whoever is empty gets what comes. Ties go to the one with fewer jobs, then by name.
 3. A hot partition goes past workers that have another one of its topic, if somebody else has room.
-4. When nobody has room, it goes where the level ends lowest: of the `LEAST` emptiest.
+4. When nobody has room, it goes where the level ends lowest: of the `MIN_CANDIDATES` emptiest.
 
 A heap gives the emptiest first. Entries are not removed when a level changes but told stale by their level,
 so that a job costs a few heap operations whatever the number of workers. A search that finds no room leaves
@@ -22,13 +22,13 @@ from collections.abc import Sequence
 from app.kernel.load import Load, Vector, vector
 
 DIMENSIONS = ("cpu", "memory", "network")
-LEAST = 4  # candidates when nobody has room
+MIN_CANDIDATES = 4  # candidates when nobody has room
 ROUNDING = 1e-9  # of a worker: sums of floats that should be equal differ by less
 NONE: Vector = (0.0, 0.0, 0.0)
 UNLIMITED: Vector = (float("inf"), float("inf"), float("inf"))
 
 
-class Slot:
+class WorkerSlot:
     """One worker: what it has and what is on it. `add` and `remove` leave `level` to `measure`."""
 
     __slots__ = ("capacity", "count", "group", "hot", "leaving", "level", "name", "used")
@@ -77,7 +77,7 @@ class Slot:
             capacity[2] * mark - used[2],
         )
 
-    def tell(self) -> str:
+    def describe(self) -> str:
         """For people: "w-3 is at 41 % of its cpu"."""
         used, capacity, level = self.used, self.capacity, self.level
         cpu, memory, network = DIMENSIONS
@@ -88,13 +88,13 @@ class Slot:
         return f"{self.name} is at {percent(level)} of its {fullest}"
 
 
-class Bins:
+class WorkerBins:
     """The workers of one isolation group that may be given jobs."""
 
     __slots__ = ("_fill", "_heap", "_most", "slots")
 
     def __init__(self, fill: float) -> None:
-        self.slots: dict[str, Slot] = {}
+        self.slots: dict[str, WorkerSlot] = {}
         self._fill = fill
         self._heap: list[tuple[float, int, str]] = []
         self._most = UNLIMITED
@@ -114,7 +114,7 @@ class Bins:
             heapq.heappop(heap)
         return heap[0][0]
 
-    def give(self, size: Vector, hot: str = "") -> tuple[Slot | None, bool]:
+    def give(self, size: Vector, hot: str = "") -> tuple[WorkerSlot | None, bool]:
         """`choose` and `put` in one: who got it, and whether there was room. Nearly always it is the
         emptiest, and a first placement asks a hundred thousand times."""
         heap = self._heap
@@ -133,7 +133,9 @@ class Bins:
             self.put(chosen, size, hot)
         return chosen, room
 
-    def choose(self, size: Vector, hot: str = "", but: Slot | None = None) -> tuple[Slot | None, bool]:
+    def choose(
+        self, size: Vector, hot: str = "", but: WorkerSlot | None = None
+    ) -> tuple[WorkerSlot | None, bool]:
         """Who is to get a job of this size, and whether there is room (rules 2 to 4).
 
         Args:
@@ -145,8 +147,8 @@ class Bins:
             return self._least(size, but), False
         heap, slots, fill = self._heap, self.slots, self._fill
         passed: list[tuple[float, int, str]] = []
-        second: Slot | None = None
-        found: Slot | None = None
+        second: WorkerSlot | None = None
+        found: WorkerSlot | None = None
         while heap:
             level, count, name = heap[0]
             slot = slots[name]
@@ -171,7 +173,7 @@ class Bins:
             return found or second, True
         return self._least(size, but), False
 
-    def put(self, slot: Slot, size: Vector, hot: str = "") -> None:
+    def put(self, slot: WorkerSlot, size: Vector, hot: str = "") -> None:
         """`slot` gets a job."""
         slot.level = slot.level_with(size)
         slot.add(size)
@@ -183,22 +185,22 @@ class Bins:
         else:
             heapq.heappush(self._heap, entry)
 
-    def take(self, slot: Slot, size: Vector) -> None:
+    def remove_job(self, slot: WorkerSlot, size: Vector) -> None:
         """`slot` loses a job."""
         slot.remove(size)
         slot.measure()
         self._has_room(slot)
         heapq.heappush(self._heap, (slot.level, slot.count, slot.name))
 
-    def _has_room(self, slot: Slot) -> None:
+    def _has_room(self, slot: WorkerSlot) -> None:
         room, most = slot.room(self._fill + ROUNDING), self._most
         self._most = (max(room[0], most[0]), max(room[1], most[1]), max(room[2], most[2]))
 
-    def _least(self, size: Vector, but: Slot | None) -> Slot | None:
+    def _least(self, size: Vector, but: WorkerSlot | None) -> WorkerSlot | None:
         heap, passed = self._heap, list[tuple[float, int, str]]()
-        best: Slot | None = None
+        best: WorkerSlot | None = None
         # One more where nobody is left out: whom a move was planned to is then looked at again.
-        best_level, seen, wanted = float("inf"), 0, LEAST if but is not None else LEAST + 1
+        best_level, seen, wanted = float("inf"), 0, MIN_CANDIDATES if but is not None else MIN_CANDIDATES + 1
         while heap and seen < wanted:
             entry = heapq.heappop(heap)
             slot = self.slots[entry[2]]

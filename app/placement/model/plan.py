@@ -22,7 +22,7 @@ class Member(msgspec.Struct, frozen=True):
     group: str = ""
 
 
-class Decision(msgspec.Struct, frozen=True, gc=False):
+class PlacementDecision(msgspec.Struct, frozen=True, gc=False):
     """What is to happen with `job`: be owned by `worker`, or (release) be let go by it, to go to `target`."""
 
     job: str
@@ -41,7 +41,7 @@ class Notice(msgspec.Struct, frozen=True):
     remedy: str
 
 
-class Rules(msgspec.Struct, frozen=True):
+class PlacementRules(msgspec.Struct, frozen=True):
     """How full a worker may be, as shares of what it has, and how many moves there may be at once.
 
     Attributes:
@@ -87,10 +87,10 @@ class Rules(msgspec.Struct, frozen=True):
             )
 
 
-class Plan(msgspec.Struct, frozen=True):
+class RoundPlan(msgspec.Struct, frozen=True):
     """One round: what to do, what could not be done, every able worker's level once all is done."""
 
-    decisions: list[Decision]
+    decisions: list[PlacementDecision]
     notices: list[Notice]
     levels: dict[str, float]
 

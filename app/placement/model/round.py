@@ -7,15 +7,15 @@ from collections.abc import Iterable, Mapping
 
 from app.controllog.events import Assignment
 from app.kernel.load import DEFAULT_JOB, DEFAULT_WORKER, Load, Vector, capacity_or_default, vector
-from app.placement.model.fleet import ROUNDING, Bins, Slot, mean_of, percent
+from app.placement.model.fleet import ROUNDING, WorkerBins, WorkerSlot, mean_of, percent
 from app.placement.model.plan import (
     HIBERNATED,
     UNREAD,
-    Decision,
     Member,
     Notice,
-    Plan,
-    Rules,
+    PlacementDecision,
+    PlacementRules,
+    RoundPlan,
     name_of,
     topic_of,
 )
@@ -35,7 +35,7 @@ def _why_homeless(held: Assignment) -> str:
     return held.reason
 
 
-class Round:
+class PlacementRound:
     """One call of `plan`: reads everything once, then decides in the order of the rules."""
 
     def __init__(
@@ -46,9 +46,9 @@ class Round:
         loads: Mapping[str, Load],
         groups: Mapping[str, str],
         wishes: Mapping[str, str],
-        planned: Mapping[str, Decision],
+        planned: Mapping[str, PlacementDecision],
         asleep: Mapping[str, str],
-        rules: Rules,
+        rules: PlacementRules,
     ) -> None:
         self.wanted = set(jobs)
         if asleep:
@@ -57,12 +57,14 @@ class Round:
         self.assignments, self.loads, self.groups = assignments, loads, groups
         self.wishes, self.planned, self.asleep, self.rules = wishes, planned, asleep, rules
         self.high = rules.high + ROUNDING
-        self.slots: dict[str, Slot] = {}
-        self.bins: dict[str, Bins] = {}
+        self.slots: dict[str, WorkerSlot] = {}
+        self.bins: dict[str, WorkerBins] = {}
         for name, member in sorted(self.live.items()):
             if not member.draining:
-                slot = Slot(name, capacity_or_default(member.capacity), member.group)
-                self.slots[name] = self.bins.setdefault(member.group, Bins(rules.fill)).slots[name] = slot
+                slot = WorkerSlot(name, capacity_or_default(member.capacity), member.group)
+                self.slots[name] = self.bins.setdefault(member.group, WorkerBins(rules.fill)).slots[name] = (
+                    slot
+                )
         self.mean: Vector = mean_of(
             [slot.capacity for slot in self.slots.values()] or [vector(DEFAULT_WORKER)]
         )
@@ -72,11 +74,11 @@ class Round:
         self.homeless: list[tuple[str, str]] = []
         self.arriving: list[str] = []
         self.misplaced: list[str] = []
-        self.decisions: list[Decision] = []
+        self.decisions: list[PlacementDecision] = []
         self.notices: list[Notice] = []
         self.left = max(rules.moves, int(rules.region_share * len(self.wanted)))
 
-    def run(self) -> Plan:
+    def run(self) -> RoundPlan:
         """See `plan`."""
         self._read()
         for bins in self.bins.values():
@@ -89,7 +91,9 @@ class Round:
         if self.rules.even:
             for bins in self.bins.values():
                 self._level(bins)
-        return Plan(self.decisions, self.notices, {name: slot.level for name, slot in self.slots.items()})
+        return RoundPlan(
+            self.decisions, self.notices, {name: slot.level for name, slot in self.slots.items()}
+        )
 
     # -- what there is ------------------------------------------------------------------------------
 
@@ -133,9 +137,9 @@ class Round:
                     slot.leaving += 1
         for job, owner in leaving[: max(0, self.left)]:  # the others in the next rounds
             self.left -= 1
-            self.decisions.append(Decision(job, owner, release=True, reason=f"{owner} is draining"))
+            self.decisions.append(PlacementDecision(job, owner, release=True, reason=f"{owner} is draining"))
         for owner, jobs in stranded.items():
-            self._tell(
+            self._report(
                 "no-worker",
                 owner,
                 f"{owner} is draining, or not heard, and keeps {len(jobs)} jobs, {jobs[0]} among them: "
@@ -155,11 +159,13 @@ class Round:
         why = self.asleep.get(name_of(job)) if self.asleep else None
         why = GONE if why is None else f"{HIBERNATED}{why}"
         if held.worker not in self.live:
-            self.decisions.append(Decision(job, "", release=False, reason=f"{why}, and so is its worker"))
+            self.decisions.append(
+                PlacementDecision(job, "", release=False, reason=f"{why}, and so is its worker")
+            )
         elif not held.release:
-            self.decisions.append(Decision(job, held.worker, release=True, reason=why))
+            self.decisions.append(PlacementDecision(job, held.worker, release=True, reason=why))
 
-    def _tell(self, kind: str, subject: str, message: str, remedy: str) -> None:
+    def _report(self, kind: str, subject: str, message: str, remedy: str) -> None:
         self.notices.append(Notice(kind, subject, message, remedy))
 
     def _size(self, job: str) -> Vector:
@@ -173,7 +179,7 @@ class Round:
     def _group(self, job: str) -> str:
         return self.groups.get(name_of(job), "") if self.grouped else ""
 
-    def _able(self, job: str, worker: str) -> Slot | None:
+    def _able(self, job: str, worker: str) -> WorkerSlot | None:
         """`worker`, when it can be given the job."""
         slot = self.slots.get(worker)
         return slot if slot is not None and slot.group == self._group(job) else None
@@ -207,7 +213,7 @@ class Round:
             if bins is None:
                 lost.setdefault(group, []).append(job)
                 continue
-            asked = self._asked_home(job, size, why) if asked_for else None
+            asked = self._requested_home(job, size, why) if asked_for else None
             if asked is not None:
                 target, reason, room = asked
                 bins.put(target, size, hot)
@@ -216,16 +222,18 @@ class Round:
                 assert found is not None, "bins are never empty"
                 target = found
                 if room:
-                    reason = f"{why}; with it {target.tell()}, the emptiest of {len(bins.slots)} with room"
+                    reason = (
+                        f"{why}; with it {target.describe()}, the emptiest of {len(bins.slots)} with room"
+                    )
                 else:
-                    reason = f"{why}; {nobody}, and {target.tell()} with it, the least loaded"
+                    reason = f"{why}; {nobody}, and {target.describe()} with it, the least loaded"
                     room = target.level <= self.high
             if not room:
                 crowded[group] = crowded.get(group, 0) + 1
-            decisions.append(Decision(job, target.name, False, reason))
-        self._tell_of_homeless(crowded, lost)
+            decisions.append(PlacementDecision(job, target.name, False, reason))
+        self._report_homeless(crowded, lost)
 
-    def _asked_home(self, job: str, size: Vector, why: str) -> tuple[Slot, str, bool] | None:
+    def _requested_home(self, job: str, size: Vector, why: str) -> tuple[WorkerSlot, str, bool] | None:
         """Where an operator or an earlier round wants it, if it may go there; why; whether that worker stays
         at or below the high mark with it."""
         if (wish := self.wishes.get(job)) is not None and (asked := self._able(job, wish)) is not None:
@@ -236,20 +244,20 @@ class Round:
                 return asked, f"moved to {before.target} as planned: {before.reason}", True
         return None
 
-    def _tell_of_homeless(self, crowded: Mapping[str, int], lost: Mapping[str, list[str]]) -> None:
+    def _report_homeless(self, crowded: Mapping[str, int], lost: Mapping[str, list[str]]) -> None:
         for group, jobs in lost.items():
             whose = f"of the isolation group {group!r}" if group else "without an isolation group"
             remedy = f"start a worker {whose}" if self.grouped else "start a worker"
             if group == UNREAD:
                 whose, remedy = "whose isolation group cannot be read", "deploy their definitions again"
-            self._tell(
+            self._report(
                 "no-worker",
                 group or jobs[0],
                 f"{len(jobs)} jobs {whose} have no worker that may run them, {jobs[0]} among them",
                 remedy,
             )
         for group, count in crowded.items():
-            self._tell(
+            self._report(
                 "no-room",
                 group,
                 f"{count} jobs were placed although no worker has room for them below "
@@ -274,14 +282,16 @@ class Round:
 
     # -- jobs that have one -------------------------------------------------------------------------
 
-    def _may_leave(self, slot: Slot) -> bool:
+    def _may_leave(self, slot: WorkerSlot) -> bool:
         rules, jobs = self.rules, slot.count + slot.leaving
         return self.left > 0 and slot.leaving < max(rules.moves, int(rules.worker_share * jobs))
 
-    def _release(self, job: str, slot: Slot, target: Slot, reason: str) -> None:
+    def _release(self, job: str, slot: WorkerSlot, target: WorkerSlot, reason: str) -> None:
         size = self._size(job)
-        self.decisions.append(Decision(job, slot.name, release=True, reason=reason, target=target.name))
-        self.bins[slot.group].take(slot, size)
+        self.decisions.append(
+            PlacementDecision(job, slot.name, release=True, reason=reason, target=target.name)
+        )
+        self.bins[slot.group].remove_job(slot, size)
         self.bins[target.group].put(target, size, self._hot(job, size))
         slot.leaving += 1
         self.left -= 1
@@ -301,7 +311,7 @@ class Round:
                 what = "is not alive" if member is None else (
                     "is draining" if member.draining else f"serves the isolation group {member.group!r}"
                 )  # fmt: skip
-                self._tell(
+                self._report(
                     "wish-impossible",
                     job,
                     f"{job} is wanted on {wish}, which {what}",
@@ -309,7 +319,7 @@ class Round:
                 )
             elif slot is not None and slot is not target and self._may_leave(slot):
                 self.settled[slot.name].remove(job)
-                self._release(job, slot, target, f"an operator wants it on {wish}; {target.tell()}")
+                self._release(job, slot, target, f"an operator wants it on {wish}; {target.describe()}")
 
     def _regroup(self) -> None:
         """Jobs on workers of another group leave as soon as there is one of theirs, and flow until then."""
@@ -319,7 +329,7 @@ class Round:
             if group == UNREAD:
                 continue  # it is told that its definition cannot be read
             if bins is None:
-                self._tell(
+                self._report(
                     "no-worker",
                     job,
                     f"{job} runs on {slot.name} of the isolation group {slot.group!r}, and no worker of its "
@@ -331,9 +341,9 @@ class Round:
                 target, _ = bins.choose(size, self._hot(job, size))
                 assert target is not None, "bins are never empty"
                 whose = f"{slot.name} is of the isolation group {slot.group!r}, the job of {group!r}"
-                self._release(job, slot, target, f"{whose}; {target.tell()}")
+                self._release(job, slot, target, f"{whose}; {target.describe()}")
 
-    def _relieve(self, slot: Slot) -> bool:
+    def _relieve(self, slot: WorkerSlot) -> bool:
         """As few moves as bring `slot` back to the mark. Returns False when nobody can take so much."""
         high, bins = self.high, self.bins[slot.group]
         over = [(d, -room) for d, room in enumerate(slot.room(high)) if room < 0]
@@ -364,14 +374,14 @@ class Round:
                 continue
             has = "has room" if room else "is the least loaded"
             self._release(
-                job, slot, target, f"{slot.tell()}, above {percent(high)}; {target.tell()} and {has}"
+                job, slot, target, f"{slot.describe()}, above {percent(high)}; {target.describe()} and {has}"
             )
             moved.add(job)
         if moved:
             self.settled[slot.name] = [job for job in self.settled[slot.name] if job not in moved]
         return slot.level <= high or not self._may_leave(slot)
 
-    def _worth_it(self, slot: Slot, level: float) -> bool:
+    def _worth_it(self, slot: WorkerSlot, level: float) -> bool:
         """Whether it helps that a job leaves `slot` for a worker without room, which is then at `level`."""
         return slot.level > 1 and level <= slot.level - self.rules.gain
 
@@ -379,16 +389,16 @@ class Round:
         full = [slot for slot in self.slots.values() if slot.level > self.high]
         full.sort(key=lambda slot: (-slot.level, slot.name))
         if stuck := [slot for slot in full if not self._relieve(slot)]:
-            self._tell(
+            self._report(
                 "overloaded",
                 stuck[0].name,
                 f"{len(stuck)} workers stay above {percent(self.rules.high)}, and nobody has room for what "
-                f"they could give up: {stuck[0].tell()}",
+                f"they could give up: {stuck[0].describe()}",
                 "start more workers, or larger ones",
             )
 
-    def _level(self, bins: Bins) -> None:
-        """Evenness by count, for those who ask for it (`Rules.even`)."""
+    def _level(self, bins: WorkerBins) -> None:
+        """Evenness by count, for those who ask for it (`PlacementRules.even`)."""
         slots, left = bins.slots.values(), self.rules.moves
         while left and self.left > 0:
             left -= 1

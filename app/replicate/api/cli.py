@@ -13,7 +13,7 @@ from app.cli.client import (
     EXIT_UNREACHABLE,
     EXIT_USAGE,
     Client,
-    Failure,
+    CommandFailure,
     guarded,
     route_path,
 )
@@ -79,7 +79,7 @@ def describe(name: str, url: str | None, output: str) -> None:
         partitions = [_shown(row) for row in partitions]
     whole = {**body, "topics": topics["items"], "other_topics": topics["others"]}
     if output == "table":
-        _tell(body, topics)
+        _print_details(body, topics)
         emit(topics["items"], TOPICS, output)
         click.echo()
     emit(partitions, PARTITIONS, output, whole=whole)
@@ -103,14 +103,14 @@ def _share(part: int, whole: int) -> str:
 def _topics(client: Client, path: str) -> dict[str, Any]:
     try:
         found: dict[str, Any] = client.ask("GET", f"{path}/topics?limit={MAX_TOPICS}")
-    except Failure as failure:
+    except CommandFailure as failure:
         if failure.code != EXIT_UNREACHABLE:
             raise
         return {"items": [], "next": None, "read_s_ago": None, "others": None}  # only the leader knows them
     return found
 
 
-def _tell(body: dict[str, Any], topics: dict[str, Any]) -> None:
+def _print_details(body: dict[str, Any], topics: dict[str, Any]) -> None:
     status, spec = body["status"], body["definition"]["spec"]
     lines = [
         f"{status['from']} -> {status['to']}: {', '.join(spec['topics'])}",
@@ -220,7 +220,7 @@ def skip(
     if not execute:
         click.echo(f"{what}; {DRY}", err=True)
     elif not told["count"]:
-        raise Failure("nothing was skipped; it may have been copied meanwhile", EXIT_PRECONDITION)
+        raise CommandFailure("nothing was skipped; it may have been copied meanwhile", EXIT_PRECONDITION)
 
 
 @route.command()
@@ -263,13 +263,15 @@ def _wanted(
     to_offset: int | None,
 ) -> dict[str, Any]:  # fmt: skip
     if sum((earliest, latest, to_time is not None, to_offset is not None)) != 1:
-        raise Failure("say where to, once: --earliest, --latest, --to-time or --to-offset", EXIT_USAGE)
+        raise CommandFailure("say where to, once: --earliest, --latest, --to-time or --to-offset", EXIT_USAGE)
     if partition and topic is None:
-        raise Failure("--partition is of one topic: name it with --topic", EXIT_USAGE)
+        raise CommandFailure("--partition is of one topic: name it with --topic", EXIT_USAGE)
     of: dict[str, Any] = {} if topic is None else {"topic": topic}
     if to_offset is not None:
         if len(partition) != 1:
-            raise Failure("--to-offset is of one partition: name it with --topic and --partition", EXIT_USAGE)
+            raise CommandFailure(
+                "--to-offset is of one partition: name it with --topic and --partition", EXIT_USAGE
+            )
         return {**of, "offsets": {str(partition[0]): to_offset}}
     chosen = {"partitions": list(partition)} if partition else {}
     return {**of, **chosen, **({"at": to_time} if to_time else {"to": "earliest" if earliest else "latest"})}
@@ -284,7 +286,7 @@ def _reset_as_foreseen(client: Client, path: str, foreseen: dict[str, Any]) -> d
         }
         try:
             answer = client.ask("POST", path, {"topic": topic, "offsets": offsets, "execute": True})
-        except Failure as error:
+        except CommandFailure as error:
             if not told["partitions"]:
                 raise
             failed = {"topic": topic, "done": False, "why": str(error)}

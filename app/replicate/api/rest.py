@@ -35,17 +35,19 @@ from app.replicate.definition import RouteDefinition
 from app.replicate.model.copy_graph import ALONE
 from app.replicate.model.route import is_topic
 from app.web.http import schemas as http_schemas
-from app.web.http.forwarding import HOP, LOOK_S, hand_over
+from app.web.http.forwarding import FORWARDED_READ_TIMEOUT_S, HOP_HEADER, hand_over
 from app.web.http.operator_requests import actor_of
 from app.web.http.responses import ApiError, json_response, paged
-from app.web.http.route_docs import ACTOR, JSON, PAGE, Answer, Page, described
+from app.web.http.route_docs import ACTOR, JSON, PAGE, AnswerDoc, Page, described
 from app.worker.api import overview
 
 if TYPE_CHECKING:
     from app.web.console.api import Api
 
 PUT = put_answers("route")
-EDITED = {200: Answer({JSON: replicate_schemas.RouteEdited}, "changed, as it was, or a dry run", ("ETag",))}
+EDITED = {
+    200: AnswerDoc({JSON: replicate_schemas.RouteEdited}, "changed, as it was, or a dry run", ("ETag",))
+}
 
 
 class RouteRoutes:
@@ -72,8 +74,8 @@ class RouteRoutes:
 
     # -- reading -----------------------------------------------------------------------------------
 
-    def _jobs(self) -> overview.Jobs:
-        return overview.Jobs(self._api.runtime.control.view, self._api.beats(), now_ms())
+    def _jobs(self) -> overview.JobsOverview:
+        return overview.JobsOverview(self._api.runtime.control.view, self._api.beats(), now_ms())
 
     @described(Page[http_schemas.Route], query=PAGE)
     async def get_routes(self, request: web.Request) -> web.Response:
@@ -90,13 +92,16 @@ class RouteRoutes:
         regions = self._api.runtime.regions
         if regions is None:
             return json_response({"clusters": {}, "routes": []})
-        await regions.others.look(self._api.runtime.clusters.specs.keys())
+        await regions.remote_routes.refresh(self._api.runtime.clusters.specs.keys())
         return json_response(
-            {"clusters": regions.others.ids, "routes": [one._asdict() for one in regions.others.routes]}
+            {
+                "clusters": regions.remote_routes.ids,
+                "routes": [one._asdict() for one in regions.remote_routes.routes],
+            }
         )
 
     @described(
-        answers={200: Answer({JSON: replicate_schemas.RouteDetail}, headers=("ETag",))}, problems=(404,)
+        answers={200: AnswerDoc({JSON: replicate_schemas.RouteDetail}, headers=("ETag",))}, problems=(404,)
     )
     async def get_route(self, request: web.Request) -> web.Response:
         """One route: its definition, and its partitions with their owners, states and lags."""
@@ -106,7 +111,7 @@ class RouteRoutes:
             "status": jobs.route(put),
             "partitions": jobs.partitions(put.key),
             "deployed": {"at_ms": put.at_ms, "by": put.actor, "made_by": put.made_by},
-            "begins_ms": max((begun.at_ms for begun in view.begun_of(put.key)), default=None),
+            "begins_ms": max((begun.at_ms for begun in view.start_parts_of(put.key)), default=None),
         }
         return json_response(body, headers={"ETag": f'"{put.etag}"'})
 
@@ -115,9 +120,9 @@ class RouteRoutes:
         """What becomes of each topic that the route means: copied where to, or why not; the leader knows."""
         put, runtime = self.put_of(request), self._api.runtime
         leader = runtime.control.view.leader
-        if not runtime.leader.leads and leader and not request.headers.get(HOP):
-            return await hand_over(self._api, request, leader, patience_s=LOOK_S)
-        told = runtime.catalog.routes.told(put.key)
+        if not runtime.leader.leads and leader and not request.headers.get(HOP_HEADER):
+            return await hand_over(self._api, request, leader, patience_s=FORWARDED_READ_TIMEOUT_S)
+        told = runtime.catalog.routes.topics_of(put.key)
         read_s = None if told is None else round(time.monotonic() - told.read_at_s, 1)
         page = paged([] if told is None else told.topics, request)
         items = [] if told is None else list(map(told.row, page["items"]))
@@ -175,8 +180,8 @@ class RouteRoutes:
         # What is proved of names takes a moment: away from the loop that pushes messages.
         regions = self._api.runtime.regions
         ends = (route.spec.source, route.spec.target)
-        beside = ALONE if regions is None else await regions.others.look(ends)
-        planned = await asyncio.to_thread(plan, {}, [route], routes=known, beside=beside)
+        beside = ALONE if regions is None else await regions.remote_routes.refresh(ends)
+        planned = await asyncio.to_thread(plan, {}, [route], routes=known, other_regions=beside)
         return await define(self._api, request, RoutePut, route, current, expected, planned, dry_run=dry_run)
 
     @described(http_schemas.Deleted, headers=(*MATCH, *ACTOR), problems=(404, 409, 412))

@@ -17,28 +17,28 @@ from app.kernel.job import JobId, Kind
 from app.placement.model.round import is_gone
 from app.replicate.api import schemas
 from app.web.http import request_bodies
-from app.web.http.forwarding import HOP, hand_over
+from app.web.http.forwarding import HOP_HEADER, hand_over
 from app.web.http.operator_requests import (
     actor_of,
     end_of,
     flag_of,
-    move_told,
     offsets_of,
     partitions_of,
     read_body,
     reason_of,
+    reset_fields,
 )
 from app.web.http.responses import ApiError, is_number, json_response
 from app.web.http.route_docs import ACTOR, described
-from app.worker.api.rest import AT_ONCE, MAX_PARTITIONS, acting, reset_by
-from app.worker.jobs.operator_acts import Move
-from app.worker.runtime.operators import Refused
+from app.worker.api.rest import MAX_PARTITIONS, PARTITIONS_AT_ONCE, acting, reset_by
+from app.worker.jobs.operator_acts import PositionMove
+from app.worker.runtime.operators import OperationRefused
 
 if TYPE_CHECKING:
     from app.replicate.api.rest import RouteRoutes
     from app.web.console.api import Api
 
-At = tuple[str, int]  # topic and partition
+TopicAndPartition = tuple[str, int]  # topic and partition
 
 
 class RouteActRoutes:
@@ -67,15 +67,15 @@ class RouteActRoutes:
         name = self._routes.put_of(request).key
         body = await read_body(request, request_bodies.RouteResetBody)
         wanted, at_ms = self._wanted(name, body)
-        gate = asyncio.Semaphore(AT_ONCE)
+        gate = asyncio.Semaphore(PARTITIONS_AT_ONCE)
 
-        async def foresee(at: At) -> Move:
+        async def foresee(at: TopicAndPartition) -> PositionMove:
             async with gate:
                 return await self._api.operators.foresee_reset(_job(name, *at), wanted[at], at_ms=at_ms)
 
         moves = dict(zip(wanted, await asyncio.gather(*map(foresee, wanted)), strict=True))
         execute = flag_of(body, "execute")
-        rows = {at: {"topic": at[0], **move_told(at[1], move)} for at, move in moves.items()}
+        rows = {at: {"topic": at[0], **reset_fields(at[1], move)} for at, move in moves.items()}
         if execute:
             for at, row in (await self._reset_all(request, moves)).items():
                 rows[at] |= row | {"note": row.get("note") or rows[at]["note"]}
@@ -84,7 +84,7 @@ class RouteActRoutes:
             {"key": name, "execute": execute, "done": done, "partitions": list(rows.values())}
         )
 
-    def _wanted(self, name: str, body: Mapping[str, Any]) -> tuple[dict[At, int], bool]:
+    def _wanted(self, name: str, body: Mapping[str, Any]) -> tuple[dict[TopicAndPartition, int], bool]:
         """Where to, by topic and partition; and whether that is a time. Raises BadQuery, ApiError."""
         if sum(field in body for field in ("to", "at", "offsets")) != 1:
             raise BadQuery('say where to: {"to": "earliest"}, {"to": "latest"}, {"at": "2h"} '
@@ -117,21 +117,23 @@ class RouteActRoutes:
             )
         return dict(sorted(found.items())), "at" in body
 
-    def _partitions(self, name: str, topic: str | None) -> list[At]:
+    def _partitions(self, name: str, topic: str | None) -> list[TopicAndPartition]:
         """What the route copies, or of one topic."""
         prefix = f"{Kind.REPLICATE}:{name}:" + (f"{topic}:" if topic is not None else "")
         held = self._api.runtime.control.view.assignments
         jobs = [JobId.parse(job) for job in held if job.startswith(prefix) and not is_gone(held[job])]
         return sorted((job.topic, job.partition) for job in jobs)
 
-    async def _reset_all(self, request: web.Request, moves: Mapping[At, Move]) -> dict[At, dict[str, Any]]:
+    async def _reset_all(
+        self, request: web.Request, moves: Mapping[TopicAndPartition, PositionMove]
+    ) -> dict[TopicAndPartition, dict[str, Any]]:
         """Every partition by its owner; what became of each."""
         runtime = self._api.runtime
         elsewhere: dict[tuple[str, str], dict[int, int]] = {}
-        here: list[At] = []
+        here: list[TopicAndPartition] = []
         for at, move in moves.items():
             held = runtime.control.view.owner(move.job)
-            if held is None or held.worker == runtime.worker or request.headers.get(HOP):
+            if held is None or held.worker == runtime.worker or request.headers.get(HOP_HEADER):
                 here.append(at)
             else:
                 elsewhere.setdefault((held.worker, at[0]), {})[at[1]] = move.to
@@ -141,13 +143,15 @@ class RouteActRoutes:
         )
         return {(row["topic"], row["partition"]): row for rows in results for row in rows}
 
-    async def _reset_here(self, request: web.Request, at: At, move: Move) -> list[dict[str, Any]]:
+    async def _reset_here(
+        self, request: web.Request, at: TopicAndPartition, move: PositionMove
+    ) -> list[dict[str, Any]]:
         row = {"topic": at[0], "partition": at[1]}
         try:
             done = await self._api.operators.reset(move.job, move.to, actor_of(request))
-        except (Refused, LookupError) as error:
+        except (OperationRefused, LookupError) as error:
             return [row | {"done": False, "why": str(error)}]
-        return [row | move_told(at[1], done) | {"done": True}]
+        return [row | reset_fields(at[1], done) | {"done": True}]
 
     async def _reset_there(
         self, request: web.Request, worker: str, topic: str, offsets: Mapping[int, int]
@@ -175,7 +179,7 @@ class RouteActRoutes:
         job, runtime, execute = str(_job(name, *at)), self._api.runtime, flag_of(body, "execute")
         reason = reason_of(body)
         held = runtime.control.view.owner(job)
-        if held is not None and held.worker != runtime.worker and not request.headers.get(HOP):
+        if held is not None and held.worker != runtime.worker and not request.headers.get(HOP_HEADER):
             return await hand_over(self._api, request, held.worker, body)
         skipped, why = self._api.operators.foresee_pass(job, start, end)
         if execute:

@@ -6,21 +6,21 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from app.kafka.fetch.decoder import records_of
-from app.kafka.records.batch import HEADER_BYTES, Batch
+from app.kafka.records.batch import HEADER_BYTES, RecordBatch
 from app.kafka.records.checksum import crc32c
 from app.kafka.records.record import Record
 from app.kafka.records.verbatim_copy import LOG_APPEND_TIME
 from app.kernel.job import JobId
 
 
-class Print(NamedTuple):
+class CopiedRecordPrint(NamedTuple):
     """A record: what it holds, and its time."""
 
     content: int
     timestamp: int
 
 
-class Copied(NamedTuple):
+class ExpectedCopy(NamedTuple):
     """What is said to be in the destination at `base_offset`. `crc` is of the bytes of its records; `prints`
     are of the source's records, None where the bytes are theirs."""
 
@@ -32,7 +32,7 @@ class Copied(NamedTuple):
     codec: int
     source_start: int
     source_end: int
-    prints: Sequence[Print] | None
+    prints: Sequence[CopiedRecordPrint] | None
     topic_id: str  # of the destination; "": not known
 
     @property
@@ -43,18 +43,18 @@ class Copied(NamedTuple):
 
 def print_of(
     timestamp: int, key: bytes | None, value: bytes | None, headers: Iterable[tuple[str, bytes | None]]
-) -> Print:
+) -> CopiedRecordPrint:
     """A record's, wherever it lies."""
-    return Print(hash((key, value, tuple(headers))), timestamp)
+    return CopiedRecordPrint(hash((key, value, tuple(headers))), timestamp)
 
 
-def codec_at(base_offset: int, batches: Iterable[Batch]) -> int:
+def codec_at(base_offset: int, batches: Iterable[RecordBatch]) -> int:
     """The compression of the batch that begins there, by Kafka's number; -1: none does."""
     found = (one.header.compression for one in batches if one.header.base_offset == base_offset)
     return next(found, -1)
 
 
-def compare(copied: Copied, batches: Sequence[Batch]) -> str:
+def compare(copied: ExpectedCopy, batches: Sequence[RecordBatch]) -> str:
     """How the copy differs from what was sent, "" when it does not, in a log that keeps every record."""
     batch = next((one for one in batches if one.header.base_offset == copied.base_offset), None)
     if batch is None:
@@ -69,7 +69,9 @@ def compare(copied: Copied, batches: Sequence[Batch]) -> str:
         return "" if crc32c(records) == copied.crc else "its records are others"
 
 
-def compare_records(prints: Sequence[Print], copied: Copied, batches: Iterable[Batch]) -> str:
+def compare_records(
+    prints: Sequence[CopiedRecordPrint], copied: ExpectedCopy, batches: Iterable[RecordBatch]
+) -> str:
     """The same, of those records that are still there."""
     start, end = copied.base_offset, copied.base_offset + copied.record_count
     for batch in batches:
@@ -86,7 +88,7 @@ def compare_records(prints: Sequence[Print], copied: Copied, batches: Iterable[B
     return ""
 
 
-def _differs(record: Record, prints: Sequence[Print], start: int, *, timed: bool) -> str:
+def _differs(record: Record, prints: Sequence[CopiedRecordPrint], start: int, *, timed: bool) -> str:
     found = print_of(record.timestamp, record.key, record.value, record.headers)
     wanted = prints[record.offset - start] if record.offset - start < len(prints) else None
     if wanted is None or found.content != wanted.content:

@@ -19,17 +19,17 @@ import msgspec
 
 from app.kafka.producers.ids import MAX_EPOCH, ProducerId
 from app.kafka.records.leader_epochs import Epochs
-from app.kafka.records.producer_sequences import Stamp
+from app.kafka.records.producer_sequences import ProducerStamp
 from app.kernel.fencing import LogId
 
 STEP = 16
 
 
-class BadNote(ValueError):
+class BadHandover(ValueError):
     """Bytes that are no note."""
 
 
-class Note(msgspec.Struct, frozen=True, array_like=True):
+class ReplicaHandover(msgspec.Struct, frozen=True, array_like=True):
     """See the module. All offsets are next offsets; `log` is the destination that it speaks of.
 
     Attributes:
@@ -65,7 +65,7 @@ class Note(msgspec.Struct, frozen=True, array_like=True):
     lost_ms: int = 0
     quiet_below: int = -1
     epochs: Epochs = ()
-    stamp: Stamp | None = None
+    stamp: ProducerStamp | None = None
     uncompared: int = 0
     begun_anew: int = 0
 
@@ -74,12 +74,12 @@ class Note(msgspec.Struct, frozen=True, array_like=True):
         return msgspec.json.encode(self)
 
     @classmethod
-    def from_bytes(cls, data: bytes) -> Note:
-        """Raises `BadNote`."""
+    def from_bytes(cls, data: bytes) -> ReplicaHandover:
+        """Raises `BadHandover`."""
         try:
             return _decoder.decode(data)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise BadNote(f"not a replica's note: {error}; {len(data)} bytes") from error
+            raise BadHandover(f"not a replica's note: {error}; {len(data)} bytes") from error
 
     def successor(self, seen_epoch: int) -> ProducerId | None:
         """The next owner's producer; None when no epoch is left. `seen_epoch`: the highest in the log."""
@@ -87,4 +87,4 @@ class Note(msgspec.Struct, frozen=True, array_like=True):
         return ProducerId(self.producer_id, epoch) if epoch + STEP <= MAX_EPOCH else None
 
 
-_decoder = msgspec.json.Decoder(Note)
+_decoder = msgspec.json.Decoder(ReplicaHandover)

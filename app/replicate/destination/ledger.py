@@ -18,15 +18,15 @@ from typing import NamedTuple
 import msgspec
 
 from app.kafka.append.pending_batch import stamp_of
-from app.kafka.fetch.deliveries import Fetched
+from app.kafka.fetch.deliveries import FetchedBatches
 from app.kafka.records.leader_epochs import Epochs, read_in
-from app.kafka.records.producer_sequences import Stamp
-from app.kafka.records.verbatim_copy import Copy, RecordsMissed
+from app.kafka.records.producer_sequences import ProducerStamp
+from app.kafka.records.verbatim_copy import RecordsMissed, VerbatimCopy
 from app.kernel.clock import now_ms
-from app.replicate.destination.handover import Note
+from app.replicate.destination.handover import ReplicaHandover
 
 
-class Sent(NamedTuple):
+class SentBatch(NamedTuple):
     """On its way; without a `copy`, there is nothing to see up to `source_end`, -1: it moves no position.
 
     `fetched` is released with it. `accounted`: of a former owner's copies, once they are behind. `lost`:
@@ -34,15 +34,15 @@ class Sent(NamedTuple):
     """
 
     source_end: int
-    copy: Copy | None = None
+    copy: VerbatimCopy | None = None
     future: asyncio.Future[int] | None = None
-    fetched: Fetched | None = None
+    fetched: FetchedBatches | None = None
     accounted: int = -1
     is_mended: bool = False
     lost: int = 0
 
 
-class Ledger:
+class CopyLedger:
     """See the module.
 
     Args:
@@ -66,12 +66,12 @@ class Ledger:
     def __init__(
         self,
         base: int,
-        acknowledged: Callable[[Sent, int, bool], None],
-        failed: Callable[[Sent, BaseException], None],
-        release: Callable[[Fetched], None],
+        acknowledged: Callable[[SentBatch, int, bool], None],
+        failed: Callable[[SentBatch, BaseException], None],
+        release: Callable[[FetchedBatches], None],
     ) -> None:
         self.base = self.sent_to = self.taken_to = base
-        self.note: Note | None = None
+        self.note: ReplicaHandover | None = None
         self.version = 0
         self.read_epoch = -1
         self.epochs: Epochs = ()
@@ -82,17 +82,17 @@ class Ledger:
         self._acknowledged = acknowledged
         self._failed = failed
         self._release = release
-        self._failing: Sent | None = None
+        self._failing: SentBatch | None = None
         # Records of our producer at or above the note's floor that are accounted for.
         self._accounted = 0
-        self._pending: deque[Sent] = deque()
+        self._pending: deque[SentBatch] = deque()
 
-    def came(self, fetched: Fetched) -> None:
+    def came(self, fetched: FetchedBatches) -> None:
         """It will be copied, unless it was."""
         self.read_epoch = max(self.read_epoch, fetched.leader_epoch)
         self.epochs = read_in(self.epochs, fetched.leader_epoch, fetched.start_offset)
 
-    def take(self, copy: Copy) -> None:
+    def take_next(self, copy: VerbatimCopy) -> None:
         """It is next to be appended, as far as it has no copy. Raises RecordsMissed: another was."""
         if copy.source_start != self.taken_to:
             raise RecordsMissed(
@@ -101,32 +101,32 @@ class Ledger:
             )
         self.taken_to = copy.source_end
 
-    def append(self, copy: Copy, future: asyncio.Future[int]) -> None:
+    def append(self, copy: VerbatimCopy, future: asyncio.Future[int]) -> None:
         """It was handed to the lane."""
         if not self.in_flight:
             self.progress_s = time.monotonic()
         self.appended += 1
         self.sent_to = max(self.sent_to, copy.source_end)
         self.in_flight += copy.record_count
-        self._pending.append(Sent(copy.source_end, copy, future))
+        self._pending.append(SentBatch(copy.source_end, copy, future))
         future.add_done_callback(self._settle)
 
-    def pass_over(self, sent: Sent) -> None:
+    def pass_over(self, sent: SentBatch) -> None:
         """Nothing of it is to be appended; what is before it may still be under way."""
         self.taken_to = max(self.taken_to, sent.source_end)
         self._pending.append(sent)
         self._settle()
 
-    def instead(self, pieces: Sequence[Copy], futures: Sequence[asyncio.Future[int]]) -> None:
+    def instead(self, pieces: Sequence[VerbatimCopy], futures: Sequence[asyncio.Future[int]]) -> None:
         """These were handed to the lane in place of what failed; none: it is passed over."""
         gone = self._pending.popleft()
         assert gone.copy is not None, "only copies fail"
         self.in_flight += sum(piece.record_count for piece in pieces) - gone.copy.record_count
         sent = [
-            Sent(piece.source_end, piece, future, is_mended=True)
+            SentBatch(piece.source_end, piece, future, is_mended=True)
             for piece, future in zip(pieces, futures, strict=True)
         ]
-        self._pending.extendleft(reversed(sent or [Sent(gone.source_end)]))
+        self._pending.extendleft(reversed(sent or [SentBatch(gone.source_end)]))
         for future in futures:
             future.add_done_callback(self._settle)
         self._settle()
@@ -137,7 +137,7 @@ class Ledger:
         self.in_flight = 0
 
     @property
-    def head(self) -> Copy | None:
+    def head(self) -> VerbatimCopy | None:
         """The first batch that is not acknowledged."""
         return next((sent.copy for sent in self._pending if sent.copy is not None), None)
 
@@ -146,12 +146,12 @@ class Ledger:
         """Nothing is on its way."""
         return not self._pending
 
-    def inherit(self, note: Note | None) -> None:
+    def inherit(self, note: ReplicaHandover | None) -> None:
         """What the former owner left: its copies count on."""
         self.note = note
         self._accounted = 0 if note is None else note.passed
 
-    def begin(self, note: Note, *, goes_on: bool) -> None:
+    def start_under(self, note: ReplicaHandover, *, goes_on: bool) -> None:
         """Another note: from now on copies go under its producer. Unless it `goes_on` where the former one
         was, none of that producer lie at or above its floor."""
         self.note = note
@@ -171,7 +171,7 @@ class Ledger:
         if self.note is not None:
             self._put_floor(floor, self.note.lineage, None)
 
-    def _put_floor(self, floor: int, lineage: int, stamp: Stamp | None) -> None:
+    def _put_floor(self, floor: int, lineage: int, stamp: ProducerStamp | None) -> None:
         assert self.note is not None, "there is something to speak of"
         now = msgspec.structs.replace(
             self.note, base=self.base, floor=floor, passed=0, lineage=lineage, stamp=stamp
@@ -210,7 +210,7 @@ class Ledger:
         if self.base != base:
             self.version += 1
 
-    def _settled(self, sent: Sent) -> None:
+    def _settled(self, sent: SentBatch) -> None:
         base_offset = -1
         moves = sent.source_end > self.base
         if sent.accounted >= 0:

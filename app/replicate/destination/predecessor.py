@@ -18,15 +18,15 @@ from app.kafka.append.encoder import reencoded
 from app.kafka.client.cluster import ClusterClient
 from app.kafka.fetch.decoder import records_of
 from app.kafka.producers.history import own
-from app.kafka.records.batch import HEADER_BYTES, Batch, iter_batches
-from app.kafka.records.producer_sequences import Stamp, Tail
-from app.kafka.records.verbatim_copy import LOG_APPEND_TIME, Copy, RecordsMissed, Row
+from app.kafka.records.batch import HEADER_BYTES, RecordBatch, iter_batches
+from app.kafka.records.producer_sequences import ProducerStamp, ProducerTail
+from app.kafka.records.verbatim_copy import LOG_APPEND_TIME, CopiedRecord, RecordsMissed, VerbatimCopy
 
 _NO_LIMIT = (1 << 31) - 1
 _UNKNOWN_OFFSET = struct.pack(">q", -1)
 
 
-class Former(NamedTuple):
+class PredecessorBatches(NamedTuple):
     """What a producer id wrote from an offset on: a print of each record, in order.
 
     Attributes:
@@ -42,13 +42,18 @@ class Former(NamedTuple):
     end: int
     timed: bool
     is_known: bool
-    tail: Tail
+    tail: ProducerTail
 
 
-async def former_of(
-    cluster: ClusterClient, topic: str, partition: int, producer_id: int, start_offset: int, tail: Tail,
+async def predecessor_of(
+    cluster: ClusterClient,
+    topic: str,
+    partition: int,
+    producer_id: int,
+    start_offset: int,
+    tail: ProducerTail,
     below_epoch: int,
-) -> Former:  # fmt: skip
+) -> PredecessorBatches:
     """Reads what it wrote in epochs below `below_epoch`. `tail`: of what it wrote before.
 
     Raises:
@@ -58,7 +63,7 @@ async def former_of(
     epoch, timed = -1, True
     known = tail.stamp
 
-    def take(batch: Batch) -> None:
+    def take(batch: RecordBatch) -> None:
         nonlocal epoch, timed, tail
         header = batch.header
         if header.is_control or header.producer_epoch >= below_epoch:
@@ -67,20 +72,20 @@ async def former_of(
         own_time = not header.attributes & LOG_APPEND_TIME
         timed = timed and own_time
         prints.extend(_prints(batch, timed=own_time))
-        first = Stamp(producer_id, header.producer_epoch, header.base_sequence)
+        first = ProducerStamp(producer_id, header.producer_epoch, header.base_sequence)
         tail = tail.behind(header.base_offset, header.next_offset, first, header.record_count)
 
     found = await own(cluster, topic, partition, producer_id, start_offset, known, take)
     is_all = found.start == start_offset or (known is not None and tail.is_whole and found.last == tail.stamp)
-    return Former(prints, epoch, found.end, timed, found.end >= 0 and is_all, tail)
+    return PredecessorBatches(prints, epoch, found.end, timed, found.end >= 0 and is_all, tail)
 
 
-def prints_of(copy: Copy, *, timed: bool) -> list[int]:
-    """The prints of a copy's records, to be compared with a `Former`'s."""
+def prints_of(copy: VerbatimCopy, *, timed: bool) -> list[int]:
+    """The prints of a copy's records, to be compared with a `PredecessorBatches`'s."""
     return _prints(_batch(copy), timed=timed)
 
 
-def rows_of(copy: Copy) -> Iterable[Row]:
+def rows_of(copy: VerbatimCopy) -> Iterable[CopiedRecord]:
     """The records as they are to be read of a copy: what the source has, not what was made of it.
 
     Raises: whatever the decoder does, here or while they are read.
@@ -88,7 +93,9 @@ def rows_of(copy: Copy) -> Iterable[Row]:
     return _rows(_batch(copy)) if copy.read_again is None else copy.read_again()
 
 
-def without(copy: Copy, count: int, max_batch_bytes: int, codec: int | None = None) -> list[Copy]:
+def without(
+    copy: VerbatimCopy, count: int, max_batch_bytes: int, codec: int | None = None
+) -> list[VerbatimCopy]:
     """The copy without its first `count` records, in batches that are encoded anew (`codec`: see
     `reencoded`). Where it is not known which of the source's offsets its records have, only the last moves a
     position, to the end of the copy.
@@ -100,18 +107,18 @@ def without(copy: Copy, count: int, max_batch_bytes: int, codec: int | None = No
     return _standing_for(copy, count, list(reencoded(batch, start, max_batch_bytes, codec=codec)))
 
 
-def is_compressed(copy: Copy) -> bool:
+def is_compressed(copy: VerbatimCopy) -> bool:
     """Whether its records are."""
     return bool(_batch(copy).header.compression)
 
 
-def begins_at(piece: Copy, copy: Copy) -> int:
+def begins_at(piece: VerbatimCopy, copy: VerbatimCopy) -> int:
     """Where of the source the first piece of what is to be appended of a copy begins, behind all that is not;
     -1: that is not known."""
     return copy.source_start if piece is copy else _batch(piece).header.base_offset
 
 
-def halves(copy: Copy) -> list[Copy]:
+def halves(copy: VerbatimCopy) -> list[VerbatimCopy]:
     """The copy in two, encoded anew; all of it in one when it is of a single record.
 
     Raises: UndecodableBatch.
@@ -128,10 +135,10 @@ def halves(copy: Copy) -> list[Copy]:
     return _standing_for(copy, 0, pieces)
 
 
-def _standing_for(copy: Copy, count: int, pieces: list[Copy]) -> list[Copy]:
+def _standing_for(copy: VerbatimCopy, count: int, pieces: list[VerbatimCopy]) -> list[VerbatimCopy]:
     """The pieces, in which are all records but the first `count`, with what of the source each stands for."""
     base_offset, start, end = _batch(copy).header.base_offset, copy.source_start, copy.source_end
-    found: list[Copy] = []
+    found: list[VerbatimCopy] = []
     if count and base_offset >= 0:
         start = base_offset + count
     for at, piece in enumerate(pieces):
@@ -140,7 +147,7 @@ def _standing_for(copy: Copy, count: int, pieces: list[Copy]) -> list[Copy]:
         until = end if is_last else base_offset + upto if base_offset >= 0 else start
         data = piece.data if base_offset >= 0 else _UNKNOWN_OFFSET + piece.data[len(_UNKNOWN_OFFSET) :]
         again = partial(_slice, copy, count, upto)
-        found.append(Copy(data, piece.record_count, start, until, again))
+        found.append(VerbatimCopy(data, piece.record_count, start, until, again))
         start, count = until if base_offset >= 0 else start, upto
     if count != copy.record_count:
         raise RecordsMissed(
@@ -149,20 +156,20 @@ def _standing_for(copy: Copy, count: int, pieces: list[Copy]) -> list[Copy]:
     return found
 
 
-def _slice(copy: Copy, first: int, end: int) -> Iterator[Row]:
+def _slice(copy: VerbatimCopy, first: int, end: int) -> Iterator[CopiedRecord]:
     return islice(rows_of(copy), first, end)
 
 
-def _batch(copy: Copy) -> Batch:
+def _batch(copy: VerbatimCopy) -> RecordBatch:
     return next(iter_batches(memoryview(copy.data)))
 
 
-def _rows(batch: Batch) -> Iterator[Row]:
+def _rows(batch: RecordBatch) -> Iterator[CopiedRecord]:
     for record in records_of(batch):
         yield record.timestamp, record.key, record.value, tuple(record.headers)
 
 
-def _prints(batch: Batch, *, timed: bool) -> list[int]:
+def _prints(batch: RecordBatch, *, timed: bool) -> list[int]:
     try:
         return [hash(row if timed else (0, *row[1:])) for row in _rows(batch)]
     except Exception:  # noqa: BLE001 - whatever the decoder raises

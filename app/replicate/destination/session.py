@@ -20,34 +20,34 @@ from typing import TYPE_CHECKING, TypeVar
 import msgspec
 from aiokafka.errors import BrokerResponseError, KafkaError
 
-from app.kafka.append.errors import AppendTrouble, LaneClosed, remedy_of
-from app.kafka.append.lane import Lane
+from app.kafka.append.errors import AppendIncident, LaneClosed, remedy_of
+from app.kafka.append.lane import AppendLane
 from app.kafka.client.cluster import ClusterUnreachable
 from app.kafka.producers.ids import new_producer
-from app.kafka.records.producer_sequences import Stamp
-from app.kafka.records.verbatim_copy import Copy
+from app.kafka.records.producer_sequences import ProducerStamp
+from app.kafka.records.verbatim_copy import VerbatimCopy
 from app.kernel.fencing import LogId
-from app.replicate.destination.handover import BadNote, Note
-from app.replicate.destination.ledger import Ledger, Sent
+from app.replicate.destination.handover import BadHandover, ReplicaHandover
+from app.replicate.destination.ledger import CopyLedger, SentBatch
 from app.replicate.destination.predecessor import begins_at
 from app.replicate.destination.succession import Succession
 
 if TYPE_CHECKING:
     from app.replicate.pump.route_runtime import RouteRuntime
 
-RETRY_S = 1.0
-LOOK_S = 0.02
-SAVE_S = 5.0
+DESTINATION_RETRY_INTERVAL_S = 1.0
+SNAPSHOT_POLL_INTERVAL_S = 0.02
+SNAPSHOT_TIMEOUT_S = 5.0
 NOT_SAVED = (
     "the tracker table has not taken what has to stand there before anything is appended; see whether the "
     "control cluster takes records, and somebody follows the tracker topic"
 )
-MADE_ANEW = "its destination topic was deleted and made anew"
+DESTINATION_RECREATED = "its destination topic was deleted and made anew"
 
 T = TypeVar("T")
 
 
-class Way:
+class DestinationSession:
     """See the module.
 
     Args:
@@ -56,10 +56,10 @@ class Way:
         lineage: of the source's offsets now.
         source_epoch: in which the source was last found truncated; None: as the note says.
         is_first: nothing was copied before.
-        begin: begins a task of the replica's.
-        tell: takes kind, message and remedy. unsure: takes why records may come twice from here on.
-        lost: is called when the destination has lost what it had acknowledged.
-        closes: takes the barrier behind a former owner's lane: source and target end, stamp, and the time.
+        start_task: begins a task of the replica's.
+        report_incident: takes kind, message and remedy. on_unsure: takes why records may come twice from here
+        on. on_lost: is called when the destination has lost what it had acknowledged.
+        on_closed: takes the barrier behind a former owner's lane: source and target end, stamp, and the time.
 
     Attributes:
         log: the destination's, once it `is_met`.
@@ -75,22 +75,22 @@ class Way:
         self,
         runtime: RouteRuntime,
         target: tuple[str, int],
-        ledger: Ledger,
+        ledger: CopyLedger,
         note: bytes,
         *,
         is_same_log: bool,
         lineage: int,
         source_epoch: int | None,
         is_first: bool,
-        begin: Callable[[Callable[[], Awaitable[None]]], object],
-        tell: Callable[[str, str, str], None],
-        unsure: Callable[[str], None],
-        lost: Callable[[], None],
-        closes: Callable[[int, int, Stamp, float], None],
+        start_task: Callable[[Callable[[], Awaitable[None]]], object],
+        report_incident: Callable[[str, str, str], None],
+        on_unsure: Callable[[str], None],
+        on_lost: Callable[[], None],
+        on_closed: Callable[[int, int, ProducerStamp, float], None],
     ) -> None:
         self.target = target
         self.log = LogId()
-        self.lane: Lane | None = None
+        self.lane: AppendLane | None = None
         self.is_met = self.is_ready = self.is_saving = False
         self.max_batch_bytes = 0
         self.why = ""
@@ -99,21 +99,21 @@ class Way:
         self._note_bytes = note
         self._lineage = lineage
         self._is_known = is_first  # what was copied before
-        self._begin = begin
-        self._tell = tell
-        self._unsure = unsure
-        self._lost = lost
-        self._closes = closes
+        self._start_task = start_task
+        self._report_incident = report_incident
+        self._on_unsure = on_unsure
+        self._on_lost = on_lost
+        self._on_closed = on_closed
         self._saved: Callable[[], int] = lambda: -1
         self._target_end = -1  # of our copies, once one was acknowledged
         self._succession = self._succeed(None)
-        self._former: Note | None = None
+        self._predecessor: ReplicaHandover | None = None
         self._bad = ""
         try:
-            self._former = Note.from_bytes(note) if note else None
-        except BadNote as error:
+            self._predecessor = ReplicaHandover.from_bytes(note) if note else None
+        except BadHandover as error:
             self._bad = str(error)
-        former = self._former
+        former = self._predecessor
         self.losses = 0 if former is None else former.losses
         if former is not None:
             ledger.lost, ledger.lost_ms = former.lost, former.lost_ms
@@ -134,7 +134,7 @@ class Way:
     @property
     def note(self) -> bytes:
         """For the successor; what the former owner left until there is something of our own."""
-        note = self._ledger.note or self._former
+        note = self._ledger.note or self._predecessor
         if note is None:
             return self._note_bytes
         return msgspec.structs.replace(
@@ -144,7 +144,7 @@ class Way:
             uncompared=self._ledger.uncompared, begun_anew=self._ledger.begun_anew,
         ).to_bytes()  # fmt: skip
 
-    def _succeed(self, note: Note | None) -> Succession:
+    def _succeed(self, note: ReplicaHandover | None) -> Succession:
         is_same_log = note is not None and note.lineage in {-1, self._lineage}
         return Succession(self._runtime.target, *self.target, note, is_same_log=is_same_log)
 
@@ -152,12 +152,14 @@ class Way:
         """Gets to know the destination, and what a former owner has copied there."""
         self.log = await self._trying(self._find_log)
         self.max_batch_bytes = await self.limit()
-        note = self._former
+        note = self._predecessor
         self._is_known = self._is_known or note is not None
         if self._bad:
-            self._tell("note-corrupt", self._bad, "what was copied since the last position comes twice")
+            self._report_incident(
+                "note-corrupt", self._bad, "what was copied since the last position comes twice"
+            )
         if note is not None and note.log.is_another(self.log):
-            self._tell(
+            self._report_incident(
                 "destination-begun-anew",
                 f"the copies were in {note.log}, what is there now is {self.log}; copying goes on at "
                 f"{self._ledger.base}, what was copied before is not there any more",
@@ -170,14 +172,14 @@ class Way:
         await self._trying(self._succession.look_up)
         if note is not None and note.base != self._ledger.base:
             self._succession.prove_nothing()
-        self._tell_lost()
+        self._report_lost()
         self.is_met = True
 
     @property
-    def opening(self) -> Stamp:
+    def opening(self) -> ProducerStamp:
         """The lane's before anything was appended to it."""
         assert self.lane is not None, "it is open"
-        return Stamp(*self.lane.producer, 0)
+        return ProducerStamp(*self.lane.producer, 0)
 
     @property
     def is_at_rest(self) -> bool:
@@ -200,7 +202,7 @@ class Way:
         if self.is_ready and not self._ledger.appended:
             await self._succession.stays_silent()
         is_settled = self.is_ready or await self._succession.has_settled()
-        return not self._tell_lost() and is_settled and self.is_at_rest
+        return not self._report_lost() and is_settled and self.is_at_rest
 
     def rests_at(self, end: int) -> None:
         """See `ends_at`; nothing has come meanwhile."""
@@ -215,15 +217,15 @@ class Way:
         if base_offset < self._target_end:
             self._count_loss()
             start, former_end = base_offset, self._target_end
-            self._begin(lambda: self._look_what_was_lost(start, former_end))
+            self._start_task(lambda: self._find_loss(start, former_end))
         self._target_end = end
 
-    async def _look_what_was_lost(self, start: int, end: int) -> None:
+    async def _find_loss(self, start: int, end: int) -> None:
         if self.log.is_another(await self._trying(self._find_log)):
-            raise ValueError(MADE_ANEW)  # it begins again, and tells what is not there any more
-        self._tell_loss(start, end)
+            raise ValueError(DESTINATION_RECREATED)  # it begins again, and tells what is not there any more
+        self._report_loss(start, end)
 
-    def _tell_lost(self) -> bool:
+    def _report_lost(self) -> bool:
         """Whether the destination was found to have lost what a former owner wrote."""
         lost, self._succession.lost = self._succession.lost, None
         if lost is not None:
@@ -236,7 +238,7 @@ class Way:
             self.lane.floor = min(self.lane.floor, start)
         self._ledger.lower_floor(start)
         self._count_loss()
-        self._tell_loss(start, end)
+        self._report_loss(start, end)
 
     def close_former(self, source_end: int) -> None:
         """Tells the barrier behind the former owner's lane (rule 4 of
@@ -244,16 +246,16 @@ class Way:
         `source_end`; -1: who knows."""
         tail = self._succession.tail
         if tail is not None and source_end >= 0:
-            self._closes(source_end, *tail, time.monotonic())
+            self._on_closed(source_end, *tail, time.monotonic())
 
     def _count_loss(self) -> None:
         self.losses += 1
         self._succession.prove_nothing()
         self._ledger.version += 1
-        self._lost()
+        self._on_lost()
 
-    def _tell_loss(self, start: int, end: int) -> None:
-        self._tell(
+    def _report_loss(self, start: int, end: int) -> None:
+        self._report_incident(
             "destination-truncated",
             f"{self.name}/{self.target[1]} has lost offsets [{start}, {end}), which it had acknowledged; "
             f"copying goes on at {self._ledger.base} of the source",
@@ -274,15 +276,15 @@ class Way:
         self.max_batch_bytes = await self._runtime.max_batch_bytes(self.target[0])
         return self.max_batch_bytes
 
-    def rest(self, found: list[Copy], copy: Copy) -> list[Copy]:
+    def not_yet_copied(self, found: list[VerbatimCopy], copy: VerbatimCopy) -> list[VerbatimCopy]:
         """What of the copy, all of which is in `found`, was not copied before."""
         succession = self._succession
         if succession.is_over:
             return found
         rest = [piece for one in found for piece in succession.rest(one, self.max_batch_bytes)]
-        self._ledger.pass_over(Sent(-1 if rest else copy.source_end, accounted=succession.accounted))
+        self._ledger.pass_over(SentBatch(-1 if rest else copy.source_end, accounted=succession.accounted))
         if rest and succession.unmatched:
-            self._unsure(
+            self._on_unsure(
                 f"{succession.unmatched} records that were copied are not in the source any more, or differ; "
                 "what follows the last one that was found may be there twice"
             )
@@ -303,29 +305,31 @@ class Way:
             note = ledger.note
             if note is not None and note.producer_id == lane.producer.id and succession.goes_on:
                 # What the former owner wrote stays behind its floor until a copy of ours moves that.
-                ledger.begin(msgspec.structs.replace(note, epoch=lane.producer.epoch), goes_on=True)
+                ledger.start_under(msgspec.structs.replace(note, epoch=lane.producer.epoch), goes_on=True)
             else:
-                begun = Note(self.log, ledger.base, *lane.producer, lane.floor, lineage=self._lineage)
-                ledger.begin(begun, goes_on=False)
+                begun = ReplicaHandover(
+                    self.log, ledger.base, *lane.producer, lane.floor, lineage=self._lineage
+                )
+                ledger.start_under(begun, goes_on=False)
             if not self._is_known:
-                self._unsure("nobody knows what was copied behind the last position")
+                self._on_unsure("nobody knows what was copied behind the last position")
             elif succession.unsure:
-                self._unsure(succession.unsure)
+                self._on_unsure(succession.unsure)
         floor, told = self.lane.floor, succession.unsure
         self._target_end = floor  # where it ended: nothing of ours comes to lie below
         await self._save(ledger.version)
         await self._trying(partial(succession.look_up, is_last=True))
         if succession.unsure != told:
-            self._unsure(succession.unsure)
-        self._tell_lost()
+            self._on_unsure(succession.unsure)
+        self._report_lost()
         await self._save(ledger.version)  # the floor may be another
         self.is_ready = True
         return floor
 
-    async def _new_lane(self) -> Lane:
+    async def _new_lane(self) -> AppendLane:
         runtime = self._runtime
         producer = self._succession.producer or await new_producer(runtime.target)
-        lane = await runtime.appender.lane(*self.target, producer, self._append_trouble, self._bumped)
+        lane = await runtime.appender.lane(*self.target, producer, self._on_append_incident, self._bumped)
         if lane.floor < 0:
             lane.close()
             raise ClusterUnreachable(f"{self.name}/{self.target[1]} has no leader that answers")
@@ -335,14 +339,14 @@ class Way:
         since_s = time.monotonic()
         while self._saved() < version:  # a round of snapshots does it
             self.is_saving = True
-            if time.monotonic() - since_s > SAVE_S:
+            if time.monotonic() - since_s > SNAPSHOT_TIMEOUT_S:
                 self.why = NOT_SAVED
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(SNAPSHOT_POLL_INTERVAL_S)
         self.is_saving = False
         if self.why == NOT_SAVED:
             self.why = ""
 
-    def _bumped(self, lane: Lane) -> None:
+    def _bumped(self, lane: AppendLane) -> None:
         """The lane goes on under another epoch, once the table knows it (rule 1)."""
         version = self._ledger.under(lane.producer.epoch)
 
@@ -350,21 +354,21 @@ class Way:
             await self._save(version)
             lane.go()
 
-        self._begin(go_on)
+        self._start_task(go_on)
 
     async def check_late(self, base_offset: int) -> None:
         """What a former owner got in behind our last look, before our first batch shut it out."""
         late = await self._trying(lambda: self._late(base_offset))
         if late:
-            self._unsure(f"a former owner wrote {late} records after its successor had looked")
+            self._on_unsure(f"a former owner wrote {late} records after its successor had looked")
 
     async def _late(self, base_offset: int) -> int:
         lane = self.lane
         return 0 if lane is None else await self._succession.late(base_offset, lane.producer)
 
-    def _append_trouble(self, trouble: AppendTrouble) -> None:
+    def _on_append_incident(self, trouble: AppendIncident) -> None:
         self.why = f"append: {trouble.message}; {trouble.remedy}"
-        self._tell("append-trouble", trouble.message, trouble.remedy)
+        self._report_incident("append-trouble", trouble.message, trouble.remedy)
 
     async def _trying(self, act: Callable[[], Awaitable[T]]) -> T:
         """Rule 3."""
@@ -382,8 +386,8 @@ class Way:
                     if not is_told:
                         is_told = True
                         at = f"{self.name}/{self.target[1]}"
-                        self._tell("append-trouble", f"{at}: {error}", remedy)
-                await asyncio.sleep(RETRY_S)
+                        self._report_incident("append-trouble", f"{at}: {error}", remedy)
+                await asyncio.sleep(DESTINATION_RETRY_INTERVAL_S)
             else:
                 self.why = ""
                 return found

@@ -8,8 +8,8 @@ Rules
 1. What the former owner wrote is looked for at the beginning, and for the last time right before the first
    batch goes: what it had under way may arrive meanwhile. From that batch on the broker refuses it, and what
    is found under the same id is our own.
-2. While there is nothing to copy, it is looked for with every idle barrier of the first `SETTLED_S`, and then
-   believed to be silent: others may write a great deal to the same destination.
+2. While there is nothing to copy, it is looked for with every idle barrier of the first `LATE_COPY_SEARCH_S`,
+   and then believed to be silent: others may write a great deal to the same destination.
 3. Where nothing can be told (no note, or the destination's log does not reach back to it any more), copying
    goes on from the last saved position: what was copied behind it comes twice. That is told.
 4. Once all that the former owner wrote is known to be copies of certain source records, and its numbers go on
@@ -27,15 +27,15 @@ import msgspec
 from app.kafka.client.cluster import LATEST, ClusterClient, ClusterUnreachable
 from app.kafka.producers.history import last_of, reaches, walk
 from app.kafka.producers.ids import MAX_EPOCH, ProducerId
-from app.kafka.records.batch import Batch
-from app.kafka.records.producer_sequences import Stamp, Tail
-from app.kafka.records.verbatim_copy import Copy
+from app.kafka.records.batch import RecordBatch
+from app.kafka.records.producer_sequences import ProducerStamp, ProducerTail
+from app.kafka.records.verbatim_copy import VerbatimCopy
 from app.kernel.ranges import Range
-from app.replicate.destination.handover import Note
-from app.replicate.destination.predecessor import former_of, prints_of, without
-from app.replicate.model.copied_index import Already
+from app.replicate.destination.handover import ReplicaHandover
+from app.replicate.destination.predecessor import predecessor_of, prints_of, without
+from app.replicate.model.copied_index import CopiedIndex
 
-SETTLED_S = 60.0
+LATE_COPY_SEARCH_S = 60.0
 NOT_REACHED = "the destination's log does not reach back to what was last saved"
 NOT_COMPARED = "the destination has lost some of what was copied behind the last position, not all of it"
 NOT_SHUT_OUT = "its former owner's producer id has no epoch left, so that nothing shuts that one out"
@@ -57,7 +57,13 @@ class Succession:
     """
 
     def __init__(
-        self, cluster: ClusterClient, topic: str, partition: int, note: Note | None, *, is_same_log: bool
+        self,
+        cluster: ClusterClient,
+        topic: str,
+        partition: int,
+        note: ReplicaHandover | None,
+        *,
+        is_same_log: bool,
     ) -> None:
         self.note = note
         self.unsure = ""
@@ -65,8 +71,8 @@ class Succession:
         self.lost: Range | None = None
         self._cluster, self._topic, self._partition = cluster, topic, partition
         self._searches = note is not None and is_same_log
-        self._already = Already()
-        self._tail = Tail(-1) if note is None else Tail(note.floor, note.stamp)
+        self._copied_index = CopiedIndex()
+        self._tail = ProducerTail(-1) if note is None else ProducerTail(note.floor, note.stamp)
         self._timed = True
         self._seen_epoch = -1
         self._begun_at = 0 if note is None else note.passed
@@ -97,7 +103,7 @@ class Succession:
             return
         begins = self.looked_to < 0
         start_offset = note.floor if begins else self.looked_to
-        found = await former_of(
+        found = await predecessor_of(
             self._cluster, self._topic, self._partition, note.producer_id, start_offset, self._tail,
             self._below_epoch,
         )  # fmt: skip
@@ -113,7 +119,7 @@ class Succession:
         self._tail = found.tail
         self._timed = self._timed and found.timed
         self._seen_epoch = max(self._seen_epoch, found.epoch)
-        self._already.add(found.prints[note.passed :] if begins else found.prints)
+        self._copied_index.add(found.prints[note.passed :] if begins else found.prints)
         self.looked_to = found.end
 
     async def end_below(self, offset: int) -> int:
@@ -128,7 +134,7 @@ class Succession:
 
     async def has_settled(self) -> bool:
         """Whether all that the former owner wrote has its record behind: rule 2. Raises as `look_up`."""
-        if time.monotonic() - self._began_s < SETTLED_S:
+        if time.monotonic() - self._began_s < LATE_COPY_SEARCH_S:
             await self.look_up()
         return self.is_over
 
@@ -139,14 +145,14 @@ class Succession:
                 self.prove_nothing()
             self.note = msgspec.structs.replace(self.note, floor=floor, passed=0)
             self.unsure, self._searches = "", True
-            self._already, self._begun_at, self.looked_to = Already(), 0, floor
+            self._copied_index, self._begun_at, self.looked_to = CopiedIndex(), 0, floor
             self._tail = self._tail._replace(end=floor)
 
     def lose(self, end: int) -> None:
         """The destination ends there: what it has lost of the former owner's has no copy, and goes again."""
         if self.note is not None and end > self.note.floor and not self.is_over:
             self.unsure = NOT_COMPARED
-        self._already, self._searches, self.looked_to = Already(), False, end
+        self._copied_index, self._searches, self.looked_to = CopiedIndex(), False, end
         self.prove_nothing()
 
     async def late(self, end_offset: int, producer: ProducerId) -> int:
@@ -156,7 +162,7 @@ class Succession:
             return 0
         late, is_another = 0, producer.id != self.note.producer_id
 
-        def take(batch: Batch) -> bool:
+        def take(batch: RecordBatch) -> bool:
             nonlocal late
             header = batch.header
             if header.base_offset >= end_offset:
@@ -182,31 +188,31 @@ class Succession:
     @property
     def is_over(self) -> bool:
         """All of the former owner's copies are behind."""
-        return self._already.is_over
+        return self._copied_index.is_over
 
     @property
     def unmatched(self) -> int:
         """Of its copies so many have no record in the source (any more); once it is over."""
-        return self._already.left
+        return self._copied_index.left
 
     @property
-    def tail(self) -> tuple[int, Stamp] | None:
+    def tail(self) -> tuple[int, ProducerStamp] | None:
         """Rule 4: where in the destination all ends that the former owner wrote, and its stamp there, once
         each of its copies is known to be of a record that is behind; None: that is not so, or not certain.
         """
         end, stamp, is_whole = self._tail
-        is_exact = is_whole and not self._already.left and not self._already.skipped
+        is_exact = is_whole and not self._copied_index.left and not self._copied_index.skipped
         return (end, stamp) if stamp is not None and is_exact and self.goes_on else None
 
     def prove_nothing(self) -> None:
         """The destination has lost something: of what is gone no stamp is true."""
         self._tail = self._tail._replace(is_whole=False)
 
-    def rest(self, copy: Copy, max_batch_bytes: int) -> list[Copy]:
+    def rest(self, copy: VerbatimCopy, max_batch_bytes: int) -> list[VerbatimCopy]:
         """What of the next copy, in order, is to be appended."""
-        if self._already.is_over:
+        if self._copied_index.is_over:
             return [copy]
-        dropped = self._already.drop(prints_of(copy, timed=self._timed))
+        dropped = self._copied_index.drop(prints_of(copy, timed=self._timed))
         if dropped == copy.record_count:
             return []
         return without(copy, dropped, max_batch_bytes) if dropped else [copy]
@@ -215,7 +221,7 @@ class Succession:
     def accounted(self) -> int:
         """Records of the producer at or above the note's floor whose source records are behind; -1: the note
         speaks of others."""
-        return self._begun_at + self._already.passed if self.goes_on else -1
+        return self._begun_at + self._copied_index.passed if self.goes_on else -1
 
     @property
     def goes_on(self) -> bool:

@@ -40,10 +40,10 @@ from app.kafka.fetch.deliveries import refusal, remedy_of
 from app.kafka.producers.history import OFFSET_OUT_OF_RANGE
 from app.kafka.records.batch import HEADER_BYTES, iter_batches
 from app.kafka.records.checksum import crc32c
-from app.kafka.records.verbatim_copy import Copy
+from app.kafka.records.verbatim_copy import VerbatimCopy
 from app.kernel.job import JobId
 from app.kernel.token_bucket import TokenBucket
-from app.replicate.destination.comparison import Copied, codec_at, compare, compare_records, print_of
+from app.replicate.destination.comparison import ExpectedCopy, codec_at, compare, compare_records, print_of
 from app.replicate.destination.predecessor import rows_of
 
 log = structlog.get_logger(__name__)
@@ -53,20 +53,20 @@ RUN_BYTES = 128 * 1024
 RECORDS_COST = 4  # comparing by records costs so many times what comparing bytes does
 MAX_BEHIND = 2_000  # copies of a route of which all are compared
 MAX_WAITING = 200_000  # of a worker: copies, and those of their records that are compared one by one
-LOOK_S, RETRY_S = 0.5, 2.0
+VERIFY_POLL_INTERVAL_S, VERIFY_RETRY_INTERVAL_S = 0.5, 2.0
 UNREAD_S = 60.0
 FETCH_WAIT_MS = 50
 CONNECTION = "verify"
 CLEANUP_POLICY, COMPACT = "cleanup.policy", "compact"
 _CODEC = 0x07
 
-Tell = Callable[[str, str, str, str], None]  # kind, subject, message, remedy
+ReportIncident = Callable[[str, str, str, str], None]  # kind, subject, message, remedy
 
 
-Target = tuple[str, int]  # topic, partition
+TargetPartition = tuple[str, int]  # topic, partition
 
 
-class Budget:
+class VerificationBudget:
     """A worker's: `bytes` that are compared, and how much waits for it."""
 
     def __init__(self, bytes_per_s: float = BYTES_PER_S) -> None:
@@ -74,7 +74,7 @@ class Budget:
         self.waiting = 0
 
 
-class Unread(ClusterUnreachable):
+class CopyUnreadable(ClusterUnreachable):
     """What was copied cannot be read."""
 
     def __init__(self, message: str, remedy: str) -> None:
@@ -92,7 +92,7 @@ class _Trouble:
     is_told: bool = False
 
 
-class Verifier:
+class CopyVerifier:
     """See the module; of the replicas of one route on this worker. `budget`: what all of a worker share.
 
     Attributes:
@@ -101,21 +101,25 @@ class Verifier:
         everything: none is left out.
     """
 
-    def __init__(self, target: ClusterClient, tell: Tell, budget: Budget) -> None:
+    def __init__(
+        self, target: ClusterClient, report_incident: ReportIncident, budget: VerificationBudget
+    ) -> None:
         self.compared, self.differing = Counter[JobId](), Counter[JobId]()
         self.uncompared, self._owed = Counter[JobId](), Counter[JobId]()  # the latter wait
         self._unnoted = Counter[JobId]()  # of those at most so many came after the last note was made
         self.everything = False
         self._target = target
-        self._tell = tell
-        self._waiting: dict[Target, deque[Copied]] = {}
+        self._report_incident = report_incident
+        self._waiting: dict[TargetPartition, deque[ExpectedCopy]] = {}
         self._count = 0
-        self._left_bytes: dict[Target, int] = {}  # of the run that each is in
+        self._left_bytes: dict[TargetPartition, int] = {}  # of the run that each is in
         self._budget = budget
-        self._by_records: set[Target] = set()  # as the destination changes the bytes of batches
-        self._troubles: dict[Target, _Trouble] = {}
+        self._by_records: set[TargetPartition] = set()  # as the destination changes the bytes of batches
+        self._troubles: dict[TargetPartition, _Trouble] = {}
 
-    def add(self, job: JobId, target: Target, base_offset: int, copy: Copy, topic_id: str = "") -> None:
+    def add(
+        self, job: JobId, target: TargetPartition, base_offset: int, copy: VerbatimCopy, topic_id: str = ""
+    ) -> None:
         """It was acknowledged, by the destination of this id. Left out when there is too much to compare."""
         left_bytes, trouble = self._left_bytes.get(target, 0), self._troubles.get(target)
         if trouble is not None and trouble.is_given_up and target in self._waiting:
@@ -137,7 +141,7 @@ class Verifier:
         self._left_bytes[target] = left_bytes - size_bytes * (RECORDS_COST if prints else 1)
         with memoryview(copy.data) as view, view[HEADER_BYTES:] as records:
             crc = crc32c(records)
-        copied = Copied(
+        copied = ExpectedCopy(
             job, base_offset, copy.record_count, size_bytes, crc, copy.data[22] & _CODEC,
             copy.source_start, copy.source_end, prints, topic_id,
         )  # fmt: skip
@@ -147,7 +151,7 @@ class Verifier:
         self._unnoted[job] += copied.record_count
         self._budget.waiting += copied.weight
 
-    def begin(self, job: JobId, uncompared: int) -> None:
+    def start_replica(self, job: JobId, uncompared: int) -> None:
         """A replica begins, maybe again: when its position was saved so many copies were not compared, by
         whomever; those that still wait here are among them, but for the last, which came after it."""
         noted = max(0, self._waits(job) - self._unnoted[job])
@@ -172,7 +176,7 @@ class Verifier:
         """Copies that are not left out, and not compared yet."""
         return self._owed[job] if self.everything else 0
 
-    def is_comparing(self, job: JobId, target: Target) -> bool:
+    def is_comparing(self, job: JobId, target: TargetPartition) -> bool:
         """Nothing may be left out, and what waits will soon be compared."""
         return self.everything and self._owed[job] > 0 and target not in self._troubles
 
@@ -191,14 +195,14 @@ class Verifier:
         gets_on = True
         while True:
             hurries = gets_on and self.everything and self._count > MAX_BEHIND // 4
-            await asyncio.sleep(0 if hurries else LOOK_S)
+            await asyncio.sleep(0 if hurries else VERIFY_POLL_INTERVAL_S)
             gets_on = False
             for target in list(self._waiting):
                 trouble = self._troubles.get(target)
                 if target in self._waiting and not (trouble and time.monotonic() < trouble.retry_at_s):
-                    gets_on = await self._look_at(target) or gets_on
+                    gets_on = await self._verify(target) or gets_on
 
-    async def _look_at(self, target: Target) -> bool:
+    async def _verify(self, target: TargetPartition) -> bool:
         """Compares all that waits now; what comes meanwhile waits for the next look: it would be asked for
         copy by copy. Returns whether anything could be read."""
         gets_on, last = False, self._waiting[target][-1].base_offset
@@ -217,7 +221,7 @@ class Verifier:
             self._troubles.pop(target, None)  # it was read
         return gets_on
 
-    async def _failed(self, target: Target, error: Exception) -> None:
+    async def _failed(self, target: TargetPartition, error: Exception) -> None:
         """Copies cannot be read now."""
         log.debug("copies cannot be compared now", target=target, error=repr(error))
         with contextlib.suppress(ClusterUnreachable, KafkaError, OSError, TimeoutError):
@@ -226,19 +230,19 @@ class Verifier:
                 return
         now_s = time.monotonic()
         trouble = self._troubles.setdefault(target, _Trouble(now_s))
-        trouble.retry_at_s = now_s + RETRY_S
+        trouble.retry_at_s = now_s + VERIFY_RETRY_INTERVAL_S
         if now_s - trouble.since_s < UNREAD_S:
             return
         trouble.is_given_up = True
         if not any(one.is_told for (topic, _), one in self._troubles.items() if topic == target[0]):
             trouble.is_told = True
             remedy = "see whether the destination's brokers run; it is tried again by itself"
-            self._tell(
+            self._report_incident(
                 "verify-trouble",
                 str(self._waiting[target][0].job),
                 f"copies in {target[0]} of {self._target.name} could not be read back for "
                 f"{now_s - trouble.since_s:.0f} s and are not compared meanwhile: {error or repr(error)}",
-                error.remedy if isinstance(error, Unread) else remedy,
+                error.remedy if isinstance(error, CopyUnreadable) else remedy,
             )
         self._drop(target)
 
@@ -249,16 +253,16 @@ class Verifier:
         for target in list(self._waiting):
             self._drop(target)
 
-    def _drop(self, target: Target) -> None:
+    def _drop(self, target: TargetPartition) -> None:
         while target in self._waiting:
             self._leave_out(target)
 
-    def _leave_out(self, target: Target) -> None:
+    def _leave_out(self, target: TargetPartition) -> None:
         """The first that waits cannot be compared."""
-        copied = self._take(target)
+        copied = self._pop(target)
         self.pass_by(copied.job, copied.record_count)
 
-    def _take(self, target: Target) -> Copied:
+    def _pop(self, target: TargetPartition) -> ExpectedCopy:
         """The first that waits, which waits no longer."""
         waiting = self._waiting[target]
         copied = waiting.popleft()
@@ -269,7 +273,7 @@ class Verifier:
             del self._waiting[target]
         return copied
 
-    def _run(self, target: Target) -> tuple[int, int]:
+    def _run(self, target: TargetPartition) -> tuple[int, int]:
         """The bytes of the copies that follow on each other, and how many they are."""
         size_bytes = count = 0
         end = -1
@@ -280,7 +284,7 @@ class Verifier:
             end = copied.base_offset + copied.record_count
         return size_bytes, count
 
-    async def _compare_run(self, target: Target) -> None:
+    async def _compare_run(self, target: TargetPartition) -> None:
         (topic, partition), first = target, self._waiting[target][0]
         node = await self._target.leader(topic, partition)
         if node is None:
@@ -299,7 +303,7 @@ class Verifier:
             if is_cut and await self._is_gone(target):
                 return
             if is_cut:
-                self._take(target)
+                self._pop(target)
                 self._differs(target, first, "the copy's log ends before it")
             else:
                 self._leave_out(target)
@@ -307,7 +311,7 @@ class Verifier:
         if code:
             self._target.client.force_metadata_update()
             spec = self._target.spec
-            raise Unread(refusal(code, spec, topic, partition), remedy_of(code, spec, topic))
+            raise CopyUnreadable(refusal(code, spec, topic, partition), remedy_of(code, spec, topic))
         batches = list(iter_batches(rest[-1]))
         if not batches:
             raise ClusterUnreachable(f"{topic}-{partition} gives nothing at {first.base_offset}")
@@ -327,13 +331,13 @@ class Verifier:
                 self._by_records.add(target)  # from now on; this one cannot be compared
                 self._leave_out(target)
                 continue
-            self._take(target)
+            self._pop(target)
             if how:
                 self._differs(target, copied, how)
             else:
                 self.compared[copied.job] += copied.record_count
 
-    async def _is_gone(self, target: Target) -> bool:
+    async def _is_gone(self, target: TargetPartition) -> bool:
         """Whether the topic was deleted, or made anew, since the first that waits was copied: then all that
         were copied into that one wait no longer.
 
@@ -352,10 +356,10 @@ class Verifier:
         found = (await describe(self._target, [topic], [CLEANUP_POLICY])).get(topic)
         return not isinstance(found, TopicSettings) or COMPACT in found.config.get(CLEANUP_POLICY, COMPACT)
 
-    def _differs(self, target: Target, copied: Copied, how: str) -> None:
+    def _differs(self, target: TargetPartition, copied: ExpectedCopy, how: str) -> None:
         self.differing[copied.job] += copied.record_count
         (topic, partition), end = target, copied.base_offset + copied.record_count
-        self._tell(
+        self._report_incident(
             "copy-differs",
             str(copied.job),
             f"{topic}-{partition} in {self._target.name} is not what was sent to it: offsets "

@@ -20,35 +20,35 @@ from mode import Service
 
 from app.controllog.log import ControlLog
 from app.kafka.data_clusters import DataCluster, DataClusters
-from app.kafka.fetch.deliveries import ALL_BYTES, Gap
-from app.kafka.records.producer_sequences import Stamp
+from app.kafka.fetch.deliveries import ALL_BYTES, LogGap
+from app.kafka.records.producer_sequences import ProducerStamp
 from app.kernel.clock import now_ms
 from app.kernel.fencing import TakeoverAnswer
 from app.kernel.job import JobId
 from app.kernel.lease import Lease
-from app.kernel.limit_shares import NOTHING, Share
+from app.kernel.limit_shares import NOTHING, WorkerShare
 from app.offsets.model.offset_map import Barrier, BarrierItem
 from app.offsets.sync.offset_sync_sender import BarrierSender
 from app.replicate.definition import RouteDefinition
-from app.replicate.destination.verification import Budget
-from app.replicate.jobs.start_position import find_replica_beginning, same_target
-from app.replicate.model.route_priority import Priorities
+from app.replicate.destination.verification import VerificationBudget
+from app.replicate.jobs.start_position import find_replica_start, same_target
+from app.replicate.model.route_priority import RoutePriorities
 from app.replicate.pump.intake import to_skip
 from app.replicate.pump.partition import ReplicaPump
 from app.replicate.pump.route_runtime import RouteRuntime
-from app.replicate.pump.unsnapshotted_budget import Together
+from app.replicate.pump.unsnapshotted_budget import UnsnapshottedBudget
 from app.worker.catalog import Catalog
-from app.worker.jobs.pump import Passing, Pump, Started
-from app.worker.jobs.start_position import Anew, Trouble
+from app.worker.jobs.pump import Pump, StartedJob, StartPostponed
+from app.worker.jobs.start_position import LineageReset, ReportIncident
 
 log = structlog.get_logger(__name__)
 
-SEND_S = 0.5
-AGAIN_S = 2.0  # what is lost at once again must not fill the log
-KEEP = 1_000  # barriers of a job that wait for a control cluster that is away
+OFFSET_SYNC_SEND_INTERVAL_S = 0.5
+LOST_PUMP_RESTART_DELAY_S = 2.0  # what is lost at once again must not fill the log
+MAX_PENDING_BARRIERS = 1_000  # barriers of a job that wait for a control cluster that is away
 
 
-class Replicas(Service):
+class ReplicaController(Service):
     """See the module.
 
     Attributes: `pumps` (by job), `routes` (the runtimes, by name).
@@ -60,7 +60,7 @@ class Replicas(Service):
         catalog: Catalog,
         clusters: DataClusters,
         lease: Lease,
-        on_trouble: Trouble,
+        report_incident: ReportIncident,
         sender: BarrierSender | None,
     ) -> None:
         super().__init__()
@@ -70,11 +70,11 @@ class Replicas(Service):
         self._catalog = catalog
         self._clusters = clusters
         self._lease = lease
-        self._on_trouble = on_trouble
+        self._report_incident = report_incident
         self._sender = sender
-        self._verify_budget = Budget()
-        self._priorities = Priorities()
-        self._unsaved = Together()
+        self._verify_budget = VerificationBudget()
+        self._priorities = RoutePriorities()
+        self._unsnapshotted_budget = UnsnapshottedBudget()
         self._misled: set[ReplicaPump] = (
             set()
         )  # those that a changed definition gives another destination, or none
@@ -93,21 +93,21 @@ class Replicas(Service):
         if found is None or route is None:
             raise LookupError(f"this worker has no definition of route {job.name} that it can read")
         if route.destination(job.topic) is None:
-            raise Passing(f"route {job.name} does not copy {job.topic} any more: this job ends")
+            raise StartPostponed(f"route {job.name} does not copy {job.topic} any more: this job ends")
         for cluster in (found.spec.source, found.spec.target):
             if cluster not in self._clusters.specs:
                 raise LookupError(f"cluster {cluster!r} is not in this worker's configuration")
         source = await self._clusters.get(found.spec.source)
         return found, source, await self._clusters.get(found.spec.target)
 
-    async def begin(
+    async def start_pump(
         self,
         identity: JobId,
         epoch: int,
         answer: TakeoverAnswer,
-        anew: Anew | None,
+        reset: LineageReset | None,
         is_mine: Callable[[], bool],
-    ) -> Started | None:
+    ) -> StartedJob | None:
         """The pump of a job that was taken over; None when it is not this worker's any more.
 
         Raises:
@@ -115,12 +115,18 @@ class Replicas(Service):
         """
         definition, source, target = await self.check(identity)
         view, at = self._control.view, (identity.name, identity.topic, identity.partition)
-        recorded = partial(view.begins_at, *at) if view.begun_of(identity.name) else None
+        recorded = partial(view.begins_at, *at) if view.start_parts_of(identity.name) else None
         goes_on = await same_target(identity, definition, target.client, answer)
-        beginning = await find_replica_beginning(
-            identity, definition, source, answer, recorded=recorded, anew=anew, tell=self._on_trouble,
+        beginning = await find_replica_start(
+            identity,
+            definition,
+            source,
+            answer,
+            recorded=recorded,
+            reset=reset,
+            report_incident=self._report_incident,
             goes_on=goes_on,
-        )  # fmt: skip
+        )
         note = answer.note if goes_on else b""
         ids = beginning.log.cluster_id, ""
         if definition.spec.headers.provenance:
@@ -128,23 +134,23 @@ class Replicas(Service):
         if not is_mine():
             return None
         if self._catalog.route(identity.name) is not definition:
-            raise Passing(f"route {identity.name} has just changed")
+            raise StartPostponed(f"route {identity.name} has just changed")
         runtime = self.routes.get(identity.name)
         if runtime is not None and not runtime.takes(definition):
-            raise Passing(f"jobs of {identity.name} still leave its former definition here")
+            raise StartPostponed(f"jobs of {identity.name} still leave its former definition here")
         if runtime is not None and runtime.definition is not definition:
             self._change(runtime, definition)
         if runtime is None:
             runtime = RouteRuntime(
-                definition, source.client, target.client, target.appender, self._lease, self._on_trouble,
-                self._verify_budget, self._priorities, self._unsaved, ids, target.appended,
+                definition, source.client, target.client, target.appender, self._lease, self._report_incident,
+                self._verify_budget, self._priorities, self._unsnapshotted_budget, ids, target.appended,
             )  # fmt: skip
         try:
             pump = ReplicaPump(
                 identity, epoch, runtime, next_offset=beginning.snapshot.base, lineage=beginning.lineage,
                 note=note, is_same_log=not answer.log.is_another(beginning.log),
-                is_first=beginning.is_first, source_log=beginning.log, tell=self._on_trouble,
-                on_barrier=self._on_barrier, source_epoch=None if anew is None else anew.source_epoch,
+                is_first=beginning.is_first, source_log=beginning.log, report_incident=self._report_incident,
+                on_barrier=self._on_barrier, source_epoch=None if reset is None else reset.source_epoch,
             )  # fmt: skip
         except BaseException:
             if identity.name not in self.routes:
@@ -152,10 +158,10 @@ class Replicas(Service):
             raise
         self.routes[identity.name] = runtime
         # A reset is no loss: it comes without a reason.
-        pump.ledger.begun_anew += beginning.begun_anew or bool(anew is not None and anew.reason)
+        pump.ledger.begun_anew += beginning.begun_anew or bool(reset is not None and reset.reason)
         if beginning.gap is not None:
             self.skip(pump, beginning.gap)
-        return Started(pump, beginning, source, self._leaves(runtime), pump.ledger.read_epoch)
+        return StartedJob(pump, beginning, source, self._leaves(runtime), pump.ledger.read_epoch)
 
     def drop(self, name: str) -> None:
         """A pump of the route is gone; its runtime goes with the last one."""
@@ -183,7 +189,7 @@ class Replicas(Service):
             return ALL_BYTES
         return runtime.leaves(self._clusters.budget.capacity_bytes)
 
-    def skip(self, pump: ReplicaPump, gap: Gap) -> None:
+    def skip(self, pump: ReplicaPump, gap: LogGap) -> None:
         """The source's log lost something, or is another one now: it is told; the route goes on or not."""
         stops = pump.runtime.definition.spec.on_gap == "stop"
         kind, what = "offsets-lost", f"offsets [{gap.start}, {gap.end}) are gone and were not copied"
@@ -208,14 +214,14 @@ class Replicas(Service):
         remedy = "lengthen the topic's retention, or see why the route was that far behind"
         if gap.is_truncation:
             remedy = "an unclean leader was elected; the copy still has what the source has lost"
-        self._on_trouble("route-halted" if stops else kind, str(pump.job), what, remedy)
+        self._report_incident("route-halted" if stops else kind, str(pump.job), what, remedy)
 
     # -- looked at with every round of the job manager ---------------------------------------------
 
-    def look(
+    def reconcile(
         self,
-        begin_again: Callable[[str, Pump], None],
-        begin_anew: Callable[[Pump, int, int, str, int | None], None],
+        restart: Callable[[str, Pump], None],
+        restart_in_new_lineage: Callable[[Pump, int, int, str, int | None], None],
     ) -> None:
         """Rule 1; pumps that are lost, or were halted, begin again, too; those of another log begin anew."""
         old: set[RouteRuntime] = set()
@@ -230,16 +236,16 @@ class Replicas(Service):
                 old.add(runtime)
         for job, pump in list(self.pumps.items()):
             self._pause(pump)
-            if pump.anew is not None:
-                epoch = pump.anew.truncated_in if pump.anew.is_truncation else None
-                begin_anew(pump, pump.lineage + 1, pump.anew.end, pump.anew.reason, epoch)
+            if pump.reset is not None:
+                epoch = pump.reset.truncated_in if pump.reset.is_truncation else None
+                restart_in_new_lineage(pump, pump.lineage + 1, pump.reset.end, pump.reset.reason, epoch)
             elif (
                 pump.runtime in old
                 or pump in self._misled
                 or pump.intake.wants_fetching(pump.base)
-                or (pump.lost and time.monotonic() - pump.lost_at_s > AGAIN_S)
+                or (pump.lost and time.monotonic() - pump.lost_at_s > LOST_PUMP_RESTART_DELAY_S)
             ):
-                begin_again(job, pump)
+                restart(job, pump)
 
     def _change(self, runtime: RouteRuntime, definition: RouteDefinition) -> None:
         runtime.change(definition)
@@ -248,25 +254,27 @@ class Replicas(Service):
                 self._misled.add(pump)
         log.info("a changed definition is in force", route=definition.key)
 
-    def share(self, shares: Mapping[str, Share]) -> None:
+    def share(self, shares: Mapping[str, WorkerShare]) -> None:
         """What this worker may use of the routes' limits, by name."""
         for name, runtime in self.routes.items():
             runtime.shared(shares.get(name, NOTHING))
 
     # -- barriers --------------------------------------------------------------------------------
 
-    def _on_barrier(self, pump: ReplicaPump, source_end: int, target_end: int, stamp: Stamp | None) -> None:
-        waiting = self._barriers.setdefault((pump, pump.way.losses), [])
+    def _on_barrier(
+        self, pump: ReplicaPump, source_end: int, target_end: int, stamp: ProducerStamp | None
+    ) -> None:
+        waiting = self._barriers.setdefault((pump, pump.session.losses), [])
         at_ms = now_ms()
         waiting.append(Barrier(source_end, target_end, at_ms, stamp))
         pump.barrier = source_end, target_end, at_ms
-        if len(waiting) > KEEP:
+        if len(waiting) > MAX_PENDING_BARRIERS:
             del waiting[1]  # the oldest but the genesis
 
     @Service.task
     async def _send_barriers(self) -> None:
         while not self.should_stop:
-            await self.sleep(SEND_S)
+            await self.sleep(OFFSET_SYNC_SEND_INTERVAL_S)
             if self._sender is None or not self._barriers or not self._lease.holds(time.monotonic()):
                 continue
             waiting, self._barriers = self._barriers, {}
@@ -282,7 +290,7 @@ def _items(waiting: Iterable[tuple[tuple[ReplicaPump, int], list[Barrier]]]) -> 
             route=pump.job.name, topic=pump.job.topic, partition=pump.job.partition, epoch=pump.epoch,
             lineage=pump.lineage, source=pump.source_log, target=pump.target_log,
             target_topic=pump.target[0], target_partition=pump.target[1], barriers=barriers,
-            source_epoch=pump.way.source_epoch, losses=losses,
+            source_epoch=pump.session.source_epoch, losses=losses,
             epochs=pump.ledger.epochs,
         )
         for (pump, losses), barriers in waiting

@@ -1,11 +1,12 @@
 """What routes have left behind that copy no more: told by the leader, so that it holds nobody back for ever.
 
 A line of the offset map whose job has no owner gets no barriers. Its copies lie where they lie, and no more
-come: that is told as the destination goes on (`app.offsets.model.offset_map.Ended`), as an owner tells idle
+come: that is told as the destination goes on (`app.offsets.model.offset_map.LineEnd`), as an owner tells idle
 barriers.
 
 Rules
-1. A job has had no owner for `SETTLED_S` before anything is told: what its last one sent has landed by then.
+1. A job has had no owner for `UNOWNED_AFTER_S` before anything is told: what its last one sent has landed by
+   then.
 2. Ends are asked for first, then the control log is read to its end. Who copies later is given the job behind
    that, and copies behind those ends.
 3. Of a destination's log two ends count. What was sent last may lie above the high watermark for long, while
@@ -37,27 +38,27 @@ from app.controllog import codec
 from app.controllog.log import ControlLog
 from app.failover.topology import RESERVED as BOOKKEEPING
 from app.kafka.client.cluster import ClusterClient, ClusterUnreachable
-from app.kafka.client.commits import At
+from app.kafka.client.commits import TopicAndPartition
 from app.kafka.client.log_ends import LogEnd, log_ends
 from app.kafka.records.leader_epochs import ENDLESS
 from app.kernel.fencing import LogId
 from app.kernel.job import JobId, Kind
-from app.offsets.model.offset_map import NOBODY, Ended, EndedItem, Line, at_end, line_key
-from app.offsets.store.records import CHECKPOINTS, Store
-from app.offsets.store.tables import Cluster, Tables
+from app.offsets.model.offset_map import NO_PINS, EndedItem, LineEnd, OffsetMapLine, at_end, line_key
+from app.offsets.store.records import CHECKPOINTS, RegionStore
+from app.offsets.store.tables import ReadableCluster, RegionTables
 from app.offsets.sync.offset_sync_sender import BarrierSender
 
 log = structlog.get_logger(__name__)
 
-LOOK_S = 60.0
-SETTLED_S = 60.0
-PER_S = 100  # a line is up to 40 kB, written anew with every word on it
-READ_S = 30.0  # patience with the region's own table: it goes on there
-LOOKS = 60  # then lines are read again
+ORPHAN_POLL_INTERVAL_S = 60.0
+UNOWNED_AFTER_S = 60.0
+LINES_PER_S = 100  # a line is up to 40 kB, written anew with every word on it
+TABLE_READ_TIMEOUT_S = 30.0  # patience with the region's own table: it goes on there
+POLLS_BEFORE_REREAD = 60  # then lines are read again
 PREFIX = f"{Kind.REPLICATE.value}:"
 
-Read = Callable[[Collection[str]], Awaitable[Mapping[str, Line]]]
-Reach = Callable[[str], Awaitable[Cluster]]
+ReadLines = Callable[[Collection[str]], Awaitable[Mapping[str, OffsetMapLine]]]
+ReachCluster = Callable[[str], Awaitable[ReadableCluster]]
 
 
 class _Seen(NamedTuple):
@@ -68,14 +69,14 @@ class _Seen(NamedTuple):
     leader_epoch: int
 
 
-def own_lines(tables: Tables) -> Read:
+def own_lines(tables: RegionTables) -> ReadLines:
     """Lines of this region by their keys, without those that cannot be read. Raises NotRead, KafkaError."""
     region = tables.atlas.region
 
-    async def read(keys: Collection[str]) -> Mapping[str, Line]:
-        await tables.read(READ_S, (CHECKPOINTS,), {region})
+    async def read(keys: Collection[str]) -> Mapping[str, OffsetMapLine]:
+        await tables.read(TABLE_READ_TIMEOUT_S, (CHECKPOINTS,), {region})
 
-        def found(store: Store) -> dict[str, Line]:
+        def found(store: RegionStore) -> dict[str, OffsetMapLine]:
             lines = {}
             for key in keys:
                 with contextlib.suppress(codec.BadEvent):
@@ -87,7 +88,7 @@ def own_lines(tables: Tables) -> Read:
     return read
 
 
-class EndedRoutes(Service):
+class OrphanedLines(Service):
     """See the module.
 
     Args:
@@ -101,8 +102,8 @@ class EndedRoutes(Service):
         self,
         control: ControlLog,
         names: Collection[str],
-        reach: Reach,
-        read: Read,
+        reach: ReachCluster,
+        read: ReadLines,
         sender: BarrierSender,
         read_control: Callable[[], Awaitable[None]],
         may_act: Callable[[], bool],
@@ -116,29 +117,29 @@ class EndedRoutes(Service):
         self._read_control = read_control
         self._may_act = may_act
         self._unowned: dict[str, tuple[int, float]] = {}  # job -> its highest epoch, and since when
-        self._lines: dict[str, Line | None] = {}  # by job
+        self._lines: dict[str, OffsetMapLine | None] = {}  # by job
         self._behind: dict[str, tuple[_Seen, int]] = {}  # by job: where the log first ended (rule 3)
         self._looks = 0
 
     @Service.task
-    async def _look_for_ever(self) -> None:
+    async def _poll_for_ever(self) -> None:
         told = 0
         while not self.should_stop:
-            await self.sleep(max(LOOK_S, told / PER_S))
+            await self.sleep(max(ORPHAN_POLL_INTERVAL_S, told / LINES_PER_S))
             told = 0
             if not self._may_act():
                 self._unowned, self._lines, self._behind = {}, {}, {}
                 continue
             try:
-                told = await self.look(time.monotonic())
+                told = await self.publish_new(time.monotonic())
             except Exception as error:  # noqa: BLE001 - rule 5
                 log.warning("what ended routes have left behind was not told", error=repr(error))
 
-    async def look(self, now_s: float) -> int:
+    async def publish_new(self, now_s: float) -> int:
         """Tells what is new; of how many lines. Raises what `read` and `read_control` do, and KafkaError."""
         jobs = self._settled(now_s)
         self._looks += 1
-        known = self._lines if self._looks % LOOKS else {}
+        known = self._lines if self._looks % POLLS_BEFORE_REREAD else {}
         self._lines = {job: known[job] for job in jobs if job in known}
         self._behind = {job: self._behind[job] for job in jobs if job in self._behind}
         if missing := {_key(job): job for job in jobs if job not in self._lines}:
@@ -177,10 +178,16 @@ class EndedRoutes(Service):
             job: before[job] if job in before and before[job][0] == epoch else (epoch, now_s)
             for job, epoch in jobs.items()
         }
-        return {job: epoch for job, (epoch, since_s) in self._unowned.items() if now_s - since_s >= SETTLED_S}
+        return {
+            job: epoch
+            for job, (epoch, since_s) in self._unowned.items()
+            if now_s - since_s >= UNOWNED_AFTER_S
+        }
 
-    async def _ended(self, lines: Mapping[str, Line], jobs: Mapping[str, int]) -> dict[str, EndedItem]:
-        asked: dict[str, set[At]] = defaultdict(set)
+    async def _ended(
+        self, lines: Mapping[str, OffsetMapLine], jobs: Mapping[str, int]
+    ) -> dict[str, EndedItem]:
+        asked: dict[str, set[TopicAndPartition]] = defaultdict(set)
         for job, line in lines.items():
             asked[line.target.cluster_id].add((line.target_topic, line.target_partition))
             if _lacks_source(line, jobs[job]):
@@ -204,7 +211,7 @@ class EndedRoutes(Service):
             if end.shown < since:
                 continue
             source_end = _source_end(line, identity, ends.get(line.source.cluster_id, {}))
-            ended = Ended(seen.epoch, seen.target, source_end, since, end.shown)
+            ended = LineEnd(seen.epoch, seen.target, source_end, since, end.shown)
             found[job] = EndedItem(
                 identity.name, identity.topic, identity.partition, line.lineage, line.source, ended
             )
@@ -224,14 +231,16 @@ class EndedRoutes(Service):
         return dict(one for one in found if one is not None)
 
 
-def _end_of(line: Line | None) -> Line | None:
+def _end_of(line: OffsetMapLine | None) -> OffsetMapLine | None:
     """What is needed here: of many ended lines that stays in memory."""
     if line is None:
         return None
-    return msgspec.structs.replace(line, barriers=line.barriers[-1:], needs=NOBODY, epochs=())
+    return msgspec.structs.replace(line, barriers=line.barriers[-1:], needs=NO_PINS, epochs=())
 
 
-async def _ends(client: ClusterClient, asked: Iterable[At]) -> dict[At, tuple[str, LogEnd]]:
+async def _ends(
+    client: ClusterClient, asked: Iterable[TopicAndPartition]
+) -> dict[TopicAndPartition, tuple[str, LogEnd]]:
     """Topic ids and ends; without what is not there, or is not known now."""
     asked = sorted(asked)
     try:
@@ -244,11 +253,11 @@ async def _ends(client: ClusterClient, asked: Iterable[At]) -> dict[At, tuple[st
     return {at: (ids[at[0]], end) for at, end in ends.items()}
 
 
-def _lacks_source(line: Line, epoch: int) -> bool:
+def _lacks_source(line: OffsetMapLine, epoch: int) -> bool:
     return line.ended is None or line.ended.epoch != epoch or line.ended.source_end == ENDLESS
 
 
-def _source_end(line: Line, job: JobId, ends: Mapping[At, tuple[str, LogEnd]]) -> int:
+def _source_end(line: OffsetMapLine, job: JobId, ends: Mapping[TopicAndPartition, tuple[str, LogEnd]]) -> int:
     """Rule 4."""
     topic_id, end = ends.get((job.topic, job.partition), ("", None))
     if end is None or line.source.is_another(LogId(line.source.cluster_id, topic_id)):

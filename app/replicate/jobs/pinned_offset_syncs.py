@@ -3,8 +3,9 @@
 Rules
 1. A group needs the barrier below its position in a copy, or in a copy's source, while it lies still: one
    that moves is elsewhere by the time it is told, and is near the newest barriers or gets there.
-2. It lies still when its position is the same as `LOOK_S` ago. A group that never comes back needs nothing
-   once Kafka forgets its positions (`offsets.retention.minutes`, seven days, after its last member left).
+2. It lies still when its position is the same as `PIN_POLL_INTERVAL_S` ago. A group that never comes back
+   needs nothing once Kafka forgets its positions (`offsets.retention.minutes`, seven days, after its last
+   member left).
 3. What is told stands in the line itself, so that another leader and another writer of the table know it. A
    need that comes late, or not at all, costs precision, nothing else. What was told before its line was there
    is told again.
@@ -26,27 +27,28 @@ from mode import Service
 
 from app.controllog.log import ControlLog
 from app.kafka.client.cluster import ClusterUnreachable
-from app.kafka.client.commits import At
+from app.kafka.client.commits import TopicAndPartition
 from app.kafka.data_clusters import DataCluster, DataClusters
 from app.kernel.fencing import LogId
 from app.kernel.job import JobId, Kind
-from app.offsets.model.offset_map import NeedItem, Needs, needs_of
+from app.offsets.model.offset_map import NeedItem, PinnedOffsets, needs_of
 from app.offsets.sync.offset_sync_sender import BarrierSender
 from app.replicate.pump.route_runtime import group_of
 from app.worker.catalog import Catalog
 
 log = structlog.get_logger(__name__)
 
-LOOK_S = 60.0
-TOLD_AGAIN = 30  # looks
-FEW = 2  # times that a group is asked: the others wait
-RARELY_S = 600.0
-BUSY_SHARE = 20  # a look that takes long is not had again before so many times as long, or `RARELY_S`
+PIN_POLL_INTERVAL_S = 60.0
+POLLS_BEFORE_RESEND = 30  # looks
+ATTEMPTS_PER_GROUP = 2  # times that a group is asked: the others wait
+MAX_POLL_INTERVAL_S = 600.0
+# a look that takes long is not had again before so many times as long, or `MAX_POLL_INTERVAL_S`
+BUSY_SHARE = 20
 PREFIX = f"{Kind.REPLICATE.value}:"
-OWN = group_of("")
+OWN_GROUP_PREFIX = group_of("")
 
 
-class Copied(NamedTuple):
+class RoutedPartition(NamedTuple):
     """A partition that a route copies: its job, the clusters, and the copy's topic."""
 
     job: JobId
@@ -55,15 +57,15 @@ class Copied(NamedTuple):
     copy: str
 
 
-class Seen(NamedTuple):
+class ClusterPositions(NamedTuple):
     """What a cluster was found to hold: the positions of all groups, and its and its topics' ids."""
 
-    positions: Mapping[str, Mapping[At, int]]
+    positions: Mapping[str, Mapping[TopicAndPartition, int]]
     cluster_id: str
     topic_ids: Mapping[str, str]
 
 
-class NeededBarriers(Service):
+class PinnedOffsetSyncs(Service):
     """See the module. `may_act`: whether this worker leads, and its lease holds."""
 
     def __init__(
@@ -80,32 +82,32 @@ class NeededBarriers(Service):
         self._clusters = clusters
         self._sender = sender
         self._may_act = may_act
-        self._before: dict[str, Seen] = {}
-        self._told: dict[str, tuple[LogId, Needs]] = {}  # by line
+        self._before: dict[str, ClusterPositions] = {}
+        self._told: dict[str, tuple[LogId, PinnedOffsets]] = {}  # by line
         self._looks = 0
 
     @Service.task
-    async def _look_for_ever(self) -> None:
+    async def _poll_for_ever(self) -> None:
         took_s = 0.0
         while not self.should_stop:
-            await self.sleep(max(LOOK_S, min(BUSY_SHARE * took_s, RARELY_S)))
+            await self.sleep(max(PIN_POLL_INTERVAL_S, min(BUSY_SHARE * took_s, MAX_POLL_INTERVAL_S)))
             began_s = time.monotonic()
             if not self._may_act():
                 self._before, self._told = {}, {}
                 continue
             try:
-                await self.look()
+                await self.publish_changes()
             except Exception as error:  # noqa: BLE001 - rule 3
                 log.warning("what is needed of the offset map was not told", error=repr(error))
             took_s = time.monotonic() - began_s
 
-    async def look(self) -> None:
+    async def publish_changes(self) -> None:
         """Tells what has changed since the last look. Raises KafkaError: it was not taken."""
         self._looks += 1
-        if self._looks % TOLD_AGAIN == 0:
+        if self._looks % POLLS_BEFORE_RESEND == 0:
             self._told = {}
         copied = list(self._copied())
-        seen: dict[str, Seen] = {}
+        seen: dict[str, ClusterPositions] = {}
         for name in sorted({name for one in copied for name in (one.source, one.target)}):
             try:
                 seen[name] = await self._see(await self._clusters.get(name), copied)
@@ -130,7 +132,7 @@ class NeededBarriers(Service):
             await asyncio.gather(*await self._sender.ask(items))
             self._told |= {item.key: (item.target, item.needs) for item in items}
 
-    def _copied(self) -> Iterable[Copied]:
+    def _copied(self) -> Iterable[RoutedPartition]:
         for name in list(self._control.view.assignments):
             if name.startswith(PREFIX):
                 job = JobId.parse(name)
@@ -138,31 +140,31 @@ class NeededBarriers(Service):
                 copy = None if route is None else route.destination(job.topic)
                 known = route is not None and {route.source, route.target} <= self._clusters.specs.keys()
                 if route is not None and copy is not None and known:
-                    yield Copied(job, route.source, route.target, copy)
+                    yield RoutedPartition(job, route.source, route.target, copy)
 
-    async def _see(self, cluster: DataCluster, copied: Iterable[Copied]) -> Seen:
+    async def _see(self, cluster: DataCluster, copied: Iterable[RoutedPartition]) -> ClusterPositions:
         client, committer = cluster.client, cluster.committer
         topics = {one.copy for one in copied if one.target == cluster.name}
         ids = await client.topic_ids(topics) if topics else {}
-        positions: dict[str, Mapping[At, int]] = {}
+        positions: dict[str, Mapping[TopicAndPartition, int]] = {}
         before = self._before.get(cluster.name)
         for group in await committer.groups(every_broker=True):
-            if group.startswith(OWN):
+            if group.startswith(OWN_GROUP_PREFIX):
                 continue
             try:
-                found = await committer.positions(group, tries=FEW)
+                found = await committer.positions(group, tries=ATTEMPTS_PER_GROUP)
             except (ClusterUnreachable, KafkaError, OSError, TimeoutError) as error:
                 log.debug("positions of a group are not known", group=group, error=repr(error))
                 if before is not None and group in before.positions:
                     positions[group] = before.positions[group]
             else:
                 positions[group] = {at: position.next_offset for at, position in found.items()}
-        return Seen(positions, await client.cluster_id(), ids)
+        return ClusterPositions(positions, await client.cluster_id(), ids)
 
 
-def _still(before: Seen, now: Seen) -> dict[At, list[int]]:
+def _still(before: ClusterPositions, now: ClusterPositions) -> dict[TopicAndPartition, list[int]]:
     """The positions that are what they were, of whichever group."""
-    found: dict[At, list[int]] = {}
+    found: dict[TopicAndPartition, list[int]] = {}
     for group, positions in now.positions.items():
         known = before.positions.get(group, {})
         for at, next_offset in positions.items():

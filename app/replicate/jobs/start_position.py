@@ -24,29 +24,29 @@ import structlog
 from app.kafka.client.cluster import EARLIEST, ClusterClient
 from app.kafka.client.commits import GroupDenied
 from app.kafka.data_clusters import DataCluster
-from app.kafka.fetch.deliveries import Gap
+from app.kafka.fetch.deliveries import LogGap
 from app.kernel.fencing import LogId, TakeoverAnswer
 from app.kernel.job import JobId
 from app.kernel.ranges import Snapshot
 from app.replicate.definition import RouteDefinition
-from app.replicate.destination.handover import BadNote, Note
+from app.replicate.destination.handover import BadHandover, ReplicaHandover
 from app.replicate.pump.route_runtime import group_of
-from app.worker.jobs.start_position import Anew, Beginning, Trouble, log_id, read_snapshot
+from app.worker.jobs.start_position import LineageReset, ReportIncident, StartPosition, log_id, read_snapshot
 
 log = structlog.get_logger(__name__)
 
 
-async def find_replica_beginning(
+async def find_replica_start(
     job: JobId,
     definition: RouteDefinition,
     source: DataCluster,
     answer: TakeoverAnswer,
     *,
     recorded: Callable[[str], int | None] | None,
-    anew: Anew | None,
-    tell: Trouble,
+    reset: LineageReset | None,
+    report_incident: ReportIncident,
     goes_on: bool,
-) -> Beginning:
+) -> StartPosition:
     """See the module; `recorded` tells of a topic's id what was recorded (rule 3), None while nothing was.
     `goes_on`: the copies went where they go now (`same_target`).
 
@@ -56,42 +56,42 @@ async def find_replica_beginning(
     """
     # Read before any offset: should the topic be made anew in between, the fetch sees another id.
     present = await log_id(job, source)
-    if anew is not None:
-        return Beginning(Snapshot(anew.next_offset), anew.lineage, present, known=False, is_first=True)
+    if reset is not None:
+        return StartPosition(Snapshot(reset.next_offset), reset.lineage, present, known=False, is_first=True)
     first = partial(_first_offset, job, definition, source, present, recorded)
     if why := _other_ends(job, definition, answer, present, goes_on=goes_on):
         start = await first()
         log.info("a route leads elsewhere now and copies anew", job=str(job), why=why, start=start)
-        return Beginning(Snapshot(start), answer.lineage + 1, present, known=False, is_first=True)
-    snapshot = read_snapshot(job, answer.snapshot, tell)
+        return StartPosition(Snapshot(start), answer.lineage + 1, present, known=False, is_first=True)
+    snapshot = read_snapshot(job, answer.snapshot, report_incident)
     if answer.log.is_another(present):
         why = f"{job.topic} was deleted and made anew: its position was of {answer.log}, it is {present} now"
         start = await source.fetch.offsets_at(job.topic, job.partition, EARLIEST)
         if definition.spec.on_gap == "stop" and snapshot is not None:
             key, base = (str(job), answer.epoch), snapshot.base
-            gap = Gap(key, job.topic, job.partition, base, start, why, begun_anew=True)
-            return Beginning(snapshot, answer.lineage, answer.log, known=True, gap=gap)
-        tell(
+            gap = LogGap(key, job.topic, job.partition, base, start, why, begun_anew=True)
+            return StartPosition(snapshot, answer.lineage, answer.log, known=True, gap=gap)
+        report_incident(
             "log-begun-anew",
             str(job),
             f"{why}; copying begins at {start}",
             "what the old one had is copied as far as the route had come; see whether records are missing",
         )
-        return Beginning(
+        return StartPosition(
             Snapshot(start), answer.lineage + 1, present, known=False, is_first=True, begun_anew=True
         )
     now = answer.log.filled_in(present)
     if snapshot is not None:
         # Without a note nothing was appended yet, whoever began.
-        return Beginning(snapshot, answer.lineage, now, known=now == answer.log, is_first=not answer.note)
+        return StartPosition(snapshot, answer.lineage, now, known=now == answer.log, is_first=not answer.note)
     if not answer.lineage:
         at = (job.topic, job.partition)
         committed = None
         with contextlib.suppress(GroupDenied):  # it is for people: a principal that only reads needs no group
             committed = (await source.committer.committed(group_of(job.name), [at])).get(at)
         if committed is not None and committed >= 0:
-            return Beginning(Snapshot(committed), answer.lineage, now, known=False)
-    return Beginning(Snapshot(await first()), answer.lineage, now, known=False, is_first=True)
+            return StartPosition(Snapshot(committed), answer.lineage, now, known=False)
+    return StartPosition(Snapshot(await first()), answer.lineage, now, known=False, is_first=True)
 
 
 async def same_target(
@@ -130,10 +130,10 @@ def _is_same(noted: LogId, present: LogId) -> bool:
     return bool(noted.cluster_id and present.topic_id) and noted == present
 
 
-def _read(note: bytes) -> Note | None:
+def _read(note: bytes) -> ReplicaHandover | None:
     try:
-        return Note.from_bytes(note) if note else None
-    except BadNote:
+        return ReplicaHandover.from_bytes(note) if note else None
+    except BadHandover:
         return None  # whoever uses it tells of that
 
 

@@ -18,7 +18,7 @@ from collections import Counter, deque
 from collections.abc import Iterable, Sequence
 
 
-class Already:
+class CopiedIndex:
     """See the module. `prints` stand for the copied records; equal records have equal prints.
 
     Attributes: `passed` (copies that are accounted for), `skipped` (of these, copies whose records were not

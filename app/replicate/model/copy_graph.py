@@ -7,8 +7,8 @@ copies could pass the route again, and there is a shortest example. As a topolog
 nothing could pass again are put aside, then those that could be passed again only with their help; what is
 left at the end is a loop. A set of routes without one stays so when routes, topics or entries are taken away.
 
-Clusters are the same when their ids are (`Beside.ids`), whatever they are called. Routes of other regions
-count too, as far as they are known.
+Clusters are the same when their ids are (`OtherRegions.ids`), whatever they are called. Routes of other
+regions count too, as far as they are known.
 
 Two routes may write the same topic from different sources (an aggregate). From the same topic they must not:
 each record would arrive twice.
@@ -21,7 +21,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import product
 
-from app.replicate.model.regular_language import Language, TooComplicated, Words
+from app.replicate.model.regular_language import Language, LanguageTable, TooComplicated
 from app.replicate.model.route import Route
 
 EXAMPLE = "orders"  # a name that people understand, where it shows the same as any other
@@ -54,7 +54,7 @@ class Loop:
 
 
 @dataclass(frozen=True, slots=True)
-class Beside:
+class OtherRegions:
     """What is known beyond the routes of a region.
 
     Attributes:
@@ -70,11 +70,11 @@ class Beside:
         return self.ids.get(cluster) or cluster
 
 
-ALONE = Beside()
+ALONE = OtherRegions()
 
 
 @dataclass(frozen=True, slots=True)
-class Duplicate:
+class DuplicateCopy:
     """Two routes that copy the same topic to the same topic."""
 
     routes: tuple[str, str]
@@ -99,7 +99,7 @@ def find_loop(
     topics: Mapping[str, Collection[str]] | None = None,
     *,
     changed: Collection[str] | None = None,
-    beside: Beside = ALONE,
+    other_regions: OtherRegions = ALONE,
 ) -> Loop | None:
     """A loop that the routes make possible, or None when there can be none.
 
@@ -110,16 +110,21 @@ def find_loop(
     Raises:
         TooComplicated: neither can be proved; with the routes' names.
     """
-    left = _on_cycles([*routes, *beside.routes], beside)
+    left = _on_cycles([*routes, *other_regions.routes], other_regions)
     asked = [route for route in left if changed is None or route.name in changed]
     try:
-        words = Words()
+        words = LanguageTable()
         domains = {route.name: route.domain(words) for route in left}
         while True:
             ways = []
             for route in asked:
-                found = _way_back(
-                    words, domains, route, left, [*(topics or {}).get(route.source, ()), EXAMPLE], beside
+                found = _path_back(
+                    words,
+                    domains,
+                    route,
+                    left,
+                    [*(topics or {}).get(route.source, ()), EXAMPLE],
+                    other_regions,
                 )
                 if found:
                     ways.append(found)
@@ -128,14 +133,14 @@ def find_loop(
             if not ways:
                 return None
             if len(ways) == len(asked) == len(left):
-                return _loop(*min(ways, key=lambda found: len(found[0])), beside)
+                return _loop(*min(ways, key=lambda found: len(found[0])), other_regions)
             asked = list(left)
     except TooComplicated as error:
         names = ", ".join(route.name for route in left[:10])
         raise TooComplicated(f"it cannot be proved that no loop is possible among {names}: {error}") from None
 
 
-def find_duplicate(routes: Sequence[Route], beside: Beside = ALONE) -> Duplicate | None:
+def find_duplicate(routes: Sequence[Route], other_regions: OtherRegions = ALONE) -> DuplicateCopy | None:
     """Two routes that copy the same topic to the same topic, or None when there can be none.
 
     Where two renames shift the same letters (`a{topic}` and `{topic}a`) it errs on the safe side. Routes of
@@ -146,7 +151,7 @@ def find_duplicate(routes: Sequence[Route], beside: Beside = ALONE) -> Duplicate
     """
     between: dict[tuple[str, str], list[Route]] = defaultdict(list)
     for route in sorted(routes, key=lambda route: route.name):
-        between[beside.place(route.source), beside.place(route.target)].append(route)
+        between[other_regions.place(route.source), other_regions.place(route.target)].append(route)
     for group in between.values():
         source, target = group[0].source, group[0].target
         copies: dict[tuple[str, str], str] = {}
@@ -155,17 +160,17 @@ def find_duplicate(routes: Sequence[Route], beside: Beside = ALONE) -> Duplicate
                 copy = route.destination(topic)
                 first = route.name if copy is None else copies.setdefault((topic, copy), route.name)
                 if copy is not None and first != route.name:
-                    return Duplicate((first, route.name), (source, topic), (target, copy))
+                    return DuplicateCopy((first, route.name), (source, topic), (target, copy))
         for one, other in _overlapping([r for r in group if len(r.names) < len(set(r.topics))]):
             found = _both_copy(one, other)
             if found is not None:
-                return Duplicate((one.name, other.name), (source, found), (target, one.rename(found)))
+                return DuplicateCopy((one.name, other.name), (source, found), (target, one.rename(found)))
     return None
 
 
 def _overlapping(routes: Sequence[Route]) -> Iterator[tuple[Route, Route]]:
     """Pairs worth a closer look: most have no name in common, and are passed over all at once."""
-    words = Words()
+    words = LanguageTable()
     before: list[tuple[Route, Language]] = []
     together = words.never
     for route in routes:
@@ -176,7 +181,7 @@ def _overlapping(routes: Sequence[Route]) -> Iterator[tuple[Route, Route]]:
         together = words.either(together, mine)
 
 
-def _may_meet(words: Words, one: Language, other: Language) -> bool:
+def _may_meet(words: LanguageTable, one: Language, other: Language) -> bool:
     words.next_question()
     try:
         return words.shortest(words.both(one, other)) is not None
@@ -185,10 +190,12 @@ def _may_meet(words: Words, one: Language, other: Language) -> bool:
         return True  # the closer look will tell
 
 
-def _on_cycles(routes: Sequence[Route], beside: Beside) -> list[Route]:
+def _on_cycles(routes: Sequence[Route], other_regions: OtherRegions) -> list[Route]:
     """The routes that lie on a cycle of clusters, by name; most sets of routes have none."""
     onward: dict[str, set[str]] = defaultdict(set)
-    ends = {route.name: (beside.place(route.source), beside.place(route.target)) for route in routes}
+    ends = {
+        route.name: (other_regions.place(route.source), other_regions.place(route.target)) for route in routes
+    }
     for source, target in ends.values():
         onward[source].add(target)
 
@@ -205,23 +212,23 @@ def _on_cycles(routes: Sequence[Route], beside: Beside) -> list[Route]:
     return sorted(on_cycles, key=lambda route: route.name)
 
 
-def _way_back(
-    words: Words,
+def _path_back(
+    words: LanguageTable,
     domains: Mapping[str, Language],
     route: Route,
     routes: Sequence[Route],
     known: Collection[str],
-    beside: Beside,
+    other_regions: OtherRegions,
 ) -> tuple[tuple[Route, ...], str] | None:
     """The shortest way from `route` to itself, and a topic that would go it, if possible one of `known`."""
     words.next_question()
     reached: dict[str, Language] = defaultdict(lambda: words.never)  # by cluster: topics that arrive
     line: list[tuple[Language, tuple[Route, ...]]] = [(domains[route.name], ())]
     for arriving, way in line:  # grows while it is walked
-        cluster = beside.place(way[0].source if way else route.source)
+        cluster = other_regions.place(way[0].source if way else route.source)
         for last in routes:
             # A way that passes another route twice has a shorter one within it, found from there.
-            if beside.place(last.target) != cluster or last in way:
+            if other_regions.place(last.target) != cluster or last in way:
                 continue
             origins = words.both(domains[last.name], last.rename.origin(words, arriving))
             if last is route:
@@ -229,40 +236,40 @@ def _way_back(
                 if shortest is not None:
                     return (last, *way), next((t for t in known if words.holds(origins, t)), shortest)
                 continue
-            at = beside.place(last.source)
+            at = other_regions.place(last.source)
             if words.shortest(words.both(origins, words.no(reached[at]))) is not None:
                 reached[at] = words.either(reached[at], origins)
                 line.append((origins, (last, *way)))
     return None
 
 
-def _loop(way: Sequence[Route], topic: str, beside: Beside) -> Loop:
+def _loop(path: Sequence[Route], topic: str, other_regions: OtherRegions) -> Loop:
     hops, name = [], topic
-    for route in way:
+    for route in path:
         name = route.rename(name)
         hops.append((route.name, route.target, name))
-    joints = zip(way, [*way[1:], way[0]], strict=True)
+    joints = zip(path, [*path[1:], path[0]], strict=True)
     same = {tuple(sorted((one.target, next_.source))) for one, next_ in joints if one.target != next_.source}
-    return Loop(way[0].source, topic, tuple(hops), _remedy(way), tuple((a, b) for a, b in sorted(same)))
+    return Loop(path[0].source, topic, tuple(hops), _remedy(path), tuple((a, b) for a, b in sorted(same)))
 
 
-def _remedy(way: Sequence[Route]) -> str:
+def _remedy(path: Sequence[Route]) -> str:
     """What would break it: the next route excludes what a renaming one writes."""
     offers = []
-    for route, following in zip(way, [*way[1:], way[0]], strict=True):
+    for route, following in zip(path, [*path[1:], path[0]], strict=True):
         if route.rename.after != ("", ""):
             written = ".*".join(part.replace(".", r"\.") for part in route.rename.after)
             offers.append(f"exclude '{written}' in route {following.name}")
     if offers:
         return "; or ".join(offers)
-    names = " or ".join(dict.fromkeys(route.name for route in way))
+    names = " or ".join(dict.fromkeys(route.name for route in path))
     return f"exclude the topic in route {names}, or let one rename it"
 
 
 def _both_copy(one: Route, other: Route) -> str | None:
     """A topic that both copy to the same name because of expressions; own names were looked at before."""
     try:
-        words = Words()
+        words = LanguageTable()
         own = words.one_of({**one.rename.names, **other.rename.names})
         common = words.both(one.by_pattern(words), other.by_pattern(words), words.no(own))
         for mine, its in product(_pieces(words, one), _pieces(words, other)):
@@ -292,7 +299,7 @@ class _Piece:
     shape: Language
 
 
-def _pieces(words: Words, route: Route) -> list[_Piece]:
+def _pieces(words: LanguageTable, route: Route) -> list[_Piece]:
     (before, after), fits = (route.rename.before, route.rename.after), route.rename.fits(words)
     shape = words.cat(words.literal(after[0]), words.some, words.literal(after[1]))
     return [

@@ -17,7 +17,7 @@ from collections.abc import Iterable
 
 import re2  # type: ignore[import-untyped]  # it has no types
 
-from app.replicate.model.regular_language import ALL, BIT, Language, Words
+from app.replicate.model.regular_language import ALL, BIT, Language, LanguageTable
 
 MAX_EXPRESSION_CHARS = 500
 MAX_ATOMS = 1000  # letters and classes, each repetition written out
@@ -52,7 +52,7 @@ def is_name(text: str) -> bool:
     return _NAME.fullmatch(text) is not None
 
 
-def language(words: Words, text: str) -> Language:
+def language(words: LanguageTable, text: str) -> Language:
     """The names that `text` stands for.
 
     Raises:
@@ -63,7 +63,7 @@ def language(words: Words, text: str) -> Language:
 
 def check_expression(text: str) -> None:
     """Raises BadExpression: it cannot be read, or no name matches it."""
-    words = Words()
+    words = LanguageTable()
     if language(words, text) in (words.never, words.empty):
         raise BadExpression("matches no name; names consist of letters, digits, '.', '_' and '-'")
 
@@ -107,7 +107,7 @@ class AnyOf:
 class _Reader:
     """Recursive descent over one expression."""
 
-    def __init__(self, words: Words, text: str) -> None:
+    def __init__(self, words: LanguageTable, text: str) -> None:
         if len(text) > MAX_EXPRESSION_CHARS:
             raise BadExpression(f"longer than {MAX_EXPRESSION_CHARS} characters; split it into several")
         self._words = words

@@ -1,8 +1,8 @@
 """Sets of names as regular languages: whether one is empty, what two have in common, what a rename does.
 
 Routes are proved not to loop for names that nobody has thought of yet, so the patterns themselves are
-computed with. A language is a node in a table of `Words`: node numbers are equal only for equal terms, and
-derivatives are remembered.
+computed with. A language is a node in a table of `LanguageTable`: node numbers are equal only for equal
+terms, and derivatives are remembered.
 
     derivative of L by c = the rest of the words of L that begin with c        (Brzozowski 1964)
 
@@ -31,7 +31,7 @@ MAX_NODES = 200_000  # some hundred megabytes
 MAX_WORK = 2_000_000  # steps for an answer; they take a second or two
 MAX_CACHED_NODES = 50_000  # of a matcher, beyond its language's own: some ten megabytes
 
-Language = int  # a node of one `Words`; of no use in another
+Language = int  # a node of one `LanguageTable`; of no use in another
 _CHARS, _EMPTY, _CAT, _EITHER, _BOTH, _NOT, _STAR = range(7)
 
 
@@ -39,7 +39,7 @@ class TooComplicated(ValueError):
     """Patterns of which nothing can be proved with reasonable effort."""
 
 
-class Words:
+class LanguageTable:
     """The terms, each once. All methods take and give nodes of the same table."""
 
     def __init__(self) -> None:
@@ -314,10 +314,10 @@ class Matcher:
         TooComplicated: the language alone takes more than `MAX_NODES` terms.
     """
 
-    def __init__(self, build: Callable[[Words], Language]) -> None:
+    def __init__(self, build: Callable[[LanguageTable], Language]) -> None:
         self._build = build
         self._lock = threading.Lock()
-        self._begin()
+        self._reset()
 
     def __call__(self, name: str) -> bool:
         table, words, state = self._now
@@ -328,19 +328,23 @@ class Matcher:
             state = following
         return words.nullable(state)
 
-    def _begin(self) -> None:
-        words = Words()
+    def _reset(self) -> None:
+        words = LanguageTable()
         state = self._build(words)
         words.max_nodes = words.max_work = (
             sys.maxsize
         )  # from now on it is a cache, which begins anew when it is full
         self._full = words.size + MAX_CACHED_NODES
-        self._now: tuple[dict[Language, dict[str, Language]], Words, Language] = {state: {}}, words, state
+        self._now: tuple[dict[Language, dict[str, Language]], LanguageTable, Language] = (
+            {state: {}},
+            words,
+            state,
+        )
 
     def _slowly(self, name: str) -> bool:
         with self._lock:
             if self._now[1].size > self._full:
-                self._begin()
+                self._reset()
             table, words, state = self._now
             for letter in name:
                 if letter not in BIT:

@@ -26,7 +26,7 @@ from functools import cached_property, partial
 
 from app.kernel.job import MAX_TOPIC_CHARS
 from app.replicate.model.name_patterns import is_name, language
-from app.replicate.model.regular_language import Language, Matcher, Words
+from app.replicate.model.regular_language import Language, LanguageTable, Matcher
 
 INTERNAL = (
     r"__.*",
@@ -50,7 +50,7 @@ def is_topic(name: str) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Rename:
+class TopicRename:
     """From a topic's name at the source to its name at the destination.
 
     Attributes:
@@ -66,7 +66,7 @@ class Rename:
     @classmethod
     def of(
         cls, before: str = TOPIC, after: str = TOPIC, names: Mapping[str, str] | None = None, *, cluster: str
-    ) -> Rename:
+    ) -> TopicRename:
         """Of templates such as "{cluster}.{topic}"; `cluster` is the source's name.
 
         Raises:
@@ -85,12 +85,12 @@ class Rename:
             return topic
         return f"{prefix}{topic[len(old_prefix) : len(old_prefix) + stem]}{suffix}"
 
-    def fits(self, words: Words) -> Language:
+    def fits(self, words: LanguageTable) -> Language:
         """The names that `before` fits."""
         prefix, suffix = self.before
         return words.cat(words.literal(prefix), words.some, words.literal(suffix))
 
-    def origin(self, words: Words, copies: Language) -> Language:
+    def origin(self, words: LanguageTable, copies: Language) -> Language:
         """The names whose copies are among `copies`: exactly those."""
         own = words.one_of(self.names)
         (old_prefix, old_suffix), (prefix, suffix) = self.before, self.after
@@ -132,7 +132,7 @@ class Route:
     target: str
     topics: tuple[str, ...]
     exclude: tuple[str, ...] = ()
-    rename: Rename = Rename()
+    rename: TopicRename = TopicRename()
 
     def __post_init__(self) -> None:
         _ = self._excluded, self._matched  # whatever is wrong with the entries is said now
@@ -175,22 +175,22 @@ class Route:
         """The entries of `topics` that are names."""
         return frozenset(filter(is_name, self.topics))
 
-    def by_pattern(self, words: Words) -> Language:
+    def by_pattern(self, words: LanguageTable) -> Language:
         """The topics that it copies because of an expression."""
         return words.both(
             self.patterns(words), words.some, words.no(_internal(words)), words.no(self._exclusion(words))
         )
 
-    def domain(self, words: Words) -> Language:
+    def domain(self, words: LanguageTable) -> Language:
         """All topics that it copies, if there were such; whether Kafka takes the copy's name is not asked."""
         named = words.one_of(self.names)
         return words.either(self.by_pattern(words), words.both(named, words.no(self._exclusion(words))))
 
-    def patterns(self, words: Words) -> Language:
+    def patterns(self, words: LanguageTable) -> Language:
         """What its expressions mean, also what is internal or excluded."""
         return words.either(*(language(words, entry) for entry in self.topics if not is_name(entry)))
 
-    def _exclusion(self, words: Words) -> Language:
+    def _exclusion(self, words: LanguageTable) -> Language:
         expressions = (language(words, entry) for entry in self.exclude if not is_name(entry))
         return words.either(words.one_of(filter(is_name, self.exclude)), *expressions)
 
@@ -215,5 +215,5 @@ class Route:
         ]
 
 
-def _internal(words: Words) -> Language:
+def _internal(words: LanguageTable) -> Language:
     return words.either(*(language(words, entry) for entry in INTERNAL))

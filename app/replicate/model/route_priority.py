@@ -5,9 +5,9 @@
     low     █
 
 Rules
-1. A replica `presses` that copies a part of a backlog, until it copies what is none, or nothing for `HOLD_S`.
-   One that has caught up, stands still, is paused, or is held back by its own limits presses nobody: what it
-   does not take is the others'.
+1. A replica `presses` that copies a part of a backlog, until it copies what is none, or nothing for
+   `PRIORITY_HOLD_S`. One that has caught up, stands still, is paused, or is held back by its own limits
+   presses nobody: what it does not take is the others'.
 2. Bytes of a lower priority then go on credit, which grows with every byte of the highest that presses, and
    with time: none is starved, whoever presses. Nothing is saved up beyond `SAVED_BYTES`.
 3. Within a priority nobody is told apart: shares are of a worker, not of a route, so that a hundred routes
@@ -29,11 +29,11 @@ LOWER: dict[Priority, tuple[Priority, ...]] = {"low": (), "normal": ("low",), "h
 HIGHER: dict[Priority, tuple[Priority, ...]] = {"low": ("normal", "high"), "normal": ("high",), "high": ()}
 LEAST_BYTES_S = 1024 * 1024
 SAVED_BYTES = 1024 * 1024
-HOLD_S = 3.0
+PRIORITY_HOLD_S = 3.0
 MIN_WAIT_S, MAX_WAIT_S = 0.02, 0.25  # looked at again
 
 
-class Priorities:
+class RoutePriorities:
     """See the module."""
 
     __slots__ = ("_at_s", "_credit_bytes", "_pressing")
@@ -56,12 +56,12 @@ class Priorities:
         """Seconds until it is worth asking again; 0 when a batch may go now."""
         if not self.yields(priority, now_s):
             return 0.0
-        self._earn(priority, min(HOLD_S, now_s - self._at_s[priority]) * LEAST_BYTES_S)
+        self._earn(priority, min(PRIORITY_HOLD_S, now_s - self._at_s[priority]) * LEAST_BYTES_S)
         self._at_s[priority] = now_s
         owed_bytes = -self._credit_bytes[priority]
         return 0.0 if owed_bytes <= 0 else min(MAX_WAIT_S, max(MIN_WAIT_S, owed_bytes / LEAST_BYTES_S))
 
-    def take(
+    def spend(
         self, priority: Priority, who: Hashable, now_s: float, size_bytes: int, *, presses: bool
     ) -> None:
         """A batch of a replica goes. `presses`: see rule 1."""
@@ -69,7 +69,7 @@ class Priorities:
         pressing = self._pressing[priority]
         pressing.pop(who, None)
         if presses:
-            pressing[who] = now_s + HOLD_S
+            pressing[who] = now_s + PRIORITY_HOLD_S
         if self.yields(priority, now_s):
             self._credit_bytes[priority] -= size_bytes
         elif presses:

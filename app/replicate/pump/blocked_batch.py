@@ -5,8 +5,8 @@ Rules
    once: it may be written by what this broker does not take. It goes uncompressed where the compression is
    refused. What is too large, or has some record that is refused, is divided until it fits, or is a single
    record; not where the route says `sync.onSmallerLimits: copy`.
-2. What is left is told, with its offsets, and waits: tried again every `RETRY_S` (somebody may have raised
-   the limit), until an operator skips it.
+2. What is left is told, with its offsets, and waits: tried again every `BLOCKED_RETRY_INTERVAL_S` (somebody
+   may have raised the limit), until an operator skips it.
 3. Two may wait at once: what the destination refuses, and behind it what cannot be decoded.
 """
 
@@ -16,15 +16,15 @@ import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable
 
-from app.kafka.append.errors import FOR_A_RECORD, TOO_LARGE, Refused
-from app.kafka.append.lane import Lane
+from app.kafka.append.errors import FOR_A_RECORD, TOO_LARGE, BatchRefused
+from app.kafka.append.lane import AppendLane
 from app.kafka.fetch.decoder import UndecodableBatch
-from app.kafka.records.verbatim_copy import Copy
+from app.kafka.records.verbatim_copy import VerbatimCopy
 from app.kernel.ranges import Range
-from app.replicate.destination.ledger import Ledger, Sent
+from app.replicate.destination.ledger import CopyLedger, SentBatch
 from app.replicate.destination.predecessor import halves, is_compressed, without
 
-RETRY_S = 5.0
+BLOCKED_RETRY_INTERVAL_S = 5.0
 UNSUPPORTED_COMPRESSION, UNCOMPRESSED = 76, 0
 REMEDIES = {
     10: "raise max.message.bytes of the destination topic",
@@ -45,11 +45,11 @@ class _Waiting:
         self.given_up = asyncio.Event()
 
 
-class Obstacle:
+class BlockedBatch:
     """See the module; of one replica."""
 
-    def __init__(self, tell: Callable[[str, str, str], None], where: str) -> None:
-        self._tell = tell
+    def __init__(self, report_incident: Callable[[str, str, str], None], where: str) -> None:
+        self._report_incident = report_incident
         self._where = where
         self._waiting: dict[Range, _Waiting] = {}
 
@@ -86,7 +86,7 @@ class Obstacle:
         waiting = self._waiting.get(at)
         if waiting is None:
             waiting = self._waiting[at] = _Waiting()
-            self._tell("replica-stuck", f"{told}: {message}", remedy)
+            self._report_incident("replica-stuck", f"{told}: {message}", remedy)
         waiting.why = f"offsets [{start}, {end}) wait: {message}; {remedy}"
         try:
             async with asyncio.timeout(timeout_s):
@@ -94,15 +94,15 @@ class Obstacle:
         except TimeoutError:
             return False
         self._waiting.pop(at, None)
-        self._tell("replica-skipped", f"{told} were skipped", "they are not in the copy")
+        self._report_incident("replica-skipped", f"{told} were skipped", "they are not in the copy")
         return True
 
     async def mend(
         self,
-        sent: Sent,
-        error: Refused,
-        lane: Lane,
-        ledger: Ledger,
+        sent: SentBatch,
+        error: BatchRefused,
+        lane: AppendLane,
+        ledger: CopyLedger,
         max_batch_bytes: Callable[[], Awaitable[int]],
         *,
         divides: bool = True,
@@ -113,7 +113,7 @@ class Obstacle:
         """
         copy = sent.copy
         assert copy is not None, "only a copy is refused"
-        pieces: list[Copy] = []
+        pieces: list[VerbatimCopy] = []
         with contextlib.suppress(UndecodableBatch):
             if error.code == UNSUPPORTED_COMPRESSION and is_compressed(copy):
                 pieces = without(copy, 0, await max_batch_bytes(), UNCOMPRESSED)
@@ -127,15 +127,18 @@ class Obstacle:
             may_help = not divides and copy.record_count > 1 and error.code in TOO_LARGE | FOR_A_RECORD
             or_divide = ", or write sync.onSmallerLimits: divide" if may_help else ""
             skipped = await self.wait(
-                start, end, f"refused with error {error.code}: {error}",
-                REMEDIES.get(error.code, "see the destination topic's settings") + or_divide, RETRY_S,
-            )  # fmt: skip
+                start,
+                end,
+                f"refused with error {error.code}: {error}",
+                REMEDIES.get(error.code, "see the destination topic's settings") + or_divide,
+                BLOCKED_RETRY_INTERVAL_S,
+            )
             pieces = [] if skipped else [copy]
         futures = lane.instead([(piece.data, piece.record_count) for piece in pieces])
         ledger.instead(pieces, futures)
 
 
-def _stands_for(copy: Copy) -> Range:
+def _stands_for(copy: VerbatimCopy) -> Range:
     """The source's offsets of its records; as near as is known."""
     base_offset = int.from_bytes(copy.data[:8], signed=True)
     if base_offset < copy.source_start:

@@ -13,17 +13,17 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import replace
 
-from app.kafka.fetch.deliveries import Fetched, Gap
+from app.kafka.fetch.deliveries import FetchedBatches, LogGap
 from app.kafka.fetch.service import LEAST_BYTES
 from app.kernel.ranges import Range
 
 
-def to_skip(gap: Gap) -> Range:
+def to_skip(gap: LogGap) -> Range:
     """What an operator has to skip for it: the gap; or, of another log, where the former one ended."""
     return gap.start, gap.start + 1 if gap.begun_anew else gap.end
 
 
-class Intake:
+class BatchIntake:
     """See the module. `lose` takes why it cannot go on.
 
     Attributes:
@@ -37,14 +37,14 @@ class Intake:
         self.read_bytes = 0
         self.halted: str | None = None
         self.is_behind = False
-        self._gap: Gap | None = None  # before which it halts
+        self._gap: LogGap | None = None  # before which it halts
         self._is_over = False  # what comes is of another log: it is held, so that no more is fetched
         self._resumes_at = -1
         self._lose = lose
-        self._inbox: asyncio.Queue[Fetched | Gap] = asyncio.Queue()
-        self._held: dict[int, Fetched] = {}
+        self._inbox: asyncio.Queue[FetchedBatches | LogGap] = asyncio.Queue()
+        self._held: dict[int, FetchedBatches] = {}
 
-    def accept(self, fetched: Fetched, *, takes: bool) -> bool:
+    def accept(self, fetched: FetchedBatches, *, takes: bool) -> bool:
         """Takes it if it `takes` anything; else, or when it is not new, its bytes go back at once. Returns
         whether it will be copied: behind a gap where the log has `begun_anew` nothing is."""
         if not takes or self.halted is not None or fetched.next_offset <= self.expected:
@@ -61,7 +61,7 @@ class Intake:
         self._inbox.put_nowait(fetched)
         return not self._is_over
 
-    def skip(self, gap: Gap) -> None:
+    def skip(self, gap: LogGap) -> None:
         """Nothing of the gap will ever come; or the log is another one from now on."""
         if self.halted is not None or (gap.end <= self.expected and not gap.begun_anew):
             return
@@ -73,7 +73,7 @@ class Intake:
         self.expected, self._is_over = gap.end, self._is_over or gap.begun_anew
         self._inbox.put_nowait(gap)
 
-    def halt(self, gap: Gap, why: str) -> None:
+    def halt(self, gap: LogGap, why: str) -> None:
         """Rule 2."""
         self.halted, self._gap = why, gap
 
@@ -83,7 +83,7 @@ class Intake:
         return None if self._gap is None else to_skip(self._gap)
 
     @property
-    def begins_anew_at(self) -> int | None:
+    def new_lineage_at(self) -> int | None:
         """Where its job begins anew, in another lineage, once the gap is skipped; None: it goes on itself."""
         return self._gap.end if self._gap is not None and self._gap.begun_anew else None
 
@@ -99,12 +99,12 @@ class Intake:
         """It has halted, and is to be fetched again, now that the gap is behind `base`."""
         return 0 <= self._resumes_at <= base
 
-    async def get(self) -> Fetched | Gap:
+    async def get(self) -> FetchedBatches | LogGap:
         """The next that came."""
         return await self._inbox.get()
 
     @property
-    def held(self) -> list[Fetched]:
+    def held(self) -> list[FetchedBatches]:
         """What is not acknowledged yet."""
         return list(self._held.values())
 
@@ -113,7 +113,7 @@ class Intake:
         """Nothing is held."""
         return not self._held
 
-    def release(self, fetched: Fetched) -> None:
+    def release(self, fetched: FetchedBatches) -> None:
         """All of it is acknowledged."""
         if self._held.pop(id(fetched), None) is not None:
             fetched.release()

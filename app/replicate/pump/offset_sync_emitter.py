@@ -18,13 +18,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from app.kafka.records.producer_sequences import Stamp
-from app.kafka.records.verbatim_copy import Copy
+from app.kafka.records.producer_sequences import ProducerStamp
+from app.kafka.records.verbatim_copy import VerbatimCopy
 
-Tell = Callable[[int, int, Stamp | None], None]  # source's and destination's next offset, the lane's stamp
+# source's and destination's next offset, the lane's stamp
+EmitOffsetSync = Callable[[int, int, ProducerStamp | None], None]
 
 
-class Marks:
+class OffsetSyncEmitter:
     """See the module.
 
     Attributes:
@@ -36,12 +37,12 @@ class Marks:
     __slots__ = (
         "_at_s",
         "_behind",
+        "_emit",
         "_opened",
         "_records",
         "_since",
         "_source_end",
         "_target_end",
-        "_tell",
         "_told",
         "every_s",
         "first",
@@ -49,21 +50,21 @@ class Marks:
         "stamp",
     )
 
-    def __init__(self, every_s: float, records: int, tell: Tell) -> None:
+    def __init__(self, every_s: float, records: int, emit: EmitOffsetSync) -> None:
         self.every_s = every_s
         self.quiet_below = -1
-        self.stamp: Stamp | None = None
-        self.first: Copy | None = None
-        self._behind: tuple[int, int, Stamp | None] | None = None  # what was acknowledged last
-        self._opened: Stamp | None = None
-        self._told: tuple[int, int, Stamp | None] | None = None
+        self.stamp: ProducerStamp | None = None
+        self.first: VerbatimCopy | None = None
+        self._behind: tuple[int, int, ProducerStamp | None] | None = None  # what was acknowledged last
+        self._opened: ProducerStamp | None = None
+        self._told: tuple[int, int, ProducerStamp | None] | None = None
         self._records = records
-        self._tell = tell
+        self._emit = emit
         self._source_end = self._target_end = -1
         self._since = 0
         self._at_s = float("-inf")
 
-    def opened(self, stamp: Stamp) -> None:
+    def opened(self, stamp: ProducerStamp) -> None:
         """Nothing was appended yet under this producer."""
         self._opened = self.stamp = stamp
 
@@ -71,7 +72,7 @@ class Marks:
         """Copying begins there, for the first time."""
         self._record(source_end, target_end, now_s)
 
-    def closed(self, source_end: int, target_end: int, stamp: Stamp, now_s: float) -> None:
+    def closed(self, source_end: int, target_end: int, stamp: ProducerStamp, now_s: float) -> None:
         """A former owner's lane, before anything was acknowledged by ours: what is due stays due."""
         behind, at_s = self.stamp, self._at_s
         self.stamp = stamp
@@ -84,17 +85,17 @@ class Marks:
         self._at_s = float("-inf")
         self._behind = None
 
-    def acknowledged(self, copy: Copy, base_offset: int, now_s: float) -> None:
+    def acknowledged(self, copy: VerbatimCopy, base_offset: int, now_s: float) -> None:
         """Everything up to the end of `copy` has copies, and its own begins at `base_offset`."""
         if copy is self.first:
-            self._begun(copy, int(base_offset), now_s)  # a plain number: others write it down
+            self._lane_started(copy, int(base_offset), now_s)  # a plain number: others write it down
         self.first = None
         self._since += copy.record_count
         self._behind = copy.source_end, int(base_offset) + copy.record_count, self.stamp
         if self._since >= self._records or now_s - self._at_s >= self.every_s:
             self._record(copy.source_end, base_offset + copy.record_count, now_s)
 
-    def _begun(self, copy: Copy, base_offset: int, now_s: float) -> None:
+    def _lane_started(self, copy: VerbatimCopy, base_offset: int, now_s: float) -> None:
         """The lane's first batch: what is due otherwise stays due."""
         behind, opened, at_s = self.stamp, self._opened, self._at_s
         is_told = self._told == (copy.source_start, base_offset, opened)
@@ -127,4 +128,4 @@ class Marks:
         self._source_end, self._target_end = source_end, target_end
         self._since, self._at_s = 0, now_s
         self._told = source_end, target_end, self.stamp
-        self._tell(source_end, target_end, self.stamp)
+        self._emit(source_end, target_end, self.stamp)

@@ -22,40 +22,41 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
-from app.controllog.codec import Copying, JobStatus
+from app.controllog.codec import CopyingStatus, JobStatus
 from app.kafka.append.encoder import copies
-from app.kafka.append.errors import Refused
-from app.kafka.append.local_appends import Written
+from app.kafka.append.errors import BatchRefused
+from app.kafka.append.local_appends import LaneWrites
 from app.kafka.append.pending_batch import stamp_of
 from app.kafka.fetch.decoder import UndecodableBatch
-from app.kafka.fetch.deliveries import Fetched, Gap
-from app.kafka.records.producer_sequences import Stamp
-from app.kafka.records.verbatim_copy import Copy
+from app.kafka.fetch.deliveries import FetchedBatches, LogGap
+from app.kafka.records.producer_sequences import ProducerStamp
+from app.kafka.records.verbatim_copy import VerbatimCopy
 from app.kernel.clock import now_ms
 from app.kernel.fencing import LogId
 from app.kernel.job import JobId
-from app.kernel.load import Work
+from app.kernel.load import JobWork
 from app.kernel.ranges import Range, Snapshot
-from app.replicate.destination.ledger import Ledger, Sent
+from app.replicate.destination.ledger import CopyLedger, SentBatch
 from app.replicate.destination.predecessor import begins_at
-from app.replicate.destination.session import Way
-from app.replicate.destination.verification import Tell
-from app.replicate.pump.blocked_batch import Obstacle
-from app.replicate.pump.intake import Intake
-from app.replicate.pump.offset_sync_emitter import Marks
-from app.replicate.pump.send_gate import Clearance
+from app.replicate.destination.session import DestinationSession
+from app.replicate.destination.verification import ReportIncident
+from app.replicate.pump.blocked_batch import BlockedBatch
+from app.replicate.pump.intake import BatchIntake
+from app.replicate.pump.offset_sync_emitter import OffsetSyncEmitter
+from app.replicate.pump.send_gate import SendGate
 from app.replicate.pump.status import MAX_TIMESTAMP, copying, job_status
-from app.replicate.pump.tasks import Tasks
-from app.replicate.pump.unsnapshotted_budget import Unsaved
+from app.replicate.pump.tasks import ReplicaTasks
+from app.replicate.pump.unsnapshotted_budget import UnsnapshottedRecords
 
 if TYPE_CHECKING:
     from app.replicate.pump.route_runtime import RouteRuntime
 
-LOOK_S = 0.02
-FLOOR_S = 5.0  # while nothing is in flight; a successor reads what others write in that time, at most
+REPLICA_POLL_INTERVAL_S = 0.02
+# while nothing is in flight; a successor reads what others write in that time, at most
+IDLE_FLOOR_INTERVAL_S = 5.0
 NO_LIMIT = (1 << 31) - 1  # bytes, more than any batch has
 
-OnBarrier = Callable[["ReplicaPump", int, int, Stamp | None], None]  # next offsets, the lane's stamp
+OnBarrier = Callable[["ReplicaPump", int, int, ProducerStamp | None], None]  # next offsets, the lane's stamp
 
 
 class ReplicaPump:
@@ -73,10 +74,21 @@ class ReplicaPump:
     """
 
     def __init__(
-        self, job: JobId, epoch: int, runtime: RouteRuntime, *, next_offset: int, lineage: int, note: bytes,
-        is_same_log: bool, is_first: bool, source_log: LogId, tell: Tell, on_barrier: OnBarrier,
+        self,
+        job: JobId,
+        epoch: int,
+        runtime: RouteRuntime,
+        *,
+        next_offset: int,
+        lineage: int,
+        note: bytes,
+        is_same_log: bool,
+        is_first: bool,
+        source_log: LogId,
+        report_incident: ReportIncident,
+        on_barrier: OnBarrier,
         source_epoch: int | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.job = job
         self.epoch = epoch
         self.lineage = lineage
@@ -90,52 +102,65 @@ class ReplicaPump:
         self.trouble = self.lost = ""
         self.copied_ms = now_ms()  # when the last record that was copied was written, or this began
         self.lost_at_s = 0.0
-        self.anew: Gap | None = None
+        self.reset: LogGap | None = None
         self._snapshot_version = self.encoded = 0
-        self.unsaved = Unsaved(runtime.unsaved)
-        self.barrier: tuple[int, int, int] | None = None  # the newest, as in `Copying`
-        self._tell_trouble = tell
+        self.unsnapshotted = UnsnapshottedRecords(runtime.unsnapshotted_budget)
+        self.barrier: tuple[int, int, int] | None = None  # the newest, as in `CopyingStatus`
+        self._report_incident = report_incident
         self.edit = runtime.edit(job.topic, job.partition, target_topic)
-        self._tasks = Tasks(job, self.lose)
+        self._tasks = ReplicaTasks(job, self.lose)
         self._is_first = is_first
         self.source_log = source_log
         checkpoint = runtime.definition.spec.checkpoint
-        self._marks = Marks(checkpoint.every, checkpoint.records, partial(on_barrier, self))
-        self.tell_barrier = self._marks.now  # somebody waits for one
-        self.intake = Intake(next_offset, self.lose)
-        self.ledger = Ledger(next_offset, self._acknowledged, self._failed, self.intake.release)
-        self.way = Way(
-            runtime, self.target, self.ledger, note, is_same_log=is_same_log, lineage=lineage,
-            source_epoch=source_epoch, is_first=is_first, begin=self._tasks.begin, tell=self.tell,
-            unsure=self._unsure, lost=self._marks.lost, closes=self._marks.closed,
-        )  # fmt: skip
-        runtime.verifier.begin(job, self.ledger.uncompared)
-        self.obstacle = Obstacle(self.tell, self.where)  # after the way, whose end it names
-        self.clearance = Clearance(job, runtime, self.intake, self.way, self.unsaved)
-        self.pause = self.clearance.pause  # what was fetched waits
+        self._offset_syncs = OffsetSyncEmitter(
+            checkpoint.every, checkpoint.records, partial(on_barrier, self)
+        )
+        self.emit_offset_sync = self._offset_syncs.now  # somebody waits for one
+        self.intake = BatchIntake(next_offset, self.lose)
+        self.ledger = CopyLedger(next_offset, self._acknowledged, self._failed, self.intake.release)
+        self.session = DestinationSession(
+            runtime,
+            self.target,
+            self.ledger,
+            note,
+            is_same_log=is_same_log,
+            lineage=lineage,
+            source_epoch=source_epoch,
+            is_first=is_first,
+            start_task=self._tasks.start,
+            report_incident=self.report_incident,
+            on_unsure=self._unsure,
+            on_lost=self._offset_syncs.lost,
+            on_closed=self._offset_syncs.closed,
+        )
+        runtime.verifier.start_replica(job, self.ledger.uncompared)
+        # after the way, whose end it names
+        self.blocked_batch = BlockedBatch(self.report_incident, self.where)
+        self.send_gate = SendGate(job, runtime, self.intake, self.session, self.unsnapshotted)
+        self.pause = self.send_gate.pause  # what was fetched waits
         self.told_stalled = False
         self.told_rounds = 0, float("-inf")  # how many were told of, and when
         self._checked = False
         self._floor_at_s = float("-inf")
-        self._written: Written | None = None
+        self._written: LaneWrites | None = None
         runtime.pumps.add(self)
-        self._running = self._tasks.begin(self._run)
+        self._running = self._tasks.start(self._run)
 
     # -- batches in ------------------------------------------------------------------------------
 
-    def accept(self, fetched: Fetched) -> None:
+    def accept(self, fetched: FetchedBatches) -> None:
         """Takes a fetched response; its bytes go back to the budget once all of it is acknowledged."""
         self.high_watermark = fetched.high_watermark
         if self.intake.accept(fetched, takes=not (self.closed or self.draining)):
             self.ledger.came(fetched)
 
-    def skip(self, gap: Gap) -> None:
+    def skip(self, gap: LogGap) -> None:
         """The log lost [start, end): nothing there can ever be copied. Or it is another one now: once all
-        that came of the former one is copied, it is to begin `anew`."""
+        that came of the former one is copied, it is to begin `reset`."""
         if not (self.closed or self.draining):
             self.intake.skip(gap)
 
-    def halt(self, gap: Gap, why: str) -> None:
+    def halt(self, gap: LogGap, why: str) -> None:
         """The route stops at this gap: nothing of it is fetched until it begins again."""
         self.intake.halt(gap, why)
 
@@ -148,111 +173,113 @@ class ReplicaPump:
     def stuck(self) -> tuple[Range, ...]:
         """Offsets [start, end) of the source that wait for an operator, each all of it together."""
         gap = self.intake.halts_at
-        return self.obstacle.at if gap is None else (*self.obstacle.at, gap)
+        return self.blocked_batch.at if gap is None else (*self.blocked_batch.at, gap)
 
-    def conclude(self, start: int, end: int) -> bool:
+    def finish_by_operator(self, start: int, end: int) -> bool:
         """An operator skips what is `stuck` at exactly these offsets. False: that does not wait."""
         if self.closed or self.draining:
             return False
         if (start, end) != self.intake.halts_at:
-            return self.obstacle.skip(start, end)
+            return self.blocked_batch.skip(start, end)
         told = f"{self.where}, offsets [{start}, {end}): the gap there is passed over"
         self.intake.go_on()
-        self.tell("replica-skipped", told, "what was there is not in the copy")
+        self.report_incident("replica-skipped", told, "what was there is not in the copy")
         return True
 
     # -- copying ---------------------------------------------------------------------------------
 
     async def _run(self) -> None:
-        await self.way.meet()
-        self._marks.quiet_below = self.way.quiet_below
-        self.way.close_former(self.base)
+        await self.session.meet()
+        self._offset_syncs.quiet_below = self.session.quiet_below
+        self.session.close_former(self.base)
         while True:
             item = await self.intake.get()
-            if isinstance(item, Gap) and item.begun_anew:
+            if isinstance(item, LogGap) and item.begun_anew:
                 while not self.ledger.is_empty:  # noqa: ASYNC110 - callbacks empty it
-                    await asyncio.sleep(LOOK_S)
-                self.anew = item
+                    await asyncio.sleep(REPLICA_POLL_INTERVAL_S)
+                self.reset = item
                 return
-            if isinstance(item, Gap):
-                self.ledger.pass_over(Sent(item.end, lost=item.end - item.start))
+            if isinstance(item, LogGap):
+                self.ledger.pass_over(SentBatch(item.end, lost=item.end - item.start))
             else:
                 await self._copy(item)
-                self.ledger.pass_over(Sent(item.next_offset, fetched=item))
+                self.ledger.pass_over(SentBatch(item.next_offset, fetched=item))
                 await asyncio.sleep(0)
 
-    async def _copy(self, fetched: Fetched) -> None:
+    async def _copy(self, fetched: FetchedBatches) -> None:
         while True:
             try:
-                most_bytes = self.way.max_batch_bytes if self.runtime.divides else NO_LIMIT
+                most_bytes = self.session.max_batch_bytes if self.runtime.divides else NO_LIMIT
                 for copy in copies(fetched, most_bytes, self.edit):
                     await self._send(copy)
                     if copy.read_again is not None:
                         await asyncio.sleep(0)  # encoding the next one takes its time, too
                 return
             except UndecodableBatch as error:
-                await self.obstacle.wait(
+                await self.blocked_batch.wait(
                     error.start, error.end, f"they cannot go as they are, nor be decoded: {error}",
                     "see what wrote them; skip them if they may be lost",
                 )  # fmt: skip
                 if error.end >= fetched.next_offset:
                     return
-                self.ledger.pass_over(Sent(error.end))
+                self.ledger.pass_over(SentBatch(error.end))
                 fetched.start_offset = error.end  # `copies` goes on there
 
-    async def _send(self, copy: Copy) -> None:
-        way = self.way
-        self.ledger.take(copy)
-        rest = way.rest([copy], copy)
+    async def _send(self, copy: VerbatimCopy) -> None:
+        way = self.session
+        self.ledger.take_next(copy)
+        rest = way.not_yet_copied([copy], copy)
         while rest and not way.is_ready:
             floor = await way.open(lambda: self.snapshot_version)
-            self._marks.opened(way.opening)
+            self._offset_syncs.opened(way.opening)
             if self._is_first:
-                self._marks.genesis(self.base, floor, time.monotonic())
-            rest = way.rest(rest, copy)
-            self._marks.first = rest[0] if rest and begins_at(rest[0], copy) >= 0 else None
+                self._offset_syncs.genesis(self.base, floor, time.monotonic())
+            rest = way.not_yet_copied(rest, copy)
+            self._offset_syncs.first = rest[0] if rest and begins_at(rest[0], copy) >= 0 else None
             self._written = self.runtime.written(self)
         for piece in rest:
-            await self.clearance.wait(piece)
+            await self.send_gate.wait(piece)
             assert way.lane is not None, "it is ready"
             self.ledger.append(piece, await way.lane.append(piece.data, piece.record_count))
-            self.unsaved.appended(self.ledger.delivered + self.ledger.in_flight)
+            self.unsnapshotted.appended(self.ledger.delivered + self.ledger.in_flight)
 
     # -- what becomes of it ----------------------------------------------------------------------
 
-    def _acknowledged(self, sent: Sent, base_offset: int, moved: bool) -> None:
-        copy, self._marks.stamp = sent.copy, stamp_of(base_offset)
+    def _acknowledged(self, sent: SentBatch, base_offset: int, moved: bool) -> None:
+        copy, self._offset_syncs.stamp = sent.copy, stamp_of(base_offset)
         assert copy is not None, "only copies are acknowledged"
-        self.way.why, self.told_stalled = "", False
+        self.session.why, self.told_stalled = "", False
         self.encoded += 0 if isinstance(copy.data, memoryview) else copy.record_count
-        if self.obstacle.why:
-            self.obstacle.passed(self.base)
+        if self.blocked_batch.why:
+            self.blocked_batch.passed(self.base)
         if self._written is not None:
             self._written.acknowledged(base_offset, copy)
         if base_offset < 0:
             self.runtime.verifier.pass_by(self.job, copy.record_count)
             return
-        self.way.acknowledged(base_offset, base_offset + copy.record_count)
+        self.session.acknowledged(base_offset, base_offset + copy.record_count)
         if not self._checked:
             self._checked = True
-            self._tasks.begin(partial(self.way.check_late, base_offset))
+            self._tasks.start(partial(self.session.check_late, base_offset))
         self.copied_ms = int.from_bytes(copy.data[MAX_TIMESTAMP], signed=True)
-        self.runtime.verifier.add(self.job, self.target, base_offset, copy, self.way.log.topic_id)
+        self.runtime.verifier.add(self.job, self.target, base_offset, copy, self.session.log.topic_id)
         if moved:
-            self._marks.acknowledged(copy, base_offset, self.ledger.progress_s)
+            self._offset_syncs.acknowledged(copy, base_offset, self.ledger.progress_s)
 
-    def _failed(self, sent: Sent, error: BaseException) -> None:
-        if not isinstance(error, Refused):
+    def _failed(self, sent: SentBatch, error: BaseException) -> None:
+        if not isinstance(error, BatchRefused):
             self.lose(str(error))
-        elif (lane := self.way.lane) is not None:
+        elif (lane := self.session.lane) is not None:
             divides = self.runtime.divides
-            mend = partial(self.obstacle.mend, sent, error, lane, self.ledger, divides=divides)
-            self._tasks.begin(partial(mend, self.way.limit))
+            mend = partial(self.blocked_batch.mend, sent, error, lane, self.ledger, divides=divides)
+            self._tasks.start(partial(mend, self.session.limit))
 
     def _unsure(self, why: str) -> None:
-        self._marks.quiet_below = self.way.quiet_below = max(self.way.quiet_below, self.high_watermark)
+        self._offset_syncs.quiet_below = self.session.quiet_below = max(
+            self.session.quiet_below, self.high_watermark
+        )
         self.ledger.version += 1
-        self.tell(
+        self.report_incident(
             "replica-resumed-unsure",
             f"{self.where}, at {self.base}: {why}",
             "records behind it may be in the copy twice; none is lost",
@@ -261,16 +288,16 @@ class ReplicaPump:
     # -- barriers --------------------------------------------------------------------------------
 
     def wants_idle_barrier(self, now_s: float) -> bool:
-        """Whether all there is was copied, and the destination's end is wanted: see `Marks`."""
-        is_idle = self.way.is_at_rest and not (self.closed or self.draining)
+        """Whether all there is was copied, and the destination's end is wanted: see `OffsetSyncEmitter`."""
+        is_idle = self.session.is_at_rest and not (self.closed or self.draining)
         is_idle = is_idle and self.ledger.is_empty and self.intake.is_empty
-        return is_idle and self.base >= self.high_watermark >= 0 and self._marks.wants_idle(now_s)
+        return is_idle and self.base >= self.high_watermark >= 0 and self._offset_syncs.wants_idle(now_s)
 
     def wants_floor(self, now_s: float) -> bool:
         """Whether nothing is in flight although there is something to copy (paused, halted, limited), and the
         destination's end is wanted: a successor is to read nothing of what others write there meanwhile."""
-        is_quiet = self.way.is_ready and self.ledger.is_empty and not (self.closed or self.draining)
-        return is_quiet and now_s - self._floor_at_s >= FLOOR_S
+        is_quiet = self.session.is_ready and self.ledger.is_empty and not (self.closed or self.draining)
+        return is_quiet and now_s - self._floor_at_s >= IDLE_FLOOR_INTERVAL_S
 
     async def ended_at(self, target_end: int, appended: int) -> None:
         """The destination ended there, when so many batches were `appended`: tells an idle barrier if one is
@@ -279,13 +306,13 @@ class ReplicaPump:
         Raises: ClusterUnreachable, KafkaError: it cannot be known now.
         """
         self._floor_at_s = time.monotonic()
-        if not await self.way.ends_at(target_end) or self.ledger.appended != appended:
+        if not await self.session.ends_at(target_end) or self.ledger.appended != appended:
             return
         now_s = time.monotonic()
         if is_idle := self.wants_idle_barrier(now_s):
-            self._marks.idle(self.base, target_end, now_s)
-        if is_idle or (self.way.is_ready and self.ledger.is_empty):
-            self.way.rests_at(target_end)
+            self._offset_syncs.idle(self.base, target_end, now_s)
+        if is_idle or (self.session.is_ready and self.ledger.is_empty):
+            self.session.rests_at(target_end)
 
     # -- state -----------------------------------------------------------------------------------
 
@@ -302,7 +329,7 @@ class ReplicaPump:
 
     def snapshot(self) -> Snapshot:
         """What is finished; to be saved."""
-        self.unsaved.taken(self.version, self.ledger.delivered)
+        self.unsnapshotted.taken(self.version, self.ledger.delivered)
         return Snapshot(self.base)
 
     @property
@@ -313,22 +340,22 @@ class ReplicaPump:
     @snapshot_version.setter
     def snapshot_version(self, version: int) -> None:
         self._snapshot_version = version
-        self.runtime.verifier.noted(self.job, self.ledger.delivered, self.unsaved.saved(version))
+        self.runtime.verifier.noted(self.job, self.ledger.delivered, self.unsnapshotted.saved(version))
 
     @property
     def awaits_snapshot(self) -> bool:
         """Nothing goes before one is taken."""
-        return self.way.is_saving or not self.way.is_ready or self.clearance.unsaved_s > 0
+        return self.session.is_saving or not self.session.is_ready or self.send_gate.unsaved_s > 0
 
     @property
     def note(self) -> bytes:
         """For the successor (`app.replicate.destination.handover`)."""
-        return self.way.note
+        return self.session.note
 
     @property
     def target_log(self) -> LogId:
         """The destination's, once something was to be copied."""
-        return self.way.log
+        return self.session.log
 
     @property
     def commits_to(self) -> tuple[str, str]:
@@ -338,25 +365,25 @@ class ReplicaPump:
     @property
     def paused(self) -> bool:
         """Nothing goes by an operator's will."""
-        return self.clearance.paused
+        return self.send_gate.paused
 
     @property
     def limited(self) -> bool:
         """It waits for the route's rate, or for routes of a higher priority."""
-        return self.clearance.limited
+        return self.send_gate.limited
 
     @property
     def in_flight(self) -> int:
         """Records on their way."""
         return self.ledger.in_flight
 
-    def copying(self) -> Copying:
+    def copying(self) -> CopyingStatus:
         """What the heartbeat says of its copies."""
         return copying(self)
 
-    def work(self) -> Work:
+    def work(self) -> JobWork:
         """What it has done since it began; what it read it wrote, too."""
-        return Work(2 * self.intake.read_bytes, self.ledger.delivered, 0)
+        return JobWork(2 * self.intake.read_bytes, self.ledger.delivered, 0)
 
     def status(self) -> JobStatus:
         """What the heartbeat says of this job."""
@@ -366,11 +393,11 @@ class ReplicaPump:
     def where(self) -> str:
         """From where to where, for people."""
         here = f"{self.runtime.source.name}/{self.job.topic}/{self.job.partition}"
-        return f"{here} to {self.way.name}"
+        return f"{here} to {self.session.name}"
 
-    def tell(self, kind: str, message: str, remedy: str) -> None:
+    def report_incident(self, kind: str, message: str, remedy: str) -> None:
         """Tells of an incident."""
-        self._tell_trouble(kind, str(self.job), message, remedy)
+        self._report_incident(kind, str(self.job), message, remedy)
 
     # -- the end ---------------------------------------------------------------------------------
 
@@ -378,7 +405,9 @@ class ReplicaPump:
         """It cannot go on: its job begins again."""
         if not self.closed and not self.lost:
             self.lost, self.lost_at_s = why, time.monotonic()
-            self.tell("replica-begins-again", f"{self.where}, at {self.base}: {why}", "it does so by itself")
+            self.report_incident(
+                "replica-begins-again", f"{self.where}, at {self.base}: {why}", "it does so by itself"
+            )
             self.draining = True
 
     def stop_intake(self) -> None:
@@ -410,8 +439,8 @@ class ReplicaPump:
         self.ledger.close()
         if self._written is not None:
             self._written.close()
-        self.unsaved.close()
+        self.unsnapshotted.close()
         self._tasks.cancel()
-        self.way.close()
+        self.session.close()
         for fetched in self.intake.held:
             self.intake.release(fetched)

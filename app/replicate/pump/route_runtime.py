@@ -15,37 +15,37 @@ import structlog
 from aiokafka.errors import KafkaError
 
 from app.kafka.append.appender import Appender
-from app.kafka.append.local_appends import Appended, Written
+from app.kafka.append.local_appends import LaneWrites, LocalAppends
 from app.kafka.client.cluster import LATEST, ClusterClient
 from app.kafka.client.topic_configs import TopicSettings, describe
 from app.kernel.fencing import LogId
 from app.kernel.job import JobId
 from app.kernel.lease import Lease
-from app.kernel.limit_shares import ALL, Need, Share, Usage
+from app.kernel.limit_shares import ALL, LimitNeed, LimitUsage, WorkerShare
 from app.kernel.token_bucket import TokenBucket
 from app.replicate.definition import RouteDefinition
 from app.replicate.destination.copy_headers import HeaderEdit
-from app.replicate.destination.session import MADE_ANEW
-from app.replicate.destination.verification import Budget, Tell, Verifier
+from app.replicate.destination.session import DESTINATION_RECREATED
+from app.replicate.destination.verification import CopyVerifier, ReportIncident, VerificationBudget
 from app.replicate.model.destination_topic import MAX_BYTES
-from app.replicate.model.route_priority import HOLD_S, Priorities
-from app.replicate.pump.status import look
-from app.replicate.pump.unsnapshotted_budget import Together
+from app.replicate.model.route_priority import PRIORITY_HOLD_S, RoutePriorities
+from app.replicate.pump.status import check_progress
+from app.replicate.pump.unsnapshotted_budget import UnsnapshottedBudget
 
 if TYPE_CHECKING:
     from app.replicate.pump.partition import ReplicaPump
 
 log = structlog.get_logger(__name__)
 
-LOOK_S = 1.0
-TOPIC_IDS_S = 3.0
+ROUTE_POLL_INTERVAL_S = 1.0
+TOPIC_IDS_INTERVAL_S = 3.0
 KAFKA_MAX_BYTES = 1_048_588  # Kafka's own max.message.bytes, where the destination's is not to be known
-NO_SHARE_S = 0.25  # a worker without a share of the rates looks again so often
-BUSY_S = 5.0  # a replica that took a batch within this time has work
+NO_SHARE_RETRY_INTERVAL_S = 0.25  # a worker without a share of the rates looks again so often
+BUSY_REPLICA_S = 5.0  # a replica that took a batch within this time has work
 # Parts of a definition that a replica with the same destination has nothing of, or looks at anew.
-LIVE = ("topics", "exclude", "rename", "offsets", "limits", "sync", "start", "verify")
+LIVE_FIELDS = ("topics", "exclude", "rename", "offsets", "limits", "sync", "start", "verify")
 # Of the worker's memory for fetched data so much stays free of those that wait for no hurry.
-LEAVES = {"high": 0.0, "normal": 0.2, "low": 0.5}
+MEMORY_SHARE_LEFT = {"high": 0.0, "normal": 0.2, "low": 0.5}
 
 
 def group_of(route: str) -> str:
@@ -62,7 +62,7 @@ class RouteRuntime:
         messages, bytes: this worker's shares of the limits, None without one.
         group: of the source cluster, under which positions are committed, for people and their tools.
         pumps: the replicas that are here.
-        unsaved: all of the worker's.
+        unsnapshotted_budget: all of the worker's.
 
     `cluster_ids`: the source's and the target's, for provenance; other installations may name them otherwise.
     `appended`: is told what the target has acknowledged.
@@ -75,12 +75,12 @@ class RouteRuntime:
         target: ClusterClient,
         appender: Appender,
         lease: Lease,
-        tell: Tell,
-        verify_budget: Budget,
-        priorities: Priorities,
-        unsaved: Together,
+        report_incident: ReportIncident,
+        verify_budget: VerificationBudget,
+        priorities: RoutePriorities,
+        unsnapshotted_budget: UnsnapshottedBudget,
         cluster_ids: tuple[str, str] = ("", ""),
-        appended: Appended | None = None,
+        appended: LocalAppends | None = None,
     ) -> None:
         self.definition = definition
         self.route = definition.route()
@@ -91,7 +91,7 @@ class RouteRuntime:
         self.lease = lease
         self.group = group_of(definition.key)
         self.pumps: set[ReplicaPump] = set()
-        self.unsaved = unsaved
+        self.unsnapshotted_budget = unsnapshotted_budget
         self.messages: TokenBucket | None = None
         self.bytes: TokenBucket | None = None
         self._priorities = priorities
@@ -99,14 +99,14 @@ class RouteRuntime:
         self._keeps = definition.keeps_header()
         self._source_id, self._target_id = cluster_ids
         self._share = ALL
-        self._usage = Usage()
+        self._usage = LimitUsage()
         self._took_s: dict[JobId, float] = {}
         self._set_limits()
-        self.verifier = Verifier(target, tell, verify_budget)
+        self.verifier = CopyVerifier(target, report_incident, verify_budget)
         self.verifier.everything = definition.spec.verify == "all"
         self._topic_ids_at_s = time.monotonic()
         loop = asyncio.get_running_loop()
-        self._tasks = [loop.create_task(work) for work in (self._look_for_ever(), self.verifier.run())]
+        self._tasks = [loop.create_task(work) for work in (self._poll_for_ever(), self.verifier.run())]
 
     async def close(self) -> None:
         """Its last replica is gone."""
@@ -118,11 +118,12 @@ class RouteRuntime:
     # -- limits ----------------------------------------------------------------------------------
 
     def takes(self, definition: RouteDefinition) -> bool:
-        """Whether a changed definition can come into force here: none but `LIVE` parts of it are others.
+        """Whether a changed definition can come into force here: none but `LIVE_FIELDS` parts of it are
+        others.
 
         Which of its replicas have another destination then is the caller's to see.
         """
-        live = {part: getattr(definition.spec, part) for part in LIVE}
+        live = {part: getattr(definition.spec, part) for part in LIVE_FIELDS}
         spec = self.definition.spec.model_copy(update=live)
         return (
             self.definition.model_copy(update={"metadata": definition.metadata, "spec": spec}) == definition
@@ -135,19 +136,19 @@ class RouteRuntime:
         self.verifier.everything = definition.spec.verify == "all"
         self._set_limits()
 
-    def shared(self, share: Share) -> None:
+    def shared(self, share: WorkerShare) -> None:
         """What this worker may use of the route's limits from now on."""
         if share != self._share:
             self._share = share
             self._set_limits()
 
-    def need(self, now_s: float) -> Need | None:
+    def need(self, now_s: float) -> LimitNeed | None:
         """What this worker needs of the limits, for its heartbeat; None: there are none."""
         if not self.definition.spec.limits.is_limited:
             return None
-        self._took_s = {job: at_s for job, at_s in self._took_s.items() if now_s - at_s < BUSY_S}
+        self._took_s = {job: at_s for job, at_s in self._took_s.items() if now_s - at_s < BUSY_REPLICA_S}
         used, wants = round(self._usage.per_s(now_s), 4), self._usage.wants(now_s)
-        return Need(self.definition.key, used, wants, weight=max(1, len(self._took_s)))
+        return LimitNeed(self.definition.key, used, wants, weight=max(1, len(self._took_s)))
 
     def _set_limits(self) -> None:
         limits = self.definition.spec.limits
@@ -169,7 +170,7 @@ class RouteRuntime:
         """Seconds until a batch may go, or it is worth asking again."""
         wait_s = 0.0
         if self._share.rate <= 0 and self.definition.spec.limits.is_limited:
-            wait_s = NO_SHARE_S
+            wait_s = NO_SHARE_RETRY_INTERVAL_S
         elif self.messages is not None:
             wait_s = self.messages.wait_s(now_s, records)
         if self.bytes is not None:
@@ -179,7 +180,7 @@ class RouteRuntime:
             self._usage.short(now_s)
         return wait_s or self._priorities.wait_s(self.definition.spec.limits.priority, now_s)
 
-    def take(self, now_s: float, records: int, size_bytes: int, job: JobId, *, is_behind: bool) -> None:
+    def spend(self, now_s: float, records: int, size_bytes: int, job: JobId, *, is_behind: bool) -> None:
         """A batch of the job goes. `is_behind`: there is a backlog at the source."""
         limits, used = self.definition.spec.limits, 0.0
         if self.messages is not None and limits.messages_per_second:
@@ -191,12 +192,12 @@ class RouteRuntime:
         if used:
             self._usage.add(now_s, used)
             self._took_s[job] = now_s
-        presses = is_behind and now_s - self._limited_s > HOLD_S
-        self._priorities.take(self.definition.spec.limits.priority, job, now_s, size_bytes, presses=presses)
+        presses = is_behind and now_s - self._limited_s > PRIORITY_HOLD_S
+        self._priorities.spend(self.definition.spec.limits.priority, job, now_s, size_bytes, presses=presses)
 
     def leaves(self, capacity_bytes: int) -> int:
         """Bytes of the worker's memory that its fetching leaves to others, by its priority."""
-        return int(LEAVES[self.definition.spec.limits.priority] * capacity_bytes)
+        return int(MEMORY_SHARE_LEFT[self.definition.spec.limits.priority] * capacity_bytes)
 
     @property
     def divides(self) -> bool:
@@ -214,7 +215,7 @@ class RouteRuntime:
         target = f"{self._target_id or self.target.name}/{target_topic}"
         return HeaderEdit(self.definition.key, source, partition, target, self._keeps, provenance=provenance)
 
-    def written(self, pump: ReplicaPump) -> Written | None:
+    def written(self, pump: ReplicaPump) -> LaneWrites | None:
         """Takes what is acknowledged of a pump whose lane is open, for who counts the copy here."""
         if self.appended is None:
             return None
@@ -233,29 +234,29 @@ class RouteRuntime:
 
     # -- on a timer ------------------------------------------------------------------------------
 
-    async def _look_for_ever(self) -> None:
+    async def _poll_for_ever(self) -> None:
         while True:
-            await asyncio.sleep(LOOK_S)
-            for act in (self._look, self._idle_barriers, self._known_targets):
+            await asyncio.sleep(ROUTE_POLL_INTERVAL_S)
+            for act in (self._poll, self._idle_barriers, self._known_targets):
                 try:
                     await act()
                 except Exception as error:  # noqa: BLE001 - the next look tells the same
                     log.debug("a route could not be looked at", route=self.definition.key, error=repr(error))
 
-    async def _look(self) -> None:
+    async def _poll(self) -> None:
         for pump in list(self.pumps):
-            look(pump, time.monotonic())
+            check_progress(pump, time.monotonic())
 
     async def _known_targets(self) -> None:
         """A destination topic that was made anew is another log: its replicas begin again."""
         ready = [pump for pump in self.pumps if pump.target_log.topic_id]
-        if not ready or time.monotonic() - self._topic_ids_at_s < TOPIC_IDS_S:
+        if not ready or time.monotonic() - self._topic_ids_at_s < TOPIC_IDS_INTERVAL_S:
             return
         self._topic_ids_at_s = time.monotonic()
         ids = await self.target.topic_ids({pump.target[0] for pump in ready})
         for pump in ready:
             if pump.target_log.is_another(LogId(topic_id=ids.get(pump.target[0], ""))):
-                pump.lose(MADE_ANEW)
+                pump.lose(DESTINATION_RECREATED)
 
     async def _idle_barriers(self) -> None:
         now_s = time.monotonic()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from app.controllog.codec import Copying, JobStatus
+from app.controllog.codec import CopyingStatus, JobStatus
 from app.kafka.records.batch import MAGIC
 from app.kafka.records.legacy_format import MAGIC_AT
 from app.kafka.records.verbatim_copy import DELETE_HORIZON, Bytes
@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 ATTRIBUTES = slice(21, 23)  # of a batch
 FIRST_TIMESTAMP = slice(27, 35)
 MAX_TIMESTAMP = slice(35, 43)
-NO_PROGRESS_S = 30.0
+STALLED_AFTER_S = 30.0
 UNREAD_S = 120.0  # a transaction may be open for so long
-ROUNDS_S = 3600.0  # records that are left out are told of again
+LEFT_OUT_REPORT_INTERVAL_S = 3600.0  # records that are left out are told of again
 
 
 def job_status(pump: ReplicaPump) -> JobStatus:
@@ -32,21 +32,29 @@ def job_status(pump: ReplicaPump) -> JobStatus:
         committed=pump.base, fetched=pump.intake.expected, high_watermark=pump.high_watermark,
         in_flight=pump.in_flight, unfinished=pump.in_flight, oldest_ms=_oldest_ms(pump),
         delivered=pump.ledger.delivered,
-        trouble=pump.lost or halted or pump.obstacle.why or pump.trouble or pump.way.why,
+        trouble=pump.lost or halted or pump.blocked_batch.why or pump.trouble or pump.session.why,
         buffered_bytes=sum(fetched.nbytes for fetched in pump.intake.held),
     )  # fmt: skip
 
 
-def copying(pump: ReplicaPump) -> Copying:
+def copying(pump: ReplicaPump) -> CopyingStatus:
     """Of its copies."""
     job, verifier, stuck, ledger = pump.job, pump.runtime.verifier, pump.stuck, pump.ledger
-    return Copying(
-        halted=pump.halted or "", stuck=stuck[0] if stuck else None, encoded=pump.encoded,
-        left_out=0 if pump.edit is None else pump.edit.rounds, lost=ledger.lost, lost_ms=ledger.lost_ms,
-        compared=verifier.compared[job], differing=verifier.differing[job],
-        uncompared=verifier.uncompared[job], begun_anew=ledger.begun_anew, destination_losses=pump.way.losses,
-        limited=pump.limited, barrier=pump.barrier,
-    )  # fmt: skip
+    return CopyingStatus(
+        halted=pump.halted or "",
+        stuck=stuck[0] if stuck else None,
+        encoded=pump.encoded,
+        left_out=0 if pump.edit is None else pump.edit.rounds,
+        lost=ledger.lost,
+        lost_ms=ledger.lost_ms,
+        compared=verifier.compared[job],
+        differing=verifier.differing[job],
+        uncompared=verifier.uncompared[job],
+        begun_anew=ledger.begun_anew,
+        destination_losses=pump.session.losses,
+        limited=pump.limited,
+        barrier=pump.barrier,
+    )
 
 
 def _oldest_ms(pump: ReplicaPump) -> int:
@@ -71,26 +79,26 @@ def _first_ms(data: Bytes, else_ms: int) -> int:
     return int.from_bytes(data[MAX_TIMESTAMP if horizon else FIRST_TIMESTAMP], signed=True)
 
 
-def look(pump: ReplicaPump, now_s: float) -> None:
+def check_progress(pump: ReplicaPump, now_s: float) -> None:
     """Tells when it does not get on although it may, and when it has left out records; on a timer."""
-    _look_for_rounds(pump, now_s)
+    _report_left_out(pump, now_s)
     has_some = pump.in_flight > 0 or not pump.intake.is_empty
     unread = not has_some and pump.intake.expected < pump.high_watermark
     is_told = pump.halted or pump.trouble.startswith("fetch: ")
     may = not (pump.paused or pump.limited) and (has_some or (unread and not is_told))
     if not (may or pump.in_flight) or not pump.runtime.lease.holds(now_s):
         pump.ledger.progress_s = now_s
-    elif now_s - pump.ledger.progress_s > (UNREAD_S if unread else NO_PROGRESS_S) and not pump.told_stalled:
+    elif now_s - pump.ledger.progress_s > (UNREAD_S if unread else STALLED_AFTER_S) and not pump.told_stalled:
         pump.told_stalled = True
-        _tell_stalled(pump, unread)
+        _report_stalled(pump, unread)
 
 
-def _look_for_rounds(pump: ReplicaPump, now_s: float) -> None:
+def _report_left_out(pump: ReplicaPump, now_s: float) -> None:
     told, at_s = pump.told_rounds
-    if pump.edit is None or pump.edit.rounds == told or now_s - at_s < ROUNDS_S:
+    if pump.edit is None or pump.edit.rounds == told or now_s - at_s < LEFT_OUT_REPORT_INTERVAL_S:
         return
     pump.told_rounds = pump.edit.rounds, now_s
-    pump.tell(
+    pump.report_incident(
         "records-left-out",
         f"{pump.where}: {pump.edit.rounds - told} records were left out, the last of them at offset "
         f"{pump.edit.last_round}: by their header {ORIGIN} they come from where the route leads",
@@ -98,9 +106,9 @@ def _look_for_rounds(pump: ReplicaPump, now_s: float) -> None:
     )
 
 
-def _tell_stalled(pump: ReplicaPump, unread: bool) -> None:
-    why = pump.obstacle.why or pump.way.why or "the destination does not answer"
-    told = f"nothing was acknowledged for {NO_PROGRESS_S:.0f} s: {why}"
+def _report_stalled(pump: ReplicaPump, unread: bool) -> None:
+    why = pump.blocked_batch.why or pump.session.why or "the destination does not answer"
+    told = f"nothing was acknowledged for {STALLED_AFTER_S:.0f} s: {why}"
     remedy = "see whether the destination's brokers run and have enough replicas in sync"
     if why == NOT_SAVED:
         remedy = "see the control cluster and the workers' leader"
@@ -110,4 +118,4 @@ def _tell_stalled(pump: ReplicaPump, unread: bool) -> None:
             "transaction may be open there that nobody ends, or this worker's memory is used up"
         )
         remedy = "find it by kafka-transactions.sh find-hanging and abort it, or give the worker more memory"
-    pump.tell("replica-no-progress", f"{pump.where}, at {pump.base}: {told}", remedy)
+    pump.report_incident("replica-no-progress", f"{pump.where}, at {pump.base}: {told}", remedy)

@@ -13,7 +13,7 @@ from app.kernel.job import JobId
 log = structlog.get_logger(__name__)
 
 
-class Tasks:
+class ReplicaTasks:
     """See the module. `failed` takes why."""
 
     def __init__(self, job: JobId, failed: Callable[[str], None]) -> None:
@@ -21,7 +21,7 @@ class Tasks:
         self._failed = failed
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def begin(self, work: Callable[[], Awaitable[None]]) -> asyncio.Task[None]:
+    def start(self, work: Callable[[], Awaitable[None]]) -> asyncio.Task[None]:
         """A task of its own."""
         task = asyncio.get_running_loop().create_task(self._guarded(work))
         self._tasks.add(task)

@@ -15,7 +15,7 @@ MAX_RECORDS = 1_000_000  # a successor takes some 100 bytes for each
 LEAST_RECORDS = 10_000
 
 
-class Together:
+class UnsnapshottedBudget:
     """All of a worker. Attributes: `records`."""
 
     __slots__ = ("records",)
@@ -24,25 +24,25 @@ class Together:
         self.records = 0
 
 
-class Unsaved:
+class UnsnapshottedRecords:
     """See the module; of one replica, beside the others' of its worker. All counts are of records since it
     began.
 
     Attributes: `records` (how many there are).
     """
 
-    __slots__ = ("_appended", "_saved", "_taken", "_together", "records")
+    __slots__ = ("_appended", "_budget", "_saved", "_taken", "records")
 
-    def __init__(self, together: Together) -> None:
+    def __init__(self, budget: UnsnapshottedBudget) -> None:
         self.records = 0
-        self._together = together
+        self._budget = budget
         self._appended = self._saved = 0
         self._taken: deque[tuple[int, int]] = deque()  # snapshots that may be on their way
 
     @property
     def is_full(self) -> bool:
         """No batch may go before a snapshot was taken."""
-        return self.records >= LEAST_RECORDS and self._together.records >= MAX_RECORDS
+        return self.records >= LEAST_RECORDS and self._budget.records >= MAX_RECORDS
 
     def appended(self, count: int) -> None:
         """So many were handed over."""
@@ -70,5 +70,5 @@ class Unsaved:
 
     def _count(self) -> None:
         records = self._appended - self._saved
-        self._together.records += records - self.records
+        self._budget.records += records - self.records
         self.records = records

@@ -31,27 +31,27 @@ from typing import Any, NamedTuple
 import structlog
 from aiokafka.errors import KafkaError
 
-from app.controllog.definition_cache import Parsed
+from app.controllog.definition_cache import DefinitionCache
 from app.controllog.log import ControlLog
 from app.kafka.client.cluster import ClusterClient, ClusterUnreachable
 from app.kafka.data_clusters import DataClusters
 from app.kernel.job import Kind
 from app.placement.model.round import is_gone
 from app.replicate.definition import RouteDefinition
-from app.replicate.model.copy_graph import ALONE, Beside
+from app.replicate.model.copy_graph import ALONE, OtherRegions
 from app.replicate.model.name_patterns import is_name
 from app.replicate.model.route import Route
-from app.replicate.topics.conflicts import Refused, conflicts
+from app.replicate.topics.conflicts import ConflictingRoutes, conflicts
 from app.replicate.topics.source_ends import beginning_of, lacks_beginning, not_known
-from app.replicate.topics.targets import Targets
-from app.worker.jobs.start_position import Trouble
-from app.worker.jobs.topic_inventory import ClusterTopics, State
-from app.worker.jobs.vanished_topics import Found, Topic, was_held
+from app.replicate.topics.targets import DestinationTopics
+from app.worker.jobs.start_position import ReportIncident
+from app.worker.jobs.topic_inventory import ClusterTopics, TopicExistence
+from app.worker.jobs.vanished_topics import ExpectedTopic, TopicPresence, was_held
 
 log = structlog.get_logger(__name__)
 
-REFRESH_S = 2.0
-PATIENCE_S = 0.25  # a round's, with clusters that answered in time before
+REFRESH_INTERVAL_S = 2.0
+REFRESH_TIMEOUT_S = 0.25  # a round's, with clusters that answered in time before
 PREFIX = f"{Kind.REPLICATE.value}:"
 WHY_VANISHED = {
     "absent": "it was copied, and is not there any more: create it again, or drop it from the route",
@@ -60,7 +60,7 @@ WHY_VANISHED = {
 BUSY_SHARE = 20  # what takes long to read is read rarely: a twentieth of the time
 
 
-class Known(NamedTuple):
+class ReadableRoute(NamedTuple):
     """A route that can be read."""
 
     definition: RouteDefinition
@@ -82,7 +82,7 @@ class _Copies(NamedTuple):
     shown: list[str] | None = None
 
 
-class Told(NamedTuple):
+class TopicsOfRoute(NamedTuple):
     """What is known of a route's topics, and when that was read (monotonic seconds); `others` is how many the
     source has that the route does not mean. `topics`: those it copies first; `row` is what becomes of one."""
 
@@ -99,14 +99,14 @@ class RoutesCatalog:
         self,
         control: ControlLog,
         clusters: DataClusters,
-        on_trouble: Trouble,
+        report_incident: ReportIncident,
     ) -> None:
         self._control = control
         self._clusters = clusters
-        self._on_trouble = on_trouble
-        self._known = Parsed(lambda: control.view.routes, _parsed, self._unread)
+        self._report_incident = report_incident
+        self._known = DefinitionCache(lambda: control.view.routes, _parsed, self._unread)
         self._expected: dict[str, set[str]] = {}  # source -> topics that have jobs
-        self._lost: dict[str, dict[str, State]] = {}  # route -> topics that vanished
+        self._lost: dict[str, dict[str, TopicExistence]] = {}  # route -> topics that vanished
         self._topics: defaultdict[str, ClusterTopics] = defaultdict(ClusterTopics)
         self._copies: dict[str, _Copies] = {}
         self._looking: dict[str, asyncio.Task[None]] = {}
@@ -114,13 +114,13 @@ class RoutesCatalog:
         self._term = 0
         self._proving: asyncio.Task[None] | None = None
         self._proved: dict[str, str] = {}  # the etags of the last set that was looked at
-        self._refused: list[Refused] = []
+        self._refused: list[ConflictingRoutes] = []
         self._ids: dict[str, str] = {}  # of clusters that were read
         self._proved_beside = ALONE
         # What is known beyond this region's routes (`app.offsets.sync.remote_routes`).
-        self.beside: Callable[[], Beside] = lambda: ALONE
+        self.other_regions: Callable[[], OtherRegions] = lambda: ALONE
         self._away: dict[str, frozenset[str]] = {}  # clusters that cannot be read, and of whom that was told
-        self.targets = Targets(self._topics, clusters, on_trouble)
+        self.targets = DestinationTopics(self._topics, clusters, report_incident)
 
     def definition(self, name: str) -> RouteDefinition | None:
         """As it stands in the control log, parsed once a change."""
@@ -135,8 +135,8 @@ class RoutesCatalog:
     # -- the leader's rounds -----------------------------------------------------------------------
 
     async def refresh(self, held: Iterable[str] = ()) -> None:
-        """Reads what is old, and sees to the destination topics; waits `PATIENCE_S` at most. `held`: as for
-        `jobs`."""
+        """Reads what is old, and sees to the destination topics; waits `REFRESH_TIMEOUT_S` at most. `held`:
+        as for `jobs`."""
         view = self._control.view
         routes = {name: known for name in list(view.routes) if (known := self._known.get(name)) is not None}
         self._copies = {name: self._copies[name] for name in self._copies.keys() & routes.keys()}
@@ -149,17 +149,17 @@ class RoutesCatalog:
         self._expected = self._held_topics(held, routes)
         began_s = time.monotonic()
         awaited = self._prove(routes)
-        awaited |= self._look(routes, began_s)
+        awaited |= self._refresh_clusters(routes, began_s)
         if awaited:
-            _, late = await asyncio.wait(awaited, timeout=PATIENCE_S)
+            _, late = await asyncio.wait(awaited, timeout=REFRESH_TIMEOUT_S)
             self._late |= {name for name, task in self._looking.items() if task in late}
         running = {name: known for name, known in routes.items() if self.refused(name) is None}
-        planning = self.targets.look(
+        planning = self.targets.reconcile(
             {name: (known.definition, self._copied(known)) for name, known in running.items()},
             {known.route.target for known in routes.values() if not self._topics[known.route.source].listed},
         )
         if planning is not None:
-            await asyncio.wait([planning], timeout=max(0.0, began_s + PATIENCE_S - time.monotonic()))
+            await asyncio.wait([planning], timeout=max(0.0, began_s + REFRESH_TIMEOUT_S - time.monotonic()))
 
     def jobs(self, held: Mapping[str, Iterable[str]]) -> Iterator[str]:
         """Every job of every route. `held`: those in the control log, by all of their name but the
@@ -177,7 +177,7 @@ class RoutesCatalog:
             elif self.refused(name) is None:
                 yield from self._jobs_of(known, mine)
 
-    def _held_topics(self, held: Iterable[str], routes: Mapping[str, Known]) -> dict[str, set[str]]:
+    def _held_topics(self, held: Iterable[str], routes: Mapping[str, ReadableRoute]) -> dict[str, set[str]]:
         """Topics that have, or had, jobs and are still meant, by their cluster."""
         found: dict[str, set[str]] = {}
         for prefix in held:
@@ -188,13 +188,13 @@ class RoutesCatalog:
                     found.setdefault(known.route.source, set()).add(topic)
         return found
 
-    def _copies_topic(self, known: Known, topic: str) -> bool:
+    def _copies_topic(self, known: ReadableRoute, topic: str) -> bool:
         before = self._copies.get(known.route.name)
         if before is not None and before.route is known.route and topic in before.asked:
             return before.asked[topic] is not None
         return known.route.destination(topic) is not None
 
-    def found(self, held: Mapping[str, Iterable[str]]) -> Iterator[tuple[str, Found]]:
+    def found(self, held: Mapping[str, Iterable[str]]) -> Iterator[tuple[str, TopicPresence]]:
         """How things stand with topics that have, or had, jobs and are still copied; `held` as for `jobs`."""
         assigned = self._control.view.assignments
         self._lost = {}
@@ -211,16 +211,16 @@ class RoutesCatalog:
             state = "unknown" if topics is None else topics.stands(topic)
             if state in {"absent", "denied"}:
                 self._lost.setdefault(name, {})[topic] = state
-            yield prefix, Found(Topic("route", name, known.route.source, topic), state)
+            yield prefix, TopicPresence(ExpectedTopic("route", name, known.route.source, topic), state)
 
-    def _jobs_of(self, known: Known, held: Mapping[str, list[str]]) -> Iterator[str]:
+    def _jobs_of(self, known: ReadableRoute, held: Mapping[str, list[str]]) -> Iterator[str]:
         route, topics = known.route, self._topics.get(known.route.source)
         if topics is None or not topics.listed:
             yield from (job for topic, jobs in held.items() if route.destination(topic) for job in jobs)
             return
         view = self._control.view
         is_new = self._proved.get(route.name) != self._stamp(known) or (
-            known.definition.spec.start == "latest" and not view.begun_of(route.name)
+            known.definition.spec.start == "latest" and not view.start_parts_of(route.name)
         )
         for topic, copy in self._copied(known).items():
             count, prefix = topics.sizes[topic], f"{PREFIX}{route.name}:{topic}:"
@@ -233,7 +233,7 @@ class RoutesCatalog:
             if topic not in topics.sizes and not topics.is_gone(topic) and self._copies_topic(known, topic):
                 yield from jobs
 
-    def _copied(self, known: Known) -> Mapping[str, str]:
+    def _copied(self, known: ReadableRoute) -> Mapping[str, str]:
         """The topics of the source that the route copies, and their copies' names; the same object while
         nothing changed."""
         name, topics = known.route.name, self._topics[known.route.source]
@@ -250,7 +250,7 @@ class RoutesCatalog:
             before = self._copies[name] = _Copies(known.route, topics.names, found, copied, before.meant)
         return before.copied
 
-    def told(self, name: str) -> Told | None:
+    def topics_of(self, name: str) -> TopicsOfRoute | None:
         """What becomes of each topic that the route means; None: that is not known."""
         known = self._known.get(name)
         topics = None if known is None else self._topics.get(known.route.source)
@@ -276,7 +276,7 @@ class RoutesCatalog:
             elif refused is not None:
                 state, why = "refused", f"{refused.message}; {refused.remedy}"
             else:
-                state, why = self.targets.told((route.target, copy))
+                state, why = self.targets.state_of((route.target, copy))
             copy_count = None if there is None or copy is None else there.sizes.get(copy)
             return {
                 "topic": topic, "partitions": count, "copy": copy, "copy_partitions": copy_count,
@@ -285,11 +285,13 @@ class RoutesCatalog:
 
         absent = [topic for topic in sorted(lost) if topic not in topics.sizes]
         meant_count = len(copies.shown or [])
-        return Told(absent + (copies.shown or []), row, len(topics.sizes) - meant_count, topics.listed_at_s)
+        return TopicsOfRoute(
+            absent + (copies.shown or []), row, len(topics.sizes) - meant_count, topics.listed_at_s
+        )
 
     # -- clusters ----------------------------------------------------------------------------------
 
-    def _look(self, routes: Mapping[str, Known], now_s: float) -> set[asyncio.Task[None]]:
+    def _refresh_clusters(self, routes: Mapping[str, ReadableRoute], now_s: float) -> set[asyncio.Task[None]]:
         """Begins to read clusters that were not read lately; those worth waiting for."""
         self._looking = {name: task for name, task in self._looking.items() if not task.done()}
         asked: dict[str, set[str] | None] = {}
@@ -306,7 +308,7 @@ class RoutesCatalog:
         awaited = set()
         for cluster, names in asked.items():
             topics, of = self._topics[cluster], self._described(cluster, routes)
-            pause_s = max(REFRESH_S, BUSY_SHARE * topics.took_s)
+            pause_s = max(REFRESH_INTERVAL_S, BUSY_SHARE * topics.took_s)
             begins = bool(self._without_beginning(cluster, routes))
             relist = begins or now_s - topics.listed_at_s >= pause_s or not topics.knows(*of)
             # What is there and not described yet must not wait for the next turn.
@@ -318,7 +320,7 @@ class RoutesCatalog:
                     awaited.add(task)
         return awaited
 
-    def _described(self, cluster: str, routes: Mapping[str, Known]) -> set[str]:
+    def _described(self, cluster: str, routes: Mapping[str, ReadableRoute]) -> set[str]:
         """The topics of `cluster` whose settings matter."""
         found = set(self.targets.of(cluster))
         for known in routes.values():
@@ -327,7 +329,12 @@ class RoutesCatalog:
         return found
 
     async def _read(
-        self, cluster: str, names: Collection[str] | None, routes: Mapping[str, Known], *, relist: bool
+        self,
+        cluster: str,
+        names: Collection[str] | None,
+        routes: Mapping[str, ReadableRoute],
+        *,
+        relist: bool,
     ) -> None:
         topics = self._topics[cluster]
         try:
@@ -340,28 +347,28 @@ class RoutesCatalog:
             began_s = time.monotonic()
             described = partial(self._described, cluster, routes)
             expected = self._expected.get(cluster, set()) | self.targets.of(cluster)
-            await topics.look(client, names, described, began_s, relist=relist, expected=expected)
+            await topics.refresh(client, names, described, began_s, relist=relist, expected=expected)
             for known in self._without_beginning(cluster, routes):
                 if self._topics.get(cluster) is topics:
                     await self._record_beginning(known, client)
         except (KafkaError, ClusterUnreachable, OSError, TimeoutError, NotImplementedError) as error:
             of = frozenset(n for n, k in routes.items() if cluster in {k.route.source, k.route.target})
             for name in sorted(of - self._away.get(cluster, frozenset())):
-                self._on_trouble(
+                self._report_incident(
                     "route-trouble", name, f"cluster {cluster} cannot be read: {error}",
                     "what is copied goes on with what is known; new topics wait until it answers",
                 )  # fmt: skip
             self._away[cluster] = of
-            await asyncio.sleep(REFRESH_S)
+            await asyncio.sleep(REFRESH_INTERVAL_S)
         except Exception:
             log.exception("the topics of a cluster could not be read and are read again", cluster=cluster)
-            await asyncio.sleep(REFRESH_S)
+            await asyncio.sleep(REFRESH_INTERVAL_S)
         else:
             self._away.pop(cluster, None)
-            if time.monotonic() - began_s < PATIENCE_S:
+            if time.monotonic() - began_s < REFRESH_TIMEOUT_S:
                 self._late.discard(cluster)
 
-    def _without_beginning(self, source: str, routes: Mapping[str, Known]) -> list[Known]:
+    def _without_beginning(self, source: str, routes: Mapping[str, ReadableRoute]) -> list[ReadableRoute]:
         """Routes of which it has to be recorded where they begin."""
         view = self._control.view
         return [
@@ -370,13 +377,13 @@ class RoutesCatalog:
             if known.route.source == source and lacks_beginning(view, name, known.definition.spec.start)
         ]
 
-    async def _record_beginning(self, known: Known, client: ClusterClient) -> None:
+    async def _record_beginning(self, known: ReadableRoute, client: ClusterClient) -> None:
         name, sizes = known.route.name, self._topics[known.route.source].sizes
         put = self._control.view.routes[name]
         begun = await beginning_of(client, put, {topic: sizes[topic] for topic in self._copied(known)})
         if unknown := not_known(begun):
             some = ", ".join(unknown[:3])
-            self._on_trouble(
+            self._report_incident(
                 "route-begins-earlier", name,
                 f"where {len(unknown)} partitions end is not known: no leader answers for {some}",
                 "they are copied from their first record on once they have a leader; nothing is lost",
@@ -386,12 +393,12 @@ class RoutesCatalog:
 
     # -- loops -------------------------------------------------------------------------------------
 
-    def refused(self, name: str) -> Refused | None:
+    def refused(self, name: str) -> ConflictingRoutes | None:
         """Why the route does not run beside the others; None: it does."""
         return next((found for found in self._refused if name in found.names), None)
 
-    def _prove(self, routes: Mapping[str, Known]) -> set[asyncio.Task[None]]:
-        etags, told = {name: self._stamp(known) for name, known in routes.items()}, self.beside()
+    def _prove(self, routes: Mapping[str, ReadableRoute]) -> set[asyncio.Task[None]]:
+        etags, told = {name: self._stamp(known) for name, known in routes.items()}, self.other_regions()
         known_beside = told == self._proved_beside
         if (etags == self._proved and known_beside) or (
             self._proving is not None and not self._proving.done()
@@ -402,30 +409,34 @@ class RoutesCatalog:
         self._proving = asyncio.get_running_loop().create_task(self._prove_them(routes, etags, changed, told))
         return {self._proving}
 
-    def _stamp(self, known: Known) -> str:
+    def _stamp(self, known: ReadableRoute) -> str:
         """Of what is proved of a route: its definition, between the clusters that these names mean."""
         route = known.route
         ids = self._ids.get(route.source, ""), self._ids.get(route.target, "")
         return f"{self._control.view.routes[route.name].etag} {ids}"
 
     async def _prove_them(
-        self, routes: Mapping[str, Known], etags: dict[str, str], changed: Collection[str], told: Beside
+        self,
+        routes: Mapping[str, ReadableRoute],
+        etags: dict[str, str],
+        changed: Collection[str],
+        told: OtherRegions,
     ) -> None:
-        beside = Beside({**told.ids, **self._ids}, told.routes)
+        beside = OtherRegions({**told.ids, **self._ids}, told.routes)
         ours = [known.route for known in routes.values()]
         found = await asyncio.to_thread(conflicts, ours, changed, beside)
         for refused in found:
             for name in sorted(refused.names & routes.keys() if refused not in self._refused else ()):
-                self._on_trouble("route-refused", name, refused.message, refused.remedy)
+                self._report_incident("route-refused", name, refused.message, refused.remedy)
         self._refused, self._proved, self._proved_beside = found, etags, told
 
     def _unread(self, name: str, why: str) -> None:
-        self._on_trouble("route-trouble", name, why, "deploy it again")
+        self._report_incident("route-trouble", name, why, "deploy it again")
 
 
-def _parsed(name: str, definition: Mapping[str, Any]) -> Known:
+def _parsed(name: str, definition: Mapping[str, Any]) -> ReadableRoute:
     """Raises ValueError: it is another route's, or cannot be understood."""
     found = RouteDefinition.from_wire(definition)
     if found.key != name:
         raise ValueError(f"it is of {found.key!r}, and stands under {name!r}")
-    return Known(found, found.route())
+    return ReadableRoute(found, found.route())

@@ -1,8 +1,8 @@
 """Where a route with `start: latest` begins: the ends of its source, read once, when it is first defined.
 
 What was there then is somebody else's to copy; what came since is copied, and topics and partitions that are
-found later from their first record on. It stands in the control log (`app.controllog.events.Begun`), so
-that neither an edit of the definition nor another leader moves it.
+found later from their first record on. It stands in the control log (`app.controllog.events.StartRecorded`),
+so that neither an edit of the definition nor another leader moves it.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import Collection, Mapping
 from uuid import uuid4
 
-from app.controllog.events import Begun, Position, RoutePut
+from app.controllog.events import RoutePut, StartOffsets, StartRecorded
 from app.controllog.state import ControlState
 from app.kafka.client.cluster import LATEST, READ_COMMITTED, ClusterClient
 from app.kernel.clock import now_ms
@@ -42,10 +42,10 @@ async def read_ends(client: ClusterClient, partitions: Collection[Partition]) ->
 
 def lacks_beginning(view: ControlState, name: str, start: str) -> bool:
     """Whether it has to be recorded where the route begins."""
-    return start == "latest" and name in view.routes and not view.begun_of(name)
+    return start == "latest" and name in view.routes and not view.start_parts_of(name)
 
 
-async def beginning_of(client: ClusterClient, put: RoutePut, sizes: Mapping[str, int]) -> list[Begun]:
+async def beginning_of(client: ClusterClient, put: RoutePut, sizes: Mapping[str, int]) -> list[StartRecorded]:
     """To be written down for the route's deployment: `sizes` are the partitions of its topics.
 
     Raises:
@@ -54,7 +54,7 @@ async def beginning_of(client: ClusterClient, put: RoutePut, sizes: Mapping[str,
     # Read before any offset: should a topic be made anew in between, its ends are seen to be of another.
     ids = await client.topic_ids(sizes) if sizes else {}
     ends = await read_ends(client, [(topic, at) for topic, count in sizes.items() for at in range(count)])
-    parts: list[dict[str, Position]] = [{}]
+    parts: list[dict[str, StartOffsets]] = [{}]
     left = PART_BYTES
     for topic, count in sorted(sizes.items()):
         left -= TOPIC_BYTES + OFFSET_BYTES * count
@@ -62,10 +62,10 @@ async def beginning_of(client: ClusterClient, put: RoutePut, sizes: Mapping[str,
             parts.append({})
             left = PART_BYTES - TOPIC_BYTES - OFFSET_BYTES * count
         offsets = [ends.get((topic, at), NOT_KNOWN) for at in range(count)]
-        parts[-1][topic] = Position(ids.get(topic, ""), offsets)
+        parts[-1][topic] = StartOffsets(ids.get(topic, ""), offsets)
     at_ms, nonce = now_ms(), uuid4().hex
     return [
-        Begun(
+        StartRecorded(
             at_ms=at_ms, key=put.key, deployment=put.deployment, nonce=nonce, ends=[], others=others,
             part=part, parts=len(parts),
         )
@@ -73,7 +73,7 @@ async def beginning_of(client: ClusterClient, put: RoutePut, sizes: Mapping[str,
     ]  # fmt: skip
 
 
-def not_known(begun: Collection[Begun]) -> list[str]:
+def not_known(begun: Collection[StartRecorded]) -> list[str]:
     """The partitions whose end was not to be known, for people."""
     return [
         f"{topic}-{at}"

@@ -1,8 +1,8 @@
 """The topics that routes copy to: planned by `app.replicate.model.destination_topic`, and made as planned.
 
 A topic is fit, and its copying may begin, once nothing is left to do and nothing blocks it. What a cluster
-refuses to do is told, taken as not to be done for `RETRY_S`, and planned again without: so it is known
-whether the topic is fit all the same.
+refuses to do is told, taken as not to be done for `TOPIC_RETRY_INTERVAL_S`, and planned again without: so it
+is known whether the topic is fit all the same.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ from app.replicate.model.destination_topic import (
     TopicSync,
     plan_topic,
 )
-from app.worker.jobs.start_position import Trouble
+from app.worker.jobs.start_position import ReportIncident
 from app.worker.jobs.topic_inventory import AUTHORISATION, ClusterTopics
 
 log = structlog.get_logger(__name__)
 
-RETRY_S = 60.0
-AWAY_S = 2.0
-AT_ONCE = 100  # topics planned before the loop is given back: each takes a tenth of a millisecond
+TOPIC_RETRY_INTERVAL_S = 60.0
+CLUSTER_RETRY_INTERVAL_S = 2.0
+TOPICS_PER_TURN = 100  # topics planned before the loop is given back: each takes a tenth of a millisecond
 
-Target = tuple[str, str]  # cluster and topic
-Routes = Mapping[str, tuple[RouteDefinition, Mapping[str, str]]]  # with the copies' names, by topic
+TargetTopic = tuple[str, str]  # cluster and topic
+RoutesWithNames = Mapping[str, tuple[RouteDefinition, Mapping[str, str]]]  # with the copies' names, by topic
 
 REFUSED = {
     "create": "could not be created",
@@ -55,7 +55,7 @@ PERMISSIONS = {"create": "Create", "partitions": "Alter", "configuration": "Alte
 class _Wanted:
     """A destination topic: all that is copied to it, and what may be done to it."""
 
-    sources: set[Target] = field(default_factory=set)
+    sources: set[TargetTopic] = field(default_factory=set)
     routes: set[str] = field(default_factory=set)
     sync: TopicSync | None = None
     replication: int | None = None
@@ -94,21 +94,23 @@ class _Refused:
     denied: bool
 
 
-class Targets:
+class DestinationTopics:
     """See the module. `topics` is what is known of clusters."""
 
-    def __init__(self, topics: Mapping[str, ClusterTopics], clusters: DataClusters, tell: Trouble) -> None:
+    def __init__(
+        self, topics: Mapping[str, ClusterTopics], clusters: DataClusters, report_incident: ReportIncident
+    ) -> None:
         self._topics = topics
         self._clusters = clusters
-        self._tell = tell
-        self._wanted: dict[Target, _Wanted] = {}
+        self._report_incident = report_incident
+        self._wanted: dict[TargetTopic, _Wanted] = {}
         self._of: dict[str, set[str]] = {}
-        self._plans: dict[Target, tuple[_Look, TopicPlan]] = {}
+        self._plans: dict[TargetTopic, tuple[_Look, TopicPlan]] = {}
         self._to_do: defaultdict[str, dict[str, TopicPlan]] = defaultdict(dict)
-        self._refused: dict[tuple[Target, str], _Refused] = {}
+        self._refused: dict[tuple[TargetTopic, str], _Refused] = {}
         self._doing: dict[str, asyncio.Task[None]] = {}
         self._done_s: dict[str, float] = {}
-        self._fit: dict[Target, int] = {}
+        self._fit: dict[TargetTopic, int] = {}
         self._stamp: object = None
         self._planning: asyncio.Task[None] | None = None
         self._told: set[tuple[str, str]] = set()
@@ -121,16 +123,16 @@ class Targets:
         """Every topic of `cluster` that is copied to."""
         return self._of.get(cluster, frozenset())
 
-    def fit(self, target: Target) -> int:
+    def fit(self, target: TargetTopic) -> int:
         """Copying to so many of its partitions may begin."""
         return self._fit.get(target, 0)
 
-    def plan(self, target: Target) -> TopicPlan | None:
+    def plan(self, target: TargetTopic) -> TopicPlan | None:
         """What is to be done to it; None: that is not known yet."""
         found = self._plans.get(target)
         return None if found is None else found[1]
 
-    def told(self, target: Target) -> tuple[str, str]:
+    def state_of(self, target: TargetTopic) -> tuple[str, str]:
         """Whether it is copied to, being prepared or blocked, and why, for people."""
         plan = self.plan(target)
         if self._denied(target):
@@ -147,17 +149,17 @@ class Targets:
             return "preparing", f"to be configured: {', '.join(sorted(plan.alter))}"
         return "copied", "; ".join(plan.told)
 
-    def _denied(self, target: Target) -> bool:
+    def _denied(self, target: TargetTopic) -> bool:
         there = self._topics.get(target[0])
         return there is not None and target[1] in there.denied
 
-    def look(self, routes: Routes, unknown: Collection[str]) -> asyncio.Task[None] | None:
+    def reconcile(self, routes: RoutesWithNames, unknown: Collection[str]) -> asyncio.Task[None] | None:
         """Begins to plan what changed, if anything did, or to make what was planned. Into the clusters
         `unknown` something is copied of which nothing is known."""
         if self._planning is not None and not self._planning.done():
             return self._planning
         now_s = time.monotonic()
-        off = {key for key, refused in self._refused.items() if now_s - refused.at_s < RETRY_S}
+        off = {key for key, refused in self._refused.items() if now_s - refused.at_s < TOPIC_RETRY_INTERVAL_S}
         stamp = (
             [(name, definition, copies) for name, (definition, copies) in routes.items()],
             {name: topics.version for name, topics in self._topics.items()},
@@ -168,11 +170,11 @@ class Targets:
             self._stamp = stamp
             self._planning = asyncio.get_running_loop().create_task(self._plan_all(routes, unknown, off))
             return self._planning
-        self._begin()
+        self._start_round()
         return None
 
-    def _gather(self, routes: Routes) -> None:
-        wanted: defaultdict[Target, _Wanted] = defaultdict(_Wanted)
+    def _gather(self, routes: RoutesWithNames) -> None:
+        wanted: defaultdict[TargetTopic, _Wanted] = defaultdict(_Wanted)
         for definition, copies in routes.values():
             for topic, copy in copies.items():
                 wanted[definition.spec.target, copy].add(definition, topic)
@@ -183,11 +185,11 @@ class Targets:
         self._fit = {target: count for target, count in self._fit.items() if target in wanted}
 
     async def _plan_all(
-        self, routes: Routes, unknown: Collection[str], off: Collection[tuple[Target, str]]
+        self, routes: RoutesWithNames, unknown: Collection[str], off: Collection[tuple[TargetTopic, str]]
     ) -> None:
         self._gather(routes)
         for number, (target, wanted) in enumerate(self._wanted.items()):
-            if number % AT_ONCE == AT_ONCE - 1:
+            if number % TOPICS_PER_TURN == TOPICS_PER_TURN - 1:
                 await asyncio.sleep(0)
             given_up = {what for what in REFUSED if (target, what) in off}
             look = self._seen(target, wanted, given_up, target[0] in unknown)
@@ -204,11 +206,11 @@ class Targets:
         for (cluster, topic), (_, plan) in self._plans.items():
             if plan.changes:
                 self._to_do[cluster][topic] = plan
-        self._tell_all()
-        self._begin()
+        self._report_all()
+        self._start_round()
 
     def _seen(
-        self, target: Target, wanted: _Wanted, given_up: Collection[str], unknown: bool
+        self, target: TargetTopic, wanted: _Wanted, given_up: Collection[str], unknown: bool
     ) -> _Look | None:
         cluster, topic = target
         there = self._topics.get(cluster)
@@ -239,7 +241,7 @@ class Targets:
 
     # -- making it so ------------------------------------------------------------------------------
 
-    def _begin(self) -> None:
+    def _start_round(self) -> None:
         for cluster, plans in self._to_do.items():
             doing = self._doing.get(cluster)
             # Not before what was done last could be seen: it would be done again.
@@ -259,10 +261,10 @@ class Targets:
                         self._refused[(cluster, topic), what] = _Refused(time.monotonic(), words, denied)
         except (KafkaError, ClusterUnreachable, OSError, TimeoutError) as error:
             log.warning("topics of a destination wait to be made", cluster=cluster, error=repr(error))
-            await asyncio.sleep(AWAY_S)
+            await asyncio.sleep(CLUSTER_RETRY_INTERVAL_S)
         except Exception:
             log.exception("topics of a destination could not be made and are tried again", cluster=cluster)
-            await asyncio.sleep(AWAY_S)
+            await asyncio.sleep(CLUSTER_RETRY_INTERVAL_S)
         self._topics[cluster].forget(plans)
         self._done_s[cluster] = time.monotonic()
         self._stamp = None  # what was refused is told, also when it is tried again
@@ -294,7 +296,7 @@ class Targets:
             log.info("topics of a destination were made as planned", cluster=cluster, created=sorted(new),
                      expanded=more, configured=settings)  # fmt: skip
 
-    def _tell_all(self) -> None:
+    def _report_all(self) -> None:
         told: dict[tuple[str, str], tuple[str, str]] = {}
         self._refused = {key: refused for key, refused in self._refused.items() if key[0] in self._wanted}
         for ((cluster, topic), what), refused in self._refused.items():
@@ -335,7 +337,7 @@ class Targets:
                     )  # fmt: skip
         for (name, message), (kind, remedy) in told.items():
             if (name, message) not in self._told:
-                self._tell(kind, name, message, remedy)
+                self._report_incident(kind, name, message, remedy)
         self._told = set(told)
 
 

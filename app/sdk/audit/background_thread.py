@@ -35,14 +35,14 @@ from app.sdk.audit.counter import Counting, Tier
 from app.sdk.audit.errors import AuditError, Refused
 from app.sdk.audit.logger import log
 from app.sdk.audit.outputs import Output
-from app.sdk.audit.write_ahead_log import Wal
+from app.sdk.audit.write_ahead_log import WriteAheadLog
 
 TIERS = ("proxy-client", "proxy-server", "consumer")  # those of clients that have their order; others may be
 WINDOW_MS = 600_000
 IDLE_MS = 30_000
-SEND_S = 60.0  # an output that has not answered by then is asked again
+SEND_TIMEOUT_S = 60.0  # an output that has not answered by then is asked again
 BACKOFF_S, MOST_BACKOFF_S = 0.5, 30.0
-END_S = 2.0
+STOP_TIMEOUT_S = 2.0
 _NAME = re.compile(r"[a-zA-Z0-9._-]{1,200}")
 LOG, OUTPUT, REFUSED = "the write-ahead log", "the output", "the receiver of reports"
 KEEPING, SENDING = "keeping counts", "sending reports"  # faults of ours
@@ -132,7 +132,7 @@ class Auditing(Counting):
         self.source = f"{'.'.join(names)}{INCARNATION}{uuid.uuid4().hex[:16]}"
         super().__init__(Tier(tier, cluster, window_ms, self.source, idle_ms))
         self._output = output
-        self._wal = None if wal is None else Wal(Path(wal))
+        self._wal = None if wal is None else WriteAheadLog(Path(wal))
         self._log_interval_s, self._report_interval_s = log_interval_s, report_interval_s
         self._fsync, self._idle_ms = fsync, idle_ms
         self._writing = threading.Lock()
@@ -142,7 +142,7 @@ class Auditing(Counting):
         self._acknowledged = self._refused = 0
         self._thread: threading.Thread | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._stirred: asyncio.Event | None = None
+        self._wake: asyncio.Event | None = None
         self._closing: asyncio.Event | None = None
         self._close_s = 0.0
         self._has_left = self._ended = self._sent_all = False
@@ -166,7 +166,7 @@ class Auditing(Counting):
         if self._thread is not None:
             raise AuditError("start: it was started before; make another Audit")
         if self._wal is not None:
-            left = self._wal.take()
+            left = self._wal.lock_and_read()
             try:
                 self._take_over(left.payloads, left.damage)
             except AuditError:
@@ -188,7 +188,7 @@ class Auditing(Counting):
     def _take_over(self, payloads: tuple[bytes, ...], damage: str) -> None:
         try:
             everything = recovery.read(payloads)
-        except recovery.Unreadable as error:
+        except recovery.UnreadableFrames as error:
             raise AuditError(
                 f"wal={str(self._wal and self._wal.directory)!r}: {error}; another version wrote it: "
                 "let that one send what is there, or name another folder"
@@ -208,17 +208,17 @@ class Auditing(Counting):
     def _joined(self, timeout_s: float) -> bool:
         """Waits for the thread. Whether all that was counted is acknowledged."""
         if self._thread is not None:
-            self._thread.join(timeout_s + 2 * END_S)
+            self._thread.join(timeout_s + 2 * STOP_TIMEOUT_S)
         return self._sent_all
 
     def _logged_soon(self) -> Future[bool]:
         waiter: Future[bool] = Future()
-        if self._wal is None or self._loop is None or self._stirred is None or self._ended:
+        if self._wal is None or self._loop is None or self._wake is None or self._ended:
             waiter.set_result(False)
             return waiter
         self._waiters.append(waiter)
         try:
-            self._loop.call_soon_threadsafe(self._stirred.set)
+            self._loop.call_soon_threadsafe(self._wake.set)
         except RuntimeError:  # the loop was closed just now
             _answer([waiter], False)
         return waiter
@@ -233,7 +233,7 @@ class Auditing(Counting):
                 if not wal.is_open or wal.is_long:
                     self._arrived.clear()
                     everything = self._everything(list(self._backlog.values()), has_left=self._has_left)
-                    wal.begin(recovery.encode(everything))
+                    wal.start_file(recovery.encode(everything))
                 else:
                     arrived, self._arrived = self._arrived, []
                     change = self._change(arrived)
@@ -255,14 +255,14 @@ class Auditing(Counting):
 
     async def _run(self, began: Future[None]) -> None:
         self._loop = asyncio.get_running_loop()
-        self._stirred, self._closing = asyncio.Event(), asyncio.Event()
+        self._wake, self._closing = asyncio.Event(), asyncio.Event()
         began.set_result(None)
-        keeping = asyncio.create_task(self._log(self._stirred))
+        keeping = asyncio.create_task(self._log(self._wake))
         sending = asyncio.create_task(self._send(self._closing))
         await self._closing.wait()
         for task in (keeping, sending):
             task.cancel()
-        await asyncio.wait((keeping, sending), timeout=END_S)
+        await asyncio.wait((keeping, sending), timeout=STOP_TIMEOUT_S)
         await self._finish()
         self._ended = True
         _answer(self._taken_waiters(), False)
@@ -280,7 +280,7 @@ class Auditing(Counting):
                     await asyncio.sleep(_backoff_s(tries))
                 self._sent_all = True
         with contextlib.suppress(Exception):
-            async with asyncio.timeout(END_S):
+            async with asyncio.timeout(STOP_TIMEOUT_S):
                 await self._output.close()
         self._has_left = True
         if self._wal is not None:
@@ -332,7 +332,7 @@ class Auditing(Counting):
 
     async def _delivered(self, batch: list[Report]) -> bool:
         try:
-            async with asyncio.timeout(SEND_S):
+            async with asyncio.timeout(SEND_TIMEOUT_S):
                 await self._output.send(batch)
         except Refused as error:
             if len(batch) > 1:

@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 
 from app.audit.counts.client_counter import ClientAudit
 from app.audit.counts.reports import Report, Scope
-from app.sdk.audit.logger import Told
-from app.sdk.audit.recovery import Change, Everything, Positions
-from app.sdk.audit.topic_counts import FIELDS, MOST_NOTED, Book, Ids
+from app.sdk.audit.logger import EpisodeLogger
+from app.sdk.audit.recovery import Everything, Positions, WalChange
+from app.sdk.audit.topic_counts import FIELDS, MOST_NOTED, Ids, TopicCounts
 
 MOST_TOPICS = 10_000
 _TOPIC = re.compile(r"[a-zA-Z0-9._-]{1,249}")
@@ -39,11 +39,11 @@ class Counting:
 
     def __init__(self, tier: Tier) -> None:
         self._tier = tier
-        self._books: dict[str, Book] = {}
+        self._books: dict[str, TopicCounts] = {}
         self._positions: Positions = {}  # of topics without a book yet
         self._opening = threading.Lock()
         self._now_s = time.time
-        self._told = Told()
+        self._told = EpisodeLogger()
         self._nowhere = self._book("")  # takes what belongs to no topic, and is never reported
         _forkable.add(self)
 
@@ -106,7 +106,7 @@ class Counting:
         except _WRONG as error:
             self._told.wrong(CALLS, f"handled_many({topic!r}, {partition!r}): {error}")
 
-    def _opened(self, topic: str) -> Book:
+    def _opened(self, topic: str) -> TopicCounts:
         try:
             found = self._books.get(topic)
             if found is not None:
@@ -124,11 +124,11 @@ class Counting:
                 self._books[topic] = self._book(topic)
             return self._books[topic]
 
-    def _book(self, topic: str) -> Book:
+    def _book(self, topic: str) -> TopicCounts:
         tier = self._tier
         scope = Scope(topic, tier.tier, tier.cluster, tier.width_ms)
         client = ClientAudit(scope, tier.source, tier.idle_ms)
-        return Book(client, topic, self._positions.pop(topic, {}), self._told)
+        return TopicCounts(client, topic, self._positions.pop(topic, {}), self._told)
 
     # -- what the thread that keeps and sends asks for ------------------------------------------------
 
@@ -151,12 +151,12 @@ class Counting:
         states = [state for state, _ in books if not has_left or state.pending or state.windows]
         return Everything(tuple(states), tuple(backlog), unopened | positions)
 
-    def _change(self, arrived: Sequence[str]) -> Change | None:
+    def _change(self, arrived: Sequence[str]) -> WalChange | None:
         books = [found for book in list(self._books.values()) if (found := book.change()) is not None]
         if not books and not arrived:
             return None
         positions = {state.scope.topic: moved for state, moved in books if moved}
-        return Change(tuple(state for state, _ in books), tuple(arrived), positions)
+        return WalChange(tuple(state for state, _ in books), tuple(arrived), positions)
 
     def _reports(self, at_ms: int, *, leaves: bool = False) -> None:
         for book in list(self._books.values()):

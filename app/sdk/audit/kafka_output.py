@@ -14,8 +14,8 @@ from app.audit.counts.reports import Report
 from app.sdk.audit.errors import Refused
 from app.sdk.audit.outputs import encode
 
-SEND_S = 30.0
-END_S = 5.0
+SEND_TIMEOUT_S = 30.0
+STOP_TIMEOUT_S = 5.0
 
 
 def audit_topic(region: str) -> str:
@@ -37,7 +37,7 @@ class KafkaOutput:
 
     async def send(self, reports: Sequence[Report]) -> None:
         try:
-            async with asyncio.timeout(SEND_S):
+            async with asyncio.timeout(SEND_TIMEOUT_S):
                 producer = self._producer or await self._started()
                 waiting = [
                     await producer.send(self._topic, encode(report), key=report.topic.encode())
@@ -68,5 +68,5 @@ class KafkaOutput:
 
 async def _ended(producer: AIOKafkaProducer) -> None:
     with contextlib.suppress(Exception):
-        async with asyncio.timeout(END_S):
+        async with asyncio.timeout(STOP_TIMEOUT_S):
             await producer.stop()

@@ -7,7 +7,7 @@ import logging
 log = logging.getLogger("switchyard.audit")
 
 
-class Told:
+class EpisodeLogger:
     """Says what is wrong with each of several things when it begins, and when it ends.
 
     Attributes: `now`: what is wrong -> what was said of it.

@@ -26,7 +26,7 @@ from app.audit.counts.reports import Report
 from app.sdk.audit.errors import AuditError, Refused
 
 MOST_BATCH_BYTES = 64 * 1024
-ANSWER_S = 10.0
+HTTP_ANSWER_TIMEOUT_S = 10.0
 NDJSON = "application/x-ndjson"
 # What a server will never take, however often it is asked; whatever else it answers is asked again.
 REFUSALS = frozenset({400, 413, 415, 422})
@@ -135,9 +135,11 @@ class HttpOutput:
         self._headers = {"Content-Type": NDJSON, **(headers or {})}
         self._new: Callable[[], http.client.HTTPConnection]
         if found.scheme == "https":
-            self._new = lambda: http.client.HTTPSConnection(host, port, timeout=ANSWER_S, context=tls)
+            self._new = lambda: http.client.HTTPSConnection(
+                host, port, timeout=HTTP_ANSWER_TIMEOUT_S, context=tls
+            )
         else:
-            self._new = lambda: http.client.HTTPConnection(host, port, timeout=ANSWER_S)
+            self._new = lambda: http.client.HTTPConnection(host, port, timeout=HTTP_ANSWER_TIMEOUT_S)
 
     async def send(self, reports: Sequence[Report]) -> None:
         await asyncio.to_thread(self._post, json_lines(reports))

@@ -36,7 +36,7 @@ class Everything(msgspec.Struct, frozen=True, omit_defaults=True, tag="everythin
     positions: Positions = {}
 
 
-class Change(msgspec.Struct, frozen=True, omit_defaults=True, tag="change"):
+class WalChange(msgspec.Struct, frozen=True, omit_defaults=True, tag="change"):
     """What is otherwise than the frames before say. `arrived`: ids of reports that left the backlog."""
 
     clients: tuple[ClientState, ...] = ()
@@ -44,26 +44,26 @@ class Change(msgspec.Struct, frozen=True, omit_defaults=True, tag="change"):
     positions: Positions = {}
 
 
-class Resumed(NamedTuple):
+class RecoveredState(NamedTuple):
     """What a process that starts has to send, and from where it counts."""
 
     backlog: tuple[Report, ...]
     positions: Positions
 
 
-class Unreadable(ValueError):
+class UnreadableFrames(ValueError):
     """Frames that this version does not know."""
 
 
 encode = msgspec.msgpack.Encoder().encode
-_decode = msgspec.msgpack.Decoder(Everything | Change).decode
+_decode = msgspec.msgpack.Decoder(Everything | WalChange).decode
 
 
 def read(payloads: Iterable[bytes]) -> Everything:
     """All that the frames of a file say.
 
     Raises:
-        Unreadable: another version wrote them.
+        UnreadableFrames: another version wrote them.
     """
     clients: dict[tuple[str, ...], ClientState] = {}
     backlog: dict[str, Report] = {}
@@ -72,7 +72,7 @@ def read(payloads: Iterable[bytes]) -> Everything:
         try:
             frame = _decode(payload)
         except (msgspec.DecodeError, msgspec.ValidationError) as error:
-            raise Unreadable(f"frame {number} of the log: {error}") from error
+            raise UnreadableFrames(f"frame {number} of the log: {error}") from error
         if isinstance(frame, Everything):
             clients, positions = {}, {}
             backlog = {report.id: report for report in frame.backlog}
@@ -85,14 +85,14 @@ def read(payloads: Iterable[bytes]) -> Everything:
     return Everything(tuple(clients.values()), tuple(backlog.values()), positions)
 
 
-def resumed(left: Everything, at_ms: int, idle_ms: int) -> Resumed:
+def resumed(left: Everything, at_ms: int, idle_ms: int) -> RecoveredState:
     """Rule 2. `at_ms`: now."""
     reports = list(left.backlog)
     for state in left.clients:
         reports += ClientAudit.restored(state, idle_ms).reports(at_ms, leaves=True)
     if len(reports) > MOST_WAITING:
         reports = [report for report in reports if report.windows]
-    return Resumed(tuple(reports), {topic: dict(of) for topic, of in left.positions.items()})
+    return RecoveredState(tuple(reports), {topic: dict(of) for topic, of in left.positions.items()})
 
 
 def moved(known: Position | None, offset: int, timestamp_ms: int) -> Position | None:

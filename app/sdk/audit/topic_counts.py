@@ -21,10 +21,10 @@ import numpy as np
 import numpy.typing as npt
 
 from app.audit.counts.client_counter import ClientAudit, ClientState
-from app.audit.counts.counter import Rows
+from app.audit.counts.counter import RecordArrays
 from app.audit.counts.fingerprint import ids_of
 from app.audit.counts.reports import Report
-from app.sdk.audit.logger import Told
+from app.sdk.audit.logger import EpisodeLogger
 from app.sdk.audit.recovery import Position, moved
 
 Numbers = npt.NDArray[np.int64]
@@ -33,14 +33,15 @@ Ids = Sequence[bytes | str | None] | Words  # the latter as `fingerprint.ids_of`
 
 FIELDS = 4  # timestamp, bytes, id, seen at (s)
 MOST_NOTED = 1024
-PIECE = 2_048  # records of an array counted at once: bounds the windows of a report to less than 1 MB
-FEW = 32  # records that cost less one by one
+# records of an array counted at once: bounds the windows of a report to less than 1 MB
+RECORDS_PER_PIECE = 2_048
+FEW_RECORDS = 32  # records that cost less one by one
 MOST_MS = 1 << 62
 UNCOUNTED = "records that cannot be counted"
 UNTIMED = "records of too many windows at once, counted as without a timestamp"
 
 
-class Book:
+class TopicCounts:
     """See the module.
 
     Attributes:
@@ -53,7 +54,9 @@ class Book:
     __slots__ = ("_client", "_moved", "_told", "changed", "lock", "noted", "pending", "positions",
                  "redelivered", "topic", "uncounted")  # fmt: skip
 
-    def __init__(self, client: ClientAudit, topic: str, positions: dict[int, Position], told: Told) -> None:
+    def __init__(
+        self, client: ClientAudit, topic: str, positions: dict[int, Position], told: EpisodeLogger
+    ) -> None:
         self._client = client
         self._told = told
         self._moved: set[int] = set()
@@ -96,12 +99,12 @@ class Book:
         with self.lock:
             self._add(rows, at_ms)
 
-    def _add(self, rows: Rows, at_ms: int) -> None:
-        for at in range(0, len(rows.timestamps_ms), PIECE):
-            piece = slice(at, at + PIECE)
+    def _add(self, rows: RecordArrays, at_ms: int) -> None:
+        for at in range(0, len(rows.timestamps_ms), RECORDS_PER_PIECE):
+            piece = slice(at, at + RECORDS_PER_PIECE)
             ids = None if rows.ids is None else rows.ids[piece]
-            self._client.add(Rows(rows.timestamps_ms[piece], rows.nbytes[piece], ids=ids), at_ms)
-        self._look_at_times()
+            self._client.add(RecordArrays(rows.timestamps_ms[piece], rows.nbytes[piece], ids=ids), at_ms)
+        self._read_times()
         self.changed = True
 
     def handled_many(
@@ -115,8 +118,8 @@ class Book:
     ) -> None:
         """Counts those records of a partition that were not counted before. Raises as `add`."""
         known = self.positions.get(partition)
-        if len(offsets) >= FEW and (known is None or offsets[0] >= known[0]):
-            words = None if names is None or None in names else _words(names)
+        if len(offsets) >= FEW_RECORDS and (known is None or offsets[0] >= known[0]):
+            words = None if names is None or None in names else _id_words(names)
             if words is not None or names is None or names.count(None) == len(names):
                 self._handled_array(
                     partition, int(offsets[-1]), timestamps_ms, nbytes, words, int(at_s * 1000)
@@ -185,12 +188,12 @@ class Book:
         del self.noted[:size]
         try:
             self._count(chunk)
-            self._look_at_times()
+            self._read_times()
         except (TypeError, ValueError, OverflowError):
             for at in range(0, size, FIELDS):
                 self._count_one(chunk[at : at + FIELDS])
 
-    def _look_at_times(self) -> None:
+    def _read_times(self) -> None:
         if self._client.untimed:
             self._told.wrong(UNTIMED, f"topic {self.topic}: {self._client.untimed} records so far")
 
@@ -204,13 +207,15 @@ class Book:
         if unnamed == len(names):
             self._client.add(rows, seen_ms)
             return
-        words = _words(names)
+        words = _id_words(names)
         if not unnamed:
             self._client.add(rows._replace(ids=words), seen_ms)
             return
         named = np.array([name is not None for name in names])
         for mask, ids in ((named, words[named]), (~named, None)):
-            self._client.add(Rows(rows.timestamps_ms[mask], rows.nbytes[mask], ids=ids), seen_ms[mask])
+            self._client.add(
+                RecordArrays(rows.timestamps_ms[mask], rows.nbytes[mask], ids=ids), seen_ms[mask]
+            )
 
     def _count_one(self, entry: list[Any]) -> None:
         time, size, name, at_s = entry
@@ -221,15 +226,15 @@ class Book:
             self._told.wrong(UNCOUNTED, f"topic {self.topic}, timestamp {time!r}, {size!r} bytes: {error}")
 
 
-def _rows(times: Numbers, sizes: Numbers) -> Rows:
-    return Rows(np.clip(times, -1, MOST_MS), np.maximum(sizes, 0))
+def _rows(times: Numbers, sizes: Numbers) -> RecordArrays:
+    return RecordArrays(np.clip(times, -1, MOST_MS), np.maximum(sizes, 0))
 
 
-def _many(timestamps_ms: Any, nbytes: Any, names: Ids | None) -> Rows:
+def _many(timestamps_ms: Any, nbytes: Any, names: Ids | None) -> RecordArrays:
     """Arrays of one length. Raises TypeError, ValueError, OverflowError."""
     times = np.asarray(timestamps_ms, dtype=np.int64)
     sizes = np.broadcast_to(np.asarray(nbytes, dtype=np.int64), times.shape)
-    words = names if names is None or isinstance(names, np.ndarray) else _words(names)
+    words = names if names is None or isinstance(names, np.ndarray) else _id_words(names)
     if times.ndim != 1 or (words is not None and words.shape != (len(times), 2)):
         raise ValueError(
             f"timestamps of shape {times.shape}, ids of {None if words is None else words.shape}"
@@ -237,7 +242,7 @@ def _many(timestamps_ms: Any, nbytes: Any, names: Ids | None) -> Rows:
     return _rows(times, sizes)._replace(ids=words)
 
 
-def _words(names: Sequence[Any]) -> Words:
+def _id_words(names: Sequence[Any]) -> Words:
     """Ids as words; those of None are zeros. Raises TypeError."""
     return ids_of([_bytes(name) for name in names])
 

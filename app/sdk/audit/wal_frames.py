@@ -25,7 +25,7 @@ _CHECKSUM = struct.Struct("<I")
 OVERHEAD_BYTES = _HEAD.size + _CHECKSUM.size
 
 
-class Found(NamedTuple):
+class WalContents(NamedTuple):
     """What a file holds.
 
     Attributes:
@@ -58,17 +58,17 @@ def written(payloads: Iterable[bytes]) -> bytes:
     return b"".join((MAGIC, *(framed(number, payload) for number, payload in enumerate(payloads))))
 
 
-def found(data: bytes) -> Found:
+def found(data: bytes) -> WalContents:
     """What a file's bytes hold, whatever was done to them."""
     if not data.startswith(MAGIC):
-        return Found((), 0, len(data), is_damaged=not MAGIC.startswith(data))
+        return WalContents((), 0, len(data), is_damaged=not MAGIC.startswith(data))
     payloads: list[bytes] = []
     end = len(MAGIC)
     while (payload := _payload(data, end, len(payloads))) is not None:
         payloads.append(payload)
         end += OVERHEAD_BYTES + len(payload)
     torn_bytes = len(data) - end
-    return Found(tuple(payloads), end, torn_bytes, _has_frames_behind(data, end, len(payloads)))
+    return WalContents(tuple(payloads), end, torn_bytes, _has_frames_behind(data, end, len(payloads)))
 
 
 def _payload(data: bytes, at: int, number: int) -> bytes | None:

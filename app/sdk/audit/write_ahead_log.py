@@ -6,7 +6,8 @@
 
 Rules
 1. A file is written under another name, synced and renamed before the older ones go: at any moment one whole
-   first frame is there. So `begin` does when a process starts, when the file has grown, and after any error.
+   first frame is there. So `start_file` does when a process starts, when the file has grown, and after any
+   error.
 2. `append` is one write. A process that is killed loses nothing of what was written: the kernel has it. Only
    a machine that stops loses what was not synced.
 3. What is read is never written to: a process that starts begins a file of its own.
@@ -41,7 +42,7 @@ class Left(NamedTuple):
     damage: str
 
 
-class Wal:
+class WriteAheadLog:
     """See the module. Not safe for threads. Errors of the disk are OSError."""
 
     __slots__ = ("_begun_bytes", "_descriptor", "_directory", "_frames", "_lock", "_number", "_size_bytes")
@@ -58,15 +59,15 @@ class Wal:
 
     @property
     def is_open(self) -> bool:
-        """Whether `append` can do anything; if not, `begin` first."""
+        """Whether `append` can do anything; if not, `start_file` first."""
         return self._descriptor >= 0
 
     @property
     def is_long(self) -> bool:
-        """Whether it is time for `begin`."""
+        """Whether it is time for `start_file`."""
         return self._size_bytes > ROTATE_BYTES + 4 * self._begun_bytes
 
-    def take(self) -> Left:
+    def lock_and_read(self) -> Left:
         """Locks the folder, and reads what is there.
 
         Raises:
@@ -110,7 +111,7 @@ class Wal:
         for old in sorted(self._directory.glob(f"{DAMAGED}*"))[:-MOST_DAMAGED]:
             old.unlink()
 
-    def begin(self, payload: bytes) -> None:
+    def start_file(self, payload: bytes) -> None:
         """Begins a file with a frame that says everything, and drops the older ones. Synced."""
         self.shut()
         written, number = self._directory / NEXT, self._number + 1

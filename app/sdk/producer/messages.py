@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    from app.sdk.producer.region_link import Link
+    from app.sdk.producer.region_link import RegionLink
 
 MESSAGE_ID = "switchyard-message-id"
 Header = tuple[str, bytes | None]
@@ -64,7 +64,7 @@ class Hooks:
 
 
 @dataclass(slots=True, eq=False)
-class Message:
+class PendingMessage:
     """One that was taken.
 
     Attributes:
@@ -82,6 +82,6 @@ class Message:
     timestamp_ms: int | None
     future: asyncio.Future[Delivered]
     taken_s: float
-    link: Link | None = None
-    asked: set[Link] = field(default_factory=set)
+    link: RegionLink | None = None
+    asked: set[RegionLink] = field(default_factory=set)
     goes_alone: bool = False

@@ -26,7 +26,7 @@ from aiokafka.errors import (
     UnknownTopicOrPartitionError,
 )
 
-from app.sdk.producer.messages import Message
+from app.sdk.producer.messages import PendingMessage
 
 log = logging.getLogger("switchyard.producer")
 
@@ -41,13 +41,14 @@ class NeverSent(KafkaError):
 
 LINGER_MS = 2
 REQUEST_S = 10.0
-HAND_S = 3 * REQUEST_S  # metadata, then room in the producer: each ends by itself, this is behind them
-DRAIN_S = 5.0  # until what is on its way is answered
-END_S = 3.0
-ANSWER_S = 3.0
-STAGGER_S = 0.1  # until the next of a region's brokers is asked, too
-MISSING_S = 10.0  # what is not there is asked for again after so long: asking may take as long
-TROUBLE = (KafkaError, OSError, TimeoutError)
+# metadata, then room in the producer: each ends by itself, this is behind them
+HAND_OVER_TIMEOUT_S = 3 * REQUEST_S
+DRAIN_TIMEOUT_S = 5.0  # until what is on its way is answered
+STOP_TIMEOUT_S = 3.0
+BROKER_ANSWER_TIMEOUT_S = 3.0
+BROKER_STAGGER_S = 0.1  # until the next of a region's brokers is asked, too
+MISSING_TOPIC_RETRY_S = 10.0  # what is not there is asked for again after so long: asking may take as long
+REGION_ERRORS = (KafkaError, OSError, TimeoutError)
 # A whole batch is refused for one of its messages. aiokafka has no name for Kafka's INVALID_RECORD (a message
 # without a key for a compacted topic, say): UnknownError, as what the broker itself does not understand.
 OF_ONE_IN_THE_BATCH = (
@@ -93,7 +94,7 @@ class Region:
         return found
 
 
-class Link:
+class RegionLink:
     """A producer at work.
 
     Attributes:
@@ -116,8 +117,8 @@ class Link:
         self._handing: set[asyncio.Timeout] = set()
 
     @classmethod
-    async def open(cls, region: Region, address: str) -> Link:
-        """Through the broker at `address`. Raises one of `TROUBLE`."""
+    async def open(cls, region: Region, address: str) -> RegionLink:
+        """Through the broker at `address`. Raises one of `REGION_ERRORS`."""
         producer = AIOKafkaProducer(
             bootstrap_servers=address,
             **{
@@ -137,27 +138,27 @@ class Link:
             raise
         return cls(region, producer)
 
-    async def send(self, message: Message) -> asyncio.Future[Any]:
+    async def send(self, message: PendingMessage) -> asyncio.Future[Any]:
         """Hands it over; the future ends when the cluster has answered, or with `NeverSent`.
 
         Raises:
-            One of `REFUSALS`, and whatever else is wrong with the message; else one of `TROUBLE`.
+            One of `REFUSALS`, and whatever else is wrong with the message; else one of `REGION_ERRORS`.
         """
         topic = message.topic
         if not _TOPIC.fullmatch(topic):
             raise InvalidTopicError(f"{topic!r} is no topic's name")
         self._check_works()
-        if time.monotonic() - self.missing.get(topic, float("-inf")) < MISSING_S:
+        if time.monotonic() - self.missing.get(topic, float("-inf")) < MISSING_TOPIC_RETRY_S:
             raise UnknownTopicOrPartitionError
         try:
-            async with asyncio.timeout(HAND_S) as limit:
+            async with asyncio.timeout(HAND_OVER_TIMEOUT_S) as limit:
                 self._handing.add(limit)
                 try:
                     answer = await self._hand(message)
                 finally:
                     self._handing.discard(limit)
         except UnknownTopicOrPartitionError:
-            if not await answers(self.region, ANSWER_S):
+            if not await answers(self.region, BROKER_ANSWER_TIMEOUT_S):
                 raise KafkaConnectionError(f"{topic} is not known, nobody answers") from None
             self.missing[topic] = time.monotonic()
             raise
@@ -173,7 +174,7 @@ class Link:
         if self.broken:
             raise KafkaConnectionError(f"region {self.region.name} is left: {self.broken}")
 
-    async def _hand(self, message: Message) -> asyncio.Future[Any]:
+    async def _hand(self, message: PendingMessage) -> asyncio.Future[Any]:
         if message.partition is not None:
             await self._check_partition(message.topic, message.partition)
         if message.goes_alone:
@@ -184,7 +185,7 @@ class Link:
         )  # fmt: skip
         return answer
 
-    async def _hand_alone(self, message: Message) -> asyncio.Future[Any]:
+    async def _hand_alone(self, message: PendingMessage) -> asyncio.Future[Any]:
         producer, topic, key, value = self._producer, message.topic, message.key, message.value
         await producer.partitions_for(topic)
         partition = producer._partition(topic, message.partition, key, value, key, value)
@@ -197,7 +198,10 @@ class Link:
     async def _check_partition(self, topic: str, partition: int) -> None:
         partitions = await self._producer.partitions_for(topic)
         now_s = time.monotonic()
-        if partition not in partitions and now_s - self._counted.get(topic, float("-inf")) >= MISSING_S:
+        if (
+            partition not in partitions
+            and now_s - self._counted.get(topic, float("-inf")) >= MISSING_TOPIC_RETRY_S
+        ):
             if not await self._producer.client.force_metadata_update():  # it may be new
                 raise KafkaConnectionError(f"nobody tells how many partitions {topic} has")
             self._counted[topic] = now_s
@@ -231,7 +235,7 @@ class Link:
 
     async def settled(self) -> None:
         """After `stop`: until all that was on its way is answered, one way or the other; not for long."""
-        await asyncio.wait([self._producer._sender.sender_task], timeout=DRAIN_S)
+        await asyncio.wait([self._producer._sender.sender_task], timeout=DRAIN_TIMEOUT_S)
 
     async def end(self) -> None:
         """At once, whatever is on its way: it is not answered any more. aiokafka's own `stop` waits until all
@@ -241,13 +245,13 @@ class Link:
         await _bounded(self._producer.client.close())
         sender_task = self._producer._sender.sender_task
         sender_task.cancel()  # it may wait for metadata, which a closed client never gets
-        await asyncio.wait([sender_task], timeout=END_S)
+        await asyncio.wait([sender_task], timeout=STOP_TIMEOUT_S)
         self._producer._closed = True
 
 
 async def _bounded(work: Awaitable[Any]) -> None:
     try:
-        async with asyncio.timeout(END_S):
+        async with asyncio.timeout(STOP_TIMEOUT_S):
             await work
     except Exception as error:  # noqa: BLE001 - it is left behind, however it ends
         log.debug("a producer did not end well: %r", error)
@@ -257,7 +261,7 @@ async def answers(region: Region, timeout_s: float) -> str:
     """The address of the broker that tells the region's metadata first, "" where none does in time. One that
     hangs does not speak for the others: they are asked one shortly after the other."""
     asked = [
-        asyncio.create_task(_answers(region, *address, timeout_s, number * STAGGER_S))
+        asyncio.create_task(_answers(region, *address, timeout_s, number * BROKER_STAGGER_S))
         for number, address in enumerate(region.addresses)
     ]
     try:
@@ -282,7 +286,7 @@ async def _answers(region: Region, host: str, port: int, timeout_s: float, after
             _, writer = await asyncio.open_connection(host, port)
             writer.close()
             await client.bootstrap()
-    except TROUBLE:
+    except REGION_ERRORS:
         return ""
     finally:
         await _bounded(client.close())

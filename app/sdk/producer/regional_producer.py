@@ -24,27 +24,27 @@ from app.sdk.producer.messages import (
     Delivered,
     Header,
     Hooks,
-    Message,
     NotDelivered,
+    PendingMessage,
     ProducerClosed,
     ProducerError,
     Refused,
 )
 from app.sdk.producer.region_link import (
-    DRAIN_S,
+    DRAIN_TIMEOUT_S,
     NOT_THERE,
     OF_ONE_IN_THE_BATCH,
     REFUSALS,
-    TROUBLE,
-    Link,
+    REGION_ERRORS,
     Region,
+    RegionLink,
     answers,
 )
 
 log = logging.getLogger("switchyard.producer")
 
-AGAIN_S = 0.2  # no region answers: they are asked again
-MOST_PATIENCE = 16  # times `return_after_s`
+REGIONS_RETRY_INTERVAL_S = 0.2  # no region answers: they are asked again
+MAX_RETURN_BACKOFF_FACTOR = 16  # times `return_after_s`
 
 
 class RegionalProducer:
@@ -89,9 +89,9 @@ class RegionalProducer:
         self._room = asyncio.Semaphore(max_pending)
         self._turn = asyncio.Lock()
         self._gate = asyncio.Event()
-        self._stirred = asyncio.Event()
-        self._pending: dict[int, Message] = {}
-        self._link: Link | None = None
+        self._wake = asyncio.Event()
+        self._pending: dict[int, PendingMessage] = {}
+        self._link: RegionLink | None = None
         self._supervisor: asyncio.Task[None] | None = None
         self._closed = False
         self._answered_s = 0.0
@@ -189,7 +189,9 @@ class RegionalProducer:
             self._room.release()
             raise
         future = asyncio.get_running_loop().create_future()
-        message = Message(topic, value, key, headers, partition, timestamp_ms, future, time.monotonic())
+        message = PendingMessage(
+            topic, value, key, headers, partition, timestamp_ms, future, time.monotonic()
+        )
         self._count += 1
         self._pending[self._count] = message
         future.add_done_callback(partial(self._over, self._count))
@@ -212,7 +214,7 @@ class RegionalProducer:
         if self._pending.pop(number, None) is not None:
             self._room.release()
 
-    async def _hand(self, message: Message) -> None:
+    async def _hand(self, message: PendingMessage) -> None:
         """Gives it to the active link; whatever is wrong with that is the supervisor's, and whatever is wrong
         with the message ends this one only."""
         link = message.link = self._link
@@ -220,14 +222,14 @@ class RegionalProducer:
         try:
             answer = await link.send(message)
         except Exception as error:  # noqa: BLE001 - of any type: its future tells it
-            if isinstance(error, TROUBLE) and not isinstance(error, REFUSALS):
+            if isinstance(error, REGION_ERRORS) and not isinstance(error, REFUSALS):
                 self._breaks(link, f"{error!r}")
             elif message.link is link:
                 self._refuse(message, link, error)
         else:
             answer.add_done_callback(partial(self._answered, message, link))
 
-    def _answered(self, message: Message, link: Link, answer: asyncio.Future[Any]) -> None:
+    def _answered(self, message: PendingMessage, link: RegionLink, answer: asyncio.Future[Any]) -> None:
         if answer.cancelled():
             self._breaks(link, "it was cancelled")
             return
@@ -250,21 +252,21 @@ class RegionalProducer:
         else:  # behind a refused one everything fails, which changes nothing
             self._breaks(link, f"{error!r}")
 
-    def _breaks(self, link: Link, why: str, *, has_hole: bool = False) -> None:
+    def _breaks(self, link: RegionLink, why: str, *, has_hole: bool = False) -> None:
         """It sends nothing more, and the supervisor goes on with another. The first reason counts."""
         if link is self._link and not link.broken:
             link.has_hole = has_hole
             link.stop(why)
             self._gate.clear()
-            self._stirred.set()
+            self._wake.set()
 
-    def _deliver(self, message: Message, link: Link, found: Any, now_s: float) -> None:
+    def _deliver(self, message: PendingMessage, link: RegionLink, found: Any, now_s: float) -> None:
         at_ms = -1 if found.timestamp is None else found.timestamp
         place = Delivered(link.region.name, found.topic, found.partition, found.offset, at_ms)
         message.future.set_result(place)
-        self._tell(self._hooks.delivered, place, now_s - message.taken_s)
+        self._call_hook(self._hooks.delivered, place, now_s - message.taken_s)
 
-    def _refuse(self, message: Message, link: Link, error: BaseException) -> None:
+    def _refuse(self, message: PendingMessage, link: RegionLink, error: BaseException) -> None:
         why = ": ".join([type(error).__name__, *map(str, error.args)])
         said = f"region {link.region.name}, topic {message.topic}: {why}"
         asked = ", ".join(sorted({one.region.name for one in message.asked}))
@@ -272,13 +274,13 @@ class RegionalProducer:
         failure.__cause__ = error
         self._fail(message, failure)
 
-    def _fail(self, message: Message, error: ProducerError) -> None:
+    def _fail(self, message: PendingMessage, error: ProducerError) -> None:
         if not message.future.done():
             message.future.set_exception(error)
             message.future.exception()  # nobody has to ask
-            self._tell(self._hooks.failed, message.topic, error)
+            self._call_hook(self._hooks.failed, message.topic, error)
 
-    def _tell(self, hook: Callable[..., None], *said: Any) -> None:
+    def _call_hook(self, hook: Callable[..., None], *said: Any) -> None:
         try:
             hook(*said)
         except Exception:
@@ -293,15 +295,15 @@ class RegionalProducer:
         while True:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(interval_s):
-                    await self._stirred.wait()
-            self._stirred.clear()
+                    await self._wake.wait()
+            self._wake.clear()
             try:
                 self._expire()
-                await self._look(interval_s)
+                await self._check_link(interval_s)
             except Exception:
                 log.exception("a look at the regions failed; the next one comes")
 
-    async def _look(self, patience_s: float) -> None:
+    async def _check_link(self, patience_s: float) -> None:
         link = self._link
         assert link is not None, "it was started"
         stalled = link.broken or link.stalled(self._unhealthy_after_s)
@@ -312,7 +314,7 @@ class RegionalProducer:
         elif link.region is not self._regions[0]:
             await self._maybe_return(link, patience_s)
 
-    async def _silent(self, link: Link, patience_s: float) -> str:
+    async def _silent(self, link: RegionLink, patience_s: float) -> str:
         if await answers(link.region, patience_s):
             self._answered_s = time.monotonic()
             return ""
@@ -326,7 +328,7 @@ class RegionalProducer:
                 break
             self._fail(message, NotDelivered(f"nobody acknowledged it for {now_s - message.taken_s:.0f} s"))
 
-    async def _connect(self, regions: Sequence[Region]) -> Link:
+    async def _connect(self, regions: Sequence[Region]) -> RegionLink:
         """To the first of them that answers, however long that takes."""
         while True:
             for region in regions:
@@ -334,13 +336,13 @@ class RegionalProducer:
                 address = await answers(region, self._unhealthy_after_s)
                 if not address:
                     continue
-                with contextlib.suppress(*TROUBLE):
-                    self._link = await Link.open(region, address)
+                with contextlib.suppress(*REGION_ERRORS):
+                    self._link = await RegionLink.open(region, address)
                     self._answered_s = time.monotonic()
                     return self._link
-            await asyncio.sleep(AGAIN_S)
+            await asyncio.sleep(REGIONS_RETRY_INTERVAL_S)
 
-    async def _replace(self, link: Link) -> None:
+    async def _replace(self, link: RegionLink) -> None:
         """Goes on through another producer, with all that is not acknowledged: in the same region where a
         message was refused, else in the next one that answers."""
         left, why = link.region, link.broken
@@ -357,25 +359,25 @@ class RegionalProducer:
             await self._send_again(link)
         if link.region is not left:
             self._home_since_s = None
-        self._tell(self._hooks.moved, left.name, link.region.name, why, again)
+        self._call_hook(self._hooks.moved, left.name, link.region.name, why, again)
         self._gate.set()
 
-    def _note_left(self, link: Link) -> None:
+    def _note_left(self, link: RegionLink) -> None:
         log.warning(
             "region %s is left, %d messages wait: %s", link.region.name, len(self._pending), link.broken
         )
         if link.region is self._regions[0]:
             soon = time.monotonic() - self._returned_s < self._return_after_s * self._patience
-            self._patience = min(MOST_PATIENCE, 2 * self._patience) if soon else 1
+            self._patience = min(MAX_RETURN_BACKOFF_FACTOR, 2 * self._patience) if soon else 1
 
-    async def _send_again(self, link: Link) -> None:
+    async def _send_again(self, link: RegionLink) -> None:
         for message in list(self._pending.values()):
             if link.broken:
                 return
             if not message.future.done():
                 await self._hand(message)
 
-    async def _maybe_return(self, away: Link, patience_s: float) -> None:
+    async def _maybe_return(self, away: RegionLink, patience_s: float) -> None:
         home, now_s = self._regions[0], time.monotonic()
         address = await answers(home, patience_s)
         if not address:
@@ -386,18 +388,20 @@ class RegionalProducer:
             return
         self._home_since_s = None
         try:
-            link = await Link.open(home, address)
-        except TROUBLE:
+            link = await RegionLink.open(home, address)
+        except REGION_ERRORS:
             return
         self._gate.clear()
         try:
-            deadline_s = time.monotonic() + DRAIN_S
+            deadline_s = time.monotonic() + DRAIN_TIMEOUT_S
             while away.flying and not away.broken and time.monotonic() < deadline_s:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
             if not away.broken and all(message.future.done() for message in self._pending.values()):
                 self._link, self._returned_s = link, time.monotonic()
                 self._answered_s = self._returned_s
-                self._tell(self._hooks.moved, away.region.name, home.name, "home has been healthy again", 0)
+                self._call_hook(
+                    self._hooks.moved, away.region.name, home.name, "home has been healthy again", 0
+                )
         finally:
             if self._link is link or not away.broken:
                 self._gate.set()

@@ -16,7 +16,7 @@ SLICE_S = 0.005  # after which the loop gets its turn
 
 
 @dataclass(frozen=True, slots=True)
-class Window:
+class AdmissionWindow:
     """What a stream may have in flight, and how large a request may be."""
 
     deliveries: int
@@ -24,14 +24,14 @@ class Window:
     max_request_bytes: int
 
 
-class Work(Protocol):
+class PendingWork(Protocol):
     """Something for a task to do."""
 
     async def run(self) -> None:
         """Does it; raises only when its task is cancelled for good."""
 
 
-class Gate:
+class TaskGate:
     """As many tasks at once as `limit`, over all streams. A task that is done with its work goes on with what
     waits, in order: a new one would begin two turns of the loop later, and costs as much as a quick handler.
     All tasks together take `SLICE_S` of a turn; what has waited in its handler has lost nothing by that.
@@ -40,11 +40,11 @@ class Gate:
     def __init__(self, limit: int) -> None:
         self.limit = limit
         self.running = 0
-        self._waiting: deque[Work] = deque()
+        self._waiting: deque[PendingWork] = deque()
         self._tasks: set[asyncio.Task[None]] = set()
         self._until_s = 0.0  # of this turn of the loop; 0: it has just begun
 
-    def enter(self, work: Work) -> None:
+    def enter(self, work: PendingWork) -> None:
         """Does the work as soon as there is a task for it."""
         if self.running >= self.limit:
             self._waiting.append(work)
@@ -54,7 +54,7 @@ class Gate:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _go(self, work: Work) -> None:
+    async def _go(self, work: PendingWork) -> None:
         try:
             while True:
                 await work.run()

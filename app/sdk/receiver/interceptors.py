@@ -27,7 +27,7 @@ Rules
 3. They are called in the event loop: they must not wait. Coroutine functions are refused.
 4. A `before` that raises fails its message and no other, as a handler that raises does: unlike on the sending
    side it is delivered again a few times, since a key server may be away. What can never be read is a Stash.
-5. An `after` that raises changes nothing; it is told in the log, once in `TELL_EVERY_S`.
+5. An `after` that raises changes nothing; it is told in the log, once in `LOG_INTERVAL_S`.
 6. Where there are none nothing is wrapped, and nothing is paid.
 """
 
@@ -55,7 +55,7 @@ from app.sdk.receiver.verdicts import (
 
 log = logging.getLogger("switchyard.receiver")
 
-TELL_EVERY_S = 60.0
+LOG_INTERVAL_S = 60.0
 ACK: Final = Ack()
 
 Outcome = Ack | Retry | Stash | Skip | BaseException
@@ -119,16 +119,16 @@ class _Link:
             verdict.close()
         return Failed(NoVerdict(f"interceptor {self.name} returned {type(verdict).__name__}, no verdict"))
 
-    def tell(self, message: Message, outcome: Outcome, now_s: float, started_s: float) -> None:
+    def observe(self, message: Message, outcome: Outcome, now_s: float, started_s: float) -> None:
         try:
             self.after(message, outcome, now_s - started_s)
         except Exception:  # rule 5
-            if now_s >= self.told_s + TELL_EVERY_S:
+            if now_s >= self.told_s + LOG_INTERVAL_S:
                 self.told_s = now_s
                 log.exception("interceptor %s failed after a message; its verdict stands", self.name)
 
 
-class Chain:
+class HandlerChain:
     """Interceptors in a row, around handlers."""
 
     __slots__ = ("_afters", "_links")
@@ -146,7 +146,7 @@ class Chain:
             TypeError: it is none; see the module.
         """
         self._links.append(_Link(interceptor))
-        self._afters = _told(self._links)
+        self._afters = _observers(self._links)
 
     def around(self, handler: Any, *, batch: bool) -> Any:
         """The handler, of a message or of a list of them, as it is without interceptors."""
@@ -230,15 +230,15 @@ class Chain:
         """None: to the handler with it."""
         for index, link in enumerate(self._links):
             if link.before is not None and (ended := link.judge(message)) is not None:
-                self._tell(_told(self._links[: index + 1]), message, ended, started_s)
+                self._notify(_observers(self._links[: index + 1]), message, ended, started_s)
                 return ended
         return None
 
     def _after(self, message: Message, outcome: Verdict | Failed | BaseException, started_s: float) -> None:
         if self._afters:
-            self._tell(self._afters, message, outcome, started_s)
+            self._notify(self._afters, message, outcome, started_s)
 
-    def _tell(
+    def _notify(
         self,
         links: list[_Link],
         message: Message,
@@ -248,9 +248,9 @@ class Chain:
         now_s = perf_counter()
         told = outcome.error if isinstance(outcome, Failed) else ACK if outcome is None else outcome
         for link in links:
-            link.tell(message, told, now_s, started_s)
+            link.observe(message, told, now_s, started_s)
 
 
-def _told(links: list[_Link]) -> list[_Link]:
+def _observers(links: list[_Link]) -> list[_Link]:
     """Those that want to know, the last one first."""
     return [link for link in reversed(links) if link.after is not None]

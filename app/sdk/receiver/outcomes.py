@@ -12,7 +12,7 @@ MAX_AFTER_MS = (1 << 32) - 1
 MOST_OTHERS = 1_000  # in a response: with a reason of 500 characters each it has 2 MiB at most
 
 
-class Outcomes:
+class StreamOutcomes:
     """What is to be said. Acknowledgements may come in any order, one by one, and cost a list's append.
 
     Attributes:
@@ -62,7 +62,7 @@ class Outcomes:
             message=failure_text(error),
         )
 
-    def take(self, response: DeliverResponse) -> None:
+    def take_into(self, response: DeliverResponse) -> None:
         """Moves all acknowledgements into `response`, and `MOST_OTHERS` of the others; look at `count`."""
         if self._results:
             count, results = self._results.popleft()

@@ -14,11 +14,11 @@ import grpc
 from grpc import aio
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
-from app.sdk.receiver.admission import Gate, Window
-from app.sdk.receiver.interceptors import Chain, Interceptor, Outcome
+from app.sdk.receiver.admission import AdmissionWindow, TaskGate
+from app.sdk.receiver.interceptors import HandlerChain, Interceptor, Outcome
 from app.sdk.receiver.stream_service import METHOD, StreamSide
 from app.sdk.receiver.testing import TestClient
-from app.sdk.receiver.unary_service import Route, UnarySide, read_message
+from app.sdk.receiver.unary_service import HandlerRoute, UnarySide, read_message
 from app.sdk.receiver.verdicts import (
     MAX_REASON_CHARS,
     Ack,
@@ -40,7 +40,7 @@ MAX_PENDING_CALLS = 1 << 20  # gRPC's own 1,000 cancels calls of larger bursts a
 WINDOW = 10_000  # deliveries in flight on a stream: 100,000/s with a handler of 100 ms
 WINDOW_BYTES = 16 * 1024 * 1024
 MAX_TASKS = 10_000  # of asynchronous handlers of streamed messages, over all streams
-POLL_S = 0.005  # while stopping
+STOP_POLL_INTERVAL_S = 0.005  # while stopping
 SERVICE = METHOD.split("/")[1]
 
 OPTIONS: list[tuple[str, int]] = [
@@ -92,11 +92,11 @@ class Receiver:
         self.port = port
         self._max_concurrent = max_concurrent
         self._options = [*OPTIONS, *options]
-        self._routes: dict[tuple[str, str], Route] = {}  # by group and topic
-        self._chain = Chain(interceptors)
+        self._routes: dict[tuple[str, str], HandlerRoute] = {}  # by group and topic
+        self._chain = HandlerChain(interceptors)
         self._unary = UnarySide({})
-        window_limits = Window(window, window_bytes, MAX_MESSAGE_BYTES)
-        self._stream = StreamSide(self._routes, window_limits, Gate(max_tasks)) if stream else None
+        window_limits = AdmissionWindow(window, window_bytes, MAX_MESSAGE_BYTES)
+        self._stream = StreamSide(self._routes, window_limits, TaskGate(max_tasks)) if stream else None
         self._health: Any = health.aio.HealthServicer()  # type: ignore[attr-defined]
         self._server: aio.Server | None = None
 
@@ -149,7 +149,7 @@ class Receiver:
             if path in self._unary.routes or (group, topic) in self._routes:
                 raise ValueError(f"{group}/{topic} ({path}) has a handler already; {name} would replace it")
             called = self._chain.around(handler, batch=batch)
-            route = Route(handler, called, batch, tasks=inspect.iscoroutinefunction(handler))
+            route = HandlerRoute(handler, called, batch, tasks=inspect.iscoroutinefunction(handler))
             self._unary.routes[path] = self._routes[group, topic] = route
             return handler
 
@@ -181,7 +181,7 @@ class Receiver:
             self._stream.stopping.set()
         # The server itself would refuse health checks while it waits.
         while self._active() and time.monotonic() < deadline_s:  # noqa: ASYNC110 - two counts, looked at
-            await asyncio.sleep(POLL_S)
+            await asyncio.sleep(STOP_POLL_INTERVAL_S)
         await self._server.stop(max(0.0, deadline_s - time.monotonic()))
 
     def _active(self) -> int:

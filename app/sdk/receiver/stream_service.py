@@ -9,9 +9,9 @@ import grpc
 from google.protobuf.message import DecodeError
 
 from app.sdk.proto.switchyard.v1.receiver_pb2 import DeliverRequest
-from app.sdk.receiver.admission import Gate, Violation, Window
+from app.sdk.receiver.admission import AdmissionWindow, TaskGate, Violation
 from app.sdk.receiver.stream_session import EOF, Session
-from app.sdk.receiver.unary_service import Route
+from app.sdk.receiver.unary_service import HandlerRoute
 
 METHOD = "/switchyard.v1.Receiver/Deliver"
 
@@ -19,7 +19,9 @@ METHOD = "/switchyard.v1.Receiver/Deliver"
 class StreamSide:
     """Takes streams; counts those in progress."""
 
-    def __init__(self, routes: dict[tuple[str, str], Route], window: Window, gate: Gate) -> None:
+    def __init__(
+        self, routes: dict[tuple[str, str], HandlerRoute], window: AdmissionWindow, gate: TaskGate
+    ) -> None:
         self.stopping = asyncio.Event()
         self.active = 0
         self._routes = routes  # by group and topic

@@ -4,7 +4,7 @@ Rules
 1. A synchronous handler is called where the message is read: no task, no future a message. After `SLICE_S`
    the loop gets its turn, so that a slow handler holds up neither results nor health checks.
 2. An asynchronous one runs in a task (for batch handlers, with a batch), as many at once as the gate lets in.
-3. Results go out at most every `PAUSE_S`, the credit of what is done with them.
+3. Results go out at most every `WRITE_PAUSE_S`, the credit of what is done with them.
 4. Credit = what is done + the window. Of a request's bytes each of its deliveries gives back its part, so
    that one stuck message does not hold on to its neighbours' share.
 """
@@ -22,13 +22,13 @@ from google.protobuf.message import DecodeError
 from grpc import aio
 
 from app.sdk.proto.switchyard.v1.receiver_pb2 import DeliverRequest, DeliverResponse, Open
-from app.sdk.receiver.admission import SLICE_S, Gate, Violation, Window, read_batch, read_role
-from app.sdk.receiver.outcomes import Outcomes
-from app.sdk.receiver.unary_service import Route
+from app.sdk.receiver.admission import SLICE_S, AdmissionWindow, TaskGate, Violation, read_batch, read_role
+from app.sdk.receiver.outcomes import StreamOutcomes
+from app.sdk.receiver.unary_service import HandlerRoute
 from app.sdk.receiver.verdicts import Message, RegionRole, checked, spread
 
 SURELY_ASYNC = 8  # so many awaitables in a row, and none else
-PAUSE_S = 0.001
+WRITE_PAUSE_S = 0.001
 BROKEN = (aio.AioRpcError, aio.UsageError, aio.InternalError, asyncio.InvalidStateError)
 EOF: Any = aio.EOF  # type: ignore[attr-defined]
 
@@ -44,20 +44,22 @@ class _Handling(NamedTuple):
     answer: Any
 
     async def run(self) -> None:
-        """See `admission.Work`."""
+        """See `admission.PendingWork`."""
         await self.session.handle(self.start, self.end, self.share, self.argument, self.answer)
 
 
 class Session:
     """One stream."""
 
-    def __init__(self, context: Any, route: Route, opened: Open, window: Window, gate: Gate) -> None:
+    def __init__(
+        self, context: Any, route: HandlerRoute, opened: Open, window: AdmissionWindow, gate: TaskGate
+    ) -> None:
         self._context = context
         self._route = route
         self._opened = opened
         self._window = window
         self._gate = gate
-        self._outcomes = Outcomes()
+        self._outcomes = StreamOutcomes()
         self._role: RegionRole | None = None
         self._next = 0  # number of the next delivery
         self._open = 0  # deliveries that are not done
@@ -108,7 +110,7 @@ class Session:
             if request.HasField("role"):
                 self._role = read_role(request.role)
             if request.batches:
-                await self._take(request, size)
+                await self._accept(request, size)
             if request.drain:
                 return
             data = await self._context.read()
@@ -119,7 +121,7 @@ class Session:
             except DecodeError as error:
                 raise Violation(f"this is no DeliverRequest: {error}") from error
 
-    async def _take(self, request: DeliverRequest, size: int) -> None:
+    async def _accept(self, request: DeliverRequest, size: int) -> None:
         count = sum(len(batch.messages) for batch in request.batches)
         if self._open + count > self._window.deliveries:
             raise Violation(f"{count} deliveries sent beyond the credit")
@@ -266,9 +268,9 @@ class Session:
                 await self._wake.wait()
                 self._wake.clear()
                 response = DeliverResponse()
-                self._outcomes.take(response)
+                self._outcomes.take_into(response)
                 self._credit(response)
                 await self._context.write(response.SerializeToString())
                 if self._outcomes.count:
                     self._wake.set()
-                await asyncio.sleep(PAUSE_S)
+                await asyncio.sleep(WRITE_PAUSE_S)

@@ -32,7 +32,7 @@ VALUE_NULL = "kafka-value-null"  # "true": a tombstone, whose body is empty too
 
 
 @dataclass(slots=True)
-class Route:
+class HandlerRoute:
     """A handler, and how to call it.
 
     Attributes:
@@ -65,7 +65,7 @@ class Route:
 class UnarySide:
     """Takes calls; counts those in progress, so that a receiver that stops can wait for them."""
 
-    def __init__(self, routes: dict[str, Route]) -> None:
+    def __init__(self, routes: dict[str, HandlerRoute]) -> None:
         self.routes = routes  # by gRPC method
         self.stopping = False
         self.active = 0
@@ -79,7 +79,7 @@ class UnarySide:
             found = self._handlers[method] = grpc.unary_unary_rpc_method_handler(behaviour)
         return found
 
-    def _behaviour(self, route: Route) -> Any:
+    def _behaviour(self, route: HandlerRoute) -> Any:
         async def behave(value: bytes, context: Any) -> bytes:
             if self.stopping:
                 await context.abort(grpc.StatusCode.UNAVAILABLE, "the receiver is shutting down")
@@ -92,7 +92,7 @@ class UnarySide:
         return behave
 
 
-async def _answer(route: Route, value: bytes, context: Any) -> bytes:
+async def _answer(route: HandlerRoute, value: bytes, context: Any) -> bytes:
     message = read_message(value, context.invocation_metadata() or ())
     try:
         verdict = await route.one(message)

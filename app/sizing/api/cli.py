@@ -9,7 +9,7 @@ from typing import Any
 import click
 import msgspec
 
-from app.cli.client import Client, Failure, guarded, workload_path
+from app.cli.client import Client, CommandFailure, guarded, workload_path
 from app.cli.output import emit, output_option, printable, url_option
 from app.config.quantities import parse_size
 from app.kernel.durations import parse_duration
@@ -25,7 +25,7 @@ SAID_BY = {"partitions": "--per-partition", "in_flight": "--latency", "workers":
 WHAT = {"partitions": "partitions", "in_flight": "in flight", "workers": "workers"}
 
 
-class Figure(click.ParamType):
+class FigureParam(click.ParamType):
     """A number that `parse` reads from text, with the words of its error."""
 
     def __init__(self, name: str, parse: Callable[[str], float]) -> None:
@@ -51,8 +51,8 @@ def _number(text: str) -> float:
     return number
 
 
-NUMBER, DURATION = Figure("NUMBER", _number), Figure("DURATION", parse_duration)
-SIZE = Figure("SIZE", parse_size)
+NUMBER, DURATION = FigureParam("NUMBER", _number), FigureParam("DURATION", parse_duration)
+SIZE = FigureParam("SIZE", parse_size)
 
 
 @click.group()
@@ -103,7 +103,7 @@ def recommend_command(name: str | None, check: bool, url: str | None, output: st
             f"{_named(fleet)}: {fleet['workers']['now']} of {fleet['workers']['value']} workers"
             for fleet in short
         )
-        raise Failure(printable(f"too few workers: {told}"), EXIT_CAPACITY)
+        raise CommandFailure(printable(f"too few workers: {told}"), EXIT_CAPACITY)
 
 
 @size.command("what-if")

@@ -45,7 +45,7 @@ from app.sizing.recommendation import (
 )
 from app.web.http.responses import json_response, paged
 from app.web.http.route_docs import PAGE, described
-from app.worker.api.overview import ASLEEP, Jobs, lag_messages
+from app.worker.api.overview import ASLEEP, JobsOverview, lag_messages
 
 if TYPE_CHECKING:
     from app.web.console.api import Api
@@ -133,10 +133,12 @@ class Sizes(TypedDict):
     next: str | None
 
 
-class Sizing:
+class SizeView:
     """Sizes as of one moment; `workload` gives definitions."""
 
-    def __init__(self, jobs: Jobs, workload: Callable[[str], Workload | None], forecasts: Forecasts) -> None:
+    def __init__(
+        self, jobs: JobsOverview, workload: Callable[[str], Workload | None], forecasts: Forecasts
+    ) -> None:
         self._jobs = jobs
         self._forecasts = forecasts
         self._now_ms = now_ms()
@@ -286,7 +288,7 @@ class SizingRoutes:
         """How many workers each fleet should have, and every workload's recommended size, with reasons."""
         jobs = self._seen()
         forecasts = self._api.runtime.forecasts
-        sizing = Sizing(jobs, self._api.runtime.catalog.workload, forecasts)
+        sizing = SizeView(jobs, self._api.runtime.catalog.workload, forecasts)
         page = paged(sizing.keys, request)
         puts = jobs.state.workloads
         page["items"] = [msgspec.to_builtins(sizing.workload(puts[key])) for key in page["items"]]
@@ -303,14 +305,14 @@ class SizingRoutes:
         """One workload's recommended partitions, messages in flight and workers, each with its reason."""
         key, jobs = self._api.workload_of(request).key, self._seen()
         runtime = self._api.runtime
-        size = Sizing(jobs, runtime.catalog.workload, runtime.forecasts).workload(jobs.state.workloads[key])
+        size = SizeView(jobs, runtime.catalog.workload, runtime.forecasts).workload(jobs.state.workloads[key])
         return json_response(msgspec.to_builtins(size))
 
-    def _seen(self) -> Jobs:
+    def _seen(self) -> JobsOverview:
         runtime = self._api.runtime
         live = runtime.members.live(time.monotonic())
         returned = runtime.failover.keeper.has_just_returned()
-        return Jobs(runtime.control.view, live, now_ms(), self._api.region, returned=returned)
+        return JobsOverview(runtime.control.view, live, now_ms(), self._api.region, returned=returned)
 
 
 def _recommend(

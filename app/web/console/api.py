@@ -20,7 +20,7 @@ from app.controllog.events import WorkloadPut
 from app.definitions.registry import json_schema
 from app.dispatch.api import dlq_view, schemas_dlq
 from app.dispatch.api.rest import WorkloadRoutes
-from app.dispatch.api.rest_dlq import LETTERS, DlqTools, query_of, told
+from app.dispatch.api.rest_dlq import LETTERS, DlqTools, dlq_errors_as_problems, query_of
 from app.dispatch.api.rest_move import MoveRoutes
 from app.dispatch.definition import Workload
 from app.failover.api.rest import FailoverRoutes
@@ -35,21 +35,21 @@ from app.sizing.api.rest import SizingRoutes
 from app.web.console.metrics import exposition
 from app.web.console.rest_report import ReportRoutes
 from app.web.http import schemas
-from app.web.http.forwarding import HOP, LOOK_S, hand_over
+from app.web.http.forwarding import FORWARDED_READ_TIMEOUT_S, HOP_HEADER, hand_over
 from app.web.http.openapi import openapi
 from app.web.http.responses import ApiError, is_number, json_response, number, paged
-from app.web.http.route_docs import JSON, PAGE, TEXT, TIER, Answer, Page, Param, described, whole
+from app.web.http.route_docs import JSON, PAGE, TEXT, TIER, AnswerDoc, Page, Param, described, whole
 from app.worker.api import overview
 from app.worker.api.rest import OperatorRoutes
-from app.worker.runtime.operators import Operators
+from app.worker.runtime.operators import OperatorActions
 from app.worker.runtime.service import Runtime
 
 MAX_RANGES = 2_000
-EVENTS_S = 1.0
-PATIENCE_S = 10.0
+EVENTS_INTERVAL_S = 1.0
+EVENT_STREAM_TIMEOUT_S = 10.0
 MAX_STREAMS = 64
 CURSOR = {"type": "string", "pattern": "^([0-9]{1,18}:[0-9]{1,18}(,[0-9]{1,18}:[0-9]{1,18})*)?$"}
-READY = {503: Answer({JSON: schemas.Ready, "application/problem+json": schemas.Problem}, "not ready")}
+READY = {503: AnswerDoc({JSON: schemas.Ready, "application/problem+json": schemas.Problem}, "not ready")}
 
 
 class Api:
@@ -74,10 +74,10 @@ class Api:
         return runtime
 
     @property
-    def operators(self) -> Operators:
+    def operators(self) -> OperatorActions:
         """What people do to jobs. Raises as `runtime`."""
         runtime = self.runtime
-        return Operators(runtime.jobs, runtime.control)
+        return OperatorActions(runtime.jobs, runtime.control)
 
     def beats(self) -> dict[str, Heartbeat]:
         """The last word of every worker that lives."""
@@ -110,7 +110,7 @@ class Api:
             *FailoverRunRoutes(self).routes(),
             web.get(workload + "/partitions/{partition}/tracker", self.get_tracker),
             web.get(dlq_path, self.get_dlq),
-            web.get(dlq_path + "/messages", told(self.get_dlq_messages)),
+            web.get(dlq_path + "/messages", dlq_errors_as_problems(self.get_dlq_messages)),
             *self.dlq_tools.routes(),
             *OperatorRoutes(self).routes(),
             *MoveRoutes(self).routes(),
@@ -142,7 +142,7 @@ class Api:
         }
         return json_response({"status": "ready" if ok else "not ready", **detail}, 200 if ok else 503)
 
-    @described(answers={200: Answer({"text/plain": TEXT}, "Prometheus' text")}, problems=(503,))
+    @described(answers={200: AnswerDoc({"text/plain": TEXT}, "Prometheus' text")}, problems=(503,))
     async def metrics(self, _: web.Request) -> web.Response:
         """Prometheus' text."""
         body, content_type = exposition(self.runtime)
@@ -161,7 +161,7 @@ class Api:
     def _shared_overview(self) -> bytes:
         """The overview as JSON, made about once a second however many pages are open."""
         now_s = time.monotonic()
-        if now_s - self._snapshot[0] > EVENTS_S / 2:
+        if now_s - self._snapshot[0] > EVENTS_INTERVAL_S / 2:
             self._snapshot = (now_s, orjson.dumps(self._overview()))
         return self._snapshot[1]
 
@@ -170,7 +170,7 @@ class Api:
         """Everything the first page shows: workers, workloads, totals, the last incidents."""
         return json_response(self._overview())
 
-    @described(answers={200: Answer({"text/event-stream": TEXT}, "one `data:` a second, an Overview")})
+    @described(answers={200: AnswerDoc({"text/event-stream": TEXT}, "one `data:` a second, an Overview")})
     async def events(self, request: web.Request) -> web.StreamResponse:
         """The overview every second, as server-sent events."""
         if self._streams >= MAX_STREAMS:
@@ -184,9 +184,10 @@ class Api:
         try:
             await answer.prepare(request)
             while not runtime.should_stop:
-                async with asyncio.timeout(PATIENCE_S):  # a page that no longer reads must not be kept
+                # a page that no longer reads must not be kept
+                async with asyncio.timeout(EVENT_STREAM_TIMEOUT_S):
                     await answer.write(b"data: " + self._shared_overview() + b"\n\n")
-                await asyncio.sleep(EVENTS_S)
+                await asyncio.sleep(EVENTS_INTERVAL_S)
         except (ConnectionResetError, TimeoutError):
             pass  # the page is gone
         finally:
@@ -282,9 +283,9 @@ class Api:
                 "finished_ranges": finished[:MAX_RANGES], "more_ranges": max(0, len(finished) - MAX_RANGES),
                 "in_flight_offsets": sorted(pump.calls)[:MAX_RANGES], "trouble": pump.trouble,
             })  # fmt: skip
-        if request.headers.get(HOP):
+        if request.headers.get(HOP_HEADER):
             raise ApiError(503, "Moving", f"{job} is on its way to {held.worker}; ask again in a moment")
-        return await hand_over(self, request, held.worker, patience_s=LOOK_S)
+        return await hand_over(self, request, held.worker, patience_s=FORWARDED_READ_TIMEOUT_S)
 
     # -- dead letters ----------------------------------------------------------------------------
 

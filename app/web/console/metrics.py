@@ -23,8 +23,8 @@ from app.kernel.clock import now_ms
 from app.kernel.job import JobId, Kind
 from app.offsets.api.metrics import of_offset_sync
 from app.replicate.view import NOTHING
-from app.sizing.api.rest import Sizing
-from app.worker.api.overview import BREAKER_ORDER, Jobs, lag_messages, lag_s
+from app.sizing.api.rest import SizeView
+from app.worker.api.overview import BREAKER_ORDER, JobsOverview, lag_messages, lag_s
 from app.worker.runtime.service import Runtime
 
 JOB = ("workload", "topic", "partition")
@@ -172,8 +172,8 @@ class _Collector:
 def _of_the_region(runtime: Runtime) -> Iterator[Metric]:
     view = runtime.control.view
     keeper, live = runtime.failover.keeper, runtime.members.live(time.monotonic())
-    jobs = Jobs(view, live, now_ms(), keeper.own, returned=keeper.has_just_returned())
-    sizing = Sizing(jobs, runtime.catalog.workload, runtime.forecasts)
+    jobs = JobsOverview(view, live, now_ms(), keeper.own, returned=keeper.has_just_returned())
+    sizing = SizeView(jobs, runtime.catalog.workload, runtime.forecasts)
     fleets = _Family("switchyard", ("group",), _FLEET_GAUGES)
     workloads = _Family("switchyard", ("workload",), _SIZE_GAUGES)
     for fleet in sizing.fleets():
@@ -212,7 +212,7 @@ def _of_vanished(runtime: Runtime) -> Iterator[Metric]:
         "1 for a topic that a definition means and that is not there any more, or may not be described",
         labels=("kind", "name", "cluster", "topic", "state"),
     )
-    for (kind, name, cluster, topic), state in runtime.catalog.vanished.of.values():
+    for (kind, name, cluster, topic), state in runtime.catalog.vanished_topics.of.values():
         gauge.add_metric((kind, name, cluster, topic, state), 1)
     yield gauge
 

@@ -19,7 +19,7 @@ from app.controllog.topics import ControlTopics
 from app.kafka.client.cluster import LATEST, ClusterClient, ClusterUnreachable
 from app.kafka.client.consumer_shutdown import stop_consumer
 from app.kafka.records.record import size_of
-from app.offsets.api.rest import told_apart
+from app.offsets.api.rest import offset_errors_as_problems
 from app.web.http.responses import ApiError, json_response
 from app.web.http.route_docs import described
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from app.web.console.api import Api
 
 MOST_BYTES = 64 * 1024 * 1024  # of a topic that holds a report; more is something else
-READ_S = 30.0
+REPORT_READ_TIMEOUT_S = 30.0
 HOW = "python -m spark report --from-store DIR --topic {topic} --bootstrap HOST:PORT"
 ROWS = {"type": "array", "items": {"type": "object"}}
 SHAPE = {
@@ -51,7 +51,7 @@ class ReportRoutes:
 
     def routes(self) -> list[web.RouteDef]:
         """Everything there is."""
-        return [web.get("/api/v1/report", told_apart(self.get_report))]
+        return [web.get("/api/v1/report", offset_errors_as_problems(self.get_report))]
 
     @described(SHAPE, problems=(409, 502))
     async def get_report(self, _: web.Request) -> web.Response:
@@ -96,7 +96,7 @@ async def _values(client: ClusterClient, topic: str, end: int) -> dict[bytes, by
         at = TopicPartition(topic, 0)
         consumer.assign([at])
         await consumer.seek_to_beginning(at)
-        async with asyncio.timeout(READ_S):
+        async with asyncio.timeout(REPORT_READ_TIMEOUT_S):
             while await consumer.position(at) < end:
                 for record in (await consumer.getmany(at, timeout_ms=200)).get(at, ()):
                     nbytes += size_of(record)

@@ -10,10 +10,10 @@ from aiohttp import web
 from app.config.web_address import Web
 from app.web.console.api import Api
 from app.web.console.pages import Pages
-from app.web.http.access import Access
+from app.web.http.access import AccessControl
 from app.web.http.openapi import openapi
 from app.web.http.responses import MAX_BODY_BYTES, add_security_headers, guard
-from app.worker.members.peer_requests import BY
+from app.worker.members.peer_requests import WORKER_HEADER
 from app.worker.runtime.service import Runtime
 
 
@@ -24,7 +24,7 @@ def options(settings: Web, runtime: Callable[[], Runtime | None]) -> dict[str, A
         made = runtime()
         return "" if made is None else made.worker
 
-    return {"middlewares": [guard(Access(settings, worker).check)], "client_max_size": MAX_BODY_BYTES}
+    return {"middlewares": [guard(AccessControl(settings, worker).check)], "client_max_size": MAX_BODY_BYTES}
 
 
 def install(web_app: Any, runtime: Callable[[], Runtime | None], region: str) -> None:
@@ -32,7 +32,7 @@ def install(web_app: Any, runtime: Callable[[], Runtime | None], region: str) ->
 
     async def name_worker(_: web.Request, answer: web.StreamResponse) -> None:
         if (made := runtime()) is not None:
-            answer.headers[BY] = made.worker
+            answer.headers[WORKER_HEADER] = made.worker
 
     web_app.on_response_prepare.extend([add_security_headers, name_worker])
     api = Api(runtime, region)

@@ -17,14 +17,14 @@ from aiohttp import web
 
 from app.config.web_address import EVERYWHERE, Web, normal_origin
 from app.web.http.responses import ApiError
-from app.worker.members.peer_requests import FOR
+from app.worker.members.peer_requests import INTENDED_WORKER_HEADER
 
 SAFE_METHODS = {"GET", "HEAD", "OPTIONS"}
 OWN_SITE = {"same-origin", "none"}  # none: typed in, or a bookmark; same-site may be another port
 PROBES = "/health/"  # orchestrators ask by any name; the answers hold nothing but the worker's name and state
 
 
-class Access:
+class AccessControl:
     """`worker` gives this worker's id, "" as long as it has none."""
 
     def __init__(self, settings: Web, worker: Callable[[], str]) -> None:
@@ -45,7 +45,7 @@ class Access:
                 "this server does not answer for that Host; use its own address, or name the proxy's in "
                 "web.public: [https://...]",
             )  # fmt: skip
-        meant, worker = request.headers.get(FOR, ""), self.worker()
+        meant, worker = request.headers.get(INTENDED_WORKER_HEADER, ""), self.worker()
         if meant and worker and meant != worker:
             detail = f"this is {worker}, not {meant[:200]}; correct web.advertise on that worker's host"
             raise ApiError(421, "Another worker", detail)

@@ -16,7 +16,7 @@ from aiohttp import web
 
 from app.kernel.csv_cells import text_cell
 from app.web.http.responses import ApiError, json_response, paged
-from app.web.http.route_docs import JSON, TEXT, Answer, Param
+from app.web.http.route_docs import JSON, TEXT, AnswerDoc, Param
 
 CSV, NDJSON = "text/csv", "application/x-ndjson"
 KINDS = {"json": JSON, "csv": CSV, "ndjson": NDJSON}
@@ -25,12 +25,12 @@ FORMAT = Param(
     "json: pages; csv or ndjson: all rows, without limit and cursor. Without it, as Accept says",
 )  # fmt: skip
 ROWS_A_PIECE = 500
-PATIENCE_S = 30.0  # a reader that takes nothing for so long is gone
+EXPORT_READER_TIMEOUT_S = 30.0  # a reader that takes nothing for so long is gone
 
 
-def listing(shape: Any) -> dict[int, Answer]:
+def listing(shape: Any) -> dict[int, AnswerDoc]:
     """What a route that is `listed` answers; of this shape as JSON."""
-    return {200: Answer({JSON: shape, CSV: TEXT, NDJSON: TEXT})}
+    return {200: AnswerDoc({JSON: shape, CSV: TEXT, NDJSON: TEXT})}
 
 
 def format_of(request: web.Request) -> str:
@@ -81,7 +81,7 @@ async def listed(
             else:
                 text = b"".join(orjson.dumps(row) + b"\n" for row in piece)
             await write(answer, text)
-        async with asyncio.timeout(PATIENCE_S):
+        async with asyncio.timeout(EXPORT_READER_TIMEOUT_S):
             await answer.write_eof()
     except (ConnectionResetError, TimeoutError):  # nobody reads any more: what was sent must not look whole
         if request.transport is not None:
@@ -91,7 +91,7 @@ async def listed(
 
 async def write(answer: web.StreamResponse, data: bytes) -> None:
     """Raises TimeoutError: nobody reads."""
-    async with asyncio.timeout(PATIENCE_S):
+    async with asyncio.timeout(EXPORT_READER_TIMEOUT_S):
         await answer.write(data)
 
 

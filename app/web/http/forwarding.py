@@ -14,9 +14,10 @@ from app.worker.members.peer_requests import PeerUnreachable, ask_peer
 if TYPE_CHECKING:
     from app.web.console.api import Api
 
-HOP = "X-Switchyard-Hop"
-HOP_S = 12.0  # an owner's reset, the longest, takes no longer than its drain and what follows it
-LOOK_S = 5.0  # what changes nothing
+HOP_HEADER = "X-Switchyard-Hop"
+# an owner's reset, the longest, takes no longer than its drain and what follows it
+FORWARDED_CHANGE_TIMEOUT_S = 12.0
+FORWARDED_READ_TIMEOUT_S = 5.0  # what changes nothing
 
 
 async def ask_worker(
@@ -24,7 +25,7 @@ async def ask_worker(
     request: web.Request,
     worker: str,
     body: Any = None,
-    patience_s: float = HOP_S,
+    patience_s: float = FORWARDED_CHANGE_TIMEOUT_S,
     path: str = "",
     method: str = "",
 ) -> tuple[int, bytes]:
@@ -37,7 +38,7 @@ async def ask_worker(
     beat = api.beats().get(worker)
     if beat is None:
         raise ApiError(503, "Worker away", f"{worker} is asked for it but is not heard; ask again in seconds")
-    headers = {HOP: "1", "X-Switchyard-Actor": actor_of(request)}
+    headers = {HOP_HEADER: "1", "X-Switchyard-Actor": actor_of(request)}
     if body is not None:
         headers["Content-Type"] = "application/json"
     data = None if body is None else orjson.dumps(body)
@@ -52,7 +53,11 @@ async def ask_worker(
 
 
 async def hand_over(
-    api: Api, request: web.Request, worker: str, body: Any = None, patience_s: float = HOP_S
+    api: Api,
+    request: web.Request,
+    worker: str,
+    body: Any = None,
+    patience_s: float = FORWARDED_CHANGE_TIMEOUT_S,
 ) -> web.Response:
     """`worker`'s answer as ours. Raises ApiError."""
     status, content = await ask_worker(api, request, worker, body, patience_s)

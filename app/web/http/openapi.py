@@ -17,7 +17,7 @@ from aiohttp import web
 from pydantic import BaseModel
 
 from app.web.http import schemas as http_schemas
-from app.web.http.route_docs import TEXT, Answer, Described, Param, described_of, whole
+from app.web.http.route_docs import TEXT, AnswerDoc, Param, RouteDoc, described_of, whole
 
 API = "/api/v1/"
 REFERENCE = "#/components/schemas/{}"
@@ -59,7 +59,7 @@ HEADERS = {
 
 def openapi(routes: Iterable[web.RouteDef]) -> dict[str, Any]:
     """OpenAPI 3.1 of `routes`; summaries are the first lines of the handlers' docstrings."""
-    listed = [(route, described_of(route.handler) or Described({})) for route in routes]
+    listed = [(route, described_of(route.handler) or RouteDoc({})) for route in routes]
     schemas = _Schemas()
     for _, said in listed:
         schemas.add(said.body, *(s for answer in said.answers.values() for s in answer.content.values()))
@@ -127,7 +127,7 @@ def _path(route: web.RouteDef) -> str:
     return re.sub(r"\{(\w+):[^}]*\}", r"{\1}", route.path)
 
 
-def _operation(route: web.RouteDef, said: Described, schemas: _Schemas) -> dict[str, Any]:
+def _operation(route: web.RouteDef, said: RouteDoc, schemas: _Schemas) -> dict[str, Any]:
     summary, _, rest = inspect.cleandoc(route.handler.__doc__ or "").partition("\n")
     inside = [PATH[part[1:-1]] for part in _path(route).split("/") if part[:1] == "{"]
     given = (("path", inside), ("query", said.query), ("header", said.headers))
@@ -151,7 +151,7 @@ def _parameter(param: Param, place: str) -> dict[str, Any]:
     return found | ({"required": True} if place == "path" else {})
 
 
-def _responses(route: web.RouteDef, said: Described, schemas: _Schemas) -> dict[str, Any]:
+def _responses(route: web.RouteDef, said: RouteDoc, schemas: _Schemas) -> dict[str, Any]:
     found = {str(status): _answer(answer, schemas) for status, answer in said.answers.items()}
     for status in _problems(route, said) - said.answers.keys():
         content = {"application/problem+json": {"schema": {"$ref": REFERENCE.format("Problem")}}}
@@ -159,7 +159,7 @@ def _responses(route: web.RouteDef, said: Described, schemas: _Schemas) -> dict[
     return dict(sorted(found.items()))
 
 
-def _problems(route: web.RouteDef, said: Described) -> set[int]:
+def _problems(route: web.RouteDef, said: RouteDoc) -> set[int]:
     found = {421, *said.problems}
     if route.path.startswith(API):
         found |= {400, 403}
@@ -172,7 +172,7 @@ def _problems(route: web.RouteDef, said: Described) -> set[int]:
     return found
 
 
-def _answer(answer: Answer, schemas: _Schemas) -> dict[str, Any]:
+def _answer(answer: AnswerDoc, schemas: _Schemas) -> dict[str, Any]:
     found: dict[str, Any] = {
         "description": answer.about,
         "content": {kind: {"schema": schemas.of(shape)} for kind, shape in answer.content.items()},

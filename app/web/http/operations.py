@@ -18,21 +18,21 @@ from aiohttp import web
 from app.kernel.clock import now_ms
 from app.web.http import schemas
 from app.web.http.responses import ApiError
-from app.web.http.route_docs import JSON, Answer
+from app.web.http.route_docs import JSON, AnswerDoc
 
 log = structlog.get_logger(__name__)
 
 MAX_KEPT = 200  # operations that have ended, for those who ask late
 MAX_RUNNING = 8  # they share the loop that pushes messages
 
-STARTED = {202: Answer({JSON: schemas.Operation}, "it has begun; watch it at Location", ("Location",))}
+STARTED = {202: AnswerDoc({JSON: schemas.Operation}, "it has begun; watch it at Location", ("Location",))}
 
-Tell = Callable[[dict[str, Any]], None]
-Work = Callable[[Tell], Awaitable[dict[str, Any]]]
+ReportProgress = Callable[[dict[str, Any]], None]
+Work = Callable[[ReportProgress], Awaitable[dict[str, Any]]]
 
 
 @dataclass
-class Operation:
+class TrackedOperation:
     """One piece of work. `state`: running, done, failed or canceled."""
 
     id: str
@@ -59,9 +59,9 @@ class Operations:
     """This worker's operations."""
 
     def __init__(self) -> None:
-        self._all: dict[str, Operation] = {}
+        self._all: dict[str, TrackedOperation] = {}
 
-    def start(self, operation_id: str, kind: str, subject: str, actor: str, work: Work) -> Operation:
+    def start(self, operation_id: str, kind: str, subject: str, actor: str, work: Work) -> TrackedOperation:
         """Begins `work`, which tells its progress and returns the last of it.
 
         Raises:
@@ -79,7 +79,7 @@ class Operations:
             raise ApiError(
                 503, "Busy", f"{MAX_RUNNING} operations run here; wait for one, or ask another worker"
             )
-        op = Operation(operation_id, kind, subject, actor, now_ms())
+        op = TrackedOperation(operation_id, kind, subject, actor, now_ms())
         self._all.pop(operation_id, None)  # begun again: it is the newest
         self._all[operation_id] = op
         ended = [name for name, other in self._all.items() if other.state != "running"]
@@ -88,7 +88,7 @@ class Operations:
         op.task = asyncio.get_running_loop().create_task(self._run(op, work))
         return op
 
-    async def _run(self, op: Operation, work: Work) -> None:
+    async def _run(self, op: TrackedOperation, work: Work) -> None:
         def tell(progress: dict[str, Any]) -> None:
             op.progress = progress
 
@@ -105,16 +105,16 @@ class Operations:
             op.ended_ms = now_ms()
             log.info("an operation ended", operation=op.id, state=op.state, error=op.error)
 
-    def running(self, kind: str, subject: str) -> Operation | None:
+    def running(self, kind: str, subject: str) -> TrackedOperation | None:
         """The same work, if it is under way here."""
         of = (op for op in self._all.values() if op.state == "running")
         return next((op for op in of if (op.kind, op.subject) == (kind, subject)), None)
 
-    def get(self, operation_id: str) -> Operation | None:
+    def get(self, operation_id: str) -> TrackedOperation | None:
         """The operation, if it is (or was) here."""
         return self._all.get(operation_id)
 
-    async def cancel(self, op: Operation) -> None:
+    async def cancel(self, op: TrackedOperation) -> None:
         """Ends it, and waits until it has ended."""
         if op.task is not None and not op.task.done():
             op.task.cancel()

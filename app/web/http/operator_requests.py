@@ -15,18 +15,18 @@ from app.kernel.clock import now_ms
 from app.kernel.ranges import Range
 from app.web.http.request_bodies import LEAST_MS, MAX_REASON_CHARS, MOST_MS, fields
 from app.web.http.responses import is_number
-from app.worker.jobs.operator_acts import Ended, Move, checked, count
+from app.worker.jobs.operator_acts import EndedOffsets, PositionMove, checked, count
 
 ENDS = {"earliest": EARLIEST, "latest": LATEST}
 
 
-def move_told(partition: int, move: Move) -> dict[str, Any]:
+def reset_fields(partition: int, move: PositionMove) -> dict[str, Any]:
     """One partition's reset."""
     return {"partition": partition, "from": move.start, "to": move.to, "skipped": move.skipped,
             "again": move.again, "note": move.note}  # fmt: skip
 
 
-def ended_told(ended: Ended) -> dict[str, Any]:
+def ended_fields(ended: EndedOffsets) -> dict[str, Any]:
     """What became of single offsets."""
     counts = {"ended": count(ended.ended), "pending": count(ended.pending)}
     counts["refused"] = sum(count(spans) for spans in ended.refused.values())

@@ -12,7 +12,7 @@ import structlog
 from aiohttp import web
 from aiokafka.errors import KafkaError
 
-from app.config.problems import InvalidConfiguration, Problem
+from app.config.problems import ConfigProblem, InvalidConfiguration
 from app.kafka.client.cluster import ClusterUnreachable
 from app.web.http.route_docs import DEFAULT_LIMIT, MAX_LIMIT, described_of
 
@@ -41,7 +41,7 @@ class ApiError(Exception):
         title: str,
         detail: str,
         *,
-        problems: Sequence[Problem] = (),
+        problems: Sequence[ConfigProblem] = (),
         headers: Mapping[str, str] | None = None,
     ) -> None:
         super().__init__(detail)

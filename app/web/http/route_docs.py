@@ -35,7 +35,7 @@ class Param:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class AnswerDoc:
     """An answer that is no problem: its shape (a type, one of several, or a JSON Schema) by content type,
     and headers."""
 
@@ -45,11 +45,11 @@ class Answer:
 
 
 @dataclass(frozen=True, slots=True)
-class Described:
+class RouteDoc:
     """See the module. `body` is a type; `kinds` are the content types it may have. `problems` are those
     statuses that are this route's own (`openapi` adds what every route of its kind has)."""
 
-    answers: Mapping[int, Answer]
+    answers: Mapping[int, AnswerDoc]
     query: tuple[Param, ...] = ()
     headers: tuple[Param, ...] = ()
     body: Any = None
@@ -60,7 +60,7 @@ class Described:
 def described(
     shape: Any = None,
     *,
-    answers: Mapping[int, Answer] | None = None,
+    answers: Mapping[int, AnswerDoc] | None = None,
     query: Iterable[Param] = (),
     headers: Iterable[Param] = (),
     body: Any = None,
@@ -68,8 +68,8 @@ def described(
     problems: Iterable[int] = (),
 ) -> Callable[[H], H]:
     """Says of a handler what it answers: 200 with `shape` as JSON, and, or else, `answers`."""
-    told = {} if shape is None else {200: Answer({JSON: shape})}
-    found = Described(
+    told = {} if shape is None else {200: AnswerDoc({JSON: shape})}
+    found = RouteDoc(
         {**told, **(answers or {})}, tuple(query), tuple(headers), body, tuple(kinds), frozenset(problems)
     )
 
@@ -80,10 +80,10 @@ def described(
     return mark
 
 
-def described_of(handler: Any) -> Described | None:
+def described_of(handler: Any) -> RouteDoc | None:
     """What was said of it, if anything was."""
     found = getattr(handler, "described", None)
-    return found if isinstance(found, Described) else None
+    return found if isinstance(found, RouteDoc) else None
 
 
 def whole(least: int, most: int, default: int | None = None) -> dict[str, Any]:

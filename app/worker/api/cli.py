@@ -14,7 +14,7 @@ from app.cli.client import (
     EXIT_PRECONDITION,
     EXIT_USAGE,
     Client,
-    Failure,
+    CommandFailure,
     guarded,
     workload_path,
 )
@@ -153,7 +153,9 @@ def reset_as_shown(
     emit(told["partitions"], [*columns, "done", *why], output, whole=told)
     click.echo(f"{told['done']} of {len(rows)} partitions were reset", err=True)
     if not told["done"]:
-        raise Failure("nothing was reset; the column why says what stood in the way", EXIT_PRECONDITION)
+        raise CommandFailure(
+            "nothing was reset; the column why says what stood in the way", EXIT_PRECONDITION
+        )
     if told["done"] < len(rows):
         raise SystemExit(EXIT_PARTIAL)
 
@@ -162,13 +164,15 @@ def _wanted(
     to: str | None, at: str | None, offsets: tuple[str, ...], partition: tuple[int, ...]
 ) -> dict[str, Any]:
     if sum(map(bool, (to, at, offsets))) != 1 or (offsets and partition):
-        raise Failure("say where to, once: --to, --at (both with --partition) or --offset", EXIT_USAGE)
+        raise CommandFailure("say where to, once: --to, --at (both with --partition) or --offset", EXIT_USAGE)
     if not offsets:
         return {"partitions": list(partition), **({"to": to} if to else {"at": at})}
     found: dict[str, int] = {}
     for text in offsets:
         if (match := re.fullmatch(r"([0-9]{1,9}):([0-9]{1,18})", text)) is None or match[1] in found:
-            raise Failure(f"--offset {text!r}: write P:OFFSET, as in 0:1042, once a partition", EXIT_USAGE)
+            raise CommandFailure(
+                f"--offset {text!r}: write P:OFFSET, as in 0:1042, once a partition", EXIT_USAGE
+            )
         found[match[1]] = int(match[2])
     return {"offsets": found}
 
@@ -228,7 +232,7 @@ def _end(
         return
     if not foreseen["ended"]:
         _emit_ended(foreseen, output)
-        raise Failure(f"nothing to {verb}", EXIT_PRECONDITION)
+        raise CommandFailure(f"nothing to {verb}", EXIT_PRECONDITION)
     confirm(f"{verb.capitalize()} {many}?", yes)
     told = client.ask("POST", path, {**body, "execute": True})
     _emit_ended(told, output)
@@ -241,7 +245,7 @@ def _ranges(texts: tuple[str, ...]) -> list[list[int]]:
     for text in texts:
         match = re.fullmatch(r"([0-9]{1,18})(?:-([0-9]{1,18}))?", text)
         if match is None:
-            raise Failure(f"{text[:40]!r}: write 1042, or 1042-1100 for [1042, 1100)", EXIT_USAGE)
+            raise CommandFailure(f"{text[:40]!r}: write 1042, or 1042-1100 for [1042, 1100)", EXIT_USAGE)
         found.append([int(match[1]), int(match[2]) if match[2] else int(match[1]) + 1])
     return found
 

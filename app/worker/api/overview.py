@@ -2,8 +2,8 @@
 
 Rules
 1. Unknown stays unknown (None), it never becomes 0: a lag that nobody has measured is not a lag of none.
-2. Everything is read once, into `Jobs`: what it costs grows with the jobs, not with workloads times jobs,
-   because it is computed in the loop that also pushes messages and renews the lease.
+2. Everything is read once, into `JobsOverview`: what it costs grows with the jobs, not with workloads times
+   jobs, because it is computed in the loop that also pushes messages and renews the lease.
 3. A status counts only from the worker that the control log names as the owner, under its epoch.
 4. A workload sleeps when the log says of all its jobs that they were let go for it, or when it may sleep and
    had none yet: it waits for nothing, and what is not known of it makes no sum over the region unknown. So it
@@ -18,22 +18,22 @@ from typing import Any
 import msgspec
 from pydantic import ValidationError
 
-from app.controllog.codec import Heartbeat, Incident, JobStatus, WorkloadStatus
+from app.controllog.codec import Heartbeat, IncidentRecord, JobStatus, WorkloadStatus
 from app.controllog.events import ALL, Assignment, RoutePut, WorkloadPut
 from app.controllog.state import ControlState
 from app.dispatch.definition import Workload
-from app.dispatch.model.throughput_diagnosis import Bound, Pace, hibernated, passive
-from app.dispatch.view import Told, WorkloadFlow, slowest, workload_flow
-from app.failover.view import passive_why, role_told
+from app.dispatch.model.throughput_diagnosis import ThroughputBound, ThroughputDiagnosis, hibernated, passive
+from app.dispatch.view import WorkerStatus, WorkloadFlow, slowest, workload_flow
+from app.failover.view import passive_why, role_fields
 from app.kernel.job import JobId
 from app.placement.model.plan import HIBERNATED, topic_of
 from app.placement.model.round import is_gone
-from app.replicate.view import copying_sums, copying_told
+from app.replicate.view import copying_fields, copying_sums
 
 ASLEEP = "hibernated"  # the state of a sleeping workload's jobs
-RESTING = {Bound.HIBERNATED, Bound.PASSIVE}
+RESTING = {ThroughputBound.HIBERNATED, ThroughputBound.PASSIVE}
 BREAKER_ORDER = {"closed": 0, "half-open": 1, "open": 2}
-MAX_TROUBLES = 5  # of a workload, in one line of a table
+MAX_SHOWN_TROUBLES = 5  # of a workload, in one line of a table
 
 
 def lag_messages(status: JobStatus) -> int | None:
@@ -102,7 +102,7 @@ def _sum(values: Iterable[float | int | None]) -> Any:
     )
 
 
-class Jobs:
+class JobsOverview:
     """Every job's owner and status, by workload; see rule 2.
 
     Attributes: `live` (worker -> its heartbeat), `state` (the control log's fold), `now_ms`, `region` (this
@@ -177,10 +177,10 @@ class Jobs:
         for status in sorted(self.statuses(key), key=lambda status: JobId.parse(status.job)):
             held, wish = self.state.assignments[status.job], self.state.wishes.get(status.job)
             told = partition(status, held.worker, held, self.now_ms, wish.worker if wish else None)
-            shown.append(told | copying_told(status) if key in self.state.routes else told)
+            shown.append(told | copying_fields(status) if key in self.state.routes else told)
         return shown
 
-    def _told_by(self, key: str, jobs: Sequence[JobStatus]) -> list[Told]:
+    def _reported_by(self, key: str, jobs: Sequence[JobStatus]) -> list[WorkerStatus]:
         """What each worker says of the workload and of those of its jobs that it owns."""
         owned: dict[str, list[JobStatus]] = {}
         for job in jobs:
@@ -191,7 +191,7 @@ class Jobs:
     def flow(self, put: WorkloadPut) -> WorkloadFlow:
         """Why a workload does not go faster, with all the numbers."""
         jobs = self.statuses(put.key)
-        told = self._told_by(put.key, jobs)
+        told = self._reported_by(put.key, jobs)
         flow = workload_flow(put.definition, told, _without_owner(jobs), len(jobs), self.now_ms)
         if (rests := self._rests(put, jobs)) is None:
             return flow
@@ -210,15 +210,15 @@ class Jobs:
         return passive_why(self._role(put), self.region) if self.region else ""
 
     def _role(self, put: WorkloadPut) -> dict[str, Any] | None:
-        return role_told(self.state, put, self.region, returned=self.returned)
+        return role_fields(self.state, put, self.region, returned=self.returned)
 
-    def _rests(self, put: WorkloadPut, jobs: Sequence[JobStatus]) -> Pace | None:
+    def _rests(self, put: WorkloadPut, jobs: Sequence[JobStatus]) -> ThroughputDiagnosis | None:
         """Rule 4."""
         if not jobs and (why := self._passive_why(put)):
             return passive(why)
         return self._sleeps(put, jobs)
 
-    def _sleeps(self, put: WorkloadPut, jobs: Sequence[JobStatus]) -> Pace | None:
+    def _sleeps(self, put: WorkloadPut, jobs: Sequence[JobStatus]) -> ThroughputDiagnosis | None:
         if any(job.state != ASLEEP for job in jobs):
             return None
         if jobs:
@@ -235,7 +235,7 @@ class Jobs:
         receivers = [receiver for _, receiver in self._receivers.get(put.key, ())]
         sleeps, rests = self._sleeps(put, jobs), self._rests(put, jobs)
         waiting = 0 if rests else _without_owner(jobs)
-        pace, _ = slowest(self._told_by(put.key, jobs), waiting, len(jobs), self.now_ms)
+        pace, _ = slowest(self._reported_by(put.key, jobs), waiting, len(jobs), self.now_ms)
         pace = rests or pace
         metadata = put.definition.get("metadata", {})
         ages = [lag_s(job, self.now_ms) for job in jobs]
@@ -308,8 +308,8 @@ def _workload_of(job: str) -> str:
 def _troubles(jobs: Iterable[JobStatus]) -> list[str]:
     """Each trouble once, and only the first few: a thousand partitions of one dead broker are one trouble."""
     found = sorted({job.trouble for job in jobs if job.trouble})
-    more = len(found) - MAX_TROUBLES
-    return found[:MAX_TROUBLES] + ([f"and {more} more"] if more > 0 else [])
+    more = len(found) - MAX_SHOWN_TROUBLES
+    return found[:MAX_SHOWN_TROUBLES] + ([f"and {more} more"] if more > 0 else [])
 
 
 def _greatest(values: Sequence[float | None]) -> float | None:
@@ -355,14 +355,14 @@ def overview(
     state: ControlState,
     heard: Mapping[str, tuple[float, Heartbeat]],
     live: Mapping[str, Heartbeat],
-    incidents: Sequence[Incident],
+    incidents: Sequence[IncidentRecord],
     now_ms: int,
     now_s: float,
     *,
     returned: bool = False,
 ) -> dict[str, Any]:
     """Everything the first page shows."""
-    jobs = Jobs(state, live, now_ms, region, returned=returned)
+    jobs = JobsOverview(state, live, now_ms, region, returned=returned)
     listed = [jobs.workload(put) for _, put in sorted(state.workloads.items())]
     routes = [jobs.route(put) for _, put in sorted(state.routes.items())]
     awake = [shown for shown in listed if shown["bound"] not in RESTING]
@@ -387,7 +387,7 @@ def overview(
     }
 
 
-def incident(told: Incident) -> dict[str, Any]:
+def incident(told: IncidentRecord) -> dict[str, Any]:
     """An incident as JSON."""
     return {
         "at_ms": told.at_ms,

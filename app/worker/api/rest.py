@@ -19,28 +19,28 @@ from app.dispatch.definition import Workload
 from app.dispatch.dlq.query import BadQuery
 from app.kernel.job import JobId, Kind
 from app.web.http import request_bodies, schemas
-from app.web.http.forwarding import HOP, ask_worker, hand_over
+from app.web.http.forwarding import HOP_HEADER, ask_worker, hand_over
 from app.web.http.operator_requests import (
     actor_of,
     end_of,
-    ended_told,
+    ended_fields,
     flag_of,
-    move_told,
     offsets_of,
     partitions_of,
     ranges_of,
     read_body,
     reason_of,
+    reset_fields,
 )
 from app.web.http.responses import ApiError, is_number, json_response
 from app.web.http.route_docs import ACTOR, TIER, described
-from app.worker.jobs.operator_acts import Move
-from app.worker.runtime.operators import NotHere, Refused
+from app.worker.jobs.operator_acts import PositionMove
+from app.worker.runtime.operators import NotHere, OperationRefused
 
 if TYPE_CHECKING:
     from app.web.console.api import Api
 
-AT_ONCE = 16
+PARTITIONS_AT_ONCE = 16
 MAX_PARTITIONS = 256  # reset by one request; more are asked for in several
 
 Handler = Callable[[web.Request], Awaitable[web.Response]]
@@ -55,7 +55,7 @@ def acting(handler: Handler) -> Handler:
             return await handler(request)
         except NotHere as error:
             raise ApiError(503, "Not now", str(error)) from error
-        except Refused as error:
+        except OperationRefused as error:
             raise ApiError(409, "Refused", str(error)) from error
         except BadQuery as error:
             raise ApiError(400, "Bad request", str(error)) from error
@@ -146,16 +146,16 @@ class OperatorRoutes:
         workload = self._api.workload_of(request)
         body = await read_body(request, request_bodies.ResetBody)
         wanted, at_ms = self._wanted(workload, body)
-        gate = asyncio.Semaphore(AT_ONCE)
+        gate = asyncio.Semaphore(PARTITIONS_AT_ONCE)
 
-        async def foresee(partition: int) -> Move:
+        async def foresee(partition: int) -> PositionMove:
             async with gate:
                 job = _main_job(workload, partition)
                 return await self._api.operators.foresee_reset(job, wanted[partition], at_ms=at_ms)
 
         moves = dict(zip(wanted, await asyncio.gather(*map(foresee, wanted)), strict=True))
         execute = flag_of(body, "execute")
-        rows = {partition: move_told(partition, move) for partition, move in moves.items()}
+        rows = {partition: reset_fields(partition, move) for partition, move in moves.items()}
         if execute:
             for partition, row in (await self._reset_all(request, workload, moves)).items():
                 rows[partition] |= row | {"note": row.get("note") or rows[partition]["note"]}
@@ -179,7 +179,7 @@ class OperatorRoutes:
         return dict(sorted(found.items())), "at" in body
 
     async def _reset_all(
-        self, request: web.Request, workload: Workload, moves: Mapping[int, Move]
+        self, request: web.Request, workload: Workload, moves: Mapping[int, PositionMove]
     ) -> dict[int, dict[str, Any]]:
         """Every partition by its owner; what became of each."""
         runtime = self._api.runtime
@@ -187,7 +187,7 @@ class OperatorRoutes:
         here: list[int] = []
         for partition, move in moves.items():
             held = runtime.control.view.owner(move.job)
-            if held is None or held.worker == runtime.worker or request.headers.get(HOP):
+            if held is None or held.worker == runtime.worker or request.headers.get(HOP_HEADER):
                 here.append(partition)
             else:
                 elsewhere.setdefault(held.worker, {})[partition] = move.to
@@ -197,12 +197,14 @@ class OperatorRoutes:
         )
         return {row["partition"]: row for rows in results for row in rows}
 
-    async def _reset_here(self, request: web.Request, partition: int, move: Move) -> list[dict[str, Any]]:
+    async def _reset_here(
+        self, request: web.Request, partition: int, move: PositionMove
+    ) -> list[dict[str, Any]]:
         try:
             done = await self._api.operators.reset(move.job, move.to, actor_of(request))
-        except (Refused, LookupError) as error:
+        except (OperationRefused, LookupError) as error:
             return [{"partition": partition, "done": False, "why": str(error)}]
-        return [move_told(partition, done) | {"done": True}]
+        return [reset_fields(partition, done) | {"done": True}]
 
     async def _reset_there(
         self, request: web.Request, worker: str, offsets: Mapping[int, int]
@@ -239,7 +241,7 @@ class OperatorRoutes:
         held = runtime.control.view.owner(job)
         if held is None:
             raise ApiError(404, "No such partition", f"nobody owns {job}; GET the workload to see them")
-        if held.worker != runtime.worker and not request.headers.get(HOP):
+        if held.worker != runtime.worker and not request.headers.get(HOP_HEADER):
             return await hand_over(self._api, request, held.worker, body)
         operators = self._api.operators
         if not execute:
@@ -248,7 +250,7 @@ class OperatorRoutes:
             ended = await operators.skip(job, ranges, actor_of(request), reason)
         else:
             ended = await operators.stash(job, ranges, actor_of(request), reason)
-        return json_response({"job": job, "action": action, "execute": execute, **ended_told(ended)})
+        return json_response({"job": job, "action": action, "execute": execute, **ended_fields(ended)})
 
     @staticmethod
     def _job(request: web.Request, workload: Workload) -> str:

@@ -14,7 +14,7 @@ MAX_OFFSETS = 10_000  # ended at once
 
 
 @dataclass(slots=True)
-class Ended:
+class EndedOffsets:
     """What became of offsets that were to be ended.
 
     Attributes:
@@ -28,14 +28,14 @@ class Ended:
     pending: tuple[Range, ...] = ()
     refused: dict[str, tuple[Range, ...]] = field(default_factory=dict)
 
-    def told(self) -> str:
+    def describe(self) -> str:
         """For people."""
         parts = [f"{count(self.ended)} ended"] + ([f"{count(self.pending)} under way"] * bool(self.pending))
         return ", ".join(parts + [f"{count(spans)} not: {why}" for why, spans in self.refused.items()])
 
 
 @dataclass(frozen=True, slots=True)
-class Move:
+class PositionMove:
     """A reset of one partition: from its commit (None: there is none) to `to`, and what that means."""
 
     job: str
@@ -53,7 +53,7 @@ class Move:
         """Offsets that are read again."""
         return max(0, self.start - self.to) if self.start is not None else 0
 
-    def told(self) -> str:
+    def describe(self) -> str:
         """For people."""
         parts = [f"{self.start if self.start is not None else 'no commit'} -> {self.to}"]
         parts += [f"{self.skipped} skipped"] * bool(self.skipped) + [f"{self.again} again"] * bool(self.again)

@@ -9,15 +9,15 @@ from typing import Any, Protocol
 
 from app.controllog.codec import JobStatus
 from app.kafka.data_clusters import DataCluster
-from app.kafka.fetch.deliveries import Fetched, Gap
+from app.kafka.fetch.deliveries import FetchedBatches, LogGap
 from app.kafka.fetch.shared_read_service import Counts, HeadsOf
 from app.kafka.records.header_arrays import heads_of
 from app.kernel.job import JobId
 from app.kernel.ranges import Snapshot
-from app.worker.jobs.start_position import Beginning
+from app.worker.jobs.start_position import StartPosition
 
 
-class Passing(LookupError):
+class StartPostponed(LookupError):
     """A job cannot start now, and what is in its way passes by itself, as a change of its definition does: it
     is shown, and nobody is told."""
 
@@ -70,11 +70,11 @@ class Pump(Protocol):
         """What the heartbeat says of it."""
         ...
 
-    def accept(self, fetched: Fetched) -> None:
+    def accept(self, fetched: FetchedBatches) -> None:
         """Takes what was fetched."""
         ...
 
-    def skip(self, gap: Gap) -> None:
+    def skip(self, gap: LogGap) -> None:
         """The log lost these offsets."""
         ...
 
@@ -97,7 +97,7 @@ class Pump(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Started:
+class StartedJob:
     """A job that is this worker's now, and what it flows by; its fetching `leaves_bytes` to others, and
     begins behind what was written in `last_epoch` of its leader, or before (-1: not known); at `next_offset`,
     unless that is where it has come (None). `lingers_s`: where little comes, it is
@@ -105,7 +105,7 @@ class Started:
     headers that `heads` takes of batches."""
 
     pump: Pump
-    beginning: Beginning
+    start: StartPosition
     cluster: DataCluster
     leaves_bytes: int = 0
     last_epoch: int = -1
@@ -117,14 +117,14 @@ class Started:
     @property
     def reads_from(self) -> int:
         """Where its fetching begins."""
-        return self.beginning.snapshot.base if self.next_offset is None else self.next_offset
+        return self.start.snapshot.base if self.next_offset is None else self.next_offset
 
     def fetch(self) -> None:
         """Its fetching begins."""
         job = self.pump.job
         self.cluster.fetch.add(
             (str(job), self.pump.epoch), job.topic, job.partition, self.reads_from,
-            self.beginning.log.topic_id, self.leaves_bytes, self.last_epoch, self.lingers_s, self.counts,
+            self.start.log.topic_id, self.leaves_bytes, self.last_epoch, self.lingers_s, self.counts,
             self.heads,
         )  # fmt: skip
 

@@ -10,8 +10,8 @@ Rules
    says, as often as it is tried until the table knows it; what the group committed there before does not
    count.
 4. Without any position a topic of the workload's own begins at its start, and the main topic as `start` says.
-   `latest` are the ends that were recorded when it was deployed (`Begun`): what came since is delivered, and
-   partitions that were added since begin at their start.
+   `latest` are the ends that were recorded when it was deployed (`StartRecorded`): what came since is
+   delivered, and partitions that were added since begin at their start.
 5. What readers of other regions' copies have finished (`app.dispatch.jobs.remote_progress_import`) is a fact
    about this log, too, and joined with the others, unless the topic was made anew since that was looked up.
    Where they have come is not passed over by `latest`, nor is what they may have read where that is not
@@ -23,21 +23,21 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from app.controllog.events import Begun
+from app.controllog.events import StartRecorded
 from app.dispatch.definition import Workload
 from app.kafka.client.cluster import EARLIEST
 from app.kafka.data_clusters import DataCluster
-from app.kafka.fetch.deliveries import Gap
+from app.kafka.fetch.deliveries import LogGap
 from app.kernel.fencing import LogId, TakeoverAnswer
 from app.kernel.job import JobId
 from app.kernel.ranges import CorruptSnapshot, Snapshot
-from app.offsets.sync.remote_progress import Carried
+from app.offsets.sync.remote_progress import ImportedProgress
 
-Trouble = Callable[[str, str, str, str], None]
+ReportIncident = Callable[[str, str, str, str], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Anew:
+class LineageReset:
     """A flowing job begins again at `next_offset`, in a new lineage: its log was truncated or made anew, as
     `reason` says, or (without one) an operator reset it, who needs not be told. `source_epoch`: of a replica,
     the leader epoch in which its log was truncated; None: it was not."""
@@ -50,7 +50,7 @@ class Anew:
 
 
 @dataclass(frozen=True, slots=True)
-class Beginning:
+class StartPosition:
     """`snapshot` says what is finished; `known`: the table holds exactly this already; `is_first`: nothing of
     this log was ever copied; `gap`: a route stops here, before anything else is fetched; `begun_anew`: the
     log of a replica was deleted and made anew."""
@@ -60,21 +60,21 @@ class Beginning:
     log: LogId
     known: bool
     is_first: bool = False
-    gap: Gap | None = None
+    gap: LogGap | None = None
     begun_anew: bool = False
 
 
-async def find_beginning(
+async def find_start_position(
     job: JobId,
     workload: Workload,
     cluster: DataCluster,
     answer: TakeoverAnswer,
     *,
-    begun: Begun | None,
-    anew: Anew | None,
-    tell: Trouble,
-    carried: Carried | None = None,
-) -> Beginning:
+    begun: StartRecorded | None,
+    reset: LineageReset | None,
+    report_incident: ReportIncident,
+    carried: ImportedProgress | None = None,
+) -> StartPosition:
     """See the module.
 
     Raises:
@@ -82,23 +82,23 @@ async def find_beginning(
     """
     # Read before any offset: should the topic be made anew in between, the fetch sees another id.
     present = await log_id(job, cluster)
-    if anew is not None:
-        if anew.reason:
-            _tell_anew(job, anew.reason, answer.log, present, anew.next_offset, tell)
-        return Beginning(Snapshot(anew.next_offset), anew.lineage, present, known=False)
+    if reset is not None:
+        if reset.reason:
+            _report_reset(job, reset.reason, answer.log, present, reset.next_offset, report_incident)
+        return StartPosition(Snapshot(reset.next_offset), reset.lineage, present, known=False)
     mapped = None
     if begun is not None:
         mapped = begun.mapped(job.topic, job.partition, present.cluster_id, present.topic_id)
     if mapped is not None and (answer.log.is_another(present) or not answer.snapshot):
-        return Beginning(Snapshot(mapped), answer.lineage + 1, present, known=False)
+        return StartPosition(Snapshot(mapped), answer.lineage + 1, present, known=False)
     if answer.log.is_another(present):
         start = await cluster.fetch.offsets_at(job.topic, job.partition, EARLIEST)
         moved = answer.log.cluster_id and present.cluster_id and answer.log.cluster_id != present.cluster_id
         why = "the workload went to another cluster" if moved else "the topic was deleted and made anew"
-        _tell_anew(job, why, answer.log, present, start, tell)
-        return Beginning(Snapshot(start), answer.lineage + 1, present, known=False)
+        _report_reset(job, why, answer.log, present, start, report_incident)
+        return StartPosition(Snapshot(start), answer.lineage + 1, present, known=False)
     log = answer.log.filled_in(present)
-    snapshot = read_snapshot(job, answer.snapshot, tell)
+    snapshot = read_snapshot(job, answer.snapshot, report_incident)
     known = snapshot is not None and log == answer.log
     if snapshot is None or not answer.lineage:
         at = (job.topic, job.partition)
@@ -113,12 +113,14 @@ async def find_beginning(
     if snapshot is None:
         snapshot = Snapshot(await _first_offset(job, workload, cluster, begun, present))
     # That it was looked up is to be known, too.
-    return Beginning(snapshot, answer.lineage, log, known and carried is None)
+    return StartPosition(snapshot, answer.lineage, log, known and carried is None)
 
 
-def _tell_anew(job: JobId, why: str, former: LogId, present: LogId, next_offset: int, tell: Trouble) -> None:
+def _report_reset(
+    job: JobId, why: str, former: LogId, present: LogId, next_offset: int, report_incident: ReportIncident
+) -> None:
     ids = f": its position was of {former}, what is there now is of {present}"
-    tell(
+    report_incident(
         "log-begun-anew",
         str(job),
         f"{job.topic}-{job.partition}: {why}{ids if former.is_another(present) else ''}; "
@@ -138,7 +140,7 @@ async def log_id(job: JobId, cluster: DataCluster) -> LogId:
 
 
 async def _first_offset(
-    job: JobId, workload: Workload, cluster: DataCluster, begun: Begun | None, present: LogId
+    job: JobId, workload: Workload, cluster: DataCluster, begun: StartRecorded | None, present: LogId
 ) -> int:
     if job.topic == workload.metadata.topic and workload.spec.start == "latest":
         if begun is None:
@@ -149,14 +151,14 @@ async def _first_offset(
     return await cluster.fetch.offsets_at(job.topic, job.partition, EARLIEST)
 
 
-def read_snapshot(job: JobId, data: bytes, tell: Trouble) -> Snapshot | None:
+def read_snapshot(job: JobId, data: bytes, report_incident: ReportIncident) -> Snapshot | None:
     """What the table knows; None when that is nothing, or cannot be read."""
     if not data:
         return None
     try:
         return Snapshot.from_bytes(data)
     except CorruptSnapshot as error:
-        tell(
+        report_incident(
             "snapshot-corrupt", str(job), str(error), "the job starts from Kafka's commit; expect duplicates"
         )
         return None

@@ -2,9 +2,10 @@
 
 Rules
 1. What grew is believed at once. What became smaller, or is not there, is believed once it has been so for
-   `GONE_S`: a broker that begins, or lags behind the others, may answer with less than there is.
-2. Settings are read anew every `SETTINGS_S`, those of a topic just found at once, `AT_ONCE` topics in a look.
-   What may not be read is not known, which is not the same as a default.
+   `TOPIC_GONE_AFTER_S`: a broker that begins, or lags behind the others, may answer with less than there is.
+2. Settings are read anew every `SETTINGS_INTERVAL_S`, those of a topic just found at once,
+   `TOPICS_PER_REQUEST` topics in a look. What may not be read is not known, which is not the same as a
+   default.
 3. A list of all topics leaves out those that may not be described, as if they were not there. Those that are
    expected are asked for by name, which tells the two apart.
 """
@@ -22,11 +23,11 @@ from app.kafka.client.permissions import NOT_AUTHORISED
 from app.kafka.client.topic_configs import TopicSettings, describe
 from app.replicate.model.destination_topic import SETTINGS, TopicState
 
-GONE_S = 10.0
-SETTINGS_S = 30.0
-AT_ONCE = 400  # an answer takes a tenth of a millisecond for each
+TOPIC_GONE_AFTER_S = 10.0
+SETTINGS_INTERVAL_S = 30.0
+TOPICS_PER_REQUEST = 400  # an answer takes a tenth of a millisecond for each
 
-State = Literal["there", "absent", "denied", "unknown"]  # of a topic that was expected
+TopicExistence = Literal["there", "absent", "denied", "unknown"]  # of a topic that was expected
 
 AUTHORISATION = (TopicAuthorizationFailedError, ClusterAuthorizationFailedError)
 NEVER_S = float("-inf")
@@ -82,9 +83,13 @@ class ClusterTopics:
     def is_gone(self, topic: str) -> bool:
         """Whether a topic that was expected, or was there, is not there any more (rule 1)."""
         since_s = self._missing_since_s.get(topic)
-        return topic not in self.sizes and since_s is not None and self.listed_at_s - since_s >= GONE_S
+        return (
+            topic not in self.sizes
+            and since_s is not None
+            and self.listed_at_s - since_s >= TOPIC_GONE_AFTER_S
+        )
 
-    def stands(self, topic: str) -> State:
+    def stands(self, topic: str) -> TopicExistence:
         """How things stand with a topic that was expected."""
         if not self.listed:
             return "unknown"
@@ -104,7 +109,7 @@ class ClusterTopics:
             self._described_s.pop(topic, None)
         self.stale = True
 
-    async def look(
+    async def refresh(
         self,
         client: ClusterClient,
         topics: Collection[str] | None,
@@ -125,9 +130,11 @@ class ClusterTopics:
             await self._list(client, topics, expected, now_s)
         wanted = {topic for topic in described() if topic in self.sizes}
         at_s = {topic: self._described_s.get(topic, NEVER_S) for topic in wanted}
-        old = sorted((topic for topic in wanted if now_s - at_s[topic] >= SETTINGS_S), key=at_s.__getitem__)
+        old = sorted(
+            (topic for topic in wanted if now_s - at_s[topic] >= SETTINGS_INTERVAL_S), key=at_s.__getitem__
+        )
         if old:
-            self.settings(await describe(client, old[:AT_ONCE], SETTINGS), now_s)
+            self.settings(await describe(client, old[:TOPICS_PER_REQUEST], SETTINGS), now_s)
         for topic in [topic for topic in self._states if topic not in wanted]:
             self._undescribe(topic)
         self.read_at_s = now_s
@@ -145,7 +152,7 @@ class ClusterTopics:
             denied = frozenset(entry[1] for entry in found if entry[0] == NOT_AUTHORISED)
             self.version += denied != self.denied
             self.denied = denied
-            self.take(
+            self.update_sizes(
                 {entry[1]: len(entry[3]) for entry in found if entry[3] or entry[0] in sure},
                 now_s,
                 unsure={entry[1] for entry in found if entry[0] not in sure},
@@ -156,7 +163,7 @@ class ClusterTopics:
         self.version += asked != self._asked
         self._asked, self.listed_at_s = asked, now_s
 
-    def take(
+    def update_sizes(
         self,
         sizes: Mapping[str, int],
         now_s: float,
@@ -175,7 +182,7 @@ class ClusterTopics:
             count = sizes.get(topic, 0)
             if count >= known or topic in unsure:
                 self._less_since_s.pop(topic, None)
-            elif now_s - self._less_since_s.setdefault(topic, now_s) >= GONE_S:
+            elif now_s - self._less_since_s.setdefault(topic, now_s) >= TOPIC_GONE_AFTER_S:
                 self.names += not count
                 self._resize(topic, count)
                 del self._less_since_s[topic]

@@ -20,8 +20,8 @@ from app.controllog.events import Assignment
 from app.kafka.client.permissions import grant, lacks
 from app.kafka.data_clusters import DataClusters
 from app.placement.model.round import GONE, is_gone
-from app.worker.jobs.start_position import Trouble
-from app.worker.jobs.topic_inventory import State
+from app.worker.jobs.start_position import ReportIncident
+from app.worker.jobs.topic_inventory import TopicExistence
 
 MOST_TOLD = 20  # incidents of a definition at once: a cluster may lose thousands of topics
 ENDED = f"{GONE}: its topic vanished"
@@ -30,14 +30,14 @@ REMEDIES = {
     "audit plan": "create it again, or add it to exclude of the plan",
     "workload": "create it again, or delete the workload; what was not delivered is lost",
 }
-AGAIN = {
+RESTART_HINTS = {
     "route": "it is copied again, from its first record on if it is another one",
     "audit plan": "it is counted again",
     "workload": "it is delivered again, from its first message on if it is another one",
 }
 
 
-class Topic(NamedTuple):
+class ExpectedTopic(NamedTuple):
     """A topic of a cluster, and the definition that means it: `kind` is a key of `REMEDIES`."""
 
     kind: str
@@ -46,11 +46,11 @@ class Topic(NamedTuple):
     topic: str
 
 
-class Found(NamedTuple):
+class TopicPresence(NamedTuple):
     """How things stand with a topic."""
 
-    topic: Topic
-    state: State
+    topic: ExpectedTopic
+    state: TopicExistence
 
 
 def was_held(assignments: Iterable[Assignment]) -> bool:
@@ -58,20 +58,20 @@ def was_held(assignments: Iterable[Assignment]) -> bool:
     return any(not is_gone(held) or held.reason.startswith(ENDED) for held in assignments)
 
 
-class Vanished:
+class VanishedTopics:
     """See the module. `of` has those that are so now, by all of their jobs' name but the partition; their
     state is "absent" or "denied"."""
 
-    def __init__(self, clusters: DataClusters, tell: Trouble) -> None:
-        self.of: dict[str, Found] = {}
+    def __init__(self, clusters: DataClusters, report_incident: ReportIncident) -> None:
+        self.of: dict[str, TopicPresence] = {}
         self._clusters = clusters
-        self._tell = tell
+        self._report_incident = report_incident
 
-    def look(self, found: Iterable[tuple[str, Found]]) -> None:
+    def update(self, found: Iterable[tuple[str, TopicPresence]]) -> None:
         """Takes in how things stand with all topics that have, or had, jobs and are still meant; each by all
         of their jobs' name but the partition."""
         before, self.of = self.of, {}
-        news: dict[tuple[str, str], list[Found]] = {}
+        news: dict[tuple[str, str], list[TopicPresence]] = {}
         for prefix, now in found:
             known = before.get(prefix)
             if now.state == "unknown" and known is not None:
@@ -82,9 +82,9 @@ class Vanished:
                 news.setdefault(now.topic[:2], []).append(now)
         for (kind, name), those in news.items():
             for one in those[:MOST_TOLD]:
-                self._tell_of(*one)
+                self._report(*one)
             if len(those) > MOST_TOLD:
-                self._tell(
+                self._report_incident(
                     "topic-vanished", name,
                     f"so it is with {len(those) - MOST_TOLD} more topics of {kind} {name}",
                     "the metric switchyard_topic_vanished names each of them",
@@ -94,11 +94,11 @@ class Vanished:
         """Why a job is let go for good, to be written down: that its topic vanished, or nothing more."""
         return ENDED if job.rpartition(":")[0] in self.of else GONE
 
-    def _tell_of(self, topic: Topic, state: State) -> None:
+    def _report(self, topic: ExpectedTopic, state: TopicExistence) -> None:
         kind, name, cluster, what = topic
         if state == "there":
             message = f"topic {what} in {cluster}, which {kind} {name} means, is there again"
-            self._tell("topic-returned", name, message, AGAIN[kind])
+            self._report_incident("topic-returned", name, message, RESTART_HINTS[kind])
             return
         message = (
             f"topic {what} in {cluster}, which {kind} {name} means, was deleted or is not shown any more"
@@ -111,4 +111,4 @@ class Vanished:
                 f"{lacks(spec, 'topic', what, 'Describe')}"
             )
             remedy = grant(spec, "topic", what, "Describe", "Read")
-        self._tell("topic-vanished", name, message, remedy)
+        self._report_incident("topic-vanished", name, message, remedy)

@@ -20,8 +20,9 @@ from app.worker.members.membership import DRAINING, Members
 
 log = structlog.get_logger(__name__)
 
-LOOK_S = 0.5
-START_S = 10.0  # workers send a heartbeat every half second, and the tail of heartbeats begins within seconds
+LOOPBACK_POLL_INTERVAL_S = 0.5
+# workers send a heartbeat every half second, and the tail of heartbeats begins within seconds
+HEARTBEATS_GRACE_S = 10.0
 REMEDY = (
     "set web.host to an address that other hosts reach (0.0.0.0: every one), or web.advertise to the address "
     "or URL by which they reach this worker"
@@ -47,29 +48,33 @@ def apart(place: str, url: str, beats: Mapping[str, Heartbeat]) -> str:
     return min(others, default="")
 
 
-class Neighbours(Service):
+class LoopbackCheck(Service):
     """See the module. `place` is this worker's, as in its heartbeats."""
 
     def __init__(
-        self, place: str, url: Callable[[], str], members: Members, tell: Callable[[str, str, str, str], None]
+        self,
+        place: str,
+        url: Callable[[], str],
+        members: Members,
+        report_incident: Callable[[str, str, str, str], None],
     ) -> None:
         super().__init__()
         self._place = place
         self._url = url
         self._members = members
-        self._tell = tell
+        self._report_incident = report_incident
 
     @Service.task
-    async def _look(self) -> None:
+    async def _check(self) -> None:
         started_s, told = time.monotonic(), False
         while not self.should_stop:
             now_s = time.monotonic()
             other = apart(self._place, self._url(), self._members.live(now_s))
             why = f"this worker announces {self._url()}, which {other} on another host cannot reach"
-            if other and now_s - started_s < START_S:
+            if other and now_s - started_s < HEARTBEATS_GRACE_S:
                 log.critical(why, remedy=REMEDY)
                 raise NotReachable(f"{why}; {REMEDY}")
             if other and not told:
-                self._tell("loopback-address", self._url(), why, f"{REMEDY}; then start it again")
+                self._report_incident("loopback-address", self._url(), why, f"{REMEDY}; then start it again")
             told = bool(other)
-            await self.sleep(LOOK_S)
+            await self.sleep(LOOPBACK_POLL_INTERVAL_S)

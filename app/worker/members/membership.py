@@ -24,15 +24,15 @@ from app.controllog import codec
 from app.controllog.codec import Heartbeat
 from app.kafka.client.cluster import ClusterUnreachable
 from app.kafka.client.startup_retry import start_patiently
-from app.kafka.client.topic_tail import STOP_S, TopicTail, bounded
+from app.kafka.client.topic_tail import TAIL_STOP_TIMEOUT_S, TopicTail, bounded
 from app.kernel.lease import Lease
 
 log = structlog.get_logger(__name__)
 
-FORGET_S = 3600.0
-SWEEP_S = 10.0
+FORGET_WORKER_AFTER_S = 3600.0
+SWEEP_INTERVAL_S = 10.0
 MAX_SILENT = 1_000
-STRAY_S = 1.0  # a heartbeat that was under way when its sender died is heard by then
+STRAY_HEARTBEAT_S = 1.0  # a heartbeat that was under way when its sender died is heard by then
 DRAINING = "draining"  # the state of a worker that was asked to stop
 STOPPED = "stopped"  # the state in a worker's last heartbeat: dead at once, without waiting
 
@@ -40,7 +40,7 @@ STOPPED = "stopped"  # the state in a worker's last heartbeat: dead at once, wit
 class Members:
     """The last heartbeat of every worker, and when it was heard (monotonic seconds).
 
-    At most `MAX_SILENT` workers that no longer live are remembered, and those for `FORGET_S`.
+    At most `MAX_SILENT` workers that no longer live are remembered, and those for `FORGET_WORKER_AFTER_S`.
     """
 
     def __init__(self, dead_after_s: float) -> None:
@@ -50,7 +50,7 @@ class Members:
         self._refused: dict[str, float] = {}
         self._swept_s = float("-inf")
 
-    def hear(self, beat: Heartbeat, now_s: float) -> None:
+    def observe(self, beat: Heartbeat, now_s: float) -> None:
         """Takes one heartbeat in, or a part of one."""
         if beat.parts > 1:
             beat = self._joined(beat)
@@ -58,10 +58,10 @@ class Members:
             self._parts.pop(beat.worker, None)
         self.heard.pop(beat.worker, None)  # so that they stand in the order in which they were heard
         self.heard[beat.worker] = (now_s, beat)
-        if now_s - self._refused.get(beat.worker, now_s) > STRAY_S:
+        if now_s - self._refused.get(beat.worker, now_s) > STRAY_HEARTBEAT_S:
             del self._refused[beat.worker]
             log.warning("a worker that was taken for dead goes on sending heartbeats", worker=beat.worker)
-        if now_s - self._swept_s > SWEEP_S:
+        if now_s - self._swept_s > SWEEP_INTERVAL_S:
             self._swept_s = now_s
             self._forget(now_s)
 
@@ -87,7 +87,8 @@ class Members:
         )
 
     def refuse(self, worker: str, now_s: float) -> None:
-        """Its process has ended, as far as can be seen; if it is still heard after `STRAY_S`, it lives."""
+        """Its process has ended, as far as can be seen; if it is still heard after `STRAY_HEARTBEAT_S`, it
+        lives."""
         if worker in self.heard:
             self._refused[worker] = now_s
 
@@ -112,7 +113,9 @@ class Members:
     def _forget(self, now_s: float) -> None:
         live = self.live(now_s)
         silent = [worker for worker in self.heard if worker not in live]
-        gone = set(silent[:-MAX_SILENT]) | {w for w in silent if now_s - self.heard[w][0] >= FORGET_S}
+        gone = set(silent[:-MAX_SILENT]) | {
+            w for w in silent if now_s - self.heard[w][0] >= FORGET_WORKER_AFTER_S
+        }
         for worker in gone:
             del self.heard[worker]
             self._parts.pop(worker, None)
@@ -154,13 +157,13 @@ class Heartbeats(Service):
 
     async def on_stop(self) -> None:
         if self._producer is not None:
-            await bounded(self._producer.stop(), STOP_S, "producer of heartbeats")
+            await bounded(self._producer.stop(), TAIL_STOP_TIMEOUT_S, "producer of heartbeats")
 
     def _on_records(self, records: list[Any]) -> None:
         now_s = time.monotonic()
         for record in records:
             try:
-                self.members.hear(codec.heartbeat(record.value), now_s)
+                self.members.observe(codec.heartbeat(record.value), now_s)
             except codec.BadEvent as error:
                 log.warning("a record of the heartbeat topic is no heartbeat", error=str(error))
 

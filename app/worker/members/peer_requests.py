@@ -1,7 +1,8 @@
 """How workers ask each other: by the URL in the heartbeat, with the id of the worker that is meant.
 
 A URL may lead to another worker: a wrong `web.advertise`, an address that has been given away. So each
-request names its worker (`FOR`), which another one refuses; each answer names the worker that gave it (`BY`).
+request names its worker (`INTENDED_WORKER_HEADER`), which another one refuses; each answer names the worker
+that gave it (`WORKER_HEADER`).
 """
 
 from __future__ import annotations
@@ -12,8 +13,8 @@ import aiohttp
 
 from app.controllog.codec import Heartbeat
 
-FOR = "X-Switchyard-For"
-BY = "X-Switchyard-Worker"
+INTENDED_WORKER_HEADER = "X-Switchyard-For"
+WORKER_HEADER = "X-Switchyard-Worker"
 REMEDY = "correct web.advertise on its host, or what else stands at that address"
 MAX_ANSWER_BYTES = 128 * 1024 * 1024  # a share of a hundred thousand audit windows is a quarter of it
 
@@ -40,11 +41,14 @@ async def ask_peer(
         async with (
             aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=patience_s)) as session,
             session.request(
-                method, beat.url + path, data=data, headers={**(headers or {}), FOR: beat.worker},
+                method,
+                beat.url + path,
+                data=data,
+                headers={**(headers or {}), INTENDED_WORKER_HEADER: beat.worker},
                 allow_redirects=False,
             ) as answer,
-        ):  # fmt: skip
-            by, content = answer.headers.get(BY, ""), bytearray()
+        ):
+            by, content = answer.headers.get(WORKER_HEADER, ""), bytearray()
             async for chunk in answer.content.iter_chunked(1 << 16):
                 content += chunk
                 if len(content) > MAX_ANSWER_BYTES:

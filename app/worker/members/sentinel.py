@@ -30,10 +30,10 @@ from app.worker.members.membership import Members
 
 log = structlog.get_logger(__name__)
 
-LOOK_S = 0.25  # how often it looks whom to watch
-ANSWER_S = 5.0
-AGAIN_S = 0.02  # a process that ends closes its connections a moment before its port, or after it
-RETRY_S = 2.0
+PEER_POLL_INTERVAL_S = 0.25  # how often it looks whom to watch
+IDENTITY_TIMEOUT_S = 5.0
+PORT_CLOSE_DELAY_S = 0.02  # a process that ends closes its connections a moment before its port, or after it
+CONNECT_RETRY_INTERVAL_S = 2.0
 MAX_BODY_BYTES = 4 * 1024
 
 
@@ -55,7 +55,7 @@ class Sentinel(Service):
             watch.cancel()
 
     @Service.task
-    async def _look(self) -> None:
+    async def _watch_peers(self) -> None:
         while not self.should_stop:
             wanted = self._wanted()
             for worker in self._watches.keys() - wanted:
@@ -63,7 +63,7 @@ class Sentinel(Service):
             for worker in wanted - self._watches.keys():
                 url = self._members.heard[worker][1].url
                 self._watches[worker] = asyncio.get_running_loop().create_task(self._watch(worker, url))
-            await self.sleep(LOOK_S)
+            await self.sleep(PEER_POLL_INTERVAL_S)
 
     def _wanted(self) -> set[str]:
         leader = self._leader()
@@ -84,9 +84,9 @@ class Sentinel(Service):
             return  # something else ends TLS there, and its port says nothing of the process
         known = False
         while True:
-            pause_s = RETRY_S
+            pause_s = CONNECT_RETRY_INTERVAL_S
             try:
-                async with asyncio.timeout(ANSWER_S):
+                async with asyncio.timeout(IDENTITY_TIMEOUT_S):
                     reader, writer = await asyncio.open_connection(host, port)
             except ConnectionRefusedError:
                 if known:
@@ -96,16 +96,16 @@ class Sentinel(Service):
                 pass
             else:
                 try:
-                    async with asyncio.timeout(ANSWER_S):
-                        found = await _who(reader, writer, f"{bracketed(host)}:{port}")
+                    async with asyncio.timeout(IDENTITY_TIMEOUT_S):
+                        found = await _identify_peer(reader, writer, f"{bracketed(host)}:{port}")
                     if known and found and found != worker:
                         self._dead(worker, "another worker has its port")
                         return
                     if found == worker:
-                        known, pause_s = True, AGAIN_S
+                        known, pause_s = True, PORT_CLOSE_DELAY_S
                         await reader.read(1)  # nothing more comes until the end
                 except (OSError, TimeoutError, ValueError, EOFError):
-                    pause_s = AGAIN_S if known else RETRY_S
+                    pause_s = PORT_CLOSE_DELAY_S if known else CONNECT_RETRY_INTERVAL_S
                 finally:
                     writer.close()
             await asyncio.sleep(pause_s)
@@ -116,7 +116,7 @@ class Sentinel(Service):
         self._on_death()
 
 
-async def _who(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, host: str) -> str:
+async def _identify_peer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, host: str) -> str:
     """The id of the worker at the other end; "" when it tells none. The connection stays open.
 
     Raises:

@@ -25,7 +25,7 @@ MAX_HEADS = 100  # in every heartbeat, of all workloads together: those that hav
 EMPTYING = "its retry tier is no longer defined: what waits here is delivered, then the job ends"
 
 
-def hear(pumps: Iterable[Pump], services: Sequence[FetchService]) -> None:
+def apply_fetch_state(pumps: Iterable[Pump], services: Sequence[FetchService]) -> None:
     """What fetching has found out since: where the partitions end, and that they are fetched again."""
     for pump in pumps:
         key = str(pump.job), pump.epoch

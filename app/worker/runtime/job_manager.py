@@ -25,37 +25,37 @@ from typing import Any
 import structlog
 from mode import Service
 
-from app.audit.jobs.controller import Audits
+from app.audit.jobs.controller import AuditController
 from app.audit.pump.partition import AuditPump
 from app.controllog.codec import JobStatus, WorkloadStatus
 from app.controllog.events import Assignment, Released
 from app.controllog.log import ControlLog
-from app.dispatch.jobs.catch_up_controller import BACKLOG, CatchingUp
-from app.dispatch.jobs.definition_rollout import Changes
-from app.dispatch.jobs.head_of_line_monitor import Heads
-from app.dispatch.jobs.pause_controller import Pauses
-from app.dispatch.jobs.remote_progress_import import Carrying
+from app.dispatch.jobs.catch_up_controller import BACKLOG, CatchUpController
+from app.dispatch.jobs.definition_rollout import DefinitionRollout
+from app.dispatch.jobs.head_of_line_monitor import HeadOfLineMonitor
+from app.dispatch.jobs.pause_controller import PauseController
+from app.dispatch.jobs.remote_progress_import import RemoteProgressImport
 from app.dispatch.pump.partition import DispatchPump
 from app.dispatch.scheduler.workload import WorkloadRuntime
 from app.kafka.data_clusters import DataClusters
-from app.kafka.fetch.deliveries import Fetched, FetchTrouble, Gap
+from app.kafka.fetch.deliveries import FetchedBatches, FetchIncident, LogGap
 from app.kernel.clock import now_ms
 from app.kernel.lease import Lease
-from app.kernel.limit_shares import NOTHING, Need, Share
+from app.kernel.limit_shares import NOTHING, LimitNeed, WorkerShare
 from app.kernel.load import Load
 from app.kernel.rates import JobRates
 from app.offsets.sync.offset_sync_sender import BarrierSender
 from app.payload.interceptors import Interceptor
-from app.payload.schema_loader import Schemas
+from app.payload.schema_loader import SchemaLoader
 from app.placement.limit_divider import shares_of
-from app.replicate.jobs.controller import Replicas
+from app.replicate.jobs.controller import ReplicaController
 from app.replicate.pump.partition import ReplicaPump
 from app.worker.catalog import Catalog
 from app.worker.jobs.pump import Pump, together
-from app.worker.jobs.start_position import Anew, Trouble
-from app.worker.runtime.heartbeat_status import hear, job_statuses, workload_statuses
-from app.worker.runtime.job_starter import START_RETRY_S, Starter
-from app.worker.runtime.progress_saver import Checkpoints
+from app.worker.jobs.start_position import LineageReset, ReportIncident
+from app.worker.runtime.heartbeat_status import apply_fetch_state, job_statuses, workload_statuses
+from app.worker.runtime.job_starter import START_RETRY_S, JobStarter
+from app.worker.runtime.progress_saver import ProgressSaver
 from app.worker.tracker.client import TrackerClient
 
 log = structlog.get_logger(__name__)
@@ -63,101 +63,111 @@ log = structlog.get_logger(__name__)
 STOPPED = "its worker stopped"
 
 
-class Jobs(Service):
+class JobManager(Service):
     """Reconciles the pumps of this worker with the control log."""
 
     def __init__(
         self, worker: str, control: ControlLog, catalog: Catalog, clusters: DataClusters,
-        trackers: TrackerClient, lease: Lease, on_trouble: Trouble, *, grace_s: float,
+        trackers: TrackerClient, lease: Lease, report_incident: ReportIncident, *, grace_s: float,
         interceptors: Sequence[tuple[str, Interceptor]] = (), barriers: BarrierSender | None = None,
-        schemas: Schemas,
+        schemas: SchemaLoader,
     ) -> None:  # fmt: skip
         super().__init__()
         self.worker = worker
         self.pumps: dict[str, DispatchPump] = {}
-        self.replicas = Replicas(control, catalog, clusters, lease, on_trouble, barriers)
-        self.audits = Audits(catalog.audits, clusters, on_trouble, self.pumps, schemas)
+        self.replicas = ReplicaController(control, catalog, clusters, lease, report_incident, barriers)
+        self.audits = AuditController(catalog.audits, clusters, report_incident, self.pumps, schemas)
         self.flowing: Mapping[str, Pump] = together(self.pumps, self.replicas.pumps, self.audits.pumps)
         self.runtimes: dict[str, WorkloadRuntime] = {}
         self.draining = False
-        self.pauses = Pauses(control, catalog, self.pumps)
-        self.checkpoints = Checkpoints(self.flowing, clusters, trackers, lease, on_trouble, worker)
+        self.pause_controller = PauseController(control, catalog, self.pumps)
+        self.progress_saver = ProgressSaver(self.flowing, clusters, trackers, lease, report_incident, worker)
         self._control = control
         self._catalog = catalog
         self._clusters = clusters
         self._lease = lease
-        self._on_trouble = on_trouble
+        self._report_incident = report_incident
         self._grace_s = grace_s
         self._changed = asyncio.Event()
-        self._shares: tuple[int, dict[str, Share]] = -1, {}  # as of this offset of the control log
+        self._shares: tuple[int, dict[str, WorkerShare]] = -1, {}  # as of this offset of the control log
         self._work: dict[str, asyncio.Task[None]] = {}
         self._starting: set[str] = set()  # those of `_work` that start a job
         self._leaving: set[str] = set()  # their release is on its way into the log
-        self.carrying = Carrying(control, catalog, self.pumps, self.replicas.pumps, on_trouble)
-        self._starter = Starter(
-            worker, control, catalog, clusters, trackers, lease, self.runtimes, on_trouble, interceptors,
-            self.replicas, self.audits, self.carrying, schemas,
+        self.remote_progress_import = RemoteProgressImport(
+            control, catalog, self.pumps, self.replicas.pumps, report_incident
+        )
+        self._starter = JobStarter(
+            worker, control, catalog, clusters, trackers, lease, self.runtimes, report_incident, interceptors,
+            self.replicas, self.audits, self.remote_progress_import, schemas,
         )  # fmt: skip
-        self._changes = Changes(
-            catalog, self.runtimes, interceptors, schemas, on_trouble,
+        self._definition_rollout = DefinitionRollout(
+            catalog, self.runtimes, interceptors, schemas, report_incident,
             changed=self._on_definition, moved=self._restart_all, ended=self._changed.set,
         )  # fmt: skip
 
     async def on_start(self) -> None:
         self._control.on_change(self._on_log)
-        others = Heads(self.pumps, self._on_trouble), CatchingUp(self.pumps, self._clusters, self._on_trouble)
-        for part in (self.checkpoints, self.replicas, self.audits, self.carrying, *others):
+        others = (
+            HeadOfLineMonitor(self.pumps, self._report_incident),
+            CatchUpController(self.pumps, self._clusters, self._report_incident),
+        )
+        for part in (self.progress_saver, self.replicas, self.audits, self.remote_progress_import, *others):
             await self.add_runtime_dependency(part)
         self._changed.set()
 
     # -- what the fetch services deliver, through the agents of the kinds of jobs ------------------
 
-    def take(self, item: Fetched | Gap | FetchTrouble) -> None:
+    def hand_to_pump(self, item: FetchedBatches | LogGap | FetchIncident) -> None:
         """Hands a fetched batch (or what was told instead) to its pump. Never raises."""
         job, epoch, *part = item.key
         pump: Pump | None = self.flowing.get(job)
         if part:
             main = self.pumps.get(job)
             pump = None if main is None or main.backlog is None else main.backlog.pump
-        if pump is None or pump.epoch != epoch or (isinstance(item, Fetched) and item.is_stale):
-            if isinstance(item, Fetched):
+        if pump is None or pump.epoch != epoch or (isinstance(item, FetchedBatches) and item.is_stale):
+            if isinstance(item, FetchedBatches):
                 item.release()
             return
         try:
             match item:
-                case Fetched():
+                case FetchedBatches():
                     pump.accept(item)
                     if not pump.closed and pump.trouble.startswith("fetch: "):
                         pump.trouble = ""
-                case Gap() if isinstance(pump, ReplicaPump):
+                case LogGap() if isinstance(pump, ReplicaPump):
                     self.replicas.skip(pump, item)
-                case Gap() if item.begun_anew:
+                case LogGap() if item.begun_anew:
                     # Offsets mean something else now: the job starts over in a new lineage.
-                    self.begin_anew(pump, pump.lineage + 1, item.goes_on_at(pump.base), item.reason)
-                case Gap():
+                    self.restart_in_new_lineage(
+                        pump, pump.lineage + 1, item.goes_on_at(pump.base), item.reason
+                    )
+                case LogGap():
                     pump.skip(item)
-                    self._on_trouble(
-                        "offsets-lost", job,
+                    self._report_incident(
+                        "offsets-lost",
+                        job,
                         f"offsets [{item.start}, {item.end}) of {item.topic}-{item.partition} "
                         f"are gone from the log before they were read: {item.reason}",
                         "lengthen the topic's retention, or look at why the consumer was that far behind",
-                    )  # fmt: skip
-                case FetchTrouble():
+                    )
+                case FetchIncident():
                     pump.trouble = f"fetch: {item.message}"
-                    self._on_trouble("fetch-trouble", job, item.message, item.remedy)
+                    self._report_incident("fetch-trouble", job, item.message, item.remedy)
         except Exception:
             # A programming error stops this job loudly, and only this job.
             log.exception("a pump failed; its job stops here and starts again", job=job)
             self._close(job)
-            if isinstance(item, Fetched):
+            if isinstance(item, FetchedBatches):
                 item.release()
             self._changed.set()
 
-    def begin_anew(
+    def restart_in_new_lineage(
         self, pump: Pump, lineage: int, next_offset: int, reason: str = "", source_epoch: int | None = None
     ) -> None:
         """Ends this pump; the job begins again, in another lineage (`app.worker.jobs.start_position`)."""
-        self._starter.anew[str(pump.job)] = Anew(pump.epoch, lineage, next_offset, reason, source_epoch)
+        self._starter.resets[str(pump.job)] = LineageReset(
+            pump.epoch, lineage, next_offset, reason, source_epoch
+        )
         self._close(str(pump.job))
         self._changed.set()
 
@@ -166,7 +176,7 @@ class Jobs(Service):
     def _on_log(self) -> None:
         try:
             self._close_moved()
-            self.pauses.look()
+            self.pause_controller.reconcile()
             self.share_limits()
         except Exception:
             log.exception("what is no longer to flow here could not be stopped, and is stopped again")
@@ -214,10 +224,10 @@ class Jobs(Service):
             elif job not in self.flowing:
                 self._spawn(job, self._start_job(job, held))
                 self._starting.add(job)
-        self.pauses.look()
-        self._changes.look()
-        self.replicas.look(self._begin_again, self.begin_anew)
-        self.audits.look(self._begin_again)
+        self.pause_controller.reconcile()
+        self._definition_rollout.reconcile()
+        self.replicas.reconcile(self._restart_soon, self.restart_in_new_lineage)
+        self.audits.reconcile(self._restart_soon)
         self.share_limits()
 
     def _spawn(self, job: str, work: Any) -> None:
@@ -249,7 +259,7 @@ class Jobs(Service):
         """Forgets a pump that was closed or released; its runtime goes with the last one."""
         pump = self.flowing.get(job)
         self.pumps.pop(job, None)
-        self.checkpoints.forget(job)
+        self.progress_saver.forget(job)
         if pump is None:
             return
         for cluster in self._clusters.started():
@@ -277,16 +287,16 @@ class Jobs(Service):
         """Another order, or another cluster, is not for what is under way."""
         for job, pump in list(self.pumps.items()):
             if pump.runtime is runtime:
-                self._begin_again(job, pump)
+                self._restart_soon(job, pump)
 
-    def _begin_again(self, job: str, pump: Pump) -> None:
+    def _restart_soon(self, job: str, pump: Pump) -> None:
         if job not in self._work:
             self._spawn(job, self._restart(pump))
 
     async def _restart(self, pump: Pump) -> None:
         """Begins the job again from what it has finished."""
         await pump.drain(self._grace_s)
-        await self.checkpoints.saved(pump)  # or not: nothing wakes a drained pump
+        await self.progress_saver.saved(pump)  # or not: nothing wakes a drained pump
         if self.flowing.get(str(pump.job)) is pump:
             self._close(str(pump.job))
 
@@ -307,8 +317,8 @@ class Jobs(Service):
     async def _start_job(self, job: str, held: Assignment) -> None:
         if (started := await self._starter.start(job, held)) is None:
             return
-        pump, beginning = started.pump, started.beginning
-        self.checkpoints.begin(pump, beginning.log, known=beginning.known)
+        pump, beginning = started.pump, started.start
+        self.progress_saver.track(pump, beginning.log, known=beginning.known)
         match pump:
             case ReplicaPump():
                 self.replicas.add(job, pump)
@@ -316,7 +326,7 @@ class Jobs(Service):
                 self.audits.pumps[job] = pump
             case DispatchPump():
                 self.pumps[job] = pump
-                self.pauses.begin(pump)
+                self.pause_controller.attach(pump)
         self.share_limits()
         above = sum(end - start for start, end in beginning.snapshot.finished)
         log.info("job flows", job=job, epoch=held.epoch, next_offset=beginning.snapshot.base,
@@ -328,7 +338,7 @@ class Jobs(Service):
         pump = self.flowing.get(job)
         if pump is not None:
             ended = await pump.drain(self._grace_s)
-            await self.checkpoints.save([pump])
+            await self.progress_saver.save([pump])
             if not ended:
                 log.warning("what was under way at the end of the grace time was cut off", job=job)
             pump.close()
@@ -369,7 +379,7 @@ class Jobs(Service):
     async def _let_go(self, jobs: Iterable[str]) -> None:
         """Saves what these jobs have finished and gives them back."""
         pumps = [self.flowing[job] for job in jobs if job in self.flowing]
-        await self.checkpoints.save(pumps)
+        await self.progress_saver.save(pumps)
         mine = self._control.view.owned_by(self.worker)
         for pump in pumps:
             self._close(str(pump.job))
@@ -393,11 +403,11 @@ class Jobs(Service):
     ) -> list[JobStatus]:
         """What the heartbeat says of this worker's jobs; the rest was measured
         (`app.worker.runtime.meter`)."""
-        hear(self.flowing.values(), [cluster.fetch for cluster in self._clusters.started()])
+        apply_fetch_state(self.flowing.values(), [cluster.fetch for cluster in self._clusters.started()])
         mine = self._control.view.owned_by(self.worker)
         return job_statuses(self.flowing.values(), mine, self._starter.troubles, loads, rates)
 
-    def needs(self, now_s: float) -> list[Need]:
+    def needs(self, now_s: float) -> list[LimitNeed]:
         """What this worker needs of the limits that are divided; `now_s` in monotonic seconds."""
         found = [runtime.need(now_s) for runtime in self.runtimes.values()]
         found += [route.need(now_s) for route in self.replicas.routes.values()]

@@ -11,12 +11,12 @@ from functools import partial
 
 import structlog
 
-from app.audit.jobs.controller import Audits
+from app.audit.jobs.controller import AuditController
 from app.controllog.events import Assignment, Released
 from app.controllog.log import ControlLog
 from app.dispatch.definition import Workload
 from app.dispatch.jobs.interceptor_chain import make_chain
-from app.dispatch.jobs.remote_progress_import import Carrying
+from app.dispatch.jobs.remote_progress_import import RemoteProgressImport
 from app.dispatch.pump.partition import DispatchPump
 from app.dispatch.scheduler.clients import GrpcTargets
 from app.dispatch.scheduler.workload import WorkloadRuntime
@@ -29,11 +29,11 @@ from app.kernel.fencing import TakeoverAnswer
 from app.kernel.job import JobId, Kind
 from app.kernel.lease import Lease
 from app.payload.interceptors import Interceptor
-from app.payload.schema_loader import Schemas
-from app.replicate.jobs.controller import Replicas
+from app.payload.schema_loader import SchemaLoader
+from app.replicate.jobs.controller import ReplicaController
 from app.worker.catalog import Catalog
-from app.worker.jobs.pump import Passing, Started
-from app.worker.jobs.start_position import Anew, Beginning, Trouble, find_beginning
+from app.worker.jobs.pump import StartedJob, StartPostponed
+from app.worker.jobs.start_position import LineageReset, ReportIncident, StartPosition, find_start_position
 from app.worker.tracker.client import TrackerClient
 
 log = structlog.get_logger(__name__)
@@ -41,13 +41,13 @@ log = structlog.get_logger(__name__)
 START_RETRY_S = 1.0
 
 
-class Starter:
+class JobStarter:
     """Makes pumps, and the runtimes of their workloads in `runtimes`; those of routes in `replicas`, of audit
     plans in `audits`.
 
     Attributes:
         troubles: job -> why it cannot start yet.
-        anew: job -> where its next pump begins, in another lineage.
+        resets: job -> where its next pump begins, in another lineage.
     """
 
     def __init__(
@@ -59,35 +59,35 @@ class Starter:
         trackers: TrackerClient,
         lease: Lease,
         runtimes: dict[str, WorkloadRuntime],
-        on_trouble: Trouble,
+        report_incident: ReportIncident,
         interceptors: Sequence[tuple[str, Interceptor]],
-        replicas: Replicas,
-        audits: Audits,
-        carrying: Carrying,
-        schemas: Schemas,
+        replicas: ReplicaController,
+        audits: AuditController,
+        remote_progress_import: RemoteProgressImport,
+        schemas: SchemaLoader,
     ) -> None:
         self.worker = worker
         self.troubles: dict[str, str] = {}
-        self.anew: dict[str, Anew] = {}
+        self.resets: dict[str, LineageReset] = {}
         self._control = control
         self._catalog = catalog
         self._clusters = clusters
         self._trackers = trackers
         self._lease = lease
         self._runtimes = runtimes
-        self._on_trouble = on_trouble
+        self._report_incident = report_incident
         self._interceptors = interceptors
         self._replicas = replicas
         self._audits = audits
-        self._carrying = carrying
+        self._remote_progress_import = remote_progress_import
         self._schemas = schemas
 
     def keep(self, jobs: Collection[str]) -> None:
         """Forgets all other jobs."""
-        self.anew = {job: anew for job, anew in self.anew.items() if job in jobs}
+        self.resets = {job: anew for job, anew in self.resets.items() if job in jobs}
         self.troubles = {job: trouble for job, trouble in self.troubles.items() if job in jobs}
 
-    async def start(self, job: str, held: Assignment) -> Started | None:
+    async def start(self, job: str, held: Assignment) -> StartedJob | None:
         """Tries until the job can flow; None when it is no longer this worker's under that epoch.
 
         What it returns is true only until the caller gives way to others.
@@ -99,15 +99,15 @@ class Starter:
             except Exception as error:  # noqa: BLE001 - whatever stands in the way, try again and say so
                 message = str(error) or repr(error)
                 told, self.troubles[job] = self.troubles.get(job) == message, message
-                if not told and not isinstance(error, Passing):
+                if not told and not isinstance(error, StartPostponed):
                     log.warning("a job cannot start yet and is tried again", job=job, error=message)
-                    self._on_trouble("job-cannot-start", job, message, "it is tried again every second")
+                    self._report_incident("job-cannot-start", job, message, "it is tried again every second")
                 await asyncio.sleep(START_RETRY_S)
             else:
                 self.troubles.pop(job, None)
                 return started
 
-    async def _take_over(self, identity: JobId, held: Assignment) -> Started | None:
+    async def _take_over(self, identity: JobId, held: Assignment) -> StartedJob | None:
         job = str(identity)
         # What is wrong with a definition, or away, is known before anybody is fenced for it.
         match identity.kind:
@@ -119,7 +119,7 @@ class Starter:
                 await self._dispatched(identity.name)
         answer = await self._trackers.takeover(job, held.epoch)
         if not answer.granted and answer.known_epoch > highest(self._control.view.next_offset):
-            self._on_trouble(
+            self._report_incident(
                 "epoch-refused", job,
                 f"the tracker topic has epoch {answer.known_epoch}, which no control log gives; it gives way",
                 "see who else writes to that topic, and withdraw their permission",
@@ -128,7 +128,7 @@ class Starter:
         if not answer.granted:
             await self._refused(job, held, answer.known_epoch)
             return None
-        anew = self.anew.get(job)
+        anew = self.resets.get(job)
         anew = anew if anew is not None and anew.epoch == held.epoch else None
 
         def is_mine() -> bool:
@@ -137,13 +137,13 @@ class Starter:
 
         match identity.kind:
             case Kind.REPLICATE:
-                started = await self._replicas.begin(identity, held.epoch, answer, anew, is_mine)
+                started = await self._replicas.start_pump(identity, held.epoch, answer, anew, is_mine)
             case Kind.AUDIT:
-                started = await self._audits.begin(identity, held.epoch, answer, anew, is_mine)
+                started = await self._audits.start_pump(identity, held.epoch, answer, anew, is_mine)
             case Kind.DISPATCH:
-                started = await self._begin_dispatch(identity, held.epoch, answer, anew, is_mine)
+                started = await self._start_dispatch(identity, held.epoch, answer, anew, is_mine)
         if started is not None:
-            self.anew.pop(job, None)
+            self.resets.pop(job, None)
         return started
 
     async def _dispatched(self, key: str) -> tuple[Workload, DataCluster]:
@@ -159,21 +159,27 @@ class Starter:
         await cluster.written_to()  # its retry topics and its dead letter queue
         return workload, cluster
 
-    async def _begin_dispatch(
+    async def _start_dispatch(
         self,
         identity: JobId,
         epoch: int,
         answer: TakeoverAnswer,
-        anew: Anew | None,
+        reset: LineageReset | None,
         is_mine: Callable[[], bool],
-    ) -> Started | None:
+    ) -> StartedJob | None:
         workload, cluster = await self._dispatched(identity.name)
-        begun = self._control.view.begun(identity.name)
-        carried = await self._carrying.carried(identity, workload, answer, anew)
-        beginning = await find_beginning(
-            identity, workload, cluster, answer, begun=begun, anew=anew, tell=self._on_trouble,
+        begun = self._control.view.start_of(identity.name)
+        carried = await self._remote_progress_import.imported_progress(identity, workload, answer, reset)
+        beginning = await find_start_position(
+            identity,
+            workload,
+            cluster,
+            answer,
+            begun=begun,
+            reset=reset,
+            report_incident=self._report_incident,
             carried=carried,
-        )  # fmt: skip
+        )
         consumers = self._audits.consumers
         counts = await consumers.counts_from(identity, workload, cluster, answer, beginning)
         chain = await make_chain(workload, self._interceptors, self._schemas)
@@ -185,27 +191,27 @@ class Starter:
         made = runtime or WorkloadRuntime(
             workload, GrpcTargets(self.worker), cluster.producer, self._lease, chain
         )
-        made.tell_role(self._catalog.told_role(workload))
+        made.announce_role(self._catalog.sender_role(workload))
         try:
             pump = self._pump(identity, epoch, made, workload, beginning)
             if answer.lineage == beginning.lineage:
                 pump.inherit_risks(answer.note)
-            self._carrying.begin(pump, workload, answer, beginning, anew, carried)
-            consumers.begin(pump, beginning, counts)
+            self._remote_progress_import.attach(pump, workload, answer, beginning, reset, carried)
+            consumers.attach(pump, beginning, counts)
         except BaseException:
             if runtime is None:
                 await made.close()
             raise
         if runtime is None:  # known only once it has a pump, with the last of which it goes
-            made.copier.make_delayed = partial(create_delayed, cluster.client, workload)
+            made.retry_publisher.make_delayed = partial(create_delayed, cluster.client, workload)
             self._runtimes[identity.name] = made
-        return Started(pump, beginning, cluster, next_offset=counts and counts.next_offset)
+        return StartedJob(pump, beginning, cluster, next_offset=counts and counts.next_offset)
 
     @staticmethod
     def _pump(
-        identity: JobId, epoch: int, runtime: WorkloadRuntime, workload: Workload, beginning: Beginning
+        identity: JobId, epoch: int, runtime: WorkloadRuntime, workload: Workload, start: StartPosition
     ) -> DispatchPump:
-        snapshot = beginning.snapshot
+        snapshot = start.snapshot
         return DispatchPump(
             identity,
             epoch,
@@ -216,7 +222,7 @@ class Starter:
             snapshot=snapshot,
             capacity=workload.spec.tracker.capacity,
             group=workload.metadata.group,
-            lineage=beginning.lineage,
+            lineage=start.lineage,
         )
 
     async def _refused(self, job: str, held: Assignment, known_epoch: int) -> None:

@@ -70,13 +70,14 @@ class OncePerWhile(logging.Filter):
 
 
 MAX_KINDS = 10_000
-FLOOD_S = 10.0
-MOST_OF_A_KIND, MOST_OF_ALL = 20, 500  # warnings and errors in `FLOOD_S`; a worker in trouble says less
+FLOOD_WINDOW_S = 10.0
+# warnings and errors in `FLOOD_WINDOW_S`; a worker in trouble says less
+MOST_OF_A_KIND, MOST_OF_ALL = 20, 500
 
 
-class Flood(logging.Filter):
-    """Lets so many warnings and errors of a kind, and of all kinds, through in `FLOOD_S`. The next of a kind
-    tells how many were left out: a bad record each millisecond fills no disk."""
+class FloodFilter(logging.Filter):
+    """Lets so many warnings and errors of a kind, and of all kinds, through in `FLOOD_WINDOW_S`. The next of
+    a kind tells how many were left out: a bad record each millisecond fills no disk."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__()
@@ -91,7 +92,7 @@ class Flood(logging.Filter):
         if record.levelno < logging.WARNING:
             return True
         now_s, kind = self._clock(), _kind_of(record)
-        if now_s - self._began_s >= FLOOD_S:
+        if now_s - self._began_s >= FLOOD_WINDOW_S:
             self._began_s, self._all = now_s, 0
             self._passed.clear()
         passed = self._passed.get(kind, 0)
@@ -187,7 +188,7 @@ def logging_config(settings: LoggingSettings) -> dict[str, Any]:
             }
         },
         "root": {"handlers": ["stderr"], "level": settings.level.upper()},
-        "filters": {"once": {"()": OncePerWhile}, "flood": {"()": Flood}},
+        "filters": {"once": {"()": OncePerWhile}, "flood": {"()": FloodFilter}},
         "loggers": {
             **{name: {"level": "WARNING", "filters": ["once"]} for name in NOISY},
             "kafka": {"level": "WARNING"},

@@ -21,11 +21,11 @@ import time
 
 from app.worker.runtime.watchdog import EXIT_STALLED
 
-TICK_S = 1.0
+BEAT_INTERVAL_S = 1.0
 STDERR = 2  # Faust replaces sys.stderr by its log, which may be what hangs
 
 
-class Stillness:
+class LoopStall:
     """For how long beats have not come, by the clock of who looks every `tick_s` and may be paused."""
 
     __slots__ = ("_beats", "_looked_s", "_tick_s", "still_s")
@@ -36,7 +36,7 @@ class Stillness:
         self._beats = -1
         self._looked_s = float("inf")
 
-    def look(self, beats: int, now_s: float) -> float:
+    def measure(self, beats: int, now_s: float) -> float:
         """The seconds (monotonic, as `now_s`) without a new one of `beats`; of a pause two ticks count."""
         passed_s = min(max(0.0, now_s - self._looked_s), 2 * self._tick_s)
         self.still_s = self.still_s + passed_s if beats == self._beats else 0.0
@@ -47,7 +47,7 @@ class Stillness:
 class LoopGuard:
     """See the module. `limit_s`: how long the loop may stand still."""
 
-    def __init__(self, limit_s: float, tick_s: float = TICK_S) -> None:
+    def __init__(self, limit_s: float, tick_s: float = BEAT_INTERVAL_S) -> None:
         self._limit_s = limit_s
         self._tick_s = tick_s
         self._cpu_limit_s = limit_s * max(2, os.cpu_count() or 1)  # other threads take CPU time, too
@@ -74,9 +74,9 @@ class LoopGuard:
         self._next = loop.call_later(self._tick_s, self._beat, loop)
 
     def _watch(self) -> None:
-        stillness = Stillness(self._tick_s)
+        stillness = LoopStall(self._tick_s)
         while not self._ended.wait(self._tick_s):
-            still_s = stillness.look(self._beats, time.monotonic())
+            still_s = stillness.measure(self._beats, time.monotonic())
             if still_s >= self._limit_s:
                 words = (
                     f"switchyard: the event loop has stood still for {still_s:.0f} s; this process ends, and "

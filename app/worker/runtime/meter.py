@@ -15,7 +15,7 @@ import psutil
 
 from app.audit.pump.partition import AuditPump
 from app.dispatch.pump.partition import DispatchPump
-from app.kernel.load import DEFAULT_WORKER, Load, Smoothed, Work, apportion
+from app.kernel.load import DEFAULT_WORKER, JobWork, Load, SmoothedLoad, apportion
 from app.kernel.rates import JobRates
 from app.replicate.pump.partition import ReplicaPump
 from app.worker.jobs.pump import Pump
@@ -45,8 +45,8 @@ class Meter:
         self.loads: dict[str, Load] = {}
         self.rates: dict[str, JobRates] = {}
         self._process = psutil.Process()
-        self._smoothed: dict[str, Smoothed] = {}
-        self._done: dict[str, Work] = {}
+        self._smoothed: dict[str, SmoothedLoad] = {}
+        self._done: dict[str, JobWork] = {}
         self._at_s = float("-inf")
         self._cpu_s = 0.0
         self._idle = Load(IDLE_CPU, self._process.memory_info().rss)
@@ -66,17 +66,17 @@ class Meter:
             if not pumps:
                 self._idle = Load(IDLE_CPU, memory_bytes)
             for job, load in apportion(self.used, work, self._idle).items():
-                self._smoothed.setdefault(job, Smoothed()).sample(load, now_s)
+                self._smoothed.setdefault(job, SmoothedLoad()).sample(load, now_s)
         self.rates = {job: self.rates.get(job) or JobRates() for job in pumps}
         full = self.used.cpu_cores >= FULL * self.capacity.cpu_cores
         for job, pump in pumps.items():
-            _look(self.rates[job], pump, done[job].messages, full, now_s)
+            _sample_rates(self.rates[job], pump, done[job].messages, full, now_s)
         self._smoothed = {job: one for job, one in self._smoothed.items() if job in pumps}
         self.loads = {job: _short(one.load) for job, one in self._smoothed.items()}
         self._at_s, self._cpu_s, self._done = now_s, cpu_s, done
 
 
-def _look(rates: JobRates, pump: Pump, finished: float, full: bool, now_s: float) -> None:
+def _sample_rates(rates: JobRates, pump: Pump, finished: float, full: bool, now_s: float) -> None:
     status = pump.status()
     unread = max(0, status.high_watermark - status.fetched)
     waiting = unread + status.ready + status.behind
@@ -84,7 +84,7 @@ def _look(rates: JobRates, pump: Pump, finished: float, full: bool, now_s: float
     rates.sample(now_s, status.high_watermark, finished, waiting, alone)
 
 
-def work_of(pump: Pump) -> Work:
+def work_of(pump: Pump) -> JobWork:
     """What a pump has done since it began; what it read it sent on, too."""
     if isinstance(pump, ReplicaPump | AuditPump):
         return pump.work()
@@ -92,7 +92,7 @@ def work_of(pump: Pump) -> Work:
     pumps = [pump] if pump.backlog is None else [pump, pump.backlog.pump]
     messages = sum(one.delivered + one.retried + one.dead_lettered for one in pumps)
     unary = pump.runtime.link.stream is None
-    return Work(2 * sum(one.read_bytes for one in pumps), messages, messages if unary else 0)
+    return JobWork(2 * sum(one.read_bytes for one in pumps), messages, messages if unary else 0)
 
 
 def _short(load: Load) -> Load:
@@ -100,10 +100,10 @@ def _short(load: Load) -> Load:
     return Load(round(load.cpu_cores, 4), round(load.memory_bytes), round(load.network_bytes_per_s))
 
 
-def _since(before: Work | None, now: Work) -> Work:
+def _since(before: JobWork | None, now: JobWork) -> JobWork:
     if before is None or now.bytes < before.bytes:  # another pump of the same job
         return now
-    return Work(now.bytes - before.bytes, now.messages - before.messages, now.calls - before.calls)
+    return JobWork(now.bytes - before.bytes, now.messages - before.messages, now.calls - before.calls)
 
 
 def _cores() -> float:

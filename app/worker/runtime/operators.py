@@ -22,7 +22,7 @@ import structlog
 
 from app.controllog.events import ALL, OperatorAct, Paused
 from app.controllog.log import ControlLog
-from app.dispatch.model.outcome import Action, Decision
+from app.dispatch.model.outcome import Action, DeliveryDecision
 from app.dispatch.pump.partition import DispatchPump
 from app.kafka.client.cluster import EARLIEST, LATEST
 from app.kernel.clock import now_ms
@@ -30,34 +30,34 @@ from app.kernel.job import JobId, Kind
 from app.kernel.ranges import Range, union
 from app.replicate.pump.partition import ReplicaPump
 from app.replicate.pump.route_runtime import group_of
-from app.worker.jobs.operator_acts import Ended, Move, count, offsets_of, runs, text
+from app.worker.jobs.operator_acts import EndedOffsets, PositionMove, count, offsets_of, runs, text
 from app.worker.jobs.pump import Pump
-from app.worker.runtime.job_manager import Jobs
+from app.worker.runtime.job_manager import JobManager
 
 log = structlog.get_logger(__name__)
 
-CHUNK = 16  # looked for before the loop is given back: each may be looked for in a long queue
-SETTLE_S = 3.0  # calls that were given up answer, copies are taken
-DRAIN_S = 3.0  # what is in flight at a reset is waited for so long; it may be delivered again
-FOLLOW_S = 6.0  # table and commit follow a reset within this, or it is told as not done
-LOOK_S, FOLLOW_LOOK_S = 0.02, 0.2
+OFFSETS_PER_TURN = 16  # looked for before the loop is given back: each may be looked for in a long queue
+SETTLE_TIMEOUT_S = 3.0  # calls that were given up answer, copies are taken
+RESET_DRAIN_TIMEOUT_S = 3.0  # what is in flight at a reset is waited for so long; it may be delivered again
+RESET_FOLLOW_TIMEOUT_S = 6.0  # table and commit follow a reset within this, or it is told as not done
+SETTLE_POLL_INTERVAL_S, FOLLOW_POLL_INTERVAL_S = 0.02, 0.2
 
 FINISHED, NOT_READ, COPYING = "already finished", "not read yet", "its copy is on its way"
 ENDING, MOVED = "is being ended already", "its job moved meanwhile"
 
 
-class Refused(Exception):
+class OperationRefused(Exception):
     """The act is not possible as things stand."""
 
 
-class NotHere(Refused):
+class NotHere(OperationRefused):
     """Not by this worker, or not now: the job moves, or its worker may not act at the moment."""
 
 
-class Operators:
+class OperatorActions:
     """See the module. Holds nothing: made where it is needed."""
 
-    def __init__(self, jobs: Jobs, control: ControlLog) -> None:
+    def __init__(self, jobs: JobManager, control: ControlLog) -> None:
         self._jobs = jobs
         self._control = control
 
@@ -70,7 +70,7 @@ class Operators:
         compacted log may know of a pause that others have forgotten.
 
         Raises:
-            Refused: single partitions cannot be resumed while the whole workload is paused.
+            OperationRefused: single partitions cannot be resumed while the whole workload is paused.
         """
         now = self._control.view.paused.get(key, set())
         wanted = set(partitions)
@@ -80,7 +80,9 @@ class Operators:
             changing = wanted if moving or (ALL not in now if paused else now) else set()
         else:
             if not paused and ALL in now:
-                raise Refused("the whole workload is paused; resume it, then pause single partitions")
+                raise OperationRefused(
+                    "the whole workload is paused; resume it, then pause single partitions"
+                )
             changing = wanted - now if paused else wanted & now
         events = [
             Paused(at_ms=now_ms(), key=key, partition=partition, paused=paused, actor=actor)
@@ -92,7 +94,7 @@ class Operators:
 
     # -- single offsets --------------------------------------------------------------------------
 
-    def foresee(self, job: str, ranges: Sequence[Range]) -> Ended:
+    def foresee(self, job: str, ranges: Sequence[Range]) -> EndedOffsets:
         """What `skip` and `stash` would end now. Raises Refused."""
         pump, _ = self._mine(job)
         can: list[int] = []
@@ -102,56 +104,56 @@ class Operators:
                 refused.setdefault(why, []).append(offset)
             else:
                 can.append(offset)
-        return Ended(runs(can), (), {reason: runs(found) for reason, found in refused.items()})
+        return EndedOffsets(runs(can), (), {reason: runs(found) for reason, found in refused.items()})
 
-    async def skip(self, job: str, ranges: Sequence[Range], actor: str, why: str = "") -> Ended:
+    async def skip(self, job: str, ranges: Sequence[Range], actor: str, why: str = "") -> EndedOffsets:
         """Finishes messages without delivering them. Raises Refused."""
         return await self._end(job, ranges, Action.ACK, "skip", actor, why)
 
-    async def stash(self, job: str, ranges: Sequence[Range], actor: str, why: str = "") -> Ended:
+    async def stash(self, job: str, ranges: Sequence[Range], actor: str, why: str = "") -> EndedOffsets:
         """Moves messages into the DLQ. Raises Refused."""
         pump, _ = self._mine(job)
         if not pump.runtime.policy.dlq_enabled:
-            raise Refused("the workload has no DLQ; enable dlq, or skip")
+            raise OperationRefused("the workload has no DLQ; enable dlq, or skip")
         return await self._end(job, ranges, Action.DLQ, "stash", actor, why)
 
     async def _end(
         self, job: str, ranges: Sequence[Range], action: Action, verb: str, actor: str, why: str
-    ) -> Ended:
+    ) -> EndedOffsets:
         pump, _ = self._mine(job)
         told = f"{'skipped' if action is Action.ACK else 'stashed'} by {actor}" + (f": {why}" if why else "")
-        decision = Decision(action, None, 0.0, told)
+        decision = DeliveryDecision(action, None, 0.0, told)
         done: list[int] = []
         refused: dict[str, list[int]] = {}
         here = True
         for at, offset in enumerate(offsets_of(ranges)):
-            if at % CHUNK == 0:
+            if at % OFFSETS_PER_TURN == 0:
                 await asyncio.sleep(0)
                 here = self._is_mine(job, pump)
             reason = why_not(pump, offset) if here else MOVED
-            if not reason and pump.conclude(offset, decision):
+            if not reason and pump.finish_by_operator(offset, decision):
                 done.append(offset)
             else:
                 refused.setdefault(reason or ENDING, []).append(offset)
         pending = await self._settle(pump, done)
-        ended = Ended(
+        ended = EndedOffsets(
             runs(offset for offset in done if offset not in pending),
             runs(pending),
             {reason: runs(found) for reason, found in refused.items()},
         )
-        detail = f"{text(ranges)}: {ended.told()}" + (f" ({why})" if why else "")
+        detail = f"{text(ranges)}: {ended.describe()}" + (f" ({why})" if why else "")
         await self._record(job, verb, detail, actor)
         return ended
 
     @staticmethod
     async def _settle(pump: DispatchPump, offsets: Iterable[int]) -> set[int]:
         """Those of `offsets` that are not finished although there was time for it."""
-        left, until_s = set(offsets), time.monotonic() + SETTLE_S
+        left, until_s = set(offsets), time.monotonic() + SETTLE_TIMEOUT_S
         while left and not pump.closed:
             left = {offset for offset in left if not _part(pump, offset).tracker.is_finished(offset)}
             if time.monotonic() > until_s:
                 break
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(SETTLE_POLL_INTERVAL_S)
         return left
 
     # -- what a route cannot copy ------------------------------------------------------------------
@@ -161,15 +163,17 @@ class Operators:
         waits.
 
         Raises:
-            Refused: nothing of it waits, or not all that waits together lies in it. NotHere.
+            OperationRefused: nothing of it waits, or not all that waits together lies in it. NotHere.
         """
         pump = self._replica(job)
         if not pump.stuck:
-            raise Refused(f"nothing of {job} waits for anybody: only what cannot be copied can be skipped")
+            raise OperationRefused(
+                f"nothing of {job} waits for anybody: only what cannot be copied can be skipped"
+            )
         found = _within(pump, start, end)
         if not found:
             (first, before), *_ = pump.stuck
-            raise Refused(f"[{first}, {before}) waits, all of it together: skip that, or more")
+            raise OperationRefused(f"[{first}, {before}) waits, all of it together: skip that, or more")
         return found, pump.status().trouble
 
     async def pass_over(
@@ -178,12 +182,13 @@ class Operators:
         """Leaves out what of [start, end) cannot be copied; what of it can be is. Returns what was left out.
 
         Raises:
-            Refused: see `foresee_pass`; or it is not certain that it will last, and may be asked for again.
+            OperationRefused: see `foresee_pass`; or it is not certain that it will last, and may be asked for
+            again.
         """
         self.foresee_pass(job, start, end)
         passed: list[Range] = []
         follow: tuple[int, int] | None = None  # the lineage that begins, and where
-        until_s = time.monotonic() + SETTLE_S
+        until_s = time.monotonic() + SETTLE_TIMEOUT_S
         while time.monotonic() < until_s:
             try:
                 pump = self._replica(job)
@@ -191,15 +196,15 @@ class Operators:
                 if not passed:
                     raise
                 break  # it begins anew behind what was left out: what was done is recorded
-            anew_at, lineage = pump.intake.begins_anew_at, pump.lineage + 1
-            done = [stuck for stuck in _within(pump, start, end) if pump.conclude(*stuck)]
+            anew_at, lineage = pump.intake.new_lineage_at, pump.lineage + 1
+            done = [stuck for stuck in _within(pump, start, end) if pump.finish_by_operator(*stuck)]
             passed += done
             if anew_at is not None and pump.halted is None:
                 follow = lineage, anew_at
                 break
             if not done and pump.base >= end:
                 break
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(SETTLE_POLL_INTERVAL_S)
         passed_over = union(passed)
         detail = f"{text(passed_over)}: {count(passed_over)} offsets are not copied"
         detail += f" ({reason})" if reason else ""
@@ -213,13 +218,13 @@ class Operators:
 
     # -- reset -----------------------------------------------------------------------------------
 
-    async def foresee_reset(self, job: JobId, wanted: int, *, at_ms: bool = False) -> Move:
+    async def foresee_reset(self, job: JobId, wanted: int, *, at_ms: bool = False) -> PositionMove:
         """Where a reset to `wanted` leads: an offset, EARLIEST or LATEST, or (with `at_ms`) a time.
 
         Any worker can tell.
 
         Raises:
-            Refused: there is no such workload, or route.
+            OperationRefused: there is no such workload, or route.
             LookupError: the partition has no leader that answers now.
             app.kafka.client.cluster.ClusterUnreachable: the cluster does not answer.
         """
@@ -239,7 +244,7 @@ class Operators:
             note = f"the log has [{first}, {end}) only, not {to}"
             to = min(max(to, first), end)
         committed = (await cluster.committer.committed(group, [at])).get(at)
-        return Move(str(job), committed, to, note)
+        return PositionMove(str(job), committed, to, note)
 
     def _read_as(self, job: JobId) -> tuple[str, str]:
         """The cluster that a job reads, and as which group. Raises Refused."""
@@ -247,38 +252,40 @@ class Operators:
         if job.kind is Kind.REPLICATE:
             route = catalog.route(job.name)
             if route is None:
-                raise Refused(f"there is no route {job.name} that this worker can read")
+                raise OperationRefused(f"there is no route {job.name} that this worker can read")
             return route.spec.source, group_of(job.name)
         workload = catalog.workload(job.name)
         if workload is None:
-            raise Refused(f"there is no workload {job.name}")
+            raise OperationRefused(f"there is no workload {job.name}")
         return workload.metadata.cluster, workload.metadata.group
 
-    async def reset(self, job: str, wanted: int, actor: str) -> Move:
+    async def reset(self, job: str, wanted: int, actor: str) -> PositionMove:
         """Begins the job again at an offset (see `foresee_reset`). Messages in flight have a short time to
         end; copies in retry topics stay there and are delivered from there.
 
         Raises:
-            Refused: not now, or it is not certain that it will last; asking again is harmless.
+            OperationRefused: not now, or it is not certain that it will last; asking again is harmless.
             LookupError, ClusterUnreachable: see `foresee_reset`.
         """
         self._flowing(job)
         if JobId.parse(job).name in self._control.view.moves:
-            raise Refused("the workload is being moved to another cluster; wait for that, or resume it first")
+            raise OperationRefused(
+                "the workload is being moved to another cluster; wait for that, or resume it first"
+            )
         move = await self.foresee_reset(JobId.parse(job), wanted)
         pump, _ = self._flowing(job)
-        move = Move(job, pump.base, move.to, move.note)
+        move = PositionMove(job, pump.base, move.to, move.note)
         lineage = pump.lineage + 1
         await self._renew(pump, lineage, move.to)
-        await self._lasts(job, "reset", lineage, move.to, move.told(), actor)
-        await self._record(job, "reset", move.told(), actor)
+        await self._lasts(job, "reset", lineage, move.to, move.describe(), actor)
+        await self._record(job, "reset", move.describe(), actor)
         return move
 
     async def _lasts(self, job: str, action: str, lineage: int, to: int, detail: str, actor: str) -> None:
         """Waits until the job's new lineage outlives the worker. Raises NotHere: that is not certain."""
         held = self._control.view.owner(job)
         try:
-            async with asyncio.timeout(FOLLOW_S):
+            async with asyncio.timeout(RESET_FOLLOW_TIMEOUT_S):
                 await self._follow(job, -1 if held is None else held.epoch, lineage, to)
         except TimeoutError:
             await self._record(job, action, f"{detail}; not certain: table or commit lag behind", actor)
@@ -294,13 +301,13 @@ class Operators:
 
         async def begin_anew() -> None:
             nonlocal begun
-            await pump.drain(DRAIN_S)
+            await pump.drain(RESET_DRAIN_TIMEOUT_S)
             # Should the worker end before the new lineage is known.
-            begun = await jobs.checkpoints.saved(pump)
+            begun = await jobs.progress_saver.saved(pump)
             if jobs.flowing.get(job) is not pump or pump.closed:
                 return
             if begun:
-                jobs.begin_anew(pump, lineage, offset)
+                jobs.restart_in_new_lineage(pump, lineage, offset)
             else:
                 jobs._close(job)  # nothing wakes a drained pump: it begins again from what is saved
 
@@ -323,7 +330,7 @@ class Operators:
                 # A commit of the former lineage that lies in here is true of this one too.
                 if committed is not None and to <= committed <= pump.base:
                     return
-            await asyncio.sleep(FOLLOW_LOOK_S)
+            await asyncio.sleep(FOLLOW_POLL_INTERVAL_S)
 
     # -- inside ----------------------------------------------------------------------------------
 

@@ -3,14 +3,14 @@
 Rules
 1. Commits are made only while the lease holds. Snapshots always: the tracker topic's order fences those of
    an older epoch, and a worker that waits for its lease and dies has saved what it had finished.
-2. A snapshot is sent at most every `SNAPSHOT_S` a job, when something changed; none is larger than
+2. A snapshot is sent at most every `SNAPSHOT_INTERVAL_S` a job, when something changed; none is larger than
    `MAX_SNAPSHOT_BYTES`: the newest of what was finished is left out, and may come twice after a crash.
    They stand in the topic in the order in which they were taken: the last one of a job says it all. A
    partition of the topic that takes nothing holds up those of its own jobs only.
-3. A commit is made when the base moved, and every `RECOMMIT_S` anyway: it heals what a zombie set back,
-   and tells other regions that the group is alive (`app.offsets.model.group_sync`).
-4. Copies of other regions' bookkeeping are saved every `BOOKKEEPING_S` while they flow: a position saved here
-   is a record there, and regions that copy each other's would hardly come to rest.
+3. A commit is made when the base moved, and every `RECOMMIT_INTERVAL_S` anyway: it heals what a zombie set
+   back, and tells other regions that the group is alive (`app.offsets.model.group_sync`).
+4. Copies of other regions' bookkeeping are saved every `BOOKKEEPING_INTERVAL_S` while they flow: a position
+   saved here is a record there, and regions that copy each other's would hardly come to rest.
 5. Clusters are committed to side by side: one that is away holds up its own groups only. `unanswered` says
    since when one has answered no commit; a refusal is an answer.
 """
@@ -34,21 +34,21 @@ from app.kernel.ranges import Snapshot
 from app.offsets.model.group_sync import stamped
 from app.replicate.pump.partition import ReplicaPump
 from app.worker.jobs.pump import Pump
-from app.worker.jobs.start_position import Trouble
+from app.worker.jobs.start_position import ReportIncident
 from app.worker.tracker.client import TrackerClient, tracker_partition
 
 log = structlog.get_logger(__name__)
 
-SNAPSHOT_S = 0.1
-BOOKKEEPING_S = 15.0
+SNAPSHOT_INTERVAL_S = 0.1
+BOOKKEEPING_INTERVAL_S = 15.0
 SNAPSHOTS_PER_S = 1_000  # of all jobs together: what the table's writers take without falling behind
 MAX_SNAPSHOT_BYTES = 512 * 1024  # in base64 it fits an event, an answer and a changelog record of 1 MB
-COMMIT_S = 0.5
-COMMIT_PATIENCE_S = 5.0
-RECOMMIT_S = 30.0
+COMMIT_INTERVAL_S = 0.5
+COMMIT_TIMEOUT_S = 5.0
+RECOMMIT_INTERVAL_S = 30.0
 
 
-class Checkpoints(Service):
+class ProgressSaver(Service):
     """See the module.
 
     Attributes:
@@ -63,7 +63,7 @@ class Checkpoints(Service):
         clusters: DataClusters,
         trackers: TrackerClient,
         lease: Lease,
-        on_trouble: Trouble,
+        report_incident: ReportIncident,
         worker: str = "",
     ) -> None:
         super().__init__()
@@ -74,7 +74,7 @@ class Checkpoints(Service):
         self._clusters = clusters
         self._trackers = trackers
         self._lease = lease
-        self._on_trouble = on_trouble
+        self._report_incident = report_incident
         self._logs: dict[str, LogId] = {}
         self._committed: dict[str, tuple[int, float]] = {}
         self._cut: set[str] = set()
@@ -83,7 +83,7 @@ class Checkpoints(Service):
         self._in_order = defaultdict[int, asyncio.Lock](asyncio.Lock)
         self._rounds: dict[int, asyncio.Task[bool]] = {}
 
-    def begin(self, pump: Pump, log_id: LogId, *, known: bool) -> None:
+    def track(self, pump: Pump, log_id: LogId, *, known: bool) -> None:
         """A pump starts, on the log with this id; unless `known`, the table learns of it at once."""
         self._logs[str(pump.job)] = log_id
         if not known:
@@ -118,7 +118,7 @@ class Checkpoints(Service):
     async def _snapshots(self) -> None:
         while not self.should_stop:
             pumps = [p for p in self._pumps.values() if p.version != p.snapshot_version]
-            interval_s = max(SNAPSHOT_S, len(pumps) / SNAPSHOTS_PER_S)
+            interval_s = max(SNAPSHOT_INTERVAL_S, len(pumps) / SNAPSHOTS_PER_S)
             await self.sleep(interval_s)
             began_s = time.monotonic()
             try:
@@ -162,7 +162,7 @@ class Checkpoints(Service):
         flows = isinstance(pump, ReplicaPump) and pump.snapshot_version >= 0 and not pump.awaits_snapshot
         if not flows or not pump.job.topic.startswith(BOOKKEEPING):
             return True
-        if now_s - self._kept.get(job, float("-inf")) < BOOKKEEPING_S:
+        if now_s - self._kept.get(job, float("-inf")) < BOOKKEEPING_INTERVAL_S:
             return False
         self._kept[job] = now_s
         return True
@@ -197,7 +197,7 @@ class Checkpoints(Service):
         packed, cut = limited(snapshot)
         if cut and job not in self._cut:
             self._cut.add(job)
-            self._on_trouble(
+            self._report_incident(
                 "snapshot-cut", job,
                 "more was finished out of order than a snapshot holds; the newest of it would be delivered "
                 "again after a crash",
@@ -210,7 +210,7 @@ class Checkpoints(Service):
     @Service.task
     async def _commits(self) -> None:
         while not self.should_stop:
-            await self.sleep(COMMIT_S)
+            await self.sleep(COMMIT_INTERVAL_S)
             if not self._lease.holds(time.monotonic()):
                 self.unanswered.clear()  # what it may not do, it does not fail at
                 self.round_at_s = time.monotonic()
@@ -227,7 +227,7 @@ class Checkpoints(Service):
         for pump in pumps:
             job, base = str(pump.job), pump.base
             last, at_s = self._committed.get(job, (-1, 0.0))
-            if base != last or now_s - at_s > RECOMMIT_S:
+            if base != last or now_s - at_s > RECOMMIT_INTERVAL_S:
                 rounds[pump.commits_to][pump.job.topic, pump.job.partition] = base
         tried = {name for name, _ in rounds}
         self.unanswered = {name: since for name, since in self.unanswered.items() if name in tried}
@@ -252,7 +252,7 @@ class Checkpoints(Service):
         """Commits, and tells the pumps; returns whether the cluster answered."""
         answered = True
         try:
-            async with asyncio.timeout(COMMIT_PATIENCE_S):
+            async with asyncio.timeout(COMMIT_TIMEOUT_S):
                 cluster = await self._clusters.get(cluster_name)
                 beside = dict.fromkeys(offsets, stamped(self.worker, now_ms()))
                 errors = await cluster.committer.commit(group, offsets, beside)
@@ -272,7 +272,7 @@ class Checkpoints(Service):
                     message, _, remedy = refused.partition("; ")
                     again = "it is tried again every second"
                     remedy = f"{remedy}; {again}" if remedy else again
-                    self._on_trouble("commit-refused", str(pump.job), message, remedy)
+                    self._report_incident("commit-refused", str(pump.job), message, remedy)
             else:
                 self._committed[str(pump.job)] = (offsets[at], now_s)
                 if pump.trouble.startswith("commit: "):

@@ -9,24 +9,24 @@ from app.controllog.log import ControlLog
 from app.controllog.roles import ACTIVE_PASSIVE, MOVING
 from app.dispatch.definition import Workload
 from app.kafka.data_clusters import DataClusters
-from app.offsets.store.tables import Atlas
-from app.offsets.sync.group_sync_schedule import Passive
+from app.offsets.store.tables import RegionAtlas
+from app.offsets.sync.group_sync_schedule import PassiveWorkload
 from app.offsets.sync.regions import Regions
 from app.replicate.definition import RouteDefinition
 from app.replicate.model.route import Route
 from app.worker.catalog import Catalog
-from app.worker.jobs.start_position import Trouble
+from app.worker.jobs.start_position import ReportIncident
 
 
 def make_regions(
-    atlas: Atlas,
+    atlas: RegionAtlas,
     directory: Path,
     control: ControlLog,
     catalog: Catalog,
     clusters: DataClusters,
     may_act: Callable[[], bool],
-    tell: Trouble,
-    passive: Callable[[], Sequence[Passive]],
+    report_incident: ReportIncident,
+    passive: Callable[[], Sequence[PassiveWorkload]],
     regions_of: Callable[[Workload], Sequence[str]],
 ) -> Regions:
     """Of the worker that has these; `directory` is its own."""
@@ -67,6 +67,16 @@ def make_regions(
         return list(control.view.assignments)
 
     return Regions(
-        atlas, clusters, directory, routes=routes, jobs=jobs, busy=busy, may_act=may_act, tell=tell,
-        is_active=is_active, passive=passive, regions_of=regions_of, may_come=may_come,
-    )  # fmt: skip
+        atlas,
+        clusters,
+        directory,
+        routes=routes,
+        jobs=jobs,
+        busy=busy,
+        may_act=may_act,
+        report_incident=report_incident,
+        is_active=is_active,
+        passive=passive,
+        regions_of=regions_of,
+        may_come=may_come,
+    )

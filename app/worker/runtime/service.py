@@ -21,46 +21,46 @@ import structlog
 from aiokafka import AIOKafkaProducer
 from mode import Service
 
-from app.alerts.delivery.monitor import Alerts
+from app.alerts.delivery.monitor import AlertMonitor
 from app.audit.jobs.books import AuditBooks
-from app.audit.jobs.region_query import Auditor
+from app.audit.jobs.region_query import RegionQuery
 from app.audit.jobs.replay_tail import Margin
 from app.audit.jobs.report_sender import AuditSender
 from app.audit.jobs.seal_key import SealKey
 from app.controllog import codec
-from app.controllog.codec import Heartbeat, Incident
+from app.controllog.codec import Heartbeat, IncidentRecord
 from app.controllog.log import ControlLog
 from app.controllog.topics import ControlTopics
-from app.failover.plan.planner import Planner
-from app.failover.run.participant import FailoverSide
+from app.failover.plan.planner import FailoverPlanner
+from app.failover.run.participant import FailoverParticipant
 from app.failover.run.presence import Presence
 from app.failover.topology import Layout
 from app.kafka.client.cluster import ClusterClient, ClusterSpec
 from app.kafka.client.commits import OffsetCommitter
 from app.kafka.client.startup_retry import start_patiently
-from app.kafka.client.topic_tail import STOP_S, TopicTail, bounded
+from app.kafka.client.topic_tail import TAIL_STOP_TIMEOUT_S, TopicTail, bounded
 from app.kafka.data_clusters import DataClusters
 from app.kafka.fetch.deliveries import ByteBudget
 from app.kernel.clock import now_ms
 from app.kernel.lease import Lease
-from app.offsets.store.tables import Atlas
+from app.offsets.store.tables import RegionAtlas
 from app.offsets.sync.offset_sync_sender import BarrierSender
 from app.offsets.sync.regions import Regions
 from app.payload.interceptors import Interceptor
-from app.payload.schema_loader import Schemas
-from app.payload.schema_registry import LOOK_AGAIN_S
-from app.placement.inputs import Placing
+from app.payload.schema_loader import SchemaLoader
+from app.payload.schema_registry import REGISTRY_POLL_INTERVAL_S
+from app.placement.inputs import PlacementInputs
 from app.placement.leader import Leader
 from app.placement.limit_divider import LimitDivider
-from app.replicate.jobs.orphaned_lines import EndedRoutes, own_lines
-from app.replicate.jobs.pinned_offset_syncs import NeededBarriers
+from app.replicate.jobs.orphaned_lines import OrphanedLines, own_lines
+from app.replicate.jobs.pinned_offset_syncs import PinnedOffsetSyncs
 from app.sizing.forecast_reader import forecast_tail
 from app.sizing.forecasts import ForecastRules, Forecasts
 from app.worker.catalog import Catalog
-from app.worker.members.loopback_check import Neighbours
+from app.worker.members.loopback_check import LoopbackCheck
 from app.worker.members.membership import DRAINING, STOPPED, Heartbeats, Members
 from app.worker.members.sentinel import Sentinel
-from app.worker.runtime.job_manager import Jobs
+from app.worker.runtime.job_manager import JobManager
 from app.worker.runtime.meter import Meter
 from app.worker.runtime.region_services import make_regions
 from app.worker.runtime.watchdog import Watchdog, answers
@@ -72,9 +72,9 @@ log = structlog.get_logger(__name__)
 HEARTBEAT_S = 0.5
 LEASE_S = 2.0
 DEAD_AFTER_S = 3.0  # above LEASE_S + HEARTBEAT_S: a worker stops before anybody takes its jobs
-KEEP_INCIDENTS = 500
-GOODBYE_S = 2.0
-READ_CONTROL_S = 5.0
+MAX_KEPT_INCIDENTS = 500
+GOODBYE_TIMEOUT_S = 2.0
+CONTROL_READ_TIMEOUT_S = 5.0
 # Batches, futures and answers come by the thousand and go by themselves: seldom is anything found among them.
 GC_THRESHOLDS = 50_000, 20, 20
 
@@ -104,11 +104,11 @@ class Runtime(Service):
         memory_budget_bytes: int,
         grace_s: float,
         meter: Meter,
-        schemas: Schemas,
+        schemas: SchemaLoader,
         group: str = "",
         place: str = "",
         interceptors: Sequence[tuple[str, Interceptor]] = (),
-        atlas: Atlas | None = None,
+        atlas: RegionAtlas | None = None,
         directory: Path | None = None,
         layout: Layout | None = None,
         refuses_local_alerts: bool = False,
@@ -122,7 +122,7 @@ class Runtime(Service):
         self.lease = Lease(LEASE_S)
         self.presence = Presence(self.worker, lambda: self.lease.expires_at_s - LEASE_S)
         self.members = Members(DEAD_AFTER_S)
-        self.incidents: deque[Incident] = deque(maxlen=KEEP_INCIDENTS)
+        self.incidents: deque[IncidentRecord] = deque(maxlen=MAX_KEPT_INCIDENTS)
         self.draining, self._state = False, "running"
         self._topics = topics
         self._options = control_options = control_spec.aiokafka_options()
@@ -133,37 +133,49 @@ class Runtime(Service):
         self.clusters = DataClusters(
             clusters, deliver, ByteBudget(memory_budget_bytes), may_append=self._may_act
         )
-        self.region, self.catalog = topics.region, Catalog(self.control, self.clusters, self.tell, layout)
+        self.region, self.catalog = (
+            topics.region,
+            Catalog(self.control, self.clusters, self.report_incident, layout),
+        )
         self._control_client = ClusterClient(control_spec)
-        self.failover = FailoverSide(
+        self.failover = FailoverParticipant(
             self.control, self._control_client, control_options, layout, self.catalog.workload,
             leads=lambda: self.leader.leads,
-            on_news=lambda: self.leader.look(),  # noqa: PLW0108 - the leader comes later
-            on_trouble=self.tell,
+            on_news=lambda: self.leader.start_round(),  # noqa: PLW0108 - the leader comes later
+            report_incident=self.report_incident,
             presence=self.presence,
             live=self._present,
         )  # fmt: skip
-        self.failover.runs.arrived = lambda asked: Planner(self).arrived(asked)
+        self.failover.runs.arrived = lambda asked: FailoverPlanner(self).arrived(asked)
         self.catalog.runs_here = self.failover.keeper.runs_here
-        self.catalog.told_role = self.failover.keeper.told
+        self.catalog.sender_role = self.failover.keeper.sender_role
         self.groups = OffsetCommitter(self._control_client)
         self.trackers = TrackerClient(self.worker, topics, control_options)
         self.barriers = BarrierSender(topics, control_options, self.worker)
-        self.jobs = Jobs(
-            self.worker, self.control, self.catalog, self.clusters, self.trackers, self.lease, self.tell,
-            grace_s=grace_s, interceptors=interceptors, barriers=self.barriers, schemas=schemas,
-        )  # fmt: skip
-        self.jobs.pauses.tell = self.tell
+        self.jobs = JobManager(
+            self.worker,
+            self.control,
+            self.catalog,
+            self.clusters,
+            self.trackers,
+            self.lease,
+            self.report_incident,
+            grace_s=grace_s,
+            interceptors=interceptors,
+            barriers=self.barriers,
+            schemas=schemas,
+        )
+        self.jobs.pause_controller.report_incident = self.report_incident
         self.audit_sender = AuditSender(
             topics, control_options, SealKey(self._control_client, topics.control.name)
         )
         self.jobs.audits.sender = self.audit_sender
         self.audit_books = AuditBooks(
             topics.audit.name, self._control_client, self.audit_sender,
-            Margin(topics.audit.name, control_options), self.catalog.audits.bounds_of, self.tell,
+            Margin(topics.audit.name, control_options), self.catalog.audits.bounds_of, self.report_incident,
             lambda: self.leader.leads, self.catalog.audits.oddity_of, self.audit_sender.key,
         )  # fmt: skip
-        self.watchdog = Watchdog(self.jobs.checkpoints, self._may_not_commit, self._answers)
+        self.watchdog = Watchdog(self.jobs.progress_saver, self._may_not_commit, self._answers)
         self.heartbeats = Heartbeats(
             topics.heartbeats.name, control_options, compose=self._compose, members=self.members,
             lease=self.lease, interval_s=HEARTBEAT_S,
@@ -171,52 +183,65 @@ class Runtime(Service):
         )  # fmt: skip
         self.follower = TrackerFollower(self.worker, topics, control_options, self.members, self.groups)
         self.leader = Leader(
-            self.worker, self.control, self.members, self.lease, self.catalog.jobs,
-            Placing(self.catalog.workload, self.tell, self.catalog.vanished.why_gone),
-            lambda: self.catalog.sleepers.asleep, self.failover.step,
+            self.worker,
+            self.control,
+            self.members,
+            self.lease,
+            self.catalog.jobs,
+            PlacementInputs(
+                self.catalog.workload, self.report_incident, self.catalog.vanished_topics.why_gone
+            ),
+            lambda: self.catalog.hibernation.asleep,
+            self.failover.step,
             LimitDivider(self.catalog.workload, self.catalog.route),
-        )  # fmt: skip
-        self.needed = NeededBarriers(
+        )
+        self.needed = PinnedOffsetSyncs(
             self.control, self.catalog, self.clusters, self.barriers,
             lambda: self.leader.leads and self._may_act(),
         )  # fmt: skip
         self.sentinel = Sentinel(
-            self.worker, self.members, lambda: self.control.view.leader, self.leader.look
+            self.worker, self.members, lambda: self.control.view.leader, self.leader.start_round
         )
-        self.neighbours = Neighbours(self._place, url, self.members, self.tell)
-        self.alerts = Alerts(
+        self.loopback_check = LoopbackCheck(self._place, url, self.members, self.report_incident)
+        self.alerts = AlertMonitor(
             self.control,
-            Auditor(
+            RegionQuery(
                 self.worker, self.audit_books, self.catalog.audits,
                 lambda: self.members.live(time.monotonic()),
             ),
-            lambda: self.leader.leads and self._may_act(), self.tell, topics.region,
+            lambda: self.leader.leads and self._may_act(), self.report_incident, topics.region,
             refuses_local=refuses_local_alerts,
         )  # fmt: skip
         self.forecasts = Forecasts(topics.region, forecast_rules)
         self.regions: Regions | None = None
-        self.ended: EndedRoutes | None = None
+        self.ended: OrphanedLines | None = None
         if atlas is not None and directory is not None:
             self.regions = make_regions(
-                atlas, directory, self.control, self.catalog, self.clusters,
-                lambda: self.leader.leads and self._may_act(), self.tell, self.failover.keeper.passive,
-                self.failover.failovers.regions_of,
-            )  # fmt: skip
-            self.jobs.carrying.carrier = self.regions.carrier
+                atlas,
+                directory,
+                self.control,
+                self.catalog,
+                self.clusters,
+                lambda: self.leader.leads and self._may_act(),
+                self.report_incident,
+                self.failover.keeper.passive,
+                self.failover.derived_routes.regions_of,
+            )
+            self.jobs.remote_progress_import.remote_progress = self.regions.remote_progress
             tables = self.regions.tables
-            self.ended = EndedRoutes(
+            self.ended = OrphanedLines(
                 self.control, clusters.keys(), tables.reach, own_lines(tables), self.barriers,
-                partial(self.control.read_to_end, self._control_client, READ_CONTROL_S),
+                partial(self.control.read_to_end, self._control_client, CONTROL_READ_TIMEOUT_S),
                 lambda: self.leader.leads and self._may_act(),
             )  # fmt: skip
-            others = self.regions.others
-            self.catalog.routes.beside = lambda: others.beside
+            others = self.regions.remote_routes
+            self.catalog.routes.other_regions = lambda: others.other_regions
         self._incident_tail = TopicTail(
             topics.incidents.name, control_options, self._on_incidents, from_start=True
         )
 
     async def on_start(self) -> None:
-        self.control.on_change(self._tell_of_jumps)
+        self.control.on_change(self._report_jumps)
         await self._control_client.start_patiently()
         self._incident_producer = AIOKafkaProducer(acks="all", **self._options)
         await start_patiently(self._incident_producer.start, "producer of incidents")
@@ -229,14 +254,16 @@ class Runtime(Service):
             self.heartbeats,
             self.follower,
             self._incident_tail,
-            forecast_tail(self._topics, self._options, self.forecasts, self.tell, lambda: self.leader.leads),
+            forecast_tail(
+                self._topics, self._options, self.forecasts, self.report_incident, lambda: self.leader.leads
+            ),
             self.jobs,
             self.failover,
             self.leader,
             self.needed,
             self.alerts,
             self.sentinel,
-            self.neighbours,
+            self.loopback_check,
             self.watchdog,
         ):
             await self.add_runtime_dependency(service)
@@ -250,10 +277,10 @@ class Runtime(Service):
         log.info("worker is up", worker=self.worker, host=socket.gethostname())
 
     @Service.task
-    async def _look_for_schemas(self) -> None:
+    async def _refresh_schemas(self) -> None:
         while not self.should_stop:
-            await self.sleep(LOOK_AGAIN_S)
-            self.schemas.look()
+            await self.sleep(REGISTRY_POLL_INTERVAL_S)
+            self.schemas.start_refresh()
 
     async def drain(self) -> None:
         """SIGTERM: stops fetching, lets in-flight finish, commits, hands over, says goodbye."""
@@ -262,10 +289,10 @@ class Runtime(Service):
         self.draining = True
         self._state = DRAINING
         log.info("draining", jobs=len(self.jobs.flowing), grace_s=self._grace_s)
-        await bounded(self.heartbeats.beat(), GOODBYE_S, "heartbeat: draining")
+        await bounded(self.heartbeats.beat(), GOODBYE_TIMEOUT_S, "heartbeat: draining")
         await bounded(self.jobs.drain_all(), self._grace_s * 2 + 5, "drain")
         self._state = STOPPED
-        await bounded(self.heartbeats.beat(), GOODBYE_S, "heartbeat: goodbye")
+        await bounded(self.heartbeats.beat(), GOODBYE_TIMEOUT_S, "heartbeat: goodbye")
 
     async def on_stop(self) -> None:
         await self.drain()
@@ -274,15 +301,16 @@ class Runtime(Service):
     async def on_shutdown(self) -> None:
         """Last of all: heartbeats and followers ask by these until they have stopped."""
         self.schemas.close()
-        await bounded(self._control_client.stop(), STOP_S, "client of the control cluster")
+        await bounded(self._control_client.stop(), TAIL_STOP_TIMEOUT_S, "client of the control cluster")
         if self._incident_producer is not None:
-            await bounded(self._incident_producer.stop(), STOP_S, "producer of incidents")
+            await bounded(self._incident_producer.stop(), TAIL_STOP_TIMEOUT_S, "producer of incidents")
 
     def _compose(self) -> Heartbeat:
         now_s = time.monotonic()
         self.meter.sample(self.jobs.flowing, now_s)
-        self.presence.look(now_s)
-        self.jobs.pauses.look()  # what others may have taken over rests before this can renew the lease
+        self.presence.update(now_s)
+        # what others may have taken over rests before this can renew the lease
+        self.jobs.pause_controller.reconcile()
         self.jobs.share_limits()  # as of `read`: the leader gives others what this worker gave up by then
         return Heartbeat(
             worker=self.worker,
@@ -304,29 +332,29 @@ class Runtime(Service):
 
     # -- incidents -------------------------------------------------------------------------------
 
-    def tell(self, kind: str, subject: str, message: str, remedy: str) -> None:
+    def report_incident(self, kind: str, subject: str, message: str, remedy: str) -> None:
         """Something a person must know: logged, and kept in the incidents topic for every console."""
         log.warning(message, incident=kind, subject=subject, remedy=remedy)
-        incident = Incident(
+        incident = IncidentRecord(
             at_ms=now_ms(), worker=self.worker, kind=kind, subject=subject, message=message, remedy=remedy
         )
         task = asyncio.get_running_loop().create_task(self._publish(incident))
         self._pending.add(task)
         task.add_done_callback(self._pending.discard)
 
-    def _tell_of_jumps(self) -> None:
+    def _report_jumps(self) -> None:
         """The leader tells of the first, second, fourth ... term or epoch that cannot be."""
         if not (jump := self.control.take_jump()):
             return
         self._jumps += 1
         if self.leader.leads and self._jumps.bit_count() == 1:
-            self.tell(
+            self.report_incident(
                 "term-refused", self.control.topic,
                 f"{jump} names a term or an epoch that cannot be; it does not count",
                 "see who else writes to that topic, and withdraw their permission",
             )  # fmt: skip
 
-    async def _publish(self, incident: Incident) -> None:
+    async def _publish(self, incident: IncidentRecord) -> None:
         if self._incident_producer is not None:
             await bounded(
                 self._incident_producer.send_and_wait(

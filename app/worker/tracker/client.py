@@ -3,8 +3,8 @@
 The answer comes from whoever follows the job's partition (`app.worker.tracker.follower`), several times as
 a rule, on a topic of our own that exists beforehand and that every worker reads from its end: Faust's `ask`
 takes 45 s for its first reply, and the table's HTTP route is wrong during rebalances.
-A takeover is asked again every `ASK_AGAIN_S` until it is answered: the same epoch by the same worker
-is granted again, so asking twice changes nothing.
+A takeover is asked again every `TAKEOVER_RETRY_INTERVAL_S` until it is answered: the same epoch by the same
+worker is granted again, so asking twice changes nothing.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from mode import Service
 from app.controllog import codec
 from app.controllog.topics import TRACKER_PARTITIONS, ControlTopics
 from app.kafka.client.startup_retry import start_patiently
-from app.kafka.client.topic_tail import STOP_S, TopicTail, bounded
+from app.kafka.client.topic_tail import TAIL_STOP_TIMEOUT_S, TopicTail, bounded
 from app.kernel.clock import now_ms
 from app.kernel.fencing import SnapshotItem, Takeover, TakeoverAnswer
 
 log = structlog.get_logger(__name__)
 
-ASK_AGAIN_S = 0.5
+TAKEOVER_RETRY_INTERVAL_S = 0.5
 
 
 def tracker_partition(job: str) -> int:
@@ -64,7 +64,7 @@ class TrackerClient(Service):
         for waiting in self._waiting.values():
             waiting.cancel()
         if self._producer is not None:
-            await bounded(self._producer.stop(), STOP_S, "producer of tracker events")
+            await bounded(self._producer.stop(), TAIL_STOP_TIMEOUT_S, "producer of tracker events")
 
     def _on_answers(self, records: list[Any]) -> None:
         for record in records:
@@ -99,7 +99,7 @@ class TrackerClient(Service):
                 )
                 asked += 1
                 try:
-                    return await asyncio.wait_for(asyncio.shield(answer), ASK_AGAIN_S)
+                    return await asyncio.wait_for(asyncio.shield(answer), TAKEOVER_RETRY_INTERVAL_S)
                 except TimeoutError:
                     if asked % 20 == 0:
                         log.warning(

@@ -121,7 +121,7 @@ class TrackerFold:
         return record
 
 
-class Copied(NamedTuple):
+class RemoteJobRecord(NamedTuple):
     """What is known of a job elsewhere: its record of the changelog's copy, what was folded of the end on top
     of it, and what came too early to count."""
 
@@ -141,12 +141,12 @@ class CopyFold:
 
     __slots__ = ("_asked", "_early", "_fold", "_joined", "_known", "_prefix", "_tables")
 
-    def __init__(self, prefix: str, known: Callable[[str], Copied], *, joined: bool) -> None:
+    def __init__(self, prefix: str, known: Callable[[str], RemoteJobRecord], *, joined: bool) -> None:
         self._prefix = prefix
         self._known = known
         self._joined = joined
         self._fold = TrackerFold()
-        self._tables: dict[str, Copied] = {}  # of jobs that were looked at
+        self._tables: dict[str, RemoteJobRecord] = {}  # of jobs that were looked at
         self._asked: set[str] = set()  # jobs whose owner has asked within the end
         self._early: dict[str, tuple[SnapshotItem, Snapshots]] = {}  # the last of the latest epoch
 
@@ -154,7 +154,7 @@ class CopyFold:
         """Folds the event at `offset` of the copy in."""
         if isinstance(event, Takeover):
             if event.job.startswith(self._prefix):
-                self._look(event.job)
+                self._load(event.job)
                 changed = event.job in self._fold.changed
                 answer = self._fold.apply(event, offset)
                 if answer is not None and answer.granted:
@@ -167,7 +167,7 @@ class CopyFold:
         ]
         self._fold.apply(msgspec.structs.replace(event, items=items), offset)
 
-    def _look(self, job: str) -> None:
+    def _load(self, job: str) -> None:
         if job not in self._tables:
             copied = self._tables[job] = self._known(job)
             if (known := together(copied, joined=self._joined)) is not None:
@@ -176,7 +176,7 @@ class CopyFold:
                 self._asked.add(job)
 
     def _counts(self, event: Snapshots, item: SnapshotItem) -> bool:
-        self._look(item.job)
+        self._load(item.job)
         table = self._tables[item.job].table
         if table is not None and event.at_ms < table.at_ms:
             told = item.epoch, event.worker, item.lineage
@@ -212,7 +212,7 @@ class CopyFold:
         return found
 
 
-def together(copied: Copied, *, joined: bool) -> TrackerRecord | None:
+def together(copied: RemoteJobRecord, *, joined: bool) -> TrackerRecord | None:
     """What the copies of the changelog and of the topic's end say of a job. Either may be behind the other;
     what the changelog says is right. `joined`: as for `CopyFold`, by now."""
     table, end, early = copied

@@ -24,20 +24,20 @@ from app.controllog.topics import ControlTopics
 from app.kafka.client.commits import OffsetCommitter
 from app.kafka.client.consumer_shutdown import stop_consumer
 from app.kafka.client.startup_retry import start_patiently
-from app.kafka.client.topic_tail import RETRY_S, STOP_S, bounded
+from app.kafka.client.topic_tail import TAIL_RETRY_INTERVAL_S, TAIL_STOP_TIMEOUT_S, bounded
 from app.kernel.clock import now_ms
 from app.worker.members.membership import Members
 from app.worker.tracker.fold import TrackerFold, followers
 
 log = structlog.get_logger(__name__)
 
-LOOK_S = 0.5  # how often it looks what it should follow
+PARTITIONS_POLL_INTERVAL_S = 0.5  # how often it looks what it should follow
 MARGIN_S = 60.0  # what the table's writer has committed had arrived in the changelog by then, or never will
 MARGIN_EVENTS = 1_000  # when none is as new as that: the topic is idle, or a clock is wrong
 WRITTEN_S = (
     600.0  # a partition of which the table is written here is followed for so long after the last time
 )
-GATHER_S = 0.02  # what comes within this time is folded together: events come from every worker
+FOLD_INTERVAL_S = 0.02  # what comes within this time is folded together: events come from every worker
 
 
 class TrackerFollower(Service):
@@ -75,7 +75,7 @@ class TrackerFollower(Service):
         for task in self._beginning.values():
             task.cancel()
         if self._producer is not None:
-            await bounded(self._producer.stop(), STOP_S, "producer of answers")
+            await bounded(self._producer.stop(), TAIL_STOP_TIMEOUT_S, "producer of answers")
 
     async def folded(self, partition: int, offset: int) -> TrackerFold:
         """The fold of a partition, once the event at `offset` is in it; followed from now on."""
@@ -85,7 +85,7 @@ class TrackerFollower(Service):
             if fold is not None and fold.next_offset > offset:
                 return fold
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._progress.wait(), LOOK_S)
+                await asyncio.wait_for(self._progress.wait(), PARTITIONS_POLL_INTERVAL_S)
 
     @Service.task
     async def _follow_for_ever(self) -> None:
@@ -93,12 +93,14 @@ class TrackerFollower(Service):
             try:
                 await self._follow()
             except (KafkaError, OSError, TimeoutError) as error:
-                log.warning("the tracker topic cannot be followed", error=repr(error), retry_s=RETRY_S)
+                log.warning(
+                    "the tracker topic cannot be followed", error=repr(error), retry_s=TAIL_RETRY_INTERVAL_S
+                )
             except Exception:
                 # A mistake must not end the answers for good; the records are read anew.
                 log.exception("following the tracker topic failed; it begins afresh")
                 self.folds.clear()
-            await self.sleep(RETRY_S)
+            await self.sleep(TAIL_RETRY_INTERVAL_S)
 
     async def _follow(self) -> None:
         consumer = AIOKafkaConsumer(
@@ -115,13 +117,15 @@ class TrackerFollower(Service):
                     for partition, fold in self.folds.items():
                         consumer.seek(self._at(partition), fold.next_offset)
                 if not followed:
-                    await self.sleep(GATHER_S)
+                    await self.sleep(FOLD_INTERVAL_S)
                     continue
-                for at, records in (await consumer.getmany(timeout_ms=int(LOOK_S * 1000))).items():
+                for at, records in (
+                    await consumer.getmany(timeout_ms=int(PARTITIONS_POLL_INTERVAL_S * 1000))
+                ).items():
                     await self._fold(at.partition, records)
-                await self.sleep(GATHER_S)
+                await self.sleep(FOLD_INTERVAL_S)
         finally:
-            await bounded(stop_consumer(consumer), STOP_S, "reader of the tracker topic")
+            await bounded(stop_consumer(consumer), TAIL_STOP_TIMEOUT_S, "reader of the tracker topic")
 
     def _at(self, partition: int) -> TopicPartition:
         return TopicPartition(self._topics.trackers.name, partition)
@@ -139,8 +143,8 @@ class TrackerFollower(Service):
                     self.folds[partition] = task.result()
                 else:
                     log.warning("a partition of the tracker table cannot be read yet", partition=partition,
-                                error=repr(error), retry_s=RETRY_S)  # fmt: skip
-                    self._again_s[partition] = time.monotonic() + RETRY_S
+                                error=repr(error), retry_s=TAIL_RETRY_INTERVAL_S)  # fmt: skip
+                    self._again_s[partition] = time.monotonic() + TAIL_RETRY_INTERVAL_S
         live = self._members.live(time.monotonic())
         if self.worker not in live:
             return  # just started, or paused: what it knows of the others is worth nothing
@@ -156,9 +160,11 @@ class TrackerFollower(Service):
                 and partition not in self._beginning
                 and time.monotonic() >= self._again_s.get(partition, 0.0)
             ):
-                self._beginning[partition] = asyncio.get_running_loop().create_task(self._begin(partition))
+                self._beginning[partition] = asyncio.get_running_loop().create_task(
+                    self._start_partition(partition)
+                )
 
-    async def _begin(self, partition: int) -> TrackerFold:
+    async def _start_partition(self, partition: int) -> TrackerFold:
         """What the table's changelog says of a partition; first of all, up to where its writer has come."""
         at = self._at(partition)
         committed = (await self._groups.committed(self._topics.app_id, [(at.topic, partition)])).get(
@@ -181,7 +187,9 @@ class TrackerFollower(Service):
                     self._restore(fold, record, upto)
                 await asyncio.sleep(0)  # a long changelog holds up nothing else
         finally:
-            await bounded(stop_consumer(consumer), STOP_S, "reader of the tracker table's changelog")
+            await bounded(
+                stop_consumer(consumer), TAIL_STOP_TIMEOUT_S, "reader of the tracker table's changelog"
+            )
         return fold
 
     def _restore(self, fold: TrackerFold, record: Any, upto: int) -> None:

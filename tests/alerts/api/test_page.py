@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from app.controllog.alert_state import AlertWindow, Told
+from app.controllog.alert_state import AlertWindow, LastNotice
 from tests.alerts.api.test_rest import AT_MS, definition, fires, receiving
 from tests.web.browser import ENOUGH_MS, IN_A_BROWSER
 from tests.web.client import Console
@@ -34,13 +34,13 @@ def alerts(console: Console) -> Console:
     assert console.ask("PUT", "/api/v1/alerts/orders-lost", told).status == 201
     hook, slack = (channel.key for channel in fed.alerts.definitions()[0].spec.channels)
     window = AlertWindow(AT_MS, AT_MS + 60_000, "absent-audit", 100, 0, absent=(EVIL,))
-    taken = {slack: Told(1, AT_MS + 9), hook: Told(0, 0, AT_MS + 7_000, f"answered 500: {EVIL}")}
+    taken = {slack: LastNotice(1, AT_MS + 9), hook: LastNotice(0, 0, AT_MS + 7_000, f"answered 500: {EVIL}")}
     fed.apply(
         fires(fed, told=taken),
         fires(fed, "f01-1", topic=EVIL, to_tier=EVIL, reader=EVIL, windows=(window,), more=4, told=taken),
         fires(fed, "f02-1", state="pending", notice=0, fired_ms=0, topic="payments"),
         fires(fed, "f03-1", state="resolved", notice=2, over_ms=AT_MS + 8, resolved_ms=AT_MS + 9,
-              topic="refunds", told={slack: Told(2, AT_MS + 9), hook: Told(2, AT_MS + 9)}),
+              topic="refunds", told={slack: LastNotice(2, AT_MS + 9), hook: LastNotice(2, AT_MS + 9)}),
         fires(fed, "f04-1", rule="deleted-since"),
     )  # fmt: skip
     return console

@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from app.controllog.alert_state import AlertState, AlertWindow, Told
-from tests.alerts.delivery.receivers import Hooks, hooks
+from app.controllog.alert_state import AlertState, AlertWindow, LastNotice
+from tests.alerts.delivery.receivers import WebhookServer, hooks
 from tests.cli.in_process import InProcess
 from tests.web.client import Console
-from tests.web.runtime_fake import HandFed
+from tests.web.runtime_fake import FakeRuntime
 
 PATH = "/api/v1/alerts/orders-lost"
 AT_MS = 1_800_000_000_000
@@ -30,7 +30,7 @@ def definition(*channels: dict[str, Any], **spec: Any) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def fires(fed: HandFed, alert: str = "f00-1", rule: str = "orders-lost", **told: Any) -> AlertState:
+def fires(fed: FakeRuntime, alert: str = "f00-1", rule: str = "orders-lost", **told: Any) -> AlertState:
     """An alert of the term that is."""
     window = AlertWindow(AT_MS, AT_MS + 60_000, "lossy", 100, 98, 2)
     fields: dict[str, Any] = {
@@ -50,7 +50,7 @@ def fires(fed: HandFed, alert: str = "f00-1", rule: str = "orders-lost", **told:
 
 
 @contextmanager
-def receiving() -> Iterator[Hooks]:
+def receiving() -> Iterator[WebhookServer]:
     """A receiver with a loop of its own."""
     loop = asyncio.new_event_loop()
     thread = Thread(target=loop.run_forever, daemon=True)
@@ -102,7 +102,7 @@ def test_what_fires_is_listed_with_its_windows_its_channels_and_what_to_do(conso
             state="resolved",
             notice=2,
             resolved_ms=AT_MS + 9,
-            told={channel.key: Told(2, 7)},
+            told={channel.key: LastNotice(2, 7)},
         )
     )
 
@@ -123,7 +123,7 @@ def test_what_fires_is_listed_with_its_windows_its_channels_and_what_to_do(conso
     (waits,) = row["channels"]
     assert (waits["place"], waits["waits"], waits["notice"]) == ("https://a.example", True, None)
     assert (resolved["channels"][0]["waits"], resolved["todo"]) == (False, [])
-    console.fed.apply(fires(console.fed, told={channel.key: Told(0, 0, 5, "answered 503")}))
+    console.fed.apply(fires(console.fed, told={channel.key: LastNotice(0, 0, 5, "answered 503")}))
     assert console.ask("GET", PATH).json["channels"][0]["trouble"] == "answered 503"
     assert (console.ask("GET", PATH).json["firing"], console.ask("GET", PATH).json["pending"]) == (1, 1)
 
@@ -216,7 +216,8 @@ def test_alerts_are_deployed_and_exported_with_the_other_definitions(
     shell = InProcess(console.url, console.fed, tmp_path)
     (tmp_path / "alert.yaml").write_text(
         "apiVersion: switchyard/v1\nkind: Alert\nmetadata: {name: a}\n"
-        "spec: {on: loss, topics: [orders], above: 0.1%, channels: [{alertmanager: {url: 'http://am:9093'}}]}\n"
+        "spec: "
+        "{on: loss, topics: [orders], above: 0.1%, channels: [{alertmanager: {url: 'http://am:9093'}}]}\n"
     )
     deploy = ("config", "deploy", "-f", "alert.yaml", "--execute", "--yes")
     assert shell("config", "validate", "-f", "alert.yaml").returncode == 0

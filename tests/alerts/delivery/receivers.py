@@ -17,7 +17,7 @@ from aiosmtpd.smtp import SMTP, AuthResult, Envelope, LoginPassword, Session
 
 from app.alerts.channel_definition import Channel
 from app.alerts.definition import AlertDefinition
-from app.alerts.delivery.notice import Notice
+from app.alerts.delivery.notice import AlertNotice
 from app.controllog.alert_state import AlertState, AlertWindow
 
 ENOUGH_S = 30.0
@@ -25,7 +25,7 @@ AT_MS = 1_800_000_000_000
 SPEC: dict[str, Any] = {"on": ["loss"], "topics": ["orders"], "severity": "critical"}
 
 
-class Hooks:
+class WebhookServer:
     """Takes what is posted. `answers`: statuses of the next ones, else 200; `hangs`: it never answers."""
 
     def __init__(self) -> None:
@@ -54,9 +54,9 @@ class Hooks:
 
 
 @asynccontextmanager
-async def hooks(tls: ssl.SSLContext | None = None) -> AsyncIterator[Hooks]:
+async def hooks(tls: ssl.SSLContext | None = None) -> AsyncIterator[WebhookServer]:
     """A server of HTTP; with `tls` of HTTPS, at localhost."""
-    found = Hooks()
+    found = WebhookServer()
     application = web.Application()
     application.router.add_route("*", "/{path:.*}", found.take)
     runner = web.AppRunner(application, shutdown_timeout=0.1)
@@ -70,7 +70,7 @@ async def hooks(tls: ssl.SSLContext | None = None) -> AsyncIterator[Hooks]:
         await runner.cleanup()
 
 
-class Mailbox:
+class MailServer:
     """Takes mail of `user` with `password`; refuses whom it does not know."""
 
     def __init__(self, user: str = "yard", password: str = "word", known: str = "example.org") -> None:  # noqa: S107
@@ -104,9 +104,9 @@ class Mailbox:
 
 
 @asynccontextmanager
-async def mailbox(tls: ssl.SSLContext | None = None, *, at_once: bool = False) -> AsyncIterator[Mailbox]:
+async def mailbox(tls: ssl.SSLContext | None = None, *, at_once: bool = False) -> AsyncIterator[MailServer]:
     """A server of SMTP that asks for user and password; with `tls` after STARTTLS, or `at_once`."""
-    found = Mailbox()
+    found = MailServer()
     loop = asyncio.get_running_loop()
     must = tls is not None and not at_once
 
@@ -141,7 +141,7 @@ def channel(kind: str, **told: Any) -> Channel:
     return Channel.model_validate({kind: told})
 
 
-def notice(number: int = 1, alert: str = "f00-1", **told: Any) -> Notice:
+def notice(number: int = 1, alert: str = "f00-1", **told: Any) -> AlertNotice:
     """An alert that fires: two of 100 records are missing."""
     window = AlertWindow(AT_MS - 120_000, AT_MS - 60_000, "lossy", 100, 98, 2, 0, 1500)
     fields: dict[str, Any] = {
@@ -151,7 +151,7 @@ def notice(number: int = 1, alert: str = "f00-1", **told: Any) -> Notice:
     state = AlertState(
         at_ms=AT_MS, id=alert, term=1, rule="orders-lost", since_ms=AT_MS - 1_000, notice=number, **fields
     )
-    return Notice(alert, number, "east", "data", "critical", ("loss",), state)
+    return AlertNotice(alert, number, "east", "data", "critical", ("loss",), state)
 
 
 async def until(condition: Callable[[], Any]) -> None:

@@ -7,9 +7,9 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from app.alerts.delivery import lanes as module
-from app.alerts.delivery.lanes import Deliveries
-from app.alerts.delivery.sender import Sender
-from app.alerts.rules import Outcome
+from app.alerts.delivery.lanes import NoticeDeliveries
+from app.alerts.delivery.sender import NoticeSender
+from app.alerts.rules import NoticeOutcome
 from app.kernel.backoff import Backoff
 from tests.alerts.delivery.receivers import channel, hooks, notice, until
 
@@ -21,15 +21,15 @@ class Stand:
 
     def __init__(self) -> None:
         self.told: list[tuple[str, str]] = []
-        self.deliveries = Deliveries(Sender({}), self._tell, HASTE)
-        self.outcomes: list[Outcome] = []
+        self.deliveries = NoticeDeliveries(NoticeSender({}), self._tell, HASTE)
+        self.outcomes: list[NoticeOutcome] = []
 
     def _tell(self, kind: str, subject: str, _: str, __: str) -> None:
         self.told.append((kind, subject))
 
     def taken(self) -> list[tuple[str, int]]:
         """Alerts and numbers that were taken so far."""
-        self.outcomes += self.deliveries.take()
+        self.outcomes += self.deliveries.take_outcomes()
         return [(one.id, one.notice) for one in self.outcomes if not one.why]
 
 

@@ -11,15 +11,15 @@ import pytest
 from aiokafka.errors import KafkaError
 
 from app.alerts.delivery import monitor as module
-from app.alerts.delivery.monitor import Alerts
-from app.audit.jobs.books import Book
-from app.audit.jobs.region_query import Auditor
+from app.alerts.delivery.monitor import AlertMonitor
+from app.audit.jobs.books import AuditBook
+from app.audit.jobs.region_query import RegionQuery
 from app.audit.jobs.report_sender import audit_partition
 from app.controllog.alert_state import AlertState
 from app.controllog.events import AlertDeleted, AlertPut, AuditPut, Claim
-from tests.alerts.delivery.receivers import Hooks, definition, hooks, until
+from tests.alerts.delivery.receivers import WebhookServer, definition, hooks, until
 from tests.audit.query.test_view import AWAY, HOME, NOW_MS, audit_plan, counted_at_both
-from tests.web.runtime_fake import HandFed
+from tests.web.runtime_fake import FakeRuntime
 
 
 class Stand:
@@ -28,29 +28,29 @@ class Stand:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now_ms = NOW_MS
         monkeypatch.setattr(module, "now_ms", lambda: self.now_ms)
-        monkeypatch.setattr(module, "RESEND_S", 0.0)
+        monkeypatch.setattr(module, "RESEND_INTERVAL_S", 0.0)
         monkeypatch.setattr(module, "BUSY_SHARE", 0)
-        self.fed = HandFed()
+        self.fed = FakeRuntime()
         self.log = self.fed.control
         self.told: list[tuple[str, str]] = []
-        self.leaders: list[Alerts] = []
+        self.leaders: list[AlertMonitor] = []
         plan = audit_plan(clusters=["east-regional", "east"])
         self.log.view.apply(
             AuditPut(at_ms=0, key=plan.key, definition=plan.to_wire(), etag=plan.etag(), actor="test")
         )
         self.leader = self.next()
 
-    def next(self) -> Alerts:
+    def next(self) -> AlertMonitor:
         """Another worker leads; the former one was killed, and does nothing any more."""
         term = self.log.view.term + 1
         self.log.view.apply(Claim(at_ms=0, term=term, worker=f"w{term}"))
         log: Any = self.log
-        auditor = Auditor("w", self.fed.audit_books, self.fed.catalog.audits, dict)
+        auditor = RegionQuery("w", self.fed.audit_books, self.fed.catalog.audits, dict)
 
         def tell(kind: str, subject: str, _: str, __: str) -> None:
             self.told.append((kind, subject))
 
-        self.leader = Alerts(log, auditor, lambda: True, tell, "east", {})
+        self.leader = AlertMonitor(log, auditor, lambda: True, tell, "east", {})
         self.leader.look_s = 0.0
         self.leaders.append(self.leader)
         return self.leader
@@ -60,7 +60,7 @@ class Stand:
         region = counted_at_both(lost=lost)
         for tier in (HOME, AWAY) if closed else ():
             region.close(tier)
-        self.fed.audit_books.books[audit_partition("orders")] = Book(region.position, region.collector)
+        self.fed.audit_books.books[audit_partition("orders")] = AuditBook(region.position, region.collector)
 
     def deploy(self, *channels: dict[str, Any], **spec: Any) -> None:
         made = definition(*channels, **spec)
@@ -75,7 +75,7 @@ class Stand:
     def states(self) -> list[AlertState]:
         return list(self.log.view.alert_states.states.values())
 
-    async def told_of(self, receiver: Hooks, count: int) -> list[tuple[str, str]]:
+    async def told_of(self, receiver: WebhookServer, count: int) -> list[tuple[str, str]]:
         """Ids and states of what came there, once there is as much."""
         await until(lambda: len(receiver.taken) >= count)
         return [(body["id"], body["status"]) for body in receiver.bodies]

@@ -17,8 +17,8 @@ from app.alerts.api.rest import _check_places
 from app.alerts.channel_definition import Channel
 from app.alerts.delivery import sender as delivery_sender
 from app.alerts.delivery.message_bodies import alertmanager, slack, webhook
-from app.alerts.delivery.notice import Notice, commands, told
-from app.alerts.delivery.sender import NotTaken, Sender
+from app.alerts.delivery.notice import AlertNotice, commands, describe_window
+from app.alerts.delivery.sender import NoticeSender, NotTaken
 from app.cli.main import switchyard
 from app.controllog.alert_state import AlertWindow
 from app.kernel.clock import now_ms
@@ -28,8 +28,8 @@ from tests.alerts.delivery.receivers import AT_MS, channel, definition, hooks, m
 ENV = {"SWITCHYARD_ALERT_WORD": "word", "SWITCHYARD_ALERT_TOKEN": "s3cret"}
 
 
-async def send(to: Channel, what: Notice, env: dict[str, str] | None = None) -> None:
-    sender = Sender(ENV if env is None else env)
+async def send(to: Channel, what: AlertNotice, env: dict[str, str] | None = None) -> None:
+    sender = NoticeSender(ENV if env is None else env)
     try:
         await sender.send(to, what)
     finally:
@@ -236,7 +236,7 @@ async def test_nothing_is_sent_inside_where_that_is_refused_not_even_by_another_
         url = receiver.url.replace("127.0.0.1", host)
         env = {"SWITCHYARD_ALERT_URL": f"{url}/s3cret"}
         to = channel("webhook", url="env:SWITCHYARD_ALERT_URL")
-        for sender in (Sender(env), Sender(env, refuses_local=True)):
+        for sender in (NoticeSender(env), NoticeSender(env, refuses_local=True)):
             if sender.refuses_local:
                 with pytest.raises(NotTaken, match="leads to this machine, which this worker's") as caught:
                     await sender.send(to, notice())
@@ -258,7 +258,7 @@ async def test_no_mail_goes_inside_where_that_is_refused(host: str, monkeypatch:
     async with mailbox() as box:
         to = mail_to(box.place.replace("127.0.0.1", host))
         with pytest.raises(NotTaken, match="leads to this machine, which this worker's"):
-            await Sender(ENV, refuses_local=True).send(to, notice())
+            await NoticeSender(ENV, refuses_local=True).send(to, notice())
         assert not box.mails
         await send(to, notice())
         assert len(box.mails) == 1
@@ -271,7 +271,7 @@ async def test_mail_outside_goes_by_the_address_that_was_looked_at_and_tls_by_th
     """Nothing leads inside here: for the mail server of the test is on this machine."""
     context, trusted = certificate
     monkeypatch.setattr(delivery_sender, "leads_inside", lambda _: "")
-    sender = Sender(ENV, refuses_local=True)
+    sender = NoticeSender(ENV, refuses_local=True)
     async with mailbox(context, at_once=tls == "tls") as box:
         with pytest.raises(NotTaken, match=r"^cannot be reached: TLS: self-signed certificate$"):
             await sender.send(mail_to(box.place, tls=tls), notice())
@@ -301,7 +301,7 @@ async def test_no_proxy_looks_names_up_where_what_leads_inside_is_refused(
         with pytest.raises(NotTaken, match="answered 404"):  # the proxy, which has no such address
             await send(channel("webhook", url=receiver.url), notice())
         assert receiver.asked == 0
-        sender = Sender(ENV, refuses_local=True)
+        sender = NoticeSender(ENV, refuses_local=True)
         await sender.send(channel("webhook", url=receiver.url), notice())
         await sender.close()
         assert receiver.asked == 1
@@ -310,7 +310,7 @@ async def test_no_proxy_looks_names_up_where_what_leads_inside_is_refused(
 async def test_a_receiver_that_stands_still_is_left_in_time() -> None:
     async with hooks() as receiver:
         receiver.hangs = True
-        sender = Sender()
+        sender = NoticeSender()
         with pytest.raises(NotTaken, match=r"did not answer within 0\.2 s"):
             await sender.send(channel("webhook", url=receiver.url), notice(), 0.2)
         await sender.close()
@@ -339,7 +339,7 @@ def test_each_kind_is_told_in_its_own_words(state: str, kind: str, says: str) ->
     what = notice(windows=(window,))._replace(on=(kind,))
     assert says in what.title
     assert "lost" not in what.title
-    assert kind in told(window)
+    assert kind in describe_window(window)
     assert all(line.startswith("switchyard ") for line in commands((kind,), what.state))
 
 

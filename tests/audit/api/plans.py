@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from app.audit.counts.counter import Rows, Tally
+from app.audit.counts.counter import RecordArrays, Tally
 from app.audit.counts.fingerprint import ids_of
 from app.audit.counts.reports import Increment, Report, Scope, report_id
 from app.audit.folds.collector import Collector
-from app.audit.folds.tier import Close
-from app.audit.jobs.books import Book
+from app.audit.folds.tier import CloseWindows
+from app.audit.jobs.books import AuditBook
 from app.audit.jobs.report_sender import audit_partition
 from app.kernel.clock import now_ms
 from tests.audit.query.arrays import numbers
@@ -31,7 +31,7 @@ def plan(**spec: Any) -> dict[str, Any]:
     }  # fmt: skip
 
 
-class Audited:
+class AuditedTopics:
     """Reports of topics, folded as by the workers that hold their books. Window n of `now` is the one that
     begins n windows before the one that is open now."""
 
@@ -44,15 +44,15 @@ class Audited:
     def _apply(self, topic: str, event: Any) -> None:
         books = self._console.fed.audit_books.books
         partition = audit_partition(topic)
-        book = books.get(partition) or Book(0, Collector())
+        book = books.get(partition) or AuditBook(0, Collector())
         book.collector.apply(event, book.next_offset)
-        books[partition] = Book(book.next_offset + 1, book.collector)
+        books[partition] = AuditBook(book.next_offset + 1, book.collector)
 
     def rename(self, topic: str, to: str) -> None:
         """Puts what is known of a topic into the tables under a name that no report may have."""
         books = self._console.fed.audit_books.books
         source = books[audit_partition(topic)].collector
-        target = books.setdefault(audit_partition(to), Book(0, Collector())).collector
+        target = books.setdefault(audit_partition(to), AuditBook(0, Collector())).collector
         for key, record in list(source.windows.items()):
             if key.topic == topic:
                 target.restore_window(key._replace(topic=to, tier=to), record)
@@ -73,7 +73,9 @@ class Audited:
         times = [start_ms + number * 500 for number in range(len(ids))]
         named = ids_of([str(one).encode() for one in ids])
         spread = numbers([90] * len(ids))
-        tally.add(Rows(numbers(times), spread, None, named), (times[-1] + latency_ms) if times else None)
+        tally.add(
+            RecordArrays(numbers(times), spread, None, named), (times[-1] + latency_ms) if times else None
+        )
         for sums in tally.windows.values():
             sums.duplicates = duplicates
         heard_ms = self.now_ms - SILENT_MS if silent else self.now_ms
@@ -97,12 +99,12 @@ class Audited:
     def close(self, topic: str, *tiers: tuple[str, str], back: int = 2) -> None:
         """Closes the windows before window `back` ends."""
         for tier in tiers:
-            self._apply(topic, Close(topic, *tier, self.start_ms(back) + WIDTH_MS, self.now_ms))
+            self._apply(topic, CloseWindows(topic, *tier, self.start_ms(back) + WIDTH_MS, self.now_ms))
 
 
-def every_state(console: Console, topic: str = "orders", windows: int = 24) -> Audited:
+def every_state(console: Console, topic: str = "orders", windows: int = 24) -> AuditedTopics:
     """A topic with a window of every state; the oldest is incomplete, the newest open."""
-    audited = Audited(console)
+    audited = AuditedTopics(console)
     ids = range(400)
     lost, doubled, other, late = {5, 6}, {9}, {12}, {15}
     for back in range(windows, -1, -1):

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from app.audit.api import cli_watch
-from app.audit.jobs.books import Book
+from app.audit.jobs.books import AuditBook
 from app.audit.jobs.report_sender import audit_partition
 from app.web.http.exports import csv_lines
-from tests.audit.api.plans import AWAY, HOME, Audited, every_state, plan
+from tests.audit.api.plans import AWAY, HOME, AuditedTopics, every_state, plan
 from tests.audit.query.test_time_index import Audit as Indexed
 from tests.cli.in_process import InProcess
 from tests.web.client import Console
@@ -23,12 +23,12 @@ ALL = "from=24h&state=ok&state=provisional&state=lossy&state=late&state=duplicat
 
 
 @pytest.fixture
-def audited(console: Console) -> Audited:
+def audited(console: Console) -> AuditedTopics:
     assert console.ask("PUT", "/api/v1/audit/plans/all", plan()).status == 201
     return every_state(console)
 
 
-def test_lists_are_files_of_all_rows_in_csv_or_json_lines(console: Console, audited: Audited) -> None:
+def test_lists_are_files_of_all_rows_in_csv_or_json_lines(console: Console, audited: AuditedTopics) -> None:
     for path in ("windows?from=24h", f"loss?{ALL}", "topics?from=24h"):
         page = console.ask("GET", f"/api/v1/audit/{path}&limit=1000").json["items"]
         lines = console.ask("GET", f"/api/v1/audit/{path}&format=ndjson")
@@ -58,7 +58,7 @@ def test_no_cell_is_a_formula_and_numbers_stay_numbers() -> None:
     ]  # fmt: skip
 
 
-def test_topics_are_told_by_what_is_worst_of_them(console: Console, audited: Audited) -> None:
+def test_topics_are_told_by_what_is_worst_of_them(console: Console, audited: AuditedTopics) -> None:
     for tier in (HOME, AWAY):
         audited.count("payments", tier, 5, range(10))
     audited.count("alone", HOME, 5, range(10))
@@ -76,7 +76,7 @@ def test_topics_are_told_by_what_is_worst_of_them(console: Console, audited: Aud
 
 
 def test_a_tier_that_is_not_heard_is_silent_and_its_topic_not_lossy(
-    console: Console, audited: Audited
+    console: Console, audited: AuditedTopics
 ) -> None:
     for tier, silent in ((HOME, False), (AWAY, True)):
         audited.count("refunds", tier, 7, range(10), silent=silent)
@@ -132,7 +132,7 @@ def test_groups_are_told_apart_in_changes() -> None:
 
 
 def test_watch_tells_changes_and_ends_by_what_it_found(
-    console: Console, audited: Audited, tmp_path: Path
+    console: Console, audited: AuditedTopics, tmp_path: Path
 ) -> None:
     shell = InProcess(console.url, console.fed, tmp_path)
     watch = ("audit", "watch", "--every", "0.1")
@@ -168,7 +168,7 @@ def test_who_asks_where_there_is_nothing_is_told_why(console: Console, tmp_path:
     assert console.ask("PUT", "/api/v1/audit/plans/all", plan()).status == 201
     for verb in ("report", "loss"):
         assert "plan all: nothing was counted of that in this time;" in shell("audit", verb).stderr
-    made = Audited(console)
+    made = AuditedTopics(console)
     for tier in (HOME, AWAY):
         made.count("payments", tier, 5, range(10))
     assert shell("audit", "loss").stderr == "nothing differs of what is over\n"
@@ -182,7 +182,7 @@ def test_where_a_cluster_does_not_answer_its_audit_tells_the_offsets_of_a_time(
     audit = Indexed("aggregate", "east")
     audit.count("t/0", (10, 100), (11, 2_500), (12, 3_900), mark_ms=3_000)
     audit.count("t/1", (70, 1_100), mark_ms=3_000)
-    console.fed.audit_books.books[audit_partition("orders")] = Book(audit.position, audit.collector)
+    console.fed.audit_books.books[audit_partition("orders")] = AuditBook(audit.position, audit.collector)
     (unplanned,) = console.ask("GET", path).json["topics"]
     assert (unplanned["by"], unplanned["partitions"]) == ("timestamps", [])
     assert "east does not answer" in unplanned["error"]

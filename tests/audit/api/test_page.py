@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from tests.audit.api.plans import AWAY, HOME, Audited, every_state, plan
+from tests.audit.api.plans import AWAY, HOME, AuditedTopics, every_state, plan
 from tests.audit.api.test_rest_drilldown import finished
 from tests.web.browser import ENOUGH_MS, IN_A_BROWSER
 from tests.web.client import Console
@@ -19,7 +19,7 @@ EVIL = "<img src=x onerror=\"document.title='owned'\">"
 
 
 @pytest.fixture
-def audited(console: Console) -> Audited:
+def audited(console: Console) -> AuditedTopics:
     """Topics with every state, without any difference, without one tier's audit, and with an evil name."""
     assert console.ask("PUT", "/api/v1/audit/plans/all", plan()).status == 201
     made = every_state(console)
@@ -35,7 +35,9 @@ def audited(console: Console) -> Audited:
     return made
 
 
-def test_the_list_tells_what_is_worst_of_each_topic_and_leads_to_it(audited: Audited, browse: Any) -> None:
+def test_the_list_tells_what_is_worst_of_each_topic_and_leads_to_it(
+    audited: AuditedTopics, browse: Any
+) -> None:
     page = browse("/audit?from=24h")
 
     def row(topic: str) -> str:
@@ -60,7 +62,7 @@ def test_the_list_tells_what_is_worst_of_each_topic_and_leads_to_it(audited: Aud
 
 
 def test_a_topic_shows_every_window_with_marks_and_words_not_by_colour_alone(
-    audited: Audited, browse: Any, tmp_path: Path
+    audited: AuditedTopics, browse: Any, tmp_path: Path
 ) -> None:
     page = browse("/audit/orders?from=24h")
     marks = [text for text in page.locator(".chart .mark").all_text_contents() if text]
@@ -87,7 +89,7 @@ def test_a_topic_shows_every_window_with_marks_and_words_not_by_colour_alone(
     page.get_by_text("What differs").first.wait_for(timeout=ENOUGH_MS)
 
 
-def test_an_absent_audit_is_told_as_absent_and_never_as_loss(audited: Audited, browse: Any) -> None:
+def test_an_absent_audit_is_told_as_absent_and_never_as_loss(audited: AuditedTopics, browse: Any) -> None:
     page = browse("/audit/refunds?from=24h")
     assert set(page.locator(".chart .mark").all_text_contents()) == {"?"}
     assert page.locator(".chart .edge.lost").count() == 0
@@ -98,7 +100,7 @@ def test_an_absent_audit_is_told_as_absent_and_never_as_loss(audited: Audited, b
     assert "9 windows: the audit of aggregate is absent" in rows.inner_text()
 
 
-def test_what_changes_is_shown_without_a_reload(audited: Audited, browse: Any) -> None:
+def test_what_changes_is_shown_without_a_reload(audited: AuditedTopics, browse: Any) -> None:
     page = browse("/audit/payments?from=24h")
     assert "All that is over has arrived" in page.inner_text(".verdict")
     audited.count("payments", HOME, 2, range(100))
@@ -108,7 +110,7 @@ def test_what_changes_is_shown_without_a_reload(audited: Audited, browse: Any) -
 
 
 def test_names_are_text_and_no_page_is_wider_than_its_screen(
-    audited: Audited, browse: Any, tmp_path: Path
+    audited: AuditedTopics, browse: Any, tmp_path: Path
 ) -> None:
     window = f"/audit/orders?window={audited.start_ms(5)}"
     evil = "/audit/%3Cimg%20src%3Dx%20onerror%3D%22document.title%3D'owned'%22%3E?from=24h"
@@ -132,7 +134,7 @@ def test_groups_that_consume_are_bars_of_their_own(console: Console, browse: Any
     assert "are missing at consumer (billing)" in page.inner_text("main")
 
 
-def test_the_files_of_a_topic_are_what_the_links_say(audited: Audited, browse: Any) -> None:
+def test_the_files_of_a_topic_are_what_the_links_say(audited: AuditedTopics, browse: Any) -> None:
     page = browse("/audit/orders?from=24h")
     with page.expect_download() as download:
         page.get_by_role("link", name="CSV").last.click()
@@ -143,7 +145,7 @@ def test_the_files_of_a_topic_are_what_the_links_say(audited: Audited, browse: A
 
 
 def test_alerts_that_fire_are_shown_where_a_worker_tells_of_some(
-    audited: Audited, browse: Any, console: Console
+    audited: AuditedTopics, browse: Any, console: Console
 ) -> None:
     page = browse("/audit/orders?from=24h")
     assert page.locator(".note").count() == 0, "this worker tells of no alerts"
@@ -163,7 +165,7 @@ def test_alerts_that_fire_are_shown_where_a_worker_tells_of_some(
     assert page.query_selector("main img") is None
 
 
-def test_what_is_missing_is_named_when_it_is_asked_for(audited: Audited, browse: Any) -> None:
+def test_what_is_missing_is_named_when_it_is_asked_for(audited: AuditedTopics, browse: Any) -> None:
     page = browse(f"/audit/orders?window={audited.start_ms(5)}")
     said: list[str] = []
 

@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 
 from app.audit.counts.client_counter import MOST_WINDOWS, ClientAudit
-from app.audit.counts.counter import Rows
+from app.audit.counts.counter import RecordArrays
 from app.audit.counts.reports import Scope, client_report
 from app.audit.counts.totals import Totals
-from app.audit.jobs.books import Book
+from app.audit.jobs.books import AuditBook
 from app.audit.jobs.report_sender import audit_partition
 from app.audit.query import book_share
 from app.controllog import codec
@@ -37,7 +37,7 @@ def with_loss(console: Console, lost: int = 2) -> None:
     region = counted_at_both(lost=lost)
     for tier in (HOME, AWAY):
         region.close(tier)
-    book = Book(region.position, region.collector)
+    book = AuditBook(region.position, region.collector)
     console.fed.audit_books.books[audit_partition("orders")] = book
 
 
@@ -140,7 +140,7 @@ def test_a_report_of_many_windows_is_taken(console: Console) -> None:
     client = ClientAudit(Scope("orders", "consumer", "home", WIDTH_MS), "app@1", 30_000)
     for window in range(MOST_WINDOWS):  # who comes back after two days counts them within seconds
         times = np.full(1_000, begun_ms + window * WIDTH_MS)
-        client.add(Rows(times, np.full(1_000, 10)), times + np.arange(1_000) ** 2)
+        client.add(RecordArrays(times, np.full(1_000, 10)), times + np.arange(1_000) ** 2)
     (report,) = client.reports(begun_ms + MOST_WINDOWS * WIDTH_MS)
     line = codec.encode(report)
     assert len(line) > 65_536 * 4
@@ -160,7 +160,7 @@ def test_while_tables_are_read_nothing_is_told_as_if_it_were_all(console: Consol
 
 
 def test_a_worker_that_does_not_answer_is_told_and_nothing_as_if_it_were_all(console: Console) -> None:
-    console.fed.hear(beat(worker="away", url="http://127.0.0.1:1"))
+    console.fed.observe(beat(worker="away", url="http://127.0.0.1:1"))
     for path in ("windows", "loss", "topics"):
         answer = console.ask("GET", f"/api/v1/audit/{path}")
         assert (answer.status, answer.json["title"]) == (502, "Not known")

@@ -13,14 +13,14 @@ import pytest
 from app.audit.api import rest_drilldown
 from app.audit.counts.fingerprint import ids_of, of_ids
 from app.audit.drilldown import search as drilled_down
-from app.audit.drilldown.prints import Window
-from app.audit.drilldown.search import Answer as Answered
+from app.audit.drilldown.prints import EventTimeWindow
+from app.audit.drilldown.search import SearchResult as Answered
 from app.audit.drilldown.sides import NotReadable, Question
 from app.audit.jobs.region_query import own_share
 from app.audit.jobs.report_sender import audit_partition
-from app.audit.query.view import Wanted, joined
-from app.web.http.forwarding import HOP
-from tests.audit.api.plans import AWAY, HOME, WEST, Audited, plan
+from app.audit.query.view import WindowQuery, joined
+from app.web.http.forwarding import HOP_HEADER
+from tests.audit.api.plans import AWAY, HOME, WEST, AuditedTopics, plan
 from tests.audit.api.test_rest import definition, with_loss
 from tests.audit.query.test_view import WIDTH_MS
 from tests.web.client import Answer, Console
@@ -94,14 +94,14 @@ def test_no_cell_of_a_file_becomes_a_formula() -> None:
     assert answer.headers["Content-Type"] == "text/csv; charset=utf-8"
 
 
-def finished(console: Console, **lacks: set[int]) -> tuple[Audited, int]:
+def finished(console: Console, **lacks: set[int]) -> tuple[AuditedTopics, int]:
     """Groups that have finished what two clusters have, each of one of them, and lack some ids."""
     assert console.ask("PUT", "/api/v1/audit/plans/all", plan(id={"header": "message-id"})).status == 201
     for group in lacks:
         data = workload(group)
         data["metadata"]["cluster"] = HOME[1]
         console.fed.apply(put(data))
-    audited = Audited(console)
+    audited = AuditedTopics(console)
     places = [HOME, WEST, *(("consumer", f"{HOME[1]}:{group}") for group in lacks)]
     for back in (6, 5, 4):
         audited.count("orders", HOME, back, range(10))
@@ -115,7 +115,7 @@ def finished(console: Console, **lacks: set[int]) -> tuple[Audited, int]:
 def test_what_a_group_lacks_is_the_difference_from_its_own_cluster(console: Console) -> None:
     _, start_ms = finished(console, billing={7})
     runtime: Any = console.fed
-    known = joined([asyncio.run(own_share(runtime.audit_books, Wanted("orders")))], audit_partition)
+    known = joined([asyncio.run(own_share(runtime.audit_books, WindowQuery("orders")))], audit_partition)
     question = Question("orders", "regional", "consumer", start_ms)
     assert rest_drilldown._ids(known, question, "billing") == of_ids(ids_of([b"7"]))
 
@@ -153,19 +153,29 @@ def test_an_answer_that_was_taken_away_meanwhile_is_read_again(
 
     async def drilled(self: rest_drilldown.AuditMissingRoutes, *_: Any) -> Any:
         sides: Any = None
-        answer = Answered(Question("orders", "regional", "aggregate", START), Window(0, 1), [], {}, 1, 0, [],
-                          [], sides, is_known=False)  # fmt: skip
-        return rest_drilldown.Kept(answer, rest_drilldown.Verdict(None, False, None, 0), 0, 0.0)
+        answer = Answered(
+            Question("orders", "regional", "aggregate", START),
+            EventTimeWindow(0, 1),
+            [],
+            {},
+            1,
+            0,
+            [],
+            [],
+            sides,
+            is_known=False,
+        )
+        return rest_drilldown.CachedAnswer(answer, rest_drilldown.AuditedWindow(None, False, None, 0), 0, 0.0)
 
     monkeypatch.setattr(rest_drilldown.AuditMissingRoutes, "_drilled", drilled)
-    monkeypatch.setattr(drilled_down, "told", lambda _: {})
+    monkeypatch.setattr(drilled_down, "result_fields", lambda _: {})
     answer = ask(counted)
     assert (answer.status, answer.json["state"]) == (202, "done"), answer.text
 
 
 def test_only_the_leader_copies(console: Console) -> None:
     """Who was asked as the leader may lead no more."""
-    audited = Audited(console)
+    audited = AuditedTopics(console)
     assert console.ask("PUT", "/api/v1/audit/plans/all", plan()).status == 201
     for back in (6, 5, 4):
         audited.count("orders", HOME, back, range(10))
@@ -173,7 +183,7 @@ def test_only_the_leader_copies(console: Console) -> None:
     audited.close("orders", HOME, AWAY, back=4)
     console.fed.leader.leads = False
     body = {**QUESTION, "start": audited.start_ms(5), "execute": True}
-    answer = console.ask("POST", "/api/v1/audit/copy-again", body, **{HOP: "1"})
+    answer = console.ask("POST", "/api/v1/audit/copy-again", body, **{HOP_HEADER: "1"})
     assert (answer.status, answer.json["title"]) == (503, "Not the leader"), answer.text
 
 

@@ -13,11 +13,11 @@ from hypothesis.stateful import RuleBasedStateMachine, rule
 
 from app.audit.counts import client_counter as client_module
 from app.audit.counts.client_counter import ClientAudit, ClientState
-from app.audit.counts.counter import SKEW_MS, Rows, window_of
+from app.audit.counts.counter import SKEW_MS, RecordArrays, window_of
 from app.audit.counts.fingerprint import ids_of, of_ids
 from app.audit.counts.reports import Report, Scope
 from app.audit.folds.collector import Collector
-from app.audit.folds.tier import Bounds
+from app.audit.folds.tier import PlanBounds
 
 SCOPE = Scope("topic", "consumer", "east", 100)
 IDLE_MS = 300
@@ -58,7 +58,7 @@ class ClientAgainstModel(RuleBasedStateMachine):
         times = [self.now_ms - one for one in back]
         names = [f"{self.names + index}".encode() for index in range(len(back))]
         self.names += len(back)
-        rows = Rows(np.array(times, dtype=np.int64), np.full(len(back), 10), ids=ids_of(names))
+        rows = RecordArrays(np.array(times, dtype=np.int64), np.full(len(back), 10), ids=ids_of(names))
         self.client.add(rows, self.now_ms)
         self.unkept += zip(times, names, strict=True)
 
@@ -113,10 +113,10 @@ TestClientAgainstModel = ClientAgainstModel.TestCase
 
 def test_a_watermark_does_not_pass_a_report_that_has_not_arrived() -> None:
     client = ClientAudit(SCOPE, "web@1", IDLE_MS)
-    rows = Rows(np.array([1_000]), np.array([10]), ids=ids_of([b"a"]))
+    rows = RecordArrays(np.array([1_000]), np.array([10]), ids=ids_of([b"a"]))
     client.add(rows, 1_000)
     (first,) = client.reports(1_000)
-    client.add(Rows(np.array([2_000]), np.array([10]), ids=ids_of([b"b"])), 2_000)
+    client.add(RecordArrays(np.array([2_000]), np.array([10]), ids=ids_of([b"b"])), 2_000)
     _, second = client.reports(2_000)
     assert (first.watermark_ms, second.watermark_ms) == (1_000, -1)
     client.acknowledged(second)
@@ -128,7 +128,7 @@ def test_a_watermark_does_not_pass_a_report_that_has_not_arrived() -> None:
 def test_a_record_with_a_time_in_the_future_makes_nothing_late() -> None:
     client = ClientAudit(SCOPE, "web@1", IDLE_MS)
     for time_ms in (1_000_000_000, 950):
-        client.add(Rows(np.array([time_ms]), np.array([10])), 1_000)
+        client.add(RecordArrays(np.array([time_ms]), np.array([10])), 1_000)
     (report,) = client.reports(1_000)
     assert (report.late_ms, report.watermark_ms) == (0, 950)
 
@@ -138,13 +138,13 @@ def test_who_counts_only_what_says_nothing_of_how_far_it_is_holds_no_window_open
     ahead_ms: int | None,
 ) -> None:
     """Its clock is wrong, or its producers'; None: its records have no timestamp."""
-    bounds = Bounds(lateness_ms=100, most_lateness_ms=100, silence_ms=200, give_up_ms=1 << 40)
+    bounds = PlanBounds(lateness_ms=100, most_lateness_ms=100, silence_ms=200, give_up_ms=1 << 40)
     clients = [ClientAudit(SCOPE, name, IDLE_MS) for name in ("web@1", "app@1")]
     collector, position, closed = Collector(), 0, list[int]()
     for now_ms in range(10_000, 12_000, 100):
         for client, off_ms in zip(clients, (ahead_ms, -50), strict=True):
             timestamp_ms = -1 if off_ms is None else now_ms + off_ms
-            client.add(Rows(np.array([timestamp_ms]), np.array([10])), now_ms)
+            client.add(RecordArrays(np.array([timestamp_ms]), np.array([10])), now_ms)
             for report in client.reports(now_ms):
                 collector.apply(report, position, now_ms)
                 client.acknowledged(report)
@@ -161,7 +161,7 @@ def test_times_that_mean_nothing_make_no_windows_without_end(monkeypatch: pytest
     monkeypatch.setattr(client_module, "MOST_EARLY", 0)
     client = ClientAudit(SCOPE, "web@1", IDLE_MS)
     for number in range(10):
-        client.add(Rows(np.array([100 * number, 5]), np.array([10, 10])), 1_000)
+        client.add(RecordArrays(np.array([100 * number, 5]), np.array([10, 10])), 1_000)
     (report,) = client.reports(1_000)
     counts = {increment.start_ms: increment.totals.count for increment in report.windows}
     assert counts == {-1: 7, 0: 11, 100: 1, 200: 1}
@@ -172,7 +172,7 @@ def test_who_replays_a_topic_counts_all_of_it_in_its_windows(monkeypatch: pytest
     monkeypatch.setattr(client_module, "MOST_WINDOWS", 3)
     client, collector = ClientAudit(SCOPE, "web@1", IDLE_MS), Collector()
     for number in range(10):
-        client.add(Rows(np.array([100 * number]), np.array([10])), 1_000)
+        client.add(RecordArrays(np.array([100 * number]), np.array([10])), 1_000)
     reports = client.reports(1_000)
     assert max(len(report.windows) for report in reports) == 3
     for position, report in enumerate(reports):
@@ -183,7 +183,7 @@ def test_who_replays_a_topic_counts_all_of_it_in_its_windows(monkeypatch: pytest
 
 def test_each_record_has_its_own_latency() -> None:
     client = ClientAudit(SCOPE, "web@1", IDLE_MS)
-    client.add(Rows(np.array([150, 20, 160]), np.full(3, 10)), np.array([170, 190, 1_160]))
+    client.add(RecordArrays(np.array([150, 20, 160]), np.full(3, 10)), np.array([170, 190, 1_160]))
     (report,) = client.reports(1_160)
     found = [increment.totals.percentiles_ms(0.5, 1.0) for increment in report.windows]
     assert found == [pytest.approx([170, 170], rel=0.02), pytest.approx([20, 1_000], rel=0.02)]

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from app.audit.counts import consumer_counter
 from app.audit.counts.consumer_counter import MOST_PIECES, ConsumerReader
-from app.audit.counts.counter import ANY_DISORDER, SKEW_MS, UNTIMED, How
-from app.audit.counts.fingerprint import Source
+from app.audit.counts.counter import ANY_DISORDER, SKEW_MS, UNTIMED, CountingSpec
+from app.audit.counts.fingerprint import FingerprintSource
 from app.audit.counts.latencies import BINS, Latencies
 from app.audit.counts.partition_counter import IDLE_MS, PartitionReader
 from app.audit.counts.reports import PART_OFFSETS, Scope
@@ -23,14 +23,14 @@ from app.kafka.records.verbatim_copy import TRANSACTIONAL
 from tests.audit.counts.logs import Log
 
 SCOPE = Scope("topic", "consumer", "east:billing", 60_000)
-SOURCE = Source("cluster", "id", 0)
+SOURCE = FingerprintSource("cluster", "id", 0)
 BEGAN_MS = 1_700_000_040_000
 LATENESS_MS = 5_000
 
 
 def consumer(next_offset: int = 0, *, disorder_ms: int = ANY_DISORDER) -> ConsumerReader:
     return ConsumerReader(
-        SCOPE, SOURCE, How(records_of, SOURCE, disorder_ms=disorder_ms), next_offset, is_cut=False,
+        SCOPE, SOURCE, CountingSpec(records_of, SOURCE, disorder_ms=disorder_ms), next_offset, is_cut=False,
         lateness_ms=LATENESS_MS, at_ms=BEGAN_MS,
     )  # fmt: skip
 

@@ -8,18 +8,26 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.audit.counts.counter import ANY_DISORDER, UNTIMED, How, Rows, Tally, count_chunk, window_of
-from app.audit.counts.fingerprint import Source, ids_of, of_ids, of_offsets
+from app.audit.counts.counter import (
+    ANY_DISORDER,
+    UNTIMED,
+    CountingSpec,
+    RecordArrays,
+    Tally,
+    count_chunk,
+    window_of,
+)
+from app.audit.counts.fingerprint import FingerprintSource, ids_of, of_ids, of_offsets
 from app.audit.counts.latencies import Latencies
 from app.kafka.fetch.decoder import records_of
-from app.kafka.records.batch import Batch, Committed, CorruptBatch, iter_batches
+from app.kafka.records.batch import CorruptBatch, ReadCommittedFilter, RecordBatch, iter_batches
 from app.kafka.records.header_arrays import headers_of
 from app.kafka.records.record import Record
 from tests.audit.counts.logs import Log
 from tests.kafka.records.batches import make_batch, make_marker, patched
 
 WIDTH = 1_000
-SOURCE = Source("cluster", "topic", 0)
+SOURCE = FingerprintSource("cluster", "topic", 0)
 
 timestamps = st.integers(-1, 3_500)
 # The builder takes a first timestamp of -1 for none yet, and gives that record the next one's.
@@ -34,7 +42,7 @@ def log_of(drawn: list[tuple[list[int], int, bool]]) -> Log:
     return log
 
 
-def forbidden(batch: Batch) -> Iterable[Record]:
+def forbidden(batch: RecordBatch) -> Iterable[Record]:
     raise AssertionError(f"the batch at {batch.header.base_offset} is decoded")
 
 
@@ -42,7 +50,9 @@ def forbidden(batch: Batch) -> Iterable[Record]:
 def test_every_record_is_counted_in_its_window(drawn: list[tuple[list[int], int, bool]], start: int) -> None:
     log, tally = log_of(drawn), Tally(WIDTH)
     data, _ = log.fetch(start, 99)
-    count_chunk(tally, data, start, How(records_of, SOURCE, disorder_ms=ANY_DISORDER), seen_at_ms=9_000)
+    count_chunk(
+        tally, data, start, CountingSpec(records_of, SOURCE, disorder_ms=ANY_DISORDER), seen_at_ms=9_000
+    )
     records = log.records(start)
     expected = Counter(window_of(timestamp_ms, WIDTH) for _, timestamp_ms in records)
     assert {window: sums.count for window, sums in tally.windows.items()} == expected
@@ -63,8 +73,8 @@ def test_from_headers_and_record_by_record_the_same_is_counted(drawn: list[list[
         log.append(times)
     data, _ = log.fetch(0, 99)
     tallies = Tally(WIDTH), Tally(WIDTH)
-    count_chunk(tallies[0], data, 0, How(records_of, SOURCE, disorder_ms=0))
-    count_chunk(tallies[1], data, 0, How(records_of, SOURCE, disorder_ms=ANY_DISORDER))
+    count_chunk(tallies[0], data, 0, CountingSpec(records_of, SOURCE, disorder_ms=0))
+    count_chunk(tallies[1], data, 0, CountingSpec(records_of, SOURCE, disorder_ms=ANY_DISORDER))
     assert tallies[0].totals() == tallies[1].totals()
     within = sum(times[0] // WIDTH == times[-1] // WIDTH for times in drawn)
     assert tallies[0].from_headers == within
@@ -73,14 +83,16 @@ def test_from_headers_and_record_by_record_the_same_is_counted(drawn: list[list[
 def test_a_batch_in_one_window_is_not_decoded() -> None:
     log, tally = Log(), Tally(WIDTH)
     log.append([1_500, 1_999, 1_480], codec=4)
-    count_chunk(tally, log.fetch(0, 1)[0], 0, How(forbidden, SOURCE, disorder_ms=100), seen_at_ms=2_000)
+    count_chunk(
+        tally, log.fetch(0, 1)[0], 0, CountingSpec(forbidden, SOURCE, disorder_ms=100), seen_at_ms=2_000
+    )
     assert (tally.windows[1_000].count, tally.from_headers) == (3, 1)
 
 
 def test_a_record_older_than_the_first_one_is_counted_in_its_own_window() -> None:
     log, tally = Log(), Tally(WIDTH)
     log.append([1_050, 990, 1_200])
-    count_chunk(tally, log.fetch(0, 1)[0], 0, How(records_of, disorder_ms=100))
+    count_chunk(tally, log.fetch(0, 1)[0], 0, CountingSpec(records_of, disorder_ms=100))
     assert {window: sums.count for window, sums in tally.windows.items()} == {0: 1, 1_000: 2}
 
 
@@ -88,7 +100,7 @@ def test_a_record_older_than_the_first_one_is_counted_in_its_own_window() -> Non
 def test_latencies_of_a_batch_are_spread_over_its_time(count: int, span: int, late: int) -> None:
     log, tally = Log(), Tally(WIDTH)
     log.append([5_000, *([5_000 + span] * (count - 1))])
-    count_chunk(tally, log.fetch(0, 1)[0], 0, How(forbidden, disorder_ms=0), seen_at_ms=5_999 + late)
+    count_chunk(tally, log.fetch(0, 1)[0], 0, CountingSpec(forbidden, disorder_ms=0), seen_at_ms=5_999 + late)
     found = tally.windows[5_000].latencies
     assert found.count == count
     low, high = found.quantiles_ms([0, 1])
@@ -107,7 +119,13 @@ def test_what_a_transaction_aborted_is_not_counted_and_its_marker_neither() -> N
         )
     )
     tally = Tally(WIDTH)
-    count_chunk(tally, data, 0, How(forbidden, SOURCE, disorder_ms=0), committed=Committed([(7, 0)]))
+    count_chunk(
+        tally,
+        data,
+        0,
+        CountingSpec(forbidden, SOURCE, disorder_ms=0),
+        committed=ReadCommittedFilter([(7, 0)]),
+    )
     assert tally.windows[0].count == 7
     assert tally.windows[0].offsets == of_offsets(SOURCE, np.array([2, 3, 4, 6, 7, 8, 9]))
 
@@ -116,7 +134,7 @@ def test_of_a_thinned_batch_the_header_does_not_tell_the_offsets() -> None:
     log, tally = Log(), Tally(WIDTH)
     log.append([10, 20, 30])
     data = patched(log.fetch(0, 1)[0], 23, ">i", 8)  # as if records behind these were gone
-    count_chunk(tally, data, 0, How(records_of, SOURCE, disorder_ms=0))
+    count_chunk(tally, data, 0, CountingSpec(records_of, SOURCE, disorder_ms=0))
     assert (tally.decoded, tally.windows[0].sourced) == (1, 3)
     assert tally.windows[0].offsets == of_offsets(SOURCE, np.array([0, 1, 2]))
 
@@ -125,7 +143,7 @@ def test_a_delete_horizon_is_no_first_timestamp() -> None:
     log, tally = Log(), Tally(WIDTH)
     log.append([1_010, 1_020])
     data = patched(log.fetch(0, 1)[0], 21, ">h", 0x40)
-    count_chunk(tally, data, 0, How(records_of, disorder_ms=0))
+    count_chunk(tally, data, 0, CountingSpec(records_of, disorder_ms=0))
     assert (tally.decoded, tally.from_headers) == (1, 0)
 
 
@@ -133,10 +151,10 @@ def test_a_batch_that_cannot_be_decoded_is_counted_from_its_header_and_told() ->
     log, tally = Log(), Tally(WIDTH)
     log.append([990, 1_010])
 
-    def broken(batch: Batch) -> Iterable[Record]:
+    def broken(batch: RecordBatch) -> Iterable[Record]:
         raise ValueError("no codec")
 
-    count_chunk(tally, log.fetch(0, 1)[0], 0, How(broken))
+    count_chunk(tally, log.fetch(0, 1)[0], 0, CountingSpec(broken))
     assert (tally.undecodable, tally.windows[0].count) == (1, 2)
 
 
@@ -148,7 +166,7 @@ def test_message_ids_are_taken_from_headers() -> None:
     def id_of(record: Record) -> bytes | None:
         return dict(record.headers).get("id")
 
-    count_chunk(tally, log.fetch(0, 9)[0], 0, How(records_of, id_of=id_of))
+    count_chunk(tally, log.fetch(0, 9)[0], 0, CountingSpec(records_of, id_of=id_of))
     assert (tally.windows[0].count, tally.windows[0].identified) == (3, 2)
     assert tally.windows[0].ids == of_ids(ids_of([b"c", b"a"]))
     assert tally.windows[1_000].ids == of_ids(ids_of([b"b"]))
@@ -166,14 +184,14 @@ def test_old_formats_are_counted_too() -> None:
     data = legacy_message(0, 500) + legacy_message(1, 1_500) + make_batch(2, timestamp_ms=1_600)
     tally = Tally(WIDTH)
     assert headers_of(data) is None
-    count_chunk(tally, data, 0, How(records_of))
+    count_chunk(tally, data, 0, CountingSpec(records_of))
     assert {window: sums.count for window, sums in tally.windows.items()} == {0: 1, 1_000: 2}
 
 
 def test_bytes_that_are_no_batches_are_refused() -> None:
     bad = patched(make_batch(0), 8, ">i", 3)
     with pytest.raises(CorruptBatch):
-        count_chunk(Tally(WIDTH), bad, 0, How(records_of))
+        count_chunk(Tally(WIDTH), bad, 0, CountingSpec(records_of))
 
 
 @given(batches, st.integers(0, 40))
@@ -196,7 +214,10 @@ def test_headers_are_read_as_one_by_one(drawn: list[tuple[list[int], int, bool]]
 def test_records_of_a_client_are_counted_as_arrays() -> None:
     tally = Tally(WIDTH)
     times = np.array([5, 1_005, 6, -1])
-    tally.add(Rows(times, np.array([10, 20, 30, 40]), ids=ids_of([b"a", b"b", b"c", b"d"])), seen_at_ms=1_010)
+    tally.add(
+        RecordArrays(times, np.array([10, 20, 30, 40]), ids=ids_of([b"a", b"b", b"c", b"d"])),
+        seen_at_ms=1_010,
+    )
     totals = tally.totals()
     assert {start: (one.count, one.nbytes) for start, one in totals.items()} == {
         UNTIMED: (1, 40), 0: (2, 40), 1_000: (1, 20)
@@ -213,5 +234,5 @@ def test_a_window_has_a_width() -> None:
 def test_a_truncated_batch_is_left_out() -> None:
     data = make_batch(0, timestamp_ms=5) + make_batch(1, timestamp_ms=6)
     tally = Tally(WIDTH)
-    count_chunk(tally, data[:-1], 0, How(records_of))
+    count_chunk(tally, data[:-1], 0, CountingSpec(records_of))
     assert tally.windows[0].count == 1

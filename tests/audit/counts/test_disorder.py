@@ -11,13 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.audit.counts.consumer_counter import ConsumerReader
-from app.audit.counts.counter import UNTIMED, How, Tally, count_chunk, window_of
-from app.audit.counts.fingerprint import Source
+from app.audit.counts.counter import UNTIMED, CountingSpec, Tally, count_chunk, window_of
+from app.audit.counts.fingerprint import FingerprintSource
 from app.audit.counts.partition_counter import PartitionReader
 from app.audit.counts.reports import Report, Scope
 from app.audit.pump.counting_spec import how_of
 from app.kafka.fetch.decoder import lowest_timestamp, records_of
-from app.kafka.records.batch import Batch, Committed, iter_batches
+from app.kafka.records.batch import ReadCommittedFilter, RecordBatch, iter_batches
 from app.kafka.records.header_arrays import headers_of_heads, heads_of
 from tests.audit.counts.logs import Log
 from tests.audit.query.test_view import audit_plan
@@ -25,7 +25,7 @@ from tests.kafka.records.batches import make_batch, make_marker, patched
 
 WIDTH_MS = 60_000
 NOW_MS = 1_700_000_040_000  # a window begins
-SCOPE, SOURCE = Scope("orders", "regional", "east", WIDTH_MS), Source("cluster", "id", 0)
+SCOPE, SOURCE = Scope("orders", "regional", "east", WIDTH_MS), FingerprintSource("cluster", "id", 0)
 HOW = how_of(audit_plan(), SOURCE)
 
 # Around a few windows, hours before them, and times that are none.
@@ -78,7 +78,7 @@ def by_heads(log: Log, chance: random.Random) -> PartitionReader:
         data, end = log.fetch(reader.next_offset, chance.randint(1, 5))
         heads = reader.heads_of(data)
         headers = headers_of_heads(heads) if heads else None
-        if heads and headers is not None and reader.told_by(headers) == len(heads):
+        if heads and headers is not None and reader.countable_from_headers(headers) == len(heads):
             reader.headed(headers, end, at_ms=NOW_MS, seen_at_ms=NOW_MS)
         else:
             reader.fetched(data, end, at_ms=NOW_MS)
@@ -114,7 +114,7 @@ def test_source_and_copy_agree_however_their_batches_are_cut(
 def test_a_promise_that_is_not_kept_moves_records_and_none_moves_them_without_one() -> None:
     """What everybody got before: a record of a minute ago in a batch that begins far behind the window."""
     times = [NOW_MS + 30_000, NOW_MS - 40_000]
-    by_promise = How(records_of, SOURCE, disorder_ms=5_000)
+    by_promise = CountingSpec(records_of, SOURCE, disorder_ms=5_000)
     for how, moved in ((by_promise, True), (HOW, False)):
         together, alone = Tally(WIDTH_MS), Tally(WIDTH_MS)
         count_chunk(together, cut(times, 3, 60).fetch(0, 9)[0], 0, how)
@@ -124,7 +124,7 @@ def test_a_promise_that_is_not_kept_moves_records_and_none_moves_them_without_on
 
 
 def test_records_of_one_window_are_not_made_objects_however_they_lie_in_it() -> None:
-    def forbidden(batch: Batch) -> list[object]:
+    def forbidden(batch: RecordBatch) -> list[object]:
         raise AssertionError("decoded")
 
     log, tally = Log(), Tally(WIDTH_MS)
@@ -149,7 +149,7 @@ def test_of_hidden_thinned_and_damaged_batches_the_same_is_counted_as_without_th
     )
     told = Tally(WIDTH_MS), Tally(WIDTH_MS)
     for tally, how in zip(told, (HOW, HOW._replace(lowest=None)), strict=True):
-        count_chunk(tally, data, 0, how, committed=Committed([(7, 0)]))
+        count_chunk(tally, data, 0, how, committed=ReadCommittedFilter([(7, 0)]))
     assert told[0].totals() == told[1].totals()
     assert told[0].windows[NOW_MS].count == 2 + 2 + 2, "what cannot be read is counted where it begins"
     assert (told[0].decoded, told[0].undecodable) == (2, 1)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from app.audit.counts.fingerprint import (
     NOTHING,
-    Source,
+    FingerprintSource,
     id_bytes,
     ids_of,
     ids_of_offsets,
@@ -21,7 +21,7 @@ from app.audit.counts.fingerprint import (
     with_content,
 )
 
-SOURCE = Source("cluster", "topic", 3)
+SOURCE = FingerprintSource("cluster", "topic", 3)
 names = st.lists(st.binary(max_size=40), max_size=30)
 offsets = st.integers(0, 1 << 62)
 
@@ -79,7 +79,7 @@ def test_ranges_add_up(cuts: list[int]) -> None:
 
 def test_the_same_offsets_of_other_sources_are_others() -> None:
     found = {
-        of_range(Source(cluster, topic, partition), 5, 9)
+        of_range(FingerprintSource(cluster, topic, partition), 5, 9)
         for cluster, topic, partition in itertools.product("ab", "cd", (0, 1))
     }
     assert len(found) == 8
@@ -105,7 +105,7 @@ def test_equal_power_sums_up_to_the_fourth_do_not_hide_a_fault() -> None:
 
 
 def test_offsets_that_are_told_apart_as_ids_are_read_back() -> None:
-    sources = [SOURCE, Source("cluster", "topic", 4)]
+    sources = [SOURCE, FingerprintSource("cluster", "topic", 4)]
     ids = ids_of_offsets(sources[1], np.array([0, 7, 1 << 40]))
     assert [offset_of(sources, id_bytes(row)) for row in ids] == [(sources[1], o) for o in (0, 7, 1 << 40)]
     assert offset_of(sources, b"x" * 16) is None

@@ -9,8 +9,8 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.audit.counts.counter import How
-from app.audit.counts.fingerprint import Source
+from app.audit.counts.counter import CountingSpec
+from app.audit.counts.fingerprint import FingerprintSource
 from app.audit.counts.partition_counter import PartitionReader
 from app.audit.counts.reports import Scope
 from app.kafka.fetch.decoder import records_of
@@ -19,8 +19,8 @@ from app.kafka.records.header_arrays import headers_of_heads
 from app.kafka.records.verbatim_copy import CLEARED
 from tests.audit.counts.logs import Log
 
-SCOPE, SOURCE = Scope("topic", "aggregate", "east", 100), Source("cluster", "id", 0)
-HOW = How(records_of, SOURCE, disorder_ms=10)
+SCOPE, SOURCE = Scope("topic", "aggregate", "east", 100), FingerprintSource("cluster", "id", 0)
+HOW = CountingSpec(records_of, SOURCE, disorder_ms=10)
 
 
 def reader() -> PartitionReader:
@@ -60,7 +60,7 @@ def test_headers_are_counted_as_the_bytes_would_be(seed: int) -> None:
         heads = [b"\0" * 8 + data[8:HEADER_BYTES] for _, data in found]
         headers = headers_of_heads(heads, [base for base, _ in found], CLEARED)
         assert headers is not None
-        count = other.told_by(headers)
+        count = other.countable_from_headers(headers)
         if count:
             some, seen = headers.of(slice(count)), np.full(count, 9, dtype=np.int64)
             other.headed(some, int(some.next_offset[-1]), at_ms=9, seen_at_ms=seen)
@@ -79,10 +79,10 @@ def test_what_headers_do_not_tell_is_not_counted_from_them() -> None:
     heads = [data[:HEADER_BYTES] for _, data, _ in log.batches]
     bases = [base for base, _, _ in log.batches]
 
-    def count(start: int, how: How = HOW) -> int:
+    def count(start: int, how: CountingSpec = HOW) -> int:
         headers = headers_of_heads(heads[start:], bases[start:], CLEARED)
         assert headers is not None
-        return PartitionReader(SCOPE, SOURCE, how, 0).told_by(headers)
+        return PartitionReader(SCOPE, SOURCE, how, 0).countable_from_headers(headers)
 
     assert [count(start) for start in range(5)] == [1, 0, 1, 0, 1]
     assert count(0, HOW._replace(by_value=True)) == count(0, HOW._replace(id_of=lambda _: b"")) == 0

@@ -7,22 +7,22 @@ import tracemalloc
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.audit.counts.counter import LIFTS, SKEW_MS, UNTIMED, How
-from app.audit.counts.fingerprint import Source
+from app.audit.counts.counter import LIFTS, SKEW_MS, UNTIMED, CountingSpec
+from app.audit.counts.fingerprint import FingerprintSource
 from app.audit.counts.latencies import BINS
-from app.audit.counts.partition_counter import MOST_WINDOWS, PartitionReader, begun
+from app.audit.counts.partition_counter import MOST_WINDOWS, PartitionReader, new_part
 from app.audit.counts.reports import Scope
 from app.kafka.fetch.decoder import records_of
 from tests.audit.counts.logs import Log
 
 SCOPE = Scope("topic", "regional", "east", 600_000)
-SOURCE = Source("cluster", "id", 0)
+SOURCE = FingerprintSource("cluster", "id", 0)
 BEGAN_MS = 1_700_000_400_000
 DAY_MS = 86_400_000
 
 
 def reader() -> PartitionReader:
-    return PartitionReader(SCOPE, SOURCE, How(records_of, SOURCE), 0)
+    return PartitionReader(SCOPE, SOURCE, CountingSpec(records_of, SOURCE), 0)
 
 
 def test_a_part_of_many_windows_takes_little_memory_and_its_latencies_stay() -> None:
@@ -56,7 +56,7 @@ def test_a_part_of_many_windows_takes_little_memory_and_its_latencies_stay() -> 
     (state,) = one.state()
     assert [i.start_ms for i in state.windows] == [starts[0], *starts[-MOST_WINDOWS:]]
     assert state.whole_ms == starts[-MOST_WINDOWS]
-    assert one.state(whole=True) == (begun(0, 0),), "too many for a note"
+    assert one.state(whole=True) == (new_part(0, 0),), "too many for a note"
 
 
 def test_many_windows_at_once_keep_their_latencies() -> None:

@@ -15,22 +15,22 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from app.audit.counts.counter import How, window_of
-from app.audit.counts.fingerprint import NOTHING, Source, of_offsets
-from app.audit.counts.partition_counter import PartitionReader, PartState, begun
-from app.audit.counts.reports import Scope, Verdict, client_report
+from app.audit.counts.counter import CountingSpec, window_of
+from app.audit.counts.fingerprint import NOTHING, FingerprintSource, of_offsets
+from app.audit.counts.partition_counter import PartitionReader, PartState, new_part
+from app.audit.counts.reports import ReportOutcome, Scope, client_report
 from app.audit.counts.totals import Totals
 from app.audit.folds.collector import Collector, Event
-from app.audit.folds.tier import Bounds
+from app.audit.folds.tier import PlanBounds
 from app.audit.folds.window import WindowKey
 from app.kafka.fetch.decoder import records_of
 from tests.audit.counts.logs import Log
 
 SCOPE = Scope("topic", "regional", "east", 100)
-BOUNDS = Bounds(lateness_ms=50, most_lateness_ms=400, silence_ms=200, give_up_ms=2_000)
+BOUNDS = PlanBounds(lateness_ms=50, most_lateness_ms=400, silence_ms=200, give_up_ms=2_000)
 PARTITIONS = 2
-SOURCES = [Source("cluster", "id", number) for number in range(PARTITIONS)]
-HOW = [How(records_of, source, disorder_ms=10) for source in SOURCES]
+SOURCES = [FingerprintSource("cluster", "id", number) for number in range(PARTITIONS)]
+HOW = [CountingSpec(records_of, source, disorder_ms=10) for source in SOURCES]
 
 partitions = st.integers(0, PARTITIONS - 1)
 
@@ -104,7 +104,7 @@ class AuditAgainstModel(RuleBasedStateMachine):
         self.owners[partition] = self.owners[partition][-2:]
         owner, saved = self.new_reader(partition, 0), self.saved[partition]
         if saved:
-            owner.go_on_from(saved if is_told else [begun(saved[0].part, saved[0].since)], self.now_ms)
+            owner.go_on_from(saved if is_told else [new_part(saved[0].part, saved[0].since)], self.now_ms)
         self.owners[partition].append(owner)
 
     @rule(back=st.lists(st.integers(0, 130), max_size=5), times=st.integers(1, 3))
@@ -128,7 +128,7 @@ class AuditAgainstModel(RuleBasedStateMachine):
     def collect(self, events: int) -> None:
         for event in self.topic[len(self.states) - 1 :][:events]:
             written = self.collector.apply(event, len(self.states) - 1)
-            assert all(verdict is not Verdict.OVERLAPS for _, verdict in written.verdicts)
+            assert all(verdict is not ReportOutcome.OVERLAPS for _, verdict in written.verdicts)
             self.states.append((dict(self.collector.windows), dict(self.collector.tiers)))
 
     @rule(back=st.integers(0, 20), ages=st.randoms(use_true_random=False))

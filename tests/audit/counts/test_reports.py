@@ -17,18 +17,18 @@ from app.audit.counts.reports import (
     Counted,
     Increment,
     Report,
+    ReportOutcome,
     Scope,
-    Verdict,
     checked,
     client_report,
+    count_report,
     report_id,
     shard_of,
     shard_of_client,
-    take,
 )
 from app.audit.counts.totals import Totals
 from app.audit.folds.collector import Collector
-from app.audit.folds.tier import Bounds, Close
+from app.audit.folds.tier import CloseWindows, PlanBounds
 
 SCOPE = Scope("topic", "regional", "east", 1_000)
 
@@ -59,7 +59,7 @@ def test_the_widest_report_of_a_part_counts_whatever_the_order(
     for at in order:
         one = reports[at % len(reports)]
         delivered.add(one.upto)
-        counted, added, _ = take(counted, one, of(0, one.upto))
+        counted, added, _ = count_report(counted, one, of(0, one.upto))
         told = told.plus(added)
         assert told == of(0, max(delivered))
     assert len(counted.growing) <= 1
@@ -70,8 +70,8 @@ def test_every_sequence_number_of_a_client_counts_once(sequences: list[int], shu
     counted, told = NOTHING_COUNTED, 0
     for sequence in sequences:
         one = client_report(SCOPE, "web@1", sequence, {0: Totals(1)}, at_ms=1, watermark_ms=1)
-        counted, added, verdict = take(counted, one, Totals(1))
-        assert (verdict is Verdict.COUNTED) == bool(added.count)
+        counted, added, verdict = count_report(counted, one, Totals(1))
+        assert (verdict is ReportOutcome.COUNTED) == bool(added.count)
         told += added.count
     assert told == len(set(sequences))
     assert len(counted.done) <= len(set(sequences))
@@ -80,43 +80,43 @@ def test_every_sequence_number_of_a_client_counts_once(sequences: list[int], shu
 def test_a_sequence_without_gaps_is_one_range() -> None:
     counted = NOTHING_COUNTED
     for sequence in (2, 0, 1, 4, 3):
-        counted, _, _ = take(counted, report(sequence, 0, 1, final=True), Totals(1))
+        counted, _, _ = count_report(counted, report(sequence, 0, 1, final=True), Totals(1))
     assert counted == Counted(done=((0, 5),))
 
 
 def test_a_final_report_of_what_is_known_ends_the_part() -> None:
-    counted, _, _ = take(NOTHING_COUNTED, report(0, 0, 9), of(0, 9))
-    counted, added, verdict = take(counted, report(0, 0, 9, final=True), of(0, 9))
-    assert (added.count, verdict, counted) == (0, Verdict.COUNTED, Counted(done=((0, 1),)))
-    assert take(counted, report(0, 0, 9), of(0, 9))[2] is Verdict.REPEATED
+    counted, _, _ = count_report(NOTHING_COUNTED, report(0, 0, 9), of(0, 9))
+    counted, added, verdict = count_report(counted, report(0, 0, 9, final=True), of(0, 9))
+    assert (added.count, verdict, counted) == (0, ReportOutcome.COUNTED, Counted(done=((0, 1),)))
+    assert count_report(counted, report(0, 0, 9), of(0, 9))[2] is ReportOutcome.REPEATED
 
 
 def test_a_part_whose_start_left_the_log_is_counted_from_where_its_reader_began() -> None:
-    counted, _, _ = take(NOTHING_COUNTED, report(0, 0, 9), of(0, 9))
-    counted, added, _ = take(counted, report(0, 20, 25), of(20, 25))
+    counted, _, _ = count_report(NOTHING_COUNTED, report(0, 0, 9), of(0, 9))
+    counted, added, _ = count_report(counted, report(0, 20, 25), of(20, 25))
     assert added == of(20, 25)
-    counted, added, _ = take(counted, report(0, 20, 30, final=True), of(20, 30))
+    counted, added, _ = count_report(counted, report(0, 20, 30, final=True), of(20, 30))
     assert added == of(25, 30)
     assert counted == Counted(done=((0, 1),))
 
 
 def test_a_report_that_overlaps_is_refused_and_one_that_says_less_too() -> None:
-    counted, _, _ = take(NOTHING_COUNTED, report(0, 0, 9), of(0, 9))
-    assert take(counted, report(0, 5, 12), of(5, 12)) == (counted, Totals(), Verdict.OVERLAPS)
-    assert take(counted, report(0, 0, 12), of(0, 8)) == (counted, Totals(), Verdict.OVERLAPS)
-    assert take(counted, report(0, 3, 7), of(3, 7))[2] is Verdict.REPEATED
+    counted, _, _ = count_report(NOTHING_COUNTED, report(0, 0, 9), of(0, 9))
+    assert count_report(counted, report(0, 5, 12), of(5, 12)) == (counted, Totals(), ReportOutcome.OVERLAPS)
+    assert count_report(counted, report(0, 0, 12), of(0, 8)) == (counted, Totals(), ReportOutcome.OVERLAPS)
+    assert count_report(counted, report(0, 3, 7), of(3, 7))[2] is ReportOutcome.REPEATED
 
 
 def test_reports_without_a_sequence_are_known_by_their_uuid() -> None:
     counted, told = NOTHING_COUNTED, 0
     ids = [str(uuid.UUID(int=number)) for number in (1, 2, 1, 3, 2)]
     for name in ids:
-        counted, added, _ = take(counted, Report(name, *SCOPE, "http", 5), Totals(1))
+        counted, added, _ = count_report(counted, Report(name, *SCOPE, "http", 5), Totals(1))
         told += added.count
     assert told == 3
     full = Counted(ids=tuple(str(uuid.UUID(int=number)) for number in range(MOST_IDS)))
     new = str(uuid.UUID(int=MOST_IDS))
-    assert take(full, Report(new, *SCOPE, "http", 5), Totals(1))[2] is Verdict.TOO_MANY
+    assert count_report(full, Report(new, *SCOPE, "http", 5), Totals(1))[2] is ReportOutcome.TOO_MANY
 
 
 def test_the_same_report_has_the_same_uuid_whoever_makes_it() -> None:
@@ -214,7 +214,7 @@ def test_many_clients_make_no_large_value_and_are_added_up() -> None:
 
 def test_a_client_that_goes_on_in_another_value_counts_once_and_nobody_waits_for_what_it_was() -> None:
     """Its former version told of it in the first one: what it kept of that is sent as it is."""
-    bounds, collector, source = Bounds(lateness_ms=0, silence_ms=10_000), Collector(), "client-7@1"
+    bounds, collector, source = PlanBounds(lateness_ms=0, silence_ms=10_000), Collector(), "client-7@1"
     made = [
         client_report(
             SCOPE, source, number, {0: Totals(1)}, at_ms=number * 8_000, watermark_ms=number * 8_000
@@ -226,5 +226,5 @@ def test_a_client_that_goes_on_in_another_value_counts_once_and_nobody_waits_for
     for position, one in enumerate([*old, *made[2:], *old, *made[2:]]):
         collector.apply(one, position, recorded_ms=24_000)
     assert sum(record.totals.count for record in collector.windows.values()) == 4
-    (close,) = [one for one in collector.due(24_000, bounds) if isinstance(one, Close)]
+    (close,) = [one for one in collector.due(24_000, bounds) if isinstance(one, CloseWindows)]
     assert (close.before_ms, close.without) == (24_000, ())

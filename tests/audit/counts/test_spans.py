@@ -6,10 +6,18 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.audit.counts.counter import UNTIMED, How
-from app.audit.counts.fingerprint import Source
+from app.audit.counts.counter import UNTIMED, CountingSpec
+from app.audit.counts.fingerprint import FingerprintSource
 from app.audit.counts.partition_counter import PartitionReader
-from app.audit.counts.reports import NOTHING_COUNTED, PART_OFFSETS, Increment, Report, Scope, span_of, take
+from app.audit.counts.reports import (
+    NOTHING_COUNTED,
+    PART_OFFSETS,
+    Increment,
+    Report,
+    Scope,
+    count_report,
+    span_of,
+)
 from app.audit.counts.spans import NO_SPAN, Indexed, hull, span_between
 from app.audit.counts.totals import Totals
 from app.audit.folds.collector import Collector
@@ -18,7 +26,7 @@ from app.kernel.ranges import Range
 from tests.audit.counts.logs import Log
 
 WIDTH_MS = 1_000
-SOURCE = Source("c", "t", 0)
+SOURCE = FingerprintSource("c", "t", 0)
 SCOPE = Scope("orders", "regional", "home", WIDTH_MS)
 FAR = PART_OFFSETS - 20  # a log that begins here comes to the next part soon
 
@@ -56,7 +64,7 @@ def test_spans_are_those_of_the_records_whatever_becomes_of_reports_and_readers(
     for timestamps in batches:
         timed = [max(0, timestamps[0]), *timestamps[1:]]  # aiokafka's builder knows no first one without
         log.append(timed if by_records else sorted(max(0, at_ms) for at_ms in timed))
-    how = How(records_of, SOURCE, disorder_ms=0, by_value=by_records)
+    how = CountingSpec(records_of, SOURCE, disorder_ms=0, by_value=by_records)
     reader = PartitionReader(SCOPE, SOURCE, how, base)
     begin, heard = base, list[Report]()
 
@@ -91,15 +99,17 @@ def report(part: int, since: int, upto: int, *, final: bool) -> Report:
 
 
 def test_what_older_versions_have_counted_and_told_makes_spans_wider_never_wrong() -> None:
-    old, _, _ = take(NOTHING_COUNTED, report(2, 2 * PART_OFFSETS, 3 * PART_OFFSETS, final=True), Totals(9))
+    old, _, _ = count_report(
+        NOTHING_COUNTED, report(2, 2 * PART_OFFSETS, 3 * PART_OFFSETS, final=True), Totals(9)
+    )
     assert (old.span, span_of(old)) == (NO_SPAN, (2 * PART_OFFSETS, 3 * PART_OFFSETS))
-    new, _, _ = take(
+    new, _, _ = count_report(
         old, report(4, 4 * PART_OFFSETS, 5 * PART_OFFSETS, final=True), Totals(1), (300_000, 300_001)
     )
     assert span_of(new) == (2 * PART_OFFSETS, 300_001)
-    back, _, _ = take(new, report(5, 5 * PART_OFFSETS, 5 * PART_OFFSETS + 7, final=False), Totals(1))
+    back, _, _ = count_report(new, report(5, 5 * PART_OFFSETS, 5 * PART_OFFSETS + 7, final=False), Totals(1))
     assert span_of(back) == (2 * PART_OFFSETS, 5 * PART_OFFSETS + 7)
-    growing, _, _ = take(
+    growing, _, _ = count_report(
         NOTHING_COUNTED, report(1, PART_OFFSETS + 5, PART_OFFSETS + 9, final=False), Totals(2)
     )
     assert span_of(growing) == (PART_OFFSETS + 5, PART_OFFSETS + 9)

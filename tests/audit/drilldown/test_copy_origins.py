@@ -8,25 +8,25 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.audit.drilldown.copy_origins import Origin, Origins, Partition
+from app.audit.drilldown.copy_origins import ClusterPartition, CopyOrigin, CopyOrigins
 from app.kafka.records.leader_epochs import ENDLESS
-from app.kafka.records.producer_sequences import SEQUENCES, Stamp
+from app.kafka.records.producer_sequences import SEQUENCES, ProducerStamp
 from app.kernel.fencing import LogId
-from app.offsets.model.offset_map import Barrier, Line
+from app.offsets.model.offset_map import Barrier, OffsetMapLine
 from tests.offsets.model.stamped_sources import Batch, World
 from tests.offsets.model.test_source_frontier import by_chance, histories, sequences, sources
 
 COPY = LogId("d", "t")
 
 
-def of_world(world: World) -> list[tuple[Partition, Line]]:
-    return [(Partition("c", line.name, 0), line.line) for line in world.lines(world.into_a)]  # type: ignore[misc]
+def of_world(world: World) -> list[tuple[ClusterPartition, OffsetMapLine]]:
+    return [(ClusterPartition("c", line.name, 0), line.line) for line in world.lines(world.into_a)]  # type: ignore[misc]
 
 
-def check(batch: Batch, origin: Origin | None) -> None:
+def check(batch: Batch, origin: CopyOrigin | None) -> None:
     for at, (name, offset) in enumerate(batch.records):
         if origin is not None:
-            assert origin.behind(at).may_be(Partition("c", name, 0), offset), (batch, origin)
+            assert origin.behind(at).may_be(ClusterPartition("c", name, 0), offset), (batch, origin)
 
 
 @given(histories, sources, sequences, st.data())
@@ -42,7 +42,7 @@ def test_the_true_offset_is_always_among_those_told(
         for source, line in lines
     ]
     for known in (lines, some):
-        origins = Origins(known, 0, COPY)
+        origins = CopyOrigins(known, 0, COPY)
         for batch in world.a.batches:
             check(batch, origins.of(batch.start, batch.end, *batch.stamp))
 
@@ -52,7 +52,7 @@ def test_most_are_told_exactly_where_nothing_is_skipped() -> None:
     for seed in range(40):
         world = World([0, 0], SEQUENCES - 7 if random.Random(seed).random() < 0.5 else 0)
         world.play(by_chance(seed))
-        origins = Origins(of_world(world), 0, COPY)
+        origins = CopyOrigins(of_world(world), 0, COPY)
         for batch in world.a.batches:
             origin = origins.of(batch.start, batch.end, *batch.stamp)
             check(batch, origin)
@@ -61,31 +61,31 @@ def test_most_are_told_exactly_where_nothing_is_skipped() -> None:
     assert exact / told > 0.7
 
 
-def line(*barriers: Barrier, target: LogId = COPY) -> Line:
-    return Line(
+def line(*barriers: Barrier, target: LogId = COPY) -> OffsetMapLine:
+    return OffsetMapLine(
         target_topic="orders", target_partition=0, epoch=1, lineage=0, source=LogId("c", "s"), target=target,
         barriers=list(barriers),
     )  # fmt: skip
 
 
-HOME, OTHER = Partition("c", "orders", 0), Partition("c", "orders", 1)
-BARRIERS = Barrier(100, 20, 0, Stamp(7, 0, 0)), Barrier(130, 50, 0, Stamp(7, 0, 28))
+HOME, OTHER = ClusterPartition("c", "orders", 0), ClusterPartition("c", "orders", 1)
+BARRIERS = Barrier(100, 20, 0, ProducerStamp(7, 0, 0)), Barrier(130, 50, 0, ProducerStamp(7, 0, 28))
 
 
 def test_between_barriers_that_skip_the_offset_is_told_within_bounds() -> None:
-    origins = Origins([(HOME, line(*BARRIERS))], 0, COPY)
-    assert origins.of(20, 25, 7, 0, 0) == Origin(HOME, 100, 102)
-    assert origins.of(48, 50, 7, 0, 26) == Origin(HOME, 126, 128)
-    assert origins.of(60, 65, 7, 0, 30) == Origin(HOME, 132, ENDLESS), "nobody has told more yet"
-    assert Origin(HOME, 5, ENDLESS).behind(2) == Origin(HOME, 7, ENDLESS)
+    origins = CopyOrigins([(HOME, line(*BARRIERS))], 0, COPY)
+    assert origins.of(20, 25, 7, 0, 0) == CopyOrigin(HOME, 100, 102)
+    assert origins.of(48, 50, 7, 0, 26) == CopyOrigin(HOME, 126, 128)
+    assert origins.of(60, 65, 7, 0, 30) == CopyOrigin(HOME, 132, ENDLESS), "nobody has told more yet"
+    assert CopyOrigin(HOME, 5, ENDLESS).behind(2) == CopyOrigin(HOME, 7, ENDLESS)
 
 
 def test_nothing_is_concluded_from_what_is_of_others_or_contradicts_itself() -> None:
     mine = (HOME, line(*BARRIERS))
-    assert Origins([mine], 0, COPY).of(20, 25, 8, 0, 0) is None, "another producer"
-    assert Origins([mine], 1, COPY).of(20, 25, 7, 0, 0) is None, "another partition"
-    assert Origins([mine], 0, LogId("d", "anew")).of(20, 25, 7, 0, 0) is None, "another copy"
-    assert Origins([mine, (OTHER, line(*BARRIERS))], 0, COPY).of(20, 25, 7, 0, 0) is None, "two claim it"
-    assert Origins([mine], 0, COPY).source_of(7, 0) == HOME
-    contradicts = line(BARRIERS[0], Barrier(105, 50, 0, Stamp(7, 0, 28)))
-    assert Origins([(HOME, contradicts)], 0, COPY).of(20, 25, 7, 0, 0) is None
+    assert CopyOrigins([mine], 0, COPY).of(20, 25, 8, 0, 0) is None, "another producer"
+    assert CopyOrigins([mine], 1, COPY).of(20, 25, 7, 0, 0) is None, "another partition"
+    assert CopyOrigins([mine], 0, LogId("d", "anew")).of(20, 25, 7, 0, 0) is None, "another copy"
+    assert CopyOrigins([mine, (OTHER, line(*BARRIERS))], 0, COPY).of(20, 25, 7, 0, 0) is None, "two claim it"
+    assert CopyOrigins([mine], 0, COPY).source_of(7, 0) == HOME
+    contradicts = line(BARRIERS[0], Barrier(105, 50, 0, ProducerStamp(7, 0, 28)))
+    assert CopyOrigins([(HOME, contradicts)], 0, COPY).of(20, 25, 7, 0, 0) is None

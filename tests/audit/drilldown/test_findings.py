@@ -9,20 +9,31 @@ from collections.abc import Callable
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.audit.drilldown.copy_origins import Origin, Partition
-from app.audit.drilldown.findings import Bounds, Finding, Kind, Seen, counts, judged, named, places
+from app.audit.drilldown.copy_origins import ClusterPartition, CopyOrigin
+from app.audit.drilldown.findings import (
+    Finding,
+    FindingKind,
+    LossExclusions,
+    ObservedRecord,
+    counts,
+    judged,
+    named,
+    places,
+)
 
-HOME, AWAY = Partition("home", "orders", 0), Partition("away", "orders", 0)
-OTHER = Partition("home", "orders", 1)
+HOME, AWAY = ClusterPartition("home", "orders", 0), ClusterPartition("away", "orders", 0)
+OTHER = ClusterPartition("home", "orders", 1)
 FATES = ("kept", "kept", "lost", "doubled", "altered")
 
 
-def seen(offset: int, contents: int, place: Partition = HOME, **more: object) -> Seen:
+def seen(offset: int, contents: int, place: ClusterPartition = HOME, **more: object) -> ObservedRecord:
     """A record whose time, key and value follow from its contents."""
-    return Seen(place, offset, contents, **{"key": contents, "value": contents, "at_ms": contents, **more})
+    return ObservedRecord(
+        place, offset, contents, **{"key": contents, "value": contents, "at_ms": contents, **more}
+    )
 
 
-def changed(record: Seen) -> Seen:
+def changed(record: ObservedRecord) -> ObservedRecord:
     """The same key and time, another value."""
     return record._replace(contents=-record.contents - 1, value=-record.value - 1)
 
@@ -31,7 +42,9 @@ Fated = list[tuple[int, str]]  # of each record of the source: its contents, wha
 fated = st.lists(st.tuples(st.integers(0, 5), st.sampled_from(FATES)), max_size=30)
 
 
-def copied(source: Fated, slack: Callable[[], tuple[int, int]] | None) -> tuple[list[Seen], list[Seen]]:
+def copied(
+    source: Fated, slack: Callable[[], tuple[int, int]] | None
+) -> tuple[list[ObservedRecord], list[ObservedRecord]]:
     """A log and its copy. `slack`: by how much a copy's origin is known too widely; None: not at all."""
     ups, downs = [], []
     for offset, (contents, fate) in enumerate(source):
@@ -41,20 +54,22 @@ def copied(source: Fated, slack: Callable[[], tuple[int, int]] | None) -> tuple[
             origin = None
             if slack is not None:
                 below, above = slack()
-                origin = Origin(HOME, max(0, offset - below), offset + above)
+                origin = CopyOrigin(HOME, max(0, offset - below), offset + above)
             down = up._replace(place=AWAY, offset=len(downs), origin=origin)
             downs.append(changed(down) if fate == "altered" else down)
     return ups, downs
 
 
-def differing(ups: list[Seen], downs: list[Seen]) -> tuple[list[Seen], list[Seen]]:
+def differing(
+    ups: list[ObservedRecord], downs: list[ObservedRecord]
+) -> tuple[list[ObservedRecord], list[ObservedRecord]]:
     """Only those that a sieve would let through."""
     surplus = Counter(up.contents for up in ups)
     surplus.subtract(Counter(down.contents for down in downs))
     return [up for up in ups if surplus[up.contents]], [down for down in downs if surplus[down.contents]]
 
 
-def told(findings: list[Finding], kind: Kind) -> list[int]:
+def told(findings: list[Finding], kind: FindingKind) -> list[int]:
     return sorted(one.source.offset for one in findings if one.kind is kind and one.source is not None)
 
 
@@ -62,7 +77,11 @@ def told(findings: list[Finding], kind: Kind) -> list[int]:
 def test_with_exact_origins_everything_is_named_exactly_and_nothing_else(source: Fated) -> None:
     ups, downs = copied(source, lambda: (0, 0))
     findings = named(ups, downs)
-    for fate, kind in (("lost", Kind.MISSING), ("doubled", Kind.DOUBLED), ("altered", Kind.ALTERED)):
+    for fate, kind in (
+        ("lost", FindingKind.MISSING),
+        ("doubled", FindingKind.DOUBLED),
+        ("altered", FindingKind.ALTERED),
+    ):
         assert told(findings, kind) == [n for n, (_, what) in enumerate(source) if what == fate]
     assert counts(findings)["foreign"] == 0
     assert all(one.one_of == 1 for one in findings)
@@ -76,11 +95,15 @@ def test_without_origins_it_is_the_difference_of_two_multisets(source: Fated) ->
     ups, downs = copied(source, None)
     findings = named(*differing(ups, downs))
     before, after = Counter(up.contents for up in ups), Counter(down.contents for down in downs)
-    lost = Counter(f.source.contents for f in findings if f.kind in {Kind.MISSING, Kind.ALTERED} and f.source)
+    lost = Counter(
+        f.source.contents
+        for f in findings
+        if f.kind in {FindingKind.MISSING, FindingKind.ALTERED} and f.source
+    )
     extra = Counter(f.copy.contents for f in findings if f.copy is not None)
     assert lost == before - after
     assert extra == after - before
-    assert Counter(f.one_of for f in findings if f.kind is Kind.ALTERED and f.one_of != 1) == Counter()
+    assert Counter(f.one_of for f in findings if f.kind is FindingKind.ALTERED and f.one_of != 1) == Counter()
 
 
 @given(fated, st.integers(0, 1 << 30))
@@ -99,62 +122,70 @@ def test_a_record_of_several_with_the_same_contents_is_told_as_one_of_them() -> 
     ups = [seen(offset, 7) for offset in (5, 9, 12)]
     downs = [seen(offset, 7, AWAY) for offset in (105, 107)]
     (lost,) = named(ups, downs)
-    assert (lost.kind, lost.one_of) == (Kind.MISSING, 3)
-    known = [down._replace(origin=Origin(HOME, at, at)) for down, at in zip(downs, (5, 12), strict=True)]
+    assert (lost.kind, lost.one_of) == (FindingKind.MISSING, 3)
+    known = [down._replace(origin=CopyOrigin(HOME, at, at)) for down, at in zip(downs, (5, 12), strict=True)]
     (lost,) = named(ups, known)
     assert (lost.source, lost.one_of) == (ups[1], 1)
-    within = [downs[0]._replace(origin=Origin(HOME, 4, 8)), downs[1]._replace(origin=Origin(HOME, 10, 12))]
+    within = [
+        downs[0]._replace(origin=CopyOrigin(HOME, 4, 8)),
+        downs[1]._replace(origin=CopyOrigin(HOME, 10, 12)),
+    ]
     assert named(ups, within) == [lost], "wide origins that leave one record each are as good"
-    wide = [down._replace(origin=Origin(HOME, 0, 20)) for down in downs]
+    wide = [down._replace(origin=CopyOrigin(HOME, 0, 20)) for down in downs]
     assert [one.one_of for one in named(ups, wide)] == [3], "wider ones are not"
 
 
 def test_an_altered_record_is_told_by_its_id_whatever_else_changed() -> None:
     up = seen(3, 10, id=b"a")
-    down = Seen(AWAY, 8, 99, 98, 97, 96, id=b"a")
-    assert named([up], [down]) == [Finding(Kind.ALTERED, up, down)]
+    down = ObservedRecord(AWAY, 8, 99, 98, 97, 96, id=b"a")
+    assert named([up], [down]) == [Finding(FindingKind.ALTERED, up, down)]
     other = down._replace(id=b"b")
-    assert [one.kind for one in named([up], [other])] == [Kind.MISSING, Kind.FOREIGN]
+    assert [one.kind for one in named([up], [other])] == [FindingKind.MISSING, FindingKind.FOREIGN]
 
 
 def test_a_changed_key_or_time_is_an_alteration_where_nobody_else_may_be_meant() -> None:
     up = seen(3, 10)
     for field in ("key", "at_ms", "value"):
         down = up._replace(place=AWAY, offset=8, contents=11, **{field: 11})
-        assert named([up], [down]) == [Finding(Kind.ALTERED, up, down)], field
+        assert named([up], [down]) == [Finding(FindingKind.ALTERED, up, down)], field
     alike = [up, up._replace(offset=4, contents=12, value=12)]
     down = up._replace(place=AWAY, contents=11, value=11)
     found = named(alike, [down])
-    assert [one.kind for one in found] == [Kind.MISSING, Kind.MISSING, Kind.FOREIGN]
-    known = down._replace(origin=Origin(HOME, 4, 4))
-    assert named(alike, [known])[1] == Finding(Kind.ALTERED, alike[1], known)
-    nothing_alike = Seen(AWAY, 8, 90, 91, 92, 93, origin=Origin(HOME, 0, 3))
-    assert named([up], [nothing_alike]) == [Finding(Kind.ALTERED, up, nothing_alike)]
+    assert [one.kind for one in found] == [FindingKind.MISSING, FindingKind.MISSING, FindingKind.FOREIGN]
+    known = down._replace(origin=CopyOrigin(HOME, 4, 4))
+    assert named(alike, [known])[1] == Finding(FindingKind.ALTERED, alike[1], known)
+    nothing_alike = ObservedRecord(AWAY, 8, 90, 91, 92, 93, origin=CopyOrigin(HOME, 0, 3))
+    assert named([up], [nothing_alike]) == [Finding(FindingKind.ALTERED, up, nothing_alike)]
     nor_this = nothing_alike._replace(offset=9, contents=80, key=81, value=82, at_ms=83)
     assert [one.kind for one in named([up], [nothing_alike, nor_this])] == [
-        Kind.MISSING, Kind.FOREIGN, Kind.FOREIGN,
+        FindingKind.MISSING, FindingKind.FOREIGN, FindingKind.FOREIGN,
     ], "either may be of it"  # fmt: skip
 
 
 def test_a_copier_that_has_not_come_so_far_has_lost_nothing() -> None:
     findings = named([seen(3, 1), seen(9, 2), seen(9, 3, OTHER)], [])
-    found = judged(findings, Bounds(reached={HOME: 9}))
+    found = judged(findings, LossExclusions(reached={HOME: 9}))
     assert [(one.kind, one.source.offset) for one in found if one.source] == [
-        (Kind.MISSING, 3), (Kind.MISSING, 9), (Kind.WAITING, 9),
+        (FindingKind.MISSING, 3), (FindingKind.MISSING, 9), (FindingKind.WAITING, 9),
     ]  # fmt: skip
 
 
 def test_what_cannot_be_read_any_more_is_no_loss() -> None:
     ups, downs = [seen(3, 1), seen(4, 2, OTHER)], [seen(7, 5, AWAY), seen(8, 6, AWAY._replace(partition=1))]
-    found = judged(named(ups, downs), Bounds(unread_copies={1: "gone"}, unread_sources={HOME: "gone, too"}))
+    found = judged(
+        named(ups, downs), LossExclusions(unread_copies={1: "gone"}, unread_sources={HOME: "gone, too"})
+    )
     assert [(one.kind, one.why) for one in found] == [
-        (Kind.MISSING, ""), (Kind.FOREIGN, ""), (Kind.UNCLEAR, "gone, too"), (Kind.UNCLEAR, "gone"),
-    ]  # fmt: skip
-    elsewhere = judged(named([], downs), Bounds(elsewhere="west is not counted"))
+        (FindingKind.MISSING, ""),
+        (FindingKind.FOREIGN, ""),
+        (FindingKind.UNCLEAR, "gone, too"),
+        (FindingKind.UNCLEAR, "gone"),
+    ]
+    elsewhere = judged(named([], downs), LossExclusions(elsewhere="west is not counted"))
     assert {one.why for one in elsewhere} == {"west is not counted"}
 
 
 def test_places_are_offsets_by_partition() -> None:
     findings = named([seen(9, 1), seen(3, 2), seen(4, 3, OTHER)], [])
-    assert places(findings, {Kind.MISSING}) == {HOME: [3, 9], OTHER: [4]}
-    assert places(findings, {Kind.DOUBLED}) == {}
+    assert places(findings, {FindingKind.MISSING}) == {HOME: [3, 9], OTHER: [4]}
+    assert places(findings, {FindingKind.DOUBLED}) == {}

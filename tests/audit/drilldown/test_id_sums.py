@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.audit.counts.fingerprint import Fingerprint, Words, of_ids
-from app.audit.drilldown.id_sums import Told, told_by
+from app.audit.drilldown.id_sums import IdDifference, difference_of
 
 ids = st.sets(st.tuples(st.integers(0, (1 << 64) - 1), st.integers(0, 9)), min_size=2, max_size=40)
 
@@ -24,7 +24,7 @@ def test_what_is_missing_and_doubled_is_told_by_sums_alone(
     doubled = chance.draw(st.lists(st.sampled_from(upstream), max_size=2 - len(missing), unique=True))
     doubled = [one for one in doubled if one in left]
     difference = of_ids(rows(upstream)).minus(of_ids(rows(left + doubled)))
-    told = told_by(difference, len(missing) - len(doubled), rows(upstream))
+    told = difference_of(difference, len(missing) - len(doubled), rows(upstream))
     if missing or doubled:
         assert told is not None
         assert {upstream[row] for row in told.missing} == set(missing)
@@ -35,8 +35,8 @@ def test_what_is_missing_and_doubled_is_told_by_sums_alone(
 
 def test_more_than_two_or_ids_of_nobody_are_not_told() -> None:
     many = rows([(n, n) for n in range(100)])
-    assert told_by(of_ids(many[:3]), 3, many) is None
+    assert difference_of(of_ids(many[:3]), 3, many) is None
     for surplus in (-2, -1, 1, 2):
-        assert told_by(Fingerprint(1, 1), surplus, many) is None
-        assert told_by(Fingerprint(1, 1), surplus, many[:0]) is None
-    assert told_by(of_ids(many[5:6]), 1, many) == Told([5], [])
+        assert difference_of(Fingerprint(1, 1), surplus, many) is None
+        assert difference_of(Fingerprint(1, 1), surplus, many[:0]) is None
+    assert difference_of(of_ids(many[5:6]), 1, many) == IdDifference([5], [])

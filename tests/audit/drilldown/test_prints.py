@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import pytest
 
-from app.audit.counts.counter import How
-from app.audit.drilldown.copy_origins import Origin, Origins, Partition
-from app.audit.drilldown.prints import ORIGIN, Reader, Window
-from app.audit.pump.counting_spec import Timed
+from app.audit.counts.counter import CountingSpec
+from app.audit.drilldown.copy_origins import ClusterPartition, CopyOrigin, CopyOrigins
+from app.audit.drilldown.prints import ORIGIN, EventTimeWindow, PrintReader
+from app.audit.pump.counting_spec import RetimedRecord
 from app.kafka.fetch.decoder import records_of
 from app.kernel.fencing import LogId
 
-PLACE = Partition("home", "copy", 0)
-SOURCE = Partition("east", "orders", 3)
+PLACE = ClusterPartition("home", "copy", 0)
+SOURCE = ClusterPartition("east", "orders", 3)
 
 
 @pytest.mark.parametrize(
     ("told", "origin"),
     [
-        (b"c1/orders/3/17", Origin(SOURCE, 17, 17)),
+        (b"c1/orders/3/17", CopyOrigin(SOURCE, 17, 17)),
         (b"c1/orders/3/" + b"9" * 5_000, None),
         (b"c1/orders/" + b"9" * 5_000 + b"/17", None),
         (b"c1/orders/3/-17", None),
@@ -26,7 +26,7 @@ SOURCE = Partition("east", "orders", 3)
         (b"\xff\xfe", None),
     ],
 )
-def test_an_origin_is_understood_or_not_believed(told: bytes, origin: Origin | None) -> None:
-    how, origins = How(records_of), Origins([], 0, LogId())
-    reader = Reader(PLACE, how, Window(0, 1), origins=origins, names={"c1": "east"})
-    assert reader._told_origin(Timed(0, 0, None, b"v", ((ORIGIN, told),))) == origin
+def test_an_origin_is_understood_or_not_believed(told: bytes, origin: CopyOrigin | None) -> None:
+    how, origins = CountingSpec(records_of), CopyOrigins([], 0, LogId())
+    reader = PrintReader(PLACE, how, EventTimeWindow(0, 1), origins=origins, names={"c1": "east"})
+    assert reader._header_origin(RetimedRecord(0, 0, None, b"v", ((ORIGIN, told),))) == origin

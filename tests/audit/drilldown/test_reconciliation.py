@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, rule
 
 from app.audit.counts.fingerprint import Words, id_bytes, ids_of
-from app.audit.drilldown.reconciliation import CorruptTable, Difference, Table, cells_for
+from app.audit.drilldown.reconciliation import CorruptTable, IdSetDifference, InvertibleBloomTable, cells_for
 from app.audit.drilldown.strata_estimator import Strata
 
 words = st.integers(0, (1 << 64) - 1)
@@ -25,8 +25,8 @@ def seeded(seed: int, many: int) -> Words:
     return np.random.default_rng(seed).integers(0, 1 << 63, (many, 2)).astype(np.uint64)
 
 
-def differ(upstream: Words, downstream: Words, cells: int) -> Difference:
-    tables = Table(cells), Table(cells)
+def differ(upstream: Words, downstream: Words, cells: int) -> IdSetDifference:
+    tables = InvertibleBloomTable(cells), InvertibleBloomTable(cells)
     for table, found in zip(tables, (upstream, downstream), strict=True):
         table.insert(found)
     tables[0].subtract(tables[1])
@@ -93,32 +93,32 @@ def test_strata_tell_how_many_differ() -> None:
 
 @given(ids)
 def test_a_table_survives_its_bytes(many: list[tuple[int, int]]) -> None:
-    table = Table(60)
+    table = InvertibleBloomTable(60)
     table.insert(array(many))
-    again = Table.from_bytes(table.to_bytes())
+    again = InvertibleBloomTable.from_bytes(table.to_bytes())
     assert again.to_bytes() == table.to_bytes()
     again.subtract(table)
-    assert again.peel() == Difference({}, {}, True, 0)
+    assert again.peel() == IdSetDifference({}, {}, True, 0)
 
 
 @given(st.binary(max_size=80), st.integers(0, 200), st.integers(1, 255))
 @example(b"", 4, 1)  # it says that it has fewer cells than it holds
 def test_bytes_that_are_no_table_are_refused(data: bytes, at: int, flip: int) -> None:
     with pytest.raises(CorruptTable):
-        Table.from_bytes(data)
-    table = Table(60)
+        InvertibleBloomTable.from_bytes(data)
+    table = InvertibleBloomTable(60)
     table.insert(ids_of([b"a", b"b"]))
     damaged = bytearray(table.to_bytes())
     damaged[at % len(damaged)] ^= flip
     with pytest.raises(CorruptTable):
-        Table.from_bytes(bytes(damaged))
+        InvertibleBloomTable.from_bytes(bytes(damaged))
 
 
 def test_tables_of_different_sizes_are_not_compared() -> None:
     with pytest.raises(ValueError, match="cannot be compared"):
-        Table(60).subtract(Table(90))
+        InvertibleBloomTable(60).subtract(InvertibleBloomTable(90))
     with pytest.raises(ValueError, match="a table has"):
-        Table(3)
+        InvertibleBloomTable(3)
 
 
 class TableAgainstModel(RuleBasedStateMachine):
@@ -126,7 +126,7 @@ class TableAgainstModel(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.tables = [Table(cells_for(200)), Table(cells_for(200))]
+        self.tables = [InvertibleBloomTable(cells_for(200)), InvertibleBloomTable(cells_for(200))]
         self.model: list[Counter[bytes]] = [Counter(), Counter()]
 
     @rule(which=st.integers(0, 1), seed=st.integers(0, 5), many=st.integers(0, 10), both=st.booleans())
@@ -138,11 +138,11 @@ class TableAgainstModel(RuleBasedStateMachine):
 
     @rule(which=st.integers(0, 1))
     def send(self, which: int) -> None:
-        self.tables[which] = Table.from_bytes(self.tables[which].to_bytes())
+        self.tables[which] = InvertibleBloomTable.from_bytes(self.tables[which].to_bytes())
 
     @rule()
     def compare(self) -> None:
-        left = Table.from_bytes(self.tables[0].to_bytes())
+        left = InvertibleBloomTable.from_bytes(self.tables[0].to_bytes())
         left.subtract(self.tables[1])
         found = left.peel()
         assert found.is_complete

@@ -11,31 +11,31 @@ from aiokafka.errors import ProducerFenced
 
 from app.audit.definition import AuditPlan
 from app.audit.drilldown import repair
-from app.audit.drilldown.copy_origins import Partition
-from app.audit.drilldown.findings import Bounds, Finding, Kind, Seen
-from app.audit.drilldown.prints import Window
+from app.audit.drilldown.copy_origins import ClusterPartition
+from app.audit.drilldown.findings import Finding, FindingKind, LossExclusions, ObservedRecord
+from app.audit.drilldown.prints import EventTimeWindow
 from app.audit.drilldown.repair import NotLeading, copied_already, targets
-from app.audit.drilldown.search import Answer
-from app.audit.drilldown.sides import Copier, NotReadable, Question, Sides, Topic
+from app.audit.drilldown.search import SearchResult
+from app.audit.drilldown.sides import AuditedTopic, CopyRoute, NotReadable, Question, Sides
 from tests.audit.api.plans import plan
 
-HERE = Partition("east-regional", "orders", 1)
-THERE = Partition("east", "orders", 1)
+HERE = ClusterPartition("east-regional", "orders", 1)
+THERE = ClusterPartition("east", "orders", 1)
 
 
-def answer(**there: Any) -> Answer:
+def answer(**there: Any) -> SearchResult:
     """A record is missing in `east`, whose topic is as told."""
     counted = AuditPlan.model_validate(plan())
     client: Any = None
-    upstream = Topic(HERE.cluster, HERE.topic, client, "e-r", "t1", 2, counted)
-    downstream = Topic(THERE.cluster, THERE.topic, client, "e", "t2", 2, counted)._replace(**there)
+    upstream = AuditedTopic(HERE.cluster, HERE.topic, client, "e-r", "t1", 2, counted)
+    downstream = AuditedTopic(THERE.cluster, THERE.topic, client, "e", "t2", 2, counted)._replace(**there)
     sides = Sides(
-        Window(0, 600_000), [], [upstream], [downstream],
-        [Copier(HERE.cluster, THERE.cluster, HERE.topic, THERE.topic)], Bounds(), [], {},
+        EventTimeWindow(0, 600_000), [], [upstream], [downstream],
+        [CopyRoute(HERE.cluster, THERE.cluster, HERE.topic, THERE.topic)], LossExclusions(), [], {},
     )  # fmt: skip
-    findings = [Finding(Kind.MISSING, Seen(HERE, 7, 1, 2, 3, 4))]
+    findings = [Finding(FindingKind.MISSING, ObservedRecord(HERE, 7, 1, 2, 3, 4))]
     question = Question("orders", "regional", "aggregate", 0)
-    return Answer(question, sides.window, findings, {"missing": 1}, 1, 1, [], [], sides)
+    return SearchResult(question, sides.window, findings, {"missing": 1}, 1, 1, [], [], sides)
 
 
 class Log:
@@ -43,13 +43,13 @@ class Log:
 
     def __init__(self, ends_after: int) -> None:
         self.ends_after, self.appended = ends_after, list[Any]()
-        self.looked: list[list[tuple[Partition, int]]] = []
+        self.looked: list[list[tuple[ClusterPartition, int]]] = []
 
     def stands_in(self, monkeypatch: pytest.MonkeyPatch) -> None:
         for name in ("_alone", "_there", "_records", "_append", "_shown"):
             monkeypatch.setattr(repair, name, getattr(self, name))
         monkeypatch.setattr(repair, "_part", lambda _, place: place)
-        monkeypatch.setattr(repair, "AT_ONCE", 1)
+        monkeypatch.setattr(repair, "RECORDS_PER_TRANSACTION", 1)
 
         async def most(*_: Any) -> int:
             return 1_000
@@ -60,24 +60,24 @@ class Log:
     async def _alone(self, *_: Any) -> Any:
         yield self
 
-    async def _there(self, _: Any, seen: Any) -> set[tuple[Partition, int]]:
+    async def _there(self, _: Any, seen: Any) -> set[tuple[ClusterPartition, int]]:
         self.looked.append([(one.place, one.offset) for one in seen])
         return copied_already(seen, [])
 
-    async def _records(self, place: Partition, left: Any) -> Any:
+    async def _records(self, place: ClusterPartition, left: Any) -> Any:
         for offset in left:
             yield [SimpleNamespace(offset=offset, timestamp=1, key=None, value=b"v", headers=())], 0
 
-    async def _append(self, producer: Any, place: Partition, batches: Any) -> int:
+    async def _append(self, producer: Any, place: ClusterPartition, batches: Any) -> int:
         if len(self.appended) >= self.ends_after:
             raise ProducerFenced
         self.appended.append(place)
         return len(self.appended)
 
-    async def _shown(self, client: Any, place: Partition, offset: int) -> None:
+    async def _shown(self, client: Any, place: ClusterPartition, offset: int) -> None:
         assert offset == len(self.appended), "the last one"
 
-    async def copy(self, answer: Answer) -> dict[str, int]:
+    async def copy(self, answer: SearchResult) -> dict[str, int]:
         async def get(_: str) -> Any:
             return SimpleNamespace(client=None)
 
@@ -85,14 +85,16 @@ class Log:
         return await repair.copy_again(runtime, answer, lambda _: None)
 
 
-def several() -> Answer:
+def several() -> SearchResult:
     """Two regionals into one partition, of both of which two records are missing."""
     found, west = answer(), HERE._replace(cluster="west-regional")
     copier = found.sides.copiers[0]
     found.sides.copiers.append(copier._replace(source=west.cluster))
     found.sides.upstream.append(found.sides.upstream[0]._replace(cluster=west.cluster))
     found.findings[:] = [
-        Finding(Kind.MISSING, Seen(place, offset, 1, 2, 3, 4)) for place in (HERE, west) for offset in (7, 9)
+        Finding(FindingKind.MISSING, ObservedRecord(place, offset, 1, 2, 3, 4))
+        for place in (HERE, west)
+        for offset in (7, 9)
     ]
     return found
 

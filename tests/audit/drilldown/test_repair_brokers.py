@@ -12,26 +12,26 @@ from typing import Any
 import pytest
 from aiokafka.errors import KafkaError
 
-from app.audit.counts.counter import How
+from app.audit.counts.counter import CountingSpec
 from app.audit.definition import AuditPlan
 from app.audit.drilldown import repair
-from app.audit.drilldown.copy_origins import Origin, Partition
-from app.audit.drilldown.findings import Bounds, Finding, Kind, Seen
-from app.audit.drilldown.prints import Reader, Window
+from app.audit.drilldown.copy_origins import ClusterPartition, CopyOrigin
+from app.audit.drilldown.findings import Finding, FindingKind, LossExclusions, ObservedRecord
+from app.audit.drilldown.prints import EventTimeWindow, PrintReader
 from app.audit.drilldown.repair import NotLeading, copied_already, copy_again
-from app.audit.drilldown.scan import Part
-from app.audit.drilldown.search import Answer
-from app.audit.drilldown.sides import Copier, Question, Sides, Topic
+from app.audit.drilldown.scan import ScanRange
+from app.audit.drilldown.search import SearchResult
+from app.audit.drilldown.sides import AuditedTopic, CopyRoute, Question, Sides
 from app.kafka.append.transactions import batches_of, one_transaction, transactional
 from app.kafka.client.cluster import LATEST, READ_COMMITTED, ClusterClient
 from app.kafka.fetch.decoder import records_of
 from app.kafka.fetch.span_reader import read_span
-from app.kafka.records.batch import Committed, iter_batches
+from app.kafka.records.batch import ReadCommittedFilter, iter_batches
 from app.kafka.records.record import Record
 from tests.audit.api.plans import plan
 from tests.kafka.conftest import connected, create, producing
 
-WINDOW = Window(1_000, 601_000)
+WINDOW = EventTimeWindow(1_000, 601_000)
 MANY = 10
 
 
@@ -40,46 +40,55 @@ class Stand:
 
     def __init__(self, client: ClusterClient, bootstrap: str, topic: str) -> None:
         self.client, self.bootstrap = client, bootstrap
-        self.home = Partition("east-regional", topic, 0)
-        self.away = Partition("east-regional", f"{topic}-copy", 0)
+        self.home = ClusterPartition("east-regional", topic, 0)
+        self.away = ClusterPartition("east-regional", f"{topic}-copy", 0)
         self.leads: Callable[[], bool] = lambda: True
 
-    async def end(self, place: Partition) -> int:
+    async def end(self, place: ClusterPartition) -> int:
         """Once those who commit, or abort, are told so by the partition's leader, too."""
         return await repair._settled_end(self.client, place)
 
-    async def records(self, place: Partition) -> list[Record]:
+    async def records(self, place: ClusterPartition) -> list[Record]:
         found: list[Record] = []
         async for piece in read_span(self.client, place.topic, 0, 0, await self.end(place)):
-            shown = Committed(piece.aborted)
+            shown = ReadCommittedFilter(piece.aborted)
             for batch in iter_batches(piece.data):
                 if shown.shows(batch):
                     found += records_of(batch)
         return found
 
-    async def answer(self) -> Answer:
+    async def answer(self) -> SearchResult:
         """A drill-down's of now: all are missing."""
         parts = [
-            Part(self.client, Reader(place, How(records_of), WINDOW), 0, end, end, place == self.home)
+            ScanRange(
+                self.client,
+                PrintReader(place, CountingSpec(records_of), WINDOW),
+                0,
+                end,
+                end,
+                place == self.home,
+            )
             for place in (self.home, self.away)
             for end in [await self.end(place)]
         ]
         seen = [
-            Seen(self.home, record.offset, parts[0].reader.contents_of(record), 0, 0, record.timestamp)
+            ObservedRecord(
+                self.home, record.offset, parts[0].reader.contents_of(record), 0, 0, record.timestamp
+            )
             for record in await self.records(self.home)
         ]
         counted = AuditPlan.model_validate(plan())
         up, down = (
-            Topic(place.cluster, place.topic, self.client, "id", place.topic, 1, counted)
+            AuditedTopic(place.cluster, place.topic, self.client, "id", place.topic, 1, counted)
             for place in (self.home, self.away)
         )
-        copier = Copier(self.home.cluster, self.away.cluster, self.home.topic, self.away.topic)
-        sides = Sides(WINDOW, parts, [up], [down], [copier], Bounds(), [], {})
+        copier = CopyRoute(self.home.cluster, self.away.cluster, self.home.topic, self.away.topic)
+        sides = Sides(WINDOW, parts, [up], [down], [copier], LossExclusions(), [], {})
         question = Question(self.home.topic, "regional", "aggregate", 0)
-        findings = [Finding(Kind.MISSING, one) for one in seen]
-        return Answer(question, sides.window, findings, {"missing": MANY}, 1, MANY, [], [], sides)
+        findings = [Finding(FindingKind.MISSING, one) for one in seen]
+        return SearchResult(question, sides.window, findings, {"missing": MANY}, 1, MANY, [], [], sides)
 
-    async def copy(self, answer: Answer) -> dict[str, int]:
+    async def copy(self, answer: SearchResult) -> dict[str, int]:
         stand = self
 
         class Leader:
@@ -135,7 +144,7 @@ async def test_who_asks_again_with_an_answer_of_before_copies_nothing(stand: Sta
 async def test_who_leads_no_more_stops_and_its_successor_copies_the_rest(
     stand: Stand, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(repair, "AT_ONCE", 1)
+    monkeypatch.setattr(repair, "RECORDS_PER_TRANSACTION", 1)
     answer = await stand.answer()
     turns = iter([True, True, True])
     stand.leads = lambda: next(turns, False)
@@ -166,7 +175,7 @@ async def test_who_believes_to_lead_still_is_refused_and_says_so(
     stand: Stand, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two workers, so no turns; each looks and finds nothing there before either has copied all."""
-    monkeypatch.setattr(repair, "AT_ONCE", 1)
+    monkeypatch.setattr(repair, "RECORDS_PER_TRANSACTION", 1)
     monkeypatch.setattr(repair, "_turn", lambda _: asyncio.Lock())
     answer, other = await stand.answer(), list[Any]()
 
@@ -214,7 +223,7 @@ async def test_while_somebody_elses_transaction_hides_the_end_nothing_is_copied(
     async with other as producer, one_transaction(producer):
         await producer.send_and_wait(stand.away.topic, b"other", partition=0)
         with monkeypatch.context() as patch:
-            patch.setattr(repair, "PATIENCE_S", 1.0)
+            patch.setattr(repair, "OPEN_TRANSACTION_TIMEOUT_S", 1.0)
             with pytest.raises(TimeoutError, match="open transaction"):
                 await stand.copy(answer)
     assert [record.value for record in await stand.records(stand.away)] == [b"other"]
@@ -222,12 +231,14 @@ async def test_while_somebody_elses_transaction_hides_the_end_nothing_is_copied(
 
 
 def test_a_copy_stands_for_the_record_that_it_is_of() -> None:
-    place = Partition("east", "orders", 0)
-    asked = [Seen(place, offset, contents, 0, 0, 1) for offset, contents in ((4, 7), (5, 7), (6, 8))]
+    place = ClusterPartition("east", "orders", 0)
+    asked = [
+        ObservedRecord(place, offset, contents, 0, 0, 1) for offset, contents in ((4, 7), (5, 7), (6, 8))
+    ]
 
-    def copy(contents: int, origin: int | None) -> Seen:
-        told = None if origin is None else Origin(place, origin, origin)
-        return Seen(Partition("west", "orders", 0), 99, contents, 0, 0, 1, origin=told)
+    def copy(contents: int, origin: int | None) -> ObservedRecord:
+        told = None if origin is None else CopyOrigin(place, origin, origin)
+        return ObservedRecord(ClusterPartition("west", "orders", 0), 99, contents, 0, 0, 1, origin=told)
 
     assert copied_already(asked, [copy(7, 5)]) == {(place, 5)}
     assert copied_already(asked, [copy(7, None), copy(7, None), copy(7, None)]) == {(place, 4), (place, 5)}

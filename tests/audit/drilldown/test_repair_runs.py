@@ -6,32 +6,44 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Any
 
-from app.audit.counts.counter import How
-from app.audit.drilldown.copy_origins import Partition
-from app.audit.drilldown.findings import Seen
-from app.audit.drilldown.prints import Reader, Window
-from app.audit.drilldown.repair import AT_ONCE, AT_ONCE_BYTES, NEAR, _chunks, copied_already, runs_of, same_of
+from app.audit.counts.counter import CountingSpec
+from app.audit.drilldown.copy_origins import ClusterPartition
+from app.audit.drilldown.findings import ObservedRecord
+from app.audit.drilldown.prints import EventTimeWindow, PrintReader
+from app.audit.drilldown.repair import (
+    BYTES_PER_TRANSACTION,
+    NEAR_OFFSETS,
+    RECORDS_PER_TRANSACTION,
+    _chunks,
+    copied_already,
+    runs_of,
+    same_of,
+)
 from app.kafka.fetch.decoder import records_of
 from app.kafka.records.batch import iter_batches
 from app.kafka.records.record import Record
 from tests.audit.counts.logs import Log
 
-PLACE = Partition("east", "orders", 0)
+PLACE = ClusterPartition("east", "orders", 0)
 
 
 def test_a_batch_that_holds_records_of_several_runs_gives_each_of_them_once() -> None:
     log = Log()
-    log.append([1_000] * (3 * NEAR))
+    log.append([1_000] * (3 * NEAR_OFFSETS))
     (batch,) = iter_batches(log.batches[0][1])
-    reader = Reader(PLACE, How(records_of), Window(0, 2_000))
+    reader = PrintReader(PLACE, CountingSpec(records_of), EventTimeWindow(0, 2_000))
     records = {record.offset: record for record in records_of(batch)}
-    missing = [0, 1, NEAR + 1, NEAR + 500, 3 * NEAR - 1]
+    missing = [0, 1, NEAR_OFFSETS + 1, NEAR_OFFSETS + 500, 3 * NEAR_OFFSETS - 1]
     seen = {
-        offset: Seen(PLACE, offset, reader.contents_of(records[offset]), 0, 0, 1_000) for offset in missing
+        offset: ObservedRecord(PLACE, offset, reader.contents_of(records[offset]), 0, 0, 1_000)
+        for offset in missing
     }
 
     runs = runs_of(seen)
-    assert [sorted(run) for run in runs] == [[0, 1, NEAR + 1, NEAR + 500], [3 * NEAR - 1]]
+    assert [sorted(run) for run in runs] == [
+        [0, 1, NEAR_OFFSETS + 1, NEAR_OFFSETS + 500],
+        [3 * NEAR_OFFSETS - 1],
+    ]
     copied = [record.offset for run in runs for record in same_of(batch, run, reader)]
     assert copied == missing
 
@@ -40,8 +52,8 @@ def test_what_is_another_record_now_is_not_copied() -> None:
     log = Log()
     log.append([1_000, 1_001])
     (batch,) = iter_batches(log.batches[0][1])
-    reader = Reader(PLACE, How(records_of), Window(0, 2_000))
-    seen = {0: Seen(PLACE, 0, 7, 0, 0, 1_000)}
+    reader = PrintReader(PLACE, CountingSpec(records_of), EventTimeWindow(0, 2_000))
+    seen = {0: ObservedRecord(PLACE, 0, 7, 0, 0, 1_000)}
     assert same_of(batch, seen, reader) == []
 
 
@@ -68,14 +80,16 @@ async def _offsets(found: AsyncIterator[tuple[list[Record], int]], edit: Any = N
 
 async def test_records_of_many_batches_go_in_one_transaction() -> None:
     """A missing record here and there: each is in another batch."""
-    batches = [([7 * number], 10, 0) for number in range(AT_ONCE + 3)]
+    batches = [([7 * number], 10, 0) for number in range(RECORDS_PER_TRANSACTION + 3)]
     chunks = await _offsets(_found(*batches))
-    assert [len(offsets) for offsets, _ in chunks] == [AT_ONCE, 3]
-    assert [offset for offsets, _ in chunks for offset in offsets] == [7 * n for n in range(AT_ONCE + 3)]
+    assert [len(offsets) for offsets, _ in chunks] == [RECORDS_PER_TRANSACTION, 3]
+    assert [offset for offsets, _ in chunks for offset in offsets] == [
+        7 * n for n in range(RECORDS_PER_TRANSACTION + 3)
+    ]
 
 
 async def test_a_transaction_is_of_one_compression_and_of_some_bytes() -> None:
-    large = AT_ONCE_BYTES // 2
+    large = BYTES_PER_TRANSACTION // 2
     found = _found(([1, 2], 10, 0), ([3], 10, 4), ([], 0, 0), ([4], 10, 4), ([5, 6, 7], large, 4))
     assert await _offsets(found) == [([1, 2], 0), ([3, 4, 5, 6], 4), ([7], 4)]
     assert await _offsets(_found()) == []
@@ -87,8 +101,8 @@ async def test_a_transaction_is_of_one_compression_and_of_some_bytes() -> None:
 
 
 def test_a_copy_stands_for_one_record_of_several_partitions() -> None:
-    other = Partition("west", "orders", 0)
-    asked = [Seen(place, 4, 7, 0, 0, 1) for place in (other, PLACE)]
-    (copy,) = [Seen(Partition("east", "copy", 0), 99, 7, 0, 0, 1)]
+    other = ClusterPartition("west", "orders", 0)
+    asked = [ObservedRecord(place, 4, 7, 0, 0, 1) for place in (other, PLACE)]
+    (copy,) = [ObservedRecord(ClusterPartition("east", "copy", 0), 99, 7, 0, 0, 1)]
     assert copied_already(asked, [copy]) == {(PLACE, 4)}
     assert copied_already(asked, [copy, copy, copy]) == {(PLACE, 4), (other, 4)}

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 from aiokafka import AIOKafkaProducer
 
-from app.audit.counts.fingerprint import Source
-from app.audit.drilldown.copy_origins import Partition
-from app.audit.drilldown.findings import Finding, Kind, counts, named
-from app.audit.drilldown.prints import Reader, Window
-from app.audit.drilldown.scan import LogsChanged, Part, Scan, Scanned
+from app.audit.counts.fingerprint import FingerprintSource
+from app.audit.drilldown.copy_origins import ClusterPartition
+from app.audit.drilldown.findings import Finding, FindingKind, counts, named
+from app.audit.drilldown.prints import EventTimeWindow, PrintReader
+from app.audit.drilldown.scan import LogsChanged, Scan, Scanned, ScanRange
 from app.audit.pump.counting_spec import how_of
 from app.kafka.client.cluster import ClusterClient
 from app.kafka.fetch.span_reader import spans
@@ -22,7 +22,7 @@ from tests.audit.query.test_view import audit_plan
 from tests.kafka.conftest import create, producing
 
 START_MS = 1_700_000_040_000  # a whole minute
-WINDOW = Window(START_MS, START_MS + 60_000)
+WINDOW = EventTimeWindow(START_MS, START_MS + 60_000)
 PARTITIONS = 2
 COUNT = 3_000
 Sent = dict[str, Any]
@@ -68,28 +68,28 @@ async def _send(producer: AIOKafkaProducer, topic: str, records: list[Sent]) -> 
         await one
 
 
-async def parts_of(client: ClusterClient, topics: tuple[str, str], **spec: Any) -> list[Part]:
+async def parts_of(client: ClusterClient, topics: tuple[str, str], **spec: Any) -> list[ScanRange]:
     """Of both, as they are now."""
     plan = audit_plan(**spec)
-    found: list[Part] = []
+    found: list[ScanRange] = []
     for cluster, topic in zip(("home", "away"), topics, strict=True):
         logs = await spans(client, topic, PARTITIONS, WINDOW.start_ms, WINDOW.end_ms + 5_000)
         for partition, span in logs.items():
             assert not span.is_cut
-            how = how_of(plan, Source(cluster, topic, partition))
-            reader = Reader(Partition(cluster, topic, partition), how, WINDOW)
-            found.append(Part(client, reader, span.start, span.end, span.end, cluster == "home"))
+            how = how_of(plan, FingerprintSource(cluster, topic, partition))
+            reader = PrintReader(ClusterPartition(cluster, topic, partition), how, WINDOW)
+            found.append(ScanRange(client, reader, span.start, span.end, span.end, cluster == "home"))
     return found
 
 
-async def scanned(parts: list[Part]) -> Scanned:
+async def scanned(parts: list[ScanRange]) -> Scanned:
     steps: list[dict[str, Any]] = []
     found = await Scan(parts, steps.append).run()
     assert all(step["looked_at"] <= step["of"] for step in steps)
     return found
 
 
-async def findings(parts: list[Part]) -> list[Finding]:
+async def findings(parts: list[ScanRange]) -> list[Finding]:
     found = await scanned(parts)
     assert not found.unread
     return named(found.upstream, found.downstream)
@@ -127,7 +127,7 @@ async def test_every_fault_is_named_and_nothing_else(
     for record in story.written:
         at[record["value"]] = record["partition"], offsets[record["partition"]]
         offsets[record["partition"]] += 1
-    lost = [one.source for one in found if one.kind is Kind.MISSING and one.source is not None]
+    lost = [one.source for one in found if one.kind is FindingKind.MISSING and one.source is not None]
     assert sorted((one.place.partition, one.offset) for one in lost) == sorted(at[v] for v in story.lost)
     if ids:
         assert {one.id for one in lost} == {b"id-" + value[1:] for value in story.lost}
@@ -141,7 +141,7 @@ async def test_equal_logs_are_told_as_such_without_decoding_anything(
     for topic in topics:
         async with producing(bootstrap, linger_ms=1_000, max_batch_size=1 << 20) as producer:
             await _send(producer, topic, story.written)
-    monkeypatch.setattr(Reader, "_rows", None)
+    monkeypatch.setattr(PrintReader, "_rows", None)
     assert await scanned(await parts_of(client, topics)) == Scanned([], [])
 
 
@@ -168,7 +168,7 @@ async def test_what_comes_late_behind_the_records_of_its_time_is_not_missing(
         for part in now
     ]
     (missing,) = await findings(parts)
-    assert (missing.kind, missing.source and missing.source.offset) == (Kind.MISSING, 500)
+    assert (missing.kind, missing.source and missing.source.offset) == (FindingKind.MISSING, 500)
 
 
 async def test_headers_that_copying_adds_or_leaves_out_do_not_count(
@@ -189,7 +189,7 @@ async def test_headers_that_copying_adds_or_leaves_out_do_not_count(
     for part in parts:
         part.reader._keeps = lambda name: name == "h"
     (missing,) = await findings(parts)
-    assert (missing.kind, missing.source and missing.source.offset) == (Kind.MISSING, 750)
+    assert (missing.kind, missing.source and missing.source.offset) == (FindingKind.MISSING, 750)
 
 
 async def test_a_provenance_header_tells_equal_records_apart(
@@ -206,13 +206,13 @@ async def test_a_provenance_header_tells_equal_records_apart(
     parts = await parts_of(client, topics)
     for part in parts:
         if not part.is_upstream:
-            from app.audit.drilldown.copy_origins import Origins
+            from app.audit.drilldown.copy_origins import CopyOrigins
             from app.kernel.fencing import LogId
 
-            part.reader._origins, part.reader._names = Origins([], 0, LogId()), {"cluster": "home"}
+            part.reader._origins, part.reader._names = CopyOrigins([], 0, LogId()), {"cluster": "home"}
     (missing,) = await findings(parts)
     assert missing.source is not None
-    assert (missing.kind, missing.source.offset, missing.one_of) == (Kind.MISSING, 2, 1)
+    assert (missing.kind, missing.source.offset, missing.one_of) == (FindingKind.MISSING, 2, 1)
 
 
 async def test_more_differences_than_a_first_sieve_holds_are_all_named(

@@ -16,13 +16,13 @@ from typing import Self
 import numpy as np
 
 from app.audit.counts.client_counter import ClientAudit
-from app.audit.counts.counter import How, Rows
-from app.audit.counts.fingerprint import Source, ids_of
-from app.audit.counts.partition_counter import PartitionReader, begun
+from app.audit.counts.counter import CountingSpec, RecordArrays
+from app.audit.counts.fingerprint import FingerprintSource, ids_of
+from app.audit.counts.partition_counter import PartitionReader, new_part
 from app.audit.counts.reports import Report, Scope
 from app.audit.folds.collector import Collector, Event
-from app.audit.folds.comparison import Side, Verdict, compare, side
-from app.audit.folds.tier import Bounds, lateness
+from app.audit.folds.comparison import TierSide, WindowVerdict, compare, side
+from app.audit.folds.tier import PlanBounds, lateness
 from app.audit.folds.window import WindowKey
 from app.kafka.fetch.decoder import records_of
 from app.kafka.records.record import Record
@@ -33,7 +33,7 @@ LOGS = ("regional", "aggregate")
 PAIRS = tuple(pairwise(TIERS))
 WIDTH_MS, WINDOWS, TICK_MS = 60_000, 3, 15_000
 IDLE_MS, END_MS = 40_000, 420_000
-BOUNDS = Bounds(lateness_ms=20_000, most_lateness_ms=60_000, silence_ms=40_000, give_up_ms=3_600_000)
+BOUNDS = PlanBounds(lateness_ms=20_000, most_lateness_ms=60_000, silence_ms=40_000, give_up_ms=3_600_000)
 SOURCES = 2
 
 
@@ -78,7 +78,7 @@ class Pipeline:
     now_ms: int = 0
     topic: list[Event] = field(default_factory=list)
     recorded_ms: list[int] = field(default_factory=list)  # when they came into it
-    wrong: list[tuple[int, str, int, Verdict]] = field(default_factory=list)
+    wrong: list[tuple[int, str, int, WindowVerdict]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.random = random.Random(self.seed)
@@ -100,8 +100,10 @@ class Pipeline:
         return Scope("orders", tier, "east", WIDTH_MS)
 
     def _reader(self, tier: str, number: int, position: int) -> PartitionReader:
-        how = How(records_of, Source(tier, "orders", number), _id_of)
-        return PartitionReader(self.scope(tier), how.source or Source("", "", 0), how, position, IDLE_MS)
+        how = CountingSpec(records_of, FingerprintSource(tier, "orders", number), _id_of)
+        return PartitionReader(
+            self.scope(tier), how.source or FingerprintSource("", "", 0), how, position, IDLE_MS
+        )
 
     def _arrivals(self) -> list[list[tuple[int, Message]]]:
         """By tier, when each message comes there."""
@@ -187,7 +189,7 @@ class Pipeline:
         if self.random.random() < 0.1:  # killed, and begun again from its write-ahead log
             client = self.clients[tier][source] = ClientAudit.restored(client.state(), IDLE_MS)
         times = np.array([event_ms for event_ms, _ in mine], dtype=np.int64)
-        rows = Rows(times, np.full(len(mine), 100), ids=ids_of([name for _, name in mine]))
+        rows = RecordArrays(times, np.full(len(mine), 100), ids=ids_of([name for _, name in mine]))
         at_ms = self._clock_ms(tier)
         if mine:
             client.add(rows, at_ms)
@@ -213,7 +215,7 @@ class Pipeline:
             state = reader.state()
             reader = self.readers[tier][source] = self._reader(tier, source, 0)
             if self.random.random() < 0.5:
-                state = (begun(state[0].part, state[0].since),)
+                state = (new_part(state[0].part, state[0].since),)
             reader.go_on_from(state, self._clock_ms(tier))
         data, upto = log.fetch(reader.next_offset, 1_000)
         at_ms = self._clock_ms(tier)
@@ -248,7 +250,7 @@ class Pipeline:
             found.apply(self.topic[position], position, self.recorded_ms[position])
         self.collector = found
 
-    def side(self, tier: str, window: int) -> Side:
+    def side(self, tier: str, window: int) -> TierSide:
         """What is known of a tier now."""
         scope = self.scope(tier)
         key = WindowKey(*scope, window * WIDTH_MS)
@@ -257,7 +259,7 @@ class Pipeline:
         clusters = [self.collector.shards(scope[:3])]
         return side(tier, key.end_ms, records, clusters, self.now_ms, BOUNDS.silence_ms)
 
-    def verdict(self, pair: int, window: int) -> Verdict:
+    def verdict(self, pair: int, window: int) -> WindowVerdict:
         """What is said of a window between two tiers now."""
         upstream, downstream = (self.side(tier, window) for tier in PAIRS[pair])
         records = self.collector.shards(self.scope(PAIRS[pair][1])[:3])

@@ -10,19 +10,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.audit.counts.counter import SKEW_MS, UNTIMED
-from app.audit.counts.reports import Increment, Report, Scope, Verdict, client_report, report_id
+from app.audit.counts.reports import Increment, Report, ReportOutcome, Scope, client_report, report_id
 from app.audit.counts.totals import Totals
 from app.audit.folds import collector as folds_collector
 from app.audit.folds import tier, window
 from app.audit.folds.collector import Collector
-from app.audit.folds.tier import Bounds, Close, Forget, TierKey
+from app.audit.folds.tier import CloseWindows, ForgetWindows, PlanBounds, TierKey
 from app.audit.folds.window import WindowKey
-from app.audit.query.view import Known, window_rows
+from app.audit.query.view import RegionCounts, window_rows
 
 WIDTH = 1_000
 SCOPE = Scope("topic", "consumer", "east", WIDTH)
 TIER = TierKey(*SCOPE[:3])
-BOUNDS = Bounds(
+BOUNDS = PlanBounds(
     lateness_ms=500, most_lateness_ms=10_000, silence_ms=2_000, give_up_ms=20_000, keep_ms=100_000
 )
 FAR_MS = 1_000 << 35
@@ -48,11 +48,11 @@ def test_a_client_whose_clock_is_ahead_closes_nothing_ahead_of_time_and_falls_si
     collector.apply(report("wrong", FAR_MS, watermark_ms=FAR_MS), 0, recorded_ms=1_800)
     collector.apply(report("right", 1_800, watermark_ms=1_800), 1, recorded_ms=1_800)
     (close,) = collector.due(1_800, BOUNDS)
-    assert isinstance(close, Close)
+    assert isinstance(close, CloseWindows)
     assert close.before_ms == 1_000
     collector.apply(report("right", 9_000, 5_000, 9_000, sequence=1), 2, recorded_ms=9_000)
     (close,) = collector.due(9_000, BOUNDS)
-    assert isinstance(close, Close)
+    assert isinstance(close, CloseWindows)
     assert (close.before_ms, close.without) == (8_000, (("wrong", 1_800),))
 
 
@@ -80,7 +80,7 @@ def test_times_that_were_believed_before_close_nothing_ahead_of_time() -> None:
     assert collector.due(5_000, BOUNDS) == [], "nobody was heard"
     collector.apply(report("right", 5_000, watermark_ms=5_000), 1)
     (close,) = collector.due(5_000, BOUNDS)
-    assert isinstance(close, Close)
+    assert isinstance(close, CloseWindows)
     assert (close.before_ms, close.given_up) == (4_000, ("wrong",))
 
 
@@ -92,17 +92,22 @@ def test_beyond_so_many_tiers_reports_are_refused_and_beyond_so_many_windows_cou
     monkeypatch.setattr(folds_collector, "MOST_OF_TIER", 3)
     collector, position = Collector(), 0
 
-    def verdict(topic: str, start_ms: int) -> Verdict:
+    def verdict(topic: str, start_ms: int) -> ReportOutcome:
         nonlocal position
         position += 1
         one = report("a", 1_000, start_ms, scope=SCOPE._replace(topic=topic), sequence=position)
         return collector.apply(one, position).verdicts[0][1]
 
-    assert [verdict("one", start * WIDTH) for start in range(4)] == [Verdict.COUNTED] * 3 + [Verdict.APART]
-    assert [verdict("two", start * WIDTH) for start in range(3)] == [Verdict.COUNTED, *[Verdict.APART] * 2]
+    assert [verdict("one", start * WIDTH) for start in range(4)] == [ReportOutcome.COUNTED] * 3 + [
+        ReportOutcome.APART
+    ]
+    assert [verdict("two", start * WIDTH) for start in range(3)] == [
+        ReportOutcome.COUNTED,
+        *[ReportOutcome.APART] * 2,
+    ]
     monkeypatch.setattr(folds_collector, "MOST_WINDOWS", 100)
-    assert verdict("three", 0) is Verdict.FULL
-    assert verdict("one", 0) is Verdict.COUNTED
+    assert verdict("three", 0) is ReportOutcome.FULL
+    assert verdict("one", 0) is ReportOutcome.COUNTED
     assert (len(collector.windows), len(collector.tiers)) == (6, 2)
     beside = WindowKey(*SCOPE._replace(topic="two"), UNTIMED)
     assert (collector.windows[beside].apart.count, collector.windows[beside].totals.count) == (2, 0)
@@ -118,7 +123,7 @@ def test_whatever_times_records_have_each_is_counted_once_and_those_of_now_in_th
 ) -> None:
     collector = Collector()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(folds_collector, "MOST_AHEAD", 5)
+        patch.setattr(folds_collector, "MAX_WINDOWS_AHEAD", 5)
         for position, (time_ms, source) in enumerate(written):
             start_ms = time_ms - time_ms % WIDTH
             one = report(source, FAR_MS, start_ms, sequence=position)
@@ -134,7 +139,7 @@ def test_whatever_times_records_have_each_is_counted_once_and_those_of_now_in_th
 
 
 def test_a_part_that_goes_on_is_counted_apart_once_it_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(folds_collector, "MOST_AHEAD", 1)
+    monkeypatch.setattr(folds_collector, "MAX_WINDOWS_AHEAD", 1)
     collector = Collector()
     for upto in range(1, 4):
         made = Report(
@@ -144,10 +149,12 @@ def test_a_part_that_goes_on_is_counted_apart_once_it_has_ended(monkeypatch: pyt
         )  # fmt: skip
         verdicts = [found for _, found in collector.apply(made, upto, recorded_ms=NOW_MS).verdicts]
         assert verdicts == [
-            Verdict.COUNTED, Verdict.COUNTED, Verdict.APART if upto == 3 else Verdict.FULL
-        ]  # fmt: skip
+            ReportOutcome.COUNTED,
+            ReportOutcome.COUNTED,
+            ReportOutcome.APART if upto == 3 else ReportOutcome.FULL,
+        ]
     assert collector.windows[WindowKey(*SCOPE, UNTIMED)].apart.count == 3
-    known = Known(collector.windows, collector.tiers)
+    known = RegionCounts(collector.windows, collector.tiers)
     (row,) = [row for row in window_rows(known, NOW_MS, lambda *_: BOUNDS) if row["start_ms"] is None]
     assert (row["count"], row["remark"][:12]) == (3, "3 of them ha")
 
@@ -162,7 +169,7 @@ def test_of_a_tier_with_too_many_windows_the_oldest_closed_ones_go(monkeypatch: 
     (close,) = collector.due(13_000, BOUNDS)
     collector.apply(close, 20)
     (forget,) = collector.due(13_000, BOUNDS)
-    assert isinstance(forget, Forget)
+    assert isinstance(forget, ForgetWindows)
     assert forget.before_ms == 4_000, "thirteen less four are nine tenths of ten"
     collector.apply(forget, 21)
     assert len(collector.windows) == 9
@@ -174,9 +181,9 @@ def test_so_many_sources_are_known_of_a_tier_and_of_a_window(monkeypatch: pytest
     monkeypatch.setattr(window, "MOST_SOURCES", 3)
     collector = Collector()
     found = [collector.apply(report(f"client@{number}", 1_000), number).verdicts[0][1] for number in range(5)]
-    assert found == [Verdict.COUNTED] * 3 + [Verdict.FULL] * 2
+    assert found == [ReportOutcome.COUNTED] * 3 + [ReportOutcome.FULL] * 2
     assert len(collector.tiers[TIER].sources) == 3
-    assert collector.apply(report("client@0", 1_000, sequence=1), 9).verdicts[0][1] is Verdict.COUNTED
+    assert collector.apply(report("client@0", 1_000, sequence=1), 9).verdicts[0][1] is ReportOutcome.COUNTED
 
 
 def test_records_of_a_longer_topic_go_on_in_the_one_that_was_made_anew() -> None:
@@ -189,10 +196,10 @@ def test_records_of_a_longer_topic_go_on_in_the_one_that_was_made_anew() -> None
     assert changed == ([WindowKey(*SCOPE, 0), WindowKey(*SCOPE, 1_000)], [TIER])
     assert collector.rewind(3) == ([], [])
     again = collector.apply(report("a", 1_800, 1_000, sequence=1), 0)
-    assert [verdict for _, verdict in again.verdicts] == [Verdict.REPEATED]
+    assert [verdict for _, verdict in again.verdicts] == [ReportOutcome.REPEATED]
     collector.apply(report("a", 2_000, 1_000, 2_600, sequence=2), 1)
     assert collector.windows[WindowKey(*SCOPE, 1_000)].totals.count == 2
-    assert collector.apply(report("a", 2_000, 0, sequence=3), 2).verdicts[0][1] is Verdict.LATE
+    assert collector.apply(report("a", 2_000, 0, sequence=3), 2).verdicts[0][1] is ReportOutcome.LATE
 
 
 def test_a_watermark_is_not_ahead_of_the_clock_of_who_asks() -> None:
@@ -208,14 +215,14 @@ def test_one_record_of_years_ago_holds_no_window_open_for_long() -> None:
     record, closings = collector.tiers[TIER], 0
     while tier.lateness([record], BOUNDS) == BOUNDS.most_lateness_ms:
         closings += 1
-        record = tier.on_close(record, Close(*TIER[:3], closings * WIDTH, closings), closings)
+        record = tier.on_close(record, CloseWindows(*TIER[:3], closings * WIDTH, closings), closings)
     assert closings < 200
 
 
 def test_a_closing_by_a_clock_that_is_fast_closes_nothing_ahead_of_the_audits() -> None:
     collector = Collector()
     collector.apply(report("a", 1_000, 5_000), 0, recorded_ms=1_000)
-    collector.apply(Close(*TIER[:3], 1 << 50, 1 << 50), 1, recorded_ms=2_000)
+    collector.apply(CloseWindows(*TIER[:3], 1 << 50, 1 << 50), 1, recorded_ms=2_000)
     (record,) = collector.windows.values()
     assert not record.is_closed
     assert tier.closed_before(collector.tiers[TIER]) == 2_000

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from app.audit.counts.reports import Increment, Report, Scope, report_id, shards_of
 from app.audit.counts.totals import Totals
 from app.audit.folds.collector import Collector, Event
-from app.audit.folds.tier import Close, Forget, TierKey, TierRecord
+from app.audit.folds.tier import CloseWindows, ForgetWindows, TierKey, TierRecord
 from app.audit.folds.window import WindowKey, WindowRecord
 
 SCOPE = Scope("topic", "regional", "east", 10)
@@ -43,14 +43,16 @@ def reports(draw: st.DrawFn) -> Report:
 
 
 sweeps = st.builds(
-    Close,
+    CloseWindows,
     *map(st.just, SCOPE[:3]),
     before_ms=st.integers(0, 4).map(lambda windows: 10 * windows),
     at_ms=st.integers(0, 60),
     without=st.sampled_from([(), (("p/9", 15),)]),
     given_up=st.sampled_from([(), ("p/9",)]),
 )
-forgets = st.builds(Forget, *map(st.just, SCOPE[:3]), before_ms=st.sampled_from([10, 20]), at_ms=st.just(1))
+forgets = st.builds(
+    ForgetWindows, *map(st.just, SCOPE[:3]), before_ms=st.sampled_from([10, 20]), at_ms=st.just(1)
+)
 events = st.lists(reports() | reports() | reports() | sweeps | forgets, max_size=25)
 
 
@@ -111,7 +113,7 @@ def test_a_report_that_was_in_time_is_so_at_a_replay_that_knows_of_the_closing()
     """The window's record was lost, the tier's was not."""
     report = Report(report_id(SCOPE, "p/0", 0, 0, 5, final=False), *SCOPE, "p/0", 7,
                     (Increment(0, Totals(5)),), part=0, since=0, upto=5)  # fmt: skip
-    topic: list[Event] = [report, Close(*SCOPE[:3], before_ms=10, at_ms=9)]
+    topic: list[Event] = [report, CloseWindows(*SCOPE[:3], before_ms=10, at_ms=9)]
     collector = Collector()
     for position, event in enumerate(topic):
         collector.apply(event, position)

@@ -14,19 +14,19 @@ import pytest
 from hypothesis import settings
 
 from app.audit.counts.fingerprint import ids_of
-from app.audit.drilldown.reconciliation import Table, cells_for
+from app.audit.drilldown.reconciliation import InvertibleBloomTable, cells_for
 from app.audit.drilldown.strata_estimator import Strata
-from app.audit.folds.comparison import State, Verdict
+from app.audit.folds.comparison import WindowState, WindowVerdict
 from tests.audit.folds.pipeline import END_MS, PAIRS, TICK_MS, TIERS, WIDTH_MS, WINDOWS, Fault, Kind, Pipeline
 
 SCENARIOS = int(os.environ.get("SWITCHYARD_SCENARIOS") or min(1_000, settings().max_examples))
 SHARE = 25  # scenarios a test
-ACCUSATIONS = {State.LOSSY, State.DUPLICATED, State.CORRUPTED}
+ACCUSATIONS = {WindowState.LOSSY, WindowState.DUPLICATED, WindowState.CORRUPTED}
 NAMED = {
-    Kind.LOSS: State.LOSSY,
-    Kind.DUPLICATION: State.DUPLICATED,
-    Kind.CORRUPTION: State.CORRUPTED,
-    Kind.LATE: State.LATE,
+    Kind.LOSS: WindowState.LOSSY,
+    Kind.DUPLICATION: WindowState.DUPLICATED,
+    Kind.CORRUPTION: WindowState.CORRUPTED,
+    Kind.LATE: WindowState.LATE,
 }
 OF_AUDIT = {Kind.SILENCE, Kind.DEATH, Kind.BEFORE}  # of which nothing is to be believed but that it is absent
 KINDS = list(Kind)
@@ -78,11 +78,11 @@ def named_at(faults: tuple[Fault, ...], pair: int, window: int) -> Fault | None:
     return cells.get((pair, window))
 
 
-def is_named(fault: Fault | None, verdict: Verdict) -> bool:
+def is_named(fault: Fault | None, verdict: WindowVerdict) -> bool:
     """Whether a verdict is what was done."""
     if fault is None:
-        return verdict.state is State.OK
-    if fault.kind is Kind.LATE and verdict.state is State.LOSSY:  # until they come
+        return verdict.state is WindowState.OK
+    if fault.kind is Kind.LATE and verdict.state is WindowState.LOSSY:  # until they come
         return True
     return verdict.state is NAMED[fault.kind]
 
@@ -98,9 +98,9 @@ def check(seed: int) -> None:
             verdict, fault = run.verdict(pair, window), named_at(faults, pair, window)
             told = (seed, faults, PAIRS[pair], window, verdict)
             if run.absent.intersection(PAIRS[pair]):
-                is_late = verdict.state is State.LATE and faults[0].kind is Kind.BEFORE
-                assert verdict.state is State.ABSENT or is_late or is_named(fault, verdict), told
-                if verdict.state is State.ABSENT:
+                is_late = verdict.state is WindowState.LATE and faults[0].kind is Kind.BEFORE
+                assert verdict.state is WindowState.ABSENT or is_late or is_named(fault, verdict), told
+                if verdict.state is WindowState.ABSENT:
                     assert set(verdict.absent) == run.absent, told
                     told_absent += 1
                 continue
@@ -118,18 +118,18 @@ def lates(run: Pipeline, pair: int, window: int) -> list[int]:
     return [run.side(tier, window).late.count for tier in PAIRS[pair]]
 
 
-def came_in_time(run: Pipeline, pair: int, window: int, verdict: Verdict) -> bool:
+def came_in_time(run: Pipeline, pair: int, window: int, verdict: WindowVerdict) -> bool:
     """Whether what was to come late found the window still open there, as a report was delayed: it is ok."""
     fault = named_at(run.faults, pair, window)
-    if fault is None or fault.kind is not Kind.LATE or verdict.state is not State.OK:
+    if fault is None or fault.kind is not Kind.LATE or verdict.state is not WindowState.OK:
         return False
     return lates(run, pair, window)[1] == 0
 
 
-def is_late_of_itself(run: Pipeline, pair: int, window: int, verdict: Verdict) -> bool:
+def is_late_of_itself(run: Pipeline, pair: int, window: int, verdict: WindowVerdict) -> bool:
     """Whether nothing was done between the tiers, but long before: where a delayed report held the window
     open in the first of them, what the second one closed without came late to that one alone."""
-    if named_at(run.faults, pair, window) is not None or verdict.state is not State.LATE:
+    if named_at(run.faults, pair, window) is not None or verdict.state is not WindowState.LATE:
         return False
     before = any(
         one.window == window and (one.kind is Kind.OFFLINE or (one.kind is Kind.LATE and one.tier <= pair))
@@ -139,14 +139,14 @@ def is_late_of_itself(run: Pipeline, pair: int, window: int, verdict: Verdict) -
     return before and verdict.missing == verdict.extra == 0 and late[0] < late[1]
 
 
-def is_counted(run: Pipeline, pair: int, window: int, verdict: Verdict) -> None:
+def is_counted(run: Pipeline, pair: int, window: int, verdict: WindowVerdict) -> None:
     """How many, and which."""
     before, after = run.seen[pair][window], run.seen[pair + 1][window]
-    if verdict.state is not State.CORRUPTED:  # of which counts say nothing
+    if verdict.state is not WindowState.CORRUPTED:  # of which counts say nothing
         assert verdict.missing == (before - after).total()
         assert verdict.extra == (after - before).total()
     late = lates(run, pair, window)
-    if verdict.state is State.LATE:
+    if verdict.state is WindowState.LATE:
         done = named_at(run.faults, pair, window)
         assert done is not None
         assert late[1] - late[0] == min(done.messages, before.total())
@@ -161,7 +161,7 @@ def names_what_differs(before: Counter[bytes], after: Counter[bytes]) -> None:
     strata[1].insert(other)
     cells = cells_for(2 * strata[0].difference(strata[1]))
     while True:
-        tables = Table(cells), Table(cells)
+        tables = InvertibleBloomTable(cells), InvertibleBloomTable(cells)
         tables[0].insert(one)
         tables[1].insert(other)
         tables[0].subtract(tables[1])
@@ -187,7 +187,7 @@ def test_most_of_what_comes_late_is_told_as_late() -> None:
         for seed, one in faults.items()
     ]
     assert {one.kind for one in faults.values()} == {Kind.LATE}
-    assert told.count(State.LATE) > 0.8 * len(told), told
+    assert told.count(WindowState.LATE) > 0.8 * len(told), told
 
 
 @pytest.mark.parametrize("seed", [195, 601])

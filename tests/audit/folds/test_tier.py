@@ -3,14 +3,21 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from app.audit.counts.reports import CLIENT_SHARDS, MOST_SOURCES, BadReport, Scope, Verdict, client_report
+from app.audit.counts.reports import (
+    CLIENT_SHARDS,
+    MOST_SOURCES,
+    BadReport,
+    ReportOutcome,
+    Scope,
+    client_report,
+)
 from app.audit.counts.totals import Totals
 from app.audit.folds.collector import Collector
 from app.audit.folds.tier import (
-    Bounds,
-    Close,
-    Forget,
-    Heard,
+    CloseWindows,
+    ForgetWindows,
+    PlanBounds,
+    SourceStatus,
     TierKey,
     TierRecord,
     check,
@@ -18,12 +25,12 @@ from app.audit.folds.tier import (
     lateness,
     watermark,
 )
-from app.audit.folds.window import Phase, WindowKey, phase
+from app.audit.folds.window import WindowKey, WindowPhase, phase
 from app.controllog import codec
 
 WIDTH = 1_000
 SCOPE = Scope("topic", "regional", "east", WIDTH)
-BOUNDS = Bounds(
+BOUNDS = PlanBounds(
     lateness_ms=500, most_lateness_ms=10_000, silence_ms=2_000, give_up_ms=20_000, keep_ms=100_000
 )
 WINDOW = WindowKey(*SCOPE, 0)
@@ -39,7 +46,7 @@ class Topic:
 
     def report(
         self, source: str, watermark_ms: int, at_ms: int, start: int = 0, count: int = 1, **more: object
-    ) -> Verdict:
+    ) -> ReportOutcome:
         sequence = self.sequences.get(source, 0)
         self.sequences[source] = sequence + 1
         one = client_report(
@@ -52,9 +59,9 @@ class Topic:
         )
         written = self.collector.apply(msgspec.structs.replace(one, **{"shard": 0, **more}), self.position)
         self.position += 1
-        return written.verdicts[0][1] if count else Verdict.REPEATED
+        return written.verdicts[0][1] if count else ReportOutcome.REPEATED
 
-    def sweep(self, now_ms: int) -> list[Close | Forget]:
+    def sweep(self, now_ms: int) -> list[CloseWindows | ForgetWindows]:
         events = self.collector.due(now_ms, BOUNDS)
         for event in events:
             self.collector.apply(event, self.position)
@@ -66,13 +73,13 @@ def test_a_window_is_open_then_provisional_then_closed() -> None:
     topic = Topic()
     topic.report("a", 900, 900)
     record = topic.collector.windows[WINDOW]
-    assert phase(WINDOW, record, 900) is Phase.OPEN
+    assert phase(WINDOW, record, 900) is WindowPhase.OPEN
     topic.report("a", 1_400, 1_400, count=0)
-    assert phase(WINDOW, record, 1_400) is Phase.PROVISIONAL
+    assert phase(WINDOW, record, 1_400) is WindowPhase.PROVISIONAL
     assert topic.sweep(1_400) == []
     topic.report("a", 1_500, 1_500, count=0)
     assert [event.before_ms for event in topic.sweep(1_500)] == [1_000]
-    assert phase(WINDOW, topic.collector.windows[WINDOW], 1_500) is Phase.CLOSED
+    assert phase(WINDOW, topic.collector.windows[WINDOW], 1_500) is WindowPhase.CLOSED
     assert topic.sweep(1_501) == []
 
 
@@ -80,7 +87,7 @@ def test_what_comes_after_the_closing_is_late_and_changes_nothing_else() -> None
     topic = Topic()
     topic.report("a", 1_500, 1_500, count=5)
     topic.sweep(1_500)
-    assert topic.report("a", 1_600, 1_600, count=2) is Verdict.LATE
+    assert topic.report("a", 1_600, 1_600, count=2) is ReportOutcome.LATE
     record = topic.collector.windows[WINDOW]
     assert (record.totals.count, record.late.count, record.closed_ms) == (5, 2, 1_500)
 
@@ -88,9 +95,9 @@ def test_what_comes_after_the_closing_is_late_and_changes_nothing_else() -> None
 def test_a_window_whose_first_report_comes_after_its_closing_is_born_closed() -> None:
     topic = Topic()
     topic.report("a", 1_500, 1_500, count=0)
-    topic.collector.apply(Close(*SCOPE[:3], 1_000, 1_500), topic.position)
+    topic.collector.apply(CloseWindows(*SCOPE[:3], 1_000, 1_500), topic.position)
     topic.position += 1
-    assert topic.report("b", 100, 1_600, count=2) is Verdict.LATE
+    assert topic.report("b", 100, 1_600, count=2) is ReportOutcome.LATE
     assert topic.collector.windows[WINDOW].closed_ms == 1_500
 
 
@@ -99,7 +106,7 @@ def test_the_slowest_source_that_is_heard_holds_windows_open() -> None:
     topic.report("fast", 5_000, 5_000)
     topic.report("slow", 700, 5_000)
     assert topic.sweep(5_000) == []
-    assert topic.report("slow", 5_000, 5_100, start=1_000) is Verdict.COUNTED
+    assert topic.report("slow", 5_000, 5_100, start=1_000) is ReportOutcome.COUNTED
     assert [event.before_ms for event in topic.sweep(5_100)] == [4_000]
 
 
@@ -108,7 +115,7 @@ def test_a_silent_source_holds_nothing_up_but_the_windows_say_without_whom() -> 
     topic.report("dead", 700, 700)
     topic.report("alive", 5_000, 5_000)
     (close,) = topic.sweep(5_000)
-    assert isinstance(close, Close)
+    assert isinstance(close, CloseWindows)
     assert close.without == (("dead", 700),)
     assert topic.collector.windows[WINDOW].without == ("dead",)
 
@@ -126,7 +133,7 @@ def test_nobody_waits_for_a_client_that_came_back_as_another_incarnation() -> No
     topic.report("web@1", 700, 700)
     topic.report("web@2", 5_000, 5_000)
     (close,) = topic.sweep(5_000)
-    assert isinstance(close, Close)
+    assert isinstance(close, CloseWindows)
     assert close.given_up == ("web@1",)
     assert list(topic.collector.tiers[TierKey(*SCOPE[:3])].sources) == ["web@2"]
 
@@ -136,7 +143,7 @@ def test_a_source_that_leaves_is_not_waited_for() -> None:
     topic.report("a", 700, 700, leaves=True)
     topic.report("b", 1_500, 1_500)
     (close,) = topic.sweep(1_500)
-    assert isinstance(close, Close)
+    assert isinstance(close, CloseWindows)
     assert close.without == ()
 
 
@@ -150,7 +157,7 @@ def test_a_timestamp_in_the_future_closes_nothing() -> None:
     topic = Topic()
     topic.report("a", 9_999_999, 800)
     assert topic.sweep(800) == []
-    assert topic.collector.tiers[TierKey(*SCOPE[:3])].sources["a"] == Heard(800, 800)
+    assert topic.collector.tiers[TierKey(*SCOPE[:3])].sources["a"] == SourceStatus(800, 800)
 
 
 def test_a_source_whose_clock_is_fast_closes_nothing_that_is_not_over() -> None:
@@ -182,24 +189,24 @@ def test_old_windows_are_dropped_and_do_not_come_again() -> None:
     topic.report("a", 1_500, 1_500)
     topic.sweep(1_500)
     topic.report("a", 150_000, 150_000, start=149_000)
-    assert Forget(*SCOPE[:3], 50_000, 150_000) in topic.sweep(150_000)
+    assert ForgetWindows(*SCOPE[:3], 50_000, 150_000) in topic.sweep(150_000)
     assert WINDOW not in topic.collector.windows
-    assert topic.report("a", 150_000, 150_001) is Verdict.FORGOTTEN
+    assert topic.report("a", 150_000, 150_001) is ReportOutcome.FORGOTTEN
     assert WINDOW not in topic.collector.windows
 
 
 def test_nothing_is_forgotten_that_is_not_over_by_the_brokers_clock() -> None:
     topic = Topic()
     topic.report("a", 900, 900)
-    topic.collector.apply(Forget(*SCOPE[:3], 1 << 62, 1_500), topic.position, 1_500)
+    topic.collector.apply(ForgetWindows(*SCOPE[:3], 1 << 62, 1_500), topic.position, 1_500)
     topic.position += 1
-    assert topic.report("a", 1_600, 1_600, start=1_000) is Verdict.COUNTED
+    assert topic.report("a", 1_600, 1_600, start=1_000) is ReportOutcome.COUNTED
 
 
 def test_a_time_below_nothing_is_none_of_the_brokers() -> None:
     topic = Topic()
     topic.report("a", 900, 900)
-    topic.collector.apply(Close(*SCOPE[:3], 1_000, 1_000), 1, -1)
+    topic.collector.apply(CloseWindows(*SCOPE[:3], 1_000, 1_000), 1, -1)
     assert topic.collector.windows[WINDOW].is_closed
 
 
@@ -207,13 +214,13 @@ def test_a_time_below_nothing_is_none_of_the_brokers() -> None:
 def test_of_very_many_silent_sources_a_closing_gives_up_as_many_as_an_event_may_name(name: str) -> None:
     """All shards of a tier full of dead ones."""
     many = CLIENT_SHARDS * (MOST_SOURCES if name == "short" else 1_000)
-    dead = {f"{number:06}{name}"[:600]: Heard(1, 1) for number in range(many)}
+    dead = {f"{number:06}{name}"[:600]: SourceStatus(1, 1) for number in range(many)}
     names, given_up, now_ms = list(dead), set[str](), 1_000_000
     while len(given_up) < many:
         left = {one: dead[one] for one in names if one not in given_up}
-        record = TierRecord(sources={**left, "alive": Heard(now_ms, now_ms)})
+        record = TierRecord(sources={**left, "alive": SourceStatus(now_ms, now_ms)})
         close, _ = due(SCOPE, [record], now_ms, BOUNDS)
-        assert isinstance(close, Close)
+        assert isinstance(close, CloseWindows)
         check(close)
         assert len(codec.encode(close)) < codec.MAX_EVENT_BYTES
         assert close.given_up, "the next one goes on"
@@ -223,7 +230,7 @@ def test_of_very_many_silent_sources_a_closing_gives_up_as_many_as_an_event_may_
 @pytest.mark.parametrize("given_up", [["x"] * (MOST_SOURCES + 1), ["x" * 60_000] * 10])
 def test_a_closing_that_gives_up_more_than_an_event_may_name_is_refused(given_up: list[str]) -> None:
     with pytest.raises(BadReport, match="let the next closing name the rest"):
-        check(Close(*SCOPE[:3], 1_000, 1_000, (), tuple(given_up)))
+        check(CloseWindows(*SCOPE[:3], 1_000, 1_000, (), tuple(given_up)))
 
 
 def test_the_tier_that_was_never_heard_has_no_watermark() -> None:

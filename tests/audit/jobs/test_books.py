@@ -18,9 +18,9 @@ from hypothesis import strategies as st
 from app.audit.counts.reports import BadReport, Increment, Report, Scope, report_id
 from app.audit.counts.totals import Totals
 from app.audit.folds import collector
-from app.audit.folds.collector import UNKNOWN_MS, Tick, Written
+from app.audit.folds.collector import UNKNOWN_MS, CollectorTick, TableChanges
 from app.audit.folds.seals import key_of, seal_of
-from app.audit.folds.tier import Bounds, Close, Forget, Heard
+from app.audit.folds.tier import CloseWindows, ForgetWindows, PlanBounds, SourceStatus
 from app.audit.jobs.books import AuditBooks
 from app.audit.jobs.replay_tail import Recorded
 from app.audit.jobs.report_sender import audit_partition
@@ -30,7 +30,7 @@ from app.controllog.topics import AUDIT_PARTITIONS
 
 SCOPE = Scope("orders", "regional", "home", 60_000)
 
-BOUNDS = Bounds(60_000, 60_000, silence_ms=1 << 50, keep_ms=1 << 50)
+BOUNDS = PlanBounds(60_000, 60_000, silence_ms=1 << 50, keep_ms=1 << 50)
 
 
 def report(upto: int, count: int, watermark_ms: int = -1) -> Report:
@@ -98,7 +98,7 @@ class Stand:
         self._write(self.books.fold(5, offset, value, recorded_ms, seal))
         self.topic.end = max(self.topic.end, offset + 1)
 
-    def _write(self, written: Written) -> None:
+    def _write(self, written: TableChanges) -> None:
         encoded = self.books.encoded(5)
         self.windows |= {str(key).encode(): encoded(key) for key in written.windows}
         self.tiers |= {str(key).encode(): encoded(key) for key in written.tiers}
@@ -148,13 +148,13 @@ async def _written_by_killed_ones(chance: random.Random) -> None:
             await stand.event(offset, codec.encode(event))
         if chance.random() < 0.3:
             mine = await _after_a_kill(mine, chance)
-    await mine.event(40, codec.encode(Tick(0)))
+    await mine.event(40, codec.encode(CollectorTick(0)))
     assert (mine.windows, mine.tiers) == (whole.windows, whole.tiers)
 
 
-def _any_event(chance: random.Random, upto: Counter[str]) -> Report | Close | Forget:
+def _any_event(chance: random.Random, upto: Counter[str]) -> Report | CloseWindows | ForgetWindows:
     if chance.random() < 0.2:
-        kind = chance.choice([Close, Close, Forget])
+        kind = chance.choice([CloseWindows, CloseWindows, ForgetWindows])
         return kind(*SCOPE[:3], 60_000 * chance.randrange(1, 4), 1 << 41)
     source = chance.choice(["t/0", "t/1", "t/9"])
     upto[source] += 1
@@ -208,7 +208,7 @@ async def _written_by_workers_and_others(chance: random.Random) -> None:
             refused += 1
         if chance.random() < 0.2:
             beside.books.forget(5)  # and is read again, with the last events
-    await beside.event(40, codec.encode(Tick(0)))
+    await beside.event(40, codec.encode(CollectorTick(0)))
     assert (beside.windows, beside.tiers) == (alone.windows, alone.tiers)
     assert refused == said
 
@@ -269,7 +269,7 @@ async def test_windows_are_closed_by_who_knows_all_there_is() -> None:
     assert topic.sent == [], "it has not been asked yet where the topic ends"
     topic.end = 9
     await stand.books._sweep()  # what it was told is true of the first event
-    assert [type(event) for event in topic.sent] == [Close]
+    assert [type(event) for event in topic.sent] == [CloseWindows]
     await stand.books._sweep()
     assert len(topic.sent) == 1, "others have written what it does not know"
 
@@ -293,7 +293,7 @@ async def test_an_event_without_a_time_is_the_same_whenever_it_is_read() -> None
     await stand.event(0, codec.encode(report(1, 1, watermark_ms=1 << 40)), recorded_ms=-1)
     other = Stand(topic, again=6)
     other.last.events = list(stand.last.events)
-    await other.event(1, codec.encode(Tick(0)))
+    await other.event(1, codec.encode(CollectorTick(0)))
     assert other.books.books[5].collector.tiers == stand.books.books[5].collector.tiers
 
 
@@ -334,10 +334,10 @@ async def test_a_report_is_not_believed_to_be_of_later_than_its_record_also_when
     await stand.event(0, codec.encode(report(1, 1, watermark_ms=1 << 41)), recorded_ms=200_000)
     other = Stand(topic, again=6)
     other.last.events = list(stand.last.events)
-    await other.event(1, codec.encode(Tick(0)))
+    await other.event(1, codec.encode(CollectorTick(0)))
     for one in (stand, other):
         (record,) = one.books.books[5].collector.tiers.values()
-        assert record.sources == {"t/0": Heard(200_000, 200_000)}
+        assert record.sources == {"t/0": SourceStatus(200_000, 200_000)}
 
 
 async def test_tables_of_a_topic_that_was_made_anew_go_on() -> None:

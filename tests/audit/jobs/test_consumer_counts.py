@@ -19,10 +19,10 @@ from app.kernel.fencing import LogId, TakeoverAnswer
 from app.kernel.job import JobId
 from app.kernel.ranges import Snapshot
 from app.offsets.model.producer_progress import with_audit
-from app.payload.schema_loader import Schemas
-from app.worker.jobs.start_position import Beginning
+from app.payload.schema_loader import SchemaLoader
+from app.worker.jobs.start_position import StartPosition
 from tests.audit.query.test_view import audit_plan
-from tests.dispatch.pump.rig import Stand, definition, numbers, standing
+from tests.dispatch.pump.rig import DispatchRig, definition, dispatch_rig, numbers
 
 LOG = LogId("c", "t")
 JOB = JobId.parse("dispatch:billing/orders:orders:0")
@@ -38,7 +38,7 @@ class Region:
         catalog: Any = self
         self.fetch, self.asked = self, list[str]()
         self.consumers = AuditConsumers(
-            catalog, self.pumps, lambda *told: self.told.append(told[2]), Schemas(Path("/"))
+            catalog, self.pumps, lambda *told: self.told.append(told[2]), SchemaLoader(Path("/"))
         )
 
     def plan_of(self, place: str, _: str) -> AuditPlan | None:
@@ -56,7 +56,7 @@ class Region:
         answer = TakeoverAnswer(
             job=str(job), epoch=2, worker="me", nonce="", granted=True, known_epoch=2, note=note, **said
         )
-        beginning = Beginning(Snapshot(base), 0, LOG, known=True)
+        beginning = StartPosition(Snapshot(base), 0, LOG, known=True)
         return await self.consumers.counts_from(job, definition("h:1"), cluster, answer, beginning)
 
 
@@ -106,48 +106,48 @@ async def test_without_a_plan_and_of_retry_topics_nothing_is_counted() -> None:
     assert await Region(audit_plan()).counts_from(0, b"", retry) is None
 
 
-def flowing(stand: Stand, region: Region) -> DispatchPump:
+def flowing(stand: DispatchRig, region: Region) -> DispatchPump:
     """A pump that has begun without a plan."""
     pump = stand.pump()
     region.pumps[str(pump.job)] = pump
-    region.consumers.begin(pump, Beginning(Snapshot(0), 0, LOG, known=True), None)
+    region.consumers.attach(pump, StartPosition(Snapshot(0), 0, LOG, known=True), None)
     return pump
 
 
 async def test_plans_come_change_and_go_while_a_job_flows() -> None:
-    async with standing(lambda _: None) as stand:
+    async with dispatch_rig(lambda _: None) as stand:
         region = Region()
         pump = flowing(stand, region)
-        region.consumers.look()
+        region.consumers.reconcile()
         assert pump.audit is None
 
         stand.feed(pump, numbers(100))
         region.plan = audit_plan()
-        region.consumers.look()
+        region.consumers.reconcile()
         first = pump.audit
         assert first is not None
         assert first.next_offset == 100, "what is fetched next"
         region.plan = audit_plan(topics=["orders", "others"])
-        region.consumers.look()
+        region.consumers.reconcile()
         assert pump.audit is first, "it counts the same"
         region.plan = audit_plan(window="2m")
-        region.consumers.look()
+        region.consumers.reconcile()
         assert pump.audit not in (None, first)
         region.plan = None
-        region.consumers.look()
+        region.consumers.reconcile()
         assert pump.audit is None
         assert region.told == []
 
 
 async def test_an_audit_that_broke_begins_anew_and_a_plan_that_cannot_be_used_is_told_once() -> None:
-    async with standing(lambda _: None) as stand:
+    async with dispatch_rig(lambda _: None) as stand:
         region = Region(audit_plan())
         pump = flowing(stand, region)
-        region.consumers.look()
+        region.consumers.reconcile()
         broken = pump.audit
         assert broken is not None
         stand.feed_bytes(pump, bytes(100), 5)
-        region.consumers.look()
+        region.consumers.reconcile()
         assert pump.audit not in (None, broken)
         assert len(region.told) == 1
 
@@ -155,8 +155,8 @@ async def test_an_audit_that_broke_begins_anew_and_a_plan_that_cannot_be_used_is
         region.plan = audit_plan(timestamp=timestamp)
         async with asyncio.timeout(60):
             while len(region.told) < 2:
-                region.consumers.look()
+                region.consumers.reconcile()
                 await asyncio.sleep(0.01)
-        region.consumers.look()
+        region.consumers.reconcile()
         assert len(region.told) == 2
         assert not region.consumers.audits()

@@ -17,21 +17,21 @@ from hypothesis import strategies as st
 
 from app.audit.counts import consumer_counter, partition_counter
 from app.audit.counts import handover as notes
-from app.audit.counts.fingerprint import NOTHING, Source, of_offsets
+from app.audit.counts.fingerprint import NOTHING, FingerprintSource, of_offsets
 from app.audit.counts.handover import AuditNote
-from app.audit.counts.reports import Report, Scope, Verdict
+from app.audit.counts.reports import Report, ReportOutcome, Scope
 from app.audit.folds.collector import Collector
 from app.audit.jobs.consumer_counts import AuditConsumers
 from app.audit.pump import consumer_tap
-from app.audit.pump.consumer_tap import ConsumerAudit
+from app.audit.pump.consumer_tap import ConsumerTap
 from app.audit.pump.counting_spec import how_of
 from app.kernel.fencing import LogId, TakeoverAnswer
 from app.kernel.job import JobId
 from app.kernel.ranges import Snapshot
 from app.kernel.tracker import Tracker
 from app.offsets.model.producer_progress import with_audit
-from app.payload.schema_loader import Schemas
-from app.worker.jobs.start_position import Beginning
+from app.payload.schema_loader import SchemaLoader
+from app.worker.jobs.start_position import StartPosition
 from tests.audit.counts.logs import Log
 from tests.audit.query.test_view import audit_plan
 
@@ -41,7 +41,7 @@ JOB = JobId.parse("dispatch:billing/orders:orders:3")
 LOG = LogId("c", "t")
 PLAN = audit_plan(disorder="1h")  # times in no order at all
 SCOPE = Scope("orders", "consumer", "east:billing", WIDTH_MS)
-SOURCE = Source("c", "t", 3)
+SOURCE = FingerprintSource("c", "t", 3)
 
 
 class Owner:
@@ -51,7 +51,7 @@ class Owner:
         self.job, self.closed, self.trouble, self.epoch = JOB, False, "", epoch
         self.tracker = Tracker(snapshot.base, 1_000, snapshot)
         self.snapshot_version = -1
-        self.audit: ConsumerAudit
+        self.audit: ConsumerTap
         self.reads_from = 0
 
     @property
@@ -86,7 +86,7 @@ class Region:
         self.collector, self.position = Collector(), 0
         self.saved: tuple[Snapshot, bytes] | None = None
         self.finished: set[int] = set()  # by anybody
-        self.verdicts: Counter[Verdict] = Counter()
+        self.verdicts: Counter[ReportOutcome] = Counter()
         self.owners: list[Owner] = []
 
     async def start(self) -> None:
@@ -97,9 +97,9 @@ class Region:
             snapshot=snapshot.to_bytes(), log=LOG, note=note,
         )  # fmt: skip
         known = self.catalog
-        consumers = AuditConsumers(known, {}, lambda *_: None, Schemas(Path("schemas")))
+        consumers = AuditConsumers(known, {}, lambda *_: None, SchemaLoader(Path("schemas")))
         counts = await consumers.counts_from(
-            JOB, known, known, answer, Beginning(snapshot, 0, LOG, known=True)
+            JOB, known, known, answer, StartPosition(snapshot, 0, LOG, known=True)
         )
         assert counts is not None
         owner = Owner(len(self.owners), snapshot)
@@ -108,7 +108,7 @@ class Region:
         self.owners = [*self.owners[-1:], owner]
 
     def audit(self, owner: Owner, next_offset: int, former: AuditNote | None, is_cut: bool) -> None:
-        owner.audit = ConsumerAudit(
+        owner.audit = ConsumerTap(
             owner, self.plan, SCOPE, SOURCE, how_of(self.plan, SOURCE), next_offset,
             lineage=0, former=former, is_cut=is_cut,
         )  # fmt: skip
@@ -189,7 +189,7 @@ def test_what_is_finished_is_counted_once_whoever_is_killed_and_whenever(
 ) -> None:
     with (
         patch.object(consumer_counter, "PART_OFFSETS", PART),
-        patch.object(consumer_tap, "NOTE_S", 0.0),
+        patch.object(consumer_tap, "NOTE_INTERVAL_S", 0.0),
         patch.object(notes, "MOST_BYTES", most_bytes),
         patch.object(consumer_counter, "MOST_PIECES", 3),
         patch.object(partition_counter, "MOST_WINDOWS", most_windows),
@@ -220,7 +220,7 @@ async def _story(chance: random.Random) -> None:
         assert sum(region.counts.values()) <= len(region.finished), "what nobody has finished is not counted"
     await _to_the_end(region)
     assert region.counts == region.expected()
-    assert not region.verdicts[Verdict.OVERLAPS]
+    assert not region.verdicts[ReportOutcome.OVERLAPS]
     offsets, found = [offset for offset, _ in region.log.records()], NOTHING
     for record in region.collector.windows.values():
         found = found.plus(record.totals.offsets)
@@ -286,7 +286,7 @@ async def test_messages_count_once_all_before_them_are_finished() -> None:
 
 
 async def test_what_has_left_the_log_counts_for_itself_and_is_told_as_cut() -> None:
-    with patch.object(consumer_tap, "NOTE_S", 0.0):
+    with patch.object(consumer_tap, "NOTE_INTERVAL_S", 0.0):
         region = Told(30)
         await region.start()
         region.pass_on(30)

@@ -8,12 +8,12 @@ import pytest
 
 from app.audit.counts.handover import AuditNote
 from app.audit.counts.partition_counter import PartState
-from app.audit.jobs.start_position import AuditBeginning, find_audit_beginning
+from app.audit.jobs.start_position import AuditStart, find_audit_start
 from app.audit.pump.partition import PART_OFFSETS
 from app.kernel.fencing import LogId, TakeoverAnswer
 from app.kernel.job import JobId
 from app.kernel.ranges import Snapshot
-from app.worker.jobs.start_position import Anew
+from app.worker.jobs.start_position import LineageReset
 
 JOB = JobId.parse("audit:all//east:orders:3")
 COUNTING = 60_000
@@ -42,10 +42,10 @@ async def begin(
     first: int,
     base: int | None = None,
     note: bytes = b"",
-    anew: Anew | None = None,
+    reset: LineageReset | None = None,
     log: LogId = LOG,
     counting: int = COUNTING,
-) -> tuple[AuditBeginning, list[str]]:
+) -> tuple[AuditStart, list[str]]:
     told: list[str] = []
     snapshot = b"" if base is None else Snapshot(base).to_bytes()
     answer = TakeoverAnswer(
@@ -53,8 +53,13 @@ async def begin(
         lineage=4, log=log, note=note,
     )  # fmt: skip
     cluster: Any = OneLog(first)
-    found = await find_audit_beginning(
-        JOB, cluster, answer, counting=counting, anew=anew, tell=lambda kind, *_: told.append(kind)
+    found = await find_audit_start(
+        JOB,
+        cluster,
+        answer,
+        counting=counting,
+        reset=reset,
+        report_incident=lambda kind, *_: told.append(kind),
     )
     return found, told
 
@@ -62,7 +67,7 @@ async def begin(
 @pytest.mark.parametrize(("first", "is_cut"), [(0, False), (700, True)])
 async def test_without_a_position_it_begins_at_the_logs_start(first: int, is_cut: bool) -> None:
     found, _ = await begin(first)
-    assert (found.next_offset, found.beginning.snapshot.base, found.is_cut) == (first, first, is_cut)
+    assert (found.next_offset, found.start.snapshot.base, found.is_cut) == (first, first, is_cut)
 
 
 BASE = PART_OFFSETS + 1_000
@@ -89,10 +94,10 @@ async def test_a_successor_goes_on_where_its_predecessor_had_come_if_that_is_the
     first: int, upto: int, starts: int, finished: int
 ) -> None:
     found, told = await begin(first, BASE, left(upto).to_bytes())
-    assert (found.next_offset, found.beginning.snapshot.base, told) == (starts, finished, [])
-    assert (found.former, found.beginning.known) == (left(upto), starts == upto)
+    assert (found.next_offset, found.start.snapshot.base, told) == (starts, finished, [])
+    assert (found.former, found.start.known) == (left(upto), starts == upto)
     assert found.is_cut == (first > max(BASE, upto)), "what nobody had counted has gone"
-    assert found.beginning.lineage == 4
+    assert found.start.lineage == 4
 
 
 @pytest.mark.parametrize(
@@ -100,17 +105,17 @@ async def test_a_successor_goes_on_where_its_predecessor_had_come_if_that_is_the
 )
 async def test_what_may_be_cut_is_known_as_such(note: bytes, lineage: int) -> None:
     found, _ = await begin(0, BASE, note)
-    assert (found.next_offset, found.beginning.lineage, found.is_cut) == (BASE, lineage, True)
+    assert (found.next_offset, found.start.lineage, found.is_cut) == (BASE, lineage, True)
 
 
 async def test_who_counts_otherwise_goes_on_where_the_former_owners_reports_end() -> None:
     found, _ = await begin(0, BASE, left(BASE + 50, COUNTING + 1).to_bytes())
     assert (found.next_offset, found.former, found.is_cut) == (BASE, None, True)
-    assert not found.beginning.known
+    assert not found.start.known
 
 
 async def test_another_log_begins_a_new_lineage_and_is_told() -> None:
     found, told = await begin(7, BASE, log=LogId("c", "another"))
-    assert (found.next_offset, found.beginning.lineage, told) == (7, 5, ["log-begun-anew"])
-    again, _ = await begin(7, BASE, anew=Anew(2, 9, 42))
-    assert (again.next_offset, again.beginning.lineage, again.is_cut) == (42, 9, True)
+    assert (found.next_offset, found.start.lineage, told) == (7, 5, ["log-begun-anew"])
+    again, _ = await begin(7, BASE, reset=LineageReset(2, 9, 42))
+    assert (again.next_offset, again.start.lineage, again.is_cut) == (42, 9, True)

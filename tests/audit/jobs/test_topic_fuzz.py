@@ -13,14 +13,14 @@ from hypothesis import strategies as st
 
 from app.audit.counts.fingerprint import Fingerprint
 from app.audit.counts.latencies import Latencies
-from app.audit.counts.reports import BadReport, Increment, Report, Verdict, client_report
+from app.audit.counts.reports import BadReport, Increment, Report, ReportOutcome, client_report
 from app.audit.counts.totals import Totals
 from app.audit.folds import collector as folds_collector
-from app.audit.folds.collector import Event, Tick
-from app.audit.folds.tier import Close, Forget
+from app.audit.folds.collector import CollectorTick, Event
+from app.audit.folds.tier import CloseWindows, ForgetWindows
 from app.audit.jobs.replay_tail import Recorded
 from app.audit.query.book_share import share_of
-from app.audit.query.view import Wanted, joined, verdict_rows, window_rows
+from app.audit.query.view import WindowQuery, joined, verdict_rows, window_rows
 from app.controllog import codec
 from tests.audit.jobs.test_books import BOUNDS, SCOPE, Stand, Topic, report
 
@@ -41,9 +41,12 @@ def a_report() -> Report:
 
 
 EVENTS: list[Event] = [
-    a_report(), client_report(SCOPE, "client@1", 3, {0: Totals(1)}, at_ms=NOW_MS, watermark_ms=NOW_MS),
-    Close(*SCOPE[:3], 120_000, NOW_MS, (("t/7", 5),), ("t/8",)), Forget(*SCOPE[:3], 60_000, NOW_MS), Tick(1),
-]  # fmt: skip
+    a_report(),
+    client_report(SCOPE, "client@1", 3, {0: Totals(1)}, at_ms=NOW_MS, watermark_ms=NOW_MS),
+    CloseWindows(*SCOPE[:3], 120_000, NOW_MS, (("t/7", 5),), ("t/8",)),
+    ForgetWindows(*SCOPE[:3], 60_000, NOW_MS),
+    CollectorTick(1),
+]
 NUMBERS = st.one_of(
     st.sampled_from([-(2**63), -1, 1, 60_000, 2**53, 2**62, 2**63 - 1, 2**63, 2**64, 10**300]),
     st.integers(-5, 5),
@@ -97,9 +100,9 @@ def bad_bytes(draw: st.DrawFn) -> bytes:
 @example([b'{"a":' * 100_000])
 @example([b'{"type":"tick","at_ms":1,"x":"\xff\xfe"}', b'{"type":"tick","at_ms":1e400}', b"\xff", b""])
 @example([codec.encode(msgspec.structs.replace(a_report(), part=10**300))])
-@example([codec.encode(Close(*SCOPE[:3], 10**300, 10**300))])
-@example([codec.encode(Close(*SCOPE[:3], 1 << 62, 1 << 62))])
-@example([codec.encode(Forget(*SCOPE[:3], 1 << 62, 1 << 62))])
+@example([codec.encode(CloseWindows(*SCOPE[:3], 10**300, 10**300))])
+@example([codec.encode(CloseWindows(*SCOPE[:3], 1 << 62, 1 << 62))])
+@example([codec.encode(ForgetWindows(*SCOPE[:3], 1 << 62, 1 << 62))])
 @example([b'{"type":"report","topic":"orders","x":"' + b"y" * 900_000])
 def test_bad_events_are_passed_over_and_what_is_around_them_counts(many: list[bytes]) -> None:
     asyncio.run(_told_and_passed_over(many))
@@ -131,14 +134,14 @@ async def _told_and_passed_over(many: list[bytes]) -> None:
     values = [json.loads(value) for value in (*stand.windows.values(), *stand.tiers.values())]
     assert all(-(2**63) <= number < 2**64 for value in values for number in _numbers(value)), "as others read"
     collector.due(NOW_MS, BOUNDS)
-    shares = msgspec.json.encode(share_of({5: (9, collector)}, Wanted()))
-    known = joined([msgspec.json.decode(shares, type=type(share_of({}, Wanted())))], lambda _: 5)
+    shares = msgspec.json.encode(share_of({5: (9, collector)}, WindowQuery()))
+    known = joined([msgspec.json.decode(shares, type=type(share_of({}, WindowQuery())))], lambda _: 5)
     window_rows(known, NOW_MS, lambda *_: BOUNDS)
     verdict_rows(known, NOW_MS, lambda *_: None, lambda _: [])
     # Who takes it over reads the same, with the bad ones among the last events.
     other = Stand(stand.topic, again=99)
     other.windows, other.tiers, other.last.events = stand.windows, stand.tiers, stand.last.events
-    await other.event(len(many) + 3, codec.encode(Tick(1)))
+    await other.event(len(many) + 3, codec.encode(CollectorTick(1)))
     assert other.books.books[5].collector.windows == collector.windows
     assert other.books.books[5].collector.tiers == collector.tiers
 
@@ -149,8 +152,8 @@ async def test_an_event_on_which_the_fold_breaks_does_not_come_in_the_way_of_a_t
     """Whatever it is: nobody knows of an event that does; so one that is good breaks here."""
     apply = folds_collector.Collector.apply
 
-    def breaks(self: folds_collector.Collector, event: Event, *args: Any) -> folds_collector.Written:
-        if isinstance(event, Tick) and event.at_ms == 666:
+    def breaks(self: folds_collector.Collector, event: Event, *args: Any) -> folds_collector.TableChanges:
+        if isinstance(event, CollectorTick) and event.at_ms == 666:
             raise ZeroDivisionError
         return apply(self, event, *args)
 
@@ -158,7 +161,7 @@ async def test_an_event_on_which_the_fold_breaks_does_not_come_in_the_way_of_a_t
     stand = Stand(Topic(), again=9)
     stand.last.events = [
         Recorded(0, codec.encode(report(1, 1)), 1, b""),
-        Recorded(1, codec.encode(Tick(666)), 1, b""),
+        Recorded(1, codec.encode(CollectorTick(666)), 1, b""),
     ]
     await stand.event(2, codec.encode(report(2, 2)))
     assert stand.count == 2
@@ -194,14 +197,14 @@ async def test_of_what_broke_the_fold_nobody_says_that_it_is_not_counted(
 def test_a_value_that_the_changelog_would_not_take_grows_no_further() -> None:
     """Clients with long names; reports of parts with gaps between them."""
     collector, position = folds_collector.Collector(), 0
-    verdicts: list[Verdict] = []
-    while Verdict.FULL not in verdicts and position < 9_000:
+    verdicts: list[ReportOutcome] = []
+    while ReportOutcome.FULL not in verdicts and position < 9_000:
         name = f"{position:0>600}"
         made = client_report(SCOPE, name, 0, {0: Totals(1)}, at_ms=5, watermark_ms=5)
         one = msgspec.structs.replace(made, shard=0)
         verdicts = [verdict for _, verdict in collector.apply(one, position).verdicts]
         position += 1
-    assert verdicts == [Verdict.FULL]
+    assert verdicts == [ReportOutcome.FULL]
     sizes = [len(codec.encode(one)) for one in (*collector.windows.values(), *collector.tiers.values())]
     assert max(sizes) <= folds_collector.MOST_VALUE_BYTES
     known = client_report(SCOPE, f"{0:0>600}", 1, {0: Totals(1)}, at_ms=5, watermark_ms=9)

@@ -7,32 +7,39 @@ from typing import Any
 
 import pytest
 
-from app.audit.counts.counter import How
-from app.audit.counts.fingerprint import Source
+from app.audit.counts.counter import CountingSpec
+from app.audit.counts.fingerprint import FingerprintSource
 from app.audit.counts.handover import AuditNote
 from app.audit.counts.reports import Scope
 from app.audit.folds.tier import place_of
-from app.audit.pump.consumer_tap import ConsumerAudit
+from app.audit.pump.consumer_tap import ConsumerTap
 from app.dispatch.pump.partition import DispatchPump
 from app.kafka.fetch.decoder import records_of
-from app.kafka.fetch.deliveries import Gap
+from app.kafka.fetch.deliveries import LogGap
 from app.kernel.limit_shares import ALL
-from app.offsets.model.producer_progress import Progress, audit_of
+from app.offsets.model.producer_progress import FinishedOffsets, audit_of
 from app.sdk.receiver import Message, Stash
 from tests.audit.query.test_view import audit_plan
-from tests.dispatch.pump.rig import Stand, numbers, standing
+from tests.dispatch.pump.rig import DispatchRig, dispatch_rig, numbers
 
 WIDTH_MS = 60_000
-SOURCE = Source("c", "t", 0)
+SOURCE = FingerprintSource("c", "t", 0)
 SCOPE = Scope("orders", "consumer", place_of("east", "billing"), WIDTH_MS)
 
 
-def audited(pump: DispatchPump, next_offset: int = 0) -> ConsumerAudit:
+def audited(pump: DispatchPump, next_offset: int = 0) -> ConsumerTap:
     """Its audit from now on."""
-    audit = ConsumerAudit(
-        pump, audit_plan(), SCOPE, SOURCE, How(records_of, SOURCE), next_offset, lineage=0, former=None,
+    audit = ConsumerTap(
+        pump,
+        audit_plan(),
+        SCOPE,
+        SOURCE,
+        CountingSpec(records_of, SOURCE),
+        next_offset,
+        lineage=0,
+        former=None,
         is_cut=next_offset > 0,
-    )  # fmt: skip
+    )
     pump.audit_by(audit)
     return audit
 
@@ -57,7 +64,7 @@ async def test_what_is_acknowledged_or_safe_in_the_dlq_is_counted_once(contract:
     def handle(message: Message) -> Any:
         return Stash("no") if int(message.value) % 50 == 7 else None
 
-    async with standing(handle, target={"contract": contract}) as stand:
+    async with dispatch_rig(handle, target={"contract": contract}) as stand:
         pump = stand.pump()
         audited(pump)
         stand.feed(pump, numbers(300), timestamp_ms=1_000)
@@ -67,7 +74,7 @@ async def test_what_is_acknowledged_or_safe_in_the_dlq_is_counted_once(contract:
         assert pump.dead_lettered == 8
         note = AuditNote.from_bytes(audit_of(pump.note))
         assert note is not None
-        assert (note.next_offset, Progress.from_bytes(pump.note).base) == (400, 400)
+        assert (note.next_offset, FinishedOffsets.from_bytes(pump.note).base) == (400, 400)
 
 
 async def test_a_message_that_is_not_finished_holds_its_chunk_back_and_nothing_else() -> None:
@@ -77,7 +84,7 @@ async def test_a_message_that_is_not_finished_holds_its_chunk_back_and_nothing_e
         if int(message.value) == 150:
             await gate.wait()
 
-    async with standing(handle) as stand:
+    async with dispatch_rig(handle) as stand:
         pump = stand.pump()
         audited(pump)
         stand.feed(pump, numbers(400), timestamp_ms=1_000)
@@ -89,7 +96,7 @@ async def test_a_message_that_is_not_finished_holds_its_chunk_back_and_nothing_e
 
 
 async def test_what_a_backlog_and_the_latest_finish_is_counted_in_the_order_of_the_log() -> None:
-    async with standing(lambda _: None, catchUp={"lag": 100, "rate": 1e6}) as stand:
+    async with dispatch_rig(lambda _: None, catchUp={"lag": 100, "rate": 1e6}) as stand:
         stand.runtime.shared(ALL)
         backlog = stand.pump()
         audited(backlog)
@@ -109,7 +116,7 @@ async def test_what_a_backlog_and_the_latest_finish_is_counted_in_the_order_of_t
 
 
 async def test_a_plan_that_comes_while_it_flows_counts_what_is_fetched_next() -> None:
-    async with standing(lambda _: None) as stand:
+    async with dispatch_rig(lambda _: None) as stand:
         pump = stand.pump()
         stand.feed(pump, numbers(200), timestamp_ms=1_000)
         version = pump.version
@@ -125,11 +132,11 @@ async def test_a_plan_that_comes_while_it_flows_counts_what_is_fetched_next() ->
 
 
 async def test_what_the_log_lost_is_not_counted_and_what_follows_is() -> None:
-    async with standing(lambda _: None) as stand:
+    async with dispatch_rig(lambda _: None) as stand:
         pump = stand.pump()
         audited(pump)
         stand.feed(pump, numbers(100), timestamp_ms=1_000)
-        pump.skip(Gap("k", "orders", 0, 100, 250, "retention"))
+        pump.skip(LogGap("k", "orders", 0, 100, 250, "retention"))
         _move(stand, pump, 250)
         stand.feed(pump, numbers(100, 250), timestamp_ms=1_000)
         await stand.idle()
@@ -137,7 +144,7 @@ async def test_what_the_log_lost_is_not_counted_and_what_follows_is() -> None:
 
 
 async def test_what_cannot_be_counted_ends_the_audit_and_delivery_goes_on() -> None:
-    async with standing(lambda _: None) as stand:
+    async with dispatch_rig(lambda _: None) as stand:
         pump = stand.pump()
         audit = audited(pump)
         stand.feed_bytes(pump, bytes(100), 5)
@@ -148,5 +155,5 @@ async def test_what_cannot_be_counted_ends_the_audit_and_delivery_goes_on() -> N
         assert (told(pump), audit_of(pump.note)) == ({}, b"")
 
 
-def _move(stand: Stand, pump: DispatchPump, offset: int) -> None:
+def _move(stand: DispatchRig, pump: DispatchPump, offset: int) -> None:
     stand._parts[id(pump)].next_offset = offset

@@ -10,15 +10,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.audit.counts.counter import Tally, count_chunk
-from app.audit.counts.fingerprint import NOTHING, Source
+from app.audit.counts.fingerprint import NOTHING, FingerprintSource
 from app.audit.counts.totals import NO_TOTALS, Totals
 from app.audit.definition import AuditPlan
-from app.audit.folds.comparison import By, Side, State, compare
-from app.audit.folds.window import Phase
+from app.audit.folds.comparison import ComparedBy, TierSide, WindowState, compare
+from app.audit.folds.window import WindowPhase
 from app.audit.pump.counting_spec import how_of
 from tests.audit.api.plans import plan
 
-SOURCE = Source("c", "t", 0)
+SOURCE = FingerprintSource("c", "t", 0)
 VALUES = {"header": "id", "fingerprint": "values"}
 Row = tuple[int, bytes | None]  # id, value
 
@@ -40,9 +40,9 @@ def totals(some: list[Row], how: dict[str, Any], **headers: bytes) -> Totals:
     return tally.totals()[0]
 
 
-def said(before: Totals, after: Totals) -> tuple[State, By]:
+def said(before: Totals, after: Totals) -> tuple[WindowState, ComparedBy]:
     first, second = (
-        Side(name, one, NO_TOTALS, Phase.CLOSED, 4_000, is_heard=True)
+        TierSide(name, one, NO_TOTALS, WindowPhase.CLOSED, 4_000, is_heard=True)
         for name, one in (("regional", before), ("aggregate", after))
     )
     verdict = compare(first, second, end_ms=1_000, now_ms=5_000, patience_ms=10)
@@ -55,9 +55,9 @@ def test_a_value_that_was_altered_under_the_same_id_is_told(some: list[Row], dat
     name, value = some[at]
     other = data.draw((st.none() | st.binary(max_size=3)).filter(lambda drawn: drawn != value))
     altered = [*some[:at], (name, other), *some[at + 1 :]]
-    assert said(totals(some, VALUES), totals(altered, VALUES)) == (State.CORRUPTED, By.VALUES)
+    assert said(totals(some, VALUES), totals(altered, VALUES)) == (WindowState.CORRUPTED, ComparedBy.VALUES)
     by_ids = {"header": "id"}
-    assert said(totals(some, by_ids), totals(altered, by_ids))[0] is State.OK, "what ids alone say"
+    assert said(totals(some, by_ids), totals(altered, by_ids))[0] is WindowState.OK, "what ids alone say"
 
 
 @given(rows, st.randoms())
@@ -68,12 +68,12 @@ def test_the_same_in_another_order_and_with_other_headers_is_no_difference(
     shuffled = list(some)
     chance.shuffle(shuffled)
     copied = totals(shuffled, VALUES, **{"switchyard-route": b"r"})
-    assert said(totals(some, VALUES), copied) == (State.OK, By.VALUES)
+    assert said(totals(some, VALUES), copied) == (WindowState.OK, ComparedBy.VALUES)
 
 
 def test_values_that_are_swapped_are_told() -> None:
     assert said(totals([(1, b"a"), (2, b"b")], VALUES), totals([(1, b"b"), (2, b"a")], VALUES)) == (
-        State.CORRUPTED, By.VALUES,
+        WindowState.CORRUPTED, ComparedBy.VALUES,
     )  # fmt: skip
 
 
@@ -82,7 +82,7 @@ def test_who_tells_of_ids_alone_is_compared_by_these() -> None:
     some: list[Row] = [(1, b"a"), (2, b"b")]
     mixed = totals(some[:1], {"header": "id"}).plus(totals(some[1:], VALUES))
     for other in (totals(some, {"header": "id"}), mixed):
-        assert said(totals(some, VALUES), other) == (State.OK, By.IDS)
+        assert said(totals(some, VALUES), other) == (WindowState.OK, ComparedBy.IDS)
 
 
 def test_records_without_an_id_have_no_content_either() -> None:

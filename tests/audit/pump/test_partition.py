@@ -14,17 +14,17 @@ from aiokafka.record.default_records import DefaultRecordBatchBuilder
 from app.audit.counts import handover as notes
 from app.audit.counts.counter import UNTIMED
 from app.audit.counts.handover import AuditNote
-from app.audit.counts.partition_counter import begun
+from app.audit.counts.partition_counter import new_part
 from app.audit.counts.reports import Report
 from app.audit.definition import AuditPlan
 from app.audit.folds.collector import Collector
-from app.audit.jobs.controller import Audits
+from app.audit.jobs.controller import AuditController
 from app.audit.pump import partition as pumps
 from app.audit.pump.partition import PART_OFFSETS, AuditPump
-from app.kafka.fetch.deliveries import ByteBudget, Fetched, Gap, PartitionFetch
+from app.kafka.fetch.deliveries import ByteBudget, FetchedBatches, LogGap, PartitionFetch
 from app.kernel.fencing import LogId
 from app.kernel.job import JobId
-from app.payload.schema_loader import Schemas
+from app.payload.schema_loader import SchemaLoader
 from tests.audit.counts.logs import Log
 from tests.audit.query.test_view import audit_plan
 
@@ -57,7 +57,7 @@ class Stand:
 
         self.pump = AuditPump(
             JOB, 1, self.plan, "regional", next_offset=next_offset, base=base, lineage=0,
-            log=LogId("c", "t"), former=former, is_cut=is_cut, tell=tell, send=self.report,
+            log=LogId("c", "t"), former=former, is_cut=is_cut, report_incident=tell, send=self.report,
         )  # fmt: skip
         return self.pump
 
@@ -71,13 +71,13 @@ class Stand:
         self.collector.apply(report, self.position)
         self.position += 1
 
-    def fetched(self, data: bytes, start: int, end: int, *, damage: str = "") -> Fetched:
+    def fetched(self, data: bytes, start: int, end: int, *, damage: str = "") -> FetchedBatches:
         service: Any = self.owner
         part = PartitionFetch(service, (str(JOB), 1), "orders", 3, start)
         part.unreleased_bytes = self.owner.budget.used_bytes = len(data)
-        return Fetched(part, len(data), data, end, [], self.log.next_offset, damage)
+        return FetchedBatches(part, len(data), data, end, [], self.log.next_offset, damage)
 
-    def feed(self, batches: int = 1_000) -> Fetched:
+    def feed(self, batches: int = 1_000) -> FetchedBatches:
         start = self.pump.reader.next_offset
         data, end = self.log.fetch(start, batches)
         made = self.fetched(data, start, end)
@@ -136,7 +136,7 @@ async def test_a_successor_counts_what_its_predecessor_had_not_and_nothing_twice
         if upto == killed_at:
             note, base = saved(stand), stand.pump.base
     assert (note.next_offset, base) == (killed_at, killed_at if is_heard else 0)
-    for former in (note, AuditNote(note.counting, False, (begun(0, 0),))):  # that is all it may know
+    for former in (note, AuditNote(note.counting, False, (new_part(0, 0),))):  # that is all it may know
         stand.begin(former.next_offset, base, former)
         stand.feed()
         await stand.report(stand.pump)
@@ -169,7 +169,7 @@ async def test_what_was_lost_is_known_to_a_successor_although_nobody_was_told_ye
     stand = Stand()
     stand.log.append([WIDTH_MS] * 10)
     stand.feed()
-    stand.pump.skip(Gap((), "orders", 3, 10, 20, "retention"))
+    stand.pump.skip(LogGap((), "orders", 3, 10, 20, "retention"))
     complete_ms = stand.pump.reader.complete_ms
     assert complete_ms > 0
     stand.begin(20, 0, saved(stand))
@@ -213,14 +213,14 @@ async def test_a_pump_that_lacks_figures_reports_nothing_and_begins_again() -> N
     stand, again = Stand(), list[str]()
     catalog: Any = SimpleNamespace(plan=lambda _: stand.plan)
     clusters: Any = None
-    audits = Audits(catalog, clusters, lambda *_: None, {}, Schemas(Path("schemas")))
+    audits = AuditController(catalog, clusters, lambda *_: None, {}, SchemaLoader(Path("schemas")))
     audits.pumps["job"] = stand.pump
     stand.log.append([WIDTH_MS] * 10)
     stand.feed()
-    audits.look(lambda job, _: again.append(job))
+    audits.reconcile(lambda job, _: again.append(job))
     assert (again, stand.pump.is_due(0.0, 5.0)) == ([], True)
     stand.pump.reader.is_lacking = True
-    audits.look(lambda job, _: again.append(job))
+    audits.reconcile(lambda job, _: again.append(job))
     assert (again, stand.pump.is_due(0.0, 5.0), stand.pump.is_busy) == (["job"], False, False)
     await stand.report(stand.pump)
     assert stand.counts == {}
@@ -257,7 +257,7 @@ async def test_nothing_more_is_counted_while_many_reports_wait(monkeypatch: pyte
 
 async def test_a_gap_and_damage_are_passed_over_and_told() -> None:
     stand = Stand()
-    stand.pump.skip(Gap((), "orders", 3, 0, 500, "retention"))
+    stand.pump.skip(LogGap((), "orders", 3, 0, 500, "retention"))
     assert stand.pump.reader.next_offset == 500
     stand.pump.accept(stand.fetched(b"x" * 70, 500, 600, damage="its checksum does not match"))
     assert (stand.pump.reader.next_offset, stand.told[0][0]) == (600, "audit-damage")
@@ -275,7 +275,7 @@ async def test_what_waits_before_a_gap_is_counted_all_the_same(monkeypatch: pyte
         stand.log.append([1] * 40_000)
         stand.feed(1)
     assert stand.pump.reader.next_offset == 80_000, "the third one waits: a report was not taken yet"
-    stand.pump.skip(Gap((), "orders", 3, 120_000, 130_000, "retention"))
+    stand.pump.skip(LogGap((), "orders", 3, 120_000, 130_000, "retention"))
     await stand.report(stand.pump)
     await stand.report(stand.pump)
     assert (stand.counts, stand.pump.reader.next_offset) == ({0: 120_000}, 130_000)

@@ -33,7 +33,7 @@ class Region(Stand):
         """Another owner, by what is saved."""
         base, note = self.saved or (None, b"")
         found, _ = await begin(self.first, base, note, counting=self.plan.counting)
-        self.begin(found.next_offset, found.beginning.snapshot.base, found.former, is_cut=found.is_cut)
+        self.begin(found.next_offset, found.start.snapshot.base, found.former, is_cut=found.is_cut)
         self.save()
 
     def save(self) -> None:

@@ -11,7 +11,7 @@ from app.audit.counts.totals import Totals
 from app.audit.folds.collector import Collector
 from app.audit.folds.window import WindowKey
 from app.audit.query.book_share import cuts, share_of
-from app.audit.query.view import Known, Wanted, joined
+from app.audit.query.view import RegionCounts, WindowQuery, joined
 
 WIDTH_MS = 1_000
 
@@ -28,7 +28,7 @@ def counted(**starts: range) -> Collector:
     return collector
 
 
-def known(collector: Collector, most: int, wanted: Wanted = Wanted()) -> Known:  # noqa: B008
+def known(collector: Collector, most: int, wanted: WindowQuery = WindowQuery()) -> RegionCounts:  # noqa: B008
     return joined([share_of({0: (3, collector)}, wanted, most)], lambda _: 0)
 
 
@@ -45,7 +45,7 @@ def test_a_large_topic_hides_no_other_and_is_told_from_a_time_on_in_all_tiers() 
     assert starts["regional"] == starts["aggregate"]
     assert min(starts["regional"] - {UNTIMED}) == found.since["large"] - 1 + WIDTH_MS
     assert [note.split()[1] for note in found.notes] == ["large"]
-    alone = known(collector, 100, Wanted(topic="large", from_ms=10_000, before_ms=30_000))
+    alone = known(collector, 100, WindowQuery(topic="large", from_ms=10_000, before_ms=30_000))
     assert (len(alone.windows), alone.notes) == (42, [])
 
 

@@ -6,21 +6,21 @@ from typing import Any
 
 import msgspec
 
-from app.audit.counts.counter import Rows, Tally
+from app.audit.counts.counter import RecordArrays, Tally
 from app.audit.counts.reports import Increment, Report, Scope, report_id
 from app.audit.counts.spans import Indexed
 from app.audit.folds.collector import Collector
-from app.audit.folds.tier import Forget
+from app.audit.folds.tier import ForgetWindows
 from app.audit.pump.counting_spec import time_of
-from app.audit.query.record_search import Part, Times, _part, _with_archive
+from app.audit.query.record_search import EventTimeRange, SearchRange, _part, _with_archive
 from app.audit.query.time_index import TimeIndex, share, time_index
-from app.audit.query.view import Share, Wanted, joined
+from app.audit.query.view import BookShare, WindowQuery, joined
 from tests.audit.query.arrays import numbers
 from tests.audit.query.test_view import audit_plan
 
 WIDTH_MS = 1_000
 PLACE = ("orders", "regional", "home")
-WANTED = Wanted(*PLACE)
+WANTED = WindowQuery(*PLACE)
 
 
 class Audit:
@@ -41,7 +41,7 @@ class Audit:
         """Records (offset, event time) that a source has counted."""
         tally = Tally(WIDTH_MS)
         offsets, times = numbers([one for one, _ in records]), numbers([at for _, at in records])
-        tally.add(Rows(times, offsets * 0 + 1, offsets))
+        tally.add(RecordArrays(times, offsets * 0 + 1, offsets))
         spans = {start: sums.span for start, sums in tally.windows.items()}
         windows = tuple(Increment(start, totals, spans[start]) for start, totals in tally.totals().items())
         scope, part = self._scope, self.position
@@ -52,9 +52,9 @@ class Audit:
         self.collector.apply(report, self.position)
         self.position += 1
 
-    def share(self, partition: int = 7) -> Share:
+    def share(self, partition: int = 7) -> BookShare:
         made = share({partition: self.position}, [self.collector], WANTED)
-        return msgspec.json.decode(msgspec.json.encode(made), type=Share)
+        return msgspec.json.decode(msgspec.json.encode(made), type=BookShare)
 
     def index(self, topic_id: str | None = "t") -> Any:
         return time_index(joined([self.share()], lambda _: 7), topic_id)
@@ -114,24 +114,26 @@ def known(*windows: Indexed, mark_ms: int = 0, complete_ms: int = -1) -> TimeInd
 
 
 def test_a_time_is_read_where_its_records_are_and_no_further_than_has_to_be() -> None:
-    log, times = (20, 500), Times(1_000, 3_000)
+    log, times = (20, 500), EventTimeRange(1_000, 3_000)
     windows = (
         Indexed(0, 1_000, (1, 40)), Indexed(1_000, 2_000, (30, 70)), Indexed(3_000, 4_000, (60, 90)),
     )  # fmt: skip
     over, running = known(*windows, mark_ms=3_000), known(*windows, mark_ms=2_999)
-    assert _part(0, log, None, times, over) == Part(0, 30, 70, "audit")
-    assert _part(0, log, None, times, running) == Part(0, 30, 500, "audit"), "more of it may come"
-    assert _part(0, log, 35, times, over) == Part(0, 35, 70, "audit")
-    assert _part(0, log, 35, times, running) == Part(0, 35, 500, "timestamps")
-    assert _part(0, log, -1, times, None) == Part(0, 500, 500, "timestamps")
-    assert _part(0, log, None, times, None) == Part(0, 20, 500, "log")
-    assert _part(0, log, None, times, known(*windows, complete_ms=1_001)) == Part(0, 20, 500, "log")
-    old = Times(0, 1_000)
-    assert _part(0, log, None, old, over) == Part(0, 20, 40, "audit", (1, 20)), "retention has taken some"
-    gap = Times(2_000, 3_000)
-    assert _part(0, log, None, gap, over) == Part(0, 90, 90, "audit")
-    assert _part(0, log, None, gap, running) == Part(0, 90, 500, "audit")
-    assert _part(0, (60, 500), None, old, over) == Part(0, 60, 60, "audit", (1, 40))
+    assert _part(0, log, None, times, over) == SearchRange(0, 30, 70, "audit")
+    assert _part(0, log, None, times, running) == SearchRange(0, 30, 500, "audit"), "more of it may come"
+    assert _part(0, log, 35, times, over) == SearchRange(0, 35, 70, "audit")
+    assert _part(0, log, 35, times, running) == SearchRange(0, 35, 500, "timestamps")
+    assert _part(0, log, -1, times, None) == SearchRange(0, 500, 500, "timestamps")
+    assert _part(0, log, None, times, None) == SearchRange(0, 20, 500, "log")
+    assert _part(0, log, None, times, known(*windows, complete_ms=1_001)) == SearchRange(0, 20, 500, "log")
+    old = EventTimeRange(0, 1_000)
+    assert _part(0, log, None, old, over) == SearchRange(0, 20, 40, "audit", (1, 20)), (
+        "retention has taken some"
+    )
+    gap = EventTimeRange(2_000, 3_000)
+    assert _part(0, log, None, gap, over) == SearchRange(0, 90, 90, "audit")
+    assert _part(0, log, None, gap, running) == SearchRange(0, 90, 500, "audit")
+    assert _part(0, (60, 500), None, old, over) == SearchRange(0, 60, 60, "audit", (1, 40))
 
 
 def test_the_time_of_a_record_is_that_by_which_it_was_counted() -> None:
@@ -150,22 +152,24 @@ def test_the_time_of_a_record_is_that_by_which_it_was_counted() -> None:
 
 
 def test_what_the_log_has_no_more_is_read_from_the_archive_and_only_the_rest_is_lost() -> None:
-    gone = Part(0, 20, 40, "audit", (1, 20))
+    gone = SearchRange(0, 20, 40, "audit", (1, 20))
     some = _with_archive(gone, 20, ((0, 10), (12, 30)), is_known=True)
     assert (some.archived, some.lost) == (((1, 10), (12, 20)), 2)
     assert _with_archive(gone, 20, (), is_known=True).lost == 19
-    none = Part(0, 30, 70, "audit")
+    none = SearchRange(0, 30, 70, "audit")
     assert _with_archive(none, 20, ((0, 10),), is_known=True) == none, "nothing of the time is gone"
-    unknown = _with_archive(Part(0, 20, 500, "log"), 20, ((3, 15),), is_known=False)
+    unknown = _with_archive(SearchRange(0, 20, 500, "log"), 20, ((3, 15),), is_known=False)
     assert (unknown.gone, unknown.archived, unknown.lost) == ((3, 20), ((3, 15),), 5)
-    assert _with_archive(Part(0, 20, 500, "log"), 20, (), is_known=False).lost == 0, "nobody knows of any"
+    assert _with_archive(SearchRange(0, 20, 500, "log"), 20, (), is_known=False).lost == 0, (
+        "nobody knows of any"
+    )
 
 
 def test_of_windows_that_were_dropped_as_too_old_nothing_is_known() -> None:
     audit = Audit()
     audit.count("t/0", (10, 100), (11, 5_500), mark_ms=6_000)
     assert audit.index().knows(0, 100)
-    audit.collector.apply(Forget(*PLACE, 2_000, 9_000), audit.position)
+    audit.collector.apply(ForgetWindows(*PLACE, 2_000, 9_000), audit.position)
     index = audit.index()
     assert index.at(0, 100) == (11, "before-start")
     assert (index.knows(0, 1_999), index.knows(0, 2_000)) == (False, True)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from app.audit.counts.counter import Rows, Tally
+from app.audit.counts.counter import RecordArrays, Tally
 from app.audit.counts.reports import Increment, Report, Scope, report_id
 from app.audit.definition import AuditPlan
 from app.audit.folds.collector import Collector
-from app.audit.folds.tier import Bounds, Close
-from app.audit.query.view import Known, Share, Wanted, joined, verdict_rows, window_rows
+from app.audit.folds.tier import CloseWindows, PlanBounds
+from app.audit.query.view import BookShare, RegionCounts, WindowQuery, joined, verdict_rows, window_rows
 from tests.audit.query.arrays import numbers
 
 WIDTH_MS = 60_000
@@ -45,7 +45,7 @@ class Region:
     ) -> None:  # fmt: skip
         """A source that has counted these, and has come to the end of all windows."""
         scope, tally = Scope("orders", *tier, width_ms), Tally(width_ms)
-        tally.add(Rows(numbers(times_ms), numbers([10] * len(times_ms))))
+        tally.add(RecordArrays(numbers(times_ms), numbers([10] * len(times_ms))))
         windows = tuple(Increment(start, totals) for start, totals in tally.totals().items())
         name = f"{tier[1]}/{partition}"
         self.apply(
@@ -65,11 +65,11 @@ class Region:
         )
 
     def close(self, tier: tuple[str, str]) -> None:
-        self.apply(Close("orders", *tier, NOW_MS - WIDTH_MS, NOW_MS))
+        self.apply(CloseWindows("orders", *tier, NOW_MS - WIDTH_MS, NOW_MS))
 
     @property
-    def known(self) -> Known:
-        return Known(self.collector.windows, self.collector.tiers)
+    def known(self) -> RegionCounts:
+        return RegionCounts(self.collector.windows, self.collector.tiers)
 
     def verdicts(self, plan: AuditPlan = PLAN, unseen: tuple[str, ...] = ()) -> list[tuple[int, str, Any]]:
         rows = verdict_rows(self.known, NOW_MS, lambda *_: plan, lambda _: list(unseen))
@@ -88,12 +88,12 @@ def test_windows_are_rows_with_the_shards_of_a_cluster_put_together() -> None:
     region = Region()
     region.report(HOME, 5, 70_000, 70_001, complete_ms=30_000)
     region.report(HOME, 70_002, partition=9)
-    rows = window_rows(region.known, NOW_MS, lambda *_: Bounds())
+    rows = window_rows(region.known, NOW_MS, lambda *_: PlanBounds())
 
     told = [(row["start_ms"], row["count"], row["bytes"], row["state"], row["complete"]) for row in rows]
     assert told == [(60_000, 3, 30, "provisional", True), (0, 1, 10, "provisional", False)]
     region.close(HOME)
-    assert {row["state"] for row in window_rows(region.known, NOW_MS, lambda *_: Bounds())} == {"closed"}
+    assert {row["state"] for row in window_rows(region.known, NOW_MS, lambda *_: PlanBounds())} == {"closed"}
 
 
 def test_tiers_are_compared_once_both_have_closed_a_window() -> None:
@@ -145,7 +145,7 @@ def test_a_cluster_that_no_plan_counts_any_more_has_a_part_in_its_windows_only()
     region.report(HOME, 9 * WIDTH_MS, partition=2)  # the newest window, which is closed by those that count
     region.report(AWAY, 9 * WIDTH_MS, partition=2)
     for tier in (HOME, AWAY):
-        region.apply(Close("orders", *tier, NOW_MS, NOW_MS))
+        region.apply(CloseWindows("orders", *tier, NOW_MS, NOW_MS))
 
     def plan_of(cluster: str, _: str) -> AuditPlan | None:
         return None if cluster == "west-regional" else PLAN
@@ -172,30 +172,30 @@ def test_of_several_workers_books_the_furthest_counts_for_its_partition() -> Non
         region.report(HOME, 1)
     new.report(HOME, 2, partition=1)
 
-    def share(region: Region, **next_offsets: int) -> Share:
+    def share(region: Region, **next_offsets: int) -> BookShare:
         known = {int(name[1:]): offset for name, offset in next_offsets.items()}
         windows = {str(key): record for key, record in region.collector.windows.items()}
-        return Share(known, windows, {str(key): record for key, record in region.collector.tiers.items()})
+        return BookShare(known, windows, {str(key): record for key, record in region.collector.tiers.items()})
 
     shares = [share(old, p3=1, p4=9), share(new, p3=2)]
     for some in (shares, shares[::-1]):
         found = joined(some, lambda _: 3)
         assert [record.totals.count for record in found.windows.values()] == [2]
         assert joined(some, lambda _: 4).windows == old.collector.windows
-        assert joined(some, lambda _: 5) == Known({}, {})
+        assert joined(some, lambda _: 5) == RegionCounts({}, {})
 
 
 def test_what_is_wanted_is_chosen_by_place_and_time() -> None:
     region = counted_at_both()
     (home, away) = sorted(region.collector.windows, key=lambda key: key.tier, reverse=True)
 
-    assert Wanted().means(home)
-    assert Wanted(tier="regional").means(home)
-    assert not Wanted(tier="regional").means(away)
-    assert not Wanted(cluster="east-regional").means(away)
-    assert Wanted(from_ms=WIDTH_MS, before_ms=WIDTH_MS + 1).means(home)
-    assert not Wanted(before_ms=WIDTH_MS).means(home)
-    assert Wanted(from_ms=NOW_MS).means(next(iter(region.collector.tiers)))
+    assert WindowQuery().means(home)
+    assert WindowQuery(tier="regional").means(home)
+    assert not WindowQuery(tier="regional").means(away)
+    assert not WindowQuery(cluster="east-regional").means(away)
+    assert WindowQuery(from_ms=WIDTH_MS, before_ms=WIDTH_MS + 1).means(home)
+    assert not WindowQuery(before_ms=WIDTH_MS).means(home)
+    assert WindowQuery(from_ms=NOW_MS).means(next(iter(region.collector.tiers)))
 
 
 BILLING, MAIL = ("consumer", "east-regional:billing"), ("consumer", "east:mail")

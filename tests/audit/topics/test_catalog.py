@@ -47,7 +47,7 @@ class ByHand:
 
     def listed(self, cluster: str, now_s: float = 100.0, **sizes: int) -> None:
         topics = self.catalog._topics[cluster]
-        topics.take(sizes, now_s)
+        topics.update_sizes(sizes, now_s)
         topics.listed_at_s = now_s
 
     def jobs(self, *held: str) -> list[str]:
@@ -106,7 +106,9 @@ def test_a_topic_that_is_gone_for_good_ends_its_jobs(region: ByHand) -> None:
 
 def test_control_topics_are_counted_only_by_name(region: ByHand) -> None:
     region.put("all", ".*", "switchyard-east-control")
-    region.catalog._topics["home"].take({"switchyard-east-control": 1, "switchyard-east-audit": 8}, 1.0)
+    region.catalog._topics["home"].update_sizes(
+        {"switchyard-east-control": 1, "switchyard-east-audit": 8}, 1.0
+    )
     region.catalog._topics["home"].listed_at_s = 1.0
     assert region.jobs() == ["audit:all//home:switchyard-east-control:0"]
 

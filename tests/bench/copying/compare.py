@@ -10,7 +10,7 @@ from operator import attrgetter
 from statistics import median
 from typing import Any
 
-from app.dev.demo.stage import Stage
+from app.dev.demo.stage import DemoStage
 from app.dev.yard import Yard
 from app.dev.yard.java import find_java
 from tests.bench import mirror_maker
@@ -60,7 +60,7 @@ class Compared:
 @contextmanager
 def both_sides(progress: Progress) -> Iterator[Sides]:
     """Brokers, a worker, and what the peer needs."""
-    with Yard(regions=1) as yard, Stage(yard) as stage:
+    with Yard(regions=1) as yard, DemoStage(yard) as stage:
         progress("fetching the peer")
         java = find_java()
         yield Sides(stage, stage.worker(), java, mirror_maker.class_path(java))

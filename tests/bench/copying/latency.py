@@ -10,7 +10,7 @@ from statistics import quantiles
 
 from aiokafka import AIOKafkaConsumer, TopicPartition
 
-from app.dev.demo.stage import Process, Stage, StageError
+from app.dev.demo.stage import DemoStage, Process, StageError
 from app.kafka.client.cluster import ClusterClient, ClusterSpec
 from tests.bench.copying.feed import STAMP_BYTES
 from tests.bench.copying.topic import PARTITIONS
@@ -23,7 +23,7 @@ NS_PER_MS = 1_000_000
 
 
 def latency_ms(
-    stage: Stage, source: str, copies: str, topic: str, copy: str, copier: Process
+    stage: DemoStage, source: str, copies: str, topic: str, copy: str, copier: Process
 ) -> tuple[float, float]:
     """p50 and p99 in ms of a running copier; the topic is empty, the copy there or coming.
 
@@ -37,7 +37,7 @@ def latency_ms(
 
 
 async def _measure(
-    stage: Stage, source: str, copies: str, topic: str, copy: str, copier: Process
+    stage: DemoStage, source: str, copies: str, topic: str, copy: str, copier: Process
 ) -> tuple[float, float]:
     client = ClusterClient(ClusterSpec("copies", (copies,)))
     await client.start()

@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from app.dev.demo.stage import Process, Stage, http, route
+from app.dev.demo.stage import DemoStage, Process, http, route
 from app.dev.demo.traffic import create_topic
 from app.dev.yard.java import Java
 from tests.bench import mirror_maker
@@ -27,7 +27,7 @@ SOURCE, COPIES = "east-regional", "east-aggregate"
 class Sides:
     """See the module; `worker` has nothing else to do."""
 
-    stage: Stage
+    stage: DemoStage
     worker: Process
     java: Java
     jars: str

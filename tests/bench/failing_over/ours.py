@@ -14,10 +14,10 @@ from app.controllog.events import Assignment, RolePut
 from app.controllog.roles import ACTIVE
 from app.controllog.topics import ControlTopics
 from app.dev.demo.failover_report import Balance, Switch, active_passive
-from app.dev.demo.failover_traffic import PASSIVE, Moving, now_ms
+from app.dev.demo.failover_traffic import PASSIVE, MovingWorkloads, now_ms
 from app.dev.demo.stage import Process
 from app.dev.demo.traffic import read_all
-from app.dev.demo.two_regions import Two
+from app.dev.demo.two_regions import TwoRegions
 from app.dev.yard import Yard
 from app.kernel.job import JobId, Kind
 from tests.bench.failing_over.round import (
@@ -37,17 +37,17 @@ KILLED, BACK = "killed", "failback"
 def measure() -> tuple[Round, Round]:
     """A round: the region is lost, and later taken back to in order. Raises StageError, YardError."""
     with Yard(regions=2) as yard:
-        two = Two(yard, "orders", plain=True)
+        two = TwoRegions(yard, "orders", plain=True)
         try:
             return _measure(two)
         finally:
             two.close()
 
 
-def _measure(two: Two) -> tuple[Round, Round]:
+def _measure(two: TwoRegions) -> tuple[Round, Round]:
     two.start()
-    moving = Moving(two, "orders", active=False)
-    moving.begin()
+    moving = MovingWorkloads(two, "orders", active=False)
+    moving.start()
     with ExitStack() as stack:
         writers = [stack.enter_context(writer) for writer in moving.writers(PER_SECOND).values()]
         moving.until_flows("east", now_ms())
@@ -77,7 +77,7 @@ def _fill(one: Round, balance: Balance, switch: str) -> None:
     one.lost, one.messages = len(balance.lost) + len(balance.stale), balance.messages
 
 
-def _command(moving: Moving, home: str, *, force: bool) -> Round:
+def _command(moving: MovingWorkloads, home: str, *, force: bool) -> Round:
     """Plan and execute, as one who has decided would; the command is `execute`."""
     planned_s = time.monotonic()
     plan = moving.plan(home, force=force)
@@ -94,7 +94,7 @@ def _command(moving: Moving, home: str, *, force: bool) -> Round:
     return Round(first_s, plan_s=planned_s, phases=phases)
 
 
-def _decided(moving: Moving, home: str, plan: str) -> Mapping[str, float]:
+def _decided(moving: MovingWorkloads, home: str, plan: str) -> Mapping[str, float]:
     """When the home's control log says that the role became active there, when the last job had a worker, and
     when that worker says that the last one flows: its first fetch is sent."""
     topic = ControlTopics(moving.two.names[home]).control.name

@@ -25,9 +25,9 @@ import orjson
 
 from app.dev.demo.failover_report import Switch, active_passive
 from app.dev.demo.failover_traffic import Journal, Writer, now_ms
-from app.dev.demo.stage import Process, Stage, StageError, wait_until
+from app.dev.demo.stage import DemoStage, Process, StageError, wait_until
 from app.dev.demo.traffic import create_topic, read_all
-from app.dev.demo.two_regions import ENOUGH_S
+from app.dev.demo.two_regions import STEP_TIMEOUT_S
 from app.dev.yard import Yard
 from app.dev.yard.java import Java
 from app.kafka.client.cluster import ClusterClient, ClusterSpec
@@ -63,12 +63,12 @@ SETTINGS = {"tuned": TUNED, "default": DEFAULT}
 
 def measure(kind: str, java: Java, jars: str) -> Round:
     """A round with `TUNED` or `DEFAULT` settings. Raises StageError."""
-    with Yard(regions=1) as yard, Stage(yard, region=f"b{uuid.uuid4().hex[:6]}") as stage:
+    with Yard(regions=1) as yard, DemoStage(yard, region=f"b{uuid.uuid4().hex[:6]}") as stage:
         return _Peer(stage, kind, java, jars).run()
 
 
 class _Peer:
-    def __init__(self, stage: Stage, kind: str, java: Java, jars: str) -> None:
+    def __init__(self, stage: DemoStage, kind: str, java: Java, jars: str) -> None:
         self._stage, self._kind = stage, kind
         self._java, self._jars = java, jars
         self._topic, self._group = "orders", f"billing-{uuid.uuid4().hex[:6]}"
@@ -130,7 +130,7 @@ class _Peer:
         journal = self._journals[home]
         wait_until(
             lambda: len({line["partition"] for line in journal.read()}) == PARTITIONS,
-            ENOUGH_S, lambda: f"{len(journal.lines)} records came",
+            STEP_TIMEOUT_S, lambda: f"{len(journal.lines)} records came",
         )  # fmt: skip
 
     def _until_kept(self, copier: Process) -> None:
@@ -141,7 +141,7 @@ class _Peer:
             client = ClusterClient(ClusterSpec("kept", (self._kept,)))
             await client.start()
             try:
-                committer, deadline_s = OffsetCommitter(client), time.monotonic() + 2 * ENOUGH_S
+                committer, deadline_s = OffsetCommitter(client), time.monotonic() + 2 * STEP_TIMEOUT_S
                 while True:
                     now = await committer.committed(self._group, parts)
                     if all(at is not None for at in now.values()):
@@ -162,12 +162,12 @@ class _Peer:
                 first.setdefault(line["partition"], (line["at_ms"] - began_ms) / 1000)
             return len(first) == PARTITIONS
 
-        wait_until(flows, ENOUGH_S, lambda: f"{first}\n{there.tail()}", 0.02)
+        wait_until(flows, STEP_TIMEOUT_S, lambda: f"{first}\n{there.tail()}", 0.02)
         return [first[partition] for partition in range(PARTITIONS)]
 
     def _until_all(self, sent: set[str]) -> None:
         """Until all was delivered, and nothing came for a while; what never comes is told as lost."""
-        deadline_s = time.monotonic() + ENOUGH_S
+        deadline_s = time.monotonic() + STEP_TIMEOUT_S
         before, since_s = -1, time.monotonic()
         while time.monotonic() < deadline_s:
             lines = [line for journal in self._journals.values() for line in journal.read()]

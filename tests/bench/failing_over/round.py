@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from app.dev.demo.failover_traffic import Journal, now_ms
 from app.dev.demo.stage import wait_until
-from app.dev.demo.two_regions import ENOUGH_S
+from app.dev.demo.two_regions import STEP_TIMEOUT_S
 
 PARTITIONS = 4
 PER_SECOND = {"east": 500.0, "west": 50.0}  # by where producers are at home
@@ -45,4 +45,4 @@ def until_steady(journal: Journal) -> None:
         time.sleep(STEADY_S)
         return len(journal.read()) - before >= least and now_ms() - journal.lines[-1]["at_ms"] < 1_000
 
-    wait_until(is_steady, ENOUGH_S, lambda: f"{len(journal.lines)} records came", 0.0)
+    wait_until(is_steady, STEP_TIMEOUT_S, lambda: f"{len(journal.lines)} records came", 0.0)

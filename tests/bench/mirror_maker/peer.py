@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
 
-from app.dev.demo.stage import Process, Stage
+from app.dev.demo.stage import DemoStage, Process
 from app.dev.yard.java import Java
 from tests.bench.peer_jars import fetched
 
@@ -63,7 +63,7 @@ def class_path(java: Java) -> str:
 
 
 def start(
-    stage: Stage,
+    stage: DemoStage,
     java: Java,
     jars: str,
     alias: str,

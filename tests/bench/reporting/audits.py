@@ -16,13 +16,13 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from app.archive.layout import Change, File, Span
+from app.archive.layout import ArchiveChange, ArchiveFile, FileSpan
 from app.archive.log import Archive
 from app.audit.counts.fingerprint import Fingerprint
 from app.audit.counts.latencies import Latencies
 from app.audit.counts.reports import Counted
 from app.audit.counts.totals import NO_TOTALS, Totals
-from app.audit.folds.tier import CONSUMER, Closing, Heard, TierKey, TierRecord, place_of
+from app.audit.folds.tier import CONSUMER, Closing, SourceStatus, TierKey, TierRecord, place_of
 from app.audit.folds.window import WindowKey, WindowRecord
 from app.controllog import codec
 from spark.dashboard.decode import TIERS, UNDATED, WINDOWS, date_of
@@ -77,21 +77,23 @@ def make(root: Path, rows: int, seed: int, progress: Progress) -> int:
         for number in range(-(-minutes // DAY_MINUTES))
     ]
     archives = {region: Archive.create(root / region, f"cluster-{region}") for region in PLACES}
-    added: dict[str, list[File]] = {region: [_tiers(root, region, rows)] for region in PLACES}
+    added: dict[str, list[ArchiveFile]] = {region: [_tiers(root, region, rows)] for region in PLACES}
     for files in made(_day, days, progress, f"making {rows:,} audit rows"):
         for region, file in files.items():
             added[region].append(file)
     for region, archive in archives.items():
-        archive.commit(Change("fold", end_ms(rows), added=tuple(added[region])))
+        archive.commit(ArchiveChange("fold", end_ms(rows), added=tuple(added[region])))
     return minutes * TOPICS * ROWS_A_MINUTE
 
 
-def _tiers(root: Path, region: str, rows: int) -> File:
+def _tiers(root: Path, region: str, rows: int) -> ArchiveFile:
     """All were heard until now, and have closed all windows."""
     ended_ms = end_ms(rows)
     heard_ms = ended_ms + AFTERWARDS_MS
     closing = Closing(ended_ms, 10**9, ended_ms + CLOSED_AFTER_MS)
-    record = codec.encode(TierRecord({"reader-1": Heard(heard_ms, heard_ms)}, (closing,), position=10**9))
+    record = codec.encode(
+        TierRecord({"reader-1": SourceStatus(heard_ms, heard_ms)}, (closing,), position=10**9)
+    )
     keys = [str(TierKey(_topic(n), *place)) for n in range(TOPICS) for place in PLACES[region]]
     return _file(root, region, TIERS, UNDATED, [(key, 10**9, record) for key in keys], heard_ms)
 
@@ -100,7 +102,7 @@ def _topic(number: int) -> str:
     return f"shop.orders-{number:02}"
 
 
-def _day(day: Day) -> dict[str, File]:
+def _day(day: Day) -> dict[str, ArchiveFile]:
     """The rows of a day, in the order of time: topic by topic as the tables get them."""
     rng = np.random.default_rng([day.seed, day.number])
     pools = _histograms(day.seed)
@@ -213,7 +215,7 @@ def _histograms(seed: int) -> list[list[bytes]]:
 
 def _file(
     root: Path, region: str, table: str, date: str, rows: list[tuple[str, int, bytes]], at_ms: int
-) -> File:
+) -> ArchiveFile:
     keys, positions, values = zip(*rows, strict=True)
     many = len(rows)
     columns: dict[str, Any] = {
@@ -229,4 +231,6 @@ def _file(
     ]
     path = Path(STATE, f"topic={table}", f"date={date}", f"{region}-{date}.parquet")
     size = write(pa.Table.from_arrays(arrays, schema=schema), root / region / path)
-    return File(path.as_posix(), STATE, table, "", date, "none", size, (Span(-1, 0, 0, many, -1, -1),))
+    return ArchiveFile(
+        path.as_posix(), STATE, table, "", date, "none", size, (FileSpan(-1, 0, 0, many, -1, -1),)
+    )

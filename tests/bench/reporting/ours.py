@@ -13,8 +13,8 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
 from app.archive.log import Archive
-from app.archive.reader import Query, Reader
-from app.audit.folds.tier import Bounds
+from app.archive.reader import ArchiveQuery, ArchiveReader
+from app.audit.folds.tier import PlanBounds
 from spark.archive.frames import read_files, spans
 from spark.dashboard import daily
 from spark.dashboard.summary import summarize
@@ -29,7 +29,7 @@ def report(spark: SparkSession, root: Path, rows: int) -> dict[str, Any]:
     shutil.rmtree(root / daily.GLOBAL, ignore_errors=True)
     end_ms = audits.end_ms(rows)
     now_ms = end_ms + audits.AFTERWARDS_MS
-    daily.bring_up(spark, root, daily.open_stores(root), now_ms, Bounds())
+    daily.bring_up(spark, root, daily.open_stores(root), now_ms, PlanBounds())
     told = summarize(spark, root, audits.START_MS, end_ms, now_ms)
     return shapes.report(told["traffic"], told["pairs"])
 
@@ -37,8 +37,8 @@ def report(spark: SparkSession, root: Path, rows: int) -> dict[str, Any]:
 def time_range(root: Path, topic: str, from_ms: int, to_ms: int) -> dict[str, Any]:
     """By the archive's reader, as `audit records` and exports read it: without Spark."""
     offsets, sizes = [], []
-    query = Query(topic, from_ms=from_ms, to_ms=to_ms, max_records=10**9)
-    for batch in Reader(Archive.open(root)).read(query, ("offset", "key", "value", "headers")):
+    query = ArchiveQuery(topic, from_ms=from_ms, to_ms=to_ms, max_records=10**9)
+    for batch in ArchiveReader(Archive.open(root)).read(query, ("offset", "key", "value", "headers")):
         offsets.append(batch["offset"])
         sizes.append(pc.sum(pc.binary_length(batch["value"])).as_py() or 0)
     bounds = [pc.min_max(column).as_py() for column in offsets]

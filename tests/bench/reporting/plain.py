@@ -12,9 +12,9 @@ import pyarrow.parquet as pq
 
 from app.archive.log import Archive
 from app.audit.counts.latencies import Latencies
-from app.audit.folds.comparison import State
-from app.audit.folds.tier import Bounds, TierRecord
-from app.audit.folds.tier_pairs import OF_CLUSTERS, Place
+from app.audit.folds.comparison import WindowState
+from app.audit.folds.tier import PlanBounds, TierRecord
+from app.audit.folds.tier_pairs import OF_CLUSTERS, TierPlace
 from app.audit.folds.window import WindowKey, WindowRecord
 from app.controllog.codec import tier_record, window_record
 from spark.dashboard.decode import TIERS, WINDOWS
@@ -39,10 +39,12 @@ def report(root: Path, rows: int) -> dict[str, list[list[Any]]]:
     files, tiers, heard = _files(root)
     traffic: defaultdict[tuple[str, str, str], Sums] = defaultdict(Sums)
     found: dict[tuple[str, ...], dict[str, Any]] = {}
-    comparer = Comparer(compared(tiers, heard, Plans([], {}), Bounds().silence_ms), {}, now_ms)
+    comparer = Comparer(compared(tiers, heard, Plans([], {}), PlanBounds().silence_ms), {}, now_ms)
     for date in sorted(files):
         best = _best(files[date])
-        windows: defaultdict[tuple[str, int, int], list[tuple[str, Place, WindowRecord]]] = defaultdict(list)
+        windows: defaultdict[tuple[str, int, int], list[tuple[str, TierPlace, WindowRecord]]] = defaultdict(
+            list
+        )
         for key, (_, _, region, record) in best.items():
             both = record.totals.plus(record.late)
             sums = traffic[key.topic, key.tier, key.cluster]
@@ -64,21 +66,21 @@ def report(root: Path, rows: int) -> dict[str, list[list[Any]]]:
                 into["states"][verdict.state.value] += 1
                 into["from_count"] += pair.from_count
                 into["to_count"] += pair.to_count
-                if verdict.state in (State.LOSSY, State.DUPLICATED):
+                if verdict.state in (WindowState.LOSSY, WindowState.DUPLICATED):
                     into["missing"] += verdict.missing
                     into["extra"] += verdict.extra
     return shapes.report(_traffic(traffic), found.values())
 
 
-Tiers = dict[str, dict[Place, list[TierRecord]]]  # by topic and place
-Heard = dict[tuple[str, Place], set[str]]  # by topic and place: the regions that have heard it
+Tiers = dict[str, dict[TierPlace, list[TierRecord]]]  # by topic and place
+Heard = dict[tuple[str, TierPlace], set[str]]  # by topic and place: the regions that have heard it
 
 
 def _files(root: Path) -> tuple[dict[str, list[tuple[str, Path]]], Tiers, Heard]:
     """By date the files of all regions, the tiers of each topic, and who has heard them."""
     files: defaultdict[str, list[tuple[str, Path]]] = defaultdict(list)
-    tiers: defaultdict[str, dict[Place, list[TierRecord]]] = defaultdict(dict)
-    heard: defaultdict[tuple[str, Place], set[str]] = defaultdict(set)
+    tiers: defaultdict[str, dict[TierPlace, list[TierRecord]]] = defaultdict(dict)
+    heard: defaultdict[tuple[str, TierPlace], set[str]] = defaultdict(set)
     for region in audits.PLACES:
         archive = Archive.open(root / region)
         for file in files_of(archive.state(), STATE):

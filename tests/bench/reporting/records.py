@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from app.archive.layout import RECORDS, Change, File, Partition, Reach, Span
+from app.archive.layout import RECORDS, ArchiveChange, ArchivedPartition, ArchivedReach, ArchiveFile, FileSpan
 from app.archive.log import Archive
 from app.archive.reader import record_schema
 from tests.bench.reporting.files import Progress, made, write
@@ -77,13 +77,15 @@ def make(root: Path, copy: Path, records: int, seed: int, progress: Progress) ->
     files = tuple(made(_hour, tasks, progress, f"making {records:,} records"))
     end = hours * many // PARTITIONS
     reach = {
-        Partition(topic, TOPIC_ID, number): Reach(0, end) for topic in TOPICS for number in range(PARTITIONS)
+        ArchivedPartition(topic, TOPIC_ID, number): ArchivedReach(0, end)
+        for topic in TOPICS
+        for number in range(PARTITIONS)
     }
-    archive.commit(Change("land", START_MS + hours * HOUR_MS, added=files, reach=reach))
+    archive.commit(ArchiveChange("land", START_MS + hours * HOUR_MS, added=files, reach=reach))
     return sum(file.rows for file in files)
 
 
-def _hour(task: Hour) -> File:
+def _hour(task: Hour) -> ArchiveFile:
     table = _table(task)
     first_ms = START_MS + task.hour * HOUR_MS
     at = datetime.fromtimestamp(first_ms / 1000, UTC)
@@ -102,10 +104,10 @@ def _hour(task: Hour) -> File:
     times = table["timestamp_ms"].to_numpy().reshape(PARTITIONS, each)
     start = task.hour * each
     spans = tuple(
-        Span(number, start, start + each, each, int(times[number].min()), int(times[number].max()))
+        FileSpan(number, start, start + each, each, int(times[number].min()), int(times[number].max()))
         for number in range(PARTITIONS)
     )
-    return File(path.as_posix(), RECORDS, topic, TOPIC_ID, date, hour, size, spans)
+    return ArchiveFile(path.as_posix(), RECORDS, topic, TOPIC_ID, date, hour, size, spans)
 
 
 def _table(task: Hour) -> Any:

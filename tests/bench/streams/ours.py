@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from app.dev.demo.stage import Process, Stage, StageError, http, wait_until, workload
+from app.dev.demo.stage import DemoStage, Process, StageError, http, wait_until, workload
 from tests.bench.streams.receiver import Counter
 
 CLUSTER = "east-aggregate"
@@ -58,7 +58,7 @@ class Case:
 class Receivers:
     """The receiver of a case, with a group of its own for each run."""
 
-    def __init__(self, stage: Stage, topic: str, case: Case, runs: int) -> None:
+    def __init__(self, stage: DemoStage, topic: str, case: Case, runs: int) -> None:
         number = len(stage.processes)
         self.topic = topic
         self.case = case
@@ -85,7 +85,7 @@ class Receivers:
         self.process.kill()
 
 
-def rate(worker: Process, stage: Stage, receivers: Receivers, run: int) -> float:
+def rate(worker: Process, stage: DemoStage, receivers: Receivers, run: int) -> float:
     """Messages a second that the receiver handled between HEAD and TAIL; the worker has them acknowledged."""
     case, group, cells = receivers.case, receivers.groups[run], receivers.cells
     low, high = int(case.count * HEAD), int(case.count * TAIL)

@@ -26,7 +26,7 @@ def test_it_is_all_when_every_tier_has_counted_every_record_and_nothing_differs(
     audited = taken(ALL, [verdict("ok"), verdict("ok"), verdict("provisional")])
     assert audited.is_all(10, TIERS)
     assert audited.tiers == dict.fromkeys(TIERS, 10)
-    assert audited.words == "2 arrived, 1 not over yet"
+    assert audited.describe == "2 arrived, 1 not over yet"
 
 
 @pytest.mark.parametrize(

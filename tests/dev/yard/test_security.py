@@ -9,7 +9,7 @@ from aiokafka.errors import TopicAuthorizationFailedError
 
 from app.dev.yard import Yard
 from app.dev.yard.probe import answers
-from app.dev.yard.security import ADMIN, Security
+from app.dev.yard.security import ADMIN, YardSecurity
 from app.kafka.client.cluster import ClusterClient
 from app.kafka.client.topics import TopicSpec, ensure_topics
 from tests.kafka.acls import DESCRIBE, TOPIC, Acls, spec_of
@@ -20,7 +20,7 @@ CLUSTER = "east-regional"
 @pytest.mark.parametrize("users", [{}, {"switchyard": "word"}, {ADMIN: 'a"b'}, {"a b": "c", ADMIN: "d"}])
 def test_users_that_no_configuration_file_can_hold_are_refused(users: dict[str, str]) -> None:
     with pytest.raises(ValueError, match="users: "):
-        Security(users)
+        YardSecurity(users)
 
 
 async def test_who_does_not_log_in_gets_no_answer_and_who_does_may_do_what_was_granted(

@@ -14,14 +14,14 @@ from click.testing import CliRunner
 from app.cli.main import switchyard
 from tests.cli.test_commands import Shell
 from tests.dispatch.dlq.console import served
-from tests.dispatch.dlq.queues import Queue
+from tests.dispatch.dlq.queues import DeadLetterQueue
 
 
 class Place(Shell):
     """A shell beside a workload whose queue holds 0..29, of which 20..29 are lost data."""
 
     name: str
-    queue: Queue
+    queue: DeadLetterQueue
 
     def json(self, *arguments: str) -> Any:
         ended = self(*arguments, "-o", "json")
@@ -165,10 +165,10 @@ def test_exit_codes_say_what_went_wrong(place: Place) -> None:
 
 
 def test_a_worker_that_dies_under_a_merge_is_told_with_the_way_to_go_on(place: Place) -> None:
-    from app.cli.client import Client, Failure
+    from app.cli.client import Client, CommandFailure
     from app.cli.operations import watch
 
     begun = {"id": "merge-1", "kind": "merge", "state": "running"}
-    with pytest.raises(Failure, match=r"What was done stays done; resume it") as failure:
+    with pytest.raises(CommandFailure, match=r"What was done stays done; resume it") as failure:
         watch(Client("http://127.0.0.1:1"), begun, "resume it")
     assert failure.value.code == 7

@@ -15,18 +15,18 @@ from app.dispatch.api import dlq_view
 from app.dispatch.model import retry_headers as names
 from app.kafka.client.cluster import ClusterClient, ClusterSpec
 from app.web.http.responses import ApiError
-from tests.dispatch.dlq.queues import Queue
+from tests.dispatch.dlq.queues import DeadLetterQueue
 
 
 @pytest.fixture
-async def queue(bootstrap: str, topic_name: str) -> AsyncIterator[Queue]:
+async def queue(bootstrap: str, topic_name: str) -> AsyncIterator[DeadLetterQueue]:
     client = ClusterClient(ClusterSpec("east", (bootstrap,)))
     await client.start()
-    yield Queue(bootstrap, topic_name, client)
+    yield DeadLetterQueue(bootstrap, topic_name, client)
     await client.stop()
 
 
-async def every_page(queue: Queue, limit: int) -> list[dict[str, Any]]:
+async def every_page(queue: DeadLetterQueue, limit: int) -> list[dict[str, Any]]:
     items: list[dict[str, Any]] = []
     cursor = ""
     for _ in range(100):
@@ -39,13 +39,15 @@ async def every_page(queue: Queue, limit: int) -> list[dict[str, Any]]:
     raise AssertionError("the pages do not end")
 
 
-async def test_a_queue_that_does_not_exist_yet_is_empty(queue: Queue) -> None:
+async def test_a_queue_that_does_not_exist_yet_is_empty(queue: DeadLetterQueue) -> None:
     sizes = await dlq_view.sizes(queue, queue.workload)
     assert (sizes["exists"], sizes["messages"], sizes["partitions"]) == (False, 0, [])
     assert (await dlq_view.newest(queue, queue.workload, 10, ""))["items"] == []
 
 
-async def test_pages_show_every_dead_letter_once_though_timestamps_go_backwards(queue: Queue) -> None:
+async def test_pages_show_every_dead_letter_once_though_timestamps_go_backwards(
+    queue: DeadLetterQueue,
+) -> None:
     await queue.create(3)
     async with AIOKafkaProducer(bootstrap_servers=queue.bootstrap) as producer:
         for number in range(60):
@@ -58,7 +60,9 @@ async def test_pages_show_every_dead_letter_once_though_timestamps_go_backwards(
     assert sorted(shown, key=int) == [str(number) for number in range(60)]
 
 
-async def test_a_dead_letter_tells_its_origin_and_is_cut_to_what_a_page_can_bear(queue: Queue) -> None:
+async def test_a_dead_letter_tells_its_origin_and_is_cut_to_what_a_page_can_bear(
+    queue: DeadLetterQueue,
+) -> None:
     await queue.create(1, **{"max.message.bytes": str(16 << 20)})
     headers = [
         (names.ORIGIN_TOPIC, b"orders"), (names.ORIGIN_PARTITION, b"4"), (names.ORIGIN_OFFSET, b"77"),
@@ -78,7 +82,9 @@ async def test_a_dead_letter_tells_its_origin_and_is_cut_to_what_a_page_can_bear
     assert len(oldest["headers"]) <= dlq_view.MAX_SHOWN_HEADERS
 
 
-async def test_a_queue_that_ends_with_a_transactions_marker_is_read_to_its_end(queue: Queue) -> None:
+async def test_a_queue_that_ends_with_a_transactions_marker_is_read_to_its_end(
+    queue: DeadLetterQueue,
+) -> None:
     await queue.create()
     async with AIOKafkaProducer(bootstrap_servers=queue.bootstrap, transactional_id=queue.topic) as producer:
         for number in range(3):
@@ -89,7 +95,7 @@ async def test_a_queue_that_ends_with_a_transactions_marker_is_read_to_its_end(q
 
 
 @pytest.mark.parametrize("cursor", ["x", "0", "0:x", "9:1", "0:1,", "-1:2", "0:" + "9" * 30])
-async def test_a_cursor_that_is_none_of_ours_is_refused(queue: Queue, cursor: str) -> None:
+async def test_a_cursor_that_is_none_of_ours_is_refused(queue: DeadLetterQueue, cursor: str) -> None:
     await queue.create()
     with pytest.raises(ApiError, match="take the cursor from"):
         await dlq_view.newest(queue, queue.workload, 10, cursor)
@@ -141,10 +147,10 @@ def test_bytes_are_text_only_when_they_are_utf_8(data: bytes) -> None:
 
 
 async def test_a_cluster_that_does_not_answer_is_no_empty_queue(
-    queue: Queue, monkeypatch: pytest.MonkeyPatch
+    queue: DeadLetterQueue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await queue.create()
     await queue.put(b"there")
-    monkeypatch.setattr(dlq_view, "READ_S", 0.001)
+    monkeypatch.setattr(dlq_view, "LETTER_READ_TIMEOUT_S", 0.001)
     with pytest.raises(asyncio.TimeoutError):
         await dlq_view.newest(queue, queue.workload, 10, "")

@@ -19,7 +19,7 @@ def in_trouble_at(console: Console, text: str = "") -> None:
     fed = console.fed
     fed.apply(put(definition(headOfLine={"after": "90s"})), assigned(job(0)), assigned(job(1)))
     paused = flowing(job(1), state="paused", used=10_000, backoff=2)
-    fed.hear(beat(flowing(job(0), used=20, ready=7), paused, **in_trouble(text)))
+    fed.observe(beat(flowing(job(0), used=20, ready=7), paused, **in_trouble(text)))
 
 
 def describe(console: Console, *options: str) -> str:

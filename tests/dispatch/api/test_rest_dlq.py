@@ -12,15 +12,15 @@ from typing import Any
 import pytest
 
 from tests.dispatch.dlq.console import served
-from tests.dispatch.dlq.queues import Queue
+from tests.dispatch.dlq.queues import DeadLetterQueue
 from tests.web.client import Answer, Console
-from tests.web.runtime_fake import HandFed, beat, definition, flowing, job, put, serving
+from tests.web.runtime_fake import FakeRuntime, beat, definition, flowing, job, put, serving
 
 
 class Asked:
     """A console, and a workload whose queue holds 0..99 in two partitions, the last 20 lost data."""
 
-    def __init__(self, console: Console, queue: Queue) -> None:
+    def __init__(self, console: Console, queue: DeadLetterQueue) -> None:
         self.console = console
         self.workload = queue.workload
         self.path = f"/api/v1/dlq/{queue.workload.key}"
@@ -175,9 +175,9 @@ def test_a_purge_by_query_looks_first_and_hides_only_what_it_saw(queue: Asked) -
 
 def test_any_worker_knows_the_operations_of_the_others(queue: Asked) -> None:
     told = queue.ended(queue.ask("POST", "/merge", {"execute": True, "rate": 1e5}))
-    other = HandFed()
+    other = FakeRuntime()
     other.worker = "worker-b"
-    other.hear(beat(flowing(job(0)), url=queue.console.url))
+    other.observe(beat(flowing(job(0)), url=queue.console.url))
     with serving(other) as url:
         console = Console(url, other)
         assert console.ask("GET", f"/api/v1/operations/{told['id']}").json == told

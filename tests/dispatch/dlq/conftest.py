@@ -7,12 +7,12 @@ from collections.abc import AsyncIterator
 import pytest
 
 from app.kafka.client.cluster import ClusterClient, ClusterSpec
-from tests.dispatch.dlq.queues import Queue
+from tests.dispatch.dlq.queues import DeadLetterQueue
 
 
 @pytest.fixture
-async def queue(bootstrap: str, topic_name: str) -> AsyncIterator[Queue]:
+async def queue(bootstrap: str, topic_name: str) -> AsyncIterator[DeadLetterQueue]:
     client = ClusterClient(ClusterSpec("east", (bootstrap,)))
     await client.start()
-    yield Queue(bootstrap, topic_name, client)
+    yield DeadLetterQueue(bootstrap, topic_name, client)
     await client.stop()

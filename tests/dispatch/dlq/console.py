@@ -6,16 +6,16 @@ import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from tests.dispatch.dlq.queues import Clusters, Queue
-from tests.web.runtime_fake import HandFed, definition, put, serving
+from tests.dispatch.dlq.queues import Clusters, DeadLetterQueue
+from tests.web.runtime_fake import FakeRuntime, definition, put, serving
 
 
 @contextmanager
 def served(
     bootstrap: str, topic: str, partitions: int, letters: int, lost: int, reason: str
-) -> Iterator[tuple[str, HandFed, Queue]]:
+) -> Iterator[tuple[str, FakeRuntime, DeadLetterQueue]]:
     """Its address, and a queue of `letters` numbers, of which the last `lost` are lost data for `reason`."""
-    fed, queue = HandFed(), Queue(bootstrap, topic)
+    fed, queue = FakeRuntime(), DeadLetterQueue(bootstrap, topic)
     fed.clusters = Clusters(bootstrap)  # type: ignore[assignment]
     fed.apply(put(definition(topic=topic)))
 

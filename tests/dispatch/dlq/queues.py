@@ -18,9 +18,9 @@ from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 
 from app.dispatch.definition import Workload
 from app.dispatch.dlq.merge import Merger
-from app.dispatch.dlq.operation_progress import Merge, Terms
+from app.dispatch.dlq.operation_progress import OperationProgress, OperationTerms
 from app.dispatch.dlq.purge import purge_chosen
-from app.dispatch.dlq.query import Query
+from app.dispatch.dlq.query import LetterQuery
 from app.dispatch.dlq.reader import queue_ends
 from app.dispatch.dlq.rules import Span
 from app.dispatch.model import retry_headers as names
@@ -73,7 +73,7 @@ async def create(bootstrap: str, topic: str, partitions: int, **config: str) -> 
         await admin.close()
 
 
-class Queue:
+class DeadLetterQueue:
     """The dead letter queue of a workload of `topic`; what needs no `client` works from any loop."""
 
     def __init__(self, bootstrap: str, topic: str, client: ClusterClient | None = None) -> None:
@@ -111,9 +111,9 @@ class Queue:
     def merger(self, operation: str, rate: float = RATE, report: Any = None) -> Merger:
         return Merger(self.client, self.workload, operation, rate=rate, report=report)
 
-    async def merge(self, operation: str, terms: Terms | None = None) -> Merge:
+    async def merge(self, operation: str, terms: OperationTerms | None = None) -> OperationProgress:
         """Merges all there is."""
-        return await self.merger(operation).run(terms or Terms(), await self.ends())
+        return await self.merger(operation).run(terms or OperationTerms(), await self.ends())
 
     async def merged(self) -> list[Any]:
         """Every committed record of the merge topic, as the data plane reads it."""
@@ -161,9 +161,9 @@ class Clusters:
 async def work_as_told(bootstrap: str, topic: str, operation: str, rate: str) -> None:
     client = ClusterClient(ClusterSpec("east", (bootstrap,)))
     await client.start()
-    queue = Queue(bootstrap, topic, client)
+    queue = DeadLetterQueue(bootstrap, topic, client)
 
-    def say(state: Merge) -> None:
+    def say(state: OperationProgress) -> None:
         sys.stdout.write(json.dumps(state.to_json()) + "\n")
         sys.stdout.flush()
         if rate == "purge":
@@ -171,10 +171,10 @@ async def work_as_told(bootstrap: str, topic: str, operation: str, rate: str) ->
 
     try:
         if rate == "purge":
-            terms = Terms(Query(code=("INTERNAL",)), purge=True)
+            terms = OperationTerms(LetterQuery(code=("INTERNAL",)), purge=True)
             await purge_chosen(client, queue.workload, operation, terms, await queue.ends(), say)
         else:
-            await queue.merger(operation, float(rate), say).run(Terms(), await queue.ends())
+            await queue.merger(operation, float(rate), say).run(OperationTerms(), await queue.ends())
     finally:
         await client.stop()
 

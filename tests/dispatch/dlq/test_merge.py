@@ -10,25 +10,25 @@ import pytest
 from aiokafka import AIOKafkaProducer
 
 from app.dev.yard import Yard
-from app.dispatch.dlq.merge import Superseded, UnknownOperation
-from app.dispatch.dlq.operation_progress import Terms, stem
-from app.dispatch.dlq.query import Query
+from app.dispatch.dlq.merge import MergeSuperseded, UnknownOperation
+from app.dispatch.dlq.operation_progress import OperationTerms, stem
+from app.dispatch.dlq.query import LetterQuery
 from app.dispatch.dlq.reader import NoQueue
 from app.dispatch.dlq.survey import foresee
 from app.dispatch.model import retry_headers as names
 from app.dispatch.model.retry_headers import MERGES
 from app.kafka.client.cluster import ClusterClient, ClusterSpec
-from tests.dispatch.dlq.queues import GROUP, Queue, create, headers
+from tests.dispatch.dlq.queues import GROUP, DeadLetterQueue, create, headers
 
 
-async def process(queue: Queue, rate: str) -> asyncio.subprocess.Process:
+async def process(queue: DeadLetterQueue, rate: str) -> asyncio.subprocess.Process:
     return await asyncio.create_subprocess_exec(
         sys.executable, "-m", "tests.dispatch.dlq.queues", queue.bootstrap, queue.topic, "op", rate,
         stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
     )  # fmt: skip
 
 
-async def test_a_merge_killed_three_times_makes_every_copy_exactly_once(queue: Queue) -> None:
+async def test_a_merge_killed_three_times_makes_every_copy_exactly_once(queue: DeadLetterQueue) -> None:
     await queue.create(3)
     await queue.fill(range(4000))
     reached = 0
@@ -60,7 +60,7 @@ async def test_a_broker_killed_under_a_merge_costs_time_and_no_message(
     bootstrap = killable_yard.bootstrap("east-regional")
     client = ClusterClient(ClusterSpec("east", (bootstrap,)))
     await client.start()
-    queue = Queue(bootstrap, topic_name, client)
+    queue = DeadLetterQueue(bootstrap, topic_name, client)
     await queue.create(2)
     await queue.fill(range(1500))
     ends = await queue.ends()
@@ -69,7 +69,7 @@ async def test_a_broker_killed_under_a_merge_costs_time_and_no_message(
         "op", rate=500,
         report=lambda state: under_way.set() if state.counts()["merged"] else None,
     )  # fmt: skip
-    task = asyncio.create_task(merger.run(Terms(), ends))
+    task = asyncio.create_task(merger.run(OperationTerms(), ends))
     await under_way.wait()
     await asyncio.to_thread(killable_yard.kill, "east-regional")
     await asyncio.to_thread(killable_yard.start, "east-regional")
@@ -78,7 +78,7 @@ async def test_a_broker_killed_under_a_merge_costs_time_and_no_message(
     await client.stop()
 
 
-async def test_copies_of_a_transaction_that_was_left_open_are_never_seen(queue: Queue) -> None:
+async def test_copies_of_a_transaction_that_was_left_open_are_never_seen(queue: DeadLetterQueue) -> None:
     await queue.create()
     await create(queue.bootstrap, queue.workload.merge_topic(), 1)
     await queue.fill(range(10))
@@ -94,7 +94,9 @@ async def test_copies_of_a_transaction_that_was_left_open_are_never_seen(queue: 
     assert await queue.numbers() == list(range(10))
 
 
-async def test_a_merge_that_begins_ends_the_one_at_work_and_nothing_is_merged_twice(queue: Queue) -> None:
+async def test_a_merge_that_begins_ends_the_one_at_work_and_nothing_is_merged_twice(
+    queue: DeadLetterQueue,
+) -> None:
     await queue.create(2)
     await queue.fill(range(1000))
     ends = await queue.ends()
@@ -103,10 +105,10 @@ async def test_a_merge_that_begins_ends_the_one_at_work_and_nothing_is_merged_tw
         "first", rate=50,
         report=lambda state: under_way.set() if state.counts()["merged"] else None,
     )  # fmt: skip
-    task = asyncio.create_task(first.run(Terms(), ends))
+    task = asyncio.create_task(first.run(OperationTerms(), ends))
     await under_way.wait()
     second = await queue.merge("second")
-    with pytest.raises(Superseded, match="Go on with operation first"):
+    with pytest.raises(MergeSuperseded, match="Go on with operation first"):
         await task
     assert second.counts()["before"] > 0
     assert await queue.numbers() == list(range(1000))
@@ -115,7 +117,7 @@ async def test_a_merge_that_begins_ends_the_one_at_work_and_nothing_is_merged_tw
     assert await queue.numbers() == list(range(1000))
 
 
-async def test_a_copy_is_the_message_with_its_origin_and_one_merge_more(queue: Queue) -> None:
+async def test_a_copy_is_the_message_with_its_origin_and_one_merge_more(queue: DeadLetterQueue) -> None:
     await queue.create()
     await queue.put(b"\xff\x00", headers=headers(7, merges=1))
     await queue.put(None, key=b"gone", headers=headers(8))
@@ -132,14 +134,16 @@ async def test_a_copy_is_the_message_with_its_origin_and_one_merge_more(queue: Q
     assert (tombstone.key, tombstone.value, dict(tombstone.headers)[MERGES]) == (b"gone", None, b"1")
 
 
-async def test_only_what_is_asked_for_is_merged_and_the_rest_is_left_for_later(queue: Queue) -> None:
+async def test_only_what_is_asked_for_is_merged_and_the_rest_is_left_for_later(
+    queue: DeadLetterQueue,
+) -> None:
     await queue.create()
     await queue.fill(range(10), code="INTERNAL")
     await queue.fill(range(10, 20), code="DATA_LOSS")
     await queue.fill([30, 31], merges=3)
     raw = [*headers(99), (names.RAW_BATCH, b"1-5")]
     await queue.put(b"no message", headers=raw)
-    terms = Terms(Query(code=("DATA_LOSS",)))
+    terms = OperationTerms(LetterQuery(code=("DATA_LOSS",)))
     foreseen = await foresee(queue.client, queue.workload, terms, {}, 30)
     assert (foreseen["complete"], foreseen["counts"]["merged"]) == (True, 10)
     assert (await queue.merge("loss", terms)).counts()["merged"] == 10
@@ -147,11 +151,13 @@ async def test_only_what_is_asked_for_is_merged_and_the_rest_is_left_for_later(q
     counts = (await queue.merge("all")).counts()
     assert {k: v for k, v in counts.items() if v} == {"merged": 10, "before": 10, "quarantined": 2, "raw": 1}
     assert await queue.numbers() == list(range(20))
-    counts = (await queue.merge("again", Terms(max_merges=5, again=True))).counts()
+    counts = (await queue.merge("again", OperationTerms(max_merges=5, again=True))).counts()
     assert (counts["merged"], counts["quarantined"]) == (22, 0)
 
 
-async def test_a_letter_that_the_broker_does_not_take_is_left_and_the_others_go_on(queue: Queue) -> None:
+async def test_a_letter_that_the_broker_does_not_take_is_left_and_the_others_go_on(
+    queue: DeadLetterQueue,
+) -> None:
     await queue.create()
     await create(queue.bootstrap, queue.workload.merge_topic(), 1, **{"max.message.bytes": "20000"})
     await queue.fill(range(5))
@@ -162,20 +168,20 @@ async def test_a_letter_that_the_broker_does_not_take_is_left_and_the_others_go_
     assert await queue.numbers() == list(range(9))
 
 
-async def test_letters_that_were_deleted_before_their_turn_are_counted(queue: Queue) -> None:
+async def test_letters_that_were_deleted_before_their_turn_are_counted(queue: DeadLetterQueue) -> None:
     from app.dispatch.dlq.purge import purge
 
     await queue.create()
     await queue.fill(range(10))
     ends = await queue.ends()
     await purge(queue.client, queue.workload, {0: (0, 4)})
-    counts = (await queue.merger("op").run(Terms(), ends)).counts()
+    counts = (await queue.merger("op").run(OperationTerms(), ends)).counts()
     assert (counts["merged"], counts["expired"]) == (6, 4)
 
 
-async def test_what_is_not_there_is_said(queue: Queue) -> None:
+async def test_what_is_not_there_is_said(queue: DeadLetterQueue) -> None:
     with pytest.raises(NoQueue, match="nothing has been dead-lettered"):
-        await queue.merger("op").run(Terms(), {})
+        await queue.merger("op").run(OperationTerms(), {})
     await queue.create()
     with pytest.raises(UnknownOperation, match=f"operation nope on {GROUP}/"):
         await queue.merger("nope").run()

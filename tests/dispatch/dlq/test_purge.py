@@ -8,31 +8,31 @@ from typing import Any
 import pytest
 
 from app.dispatch.dlq.operation_history import choose, merges_of
-from app.dispatch.dlq.operation_progress import Merge, Part, Terms
+from app.dispatch.dlq.operation_progress import OperationProgress, OperationTerms, PartitionProgress
 from app.dispatch.dlq.purge import _delete_front, foresee_purge, purge, purge_chosen
-from app.dispatch.dlq.query import BadQuery, Query
+from app.dispatch.dlq.query import BadQuery, LetterQuery
 from app.dispatch.dlq.reader import read_one, scan
 from app.dispatch.dlq.survey import foresee, stats
 from app.dispatch.model import retry_headers as names
-from tests.dispatch.dlq.queues import Queue, create, headers
+from tests.dispatch.dlq.queues import DeadLetterQueue, create, headers
 from tests.dispatch.dlq.test_merge import process
 
-LOST = Terms(Query(code=("DATA_LOSS",)), purge=True)
+LOST = OperationTerms(LetterQuery(code=("DATA_LOSS",)), purge=True)
 
 
-async def purged(queue: Queue, operation: str, terms: Terms = LOST) -> dict[str, Any]:
+async def purged(queue: DeadLetterQueue, operation: str, terms: OperationTerms = LOST) -> dict[str, Any]:
     return await purge_chosen(queue.client, queue.workload, operation, terms, await queue.ends())
 
 
-async def left(queue: Queue) -> list[int]:
+async def left(queue: DeadLetterQueue) -> list[int]:
     """What everybody sees."""
     ends = await queue.ends()
-    choice = await choose(queue.client, queue.workload, Query(), ends)
+    choice = await choose(queue.client, queue.workload, LetterQuery(), ends)
     found = [o async for some, _ in scan(queue.client, queue.workload.dlq_topic(), ends) for o in some]
     return sorted(int(letter.value or b"") for letter in found if choice.holds(letter))
 
 
-async def test_a_purge_deletes_what_is_before_its_bound_and_nothing_else(queue: Queue) -> None:
+async def test_a_purge_deletes_what_is_before_its_bound_and_nothing_else(queue: DeadLetterQueue) -> None:
     await queue.create(2)
     for number in range(20):
         await queue.put(b"x", partition=number % 2, timestamp_ms=1_000_000 + number // 2)
@@ -51,13 +51,15 @@ async def test_a_purge_deletes_what_is_before_its_bound_and_nothing_else(queue: 
         await purge(queue.client, queue.workload, {0: (0, 11)})
 
 
-async def test_a_purge_of_a_queue_that_was_made_anew_with_fewer_partitions_ends(queue: Queue) -> None:
+async def test_a_purge_of_a_queue_that_was_made_anew_with_fewer_partitions_ends(
+    queue: DeadLetterQueue,
+) -> None:
     await queue.create(1)
-    done = Merge("once", LOST, {0: Part(0, 0, 0), 7: Part(0, 5, 5)})
+    done = OperationProgress("once", LOST, {0: PartitionProgress(0, 0, 0), 7: PartitionProgress(0, 5, 5)})
     assert await _delete_front(queue.client, queue.workload, done) == 0
 
 
-async def test_what_a_query_purges_is_gone_for_everybody_and_the_rest_stays(queue: Queue) -> None:
+async def test_what_a_query_purges_is_gone_for_everybody_and_the_rest_stays(queue: DeadLetterQueue) -> None:
     await queue.create(2)
     await queue.fill(range(20))
     await queue.fill(range(20, 30), code="DATA_LOSS")
@@ -71,35 +73,35 @@ async def test_what_a_query_purges_is_gone_for_everybody_and_the_rest_stays(queu
     done = await purged(queue, "op")
     assert (done["counts"]["purged"], done["counts"]["other"], done["deleted"]) == (10, 20, 0)
     assert await left(queue) == list(range(20))
-    told = await stats(queue.client, queue.workload, Query(), 30)
+    told = await stats(queue.client, queue.workload, LetterQuery(), 30)
     assert (told["letters"], told["codes"]) == (20, {"INTERNAL": 20})
     await queue.fill(range(30, 32), code="DATA_LOSS")
     assert await left(queue) == [*range(20), 30, 31], "what came later was not purged"
     assert (await purged(queue, "again"))["counts"]["gone"] == 10
-    counts = (await queue.merge("all", Terms(again=True))).counts()
+    counts = (await queue.merge("all", OperationTerms(again=True))).counts()
     assert (counts["merged"], counts["gone"]) == (20, 12), "what was purged is not even merged again"
     assert await queue.numbers() == list(range(20))
 
 
-async def test_the_front_is_deleted_once_all_in_it_was_purged_or_merged(queue: Queue) -> None:
+async def test_the_front_is_deleted_once_all_in_it_was_purged_or_merged(queue: DeadLetterQueue) -> None:
     await queue.create()
     await queue.fill(range(5), code="DATA_LOSS")
     await queue.fill(range(5, 10), code="INTERNAL")
     await queue.fill(range(10, 15), code="DATA_LOSS")
     await queue.fill(range(15, 20), code="ABORTED")
-    await queue.merge("one", Terms(Query(code=("INTERNAL",))))
+    await queue.merge("one", OperationTerms(LetterQuery(code=("INTERNAL",))))
     assert (await foresee(queue.client, queue.workload, LOST, {}, 30))["front"] == 15
     done = await purged(queue, "first")
     assert (done["deleted"], await queue.ends()) == (15, {0: (15, 20)})
     await queue.fill(range(20, 22), code="DATA_LOSS")
-    last = await purged(queue, "last", Terms(Query(since_ms=0), purge=True))
+    last = await purged(queue, "last", OperationTerms(LetterQuery(since_ms=0), purge=True))
     assert (last["counts"]["purged"], await queue.ends()) == (7, {0: (22, 22)})
     known = await merges_of(queue.client, queue.workload, [0])
     assert sorted(known) == ["last", "one"], "a purge whose letters are no more is let go of"
 
 
 async def test_a_letter_whose_copy_was_refused_and_raw_bytes_keep_the_front_where_they_are(
-    queue: Queue,
+    queue: DeadLetterQueue,
 ) -> None:
     await queue.create()
     await create(queue.bootstrap, queue.workload.merge_topic(), 1, **{"max.message.bytes": "20000"})
@@ -108,11 +110,11 @@ async def test_a_letter_whose_copy_was_refused_and_raw_bytes_keep_the_front_wher
     await queue.fill([7], code="DATA_LOSS")
     assert (await queue.merge("op")).counts()["refused"] == 1
     assert ((await purged(queue, "lost"))["deleted"], await queue.ends()) == (0, {0: (0, 3)})
-    await purged(queue, "all", Terms(Query(attempt_min=0), purge=True))
+    await purged(queue, "all", OperationTerms(LetterQuery(attempt_min=0), purge=True))
     assert await queue.ends() == {0: (3, 3)}, "asked for, they go"
 
 
-async def test_a_purge_killed_in_every_partition_goes_on_where_it_was(queue: Queue) -> None:
+async def test_a_purge_killed_in_every_partition_goes_on_where_it_was(queue: DeadLetterQueue) -> None:
     await queue.create(3)
     await queue.fill(range(3), code="DATA_LOSS")
     await queue.fill(range(3, 3000), code="INTERNAL")

@@ -10,18 +10,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.dispatch.dlq.letter import Letter, described, exported, preview, read_letter, unwhole, whole
+from app.dispatch.dlq.letter import DeadLetter, described, exported, preview, read_letter, unwhole, whole
 from app.dispatch.dlq.operation_progress import (
     MAX_METADATA_BYTES,
-    Merge,
-    Part,
-    Terms,
+    OperationProgress,
+    OperationTerms,
+    PartitionProgress,
     check_operation,
     pack,
     unpack,
 )
-from app.dispatch.dlq.query import MAX_QUERY_BYTES, BadQuery, Query, parse_when
-from app.dispatch.dlq.rules import Choice, Verdict, bounded, copy_headers, judge, parse_range
+from app.dispatch.dlq.query import MAX_QUERY_BYTES, BadQuery, LetterQuery, parse_when
+from app.dispatch.dlq.rules import LetterChoice, MergeVerdict, bounded, copy_headers, judge, parse_range
 from app.dispatch.model import retry_headers as names
 from app.dispatch.model.retry_headers import MERGES
 
@@ -43,8 +43,8 @@ header_names = st.sampled_from(
 
 
 @st.composite
-def letters(draw: st.DrawFn) -> Letter:
-    return Letter(
+def letters(draw: st.DrawFn) -> DeadLetter:
+    return DeadLetter(
         partition=draw(st.integers(0, 2)), offset=draw(st.integers(0, 20)), timestamp_ms=0, value=b"v",
         moved_ms=draw(st.integers(0, 50)), key=draw(st.none() | st.binary(max_size=2)), headers=(),
         reason=draw(text), code=draw(st.sampled_from(CODES)), attempt=draw(st.integers(0, 5)),
@@ -53,8 +53,8 @@ def letters(draw: st.DrawFn) -> Letter:
 
 
 @st.composite
-def queries(draw: st.DrawFn) -> Query:
-    return Query(
+def queries(draw: st.DrawFn) -> LetterQuery:
+    return LetterQuery(
         reason=draw(st.none() | st.text(st.characters(exclude_characters="/", codec="utf-8"), max_size=3)),
         code=tuple(draw(st.lists(st.sampled_from(["internal", "DATA_LOSS"]), max_size=2))),
         since_ms=draw(st.none() | st.integers(0, 50)), until_ms=draw(st.none() | st.integers(0, 50)),
@@ -86,53 +86,64 @@ def test_no_header_whatever_stands_in_it_keeps_a_letter_from_being_read(
 
 
 @given(letters(), queries())
-def test_each_condition_narrows_and_none_selects_all(letter: Letter, query: Query) -> None:
-    assert Query().holds(letter)
+def test_each_condition_narrows_and_none_selects_all(letter: DeadLetter, query: LetterQuery) -> None:
+    assert LetterQuery().holds(letter)
     parts = [
-        Query(**{name: value}) for name, value in vars(query).items() if name in Query.__dataclass_fields__
+        LetterQuery(**{name: value})
+        for name, value in vars(query).items()
+        if name in LetterQuery.__dataclass_fields__
     ]
     assert query.holds(letter) == all(part.holds(letter) for part in parts)
-    assert Query.from_json(query.to_json()) == query
+    assert LetterQuery.from_json(query.to_json()) == query
 
 
 @given(letters(), queries(), queries(), st.integers(1, 6), st.integers(1, 6), st.integers(0, 21))
 def test_a_letter_is_merged_by_one_merge_and_never_beyond_its_count(
-    letter: Letter, first: Query, second: Query, most: int, later_most: int, reached: int
+    letter: DeadLetter, first: LetterQuery, second: LetterQuery, most: int, later_most: int, reached: int
 ) -> None:
-    began = Merge("a", Terms(first, most), {p: Part(0, 21, reached) for p in range(3)})
-    earlier = judge(letter, first, most, []) if letter.offset < reached else Verdict.OTHER
+    began = OperationProgress(
+        "a", OperationTerms(first, most), {p: PartitionProgress(0, 21, reached) for p in range(3)}
+    )
+    earlier = judge(letter, first, most, []) if letter.offset < reached else MergeVerdict.OTHER
     later = judge(letter, second, later_most, [began.past()])
-    assert not (earlier == later == Verdict.MERGE)
-    if later == Verdict.MERGE:
+    assert not (earlier == later == MergeVerdict.MERGE)
+    if later == MergeVerdict.MERGE:
         assert letter.merges < later_most
         assert not letter.raw
         assert second.holds(letter)
-    if earlier != Verdict.MERGE:
+    if earlier != MergeVerdict.MERGE:
         assert later == judge(letter, second, later_most, []), "what was not merged is not forgotten"
 
 
 @given(letters(), queries(), queries(), st.integers(0, 21), st.booleans())
 def test_a_letter_that_was_purged_is_gone_for_queries_merges_and_purges_and_no_other_is(
-    letter: Letter, first: Query, second: Query, reached: int, again: bool
+    letter: DeadLetter, first: LetterQuery, second: LetterQuery, reached: int, again: bool
 ) -> None:
-    began = Merge("a", Terms(first, purge=True), {p: Part(0, 21, reached) for p in range(3)})
+    began = OperationProgress(
+        "a", OperationTerms(first, purge=True), {p: PartitionProgress(0, 21, reached) for p in range(3)}
+    )
     gone = letter.offset < reached and first.holds(letter)
     assert began.past().took(letter) == gone
-    assert Choice(second, [began.past()]).holds(letter) == (second.holds(letter) and not gone)
-    merge, purge = Terms(second, 9, again), Terms(second, purge=True)
-    for terms, else_ in ((merge, Verdict.RAW if letter.raw else Verdict.MERGE), (purge, Verdict.PURGE)):
-        held = Verdict.GONE if gone else else_
-        assert terms.judge(letter, terms.heeded([began])) == (held if second.holds(letter) else Verdict.OTHER)
+    assert LetterChoice(second, [began.past()]).holds(letter) == (second.holds(letter) and not gone)
+    merge, purge = OperationTerms(second, 9, again), OperationTerms(second, purge=True)
+    for terms, else_ in (
+        (merge, MergeVerdict.RAW if letter.raw else MergeVerdict.MERGE),
+        (purge, MergeVerdict.PURGE),
+    ):
+        held = MergeVerdict.GONE if gone else else_
+        assert terms.judge(letter, terms.heeded([began])) == (
+            held if second.holds(letter) else MergeVerdict.OTHER
+        )
 
 
 @given(
     queries(), st.integers(1, 1000), st.booleans(), st.integers(0, 9), st.dictionaries(text, st.integers(0))
 )
 def test_what_is_remembered_is_read_back_as_it_was(
-    query: Query, most: int, again: bool, next_offset: int, counts: dict[str, int]
+    query: LetterQuery, most: int, again: bool, next_offset: int, counts: dict[str, int]
 ) -> None:
     counts = {name: count % 2**60 for name, count in list(counts.items())[:5] if name.isprintable()}
-    terms, part = Terms(query, most, again, not again), Part(0, 9, next_offset, counts)
+    terms, part = OperationTerms(query, most, again, not again), PartitionProgress(0, 9, next_offset, counts)
     assert unpack(pack(terms, part), next_offset) == (terms, part)
 
 
@@ -147,24 +158,27 @@ def test_a_commit_that_is_almost_one_of_a_merge_is_none(metadata: str) -> None:
 
 
 def test_the_longest_query_fits_into_a_commit() -> None:
-    counts = dict.fromkeys([*map(str, Verdict), "refused", "expired"], 10**15)
-    longest = Terms(Query(reason="\x00" * 400, code=tuple("C" * 15 for _ in range(20))), 1000, True)
-    assert len(pack(longest, Part(10**15, 10**15, 10**15, counts))) <= MAX_METADATA_BYTES
+    counts = dict.fromkeys([*map(str, MergeVerdict), "refused", "expired"], 10**15)
+    longest = OperationTerms(
+        LetterQuery(reason="\x00" * 400, code=tuple("C" * 15 for _ in range(20))), 1000, True
+    )
+    assert len(pack(longest, PartitionProgress(10**15, 10**15, 10**15, counts))) <= MAX_METADATA_BYTES
     with pytest.raises(BadQuery, match=f"longer than {MAX_QUERY_BYTES} bytes"):
-        Query(reason="\x00" * 500, key="\x01" * 500)
+        LetterQuery(reason="\x00" * 500, key="\x01" * 500)
 
 
 def test_reasons_are_found_by_text_or_by_expression_whatever_their_case() -> None:
     letter = replace(read_letter(Record([])), reason="Timeout after 30s at Ledger")
-    assert Query(reason="timeout AFTER").holds(letter)
-    assert Query(reason="/after \\d+s/").holds(letter)
-    assert not Query(reason="/^after/").holds(letter)
-    assert not Query(reason="after \\d").holds(letter)
+    assert LetterQuery(reason="timeout AFTER").holds(letter)
+    assert LetterQuery(reason="/after \\d+s/").holds(letter)
+    assert not LetterQuery(reason="/^after/").holds(letter)
+    assert not LetterQuery(reason="after \\d").holds(letter)
 
 
 def test_an_expression_made_to_run_for_ever_does_not() -> None:
     letter = replace(read_letter(Record([])), reason="a" * 1000)
-    assert not Query(reason="/(a|a|aa)*(a+)+(a*)*b/").holds(letter)  # a backtracking engine never ends here
+    # a backtracking engine never ends here
+    assert not LetterQuery(reason="/(a|a|aa)*(a+)+(a*)*b/").holds(letter)
 
 
 @pytest.mark.parametrize(
@@ -187,7 +201,7 @@ def test_an_expression_made_to_run_for_ever_does_not() -> None:
 )
 def test_a_query_that_cannot_be_meant_is_refused(data: Any, words: str) -> None:
     with pytest.raises(BadQuery, match=words):
-        Query.from_json(data)
+        LetterQuery.from_json(data)
 
 
 def test_times_are_ago_or_iso_or_milliseconds() -> None:

@@ -12,27 +12,27 @@ import pytest
 
 from app.dispatch.dlq import export
 from app.dispatch.dlq.operation_history import choose
-from app.dispatch.dlq.query import Query
+from app.dispatch.dlq.query import LetterQuery
 from app.dispatch.dlq.reader import NoQueue, read_one
 from app.dispatch.dlq.survey import lines, stats
-from tests.dispatch.dlq.queues import Queue, headers
+from tests.dispatch.dlq.queues import DeadLetterQueue, headers
 
 
-async def test_figures_tell_codes_hours_and_ages(queue: Queue) -> None:
+async def test_figures_tell_codes_hours_and_ages(queue: DeadLetterQueue) -> None:
     with pytest.raises(NoQueue):
-        await stats(queue.client, queue.workload, Query(), 30)
+        await stats(queue.client, queue.workload, LetterQuery(), 30)
     await queue.create(2)
     await queue.fill(range(6), moved_ms=3_600_000)
     await queue.fill(range(3), code="DATA_LOSS", moved_ms=7_200_001, merges=1)
-    told = await stats(queue.client, queue.workload, Query(), 30)
+    told = await stats(queue.client, queue.workload, LetterQuery(), 30)
     assert told["codes"] == {"INTERNAL": 6, "DATA_LOSS": 3}
     assert told["hours"] == [[3_600_000, 6], [7_200_000, 3]]
     assert (told["oldest_ms"], told["newest_ms"], told["merged_before"]) == (3_600_000, 7_200_001, 3)
     assert (told["letters"], told["looked_at"], told["complete"]) == (9, 9, True)
-    assert (await stats(queue.client, queue.workload, Query(partition=(1,)), 30))["letters"] == 4
+    assert (await stats(queue.client, queue.workload, LetterQuery(partition=(1,)), 30))["letters"] == 4
 
 
-async def test_one_letter_is_read_or_none(queue: Queue) -> None:
+async def test_one_letter_is_read_or_none(queue: DeadLetterQueue) -> None:
     await queue.create()
     await queue.fill(range(5))
     letter = await read_one(queue.client, queue.workload.dlq_topic(), 0, 3)
@@ -42,7 +42,7 @@ async def test_one_letter_is_read_or_none(queue: Queue) -> None:
     assert await read_one(queue.client, queue.workload.dlq_topic(), 7, 0) is None
 
 
-async def exported(queue: Queue, query: Query) -> list[bytes]:
+async def exported(queue: DeadLetterQueue, query: LetterQuery) -> list[bytes]:
     ends, found = await queue.ends(), b""
     choice = await choose(queue.client, queue.workload, query, ends)
     async for piece in lines(queue.client, queue.workload.dlq_topic(), choice, ends):
@@ -50,13 +50,13 @@ async def exported(queue: Queue, query: Query) -> list[bytes]:
     return found.splitlines(keepends=True)
 
 
-async def test_an_export_holds_every_byte_in_both_formats(queue: Queue, tmp_path: Path) -> None:
+async def test_an_export_holds_every_byte_in_both_formats(queue: DeadLetterQueue, tmp_path: Path) -> None:
     parquet: Any = pytest.importorskip("pyarrow.parquet")
     await queue.create()
     values = [b"plain", b"\xff\x00", None, b"", "€".encode()]
     await queue.put(*values, key=b"\xfe", headers=headers())
     await queue.fill(range(3), code="DATA_LOSS")
-    found = await exported(queue, Query(code=("INTERNAL",)))
+    found = await exported(queue, LetterQuery(code=("INTERNAL",)))
     plain, table = tmp_path / "letters.jsonl", tmp_path / "letters.parquet"
     assert export.write_file(plain, "jsonl", found) == 5
     assert export.write_file(table, "parquet", found) == 5

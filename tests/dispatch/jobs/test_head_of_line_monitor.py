@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from app.dispatch.jobs import head_of_line_monitor
-from app.dispatch.jobs.head_of_line_monitor import Heads
+from app.dispatch.jobs.head_of_line_monitor import HeadOfLineMonitor
 
 
 async def test_a_fault_in_one_job_leaves_the_others_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -20,9 +20,9 @@ async def test_a_fault_in_one_job_leaves_the_others_looked_at(monkeypatch: pytes
             raise ZeroDivisionError
 
     monkeypatch.setattr(head_of_line_monitor, "free_head", look)
-    monkeypatch.setattr(head_of_line_monitor, "HEADS_S", 0.01)
+    monkeypatch.setattr(head_of_line_monitor, "HEAD_POLL_INTERVAL_S", 0.01)
     pumps: dict[str, Any] = {"a": "faulty", "b": "sound"}
-    service = Heads(pumps, lambda *_: None)
+    service = HeadOfLineMonitor(pumps, lambda *_: None)
     await service.start()
     try:
         async with asyncio.timeout(120):

@@ -14,13 +14,13 @@ from app.controllog.roles import ACTIVE
 from app.controllog.topics import ControlTopics
 from app.dispatch.definition import Workload
 from app.dispatch.model.throughput_diagnosis import RESTS
-from app.dispatch.push.metadata import RegionRole
+from app.dispatch.push.metadata import SenderRole
 from app.kafka.client.cluster import ClusterSpec
 from app.kernel.job import JobId
-from app.payload.schema_loader import Schemas
+from app.payload.schema_loader import SchemaLoader
 from app.worker.runtime.meter import Meter
 from app.worker.runtime.service import Runtime
-from tests.dispatch.pump.rig import definition, numbers, standing
+from tests.dispatch.pump.rig import definition, dispatch_rig, numbers
 from tests.failover.run.region_fakes import failover
 from tests.web.runtime_fake import LAYOUT, put
 from tests.worker.runtime.test_job_manager import Away, Log, assigned, managed
@@ -39,7 +39,7 @@ def runtime() -> Runtime:
     return Runtime(
         name="w", url=lambda: "http://h:1", topics=ControlTopics("east"), control_spec=spec,
         clusters={"east": spec}, deliver=nowhere, memory_budget_bytes=1 << 20, grace_s=1.0,
-        meter=Meter(None, None, None), layout=LAYOUT, schemas=Schemas(Path("schemas")),
+        meter=Meter(None, None, None), layout=LAYOUT, schemas=SchemaLoader(Path("schemas")),
     )  # fmt: skip
 
 
@@ -61,7 +61,7 @@ async def test_who_lay_still_sends_nothing_by_a_renewed_lease_before_it_knows_th
 ) -> None:
     worker = runtime()
     role = RolePut(at_ms=1, key=KEY, region="east", epoch=0, state=ACTIVE)
-    async with standing(lambda _: None, mode="active-passive", target={"contract": contract}) as stand:
+    async with dispatch_rig(lambda _: None, mode="active-passive", target={"contract": contract}) as stand:
         stand.runtime.lease = worker.lease
         event = put(stand.runtime.workload.to_wire())
         renew(worker)
@@ -88,7 +88,7 @@ async def test_who_lay_still_sends_nothing_by_a_renewed_lease_before_it_knows_th
 async def test_a_region_rests_at_the_moment_in_which_a_worker_reads_that_another_one_acts() -> None:
     log = Log()
     async with (
-        standing(lambda _: None, mode="active-passive") as stand,
+        dispatch_rig(lambda _: None, mode="active-passive") as stand,
         managed(log, Away("east")) as (jobs, _),
     ):
         runs: bool | None = True
@@ -97,7 +97,7 @@ async def test_a_region_rests_at_the_moment_in_which_a_worker_reads_that_another
             return runs
 
         jobs._catalog.runs_here = runs_here
-        jobs._catalog.told_role = lambda _: RegionRole("east", False, 1)
+        jobs._catalog.sender_role = lambda _: SenderRole("east", False, 1)
         pump = jobs.pumps[JOB] = stand.pump()
         log.apply(put(definition("h:1", mode="active-passive").to_wire()), assigned())
         stand.feed(pump, numbers(3))
@@ -128,7 +128,7 @@ async def test_a_region_rests_at_the_moment_in_which_a_worker_reads_that_another
 
 async def test_of_what_cannot_be_found_out_a_workload_rests_and_is_told_once_and_heartbeats_go_on() -> None:
     worker = runtime()
-    async with standing(lambda _: None) as stand:
+    async with dispatch_rig(lambda _: None) as stand:
         worker.control.view.apply(put(stand.runtime.workload.to_wire()))
         well, ill = stand.pump(), stand.pump()
         ill.job = JobId(ill.job.kind, "billing/other", "other", 0)

@@ -14,13 +14,13 @@ import pytest
 from app.controllog.events import FailoverRun, RolePut
 from app.dispatch.definition import Workload
 from app.dispatch.jobs import remote_progress_import as module
-from app.dispatch.jobs.remote_progress_import import Carrying
+from app.dispatch.jobs.remote_progress_import import RemoteProgressImport
 from app.kernel.fencing import LogId, TakeoverAnswer
 from app.kernel.job import JobId, Kind
 from app.kernel.ranges import Snapshot
-from app.offsets.model.producer_progress import Progress
-from app.offsets.sync.remote_progress import Carried
-from app.worker.jobs.start_position import Anew, Beginning
+from app.offsets.model.producer_progress import FinishedOffsets
+from app.offsets.sync.remote_progress import ImportedProgress
+from app.worker.jobs.start_position import LineageReset, StartPosition
 from tests.failover.run.region_fakes import KEY, workload
 from tests.worker.runtime.test_job_manager import Log
 
@@ -41,10 +41,10 @@ class Pump:
         self.remembered: list[tuple[bytes | None, int]] = []
         self.overs: list[tuple[Any, bool]] = []
         self.undecided, self.longer = 0, list[float]()
-        self.elsewhere = [self]
+        self.remote_progress_filters = [self]
 
     def hold_longer(self, until_s: float, hold_s: float) -> None:
-        assert hold_s == module.LAG_S
+        assert hold_s == module.BARRIER_LAG_S
         self.longer.append(until_s)
 
     def remember(self, note: bytes | None, role_epoch: int = -1) -> None:
@@ -53,7 +53,7 @@ class Pump:
     def pass_over(self, over: Any, hold_until_s: float | None = None) -> None:
         self.overs.append((over, hold_until_s is not None))
 
-    def look_again(self) -> bool:
+    def resume_held(self) -> bool:
         return self.holds
 
 
@@ -66,22 +66,22 @@ class Side:
         self.pumps: dict[str, Any] = {}
         self.replicas: dict[str, Any] = {}
         self.told: list[str] = []
-        self.found = Carried()
+        self.found = ImportedProgress()
         self.asked = 0
         self.looking: asyncio.Event | None = None  # it takes until this is set
         self.patience: list[tuple[float, ...]] = []
         self.shared = ["east"]
         catalog: Any = SimpleNamespace(workload=lambda _: self.definition)
-        self.carrying = Carrying(
+        self.carrying = RemoteProgressImport(
             self.log, catalog, self.pumps, self.replicas, lambda *words: self.told.append("; ".join(words))
         )
         carrier: Any = SimpleNamespace(
-            region="west", others=lambda _: self.shared, carried=self._carried
+            region="west", others=lambda _: self.shared, imported_progress=self._carried
         )  # fmt: skip
-        self.carrying.carrier = carrier
+        self.carrying.remote_progress = carrier
         self.role(66)
 
-    async def _carried(self, _job: JobId, _workload: Workload, *patience_s: float) -> Carried:
+    async def _carried(self, _job: JobId, _workload: Workload, *patience_s: float) -> ImportedProgress:
         self.asked += 1
         self.patience.append(patience_s)
         if self.looking is not None:
@@ -107,16 +107,22 @@ class Side:
         self.role(130, previous="east", plan="f")
 
     async def begin(
-        self, pump: Pump, *, note: bytes = b"", anew: Anew | None = None, lineage: int = 0, log: LogId = LOG,
-    ) -> Carried | None:  # fmt: skip
+        self,
+        pump: Pump,
+        *,
+        note: bytes = b"",
+        reset: LineageReset | None = None,
+        lineage: int = 0,
+        log: LogId = LOG,
+    ) -> ImportedProgress | None:
         """As the job manager does it."""
         answer = TakeoverAnswer(
             job=str(JOB), epoch=3, worker="w", nonce="n", granted=True, known_epoch=3, log=LOG, note=note,
         )  # fmt: skip
-        carried = await self.carrying.carried(JOB, self.definition, answer, anew)
-        beginning = Beginning(Snapshot(5), lineage, log, known=True)
+        carried = await self.carrying.imported_progress(JOB, self.definition, answer, reset)
+        beginning = StartPosition(Snapshot(5), lineage, log, known=True)
         made: Any = pump
-        self.carrying.begin(made, self.definition, answer, beginning, anew, carried)
+        self.carrying.attach(made, self.definition, answer, beginning, reset, carried)
         self.pumps[str(JOB)] = pump
         return carried
 
@@ -137,17 +143,20 @@ async def until(condition: Any) -> None:
 
 
 async def test_it_is_looked_up_once_under_each_role_and_not_for_what_an_operator_reset() -> None:
-    side, note = Side(), Progress(5, 5, [], 66).to_bytes()
-    assert await side.begin(Pump()) == Carried()
-    assert await side.begin(Pump(), note=Progress(5, 5, [], 2).to_bytes()) == Carried()
+    side, note = Side(), FinishedOffsets(5, 5, [], 66).to_bytes()
+    assert await side.begin(Pump()) == ImportedProgress()
+    assert await side.begin(Pump(), note=FinishedOffsets(5, 5, [], 2).to_bytes()) == ImportedProgress()
     assert side.asked == 2
-    for words in ({"note": note}, {"anew": Anew(3, 1, 0), "lineage": 1}):
+    for words in ({"note": note}, {"reset": LineageReset(3, 1, 0), "lineage": 1}):
         pump = Pump()
         assert await side.begin(pump, **words) is None  # type: ignore[arg-type]
         assert [epoch for _, epoch in pump.remembered] == [66], "its successors need not look either"
     side.role(130)
-    assert await side.begin(Pump(), note=note) == Carried()
-    assert await side.begin(Pump(), note=note, anew=Anew(3, 1, 0, "made anew"), lineage=1) == Carried()
+    assert await side.begin(Pump(), note=note) == ImportedProgress()
+    assert (
+        await side.begin(Pump(), note=note, reset=LineageReset(3, 1, 0, "made anew"), lineage=1)
+        == ImportedProgress()
+    )
     assert side.asked == 4
     side.shared = []
     pump = Pump()
@@ -156,10 +165,10 @@ async def test_it_is_looked_up_once_under_each_role_and_not_for_what_an_operator
 
 
 async def test_a_former_owner_s_note_counts_in_its_own_log_and_lineage_only() -> None:
-    side, note = Side(), Progress(5).to_bytes()
+    side, note = Side(), FinishedOffsets(5).to_bytes()
     for words, kept in (
         ({}, note), ({"lineage": 1}, b""), ({"log": LogId("c", "anew")}, b""),
-        ({"anew": Anew(3, 0, 0, "cut off")}, b""),
+        ({"reset": LineageReset(3, 0, 0, "cut off")}, b""),
     ):  # fmt: skip
         pump = Pump()
         await side.begin(pump, note=note, **words)  # type: ignore[arg-type]
@@ -173,7 +182,7 @@ async def test_what_is_not_known_is_told_once_with_its_remedy() -> None:
         "how far east is, is not known; copy it",
         "no words",
     ):
-        side.found = Carried(why=why)
+        side.found = ImportedProgress(why=why)
         await side.begin(Pump())
     assert len(side.told) == 2
     assert side.told[0].endswith("known in part: how far east is, is not known; copy it")
@@ -183,7 +192,7 @@ async def test_what_is_not_known_is_told_once_with_its_remedy() -> None:
 async def test_where_a_role_came_from_another_region_its_positions_are_waited_for_longer_and_that_is_told(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(module, "READ_S", 0.05)
+    monkeypatch.setattr(module, "MAP_READ_TIMEOUT_S", 0.05)
     side = Side()
     side.looking = asyncio.Event()
     side.role(130, previous="east")
@@ -192,8 +201,8 @@ async def test_where_a_role_came_from_another_region_its_positions_are_waited_fo
     assert not any(one.done() for one in beginning), "it is waited for"
     assert "where region east stood cannot be read yet under epoch 130; its jobs here begin" in side.told[0]
     side.looking.set()
-    assert await asyncio.gather(*beginning) == [Carried()] * 2
-    assert (side.patience, len(side.told)) == ([(module.FAILOVER_S,)] * 2, 1)
+    assert await asyncio.gather(*beginning) == [ImportedProgress()] * 2
+    assert (side.patience, len(side.told)) == ([(module.FAILOVER_READ_TIMEOUT_S,)] * 2, 1)
     side.role(194, previous="west")  # to another failover of this region: it was here all the time
     await side.begin(Pump())
     assert side.patience[2:] == [()]
@@ -221,23 +230,23 @@ async def test_what_another_region_may_have_read_is_not_passed_over_where_that_i
 ) -> None:
     side = Side()
     side.role(130, previous=previous)
-    side.found = Carried(why=why)
-    assert await side.begin(Pump()) == Carried(why=why, was_read=counts)
+    side.found = ImportedProgress(why=why)
+    assert await side.begin(Pump()) == ImportedProgress(why=why, was_read=counts)
 
 
 async def test_while_this_copy_lags_what_becomes_known_goes_to_the_pump_until_nothing_is_missing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(module, "LOOK_S", 0.01)
-    monkeypatch.setattr(module, "AGAIN_S", 1e9)
+    monkeypatch.setattr(module, "REMOTE_PROGRESS_POLL_INTERVAL_S", 0.01)
+    monkeypatch.setattr(module, "IDLE_RETRY_INTERVAL_S", 1e9)
     side, pump, first = Side(), Pump(holds=True), over(lags=True)
-    side.found = Carried(over=first)
+    side.found = ImportedProgress(over=first)
     await side.begin(pump)
     assert pump.overs == [(first, True)], "what is undecided is held back"
     async with looking(side):
         await until(lambda: len(pump.overs) > 2)
         assert set(map(str, pump.overs[1:])) == {str((first, False))}
-        side.found = Carried(over=over(lags=False))
+        side.found = ImportedProgress(over=over(lags=False))
         await until(lambda: pump.overs[-1][0] is side.found.over)
         await until(lambda: not side.carrying._lagging)
         count = side.asked
@@ -249,10 +258,10 @@ async def test_while_this_copy_lags_what_becomes_known_goes_to_the_pump_until_no
 async def test_it_is_not_looked_for_for_ever_nor_for_a_pump_that_is_gone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(module, "LOOK_S", 0.01)
-    monkeypatch.setattr(module, "LAG_S", 1.0)
+    monkeypatch.setattr(module, "REMOTE_PROGRESS_POLL_INTERVAL_S", 0.01)
+    monkeypatch.setattr(module, "BARRIER_LAG_S", 1.0)
     side = Side()
-    side.found = Carried(over=over(lags=True))
+    side.found = ImportedProgress(over=over(lags=True))
     async with looking(side):
         await side.begin(Pump(holds=True))
         await until(lambda: side.asked > 2)
@@ -267,18 +276,18 @@ async def test_it_is_not_looked_for_for_ever_nor_for_a_pump_that_is_gone(
 async def test_where_a_role_was_handed_over_in_order_it_is_waited_for_as_long_as_more_becomes_known(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(module, "LOOK_S", 0.01)
-    monkeypatch.setattr(module, "AGAIN_S", 0.01)
-    monkeypatch.setattr(module, "LAG_S", 2.0)
+    monkeypatch.setattr(module, "REMOTE_PROGRESS_POLL_INTERVAL_S", 0.01)
+    monkeypatch.setattr(module, "IDLE_RETRY_INTERVAL_S", 0.01)
+    monkeypatch.setattr(module, "BARRIER_LAG_S", 2.0)
     side, pump = Side(), Pump(holds=True)
     side.handed_over()
-    side.found = Carried(over=over(lags=True))
+    side.found = ImportedProgress(over=over(lags=True))
     await side.begin(pump)
     began_s, reached = time.monotonic(), 0
     async with looking(side):
-        while time.monotonic() < began_s + 1.5 * module.LAG_S:
+        while time.monotonic() < began_s + 1.5 * module.BARRIER_LAG_S:
             reached += 1
-            side.found = Carried(over=over(lags=True, reached=reached))
+            side.found = ImportedProgress(over=over(lags=True, reached=reached))
             await until(lambda count=reached: len(pump.longer) > count)
         assert str(JOB) in side.carrying._lagging, "it has come nearer all the time"
         pump.undecided = 7
@@ -290,23 +299,23 @@ async def test_where_a_role_was_handed_over_in_order_it_is_waited_for_as_long_as
 
 
 async def test_a_forced_failover_holds_nothing_back_for_longer(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "LOOK_S", 0.01)
-    monkeypatch.setattr(module, "LAG_S", 0.3)
+    monkeypatch.setattr(module, "REMOTE_PROGRESS_POLL_INTERVAL_S", 0.01)
+    monkeypatch.setattr(module, "BARRIER_LAG_S", 0.3)
     side, pump = Side(), Pump(holds=True)
     side.handed_over(forced=True)
-    side.found = Carried(over=over(lags=True))
+    side.found = ImportedProgress(over=over(lags=True))
     await side.begin(pump)
     pump.undecided = 7
     async with looking(side):
         while side.carrying._lagging:
-            side.found = Carried(over=over(lags=True, reached=side.asked))
+            side.found = ImportedProgress(over=over(lags=True, reached=side.asked))
             await asyncio.sleep(0.01)
     assert (pump.longer, side.told) == ([], [])
 
 
 async def test_what_was_finished_says_nothing_of_a_topic_that_was_made_anew_since() -> None:
     side, pump = Side(), Pump()
-    side.found = Carried(over=over(lags=True), log=LOG)
+    side.found = ImportedProgress(over=over(lags=True), log=LOG)
     await side.begin(pump, log=LogId("c", "anew"))
     assert (pump.overs, side.carrying._lagging) == ([], {})
     await side.begin(pump)
@@ -316,15 +325,15 @@ async def test_what_was_finished_says_nothing_of_a_topic_that_was_made_anew_sinc
 async def test_when_a_role_comes_here_the_replicas_that_lead_into_its_topic_tell_barriers_at_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(module, "LOOK_S", 0.01)
-    monkeypatch.setattr(module, "BARRIER_S", 0.01)
+    monkeypatch.setattr(module, "REMOTE_PROGRESS_POLL_INTERVAL_S", 0.01)
+    monkeypatch.setattr(module, "BARRIER_INTERVAL_S", 0.01)
     side, told = Side(), list[str]()
 
     def replica(name: str, cluster: str, topic: str) -> Any:
         definition = SimpleNamespace(spec=SimpleNamespace(target=cluster))
         return SimpleNamespace(
             runtime=SimpleNamespace(definition=definition), target=(topic, 0), high_watermark=9, base=9,
-            tell_barrier=lambda now_s: told.append(name) if now_s <= time.monotonic() else None,
+            emit_offset_sync=lambda now_s: told.append(name) if now_s <= time.monotonic() else None,
         )  # fmt: skip
 
     here = side.definition.metadata.cluster
@@ -336,7 +345,7 @@ async def test_when_a_role_comes_here_the_replicas_that_lead_into_its_topic_tell
     async with looking(side):
         await asyncio.sleep(0.1)
         assert told == [], "it is another region's"
-        monkeypatch.setattr(module, "HURRY_S", 0.5)
+        monkeypatch.setattr(module, "FAILOVER_POLL_WINDOW_S", 0.5)
         side.role(130, state="moving")
         await until(lambda: len(told) > 1)
         await until(lambda: not side.carrying._taken_s)
@@ -353,13 +362,17 @@ async def test_when_a_role_comes_here_the_replicas_that_lead_into_its_topic_tell
 async def test_replicas_that_are_behind_tell_barriers_until_they_are_where_their_sources_ended(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    for name, value in {"LOOK_S": 0.01, "BARRIER_S": 0.01, "HURRY_S": 0.2}.items():
+    for name, value in {
+        "REMOTE_PROGRESS_POLL_INTERVAL_S": 0.01,
+        "BARRIER_INTERVAL_S": 0.01,
+        "FAILOVER_POLL_WINDOW_S": 0.2,
+    }.items():
         monkeypatch.setattr(module, name, value)
     side, told = Side(), list[float]()
     definition = SimpleNamespace(spec=SimpleNamespace(target=side.definition.metadata.cluster))
     replica = SimpleNamespace(
         runtime=SimpleNamespace(definition=definition), target=("orders", 0), high_watermark=50, base=9,
-        tell_barrier=told.append,
+        emit_offset_sync=told.append,
     )  # fmt: skip
     side.replicas["it"] = replica
     async with looking(side):

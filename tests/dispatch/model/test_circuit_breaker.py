@@ -13,36 +13,36 @@ from app.dispatch.model.circuit_breaker import (
     PROBE_MIN_S,
     STREAK_FAILURES,
     WINDOW_S,
-    Breaker,
     BreakerState,
+    CircuitBreaker,
 )
 
 OK, CANCELLED, UNKNOWN, INVALID_ARGUMENT, DEADLINE_EXCEEDED, PERMISSION_DENIED = 0, 1, 2, 3, 4, 7
 RESOURCE_EXHAUSTED, UNIMPLEMENTED, UNAVAILABLE, UNAUTHENTICATED = 8, 12, 14, 16
 
 
-def fail(breaker: Breaker, code: int, times: int, now_s: float = 1.0) -> None:
+def fail(breaker: CircuitBreaker, code: int, times: int, now_s: float = 1.0) -> None:
     """So many calls of the same moment fail."""
     for _ in range(times):
         breaker.on_result(code, now_s, now_s - 0.01)
 
 
-def opened(now_s: float = 1.0) -> Breaker:
-    breaker = Breaker()
+def opened(now_s: float = 1.0) -> CircuitBreaker:
+    breaker = CircuitBreaker()
     fail(breaker, UNAVAILABLE, DOWN_FAILURES, now_s)
     assert not breaker.closed
     return breaker
 
 
 def test_a_new_breaker_lets_calls_through() -> None:
-    breaker = Breaker()
+    breaker = CircuitBreaker()
     assert breaker.closed
     assert breaker.state is BreakerState.CLOSED
     assert breaker.allow(0.0)
 
 
 def test_a_receiver_that_is_gone_opens_it_at_once() -> None:
-    breaker = Breaker()
+    breaker = CircuitBreaker()
     fail(breaker, UNAVAILABLE, DOWN_FAILURES - 1)
     assert breaker.closed
     fail(breaker, UNAVAILABLE, 1)
@@ -52,7 +52,7 @@ def test_a_receiver_that_is_gone_opens_it_at_once() -> None:
 
 
 def test_one_dead_instance_among_many_does_not_open_it() -> None:
-    breaker = Breaker()
+    breaker = CircuitBreaker()
     for _ in range(100):
         fail(breaker, UNAVAILABLE, DOWN_FAILURES - 1)
         breaker.on_result(OK, 1.0, 0.9)
@@ -61,7 +61,7 @@ def test_one_dead_instance_among_many_does_not_open_it() -> None:
 
 @pytest.mark.parametrize("code", [DEADLINE_EXCEEDED, RESOURCE_EXHAUSTED])
 def test_a_row_of_overload_opens_it(code: int) -> None:
-    breaker = Breaker()
+    breaker = CircuitBreaker()
     fail(breaker, code, STREAK_FAILURES - 1)
     assert breaker.closed
     fail(breaker, code, 1)
@@ -70,7 +70,7 @@ def test_a_row_of_overload_opens_it(code: int) -> None:
 
 @pytest.mark.parametrize("code", [UNIMPLEMENTED, UNAUTHENTICATED, PERMISSION_DENIED])
 def test_a_receiver_that_refuses_everything_opens_it_and_a_single_message_does_not(code: int) -> None:
-    breaker = Breaker()
+    breaker = CircuitBreaker()
     fail(breaker, code, 3)  # the attempts of one message in memory
     assert breaker.closed
     fail(breaker, code, STREAK_FAILURES)
@@ -79,13 +79,13 @@ def test_a_receiver_that_refuses_everything_opens_it_and_a_single_message_does_n
 
 @pytest.mark.parametrize("code", [UNKNOWN, INVALID_ARGUMENT, OK])
 def test_answers_about_the_message_never_open_it(code: int) -> None:
-    breaker = Breaker()
+    breaker = CircuitBreaker()
     fail(breaker, code, 10_000)
     assert breaker.closed
 
 
 def test_more_than_half_of_the_calls_failing_by_overload_opens_it() -> None:
-    breaker = Breaker()
+    breaker = CircuitBreaker()
     for call in range(OVERLOAD_MIN_CALLS):
         assert breaker.closed
         breaker.on_result(DEADLINE_EXCEEDED if call % 5 < 3 else OK, 1.0 + call / 100, 1.0)
@@ -95,14 +95,14 @@ def test_more_than_half_of_the_calls_failing_by_overload_opens_it() -> None:
 
 
 def test_half_of_the_calls_failing_by_overload_does_not_open_it() -> None:
-    breaker = Breaker()
+    breaker = CircuitBreaker()
     for call in range(1_000):
         breaker.on_result(OK if call % 2 == 0 else DEADLINE_EXCEEDED, 1.0, 1.0)
     assert breaker.closed
 
 
 def test_overload_of_long_ago_is_forgotten() -> None:
-    breaker = Breaker()
+    breaker = CircuitBreaker()
     for call in range(OVERLOAD_MIN_CALLS - 2):
         breaker.on_result(OK if call % 3 == 0 else DEADLINE_EXCEEDED, 1.0, 1.0)
     late_s = 1.0 + 2 * WINDOW_S
@@ -176,16 +176,16 @@ def test_a_probe_with_a_poison_pill_closes_it_too(code: int) -> None:
     assert breaker.closed
 
 
-def fails_everything() -> Breaker:
+def fails_everything() -> CircuitBreaker:
     """Opened because every message failed while no dead letter could be written."""
-    breaker = Breaker()
+    breaker = CircuitBreaker()
     for _ in range(STREAK_FAILURES):
         breaker.on_result(UNKNOWN, 1.0, 1.0, failed=True, spent=True)
     return breaker
 
 
 def test_a_receiver_that_fails_everything_opens_it_once_no_dead_letter_may_be_written() -> None:
-    breaker = Breaker()
+    breaker = CircuitBreaker()
     for _ in range(100):
         breaker.on_result(UNKNOWN, 1.0, 1.0, failed=True)
     assert breaker.closed
@@ -198,7 +198,7 @@ def test_a_receiver_that_fails_everything_opens_it_once_no_dead_letter_may_be_wr
 
 
 def test_failures_among_successes_do_not_open_it_whatever_dead_letters_may_be_written() -> None:
-    breaker = Breaker()
+    breaker = CircuitBreaker()
     for call in range(1_000):
         bad = call % STREAK_FAILURES != 0
         breaker.on_result(UNKNOWN if bad else OK, 1.0, 1.0, failed=bad, spent=True)
@@ -256,7 +256,7 @@ def test_a_probe_that_was_not_made_or_was_canceled_may_be_made_again_at_once() -
 
 
 def test_canceled_calls_count_neither_way() -> None:
-    breaker = Breaker()
+    breaker = CircuitBreaker()
     fail(breaker, UNAVAILABLE, DOWN_FAILURES - 1)
     fail(breaker, CANCELLED, 100)
     assert breaker.closed
@@ -280,7 +280,7 @@ def test_it_counts_from_nothing_after_it_closed() -> None:
 def test_while_open_no_more_than_a_probe_an_interval_gets_through(
     steps: list[tuple[int, float, float, bool]],
 ) -> None:
-    breaker, now_s = Breaker(), 10.0
+    breaker, now_s = CircuitBreaker(), 10.0
     for code, pause_s, took_s, start in steps:
         now_s += pause_s
         breaker.on_result(code, now_s, now_s - took_s)

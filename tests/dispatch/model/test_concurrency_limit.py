@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.dispatch.model.concurrency_limit import INITIAL, SLACK_S, AdaptiveLimit, Phase
+from app.dispatch.model.concurrency_limit import INITIAL, SLACK_S, AdaptiveLimit, LimiterPhase
 from tests.bench.simulate_concurrency import (
     BIN_S,
     MANY,
@@ -122,7 +122,7 @@ def test_a_limit_that_is_not_used_does_not_grow() -> None:
 def test_a_limit_that_is_not_used_is_not_probed_either() -> None:
     limit = AdaptiveLimit(maximum=40)
     now_s = steady(limit, 20, 0.01)
-    assert limit.phase in (Phase.HOLD, Phase.PROBE)
+    assert limit.phase in (LimiterPhase.HOLD, LimiterPhase.PROBE)
     now_s = steady(limit, 3, 0.01, now_s=now_s)
     assert limit.limit == 40
     steady(limit, 500, 0.01, now_s=now_s, used=False)
@@ -137,7 +137,7 @@ def test_one_dropped_call_in_a_hundred_cuts_nothing_and_one_in_five_does() -> No
     before = limit.limit
     limit.on_samples(102.0, 160, 0.01, before, dropped=40)
     assert limit.limit == round(before * 0.7)
-    assert limit.phase is Phase.HOLD
+    assert limit.phase is LimiterPhase.HOLD
 
 
 def test_a_receiver_that_refuses_above_its_own_bound_is_held_near_it() -> None:
@@ -204,7 +204,7 @@ def test_whatever_happens_the_limit_stays_within_its_bounds(
                 limit.on_sample(now_s, latency_s, in_flight, kind == "dropped")
         assert limit.minimum <= limit.limit <= limit.maximum
         assert isinstance(limit.limit, int)
-        assert limit.limit <= 2 * before or limit.phase is not Phase.RAMP
+        assert limit.limit <= 2 * before or limit.phase is not LimiterPhase.RAMP
 
 
 @given(st.lists(st.integers(1, 100), min_size=1, max_size=40))

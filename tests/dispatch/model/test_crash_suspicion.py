@@ -10,15 +10,15 @@ from app.dispatch.model.crash_suspicion import (
     GIVE_UP_AFTER,
     SUSPECT_AFTER,
     UNKNOWN_AFTER_S,
+    CrashSuspicion,
     Loss,
-    Suspicion,
     read_loss,
 )
 
 ENVOY = "upstream connect error or disconnect/reset before headers."
 
 
-def failed(suspicion: Suspicion, *, stuck: bool = False, age_s: float = 1.0) -> bool:
+def failed(suspicion: CrashSuspicion, *, stuck: bool = False, age_s: float = 1.0) -> bool:
     return suspicion.has_failed(stuck=stuck, age_s=age_s, patience_s=300.0)
 
 
@@ -55,7 +55,7 @@ def test_the_words_of_a_failure_tell_how_it_came(details: str, loss: Loss) -> No
 
 
 def test_a_killer_is_given_up_when_others_are_taken_between_its_kills() -> None:
-    suspicion = Suspicion()
+    suspicion = CrashSuspicion()
     for kills in range(1, GIVE_UP_AFTER + 1):
         assert not failed(suspicion)
         suspicion.lost(Loss.DIED, 10.0 * kills, taken=kills, heard=0, stuck=False)
@@ -64,7 +64,7 @@ def test_a_killer_is_given_up_when_others_are_taken_between_its_kills() -> None:
 
 
 def test_a_killer_that_is_alone_is_given_up_when_its_receiver_is_heard_between_its_kills() -> None:
-    suspicion = Suspicion()
+    suspicion = CrashSuspicion()
     for kills in range(SUSPECT_AFTER + GIVE_UP_AFTER):
         if suspicion.is_suspect:
             assert not suspicion.may_go(kills, taken=0, heard=kills, alone=True)
@@ -74,7 +74,7 @@ def test_a_killer_that_is_alone_is_given_up_when_its_receiver_is_heard_between_i
 
 
 def test_what_is_lost_beside_other_suspects_is_not_blamed_for_it_and_goes_alone_from_then_on() -> None:
-    suspicion = Suspicion()
+    suspicion = CrashSuspicion()
     for number in range(SUSPECT_AFTER):
         suspicion.lost(Loss.DIED, number, taken=0, heard=0, stuck=False)
     assert suspicion.is_suspect
@@ -87,7 +87,7 @@ def test_what_is_lost_beside_other_suspects_is_not_blamed_for_it_and_goes_alone_
 
 
 def test_a_refusal_counts_at_once_only_from_what_blocks_the_others() -> None:
-    suspicion = Suspicion()
+    suspicion = CrashSuspicion()
     for _ in range(GIVE_UP_AFTER):
         suspicion.lost(Loss.REFUSED, 1.0, taken=0, heard=0, stuck=True)
     assert failed(suspicion, stuck=True)
@@ -97,7 +97,7 @@ def test_a_refusal_counts_at_once_only_from_what_blocks_the_others() -> None:
 
 @given(st.lists(st.sampled_from(Loss), max_size=50), st.booleans())
 def test_nothing_is_given_up_while_nothing_is_taken_and_nobody_is_heard(losses: list[Loss], go: bool) -> None:
-    suspicion = Suspicion()
+    suspicion = CrashSuspicion()
     for at_s, loss in enumerate(losses):
         if go:
             suspicion.may_go(at_s * UNKNOWN_AFTER_S, taken=0, heard=0, alone=True)
@@ -108,7 +108,7 @@ def test_nothing_is_given_up_while_nothing_is_taken_and_nobody_is_heard(losses: 
 
 @given(st.integers(0, 50))
 def test_what_reached_nobody_is_never_a_suspect(times: int) -> None:
-    suspicion = Suspicion()
+    suspicion = CrashSuspicion()
     for number in range(times):
         suspicion.lost(Loss.UNREACHED, number, taken=number, heard=number, stuck=True)
     assert not suspicion.is_suspect

@@ -7,13 +7,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.dispatch.model.dead_letter_budget import (
-    BURST,
+    DEAD_LETTER_BURST,
     MOST_AT_ONCE,
     START_LETTERS,
     TRIAL_MAX_S,
     TRIAL_MIN_S,
-    Budget,
-    Trials,
+    DeadLetterBudget,
+    DeadLetterTrials,
     spelled,
 )
 
@@ -35,7 +35,7 @@ def test_dead_letters_are_never_more_than_the_start_the_share_and_the_rate_allow
     share: float, per_minute: float, burst: int, steps: list[tuple[str, int]]
 ) -> None:
     now_s, acks, letters = 0.0, 0, 0
-    budget = Budget(now_s, share, per_minute, burst)
+    budget = DeadLetterBudget(now_s, share, per_minute, burst)
     for what, amount in steps:
         if what == "wait":
             now_s += amount
@@ -43,7 +43,7 @@ def test_dead_letters_are_never_more_than_the_start_the_share_and_the_rate_allow
             acks += amount
             budget.earn(now_s, amount)
         else:
-            at_once = sum(budget.take(now_s) for _ in range(amount))
+            at_once = sum(budget.try_spend(now_s) for _ in range(amount))
             assert at_once <= max(burst, 1)
             letters += at_once
         assert budget.available(now_s) <= burst
@@ -55,38 +55,38 @@ def test_dead_letters_are_never_more_than_the_start_the_share_and_the_rate_allow
 def test_bad_messages_that_are_no_more_than_the_share_are_all_dead_lettered(
     share: float, rounds: int
 ) -> None:
-    budget = Budget(0.0, share, 0.001, BURST)
+    budget = DeadLetterBudget(0.0, share, 0.001, DEAD_LETTER_BURST)
     good = -(-(1 - share) // share)  # for each bad one, rounded up
     for _ in range(rounds):
         budget.earn(0.0, int(good))
-        assert budget.take(0.0)
+        assert budget.try_spend(0.0)
 
 
 @given(RATES.filter(lambda rate: rate > 0.01), st.integers(0, 100))
 def test_time_alone_always_gives_the_next_one_and_never_saves_up_more_than_a_start(
     per_minute: float, taken: int
 ) -> None:
-    budget = Budget(0.0, 0.1, per_minute, BURST)
+    budget = DeadLetterBudget(0.0, 0.1, per_minute, DEAD_LETTER_BURST)
     for _ in range(taken):
-        budget.take(0.0)
+        budget.try_spend(0.0)
     wait_s = budget.wait_s(0.0)
-    assert budget.take(wait_s)
+    assert budget.try_spend(wait_s)
     assert budget.available(wait_s + 1e9) <= START_LETTERS
 
 
 def test_a_worker_that_begins_has_less_than_one_that_has_earned_it() -> None:
-    fresh, earned = Budget(0.0), Budget(0.0)
+    fresh, earned = DeadLetterBudget(0.0), DeadLetterBudget(0.0)
     earned.earn(0.0, 1_000_000)
-    assert (fresh.available(0.0), earned.available(0.0)) == (START_LETTERS, BURST)
+    assert (fresh.available(0.0), earned.available(0.0)) == (START_LETTERS, DEAD_LETTER_BURST)
 
 
 @given(SHARES, RATES, BURSTS, SHARES, RATES, BURSTS, st.integers(0, 100))
 def test_a_change_gives_nothing_that_was_spent(
     share: float, rate: float, burst: int, other: float, other_rate: float, other_burst: int, taken: int
 ) -> None:
-    budget = Budget(0.0, share, rate, burst)
+    budget = DeadLetterBudget(0.0, share, rate, burst)
     for _ in range(taken):
-        budget.take(0.0)
+        budget.try_spend(0.0)
     before = budget.available(0.0)
     budget.change(0.0, other, other_rate, other_burst)
     assert budget.available(0.0) <= before
@@ -94,15 +94,15 @@ def test_a_change_gives_nothing_that_was_spent(
 
 
 def test_share_one_is_no_limit() -> None:
-    budget = Budget(0.0, 1.0, 0.001, 1)
-    assert all(budget.take(0.0) for _ in range(10_000))
+    budget = DeadLetterBudget(0.0, 1.0, 0.001, 1)
+    assert all(budget.try_spend(0.0) for _ in range(10_000))
     assert not budget.is_spent(0.0)
 
 
 @pytest.mark.parametrize(("share", "rate", "burst"), [(-0.1, 1, 1), (1.1, 1, 1), (0.1, -1, 1), (0.1, 1, 0)])
 def test_figures_out_of_bounds_are_refused(share: float, rate: float, burst: int) -> None:
     with pytest.raises(ValueError, match="must be"):
-        Budget(0.0, share, rate, burst)
+        DeadLetterBudget(0.0, share, rate, burst)
 
 
 @given(
@@ -113,7 +113,7 @@ def test_figures_out_of_bounds_are_refused(share: float, rate: float, burst: int
 def test_trials_are_bounded_one_round_at_a_time_and_always_go_on(
     rounds: list[tuple[float, float, list[bool]]],
 ) -> None:
-    trials, now_s = Trials(), 0.0
+    trials, now_s = DeadLetterTrials(), 0.0
     trials.withheld(now_s)
     for passed_s, tokens, answers in rounds:
         now_s += passed_s
@@ -131,7 +131,7 @@ def test_trials_are_bounded_one_round_at_a_time_and_always_go_on(
 
 
 def test_failed_rounds_are_rarer_and_smaller_and_one_that_is_taken_doubles_the_next() -> None:
-    trials = Trials()
+    trials = DeadLetterTrials()
     trials.withheld(0.0)
     assert trials.room(0.0, 0.0) == 0
     assert trials.room(0.0, 3.7) == 3  # what may be dead-lettered goes at once

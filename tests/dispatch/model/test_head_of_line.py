@@ -7,14 +7,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from app.dispatch.model.head_of_line import CREDIT_MAX, HeadOfLine, Rule, Verdict, WhyNot, shared_tokens
+from app.dispatch.model.head_of_line import (
+    CREDIT_MAX,
+    BlockingRule,
+    HeadOfLineDetector,
+    StashVerdict,
+    WhyNot,
+    shared_tokens,
+)
 from app.kernel.tracker import Tracker
 
 NOW_S = 1000.0
 
 
 def look(
-    head: HeadOfLine,
+    head: HeadOfLineDetector,
     now_s: float = NOW_S,
     *,
     base: int = 7,
@@ -24,8 +31,8 @@ def look(
     out_s: float | None = 400.0,
     delivered: int = 100,
     serving: bool = True,
-) -> Verdict | None:
-    return head.look(
+) -> StashVerdict | None:
+    return head.evaluate(
         now_s,
         base=base,
         capacity=capacity,
@@ -38,31 +45,31 @@ def look(
 
 
 def test_an_old_head_is_found_while_newer_ones_finish() -> None:
-    verdict = look(HeadOfLine(300.0), unfinished=5)
+    verdict = look(HeadOfLineDetector(300.0), unfinished=5)
     assert verdict is not None
-    assert (verdict.offset, verdict.rule, verdict.age_s) == (7, Rule.AGE, 400.0)
+    assert (verdict.offset, verdict.rule, verdict.age_s) == (7, BlockingRule.AGE, 400.0)
     assert verdict.reason == (
         "head of line: not finished after 400.0 s (limit 300 s); 100 newer finished, 4 did not"
     )
 
 
 def test_a_young_head_is_left_alone_and_its_numbers_are_told() -> None:
-    head = HeadOfLine(300.0)
+    head = HeadOfLineDetector(300.0)
     assert look(head, out_s=300.0) is None
     assert head.why_not == "the head at 7 has been out for 300.0 s; 1% in use, 1.0% of it unfinished"
     assert head.why_not_code is WhyNot.YOUNG
 
 
 def test_a_full_tracker_of_finished_messages_is_found_by_the_thresholds_of_the_seed() -> None:
-    verdict = look(HeadOfLine(300.0), unfinished=180, finished_above=8900, out_s=2.0)
+    verdict = look(HeadOfLineDetector(300.0), unfinished=180, finished_above=8900, out_s=2.0)
     assert verdict is not None
-    assert verdict.rule is Rule.FULL
+    assert verdict.rule is BlockingRule.FULL
     assert "90.8% of the tracker in use (limit 90%), 1.98% of it unfinished (limit 2%)" in verdict.reason
 
 
 @pytest.mark.parametrize("finished_above", [0, -5])
 def test_with_nothing_newer_finished_it_is_no_verdict(finished_above: int) -> None:
-    head = HeadOfLine(300.0)
+    head = HeadOfLineDetector(300.0)
     assert look(head, unfinished=20, finished_above=finished_above, capacity=10, out_s=500.0) is None
     assert head.why_not_code is WhyNot.BROKEN
 
@@ -86,26 +93,26 @@ def test_a_lowered_capacity_tells_no_head_of_what_did_not_finish(high: int, low:
     ],
 )
 def test_at_a_threshold_nothing_is_stashed(unfinished: int, finished_above: int, out_s: float) -> None:
-    head = HeadOfLine(300.0)
+    head = HeadOfLineDetector(300.0)
     assert look(head, unfinished=unfinished, finished_above=finished_above, out_s=out_s) is None
     assert head.why_not_code is WhyNot.YOUNG
 
 
 def test_a_head_that_is_alone_in_a_small_full_tracker_blocks_though_it_is_a_tenth_of_it() -> None:
-    verdict = look(HeadOfLine(300.0), capacity=10, finished_above=9, out_s=2.0)
+    verdict = look(HeadOfLineDetector(300.0), capacity=10, finished_above=9, out_s=2.0)
     assert verdict is not None
-    assert verdict.rule is Rule.FULL
+    assert verdict.rule is BlockingRule.FULL
 
 
 def test_a_receiver_that_finishes_nothing_newer_is_broken_and_flushes_nothing() -> None:
-    head = HeadOfLine(300.0)
+    head = HeadOfLineDetector(300.0)
     assert look(head, finished_above=0, unfinished=500, delivered=100) is None
     assert head.why_not_code is WhyNot.BROKEN
     assert "the receiver, not one message" in head.why_not
 
 
 def test_what_was_acknowledged_before_the_receiver_hung_makes_no_blocker_of_the_head() -> None:
-    head = HeadOfLine(300.0)
+    head = HeadOfLineDetector(300.0)
     assert look(head, NOW_S, unfinished=50, out_s=1.0) is None
     for later_s in range(1, 2000, 10):  # nothing is acknowledged any more
         assert look(head, NOW_S + later_s, unfinished=50, out_s=1.0 + later_s) is None
@@ -113,14 +120,14 @@ def test_what_was_acknowledged_before_the_receiver_hung_makes_no_blocker_of_the_
 
 
 def test_a_quiet_topic_is_freed_when_one_newer_message_finishes() -> None:
-    head = HeadOfLine(60.0)
+    head = HeadOfLineDetector(60.0)
     assert look(head, NOW_S, finished_above=0, delivered=50, out_s=1.0) is None
     assert look(head, NOW_S + 500, finished_above=0, delivered=50, out_s=501.0) is None
     assert look(head, NOW_S + 900, finished_above=1, delivered=51, out_s=901.0) is not None
 
 
 def test_an_outage_does_not_age_the_head() -> None:
-    head = HeadOfLine(300.0)
+    head = HeadOfLineDetector(300.0)
     assert look(head, NOW_S, out_s=299.0) is None
     assert look(head, NOW_S + 5000, out_s=5299.0, serving=False) is None
     assert head.why_not_code is WhyNot.AWAY
@@ -130,7 +137,7 @@ def test_an_outage_does_not_age_the_head() -> None:
 
 
 def test_a_head_that_is_not_with_the_receiver_is_left_alone() -> None:
-    head = HeadOfLine(300.0)
+    head = HeadOfLineDetector(300.0)
     assert look(head, out_s=None) is None
     assert head.why_not == "the head at 7 is not with the receiver"
     assert look(head, unfinished=0, finished_above=0) is None
@@ -139,7 +146,7 @@ def test_a_head_that_is_not_with_the_receiver_is_left_alone() -> None:
 
 def test_jobs_that_share_tokens_stash_no_more_than_these_allow() -> None:
     tokens = shared_tokens(per_minute=60)
-    jobs = [HeadOfLine(300.0, tokens) for _ in range(50)]
+    jobs = [HeadOfLineDetector(300.0, tokens) for _ in range(50)]
     assert sum(look(job) is not None for job in jobs) == 10
     assert "60 verdicts a minute are spent; in 1.0 s" in jobs[-1].why_not
     assert sum(look(job, NOW_S + 5.0, delivered=200) is not None for job in jobs) == 5
@@ -147,13 +154,13 @@ def test_jobs_that_share_tokens_stash_no_more_than_these_allow() -> None:
 
 def test_stuck_messages_in_a_full_tracker_are_freed_one_by_one_though_nothing_more_can_be_fetched() -> None:
     """Forty neighbours are stuck; each one freed makes room for a single healthy message."""
-    head = HeadOfLine(300.0, shared_tokens(per_minute=6000))
+    head = HeadOfLineDetector(300.0, shared_tokens(per_minute=6000))
     tracker, delivered, freed, now_s = Tracker(0, 1000), 0, 0, NOW_S
     tracker.fetched(0, 1000)
     delivered += tracker.ack_range(40, 1000)
     for _ in range(200):
         now_s += 1.0
-        verdict = head.look(
+        verdict = head.evaluate(
             now_s,
             base=tracker.base,
             capacity=tracker.capacity,
@@ -177,7 +184,7 @@ def test_stuck_messages_in_a_full_tracker_are_freed_one_by_one_though_nothing_mo
 def test_every_look_gives_a_verdict_or_says_why_not(
     after_s: float, capacity: int, unfinished: int, finished_above: int, data: st.DataObject
 ) -> None:
-    head = HeadOfLine(after_s)
+    head = HeadOfLineDetector(after_s)
     for _ in range(3):
         verdict = look(
             head,
@@ -200,7 +207,7 @@ class StuckMessages(RuleBasedStateMachine):
     @initialize(capacity=st.integers(1, 40))
     def start(self, capacity: int) -> None:
         self.tracker = Tracker(0, capacity)
-        self.head = HeadOfLine(10.0, shared_tokens(per_minute=600))
+        self.head = HeadOfLineDetector(10.0, shared_tokens(per_minute=600))
         self.sent: dict[int, float] = {}
         self.now_s = NOW_S
         self.delivered = self.verdicts = 0
@@ -231,7 +238,7 @@ class StuckMessages(RuleBasedStateMachine):
     @rule()
     def look(self) -> None:
         tracker, base = self.tracker, self.tracker.base
-        verdict = self.head.look(
+        verdict = self.head.evaluate(
             self.now_s,
             base=base,
             capacity=tracker.capacity,

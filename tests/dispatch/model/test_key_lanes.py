@@ -6,13 +6,13 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from app.dispatch.model.key_lanes import LaneError, Lanes
+from app.dispatch.model.key_lanes import KeyLanes, LaneError
 
 keys = st.none() | st.sampled_from([b"", b"a", b"b", b"c" * 1_000_000])
 
 
 def test_the_second_message_of_a_key_waits_for_the_first_and_other_keys_do_not() -> None:
-    lanes: Lanes[int] = Lanes()
+    lanes: KeyLanes[int] = KeyLanes()
     assert lanes.offer(b"a", 1) == 1
     assert lanes.offer(b"a", 2) is None
     assert lanes.offer(b"b", 3) == 3
@@ -24,20 +24,20 @@ def test_the_second_message_of_a_key_waits_for_the_first_and_other_keys_do_not()
 
 
 def test_messages_without_a_key_never_wait() -> None:
-    lanes: Lanes[int] = Lanes()
+    lanes: KeyLanes[int] = KeyLanes()
     assert lanes.offer_many([(None, number) for number in range(1, 100)]) == list(range(1, 100))
     assert lanes.finished(None) is None
     assert lanes.in_use == 0
 
 
 def test_a_partition_in_order_is_one_lane_keyed_or_not() -> None:
-    lanes: Lanes[int] = Lanes(single=True)
+    lanes: KeyLanes[int] = KeyLanes(single=True)
     assert lanes.offer_many([(None, 1), (b"a", 2), (None, 3)]) == [1]
     assert [lanes.finished(key) for key in (None, b"a", None)] == [2, 3, None]
 
 
 def test_finishing_what_is_not_out_is_an_error_and_not_a_broken_order() -> None:
-    lanes: Lanes[int] = Lanes()
+    lanes: KeyLanes[int] = KeyLanes()
     with pytest.raises(LaneError, match="none is out"):
         lanes.finished(b"a")
 
@@ -52,7 +52,7 @@ class Turns(RuleBasedStateMachine):
     @initialize(single=st.booleans())
     def begin(self, single: bool) -> None:
         self.single = single
-        self.lanes: Lanes[tuple[bytes | None, int]] = Lanes(single=single)
+        self.lanes: KeyLanes[tuple[bytes | None, int]] = KeyLanes(single=single)
         self.model: dict[bytes, list[tuple[bytes | None, int]]] = {}
 
     def lane_of(self, key: bytes | None) -> bytes | None:

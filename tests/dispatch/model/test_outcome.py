@@ -9,11 +9,19 @@ from grpc import StatusCode
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.dispatch.model.outcome import Action, Decision, KafkaAction, RetryPolicy, Tier, decide, stash
+from app.dispatch.model.outcome import (
+    Action,
+    DeliveryDecision,
+    KafkaAction,
+    RetryPolicy,
+    RetryTopic,
+    decide,
+    stash,
+)
 from app.kernel.backoff import Backoff
 from app.kernel.grpc_status import code_name
 
-TIERS = (Tier(60, 2), Tier(600, 1))
+TIERS = (RetryTopic(60, 2), RetryTopic(600, 1))
 POLICY = RetryPolicy(in_memory_attempts=3, tiers=TIERS)
 NO_TIERS = RetryPolicy(in_memory_attempts=3)
 
@@ -27,13 +35,13 @@ policies = st.builds(
     RetryPolicy,
     in_memory_attempts=st.integers(1, 5),
     backoff=st.just(Backoff(0.1, 5, 2, 0.5)),
-    tiers=st.lists(st.builds(Tier, st.floats(0, 1_000), st.integers(1, 4)), max_size=3).map(tuple),
+    tiers=st.lists(st.builds(RetryTopic, st.floats(0, 1_000), st.integers(1, 4)), max_size=3).map(tuple),
     dlq_enabled=st.booleans(),
 )
 trailers = st.none() | st.sampled_from(["Retry", "stash", "SKIP", " skip ", "", "ack", "Retry2"]) | st.text()
 
 
-def answer(code: int, kafka_action: str | None = None, **changes: Any) -> Decision:
+def answer(code: int, kafka_action: str | None = None, **changes: Any) -> DeliveryDecision:
     """The decision for a first delivery from the main topic, but for `changes`."""
     usual: dict[str, Any] = {
         "attempts_in_memory": 1, "tier": None, "tier_attempt": 1, "policy": POLICY, "breaker_open": False,
@@ -41,7 +49,7 @@ def answer(code: int, kafka_action: str | None = None, **changes: Any) -> Decisi
     return decide(code, kafka_action, **usual | changes)
 
 
-def target(decision: Decision) -> tuple[Action, int | None]:
+def target(decision: DeliveryDecision) -> tuple[Action, int | None]:
     return decision.action, decision.tier
 
 
@@ -220,9 +228,9 @@ def test_what_can_never_be_delivered_takes_the_way_of_invalid_argument(policy: R
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: Tier(-1), "delay -1 s"),
-        (lambda: Tier(float("nan")), "delay nan s"),
-        (lambda: Tier(1, 0), "attempts 0"),
+        (lambda: RetryTopic(-1), "delay -1 s"),
+        (lambda: RetryTopic(float("nan")), "delay nan s"),
+        (lambda: RetryTopic(1, 0), "attempts 0"),
         (lambda: RetryPolicy(in_memory_attempts=0), "in_memory_attempts 0"),
     ],
 )

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.dispatch.model.receiver_routing import Fallbacks, Refusal, Routing, Unmatched
+from app.dispatch.model.receiver_routing import Fallbacks, ReceiverRouting, RoutingRefusal, Unmatched
 
 TARGETS = [
     ("staging", None, "staging:1"),
@@ -17,9 +17,9 @@ TARGETS = [
 PRODUCTION = ("production", "prod")
 
 
-def routing(unmatched: Unmatched = Unmatched.DLQ) -> Routing:
+def routing(unmatched: Unmatched = Unmatched.DLQ) -> ReceiverRouting:
     """With all of it."""
-    return Routing(
+    return ReceiverRouting(
         "main:1", zone="zone", environment="env", targets=TARGETS, unmatched=unmatched, production=PRODUCTION
     )
 
@@ -62,10 +62,10 @@ def test_an_environment_without_a_target_does_as_the_definition_says(
 ) -> None:
     refused = routing().choose(headers)
     skipped = routing(Unmatched.SKIP).choose(headers)
-    assert isinstance(refused, Refusal)
+    assert isinstance(refused, RoutingRefusal)
     assert not refused.skip
     assert "no target" in refused.reason
-    assert isinstance(skipped, Refusal)
+    assert isinstance(skipped, RoutingRefusal)
     assert skipped.skip
     assert routing(Unmatched.DEFAULT).choose(headers) == "main:1"
 
@@ -93,7 +93,7 @@ def test_a_fallback_is_there_and_is_taken_only_of_a_target_that_was_away_for_lon
 ) -> None:
     fallbacks = Fallbacks(graph, after_s)
     for address in ADDRESSES:
-        fallbacks.look(address, 0.0, is_away=address in away)
+        fallbacks.update(address, 0.0, is_away=address in away)
     for address in ADDRESSES:
         chosen = fallbacks.choose(address, passed_s, away.__contains__)
         if chosen != address:
@@ -107,9 +107,9 @@ def test_a_fallback_is_there_and_is_taken_only_of_a_target_that_was_away_for_lon
 
 def test_a_target_that_is_back_has_its_messages_at_once_and_its_time_away_begins_again() -> None:
     fallbacks = Fallbacks({"a": "b"}, 10.0)
-    fallbacks.look("a", 0.0, is_away=True)
+    fallbacks.update("a", 0.0, is_away=True)
     assert fallbacks.choose("a", 10.0, "a".__eq__) == "b"
-    fallbacks.look("a", 10.0, is_away=False)
+    fallbacks.update("a", 10.0, is_away=False)
     assert fallbacks.choose("a", 10.0, "".__eq__) == "a"
-    fallbacks.look("a", 11.0, is_away=True)
+    fallbacks.update("a", 11.0, is_away=True)
     assert fallbacks.choose("a", 20.0, "a".__eq__) == "a"

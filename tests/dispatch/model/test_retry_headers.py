@@ -13,7 +13,7 @@ from app.dispatch.model.retry_headers import (
     MAX_REASON_CHARS,
     PREFIX,
     Header,
-    Origin,
+    MessageOrigin,
     moved_headers,
     read_origin,
 )
@@ -27,7 +27,7 @@ numbers = st.integers(0, 2**62)
 small = st.integers(0, 10_000)
 topics = st.from_regex(r"[A-Za-z0-9._-]{1,249}", fullmatch=True)
 tiers = st.none() | st.integers(0, 9)
-origins = st.builds(Origin, topics, small, numbers, numbers, small, small, tiers, small)
+origins = st.builds(MessageOrigin, topics, small, numbers, numbers, small, small, tiers, small)
 foreign: st.SearchStrategy[Header] = st.tuples(
     st.text(max_size=20).filter(lambda name: not name.startswith(PREFIX)), st.none() | st.binary(max_size=20)
 )
@@ -37,17 +37,17 @@ garbage: st.SearchStrategy[Header] = st.tuples(
 )
 
 
-def move(headers: list[Header], origin: Origin, tier: int | None, reason: str = "why") -> list[Header]:
+def move(headers: list[Header], origin: MessageOrigin, tier: int | None, reason: str = "why") -> list[Header]:
     return moved_headers(headers, origin, tier=tier, reason=reason, code="UNAVAILABLE", moved_at_ms=5)
 
 
-def read(headers: list[Header], tier: int | None) -> Origin:
+def read(headers: list[Header], tier: int | None) -> MessageOrigin:
     return read_origin(headers, topic="retry", partition=77, offset=88, timestamp_ms=99, tier=tier)
 
 
 @given(origins, st.integers(0, 9), st.lists(foreign, max_size=5))
 def test_what_is_written_into_a_retry_topic_is_read_back(
-    origin: Origin, tier: int, headers: list[Header]
+    origin: MessageOrigin, tier: int, headers: list[Header]
 ) -> None:
     back = read(move(headers, origin, tier), tier)
 
@@ -61,7 +61,7 @@ def test_what_is_written_into_a_retry_topic_is_read_back(
 
 @given(origins, st.lists(foreign, max_size=8), st.lists(garbage, max_size=4), tiers)
 def test_the_producers_headers_are_untouched_and_in_order_and_come_first(
-    origin: Origin, own: list[Header], old: list[Header], tier: int | None
+    origin: MessageOrigin, own: list[Header], old: list[Header], tier: int | None
 ) -> None:
     mixed = list(own)
     for index, header in enumerate(old):
@@ -74,7 +74,9 @@ def test_the_producers_headers_are_untouched_and_in_order_and_come_first(
 
 
 @given(origins, tiers, st.lists(garbage, max_size=6))
-def test_headers_are_replaced_and_never_pile_up(origin: Origin, tier: int | None, old: list[Header]) -> None:
+def test_headers_are_replaced_and_never_pile_up(
+    origin: MessageOrigin, tier: int | None, old: list[Header]
+) -> None:
     once = move(old, origin, tier)
 
     assert len({name for name, _ in once}) == len(once)
@@ -103,11 +105,11 @@ def test_a_number_that_cannot_be_read_counts_as_absent(value: bytes | None) -> N
 
 
 def test_a_record_without_an_origin_is_its_own_origin() -> None:
-    assert read([("x", b"y")], 2) == Origin("retry", 77, 88, 99, tier=2)
+    assert read([("x", b"y")], 2) == MessageOrigin("retry", 77, 88, 99, tier=2)
 
 
 def test_an_attempt_in_another_tier_does_not_count_here() -> None:
-    origin = Origin("orders", 0, 1, 2, attempt=4, tier=0, tier_attempt=3)
+    origin = MessageOrigin("orders", 0, 1, 2, attempt=4, tier=0, tier_attempt=3)
 
     assert read(move([], origin, 0), 0).tier_attempt == 3
     assert read(move([], origin, 1), 1).tier_attempt == 0
@@ -115,7 +117,7 @@ def test_an_attempt_in_another_tier_does_not_count_here() -> None:
 
 
 def test_the_way_into_the_dead_letter_queue_is_no_retry() -> None:
-    found = dict(move([], Origin("orders", 0, 1, 2, retry_count=3), None))
+    found = dict(move([], MessageOrigin("orders", 0, 1, 2, retry_count=3), None))
 
     assert found[retry_headers.RETRY_COUNT] == b"3"
     assert retry_headers.TIER not in found
@@ -123,7 +125,7 @@ def test_the_way_into_the_dead_letter_queue_is_no_retry() -> None:
 
 @given(st.text(max_size=3 * MAX_REASON_CHARS))
 def test_reasons_are_bounded_and_any_text_is_taken(reason: str) -> None:
-    value = dict(move([], Origin("orders", 0, 1, 2), None, reason))[retry_headers.REASON]
+    value = dict(move([], MessageOrigin("orders", 0, 1, 2), None, reason))[retry_headers.REASON]
 
     assert value is not None
     assert len(value.decode()) <= MAX_REASON_CHARS
@@ -133,7 +135,7 @@ def test_reasons_are_bounded_and_any_text_is_taken(reason: str) -> None:
 def test_an_origin_that_is_no_topic_counts_as_absent(topic: bytes) -> None:
     headers: list[Header] = [(retry_headers.ORIGIN_TOPIC, topic), (retry_headers.ORIGIN_OFFSET, b"5")]
 
-    assert read(headers, 0) == Origin("retry", 77, 88, 99, tier=0)
+    assert read(headers, 0) == MessageOrigin("retry", 77, 88, 99, tier=0)
 
 
 @pytest.mark.parametrize(
@@ -143,7 +145,7 @@ def test_an_origin_that_is_no_topic_counts_as_absent(topic: bytes) -> None:
      (retry_headers.RETRY_COUNT, 2**31 - 1), (retry_headers.MERGES, 2**31 - 1)],
 )  # fmt: skip
 def test_a_number_beyond_what_kafka_and_the_contracts_hold_counts_as_absent(header: str, most: int) -> None:
-    def with_number(number: int) -> Origin:
+    def with_number(number: int) -> MessageOrigin:
         return read([(retry_headers.ORIGIN_TOPIC, b"orders"), (header, str(number).encode())], 0)
 
     assert with_number(most) != with_number(most + 1)

@@ -8,11 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.dispatch.model.throughput_diagnosis import (
-    Bound,
-    Flow,
-    Pace,
-    Rate,
+    FlowReport,
+    RateShare,
     TargetStatus,
+    ThroughputBound,
+    ThroughputDiagnosis,
     gravest,
     hibernated,
     pace,
@@ -20,74 +20,116 @@ from app.dispatch.model.throughput_diagnosis import (
     without_worker,
 )
 
-IDLE = Flow(jobs=2)
+IDLE = FlowReport(jobs=2)
 
 
 def target(**fields: object) -> TargetStatus:
     return msgspec.structs.replace(TargetStatus(address="billing:443", limit=100), **fields)
 
 
-def flow(**fields: object) -> Flow:
-    return Flow(**{"jobs": 2, **fields})  # type: ignore[arg-type] # the tests' own
+def flow(**fields: object) -> FlowReport:
+    return FlowReport(**{"jobs": 2, **fields})  # type: ignore[arg-type] # the tests' own
 
 
-SLOW = Rate("messages", 50.0, -4.0)
+SLOW = RateShare("messages", 50.0, -4.0)
 CASES = [
-    (Bound.LEASE, flow(blocked="lease"), target(), "lease is over"),
-    (Bound.LEASE, flow(blocked="snapshots"), target(), "saved"),
-    (Bound.HEALTH, IDLE, target(health="not-serving", held=3), "not serving; 3 messages wait"),
-    (Bound.BREAKER, IDLE, target(breaker="open", why_open="3 calls in a row found nobody", probe_in_ms=700),
-     "3 calls in a row found nobody; the next probe in 0.7 s"),
-    (Bound.BREAKER, IDLE, target(breaker="half-open", probe_in_ms=0), "a probe is out"),
-    (Bound.PAUSED, flow(paused=2, ready=5), target(),
-     "all 2 of its partitions here were paused by an operator"),
-    (Bound.PAUSED, flow(paused=2, resting=["region west has it"]), target(),
-     "all 2 of its partitions here rest, whatever operators resume: region west has it"),
-    (Bound.PAUSED, flow(paused=2, obscured=True), target(), "all 2 of its partitions here are paused"),
-    (Bound.DEAD_LETTERS, flow(withheld=7, failures="INTERNAL 7 times"), target(), "7 messages failed"),
-    (Bound.HEAD, flow(stuck=["orders-3 at offset 17"]), target(), "orders-3 at offset 17"),
-    (Bound.RATE, flow(ready=1, rates=[SLOW]), target(), "50 messages/s is this worker's share, 5 are short"),
-    (Bound.SLOW_START, flow(ready=1), target(allowed=4, in_flight=4), "4 of 100"),
-    (Bound.LIMIT, flow(ready=1), target(in_flight=100), "flow.max_inflight"),
-    (Bound.LIMIT, flow(ready=1), target(in_flight=95, ceiling=500, phase="hold"), "only got slower"),
-    (Bound.LIMIT, flow(ready=1), target(in_flight=95, ceiling=500, phase="ramp"), "being found out"),
-    (Bound.LIMIT, flow(ready=1), target(in_flight=95, ceiling=100, phase="ramp"), "the most"),
-    (Bound.CREDIT, flow(ready=1), target(credit=0, in_flight=7), "no credit beyond the 7"),
-    (Bound.CREDIT, flow(ready=1), target(credit=0), "no stream up"),
-    (Bound.CAPACITY, flow(cramped=["orders-1 at offset 2"]), target(in_flight=10), "tracker.capacity"),
-    (Bound.ORDER, flow(behind=12), target(in_flight=1), "12 messages wait for an earlier one"),
-    (Bound.MEMORY, flow(unread=9, budget_used=0.99), target(), "99%"),
-    (Bound.CATCH_UP, flow(catching_up=1, unread=9), target(), "catchUp.rate"),
-    (Bound.FETCH, flow(unread=9), target(in_flight=2), "9 messages are still to be read"),
-    (Bound.DELAY, flow(postponed=8, due_in_s=90.0), target(), "the first for 90.0 s"),
-    (Bound.DELAY, flow(postponed=8, due_in_s=86_400.0), target(), "the first for 24.0 h"),
-    (Bound.BACKOFF, flow(backoff=3), target(), "3 messages failed"),
-    (Bound.NONE, IDLE, target(in_flight=4), "4 in flight"),
-    (Bound.NONE, flow(unread=None), target(), "nothing has been heard"),
-    (Bound.NONE, IDLE, target(), "everything that came is delivered"),
-]  # fmt: skip
+    (ThroughputBound.LEASE, flow(blocked="lease"), target(), "lease is over"),
+    (ThroughputBound.LEASE, flow(blocked="snapshots"), target(), "saved"),
+    (ThroughputBound.HEALTH, IDLE, target(health="not-serving", held=3), "not serving; 3 messages wait"),
+    (
+        ThroughputBound.BREAKER,
+        IDLE,
+        target(breaker="open", why_open="3 calls in a row found nobody", probe_in_ms=700),
+        "3 calls in a row found nobody; the next probe in 0.7 s",
+    ),
+    (ThroughputBound.BREAKER, IDLE, target(breaker="half-open", probe_in_ms=0), "a probe is out"),
+    (
+        ThroughputBound.PAUSED,
+        flow(paused=2, ready=5),
+        target(),
+        "all 2 of its partitions here were paused by an operator",
+    ),
+    (
+        ThroughputBound.PAUSED,
+        flow(paused=2, resting=["region west has it"]),
+        target(),
+        "all 2 of its partitions here rest, whatever operators resume: region west has it",
+    ),
+    (
+        ThroughputBound.PAUSED,
+        flow(paused=2, obscured=True),
+        target(),
+        "all 2 of its partitions here are paused",
+    ),
+    (
+        ThroughputBound.DEAD_LETTERS,
+        flow(withheld=7, failures="INTERNAL 7 times"),
+        target(),
+        "7 messages failed",
+    ),
+    (ThroughputBound.HEAD, flow(stuck=["orders-3 at offset 17"]), target(), "orders-3 at offset 17"),
+    (
+        ThroughputBound.RATE,
+        flow(ready=1, rates=[SLOW]),
+        target(),
+        "50 messages/s is this worker's share, 5 are short",
+    ),
+    (ThroughputBound.SLOW_START, flow(ready=1), target(allowed=4, in_flight=4), "4 of 100"),
+    (ThroughputBound.LIMIT, flow(ready=1), target(in_flight=100), "flow.max_inflight"),
+    (
+        ThroughputBound.LIMIT,
+        flow(ready=1),
+        target(in_flight=95, ceiling=500, phase="hold"),
+        "only got slower",
+    ),
+    (
+        ThroughputBound.LIMIT,
+        flow(ready=1),
+        target(in_flight=95, ceiling=500, phase="ramp"),
+        "being found out",
+    ),
+    (ThroughputBound.LIMIT, flow(ready=1), target(in_flight=95, ceiling=100, phase="ramp"), "the most"),
+    (ThroughputBound.CREDIT, flow(ready=1), target(credit=0, in_flight=7), "no credit beyond the 7"),
+    (ThroughputBound.CREDIT, flow(ready=1), target(credit=0), "no stream up"),
+    (
+        ThroughputBound.CAPACITY,
+        flow(cramped=["orders-1 at offset 2"]),
+        target(in_flight=10),
+        "tracker.capacity",
+    ),
+    (ThroughputBound.ORDER, flow(behind=12), target(in_flight=1), "12 messages wait for an earlier one"),
+    (ThroughputBound.MEMORY, flow(unread=9, budget_used=0.99), target(), "99%"),
+    (ThroughputBound.CATCH_UP, flow(catching_up=1, unread=9), target(), "catchUp.rate"),
+    (ThroughputBound.FETCH, flow(unread=9), target(in_flight=2), "9 messages are still to be read"),
+    (ThroughputBound.DELAY, flow(postponed=8, due_in_s=90.0), target(), "the first for 90.0 s"),
+    (ThroughputBound.DELAY, flow(postponed=8, due_in_s=86_400.0), target(), "the first for 24.0 h"),
+    (ThroughputBound.BACKOFF, flow(backoff=3), target(), "3 messages failed"),
+    (ThroughputBound.NONE, IDLE, target(in_flight=4), "4 in flight"),
+    (ThroughputBound.NONE, flow(unread=None), target(), "nothing has been heard"),
+    (ThroughputBound.NONE, IDLE, target(), "everything that came is delivered"),
+]
 
 
 @pytest.mark.parametrize(("bound", "of", "receiver", "words"), CASES)
 def test_each_reason_is_told_with_its_numbers(
-    bound: Bound, of: Flow, receiver: TargetStatus, words: str
+    bound: ThroughputBound, of: FlowReport, receiver: TargetStatus, words: str
 ) -> None:
     told = pace(of, [receiver])
     assert told.bound is bound
     assert words in told.why
-    by_operator = bound is Bound.PAUSED and not (of.resting or of.obscured)
+    by_operator = bound is ThroughputBound.PAUSED and not (of.resting or of.obscured)
     assert ("by an operator" in told.why) is by_operator
 
 
 def test_every_reason_there_is_can_be_told() -> None:
     others = {without_worker(1, 2).bound, hibernated("idle").bound, passive("in west").bound}
-    assert {bound for bound, *_ in CASES} | others == set(Bound)
+    assert {bound for bound, *_ in CASES} | others == set(ThroughputBound)
 
 
 def test_a_limit_that_nobody_waits_for_holds_nothing_back() -> None:
     full = target(in_flight=100, credit=0)
-    assert pace(flow(rates=[SLOW]), [full]).bound is Bound.NONE
-    assert pace(flow(ready=1), [full]).bound is Bound.LIMIT
+    assert pace(flow(rates=[SLOW]), [full]).bound is ThroughputBound.NONE
+    assert pace(flow(ready=1), [full]).bound is ThroughputBound.LIMIT
 
 
 def test_of_several_receivers_the_one_is_named_that_something_waits_for() -> None:
@@ -99,12 +141,20 @@ def test_a_receiver_that_is_away_is_named_though_another_is_only_full() -> None:
     full = target(address="main:1", in_flight=100, held=9)
     away = target(address="test:1", breaker="open", held=1)
     told = pace(IDLE, [full, away])
-    assert told.bound is Bound.BREAKER
+    assert told.bound is ThroughputBound.BREAKER
     assert "test:1" in told.why
 
 
 def test_the_gravest_of_all_workers_is_told() -> None:
-    paces = [Pace(bound, "") for bound in (Bound.NONE, Bound.LIMIT, Bound.BREAKER, Bound.FETCH)]
+    paces = [
+        ThroughputDiagnosis(bound, "")
+        for bound in (
+            ThroughputBound.NONE,
+            ThroughputBound.LIMIT,
+            ThroughputBound.BREAKER,
+            ThroughputBound.FETCH,
+        )
+    ]
     assert gravest(paces) is paces[2]
     assert gravest([]) is None
 
@@ -124,47 +174,54 @@ targets = st.builds(
     probe_in_ms=st.integers(-1, 1000),
 )
 flows = st.builds(
-    Flow,
+    FlowReport,
     blocked=st.sampled_from(["", "", "", "lease", "snapshots"]),
     jobs=st.just(3),
     paused=st.integers(0, 3),
     stuck=st.lists(st.just("t-0 at offset 1"), max_size=5),
     cramped=st.lists(st.just("t-1 at offset 1"), max_size=5),
-    ready=counts, behind=counts, postponed=counts, backoff=counts, catching_up=counts,
+    ready=counts,
+    behind=counts,
+    postponed=counts,
+    backoff=counts,
+    catching_up=counts,
     unread=st.none() | counts,
     due_in_s=st.none() | st.floats(-10, 1e9),
     budget_used=st.floats(0, 1.2),
     withheld=counts,
-    rates=st.lists(st.builds(Rate, st.just("bytes"), st.floats(0.01, 1e9), st.floats(-1e9, 1e9)), max_size=2),
-)  # fmt: skip
+    rates=st.lists(
+        st.builds(RateShare, st.just("bytes"), st.floats(0.01, 1e9), st.floats(-1e9, 1e9)), max_size=2
+    ),
+)
 
 
 @given(flows, st.lists(targets, min_size=1, max_size=3))
-def test_whatever_the_numbers_what_is_told_is_true(of: Flow, receivers: list[TargetStatus]) -> None:
+def test_whatever_the_numbers_what_is_told_is_true(of: FlowReport, receivers: list[TargetStatus]) -> None:
     told = pace(of, receivers)
     waits = bool(of.ready or any(receiver.held for receiver in receivers))
     true = {
-        Bound.LEASE: bool(of.blocked),
-        Bound.HEALTH: any(receiver.health == "not-serving" for receiver in receivers),
-        Bound.BREAKER: any(receiver.breaker != "closed" for receiver in receivers),
-        Bound.PAUSED: of.paused == of.jobs,
-        Bound.DEAD_LETTERS: of.withheld > 0,
-        Bound.HEAD: bool(of.stuck),
-        Bound.RATE: waits and any(rate.tokens < 1 for rate in of.rates),
-        Bound.SLOW_START: waits and any(0 <= r.allowed < r.limit for r in receivers),
-        Bound.LIMIT: waits and any(r.in_flight >= 0.9 * r.limit for r in receivers),
-        Bound.CREDIT: waits and any(receiver.credit == 0 for receiver in receivers),
-        Bound.CAPACITY: bool(of.cramped),
-        Bound.ORDER: of.behind > 0,
-        Bound.MEMORY: bool(of.unread) and of.budget_used > 0.9,
-        Bound.CATCH_UP: of.catching_up > 0,
-        Bound.FETCH: bool(of.unread),
-        Bound.DELAY: of.postponed > 0,
-        Bound.BACKOFF: of.backoff > 0,
-        Bound.NONE: True,
+        ThroughputBound.LEASE: bool(of.blocked),
+        ThroughputBound.HEALTH: any(receiver.health == "not-serving" for receiver in receivers),
+        ThroughputBound.BREAKER: any(receiver.breaker != "closed" for receiver in receivers),
+        ThroughputBound.PAUSED: of.paused == of.jobs,
+        ThroughputBound.DEAD_LETTERS: of.withheld > 0,
+        ThroughputBound.HEAD: bool(of.stuck),
+        ThroughputBound.RATE: waits and any(rate.tokens < 1 for rate in of.rates),
+        ThroughputBound.SLOW_START: waits and any(0 <= r.allowed < r.limit for r in receivers),
+        ThroughputBound.LIMIT: waits and any(r.in_flight >= 0.9 * r.limit for r in receivers),
+        ThroughputBound.CREDIT: waits and any(receiver.credit == 0 for receiver in receivers),
+        ThroughputBound.CAPACITY: bool(of.cramped),
+        ThroughputBound.ORDER: of.behind > 0,
+        ThroughputBound.MEMORY: bool(of.unread) and of.budget_used > 0.9,
+        ThroughputBound.CATCH_UP: of.catching_up > 0,
+        ThroughputBound.FETCH: bool(of.unread),
+        ThroughputBound.DELAY: of.postponed > 0,
+        ThroughputBound.BACKOFF: of.backoff > 0,
+        ThroughputBound.NONE: True,
     }
     assert true[told.bound]
-    graver = list(true)[: list(true).index(Bound.RATE)]  # what stops is never hidden by what slows down
+    # what stops is never hidden by what slows down
+    graver = list(true)[: list(true).index(ThroughputBound.RATE)]
     assert told.bound in graver or not any(true[bound] for bound in graver)
     assert told.why
     assert "\n" not in told.why

@@ -20,11 +20,11 @@ from app.controllog.log import ControlLog
 from app.dev.yard import Yard
 from app.dispatch.definition import Workload
 from app.dispatch.dlq.merge import Merger
-from app.dispatch.dlq.operation_progress import Terms
-from app.dispatch.dlq.query import Query
+from app.dispatch.dlq.operation_progress import OperationTerms
+from app.dispatch.dlq.query import LetterQuery
 from app.dispatch.dlq.reader import queue_ends
 from app.dispatch.move.mover import Mover
-from app.dispatch.move.planner import Wish
+from app.dispatch.move.planner import MoveRequest
 from app.kafka.client.cluster import ClusterSpec
 from app.kafka.client.topics import TopicSpec, ensure_topics
 from app.kafka.data_clusters import DataClusters
@@ -32,9 +32,9 @@ from app.kafka.fetch.deliveries import ByteBudget
 from app.kernel.clock import now_ms
 from app.kernel.fencing import TakeoverAnswer
 from app.kernel.job import JobId, Kind
-from app.worker.jobs.start_position import Beginning, find_beginning
+from app.worker.jobs.start_position import StartPosition, find_start_position
 from app.worker.members.membership import Members
-from app.worker.runtime.operators import Operators, Refused
+from app.worker.runtime.operators import OperationRefused, OperatorActions
 from tests.dispatch.dlq.queues import headers
 from tests.web.runtime_fake import put
 
@@ -90,7 +90,7 @@ class Stage:
             for at, offset in self.committed.items()
         ]
         beat = Heartbeat(worker=ME, at_ms=1, started_ms=1, url="", state="running", term=1, jobs=jobs)
-        self.members.hear(beat, time.monotonic())
+        self.members.observe(beat, time.monotonic())
 
     async def beat_for_ever(self) -> None:
         while True:
@@ -119,7 +119,7 @@ class Stage:
         return sorted(await read_all(bootstrap, topic), key=lambda record: (record.partition, record.offset))
 
     def mover(self, to: str = WEST, margin_ms: int = 0, **rest: Any) -> Mover:
-        return Mover(Wish(self.key, to, margin_ms, **rest), self.log, self.clusters, self.members)
+        return Mover(MoveRequest(self.key, to, margin_ms, **rest), self.log, self.clusters, self.members)
 
     async def run(self, mover: Mover, name: str = "m1", tell: Any = None) -> dict[str, Any]:
         beating = asyncio.create_task(self.beat_for_ever())
@@ -132,17 +132,22 @@ class Stage:
     def cluster(self) -> str:
         return str(self.log.view.workloads[self.key].definition["metadata"]["cluster"])
 
-    async def begin(self, topic: str, partition: int, answer: TakeoverAnswer | None = None) -> Beginning:
+    async def begin(self, topic: str, partition: int, answer: TakeoverAnswer | None = None) -> StartPosition:
         """Where whoever takes the job over now begins."""
         workload = Workload.from_wire(self.log.view.workloads[self.key].definition)
         job = JobId(Kind.DISPATCH, self.key, topic, partition)
         answer = answer or TakeoverAnswer(
             job=str(job), epoch=2, worker=ME, nonce="n", granted=True, known_epoch=2
         )
-        return await find_beginning(
-            job, workload, await self.clusters.get(workload.metadata.cluster), answer,
-            begun=self.log.view.begun(self.key), anew=None, tell=lambda kind, *_: self.told.append(kind),
-        )  # fmt: skip
+        return await find_start_position(
+            job,
+            workload,
+            await self.clusters.get(workload.metadata.cluster),
+            answer,
+            begun=self.log.view.start_of(self.key),
+            reset=None,
+            report_incident=lambda kind, *_: self.told.append(kind),
+        )
 
 
 @pytest.fixture
@@ -253,10 +258,10 @@ async def test_what_cannot_work_is_refused_before_anything_is_paused(stage: Stag
         (EAST, "already"),
         (WEST, "does not exist in east-aggregate"),
     ):
-        with pytest.raises(Refused, match=why):
+        with pytest.raises(OperationRefused, match=why):
             await stage.run(stage.mover(to))
     stage.clusters.specs["twin"] = ClusterSpec("twin", stage.clusters.specs[EAST].bootstrap)  # type: ignore[index]
-    with pytest.raises(Refused, match="same cluster"):
+    with pytest.raises(OperationRefused, match="same cluster"):
         await stage.run(stage.mover("twin"))
     assert not any(event["event"] == "moving" for event in stage.log.recent)
 
@@ -264,10 +269,10 @@ async def test_what_cannot_work_is_refused_before_anything_is_paused(stage: Stag
 async def test_a_job_that_is_not_at_rest_ends_the_move_and_the_workload_goes_on_where_it_is(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("app.dispatch.move.mover.SETTLE_S", 1.0)
+    monkeypatch.setattr("app.dispatch.move.mover.SETTLE_TIMEOUT_S", 1.0)
     await traffic(stage)
     stage.state = "flowing"
-    with pytest.raises(Refused, match="4 jobs are not at rest"):
+    with pytest.raises(OperationRefused, match="4 jobs are not at rest"):
         await stage.run(stage.mover())
     assert (stage.cluster, stage.log.view.is_paused(stage.key, 0)) == (EAST, False)
 
@@ -303,7 +308,7 @@ async def test_a_move_that_is_killed_leaves_the_workload_where_it_was_and_is_ask
 
 async def test_resuming_undoes_a_move_and_what_comes_late_of_it_counts_for_nothing(stage: Stage) -> None:
     await traffic(stage)
-    operators = Operators(None, stage.log)  # type: ignore[arg-type]
+    operators = OperatorActions(None, stage.log)  # type: ignore[arg-type]
 
     async def resume() -> None:
         assert await operators.pause(stage.key, [ALL], False, "bob")
@@ -322,7 +327,7 @@ async def test_resuming_undoes_a_move_and_what_comes_late_of_it_counts_for_nothi
         await commit(*arguments)
 
     mover._commit = after_the_resume  # type: ignore[method-assign]
-    with pytest.raises(Refused, match="meanwhile"):
+    with pytest.raises(OperationRefused, match="meanwhile"):
         await stage.run(mover, tell=interfere)
     assert (stage.cluster, stage.log.view.is_paused(stage.key, 0)) == (EAST, False)
     (refused,) = stage.log.take_refused()
@@ -333,7 +338,9 @@ async def test_letters_that_were_merged_are_not_copied_and_what_was_merged_is(st
     await traffic(stage)
     east = (await stage.clusters.get(EAST)).client
     workload = Workload.from_wire(stage.definition())
-    await Merger(east, workload, "once").run(Terms(Query(key="k-d-0")), await queue_ends(east, stage.dlq))
+    await Merger(east, workload, "once").run(
+        OperationTerms(LetterQuery(key="k-d-0")), await queue_ends(east, stage.dlq)
+    )
     told = await stage.run(stage.mover())
     assert (told["copied"], told["letters"]) == (4, 1)
     assert [r.value for r in await stage.records(WEST, workload.merge_topic())] == [b"d-0"]
@@ -352,7 +359,7 @@ async def test_there_and_back_again(stage: Stage) -> None:
     stage.committed = {(stage.topic, 0): 11, (stage.topic, 1): 11, (stage.retry, 0): 0, (stage.retry, 1): 3}
     told = await stage.run(stage.mover(EAST), "m2")
     assert (stage.cluster, told["copied"], [row["to"] for row in told["partitions"]]) == (EAST, 0, [10, 10])
-    begun = stage.log.view.begun(stage.key)
+    begun = stage.log.view.start_of(stage.key)
     assert begun is not None
     assert (begun.ends, begun.others[stage.retry].offsets) == ([10, 10], [0, 5])
     assert [e["action"] for e in stage.log.recent if e["event"] == OperatorAct.__struct_config__.tag] == [

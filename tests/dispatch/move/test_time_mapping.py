@@ -5,13 +5,13 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.dispatch.move.time_mapping import Source, times
+from app.dispatch.move.time_mapping import SourcePartition, times
 
 NOW = 1_000
 
 
-def seen(partition: int, position: int, *timestamps: int) -> Source:
-    source = Source(partition, 0, position, len(timestamps))
+def seen(partition: int, position: int, *timestamps: int) -> SourcePartition:
+    source = SourcePartition(partition, 0, position, len(timestamps))
     for offset, timestamp in enumerate(timestamps):
         source.see(offset, timestamp, NOW)
     return source

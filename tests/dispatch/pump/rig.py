@@ -16,12 +16,12 @@ from app.dispatch.scheduler.clients import GrpcTargets
 from app.dispatch.scheduler.workload import WorkloadRuntime
 from app.kafka.append.producer import RecordTooLarge
 from app.kafka.client.cluster import ClusterClient, ClusterSpec
-from app.kafka.fetch.deliveries import ByteBudget, Fetched, PartitionFetch
+from app.kafka.fetch.deliveries import ByteBudget, FetchedBatches, PartitionFetch
 from app.kafka.fetch.service import FetchService
 from app.kernel.job import JobId, Kind
 from app.kernel.lease import Lease
 from app.kernel.ranges import Snapshot
-from app.payload.interceptors import Chain
+from app.payload.interceptors import InterceptorChain
 from app.sdk.receiver import Message, Receiver
 from tests.kafka.records.batches import make_batch
 
@@ -46,7 +46,7 @@ def definition(address: str, **spec: Any) -> Workload:
     )
 
 
-class Copied:
+class CopyRecorder:
     """Takes the copies, as a producer would; `refuse` makes it fail."""
 
     def __init__(self) -> None:
@@ -73,12 +73,12 @@ class Copied:
         return [value for topic, _, value, _ in self.records if topic.endswith(suffix)]
 
 
-class Stand:
+class DispatchRig:
     """A receiver, its `limits`, a runtime, and the pumps of some partitions."""
 
     def __init__(self, handler: Handler, budget: int = 1 << 30, **limits: Any) -> None:
         self.seen: list[Message] = []
-        self.copied = Copied()
+        self.copied = CopyRecorder()
         self.budget = ByteBudget(budget)
         self.lease = Lease(1e9)
         self.lease.renewed(time.monotonic())
@@ -118,7 +118,7 @@ class Stand:
 
         return receiver
 
-    def run(self, chain: Chain | None = None, **spec: Any) -> None:
+    def run(self, chain: InterceptorChain | None = None, **spec: Any) -> None:
         """Makes the runtime."""
         workload = definition(f"127.0.0.1:{self.port}", **spec)
         self.runtime = WorkloadRuntime(workload, GrpcTargets("w1"), self.copied, self.lease, chain)
@@ -167,7 +167,7 @@ class Stand:
         """The bytes of a batch of so many offsets, at the end of what it has been fed."""
         part = self._parts[id(pump)]
         end = part.next_offset + count
-        fetched = Fetched(part, len(data), data, end, [], end)
+        fetched = FetchedBatches(part, len(data), data, end, [], end)
         part.unreleased_bytes += len(data)
         self.budget.used_bytes += len(data)
         part.next_offset = end
@@ -200,14 +200,14 @@ class Stand:
 
 
 @contextlib.asynccontextmanager
-async def standing(
+async def dispatch_rig(
     handler: Handler,
-    chain: Chain | None = None,
+    chain: InterceptorChain | None = None,
     limits: Mapping[str, Any] = MappingProxyType({}),
     **spec: Any,
-) -> AsyncIterator[Stand]:
+) -> AsyncIterator[DispatchRig]:
     """A stand whose receiver runs `handler` within its `limits`, with a workload of this spec."""
-    stand = Stand(handler, **limits)
+    stand = DispatchRig(handler, **limits)
     await stand.start_receiver()
     stand.run(chain, **spec)
     try:

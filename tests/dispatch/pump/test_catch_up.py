@@ -10,7 +10,7 @@ import pytest
 from app.kernel.limit_shares import ALL
 from app.kernel.tracker import Tracker
 from app.sdk.receiver import Message
-from tests.dispatch.pump.rig import numbers, standing
+from tests.dispatch.pump.rig import dispatch_rig, numbers
 
 CONTRACTS = ["unary", "stream"]
 CATCH_UP = {"lag": 1_000, "rate": 500}
@@ -33,7 +33,7 @@ async def test_the_latest_is_delivered_at_once_and_the_backlog_beside_it_to_its_
                 last.wait()
             )  # however slow the machine, the backlog does not end before the latest have come
 
-    async with standing(handle, **spec) as stand:
+    async with dispatch_rig(handle, **spec) as stand:
         stand.runtime.shared(ALL)
         backlog = stand.pump()
         stand.feed(backlog, numbers(300))
@@ -61,7 +61,7 @@ async def test_the_latest_is_delivered_at_once_and_the_backlog_beside_it_to_its_
 async def test_a_drained_split_pump_leaves_a_snapshot_from_which_nothing_comes_twice_or_never(
     contract: str,
 ) -> None:
-    async with standing(lambda _: None, target={"contract": contract}, catchUp=CATCH_UP) as stand:
+    async with dispatch_rig(lambda _: None, target={"contract": contract}, catchUp=CATCH_UP) as stand:
         stand.runtime.shared(ALL)
         backlog = stand.pump()
         stand.feed(backlog, numbers(400))

@@ -9,7 +9,7 @@ from app.dispatch.pump.partition import DispatchPump
 from app.kafka.fetch import decoder
 from app.kafka.records.decode_risks import MOST_OWNERS
 from app.offsets.model.producer_progress import risks_of
-from tests.dispatch.pump.rig import Stand, numbers, standing
+from tests.dispatch.pump.rig import DispatchRig, dispatch_rig, numbers
 from tests.kafka.records.batches import CODECS, make_batch
 
 LARGE = make_batch(10, [(None, b"%d" % n + bytes(10_000)) for n in range(10, 15)], codec=CODECS["zstd"])
@@ -20,7 +20,7 @@ def _small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(decoder, "RISKY_BYTES", 20_000)
 
 
-def fed(stand: Stand, note: bytes = b"") -> DispatchPump:
+def fed(stand: DispatchRig, note: bytes = b"") -> DispatchPump:
     """An owner that inherits the note, and is given the batch between others."""
     pump = stand.pump()
     pump.inherit_risks(note)
@@ -38,7 +38,7 @@ def save(pump: DispatchPump) -> bytes:
 
 
 async def test_a_batch_that_becomes_large_is_decoded_once_its_note_is_saved_and_then_forgotten() -> None:
-    async with standing(lambda _: None) as stand:
+    async with dispatch_rig(lambda _: None) as stand:
         pump = fed(stand)
         await stand.until(lambda: pump.tracker.base == 10)
         assert risks_of(pump.note) == ((10, 1),)
@@ -56,11 +56,11 @@ async def test_a_batch_that_becomes_large_is_decoded_once_its_note_is_saved_and_
 async def test_the_third_owner_of_a_batch_at_which_two_ended_dead_letters_it_undecoded() -> None:
     note = b""
     for _ in range(MOST_OWNERS):
-        async with standing(lambda _: None) as stand:
+        async with dispatch_rig(lambda _: None) as stand:
             pump = fed(stand, note)
             await stand.until(lambda pump=pump: pump.tracker.base == 10)  # type: ignore[misc]
             note = pump.note  # and it was killed
-    async with standing(lambda _: None) as stand:
+    async with dispatch_rig(lambda _: None) as stand:
         pump = fed(stand, note)
         await stand.idle()
 
@@ -74,7 +74,7 @@ async def test_the_third_owner_of_a_batch_at_which_two_ended_dead_letters_it_und
 async def test_owners_that_are_killed_behind_the_batch_or_let_go_before_it_condemn_nothing() -> None:
     note = b""
     for number in range(6):
-        async with standing(lambda _: None) as stand:
+        async with dispatch_rig(lambda _: None) as stand:
             pump = fed(stand, note)
             await stand.until(lambda pump=pump: pump.tracker.base == 10)  # type: ignore[misc]
             if number % 2:
@@ -88,7 +88,7 @@ async def test_owners_that_are_killed_behind_the_batch_or_let_go_before_it_conde
 
 
 async def test_a_backlog_decodes_its_batch_once_the_whole_jobs_note_is_saved() -> None:
-    async with standing(lambda _: None) as stand:
+    async with dispatch_rig(lambda _: None) as stand:
         backlog = stand.pump()
         main = stand.split(backlog, 20)
         stand.feed(backlog, numbers(10))

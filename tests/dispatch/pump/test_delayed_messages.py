@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from app.dispatch.model.delayed_delivery import level_of, not_before_ms
-from app.dispatch.model.outcome import Action, Decision
-from tests.dispatch.pump.rig import Stand, numbers, standing
+from app.dispatch.model.outcome import Action, DeliveryDecision
+from tests.dispatch.pump.rig import DispatchRig, dispatch_rig, numbers
 from tests.dispatch.pump.test_far_future import DAY_MS, HOUR_MS, not_before, now_ms
 
 MIB = 1024 * 1024
@@ -26,13 +26,13 @@ async def test_many_bytes_that_are_due_within_seconds_are_looked_at_once(
         return not_before_ms(*args)
 
     monkeypatch.setattr("app.dispatch.pump.ready_queue.not_before_ms", look)
-    async with standing(lambda _: None, target={"contract": "unary"}) as stand:
+    async with dispatch_rig(lambda _: None, target={"contract": "unary"}) as stand:
         pump = stand.pump()
         for _ in range(4):
             stand.feed(pump, [(None, bytes(500_000))] * 10, headers=not_before(now_ms() + 8_000))
         stand.feed(pump, numbers(200))
         await stand.until(lambda: pump.delivered >= 200)
-        assert len(pump._line.ahead) == 40
+        assert len(pump._queue.delayed) == 40
         await stand.idle()
 
         assert looks == 40
@@ -40,7 +40,7 @@ async def test_many_bytes_that_are_due_within_seconds_are_looked_at_once(
 
 
 async def test_what_no_topic_takes_keeps_nothing_else_from_making_way() -> None:
-    async with standing(lambda _: None) as stand:
+    async with dispatch_rig(lambda _: None) as stand:
         stand.copied.most_bytes = 1_000
         pump = stand.pump(capacity=100)
         headers = not_before(now_ms() + HOUR_MS)
@@ -60,7 +60,7 @@ async def test_a_delayed_topic_that_takes_no_copies_stops_nothing_else_and_is_tr
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("app.dispatch.pump.delayed_messages.COPY_AGAIN_MS", 2_000)
-    async with standing(lambda _: None) as stand:
+    async with dispatch_rig(lambda _: None) as stand:
         stand.copied.refuse = True
         pump = stand.pump(capacity=100)
         stand.feed(pump, numbers(2), headers=not_before(now_ms() + 2 * HOUR_MS))
@@ -68,7 +68,7 @@ async def test_a_delayed_topic_that_takes_no_copies_stops_nothing_else_and_is_tr
         await stand.until(lambda: pump.delivered == 400)
 
         assert pump.tracker.base == 0
-        assert pump.conclude(0, Decision(Action.ACK, None, 0.0, ""))
+        assert pump.finish_by_operator(0, DeliveryDecision(Action.ACK, None, 0.0, ""))
         stand.copied.refuse = False
         stand.feed(pump, numbers(90, 402), headers=not_before(now_ms() + 2 * HOUR_MS))
         await stand.until(lambda: pump.tracker.base == 492)
@@ -86,7 +86,7 @@ async def test_a_fault_of_ours_while_copying_is_told_and_the_message_stays_unfin
         return real(*args)
 
     monkeypatch.setattr("app.dispatch.pump.retry_publisher.level_of", level)
-    async with standing(lambda _: None) as stand:
+    async with dispatch_rig(lambda _: None) as stand:
         pump = stand.pump(capacity=20)
         stand.feed(pump, numbers(1), headers=not_before(now_ms() + DAY_MS + 60_000))
         await stand.until(lambda: "a fault of Switchyard's own" in pump.trouble)
@@ -97,12 +97,12 @@ async def test_a_fault_of_ours_while_copying_is_told_and_the_message_stays_unfin
         await stand.until(lambda: len(stand.seen) == 50)
 
         assert stand.copied.values("delayed") == [b"1"]
-        assert pump.conclude(0, Decision(Action.ACK, None, 0.0, "an operator skips it"))
+        assert pump.finish_by_operator(0, DeliveryDecision(Action.ACK, None, 0.0, "an operator skips it"))
         await stand.idle()
 
 
 async def test_with_an_order_the_bytes_of_what_waits_are_bounded_and_it_is_told() -> None:
-    async with standing(lambda _: None, ordering="key") as stand:
+    async with dispatch_rig(lambda _: None, ordering="key") as stand:
         pump = stand.pump()
         headers = not_before(now_ms() + HOUR_MS)
         for _ in range(15):
@@ -115,7 +115,7 @@ async def test_with_an_order_the_bytes_of_what_waits_are_bounded_and_it_is_told(
 
         for number in range(150):
             await stand.until(
-                lambda at=number: pump.conclude(at, Decision(Action.ACK, None, 0, ""))  # type: ignore[misc]
+                lambda at=number: pump.finish_by_operator(at, DeliveryDecision(Action.ACK, None, 0, ""))  # type: ignore[misc]
             )
         await stand.idle()
         assert len(stand.seen) == 10
@@ -123,7 +123,7 @@ async def test_with_an_order_the_bytes_of_what_waits_are_bounded_and_it_is_told(
 
 
 async def test_what_waits_on_all_partitions_is_bounded_together_and_none_is_stopped_by_others() -> None:
-    stand = Stand(lambda _: None, budget=4 * MIB)
+    stand = DispatchRig(lambda _: None, budget=4 * MIB)
     await stand.start_receiver()
     stand.run(ordering="key")
     pumps, other = [stand.pump(partition) for partition in range(3)], stand.pump(3)
@@ -141,7 +141,9 @@ async def test_what_waits_on_all_partitions_is_bounded_together_and_none_is_stop
     for number in range(150):
         for pump in pumps[:2]:
             await stand.until(
-                lambda pump=pump, at=number: pump.conclude(at, Decision(Action.ACK, None, 0, ""))  # type: ignore[misc]
+                lambda pump=pump, at=number: pump.finish_by_operator(  # type: ignore[misc]
+                    at, DeliveryDecision(Action.ACK, None, 0, "")
+                )
             )
     await stand.until(lambda: pumps[2].tracker.end == 150)
     await stand.close()
@@ -149,7 +151,7 @@ async def test_what_waits_on_all_partitions_is_bounded_together_and_none_is_stop
 
 
 async def test_a_backlogs_successor_has_the_capacity_that_is_defined_however_wide_the_backlogs_is() -> None:
-    async with standing(lambda _: None) as stand:
+    async with dispatch_rig(lambda _: None) as stand:
         stand.copied.most_bytes = 1
         pump = stand.pump(capacity=100)
         stand.feed(pump, [(None, b"large")], headers=not_before(now_ms() + HOUR_MS))
@@ -164,13 +166,13 @@ async def test_a_backlogs_successor_has_the_capacity_that_is_defined_however_wid
 
 
 async def test_a_message_waits_in_its_topic_no_longer_than_half_of_the_time_that_it_is_kept_there() -> None:
-    async with standing(lambda _: None) as stand:
+    async with dispatch_rig(lambda _: None) as stand:
         pump = stand.pump()
         stand.feed(pump, numbers(1), headers=not_before(now_ms() + 40 * 60_000))
         stand.feed(pump, numbers(1, 1), headers=not_before(now_ms() + 20 * 60_000))
         old_ms = now_ms() - 20 * 60_000
         stand.feed(pump, numbers(1, 2), headers=not_before(now_ms() + 20 * 60_000), timestamp_ms=old_ms)
-        assert len(pump._line.ahead) == 3
+        assert len(pump._queue.delayed) == 3
         stand.keeps(pump, HOUR_MS)  # as is found a moment later
         await stand.until(lambda: len(stand.copied.records) == 2)
         assert sorted(value or b"" for value in stand.copied.values("delayed")) == [b"0", b"2"]
@@ -181,7 +183,7 @@ async def test_a_message_waits_in_its_topic_no_longer_than_half_of_the_time_that
 
 
 async def test_what_cannot_leave_and_may_be_lost_meanwhile_is_told() -> None:
-    async with standing(lambda _: None, ordering="key") as stand:
+    async with dispatch_rig(lambda _: None, ordering="key") as stand:
         pump = stand.pump()
         stand.keeps(pump, HOUR_MS)
         stand.feed(pump, numbers(1), headers=not_before(now_ms() + 2 * HOUR_MS))
@@ -189,7 +191,7 @@ async def test_what_cannot_leave_and_may_be_lost_meanwhile_is_told() -> None:
         stand.keeps(pump, 3 * HOUR_MS)
         assert pump.status().trouble == ""
 
-    async with standing(lambda _: None, delay="2h") as stand:
+    async with dispatch_rig(lambda _: None, delay="2h") as stand:
         pump = stand.pump()
         stand.keeps(pump, HOUR_MS)
         stand.feed(pump, numbers(1))

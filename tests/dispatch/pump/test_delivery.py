@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from app.dispatch.jobs.interceptor_chain import make_chain
-from app.payload.schema_loader import Schemas
+from app.payload.schema_loader import SchemaLoader
 from app.sdk.receiver import Message, Retry
-from tests.dispatch.pump.rig import definition, standing
+from tests.dispatch.pump.rig import definition, dispatch_rig
 from tests.payload.schemas import file_of, framed, set_of
 
 CONTRACTS = ["unary", "stream"]
@@ -22,7 +22,7 @@ HEADERS = [("X-Zone", b"east"), ("secret", b"s"), ("x-internal", b"i"), ("no nam
 @pytest.mark.parametrize("contract", CONTRACTS)
 async def test_a_receiver_gets_the_headers_that_the_definition_lets_through(contract: str) -> None:
     headers = {"allow": ["x-*"], "deny": ["X-Internal"]}
-    async with standing(lambda _: None, target={"contract": contract}, headers=headers) as stand:
+    async with dispatch_rig(lambda _: None, target={"contract": contract}, headers=headers) as stand:
         stand.feed(stand.pump(), [(b"k", b"1")], headers=HEADERS)
         await stand.idle()
 
@@ -36,7 +36,7 @@ async def test_copies_keep_the_headers_that_the_receiver_does_not_get(contract: 
         return Retry()
 
     spec = {"headers": {"allow": []}, "retry": [{"delay": "1m", "attempts": 1}]}
-    async with standing(handle, target={"contract": contract}, **spec) as stand:
+    async with dispatch_rig(handle, target={"contract": contract}, **spec) as stand:
         stand.feed(stand.pump(), [(b"k", b"1")], headers=HEADERS)
         await stand.idle()
 
@@ -53,7 +53,7 @@ async def test_a_message_has_one_trace_over_all_attempts_and_retry_tiers(contrac
         return Retry() if not message.retry_count else None
 
     spec = {"retry": [{"delay": "0s", "attempts": 1}]}
-    async with standing(handle, target={"contract": contract}, **spec) as stand:
+    async with dispatch_rig(handle, target={"contract": contract}, **spec) as stand:
         stand.feed(stand.pump(), [(b"k", b"1")])
         await stand.idle()
         ((_, key, value, headers),) = stand.copied.records
@@ -70,7 +70,7 @@ async def test_a_message_has_one_trace_over_all_attempts_and_retry_tiers(contrac
 async def test_a_time_in_seconds_delays_and_one_that_is_not_heeded_does_not(contract: str) -> None:
     in_an_hour = str(int(time.time()) + 3_600).encode()
     for heeded in ("header", "ignore"):
-        async with standing(lambda _: None, target={"contract": contract}, notBefore=heeded) as stand:
+        async with dispatch_rig(lambda _: None, target={"contract": contract}, notBefore=heeded) as stand:
             pump = stand.pump()
             stand.feed(pump, [(None, b"later")], headers=[("not-before", in_an_hour)])
             stand.feed(pump, [(None, b"now")])
@@ -98,8 +98,8 @@ async def test_a_receiver_gets_the_message_without_its_frame_unless_it_asks_for_
         },
         "target": {"contract": contract},
     }  # fmt: skip
-    chain = await make_chain(definition("127.0.0.1:1", **spec), [], Schemas(tmp_path.parent))
-    async with standing(lambda _: None, chain, **spec) as stand:
+    chain = await make_chain(definition("127.0.0.1:1", **spec), [], SchemaLoader(tmp_path.parent))
+    async with dispatch_rig(lambda _: None, chain, **spec) as stand:
         stand.feed(stand.pump(), [(None, record), (None, None), (None, b"no frame")])
         await asyncio.wait_for(stand.idle(), 60)
 

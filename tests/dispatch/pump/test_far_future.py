@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from app.dispatch.model.delayed_delivery import LEVELS_MS
-from app.dispatch.model.outcome import Action, Decision
+from app.dispatch.model.outcome import Action, DeliveryDecision
 from app.dispatch.model.retry_headers import (
     ATTEMPT,
     ORIGIN_OFFSET,
@@ -30,11 +30,11 @@ from app.dispatch.topics.settings import create_delayed
 from app.kafka.append.producer import Producer
 from app.kafka.client.cluster import ClusterClient, ClusterSpec
 from app.kafka.client.topics import TopicSpec, ensure_topics
-from app.kafka.fetch.deliveries import ByteBudget, Fetched
+from app.kafka.fetch.deliveries import ByteBudget, FetchedBatches
 from app.kafka.fetch.service import FetchService
 from app.kernel.job import JobId, Kind
 from app.sdk.receiver import Message, Receiver, Retry
-from tests.dispatch.pump.rig import TOPIC, Stand, definition, numbers, standing
+from tests.dispatch.pump.rig import TOPIC, DispatchRig, definition, dispatch_rig, numbers
 
 CONTRACTS = ["unary", "stream"]
 HOUR_MS = 3_600_000
@@ -50,7 +50,7 @@ def not_before(at_ms: int) -> list[tuple[str, bytes]]:
     return [("not-before", str(at_ms).encode())]
 
 
-def plain(stand: Stand) -> list[int]:
+def plain(stand: DispatchRig) -> list[int]:
     return sorted(int(message.value) for message in stand.seen)
 
 
@@ -60,7 +60,7 @@ def plain(stand: Stand) -> list[int]:
 @pytest.mark.parametrize("ahead_ms", [8 * HOUR_MS, DAY_MS + 1_000])
 @pytest.mark.parametrize("contract", CONTRACTS)
 async def test_a_message_that_is_due_far_ahead_stops_no_partition(contract: str, ahead_ms: int) -> None:
-    async with standing(lambda _: None, target={"contract": contract}) as stand:
+    async with dispatch_rig(lambda _: None, target={"contract": contract}) as stand:
         pump = stand.pump(capacity=100)
         began_ms = now_ms()
         due_ms = began_ms + ahead_ms
@@ -79,7 +79,7 @@ async def test_a_message_that_is_due_far_ahead_stops_no_partition(contract: str,
 
 
 async def test_thousands_that_are_due_far_ahead_stop_no_partition_and_take_no_memory() -> None:
-    async with standing(lambda _: None) as stand:
+    async with dispatch_rig(lambda _: None) as stand:
         pump = stand.pump(capacity=100)
         stand.feed(pump, numbers(3_000), headers=not_before(now_ms() + 2 * HOUR_MS))
         stand.feed(pump, numbers(10, 3_000))
@@ -93,7 +93,7 @@ async def test_thousands_that_are_due_far_ahead_stop_no_partition_and_take_no_me
 async def test_what_is_due_within_seconds_waits_where_it_is_and_comes_when_it_is_due() -> None:
     came: list[int] = []
 
-    async with standing(lambda _: came.append(now_ms())) as stand:
+    async with dispatch_rig(lambda _: came.append(now_ms())) as stand:
         pump = stand.pump(capacity=20)
         due_ms = now_ms() + 700
         stand.feed(pump, numbers(100), headers=not_before(due_ms))
@@ -105,7 +105,7 @@ async def test_what_is_due_within_seconds_waits_where_it_is_and_comes_when_it_is
 
 
 async def test_large_messages_that_wait_for_their_time_leave_before_the_tracker_is_full() -> None:
-    async with standing(lambda _: None) as stand:
+    async with dispatch_rig(lambda _: None) as stand:
         pump = stand.pump()
         for _ in range(10):
             stand.feed(pump, [(None, bytes(500_000))] * 10, headers=not_before(now_ms() + HOUR_MS))
@@ -113,7 +113,7 @@ async def test_large_messages_that_wait_for_their_time_leave_before_the_tracker_
 
 
 async def test_where_keys_are_in_order_it_keeps_its_place_and_other_keys_flow_and_it_is_told() -> None:
-    async with standing(lambda _: None, ordering="key") as stand:
+    async with dispatch_rig(lambda _: None, ordering="key") as stand:
         pump = stand.pump(capacity=100)
         stand.feed(pump, numbers(1, keys=2), headers=not_before(now_ms() + 2 * DAY_MS))
         stand.feed(pump, numbers(300, 1, keys=2))
@@ -129,7 +129,7 @@ async def test_where_keys_are_in_order_it_keeps_its_place_and_other_keys_flow_an
 async def test_for_a_key_that_waits_for_its_time_the_other_keys_do_not_stop() -> None:
     came: list[int] = []
 
-    async with standing(lambda message: came.append(int(message.value)), ordering="key") as stand:
+    async with dispatch_rig(lambda message: came.append(int(message.value)), ordering="key") as stand:
         pump = stand.pump(capacity=100)
         stand.feed(pump, numbers(1, keys=50), headers=not_before(now_ms() + HOUR_MS))
         stand.feed(pump, numbers(1_500, 1, keys=50))
@@ -137,7 +137,7 @@ async def test_for_a_key_that_waits_for_its_time_the_other_keys_do_not_stop() ->
         assert pump.trouble == ""
         assert all(number % 50 for number in came)
 
-        assert pump.conclude(0, Decision(Action.ACK, None, 0.0, "an operator skips it"))
+        assert pump.finish_by_operator(0, DeliveryDecision(Action.ACK, None, 0.0, "an operator skips it"))
         await stand.idle()
         assert came[1_470:] == list(range(50, 1_501, 50))
         assert pump.tracker.capacity == 100
@@ -145,7 +145,7 @@ async def test_for_a_key_that_waits_for_its_time_the_other_keys_do_not_stop() ->
 
 
 async def test_a_paused_partition_moves_nothing_and_what_is_in_its_way_goes_once_it_flows() -> None:
-    async with standing(lambda _: None) as stand:
+    async with dispatch_rig(lambda _: None) as stand:
         pump = stand.pump(capacity=20)
         stand.feed(pump, numbers(15), headers=not_before(now_ms() + HOUR_MS))
         pump.pause(True)
@@ -157,7 +157,7 @@ async def test_a_paused_partition_moves_nothing_and_what_is_in_its_way_goes_once
 
 
 async def test_while_the_cluster_takes_no_copies_it_is_told_and_nothing_is_lost() -> None:
-    async with standing(lambda _: None) as stand:
+    async with dispatch_rig(lambda _: None) as stand:
         stand.copied.refuse = True
         pump = stand.pump(capacity=20)
         stand.feed(pump, numbers(1), headers=not_before(now_ms() + HOUR_MS))
@@ -186,7 +186,7 @@ def delayed_headers(due_ms: int, offset: int = 7, **more: object) -> list[tuple[
 async def test_it_comes_from_its_level_when_it_is_due_as_if_it_had_never_been_away() -> None:
     came: list[int] = []
 
-    async with standing(lambda _: came.append(now_ms())) as stand:
+    async with dispatch_rig(lambda _: came.append(now_ms())) as stand:
         pump = stand.pump(0, delayed=True)
         level_ends_ms = now_ms() + 300
         due_ms = now_ms() + 600
@@ -204,7 +204,7 @@ async def test_it_comes_from_its_level_when_it_is_due_as_if_it_had_never_been_aw
 
 
 async def test_a_full_level_hands_what_is_not_due_soon_on_to_the_next_it_is_in_time_for() -> None:
-    async with standing(lambda _: None) as stand:
+    async with dispatch_rig(lambda _: None) as stand:
         pump = stand.pump(4, delayed=True, capacity=20)
         long_ago_ms = now_ms() - LEVELS_MS[4]
         headers = delayed_headers(now_ms() + 90 * 60_000)
@@ -219,7 +219,7 @@ async def test_a_full_level_hands_what_is_not_due_soon_on_to_the_next_it_is_in_t
 
 async def test_what_came_from_a_retry_tier_goes_on_as_from_there() -> None:
     tiers = [{"delay": "1m", "attempts": 2}, {"delay": "10m", "attempts": 3}]
-    async with standing(lambda _: Retry(), retry=tiers) as stand:
+    async with dispatch_rig(lambda _: Retry(), retry=tiers) as stand:
         tier = stand.pump(0, tier=1, capacity=10)
         told: dict[str, object] = {TIER: 1, TIER_ATTEMPT: 1, RETRY_COUNT: 3, ATTEMPT: 4, REASON: "it failed"}
         headers = delayed_headers(now_ms() + HOUR_MS, **told)
@@ -249,7 +249,7 @@ async def test_a_timestamp_far_ahead_delays_no_longer_than_the_workload_says(con
         if now_ms() < fed_ms + 300:
             early.append(message.offset)
 
-    async with standing(handle, target={"contract": contract}, delay="300ms") as stand:
+    async with dispatch_rig(handle, target={"contract": contract}, delay="300ms") as stand:
         pump = stand.pump()
         fed_ms = now_ms()
         stand.feed(pump, numbers(600), timestamp_ms=fed_ms + 400 * DAY_MS)
@@ -272,7 +272,7 @@ async def test_a_larger_tracker_makes_nothing_come_early(contract: str) -> None:
         if now_ms() < due_ms:
             early.append(message.offset)
 
-    async with standing(handle, target={"contract": contract}) as stand:
+    async with dispatch_rig(handle, target={"contract": contract}) as stand:
         pump = stand.pump(capacity=5)
         due_ms = now_ms() + 1_000
         stand.feed(pump, numbers(60), headers=not_before(due_ms))
@@ -303,7 +303,7 @@ async def test_a_retry_comes_no_earlier_than_the_receiver_wished(contract: str) 
         return Retry(after=0.8) if message.value == b"0" else Retry()
 
     tiers = [{"delay": "100ms", "attempts": 3}]
-    async with standing(handle, target={"contract": contract}, retry=tiers) as stand:
+    async with dispatch_rig(handle, target={"contract": contract}, retry=tiers) as stand:
         main, tier = stand.pump(), stand.pump(0, tier=0)
         stand.feed(main, numbers(2))
         await stand.until(lambda: len(stand.copied.records) == 2)
@@ -339,11 +339,11 @@ async def test_on_real_kafka_it_goes_from_level_to_level_and_every_message_comes
     pumps: dict[Any, DispatchPump] = {}
 
     async def deliver(item: object) -> None:
-        assert isinstance(item, Fetched), item
+        assert isinstance(item, FetchedBatches), item
         pumps[item.key].accept(item)
 
     async with AsyncExitStack() as stack:
-        stand = Stand(handle)
+        stand = DispatchRig(handle)
         port = await receiver.start()
         stack.push_async_callback(receiver.stop, 0)
         client = ClusterClient(ClusterSpec("east", (bootstrap,)))
@@ -357,7 +357,7 @@ async def test_on_real_kafka_it_goes_from_level_to_level_and_every_message_comes
         await ensure_topics(client, [TopicSpec(topic_name, 1)])
         runtime = WorkloadRuntime(workload, GrpcTargets("w1"), producer, stand.lease)
         stack.push_async_callback(runtime.close)
-        runtime.copier.make_delayed = lambda: create_delayed(client, workload)
+        runtime.retry_publisher.make_delayed = lambda: create_delayed(client, workload)
 
         def pump(topic: str, partition: int) -> DispatchPump:
             job = JobId(Kind.DISPATCH, workload.key, topic, partition)

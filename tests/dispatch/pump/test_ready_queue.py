@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from app.sdk.receiver import Message, Retry, Stash
-from tests.dispatch.pump.rig import numbers, standing
+from tests.dispatch.pump.rig import dispatch_rig, numbers
 
 CONTRACTS = ["unary", "stream"]
 TIERS = [{"delay": "20ms", "attempts": 2}]
@@ -26,7 +26,7 @@ async def test_a_message_that_times_out_gets_longer_each_time_until_it_gets_thro
         await asyncio.sleep(0.6)  # longer than the receiver's own timeout ever grows: 8 times 50 ms
 
     spec: dict[str, Any] = {"target": {"contract": contract, "timeout": "50ms"}, "dlq": {"enabled": False}}
-    async with standing(slowly, **spec) as stand:
+    async with dispatch_rig(slowly, **spec) as stand:
         pump = stand.pump()
         stand.feed(pump, numbers(1))
         await stand.idle()
@@ -60,7 +60,7 @@ async def test_messages_come_in_order_one_at_a_time_also_when_they_fail_on_the_w
         return None
 
     spec: dict[str, Any] = {"target": {"contract": contract}, "ordering": ordering, "retry": TIERS}
-    async with standing(handle, **spec) as stand:
+    async with dispatch_rig(handle, **spec) as stand:
         pump = stand.pump()
         stand.feed(pump, numbers(300, keys=10))
         await stand.idle()
@@ -80,7 +80,7 @@ async def test_messages_without_a_key_have_no_order_to_keep(contract: str) -> No
     async def wait(_: Message) -> None:
         await gate.wait()
 
-    async with standing(wait, target={"contract": contract}, ordering="key") as stand:
+    async with dispatch_rig(wait, target={"contract": contract}, ordering="key") as stand:
         stand.feed(stand.pump(), numbers(15))
         await stand.until(lambda: len(stand.seen) == 15)
         gate.set()
@@ -96,7 +96,7 @@ async def test_nothing_comes_before_the_workloads_delay(contract: str) -> None:
         if now_ms() < fed_ms[message.offset // 50] + 300:
             early.append(message.offset)
 
-    async with standing(handle, target={"contract": contract}, delay="300ms") as stand:
+    async with dispatch_rig(handle, target={"contract": contract}, delay="300ms") as stand:
         pump = stand.pump()
         for start in (0, 50):
             fed_ms.append(now_ms())
@@ -117,7 +117,7 @@ async def test_a_message_that_is_not_to_come_before_a_time_comes_then_and_holds_
     def handle(message: Message) -> None:
         came_ms[message.value] = now_ms()
 
-    async with standing(handle, target={"contract": contract}) as stand:
+    async with dispatch_rig(handle, target={"contract": contract}) as stand:
         pump = stand.pump()
         due_ms = now_ms() + 2_000
         stand.feed(pump, numbers(20), headers=[("not-before", str(due_ms).encode())])
@@ -133,7 +133,7 @@ async def test_a_message_that_is_not_to_come_before_a_time_comes_then_and_holds_
 
 @pytest.mark.parametrize("contract", CONTRACTS)
 async def test_a_paused_partition_sends_nothing_and_the_others_flow(contract: str) -> None:
-    async with standing(lambda _: None, target={"contract": contract}) as stand:
+    async with dispatch_rig(lambda _: None, target={"contract": contract}) as stand:
         paused, other = stand.pump(0), stand.pump(1)
         paused.pause(True)
         stand.feed(paused, numbers(100))
@@ -148,7 +148,7 @@ async def test_a_paused_partition_sends_nothing_and_the_others_flow(contract: st
 
 
 async def test_what_was_held_for_an_absent_receiver_waits_too_while_its_partition_is_paused() -> None:
-    async with standing(lambda _: None) as stand:
+    async with dispatch_rig(lambda _: None) as stand:
         await stand.receiver.stop(0)
         pump = stand.pump()
         stand.feed(pump, numbers(50))

@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
-from app.dispatch.model.outcome import Action, Decision
+from app.dispatch.model.outcome import Action, DeliveryDecision
 from app.dispatch.pump.partition import DispatchPump
 from app.kernel.lease import Lease
-from app.payload.interceptors import Chain, Send
+from app.payload.interceptors import InterceptorChain, Send
 from app.payload.interceptors import Message as Outbound
 from app.sdk.receiver import Message
-from tests.dispatch.pump.rig import ENOUGH_S, Row, Stand, standing
+from tests.dispatch.pump.rig import ENOUGH_S, DispatchRig, Row, dispatch_rig
 
 LARGE = 100_000
 LIMITS = {"window_bytes": 350_000}  # takes three of them
@@ -30,7 +30,7 @@ class Adder:
         return Send(metadata=(("a", "b"),))
 
 
-CHAINS = [None, Chain([("adder", Adder())])]
+CHAINS = [None, InterceptorChain([("adder", Adder())])]
 
 
 def large(count: int, start: int = 0, keys: int = 0) -> list[Row]:
@@ -46,30 +46,30 @@ def told(messages: list[Message]) -> list[int]:
     return [int((message.value or b"").split(b":")[0]) for message in messages]
 
 
-def waiting(stand: Stand) -> int:
+def waiting(stand: DispatchRig) -> int:
     """Messages in the stream's book that were not sent."""
     stream = stand.runtime.link.stream
     assert stream is not None
     return sum(link.load[0] for link in stream._links)
 
 
-def untouched(stand: Stand, pump: DispatchPump) -> bool:
+def untouched(stand: DispatchRig, pump: DispatchPump) -> bool:
     """No attempt was burned and nothing moved."""
     firsts = {message.attempt for message in stand.seen} == {1}
-    return firsts and not stand.copied.records and not pump._line.waiting
+    return firsts and not stand.copied.records and not pump._queue.waiting
 
 
 @asynccontextmanager
 async def short_of_credit(
     count: int, chain: Any = None
-) -> AsyncIterator[tuple[Stand, DispatchPump, asyncio.Event]]:
+) -> AsyncIterator[tuple[DispatchRig, DispatchPump, asyncio.Event]]:
     """A pump of `count` messages: three are at the receiver until the event is set, others wait for room."""
     gate = asyncio.Event()
 
     async def wait(_: Message) -> None:
         await gate.wait()
 
-    async with standing(wait, chain, LIMITS, target={"contract": "stream"}) as stand:
+    async with dispatch_rig(wait, chain, LIMITS, target={"contract": "stream"}) as stand:
         pump = stand.pump()
         stand.feed(pump, large(count))
         await stand.until(lambda: len(stand.seen) == 3 and waiting(stand) > 0)
@@ -114,7 +114,7 @@ async def test_a_pause_takes_back_what_waits_for_credit_however_often_and_a_sibl
         if message.partition == 0:
             await gate.wait()
 
-    async with standing(wait, chain, LIMITS, target={"contract": "stream", "timeout": "1h"}) as stand:
+    async with dispatch_rig(wait, chain, LIMITS, target={"contract": "stream", "timeout": "1h"}) as stand:
         pump, sibling = stand.pump(0), stand.pump(1)
         for again in (4, 3, 2, 1, 0):  # more often than a message is tried in memory
             if not stand.seen:
@@ -145,7 +145,7 @@ async def test_pauses_while_credit_is_short_change_no_order(ordering: str) -> No
     async def take(_: Message) -> None:
         await asyncio.sleep(0.001)
 
-    async with standing(take, limits=LIMITS, target={"contract": "stream"}, ordering=ordering) as stand:
+    async with dispatch_rig(take, limits=LIMITS, target={"contract": "stream"}, ordering=ordering) as stand:
         pump, rows = stand.pump(), large(120, keys=12)
         stand.feed(pump, rows)
         for step in range(1, 12):
@@ -166,7 +166,8 @@ async def test_pauses_while_credit_is_short_change_no_order(ordering: str) -> No
 async def test_what_is_concluded_while_it_comes_back_is_ended_as_decided() -> None:
     async with short_of_credit(10) as (stand, pump, gate):
         pump.pause(True)
-        assert pump.conclude(7, Decision(Action.DLQ, None, 0.0, "an operator says so"))  # not told yet
+        # not told yet
+        assert pump.finish_by_operator(7, DeliveryDecision(Action.DLQ, None, 0.0, "an operator says so"))
         await stand.until(lambda: pump.tracker.is_finished(7))
         gate.set()
         pump.pause(False)

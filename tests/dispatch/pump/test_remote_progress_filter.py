@@ -13,18 +13,18 @@ import pytest
 from aiokafka.record.util import calc_crc32c
 
 from app.dispatch.pump import remote_progress_filter
-from app.kafka.fetch.deliveries import Fetched
+from app.kafka.fetch.deliveries import FetchedBatches
 from app.kafka.records.batch import HEADER_BYTES
-from app.kafka.records.producer_sequences import Stamp
+from app.kafka.records.producer_sequences import ProducerStamp
 from app.kafka.records.verbatim_copy import stamped
 from app.kernel.fencing import LogId
 from app.kernel.limit_shares import ALL
 from app.kernel.ranges import Snapshot
-from app.offsets.model.offset_map import Barrier, Line, Source
-from app.offsets.model.producer_progress import Progress
+from app.offsets.model.offset_map import Barrier, LineSource, OffsetMapLine
+from app.offsets.model.producer_progress import FinishedOffsets
 from app.offsets.model.source_frontier import PassOver, finished
 from app.sdk.receiver import Message
-from tests.dispatch.pump.rig import Stand, standing
+from tests.dispatch.pump.rig import DispatchRig, dispatch_rig
 from tests.kafka.records.batches import make_batch
 
 Chunk = tuple[int, int, int]  # source, its offset, records
@@ -34,7 +34,7 @@ class Copy:
     """An aggregate's partition, as its pump gets it: chunks of sources, one batch each, in any order; each
     source's chunks follow each other, under the producer id of its own lane."""
 
-    def __init__(self, stand: Stand, ids: int) -> None:
+    def __init__(self, stand: DispatchRig, ids: int) -> None:
         self.stand, self.pump = stand, stand.pump()
         self._ids = ids
         self._end = 0
@@ -52,14 +52,14 @@ class Copy:
                 batch[HEADER_BYTES:] = b"\xff" * (len(batch) - HEADER_BYTES)
             self._batches.append((bytes(batch), count))
             for at in (0, count) if told else ():
-                stamp = Stamp(self._ids + source, 0, offset + at)
+                stamp = ProducerStamp(self._ids + source, 0, offset + at)
                 barrier = Barrier(offset + at, self._end + at, 0, stamp)
                 self._barriers.setdefault(source, []).append(barrier)
             self._end += count
 
     def tell(self, source: int, offset: int, end: int) -> None:
         """A barrier that comes late."""
-        stamp = Stamp(self._ids + source, 0, offset)
+        stamp = ProducerStamp(self._ids + source, 0, offset)
         self._barriers.setdefault(source, []).append(Barrier(offset, end, 0, stamp))
 
     def feed(self) -> None:
@@ -68,11 +68,11 @@ class Copy:
             self.stand.feed_bytes(self.pump, batch, count)
         self._batches.clear()
 
-    def lines(self) -> list[Source]:
+    def lines(self) -> list[LineSource]:
         return [
-            Source(
+            LineSource(
                 source,
-                Line(
+                OffsetMapLine(
                     target_topic="t", target_partition=0, epoch=1, lineage=0, source=LogId("c", str(source)),
                     target=LogId("c", "t"), barriers=list(barriers),
                 ),
@@ -82,7 +82,7 @@ class Copy:
 
     def over(self, read: Copy) -> PassOver:
         """What the reader of the other copy has finished, in this one."""
-        progress = {0: Progress.from_bytes(read.pump.note)}
+        progress = {0: FinishedOffsets.from_bytes(read.pump.note)}
         return PassOver(finished(progress, read.lines()), self.lines(), 0)
 
 
@@ -98,7 +98,7 @@ async def copies(unanswered: Sequence[bytes] = (), **spec: Any) -> AsyncIterator
         if message.value in unanswered:
             await asyncio.Event().wait()
 
-    async with standing(handle, **spec) as at_a, standing(lambda _: None, **spec) as at_d:
+    async with dispatch_rig(handle, **spec) as at_a, dispatch_rig(lambda _: None, **spec) as at_d:
         for stand in (at_a, at_d):
             stand.runtime.shared(ALL)
         a, d = Copy(at_a, 10), Copy(at_d, 70)
@@ -139,11 +139,11 @@ async def test_a_batch_that_was_finished_elsewhere_is_not_even_decoded_and_all_i
         await d.stand.until(lambda: d.pump.base == 60)
         assert d.stand.values() == dict.fromkeys(values(0, *range(50, 60)), 1)
         assert d.stand.copied.records == [], "nothing went to the DLQ"
-        assert d.pump._intake.elsewhere.over is not None
+        assert d.pump._intake.remote_progress.over is not None
         d.copy((0, 60, 10), (0, 70, 10))
         d.feed()
         await d.stand.until(lambda: d.pump.base == 80)
-        assert d.pump._intake.elsewhere.over is None
+        assert d.pump._intake.remote_progress.over is None
         assert d.pump.status().passed_over == 50
 
 
@@ -172,20 +172,20 @@ async def test_what_may_have_been_finished_elsewhere_waits_for_its_barrier_and_n
         d.copy((1, 30, 5), (0, 20, 30), (1, 35, 5), told=False)
         d.pump.pass_over(d.over(a), hold_until_s=time.monotonic() + 1e6)
         d.feed()
-        await d.stand.until(lambda: d.pump.look_again() and d.pump.base == 55)
+        await d.stand.until(lambda: d.pump.resume_held() and d.pump.base == 55)
         assert d.stand.values() == dict.fromkeys(values(1, *range(30, 35)), 1)
         d.tell(0, 50, 85)
         d.pump.pass_over(d.over(a))
         await d.stand.until(lambda: d.pump.base == 90)
         assert d.stand.values() == dict.fromkeys(values(1, *range(30, 40)) + values(0, 45), 1)
         assert d.pump.status().passed_over == 79
-        assert not d.pump.look_again()
+        assert not d.pump.resume_held()
 
 
 async def test_what_waited_for_long_is_delivered_and_nothing_waits_any_more(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(remote_progress_filter, "HOLD_S", 1.0)
+    monkeypatch.setattr(remote_progress_filter, "UNDECIDED_HOLD_S", 1.0)
     async with copies() as (a, d):
         a.copy((0, 0, 50))
         a.feed()
@@ -195,15 +195,15 @@ async def test_what_waited_for_long_is_delivered_and_nothing_waits_any_more(
         d.pump.remember(b"", 7)
         d.pump.pass_over(d.over(a), hold_until_s=time.monotonic() + 1e6)
         d.feed()
-        assert d.pump.look_again()
-        assert Progress.from_bytes(d.pump.note).carried == -1
-        await d.stand.until(lambda: not d.pump.look_again() and d.pump.base == 40)
+        assert d.pump.resume_held()
+        assert FinishedOffsets.from_bytes(d.pump.note).carried == -1
+        await d.stand.until(lambda: not d.pump.resume_held() and d.pump.base == 40)
         assert d.stand.values() == dict.fromkeys(values(0, *range(20, 40)), 1)
-        assert Progress.from_bytes(d.pump.note).carried == 7, "its successors need not look again"
+        assert FinishedOffsets.from_bytes(d.pump.note).carried == 7, "its successors need not look again"
         # What comes to be known all the same still counts.
         d.copy((0, 40, 10))
         d.pump.pass_over(d.over(a))
-        assert Progress.from_bytes(d.pump.note).carried == -1
+        assert FinishedOffsets.from_bytes(d.pump.note).carried == -1
         d.feed()
         await d.stand.until(lambda: d.pump.base == 50)
         assert d.pump.delivered == 20
@@ -212,21 +212,21 @@ async def test_what_waited_for_long_is_delivered_and_nothing_waits_any_more(
 async def test_as_long_as_more_becomes_known_it_waits_longer_and_what_was_undecided_is_counted(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(remote_progress_filter, "HOLD_S", 0.2)
+    monkeypatch.setattr(remote_progress_filter, "UNDECIDED_HOLD_S", 0.2)
     async with copies() as (a, d):
         a.copy((0, 0, 50))
         a.feed()
         await a.stand.until(lambda: a.pump.base == 50)
         d.copy((0, 0, 20))
         d.copy((0, 20, 10), (0, 30, 10), told=False)
-        (ties,) = d.pump.elsewhere
+        (ties,) = d.pump.remote_progress_filters
         ties.hold_longer(time.monotonic() + 1e6, 1e6)  # of what nobody asked to be held back
         d.pump.pass_over(d.over(a), hold_until_s=time.monotonic() + 0.2)
         ties.hold_longer(time.monotonic() + 1e6, 1e6)
         d.feed()
         until_s = time.monotonic() + 1.0
         await d.stand.until(lambda: time.monotonic() > until_s)
-        assert d.pump.look_again(), "it waits beyond both bounds"
+        assert d.pump.resume_held(), "it waits beyond both bounds"
         assert ties.undecided == 0
         d.tell(0, 30, 30)
         d.pump.pass_over(d.over(a))
@@ -251,7 +251,7 @@ async def test_a_pump_that_holds_back_ends_and_gives_all_memory_back() -> None:
         d.copy((0, 1, 20), told=False)
         d.pump.pass_over(d.over(a), hold_until_s=time.monotonic() + 1e6)
         d.feed()
-        assert d.pump.look_again()
+        assert d.pump.resume_held()
         assert d.stand.budget.used_bytes > 0
         assert await d.pump.drain(60)
         d.pump.close()
@@ -290,9 +290,9 @@ async def test_an_heir_s_note_goes_on_and_nothing_is_told_unless_asked_for() -> 
         heir = Copy(a.stand, 10)
         heir.pump.tracker = a.pump.tracker
         heir.pump.remember(note)
-        assert Progress.from_bytes(heir.pump.note) == Progress.from_bytes(note)
+        assert FinishedOffsets.from_bytes(heir.pump.note) == FinishedOffsets.from_bytes(note)
         heir.pump.remember(b"\x00 not a note")
-        assert Progress.from_bytes(heir.pump.note).producers == []
+        assert FinishedOffsets.from_bytes(heir.pump.note).producers == []
 
 
 async def test_what_could_not_be_read_is_not_taken_for_finished() -> None:
@@ -306,7 +306,9 @@ async def test_what_could_not_be_read_is_not_taken_for_finished() -> None:
         ((damaged, _),) = a._batches
         a._batches.clear()
         part = a.stand._parts[id(a.pump)]
-        fetched = Fetched(part, len(damaged), damaged, 20, [], 20, damage="its checksum does not match")
+        fetched = FetchedBatches(
+            part, len(damaged), damaged, 20, [], 20, damage="its checksum does not match"
+        )
         part.unreleased_bytes += len(damaged)
         a.stand.budget.used_bytes += len(damaged)
         part.next_offset = 20

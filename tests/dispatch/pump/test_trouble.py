@@ -24,11 +24,11 @@ from app.dispatch.model.retry_headers import (
 from app.dispatch.pump.line_head import free_head
 from app.dispatch.push.answer_limits import MAX_UNARY_BYTES
 from app.kernel.limit_shares import ALL
-from app.payload.interceptors import Chain, Reject, Send, Skip
+from app.payload.interceptors import InterceptorChain, Reject, Send, Skip
 from app.payload.interceptors import Message as Outbound
 from app.sdk.receiver import Message
 from app.sdk.receiver.server import MAX_MESSAGE_BYTES
-from tests.dispatch.pump.rig import TOPIC, definition, numbers, standing
+from tests.dispatch.pump.rig import TOPIC, definition, dispatch_rig, numbers
 from tests.dispatch.push.grpc_servers import start_server
 from tests.kafka.records.batches import (
     ATTRIBUTES_AT,
@@ -50,7 +50,7 @@ async def test_one_message_that_is_never_taken_keeps_none_of_the_others_from_a_r
         return b""
 
     server, port = await start_server(handle)
-    async with standing(lambda _: None) as stand:
+    async with dispatch_rig(lambda _: None) as stand:
         stand.port = port
         stand.run()
         pump = stand.pump()
@@ -71,7 +71,7 @@ async def test_a_message_that_blocks_its_partition_goes_to_the_dlq_with_the_numb
             await asyncio.sleep(3_600)
 
     spec: dict[str, Any] = {"headOfLine": {"after": "300ms"}, "flow": {"max_inflight": 10}}
-    async with standing(handle, target={"contract": contract, "timeout": "1h"}, **spec) as stand:
+    async with dispatch_rig(handle, target={"contract": contract, "timeout": "1h"}, **spec) as stand:
         pump, other = stand.pump(0, capacity=100), stand.pump(1)
         stand.feed(pump, numbers(1_000))
         stand.feed(other, numbers(1_000, 1_000))
@@ -94,7 +94,7 @@ async def test_by_default_a_handler_that_is_within_its_timeout_does_not_block_it
         if message.value == b"3":
             await asyncio.sleep(3_600)
 
-    async with standing(handle, target={"timeout": timeout}) as stand:
+    async with dispatch_rig(handle, target={"timeout": timeout}) as stand:
         pump = stand.pump()
         stand.feed(pump, numbers(100))
         await stand.until(lambda: pump.tracker.unfinished == 1)
@@ -119,7 +119,7 @@ async def test_an_acknowledgement_that_leaves_the_tracker_full_has_its_head_look
             await release.wait()
 
     target = {"contract": contract, "timeout": "1h"}
-    async with standing(handle, target=target, flow={"max_inflight": 20}) as stand:
+    async with dispatch_rig(handle, target=target, flow={"max_inflight": 20}) as stand:
         pump = stand.pump(capacity=10)
         stand.feed(pump, numbers(30))
         await stand.until(lambda: len(stand.seen) == 10 and pump.tracker.unfinished == 2)
@@ -146,7 +146,7 @@ async def test_an_answer_that_is_too_large_fails_its_message_only_and_is_told_wi
         return bytes(MAX_UNARY_BYTES + 1) if value == b"3" else b""
 
     server, port = await start_server(handle)
-    async with standing(lambda _: None) as stand:
+    async with dispatch_rig(lambda _: None) as stand:
         stand.port = port
         stand.run(target={"contract": "unary"})
         pump = stand.pump()
@@ -155,13 +155,13 @@ async def test_an_answer_that_is_too_large_fails_its_message_only_and_is_told_wi
         await stand.until(lambda: stand.runtime.link.unread.count)
 
         assert stand.runtime.link.breaker.closed
-        told = stand.runtime.link.unread.news(0.0)
+        told = stand.runtime.link.unread.incident_message(0.0)
         assert told.startswith(f"{stand.runtime.link.address} answered ")
     await server.stop(None)
 
 
 async def test_a_message_of_millions_of_headers_goes_to_the_dlq_undecoded_and_no_other_does() -> None:
-    async with standing(lambda _: None) as stand:
+    async with dispatch_rig(lambda _: None) as stand:
         pump = stand.pump()
         rows = [packed_record(0, b"0"), packed_record(1, headers=4_000_000), packed_record(2, b"2")]
         poison = batch_of_packed(0, rows, CODECS["zstd"])
@@ -177,7 +177,7 @@ async def test_a_message_of_millions_of_headers_goes_to_the_dlq_undecoded_and_no
 
 
 async def test_a_batch_that_cannot_be_decoded_goes_to_the_dlq_as_it_is_with_the_reason() -> None:
-    async with standing(lambda _: None) as stand:
+    async with dispatch_rig(lambda _: None) as stand:
         pump = stand.pump()
         stand.feed(pump, numbers(10))
         broken = patched(make_batch(10, numbers(5)), ATTRIBUTES_AT, ">h", CODECS["zstd"])
@@ -193,7 +193,7 @@ async def test_a_batch_that_cannot_be_decoded_goes_to_the_dlq_as_it_is_with_the_
 
 
 async def test_a_header_name_that_grpc_cannot_carry_takes_its_message_to_the_dlq_with_the_reason() -> None:
-    async with standing(lambda _: None) as stand:
+    async with dispatch_rig(lambda _: None) as stand:
         pump = stand.pump()
         stand.feed(pump, numbers(10))
         stand.feed(pump, numbers(1, 10), headers=[("na\u00efve name", b"x")])
@@ -214,7 +214,7 @@ async def test_a_receiver_that_hangs_as_a_whole_has_nothing_flushed_into_the_dlq
         await asyncio.sleep(3_600)
 
     spec: dict[str, Any] = {"headOfLine": {"after": "100ms"}, "flow": {"max_inflight": 10}}
-    async with standing(hang, target={"timeout": "1h"}, **spec) as stand:
+    async with dispatch_rig(hang, target={"timeout": "1h"}, **spec) as stand:
         pump = stand.pump(capacity=100)
         stand.feed(pump, numbers(1_000))
         for _ in range(30):
@@ -225,7 +225,7 @@ async def test_a_receiver_that_hangs_as_a_whole_has_nothing_flushed_into_the_dlq
 
 @pytest.mark.parametrize("contract", CONTRACTS)
 async def test_messages_too_large_for_the_receiver_go_to_the_dlq_and_slow_nobody_down(contract: str) -> None:
-    async with standing(lambda _: None, target={"contract": contract}) as stand:
+    async with dispatch_rig(lambda _: None, target={"contract": contract}) as stand:
         pump = stand.pump()
         large = [(None, bytes(MAX_MESSAGE_BYTES + MIB))]
         for number in range(4):
@@ -248,7 +248,7 @@ async def test_messages_that_a_java_receiver_finds_too_large_open_no_breaker() -
         return b""
 
     server, port = await start_server(java)
-    async with standing(lambda _: None) as stand:
+    async with dispatch_rig(lambda _: None) as stand:
         stand.port = port
         stand.run(target={"contract": "unary"}, dlq={"share": 1})
         pump = stand.pump()
@@ -273,7 +273,7 @@ async def test_large_records_are_decoded_a_few_at_a_time() -> None:
     async def wait(_: Message) -> None:
         await gate.wait()
 
-    async with standing(wait, flow={"max_inflight": 1}) as stand:
+    async with dispatch_rig(wait, flow={"max_inflight": 1}) as stand:
         pump = stand.pump()
         for _ in range(40):
             stand.feed(pump, [(None, bytes(MIB))], codec=4)
@@ -285,7 +285,7 @@ async def test_large_records_are_decoded_a_few_at_a_time() -> None:
 
 @pytest.mark.parametrize("contract", CONTRACTS)
 async def test_rates_are_kept_whatever_the_receiver_could_take(contract: str) -> None:
-    async with standing(
+    async with dispatch_rig(
         lambda _: None, target={"contract": contract}, flow={"messages_per_second": 200}
     ) as stand:
         stand.runtime.shared(ALL)
@@ -300,7 +300,7 @@ async def test_rates_are_kept_whatever_the_receiver_could_take(contract: str) ->
 
 
 async def test_changed_definitions_leave_no_connection_behind() -> None:
-    async with standing(lambda _: None) as stand:
+    async with dispatch_rig(lambda _: None) as stand:
         pump = stand.pump()
         workload = stand.runtime.workload
         for number in range(1, 30):
@@ -322,7 +322,7 @@ ISOLATION = {"zone": "zone", "environment": "env"}
 async def test_a_test_message_never_reaches_production_and_an_absent_test_receiver_never_stops_it(
     contract: str,
 ) -> None:
-    async with standing(lambda _: None) as stand:
+    async with dispatch_rig(lambda _: None) as stand:
         address, staged, staging = await stand.another_receiver(lambda _: None)
         isolation = {**ISOLATION, "targets": [{"environment": "staging", "address": address}]}
         await stand.runtime.close()
@@ -346,7 +346,7 @@ async def test_a_test_message_never_reaches_production_and_an_absent_test_receiv
 
 @pytest.mark.parametrize("tiers", [[], [{"delay": "1h", "attempts": 1}]])
 async def test_one_message_for_an_absent_test_receiver_does_not_stop_production_behind_it(tiers: Any) -> None:
-    async with standing(lambda _: None) as stand:
+    async with dispatch_rig(lambda _: None) as stand:
         address, staged, staging = await stand.another_receiver(lambda _: None)
         isolation = {**ISOLATION, "targets": [{"environment": "staging", "address": address}]}
         await stand.runtime.close()
@@ -369,7 +369,7 @@ async def test_one_message_for_an_absent_test_receiver_does_not_stop_production_
 
 
 async def test_a_message_of_a_tier_goes_round_in_it_while_its_receiver_is_away_and_loses_no_attempt() -> None:
-    async with standing(lambda _: None) as stand:
+    async with dispatch_rig(lambda _: None) as stand:
         address, _, staging = await stand.another_receiver(lambda _: None)
         await staging.stop(0)
         isolation = {**ISOLATION, "targets": [{"environment": "staging", "address": address}]}
@@ -394,7 +394,7 @@ async def test_a_burst_for_a_slow_test_receiver_is_delivered_to_it() -> None:
     async def slowly(_: Message) -> None:
         await asyncio.sleep(0.005)
 
-    async with standing(lambda _: None) as stand:
+    async with dispatch_rig(lambda _: None) as stand:
         address, staged, _ = await stand.another_receiver(slowly)
         isolation = {**ISOLATION, "targets": [{"environment": "staging", "address": address}]}
         await stand.runtime.close()
@@ -423,7 +423,9 @@ class Odd:
 async def test_interceptors_change_reject_and_skip_and_one_that_fails_harms_its_message_only(
     contract: str,
 ) -> None:
-    async with standing(lambda _: None, Chain([("odd", Odd())]), target={"contract": contract}) as stand:
+    async with dispatch_rig(
+        lambda _: None, InterceptorChain([("odd", Odd())]), target={"contract": contract}
+    ) as stand:
         pump = stand.pump()
         stand.feed(pump, numbers(10))
         await stand.idle()
@@ -438,7 +440,7 @@ async def test_interceptors_change_reject_and_skip_and_one_that_fails_harms_its_
 
 
 async def test_a_receiver_that_says_it_is_not_serving_gets_nothing_until_it_is() -> None:
-    async with standing(lambda _: None) as stand:
+    async with dispatch_rig(lambda _: None) as stand:
         servicer = stand.receiver._health
         await servicer.set("", health_pb2.HealthCheckResponse.NOT_SERVING)
         await stand.until(lambda: not stand.runtime.link.health.serving)

@@ -9,20 +9,20 @@ import pytest
 
 from app.dispatch.push.unary import UnaryTarget
 from app.sdk.receiver import Receiver
-from tests.dispatch.push.grpc_servers import METHOD, Caller
-from tests.dispatch.push.stream_servers import Sender
+from tests.dispatch.push.grpc_servers import METHOD, CountingCaller
+from tests.dispatch.push.stream_servers import RecordingSender
 
-Serve = Callable[..., Awaitable[Sender]]
-CallTo = Callable[..., Awaitable[Caller]]
+Serve = Callable[..., Awaitable[RecordingSender]]
+CallTo = Callable[..., Awaitable[CountingCaller]]
 
 
 @pytest.fixture
 async def serve() -> AsyncIterator[Serve]:
     """Starts a receiver, unless it is; returns a stream's sender to it."""
-    started: list[tuple[Receiver, Sender]] = []
+    started: list[tuple[Receiver, RecordingSender]] = []
 
-    async def start(receiver: Receiver, **options: Any) -> Sender:
-        sender = Sender(receiver.port or await receiver.start(), **options)
+    async def start(receiver: Receiver, **options: Any) -> RecordingSender:
+        sender = RecordingSender(receiver.port or await receiver.start(), **options)
         started.append((receiver, sender))
         return sender
 
@@ -35,11 +35,11 @@ async def serve() -> AsyncIterator[Serve]:
 @pytest.fixture
 async def call_to() -> AsyncIterator[CallTo]:
     """Starts a receiver, unless it is; returns a caller of its unary method."""
-    started: list[tuple[Receiver, Caller]] = []
+    started: list[tuple[Receiver, CountingCaller]] = []
 
-    async def start(receiver: Receiver, method: str = METHOD, **options: Any) -> Caller:
+    async def start(receiver: Receiver, method: str = METHOD, **options: Any) -> CountingCaller:
         port = receiver.port or await receiver.start()
-        caller = Caller(UnaryTarget(f"127.0.0.1:{port}", method, **options))
+        caller = CountingCaller(UnaryTarget(f"127.0.0.1:{port}", method, **options))
         started.append((receiver, caller))
         return caller
 

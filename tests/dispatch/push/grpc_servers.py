@@ -50,7 +50,7 @@ async def start_server(behaviour: Behaviour, port: int = 0) -> tuple[aio.Server,
     return await listen(METHOD, grpc.unary_unary_rpc_method_handler(behaviour), port)
 
 
-class Place:
+class ReceiverAddress:
     """Where a receiver is, or is not; another may take its place."""
 
     def __init__(self, start: Callable[..., Awaitable[tuple[aio.Server, int]]], **options: Any) -> None:
@@ -71,11 +71,11 @@ class Place:
 
 
 @contextlib.asynccontextmanager
-async def serving(behaviour: Behaviour) -> AsyncIterator[Caller]:
+async def serving(behaviour: Behaviour) -> AsyncIterator[CountingCaller]:
     """A caller of a server that does as `behaviour` says."""
-    place = Place(start_server)
+    place = ReceiverAddress(start_server)
     await place.begin(behaviour)
-    caller = Caller(UnaryTarget(f"127.0.0.1:{place.port}", METHOD), place)
+    caller = CountingCaller(UnaryTarget(f"127.0.0.1:{place.port}", METHOD), place)
     try:
         yield caller
     finally:
@@ -83,12 +83,12 @@ async def serving(behaviour: Behaviour) -> AsyncIterator[Caller]:
         await place.end()
 
 
-class Caller:
+class CountingCaller:
     """Awaits what the target answers, and counts how often it does."""
 
-    def __init__(self, target: UnaryTarget, place: Place | None = None) -> None:
+    def __init__(self, target: UnaryTarget, place: ReceiverAddress | None = None) -> None:
         self.target = target
-        self.place = place or Place(start_server)
+        self.place = place or ReceiverAddress(start_server)
         self.answers = 0
 
     def begin(

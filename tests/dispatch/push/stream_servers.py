@@ -16,13 +16,13 @@ from app.dispatch.push.stream.client import METHOD, StreamTarget
 from app.dispatch.push.stream.encoder import OutBatch
 from app.dispatch.push.stream.results import StreamResult
 from app.sdk.proto.switchyard.v1.receiver_pb2 import DeliverRequest, DeliverResponse
-from tests.dispatch.push.grpc_servers import ENOUGH_S, Place, listen
+from tests.dispatch.push.grpc_servers import ENOUGH_S, ReceiverAddress, listen
 
 EOF: Any = aio.EOF  # type: ignore[attr-defined]
 
 
 @dataclass(slots=True)
-class Row:
+class StreamRecord:
     """A record."""
 
     offset: int = 0
@@ -32,12 +32,12 @@ class Row:
     headers: list[tuple[str, bytes | None]] = field(default_factory=list)
 
 
-def rows(count: int, value: bytes = b"v") -> list[Row]:
+def rows(count: int, value: bytes = b"v") -> list[StreamRecord]:
     """Records with offsets from 0 on."""
-    return [Row(offset, value) for offset in range(count)]
+    return [StreamRecord(offset, value) for offset in range(count)]
 
 
-class Stream:
+class ReceiverStream:
     """The receiver's end, written by hand."""
 
     def __init__(self, context: Any) -> None:
@@ -76,25 +76,30 @@ class Stream:
         return offsets
 
 
-Script = Callable[[Stream], Awaitable[None]]
+Script = Callable[[ReceiverStream], Awaitable[None]]
 
 
 async def start_stream_server(script: Script, port: int = 0, max_bytes: int = -1) -> tuple[aio.Server, int]:
     """A server that does as `script` says on every stream, and its port."""
 
     async def behave(_: Any, context: Any) -> None:
-        await script(Stream(context))
+        await script(ReceiverStream(context))
 
     return await listen(METHOD, grpc.stream_stream_rpc_method_handler(behave), port, max_bytes)
 
 
-class Sender:
+class RecordingSender:
     """A target, and everything it told."""
 
     def __init__(
-        self, port: int, place: Place | None = None, *, timeout_s: float = ENOUGH_S, streams: int = 1
+        self,
+        port: int,
+        place: ReceiverAddress | None = None,
+        *,
+        timeout_s: float = ENOUGH_S,
+        streams: int = 1,
     ) -> None:
-        self.place = place or Place(start_stream_server)
+        self.place = place or ReceiverAddress(start_stream_server)
         self.told: Counter[tuple[int, int]] = Counter()  # by batch and index
         self.results: dict[tuple[int, int], StreamResult] = {}
         self.lost: list[StreamResult] = []
@@ -105,7 +110,7 @@ class Sender:
             on_room=lambda: None, on_lost=self.lost.append, streams=streams,
         )  # fmt: skip
 
-    def send(self, records: list[Row], **fields: Any) -> OutBatch:
+    def send(self, records: list[StreamRecord], **fields: Any) -> OutBatch:
         """Sends one batch."""
         number = len(self.batches)
 
@@ -146,7 +151,7 @@ class Sender:
         return [-1 if result is None else result.code for result in results]
 
 
-async def take_everything(stream: Stream) -> None:
+async def take_everything(stream: ReceiverStream) -> None:
     """Acknowledges in order, with endless credit."""
     await stream.accept(1 << 40)
     done = 0
@@ -159,7 +164,7 @@ async def take_everything(stream: Stream) -> None:
             return
 
 
-async def hold(_: Stream) -> None:
+async def hold(_: ReceiverStream) -> None:
     """Says nothing more."""
     await asyncio.sleep(ENOUGH_S)
 
@@ -167,11 +172,11 @@ async def hold(_: Stream) -> None:
 @contextlib.asynccontextmanager
 async def streaming(
     script: Script, *, timeout_s: float = ENOUGH_S, max_bytes: int = -1, streams: int = 1
-) -> AsyncIterator[Sender]:
+) -> AsyncIterator[RecordingSender]:
     """A sender to a server that does as `script` says."""
-    place = Place(start_stream_server, max_bytes=max_bytes)
+    place = ReceiverAddress(start_stream_server, max_bytes=max_bytes)
     await place.begin(script)
-    sender = Sender(place.port, place, timeout_s=timeout_s, streams=streams)
+    sender = RecordingSender(place.port, place, timeout_s=timeout_s, streams=streams)
     try:
         yield sender
     finally:

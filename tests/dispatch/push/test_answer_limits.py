@@ -7,13 +7,13 @@ from typing import Any
 
 from app.dispatch.push.answer_limits import ANSWER_WORDS, MAX_RANGES, MAX_UNARY_BYTES, RANGES_AT_ONCE
 from app.dispatch.push.stream.encoder import OutBatch
-from app.dispatch.scheduler.receiver import REPEAT_S, Unread
+from app.dispatch.scheduler.receiver import INCIDENT_REPEAT_S, OversizedAnswers
 from app.kernel.grpc_status import OK, RESOURCE_EXHAUSTED, UNAVAILABLE
 from app.sdk.proto.switchyard.v1.receiver_pb2 import DeliverResponse
-from app.sdk.receiver.outcomes import MOST_OTHERS, Outcomes
+from app.sdk.receiver.outcomes import MOST_OTHERS, StreamOutcomes
 from app.sdk.receiver.verdicts import Retry, Skip, Stash
 from tests.dispatch.push.grpc_servers import serving
-from tests.dispatch.push.stream_servers import Stream, hold, rows, streaming, take_everything
+from tests.dispatch.push.stream_servers import ReceiverStream, hold, rows, streaming, take_everything
 
 MIB = 1024 * 1024
 
@@ -30,7 +30,7 @@ async def test_an_answer_of_more_than_is_read_fails_its_call_and_no_other() -> N
 
 
 async def test_a_response_of_more_bytes_than_are_read_ends_its_stream_and_no_other() -> None:
-    async def say_much(stream: Stream) -> None:
+    async def say_much(stream: ReceiverStream) -> None:
         await stream.accept(100)
         await stream.messages(1)
         await stream.say(results={"stashed": [{"deliveries": {"end": 1}, "reason": "." * 5 * MIB}]})
@@ -49,7 +49,7 @@ async def test_a_response_of_more_bytes_than_are_read_ends_its_stream_and_no_oth
 
 
 async def test_a_response_of_more_ranges_than_are_read_ends_its_stream_before_any_is_looked_at() -> None:
-    async def say_much(stream: Stream) -> None:
+    async def say_much(stream: ReceiverStream) -> None:
         await stream.accept(100)
         await stream.messages(1)
         await stream.say(results={"acknowledged": [{"end": 1}] + [{}] * MAX_RANGES})
@@ -68,7 +68,7 @@ async def test_a_response_of_more_ranges_than_are_read_ends_its_stream_before_an
 async def test_while_the_ranges_of_a_response_are_read_others_have_their_turns() -> None:
     count = 20_000
 
-    async def say_each(stream: Stream) -> None:
+    async def say_each(stream: ReceiverStream) -> None:
         await stream.accept(count)
         await stream.messages(count)
         await stream.say(
@@ -105,7 +105,7 @@ async def test_while_the_ranges_of_a_response_are_read_others_have_their_turns()
 
 
 def test_what_a_receiver_says_at_once_is_bounded_and_all_of_it_is_said() -> None:
-    outcomes = Outcomes()
+    outcomes = StreamOutcomes()
     for number in range(2 * MOST_OTHERS + 1):
         outcomes.add(3 * number, Stash("\U0001f4a3" * 600))
         outcomes.add(3 * number + 1, Retry(1.0))
@@ -113,7 +113,7 @@ def test_what_a_receiver_says_at_once_is_bounded_and_all_of_it_is_said() -> None
     said: set[int] = set()
     while outcomes.count:
         response = DeliverResponse()
-        outcomes.take(response)
+        outcomes.take_into(response)
         assert 0 < response.ByteSize() <= 2.5 * MIB
         results = response.results
         said |= {one.deliveries.start for one in results.stashed}
@@ -123,12 +123,12 @@ def test_what_a_receiver_says_at_once_is_bounded_and_all_of_it_is_said() -> None
 
 
 def test_answers_that_are_not_read_are_told_with_their_receiver_and_not_too_often() -> None:
-    unread = Unread("billing:443")
-    assert unread.news(0.0) == ""
-    unread.came("CLIENT: Received message larger than max (5 vs. 4)")
-    assert "billing:443 answered 1 times" in unread.news(0.0)
+    unread = OversizedAnswers("billing:443")
+    assert unread.incident_message(0.0) == ""
+    unread.record("CLIENT: Received message larger than max (5 vs. 4)")
+    assert "billing:443 answered 1 times" in unread.incident_message(0.0)
     for _ in range(100):
-        unread.came("CLIENT: Received message larger than max (5 vs. 4)")
-    assert unread.news(1.0) == ""
-    assert "answered 100 times" in unread.news(REPEAT_S)
-    assert unread.news(3 * REPEAT_S) == ""
+        unread.record("CLIENT: Received message larger than max (5 vs. 4)")
+    assert unread.incident_message(1.0) == ""
+    assert "answered 100 times" in unread.incident_message(INCIDENT_REPEAT_S)
+    assert unread.incident_message(3 * INCIDENT_REPEAT_S) == ""

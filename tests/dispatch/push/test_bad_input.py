@@ -12,9 +12,16 @@ from app.sdk.proto.switchyard.v1.receiver_pb2 import DeliverResponse
 from app.sdk.receiver import Message, Receiver, Stash, Verdict
 from app.sdk.receiver.unary_service import read_message
 from tests.dispatch.push.conftest import CallTo, Serve
-from tests.dispatch.push.grpc_servers import METHOD, Caller, serving
+from tests.dispatch.push.grpc_servers import METHOD, CountingCaller, serving
 from tests.dispatch.push.http2_server import ending_with
-from tests.dispatch.push.stream_servers import Row, Sender, Stream, hold, rows, streaming
+from tests.dispatch.push.stream_servers import (
+    ReceiverStream,
+    RecordingSender,
+    StreamRecord,
+    hold,
+    rows,
+    streaming,
+)
 
 OK, UNKNOWN, DEADLINE_EXCEEDED, FAILED_PRECONDITION, INTERNAL, UNAVAILABLE = 0, 2, 4, 9, 13, 14
 CONTRACTS = ["unary", "stream"]
@@ -24,7 +31,7 @@ MOST = 2**64 - 1  # what a negative number is, to who reads it as uint64
 
 
 async def deliver(
-    contract: str, receiver: Receiver, records: list[Row], serve: Serve, call_to: CallTo
+    contract: str, receiver: Receiver, records: list[StreamRecord], serve: Serve, call_to: CallTo
 ) -> list[CallResult]:
     """What became of records that went one way or the other."""
     if contract == "stream":
@@ -45,11 +52,18 @@ async def test_odd_records_arrive_as_they_are(serve: Serve, call_to: CallTo, con
     receiver.on(topic="orders", group="billing")(seen.append)
     every = bytes(range(256))
     records = [
-        Row(0, None, b"gone"), Row(1, b"", b""), Row(2, b"", None),  # a tombstone, and what is none
-        Row(3, every, every * 4096),  # a key of a mebibyte
-        Row(4, b"v", b"k", FAR), Row(FAR, b"v", b"k", 0), Row(5, b"v", b"k", -1),
-        Row(6, b"v", b"k", 0, [("x", every), ("kafka-value-null", b"true"), ("y-bin", b"\r\n"), ("z", None)]),
-    ]  # fmt: skip
+        # a tombstone, and what is none
+        StreamRecord(0, None, b"gone"),
+        StreamRecord(1, b"", b""),
+        StreamRecord(2, b"", None),
+        StreamRecord(3, every, every * 4096),  # a key of a mebibyte
+        StreamRecord(4, b"v", b"k", FAR),
+        StreamRecord(FAR, b"v", b"k", 0),
+        StreamRecord(5, b"v", b"k", -1),
+        StreamRecord(
+            6, b"v", b"k", 0, [("x", every), ("kafka-value-null", b"true"), ("y-bin", b"\r\n"), ("z", None)]
+        ),
+    ]
 
     results = await deliver(contract, receiver, records, serve, call_to)
 
@@ -106,7 +120,10 @@ async def test_a_status_that_grpc_does_not_know_is_a_failure_and_never_an_acknow
     status: bytes, code: int
 ) -> None:
     async with ending_with((b"grpc-status", status)) as port:
-        call, sender = Caller(UnaryTarget(f"127.0.0.1:{port}", METHOD, channels=1)), Sender(port)
+        call, sender = (
+            CountingCaller(UnaryTarget(f"127.0.0.1:{port}", METHOD, channels=1)),
+            RecordingSender(port),
+        )
         result = await call(b"v")
         sender.send(rows(2))
         await sender.all_told()
@@ -120,7 +137,7 @@ async def test_a_status_that_grpc_does_not_know_is_a_failure_and_never_an_acknow
 async def test_a_receiver_that_refuses_before_it_was_asked_is_understood_every_time() -> None:
     async with ending_with((b"grpc-status", b"12")) as port:
         for _ in range(20):
-            sender = Sender(port)
+            sender = RecordingSender(port)
             sender.send(rows(1))
             await sender.all_told()
             await sender.target.close()
@@ -130,7 +147,7 @@ async def test_a_receiver_that_refuses_before_it_was_asked_is_understood_every_t
 async def test_a_stream_that_was_taken_and_ends_with_an_unknown_status_condemns_no_message() -> None:
     taken = DeliverResponse(accept={}, credit={"deliveries": 9, "bytes": 9_999}).SerializeToString()
     async with ending_with((b"grpc-status", b"99"), first=taken) as port:
-        sender = Sender(port)
+        sender = RecordingSender(port)
         sender.send(rows(2))
         await sender.all_told()
         await sender.target.close()
@@ -163,7 +180,7 @@ async def test_trailers_that_make_no_sense_are_as_none(
 
 
 async def test_a_kind_of_result_from_the_future_is_no_result_and_a_failure_may_have_any_code() -> None:
-    async def foretell(stream: Stream) -> None:
+    async def foretell(stream: ReceiverStream) -> None:
         await stream.accept(100)
         await stream.messages(4)
         # Field 9 of Results, a Range [0, 1); then codes that nobody has defined.
@@ -184,7 +201,7 @@ async def test_a_kind_of_result_from_the_future_is_no_result_and_a_failure_may_h
 
 
 async def test_credit_that_is_negative_or_huge_and_results_of_what_was_never_sent_do_no_harm() -> None:
-    async def boast(stream: Stream) -> None:
+    async def boast(stream: ReceiverStream) -> None:
         await stream.accept(0, 0)
         nothing = [
             {"start": 0, "end": MOST}, {"start": MOST, "end": 0}, {"start": MOST, "end": MOST},

@@ -9,7 +9,7 @@ import pytest
 from grpc import aio
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
-from app.dispatch.push.health import Health, check
+from app.dispatch.push.health import ReceiverHealth, check
 from app.sdk.receiver import Receiver
 from tests.dispatch.push.grpc_servers import ENOUGH_S, accept, start_server
 
@@ -18,10 +18,10 @@ async def test_a_receiver_of_the_sdk_is_serving_and_knows_no_other_service() -> 
     receiver = Receiver()
     address = f"127.0.0.1:{await receiver.start()}"
 
-    assert await check(address, timeout_s=ENOUGH_S) is Health.SERVING
-    assert await check(address, "other.Service", timeout_s=ENOUGH_S) is Health.UNIMPLEMENTED
+    assert await check(address, timeout_s=ENOUGH_S) is ReceiverHealth.SERVING
+    assert await check(address, "other.Service", timeout_s=ENOUGH_S) is ReceiverHealth.UNIMPLEMENTED
     await receiver.stop(0)
-    assert await check(address, timeout_s=ENOUGH_S) is Health.UNREACHABLE
+    assert await check(address, timeout_s=ENOUGH_S) is ReceiverHealth.UNREACHABLE
 
 
 @pytest.mark.parametrize("status", ["NOT_SERVING", "UNKNOWN"])
@@ -33,13 +33,13 @@ async def test_whatever_is_not_serving_is_not_serving(status: Any) -> None:
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
 
-    assert await check(f"127.0.0.1:{port}", timeout_s=ENOUGH_S) is Health.NOT_SERVING
+    assert await check(f"127.0.0.1:{port}", timeout_s=ENOUGH_S) is ReceiverHealth.NOT_SERVING
     await server.stop(None)
 
 
 async def test_a_receiver_without_the_health_service_is_unimplemented() -> None:
     server, port = await start_server(accept)
-    assert await check(f"127.0.0.1:{port}", timeout_s=ENOUGH_S) is Health.UNIMPLEMENTED
+    assert await check(f"127.0.0.1:{port}", timeout_s=ENOUGH_S) is ReceiverHealth.UNIMPLEMENTED
     await server.stop(None)
 
 
@@ -50,5 +50,5 @@ async def test_who_says_nothing_is_unreachable_in_time() -> None:
     server = await asyncio.start_server(say_nothing, "127.0.0.1")
     port = server.sockets[0].getsockname()[1]
     async with asyncio.timeout(ENOUGH_S):
-        assert await check(f"127.0.0.1:{port}", timeout_s=0.3) is Health.UNREACHABLE
+        assert await check(f"127.0.0.1:{port}", timeout_s=0.3) is ReceiverHealth.UNREACHABLE
     server.close()

@@ -11,20 +11,22 @@ from app.dispatch.push.unary import CallResult, UnaryTarget
 from app.sdk.receiver import Message, Receiver, Skip
 from app.sdk.receiver.server import MAX_MESSAGE_BYTES, MAX_METADATA_BYTES
 from tests.dispatch.push.conftest import CallTo
-from tests.dispatch.push.grpc_servers import ENOUGH_S, METHOD, Caller, accept, serving
+from tests.dispatch.push.grpc_servers import ENOUGH_S, METHOD, CountingCaller, accept, serving
 
 RESOURCE_EXHAUSTED, UNAVAILABLE, CANCELLED = 8, 14, 1
 
 
 @pytest.fixture
-async def sdk(call_to: CallTo) -> Caller:
+async def sdk(call_to: CallTo) -> CountingCaller:
     """A caller of a receiver of the SDK's that takes everything."""
     receiver = Receiver()
     receiver.on(topic="orders", group="billing")(lambda message: None)
     return await call_to(receiver)
 
 
-async def test_a_body_beyond_the_receivers_limit_is_too_large_and_the_next_one_is_fine(sdk: Caller) -> None:
+async def test_a_body_beyond_the_receivers_limit_is_too_large_and_the_next_one_is_fine(
+    sdk: CountingCaller,
+) -> None:
     sizes = (MAX_MESSAGE_BYTES, MAX_MESSAGE_BYTES + 1, 20 * 1024 * 1024)
     largest, larger, huge = [await sdk(bytes(size)) for size in sizes]
 
@@ -35,13 +37,13 @@ async def test_a_body_beyond_the_receivers_limit_is_too_large_and_the_next_one_i
 
 
 @pytest.mark.parametrize("size", [9_000, 15_000, 60_000, 1024 * 1024])
-async def test_headers_as_large_as_kafka_takes_them_arrive_every_time(sdk: Caller, size: int) -> None:
+async def test_headers_as_large_as_kafka_takes_them_arrive_every_time(sdk: CountingCaller, size: int) -> None:
     codes = [(await sdk(b"", [("kafka-header-x-bin", b"\xff" * size)])).code for _ in range(5)]
 
     assert codes == [0] * 5
 
 
-async def test_headers_beyond_the_receivers_limit_are_too_large(sdk: Caller) -> None:
+async def test_headers_beyond_the_receivers_limit_are_too_large(sdk: CountingCaller) -> None:
     result = await sdk(b"", [("kafka-header-x-bin", bytes(MAX_METADATA_BYTES))])
 
     assert (result.code, result.too_large) == (RESOURCE_EXHAUSTED, True)
@@ -60,7 +62,7 @@ async def test_an_answer_of_any_sane_size_acknowledges_and_none_is_the_messages_
     assert (result.code, result.too_large) == (code, False)
 
 
-async def test_a_burst_of_calls_is_not_turned_away(sdk: Caller) -> None:
+async def test_a_burst_of_calls_is_not_turned_away(sdk: CountingCaller) -> None:
     calls = [sdk.begin(b"", timeout_s=60)[1] for _ in range(3000)]
 
     assert {(await call).code for call in calls} == {0}
@@ -71,7 +73,7 @@ async def test_a_burst_of_calls_is_not_turned_away(sdk: Caller) -> None:
     "address", ["127.0.0.1:1", "dns:///does-not-exist.invalid:443", "unix:/does/not/exist"]
 )
 async def test_nobody_at_the_address_is_unavailable(address: str) -> None:
-    caller = Caller(UnaryTarget(address, METHOD))
+    caller = CountingCaller(UnaryTarget(address, METHOD))
 
     assert (await caller(timeout_s=ENOUGH_S)).code == UNAVAILABLE
     await caller.target.close()
@@ -90,7 +92,7 @@ async def test_a_receiver_far_away_that_is_slow_to_greet_is_reached() -> None:
 
     async with serving(accept) as inner:
         way = await asyncio.start_server(connected, "127.0.0.1")
-        call = Caller(UnaryTarget(f"127.0.0.1:{way.sockets[0].getsockname()[1]}", METHOD, channels=1))
+        call = CountingCaller(UnaryTarget(f"127.0.0.1:{way.sockets[0].getsockname()[1]}", METHOD, channels=1))
 
         assert (await call()).code == 0
 

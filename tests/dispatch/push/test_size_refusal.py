@@ -12,8 +12,8 @@ from grpc import aio
 from app.dispatch.push.size_refusal import SizeRefusal, size_refusal
 from app.dispatch.push.unary import CallResult, UnaryTarget
 from app.kernel.grpc_status import INTERNAL, OK, OUT_OF_RANGE, RESOURCE_EXHAUSTED, UNAVAILABLE, UNKNOWN
-from tests.dispatch.push.grpc_servers import Caller, serving
-from tests.dispatch.push.stream_servers import Row, Stream, streaming
+from tests.dispatch.push.grpc_servers import CountingCaller, serving
+from tests.dispatch.push.stream_servers import ReceiverStream, StreamRecord, streaming
 
 REFUSALS = [
     (RESOURCE_EXHAUSTED, "SERVER: Received message larger than max (5 vs. 4)", (5, 4)),
@@ -136,7 +136,7 @@ async def test_many_headers_that_a_receiver_refuses_without_words_are_too_large(
     server.add_generic_rpc_handlers((_AnyMethod(),))
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
-    caller = Caller(UnaryTarget(f"127.0.0.1:{port}", "/any/method"))
+    caller = CountingCaller(UnaryTarget(f"127.0.0.1:{port}", "/any/method"))
     result = await caller(b"", [(f"kafka-header-{number}-bin", bytes(100)) for number in range(200)])
     await caller.target.close()
     await server.stop(None)
@@ -159,7 +159,7 @@ async def test_many_headers_that_a_receiver_refuses_without_words_are_too_large(
 async def test_a_stream_that_ends_over_one_large_message_condemns_it_in_any_implementations_words(
     code: grpc.StatusCode, details: str
 ) -> None:
-    async def refuse(stream: Stream) -> None:
+    async def refuse(stream: ReceiverStream) -> None:
         await stream.accept(1 << 40)
         while (request := await stream.request()) is not None:
             size = request.ByteSize()
@@ -167,7 +167,7 @@ async def test_a_stream_that_ends_over_one_large_message_condemns_it_in_any_impl
                 await stream.context.abort(code, details.format(size=size))
 
     async with streaming(refuse) as sender:
-        sender.send([Row(0, bytes(300_000))])
+        sender.send([StreamRecord(0, bytes(300_000))])
         await asyncio.wait_for(sender.all_told(), 30)
 
     assert sender.codes() == [RESOURCE_EXHAUSTED]

@@ -15,7 +15,7 @@ from app.kernel.trace_context import derived_traceparent, own_traceparent
 from app.sdk.proto.switchyard.v1.receiver_pb2 import DeliverRequest, Open
 from app.sdk.receiver.admission import read_batch
 from app.sdk.receiver.unary_service import read_message
-from tests.dispatch.push.stream_servers import Row
+from tests.dispatch.push.stream_servers import StreamRecord
 
 OWN = b"00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 VALID = re.compile(r"00-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}")
@@ -27,7 +27,14 @@ def _unary(headers: list[tuple[str, bytes | None]], attempt: int, retry_count: i
 
 
 def _stream(headers: list[tuple[str, bytes | None]], attempt: int, retry_count: int = 0) -> str:
-    batch = OutBatch("orders", 3, [Row(6), Row(7, headers=headers)], retry_count, attempt, lambda *_: None)
+    batch = OutBatch(
+        "orders",
+        3,
+        [StreamRecord(6), StreamRecord(7, headers=headers)],
+        retry_count,
+        attempt,
+        lambda *_: None,
+    )
     request = DeliverRequest()
     add_run(request, batch, 0, 2, 0, 1 << 20)
     return read_batch(request.batches[0], Open(group="billing", topic="orders"))[1].traceparent

@@ -16,7 +16,7 @@ from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 from app.sdk.receiver import Message, Receiver
-from tests.dispatch.pump.rig import ENOUGH_S, GROUP, TOPIC, Stand
+from tests.dispatch.pump.rig import ENOUGH_S, GROUP, TOPIC, DispatchRig
 
 
 async def _serve(port: int, contract: str) -> None:
@@ -44,7 +44,7 @@ def _supervise(port: int, contract: str) -> None:
                 return
 
 
-class Mortal:
+class CrashingReceiver:
     """See the module. `deaths`: how often it was started again."""
 
     def __init__(self) -> None:
@@ -70,9 +70,11 @@ class Mortal:
 
 
 @contextlib.asynccontextmanager
-async def standing_before(contract: str, **spec: Any) -> AsyncIterator[tuple[Stand, Mortal]]:
+async def rig_with_crashing_receiver(
+    contract: str, **spec: Any
+) -> AsyncIterator[tuple[DispatchRig, CrashingReceiver]]:
     """A stand whose receiver is mortal."""
-    mortal, stand = Mortal(), Stand(lambda _: None)
+    mortal, stand = CrashingReceiver(), DispatchRig(lambda _: None)
     life = asyncio.create_task(mortal.live(contract))
     stand.port = mortal.port
     async with asyncio.timeout(ENOUGH_S):

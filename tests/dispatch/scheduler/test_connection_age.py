@@ -12,7 +12,7 @@ from app.dispatch.push.unary import CallResult
 from app.dispatch.scheduler.receiver import ReceiverLink
 from app.kernel.grpc_status import UNAVAILABLE
 from app.sdk.receiver import Message
-from tests.dispatch.pump.rig import numbers, standing
+from tests.dispatch.pump.rig import dispatch_rig, numbers
 from tests.sdk.receiver.go_example import Example
 from tests.sdk.receiver.test_go_example import body, example  # noqa: F401 - a fixture
 
@@ -47,7 +47,9 @@ async def test_a_connection_that_ends_by_its_age_costs_no_attempt_and_opens_no_b
 
     opened: list[str] = []
     target = {"contract": contract}
-    async with standing(handle, limits={"options": age}, target=target, flow={"max_inflight": 20}) as stand:
+    async with dispatch_rig(
+        handle, limits={"options": age}, target=target, flow={"max_inflight": 20}
+    ) as stand:
         breaker = stand.runtime.link.breaker
         monkeypatch.setattr(type(breaker), "_open", lambda _, __, reason: opened.append(reason))
         pump = stand.pump()
@@ -74,7 +76,7 @@ async def test_a_go_receiver_with_a_maximum_connection_age_loses_no_message_and_
     lost = _count_losses(monkeypatch)
     made = Example(example / "bin" / "receiver", tmp_path / "journal.jsonl")
     await made.start("-max-connection-age", f"{AGE_MS}ms", "-max-connection-age-grace", f"{GRACE_MS}ms")
-    async with standing(lambda _: None) as stand:
+    async with dispatch_rig(lambda _: None) as stand:
         stand.port = made.port
         stand.run(target={"contract": contract}, flow={"max_inflight": 20})
         pump = stand.pump()

@@ -8,13 +8,13 @@ from typing import Any
 import grpc
 import pytest
 
-from app.dispatch.model.outcome import Action, Decision
+from app.dispatch.model.outcome import Action, DeliveryDecision
 from app.dispatch.pump.delivery import Delivery
 from app.dispatch.pump.line_head import free_head
 from app.dispatch.scheduler.receiver import ReceiverLink
-from tests.dispatch.pump.rig import Row, Stand, numbers, standing
+from tests.dispatch.pump.rig import DispatchRig, Row, dispatch_rig, numbers
 from tests.dispatch.push.grpc_servers import start_server
-from tests.dispatch.scheduler.crashing_receiver import standing_before, until
+from tests.dispatch.scheduler.crashing_receiver import rig_with_crashing_receiver, until
 
 LIMIT_S = 60.0  # ends a test that would hang; nothing is measured with it
 
@@ -24,7 +24,7 @@ def some_killers(count: int, *at: int) -> list[Row]:
     return [(None, b"kill %d" % i if i in at else b"%d" % i) for i in range(count)]
 
 
-def look(stand: Stand) -> None:
+def look(stand: DispatchRig) -> None:
     """As the worker's timer does."""
     for pump in stand.pumps:
         free_head(pump, time.monotonic())
@@ -34,7 +34,7 @@ def look(stand: Stand) -> None:
 async def test_a_message_that_kills_its_receiver_is_given_up_and_all_others_are_delivered(
     contract: str, capacity: int
 ) -> None:
-    async with standing_before(contract, headOfLine={"after": "5s"}) as (stand, mortal):
+    async with rig_with_crashing_receiver(contract, headOfLine={"after": "5s"}) as (stand, mortal):
         pump = stand.pump(capacity=capacity)
         stand.feed(pump, some_killers(400, 5, 70))
         await until(lambda: pump.tracker.base == 400, lambda: look(stand), LIMIT_S)
@@ -58,7 +58,7 @@ async def test_many_that_were_lost_beside_a_killer_are_acquitted_many_at_a_time(
         at_first(link, delivery, code)
 
     monkeypatch.setattr(ReceiverLink, "suspect_answered", answered)
-    async with standing_before("stream", flow={"max_inflight": 1_000}) as (stand, mortal):
+    async with rig_with_crashing_receiver("stream", flow={"max_inflight": 1_000}) as (stand, mortal):
         pump = stand.pump()
         rows = some_killers(2_000, 5)  # and with it some that are surely lost when it kills
         stand.feed(pump, [(None, b"slow %d" % i) if i < 60 and i != 5 else row for i, row in enumerate(rows)])
@@ -71,7 +71,7 @@ async def test_many_that_were_lost_beside_a_killer_are_acquitted_many_at_a_time(
 
 
 async def test_a_killer_that_all_wait_behind_in_strict_order_is_given_up() -> None:
-    async with standing_before("unary", ordering="partition") as (stand, _):
+    async with rig_with_crashing_receiver("unary", ordering="partition") as (stand, _):
         pump = stand.pump()
         stand.feed(pump, some_killers(10, 3))
         await until(lambda: pump.tracker.base == 10, lambda: look(stand), LIMIT_S)
@@ -80,7 +80,7 @@ async def test_a_killer_that_all_wait_behind_in_strict_order_is_given_up() -> No
 
 
 async def test_a_killer_goes_to_the_retry_topic_first_when_there_is_one() -> None:
-    async with standing_before("unary", retry=[{"delay": "1h", "attempts": 1}]) as (stand, _):
+    async with rig_with_crashing_receiver("unary", retry=[{"delay": "1h", "attempts": 1}]) as (stand, _):
         pump = stand.pump()
         stand.feed(pump, some_killers(50, 3))
         await until(lambda: pump.tracker.base == 50, lambda: look(stand), LIMIT_S)
@@ -89,7 +89,7 @@ async def test_a_killer_goes_to_the_retry_topic_first_when_there_is_one() -> Non
 
 
 async def test_a_receiver_that_dies_of_every_message_has_no_topic_flushed_into_the_dlq() -> None:
-    async with standing_before("unary") as (stand, mortal):
+    async with rig_with_crashing_receiver("unary") as (stand, mortal):
         pump = stand.pump()
         stand.feed(pump, some_killers(100, *range(100)))
         await until(lambda: mortal.deaths >= 6, lambda: look(stand), LIMIT_S)
@@ -106,7 +106,7 @@ async def test_what_is_always_answered_unavailable_does_not_stop_the_others(refu
         return b""
 
     server, port = await start_server(handle)
-    async with standing(lambda _: None) as stand:
+    async with dispatch_rig(lambda _: None) as stand:
         stand.port = port
         stand.run(target={"contract": "unary"}, headOfLine={"after": "4s"})
         pump = stand.pump(capacity=100)
@@ -130,7 +130,7 @@ async def test_a_receiver_that_answers_unavailable_to_all_for_a_while_loses_noth
         return b""
 
     server, port = await start_server(handle)
-    async with standing(lambda _: None) as stand:
+    async with dispatch_rig(lambda _: None) as stand:
         stand.port = port
         stand.run(target={"contract": "unary"}, headOfLine={"after": "5s"}, flow={"max_inflight": 20})
         pump = stand.pump(capacity=100)
@@ -148,13 +148,13 @@ async def test_a_receiver_that_answers_unavailable_to_all_for_a_while_loses_noth
 
 
 async def test_suspects_are_told_among_what_is_held_and_an_operator_can_conclude_them() -> None:
-    async with standing_before("unary") as (stand, mortal):
+    async with rig_with_crashing_receiver("unary") as (stand, mortal):
         pump = stand.pump()
         stand.feed(pump, some_killers(1, 0))
         await until(lambda: mortal.deaths >= 2, lambda: None, LIMIT_S)
         link = stand.runtime.link
         await stand.until(lambda: bool(link.suspects))
         assert link.status(time.monotonic()).held == 1
-        assert pump.conclude(0, Decision(Action.ACK, None, 0.0, "an operator says so"))
+        assert pump.finish_by_operator(0, DeliveryDecision(Action.ACK, None, 0.0, "an operator says so"))
         await stand.until(lambda: pump.tracker.base == 1)
         assert pump.delivered == 0

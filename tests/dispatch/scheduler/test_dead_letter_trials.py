@@ -11,11 +11,11 @@ import pytest
 
 from app.dispatch.model.circuit_breaker import STREAK_FAILURES
 from app.dispatch.model.dead_letter_budget import START_LETTERS
-from app.dispatch.scheduler.dead_letter_trials import Withholding
-from app.payload.interceptors import Chain, Reject, Send
+from app.dispatch.scheduler.dead_letter_trials import WithheldDeadLetters
+from app.payload.interceptors import InterceptorChain, Reject, Send
 from app.payload.interceptors import Message as Outbound
 from app.sdk.receiver import Message, Stash
-from tests.dispatch.pump.rig import Stand, definition, numbers, standing
+from tests.dispatch.pump.rig import DispatchRig, definition, dispatch_rig, numbers
 from tests.dispatch.push.grpc_servers import start_server
 
 CONTRACTS = ["unary", "stream"]
@@ -32,11 +32,11 @@ MANY = 2_000
 SLOW: dict[str, Any] = {"perMinute": 0.001}  # time alone gives nothing while a test runs
 
 
-def withholding(stand: Stand) -> Withholding:
+def withholding(stand: DispatchRig) -> WithheldDeadLetters:
     return stand.runtime.withholding
 
 
-async def settled(stand: Stand, letters: int) -> None:
+async def settled(stand: DispatchRig, letters: int) -> None:
     """What may be dead-lettered was, and the breaker has opened: only probes go out."""
     await stand.until(lambda: stand.runtime.link.breaker.failed and len(stand.copied.records) == letters)
 
@@ -55,7 +55,7 @@ async def test_a_receiver_that_answers_one_code_to_everything_costs_few_dead_let
         return b""
 
     server, port = await start_server(handle)
-    async with standing(lambda _: None) as stand:
+    async with dispatch_rig(lambda _: None) as stand:
         stand.port = port
         stand.run(dlq=SLOW)
         pumps = [stand.pump(partition) for partition in range(2)]
@@ -63,8 +63,8 @@ async def test_a_receiver_that_answers_one_code_to_everything_costs_few_dead_let
             stand.feed(pump, numbers(MANY // 2, MANY // 2 * partition))
         await settled(stand, START_LETTERS)
         assert code in stand.runtime.link.breaker.reason
-        assert code in withholding(stand).untold(0.0)
-        assert not withholding(stand).untold(1.0), "once is enough for now"
+        assert code in withholding(stand).incident_message(0.0)
+        assert not withholding(stand).incident_message(1.0), "once is enough for now"
         await asyncio.sleep(0.5)
         assert len(stand.copied.records) == START_LETTERS
         fails[0] = False
@@ -75,7 +75,7 @@ async def test_a_receiver_that_answers_one_code_to_everything_costs_few_dead_let
         wanted = Counter(str(number).encode() for number in range(MANY))
         assert taken + Counter(dead) == wanted
         assert withholding(stand).count == stand.budget.held_bytes == 0
-        assert not withholding(stand).untold(2.0)
+        assert not withholding(stand).incident_message(2.0)
     await server.stop(None)
 
 
@@ -90,7 +90,7 @@ async def test_a_handler_that_raises_on_everything_costs_few_dead_letters_and_bu
         if fails[0]:
             raise ValueError("a bad deployment")
 
-    async with standing(handle, target={"contract": contract}, dlq=SLOW) as stand:
+    async with dispatch_rig(handle, target={"contract": contract}, dlq=SLOW) as stand:
         pump = stand.pump()
         stand.feed(pump, numbers(MANY))
         await settled(stand, START_LETTERS)
@@ -110,7 +110,7 @@ async def test_bad_messages_among_good_ones_go_to_the_dead_letter_queue_without_
         if int(message.value or b"0") % 20 == 0:
             raise ValueError("a poison pill")
 
-    async with standing(handle, target={"contract": contract}, dlq=SLOW) as stand:
+    async with dispatch_rig(handle, target={"contract": contract}, dlq=SLOW) as stand:
         pump = stand.pump()
         stand.feed(pump, numbers(MANY))
         await stand.idle()
@@ -123,7 +123,7 @@ async def test_what_was_withheld_beside_a_flow_goes_once_the_flow_has_earned_it(
         if int(message.value or b"0") < 50:
             raise ValueError("a poison pill")
 
-    async with standing(handle, dlq=SLOW) as stand:
+    async with dispatch_rig(handle, dlq=SLOW) as stand:
         pump = stand.pump()
         stand.feed(pump, numbers(50))
         await settled(stand, START_LETTERS)
@@ -137,7 +137,7 @@ async def test_the_last_attempt_of_a_retry_topic_needs_the_same_right() -> None:
         raise ValueError("a bad deployment")
 
     tiers = [{"delay": "0s", "attempts": 1}]
-    async with standing(handle, retry=tiers, dlq=SLOW) as stand:
+    async with dispatch_rig(handle, retry=tiers, dlq=SLOW) as stand:
         pump = stand.pump(tier=0)
         stand.feed(pump, numbers(200))
         await settled(stand, START_LETTERS)
@@ -153,7 +153,7 @@ async def test_what_the_receiver_or_an_operator_stashes_is_free(contract: str) -
             return Stash("never")
         raise ValueError("a bad deployment")
 
-    async with standing(handle, target={"contract": contract}, dlq=SLOW) as stand:
+    async with dispatch_rig(handle, target={"contract": contract}, dlq=SLOW) as stand:
         pump = stand.pump()
         stand.feed(pump, numbers(100))
         await stand.idle()
@@ -166,7 +166,7 @@ async def test_what_the_receiver_or_an_operator_stashes_is_free(contract: str) -
         assert decision is not None
         await stand.until(
             lambda: (
-                sum(pump.conclude(offset, decision) for offset in range(100, 200)) == 0
+                sum(pump.finish_by_operator(offset, decision) for offset in range(100, 200)) == 0
                 and stand.runtime.in_flight == 0
             )
         )
@@ -185,7 +185,7 @@ async def test_an_interceptor_that_rejects_everything_flushes_nothing_until_its_
         def before(self, message: Outbound) -> Any:
             return Send(message.value)
 
-    async with standing(lambda _: None, Chain([("wrong", Wrong())]), dlq=SLOW) as stand:
+    async with dispatch_rig(lambda _: None, InterceptorChain([("wrong", Wrong())]), dlq=SLOW) as stand:
         pump = stand.pump()
         stand.feed(pump, numbers(MANY))
         await stand.until(
@@ -193,7 +193,9 @@ async def test_an_interceptor_that_rejects_everything_flushes_nothing_until_its_
         )
         assert "no such field" in withholding(stand).last
         assert stand.runtime.link.breaker.closed, "the receiver is not to blame"
-        stand.runtime.change(definition(stand.runtime.link.address, dlq=SLOW), Chain([("right", Right())]))
+        stand.runtime.change(
+            definition(stand.runtime.link.address, dlq=SLOW), InterceptorChain([("right", Right())])
+        )
         await stand.idle()
         assert len(stand.seen) == MANY - START_LETTERS
 
@@ -202,7 +204,7 @@ async def test_without_a_limit_everything_is_dead_lettered_at_once() -> None:
     def handle(_: Message) -> None:
         raise ValueError("a bad deployment")
 
-    async with standing(handle, dlq={"share": 1}) as stand:
+    async with dispatch_rig(handle, dlq={"share": 1}) as stand:
         pump = stand.pump()
         stand.feed(pump, numbers(200))
         await stand.idle()
@@ -214,7 +216,7 @@ async def test_a_definition_that_lifts_the_limit_frees_what_is_withheld() -> Non
     def handle(_: Message) -> None:
         raise ValueError("a bad deployment")
 
-    async with standing(handle, dlq=SLOW) as stand:
+    async with dispatch_rig(handle, dlq=SLOW) as stand:
         pump = stand.pump()
         stand.feed(pump, numbers(START_LETTERS + STREAK_FAILURES // 2))
         await stand.until(lambda: len(stand.copied.records) == START_LETTERS and withholding(stand).count > 0)

@@ -8,16 +8,16 @@ from typing import Any
 import pytest
 
 from app.dispatch.definition import Workload
-from app.kernel.limit_shares import ALL, NOTHING, Share
+from app.kernel.limit_shares import ALL, NOTHING, WorkerShare
 from app.sdk.receiver import Message, Retry
-from tests.dispatch.pump.rig import Stand, definition, numbers, standing
+from tests.dispatch.pump.rig import DispatchRig, definition, dispatch_rig, numbers
 
 CONTRACTS = ["unary", "stream"]
 STAGING = [("env", b"staging")]
 FLOW = {"max_inflight": 50}
 
 
-async def isolated(stand: Stand, contract: str) -> tuple[Workload, list[Message]]:
+async def isolated(stand: DispatchRig, contract: str) -> tuple[Workload, list[Message]]:
     """The definition with isolation and a target for staging; what that one sees."""
     address, staged, _ = await stand.another_receiver(lambda _: None)
     targets = [{"environment": "staging", "address": address}]
@@ -37,7 +37,7 @@ async def test_what_had_no_answer_when_isolation_came_into_force_is_tried_again_
         if not is_back:
             await asyncio.sleep(3_600)
 
-    async with standing(hang_at_first, target={"contract": contract}, flow=FLOW) as stand:
+    async with dispatch_rig(hang_at_first, target={"contract": contract}, flow=FLOW) as stand:
         pump, link = stand.pump(), stand.runtime.link
         stand.feed(pump, numbers(1, 99))
         await stand.until(lambda: len(stand.seen) == 1)
@@ -66,10 +66,10 @@ async def test_what_had_no_answer_when_isolation_came_into_force_is_tried_again_
 async def test_what_waits_for_its_next_attempt_when_isolation_comes_into_force_is_routed_by_it(
     contract: str,
 ) -> None:
-    async with standing(lambda _: Retry(), target={"contract": contract}) as stand:
+    async with dispatch_rig(lambda _: Retry(), target={"contract": contract}) as stand:
         pump, (changed, staged) = stand.pump(), await isolated(stand, contract)
         stand.feed(pump, numbers(1), headers=STAGING)
-        await stand.until(lambda: bool(pump._line.waiting))
+        await stand.until(lambda: bool(pump._queue.waiting))
         stand.runtime.change(changed, None)
         before = len(stand.seen)
         await stand.idle()
@@ -80,7 +80,7 @@ async def test_what_waits_for_its_next_attempt_when_isolation_comes_into_force_i
 
 
 async def test_tokens_for_moving_heads_away_outlast_a_change_and_a_worker_has_its_share_of_them() -> None:
-    async with standing(lambda _: None, headOfLine={"perMinute": 1}) as stand:
+    async with dispatch_rig(lambda _: None, headOfLine={"perMinute": 1}) as stand:
         runtime = stand.runtime
         runtime.head_tokens.take(runtime.clock())
         for timeout in ("5s", "6s"):
@@ -89,7 +89,7 @@ async def test_tokens_for_moving_heads_away_outlast_a_change_and_a_worker_has_it
                 None,
             )
         assert runtime.head_tokens.wait_s(runtime.clock()) > 0
-        runtime.shared(Share(0.25, 0.25))
+        runtime.shared(WorkerShare(0.25, 0.25))
 
         assert runtime.head_tokens.rate_per_s == pytest.approx(0.5 / 60)
         assert runtime.head_tokens.wait_s(runtime.clock()) > 0

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.dispatch.scheduler.fair_scheduler import SHARE, allowance
+from app.dispatch.scheduler.fair_scheduler import FREE_ROOM_FACTOR, fair_allowance
 from app.sdk.receiver import Message
-from tests.dispatch.pump.rig import numbers, standing
+from tests.dispatch.pump.rig import dispatch_rig, numbers
 
 ISOLATION = {"zone": "zone", "environment": "env"}
 
@@ -29,7 +29,7 @@ async def test_a_partition_whose_messages_hang_leaves_room_for_its_sibling(
     spec: dict[str, Any] = {"flow": {"max_inflight": inflight}}
     if isolation is not None:
         spec["isolation"] = {**isolation, "targets": []}
-    async with standing(handle, target={"contract": contract, "timeout": "1h"}, **spec) as stand:
+    async with dispatch_rig(handle, target={"contract": contract, "timeout": "1h"}, **spec) as stand:
         hung, sibling = stand.pump(0), stand.pump(1)
         stand.feed(hung, numbers(1_000))
         await stand.until(lambda: hung.in_flight > 0)
@@ -47,7 +47,7 @@ async def test_what_hangs_at_one_receiver_takes_nothing_from_the_partitions_shar
         if message.partition == 1:
             await asyncio.sleep(3_600)
 
-    async with standing(hang_of_sibling) as stand:
+    async with dispatch_rig(hang_of_sibling) as stand:
         address, staged, _ = await stand.another_receiver(hang)
         isolation = {**ISOLATION, "targets": [{"environment": "staging", "address": address}]}
         await stand.runtime.close()
@@ -67,12 +67,12 @@ def test_no_more_than_the_limit_is_shared_out_and_one_alone_leaves_a_place_for_a
     limit: int, pumps: int, most: int
 ) -> None:
     held = [0] * pumps
-    while taken := [min(allowance(limit - sum(held), had), most) for had in held if limit > sum(held)]:
+    while taken := [min(fair_allowance(limit - sum(held), had), most) for had in held if limit > sum(held)]:
         if not any(taken):
             break
         held[taken.index(max(taken))] += max(taken)
     assert sum(held) <= limit
-    assert sum(held) >= limit * SHARE // (SHARE + 1)
+    assert sum(held) >= limit * FREE_ROOM_FACTOR // (FREE_ROOM_FACTOR + 1)
     if pumps == 1:
-        assert limit - held[0] >= limit // (SHARE + 1) - 1
-    assert limit == sum(held) or allowance(limit - sum(held), 0) >= 1
+        assert limit - held[0] >= limit // (FREE_ROOM_FACTOR + 1) - 1
+    assert limit == sum(held) or fair_allowance(limit - sum(held), 0) >= 1

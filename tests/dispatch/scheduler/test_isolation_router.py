@@ -8,7 +8,7 @@ from typing import Any
 from app.dispatch.pump.intake import HELD_LEAST_BYTES
 from app.dispatch.scheduler.isolation_router import MOST_WAITING
 from app.sdk.receiver import Message
-from tests.dispatch.pump.rig import Stand, numbers, standing
+from tests.dispatch.pump.rig import DispatchRig, dispatch_rig, numbers
 
 ZONE = [("zone", b"b")]
 KIB = 1024
@@ -22,7 +22,7 @@ def rows(count: int, size: int) -> list[tuple[None, bytes]]:
     return [(None, bytes(size))] * count
 
 
-async def zones(stand: Stand, *names: str) -> list[tuple[dict[str, Any], list[Message], Any]]:
+async def zones(stand: DispatchRig, *names: str) -> list[tuple[dict[str, Any], list[Message], Any]]:
     """A receiver for each zone: its target, what it sees, itself."""
     made = [await stand.another_receiver(lambda _: None) for _ in names]
     return [
@@ -37,7 +37,7 @@ async def test_what_waits_for_a_slow_target_is_few_messages_however_large_the_tr
     async def wait(_: Message) -> None:
         await gate.wait()
 
-    async with standing(wait) as stand:
+    async with dispatch_rig(wait) as stand:
         ((target, _, _),) = await zones(stand, "b")
         await stand.runtime.close()
         stand.run(target={"timeout": "1h"}, isolation=zoned(target), flow={"max_inflight": 10})
@@ -52,7 +52,7 @@ async def test_what_waits_for_a_slow_target_is_few_messages_however_large_the_tr
 
 
 async def test_what_waits_for_a_zone_that_is_away_counts_in_the_budget_and_none_is_dead_lettered() -> None:
-    async with standing(lambda _: None, limits={"budget": 1024 * KIB}) as stand:
+    async with dispatch_rig(lambda _: None, limits={"budget": 1024 * KIB}) as stand:
         ((target, seen, receiver),) = await zones(stand, "b")
         port = int(target["address"].rpartition(":")[2])
         await receiver.stop(0)
@@ -77,7 +77,7 @@ async def test_what_waits_for_a_zone_that_is_away_counts_in_the_budget_and_none_
 
 
 async def test_production_flows_on_beside_a_zone_that_is_away() -> None:
-    async with standing(lambda _: None) as stand:
+    async with dispatch_rig(lambda _: None) as stand:
         ((target, _, receiver),) = await zones(stand, "b")
         await receiver.stop(0)
         await stand.runtime.close()
@@ -93,7 +93,7 @@ async def test_production_flows_on_beside_a_zone_that_is_away() -> None:
 async def test_a_zone_that_is_away_for_some_time_has_its_messages_go_to_its_fallback_until_it_is_back() -> (
     None
 ):
-    async with standing(lambda _: None) as stand:
+    async with dispatch_rig(lambda _: None) as stand:
         (away, seen, receiver), (other, elsewhere, _) = await zones(stand, "b", "c")
         port = int(away["address"].rpartition(":")[2])
         await receiver.stop(0)
@@ -120,7 +120,7 @@ async def test_a_zone_that_is_away_for_some_time_has_its_messages_go_to_its_fall
 
 
 async def test_one_message_alone_goes_to_the_fallback_too() -> None:
-    async with standing(lambda _: None) as stand:
+    async with dispatch_rig(lambda _: None) as stand:
         (away, seen, receiver), (other, elsewhere, _) = await zones(stand, "b", "c")
         await receiver.stop(0)
         await stand.runtime.close()
@@ -132,7 +132,7 @@ async def test_one_message_alone_goes_to_the_fallback_too() -> None:
 
 
 async def test_a_zone_whose_fallback_is_away_too_waits() -> None:
-    async with standing(lambda _: None) as stand:
+    async with dispatch_rig(lambda _: None) as stand:
         (one, _, first), (other, _, second) = await zones(stand, "b", "c")
         await first.stop(0)
         await second.stop(0)

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from app.dispatch.model.outcome import Action, Decision
+from app.dispatch.model.outcome import Action, DeliveryDecision
 from app.sdk.receiver import Message, Retry, Skip, Stash
-from tests.dispatch.pump.rig import ENOUGH_S, Stand, numbers, standing
+from tests.dispatch.pump.rig import ENOUGH_S, DispatchRig, dispatch_rig, numbers
 
 CONTRACTS = ["unary", "stream"]
 TIERS = [{"delay": "1h", "attempts": 1}]
@@ -31,7 +31,7 @@ def as_the_value_says(message: Message) -> Any:
 
 @pytest.mark.parametrize("contract", CONTRACTS)
 async def test_each_message_ends_as_its_receiver_says_and_the_offset_moves_over_all(contract: str) -> None:
-    async with standing(as_the_value_says, target={"contract": contract}, retry=TIERS) as stand:
+    async with dispatch_rig(as_the_value_says, target={"contract": contract}, retry=TIERS) as stand:
         pumps = [stand.pump(partition) for partition in range(3)]
         for partition, pump in enumerate(pumps):
             stand.feed(pump, numbers(1_000, 1_000 * partition))
@@ -56,7 +56,7 @@ async def test_a_receiver_that_goes_and_comes_back_misses_nothing_and_nothing_le
         attempts[message.attempt] += 1
         await asyncio.sleep(0.002)
 
-    async with standing(slowly, target={"contract": contract}, flow={"max_inflight": 50}) as stand:
+    async with dispatch_rig(slowly, target={"contract": contract}, flow={"max_inflight": 50}) as stand:
         pump = stand.pump()
         stand.feed(pump, numbers(2_000))
         await stand.until(lambda: len(stand.seen) > 300)
@@ -75,14 +75,14 @@ async def test_a_receiver_that_goes_and_comes_back_misses_nothing_and_nothing_le
 
 @pytest.mark.parametrize("lapses", [False, True])
 async def test_a_copy_that_cannot_be_made_now_holds_up_nobody_who_lets_the_job_go(lapses: bool) -> None:
-    stands: list[Stand] = []
+    stands: list[DispatchRig] = []
 
     def never(_: Message) -> Stash:
         if lapses:
             stands[0].lease.expires_at_s = float("-inf")
         return Stash("never")
 
-    async with standing(never) as stand:
+    async with dispatch_rig(never) as stand:
         stands.append(stand)
         stand.copied.refuse = not lapses
         pump = stand.pump()
@@ -95,7 +95,7 @@ async def test_a_copy_that_cannot_be_made_now_holds_up_nobody_who_lets_the_job_g
 
 @pytest.mark.parametrize("contract", CONTRACTS)
 async def test_a_copy_that_is_not_taken_holds_its_message_back_and_no_other(contract: str) -> None:
-    async with standing(as_the_value_says, target={"contract": contract}) as stand:
+    async with dispatch_rig(as_the_value_says, target={"contract": contract}) as stand:
         pump = stand.pump()
         stand.copied.refuse = True
         stand.feed(pump, numbers(40))
@@ -120,17 +120,17 @@ async def test_a_message_can_be_concluded_wherever_it_is(contract: str, action: 
         return None
 
     spec: dict[str, Any] = {"target": {"contract": contract}, "flow": {"max_inflight": 4}}
-    async with standing(wait, **spec) as stand:
+    async with dispatch_rig(wait, **spec) as stand:
         pump = stand.pump()
         stand.feed(pump, numbers(10))
-        await stand.until(lambda: 1 in pump._line.waiting and pump.in_flight == 4)
-        decision = Decision(action, None, 0.0, "an operator says so")
+        await stand.until(lambda: 1 in pump._queue.waiting and pump.in_flight == 4)
+        decision = DeliveryDecision(action, None, 0.0, "an operator says so")
 
         for offset in (0, 1, 9):  # in flight, waiting, not sent yet
-            assert pump.conclude(offset, decision)
+            assert pump.finish_by_operator(offset, decision)
         await stand.until(lambda: all(pump.tracker.is_finished(offset) for offset in (0, 1, 9)))
-        assert not pump.conclude(0, decision)
-        assert not pump.conclude(77, decision)
+        assert not pump.finish_by_operator(0, decision)
+        assert not pump.finish_by_operator(77, decision)
         release.set()
         await stand.idle()
 
@@ -148,7 +148,7 @@ async def test_a_pump_that_drains_ends_with_nothing_in_flight_and_a_closed_one_f
     async def wait(_: Message) -> None:
         await gate.acquire()
 
-    async with standing(wait, target={"contract": contract}, flow={"max_inflight": 20}) as stand:
+    async with dispatch_rig(wait, target={"contract": contract}, flow={"max_inflight": 20}) as stand:
         pump, other = stand.pump(0), stand.pump(1)
         stand.feed(pump, numbers(200))
         stand.feed(other, numbers(200, 200))
@@ -172,7 +172,7 @@ async def test_a_pump_that_drains_does_not_wait_for_what_the_receiver_has_given_
         await gate.wait()
 
     rows = [(None, b"." * 100_000) for _ in range(20)]
-    async with standing(wait, limits={"window_bytes": 350_000}, target={"contract": "stream"}) as stand:
+    async with dispatch_rig(wait, limits={"window_bytes": 350_000}, target={"contract": "stream"}) as stand:
         pump = stand.pump()
         stand.feed(pump, rows)
         await stand.until(lambda: len(stand.seen) == 3)

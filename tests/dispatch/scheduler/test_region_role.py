@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import pytest
 
-from app.dispatch.push.metadata import RegionRole
+from app.dispatch.push.metadata import SenderRole
 from app.sdk.receiver import RegionRole as Told
-from tests.dispatch.pump.rig import numbers, standing
+from tests.dispatch.pump.rig import dispatch_rig, numbers
 
-EAST = RegionRole("east", primary=True, epoch=0)
-MOVED = RegionRole("east", primary=False, epoch=65)
+EAST = SenderRole("east", primary=True, epoch=0)
+MOVED = SenderRole("east", primary=False, epoch=65)
 
 
 @pytest.mark.parametrize("contract", ["unary", "stream"])
 async def test_messages_carry_what_the_region_is_now(contract: str) -> None:
-    async with standing(lambda _: None, target={"contract": contract}) as stand:
+    async with dispatch_rig(lambda _: None, target={"contract": contract}) as stand:
         pump = stand.pump()
         for role in (None, EAST, MOVED, None):
-            stand.runtime.tell_role(role)
+            stand.runtime.announce_role(role)
             stand.feed(pump, numbers(3))
             await stand.idle()
         seen = [message.role for message in stand.seen]
@@ -28,8 +28,8 @@ async def test_messages_carry_what_the_region_is_now(contract: str) -> None:
 
 @pytest.mark.parametrize("contract", ["unary", "stream"])
 async def test_a_receiver_that_is_named_later_is_told_too(contract: str) -> None:
-    async with standing(lambda _: None, target={"contract": contract}) as stand:
-        stand.runtime.tell_role(EAST)
+    async with dispatch_rig(lambda _: None, target={"contract": contract}) as stand:
+        stand.runtime.announce_role(EAST)
         address, seen, _ = await stand.another_receiver(lambda _: None)
         spec = stand.runtime.workload.spec
         target = spec.target.model_copy(update={"address": address})

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from tests.dispatch.pump.rig import numbers, standing
-from tests.dispatch.push.grpc_servers import Place, start_server
+from tests.dispatch.pump.rig import dispatch_rig, numbers
+from tests.dispatch.push.grpc_servers import ReceiverAddress, start_server
 
 RETRY_S = 0.05  # instead of seconds
 
@@ -20,7 +20,7 @@ class Ingress:
 
     def __init__(self) -> None:
         self.seen: Counter[bytes] = Counter()
-        self._place = Place(start_server)
+        self._place = ReceiverAddress(start_server)
 
     async def begin(self) -> int:
         """Its port."""
@@ -37,7 +37,7 @@ class Ingress:
 
 async def test_with_contract_stream_messages_wait_for_the_stream_and_none_goes_by_a_unary_call() -> None:
     ingress = Ingress()
-    async with standing(lambda _: None) as stand:
+    async with dispatch_rig(lambda _: None) as stand:
         await stand.receiver.stop(0)
         stand.port = await ingress.begin()
         stand.run(target={"contract": "stream"})
@@ -60,7 +60,7 @@ async def test_with_contract_auto_unary_calls_go_on_and_the_stream_is_found_once
     refusals: int,
 ) -> None:
     ingress = Ingress()
-    async with standing(lambda _: None) as stand:
+    async with dispatch_rig(lambda _: None) as stand:
         await stand.receiver.stop(0)
         stand.port = await ingress.begin()
         stand.run(target={"contract": "auto"})

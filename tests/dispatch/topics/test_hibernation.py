@@ -7,10 +7,10 @@ from typing import Any
 from aiokafka import AIOKafkaProducer
 
 from app.dispatch.definition import Workload
-from app.dispatch.topics.hibernation import Sleepers
+from app.dispatch.topics.hibernation import HibernationTracker
 from app.kafka.client.cluster import ClusterSpec
 from app.kafka.client.topics import TopicSpec, ensure_topics
-from app.kafka.consumer_lag import Backlog, read_backlog
+from app.kafka.consumer_lag import ConsumerLag, read_backlog
 from app.kafka.data_clusters import DataClusters
 from app.kafka.fetch.deliveries import ByteBudget
 from tests.web.runtime_fake import definition
@@ -25,12 +25,12 @@ async def test_a_workload_sleeps_once_it_was_idle_and_wakes_when_something_waits
     clusters = DataClusters({"east": ClusterSpec("east", (bootstrap,))}, nowhere, ByteBudget(1 << 20))
     workload = Workload.model_validate(definition("billing", topic_name, hibernate={"after": "1m"}))
     at = [(topic_name, 0), (topic_name, 1)]
-    sleepers = Sleepers()
+    sleepers = HibernationTracker()
     owned = True
 
     async def asleep_at(now_s: float) -> bool:
         backlog = await read_backlog(cluster, "billing", at)
-        sleepers.look(workload, at, backlog, now_s, owned)
+        sleepers.evaluate(workload, at, backlog, now_s, owned)
         return workload.key in sleepers.asleep
 
     async with AIOKafkaProducer(bootstrap_servers=bootstrap, acks="all") as producer:
@@ -53,42 +53,42 @@ async def test_a_workload_sleeps_once_it_was_idle_and_wakes_when_something_waits
 
             await cluster.committer.commit("billing", {at[1]: 1})
             owned = False
-            sleepers = Sleepers()  # of another leader, who finds it asleep
+            sleepers = HibernationTracker()  # of another leader, who finds it asleep
             assert await asleep_at(0)
             owned = True
-            sleepers = Sleepers()
+            sleepers = HibernationTracker()
             assert not await asleep_at(0)
         finally:
             await clusters.stop()
 
 
-def look(sleepers: Sleepers, now_s: float, backlog: Backlog, **spec: Any) -> bool:
+def look(sleepers: HibernationTracker, now_s: float, backlog: ConsumerLag, **spec: Any) -> bool:
     """Whether the workload sleeps at `now_s`."""
     workload = Workload.model_validate(definition("billing", "orders", **spec))
-    sleepers.look(workload, [("orders", 0)], backlog, now_s, False)
+    sleepers.evaluate(workload, [("orders", 0)], backlog, now_s, False)
     return workload.key in sleepers.asleep
 
 
 def test_a_definition_without_hibernation_never_sleeps() -> None:
-    sleepers, hibernate = Sleepers(), {"after": "1m"}
+    sleepers, hibernate = HibernationTracker(), {"after": "1m"}
     assert look(sleepers, 0.0, backlog(0, 5, 5), hibernate=hibernate)
     assert not look(sleepers, 1.0, backlog(0, 5, 5))
 
 
 def test_what_cannot_be_read_neither_wakes_nor_lulls() -> None:
-    sleepers, hibernate = Sleepers(), {"after": "1m"}
-    assert look(sleepers, 0.0, Backlog(), hibernate=hibernate)
+    sleepers, hibernate = HibernationTracker(), {"after": "1m"}
+    assert look(sleepers, 0.0, ConsumerLag(), hibernate=hibernate)
     assert not look(sleepers, 1.0, backlog(0, 6, 5), hibernate=hibernate)
-    assert not look(sleepers, 100.0, Backlog(), hibernate=hibernate)
-    assert not look(sleepers, 200.0, Backlog(), hibernate=hibernate)
+    assert not look(sleepers, 100.0, ConsumerLag(), hibernate=hibernate)
+    assert not look(sleepers, 200.0, ConsumerLag(), hibernate=hibernate)
 
 
 def test_a_topic_made_anew_under_a_sleeper_wakes_it() -> None:
-    sleepers, hibernate = Sleepers(), {"after": "1m"}
+    sleepers, hibernate = HibernationTracker(), {"after": "1m"}
     assert look(sleepers, 0.0, backlog(0, 90, 90), hibernate=hibernate)
     assert not look(sleepers, 1.0, backlog(0, 3, 90), hibernate=hibernate)
 
 
-def backlog(start: int, end: int, committed: int) -> Backlog:
+def backlog(start: int, end: int, committed: int) -> ConsumerLag:
     at = ("orders", 0)
-    return Backlog({at: start}, {at: end}, {at: committed})
+    return ConsumerLag({at: start}, {at: end}, {at: committed})

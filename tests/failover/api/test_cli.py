@@ -62,7 +62,7 @@ def test_the_status_says_where_each_workload_is_active_and_how_lately_others_wer
         ("synced", "", "in step 61 s ago"),
     ):
         told_of = {**offsets, "state": state, "why": why}
-        shell.fed.regions = SimpleNamespace(passive_sync_told=lambda _, told_of=told_of: told_of)
+        shell.fed.regions = SimpleNamespace(passive_sync_fields=lambda _, told_of=told_of: told_of)
         assert shown in shell("failover", "status").stdout
 
 

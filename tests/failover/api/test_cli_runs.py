@@ -18,12 +18,12 @@ from app.cli.main import switchyard
 from app.controllog.events import RoleReleased
 from app.failover.api import cli_runs
 from app.failover.plan.document import PlannedPartition, PlannedWorkload
-from app.failover.plan.planner import Planner
+from app.failover.plan.planner import FailoverPlanner
 from tests.failover.api.test_rest import PATH, failover
 from tests.failover.api.test_rest_runs import KEY, OTHER, heard, regions, role
 from tests.web.client import Console
 from tests.web.conftest import console as console  # noqa: PLC0414 - the fixture
-from tests.web.runtime_fake import HandFed
+from tests.web.runtime_fake import FakeRuntime
 
 PLAN = ("failover", "plan", "--to", "east")
 
@@ -31,7 +31,7 @@ PLAN = ("failover", "plan", "--to", "east")
 class Shell:
     """Runs commands in this process, told of a worker: they are many."""
 
-    def __init__(self, url: str, fed: HandFed) -> None:
+    def __init__(self, url: str, fed: FakeRuntime) -> None:
         self.url = url
         self.fed = fed
 
@@ -184,10 +184,10 @@ def test_a_drill_of_what_runs_here_already_says_that_there_is_nothing_to_rehears
 ) -> None:
     found = PlannedWorkload(workload=KEY, mode="active-active", region="west", epoch=65, checks=[])
 
-    async def known(_: Planner, *__: Any) -> PlannedWorkload:
+    async def known(_: FailoverPlanner, *__: Any) -> PlannedWorkload:
         return found
 
-    monkeypatch.setattr(Planner, "_workload", known)
+    monkeypatch.setattr(FailoverPlanner, "_workload", known)
     nothing = drill(shell, "--workload", KEY)
     assert (nothing.returncode, "nothing to rehearse" in nothing.stderr) == (0, True), nothing.stderr
     row = PlannedPartition(partition=0, next_offset=5, log_end=9)
@@ -200,7 +200,7 @@ def test_who_follows_a_run_hears_what_a_leader_has_not_written(
     shell: Shell, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     name = plan(shell, "--workload", KEY)
-    monkeypatch.setattr(cli_runs, "SAY_AFTER_S", 0.3)
+    monkeypatch.setattr(cli_runs, "SHOW_WAIT_AFTER_S", 0.3)
     heard_of, ended = threading.Event(), threading.Event()
     said: list[str] = []
     waits = f"{KEY} waits for the leader of east (there is none) to write it; "
@@ -215,7 +215,7 @@ def test_who_follows_a_run_hears_what_a_leader_has_not_written(
         with leading(shell, KEY):
             ended.wait(30.0)
 
-    monkeypatch.setattr(cli_runs, "_say", say)
+    monkeypatch.setattr(cli_runs, "_print", say)
     leads = threading.Thread(target=lead)
     leads.start()
     done = shell("failover", "execute", name, "--yes")

@@ -14,13 +14,13 @@ from app.controllog.events import Claim, RegionPulse, RolePut, RoleReleased
 from app.kernel.clock import now_ms
 from tests.failover.api.test_rest import PATH, failover
 from tests.web.client import Answer, Console
-from tests.web.runtime_fake import LAYOUT, ME, HandFed, beat, definition, put
+from tests.web.runtime_fake import LAYOUT, ME, FakeRuntime, beat, definition, put
 
 API = "/api/v1/failover"
 KEY, OTHER = "billing/orders", "billing/refunds"
 
 
-def heard(fed: HandFed, ago_s: float = -3_600.0) -> None:
+def heard(fed: FakeRuntime, ago_s: float = -3_600.0) -> None:
     """The west was heard; unless told otherwise, it is for as long as a test takes."""
     bridge = fed.failover.bridge
     bridge.pulses["west"] = RegionPulse(at_ms=now_ms(), region="west")
@@ -31,10 +31,10 @@ def role(region: str, epoch: int, key: str = KEY, **told: Any) -> RolePut:
     return RolePut(at_ms=1, key=key, region=region, epoch=epoch, state="active", **told)
 
 
-def regions(fed: HandFed) -> None:
+def regions(fed: FakeRuntime) -> None:
     """Two workloads that are active in the west, as the east knows it."""
     fed.clusters.specs = dict.fromkeys(LAYOUT.sites)
-    fed.hear(beat())
+    fed.observe(beat())
     for key in (KEY, OTHER):
         topic = key.split("/")[1]
         fed.apply(put(definition(topic=topic, mode="active-passive")), role("west", 65, key))

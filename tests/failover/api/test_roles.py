@@ -11,7 +11,7 @@ import pytest
 from app.controllog.events import RegionPulse, RolePut, RoleReleased
 from tests.failover.api.test_rest import failover
 from tests.web.client import Console
-from tests.web.runtime_fake import LAYOUT, HandFed, assigned, beat, definition, flowing, job, put, serving
+from tests.web.runtime_fake import LAYOUT, FakeRuntime, assigned, beat, definition, flowing, job, put, serving
 
 KEY, REFUNDS = "billing/orders", "billing/refunds"
 EVIL = "<img src=x onerror=\"document.title='owned'\">"
@@ -37,7 +37,7 @@ def regions(console: Console) -> Console:
     )  # fmt: skip
     refunds = job(0, "refunds", REFUNDS)
     fed.apply(assigned(refunds))
-    fed.hear(beat(flowing(refunds, passed_over=7, committed=40)))
+    fed.observe(beat(flowing(refunds, passed_over=7, committed=40)))
     console.ask("PUT", "/api/v1/failovers/shared", failover())
     return console
 
@@ -130,21 +130,21 @@ def test_over_all_regions_one_is_active_in_the_metrics_as_the_leaders_tell(passi
 def test_how_offsets_follow_is_told_by_the_leader_and_without_one_the_rest_still_is(passive: Console) -> None:
     told = {"region": "west", "from": "b", "to": "a", "state": "away", "why": "b is away", "lag_s": 3.5}
     passive.fed.regions = SimpleNamespace(
-        passive_sync_told=lambda key: dict(told) if key == KEY else None, sync=SimpleNamespace()
+        passive_sync_fields=lambda key: dict(told) if key == KEY else None, sync=SimpleNamespace()
     )
 
     def offsets(console: Console) -> list[Any]:
         return [role["offsets"] for role in console.ask("GET", "/api/v1/failover").json["roles"]]
 
     assert offsets(passive) == [told, None]
-    follower = HandFed()
+    follower = FakeRuntime()
     follower.worker = "worker-b"
     follower.leader.leads = False
     follower.apply(*passive.fed.control.view.workloads.values())
     follower.control.view.leader = passive.fed.worker
-    follower.hear(beat(url=passive.url))
+    follower.observe(beat(url=passive.url))
     with serving(follower) as url:
         asked = Console(url, follower)
         assert offsets(asked) == [told, None]
-        follower.hear(beat(url="http://127.0.0.1:1"))
+        follower.observe(beat(url="http://127.0.0.1:1"))
         assert offsets(asked) == [None, None]

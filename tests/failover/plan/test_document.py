@@ -25,9 +25,9 @@ from app.failover.plan.document import (
     read,
     totals,
 )
-from app.failover.plan.planner import MAX_WORKLOADS, Planner, PlanRefused
+from app.failover.plan.planner import MAX_WORKLOADS, FailoverPlanner, PlanRefused
 from app.failover.plan.positions import away, passed_by
-from tests.failover.run.region_fakes import Region
+from tests.failover.run.region_fakes import FakeRegion
 
 MAX_REQUEST_BYTES = 1_048_576  # of a producer that nobody told otherwise
 
@@ -65,9 +65,9 @@ def a_plan(
 def planned(plan: Plan) -> Any:
     """The run that a planner makes of it."""
     chosen = [RunWorkload(one.workload, one.region, one.epoch) for one in plan.workloads]
-    east = Region("east")
+    east = FakeRegion("east")
     runtime: Any = SimpleNamespace(failover=SimpleNamespace(keeper=east.keeper), control=east.log)
-    return Planner(runtime).made(
+    return FailoverPlanner(runtime).made(
         "east", chosen, plan, forced=True, actor="me", reason="west is lost", name="f"
     )
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import msgspec
 
-from app.failover.plan.impact import Looker
+from app.failover.plan.impact import ImpactAssessor
 from tests.web.runtime_fake import (
-    HandFed,
+    FakeRuntime,
     assigned,
     beat,
     copying,
@@ -25,17 +25,17 @@ SAID_MS = 1_790_000_000_000
 
 
 async def test_what_is_not_copied_is_told_with_when_its_job_said_so() -> None:
-    fed = HandFed()
+    fed = FakeRuntime()
     fed.apply(
         put(definition(mode="active-passive")), put_route(route("mirror", "west", "east")),
         put_route(route("idle", "west", "east")), assigned(copying(0, name="idle"), worker=""),
     )  # fmt: skip
     told = beat(flowing(copying(0), committed=40, high_watermark=47))
-    fed.hear(msgspec.structs.replace(told, at_ms=SAID_MS))
+    fed.observe(msgspec.structs.replace(told, at_ms=SAID_MS))
     workload = fed.catalog.workload(KEY)
     assert workload is not None
     runtime: Any = fed
-    found = await Looker(runtime, time.monotonic() + 5.0)._unreplicated(workload, 0)
+    found = await ImpactAssessor(runtime, time.monotonic() + 5.0)._unreplicated(workload, 0)
     assert {(one.route, one.records, one.as_of_ms, one.reachable) for one in found} == {
         ("mirror", 7, SAID_MS, False), ("idle", None, None, False),
     }  # fmt: skip

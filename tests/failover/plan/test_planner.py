@@ -21,11 +21,11 @@ from app.dev.yard import Yard
 from app.dispatch.definition import Workload
 from app.failover.definition import FailoverDefinition
 from app.failover.plan import planner as plan_planner
-from app.failover.plan.cluster_queries import TOPICS_AT_ONCE, Asked
+from app.failover.plan.cluster_queries import TOPICS_AT_ONCE, ClusterQueries
 from app.failover.plan.document import Plan, PlannedWorkload
 from app.failover.plan.drill import LEFTOVER_MS, PREFIX, Drill
-from app.failover.plan.planner import Planner
-from app.failover.run.participant import FailoverSide
+from app.failover.plan.planner import FailoverPlanner
+from app.failover.run.participant import FailoverParticipant
 from app.failover.run.presence import Presence
 from app.failover.topology import AGGREGATE, REGIONAL, Layout, Site
 from app.kafka.client.cluster import ClusterClient
@@ -36,7 +36,7 @@ from app.offsets.model.translation import Log
 from app.offsets.sync.regions import Regions
 from tests.offsets.clusters import HERE, NOWHERE, THERE, a_line, regions
 from tests.offsets.clusters import Regions as Stand
-from tests.web.runtime_fake import HandFed, assigned, beat, copying, definition, flowing, put_route, route
+from tests.web.runtime_fake import FakeRuntime, assigned, beat, copying, definition, flowing, put_route, route
 
 BARRIERS = [(n, n + 10) for n in range(0, 101, 10)]  # the copy here lies ten records further on
 
@@ -46,7 +46,7 @@ class Case:
     """`other` is active: its group has committed 55 of 100, its tracker says 57; here is the copy."""
 
     stand: Stand
-    fed: HandFed
+    fed: FakeRuntime
     topic: str
     group: str
 
@@ -55,9 +55,9 @@ class Case:
         return f"{self.group}/{self.topic}"
 
     @property
-    def planner(self) -> Planner:
+    def planner(self) -> FailoverPlanner:
         runtime: Any = self.fed
-        return Planner(runtime)
+        return FailoverPlanner(runtime)
 
     def lost(self) -> None:
         """Nothing of the other region answers any more."""
@@ -71,9 +71,9 @@ class Case:
         }  # fmt: skip
         nothing: Any = None
         control: Any = self.fed.control
-        self.fed.failover = FailoverSide(
+        self.fed.failover = FailoverParticipant(
             control, nothing, {}, Layout(own, sites, HERE), self.fed.catalog.workload, leads=lambda: True,
-            on_news=lambda: None, on_trouble=lambda *_: None,
+            on_news=lambda: None, report_incident=lambda *_: None,
             presence=Presence("a-worker", time.monotonic),
         )  # fmt: skip
 
@@ -87,7 +87,7 @@ class Case:
 @pytest.fixture
 async def case(yard: Yard, tmp_path: Path, topic_name: str) -> AsyncIterator[Case]:
     async with regions(yard, tmp_path) as stand:
-        fed, topic, group = HandFed(), topic_name, f"g-{uuid.uuid4().hex[:8]}"
+        fed, topic, group = FakeRuntime(), topic_name, f"g-{uuid.uuid4().hex[:8]}"
         clusters: Any = stand.clusters
         fed.clusters = clusters
         for cluster, count in ((THERE, 100), (HERE, 110)):
@@ -122,20 +122,27 @@ async def case(yard: Yard, tmp_path: Path, topic_name: str) -> AsyncIterator[Cas
             RolePut(at_ms=1, key=workload.key, region=stand.other, epoch=1, state="active"),
             put_route(route("mirror", THERE, HERE, topic)), put_route(route("gone", NOWHERE, HERE, topic)),
         )  # fmt: skip
-        fed.hear(beat(
+        fed.observe(beat(
             flowing(copying(0, topic), committed=100, high_watermark=103),
             flowing(copying(0, topic, "gone"), committed=40, high_watermark=47),
         ))  # fmt: skip
         made = Case(stand, fed, topic, group)
         made.lay_out(THERE)
         fed.regions = Regions(
-            stand.atlas, clusters, tmp_path, routes=dict, jobs=list, busy=lambda *_: "",
-            may_act=lambda: False, tell=lambda *_: None, regions_of=lambda _: (stand.own, stand.other),
-        )  # fmt: skip
+            stand.atlas,
+            clusters,
+            tmp_path,
+            routes=dict,
+            jobs=list,
+            busy=lambda *_: "",
+            may_act=lambda: False,
+            report_incident=lambda *_: None,
+            regions_of=lambda _: (stand.own, stand.other),
+        )
         try:
             yield made
         finally:
-            await fed.regions.carrier.stop()
+            await fed.regions.remote_progress.stop()
             await fed.regions.tables.close()
 
 
@@ -219,12 +226,12 @@ async def test_very_many_topics_are_asked_for_in_few_requests_and_a_group_once(
         return await real(client, node, request, group)
 
     runtime: Any = case.fed
-    asked = Asked(runtime, time.monotonic() + 30.0)
+    asked = ClusterQueries(runtime, time.monotonic() + 30.0)
     others = [f"{case.topic}-{n}" for n in range(2 * TOPICS_AT_ONCE)]
     asked.expect(HERE, [case.topic, *others], [case.group])
     await asked.cluster(HERE)
     monkeypatch.setattr(ClusterClient, "send", send)
-    asked.begin()
+    asked.start()
     found = await asyncio.gather(*(asked.topic(HERE, topic) for topic in [*others, case.topic]))
     assert found[:-1] == [None] * len(others)
     assert found[-1] is not None
@@ -240,7 +247,7 @@ async def test_very_many_topics_are_asked_for_in_few_requests_and_a_group_once(
 async def test_what_there_is_no_time_for_is_not_known_and_is_not_looked_at(
     case: Case, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(plan_planner, "PLAN_S", 0.0)
+    monkeypatch.setattr(plan_planner, "PLAN_TIMEOUT_S", 0.0)
     planned = await case.plan()
     (check,) = (check for check in planned.checks if check.name == "offset-map")
     assert (check.level, "plan fewer workloads at once" in check.detail) == ("warn", True)

@@ -11,10 +11,10 @@ import pytest
 from app.controllog import codec
 from app.controllog.events import FailoverDeleted, FailoverPut
 from app.failover.plan.document import Check
-from app.failover.plan.region_agreement import Definitions
-from app.offsets.store.records import ROUTES, Origin
-from app.offsets.store.tables import Atlas, Tables
-from tests.failover.run.region_fakes import KEY, Region, failover, workload
+from app.failover.plan.region_agreement import RegionDefinitions
+from app.offsets.store.records import ROUTES, ChangelogOrigin
+from app.offsets.store.tables import RegionAtlas, RegionTables
+from tests.failover.run.region_fakes import KEY, FakeRegion, failover, workload
 
 
 class Case:
@@ -22,24 +22,24 @@ class Case:
 
     def __init__(self, path: Path, *ours: FailoverPut) -> None:
         nothing: Any = SimpleNamespace(specs={})
-        self.west = Region("west", *ours, workload())
-        self.tables = Tables(Atlas("west", {}, {}), nothing, path)
+        self.west = FakeRegion("west", *ours, workload())
+        self.tables = RegionTables(RegionAtlas("west", {}, {}), nothing, path)
 
     async def came(self, *events: FailoverPut | FailoverDeleted, complete: bool = True) -> None:
         records: dict[bytes, bytes | None] = {
             f"failover/{event.key}".encode(): codec.encode(event) for event in events
         }
-        origin = Origin(cluster="west-regional", topic_id="t", complete=complete)
+        origin = ChangelogOrigin(cluster="west-regional", topic_id="t", complete=complete)
         await self.tables.ask(lambda store: store.write(ROUTES, "east", records, origin))
 
     async def check(self) -> Check:
         runtime: Any = SimpleNamespace(
             regions=SimpleNamespace(tables=self.tables),
-            failover=SimpleNamespace(failovers=self.west.failovers),
+            failover=SimpleNamespace(derived_routes=self.west.failovers),
         )
         planned = self.west._workload(KEY)
         assert planned is not None
-        return await Definitions(runtime).same_regions(planned, "east")
+        return await RegionDefinitions(runtime).same_regions(planned, "east")
 
 
 @pytest.mark.parametrize(

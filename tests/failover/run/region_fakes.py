@@ -18,9 +18,9 @@ from app.controllog.events import (
 from app.controllog.failover_run import EXECUTING
 from app.dispatch.definition import Workload
 from app.failover.definition import FailoverDefinition
-from app.failover.run.derived_routes import Failovers
+from app.failover.run.derived_routes import DerivedRoutes
 from app.failover.run.presence import Presence
-from app.failover.run.region_bridge import Bridge
+from app.failover.run.region_bridge import RegionBridge
 from app.failover.run.role_keeper import RoleKeeper
 from app.failover.run.runner import FailoverRuns
 from app.failover.topology import AGGREGATE, REGIONAL, Layout, Site
@@ -53,7 +53,7 @@ def workload(mode: str = "active-passive", topic: str = "orders", **spec: Any) -
     return WorkloadPut(at_ms=1, key=made.key, definition=made.to_wire(), etag=made.etag(), actor="test")
 
 
-class Region:
+class FakeRegion:
     """One region, as its leader `worker` sees it, whose clock is ahead; `told` are its troubles."""
 
     def __init__(self, own: str, *defined: AnyControlEvent, worker: str = "", ahead_ms: int = 0) -> None:
@@ -64,8 +64,8 @@ class Region:
         self.log: Any = Log()
         self.log.apply(*defined)
         nothing: Any = None
-        self.failovers = Failovers(self.log, Layout(own, SITES, f"{own}-regional"), self._tell)
-        self.bridge = Bridge(nothing, {}, list, lambda: None, self._tell, lambda: self.now_s)
+        self.failovers = DerivedRoutes(self.log, Layout(own, SITES, f"{own}-regional"), self._tell)
+        self.bridge = RegionBridge(nothing, {}, list, lambda: None, self._tell, lambda: self.now_s)
         self.in_touch_s = self.now_s  # with its control log
         self.presence = Presence(worker or f"{own}-1", lambda: self.in_touch_s)
         self.live: set[str] = set()  # other workers of the region
@@ -100,12 +100,12 @@ class Region:
     def lie_still(self, for_s: float) -> None:
         """Nobody has touch with its control log; then there is a heartbeat again."""
         self.now_s += for_s
-        self.presence.look(self.now_s)
+        self.presence.update(self.now_s)
 
-    def hear(self, other: Region, *, twice: bool = False) -> None:
+    def hear(self, other: FakeRegion, *, twice: bool = False) -> None:
         """All of the other's control log arrives in its copy here."""
         events = self.log_of(other) * (2 if twice else 1)
-        self.bridge.take(other.own, events)
+        self.bridge.accept(other.own, events)
 
     def run(self, name: str = "f1", key: str = KEY, **told: Any) -> FailoverRun:
         """One that makes the workload active in this region, as it was planned here."""
@@ -126,7 +126,7 @@ class Region:
         return role
 
     @staticmethod
-    def log_of(other: Region) -> list[Any]:
+    def log_of(other: FakeRegion) -> list[Any]:
         return [
             SimpleNamespace(offset=n, key=compaction_key(event).encode(), value=codec.encode(event))
             for n, event in enumerate(other.log.appended)

@@ -7,7 +7,7 @@ import msgspec
 from app.controllog.events import ALL, FailoverDeleted, Paused, RouteDeleted, RoutePut
 from app.failover.topology import Layout
 from app.replicate.definition import RouteDefinition
-from tests.failover.run.region_fakes import SITES, Region, failover
+from tests.failover.run.region_fakes import SITES, FakeRegion, failover
 from tests.web.runtime_fake import put_route, route
 
 WEST = {
@@ -15,12 +15,12 @@ WEST = {
 }  # fmt: skip
 
 
-def routes(region: Region) -> dict[str, RoutePut]:
+def routes(region: FakeRegion) -> dict[str, RoutePut]:
     return dict(region.log.view.routes)
 
 
 async def test_routes_follow_a_definition_and_say_who_made_them() -> None:
-    west = Region("west", failover())
+    west = FakeRegion("west", failover())
 
     await west.round()
 
@@ -35,7 +35,7 @@ async def test_routes_follow_a_definition_and_say_who_made_them() -> None:
 
 
 async def test_a_changed_definition_changes_only_what_follows_otherwise() -> None:
-    west = Region("west", failover())
+    west = FakeRegion("west", failover())
     await west.round()
     before = routes(west)
     west.log.apply(failover(topics=["orders", "refunds"]))
@@ -52,7 +52,7 @@ async def test_a_changed_definition_changes_only_what_follows_otherwise() -> Non
 
 async def test_what_follows_no_more_goes_with_its_pause_and_nothing_else_does() -> None:
     by_hand = put_route(route("by-hand", "east-regional", "west-regional"))
-    west = Region("west", failover(), by_hand)
+    west = FakeRegion("west", failover(), by_hand)
     await west.round()
     west.log.apply(Paused(at_ms=0, key="orders-east-to-west", partition=ALL, paused=True, actor="me"))
     west.log.apply(FailoverDeleted(at_ms=0, key="failover:orders", actor="me"))
@@ -64,7 +64,7 @@ async def test_what_follows_no_more_goes_with_its_pause_and_nothing_else_does() 
 
 
 async def test_a_route_that_somebody_defined_is_never_overwritten() -> None:
-    west = Region(
+    west = FakeRegion(
         "west", put_route(route("orders-east-to-west", "east-regional", "west-regional")), failover()
     )
     await west.round()
@@ -77,7 +77,7 @@ async def test_a_route_that_somebody_defined_is_never_overwritten() -> None:
 
 
 async def test_a_change_by_hand_past_the_interface_is_put_back() -> None:
-    west = Region("west", failover())
+    west = FakeRegion("west", failover())
     await west.round()
     put = routes(west)["orders-east-to-west"]
     west.log.apply(msgspec.structs.replace(put, etag="other"))
@@ -87,13 +87,13 @@ async def test_a_change_by_hand_past_the_interface_is_put_back() -> None:
 
 
 async def test_a_definition_that_cannot_be_read_keeps_its_routes() -> None:
-    west = Region("west", failover())
+    west = FakeRegion("west", failover())
     await west.round()
     spoilt = msgspec.structs.replace(failover(), etag="new", definition={"kind": "Failover"})
     west.log.apply(spoilt)
     events = await west.round()
     assert not [event for event in events if isinstance(event, RouteDeleted)]
-    begun_anew = Region("west", *routes(west).values(), spoilt)  # a leader that never read it
+    begun_anew = FakeRegion("west", *routes(west).values(), spoilt)  # a leader that never read it
     await begun_anew.round()
 
     assert set(routes(begun_anew)) == WEST
@@ -101,7 +101,7 @@ async def test_a_definition_that_cannot_be_read_keeps_its_routes() -> None:
 
 
 async def test_a_leader_whose_configuration_lacks_a_cluster_leaves_its_routes_alone() -> None:
-    west = Region("west", failover())
+    west = FakeRegion("west", failover())
     await west.round()
     less = {name: site for name, site in SITES.items() if name != "east-regional"}
     west.failovers.layout = Layout("west", less, "west-regional")
@@ -113,6 +113,6 @@ async def test_a_leader_whose_configuration_lacks_a_cluster_leaves_its_routes_al
 
 
 async def test_a_region_that_is_not_named_makes_nothing() -> None:
-    north = Region("north", failover())
+    north = FakeRegion("north", failover())
 
     assert await north.round() == []

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from app.controllog.events import RoleReleased
 from app.controllog.roles import ACTIVE
-from app.offsets.sync.group_sync_schedule import Passive
-from tests.failover.run.region_fakes import KEY, Region
+from app.offsets.sync.group_sync_schedule import PassiveWorkload
+from tests.failover.run.region_fakes import KEY, FakeRegion
 from tests.failover.run.test_role_keeper import let_go, own, settled, two
 
-IN_WEST = Passive(KEY, "billing", "orders", "east", "east-aggregate", "west-aggregate")
-IN_EAST = Passive(KEY, "billing", "orders", "west", "west-aggregate", "east-aggregate")
+IN_WEST = PassiveWorkload(KEY, "billing", "orders", "east", "east-aggregate", "west-aggregate")
+IN_EAST = PassiveWorkload(KEY, "billing", "orders", "west", "west-aggregate", "east-aggregate")
 
 
 async def test_it_follows_the_region_that_is_active_once_it_has_let_go_itself() -> None:
@@ -63,6 +63,6 @@ async def test_a_cluster_that_cannot_be_named_is_trouble_of_that_workload() -> N
 
 
 def test_a_worker_that_knows_of_no_regions_has_none() -> None:
-    east = Region("east")
+    east = FakeRegion("east")
     east.failovers.layout = None
     assert east.keeper.passive() == []

@@ -13,11 +13,11 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from app.controllog import codec
 from app.controllog.events import AnyControlEvent, RegionPulse, compaction_key
-from app.failover.run.presence import STILL_S, Presence
+from app.failover.run.presence import OUT_OF_TOUCH_S, Presence
 from app.failover.run.region_bridge import UNHEARD_S
-from app.failover.run.role_keeper import PULSE_S
+from app.failover.run.role_keeper import PULSE_INTERVAL_S
 from app.kernel.clock import now_ms
-from tests.failover.run.region_fakes import Region, failover, workload
+from tests.failover.run.region_fakes import FakeRegion, failover, workload
 from tests.failover.run.test_role_keeper import record, settled, the, two
 
 TICK_S = 0.5
@@ -36,7 +36,7 @@ class Worker:
     def __init__(self, world: World, own: str, number: int, ahead_ms: int) -> None:
         self.world, self.number = world, number
         self.name = f"{own}-{number}"
-        self.region = Region(own, *DEFINED, worker=self.name, ahead_ms=ahead_ms)
+        self.region = FakeRegion(own, *DEFINED, worker=self.name, ahead_ms=ahead_ms)
         self.region.in_touch_s = float("-inf")
         self.region.now_s = world.now_s
         self.born_s = self.heard_s = world.now_s
@@ -86,7 +86,7 @@ class World:
                 for worker in workers:
                     if not worker.paused:
                         worker.region.now_s = self.now_s
-                        worker.region.presence.look(self.now_s)  # a heartbeat that does not come through
+                        worker.region.presence.update(self.now_s)  # a heartbeat that does not come through
                 continue
             if own == "east":
                 self.logs[own] += [(self.now_s, event) for event in self.behind]
@@ -99,7 +99,7 @@ class World:
 
     def _beat(self, worker: Worker) -> None:
         worker.region.now_s = self.now_s
-        worker.region.presence.look(self.now_s)
+        worker.region.presence.update(self.now_s)
         worker.told, worker.heard_s = worker.region.presence.name, self.now_s
         self._follow(worker)
         worker.region.in_touch_s = self.now_s
@@ -136,14 +136,14 @@ class World:
         while leader.copied < len(log) and log[leader.copied][0] <= self.now_s - LAG * TICK_S:
             event = log[leader.copied][1]
             value = SimpleNamespace(offset=0, key=compaction_key(event).encode(), value=codec.encode(event))
-            leader.region.bridge.take(other, [value])
+            leader.region.bridge.accept(other, [value])
             leader.copied += 1
 
     def _watch(self) -> None:
         """What is true, whatever anybody believes."""
         leases = [worker for worker in self.workers["east"] if worker.holds]
         if leases:
-            if self.now_s - self.touched_s > STILL_S and self.logs["east"]:
+            if self.now_s - self.touched_s > OUT_OF_TOUCH_S and self.logs["east"]:
                 self.back_at = len(self.logs["west"])
             self.touched_s = self.now_s
         if self.back_at >= 0 and any(worker.copied > self.back_at for worker in leases if worker.leads):
@@ -241,7 +241,7 @@ def test_a_region_that_lives_acts_through_changes_of_its_leader_and_steps_of_its
         elif act == "clock":
             east[at].region.ahead_ms = ahead_ms
         world.is_away = act == "away"
-        for tick in range(int(STILL_S / TICK_S) - 2):
+        for tick in range(int(OUT_OF_TOUCH_S / TICK_S) - 2):
             world.tick()
             lives = [worker for worker in east if worker.holds and world.now_s - worker.born_s > 2 * TICK_S]
             leader = any(worker.leads and worker in east for worker in world.live("east"))
@@ -254,18 +254,18 @@ def test_a_region_that_lives_acts_through_changes_of_its_leader_and_steps_of_its
 async def test_a_next_leader_whose_clock_is_behind_hears_the_answer_all_the_same() -> None:
     east, west = two()
     await settled(east, west)
-    first = Region("east", *DEFINED, worker="east-2", ahead_ms=600_000)
+    first = FakeRegion("east", *DEFINED, worker="east-2", ahead_ms=600_000)
     first.log.apply(*east.log.appended)
     await first.round()
     assert first.log.view.pulses["east"].returned_ms > 0
-    following = Region("east", *DEFINED, worker="east-3")
+    following = FakeRegion("east", *DEFINED, worker="east-3")
     following.log.apply(*east.log.appended, *first.log.appended)
     for _ in range(2):
-        await following.round(PULSE_S)
+        await following.round(PULSE_INTERVAL_S)
         west.hear(following)
-        await west.round(PULSE_S)
+        await west.round(PULSE_INTERVAL_S)
         following.hear(west)
-    await following.round(PULSE_S)
+    await following.round(PULSE_INTERVAL_S)
     assert following.log.view.pulses["east"].returned_ms == 0
     assert following.keeper.runs_here(the(following)) is True
 
@@ -276,7 +276,7 @@ async def test_all_workers_of_a_region_go_by_what_its_leader_says() -> None:
     assert east.keeper.has_just_returned() is False
     east.log.apply(RegionPulse(at_ms=1, region="east", leader="east-2/1", returned_ms=1))
     assert east.keeper.has_just_returned() is True
-    await east.round(PULSE_S)
+    await east.round(PULSE_INTERVAL_S)
     assert east.keeper.has_just_returned() is False, "this one leads now, and knows better"
 
 
@@ -289,14 +289,14 @@ def test_an_old_pulse_names_nobody_and_a_name_ends_with_the_touch() -> None:
 
     assert not presence.knows(told())
     first = presence.name
-    presence.look(0.0)
+    presence.update(0.0)
     assert not presence.knows(told(workers=[first])), "it had no touch yet"
     in_touch_s = 0.0
-    presence.look(STILL_S)
+    presence.update(OUT_OF_TOUCH_S)
     assert not presence.knows(told(workers=[presence.name], returned_ms=1))
     assert presence.knows(told(workers=["v/1", presence.name]))
     assert presence.knows(told(workers=["v/1"])), "it was proved before"
-    presence.look(STILL_S + 0.1)
+    presence.update(OUT_OF_TOUCH_S + 0.1)
     assert not presence.knows(told(workers=["w/0", "w/1"]))
 
 
@@ -313,9 +313,9 @@ def test_while_an_older_version_leads_its_pulses_prove_it_that_came_since_this_w
     assert not presence.knows(told(3)), "as may this"
     assert not presence.knows(told(4, returned_ms=1)), "that one says itself that it lay still"
     assert presence.knows(told(5))
-    presence.look(100.1 + STILL_S)
+    presence.update(100.1 + OUT_OF_TOUCH_S)
     assert not presence.knows(told(6)), "it has had no touch since it has another name"
-    in_touch_s = 101.0 + STILL_S
+    in_touch_s = 101.0 + OUT_OF_TOUCH_S
     assert not presence.knows(told(6))
     assert not presence.knows(told(6))
     assert presence.knows(told(8))
@@ -335,41 +335,41 @@ def pulse(at_ms: int) -> Any:
 
 
 def test_the_last_pulse_counts_whatever_its_clock_and_its_age_is_since_it_came() -> None:
-    east = Region("east", *DEFINED)
+    east = FakeRegion("east", *DEFINED)
     assert east.bridge.age_s("west") is None
-    east.bridge.take("west", [pulse(now_ms() + 600_000)])
+    east.bridge.accept("west", [pulse(now_ms() + 600_000)])
     east.now_s += 40
     assert east.bridge.age_s("west") == 40
     slower = pulse(now_ms() - 600_000)
-    east.bridge.take("west", [slower])
+    east.bridge.accept("west", [slower])
     assert codec.control_event(slower.value) == east.bridge.pulses["west"]
     assert east.bridge.age_s("west") == 0
 
 
 @pytest.mark.parametrize("ahead_s", [0, 600])
 def test_what_stood_in_a_copy_before_it_was_read_was_not_heard_now(ahead_s: int) -> None:
-    east = Region("east", *DEFINED)
-    east.bridge.take("west", [pulse(now_ms() + (ahead_s - 1) * 1000)], old=True)
+    east = FakeRegion("east", *DEFINED)
+    east.bridge.accept("west", [pulse(now_ms() + (ahead_s - 1) * 1000)], old=True)
     assert east.bridge.age_s("west") is None, "it may be of a region that is lost"
-    east.bridge.take("west", [pulse(now_ms() - 3_600_000)], old=True)
+    east.bridge.accept("west", [pulse(now_ms() - 3_600_000)], old=True)
     age_s = east.bridge.age_s("west")
     assert age_s is not None
     assert age_s > 3_500 > UNHEARD_S
-    east.bridge.take("west", [pulse(now_ms() - 3_600_000)])
+    east.bridge.accept("west", [pulse(now_ms() - 3_600_000)])
     assert east.bridge.age_s("west") == 0
 
 
 async def test_a_leader_tells_the_others_when_it_heard_a_region_by_its_own_clock() -> None:
-    east = Region("east", *DEFINED, ahead_ms=-600_000)
-    east.bridge.take("west", [pulse(now_ms() + 600_000)])
+    east = FakeRegion("east", *DEFINED, ahead_ms=-600_000)
+    east.bridge.accept("west", [pulse(now_ms() + 600_000)])
     await east.round(3.0)
     told = east.log.view.pulses["east"]
     assert told.at_ms - told.heard["west"] == 3_000
 
 
 async def test_who_is_new_is_named_at_once() -> None:
-    east = Region("east", *DEFINED)
-    await east.round(PULSE_S)
+    east = FakeRegion("east", *DEFINED)
+    await east.round(PULSE_INTERVAL_S)
     assert not [event for event in await east.round() if isinstance(event, RegionPulse)]
     east.live = {"east-2/1"}
     (told,) = [event for event in await east.round() if isinstance(event, RegionPulse)]

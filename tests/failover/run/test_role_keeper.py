@@ -10,35 +10,35 @@ import msgspec
 from app.controllog import codec
 from app.controllog.events import Assignment, RegionPulse, Released, RolePut, RoleReleased, WorkloadDeleted
 from app.controllog.roles import ACTIVE, MAX_EPOCH, MOVING
-from app.dispatch.push.metadata import RegionRole
+from app.dispatch.push.metadata import SenderRole
 from app.failover.run.region_bridge import UNHEARD_S
-from app.failover.run.role_keeper import PULSE_S, READ_BY_ALL_S, SLOW_S
-from tests.failover.run.region_fakes import KEY, Region, failover, workload
+from app.failover.run.role_keeper import MAX_WAIT_FOR_REGIONS_S, PULSE_INTERVAL_S, READ_BY_ALL_S
+from tests.failover.run.region_fakes import KEY, FakeRegion, failover, workload
 
 JOB = f"dispatch:{KEY}:orders:0"
 
 
-def two(*, mode: str = "active-passive", **spec: Any) -> tuple[Region, Region]:
+def two(*, mode: str = "active-passive", **spec: Any) -> tuple[FakeRegion, FakeRegion]:
     defined = failover(), workload(mode, **spec)
-    return Region("east", *defined), Region("west", *defined)
+    return FakeRegion("east", *defined), FakeRegion("west", *defined)
 
 
-async def settled(*regions: Region) -> None:
+async def settled(*regions: FakeRegion) -> None:
     """Each has heard each, and written what it makes of that."""
     for _ in range(3):
         for region in regions:
-            await region.round(PULSE_S)
+            await region.round(PULSE_INTERVAL_S)
         for region in regions:
             for other in regions:
                 if other is not region:
                     region.hear(other)
 
 
-def own(region: Region, epoch: int = 1) -> None:
+def own(region: FakeRegion, epoch: int = 1) -> None:
     region.log.apply(Assignment(at_ms=0, job=JOB, worker="w", epoch=epoch, term=1, reason=""))
 
 
-def let_go(region: Region, epoch: int = 1) -> None:
+def let_go(region: FakeRegion, epoch: int = 1) -> None:
     region.log.apply(Released(at_ms=0, job=JOB, worker="w", epoch=epoch))
 
 
@@ -85,8 +85,8 @@ async def test_a_region_whose_neighbours_are_not_heard_begins_all_the_same() -> 
 async def test_what_another_region_said_before_it_heard_us_again_is_no_answer() -> None:
     _, west = two()
     east, _ = two()  # begins with nothing, while a long log of the west arrives
-    for _ in range(int(SLOW_S / UNHEARD_S)):
-        await west.round(PULSE_S)
+    for _ in range(int(MAX_WAIT_FOR_REGIONS_S / UNHEARD_S)):
+        await west.round(PULSE_INTERVAL_S)
         west.log.appended[-1] = msgspec.structs.replace(
             west.log.appended[-1], heard={"east": 2**50}, answers={"east": "east-0/0"}
         )
@@ -94,16 +94,16 @@ async def test_what_another_region_said_before_it_heard_us_again_is_no_answer() 
         await east.round(UNHEARD_S - 1)
         assert east.role is None, "it still hears something new, so that something better may come"
     later = RegionPulse(at_ms=0, region="west", answers={"east": east.presence.name})
-    east.bridge.take("west", [record(b"pulse/west", codec.encode(later))])
+    east.bridge.accept("west", [record(b"pulse/west", codec.encode(later))])
     await east.round()
     assert east.role == ("east", 0, ACTIVE)
 
 
 async def test_without_a_definition_of_regions_the_primary_alone_says_it() -> None:
-    east = Region("east", workload(primary="east"))
+    east = FakeRegion("east", workload(primary="east"))
     await east.round()
     assert east.role == ("east", 0, ACTIVE)
-    nowhere = Region("east", workload())
+    nowhere = FakeRegion("east", workload())
     await nowhere.round()
     await nowhere.round(UNHEARD_S)
     assert nowhere.role is None
@@ -132,13 +132,13 @@ async def test_a_move_reaches_the_other_region_which_lets_go_once_its_jobs_are_r
     assert (active.previous, west.keeper.runs_here(the(west))) == ("east", True)
 
 
-def the(region: Region) -> Any:
+def the(region: FakeRegion) -> Any:
     return region._workload(KEY)
 
 
 async def test_of_two_moves_at_once_all_come_to_follow_the_higher_epoch() -> None:
     defined = failover("east", "west", "north"), workload()
-    regions = [Region(name, *defined) for name in ("east", "west", "north")]
+    regions = [FakeRegion(name, *defined) for name in ("east", "west", "north")]
     await settled(*regions)
     east, west, north = regions
     one = await west.take_over()
@@ -155,15 +155,15 @@ async def test_of_two_moves_at_once_all_come_to_follow_the_higher_epoch() -> Non
 
 async def test_active_active_runs_everywhere_and_receivers_are_told_who_is_primary() -> None:
     east, west = two(mode="active-active")
-    assert east.keeper.told(the(east)) == RegionRole("east", primary=False, epoch=0), "not known yet"
+    assert east.keeper.sender_role(the(east)) == SenderRole("east", primary=False, epoch=0), "not known yet"
     await settled(east, west)
     own(east)
     moved = await west.take_over()
     await settled(west, east)
 
     assert east.keeper.runs_here(the(east)) is west.keeper.runs_here(the(west)) is True
-    assert east.keeper.told(the(east)) == RegionRole("east", primary=False, epoch=moved.epoch)
-    assert west.keeper.told(the(west)) == RegionRole("west", primary=True, epoch=moved.epoch)
+    assert east.keeper.sender_role(the(east)) == SenderRole("east", primary=False, epoch=moved.epoch)
+    assert west.keeper.sender_role(the(west)) == SenderRole("west", primary=True, epoch=moved.epoch)
     assert not west.log.view.roles.has_released(KEY, "east")
     await east.round(READ_BY_ALL_S)
     await settled(east, west)
@@ -190,7 +190,7 @@ async def test_what_was_heard_twice_or_again_by_the_next_leader_is_written_once(
     await east.round()
     await east.round()
     before = len([e for e in east.log.appended if isinstance(e, RolePut | RoleReleased)])
-    following = Region("east")  # another worker leads, over the same log
+    following = FakeRegion("east")  # another worker leads, over the same log
     following.log.apply(failover(), workload(), *east.log.appended)
     following.hear(west, twice=True)
     assert [e for e in await following.round() if isinstance(e, RolePut | RoleReleased)] == []
@@ -200,7 +200,7 @@ async def test_what_was_heard_twice_or_again_by_the_next_leader_is_written_once(
 
 
 async def test_only_what_is_defined_here_is_taken_over() -> None:
-    east = Region("east", failover())
+    east = FakeRegion("east", failover())
     _, west = two()
     await settled(west)
     await west.take_over()
@@ -219,9 +219,9 @@ async def test_regions_say_that_they_live_and_whom_they_have_heard() -> None:
 
     assert {pulse.region for pulse in pulses} == {"east"}
     assert pulses[-1].heard.keys() == {"west"}
-    assert not [e for e in await east.round(PULSE_S / 2) if isinstance(e, RegionPulse)]
-    alone = Region("east", workload(primary="east"))
-    assert not [e for e in await alone.round(PULSE_S) if isinstance(e, RegionPulse)]
+    assert not [e for e in await east.round(PULSE_INTERVAL_S / 2) if isinstance(e, RegionPulse)]
+    alone = FakeRegion("east", workload(primary="east"))
+    assert not [e for e in await alone.round(PULSE_INTERVAL_S) if isinstance(e, RegionPulse)]
 
 
 def record(key: bytes | None, value: bytes | None) -> Any:
@@ -234,7 +234,7 @@ async def test_garbage_in_a_copy_is_passed_over_and_told_once() -> None:
     too_long = RolePut(at_ms=0, key="x" * 501, region="west", epoch=1, state=ACTIVE)
     good = RolePut(at_ms=0, key=KEY, region="west", epoch=1, state=ACTIVE)
     foreign = RegionPulse(at_ms=5, region="north")
-    east.bridge.take("west", [
+    east.bridge.accept("west", [
         record(None, b"x"), record(b"role/a", None), record(b"role/a", b"\xff"), record(b"role/a", b"{}"),
         record(b"role/a", b'{"event": "role-put", "epoch": "high"}'), record(b"claim/1/w", b"{"),
         *(record(b"role/a", codec.encode(event)) for event in (too_high, too_long, foreign, good)),

@@ -22,21 +22,21 @@ from app.controllog.failover_run import (
 from app.controllog.roles import ACTIVE, MOVING
 from app.dispatch.definition import Workload
 from app.failover.run import runner
-from app.failover.run.presence import STILL_S
+from app.failover.run.presence import OUT_OF_TOUCH_S
 from app.failover.run.region_bridge import UNHEARD_S
-from app.failover.run.role_keeper import PULSE_S
-from app.failover.run.runner import MOST_S, PATIENCE_S, STUCK_S
+from app.failover.run.role_keeper import PULSE_INTERVAL_S
+from app.failover.run.runner import MOST_S, POSITIONS_STALL_TIMEOUT_S, STUCK_AFTER_S
 from app.kernel.clock import now_ms
-from tests.failover.run.region_fakes import KEY, Region
+from tests.failover.run.region_fakes import KEY, FakeRegion
 from tests.failover.run.test_role_keeper import JOB, let_go, own, record, settled, the, two
 
 
-def run(region: Region, name: str = "f1", **told: Any) -> FailoverRun:
+def run(region: FakeRegion, name: str = "f1", **told: Any) -> FailoverRun:
     """One that makes the workload active in the region, as it was planned there."""
     return region.run(name, **told)
 
 
-def state(region: Region, name: str = "f1") -> str:
+def state(region: FakeRegion, name: str = "f1") -> str:
     found = region.log.view.runs.get(name)
     assert found is not None
     return str(found.state)
@@ -65,7 +65,7 @@ async def test_one_that_nobody_answers_is_told_with_the_remedy_once_and_goes_on_
     west.log.apply(role("east", 0))
     west.log.apply(run(west))
     for _ in range(4):
-        await west.round(STUCK_S / 2)
+        await west.round(STUCK_AFTER_S / 2)
     (told,) = west.told
     assert told.startswith(f"failover-stuck f1: failover f1 of {KEY} to west waits for region east to let go")
     assert "switchyard failover execute f1 --force" in told
@@ -83,7 +83,7 @@ async def test_a_fresh_leader_goes_on_and_an_aborted_one_goes_back_to_where_it_w
     own(east)
     west.log.apply(run(west))
     await settled(west, east)
-    fresh = Region("west")  # another worker leads now, over the same log
+    fresh = FakeRegion("west")  # another worker leads now, over the same log
     fresh.log.apply(*_defined(west), *west.log.appended, run_of(west))
     fresh.log.apply(msgspec.structs.replace(run_of(west), state=ABORTED))
     await fresh.round()
@@ -94,12 +94,12 @@ async def test_a_fresh_leader_goes_on_and_an_aborted_one_goes_back_to_where_it_w
     assert not [e for e in await fresh.round() if isinstance(e, RolePut | FailoverRun)], "it has come to rest"
 
 
-def _defined(region: Region) -> list[Any]:
+def _defined(region: FakeRegion) -> list[Any]:
     view = region.log.view
     return [*view.failovers.values(), *view.workloads.values()]
 
 
-def run_of(region: Region) -> FailoverRun:
+def run_of(region: FakeRegion) -> FailoverRun:
     found = region.log.view.runs.get("f1")
     assert found is not None
     return found
@@ -118,7 +118,7 @@ async def looked() -> None:
 class Positions:
     """Of the workload in the east, as they come to the west; none are behind when `behind` is 0."""
 
-    def __init__(self, west: Region) -> None:
+    def __init__(self, west: FakeRegion) -> None:
         self.behind: int | None = 9
         self.asked: list[tuple[str, str]] = []
         west.runs.arrived = self._arrived
@@ -130,9 +130,9 @@ class Positions:
         return {KEY: Missing(f"{COMING.words} ({self.behind})", self.behind) if self.behind else Missing()}
 
 
-async def waiting(monkeypatch: pytest.MonkeyPatch, behind: int | None = 9) -> tuple[Region, Positions]:
+async def waiting(monkeypatch: pytest.MonkeyPatch, behind: int | None = 9) -> tuple[FakeRegion, Positions]:
     """A run that waits for them."""
-    monkeypatch.setattr(runner, "LOOK_S", 0.0)
+    monkeypatch.setattr(runner, "ARRIVAL_POLL_INTERVAL_S", 0.0)
     east, west = two()
     await settled(east, west)
     positions = Positions(west)
@@ -146,7 +146,7 @@ async def waiting(monkeypatch: pytest.MonkeyPatch, behind: int | None = 9) -> tu
     return west, positions
 
 
-async def rounds(west: Region, *seconds: float) -> None:
+async def rounds(west: FakeRegion, *seconds: float) -> None:
     for wait_s in seconds:
         await west.round(wait_s)
         await looked()
@@ -158,12 +158,12 @@ async def test_last_positions_are_waited_for_as_long_as_they_come_nearer(
     west, positions = await waiting(monkeypatch)
     for behind in range(9, 0, -1):
         positions.behind = behind
-        await rounds(west, 0.25, PATIENCE_S / 3, PATIENCE_S / 3)
+        await rounds(west, 0.25, POSITIONS_STALL_TIMEOUT_S / 3, POSITIONS_STALL_TIMEOUT_S / 3)
         assert west.role == ("west", 1, MOVING)
         (one,) = west.runs.standings(run_of(west))
         assert one.waits_for == f"{COMING.words} ({behind})", "how far they are can be seen"
         assert "failover execute f1 --force" in runner.remedy(run_of(west), one)
-        west.now_s -= PATIENCE_S / 2  # so that all of it is below `MOST_S`
+        west.now_s -= POSITIONS_STALL_TIMEOUT_S / 2  # so that all of it is below `MOST_S`
     assert west.news == 0
     positions.behind = 0
     await rounds(west, 0.25, 0.25)
@@ -183,14 +183,14 @@ async def test_last_positions_are_not_waited_for_for_ever_and_the_run_says_so(
     behind: int | None, moves: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     west, positions = await waiting(monkeypatch, behind)
-    began_s, step_s = west.now_s, PATIENCE_S / 4
+    began_s, step_s = west.now_s, POSITIONS_STALL_TIMEOUT_S / 4
     while west.role == ("west", 1, MOVING):
         if positions.behind is not None:
             positions.behind += moves
         await rounds(west, step_s)
         assert west.now_s < began_s + 2 * MOST_S
     waited_s = west.now_s - began_s
-    most_s = MOST_S if moves < 0 else PATIENCE_S
+    most_s = MOST_S if moves < 0 else POSITIONS_STALL_TIMEOUT_S
     assert most_s <= waited_s <= most_s + 3 * step_s
     said = west.log.view.roles.of(KEY).reason
     assert f" s without {COMING.words} (" in said
@@ -208,23 +208,23 @@ async def test_a_region_that_comes_back_with_an_old_log_does_not_act_until_it_ha
     assert east.keeper.runs_here(the(east)) is True
     west.log.apply(run(west, forced=True))  # the east is lost, all of it
     await west.round()
-    back = Region("east", worker="east-2", ahead_ms=-300_000)  # a leader whose clock is behind
+    back = FakeRegion("east", worker="east-2", ahead_ms=-300_000)  # a leader whose clock is behind
     back.log.apply(*_defined(east), *east.log.appended)
     assert back.role == ("east", 0, ACTIVE), "that is what it knew"
     assert back.keeper.runs_here(the(back)) is False
-    told = back.keeper.told(the(back))
+    told = back.keeper.sender_role(the(back))
     assert told is not None
     assert not told.primary
-    await back.round(PULSE_S)
+    await back.round(PULSE_INTERVAL_S)
     assert back.log.view.pulses["east"].returned_ms > 0
     assert back.keeper.runs_here(the(back)) is False
     back.hear(west)  # an old word: it has not heard that this one is back
-    await back.round(PULSE_S)
+    await back.round(PULSE_INTERVAL_S)
     assert back.role == ("west", 1, ACTIVE)
     west.hear(back)
-    await west.round(PULSE_S)
+    await west.round(PULSE_INTERVAL_S)
     back.hear(west)
-    await back.round(PULSE_S)
+    await back.round(PULSE_INTERVAL_S)
     assert back.log.view.pulses["east"].returned_ms == 0, "it has been answered"
 
     # and takes back what is its own again.
@@ -239,9 +239,9 @@ async def test_a_region_that_comes_back_with_an_old_log_does_not_act_until_it_ha
 async def test_a_region_whose_neighbours_are_away_acts_again_after_a_while() -> None:
     east, _ = two()
     east.log.apply(role("east", 0))
-    await east.round(PULSE_S)
+    await east.round(PULSE_INTERVAL_S)
     assert east.keeper.runs_here(the(east)) is True
-    east.lie_still(STILL_S + 1)
+    east.lie_still(OUT_OF_TOUCH_S + 1)
     await east.round(0)
     assert east.keeper.runs_here(the(east)) is False
     await east.round(UNHEARD_S)
@@ -251,12 +251,12 @@ async def test_a_region_whose_neighbours_are_away_acts_again_after_a_while() -> 
 async def test_a_new_leader_of_a_region_that_lives_acts_at_once() -> None:
     east, west = two()
     await settled(east, west)
-    other = Region("east", worker="east-2", ahead_ms=600_000)
+    other = FakeRegion("east", worker="east-2", ahead_ms=600_000)
     east.live = {other.presence.name}
     await east.round()
     other.log.apply(*_defined(east), *east.log.appended)
     assert other.keeper.runs_here(the(other)) is True, "the one that led before has named it"
-    await other.round(PULSE_S)
+    await other.round(PULSE_INTERVAL_S)
     assert other.keeper.runs_here(the(other)) is True
     assert other.log.view.pulses["east"].returned_ms == 0
 
@@ -265,7 +265,7 @@ async def test_nothing_is_carried_out_by_a_region_that_has_just_come_back() -> N
     _, west = two()
     west.log.apply(role("east", 0), RegionPulse(at_ms=1, region="west", returned_ms=1))
     west.log.apply(run(west, forced=True))
-    assert not [e for e in await west.round(PULSE_S) if isinstance(e, RolePut)]
+    assert not [e for e in await west.round(PULSE_INTERVAL_S) if isinstance(e, RolePut)]
     await west.round(UNHEARD_S)
     await west.round()
     assert west.role == ("west", 1, ACTIVE)
@@ -301,7 +301,7 @@ async def test_a_word_of_a_run_in_another_region_s_log_is_not_this_region_s() ->
     east.hear(west)
     await east.round()
     assert len(east.log.view.runs) == 0
-    east.bridge.take("west", [record(b"failover-run/f1/executing", b"{")])
+    east.bridge.accept("west", [record(b"failover-run/f1/executing", b"{")])
     assert east.told == []
     assert JOB.startswith("dispatch:")
 
@@ -311,7 +311,7 @@ async def test_what_the_leader_writes_in_vain_is_told_once_and_so_is_an_end_that
     west.log.apply(role("east", 0))
     west.log.apply(run(west, forced=True))
     for _ in range(4):
-        west.now_s += STUCK_S / 2
+        west.now_s += STUCK_AFTER_S / 2
         assert west.runs.steps(west.now_s), "nothing of it comes into the log"
     (one,) = west.told
     assert one.startswith(f"failover-stuck f1: failover f1 of {KEY} to west waits for the leader of west to")
@@ -320,7 +320,7 @@ async def test_what_the_leader_writes_in_vain_is_told_once_and_so_is_an_end_that
     standings = west.runs.standings(run_of(west))
     assert west.runs.end_waits_for(run_of(west), standings) == "the leader of west to write that it has ended"
     for _ in range(4):
-        west.now_s += STUCK_S / 2
+        west.now_s += STUCK_AFTER_S / 2
         west.runs.steps(west.now_s)
     (_, end) = west.told
     assert end.startswith("failover-stuck f1: failover f1 to west waits for the leader of west to write that")
@@ -335,7 +335,7 @@ async def test_a_region_that_has_just_come_back_says_that_its_runs_wait_for_that
     (one,) = west.runs.standings(run_of(west))
     assert (one.waits_for, one.write) == ("region west to hear what others decided", None)
     for _ in range(4):
-        west.now_s += STUCK_S / 2
+        west.now_s += STUCK_AFTER_S / 2
         assert west.runs.steps(west.now_s) == []
     (told,) = west.told
     assert f"failover f1 of {KEY} to west waits for region west to hear what others decided" in told

@@ -16,16 +16,16 @@ from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 from app.dev.yard import Yard
 from app.kafka.append.appender import Appender
 from app.kafka.append.encoder import copies, reencoded
-from app.kafka.append.errors import AppendTrouble, Fenced, Refused
-from app.kafka.append.lane import Lane
+from app.kafka.append.errors import AppendIncident, BatchRefused, ProducerFenced
+from app.kafka.append.lane import AppendLane
 from app.kafka.client.cluster import ClusterClient
-from app.kafka.fetch.deliveries import ByteBudget, Fetched
+from app.kafka.fetch.deliveries import ByteBudget, FetchedBatches
 from app.kafka.fetch.service import FetchService
 from app.kafka.producers import history
-from app.kafka.producers.history import Own, _log_end, own
+from app.kafka.producers.history import OwnBatches, _log_end, own
 from app.kafka.producers.ids import ProducerId
 from app.kafka.records.batch import BatchHeader
-from app.kafka.records.producer_sequences import Stamp
+from app.kafka.records.producer_sequences import ProducerStamp
 from tests.kafka.conftest import ENOUGH_S, Pump, Start, connected, create, producing, pumping
 from tests.kafka.records.test_verbatim_copy import as_logged, rows_of, the_batch
 from tests.kafka.second_broker import FIRST, SECOND, create_on, delete, second_broker
@@ -36,9 +36,9 @@ LIMIT = 1_000_000
 
 
 @asynccontextmanager
-async def appending(client: ClusterClient) -> AsyncIterator[tuple[Appender, list[AppendTrouble]]]:
+async def appending(client: ClusterClient) -> AsyncIterator[tuple[Appender, list[AppendIncident]]]:
     """A started appender, and what it tells."""
-    told: list[AppendTrouble] = []
+    told: list[AppendIncident] = []
     appender = Appender(client, told.append)
     await appender.start()
     try:
@@ -80,11 +80,11 @@ class Copier:
         self.position = dict.fromkeys(range(PARTITIONS), 0)
         self.ranges: dict[int, list[tuple[int, int, int]]] = {n: [] for n in self.position}
         self._appender, self._topics = appender, topics
-        self._queues: dict[int, asyncio.Queue[Fetched]] = {n: asyncio.Queue() for n in self.position}
+        self._queues: dict[int, asyncio.Queue[FetchedBatches]] = {n: asyncio.Queue() for n in self.position}
         self.fetch = FetchService(source, self._deliver, ByteBudget(8 * LIMIT))
 
     async def _deliver(self, item: Any) -> None:
-        if isinstance(item, Fetched):
+        if isinstance(item, FetchedBatches):
             self._queues[item.partition].put_nowait(item)
 
     @asynccontextmanager
@@ -104,7 +104,7 @@ class Copier:
                 for task in tasks:
                     task.cancel()
 
-    async def _copy(self, partition: int, lane: Lane) -> None:
+    async def _copy(self, partition: int, lane: AppendLane) -> None:
         while True:
             fetched = await self._queues[partition].get()
             found = copies(fetched, LIMIT)
@@ -202,7 +202,7 @@ async def test_a_batch_that_is_too_large_is_its_senders_to_divide_and_what_is_be
         behind = [await lane.append(*batch_of(b"behind %d" % n)) for n in range(12)]
 
         assert await gathered(*before) == [0, 1, 2]
-        with pytest.raises(Refused, match=topic_name) as caught:
+        with pytest.raises(BatchRefused, match=topic_name) as caught:
             await gathered(refused)
         assert caught.value.code == 10
         await asyncio.sleep(0.2)
@@ -211,7 +211,7 @@ async def test_a_batch_that_is_too_large_is_its_senders_to_divide_and_what_is_be
         assert len(pieces) > 1
         divided = lane.instead([(piece.data, piece.record_count) for piece in pieces])
         await gathered(*divided)
-        with pytest.raises(Refused):
+        with pytest.raises(BatchRefused):
             await gathered(alone)
         assert lane.instead([]) == []
         await gathered(*behind)
@@ -224,8 +224,8 @@ async def test_a_batch_that_is_too_large_is_its_senders_to_divide_and_what_is_be
 
 
 async def written(
-    client: ClusterClient, topic: str, producer_id: int, start: int, known: Stamp | None = None
-) -> tuple[list[BatchHeader], Own]:
+    client: ClusterClient, topic: str, producer_id: int, start: int, known: ProducerStamp | None = None
+) -> tuple[list[BatchHeader], OwnBatches]:
     """The headers of a producer's batches from `start` on."""
     headers: list[BatchHeader] = []
     found = await own(client, topic, 0, producer_id, start, known, lambda batch: headers.append(batch.header))
@@ -255,10 +255,13 @@ async def test_who_takes_over_learns_how_much_was_written_and_shuts_the_predeces
         assert [(header.base_offset, header.record_count) for header in headers] == [
             (n, 5) for n in range(5, 25, 5)
         ]
-        last = Stamp(*former.producer, 25)
-        assert found == Own(25, 5, last)
-        assert await written(client, topic_name, former.producer.id + 1_000_000, 0) == ([], Own(25, 0, None))
-        assert await written(client, topic_name, former.producer.id, 26) == ([], Own(-1, 26, last))
+        last = ProducerStamp(*former.producer, 25)
+        assert found == OwnBatches(25, 5, last)
+        assert await written(client, topic_name, former.producer.id + 1_000_000, 0) == (
+            [],
+            OwnBatches(25, 0, None),
+        )
+        assert await written(client, topic_name, former.producer.id, 26) == ([], OwnBatches(-1, 26, last))
 
         next_epoch = former.producer.bumped()
         assert next_epoch is not None
@@ -268,9 +271,9 @@ async def test_who_takes_over_learns_how_much_was_written_and_shuts_the_predeces
         late = await former.append(*batch_of(b"late"))
         later = await former.append(*batch_of(b"later"))
         for future in (late, later):
-            with pytest.raises(Fenced, match="newer epoch"):
+            with pytest.raises(ProducerFenced, match="newer epoch"):
                 await gathered(future)
-        with pytest.raises(Fenced):
+        with pytest.raises(ProducerFenced):
             await former.append(*batch_of(b"never"))
 
         headers, _ = await written(client, topic_name, former.producer.id, 25)
@@ -303,7 +306,7 @@ async def test_two_lanes_to_one_partition_and_many_partitions_of_small_batches_k
     async with appending(client) as (appender, told):
         lanes = [await appender.lane(topic_name, 0) for _ in range(2)]
 
-        async def feed(lane: Lane, name: bytes) -> list[int]:
+        async def feed(lane: AppendLane, name: bytes) -> list[int]:
             return await gathered(*[await lane.append(*batch_of(name + b"%d" % n)) for n in range(200)])
 
         offsets = await asyncio.gather(feed(lanes[0], b"a"), feed(lanes[1], b"b"))

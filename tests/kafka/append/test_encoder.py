@@ -15,7 +15,7 @@ from app.kafka.append import encoder
 from app.kafka.append.encoder import SMALL_BYTES, copies
 from app.kafka.fetch import decoder
 from app.kafka.fetch.decoder import UndecodableBatch
-from app.kafka.records.verbatim_copy import LOG_APPEND_TIME, TRANSACTIONAL, Copy, RecordsMissed
+from app.kafka.records.verbatim_copy import LOG_APPEND_TIME, TRANSACTIONAL, RecordsMissed, VerbatimCopy
 from tests.kafka.fetch.test_decoder import fetched
 from tests.kafka.records.batches import CODECS, make_marker
 from tests.kafka.records.test_verbatim_copy import NO_LIMIT, as_logged, contents, read, rows_of, the_batch
@@ -179,7 +179,7 @@ def test_what_cannot_be_decoded_is_named_by_its_offsets_behind_what_came_before_
     row: Any = (1_000, b"k", b"v", [])
     broken = bytearray(as_logged(3, rows_of([row] * 4, [0, 0, 1]), codec=CODECS["gzip"]))
     broken[70:75] = b"\xff" * 5
-    came: list[Copy] = []
+    came: list[VerbatimCopy] = []
     with pytest.raises(UndecodableBatch) as caught:
         came.extend(copies(fetched(as_logged(0, rows_of([row] * 3)) + bytes(broken), 0, 8), NO_LIMIT))
     assert (caught.value.start, caught.value.end) == (3, 8)

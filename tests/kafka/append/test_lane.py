@@ -19,11 +19,11 @@ from hypothesis import strategies as st
 from app.kafka.append import appender as append
 from app.kafka.append import lane as append_lane
 from app.kafka.append.appender import Appender
-from app.kafka.append.errors import DUPLICATE, NO_ANSWER, LaneClosed, Refused
-from app.kafka.append.lane import IN_FLIGHT, Lane
-from app.kafka.append.pending_batch import Pending, stamp_of
+from app.kafka.append.errors import DUPLICATE, NO_ANSWER, BatchRefused, LaneClosed
+from app.kafka.append.lane import IN_FLIGHT, AppendLane
+from app.kafka.append.pending_batch import PendingBatch, stamp_of
 from app.kafka.client.cluster import ClusterSpec
-from app.kafka.producers.history import Own
+from app.kafka.producers.history import OwnBatches
 from app.kafka.producers.ids import ProducerId
 from app.kafka.records.verbatim_copy import SEQUENCES, next_sequence
 
@@ -76,24 +76,24 @@ class Side:
         self.partition = partition
         self.told: list[Any] = []
 
-    def ready(self, lane: Lane) -> None: ...
-    def forget(self, lane: Lane) -> None: ...
-    def look_up(self, lane: Lane) -> None:
+    def ready(self, lane: AppendLane) -> None: ...
+    def forget(self, lane: AppendLane) -> None: ...
+    def look_up(self, lane: AppendLane) -> None:
         found = [header for header in self.partition.headers if header.base_offset >= lane.floor]
         asyncio.get_running_loop().call_soon(lane.looked_up, found)
 
-    def tell(self, trouble: Any) -> None:
+    def report_incident(self, trouble: Any) -> None:
         self.told.append(trouble)
 
 
-Request = tuple[Pending, tuple[bytes, int, int, int]]
+Request = tuple[PendingBatch, tuple[bytes, int, int, int]]
 
 
 async def _play(counts: list[int], choose: Any, first_sequence: int, *, forgets: bool = False) -> None:
     """`forgets`: the partition forgets the producer at any time, and what comes late never comes."""
     partition = Partition()
     side = Side(partition)
-    lane = Lane(side, "t", 0, ProducerId(9), 0)  # type: ignore[arg-type]
+    lane = AppendLane(side, "t", 0, ProducerId(9), 0)  # type: ignore[arg-type]
     lane._next_sequence = first_sequence  # the partition knows nothing yet and takes any
     expected: list[bytes] = []
     waiting: deque[tuple[bytes, int, asyncio.Future[int]]] = deque()
@@ -109,7 +109,7 @@ async def _play(counts: list[int], choose: Any, first_sequence: int, *, forgets:
         data, count, future = waiting[0]
         if future.done():
             waiting.popleft()
-            if isinstance(future.exception(), Refused):
+            if isinstance(future.exception(), BatchRefused):
                 assert count >= LARGE
                 pieces = [(data + b" a", 2), (data + b" b", 2)]
                 made = lane.instead(pieces)
@@ -226,7 +226,7 @@ def test_whatever_a_broker_forgets_every_batch_is_in_the_log_once_and_its_place_
 
 
 async def test_a_full_lane_makes_its_sender_wait_and_a_closed_one_lets_it_go() -> None:
-    lane = Lane(Side(Partition()), "t", 0, ProducerId(9))  # type: ignore[arg-type]
+    lane = AppendLane(Side(Partition()), "t", 0, ProducerId(9))  # type: ignore[arg-type]
     big = bytes(append_lane.LANE_BYTES // 2)
     first, second = [await lane.append(big, 1) for _ in range(2)]
     waiting = asyncio.create_task(lane.append(b"x", 1))
@@ -251,7 +251,7 @@ async def test_a_full_lane_makes_its_sender_wait_and_a_closed_one_lets_it_go() -
 
 async def test_the_next_of_large_batches_is_there_before_the_one_in_front_of_it_is_acknowledged() -> None:
     """It came only then: the lane lay idle for a whole way to the broker and back, batch by batch."""
-    lane = Lane(Side(Partition()), "t", 0, ProducerId(9))  # type: ignore[arg-type]
+    lane = AppendLane(Side(Partition()), "t", 0, ProducerId(9))  # type: ignore[arg-type]
     large = bytes(append_lane.LANE_BYTES * 3 // 4)
     futures = [await lane.append(large, 1) for _ in range(2)]
     for n in range(2, 5):
@@ -269,7 +269,7 @@ async def test_the_next_of_large_batches_is_there_before_the_one_in_front_of_it_
 async def test_under_a_further_epoch_nothing_is_sent_before_its_sender_has_written_it_down() -> None:
     """Or a successor takes an epoch that was used: 16 were left to it, whoever needed more was not fenced."""
     bumped: list[ProducerId] = []
-    lane = Lane(Side(Partition()), "t", 0, ProducerId(9), 0, bumped=lambda one: bumped.append(one.producer))  # type: ignore[arg-type]
+    lane = AppendLane(Side(Partition()), "t", 0, ProducerId(9), 0, bumped=lambda x: bumped.append(x.producer))  # type: ignore[arg-type]
     await lane.append(b"a", LARGE)
     await lane.append(b"b", 1)
     for code in (NO_ANSWER, TOO_LARGE):  # refused, while it may be under way
@@ -293,12 +293,12 @@ async def test_what_a_deposed_leader_may_have_appended_behind_a_refused_batch_ke
     log was sent again, under other numbers."""
     partition = Partition()
     side = Side(partition)
-    lane = Lane(side, "t", 0, ProducerId(9), 0)  # type: ignore[arg-type]
+    lane = AppendLane(side, "t", 0, ProducerId(9), 0)  # type: ignore[arg-type]
     futures = [
         await lane.append(data, count) for data, count in ((b"a", 1), (b"b", LARGE), (b"c", 2), (b"d", 1))
     ]
 
-    def sent() -> tuple[Pending, tuple[bytes, int, int, int]]:
+    def sent() -> tuple[PendingBatch, tuple[bytes, int, int, int]]:
         pending = lane.take()
         assert pending is not None
         return pending, (bytes(pending.data), pending.record_count, pending.epoch, pending.sequence)
@@ -328,27 +328,27 @@ async def test_what_a_deposed_leader_may_have_appended_behind_a_refused_batch_ke
                 lane.answered(pending, *partition.append(*request), "")
     assert partition.log == ([b"a", b"c", b"b", b"d"] if takes else [b"a", b"b", b"c", b"d"])
     assert [trouble.message.split(": ")[1] for trouble in side.told] == ([TAKEN_BEFORE] if takes else [])
-    assert isinstance(futures[1].exception(), Refused)
+    assert isinstance(futures[1].exception(), BatchRefused)
     lane.close()
 
 
-def _sent(lane: Lane) -> Request:
+def _sent(lane: AppendLane) -> Request:
     pending = lane.take()
     assert pending is not None
     return pending, (bytes(pending.data), pending.record_count, pending.epoch, pending.sequence)
 
 
-async def _ready(lane: Lane) -> None:
+async def _ready(lane: AppendLane) -> None:
     async with asyncio.timeout(ENOUGH_S):
         while not lane.is_ready:  # noqa: ASYNC110 - a callback makes it so
             await asyncio.sleep(0)
 
 
-async def _jumped(side: Side, code: int) -> tuple[Lane, list[asyncio.Future[int]]]:
+async def _jumped(side: Side, code: int) -> tuple[AppendLane, list[asyncio.Future[int]]]:
     """A lane that has appended "a", and behind it "c", which was taken while "b" was answered with `code`:
     the broker forgets producers of old records when it likes. "d" to "f" wait."""
     partition = side.partition
-    lane = Lane(side, "t", 0, ProducerId(9), 0)  # type: ignore[arg-type]
+    lane = AppendLane(side, "t", 0, ProducerId(9), 0)  # type: ignore[arg-type]
     futures = [await lane.append(bytes([97 + n]), 2) for n in range(6)]
     pending, request = _sent(lane)
     lane.answered(pending, *partition.append(*request), "")
@@ -361,7 +361,7 @@ async def _jumped(side: Side, code: int) -> tuple[Lane, list[asyncio.Future[int]
     return lane, futures
 
 
-async def _played_out(lane: Lane, partition: Partition, futures: list[asyncio.Future[int]]) -> None:
+async def _played_out(lane: AppendLane, partition: Partition, futures: list[asyncio.Future[int]]) -> None:
     async with asyncio.timeout(ENOUGH_S):
         while not all(future.done() for future in futures):
             await asyncio.sleep(0)
@@ -419,7 +419,7 @@ async def test_a_batch_that_was_taken_already_is_acknowledged_when_the_one_in_fr
     """It was not before the next one was: an idle source's position stood still."""
     side = Side(Partition())
     lane, futures = await _jumped(side, TOO_LARGE)
-    assert isinstance(futures[1].exception(), Refused)
+    assert isinstance(futures[1].exception(), BatchRefused)
     assert lane.instead([]) == []
     assert futures[2].done()
     _sent(lane)
@@ -454,18 +454,18 @@ async def test_what_is_in_doubt_is_found_in_a_log_that_has_lost_its_end(
         start: int,
         known: Any,
         take: Callable[[Any], None],
-    ) -> Own:
+    ) -> OwnBatches:
         asked.append(start)
         for header in log:
             if start <= end and header.base_offset >= start:
                 take(SimpleNamespace(header=header))
-        return Own(end if start <= end else -1, start, None)
+        return OwnBatches(end if start <= end else -1, start, None)
 
     monkeypatch.setattr(append, "own", own)
     monkeypatch.setattr(append_lane, "BACKOFF_MIN_S", 0.0)
     spec = ClusterSpec("there", ("127.0.0.1:1",))
     cluster: Any = SimpleNamespace(name="there", offsets=offsets, spec=spec)
-    lane = Lane(Appender(cluster), "t", 0, ProducerId(9), 100)
+    lane = AppendLane(Appender(cluster), "t", 0, ProducerId(9), 100)
     future = await lane.append(b"a", 2)
 
     def unanswered(records_behind: int) -> None:

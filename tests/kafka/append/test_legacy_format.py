@@ -17,7 +17,7 @@ from app.kafka.append.encoder import copies
 from app.kafka.fetch.decoder import RecordReader, UndecodableBatch
 from app.kafka.fetch.decompression import MAX_DECOMPRESSED_BYTES, unpacked
 from app.kafka.records.batch import iter_batches, take
-from app.kafka.records.verbatim_copy import Copy
+from app.kafka.records.verbatim_copy import VerbatimCopy
 from tests.kafka.fetch.test_decoder import fetched
 from tests.kafka.records.batches import CODECS, make_batch
 from tests.kafka.records.test_verbatim_copy import NO_LIMIT, read
@@ -130,7 +130,7 @@ def test_a_wrapper_that_cannot_be_read_is_named_and_one_without_bound_is_not_unp
     plan = {"magic": 1, "codec": "gzip", "log append time": False, "found": [(1, b"k", b"v" * 100)] * 3}
     data = bytearray(legacy(4, plan)[0])
     data[-10:] = bytes(10)
-    came: list[Copy] = []
+    came: list[VerbatimCopy] = []
     with pytest.raises(UndecodableBatch) as caught:
         came.extend(copies(fetched(make_batch(3) + sealed(data), 3, 7), NO_LIMIT))
     assert (caught.value.start, caught.value.end) == (4, 7)

@@ -10,14 +10,14 @@ from typing import Any
 from aiokafka.protocol.produce import ProduceResponse_v8
 from structlog.testing import capture_logs
 
-from app.kafka.append.local_appends import Appended, Written
-from app.kafka.append.pending_batch import Pending
+from app.kafka.append.local_appends import LaneWrites, LocalAppends
+from app.kafka.append.pending_batch import PendingBatch
 from app.kafka.append.protocol import answers_of
 from app.kafka.client.cluster import ClusterClient, ClusterSpec
 from app.kafka.client.epoch_ends import EpochEndResponse
-from app.kafka.fetch.deliveries import ByteBudget, Fetched, Headed, PartitionFetch
+from app.kafka.fetch.deliveries import ByteBudget, FetchedBatches, FetchedHeaders, PartitionFetch
 from app.kafka.fetch.service import FetchService
-from app.kafka.records.verbatim_copy import Copy
+from app.kafka.records.verbatim_copy import VerbatimCopy
 from tests.kafka.records.batches import make_batch
 
 EPOCH = 3
@@ -53,12 +53,12 @@ class Stand:
 
     def __init__(self) -> None:
         self.brokers = Brokers()
-        self.got: dict[str, list[Fetched]] = {topic: [] for topic in TOPICS}
+        self.got: dict[str, list[FetchedBatches]] = {topic: [] for topic in TOPICS}
         self.fetch = FetchService(self.brokers, self._deliver, ByteBudget(1 << 24))
-        self.appended = Appended(self.brokers, self.fetch.followers)
+        self.appended = LocalAppends(self.brokers, self.fetch.shared_reads)
         self.appended._kept = dict.fromkeys(TOPICS, True)
         self.appended._checked_s = float("inf")
-        self.writers: dict[str, Written] = {}
+        self.writers: dict[str, LaneWrites] = {}
         self.sent: dict[str, int] = dict.fromkeys(TOPICS, 0)
         for topic in TOPICS:
             self.fetch.add(topic, topic, 0, 0, "id", counts=lambda headers: len(headers.base_offset))
@@ -77,9 +77,9 @@ class Stand:
     def append(self, topic: str, *, log_time_ms: int = -1) -> None:
         """It sends a batch of ten, and has its acknowledgement."""
         start = self.sent[topic]
-        copy = Copy(make_batch(start, [(b"k", b"v")] * 10), 10, start, start + 10)
+        copy = VerbatimCopy(make_batch(start, [(b"k", b"v")] * 10), 10, start, start + 10)
         self.sent[topic] = self.brokers.ends[topic] = start + 10
-        pending = Pending(copy.data, 10, asyncio.get_running_loop().create_future())
+        pending = PendingBatch(copy.data, 10, asyncio.get_running_loop().create_future())
         pending.sequence, pending.log_time_ms = start, log_time_ms
         pending.acknowledge(start, 7)
         self.writers[topic].acknowledged(pending.future.result(), copy)
@@ -91,7 +91,7 @@ class Stand:
             await asyncio.sleep(0)
 
     def spans(self, topic: str) -> list[tuple[int, int]]:
-        assert all(isinstance(one, Headed) for one in self.got[topic])
+        assert all(isinstance(one, FetchedHeaders) for one in self.got[topic])
         return [(one.start_offset, one.next_offset) for one in self.got[topic]]
 
 

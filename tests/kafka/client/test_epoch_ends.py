@@ -10,7 +10,7 @@ import pytest
 
 from app.kafka.client.cluster import ClusterClient
 from app.kafka.client.epoch_ends import AHEAD, FENCED, NOT_KNOWN, EpochEnd, epoch_ends
-from app.kafka.fetch.deliveries import CORRUPT, Gap, PartitionFetch, name_of
+from app.kafka.fetch.deliveries import CORRUPT, LogGap, PartitionFetch, name_of
 from app.kafka.fetch.service import FetchService
 from tests.kafka.conftest import ENOUGH_S, Start, create, write
 
@@ -112,16 +112,16 @@ async def test_what_was_asked_of_a_former_leader_is_not_taken_before_the_logs_ar
     await write(bootstrap, topic_name, [b"other"])
     await pump.until(lambda: bool(pump.told))
     (gap,) = pump.told
-    assert isinstance(gap, Gap)
+    assert isinstance(gap, LogGap)
     assert (gap.start, gap.end, gap.is_truncation) == (10, 7, True)
     await pump.until(lambda: pump.offsets("k") == [7, 8, 9, 10])
     assert asked == [(epoch, epoch)] * 2
 
 
 def test_who_goes_on_in_a_log_that_was_cut_off_passes_over_nothing_that_is_not_finished() -> None:
-    cut_off = Gap("k", "t", 0, 100, 60, "", begun_anew=True, truncated_in=7)
+    cut_off = LogGap("k", "t", 0, 100, 60, "", begun_anew=True, truncated_in=7)
     assert (cut_off.goes_on_at(40), cut_off.goes_on_at(90)) == (40, 60)
-    made_anew = Gap("k", "t", 0, 100, 60, "", begun_anew=True)
+    made_anew = LogGap("k", "t", 0, 100, 60, "", begun_anew=True)
     assert made_anew.goes_on_at(40) == 60
 
 

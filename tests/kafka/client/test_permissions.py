@@ -41,7 +41,7 @@ from tests.kafka.conftest import write
 from tests.replicate.rig import Row, rows
 from tests.replicate.topics.test_catalog import TwoClusters
 from tests.web.runtime_fake import definition, put
-from tests.worker.runtime.replica_manager import AWAY, HOME, Manager, managing
+from tests.worker.runtime.replica_manager import AWAY, HOME, ReplicaManagerRig, replica_manager_rig
 
 USER, READER = "switchyard", "reader"  # the latter is never allowed to write anywhere
 OPERATIONS = {
@@ -86,26 +86,26 @@ def source_user() -> str:
 
 
 @pytest.fixture
-async def manager(administered: Secured, source_user: str) -> AsyncIterator[Manager]:
+async def manager(administered: Secured, source_user: str) -> AsyncIterator[ReplicaManagerRig]:
     """A job manager that logs in as users who may do nothing with the topic yet."""
     yard, topic = administered.yard, administered.topic
     for client in administered.clients.values():
         await ensure_topics(client, [TopicSpec(topic, 1, 1)])
     specs = {HOME: spec_of(yard, HOME, source_user), AWAY: spec_of(yard, AWAY, USER)}
     layout = Layout("east", {HOME: Site("east", "regional"), AWAY: Site("east", "aggregate")}, HOME)
-    async with managing(yard, topic, specs, layout) as made:
+    async with replica_manager_rig(yard, topic, specs, layout) as made:
         yield made
 
 
-def told(manager: Manager, text: str) -> str | None:
+def told(manager: ReplicaManagerRig, text: str) -> str | None:
     """The remedy of the first incident that says so."""
-    found = zip(manager.told, manager.remedies, strict=True)
+    found = zip(manager.incidents, manager.remedies, strict=True)
     return next((remedy for (_, message), remedy in found if text in message), None)
 
 
 @pytest.mark.parametrize("source_user", [READER])
 async def test_a_principal_that_may_read_and_nothing_else_is_a_good_source_of_a_route(
-    administered: Secured, manager: Manager
+    administered: Secured, manager: ReplicaManagerRig
 ) -> None:
     topic = administered.topic
     await administered.acls(HOME).allow(READER, TOPIC, topic, READ, DESCRIBE)
@@ -120,8 +120,10 @@ async def test_a_principal_that_may_read_and_nothing_else_is_a_good_source_of_a_
     denied = f"User:{READER} lacks Read on group switchyard-r in {HOME}"
     await manager.until(lambda: told(manager, denied))
     assert "--group switchyard-r" in (told(manager, denied) or "")
-    assert {kind for kind, _ in manager.told} == {"commit-refused"}
-    assert manager.jobs.checkpoints.unanswered == {}, "the cluster answers: nobody ends the worker for that"
+    assert {kind for kind, _ in manager.incidents} == {"commit-refused"}
+    assert manager.jobs.progress_saver.unanswered == {}, (
+        "the cluster answers: nobody ends the worker for that"
+    )
     await administered.acls(HOME).allow(READER, GROUP, "switchyard-r", READ)
     pump = await manager.copied(3)
     await manager.until(lambda: not pump.trouble)
@@ -129,7 +131,7 @@ async def test_a_principal_that_may_read_and_nothing_else_is_a_good_source_of_a_
 
 @pytest.mark.parametrize("source_user", [READER])
 async def test_a_principal_that_may_read_and_nothing_else_is_good_for_an_audit(
-    administered: Secured, manager: Manager
+    administered: Secured, manager: ReplicaManagerRig
 ) -> None:
     topic = administered.topic
     await administered.acls(HOME).allow(READER, TOPIC, topic, READ, DESCRIBE)
@@ -154,7 +156,7 @@ async def test_a_principal_that_may_read_and_nothing_else_is_good_for_an_audit(
 )
 async def test_a_permission_that_is_taken_back_is_named_nothing_is_lost_and_it_goes_on_once_it_is_there(
     administered: Secured,
-    manager: Manager,
+    manager: ReplicaManagerRig,
     monkeypatch: pytest.MonkeyPatch,
     cluster: str,
     operation: int,
@@ -168,7 +170,7 @@ async def test_a_permission_that_is_taken_back_is_named_nothing_is_lost_and_it_g
     manager.put(verify="all")
     manager.assign()
     await manager.copied(1)
-    assert manager.told == []
+    assert manager.incidents == []
     await acls.withdraw(USER, TOPIC, topic, operation)
     await administered.write("b", "c")
     denied = f"User:{USER} lacks {OPERATIONS[operation]} on topic {topic} in {cluster}"
@@ -197,7 +199,7 @@ async def test_a_permission_that_is_taken_back_is_named_nothing_is_lost_and_it_g
 )
 async def test_a_route_that_begins_without_a_permission_names_it_and_begins_once_it_is_there(
     administered: Secured,
-    manager: Manager,
+    manager: ReplicaManagerRig,
     monkeypatch: pytest.MonkeyPatch,
     cluster: str,
     operation: int,
@@ -224,9 +226,9 @@ async def test_a_route_that_begins_without_a_permission_names_it_and_begins_once
 async def test_each_permission_that_preparing_a_destination_lacks_is_named_with_the_command_that_grants_it(
     administered: Secured, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(topics_catalog, "REFRESH_S", 0.0)
-    monkeypatch.setattr(topic_inventory, "SETTINGS_S", 0.0)
-    monkeypatch.setattr(targets, "RETRY_S", 0.5)
+    monkeypatch.setattr(topics_catalog, "REFRESH_INTERVAL_S", 0.0)
+    monkeypatch.setattr(topic_inventory, "SETTINGS_INTERVAL_S", 0.0)
+    monkeypatch.setattr(targets, "TOPIC_RETRY_INTERVAL_S", 0.5)
     yard = administered.yard
     specs = {"east": spec_of(yard, HOME, USER, "east"), "west": spec_of(yard, AWAY, USER, "west")}
     two = TwoClusters(yard, administered.topic, specs)
@@ -272,8 +274,8 @@ async def test_a_destination_whose_settings_may_not_be_altered_is_copied_to_unle
     administered: Secured, monkeypatch: pytest.MonkeyPatch, smaller: str | None
 ) -> None:
     """As managed clusters are, or Kafka 4 behind Kafka 3, whose topics take records of the future."""
-    monkeypatch.setattr(topics_catalog, "REFRESH_S", 0.0)
-    monkeypatch.setattr(topic_inventory, "SETTINGS_S", 0.0)
+    monkeypatch.setattr(topics_catalog, "REFRESH_INTERVAL_S", 0.0)
+    monkeypatch.setattr(topic_inventory, "SETTINGS_INTERVAL_S", 0.0)
     yard = administered.yard
     specs = {"east": spec_of(yard, HOME, USER, "east"), "west": spec_of(yard, AWAY, USER, "west")}
     two = TwoClusters(yard, administered.topic, specs)
@@ -309,7 +311,7 @@ async def test_a_destination_whose_settings_may_not_be_altered_is_copied_to_unle
 async def test_each_permission_that_a_workloads_topics_lack_is_named_and_it_begins_once_all_are_there(
     administered: Secured, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(worker_catalog, "REFRESH_S", 0.0)
+    monkeypatch.setattr(worker_catalog, "REFRESH_INTERVAL_S", 0.0)
     two = TwoClusters(
         administered.yard, administered.topic, {"east": spec_of(administered.yard, HOME, READER, "east")}
     )

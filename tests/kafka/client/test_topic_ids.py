@@ -13,7 +13,7 @@ from aiokafka.conn import AIOKafkaConnection
 from app.dev.yard import Yard
 from app.kafka.client.cluster import ClusterClient
 from app.kafka.client.topic_ids import written
-from app.kafka.fetch.deliveries import Gap
+from app.kafka.fetch.deliveries import LogGap
 from tests.kafka.conftest import ENOUGH_S, Start, connected, create, write
 
 
@@ -100,7 +100,7 @@ async def test_a_topic_made_anew_is_read_from_its_beginning_also_when_it_reaches
 
     for key in ("told its id", "saw its id"):
         await pump.until(lambda: pump.values(key)[-300:] == new)  # noqa: B023 - asked at once
-    gaps = [item for item in pump.told if isinstance(item, Gap)]
+    gaps = [item for item in pump.told if isinstance(item, LogGap)]
     assert {gap.key for gap in gaps} == {"told its id", "saw its id"}
     assert len(gaps) == 2
     for gap in gaps:

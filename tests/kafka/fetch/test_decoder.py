@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from app.kafka.client.cluster import ClusterClient, ClusterSpec
 from app.kafka.fetch.decoder import RecordReader, UndecodableBatch
 from app.kafka.fetch.decompression import MAX_DECOMPRESSED_BYTES
-from app.kafka.fetch.deliveries import PARTITION_MAX_BYTES, ByteBudget, Fetched, PartitionFetch
+from app.kafka.fetch.deliveries import PARTITION_MAX_BYTES, ByteBudget, FetchedBatches, PartitionFetch
 from app.kafka.fetch.service import FetchService
 from app.kafka.records.batch import CorruptBatch, take
 from app.kafka.records.record import Record
@@ -26,10 +26,12 @@ async def nowhere(_: Any) -> None: ...
 
 def fetched(
     data: bytes, start: int = 0, end: int = 10**6, aborted: list[tuple[int, int]] | None = None
-) -> Fetched:
+) -> FetchedBatches:
     """A response made by hand."""
     service = FetchService(ClusterClient(ClusterSpec("none", ("h:1",))), nowhere, ByteBudget(10**9))
-    return Fetched(PartitionFetch(service, "k", "t", 0, start), len(data), data, end, aborted or [], end)
+    return FetchedBatches(
+        PartitionFetch(service, "k", "t", 0, start), len(data), data, end, aborted or [], end
+    )
 
 
 def read_all(reader: RecordReader, limit: int = 1000) -> tuple[list[Record], list[UndecodableBatch]]:
@@ -176,7 +178,7 @@ def test_no_damaged_byte_whatsoever_makes_reading_crash_or_shows_what_was_not_wr
 
 
 async def test_what_is_sound_is_delivered_before_bytes_that_are_no_batch() -> None:
-    delivered: list[Fetched] = []
+    delivered: list[FetchedBatches] = []
 
     async def keep(item: Any) -> None:
         delivered.append(item)
@@ -224,7 +226,7 @@ async def test_a_batch_whose_header_is_damaged_is_told_for_its_own_offsets_and_i
 
 
 async def test_a_damaged_batch_whose_end_nobody_knows_is_trouble_until_something_follows_it() -> None:
-    delivered: list[Fetched] = []
+    delivered: list[FetchedBatches] = []
 
     async def keep(item: Any) -> None:
         delivered.append(item)

@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from app.dispatch.pump.intake import READY_LEAST_BYTES, Intake
+from app.dispatch.pump.intake import READY_LEAST_BYTES, MessageIntake
 from app.kafka.append.encoder import ENCODED_RECORDS, copies
 from app.kafka.client.cluster import ClusterClient, ClusterSpec
 from app.kafka.fetch.decoder import OpenBatch, RecordReader, UndecodableBatch, records_of
 from app.kafka.fetch.decompression import unpacked
-from app.kafka.fetch.deliveries import ByteBudget, Fetched, PartitionFetch
+from app.kafka.fetch.deliveries import ByteBudget, FetchedBatches, PartitionFetch
 from app.kafka.fetch.service import FetchService
 from app.kafka.records.batch import iter_batches, take
 from app.kafka.records.checksum import crc32c
@@ -120,13 +120,13 @@ def test_what_snappy_declares_is_not_believed(lie: str) -> None:
         unpacked(CODECS["snappy"], LIES[lie])
 
 
-def response(budget: ByteBudget, data: bytes, end: int) -> Fetched:
+def response(budget: ByteBudget, data: bytes, end: int) -> FetchedBatches:
     """Of a partition of its own."""
     service = FetchService(ClusterClient(ClusterSpec("none", ("h:1",))), nowhere, budget)
     part = PartitionFetch(service, "k", "t", 0, 0)
     part.unreleased_bytes += len(data)
     budget.used_bytes += len(data)
-    return Fetched(part, len(data), data, end, [], end)
+    return FetchedBatches(part, len(data), data, end, [], end)
 
 
 def unheard(error: UndecodableBatch, _: Any) -> None:
@@ -138,7 +138,7 @@ def test_what_many_partitions_decompress_stays_within_the_budget_and_all_of_it_i
     count, partitions = 2_000, 50
     data = make_batch(0, [(b"k" * 100, b"v" * 1_000)] * count, codec=CODECS["zstd"])
     budget = ByteBudget(16 * MIB)
-    intakes = [Intake(Tracker(0, 10_000), unheard) for _ in range(partitions)]
+    intakes = [MessageIntake(Tracker(0, 10_000), unheard) for _ in range(partitions)]
 
     with at_most(60 * MIB):  # 110 MiB when all of them were kept
         for intake in intakes:
@@ -168,7 +168,7 @@ def test_what_many_partitions_decompress_stays_within_the_budget_and_all_of_it_i
 def test_a_closed_partition_gives_back_what_it_had_ready_and_decompressed() -> None:
     data = make_batch(0, [(b"k", b"v" * 1_000)] * 2_000, codec=CODECS["gzip"])
     budget = ByteBudget(64 * MIB)
-    intake = Intake(Tracker(0, 10_000), unheard)
+    intake = MessageIntake(Tracker(0, 10_000), unheard)
     intake.accept(response(budget, data, 2_000))
     intake.refill()
     assert budget.ready_bytes > 0

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from app.kafka.client.cluster import ClusterClient, ClusterSpec
-from app.kafka.fetch.deliveries import ByteBudget, Fetched
+from app.kafka.fetch.deliveries import ByteBudget, FetchedBatches
 from app.kafka.fetch.service import FetchService
 from tests.kafka.records.batches import make_batch
 
@@ -32,5 +32,5 @@ async def test_it_is_asked_for_again_later_where_little_came(
     part = service._partitions["key"]
     await service._answered(part, [0, 1_000, [], data])
 
-    assert [type(item) for item in delivered] == [Fetched]
+    assert [type(item) for item in delivered] == [FetchedBatches]
     assert (part.retry_at_s > time.monotonic()) is waits

@@ -11,7 +11,7 @@ from structlog.testing import capture_logs
 from app.dev.yard import Yard
 from app.kafka.client import cluster
 from app.kafka.client.cluster import ClusterClient, ClusterSpec, ClusterUnreachable
-from app.kafka.fetch.deliveries import FetchTrouble
+from app.kafka.fetch.deliveries import FetchIncident
 from tests.kafka.conftest import ENOUGH_S, connected, create, producing, pumping
 
 CLUSTER = "east-aggregate"  # not the one other tests use at the same time
@@ -58,7 +58,7 @@ async def test_what_was_being_fetched_from_a_broker_that_goes_comes_once_and_in_
         for partition in range(PARTITIONS):
             expected = list(range(partition, TOTAL, PARTITIONS))
             assert [int(value or b"") for value in pump.values(partition)] == expected
-        assert not [item for item in pump.told if not isinstance(item, FetchTrouble)]
+        assert not [item for item in pump.told if not isinstance(item, FetchIncident)]
         assert pump.budget.used_bytes == 0
 
 
@@ -72,7 +72,7 @@ async def test_a_cluster_that_is_away_is_told_with_a_remedy_and_flows_again_with
         await asyncio.to_thread(killable_yard.kill, CLUSTER)
         await pump.until(lambda: pump.told)
         (trouble,) = pump.told
-        assert isinstance(trouble, FetchTrouble)
+        assert isinstance(trouble, FetchIncident)
         assert (trouble.key, trouble.topic) == ("k", topic_name)
         assert "broker" in trouble.remedy
 
@@ -94,7 +94,7 @@ async def test_a_cluster_that_does_not_answer_is_told_with_its_name_address_and_
 async def test_who_waits_for_a_cluster_says_so_again_and_again_and_never_gives_up(
     monkeypatch: pytest.MonkeyPatch, yard: Yard
 ) -> None:
-    for name, seconds in (("PATIENT_S", 0.01), ("TELL_S", 0.02), ("START_S", 0.0)):
+    for name, seconds in (("PATIENT_S", 0.01), ("TELL_S", 0.02), ("CONNECT_TIMEOUT_S", 0.0)):
         monkeypatch.setattr(cluster, name, seconds)
     client = ClusterClient(ClusterSpec("early", ("127.0.0.1:1", "no-such-host.invalid:9092")))
     with capture_logs() as told:

@@ -16,7 +16,7 @@ from tests.kafka.conftest import ENOUGH_S, Start, write
 async def test_how_long_a_topic_keeps_its_records_is_told_with_what_is_fetched(
     client: ClusterClient, start: Start, bootstrap: str, topic_name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(retention, "LOOK_S", 0.0)
+    monkeypatch.setattr(retention, "RETENTION_POLL_INTERVAL_S", 0.0)
     kept = {"retention.ms": "7200000"}
     await ensure_topics(client, [TopicSpec(topic_name, 1, config=kept)])
     pump = await start()

@@ -10,7 +10,7 @@ from aiokafka.admin.records_to_delete import RecordsToDelete
 from aiokafka.structs import TopicPartition
 
 from app.kafka.client.cluster import EARLIEST, LATEST, ClusterClient
-from app.kafka.fetch.deliveries import FetchTrouble, Gap
+from app.kafka.fetch.deliveries import FetchIncident, LogGap
 from tests.kafka.conftest import Start, create, producing, write
 
 
@@ -115,7 +115,7 @@ async def test_deleted_records_are_told_as_a_gap_and_never_passed_over_in_silenc
     await pump.until(lambda: pump.count("k") == 4)
 
     (gap,) = pump.told
-    assert isinstance(gap, Gap)
+    assert isinstance(gap, LogGap)
     assert (gap.key, gap.topic, gap.partition, gap.start, gap.end) == ("k", topic_name, 0, 2, 6)
     assert "retention" in gap.reason
     assert pump.values("k") == numbered(4, 6)
@@ -131,7 +131,7 @@ async def test_a_position_beyond_the_logs_end_is_told_and_begins_again_where_the
     await pump.until(lambda: pump.count("k") == 5)
 
     (gap,) = pump.told
-    assert isinstance(gap, Gap)
+    assert isinstance(gap, LogGap)
     assert (gap.start, gap.end) == (100, 0)
     assert "made anew" in gap.reason
     assert pump.values("k") == numbered(5)
@@ -149,13 +149,13 @@ async def test_a_topic_made_anew_while_it_is_fetched_is_told_and_read_from_its_b
     await admin.start()
     await admin.delete_topics([topic_name])
     await admin.close()
-    await pump.until(lambda: any(isinstance(item, FetchTrouble) for item in pump.told))
+    await pump.until(lambda: any(isinstance(item, FetchIncident) for item in pump.told))
     await create(client, topic_name)
     await write(bootstrap, topic_name, numbered(3, 1000))
     await pump.until(lambda: pump.count("k") == 23)
 
     assert pump.values("k")[20:] == numbered(3, 1000)
-    (gap,) = [item for item in pump.told if isinstance(item, Gap)]
+    (gap,) = [item for item in pump.told if isinstance(item, LogGap)]
     assert (gap.start, gap.end) == (20, 0)
 
 
@@ -166,7 +166,7 @@ async def test_a_topic_that_does_not_exist_is_told_with_a_remedy_and_flows_once_
     pump.service.add("k", topic_name, 0, 0)
     await pump.until(lambda: pump.told)
     (trouble,) = pump.told
-    assert isinstance(trouble, FetchTrouble)
+    assert isinstance(trouble, FetchIncident)
     assert (trouble.key, trouble.topic, trouble.partition) == ("k", topic_name, 0)
     assert "create the topic" in trouble.remedy
     assert await client.partitions(topic_name) is None  # fetching did not create it

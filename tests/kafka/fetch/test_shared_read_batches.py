@@ -15,31 +15,38 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
-from app.audit.counts.counter import How
-from app.audit.counts.fingerprint import Source
+from app.audit.counts.counter import CountingSpec
+from app.audit.counts.fingerprint import FingerprintSource
 from app.audit.counts.partition_counter import PartitionReader
 from app.audit.counts.reports import Report, Scope
 from app.kafka.client.cluster import NO_LEADER, ClusterClient, ClusterSpec
 from app.kafka.fetch import shared_read_service as followers_module
 from app.kafka.fetch.decoder import records_of
-from app.kafka.fetch.deliveries import HEADED_BYTES, ByteBudget, Fetched, FetchTrouble, Headed, PartitionFetch
+from app.kafka.fetch.deliveries import (
+    HEADED_BYTES,
+    ByteBudget,
+    FetchedBatches,
+    FetchedHeaders,
+    FetchIncident,
+    PartitionFetch,
+)
 from app.kafka.fetch.service import FetchService
 from app.kafka.fetch.shared_read_service import Counts
-from app.kafka.records.header_arrays import Headers
+from app.kafka.records.header_arrays import BatchHeaderArrays
 from tests.kafka.records.batches import make_batch
 
 LEADER, FOLLOWER = "leader", "follower"
-SCOPE, SOURCE = Scope("orders", "aggregate", "east", 1_000), Source("cluster", "id", 0)
+SCOPE, SOURCE = Scope("orders", "aggregate", "east", 1_000), FingerprintSource("cluster", "id", 0)
 
 
 def counter(next_offset: int = 0) -> PartitionReader:
     """What an audit counts with, from there on."""
     return PartitionReader(
-        SCOPE, SOURCE, How(records_of, SOURCE, disorder_ms=0), next_offset, part_offsets=64
+        SCOPE, SOURCE, CountingSpec(records_of, SOURCE, disorder_ms=0), next_offset, part_offsets=64
     )
 
 
-def every(headers: Headers) -> int:
+def every(headers: BatchHeaderArrays) -> int:
     """All of them tell all."""
     return len(headers.base_offset)
 
@@ -60,7 +67,7 @@ class Stand:
     def __init__(
         self, lingers_s: float = 0.0, capacity_bytes: int = 1 << 24, counts: Counts = lambda _: 0
     ) -> None:
-        self.got: dict[str, list[Fetched]] = defaultdict(list)
+        self.got: dict[str, list[FetchedBatches]] = defaultdict(list)
         self.reader = counter()
         self.passed_over = 0
         self.refuses: set[str] = set()
@@ -83,14 +90,14 @@ class Stand:
     async def _deliver(self, item: Any) -> None:
         if item.key in self.slow:
             await self.slow[item.key].wait()
-        if isinstance(item, FetchTrouble):
+        if isinstance(item, FetchIncident):
             return
         if item.key in self.refuses:
             raise ValueError("not taken")
         self.got[item.key].append(item)
         if item.key == FOLLOWER:
             self.passed_over += item.start_offset > self.reader.next_offset
-            if isinstance(item, Headed):
+            if isinstance(item, FetchedHeaders):
                 assert item.start_offset == self.reader.next_offset, "no header is taken twice"
                 seen_at_ms = item.seen_at_ms
                 self.reader.headed(item.headers, item.next_offset, at_ms=9, seen_at_ms=seen_at_ms)
@@ -254,7 +261,7 @@ async def test_of_what_headers_tell_no_bytes_are_held() -> None:
     await stand.answer(stand.leader, batch(0), batch(10))
     assert stand.follower.unreleased_bytes == 2 * HEADED_BYTES
     await stand.settle()
-    assert [type(one) for one in stand.got[FOLLOWER]] == [Headed]
+    assert [type(one) for one in stand.got[FOLLOWER]] == [FetchedHeaders]
     assert (stand.reader.records, stand.budget.used_bytes) == (20, 0)
 
 
@@ -268,7 +275,7 @@ async def test_where_headers_do_not_do_it_is_fetched_and_given_all_for_a_while()
     await stand.answer(stand.follower, batch(0), batch(10), batch(20))
     await stand.answer(stand.leader, batch(30))
     await stand.settle()
-    assert [type(one) for one in stand.got[FOLLOWER]] == [Fetched, Fetched]
+    assert [type(one) for one in stand.got[FOLLOWER]] == [FetchedBatches, FetchedBatches]
     assert (stand.reader.records, stand.reader.next_offset) == (40, 40)
 
 
@@ -344,7 +351,7 @@ def told(reader: PartitionReader) -> list[Report]:
 @given(seed=st.integers(0, 1 << 32))
 @settings(max_examples=100, deadline=None)
 def test_whoever_brings_it_everything_is_counted_once(seed: int) -> None:
-    short = patch.multiple(followers_module, HEADS_S=0.001, WHOLE_S=0.002, MOST_TRAIL=8, MOST_HEADS=6)
+    short = patch.multiple(followers_module, HEADERS_WAIT_S=0.001, WHOLE_S=0.002, MOST_TRAIL=8, MOST_HEADS=6)
     with short, capture_logs():
         asyncio.run(_story(random.Random(seed)))
 
@@ -353,8 +360,8 @@ async def _story(chance: random.Random) -> None:
     stand, log = Stand(chance.choice([0.0, 0.001])), Whole(chance)
     share = chance.choice([0.0, 0.9, 1.0])  # how often headers do
 
-    def tell(headers: Headers) -> int:
-        told = stand.reader.told_by(headers)
+    def tell(headers: BatchHeaderArrays) -> int:
+        told = stand.reader.countable_from_headers(headers)
         return told if chance.random() < share else chance.randrange(told + 1)
 
     stand.follower.counts = tell if share else lambda _: 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 from unittest.mock import patch
 
 from app.kafka.fetch import shared_read_service as followers_module
-from app.kafka.records.header_arrays import Headers
+from app.kafka.records.header_arrays import BatchHeaderArrays
 from tests.kafka.fetch.test_shared_read_batches import Stand, batch, every
 
 
@@ -25,7 +25,7 @@ async def test_what_is_not_understood_is_not_passed_over() -> None:
     """Headers that were being looked at were gone then: what came behind them was counted, they were not."""
     looks = 0
 
-    def stumbles(headers: Headers) -> int:
+    def stumbles(headers: BatchHeaderArrays) -> int:
         nonlocal looks
         looks += 1
         if looks == 2:  # the first look trusts them
@@ -33,7 +33,7 @@ async def test_what_is_not_understood_is_not_passed_over() -> None:
         return every(headers)
 
     stand = Stand(counts=stumbles)
-    with patch.object(followers_module, "HEADS_S", 0.0):
+    with patch.object(followers_module, "HEADERS_WAIT_S", 0.0):
         await stand.answer(stand.leader, batch(0))
         await stand.answer(stand.leader, batch(10))
         await stand.settle()

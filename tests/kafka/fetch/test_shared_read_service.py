@@ -6,20 +6,20 @@ import asyncio
 from typing import Any
 
 from app.kafka.client.cluster import ClusterClient
-from app.kafka.fetch.deliveries import Gap
-from app.kafka.fetch.shared_read_service import Followers
+from app.kafka.fetch.deliveries import LogGap
+from app.kafka.fetch.shared_read_service import SharedReadService
 from tests.kafka.conftest import Pump, Start, create, producing, write
 from tests.kafka.second_broker import delete
 
 LEADER, FOLLOWER = "leader", "follower"
 
 
-async def follow(pump: Pump, client: ClusterClient, topic: str, at: int = 0) -> Followers:
+async def follow(pump: Pump, client: ClusterClient, topic: str, at: int = 0) -> SharedReadService:
     """Two readers of a partition, of which one follows from `at` on."""
     ids = await client.topic_ids([topic])
     pump.service.add(LEADER, topic, 0, 0, ids[topic])
     pump.service.add(FOLLOWER, topic, 0, at, ids[topic], counts=lambda _: 0)
-    return pump.service.followers
+    return pump.service.shared_reads
 
 
 async def both(pump: Pump, count: int, at: int = 0) -> None:
@@ -123,8 +123,8 @@ async def test_a_topic_made_anew_is_told_to_who_follows(
     await create(client, topic_name)
     await write(bootstrap, topic_name, [b"new"] * 2 * count)
 
-    def gaps() -> dict[Any, Gap]:
-        return {one.key: one for one in pump.told if isinstance(one, Gap)}
+    def gaps() -> dict[Any, LogGap]:
+        return {one.key: one for one in pump.told if isinstance(one, LogGap)}
 
     await pump.until(lambda: len(gaps()) == 2 and pump.count(FOLLOWER) == 3 * count)
     assert all(gap.begun_anew and gap.start == count for gap in gaps().values())

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from app.kafka.fetch.shared_reads import Line, Offer, Row, offered
+from app.kafka.fetch.shared_reads import AppendedBatch, AppendedBatches, SharedReadOffer, offered
 
 LENGTHS = (1, 2, 5)
 
@@ -33,11 +33,11 @@ def test_what_another_reader_fetches_is_taken_once_and_in_order(seed: int) -> No
             continue
         found = offered(position, ends[leader], ends[upto], is_whole=is_whole)
         inside = ends[leader] < position < ends[upto]
-        if found is Offer.TAKES:
+        if found is SharedReadOffer.TAKES:
             assert position == ends[leader] or (inside and not is_whole)
             taken.append((position, ends[upto]))
             position = ends[upto]
-        elif found is Offer.WAITS:
+        elif found is SharedReadOffer.WAITS:
             assert position == ends[upto]
         else:
             assert position < ends[leader] or position > ends[upto] or (inside and is_whole)
@@ -63,7 +63,7 @@ class World:
     def __init__(self, chance: random.Random) -> None:
         self.chance = chance
         self.epoch, self.log = 0, list[Batch]()
-        self.line = Line(most_rows=chance.choice([2, 6, 100]))
+        self.line = AppendedBatches(most_rows=chance.choice([2, 6, 100]))
         self.sent = 0  # of our source
         self.queue: deque[tuple[int, int]] = deque()  # sent, not appended: source start, length
         self.acknowledgements: deque[tuple[int, int, int]] = deque()  # source start, base, end
@@ -101,7 +101,7 @@ class World:
     def acknowledge(self) -> None:
         if self.acknowledgements:
             start, base, end = self.acknowledgements.popleft()
-            self.line.acknowledged(start, Row(base, end, b"%d" % start, 0))
+            self.line.acknowledged(start, AppendedBatch(base, end, b"%d" % start, 0))
 
     def elect(self) -> None:
         """Another leader, which may lack the end of the log; acknowledgements of that may be under way."""
@@ -185,11 +185,11 @@ def test_much_of_what_is_written_is_told() -> None:
 
 
 def test_memory_is_bounded_and_what_is_not_kept_is_read() -> None:
-    line = Line(most_rows=3)
+    line = AppendedBatches(most_rows=3)
     line.ask(0)
     line.confirmed(0)
     for number in range(10):
-        line.acknowledged(number, Row(number, number + 1, b"", 0))
+        line.acknowledged(number, AppendedBatch(number, number + 1, b"", 0))
     line.ask(0)
     line.confirmed(10)
     assert (line.take(0), line.goes_on_at(0), line.goes_on_at(7)) == ([], False, True)
@@ -199,10 +199,10 @@ def test_memory_is_bounded_and_what_is_not_kept_is_read() -> None:
 
 @pytest.mark.parametrize("position", [1, 2])
 def test_a_position_in_the_middle_of_a_batch_is_read_from(position: int) -> None:
-    line = Line()
+    line = AppendedBatches()
     line.ask(4)
     line.confirmed(0)
-    line.acknowledged(0, Row(0, 3, b"", 0))
+    line.acknowledged(0, AppendedBatch(0, 3, b"", 0))
     line.ask(4)
     line.confirmed(3)
     assert line.take(position) == []

@@ -6,7 +6,7 @@ import asyncio
 from typing import Any
 
 from app.kafka.client.cluster import ClusterClient
-from app.kafka.fetch.deliveries import ByteBudget, Fetched
+from app.kafka.fetch.deliveries import ByteBudget, FetchedBatches
 from app.kafka.fetch.service import FetchService
 from tests.kafka.conftest import ENOUGH_S, Start, create, producing
 
@@ -50,7 +50,7 @@ async def test_what_the_sink_could_not_take_is_fetched_again_and_holds_no_memory
 
     async def sink(item: Any) -> None:
         nonlocal failures
-        if isinstance(item, Fetched):
+        if isinstance(item, FetchedBatches):
             if item.key == 0 and failures:
                 failures -= 1
                 raise RuntimeError("no room")

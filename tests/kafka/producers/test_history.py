@@ -13,8 +13,8 @@ from aiokafka.structs import TopicPartition
 from app.dev.yard import Yard
 from app.kafka.append.protocol import AppendRequest
 from app.kafka.client.cluster import ClusterClient
-from app.kafka.producers.history import Own
-from app.kafka.records.producer_sequences import Stamp
+from app.kafka.producers.history import OwnBatches
+from app.kafka.records.producer_sequences import ProducerStamp
 from tests.kafka.append.test_appender import CLUSTER, appending, batch_of, gathered, written
 from tests.kafka.conftest import connected, create, producing
 
@@ -64,13 +64,18 @@ async def test_a_producers_last_batch_is_found_without_reading_what_others_wrote
         await others_write(client, topic_name, OTHERS_BYTES // 100_000, 100_000)
         end = 3 + OTHERS_BYTES // 100_000
         fetched = count_fetched(client, monkeypatch)
-        behind = Stamp(*lane.producer, 3)
-        headers, found = await written(client, topic_name, lane.producer.id, 1, Stamp(*lane.producer, 1))
+        behind = ProducerStamp(*lane.producer, 3)
+        headers, found = await written(
+            client, topic_name, lane.producer.id, 1, ProducerStamp(*lane.producer, 1)
+        )
         assert [header.base_offset for header in headers] == [1, 2]
-        assert found == Own(end, 1, behind)
+        assert found == OwnBatches(end, 1, behind)
         assert sum(fetched) < NEAR_BYTES < OTHERS_BYTES
         fetched.clear()
-        assert await written(client, topic_name, lane.producer.id, 3, behind) == ([], Own(end, 3, behind))
+        assert await written(client, topic_name, lane.producer.id, 3, behind) == (
+            [],
+            OwnBatches(end, 3, behind),
+        )
         assert fetched == [], "all that it wrote is known"
 
 
@@ -115,6 +120,8 @@ async def test_what_a_log_without_its_beginning_cannot_tell_is_asked_of_nobody_e
         lane = await appender.lane(topic_name, 0)
         await gathered(*[await lane.append(*batch_of(b"%d" % n)) for n in range(6)])
         await delete_before(client, topic_name, 4)
-        headers, found = await written(client, topic_name, lane.producer.id, 2, Stamp(*lane.producer, 2))
+        headers, found = await written(
+            client, topic_name, lane.producer.id, 2, ProducerStamp(*lane.producer, 2)
+        )
         assert [header.base_offset for header in headers] == [4, 5]
-        assert found == Own(6, 4, Stamp(*lane.producer, 6)), "it says from where it was read"
+        assert found == OwnBatches(6, 4, ProducerStamp(*lane.producer, 6)), "it says from where it was read"

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from app.kafka.records.batch import (
     HEADER_BYTES,
     MAX_BATCH_BYTES,
-    Batch,
-    Committed,
     CorruptBatch,
+    ReadCommittedFilter,
+    RecordBatch,
     iter_batches,
 )
 from tests.kafka.records.batches import (
@@ -154,9 +154,9 @@ def test_read_committed_shows_exactly_what_was_committed(
     log, seen, aborted = write_log(story)
     start, end = sorted((data.draw(st.integers(0, len(log))), data.draw(st.integers(0, len(log)))))
     told = [(producer, first) for producer, first, marker in aborted if marker >= start and first < end]
-    committed = Committed(data.draw(st.permutations(told)))
+    committed = ReadCommittedFilter(data.draw(st.permutations(told)))
 
-    batches: list[Batch] = list(iter_batches(b"".join(log[start:end])))
+    batches: list[RecordBatch] = list(iter_batches(b"".join(log[start:end])))
     shown = {batch.header.base_offset for batch in batches if committed.shows(batch)}
 
     assert shown == {offset for offset in seen if start <= offset < end}
@@ -166,4 +166,4 @@ def test_control_batches_are_never_shown() -> None:
     (marker,) = iter_batches(make_marker(0, 1))
 
     assert marker.header.is_control
-    assert not Committed([]).shows(marker)
+    assert not ReadCommittedFilter([]).shows(marker)

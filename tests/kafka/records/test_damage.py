@@ -9,7 +9,7 @@ from aiokafka.record.util import calc_crc32c
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.kafka.records.batch import CorruptBatch, Piece, take
+from app.kafka.records.batch import CorruptBatch, ResponsePiece, take
 from tests.kafka.records.batches import LAST_DELTA_AT, LENGTH_AT, MAGIC_AT, make_batch, patched
 
 LENGTH, LEADER_EPOCH, MAGIC = range(8, 12), range(12, 16), range(16, 17)
@@ -51,7 +51,7 @@ def test_a_sound_log_is_taken_as_it_is_also_when_its_tail_is_cut_off(
 
     found = take(data, first, ends[-1], calc_crc32c)
 
-    assert found == ([Piece(0, whole, ends[-1 if not cut else -2], "")] if whole else [])
+    assert found == ([ResponsePiece(0, whole, ends[-1 if not cut else -2], "")] if whole else [])
 
 
 @given(sizes, st.data())
@@ -90,13 +90,13 @@ def test_a_damaged_length_in_offsets_is_not_believed(delta: int) -> None:
 
     (piece,) = take(damaged + SECOND + THIRD, 0, 30, calc_crc32c)
 
-    assert piece == Piece(0, len(damaged), 10, "its checksum does not match")
+    assert piece == ResponsePiece(0, len(damaged), 10, "its checksum does not match")
 
 
 @pytest.mark.parametrize("log_end", [20, 11])
 def test_what_is_damaged_at_the_end_waits_until_its_end_is_known(log_end: int) -> None:
     damaged = patched(SECOND, LAST_DELTA_AT, ">i", 25)
-    assert take(FIRST + damaged, 0, log_end, calc_crc32c) == [Piece(0, len(FIRST), 10, "")]
+    assert take(FIRST + damaged, 0, log_end, calc_crc32c) == [ResponsePiece(0, len(FIRST), 10, "")]
 
     with pytest.raises(CorruptBatch, match="where it ends is not known"):
         take(damaged, 10, log_end, calc_crc32c)
@@ -117,7 +117,7 @@ def test_damage_of_several_batches_side_by_side_is_one() -> None:
 
     (piece,) = take(b"".join(damaged) + THIRD, 0, 30, calc_crc32c)
 
-    assert piece == Piece(0, len(FIRST + SECOND), 20, "its checksum does not match")
+    assert piece == ResponsePiece(0, len(FIRST + SECOND), 20, "its checksum does not match")
 
 
 def test_a_damaged_batch_that_a_broker_puts_before_what_was_asked_for_is_not_told_again() -> None:
@@ -125,7 +125,7 @@ def test_a_damaged_batch_that_a_broker_puts_before_what_was_asked_for_is_not_tol
 
     (piece,) = take(damaged + SECOND + THIRD, 20, 30, calc_crc32c)
 
-    assert piece == Piece(len(damaged), len(damaged + SECOND + THIRD), 30, "")
+    assert piece == ResponsePiece(len(damaged), len(damaged + SECOND + THIRD), 30, "")
 
 
 @pytest.mark.parametrize("base", [0, 4, 11, 18, 1 << 40])
@@ -141,13 +141,13 @@ def test_a_base_offset_that_its_neighbours_contradict_is_not_believed(base: int)
 def test_holes_that_compaction_left_are_no_damage() -> None:
     data = FIRST + THIRD + make_batch(500, ROWS)
 
-    assert take(data, 0, 510, calc_crc32c) == [Piece(0, len(data), 510, "")]
+    assert take(data, 0, 510, calc_crc32c) == [ResponsePiece(0, len(data), 510, "")]
 
 
 @pytest.mark.parametrize("length", [-1, 0, 2**31 - 1])
 def test_without_frames_nothing_is_known(length: int) -> None:
     broken = patched(SECOND, LENGTH_AT, ">i", length)
-    assert take(FIRST + broken, 0, 30, calc_crc32c) == [Piece(0, len(FIRST), 10, "")]
+    assert take(FIRST + broken, 0, 30, calc_crc32c) == [ResponsePiece(0, len(FIRST), 10, "")]
 
     with pytest.raises(CorruptBatch, match=f"length {length}"):
         take(broken + THIRD, 10, 30, calc_crc32c)

@@ -5,28 +5,28 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.kafka.records.decode_risks import MOST_OWNERS, Risks, Verdict
+from app.kafka.records.decode_risks import MOST_OWNERS, DecodeRisks, DecodeVerdict
 from app.offsets.model.producer_progress import audit_of, risks_of, with_audit, with_risks
 
 SAVED = 1
 
 
-def begun(noted: tuple[tuple[int, int], ...], offset: int) -> Risks:
+def begun(noted: tuple[tuple[int, int], ...], offset: int) -> DecodeRisks:
     """An owner that inherited this, and has met the batch at `offset`."""
-    risks = Risks()
+    risks = DecodeRisks()
     risks.inherit(noted)
-    assert risks.verdict(offset) is Verdict.WAIT
+    assert risks.verdict(offset) is DecodeVerdict.WAIT
     return risks
 
 
 def test_a_batch_is_decoded_once_its_note_is_saved_and_not_before() -> None:
     risks = begun((), 100)
     noted_at = risks.version
-    assert risks.verdict(100) is Verdict.WAIT
+    assert risks.verdict(100) is DecodeVerdict.WAIT
     assert not risks.saved(noted_at - 1, noted_at), "taken before it was noted"
-    assert risks.verdict(100) is Verdict.WAIT
+    assert risks.verdict(100) is DecodeVerdict.WAIT
     assert risks.saved(noted_at, noted_at + 5)
-    assert risks.verdict(100) is Verdict.DECODE
+    assert risks.verdict(100) is DecodeVerdict.DECODE
     assert risks.noted(0) == ((100, 1),)
     risks.ended(100)
     assert risks.noted(0) == ()
@@ -36,9 +36,9 @@ def test_a_batch_is_decoded_once_its_note_is_saved_and_not_before() -> None:
 def test_a_batch_at_which_two_owners_ended_is_not_decoded_by_a_third() -> None:
     note = begun((), 100).noted(0)
     note = begun(note, 100).noted(0)
-    third = Risks()
+    third = DecodeRisks()
     third.inherit(note)
-    assert third.verdict(100) is Verdict.STASH
+    assert third.verdict(100) is DecodeVerdict.STASH
     assert third.noted(0) == ()
 
 
@@ -48,22 +48,22 @@ def test_a_batch_at_which_two_owners_ended_is_not_decoded_by_a_third() -> None:
 def test_owners_that_end_at_another_time_condemn_nothing(ends: list[str]) -> None:
     note: tuple[tuple[int, int], ...] = ()
     for end in ends:
-        risks = Risks()
+        risks = DecodeRisks()
         risks.inherit(note)
         if end == "killed before":  # it met no such batch
             note = risks.noted(0)
             continue
-        assert risks.verdict(100) is Verdict.WAIT
+        assert risks.verdict(100) is DecodeVerdict.WAIT
         if end == "let go":
             risks.withdraw()
         elif end == "killed elsewhere":
             risks.saved(risks.version, risks.version)
             risks.ended(100)
-            assert risks.verdict(200) is Verdict.WAIT
+            assert risks.verdict(200) is DecodeVerdict.WAIT
             risks.withdraw()
         else:
             risks.saved(risks.version, risks.version)
-            assert risks.verdict(100) is Verdict.DECODE
+            assert risks.verdict(100) is DecodeVerdict.DECODE
             risks.ended(100)
         note = risks.noted(0)
         assert note == ()
@@ -71,7 +71,7 @@ def test_owners_that_end_at_another_time_condemn_nothing(ends: list[str]) -> Non
 
 @given(st.integers(0, 50), st.integers(0, 3))
 def test_a_note_is_kept_until_what_it_speaks_of_is_behind(base: int, began: int) -> None:
-    risks = Risks()
+    risks = DecodeRisks()
     risks.inherit([(25, began)])
     assert risks.noted(base) == (((25, began),) if base <= 25 else ())
 

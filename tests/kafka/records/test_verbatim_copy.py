@@ -11,7 +11,7 @@ from aiokafka.record.util import calc_crc32c
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.kafka.records.batch import Batch, BatchHeader, iter_batches
+from app.kafka.records.batch import BatchHeader, RecordBatch, iter_batches
 from app.kafka.records.verbatim_copy import (
     DELETE_HORIZON,
     LOG_APPEND_TIME,
@@ -65,7 +65,7 @@ def as_logged(
     return bytes(batch)
 
 
-def the_batch(data: bytes | bytearray | memoryview) -> Batch:
+def the_batch(data: bytes | bytearray | memoryview) -> RecordBatch:
     """The only batch of some bytes."""
     (found,) = iter_batches(bytes(data))
     return found

@@ -7,7 +7,7 @@ from typing import Any
 
 from app.controllog.events import OperatorAct
 from app.dev.yard import Yard
-from app.offsets.model.group_sync import BEHIND
+from app.offsets.model.group_sync import AHEAD_OF_MAP
 from tests.offsets.clusters import HERE, NOWHERE, THERE
 from tests.offsets.console import served
 from tests.web.client import Console
@@ -56,7 +56,7 @@ def test_positions_are_mapped_explained_committed_and_found_by_time(
             "what was done, once"
         )
         wrong_way = client.ask("POST", SYNC, body={"from": THERE, "to": HERE, "group": at.group}).json()
-        assert (wrong_way["state"], wrong_way["why"]) == ("refused", BEHIND), (
+        assert (wrong_way["state"], wrong_way["why"]) == ("refused", AHEAD_OF_MAP), (
             "the map's answer is not further"
         )
 
@@ -67,12 +67,12 @@ def test_positions_are_mapped_explained_committed_and_found_by_time(
         assert [(row["route"], row["workload"], row["from"]) for row in kept[2:]] == [
             ("other", None, HERE), (None, "p/t", THERE),
         ]  # fmt: skip
-        told = at.fed.regions.passive_sync_told("p/t")
+        told = at.fed.regions.passive_sync_fields("p/t")
         assert told.pop("lag_s") > 1e9
         assert told == {
             "region": "west", "from": THERE, "to": HERE, "state": "live", "why": "<b>somebody</b>",
         }  # fmt: skip
-        assert at.fed.regions.passive_sync_told("p/another") is None
+        assert at.fed.regions.passive_sync_fields("p/another") is None
         times = client.ask("GET", AT_TIME, query={"topic": topic_name, "time": "1h"}).json()
         assert {one["cluster"]: bool(one["error"]) for one in times["topics"]} == {
             HERE: False, THERE: False, NOWHERE: True,

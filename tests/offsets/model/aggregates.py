@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from app.kernel.fencing import LogId
-from app.offsets.model.offset_map import Barrier, BarrierItem, Line, Source, after
+from app.offsets.model.offset_map import Barrier, BarrierItem, LineSource, OffsetMapLine, after
 
 Act = tuple[int, int, int]  # what, who, how much
 Record = tuple[str, int, int]  # source partition, its topic's generation, offset
@@ -60,7 +60,7 @@ class Copier:
     generation: int = 0
     epoch: int = 0
     waiting: list[tuple[int, list[int]]] = field(default_factory=list)  # source end, ends of all partitions
-    lines: dict[int, Line] = field(default_factory=dict)
+    lines: dict[int, OffsetMapLine] = field(default_factory=dict)
     whole: dict[int, list[Barrier]] = field(default_factory=lambda: defaultdict(list))  # nothing left out
     fed: list[int] = field(default_factory=list)  # the partitions that it writes to
 
@@ -191,10 +191,10 @@ class World:
         for copier in self.copiers:
             copier.idle()
 
-    def into(self, logs: list[Log]) -> list[Source]:
+    def into(self, logs: list[Log]) -> list[LineSource]:
         """Every line into an aggregate."""
         return [
-            Source(copier.source.name, line)
+            LineSource(copier.source.name, line)
             for copier in self.copiers
             if copier.logs is logs
             for line in copier.lines.values()

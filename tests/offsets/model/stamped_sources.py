@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from app.kafka.records.producer_sequences import SEQUENCES, Stamp
+from app.kafka.records.producer_sequences import SEQUENCES, ProducerStamp
 from app.kernel.fencing import LogId
 from app.kernel.tracker import Tracker
-from app.offsets.model.offset_map import Barrier, BarrierItem, Line, Source, after
-from app.offsets.model.producer_progress import Trail
+from app.offsets.model.offset_map import Barrier, BarrierItem, LineSource, OffsetMapLine, after
+from app.offsets.model.producer_progress import ProducerProgress
 
 Act = tuple[int, int, int]  # what, who, how much
 Record = tuple[str, int]  # source, offset
@@ -26,7 +26,7 @@ class Batch:
 
     start: int
     records: list[Record]
-    stamp: Stamp  # of its first record
+    stamp: ProducerStamp  # of its first record
 
     @property
     def end(self) -> int:
@@ -40,7 +40,7 @@ class Log:
     end: int = 0
     batches: list[Batch] = field(default_factory=list)
 
-    def append(self, records: list[Record], stamp: Stamp) -> Batch:
+    def append(self, records: list[Record], stamp: ProducerStamp) -> Batch:
         batch = Batch(self.end, records, stamp)
         self.batches.append(batch)
         self.end = batch.end
@@ -54,7 +54,7 @@ class Flying:
     records: list[Record]
     source_start: int
     source_end: int
-    stamp: Stamp
+    stamp: ProducerStamp
     landed: Batch | None = None
 
 
@@ -73,19 +73,19 @@ class Copier:
     saved: int = 0
     quiet: int = -1
     epoch: int = 0
-    stamp: Stamp = field(init=False)
+    stamp: ProducerStamp = field(init=False)
     flying: list[Flying] = field(default_factory=list)
     ghosts: list[Flying] = field(default_factory=list)  # a former owner's
-    line: Line | None = None
+    line: OffsetMapLine | None = None
     begins: bool = True  # nothing of this epoch is acknowledged
 
     def __post_init__(self) -> None:
         self.stamp = self.new_id()
         self.tell(Barrier(0, self.log.end, 0, self.stamp))
 
-    def new_id(self) -> Stamp:
+    def new_id(self) -> ProducerStamp:
         self.ids[0] += 1
-        return Stamp(self.ids[0], 0, self.sequence)
+        return ProducerStamp(self.ids[0], 0, self.sequence)
 
     def tell(self, barrier: Barrier) -> None:
         if barrier.source_end <= self.quiet:
@@ -106,7 +106,7 @@ class Copier:
             self.stamp = self.behind(self.stamp, len(kept))
 
     @staticmethod
-    def behind(stamp: Stamp, count: int) -> Stamp:
+    def behind(stamp: ProducerStamp, count: int) -> ProducerStamp:
         return stamp._replace(sequence=(stamp.sequence + count) % SEQUENCES)
 
     def land(self, count: int) -> None:
@@ -145,7 +145,7 @@ class Copier:
         again = self.flying[max(0, first - doubt) :]
         del self.flying[max(0, first - doubt) :]
         self.acknowledge(len(self.flying))
-        self.stamp = Stamp(self.stamp.producer_id, self.stamp.epoch + 1, self.sequence)
+        self.stamp = ProducerStamp(self.stamp.producer_id, self.stamp.epoch + 1, self.sequence)
         self.begins = True
         for one in again:
             self.flying.append(Flying(one.records, one.source_start, one.source_end, self.stamp))
@@ -159,7 +159,7 @@ class Copier:
         self.epoch, self.begins = self.epoch + 1, True
         if sure:
             self.sent = max([self.saved, *landed])
-            self.stamp = Stamp(self.stamp.producer_id, self.stamp.epoch + STEP, self.sequence)
+            self.stamp = ProducerStamp(self.stamp.producer_id, self.stamp.epoch + STEP, self.sequence)
         else:
             self.quiet, self.sent = max(self.quiet, self.sent), self.saved
             self.stamp = self.new_id()
@@ -176,7 +176,7 @@ class World:
         self.copiers = self.into_a + self.into_d
         self.capacity = capacity
         self.tracker = Tracker(0, capacity)
-        self.trail = Trail(0)
+        self.trail = ProducerProgress(0)
         self.delivered: set[Record] = set()
         self._read = 0
 
@@ -243,7 +243,7 @@ class World:
     def begin_again(self) -> None:
         """Another owner of the reader's job."""
         note, snapshot = self.note(), self.tracker.snapshot()
-        self.trail = Trail(snapshot.base, note)
+        self.trail = ProducerProgress(snapshot.base, note)
         self.tracker = Tracker(snapshot.base, self.capacity, snapshot)
         self._read = next(
             (at for at, batch in enumerate(self.a.batches) if batch.end > snapshot.base),
@@ -251,5 +251,5 @@ class World:
         )
 
     @staticmethod
-    def lines(copiers: list[Copier]) -> list[Source]:
-        return [Source(copier.name, copier.line) for copier in copiers if copier.line is not None]
+    def lines(copiers: list[Copier]) -> list[LineSource]:
+        return [LineSource(copier.name, copier.line) for copier in copiers if copier.line is not None]

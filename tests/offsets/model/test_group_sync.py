@@ -9,42 +9,52 @@ from hypothesis import strategies as st
 
 from app.kernel.fencing import LogId
 from app.offsets.model.group_sync import (
-    BEHIND,
+    AHEAD_OF_MAP,
     MAX_MARK_BYTES,
-    QUIET_S,
-    Decision,
-    Have,
-    Watch,
+    QUIET_GROUP_S,
+    CommitDecision,
+    ForeignCommitWatch,
+    GroupPosition,
     decide,
     is_own,
     stamped,
 )
-from app.offsets.model.offset_map import Barrier, Line
-from app.offsets.model.translation import Answer, Copying, Log, Place, Road, Topic, resume
+from app.offsets.model.offset_map import Barrier, OffsetMapLine
+from app.offsets.model.translation import (
+    CopiedLine,
+    CopiedPartition,
+    Log,
+    ResumePosition,
+    TopicIdentity,
+    TopicRelation,
+    resume,
+)
 
-READ, TO = Topic("east", "orders", "s"), Topic("west", "orders", "t")
+READ, TO = TopicIdentity("east", "orders", "s"), TopicIdentity("west", "orders", "t")
 
 
-def mapped(next_offsets: dict[int, int], *barriers: tuple[int, int], start: int = 0) -> Answer:
-    line = Line(
+def mapped(next_offsets: dict[int, int], *barriers: tuple[int, int], start: int = 0) -> ResumePosition:
+    line = OffsetMapLine(
         target_topic="orders", target_partition=0, epoch=1, lineage=0, source=LogId("east", "s"),
         target=LogId("west", "t"), barriers=[Barrier(*at) for at in barriers],
     )  # fmt: skip
-    into = [Copying("west", "r", Place("east", "orders", 0), line)]
-    return resume(Road.COPY, READ, TO, next_offsets, [], into, {0: Log(start, 10**6)}).answers[0]
+    into = [CopiedLine("west", "r", CopiedPartition("east", "orders", 0), line)]
+    return resume(TopicRelation.COPY, READ, TO, next_offsets, [], into, {0: Log(start, 10**6)}).answers[0]
 
 
 EVERY = [(n * 10, n * 12) for n in range(100)]
 
 
-def step(have: Have | None, at: int, *barriers: tuple[int, int]) -> tuple[Have | None, Decision]:
+def step(
+    have: GroupPosition | None, at: int, *barriers: tuple[int, int]
+) -> tuple[GroupPosition | None, CommitDecision]:
     made = decide(have, mapped({0: at}, *(barriers or EVERY)), READ, {0: at})
-    return (have if made.next_offset is None else Have(made.next_offset, made.mark)), made
+    return (have if made.next_offset is None else GroupPosition(made.next_offset, made.mark)), made
 
 
 @given(st.lists(st.integers(0, 990), min_size=1, max_size=30))
 def test_it_follows_its_group_forwards_and_backwards(positions: list[int]) -> None:
-    have: Have | None = None
+    have: GroupPosition | None = None
     for at in positions:
         have, _ = step(have, at)
         assert have is not None
@@ -61,8 +71,10 @@ def test_it_goes_back_only_after_its_group_went_back() -> None:
     assert have is not None
     assert have.next_offset == 600
     fewer = EVERY[:20]
-    assert step(have, 500, *fewer)[1] == Decision(None, why=BEHIND), "the map knows less: it stays"
-    assert step(have, 510, *fewer)[1] == Decision(None, why=BEHIND)
+    assert step(have, 500, *fewer)[1] == CommitDecision(None, why=AHEAD_OF_MAP), (
+        "the map knows less: it stays"
+    )
+    assert step(have, 510, *fewer)[1] == CommitDecision(None, why=AHEAD_OF_MAP)
     back, _ = step(have, 400)
     assert back is not None
     assert back.next_offset == 480
@@ -70,29 +82,29 @@ def test_it_goes_back_only_after_its_group_went_back() -> None:
 
 @pytest.mark.parametrize("metadata", ["", "mine", '["switchyard-offsets"]', '{"a":1}', "\ud800"])
 def test_what_somebody_else_committed_is_passed_and_never_moved_back(metadata: str) -> None:
-    assert step(Have(700, metadata), 400)[1] == Decision(None, why=BEHIND)
-    assert step(Have(100, metadata), 400)[1].next_offset == 480
+    assert step(GroupPosition(700, metadata), 400)[1] == CommitDecision(None, why=AHEAD_OF_MAP)
+    assert step(GroupPosition(100, metadata), 400)[1].next_offset == 480
 
 
 def test_a_mark_of_another_log_does_not_let_it_go_back() -> None:
     have, _ = step(None, 500)
     assert have is not None
     for other in (READ._replace(topic_id="anew"), READ._replace(cluster_id="n"), READ._replace(topic="x")):
-        assert decide(have, mapped({0: 400}, *EVERY), other, {0: 400}).why == BEHIND
+        assert decide(have, mapped({0: 400}, *EVERY), other, {0: 400}).why == AHEAD_OF_MAP
 
 
 def test_what_the_map_does_not_know_is_the_logs_start_for_who_has_nothing_and_nothing_for_others() -> None:
     unknown = mapped({0: 3}, (5, 5), start=2)
     assert unknown.why
     assert decide(None, unknown, READ, {0: 3}).next_offset == 2
-    assert decide(Have(1, ""), unknown, READ, {0: 3}).next_offset is None
+    assert decide(GroupPosition(1, ""), unknown, READ, {0: 3}).next_offset is None
     marked = decide(None, mapped({0: 9}, (0, 0)), READ, {0: 9})
-    assert decide(Have(4, marked.mark), unknown, READ, {0: 3}).next_offset is None
+    assert decide(GroupPosition(4, marked.mark), unknown, READ, {0: 3}).next_offset is None
 
 
 def test_what_is_as_it_was_is_not_written_again() -> None:
     have, _ = step(None, 500)
-    assert step(have, 505)[1] == Decision(None)
+    assert step(have, 505)[1] == CommitDecision(None)
 
 
 def test_a_mark_that_is_too_long_is_written_without_the_way_back() -> None:
@@ -100,9 +112,9 @@ def test_a_mark_that_is_too_long_is_written_without_the_way_back() -> None:
     long = READ._replace(topic="t" * MAX_MARK_BYTES)
     made = decide(None, answer, long, {0: 5})
     assert (made.next_offset, len(made.mark) < 50) == (0, True)
-    have = {("orders", 0): Have(900, made.mark)}
-    assert Watch().look("west", "g", have, 0.0) == "", "it is still known for ours"
-    assert decide(have["orders", 0], answer, long, {0: 5}).why == BEHIND
+    have = {("orders", 0): GroupPosition(900, made.mark)}
+    assert ForeignCommitWatch().observe("west", "g", have, 0.0) == "", "it is still known for ours"
+    assert decide(have["orders", 0], answer, long, {0: 5}).why == AHEAD_OF_MAP
 
 
 STEPS = st.tuples(
@@ -114,7 +126,7 @@ STEPS = st.tuples(
 def test_no_position_is_moved_within_a_minute_of_its_owners_last_commit_and_any_is_after_that(
     steps: list[tuple[str, int, int]],
 ) -> None:
-    watch, have, now_s = Watch(), dict[tuple[str, int], Have](), 0
+    watch, have, now_s = ForeignCommitWatch(), dict[tuple[str, int], GroupPosition](), 0
     moved_s: dict[tuple[str, int], int] = {}  # when somebody else committed what still stands
     looked_s: int | None = None  # and since when all of that was seen
     for kind, partition, passed_s in steps:
@@ -122,22 +134,22 @@ def test_no_position_is_moved_within_a_minute_of_its_owners_last_commit_and_any_
         at = "orders", partition
         if kind == "ours":
             mark = decide(None, mapped({0: 10}, *EVERY), READ, {0: 10}).mark
-            have[at] = Have(now_s, mark)
+            have[at] = GroupPosition(now_s, mark)
             moved_s.pop(at, None)
         elif kind != "look":  # a worker's position may stand still, a consumer's moves
             offset, metadata = (now_s, "") if kind == "theirs" else (7, stamped("w-1", now_s))
-            have[at] = Have(offset, metadata)
+            have[at] = GroupPosition(offset, metadata)
             moved_s[at], looked_s = now_s, None
         else:
-            why = watch.look("west", "g", have, now_s)
+            why = watch.observe("west", "g", have, now_s)
             if not moved_s:
                 assert why == ""
                 looked_s = None
                 continue
             looked_s = now_s if looked_s is None else looked_s
-            if now_s - max(moved_s.values()) < QUIET_S:
+            if now_s - max(moved_s.values()) < QUIET_GROUP_S:
                 assert "left alone until nobody has moved it" in why
-            if now_s - looked_s >= QUIET_S:
+            if now_s - looked_s >= QUIET_GROUP_S:
                 assert why == ""
 
 
@@ -150,13 +162,19 @@ def test_what_a_worker_or_who_keeps_it_in_step_wrote_is_switchyard_s_own_and_not
 
 
 def test_who_commits_there_is_said_as_far_as_it_is_known() -> None:
-    watch, at = Watch(), ("orders", 0)
-    assert watch.look("west", "g", {}, 0.0) == ""
-    told = watch.look("west", "g", {at: Have(5, stamped("west-7", 1))}, 0.0)
+    watch, at = ForeignCommitWatch(), ("orders", 0)
+    assert watch.observe("west", "g", {}, 0.0) == ""
+    told = watch.observe("west", "g", {at: GroupPosition(5, stamped("west-7", 1))}, 0.0)
     assert told.startswith("orders-0 was committed there by Switchyard worker west-7; it is left alone")
-    assert "of which 30 s are over" in watch.look("west", "g", {at: Have(5, stamped("west-7", 1))}, 30.0)
-    assert watch.look("west", "g", {at: Have(5, stamped("west-7", 1))}, QUIET_S) == ""
-    again = watch.look("west", "g", {at: Have(5, stamped("west-7", 2))}, QUIET_S)
+    assert "of which 30 s are over" in watch.observe(
+        "west", "g", {at: GroupPosition(5, stamped("west-7", 1))}, 30.0
+    )
+    assert watch.observe("west", "g", {at: GroupPosition(5, stamped("west-7", 1))}, QUIET_GROUP_S) == ""
+    again = watch.observe("west", "g", {at: GroupPosition(5, stamped("west-7", 2))}, QUIET_GROUP_S)
     assert again, "a worker that has nothing to do says every half a minute that it is there"
-    assert "somebody who need not be a member" in watch.look("west", "g", {at: Have(6, "")}, 2 * QUIET_S)
-    assert watch.look("east", "g", {at: Have(6, "")}, 9 * QUIET_S), "another cluster is another matter"
+    assert "somebody who need not be a member" in watch.observe(
+        "west", "g", {at: GroupPosition(6, "")}, 2 * QUIET_GROUP_S
+    )
+    assert watch.observe("east", "g", {at: GroupPosition(6, "")}, 9 * QUIET_GROUP_S), (
+        "another cluster is another matter"
+    )

@@ -10,8 +10,8 @@ from msgspec.structs import replace
 from app.kafka.records.leader_epochs import EpochStart
 from app.kernel.fencing import LogId
 from app.offsets.model import line_preview as module
-from app.offsets.model.line_preview import gathered, told_further
-from app.offsets.model.offset_map import Barrier, BarrierItem, Line, after
+from app.offsets.model.line_preview import gathered, with_barriers
+from app.offsets.model.offset_map import Barrier, BarrierItem, OffsetMapLine, after
 
 SOURCE, TARGET = LogId("a", "s"), LogId("d", "t")
 
@@ -21,7 +21,7 @@ def an_item(*ends: tuple[int, int], epoch: int = 1, **told: object) -> BarrierIt
     return replace(item, **told)
 
 
-def folded(items: list[BarrierItem], line: Line | None = None) -> Line | None:
+def folded(items: list[BarrierItem], line: OffsetMapLine | None = None) -> OffsetMapLine | None:
     """As the table's writer does it."""
     for item in items:
         line = after(line, item) or line
@@ -71,7 +71,7 @@ def test_the_table_and_any_end_that_joins_it_tell_what_its_writer_will_write(
     written = data.draw(st.integers(0, len(items)))
     begun = data.draw(st.integers(0, written))
     line = folded(items[:written])
-    assert told_further(line, all_gathered(items[begun:])) == folded(items)
+    assert with_barriers(line, all_gathered(items[begun:])) == folded(items)
 
 
 @given(histories(), st.data())
@@ -80,7 +80,7 @@ def test_what_was_not_read_between_table_and_end_costs_barriers_and_tells_no_oth
 ) -> None:
     written = data.draw(st.integers(0, len(items)))
     begun = data.draw(st.integers(written, len(items)))
-    told, all_of_it = told_further(folded(items[:written]), all_gathered(items[begun:])), folded(items)
+    told, all_of_it = with_barriers(folded(items[:written]), all_gathered(items[begun:])), folded(items)
     if told is None:
         return
     sent = {(one.source, barrier) for one in items for barrier in one.barriers}
@@ -91,15 +91,15 @@ def test_what_was_not_read_between_table_and_end_costs_barriers_and_tells_no_oth
 
 def test_a_barrier_that_comes_late_hides_none_that_came_before_it() -> None:
     items = [an_item((0, 0)), an_item((0, 1)), an_item((0, 2)), an_item((0, 0))]
-    assert told_further(folded(items[:2]), all_gathered(items)) == folded(items)
+    assert with_barriers(folded(items[:2]), all_gathered(items)) == folded(items)
 
 
 def test_a_table_that_is_further_is_believed() -> None:
     items = all_gathered([an_item((5, 5)), an_item((7, 9))])
     line = folded([an_item((5, 5), (7, 9), (20, 30))])
-    assert told_further(line, items) == line
-    assert told_further(None, []) is None
-    assert told_further(line, [an_item((50, 60), source=LogId("a", "another"))]) == line
+    assert with_barriers(line, items) == line
+    assert with_barriers(None, []) is None
+    assert with_barriers(line, [an_item((50, 60), source=LogId("a", "another"))]) == line
 
 
 def test_barriers_that_were_read_in_other_leader_epochs_are_not_put_together() -> None:
@@ -107,7 +107,7 @@ def test_barriers_that_were_read_in_other_leader_epochs_are_not_put_together() -
     items = [an_item((0, 0), epochs=first), an_item((5, 5), epochs=first), an_item((6, 9), epochs=later)]
     found = all_gathered(items)
     assert [len(one.barriers) for one in found] == [2, 1]
-    assert told_further(None, found) == folded(items)
+    assert with_barriers(None, found) == folded(items)
 
 
 def test_what_is_gathered_is_bounded_and_the_newest_stays() -> None:

@@ -13,21 +13,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.kafka.records.producer_sequences import Stamp
+from app.kafka.records.producer_sequences import ProducerStamp
 from app.kernel.fencing import LogId
 from app.offsets.model.offset_map import (
     MAX_BARRIERS,
     THINNED_TO,
     Barrier,
     BarrierItem,
-    Line,
+    LineSource,
     NeedItem,
-    Needs,
-    Source,
+    OffsetMapLine,
+    PinnedOffsets,
     after,
-    asked_for,
     needs_of,
     thinned,
+    with_pins,
 )
 from tests.offsets.model.aggregates import ACTS, Act, World, random_history
 from tests.offsets.model.translation_rule import translate
@@ -39,8 +39,10 @@ histories = st.lists(st.tuples(st.integers(0, ACTS - 1), st.integers(0, 59), st.
 shapes = st.tuples(st.integers(1, 4), st.integers(1, 3), st.integers(1, 3))
 
 
-def line(*barriers: tuple[int, int], partition: int = 0, log: LogId = LOG, source_epoch: int = 0) -> Line:
-    return Line(
+def line(
+    *barriers: tuple[int, int], partition: int = 0, log: LogId = LOG, source_epoch: int = 0
+) -> OffsetMapLine:
+    return OffsetMapLine(
         target_topic="t", target_partition=partition, epoch=1, lineage=0, source=log, target=LOG,
         barriers=[Barrier(*at) for at in barriers], source_epoch=source_epoch,
     )  # fmt: skip
@@ -131,8 +133,8 @@ def test_a_record_next_to_be_read_does_not_count_as_read() -> None:
 
 def test_the_worked_example_of_the_seed_comes_out_as_one() -> None:
     """Figure 6, in which a position is that of the last message: at 6 in region B's aggregate, then at 1."""
-    in_b = [Source("A", line((2, 4))), Source("B", line((4, 6)))]
-    in_a = [Source("A", line((2, 2))), Source("B", line((4, 8)))]
+    in_b = [LineSource("A", line((2, 4))), LineSource("B", line((4, 6)))]
+    in_a = [LineSource("A", line((2, 2))), LineSource("B", line((4, 8)))]
     for next_offset in (6, 7):  # whether A3, the message at 6, is read or is the next
         assert translate({0: next_offset}, in_b, in_a, {0: 0})[0] - 1 == 1
 
@@ -235,16 +237,16 @@ def test_a_reader_that_lies_still_keeps_its_barrier_however_long_the_line_grows(
         grown = after(grown, item((number * apart, 2 * number * apart))) or grown
         if number == 500:
             asked = NeedItem("r", "t", 0, LOG, needs_of([read], [resumed]))
-            grown = asked_for(grown, asked)
+            grown = with_pins(grown, asked)
             assert grown is not None
-            assert asked_for(grown, asked) is None, "which is not written again"
-            assert asked_for(grown, msgspec.structs.replace(asked, target=LogId("c", "another"))) is None
+            assert with_pins(grown, asked) is None, "which is not written again"
+            assert with_pins(grown, msgspec.structs.replace(asked, target=LogId("c", "another"))) is None
         assert grown is not None
     assert len(grown.barriers) <= MAX_BARRIERS
     assert (grown.read_up_to(read), grown.resume_at(resumed)) == (100_000, 600_000)
     anew = after(grown, item((5, 5), lineage=1))
     assert anew is not None
-    assert anew.needs == Needs(), "of another line nobody asked yet"
+    assert anew.needs == PinnedOffsets(), "of another line nobody asked yet"
 
 
 def test_a_line_that_grows_for_ever_stays_short_and_exact_where_readers_are() -> None:
@@ -272,7 +274,7 @@ def test_an_idle_source_does_not_make_its_line_longer() -> None:
 
 
 def test_where_lanes_follow_each_other_each_ones_first_stamp_stands() -> None:
-    first, last, opened = Stamp(3, 0, 0), Stamp(3, 0, 10), Stamp(7, 0, 0)
+    first, last, opened = ProducerStamp(3, 0, 0), ProducerStamp(3, 0, 10), ProducerStamp(7, 0, 0)
     told = item((0, 0), (0, 0, 0, first), (10, 10, 0, last), (10, 10, 0, opened), (10, 10))
     line = after(None, told)
     assert line is not None
@@ -284,7 +286,7 @@ def test_where_lanes_follow_each_other_each_ones_first_stamp_stands() -> None:
 
 marks = st.tuples(
     st.integers(0, 50), st.integers(0, 50), st.just(0),
-    st.none() | st.builds(Stamp, st.integers(1, 3), st.just(0), st.integers(0, 2)),
+    st.none() | st.builds(ProducerStamp, st.integers(1, 3), st.just(0), st.integers(0, 2)),
 )  # fmt: skip
 items = st.builds(
     item, marks, marks,
@@ -293,7 +295,7 @@ items = st.builds(
 )  # fmt: skip
 
 
-def fold(start: Line | None, events: list[BarrierItem]) -> Line | None:
+def fold(start: OffsetMapLine | None, events: list[BarrierItem]) -> OffsetMapLine | None:
     for event in events:
         start = after(start, event) or start
     return start
@@ -358,9 +360,9 @@ FULL = line((0, 0), (10, 10))
     ],
     ids=["made anew", "truncated", "before the genesis", "no line read", "begun later", "no line to go on"],
 )
-def test_what_is_not_known_is_read_from_the_start(read: Line, resumed: Line) -> None:
-    assert translate({0: 10}, [Source("s", read)], [Source("s", resumed)], {0: 3}) == {0: 3}
-    assert translate({0: 10}, [Source("s", FULL)], [Source("s", FULL)], {0: 3}) == {0: 10}
+def test_what_is_not_known_is_read_from_the_start(read: OffsetMapLine, resumed: OffsetMapLine) -> None:
+    assert translate({0: 10}, [LineSource("s", read)], [LineSource("s", resumed)], {0: 3}) == {0: 3}
+    assert translate({0: 10}, [LineSource("s", FULL)], [LineSource("s", FULL)], {0: 3}) == {0: 10}
 
 
 @pytest.mark.parametrize(
@@ -372,23 +374,23 @@ def test_a_source_that_is_spread_was_read_as_far_as_in_the_least_of_its_partitio
 ) -> None:
     every = [(n, n) for n in range(11)]
     read = [
-        Source("s", line(*every)),
-        Source("s", line(*((s, t + 20) for s, t in every), partition=1)),
+        LineSource("s", line(*every)),
+        LineSource("s", line(*((s, t + 20) for s, t in every), partition=1)),
     ]
     for lines in (read, read[::-1]):
-        assert translate(next_offsets, lines, [Source("s", line(*every))], {0: 1}) == {0: expected}
+        assert translate(next_offsets, lines, [LineSource("s", line(*every))], {0: 1}) == {0: expected}
 
 
 def test_lines_of_one_source_that_disagree_on_its_log_say_nothing() -> None:
-    read = [Source("s", FULL), Source("s", line((0, 0), (10, 10), partition=1, source_epoch=7))]
+    read = [LineSource("s", FULL), LineSource("s", line((0, 0), (10, 10), partition=1, source_epoch=7))]
     for lines in (read, read[::-1]):
-        assert translate({0: 10, 1: 10}, lines, [Source("s", FULL)], {0: 3}) == {0: 3}
+        assert translate({0: 10, 1: 10}, lines, [LineSource("s", FULL)], {0: 3}) == {0: 3}
 
 
 def test_a_source_that_only_one_copy_has_and_a_partition_that_was_never_read_are_read_from_the_start() -> (
     None
 ):
-    one, two = Source("s", FULL), Source("other", FULL)
+    one, two = LineSource("s", FULL), LineSource("other", FULL)
     assert translate({0: 10}, [one], [one], {0: 3}) == {0: 10}
     assert translate({0: 10}, [one], [one, two], {0: 3}) == {0: 3}
     assert translate({0: 10}, [one, two], [one], {0: 3}) == {0: 10}
@@ -397,4 +399,4 @@ def test_a_source_that_only_one_copy_has_and_a_partition_that_was_never_read_are
 
 
 def test_a_position_that_retention_has_passed_is_the_start_of_the_log() -> None:
-    assert translate({0: 10}, [Source("s", FULL)], [Source("s", FULL)], {0: 12}) == {0: 12}
+    assert translate({0: 10}, [LineSource("s", FULL)], [LineSource("s", FULL)], {0: 12}) == {0: 12}

@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 
 from app.controllog import codec
-from app.kafka.records.producer_sequences import Stamp
+from app.kafka.records.producer_sequences import ProducerStamp
 from app.kernel.fencing import LogId
 from app.offsets.model.offset_map import (
     MAX_BARRIERS,
     MAX_NEEDS,
     Barrier,
-    Line,
     NeedItem,
+    OffsetMapLine,
     after,
     line_key,
     needs_of,
@@ -39,9 +39,9 @@ def test_what_is_asked_for_of_many_lines_is_split_and_all_of_it_arrives() -> Non
 
 
 def test_stamps_are_kept_with_their_barriers_and_a_line_full_of_them_is_small() -> None:
-    grown: Line | None = None
+    grown: OffsetMapLine | None = None
     for number in range(3 * MAX_BARRIERS):
-        stamp = Stamp(4_000_000 + number // 900, 16, 2**31 - 1 - number)
+        stamp = ProducerStamp(4_000_000 + number // 900, 16, 2**31 - 1 - number)
         source_end = 10**12 + 1_000 * (number - number % 5)
         event = item()
         event.barriers.append(Barrier(source_end, 10**12 + 2_000 * number, 1_700_000_000_000, stamp))
@@ -49,7 +49,7 @@ def test_stamps_are_kept_with_their_barriers_and_a_line_full_of_them_is_small() 
     assert grown is not None
     for barrier in grown.barriers:
         number = (barrier.target_end - 10**12) // 2_000
-        assert barrier.stamp == Stamp(4_000_000 + number // 900, 16, 2**31 - 1 - number)
+        assert barrier.stamp == ProducerStamp(4_000_000 + number // 900, 16, 2**31 - 1 - number)
     encoded = codec.encode(grown)
     assert len(encoded) < 40_000
     assert codec.checkpoint_line(encoded) == grown

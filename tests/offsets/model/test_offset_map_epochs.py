@@ -7,18 +7,26 @@ import pytest
 
 from app.controllog import codec
 from app.kafka.records.leader_epochs import ENDLESS, NOWHERE, EpochStart
-from app.kafka.records.producer_sequences import Stamp
-from app.offsets.model.offset_map import Barrier, BarrierItem, Line, Source, after
-from app.offsets.model.producer_progress import Progress
+from app.kafka.records.producer_sequences import ProducerStamp
+from app.offsets.model.offset_map import Barrier, BarrierItem, LineSource, OffsetMapLine, after
+from app.offsets.model.producer_progress import FinishedOffsets
 from app.offsets.model.source_frontier import PassOver, finished, together
-from app.offsets.model.translation import ANEW_SOURCE, Copying, Log, Place, Road, Topic, resume
+from app.offsets.model.translation import (
+    RECREATED_SOURCE,
+    CopiedLine,
+    CopiedPartition,
+    Log,
+    TopicIdentity,
+    TopicRelation,
+    resume,
+)
 from tests.offsets.model.test_offset_map import LOG, item, line
 
-PLACE = Place("home", "t", 0)
+PLACE = CopiedPartition("home", "t", 0)
 TENTHS = [(at, at) for at in range(0, 101, 10)]
 
 
-def read_in(given: Line, *starts: tuple[int, int], source_epoch: int = 0) -> Line:
+def read_in(given: OffsetMapLine, *starts: tuple[int, int], source_epoch: int = 0) -> OffsetMapLine:
     epochs = tuple(EpochStart(*start) for start in starts)
     return msgspec.structs.replace(given, epochs=epochs, source_epoch=source_epoch)
 
@@ -27,7 +35,7 @@ def told(
     *barriers: tuple[int, int], epochs: list[tuple[int, int]], job: int = 1, pid: int = 7
 ) -> BarrierItem:
     """Sequence numbers are offsets of the copy."""
-    given = item(*((s, t, 0, Stamp(pid, 0, t)) for s, t in barriers), epoch=job)
+    given = item(*((s, t, 0, ProducerStamp(pid, 0, t)) for s, t in barriers), epoch=job)
     return msgspec.structs.replace(given, epochs=tuple(EpochStart(*start) for start in epochs))
 
 
@@ -36,11 +44,11 @@ SLOW = read_in(line(*TENTHS), (1, 0), (5, 60))  # it came later, and noticed not
 BEGUN = read_in(line((60, 140), (100, 180)), (1, 0), (3, 50), (5, 60), source_epoch=5)
 
 
-def goes_on_at(read: Line, to: Line, reader_at: int) -> tuple[int, str]:
-    topic = Topic(LOG.cluster_id, "t", LOG.topic_id)
+def goes_on_at(read: OffsetMapLine, to: OffsetMapLine, reader_at: int) -> tuple[int, str]:
+    topic = TopicIdentity(LOG.cluster_id, "t", LOG.topic_id)
     resumed = resume(
-        Road.COMMON, topic, topic, {0: reader_at}, [Copying("a", "r", PLACE, read)],
-        [Copying("b", "r", PLACE, to)], {0: Log(0, 200)},
+        TopicRelation.COMMON, topic, topic, {0: reader_at}, [CopiedLine("a", "r", PLACE, read)],
+        [CopiedLine("b", "r", PLACE, to)], {0: Log(0, 200)},
     )  # fmt: skip
     return resumed.answers[0].next_offset, resumed.answers[0].why
 
@@ -57,7 +65,7 @@ def test_a_line_that_was_begun_anew_agrees_with_those_that_have_read_the_same_si
     assert goes_on_at(SLOW, BEGUN, 100) == (180, "")
     assert goes_on_at(BEGUN, SLOW, 180) == (100, "")
     assert BEGUN.agrees_below(FORMER) == FORMER.agrees_below(BEGUN) == NOWHERE
-    assert goes_on_at(FORMER, BEGUN, 100) == (0, ANEW_SOURCE), "what the source has lost lies before 140"
+    assert goes_on_at(FORMER, BEGUN, 100) == (0, RECREATED_SOURCE), "what the source has lost lies before 140"
 
 
 def test_where_no_epochs_are_known_only_truncations_that_were_noticed_count() -> None:
@@ -69,11 +77,13 @@ def test_where_no_epochs_are_known_only_truncations_that_were_noticed_count() ->
 
 @pytest.mark.parametrize(("to", "passed"), [(FORMER, [(0, 100)]), (SLOW, [(0, 50)]), (BEGUN, [])])
 def test_what_is_finished_elsewhere_is_passed_over_up_to_where_the_lines_agree(
-    to: Line, passed: list[tuple[int, int]]
+    to: OffsetMapLine, passed: list[tuple[int, int]]
 ) -> None:
-    stamped = [Barrier(one.source_end, one.target_end, 0, Stamp(9, 0, one.target_end)) for one in to.barriers]
-    into = [Source("s", msgspec.structs.replace(to, barriers=stamped))]
-    done = finished({0: Progress(100)}, [Source("s", FORMER)])
+    stamped = [
+        Barrier(one.source_end, one.target_end, 0, ProducerStamp(9, 0, one.target_end)) for one in to.barriers
+    ]
+    into = [LineSource("s", msgspec.structs.replace(to, barriers=stamped))]
+    done = finished({0: FinishedOffsets(100)}, [LineSource("s", FORMER)])
     for known in (done, together([done], into)):
         assert PassOver(known, into, 0).ranges(0, 100, 9, 0, 0) == passed
 

@@ -13,12 +13,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.kafka.records.leader_epochs import EpochStart
-from app.kafka.records.producer_sequences import SEQUENCES, Stamp
+from app.kafka.records.producer_sequences import SEQUENCES, ProducerStamp
 from app.kernel.fencing import LogId
 from app.kernel.ranges import Range, Snapshot
 from app.offsets.model import producer_progress as trail_module
-from app.offsets.model.offset_map import Barrier, Line, Source
-from app.offsets.model.producer_progress import CorruptProgress, Progress, Trail
+from app.offsets.model.offset_map import Barrier, LineSource, OffsetMapLine
+from app.offsets.model.producer_progress import CorruptProgress, FinishedOffsets, ProducerProgress
 from app.offsets.model.source_frontier import PassOver, finished, together
 from tests.offsets.model.stamped_sources import ACTS, Act, Record, World
 
@@ -30,12 +30,12 @@ sequences = st.sampled_from([0, 0, SEQUENCES - 1, SEQUENCES - 7])
 
 def passed(
     world: World,
-    into_a: list[Source],
-    into_d: list[Source],
-    believed: Callable[[Progress], Progress] = lambda progress: progress,
+    into_a: list[LineSource],
+    into_d: list[LineSource],
+    believed: Callable[[FinishedOffsets], FinishedOffsets] = lambda progress: progress,
 ) -> list[Record]:
     """What a reader of `d` does not get."""
-    progress = believed(Progress.from_bytes(world.note()))
+    progress = believed(FinishedOffsets.from_bytes(world.note()))
     over = PassOver(finished({0: progress}, into_a), into_d, 0)
     found: list[Record] = []
     for batch in world.d.batches:
@@ -46,10 +46,12 @@ def passed(
     return found
 
 
-def some(sources: list[Source], chance: st.DataObject) -> list[Source]:
+def some(sources: list[LineSource], chance: st.DataObject) -> list[LineSource]:
     """Lines of which barriers were lost."""
     return [
-        Source(name, msgspec.structs.replace(line, barriers=[b for b in line.barriers if chance.draw(coins)]))
+        LineSource(
+            name, msgspec.structs.replace(line, barriers=[b for b in line.barriers if chance.draw(coins)])
+        )
         for name, line in sources
     ]
 
@@ -100,7 +102,7 @@ def test_in_hundreds_of_histories_by_chance_nothing_is_lost_and_most_is_passed_o
     assert found > could / 2
 
 
-def one_more(progress: Progress) -> Progress:
+def one_more(progress: FinishedOffsets) -> FinishedOffsets:
     """One record more of each producer is said to be finished."""
     return msgspec.structs.replace(
         progress,
@@ -111,10 +113,12 @@ def one_more(progress: Progress) -> Progress:
     )
 
 
-def one_off(sources: list[Source]) -> list[Source]:
+def one_off(sources: list[LineSource]) -> list[LineSource]:
     """Stamps that count one record too much."""
     return [
-        Source(name, msgspec.structs.replace(line, barriers=[moved(barrier) for barrier in line.barriers]))
+        LineSource(
+            name, msgspec.structs.replace(line, barriers=[moved(barrier) for barrier in line.barriers])
+        )
         for name, line in sources
     ]
 
@@ -171,24 +175,26 @@ LOG = LogId("c", "t")
 PID = 7
 
 
-def line(*barriers: tuple[int, int, int], partition: int = 0, pid: int = PID, log: LogId = LOG) -> Line:
+def line(
+    *barriers: tuple[int, int, int], partition: int = 0, pid: int = PID, log: LogId = LOG
+) -> OffsetMapLine:
     """Of (source end, target end, sequence)."""
-    return Line(
+    return OffsetMapLine(
         target_topic="t", target_partition=partition, epoch=1, lineage=0, source=log, target=LOG,
-        barriers=[Barrier(s, t, 0, Stamp(pid, 0, q)) for s, t, q in barriers],
+        barriers=[Barrier(s, t, 0, ProducerStamp(pid, 0, q)) for s, t, q in barriers],
     )  # fmt: skip
 
 
-def trailed(base: int, *finished: Range, batches: Sequence[tuple[int, int, int]]) -> Progress:
+def trailed(base: int, *finished: Range, batches: Sequence[tuple[int, int, int]]) -> FinishedOffsets:
     """Of a reader of batches (offset, records, sequence) of one producer."""
-    trail = Trail(0)
+    trail = ProducerProgress(0)
     for start, count, sequence in batches:
         trail.seen(start, start + count, PID, 0, sequence, base)
-    return Progress.from_bytes(trail.note(Snapshot(base, finished), 1_000))
+    return FinishedOffsets.from_bytes(trail.note(Snapshot(base, finished), 1_000))
 
 
-def offsets(progress: Progress, *read: Line) -> Snapshot | None:
-    done = finished({0: progress}, [Source("s", one) for one in read])
+def offsets(progress: FinishedOffsets, *read: OffsetMapLine) -> Snapshot | None:
+    done = finished({0: progress}, [LineSource("s", one) for one in read])
     return done["s"].offsets if done else None
 
 
@@ -221,7 +227,9 @@ def test_where_offsets_were_skipped_what_may_be_another_s_is_not_passed_over() -
     into_a = line((1_000, 100, 0), (1_064, 165, 60))
     assert offsets(progress, into_a) == Snapshot(1_025, ((1_049, 1_055),))
     over = PassOver(
-        finished({0: progress}, [Source("s", into_a)]), [Source("s", line((990, 0, 5), (1_074, 80, 85)))], 0
+        finished({0: progress}, [LineSource("s", into_a)]),
+        [LineSource("s", line((990, 0, 5), (1_074, 80, 85)))],
+        0,
     )
     assert over.ranges(0, 80, PID, 0, 5) == [(0, 31), (59, 61)]
     assert over.until == 80
@@ -233,22 +241,22 @@ def test_where_offsets_were_skipped_what_may_be_another_s_is_not_passed_over() -
 def test_what_another_log_was_says_nothing() -> None:
     progress = trailed(130, batches=[(100, 40, 0)])
     into_a = line((1_000, 100, 0), (1_040, 140, 40))
-    done = finished({0: progress}, [Source("s", into_a)])
+    done = finished({0: progress}, [LineSource("s", into_a)])
     anew = line((1_000, 100, 0), (1_040, 140, 40), log=LogId("c", "anew"))
-    assert PassOver(done, [Source("s", into_a)], 0).ranges(100, 140, PID, 0, 0) == [(100, 130)]
-    assert PassOver(done, [Source("s", anew)], 0).ranges(100, 140, PID, 0, 0) == []
-    assert PassOver(done, [Source("s", into_a)], 1).ranges(100, 140, PID, 0, 0) == []
-    assert PassOver(done, [Source("s", into_a)], 0, LogId("c", "u")).ranges(100, 140, PID, 0, 0) == []
-    assert finished({0: progress}, [Source("s", into_a), Source("s", anew)]) == {}
-    assert finished({0: progress}, [Source("s", into_a)], LogId("other", "t")) == {}
-    assert finished({1: progress}, [Source("s", into_a)]) == {}
+    assert PassOver(done, [LineSource("s", into_a)], 0).ranges(100, 140, PID, 0, 0) == [(100, 130)]
+    assert PassOver(done, [LineSource("s", anew)], 0).ranges(100, 140, PID, 0, 0) == []
+    assert PassOver(done, [LineSource("s", into_a)], 1).ranges(100, 140, PID, 0, 0) == []
+    assert PassOver(done, [LineSource("s", into_a)], 0, LogId("c", "u")).ranges(100, 140, PID, 0, 0) == []
+    assert finished({0: progress}, [LineSource("s", into_a), LineSource("s", anew)]) == {}
+    assert finished({0: progress}, [LineSource("s", into_a)], LogId("other", "t")) == {}
+    assert finished({1: progress}, [LineSource("s", into_a)]) == {}
 
 
 def test_two_sources_that_claim_one_producer_are_not_believed() -> None:
     progress = trailed(130, batches=[(100, 40, 0)])
     into_a = line((1_000, 100, 0), (1_040, 140, 40))
-    done = finished({0: progress}, [Source("s", into_a), Source("z", into_a)])
-    over = PassOver(done, [Source("s", into_a), Source("z", into_a)], 0)
+    done = finished({0: progress}, [LineSource("s", into_a), LineSource("z", into_a)])
+    over = PassOver(done, [LineSource("s", into_a), LineSource("z", into_a)], 0)
     assert over.ranges(100, 140, PID, 0, 0) == []
 
 
@@ -256,20 +264,20 @@ def test_of_a_source_in_several_partitions_is_finished_what_is_finished_in_all_o
     one = trailed(130, (150, 160), batches=[(100, 60, 0)])
     other = trailed(120, (125, 155), batches=[(100, 60, 0)])
     into_a = [line((1_000, 100, 0), (1_060, 160, 60), partition=at) for at in (0, 1)]
-    done = finished({0: one, 1: other}, [Source("s", each) for each in into_a])
+    done = finished({0: one, 1: other}, [LineSource("s", each) for each in into_a])
     assert done["s"].offsets == Snapshot(1_020, ((1_025, 1_030), (1_050, 1_055)))
 
 
 def test_of_several_readers_all_is_finished_that_any_of_them_has_of_the_log_as_it_is_now() -> None:
-    lines = [Source("s", line((1_000, 100, 0), (1_060, 160, 60)))]
-    former = [Source("s", line((1_000, 100, 0), (1_060, 160, 60), log=LogId("c", "former")))]
+    lines = [LineSource("s", line((1_000, 100, 0), (1_060, 160, 60)))]
+    former = [LineSource("s", line((1_000, 100, 0), (1_060, 160, 60), log=LogId("c", "former")))]
     batches = [(100, 60, 0)]
     one, other = trailed(110, (150, 155), batches=batches), trailed(120, (140, 145), batches=batches)
     of_another = trailed(160, batches=batches)
     readers = [finished({0: one}, lines), finished({0: other}, lines), finished({0: of_another}, former)]
     done = together(readers, lines)
     assert done["s"].offsets == Snapshot(1_020, ((1_040, 1_045), (1_050, 1_055)))
-    assert together([], lines) == together(readers, [Source("z", lines[0].line)]) == {}
+    assert together([], lines) == together(readers, [LineSource("z", lines[0].line)]) == {}
 
 
 def test_of_what_may_become_known_with_newer_barriers_the_reader_is_told_to_wait_for_it() -> None:
@@ -279,7 +287,7 @@ def test_of_what_may_become_known_with_newer_barriers_the_reader_is_told_to_wait
         world, acts = world_of(seed), by_chance(seed)
         for at in range(0, len(acts) - 15, 15):
             world.play(acts[at : at + 15])
-            done = finished({0: Progress.from_bytes(world.note())}, world.lines(world.into_a))
+            done = finished({0: FinishedOffsets.from_bytes(world.note())}, world.lines(world.into_a))
             before = PassOver(done, world.lines(world.into_d), 0)
             world.play([act for act in acts[at + 15 : at + 60] if act[0] < 12])
             after = PassOver(done, world.lines(world.into_d), 0)
@@ -297,7 +305,7 @@ def test_a_line_that_does_not_know_its_source_s_leader_yet_lags_though_it_tells_
     """The source's leader changed while this copy was away: it knows nothing yet of what was read since."""
     first, later = (EpochStart(0, 0),), (EpochStart(0, 0), EpochStart(1, 1_020))
     read = msgspec.structs.replace(line((1_000, 100, 0), (1_060, 160, 60)), epochs=later)
-    done = finished({0: trailed(150, batches=[(100, 160, 0)])}, [Source("s", read)], LOG)
+    done = finished({0: trailed(150, batches=[(100, 160, 0)])}, [LineSource("s", read)], LOG)
     assert done["s"].end == 1_050
     young = msgspec.structs.replace(line((1_000, 5, 0)), barriers=[Barrier(0, 0)])
     for here, is_behind in (
@@ -305,21 +313,21 @@ def test_a_line_that_does_not_know_its_source_s_leader_yet_lags_though_it_tells_
         (young, True),
         (msgspec.structs.replace(line((1_000, 500, 0), (1_050, 550, 50)), epochs=later), False),
     ):
-        over = PassOver(together([done], [Source("s", here)]), [Source("s", here)], 0)
+        over = PassOver(together([done], [LineSource("s", here)]), [LineSource("s", here)], 0)
         assert over.lags is is_behind
         assert over.may_grow(520, 530, PID, 0) is is_behind
-    assert PassOver(done, [Source("s", young)], 0).lags, "nor does one that was read in no known epoch"
+    assert PassOver(done, [LineSource("s", young)], 0).lags, "nor does one that was read in no known epoch"
 
 
 def test_who_has_all_of_a_source_that_was_finished_waits_for_nothing() -> None:
     progress = trailed(130, batches=[(100, 40, 0)])
-    done = finished({0: progress}, [Source("s", line((1_000, 100, 0), (1_040, 140, 40)))])
-    lags = PassOver(done, [Source("s", line((1_000, 100, 0), (1_020, 120, 20)))], 0)
+    done = finished({0: progress}, [LineSource("s", line((1_000, 100, 0), (1_040, 140, 40)))])
+    lags = PassOver(done, [LineSource("s", line((1_000, 100, 0), (1_020, 120, 20)))], 0)
     assert lags.lags
     assert [lags.may_grow(*span, PID, 0) for span in ((110, 120), (115, 125))] == [False, True]
     assert [lags.may_grow(start, start + 9, PID, 1) for start in (110, 120)] == [False, True]
     assert not lags.may_grow(120, 129, -1, -1), "nobody's lane"
-    has_all = PassOver(done, [Source("s", line((1_000, 100, 0), (1_030, 130, 30)))], 0)
+    has_all = PassOver(done, [LineSource("s", line((1_000, 100, 0), (1_030, 130, 30)))], 0)
     assert not has_all.lags
     assert not has_all.may_grow(130, 140, PID, 0)
 
@@ -328,13 +336,13 @@ def test_who_has_all_of_a_source_that_was_finished_waits_for_nothing() -> None:
 
 
 def test_a_note_stays_small_and_true_whatever_was_finished() -> None:
-    trail, chance = Trail(0), random.Random(1)
+    trail, chance = ProducerProgress(0), random.Random(1)
     for at in range(4_000):
         trail.seen(10 * at, 10 * at + 10, at % 200, 0, at // 200 * 10, 0)
     scattered = tuple((at, at + 1) for at in range(1, 40_000, 2) if chance.random() < 0.7)
     note = trail.note(Snapshot(0, scattered), 40_000)
     assert len(note) <= trail_module.MOST_BYTES
-    progress = Progress.from_bytes(note)
+    progress = FinishedOffsets.from_bytes(note)
     assert len(progress.producers) > 40
     known = {
         (produced.producer_id, at)
@@ -349,50 +357,50 @@ def test_a_note_stays_small_and_true_whatever_was_finished() -> None:
 
 
 def test_a_successor_s_trail_goes_on_where_the_former_owner_s_ended() -> None:
-    trail = Trail(0)
+    trail = ProducerProgress(0)
     trail.seen(0, 10, 1, 0, 0, 0)
     trail.seen(10, 20, 2, 0, 5, 0)
-    heir = Trail(15, trail.note(Snapshot(15), 20))
-    (two, one) = Progress.from_bytes(heir.note(Snapshot(15), 15)).producers
+    heir = ProducerProgress(15, trail.note(Snapshot(15), 20))
+    (two, one) = FinishedOffsets.from_bytes(heir.note(Snapshot(15), 15)).producers
     assert (one.producer_id, one.sequence, one.all_below) == (1, 10, True)
     assert (two.producer_id, two.sequence, two.all_below) == (2, 10, True)
-    went_back = Trail(3, trail.note(Snapshot(15), 20))
-    assert Progress.from_bytes(went_back.note(Snapshot(3), 3)).producers == []
+    went_back = ProducerProgress(3, trail.note(Snapshot(15), 20))
+    assert FinishedOffsets.from_bytes(went_back.note(Snapshot(3), 3)).producers == []
 
 
 def test_behind_what_was_not_seen_no_number_is_taken_for_the_first_above_the_base() -> None:
-    trail = Trail(0)
+    trail = ProducerProgress(0)
     trail.seen(50, 60, 1, 0, 30, 0)
-    (found,) = Progress.from_bytes(trail.note(Snapshot(0, ((50, 55),)), 20)).producers
+    (found,) = FinishedOffsets.from_bytes(trail.note(Snapshot(0, ((50, 55),)), 20)).producers
     assert (found.all_below, found.sequence, found.finished) == (False, 30, ((0, 5),))
-    (found,) = Progress.from_bytes(trail.note(Snapshot(0, ((50, 55),)), 60)).producers
+    (found,) = FinishedOffsets.from_bytes(trail.note(Snapshot(0, ((50, 55),)), 60)).producers
     assert found.all_below
     trail.lose(20, 30)
-    (found,) = Progress.from_bytes(trail.note(Snapshot(0, ((50, 55),)), 60)).producers
+    (found,) = FinishedOffsets.from_bytes(trail.note(Snapshot(0, ((50, 55),)), 60)).producers
     assert not found.all_below
-    (found,) = Progress.from_bytes(trail.note(Snapshot(30, ((50, 55),)), 60)).producers
+    (found,) = FinishedOffsets.from_bytes(trail.note(Snapshot(30, ((50, 55),)), 60)).producers
     assert found.all_below, "the hole is behind"
 
 
 @given(st.binary(max_size=60))
 def test_bytes_that_no_trail_wrote_are_refused_and_nothing_else_happens(data: bytes) -> None:
     try:
-        progress = Progress.from_bytes(data)
+        progress = FinishedOffsets.from_bytes(data)
     except CorruptProgress:
         return
-    finished({0: progress}, [Source("s", line((1_000, 100, 0), (1_040, 140, 40)))])
+    finished({0: progress}, [LineSource("s", line((1_000, 100, 0), (1_040, 140, 40)))])
 
 
 def test_damaged_notes_are_refused() -> None:
     note = trailed(130, (150, 160), batches=[(100, 60, 0)]).to_bytes()
-    for broken in (note[:-1], note + b"x", b"", b"\x93\xff\x00\x90", Progress(5, 1 << 40).to_bytes()):
+    for broken in (note[:-1], note + b"x", b"", b"\x93\xff\x00\x90", FinishedOffsets(5, 1 << 40).to_bytes()):
         with pytest.raises(CorruptProgress):
-            Progress.from_bytes(broken)
+            FinishedOffsets.from_bytes(broken)
 
 
 def test_a_note_says_under_which_role_all_that_was_finished_elsewhere_was_carried_over() -> None:
-    trail = Trail(0)
+    trail = ProducerProgress(0)
     trail.seen(0, 10, 1, 0, 0, 0)
-    assert Progress.from_bytes(trail.note(Snapshot(5), 10, carried=66)).carried == 66
+    assert FinishedOffsets.from_bytes(trail.note(Snapshot(5), 10, carried=66)).carried == 66
     before = msgspec.msgpack.encode([5, 5, []])
-    assert Progress.from_bytes(before).carried == -1, "of a worker that did not say it"
+    assert FinishedOffsets.from_bytes(before).carried == -1, "of a worker that did not say it"

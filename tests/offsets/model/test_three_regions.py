@@ -20,7 +20,7 @@ from app.kafka.records.leader_epochs import ENDLESS, NOWHERE
 from app.kafka.records.producer_sequences import later
 from app.kernel.fencing import LogId
 from app.offsets.model import offset_map, source_frontier, translation
-from app.offsets.model.offset_map import Ended, Line
+from app.offsets.model.offset_map import LineEnd, OffsetMapLine
 from tests.offsets.model.simulation import logs
 from tests.offsets.model.simulation.handover import Closing, Left
 from tests.offsets.model.simulation.history import history, play
@@ -129,26 +129,30 @@ def closing_as(change: Callable[[Closing], Closing]) -> Callable[..., Closing | 
 
 
 CLOSING = logs.closing
-READ_UP_TO = Line.read_up_to
+READ_UP_TO = OffsetMapLine.read_up_to
 AS_NOTICED = {False: ENDLESS, True: NOWHERE}
 WRONG: dict[str, tuple[object, str, object]] = {
-    "the next record counts as read": (Line, "read_up_to", lambda line, at: READ_UP_TO(line, at + 1)),
+    "the next record counts as read": (
+        OffsetMapLine,
+        "read_up_to",
+        lambda line, at: READ_UP_TO(line, at + 1),
+    ),
     "the most of the sources": (translation, "min", max),
     "a number too far": (source_frontier, "later", lambda one, other: later(one, other) + 1),
     "what the source lost unnoticed": (
-        Line,
+        OffsetMapLine,
         "agrees_below",
         lambda one, other: AS_NOTICED[one.is_of_another(other)],
     ),
     "a deleted route holds back nobody": (
         logs,
-        "Ended",
-        lambda epoch, target, _source_end, since, until: Ended(epoch, target, 0, since, until),
+        "LineEnd",
+        lambda epoch, target, _source_end, since, until: LineEnd(epoch, target, 0, since, until),
     ),
     "a deleted route has copied what was told": (
         logs,
-        "Ended",
-        lambda epoch, target, source_end, _since, until: Ended(epoch, target, source_end, 0, until),
+        "LineEnd",
+        lambda epoch, target, source_end, _since, until: LineEnd(epoch, target, source_end, 0, until),
     ),
     "what is not shown yet is none of a deleted route": (
         logs.CopyLog,

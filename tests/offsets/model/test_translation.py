@@ -14,22 +14,39 @@ from app.controllog import codec
 from app.kafka.records.leader_epochs import ENDLESS
 from app.kernel.fencing import LogId
 from app.offsets.model import translation as why
-from app.offsets.model.offset_map import Barrier, BarrierItem, Ended, EndedItem, Line, after, at_end
-from app.offsets.model.translation import Copying, Log, Place, Resumed, Road, Topic, resume, roads
+from app.offsets.model.offset_map import (
+    Barrier,
+    BarrierItem,
+    EndedItem,
+    LineEnd,
+    OffsetMapLine,
+    after,
+    at_end,
+)
+from app.offsets.model.translation import (
+    CopiedLine,
+    CopiedPartition,
+    Log,
+    ResumePlan,
+    TopicIdentity,
+    TopicRelation,
+    resume,
+    roads,
+)
 from tests.offsets.model.aggregates import ACTS, Act, Copier, Record, World
 from tests.offsets.model.aggregates import Log as Records
 from tests.offsets.model.translation_rule import translate
 
 histories = st.lists(st.tuples(st.integers(0, ACTS - 1), st.integers(0, 59), st.integers(1, 6)), max_size=120)
 shapes = st.tuples(st.integers(1, 4), st.integers(1, 3), st.integers(1, 3))
-AGGREGATE = Topic("d", "t", "t")  # what the copiers of the simulation write to
+AGGREGATE = TopicIdentity("d", "t", "t")  # what the copiers of the simulation write to
 
 
-def copying(copier: Copier, line: Line) -> Copying:
-    return Copying("east", "route", Place("c", copier.source.name, 0), line)
+def copying(copier: Copier, line: OffsetMapLine) -> CopiedLine:
+    return CopiedLine("east", "route", CopiedPartition("c", copier.source.name, 0), line)
 
 
-def into(world: World, logs: list[Records]) -> list[Copying]:
+def into(world: World, logs: list[Records]) -> list[CopiedLine]:
     return [copying(c, line) for c in world.copiers if c.logs is logs for line in c.lines.values()]
 
 
@@ -37,9 +54,9 @@ def bounds(logs: list[Records], starts: int = 0) -> dict[int, Log]:
     return {at: Log(min(starts, len(log.records)), len(log.records)) for at, log in enumerate(logs)}
 
 
-def common(world: World, starts: int = 0) -> Resumed:
+def common(world: World, starts: int = 0) -> ResumePlan:
     return resume(
-        Road.COMMON, AGGREGATE, AGGREGATE, dict(enumerate(world.reader)), into(world, world.a),
+        TopicRelation.COMMON, AGGREGATE, AGGREGATE, dict(enumerate(world.reader)), into(world, world.a),
         into(world, world.d), bounds(world.d, starts),
     )  # fmt: skip
 
@@ -51,7 +68,7 @@ def played(acts: list[Act], shape: tuple[int, int, int], *, spread: bool = False
     return world
 
 
-def again_of(resumed: Resumed, logs: list[Records], read: set[Record | None]) -> None:
+def again_of(resumed: ResumePlan, logs: list[Records], read: set[Record | None]) -> None:
     """No more of any source is read again in a partition than was said."""
     for partition, answer in resumed.answers.items():
         seen = {record for record in logs[partition].records[answer.next_offset :] if record in read}
@@ -89,8 +106,10 @@ def test_a_reader_of_a_source_passes_over_nothing_unread_in_a_copy_whoever_else_
     world = played(acts, shape, spread=spread)
     for source in world.sources:
         at = int(share * source.end)
-        topic = Topic("c", source.name, f"{source.name}-{source.generation}")
-        resumed = resume(Road.COPY, topic, AGGREGATE, {0: at}, [], into(world, world.a), bounds(world.a))
+        topic = TopicIdentity("c", source.name, f"{source.name}-{source.generation}")
+        resumed = resume(
+            TopicRelation.COPY, topic, AGGREGATE, {0: at}, [], into(world, world.a), bounds(world.a)
+        )
         present = (source.name, source.generation)
         again_of(resumed, world.a, {(*present, offset) for offset in range(at)})
         for partition, next_offset in resumed.next_offsets.items():
@@ -108,9 +127,9 @@ def test_the_way_back_to_a_source_passes_over_nothing_that_was_not_read_in_the_c
     for log, at in zip(world.a, world.reader, strict=True):
         read.update(log.records[:at])
     for source in world.sources:
-        topic = Topic("c", source.name, f"{source.name}-{source.generation}")
+        topic = TopicIdentity("c", source.name, f"{source.name}-{source.generation}")
         resumed = resume(
-            Road.BACK, AGGREGATE, topic, dict(enumerate(world.reader)), into(world, world.a), [],
+            TopicRelation.BACK, AGGREGATE, topic, dict(enumerate(world.reader)), into(world, world.a), [],
             {0: Log(0, source.end)},
         )  # fmt: skip
         at = resumed.next_offsets[0]
@@ -129,27 +148,29 @@ def topic_of(source: object) -> tuple[str, int]:
 # -- single cases --------------------------------------------------------------------------------------
 
 
-def line(*barriers: tuple[int, int], partition: int = 0, source: str = "s", target: str = "t") -> Line:
-    return Line(
+def line(
+    *barriers: tuple[int, int], partition: int = 0, source: str = "s", target: str = "t"
+) -> OffsetMapLine:
+    return OffsetMapLine(
         target_topic="t", target_partition=partition, epoch=1, lineage=0, source=LogId("east", source),
         target=LogId("west", target), barriers=[Barrier(*at) for at in barriers],
     )  # fmt: skip
 
 
-def of(*barriers: tuple[int, int], topic: str = "orders", partition: int = 0, **fields: str) -> Copying:
-    return Copying("west", "r", Place("east", topic, partition), line(*barriers, **fields))  # type: ignore[arg-type]
+def of(*barriers: tuple[int, int], topic: str = "orders", partition: int = 0, **fields: str) -> CopiedLine:
+    return CopiedLine("west", "r", CopiedPartition("east", topic, partition), line(*barriers, **fields))  # type: ignore[arg-type]
 
 
-READ, TO = Topic("east", "orders", "s"), Topic("west", "t", "t")
+READ, TO = TopicIdentity("east", "orders", "s"), TopicIdentity("west", "t", "t")
 
 
 def test_the_worked_example_of_the_seed_comes_out_as_one_and_says_which_source_held_it_back() -> None:
     """Figure 6: at 6 in region B's aggregate, then at 1 in A's; a position is that of the last message."""
     in_b = [of((0, 0), (2, 4), topic="A"), of((0, 0), (4, 6), topic="B")]
     in_a = [of((0, 0), (2, 2), topic="A"), of((0, 0), (4, 8), topic="B")]
-    found = resume(Road.COMMON, TO, TO, {0: 7}, in_b, in_a, {0: Log(0, 12)}).answers[0]
+    found = resume(TopicRelation.COMMON, TO, TO, {0: 7}, in_b, in_a, {0: Log(0, 12)}).answers[0]
     assert found.next_offset - 1 == 1
-    assert found.least == Place("east", "A", 0)
+    assert found.least == CopiedPartition("east", "A", 0)
     told = {one.source.topic: one for one in found.sources}
     assert (told["A"].k, told["A"].barrier, told["A"].x) == (2, Barrier(2, 2), 2)
     assert (told["B"].k, told["B"].barrier, told["B"].x) == (4, Barrier(4, 8), 8)
@@ -160,7 +181,7 @@ def test_the_worked_example_of_the_seed_comes_out_as_one_and_says_which_source_h
 def test_what_was_read_beyond_a_barrier_counts_as_read_again_also_where_the_source_skips_offsets() -> None:
     """5 is not kept; 6 is the record at 4 in both copies, was read, and comes again."""
     read, to = [of((5, 4), (10, 7))], [of((5, 4), (6, 4), (8, 6))]
-    found = resume(Road.COMMON, TO, TO, {0: 5}, read, to, {0: Log(0, 9)}).answers[0]
+    found = resume(TopicRelation.COMMON, TO, TO, {0: 5}, read, to, {0: Log(0, 9)}).answers[0]
     assert (found.next_offset, found.again) == (4, 1)
 
 
@@ -170,24 +191,30 @@ LINES = [of((0, 0), (10, 15), (20, 30))]
 @pytest.mark.parametrize(
     ("road", "told", "expected"),
     [
-        (Road.COPY, {}, why.NOT_COMMITTED),
-        (Road.COPY, {"into_to": [of((5, 0))]}, why.BEGUN_LATER),
-        (Road.COPY, {"into_to": [of((0, 0), source="other")]}, why.ANEW_READ),
-        (Road.COPY, {"into_to": [of((0, 0), target="other")]}, why.ANEW_HERE),
-        (Road.COPY, {"into_to": []}, why.NOTHING_HERE),
-        (Road.COPY, {"unknown": {(Place("east", "orders", 0), 0): why.NO_LINE}}, why.NO_LINE),
-        (Road.COMMON, {"into_read": []}, why.NO_LINE_READ),
-        (Road.COMMON, {"into_read": [of((0, 4))]}, why.BEFORE_GENESIS),
-        (Road.COMMON, {"into_read": [of((0, 0), source="other")]}, why.ANEW_SOURCE),
-        (Road.COMMON, {"into_read": [of((0, 0), target="other")]}, why.ANEW_READ),
-        (Road.COMMON, {"incomplete": "north is away"}, "north is away"),
-        (Road.BACK, {"into_read": [of((0, 0), source="other")]}, why.ANEW_HERE),
+        (TopicRelation.COPY, {}, why.NOT_COMMITTED),
+        (TopicRelation.COPY, {"into_to": [of((5, 0))]}, why.COPYING_STARTED_LATER),
+        (TopicRelation.COPY, {"into_to": [of((0, 0), source="other")]}, why.RECREATED_READ),
+        (TopicRelation.COPY, {"into_to": [of((0, 0), target="other")]}, why.RECREATED_HERE),
+        (TopicRelation.COPY, {"into_to": []}, why.NOTHING_HERE),
+        (
+            TopicRelation.COPY,
+            {"unknown": {(CopiedPartition("east", "orders", 0), 0): why.NO_LINE}},
+            why.NO_LINE,
+        ),
+        (TopicRelation.COMMON, {"into_read": []}, why.NO_LINE_READ),
+        (TopicRelation.COMMON, {"into_read": [of((0, 4))]}, why.BEFORE_GENESIS),
+        (TopicRelation.COMMON, {"into_read": [of((0, 0), source="other")]}, why.RECREATED_SOURCE),
+        (TopicRelation.COMMON, {"into_read": [of((0, 0), target="other")]}, why.RECREATED_READ),
+        (TopicRelation.COMMON, {"incomplete": "north is away"}, "north is away"),
+        (TopicRelation.BACK, {"into_read": [of((0, 0), source="other")]}, why.RECREATED_HERE),
     ],
 )
 def test_what_is_not_known_leads_to_the_logs_start_and_says_why(
-    road: Road, told: dict[str, object], expected: str
+    road: TopicRelation, told: dict[str, object], expected: str
 ) -> None:
-    read, to = (READ, TO) if road is Road.COPY else (TO, TO) if road is Road.COMMON else (TO, READ)
+    read, to = (
+        (READ, TO) if road is TopicRelation.COPY else (TO, TO) if road is TopicRelation.COMMON else (TO, READ)
+    )
     at = {} if expected is why.NOT_COMMITTED else {0: 3}
     known: dict[str, object] = {"into_read": LINES, "into_to": LINES, **told}
     found = resume(road, read, to, at, logs={0: Log(2, 99)}, **known).answers[0]  # type: ignore[arg-type]
@@ -198,7 +225,9 @@ def test_what_is_not_known_leads_to_the_logs_start_and_says_why(
 
 def test_an_answer_lies_within_the_log_that_there_is() -> None:
     for log, expected in ((Log(0, 99), 30), (Log(40, 99), 40), (Log(0, 25), 25), (Log(5, 5), 5)):
-        assert resume(Road.COPY, READ, TO, {0: 25}, [], LINES, {0: log}).next_offsets == {0: expected}
+        assert resume(TopicRelation.COPY, READ, TO, {0: 25}, [], LINES, {0: log}).next_offsets == {
+            0: expected
+        }
 
 
 def test_topics_are_joined_by_what_was_copied_and_a_copy_comes_before_common_sources() -> None:
@@ -207,31 +236,31 @@ def test_topics_are_joined_by_what_was_copied_and_a_copy_comes_before_common_sou
         replace_target(of((0, 0), topic="other"), "t"),
         replace_target(of((0, 0), topic="x"), "u"),
     ]
-    assert roads(READ, [], shared, "west") == {"t": Road.COPY, "u": Road.COMMON}
+    assert roads(READ, [], shared, "west") == {"t": TopicRelation.COPY, "u": TopicRelation.COMMON}
     assert roads(READ, [], shared, "north") == {}
-    assert roads(TO, LINES, [], "east") == {"orders": Road.BACK}
-    assert roads(TO, LINES, shared, "west") == {"u": Road.COMMON}, "nothing is joined with itself"
+    assert roads(TO, LINES, [], "east") == {"orders": TopicRelation.BACK}
+    assert roads(TO, LINES, shared, "west") == {"u": TopicRelation.COMMON}, "nothing is joined with itself"
 
 
-def replace_target(copying: Copying, topic: str) -> Copying:
+def replace_target(copying: CopiedLine, topic: str) -> CopiedLine:
     return copying._replace(line=msgspec.structs.replace(copying.line, target_topic=topic))
 
 
 def test_sources_that_the_other_topic_has_not_are_named() -> None:
     read = [of((0, 0)), of((0, 0), topic="only-there")]
-    assert resume(Road.COMMON, TO, TO, {0: 0}, read, LINES, {0: Log(0, 9)}).elsewhere == (
-        Place("east", "only-there", 0),
+    assert resume(TopicRelation.COMMON, TO, TO, {0: 0}, read, LINES, {0: Log(0, 9)}).not_copied == (
+        CopiedPartition("east", "only-there", 0),
     )
-    back = resume(Road.BACK, TO, READ, {0: 0}, read, [], {0: Log(0, 9)})
-    assert back.elsewhere == (Place("east", "only-there", 0),)
+    back = resume(TopicRelation.BACK, TO, READ, {0: 0}, read, [], {0: Log(0, 9)})
+    assert back.not_copied == (CopiedPartition("east", "only-there", 0),)
     assert replace(back.answers[0], sources=()).next_offset == 0
 
 
 # -- routes that were deleted --------------------------------------------------------------------------
 
 
-def ended(copying: Copying, source_end: int, since: int, until: int, target: str = "t") -> Copying:
-    known = Ended(2, LogId("west", target), source_end, since, until)
+def ended(copying: CopiedLine, source_end: int, since: int, until: int, target: str = "t") -> CopiedLine:
+    known = LineEnd(2, LogId("west", target), source_end, since, until)
     return copying._replace(line=msgspec.structs.replace(copying.line, ended=known))
 
 
@@ -239,49 +268,57 @@ def test_a_route_that_was_deleted_holds_back_nobody_who_has_read_all_that_it_cop
     """One of another name has copied all of it again."""
     old, new = of((0, 0), (100, 100)), of((0, 100), (1_000, 1_100))._replace(route="new")
     log = {0: Log(0, 1_100)}
-    assert resume(Road.COPY, READ, TO, {0: 1_000}, [], [old, new], log).next_offsets == {0: 100}
+    assert resume(TopicRelation.COPY, READ, TO, {0: 1_000}, [], [old, new], log).next_offsets == {0: 100}
     old = ended(old, 100, 100, 1_100)
-    answer = resume(Road.COPY, READ, TO, {0: 1_000}, [], [old, new], log).answers[0]
+    answer = resume(TopicRelation.COPY, READ, TO, {0: 1_000}, [], [old, new], log).answers[0]
     assert (answer.next_offset, answer.again) == (1_100, 0)
     for at in (0, 60, 99):
-        answer = resume(Road.COPY, READ, TO, {0: at}, [], [old, new], log).answers[0]
+        answer = resume(TopicRelation.COPY, READ, TO, {0: at}, [], [old, new], log).answers[0]
         assert answer.next_offset == 0, "what was not read lies there"
 
 
 def test_what_a_deleted_route_may_have_copied_behind_its_last_barrier_is_not_passed_over() -> None:
     old = ended(of((0, 0), (100, 100)), 150, 180, 1_100)
     log = {0: Log(0, 1_100)}
-    assert resume(Road.COPY, READ, TO, {0: 149}, [], [old], log).next_offsets == {0: 100}
-    assert resume(Road.COPY, READ, TO, {0: 150}, [], [old], log).next_offsets == {0: 1_100}
+    assert resume(TopicRelation.COPY, READ, TO, {0: 149}, [], [old], log).next_offsets == {0: 100}
+    assert resume(TopicRelation.COPY, READ, TO, {0: 150}, [], [old], log).next_offsets == {0: 1_100}
 
 
 def test_copies_that_retention_has_taken_hold_back_nobody_however_far_they_were_read() -> None:
     old = ended(of((0, 0), (100, 100)), ENDLESS, 180, 1_100)
     for positions in ({0: 7}, {}):
         for start, expected in ((179, 179), (180, 1_100)):
-            answer = resume(Road.COPY, READ, TO, positions, [], [old], {0: Log(start, 1_100)}).answers[0]
+            answer = resume(
+                TopicRelation.COPY, READ, TO, positions, [], [old], {0: Log(start, 1_100)}
+            ).answers[0]
             assert answer.next_offset == expected
     other = ended(of((0, 0), (100, 100)), 100, 180, 1_100, target="made anew")
-    assert resume(Road.COPY, READ, TO, {0: 100}, [], [other], {0: Log(500, 1_100)}).next_offsets == {0: 500}
+    assert resume(TopicRelation.COPY, READ, TO, {0: 100}, [], [other], {0: Log(500, 1_100)}).next_offsets == {
+        0: 500
+    }
 
 
 def test_a_source_whose_routes_were_deleted_in_both_regions_holds_back_no_other() -> None:
     r0, r1 = of((0, 0), (100, 100), topic="r0"), of((0, 0), (100_000, 100_050), topic="r1")
     here, log = [r0, r1], {0: Log(0, 100_100)}
-    assert resume(Road.COMMON, TO, TO, {0: 100_050}, [r0, r1], here, log).next_offsets == {0: 100}
+    assert resume(TopicRelation.COMMON, TO, TO, {0: 100_050}, [r0, r1], here, log).next_offsets == {0: 100}
     here = [ended(r0, 100, 100, 100_100), r1]
-    assert resume(Road.COMMON, TO, TO, {0: 100_050}, [r0, r1], here, log).next_offsets == {0: 100_050}
+    assert resume(TopicRelation.COMMON, TO, TO, {0: 100_050}, [r0, r1], here, log).next_offsets == {
+        0: 100_050
+    }
 
 
 def test_another_line_takes_the_place_of_a_deleted_route_s_in_what_was_read() -> None:
     old, new = of((0, 0), (100, 100)), of((0, 120), (1_000, 1_120), (2_000, 2_120))._replace(route="new")
     here, log = [of((0, 0), (1_000, 1_000), (2_000, 2_000))], {0: Log(0, 2_000)}
-    assert resume(Road.COMMON, TO, TO, {0: 2_120}, [old, new], here, log).next_offsets == {0: 0}
+    assert resume(TopicRelation.COMMON, TO, TO, {0: 2_120}, [old, new], here, log).next_offsets == {0: 0}
     old = ended(old, ENDLESS, 120, 2_120)
     for at, expected in ((2_120, 2_000), (1_500, 1_000), (119, 0)):
-        assert resume(Road.COMMON, TO, TO, {0: at}, [old, new], here, log).next_offsets == {0: expected}
+        assert resume(TopicRelation.COMMON, TO, TO, {0: at}, [old, new], here, log).next_offsets == {
+            0: expected
+        }
     late = ended(old, ENDLESS, 120, 1_500)
-    found = resume(Road.COMMON, TO, TO, {0: 2_120}, [late, new], here, log).next_offsets
+    found = resume(TopicRelation.COMMON, TO, TO, {0: 2_120}, [late, new], here, log).next_offsets
     assert found == {0: 1_000}, "what lies behind there is not known: its route may be back"
 
 
@@ -292,19 +329,19 @@ def test_what_is_known_without_an_owner_is_folded_into_the_line_and_goes_with_th
     log, source = before.target, before.source
 
     def told(epoch: int, *known: int, lineage: int = 0) -> EndedItem:
-        return EndedItem("r", "orders", 0, lineage, source, Ended(epoch, log, *known))
+        return EndedItem("r", "orders", 0, lineage, source, LineEnd(epoch, log, *known))
 
     first = at_end(before, told(2, ENDLESS, 120, 120))
     assert first is not None
-    assert first.ended == Ended(2, log, ENDLESS, 120, 120)
+    assert first.ended == LineEnd(2, log, ENDLESS, 120, 120)
     assert at_end(first, told(2, ENDLESS, 120, 120)) is None
     second = at_end(first, told(2, 150, 400, 400))
     assert second is not None
-    assert second.ended == Ended(2, log, 150, 120, 400)
+    assert second.ended == LineEnd(2, log, 150, 120, 400)
     assert second.barriers == before.barriers
     third = at_end(second, told(3, 170, 500, 500))
     assert third is not None
-    assert third.ended == Ended(3, log, 170, 500, 500), "there was an owner in between"
+    assert third.ended == LineEnd(3, log, 170, 500, 500), "there was an owner in between"
     assert at_end(third, told(2, 100, 100, 600)) is None
     assert at_end(before, told(0, 100, 100, 100)) is None
     assert at_end(before, told(2, 100, 100, 100, lineage=1)) is None

@@ -15,13 +15,13 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Hashable, Iterable, Mapping
 
-from app.offsets.model.offset_map import Line, Source
+from app.offsets.model.offset_map import LineSource, OffsetMapLine
 
 
 def translate(
     next_offsets: Mapping[int, int],
-    read: Iterable[Source],
-    resumed: Iterable[Source],
+    read: Iterable[LineSource],
+    resumed: Iterable[LineSource],
     log_starts: Mapping[int, int],
 ) -> dict[int, int]:
     """Where a reader of one copy of a topic goes on in another copy: by partition, next offsets.
@@ -32,7 +32,7 @@ def translate(
         resumed: every line into the other copy.
         log_starts: of the other copy, by partition: all that there are.
     """
-    known: dict[Hashable, tuple[int, Line]] = {}
+    known: dict[Hashable, tuple[int, OffsetMapLine]] = {}
     unknown: set[Hashable] = set()
     for name, line in read:
         source_end = line.read_up_to(next_offsets.get(line.target_partition, -1))

@@ -13,7 +13,7 @@ from app.controllog import codec
 from app.controllog.topics import ControlTopics
 from app.dev.yard import Yard
 from app.kernel.fencing import LogId
-from app.offsets.model.offset_map import Barrier, BarrierItem, NeedItem, Needs
+from app.offsets.model.offset_map import Barrier, BarrierItem, NeedItem, PinnedOffsets
 from app.offsets.store import tracker_tail as ends_module
 from app.offsets.store.records import BARRIERS, CHECKPOINTS
 from tests.offsets.clusters import COMPACTED, HERE, THERE, Regions, a_line, regions
@@ -54,7 +54,7 @@ async def test_what_the_tables_do_not_say_yet_is_known_by_barriers_here_and_of_o
         await stand.make(HERE, stand.topic(other), **COMPACTED)
         await stand.send(HERE, stand.topic(other), {b"x/orders/0": line(20)})
         assert await known(stand) == {f"{own}/r": 10, f"{other}/x": 20}, "of regions without one"
-        (needed,) = codec.needed_events("w", 1, [NeedItem("r", TOPIC, 0, TARGET, Needs([1]))])
+        (needed,) = codec.needed_events("w", 1, [NeedItem("r", TOPIC, 0, TARGET, PinnedOffsets([1]))])
         for region, route, end in ((own, "r", 12), (other, "x", 25)):
             await stand.make(HERE, ControlTopics(region).checkpoints.name)
             await told(stand, region, event(5, route=route), ago_s=OLD_S)

@@ -10,17 +10,17 @@ from typing import Any
 
 import pytest
 
-from app.offsets.store.records import CHECKPOINTS, Store
-from app.offsets.store.tables import Atlas, RegionMap, Tables
+from app.offsets.store.records import CHECKPOINTS, RegionStore
+from app.offsets.store.tables import RegionAtlas, RegionMap, RegionTables
 
 
-class Played(Tables):
+class Played(RegionTables):
     """Of two regions: one fails at once, in a way that nobody has foreseen; of the other it takes as long as
     `goes_on` is not set."""
 
     def __init__(self, path: Path) -> None:
         nowhere: Any = type("Nowhere", (), {"specs": {}})()
-        super().__init__(Atlas("a", {"a": "here"}, {"there": "b"}), nowhere, path)
+        super().__init__(RegionAtlas("a", {"a": "here"}, {"there": "b"}), nowhere, path)
         self.goes_on, self.reads, self.together = asyncio.Event(), 0, 0
 
     async def _read(self, region: str, tables: Any) -> RegionMap:
@@ -59,7 +59,7 @@ async def test_who_gave_up_before_its_turn_changes_nothing_any_more(tmp_path: Pa
     tables, waits, goes_on = Played(tmp_path), threading.Event(), threading.Event()
     asked: list[str] = []
 
-    def slow(_: Store) -> None:
+    def slow(_: RegionStore) -> None:
         waits.set()
         goes_on.wait()
         asked.append("slow")

@@ -17,22 +17,22 @@ from app.dev.yard import Yard
 from app.kafka.client.cluster import ClusterClient, ClusterSpec
 from app.kafka.client.topics import TopicSpec, ensure_topics
 from app.offsets.store import readers as module
-from app.offsets.store.readers import Place, Readers
+from app.offsets.store.readers import RegionReaders, TopicPlace
 from tests.kafka.conftest import producing
 
 ENOUGH_S = 150.0
 
 
 @asynccontextmanager
-async def reading(bootstrap: str, topic: str) -> AsyncIterator[tuple[Readers, Place]]:
+async def reading(bootstrap: str, topic: str) -> AsyncIterator[tuple[RegionReaders, TopicPlace]]:
     spec = ClusterSpec("here", (bootstrap,))
     client = ClusterClient(spec)
     await client.start()
     await ensure_topics(client, [TopicSpec(topic, 2)])
     await client.stop()
-    readers = Readers({"here": spec})
+    readers = RegionReaders({"here": spec})
     try:
-        yield readers, Place("here", topic, "id", 2)
+        yield readers, TopicPlace("here", topic, "id", 2)
     finally:
         await readers.close()
 
@@ -54,7 +54,7 @@ async def admin(bootstrap: str) -> AsyncIterator[AIOKafkaAdminClient]:
 
 
 async def values(
-    consumer: AIOKafkaConsumer, place: Place, since: int, count: int, partition: int = 0
+    consumer: AIOKafkaConsumer, place: TopicPlace, since: int, count: int, partition: int = 0
 ) -> list[bytes]:
     """What stands in a partition from there on."""
     consumer.seek(place.parts[partition], since)
@@ -113,7 +113,7 @@ async def test_one_that_was_kept_while_its_broker_was_killed_reads_on_or_makes_r
         assert found == [b"b", b"c"]
 
 
-async def asked(readers: Readers, place: Place, patience_s: float) -> None:
+async def asked(readers: RegionReaders, place: TopicPlace, patience_s: float) -> None:
     """As whoever reads a table, who has no more patience than that."""
     async with asyncio.timeout(patience_s), readers.of(place) as consumer:
         await consumer.end_offsets(place.parts)
@@ -148,7 +148,7 @@ async def test_one_that_was_kept_reads_on_where_the_log_begins_now(bootstrap: st
             assert await values(again, place, 2, 1) == [b"c"]
 
 
-async def fail(readers: Readers, place: Place, used: list[AIOKafkaConsumer]) -> None:
+async def fail(readers: RegionReaders, place: TopicPlace, used: list[AIOKafkaConsumer]) -> None:
     """A reading that fails half-way."""
     async with readers.of(place) as consumer:
         used.append(consumer)
@@ -165,7 +165,7 @@ async def test_one_whose_reading_failed_or_that_nobody_uses_is_closed(
             await fail(readers, place, used)
         (failed,) = used
         assert is_closed(failed)
-        monkeypatch.setattr(module, "KEEP_S", 0.05)
+        monkeypatch.setattr(module, "WARM_READER_S", 0.05)
         async with readers.of(place) as left:
             assert left is not failed
         async with asyncio.timeout(ENOUGH_S):

@@ -10,18 +10,25 @@ import pytest
 
 from app.controllog import codec
 from app.kernel.fencing import LogId
-from app.offsets.model.offset_map import Barrier, BarrierItem, Line
-from app.offsets.model.translation import Place
-from app.offsets.store.records import BARRIERS, CHECKPOINTS, ROUTES, Origin, Store, StoreDamaged
+from app.offsets.model.offset_map import Barrier, BarrierItem, OffsetMapLine
+from app.offsets.model.translation import CopiedPartition
+from app.offsets.store.records import (
+    BARRIERS,
+    CHECKPOINTS,
+    ROUTES,
+    ChangelogOrigin,
+    RegionStore,
+    StoreDamaged,
+)
 
-ORIGIN = Origin(cluster="east", topic_id="x")
+ORIGIN = ChangelogOrigin(cluster="east", topic_id="x")
 
 
 def line(
     source: str = "a", target: str = "d", topic: str = "orders", partition: int = 0, end: int = 9
 ) -> bytes:
     return codec.encode(
-        Line(
+        OffsetMapLine(
             target_topic=topic, target_partition=partition, epoch=1, lineage=0, source=LogId(source, "s"),
             target=LogId(target, "t"), barriers=[Barrier(0, 0), Barrier(end, end)],
         )
@@ -29,25 +36,29 @@ def line(
 
 
 @pytest.fixture
-def store(tmp_path: object) -> Store:
-    made = Store(tmp_path / "regions")  # type: ignore[operator]
+def store(tmp_path: object) -> RegionStore:
+    made = RegionStore(tmp_path / "regions")  # type: ignore[operator]
     made.open()
     return made
 
 
-def keys(store: Store, cluster: str = "d", topic: str = "orders") -> set[tuple[str, str, Place, int]]:
+def keys(
+    store: RegionStore, cluster: str = "d", topic: str = "orders"
+) -> set[tuple[str, str, CopiedPartition, int]]:
     return {
         (c.region, c.route, c.source, c.line.barriers[-1].source_end if c.line.barriers else -1)
         for c in store.into(cluster, topic)
     }
 
 
-def test_lines_are_found_by_what_they_lead_from_and_to_of_all_regions(store: Store) -> None:
+def test_lines_are_found_by_what_they_lead_from_and_to_of_all_regions(store: RegionStore) -> None:
     records = {b"r/orders/%d" % p: line(partition=p) for p in (0, 1, 10)}
     store.write(CHECKPOINTS, "east", records, ORIGIN)
     store.write(CHECKPOINTS, "west", {b"r/orders/0": line("b"), b"x/other/0": line(topic="orders2")}, ORIGIN)
-    place = [Place("a", "orders", p) for p in (0, 1, 10)]
-    assert keys(store) == {("east", "r", p, 9) for p in place} | {("west", "r", Place("b", "orders", 0), 9)}
+    place = [CopiedPartition("a", "orders", p) for p in (0, 1, 10)]
+    assert keys(store) == {("east", "r", p, 9) for p in place} | {
+        ("west", "r", CopiedPartition("b", "orders", 0), 9)
+    }
     assert [c.source for c in store.of("a", "orders")] == [place[0], place[1], place[2]]
     assert [c.route for c in store.of("a", "other")] == ["x"]
     assert store.of("a", "order") == [], "a name that begins another one is not that one"
@@ -56,31 +67,33 @@ def test_lines_are_found_by_what_they_lead_from_and_to_of_all_regions(store: Sto
     assert store.cluster_of("east", "nobody", target=False) == ""
 
 
-def test_a_line_that_leads_elsewhere_now_is_not_found_where_it_was(store: Store) -> None:
+def test_a_line_that_leads_elsewhere_now_is_not_found_where_it_was(store: RegionStore) -> None:
     store.write(CHECKPOINTS, "east", {b"r/orders/0": line()}, ORIGIN)
     store.write(CHECKPOINTS, "east", {b"r/orders/0": line(topic="copies", end=12)}, ORIGIN)
     assert keys(store) == set()
-    assert keys(store, topic="copies") == {("east", "r", Place("a", "orders", 0), 12)}
+    assert keys(store, topic="copies") == {("east", "r", CopiedPartition("a", "orders", 0), 12)}
     store.write(CHECKPOINTS, "east", {b"r/orders/0": None}, ORIGIN)
     assert keys(store, topic="copies") == set()
     assert store.of("a", "orders") == []
 
 
-def test_a_line_that_cannot_be_read_any_more_still_counts_as_one_that_tells_nothing(store: Store) -> None:
+def test_a_line_that_cannot_be_read_any_more_still_counts_as_one_that_tells_nothing(
+    store: RegionStore,
+) -> None:
     store.write(CHECKPOINTS, "east", {b"r/orders/0": line()}, ORIGIN)
     store.write(CHECKPOINTS, "east", {b"r/orders/0": b"{}"}, ORIGIN)
-    assert keys(store) == {("east", "r", Place("a", "orders", 0), -1)}
+    assert keys(store) == {("east", "r", CopiedPartition("a", "orders", 0), -1)}
 
 
 @pytest.mark.parametrize("key", [b"r/orders", b"r/orders/x", b"\xff/a/0", b"r/or\0ders/0", b""])
-def test_strangers_records_are_passed_over(store: Store, key: bytes) -> None:
+def test_strangers_records_are_passed_over(store: RegionStore, key: bytes) -> None:
     store.write(
         CHECKPOINTS, "east", {key: line(), b"r/orders/0": line(), b"r/o/1": line(topic="a\0b")}, ORIGIN
     )
     assert len(keys(store)) == 1
 
 
-def test_how_far_was_read_stands_with_what_was_read_and_begins_anew_with_nothing(store: Store) -> None:
+def test_how_far_was_read_stands_with_what_was_read_and_begins_anew_with_nothing(store: RegionStore) -> None:
     assert store.origin(CHECKPOINTS, "east") is None
     store.write(CHECKPOINTS, "west", {b"r/orders/0": line("b")}, ORIGIN)
     records = {b"r/orders/%d" % p: line(partition=p) for p in range(2_500)}
@@ -92,9 +105,9 @@ def test_how_far_was_read_stands_with_what_was_read_and_begins_anew_with_nothing
     assert found is not None
     assert found.next_offsets == {0: 7}
     assert len(keys(store)) == 2_501
-    store.begin(CHECKPOINTS, "east", ORIGIN)
+    store.reset(CHECKPOINTS, "east", ORIGIN)
     assert store.origin(CHECKPOINTS, "east") == ORIGIN
-    assert keys(store) == {("west", "r", Place("b", "orders", 0), 9)}
+    assert keys(store) == {("west", "r", CopiedPartition("b", "orders", 0), 9)}
     assert list(store.records(ROUTES, "east")) == [("route/r", b"1")]
 
 
@@ -113,18 +126,18 @@ class Killed:
 
 
 @pytest.mark.parametrize("at", [0, 1, 2])
-def test_who_is_killed_while_it_begins_anew_has_all_that_it_says_it_has(store: Store, at: int) -> None:
+def test_who_is_killed_while_it_begins_anew_has_all_that_it_says_it_has(store: RegionStore, at: int) -> None:
     whole = msgspec.structs.replace(ORIGIN, complete=True, next_offsets={0: 7})
     store.write(CHECKPOINTS, "east", {b"r/orders/0": line()}, whole)
     store._db = Killed(store._db, at)
     with contextlib.suppress(KeyboardInterrupt):
-        store.begin(CHECKPOINTS, "east", ORIGIN)
+        store.reset(CHECKPOINTS, "east", ORIGIN)
     store.close()
     store.open()
     assert (store.origin(CHECKPOINTS, "east"), len(keys(store))) in [(whole, 1), (ORIGIN, 0)]
 
 
-def test_a_damaged_store_says_so_and_is_made_anew(store: Store) -> None:
+def test_a_damaged_store_says_so_and_is_made_anew(store: RegionStore) -> None:
     store.write(CHECKPOINTS, "east", {b"r/orders/0": line()}, ORIGIN)
     store.name("east", "id-1")
     assert store.named("east") == "id-1"
@@ -151,8 +164,10 @@ def barriers(*ends: int, route: str = "r", target: str = "d", epoch: int = 1) ->
     )  # fmt: skip
 
 
-def test_what_was_gathered_of_a_line_is_told_with_it_until_the_table_says_otherwise(store: Store) -> None:
-    place = Place("a", "orders", 0)
+def test_what_was_gathered_of_a_line_is_told_with_it_until_the_table_says_otherwise(
+    store: RegionStore,
+) -> None:
+    place = CopiedPartition("a", "orders", 0)
     store.write(CHECKPOINTS, "east", {b"r/orders/0": line()}, ORIGIN)
     store.add("east", [barriers(12), barriers(15), barriers(4, 5, route="new")], ORIGIN)
     store.add("east", [barriers(17)], ORIGIN)
@@ -167,14 +182,14 @@ def test_what_was_gathered_of_a_line_is_told_with_it_until_the_table_says_otherw
     store.add("east", [barriers(30, target="e", epoch=2)], ORIGIN)
     assert keys(store) == {("east", "r", place, 20)}, "where it leads now is for the table to say"
     assert keys(store, "e") == set()
-    store.begin(CHECKPOINTS, "east", ORIGIN)
+    store.reset(CHECKPOINTS, "east", ORIGIN)
     assert store.origin(BARRIERS, "east") is None, "both are read anew"
     store.write(CHECKPOINTS, "east", {b"r/orders/0": line(end=3)}, ORIGIN)
     assert keys(store) == {("east", "r", place, 3)}
 
 
-def test_a_line_that_cannot_be_read_tells_nothing_whatever_was_gathered_of_it(store: Store) -> None:
+def test_a_line_that_cannot_be_read_tells_nothing_whatever_was_gathered_of_it(store: RegionStore) -> None:
     store.write(CHECKPOINTS, "east", {b"r/orders/0": line()}, ORIGIN)
     store.write(CHECKPOINTS, "east", {b"r/orders/0": b"?"}, ORIGIN)
     store.add("east", [barriers(12)], ORIGIN)
-    assert keys(store) == {("east", "r", Place("a", "orders", 0), -1)}
+    assert keys(store) == {("east", "r", CopiedPartition("a", "orders", 0), -1)}

@@ -12,8 +12,8 @@ from app.dev.yard import Yard
 from app.kernel.fencing import LogId
 from app.offsets.store import tables as module
 from app.offsets.store.records import CHECKPOINTS, ROUTES, TRACKERS
-from app.offsets.store.tables import Atlas, NotRead
-from app.offsets.sync.mapper import Mapper, NoRoad
+from app.offsets.store.tables import NotRead, RegionAtlas
+from app.offsets.sync.mapper import NoRoad, OffsetMapper
 from tests.offsets.clusters import COMPACTED, HERE, NOWHERE, THERE, Regions, a_line, a_route, put_of, regions
 
 TOPIC = "orders"
@@ -77,14 +77,14 @@ async def test_a_changelog_that_was_made_anew_and_a_damaged_store_are_read_anew(
         own = stand.topic(stand.own)
         await stand.send(HERE, own, {b"r/orders/0": line(1), b"gone/orders/0": line(1)})
         assert len(await known(stand)) == 2
-        begin, known_then = stand.tables._store.begin, list[bool]()
+        begin, known_then = stand.tables._store.reset, list[bool]()
 
         def noted(*words: Any) -> None:
             if words[1] == stand.own:
                 known_then.append(stand.tables.regions[stand.own].is_known)
             begin(*words)
 
-        monkeypatch.setattr(stand.tables._store, "begin", noted)
+        monkeypatch.setattr(stand.tables._store, "reset", noted)
         await stand.make(HERE, own, **COMPACTED)
         await stand.send(HERE, own, {b"r/orders/0": line(5), b"s/orders/0": line(6), b"t/orders/0": line(7)})
         assert await known(stand) == {
@@ -103,18 +103,18 @@ async def test_a_changelog_that_was_made_anew_and_a_damaged_store_are_read_anew(
 async def test_what_was_read_of_a_region_stays_when_it_is_lost_and_one_never_read_is_said_to_be_unknown(
     yard: Yard, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "REACH_S", 1.0)
+    monkeypatch.setattr(module, "REACH_TIMEOUT_S", 1.0)
     async with regions(yard, tmp_path) as stand:
         other = stand.topic(stand.other)
         await stand.make(THERE, other, **COMPACTED)
         await stand.send(THERE, other, {b"x/orders/0": line(2)})
         answering = {stand.own: HERE, stand.other: THERE, "without": THERE}
-        stand.tables = stand.opened(Atlas(stand.own, answering, {HERE: stand.own}))
+        stand.tables = stand.opened(RegionAtlas(stand.own, answering, {HERE: stand.own}))
         await known(stand)
         assert stand.tables.regions["without"].state == "none"
         await stand.tables.close()
         control = {stand.own: HERE, stand.other: NOWHERE, "without": NOWHERE, "unheard": NOWHERE}
-        stand.tables = stand.opened(Atlas(stand.own, control, {HERE: stand.own}))
+        stand.tables = stand.opened(RegionAtlas(stand.own, control, {HERE: stand.own}))
         assert (await known(stand))[f"{stand.other}/x"] == 2
         without = stand.tables.regions["without"]
         assert (without.state, without.is_known) == ("away", True), "it has none, as was seen before"
@@ -122,16 +122,16 @@ async def test_what_was_read_of_a_region_stays_when_it_is_lost_and_one_never_rea
         assert (lost.state, lost.is_known) == ("away", True)
         assert (unheard.state, unheard.is_known) == ("away", False)
         assert "nowhere" in unheard.why
-        mapper = Mapper(stand.tables, stand.clusters, dict, list)
+        mapper = OffsetMapper(stand.tables, stand.clusters, dict, list)
         assert "region unheard copies here is not known" in mapper._incomplete()
 
 
 async def test_the_id_of_a_cluster_that_is_away_is_known_from_before_or_from_routes_to_it(
     yard: Yard, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "REACH_S", 1.0)
+    monkeypatch.setattr(module, "REACH_TIMEOUT_S", 1.0)
     async with regions(yard, tmp_path) as stand:
-        mapper = Mapper(stand.tables, stand.clusters, dict, list)
+        mapper = OffsetMapper(stand.tables, stand.clusters, dict, list)
         await stand.tables.read(30.0)
         with pytest.raises(NoRoad, match="which cluster it was"):
             await mapper.cluster_id(NOWHERE)

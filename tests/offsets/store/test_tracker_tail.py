@@ -184,10 +184,10 @@ async def test_who_has_patience_waits_until_positions_can_be_read(
             return await read(*words)
 
         monkeypatch.setattr(stand.stand.tables, "read", failing)
-        monkeypatch.setattr(carry_module, "RETRY_S", 0.01)
-        found = await stand.carrier.carried(stand.job(), stand.workload, 30.0)
+        monkeypatch.setattr(carry_module, "MAP_RETRY_INTERVAL_S", 0.01)
+        found = await stand.carrier.imported_progress(stand.job(), stand.workload, 30.0)
         assert (found.next_offset, found.why) == (20, "")
         left = 10**9
-        found = await stand.carrier.carried(stand.job(), stand.workload, 0.1)
+        found = await stand.carrier.imported_progress(stand.job(), stand.workload, 0.1)
         assert found.next_offset == 20, "then by what was read before"
         assert found.why.endswith("; see that the control cluster answers")

@@ -12,21 +12,21 @@ from aiokafka import AIOKafkaConsumer
 from app.offsets.model.group_sync import stamped
 from app.offsets.store import tables
 from app.offsets.sync import group_sync_schedule as module
-from app.offsets.sync.group_sync_schedule import OffsetSync, Passive, PassiveTold
+from app.offsets.sync.group_sync_schedule import GroupSyncSchedule, PassiveSyncStatus, PassiveWorkload
 from app.offsets.sync.group_syncer import GroupSyncer
 from tests.offsets.clusters import HERE, NOWHERE, THERE, a_line, a_route
-from tests.offsets.group_case import EVERY, Case, until
+from tests.offsets.group_case import EVERY, GroupCase, until
 
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "LOOK_S", 0.1)
-    monkeypatch.setattr(module, "PASSIVE_EVERY_S", 0.3)
-    monkeypatch.setattr(tables, "REACH_S", 1.0)
+    monkeypatch.setattr(module, "SYNC_POLL_INTERVAL_S", 0.1)
+    monkeypatch.setattr(module, "PASSIVE_SYNC_INTERVAL_S", 0.3)
+    monkeypatch.setattr(tables, "REACH_TIMEOUT_S", 1.0)
 
 
 async def test_a_route_keeps_its_groups_in_step_and_one_that_fails_holds_up_no_other_and_is_told_once(
-    case: Case,
+    case: GroupCase,
 ) -> None:
     await case.map(*EVERY)
     names = [f"{case.group}-{name}" for name in ("a", "b", "bad", "other")]
@@ -45,7 +45,7 @@ async def test_a_route_keeps_its_groups_in_step_and_one_that_fails_holds_up_no_o
 
     syncer = GroupSyncer(case.syncer().mapper, case.stand.clusters, busy)
     routes = {"r": (definition, definition.route())}
-    service = OffsetSync(
+    service = GroupSyncSchedule(
         syncer, case.stand.clusters, lambda: routes, lambda: acting[0], lambda *words: told.append(words)
     )
     await service.start()
@@ -73,25 +73,25 @@ async def test_a_route_keeps_its_groups_in_step_and_one_that_fails_holds_up_no_o
 class Following:
     """A workload that is passive in `there`."""
 
-    def __init__(self, case: Case) -> None:
+    def __init__(self, case: GroupCase) -> None:
         self.case = case
         self.key = f"{case.group}/{case.topic}"
-        self.passive: Sequence[Passive] = [self.of(HERE)]
+        self.passive: Sequence[PassiveWorkload] = [self.of(HERE)]
         self.troubles: list[tuple[str, ...]] = []
-        self.service = OffsetSync(
+        self.service = GroupSyncSchedule(
             case.syncer(), case.stand.clusters, dict, lambda: True,
             lambda *words: self.troubles.append(words), lambda: self.passive,
         )  # fmt: skip
 
-    def of(self, source: str, trouble: str = "") -> Passive:
+    def of(self, source: str, trouble: str = "") -> PassiveWorkload:
         case = self.case
-        return Passive(self.key, case.group, case.topic, "active", source, THERE, trouble)
+        return PassiveWorkload(self.key, case.group, case.topic, "active", source, THERE, trouble)
 
     @property
-    def told(self) -> PassiveTold | None:
-        return self.service.told(self.key)
+    def told(self) -> PassiveSyncStatus | None:
+        return self.service.passive_status(self.key)
 
-    async def until(self, *states: str) -> PassiveTold:
+    async def until(self, *states: str) -> PassiveSyncStatus:
         """What a round says that begins from now on, once that is one of `states`."""
         for kept in self.service.passive.values():
             kept.outcomes.clear()
@@ -106,7 +106,7 @@ class Following:
 
 
 @asynccontextmanager
-async def following(case: Case) -> AsyncIterator[Following]:
+async def following(case: GroupCase) -> AsyncIterator[Following]:
     await case.map(*EVERY)
     made = Following(case)
     await made.service.start()
@@ -117,7 +117,7 @@ async def following(case: Case) -> AsyncIterator[Following]:
 
 
 async def test_the_group_of_a_passive_workload_follows_the_active_one_forth_and_back_unless_it_lives_there(
-    case: Case,
+    case: GroupCase,
 ) -> None:
     await case.at(50, 50)
     async with following(case) as follows:
@@ -150,7 +150,7 @@ async def test_the_group_of_a_passive_workload_follows_the_active_one_forth_and_
         assert not follows.service.passive
 
 
-async def test_only_its_own_topic_counts_of_what_its_group_consumes_there(case: Case) -> None:
+async def test_only_its_own_topic_counts_of_what_its_group_consumes_there(case: GroupCase) -> None:
     """Another workload of the group is active in that region; and retry topics are each region's own."""
     stand, retry = case.stand, f"{case.topic}__{case.group}__retry_1"
     there = await case.committer(THERE)
@@ -172,7 +172,7 @@ async def test_only_its_own_topic_counts_of_what_its_group_consumes_there(case: 
     }  # fmt: skip
 
 
-async def test_where_it_was_active_once_and_is_further_nothing_is_amiss(case: Case) -> None:
+async def test_where_it_was_active_once_and_is_further_nothing_is_amiss(case: GroupCase) -> None:
     there = await case.committer(THERE)
     before = {(case.topic, 0): 95, (case.topic, 1): 95}
     await there.commit(case.group, before, dict.fromkeys(before, stamped("west-1", 1)))
@@ -184,7 +184,7 @@ async def test_where_it_was_active_once_and_is_further_nothing_is_amiss(case: Ca
 
 
 async def test_somebody_else_s_position_that_is_further_is_left_and_told_as_what_would_be_passed_over(
-    case: Case,
+    case: GroupCase,
 ) -> None:
     there = await case.committer(THERE)
     await there.commit(case.group, {(case.topic, 0): 95, (case.topic, 1): 60})
@@ -204,7 +204,7 @@ async def test_somebody_else_s_position_that_is_further_is_left_and_told_as_what
 
 
 async def test_while_the_active_region_s_cluster_is_away_nothing_changes_and_it_is_said_once(
-    case: Case,
+    case: GroupCase,
 ) -> None:
     await case.at(50, 50)
     async with following(case) as follows:

@@ -17,19 +17,19 @@ from app.controllog.events import WorkloadDeleted, WorkloadPut
 from app.controllog.topics import ControlTopics
 from app.kernel.clock import now_ms
 from app.kernel.fencing import LogId
-from app.offsets.model.group_sync import BEHIND, QUIET_S, stamped
-from app.offsets.model.translation import NOTHING_HERE, Place
+from app.offsets.model.group_sync import AHEAD_OF_MAP, QUIET_GROUP_S, stamped
+from app.offsets.model.translation import NOTHING_HERE, CopiedPartition
 from app.offsets.sync import group_syncer as sync
-from app.offsets.sync.group_syncer import GroupOutcome, Views
-from app.offsets.sync.mapper import Mapper, NoRoad
+from app.offsets.sync.group_syncer import GroupOutcome, OffsetMapViews
+from app.offsets.sync.mapper import NoRoad, OffsetMapper
 from app.offsets.sync.time_lookup import at_time, copies_of
 from app.replicate.model.route import Route
 from tests.offsets.clusters import HERE, THERE, a_line, a_route
-from tests.offsets.group_case import EVERY, Case
+from tests.offsets.group_case import EVERY, GroupCase
 
 
 async def test_a_group_is_brought_in_step_forwards_always_and_back_only_after_it_went_back_itself(
-    case: Case,
+    case: GroupCase,
 ) -> None:
     mapper = case.syncer().mapper
     await mapper.read(30.0)
@@ -45,18 +45,18 @@ async def test_a_group_is_brought_in_step_forwards_always_and_back_only_after_it
     assert (await case.sync()).state == "unchanged"
     await case.map(*EVERY[:3])  # the map knows less
     refused = await case.sync()
-    assert (refused.state, refused.why, await case.there()) == ("refused", BEHIND, {0: 60, 1: 110})
+    assert (refused.state, refused.why, await case.there()) == ("refused", AHEAD_OF_MAP, {0: 60, 1: 110})
     await case.map(*EVERY)
     await case.at(20, 100)  # an operator reset it
     assert (await case.sync()).state == "synced"
     assert await case.there() == {0: 30, 1: 110}
     await case.at(90, 100, cluster=THERE)  # somebody consumed there meanwhile
     await case.at(5, 100)
-    assert (await case.sync()).rows[0].decision.why == BEHIND
+    assert (await case.sync()).rows[0].decision.why == AHEAD_OF_MAP
     assert (await case.there())[0] == 90
 
 
-async def test_a_group_that_is_consumed_there_is_left_alone(case: Case) -> None:
+async def test_a_group_that_is_consumed_there_is_left_alone(case: GroupCase) -> None:
     await case.map(*EVERY)
     await case.at(50, 50)
     case.busy[case.group] = "workload g/t consumes it there"
@@ -85,10 +85,10 @@ async def test_a_group_that_is_consumed_there_is_left_alone(case: Case) -> None:
 
 @pytest.mark.parametrize("hangs", [False, True])
 async def test_what_was_not_taken_is_not_sent_again_once_it_is_consumed_there(
-    case: Case, hangs: bool, monkeypatch: pytest.MonkeyPatch
+    case: GroupCase, hangs: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sync, "COMMIT_S", 5.0 if not hangs else 2.0)
-    monkeypatch.setattr(sync, "RETRY_S", 0.0)
+    monkeypatch.setattr(sync, "COMMIT_TIMEOUT_S", 5.0 if not hangs else 2.0)
+    monkeypatch.setattr(sync, "COMMIT_RETRY_INTERVAL_S", 0.0)
     await case.map(*EVERY)
     await case.at(50, 50)
     client = (await case.stand.clusters.get(THERE)).client
@@ -116,7 +116,7 @@ async def test_what_was_not_taken_is_not_sent_again_once_it_is_consumed_there(
 
 
 async def test_who_commits_there_without_being_a_member_is_left_alone_until_he_has_long_stood_still(
-    case: Case,
+    case: GroupCase,
 ) -> None:
     now_s = [0.0]
     syncer = case.syncer(clock=lambda: now_s[0])
@@ -137,32 +137,32 @@ async def test_who_commits_there_without_being_a_member_is_left_alone_until_he_h
     assert (live.state, await case.there()) == ("live", {0: 20})
     assert f"{case.topic}-0 was committed there by Switchyard worker west-1" in live.why
     await commits(20, stamped("west-1", 2))  # it has nothing to do
-    assert (await sync(QUIET_S)).state == "live"
-    assert (await sync(QUIET_S / 2)).state == "live"
+    assert (await sync(QUIET_GROUP_S)).state == "live"
+    assert (await sync(QUIET_GROUP_S / 2)).state == "live"
     await commits(21, "")  # a consumer that assigns partitions to itself
-    assert (await sync(QUIET_S)).state == "live"
+    assert (await sync(QUIET_GROUP_S)).state == "live"
     assert await case.there() == {0: 21}
-    assert (await sync(QUIET_S)).state == "synced", "nobody moves it any more"
+    assert (await sync(QUIET_GROUP_S)).state == "synced", "nobody moves it any more"
     assert await case.there() == {0: 60, 1: 60}
     await case.at(70, 70)
     assert (await sync(1)).state == "synced", "what is ours is no sign of anybody"
 
     # Somebody commits between the look and the commit.
     await case.at(90, 90)
-    views, join = syncer.views(HERE, THERE), Views.join
+    views, join = syncer.views(HERE, THERE), OffsetMapViews.join
 
-    async def meanwhile(self: Views, topic: str, to_topic: str | None) -> Any:
+    async def meanwhile(self: OffsetMapViews, topic: str, to_topic: str | None) -> Any:
         await commits(75, "")
         return await join(self, topic, to_topic)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Views, "join", meanwhile)
+        patch.setattr(OffsetMapViews, "join", meanwhile)
         made = await syncer.sync(case.group, HERE, THERE, views)
     assert (made.state, await case.there()) == ("live", {0: 75, 1: 80})
 
 
 async def test_a_group_that_a_workload_of_another_region_consumes_there_is_left_alone_also_while_it_sleeps(
-    case: Case,
+    case: GroupCase,
 ) -> None:
     stand, active = case.stand, [case.stand.own]
     syncer = case.syncer(is_active=lambda _, region: region in active)
@@ -205,7 +205,7 @@ async def test_a_group_that_a_workload_of_another_region_consumes_there_is_left_
 
 
 async def test_a_reader_of_one_aggregate_goes_on_in_another_where_the_source_that_is_furthest_behind_says(
-    case: Case,
+    case: GroupCase,
 ) -> None:
     stand, topic = case.stand, case.topic
     logs = {cluster: await stand.log_id(cluster, topic) for cluster in (HERE, THERE)}
@@ -224,16 +224,16 @@ async def test_a_reader_of_one_aggregate_goes_on_in_another_where_the_source_tha
     made = await case.sync()
     (row,) = [row for row in made.rows if row.answer.partition == 0]
     assert (made.state, row.answer.next_offset) == ("refused", 12), "it stays where it is, further than that"
-    assert row.answer.least == Place("west", "orders", 0)
+    assert row.answer.least == CopiedPartition("west", "orders", 0)
     assert {told.source.cluster_id: told.x for told in row.answer.sources} == {"east": 30, "west": 12}
     assert [row.answer.why for row in made.rows if row.answer.partition == 1] == [NOTHING_HERE]
     assert (await case.there())[0] == 30
 
 
-async def test_a_job_whose_line_is_not_there_yet_is_a_source_that_nobody_knows(case: Case) -> None:
+async def test_a_job_whose_line_is_not_there_yet_is_a_source_that_nobody_knows(case: GroupCase) -> None:
     await case.map(*EVERY)
     route = a_route("other", HERE, THERE, "more", rename={"names": {"more": case.topic}})
-    mapper = Mapper(
+    mapper = OffsetMapper(
         case.stand.tables, case.stand.clusters, lambda: {"other": route},
         lambda: ["replicate:other:more:0", "dispatch:g/t:t:0", "replicate:r:more:1"],
     )  # fmt: skip
@@ -243,7 +243,9 @@ async def test_a_job_whose_line_is_not_there_yet_is_a_source_that_nobody_knows(c
     assert joined.resume({0: 50, 1: 50}).next_offsets == {0: 60, 1: 60}, "none of theirs was ever read"
 
 
-async def test_a_time_is_found_in_every_cluster_and_what_lies_outside_of_the_log_is_said(case: Case) -> None:
+async def test_a_time_is_found_in_every_cluster_and_what_lies_outside_of_the_log_is_said(
+    case: GroupCase,
+) -> None:
     topic, stand = f"{case.topic}-t", case.stand
     await stand.make(HERE, topic)
     base = now_ms() - 60_000

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from app.offsets.store.tables import Atlas
-from app.offsets.sync.mapper import Mapper
+from app.offsets.store.tables import RegionAtlas
+from app.offsets.sync.mapper import OffsetMapper
 from app.replicate.definition import RouteDefinition
 from app.replicate.model.route import Route
 from tests.offsets.clusters import HERE, THERE, a_route
@@ -27,10 +27,10 @@ async def test_what_is_copied_into_a_topic_is_found_among_very_many_jobs_without
 
     monkeypatch.setattr(RouteDefinition, "route", route)
     nothing: Any = None
-    tables: Any = type("Tables", (), {"atlas": Atlas("own", {}, {})})
+    tables: Any = type("Tables", (), {"atlas": RegionAtlas("own", {}, {})})
     routes = {name: a_route(name, HERE, THERE, "t.*") for name in ("a", "b")}
     jobs = [f"replicate:{name}:t{n}:{p}" for name in routes for n in range(TOPICS) for p in range(2)]
-    mapper = Mapper(tables, nothing, lambda: dict(routes), lambda: [*jobs, "dispatch:g/t1:t1:0"])
+    mapper = OffsetMapper(tables, nothing, lambda: dict(routes), lambda: [*jobs, "dispatch:g/t1:t1:0"])
     for n in range(TOPICS):
         found = mapper._copying()[THERE, f"t{n}"]
         assert {(one.name, topic, p) for one, topic, p in found} == {

@@ -14,17 +14,17 @@ from app.controllog import codec
 from app.controllog.topics import ControlTopics
 from app.dev.yard import Yard
 from app.dispatch.definition import Workload
-from app.kafka.records.producer_sequences import Stamp
+from app.kafka.records.producer_sequences import ProducerStamp
 from app.kernel.fencing import LogId, TrackerRecord
 from app.kernel.job import JobId, Kind
 from app.kernel.ranges import Snapshot
-from app.offsets.model.offset_map import Barrier, Line
-from app.offsets.model.producer_progress import Progress, Trail
+from app.offsets.model.offset_map import Barrier, OffsetMapLine
+from app.offsets.model.producer_progress import FinishedOffsets, ProducerProgress
 from app.offsets.store import tables as tables_module
 from app.offsets.store.records import TRACKERS
-from app.offsets.store.tables import Atlas
-from app.offsets.sync.mapper import Mapper
-from app.offsets.sync.remote_progress import Carried, Carrier, reader_of
+from app.offsets.store.tables import RegionAtlas
+from app.offsets.sync.mapper import OffsetMapper
+from app.offsets.sync.remote_progress import ImportedProgress, RemoteProgress, reader_of
 from tests.offsets.clusters import COMPACTED, HERE, NOWHERE, Regions, regions
 
 SOURCE = "s1"  # the cluster that all copies are of
@@ -35,7 +35,7 @@ At = tuple[int, int, int]  # source end, target end, sequence
 
 def a_note(base: int, *finished: tuple[int, int], pid: int = PID) -> bytes:
     """Of a reader of offsets [100, 165) that one lane wrote, but for a marker at 120 to 124."""
-    trail = Trail(0)
+    trail = ProducerProgress(0)
     for start, end, sequence in ((100, 120, 0), (125, 165, 20)):
         trail.seen(start, end, pid, 0, sequence, base)
     return trail.note(Snapshot(base, finished), 1_000)
@@ -50,9 +50,9 @@ def a_record(base: int, log: LogId = LOST, **of: Any) -> TrackerRecord:
 
 def stamped(topic: str, log: LogId, pid: int, *barriers: At, partition: int = 0) -> bytes:
     """A line from `SOURCE`, as the table holds it."""
-    return codec.encode(Line(
+    return codec.encode(OffsetMapLine(
         target_topic=topic, target_partition=partition, epoch=1, lineage=0, source=LogId(SOURCE, "t"),
-        target=log, barriers=[Barrier(s, t, 0, Stamp(pid, 0, n)) for s, t, n in barriers],
+        target=log, barriers=[Barrier(s, t, 0, ProducerStamp(pid, 0, n)) for s, t, n in barriers],
     ))  # fmt: skip
 
 
@@ -63,10 +63,10 @@ class Carrying:
         self.stand, self.topic = stand, topic
         self.other, self.third = stand.other, f"{stand.own}c"
         control = {stand.own: HERE, self.other: NOWHERE, self.third: NOWHERE}
-        stand.tables = stand.opened(Atlas(stand.own, control, {}))
-        mapper = Mapper(stand.tables, stand.clusters, dict, list)
+        stand.tables = stand.opened(RegionAtlas(stand.own, control, {}))
+        mapper = OffsetMapper(stand.tables, stand.clusters, dict, list)
         self.shared = [stand.own, self.other]
-        self.carrier = Carrier(stand.tables, mapper, lambda _: self.shared, lambda: True)
+        self.carrier = RemoteProgress(stand.tables, mapper, lambda _: self.shared, lambda: True)
         self.workload = Workload.from_wire({
             "apiVersion": "switchyard/v1", "kind": "Workload",
             "metadata": {"group": "billing", "topic": topic, "cluster": HERE},
@@ -76,8 +76,8 @@ class Carrying:
     def job(self, partition: int = 0, topic: str = "") -> JobId:
         return JobId(Kind.DISPATCH, self.workload.key, topic or self.topic, partition)
 
-    async def carried(self, partition: int = 0) -> Carried:
-        return await self.carrier.carried(self.job(partition), self.workload)
+    async def carried(self, partition: int = 0) -> ImportedProgress:
+        return await self.carrier.imported_progress(self.job(partition), self.workload)
 
     async def trackers(self, region: str, *records: TrackerRecord | None) -> None:
         """What the copy of its tracker table says, by partition."""
@@ -112,10 +112,10 @@ async def carrying(yard: Yard, path: Path, topic: str) -> AsyncIterator[Carrying
 async def test_of_a_region_that_is_gone_its_copies_say_where_to_go_on_and_what_to_pass_over(
     yard: Yard, tmp_path: Path, topic_name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tables_module, "REACH_S", 1.0)
+    monkeypatch.setattr(tables_module, "REACH_TIMEOUT_S", 1.0)
     async with carrying(yard, tmp_path, topic_name) as stand:
         nobody = await stand.carried()
-        assert (nobody, nobody.was_read) == (Carried(), False), "nobody has read it elsewhere"
+        assert (nobody, nobody.was_read) == (ImportedProgress(), False), "nobody has read it elsewhere"
         await stand.trackers(stand.other, a_record(130, note=a_note(130, (150, 160))))
         assert list(await stand.carrier.positions(stand.workload, stand.other)) == []
         found = await stand.carried()
@@ -136,9 +136,9 @@ async def test_of_a_region_that_is_gone_its_copies_say_where_to_go_on_and_what_t
         assert found.over.ranges(65, 85, OTHER, 0, 40) == [(70, 80)]
         # Nothing comes from elsewhere of a topic of this region's own, nor of a workload nobody shares.
         retry = stand.job(topic=stand.workload.merge_topic())
-        assert await stand.carrier.carried(retry, stand.workload) == Carried()
+        assert await stand.carrier.imported_progress(retry, stand.workload) == ImportedProgress()
         stand.shared = [stand.stand.own]
-        assert await stand.carried() == Carried()
+        assert await stand.carried() == ImportedProgress()
         # What is of no use here was not kept.
         kept = await stand.stand.tables.ask(lambda store: list(store.records(TRACKERS, stand.other)))
         assert [job for job, _ in kept] == [str(stand.job())]
@@ -172,12 +172,12 @@ async def test_of_several_regions_the_furthest_counts_and_what_each_has_finished
 async def test_what_is_not_known_is_told_and_never_taken_for_finished(
     yard: Yard, tmp_path: Path, topic_name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tables_module, "REACH_S", 1.0)
+    monkeypatch.setattr(tables_module, "REACH_TIMEOUT_S", 1.0)
     async with carrying(yard, tmp_path, topic_name) as stand:
         unheard = f"{stand.stand.own}z"
         stand.shared.append(unheard)
         control = {**stand.stand.tables.atlas.control, unheard: NOWHERE}
-        stand.stand.tables.atlas = Atlas(stand.stand.own, control, {})
+        stand.stand.tables.atlas = RegionAtlas(stand.stand.own, control, {})
         found = await stand.carried()
         assert f"switchyard-{unheard}-trackers-changelog is copied" in found.why
         assert (found.next_offset, found.over, found.was_read) == (None, None, False)
@@ -229,7 +229,7 @@ def test_a_reader_is_where_its_records_say_in_the_log_that_is_the_newest() -> No
     jobs = [str(JobId(Kind.DISPATCH, "g/t", "t", at)) for at in range(4)]
     anew = LogId("lost-cluster", "anew")
     records = [
-        a_record(10, anew, at_ms=5, note=Progress(8, 8).to_bytes()),
+        a_record(10, anew, at_ms=5, note=FinishedOffsets(8, 8).to_bytes()),
         a_record(99, LOST, at_ms=4),
         a_record(20, LogId("lost-cluster", ""), at_ms=1, note=b"\x00 no note"),
         TrackerRecord(epoch=1, worker="w", cluster_id="lost-cluster"),
@@ -238,7 +238,7 @@ def test_a_reader_is_where_its_records_say_in_the_log_that_is_the_newest() -> No
     assert found is not None
     assert found.log == anew
     assert found.next_offsets == {0: 10, 2: 20}
-    assert found.progress == {0: Progress(8, 8), 2: Progress(20)}
-    beyond = a_record(10, note=Progress(11).to_bytes())
-    assert (reader_of([(jobs[0], beyond)]) or found).progress == {0: Progress(10)}
+    assert found.progress == {0: FinishedOffsets(8, 8), 2: FinishedOffsets(20)}
+    beyond = a_record(10, note=FinishedOffsets(11).to_bytes())
+    assert (reader_of([(jobs[0], beyond)]) or found).progress == {0: FinishedOffsets(10)}
     assert reader_of([(jobs[3], records[3])]) is None

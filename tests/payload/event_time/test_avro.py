@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from app.payload.codec import Framing
 from app.payload.event_time.avro_field import AvroTime, OneSchema
 from app.payload.event_time.avro_plan import MAX_STEPS, compiled
-from app.payload.event_time.avro_schemas import Folder, open_avro
+from app.payload.event_time.avro_schemas import AvroSchemaFolder, open_avro
 from app.payload.event_time.instant import MAX_MS, Absent, Instant, TimeFormat, UnusableField
 from app.payload.schema_files import SchemaFiles
 
@@ -337,14 +337,14 @@ def test_a_schema_that_comes_later_is_found_and_hostile_ids_are_not_looked_for_e
 ) -> None:
     (tmp_path / "1.avsc").write_text(json.dumps(_record(("ts", "long"))))
     files = SchemaFiles(tmp_path)
-    folder = Folder(tmp_path, ("ts",), None, files)
+    folder = AvroSchemaFolder(tmp_path, ("ts",), None, files)
     assert folder.plan(2) is None
     (tmp_path / "2.avsc").write_text(json.dumps(_record(("ts", "double"))))
     assert folder.plan(2) is None, "a value asks memory only"
-    files.look()
+    files.refresh()
     assert folder.plan(2) is not None
     (tmp_path / "3.avsc").write_text(json.dumps(_record(("at", "long"))))
-    files.look()
+    files.refresh()
     assert folder.plan(3) is None
     assert "has no field 'ts'" in folder.unusable[3].problem
 

@@ -10,7 +10,7 @@ import msgspec
 from app.controllog.events import Claim, Drain, MoveWish
 from app.kernel.lease import Lease
 from app.kernel.load import Load
-from app.placement.inputs import Placing
+from app.placement.inputs import PlacementInputs
 from app.placement.leader import Leader
 from tests.web.client import Console
 from tests.web.runtime_fake import ME, assigned, beat, definition, flowing, job, put, serving
@@ -29,14 +29,14 @@ def lead(console: Console, *, loads: float = 0.01) -> None:
     lease.renewed(time.monotonic())
     log: Any = fed.control
     fed.leader = Leader(
-        ME, log, fed.members, lease, jobs, Placing(fed.catalog.workload, lambda *_: None), dict
+        ME, log, fed.members, lease, jobs, PlacementInputs(fed.catalog.workload, lambda *_: None), dict
     )
     fed.apply(Claim(at_ms=1, term=1, worker=ME), put(definition("billing", "orders")))
     fed.control.view.term = 0  # that of `assigned`
     fed.apply(assigned(job(0)), assigned(job(1), reason="it had no owner"))
     load = Load(loads, 1 << 20, 1000)
-    fed.hear(beat(flowing(job(0), load=load), flowing(job(1), load=load)))
-    fed.hear(beat(worker="w2"))
+    fed.observe(beat(flowing(job(0), load=load), flowing(job(1), load=load)))
+    fed.observe(beat(worker="w2"))
 
 
 def test_nothing_moves_for_beauty_and_a_plan_for_evenness_is_read_first_and_applied_as_read(
@@ -120,11 +120,11 @@ def test_the_last_worker_of_an_isolation_group_is_not_drained_while_it_has_jobs_
     lead(console)
     fed = console.fed
     fed.apply(put(definition("billing", "orders", placement={"group": "gold"})))
-    fed.hear(msgspec.structs.replace(beat(flowing(job(0)), flowing(job(1))), group="gold"))
+    fed.observe(msgspec.structs.replace(beat(flowing(job(0)), flowing(job(1))), group="gold"))
     refused = console.ask("POST", f"/api/v1/workers/{ME}/drain", {})
     assert refused.status == 409
     assert "of the isolation group 'gold'" in refused.json["detail"]
-    fed.hear(msgspec.structs.replace(beat(worker="w3"), group="gold"))
+    fed.observe(msgspec.structs.replace(beat(worker="w3"), group="gold"))
     assert console.ask("POST", f"/api/v1/workers/{ME}/drain", {}).json["jobs"] == 2
 
 
@@ -156,8 +156,8 @@ def test_whoever_is_asked_the_leader_answers(console: Console) -> None:
     leading = beat(flowing(job(0)), flowing(job(1)), url=console.url)
     with serving(follower) as url:
         follower.worker = "w2"
-        follower.hear(leading)
-        follower.hear(beat(worker="w2"))
+        follower.observe(leading)
+        follower.observe(beat(worker="w2"))
         answer = Console(url, follower).ask("POST", PLAN, {"even": True})
     assert answer.status == 200
     assert [move["to"] for move in answer.json["moves"]] == ["w2"]

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 
 from app.controllog.events import Assignment
 from app.kernel.load import Load
-from app.placement.model.plan import Decision, Plan
+from app.placement.model.plan import PlacementDecision, RoundPlan
 
 WORKER = Load(1.0, 1 << 30, 100e6)
 
@@ -27,7 +27,9 @@ def job(number: int, topic: str = "t") -> str:
     return f"dispatch:g/{topic}:{topic}:{number}"
 
 
-def carry_out(assignments: Mapping[str, Assignment], decisions: Iterable[Decision]) -> dict[str, Assignment]:
+def carry_out(
+    assignments: Mapping[str, Assignment], decisions: Iterable[PlacementDecision]
+) -> dict[str, Assignment]:
     """After all decisions took effect, and owners have released what they were asked to."""
     after = dict(assignments)
     for decision in decisions:
@@ -35,5 +37,5 @@ def carry_out(assignments: Mapping[str, Assignment], decisions: Iterable[Decisio
     return after
 
 
-def releases(plan: Plan) -> dict[str, Decision]:
+def releases(plan: RoundPlan) -> dict[str, PlacementDecision]:
     return {decision.job: decision for decision in plan.decisions if decision.release}

@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 from app.controllog.events import Assignment
 from app.kernel.load import Load
 from app.placement.model.bin_packing import plan
-from app.placement.model.plan import MOVES_PER_ROUND, Member, Plan, Rules
+from app.placement.model.plan import MOVES_PER_ROUND, Member, PlacementRules, RoundPlan
 from tests.placement.model.fleets import WORKER, carry_out, cpu, held, job, owned, releases
 
 jobs = st.sets(st.integers(0, 20).map(lambda n: f"job-{n:02}"), max_size=16)
 members = st.dictionaries(st.sampled_from("abcd"), st.booleans(), max_size=4)
 
-COUNTED = Rules(even=2)
+COUNTED = PlacementRules(even=2)
 
 
 def fleet(names: str, group: str = "") -> list[Member]:
@@ -289,7 +289,7 @@ def test_a_round_places_the_largest_first_and_the_others_come_in_the_next_ones()
     for _ in range(3):
         decided = plan(
             [*loads, stray], fleet("ab"), assignments, loads,
-            groups={"of/nobody": "nobodys"}, rules=Rules(placements=3),
+            groups={"of/nobody": "nobodys"}, rules=PlacementRules(placements=3),
         )  # fmt: skip
         placed.append([one.job for one in decided.decisions])
         assignments = carry_out(assignments, decided.decisions)
@@ -303,7 +303,7 @@ def test_the_answer_does_not_depend_on_any_order(seed: int) -> None:
     owners = {one: dice.choice("abcde") for one in loads if dice.random() < 0.8}
     members = fleet("abcd")
 
-    def shuffled() -> Plan:
+    def shuffled() -> RoundPlan:
         order = list(owners)
         dice.shuffle(order)
         names = dice.sample(members, len(members))
@@ -336,7 +336,7 @@ def test_absurd_loads_and_capacities_still_place_every_job(loads: dict[str, Load
 )
 def test_rules_that_make_no_sense_are_refused(wrong: dict[str, float]) -> None:
     with pytest.raises(ValueError, match="placement"):
-        Rules(**wrong)  # type: ignore[arg-type]
+        PlacementRules(**wrong)  # type: ignore[arg-type]
 
 
 def test_evenness_is_for_those_who_ask() -> None:

@@ -9,12 +9,12 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from app.controllog.events import Assignment
 from app.kernel.load import Load
 from app.placement.model.bin_packing import plan
-from app.placement.model.plan import Decision, Member, Plan, Rules
+from app.placement.model.plan import Member, PlacementDecision, PlacementRules, RoundPlan
 from tests.placement.model.fleets import WORKER, carry_out, cpu, held, job
 
 names = st.sampled_from([f"w{n}" for n in range(6)])
 numbers = st.integers(0, 24)
-RULES = Rules(moves=3)
+RULES = PlacementRules(moves=3)
 
 
 class PlacementThroughTime(RuleBasedStateMachine):
@@ -27,9 +27,9 @@ class PlacementThroughTime(RuleBasedStateMachine):
         self.members: dict[str, Member] = {}
         self.assignments: dict[str, Assignment] = {}
         self.wishes: dict[str, str] = {}
-        self.planned: dict[str, Decision] = {}
+        self.planned: dict[str, PlacementDecision] = {}
 
-    def plan(self) -> Plan:
+    def plan(self) -> RoundPlan:
         return plan(
             self.wanted, self.members.values(), self.assignments, self.loads,
             wishes=self.wishes, planned=self.planned, rules=RULES,
@@ -81,7 +81,7 @@ class PlacementThroughTime(RuleBasedStateMachine):
     def round(self) -> None:
         self.carry(self.plan())
 
-    def carry(self, decided: Plan) -> None:
+    def carry(self, decided: RoundPlan) -> None:
         before = self.assignments
         self.check(decided)
         for decision in decided.decisions:
@@ -93,7 +93,7 @@ class PlacementThroughTime(RuleBasedStateMachine):
                 self.planned[decision.job] = decision
         assert before.keys() <= self.assignments.keys()
 
-    def check(self, decided: Plan) -> None:
+    def check(self, decided: RoundPlan) -> None:
         """What every single round promises."""
         decisions = decided.decisions
         assert len({decision.job for decision in decisions}) == len(decisions), "one decision a job"

@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 
 from app.kernel.load import Load, Vector, vector
 from app.placement.model.bin_packing import plan
-from app.placement.model.fleet import LEAST, Bins, Slot
-from app.placement.model.plan import Member, Rules
+from app.placement.model.fleet import MIN_CANDIDATES, WorkerBins, WorkerSlot
+from app.placement.model.plan import Member, PlacementRules
 from tests.placement.model.fleets import WORKER, carry_out, cpu, job, owned
 
-RULES = Rules()
+RULES = PlacementRules()
 CASES = 300
 
 
@@ -73,7 +73,7 @@ def test_with_one_dimension_too_high_and_room_elsewhere_moves_are_the_fewest_pos
             break
         total, fewest = total + size / 100, fewest + 1
     roomy = [Member("a", capacity=WORKER), *(Member(f"b{n}", capacity=WORKER) for n in range(9))]
-    assert len(plan(owners, roomy, owned(owners), loads, rules=Rules(moves=99)).decisions) == fewest
+    assert len(plan(owners, roomy, owned(owners), loads, rules=PlacementRules(moves=99)).decisions) == fewest
 
 
 def test_on_small_fleets_in_three_dimensions_moves_are_nearly_the_fewest() -> None:
@@ -114,9 +114,9 @@ sizes = st.tuples(st.integers(1, 50), st.integers(1, 50), st.integers(1, 50)).ma
 def test_the_heap_finds_whom_a_search_of_all_workers_finds(
     stream: list[tuple[Vector, bool]], capacities: list[float]
 ) -> None:
-    bins = Bins(0.75)
+    bins = WorkerBins(0.75)
     for n, cores in enumerate(capacities):
-        bins.slots[f"w{n}"] = Slot(f"w{n}", Load(cores, 1 << 30, 1e8))
+        bins.slots[f"w{n}"] = WorkerSlot(f"w{n}", Load(cores, 1 << 30, 1e8))
     bins.open()
     for size, is_hot in stream:
         hot = "topic" if is_hot else ""
@@ -130,7 +130,9 @@ def test_the_heap_finds_whom_a_search_of_all_workers_finds(
         if able:
             assert slot is (apart or able)[0]
         else:
-            assert slot.level_with(size) == min(one.level_with(size) for one in by_level[: LEAST + 1])
+            assert slot.level_with(size) == min(
+                one.level_with(size) for one in by_level[: MIN_CANDIDATES + 1]
+            )
         bins.put(slot, size, hot)
         if slot.level > 1:  # as relief does
-            bins.take(slot, size)
+            bins.remove_job(slot, size)

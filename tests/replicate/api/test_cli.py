@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from ruamel.yaml import YAML
 
-from app.cli.client import Failure
-from app.controllog.codec import Copying
+from app.cli.client import CommandFailure
+from app.controllog.codec import CopyingStatus
 from app.controllog.events import RouteDeleted, RoutePut, WorkloadPut
 from app.replicate.api.cli import _reset_as_foreseen
 from tests.cli.in_process import shell as shell  # noqa: PLC0414 - the fixture
@@ -63,7 +63,7 @@ def flowing_route(shell: Shell) -> None:
     fed = shell.fed
     shell.fed.apply(put_route(route("mirror", "east", "west", "orders.*", exclude=["orders.test"])),
                     assigned(copying(0)))  # fmt: skip
-    fed.hear(beat(flowing(copying(0), delivered=7, trouble="\x1b[31mred"), url=fed.url))
+    fed.observe(beat(flowing(copying(0), delivered=7, trouble="\x1b[31mred"), url=fed.url))
     listed(fed, "east", orders=1, orders_test=1, unrelated=1)
 
 
@@ -115,7 +115,7 @@ def test_a_route_is_deleted_once_it_is_said_and_its_copies_stay(shell: Shell) ->
 def test_what_cannot_be_copied_is_shown_and_skipped_by_command(shell: Shell) -> None:
     fed = shell.fed
     pump = acting(fed)
-    told = Copying(
+    told = CopyingStatus(
         halted="a gap",
         stuck=(10, 12),
         encoded=1,
@@ -128,7 +128,7 @@ def test_what_cannot_be_copied_is_shown_and_skipped_by_command(shell: Shell) -> 
         destination_losses=7,
         barrier=(10, 11, 1),
     )
-    fed.hear(beat(flowing(copying(0), delivered=4, copying=told), flowing(copying(1)), url=fed.url))
+    fed.observe(beat(flowing(copying(0), delivered=4, copying=told), flowing(copying(1)), url=fed.url))
     shown = shell("route", "describe", "mirror").stdout
     for part in ("halted: orders-0: a gap", "stuck: route skip mirror orders 0 10 12", "10 -> 11", "75%",
                  "4 records, 1 of them in batches encoded anew; 3 left out",
@@ -164,7 +164,7 @@ def test_what_was_reset_before_a_later_topic_failed_is_told() -> None:
     class Client:
         def ask(self, _method: str, _path: str, body: dict[str, Any]) -> Any:
             if body["topic"] == "b":
-                raise Failure("no worker answers")
+                raise CommandFailure("no worker answers")
             return {"done": 1, "partitions": [{"topic": body["topic"], "partition": 0, "done": True}]}
 
     client: Any = Client()
@@ -172,5 +172,5 @@ def test_what_was_reset_before_a_later_topic_failed_is_told() -> None:
     told = _reset_as_foreseen(client, "/routes/r/reset", foreseen)
     assert (told["done"], [row["done"] for row in told["partitions"]]) == (2, [True, False, True])
     assert told["partitions"][1]["why"] == "no worker answers"
-    with pytest.raises(Failure, match="no worker"):
+    with pytest.raises(CommandFailure, match="no worker"):
         _reset_as_foreseen(client, "/routes/r/reset", {"partitions": foreseen["partitions"][1:]})

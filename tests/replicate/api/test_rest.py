@@ -7,19 +7,19 @@ from typing import Any
 
 import pytest
 
-from app.controllog.codec import Copying, JobStatus
-from app.controllog.events import ALL, Begun, Paused, Released, RouteDeleted, RoutePut
+from app.controllog.codec import CopyingStatus, JobStatus
+from app.controllog.events import ALL, Paused, Released, RouteDeleted, RoutePut, StartRecorded
 from app.placement.model.round import GONE
 from tests.web.client import Console
-from tests.web.runtime_fake import HandFed, assigned, beat, copying, flowing, put_route, route, serving
+from tests.web.runtime_fake import FakeRuntime, assigned, beat, copying, flowing, put_route, route, serving
 
 PATH = "/api/v1/routes/mirror"
 
 
-def listed(fed: HandFed, cluster: str, **sizes: int) -> None:
+def listed(fed: FakeRuntime, cluster: str, **sizes: int) -> None:
     """The leader has listed these topics."""
     topics = fed.catalog.routes._topics[cluster]
-    topics.take({name.replace("_", "."): count for name, count in sizes.items()}, 0.0)
+    topics.update_sizes({name.replace("_", "."): count for name, count in sizes.items()}, 0.0)
     topics.listed_at_s = time.monotonic()
 
 
@@ -114,7 +114,7 @@ def test_lag_and_troubles_are_summed_and_what_ended_is_not_counted(console: Cons
     fed = console.fed
     gone = Released(at_ms=1, job=copying(0, "old"), worker=fed.worker, epoch=1, reason=f"{GONE}: excluded")
     fed.apply(put_route(route()), *(assigned(copying(p)) for p in (0, 1)), assigned(copying(0, "old")), gone)
-    fed.hear(beat(flowing(copying(0)), flowing(copying(1), delivered=7, trouble="slow"), url=fed.url))
+    fed.observe(beat(flowing(copying(0)), flowing(copying(1), delivered=7, trouble="slow"), url=fed.url))
     (shown,) = console.ask("GET", "/api/v1/routes").json["items"]
     wanted = {"name": "mirror", "from": "east", "to": "west", "lag_messages": 60, "topics": 1, "copied": 7,
               "partitions": 2, "waiting": 0, "troubles": ["slow"]}  # fmt: skip
@@ -127,7 +127,7 @@ def test_lag_and_troubles_are_summed_and_what_ended_is_not_counted(console: Cons
 
 def told_copying(**more: Any) -> JobStatus:
     """A replica that says all there is to say."""
-    told = Copying(
+    told = CopyingStatus(
         encoded=2,
         left_out=3,
         lost=5,
@@ -148,8 +148,8 @@ def told_copying(**more: Any) -> JobStatus:
 def test_what_became_of_the_copies_is_told_by_partition_and_summed(console: Console) -> None:
     fed = console.fed
     fed.apply(put_route(route()), assigned(copying(0)), assigned(copying(1)))
-    quiet = flowing(copying(1), delivered=2, copying=Copying(rate=2.5))
-    fed.hear(beat(told_copying(halted="a gap", stuck=(10, 12)), quiet, url=fed.url))
+    quiet = flowing(copying(1), delivered=2, copying=CopyingStatus(rate=2.5))
+    fed.observe(beat(told_copying(halted="a gap", stuck=(10, 12)), quiet, url=fed.url))
     body = console.ask("GET", PATH).json
     sums = {"verbatim": 8, "encoded": 2, "left_out": 3, "lost": 5, "compared": 4, "differing": 1,
             "uncompared": 6, "begun_anew": 2, "destination_losses": 7,
@@ -160,7 +160,7 @@ def test_what_became_of_the_copies_is_told_by_partition_and_summed(console: Cons
     assert first["barrier"] == {"source_end": 10, "target_end": 11, "at_ms": 1_000}
     assert (first["lost"], first["lost_ms"], second["lost"], second["lost_ms"]) == (5, 7_000, 0, None)
     assert (second["halted"], second["stuck"], second["barrier"]) == ("", None, None)
-    fed.hear(beat(told_copying(), flowing(copying(1)), url=fed.url))
+    fed.observe(beat(told_copying(), flowing(copying(1)), url=fed.url))
     assert console.ask("GET", PATH).json["status"]["rate"] == 12.5, "what says nothing adds nothing"
 
 
@@ -168,7 +168,7 @@ def test_metrics_tell_what_became_of_the_copies(console: Console) -> None:
     fed = console.fed
     fed.apply(put_route(route()), assigned(copying(0)))
     fed.leader.leads = False
-    fed.hear(beat(told_copying(halted="a gap", stuck=(10, 12)), url=fed.url))
+    fed.observe(beat(told_copying(halted="a gap", stuck=(10, 12)), url=fed.url))
     lines = console.metrics().splitlines()
     found = {line.partition("{")[0]: line.rpartition(" ")[2] for line in lines if 'route="mirror"' in line}
     wanted = {"halted": "1.0", "stuck_messages": "2.0", "limited": "1.0", "encoded_messages_total": "2.0",
@@ -182,7 +182,7 @@ def test_metrics_tell_what_became_of_the_copies(console: Console) -> None:
 def test_where_a_route_begins_is_told_once_it_is_recorded(console: Console) -> None:
     console.fed.apply(put_route(route(start="latest")))
     assert console.ask("GET", PATH).json["begins_ms"] is None
-    console.fed.apply(Begun(at_ms=7, key="mirror", ends=[]))
+    console.fed.apply(StartRecorded(at_ms=7, key="mirror", ends=[]))
     assert console.ask("GET", PATH).json["begins_ms"] == 7
 
 
@@ -190,7 +190,7 @@ def test_metrics_tell_the_lag_of_each_partition_and_take_no_route_for_a_workload
     fed = console.fed
     fed.apply(put_route(route()), assigned(copying(1)))
     fed.leader.leads = False
-    fed.hear(beat(flowing(copying(1), delivered=5), url=fed.url))
+    fed.observe(beat(flowing(copying(1), delivered=5), url=fed.url))
     lines = console.metrics().splitlines()
     labels = '{partition="1",route="mirror",topic="orders"}'
     values = {line.partition("{")[0]: line for line in lines if labels_of(line) == labels_of(labels)}
@@ -215,14 +215,14 @@ def test_what_becomes_of_each_topic_is_told_by_the_leader(console: Console) -> N
         ("orders.test", "not-copied", "excluded by 'orders.test'"),
     ]
     assert topics["others"] == 1
-    with serving(HandFed()) as url:
-        other = Console(url, HandFed())
+    with serving(FakeRuntime()) as url:
+        other = Console(url, FakeRuntime())
         other.ask("PUT", PATH, route())
         assert other.ask("GET", f"{PATH}/topics").json["read_s_ago"] is None
 
 
 def test_another_worker_hands_the_question_for_topics_to_the_leader(console: Console) -> None:
-    leader = HandFed()
+    leader = FakeRuntime()
     with serving(leader) as url:
         leader.worker, leader.url = "worker-b", url
         for fed in (leader, console.fed):
@@ -231,7 +231,7 @@ def test_another_worker_hands_the_question_for_topics_to_the_leader(console: Con
         listed(leader, "east", orders=3)
         console.fed.leader.leads = False
         assert console.ask("GET", f"{PATH}/topics").status == 503
-        console.fed.hear(beat(worker="worker-b", url=url))
+        console.fed.observe(beat(worker="worker-b", url=url))
         (topic,) = console.ask("GET", f"{PATH}/topics").json["items"]
         assert topic["partitions"] == 3
 

@@ -13,7 +13,7 @@ from app.kafka.client.cluster import ClusterUnreachable
 from app.kernel.job import JobId
 from app.kernel.ranges import Range
 from tests.web.client import Console
-from tests.web.runtime_fake import HandFed, assigned, beat, copying, flowing, put_route, route, serving
+from tests.web.runtime_fake import FakeRuntime, assigned, beat, copying, flowing, put_route, route, serving
 from tests.worker.api.test_rest import problem
 
 PATH = "/api/v1/routes/mirror"
@@ -29,21 +29,21 @@ class StuckPump:
         self.epoch, self.closed, self.draining = 1, False, False
         self.stuck: tuple[Range, ...] = ((10, 12), (15, 16))
         self.base = 10
-        self.lineage, self.intake = 0, SimpleNamespace(begins_anew_at=None)
+        self.lineage, self.intake = 0, SimpleNamespace(new_lineage_at=None)
 
     def status(self) -> JobStatus:
         return flowing(copying(0), trouble="nobody can decode it")
 
-    def conclude(self, start: int, end: int) -> bool:
+    def finish_by_operator(self, start: int, end: int) -> bool:
         self.stuck = tuple(one for one in self.stuck if one != (start, end))
         self.base = min((first for first, _ in self.stuck), default=40)
         return True
 
 
-def acting(fed: HandFed) -> StuckPump:
+def acting(fed: FakeRuntime) -> StuckPump:
     """The route copies two partitions; this worker owns both, and can act."""
     fed.apply(put_route(route()), assigned(copying(0)), assigned(copying(1)))
-    fed.hear(beat(flowing(copying(0)), flowing(copying(1)), url=fed.url))
+    fed.observe(beat(flowing(copying(0)), flowing(copying(1)), url=fed.url))
     fed.jobs.worker, fed.jobs.draining, fed.jobs._lease = fed.worker, False, fed.lease
     fed.jobs._catalog, fed.jobs._clusters = fed.catalog, fed.clusters
 
@@ -118,7 +118,7 @@ def test_what_cannot_be_is_told_with_the_remedy_and_nothing_is_written(
 
 
 def test_what_another_worker_owns_is_handed_to_it(console: Console) -> None:
-    owner = HandFed()
+    owner = FakeRuntime()
     with serving(owner) as url:
         pump = acting(owner)
         owner.worker = owner.jobs.worker = "worker-b"
@@ -126,7 +126,7 @@ def test_what_another_worker_owns_is_handed_to_it(console: Console) -> None:
         for fed in (owner, console.fed):
             fed.apply(*(assigned(copying(p), "worker-b", epoch=2) for p in (0, 1)))
         pump.epoch = 2
-        console.fed.hear(beat(worker="worker-b", url=url))
+        console.fed.observe(beat(worker="worker-b", url=url))
         told = console.ask("POST", SKIP, {"start": 10, "end": 12, "execute": True}).json
         assert (told["count"], pump.stuck) == (2, ((15, 16),))
         assert not console.fed.control.appended

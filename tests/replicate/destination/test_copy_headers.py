@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from app.replicate.destination.copy_headers import ORIGIN, HeaderEdit
-from app.replicate.pump.status import ROUNDS_S, look
+from app.replicate.pump.status import LEFT_OUT_REPORT_INTERVAL_S, check_progress
 from tests.kafka.conftest import producing
-from tests.replicate.rig import Stand, definition
+from tests.replicate.rig import ReplicaRig, definition
 from tests.replicate.source_topics import both
 
 GIVEN = [("id", b"1"), ("secret", b"2"), ("x-a", None), ("id", b""), ("", b"3")]
@@ -33,7 +33,7 @@ def test_what_is_named_is_kept_and_what_is_not_is_dropped(headers: dict[str, Any
 
 
 async def test_records_that_say_they_come_from_the_destination_are_told_and_not_each_time(
-    stand: Stand, topic_name: str
+    stand: ReplicaRig, topic_name: str
 ) -> None:
     """Any producer may write such a header, and its records are left out of the copy."""
     await both(stand, topic_name)
@@ -45,20 +45,20 @@ async def test_records_that_say_they_come_from_the_destination_are_told_and_not_
                 await producer.send_and_wait(topic_name, b"v", partition=0, headers=[header])
 
     await write(("a", b""), been, been)
-    pump = await stand.begin(topic_name, headers={"provenance": True})
+    pump = await stand.start_pump(topic_name, headers={"provenance": True})
     await stand.copied([pump])
-    await stand.until(lambda: stand.told)
-    ((kind, message),) = stand.told
+    await stand.until(lambda: stand.incidents)
+    ((kind, message),) = stand.incidents
     assert kind == "records-left-out"
     assert "2 records were left out, the last of them at offset 2" in message
     assert topic_name in message
 
     await write(been)
     await stand.copied([pump])
-    for later_s in (0.0, ROUNDS_S / 2):
-        look(pump, time.monotonic() + later_s)
-    assert len(stand.told) == 1
-    for later_s in (ROUNDS_S + 60, 3 * ROUNDS_S):
-        look(pump, time.monotonic() + later_s)
+    for later_s in (0.0, LEFT_OUT_REPORT_INTERVAL_S / 2):
+        check_progress(pump, time.monotonic() + later_s)
+    assert len(stand.incidents) == 1
+    for later_s in (LEFT_OUT_REPORT_INTERVAL_S + 60, 3 * LEFT_OUT_REPORT_INTERVAL_S):
+        check_progress(pump, time.monotonic() + later_s)
     assert stand.kinds() == ["records-left-out"] * 2, "and not while there are no others"
-    assert "1 records were left out, the last of them at offset 3" in stand.told[1][1]
+    assert "1 records were left out, the last of them at offset 3" in stand.incidents[1][1]

@@ -5,16 +5,16 @@ from __future__ import annotations
 import pytest
 
 from app.kafka.fetch.decoder import records_of
-from app.kafka.records.verbatim_copy import Copy, RecordsMissed
+from app.kafka.records.verbatim_copy import RecordsMissed, VerbatimCopy
 from app.replicate.destination.predecessor import begins_at, prints_of, without
 from tests.kafka.records.batches import make_batch
 from tests.kafka.records.test_verbatim_copy import the_batch
 
 
-def a_copy(base_offset: int, value: bytes = b"v", header: str = "h") -> Copy:
+def a_copy(base_offset: int, value: bytes = b"v", header: str = "h") -> VerbatimCopy:
     """Of three records; brokers take any bytes as a header's name."""
     data = make_batch(base_offset, [(b"k", value)] * 3, headers=[(header, b"1")])
-    return Copy(data.replace(b"\x02x", b"\x02\xff"), 3, base_offset, base_offset + 3)
+    return VerbatimCopy(data.replace(b"\x02x", b"\x02\xff"), 3, base_offset, base_offset + 3)
 
 
 def test_the_same_records_have_the_same_prints_wherever_they_lie() -> None:
@@ -34,7 +34,7 @@ def test_a_batch_that_cannot_be_decoded_is_told_by_its_bytes() -> None:
 
 def test_where_what_is_left_of_a_copy_begins_is_known_where_its_records_follow_on_each_other() -> None:
     data = make_batch(50, [(b"k", b"%d" % n) for n in range(4)])
-    copy = Copy(data, 4, 47, 60)
+    copy = VerbatimCopy(data, 4, 47, 60)
     assert begins_at(copy, copy) == 47, "what lies before it shows no record"
     (rest,) = without(copy, 3, 1 << 20)
     assert (begins_at(rest, copy), rest.source_start, rest.source_end) == (53, 53, 60)
@@ -45,6 +45,6 @@ def test_where_what_is_left_of_a_copy_begins_is_known_where_its_records_follow_o
 
 
 def test_pieces_that_do_not_stand_for_all_of_a_copy_are_refused() -> None:
-    copy = Copy(make_batch(50, [(b"k", b"%d" % n) for n in range(4)]), 5, 50, 55)
+    copy = VerbatimCopy(make_batch(50, [(b"k", b"%d" % n) for n in range(4)]), 5, 50, 55)
     with pytest.raises(RecordsMissed, match=r"\[50, 55\) holds 5 records, its pieces stand for 4"):
         without(copy, 1, 1 << 20)

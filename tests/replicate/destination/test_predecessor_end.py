@@ -6,15 +6,15 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from app.kafka.producers.ids import ProducerId
-from app.kafka.records.producer_sequences import Stamp
+from app.kafka.records.producer_sequences import ProducerStamp
 from app.kernel.fencing import LogId
 from app.kernel.ranges import Snapshot
-from app.offsets.model.offset_map import Barrier, BarrierItem, Line, Source, after
-from app.offsets.model.source_frontier import Done, PassOver
-from app.replicate.destination.handover import STEP, Note
+from app.offsets.model.offset_map import Barrier, BarrierItem, LineSource, OffsetMapLine, after
+from app.offsets.model.source_frontier import PassOver, SourceFinished
+from app.replicate.destination.handover import STEP, ReplicaHandover
 from app.replicate.pump.partition import ReplicaPump
 from tests.kafka.append.test_appender import written
-from tests.replicate.rig import Stand, rows
+from tests.replicate.rig import ReplicaRig, rows
 from tests.replicate.source_topics import batches_of, both, compacted, write
 
 SELDOM: dict[str, Any] = {"records": 10**6, "every": "1h"}  # barriers at a lane's beginning only
@@ -23,32 +23,32 @@ SELDOM: dict[str, Any] = {"records": 10**6, "every": "1h"}  # barriers at a lane
 class Left(NamedTuple):
     """By an owner: its note, and how many barriers there were."""
 
-    note: Note
+    note: ReplicaHandover
     told: int
 
 
-async def copied(stand: Stand, topic: str, pump: ReplicaPump, count: int, name: str) -> None:
+async def copied(stand: ReplicaRig, topic: str, pump: ReplicaPump, count: int, name: str) -> None:
     base = pump.base
     await write(stand, topic, count, name)
     await stand.until(lambda: pump.base == base + count)
 
 
-async def owned(stand: Stand, topic: str, *, saved: int, unsaved: int) -> tuple[ReplicaPump, Left]:
+async def owned(stand: ReplicaRig, topic: str, *, saved: int, unsaved: int) -> tuple[ReplicaPump, Left]:
     """An owner that has copied so many records that the table knows of, and others; the table takes nothing
     any more."""
     await both(stand, topic)
-    pump = await stand.begin(topic, checkpoint=SELDOM)
+    pump = await stand.start_pump(topic, checkpoint=SELDOM)
     await copied(stand, topic, pump, saved, "saved")
     await stand.until(lambda: pump.snapshot_version == pump.version)
     stand.saves = False
     if unsaved:
         await copied(stand, topic, pump, unsaved, "unsaved")
-    note = Note.from_bytes(stand.saved[0][1])
+    note = ReplicaHandover.from_bytes(stand.saved[0][1])
     assert (note.base, stand.barriers[-1][1]) == (saved, 0), "no barrier was told since it began"
     return pump, Left(note, len(stand.stamped))
 
 
-async def killed(stand: Stand, topic: str, *, saved: int, unsaved: int) -> Left:
+async def killed(stand: ReplicaRig, topic: str, *, saved: int, unsaved: int) -> Left:
     """And is killed; the table takes what its successor has."""
     pump, left = await owned(stand, topic, saved=saved, unsaved=unsaved)
     stand.kill(pump)
@@ -56,7 +56,9 @@ async def killed(stand: Stand, topic: str, *, saved: int, unsaved: int) -> Left:
     return left
 
 
-async def of_producer(stand: Stand, topic: str, note: Note, epoch: int = 0) -> list[tuple[int, int, int]]:
+async def of_producer(
+    stand: ReplicaRig, topic: str, note: ReplicaHandover, epoch: int = 0
+) -> list[tuple[int, int, int]]:
     """Start and end of the batches of an epoch, and the first number in each."""
     found, _ = await written(stand.target, topic, note.producer_id, 0)
     return [
@@ -66,7 +68,7 @@ async def of_producer(stand: Stand, topic: str, note: Note, epoch: int = 0) -> l
     ]
 
 
-def closings(stand: Stand, left: Left) -> list[Barrier]:
+def closings(stand: ReplicaRig, left: Left) -> list[Barrier]:
     """What was told of the former owner's lane since."""
     return [
         one
@@ -75,9 +77,9 @@ def closings(stand: Stand, left: Left) -> list[Barrier]:
     ]
 
 
-def line(stand: Stand) -> Line:
+def line(stand: ReplicaRig) -> OffsetMapLine:
     """As the table has it."""
-    found: Line | None = None
+    found: OffsetMapLine | None = None
     for one in stand.stamped:
         item = BarrierItem("r", "t", 0, 1, 0, LogId("s", "t"), LogId("d", "t"), "t", 0, [one])
         found = after(found, item) or found
@@ -85,10 +87,10 @@ def line(stand: Stand) -> Line:
     return found
 
 
-async def all_passed_over(stand: Stand, topic: str, note: Note, end: int) -> None:
+async def all_passed_over(stand: ReplicaRig, topic: str, note: ReplicaHandover, end: int) -> None:
     """Who has finished all of the source below `end` elsewhere gets none of the former owner's copies."""
     known = line(stand)
-    over = PassOver({"s": Done(Snapshot(end), (known,))}, [Source("s", known)], 0)
+    over = PassOver({"s": SourceFinished(Snapshot(end), (known,))}, [LineSource("s", known)], 0)
     found = await of_producer(stand, topic, note)
     assert found
     for start, stop, sequence in found:
@@ -96,83 +98,85 @@ async def all_passed_over(stand: Stand, topic: str, note: Note, end: int) -> Non
 
 
 async def test_what_a_killed_owner_copied_last_is_known_by_its_successor_s_first_barrier(
-    stand: Stand, topic_name: str
+    stand: ReplicaRig, topic_name: str
 ) -> None:
     left = await killed(stand, topic_name, saved=200, unsaved=150)
     await write(stand, topic_name, 100, "later", max_batch_size=100_000)
-    successor = await stand.begin(topic_name, checkpoint=SELDOM)
+    successor = await stand.start_pump(topic_name, checkpoint=SELDOM)
     await stand.copied([successor])
     (closing,) = closings(stand, left)
-    lane = successor.way.lane
+    lane = successor.session.lane
     assert lane is not None
     assert (closing.source_end, closing.target_end) == (350, 350)
-    assert closing.stamp == Stamp(left.note.producer_id, 0, 350)
+    assert closing.stamp == ProducerStamp(left.note.producer_id, 0, 350)
     at = stand.stamped.index(closing)
-    assert stand.stamped[at + 1 : at + 2] == [Barrier(350, 350, 0, Stamp(*lane.producer, 0))]
+    assert stand.stamped[at + 1 : at + 2] == [Barrier(350, 350, 0, ProducerStamp(*lane.producer, 0))]
     await all_passed_over(stand, topic_name, left.note, 350)
 
 
 async def test_where_the_former_owner_ended_within_a_batch_both_lanes_are_known_to_the_record(
-    stand: Stand, topic_name: str
+    stand: ReplicaRig, topic_name: str
 ) -> None:
     """The successor fetches what it finds as one batch, which the former one got in two."""
     left = await killed(stand, topic_name, saved=100, unsaved=60)
     await write(stand, topic_name, 40, "later")
-    successor = await stand.begin(topic_name, checkpoint=SELDOM)
+    successor = await stand.start_pump(topic_name, checkpoint=SELDOM)
     await stand.copied([successor])
-    lane = successor.way.lane
+    lane = successor.session.lane
     assert lane is not None
     (closing,) = closings(stand, left)
     opening = stand.stamped[stand.stamped.index(closing) + 1]
     assert (closing.source_end, opening.source_end, opening.target_end) == (160, 160, 160)
-    assert opening.stamp == Stamp(*lane.producer, 0)
+    assert opening.stamp == ProducerStamp(*lane.producer, 0)
     (start, end, _), *_ = await of_producer(stand, topic_name, left.note, lane.producer.epoch)
     assert (start, end) == (160, 200)
     await all_passed_over(stand, topic_name, left.note, 160)
 
 
 async def test_an_owner_that_saved_all_and_told_no_barrier_is_closed_before_there_is_more_to_copy(
-    stand: Stand, topic_name: str
+    stand: ReplicaRig, topic_name: str
 ) -> None:
     left = await killed(stand, topic_name, saved=200, unsaved=0)
-    assert left.note.stamp == Stamp(left.note.producer_id, 0, 200)
-    successor = await stand.begin(topic_name, checkpoint=SELDOM)
+    assert left.note.stamp == ProducerStamp(left.note.producer_id, 0, 200)
+    successor = await stand.start_pump(topic_name, checkpoint=SELDOM)
     await stand.until(lambda: closings(stand, left))
-    assert successor.way.lane is None
+    assert successor.session.lane is None
     (closing,) = closings(stand, left)
     assert closing == Barrier(200, 200, 0, left.note.stamp)
     await all_passed_over(stand, topic_name, left.note, 200)
 
 
 async def test_a_successor_that_is_killed_before_its_barrier_comes_through_leaves_it_to_its_own(
-    stand: Stand, topic_name: str
+    stand: ReplicaRig, topic_name: str
 ) -> None:
     """It had passed over all that there was, and saved that; what it told was lost."""
     left = await killed(stand, topic_name, saved=100, unsaved=100)
-    first = await stand.begin(topic_name, checkpoint=SELDOM)
+    first = await stand.start_pump(topic_name, checkpoint=SELDOM)
     await stand.until(lambda: first.base == 200 and first.snapshot_version == first.version)
     stand.kill(first)
-    note = Note.from_bytes(stand.saved[0][1])
+    note = ReplicaHandover.from_bytes(stand.saved[0][1])
     assert (note.base, note.floor, note.passed) == (200, 100, 100)
     assert closings(stand, left)
     del stand.stamped[left.told :]
     await write(stand, topic_name, 50, "later")
-    second = await stand.begin(topic_name, checkpoint=SELDOM)
+    second = await stand.start_pump(topic_name, checkpoint=SELDOM)
     await stand.copied([second])
-    assert closings(stand, left) == [Barrier(200, 200, 0, Stamp(left.note.producer_id, 0, 200))]
+    assert closings(stand, left) == [Barrier(200, 200, 0, ProducerStamp(left.note.producer_id, 0, 200))]
     await all_passed_over(stand, topic_name, left.note, 200)
 
 
-async def test_what_comes_late_of_the_former_owner_is_closed_once_more(stand: Stand, topic_name: str) -> None:
+async def test_what_comes_late_of_the_former_owner_is_closed_once_more(
+    stand: ReplicaRig, topic_name: str
+) -> None:
     zombie, left = await owned(stand, topic_name, saved=150, unsaved=150)
     stand.freeze(zombie)
-    successor = await stand.begin(
+    successor = await stand.start_pump(
         topic_name, checkpoint=SELDOM
     )  # cannot save, so that it appends nothing yet
     await write(stand, topic_name, 100, "more")
-    await stand.until(lambda: successor.way.lane is not None)
+    await stand.until(lambda: successor.session.lane is not None)
     assert [one.source_end for one in closings(stand, left)] == [300]
-    lane = zombie.way.lane
+    lane = zombie.session.lane
     assert lane is not None
     late = 0
     batches = await batches_of(stand.source, topic_name, 300)
@@ -183,29 +187,33 @@ async def test_what_comes_late_of_the_former_owner_is_closed_once_more(stand: St
     stand.saves = True
     await stand.copied([successor])
     zombie.close()
-    expected = [Barrier(end, end, 0, Stamp(left.note.producer_id, 0, end)) for end in (300, 300 + late)]
+    expected = [
+        Barrier(end, end, 0, ProducerStamp(left.note.producer_id, 0, end)) for end in (300, 300 + late)
+    ]
     assert closings(stand, left) == expected
     await all_passed_over(stand, topic_name, left.note, 300 + late)
-    assert stand.told == []
+    assert stand.incidents == []
 
 
-async def unproven(stand: Stand, left: Left, successor: ReplicaPump, end: int) -> None:
+async def unproven(stand: ReplicaRig, left: Left, successor: ReplicaPump, end: int) -> None:
     """It copies on, and says nothing of the former owner's lane."""
     await stand.until(lambda: successor.base >= end)
     assert closings(stand, left) == []
 
 
 async def test_nothing_is_told_of_copies_whose_records_have_gone_from_the_source(
-    stand: Stand, topic_name: str
+    stand: ReplicaRig, topic_name: str
 ) -> None:
     left = await killed(stand, topic_name, saved=100, unsaved=200)
-    successor = await stand.begin(topic_name, fetches=False, checkpoint=SELDOM)
+    successor = await stand.start_pump(topic_name, fetches=False, checkpoint=SELDOM)
     data = compacted(await rows(stand.source, topic_name), 100, lambda n: n % 3 != 1 or n == 299)
     stand.feed(successor, data, 100, 300)
     await unproven(stand, left, successor, 300)
 
 
-async def test_nothing_is_told_of_copies_that_are_not_of_this_source(stand: Stand, topic_name: str) -> None:
+async def test_nothing_is_told_of_copies_that_are_not_of_this_source(
+    stand: ReplicaRig, topic_name: str
+) -> None:
     left = await killed(stand, topic_name, saved=100, unsaved=50)
     producer = ProducerId(left.note.producer_id, left.note.epoch + 1)
     lane = await stand.appender.lane(topic_name, 0, producer)
@@ -213,13 +221,13 @@ async def test_nothing_is_told_of_copies_that_are_not_of_this_source(stand: Stan
     await (await lane.append(data, count))  # as if the source had lost them since
     lane.close()
     await write(stand, topic_name, 50, "later")
-    successor = await stand.begin(topic_name, checkpoint=SELDOM)
+    successor = await stand.start_pump(topic_name, checkpoint=SELDOM)
     await unproven(stand, left, successor, 200)
     assert stand.kinds() == ["replica-resumed-unsure"]
 
 
 async def test_nothing_is_told_of_a_former_owner_whose_numbers_are_not_known(
-    stand: Stand, topic_name: str
+    stand: ReplicaRig, topic_name: str
 ) -> None:
     """Its note was written before there were stamps in notes."""
     left = await killed(stand, topic_name, saved=100, unsaved=50)
@@ -227,6 +235,6 @@ async def test_nothing_is_told_of_a_former_owner_whose_numbers_are_not_known(
     assert left.note.stamp is not None
     stand.saved[0] = snapshot, data.replace(b"[%d,%d,%d]" % left.note.stamp, b"null")
     await write(stand, topic_name, 50, "later")
-    successor = await stand.begin(topic_name, checkpoint=SELDOM)
+    successor = await stand.start_pump(topic_name, checkpoint=SELDOM)
     await unproven(stand, left, successor, 200)
-    assert stand.told == []
+    assert stand.incidents == []

@@ -12,16 +12,16 @@ import pytest
 
 from app.kafka.producers import history
 from app.kafka.producers.ids import MAX_EPOCH, ProducerId
-from app.kafka.records.batch import Batch, iter_batches
+from app.kafka.records.batch import RecordBatch, iter_batches
 from app.kafka.records.checksum import crc32c
-from app.kafka.records.producer_sequences import Stamp, Tail
-from app.kafka.records.verbatim_copy import Copy, stamped
+from app.kafka.records.producer_sequences import ProducerStamp, ProducerTail
+from app.kafka.records.verbatim_copy import VerbatimCopy, stamped
 from app.kernel.fencing import LogId
 from app.replicate.destination import predecessor, succession
 from app.replicate.destination import session as way
-from app.replicate.destination.handover import STEP, Note
-from app.replicate.destination.ledger import Ledger
-from app.replicate.destination.session import Way
+from app.replicate.destination.handover import STEP, ReplicaHandover
+from app.replicate.destination.ledger import CopyLedger
+from app.replicate.destination.session import DestinationSession
 from tests.kafka.conftest import ENOUGH_S
 from tests.kafka.records.test_verbatim_copy import as_logged
 
@@ -29,10 +29,10 @@ FORMER, NEW = ProducerId(7, 0), ProducerId(9, 0)
 LOG = LogId("c", "A" * 22)
 
 
-def a_copy(start: int, *values: bytes) -> Copy:
+def a_copy(start: int, *values: bytes) -> VerbatimCopy:
     """All of the same time."""
     rows: Any = [(delta, 1_000, None, value, []) for delta, value in enumerate(values)]
-    return Copy(as_logged(start, rows), len(values), start, start + len(values))
+    return VerbatimCopy(as_logged(start, rows), len(values), start, start + len(values))
 
 
 async def until(condition: Callable[[], bool]) -> None:
@@ -55,7 +55,7 @@ class Destination:
         self.start = self.end = self.walks = 0
         self.gate = asyncio.Event()
         self.gate.set()
-        self.saved: Note | None = None
+        self.saved: ReplicaHandover | None = None
         self.told: list[tuple[str, str]] = []
         self.tasks: list[asyncio.Future[None]] = []
         for module in (succession, history):
@@ -67,7 +67,7 @@ class Destination:
 
         monkeypatch.setattr(way, "new_producer", new_producer)
 
-    def append(self, copy: Copy, producer: ProducerId, sequence: int = 0) -> int:
+    def append(self, copy: VerbatimCopy, producer: ProducerId, sequence: int = 0) -> int:
         data = bytearray(stamped(copy.data, *producer, sequence, crc32c))
         data[:8] = self.end.to_bytes(8)
         self.log.append(bytes(data))
@@ -80,7 +80,7 @@ class Destination:
         self.end = end
 
     async def walk(
-        self, _: Any, topic: str, partition: int, start: int, take: Callable[[Batch], bool]
+        self, _: Any, topic: str, partition: int, start: int, take: Callable[[RecordBatch], bool]
     ) -> int:
         self.walks += 1
         await self.gate.wait()
@@ -92,12 +92,16 @@ class Destination:
                     return batch.header.next_offset
         return self.end
 
-    async def last_of(self, _: Any, topic: str, partition: int, producer_id: int) -> tuple[int, Stamp | None]:
+    async def last_of(
+        self, _: Any, topic: str, partition: int, producer_id: int
+    ) -> tuple[int, ProducerStamp | None]:
         if not self.remembers:
             return -1, None
         headers = [batch.header for data in self.log for batch in iter_batches(data)]
         stamps = [
-            Stamp(producer_id, header.producer_epoch, header.base_sequence).behind(header.record_count)
+            ProducerStamp(producer_id, header.producer_epoch, header.base_sequence).behind(
+                header.record_count
+            )
             for header in headers
             if header.producer_id == producer_id
         ]
@@ -120,24 +124,33 @@ class Destination:
     async def max_batch_bytes(self, _: str) -> int:
         return 1 << 20
 
-    def way(self, note: Note) -> Way:
+    def way(self, note: ReplicaHandover) -> DestinationSession:
         runtime: Any = SimpleNamespace(
             target=self,
             appender=self,
             source=SimpleNamespace(name="east"),
             max_batch_bytes=self.max_batch_bytes,
         )
-        ledger = Ledger(note.base, lambda *_: None, lambda *_: None, lambda _: None)
-        return Way(
-            runtime, ("t", 0), ledger, note.to_bytes(), is_same_log=True, lineage=0, source_epoch=None,
-            is_first=False, begin=lambda work: self.tasks.append(asyncio.ensure_future(work())),
-            tell=lambda kind, message, _: self.told.append((kind, message)),
-            unsure=lambda why: self.told.append(("unsure", why)), lost=lambda: None, closes=lambda *_: None,
-        )  # fmt: skip
+        ledger = CopyLedger(note.base, lambda *_: None, lambda *_: None, lambda _: None)
+        return DestinationSession(
+            runtime,
+            ("t", 0),
+            ledger,
+            note.to_bytes(),
+            is_same_log=True,
+            lineage=0,
+            source_epoch=None,
+            is_first=False,
+            start_task=lambda work: self.tasks.append(asyncio.ensure_future(work())),
+            report_incident=lambda kind, message, _: self.told.append((kind, message)),
+            on_unsure=lambda why: self.told.append(("unsure", why)),
+            on_lost=lambda: None,
+            on_closed=lambda *_: None,
+        )
 
-    async def open(self, way: Way) -> None:
+    async def open(self, way: DestinationSession) -> None:
         def saved() -> int:
-            self.saved = Note.from_bytes(way.note)
+            self.saved = ReplicaHandover.from_bytes(way.note)
             return way._ledger.version
 
         await way.open(saved)
@@ -148,8 +161,8 @@ async def there(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest)
     return Destination(monkeypatch, remembers=request.param)
 
 
-def a_note(base: int = 0, epoch: int = 0) -> Note:
-    return Note(LOG, base, FORMER.id, epoch, base, lineage=0, source="east", target="west/t")
+def a_note(base: int = 0, epoch: int = 0) -> ReplicaHandover:
+    return ReplicaHandover(LOG, base, FORMER.id, epoch, base, lineage=0, source="east", target="west/t")
 
 
 async def test_a_replicas_own_first_batch_is_not_taken_for_its_former_owners(there: Destination) -> None:
@@ -158,7 +171,7 @@ async def test_a_replicas_own_first_batch_is_not_taken_for_its_former_owners(the
     found = there.way(a_note())
     await found.meet()
     first, second = a_copy(0, b"a", b"tick"), a_copy(2, b"tick", b"b")
-    assert found.rest([first], first) == [first]
+    assert found.not_yet_copied([first], first) == [first]
     there.gate.clear()
     opening = asyncio.ensure_future(there.open(found))
     await until(lambda: there.walks == 2)
@@ -171,19 +184,19 @@ async def test_a_replicas_own_first_batch_is_not_taken_for_its_former_owners(the
     there.append(first, found.lane.producer)
     await looking
     assert there.walks == 2, "after the last look there is none"
-    assert found.rest([second], second) == [second]
+    assert found.not_yet_copied([second], second) == [second]
     assert there.told == []
 
 
 async def test_nor_is_what_lies_in_the_log_under_the_successors_epoch(there: Destination) -> None:
-    tail = Tail(-1)
+    tail = ProducerTail(-1)
     cluster: Any = there
     at = cluster, "t", 0, FORMER.id, 0, tail
     there.append(a_copy(0, b"a"), FORMER)
     there.append(a_copy(1, b"b"), FORMER._replace(epoch=STEP))
-    assert len((await predecessor.former_of(*at, STEP)).prints) == 1
-    assert (await predecessor.former_of(*at, STEP)).epoch == 0
-    assert len((await predecessor.former_of(*at, STEP + 1)).prints) == 2
+    assert len((await predecessor.predecessor_of(*at, STEP)).prints) == 1
+    assert (await predecessor.predecessor_of(*at, STEP)).epoch == 0
+    assert len((await predecessor.predecessor_of(*at, STEP + 1)).prints) == 2
 
 
 async def test_where_a_lane_is_opened_meanwhile_nothing_is_at_rest(there: Destination) -> None:
@@ -210,15 +223,15 @@ async def test_copies_that_the_destination_loses_between_two_looks_go_again_and_
         there.append(copy, FORMER, n)
     found = there.way(a_note(100))
     await found.meet()
-    assert found.rest([copies[0]], copies[0]) == []
+    assert found.not_yet_copied([copies[0]], copies[0]) == []
     fresh = a_copy(104, b"fresh")
     there.lose(100)
     await there.open(found)
     assert [kind for kind, _ in there.told] == ["destination-truncated"]
     assert "has lost offsets [100, 104)" in there.told[0][1]
-    assert [found.rest([copy], copy) for copy in copies[1:]] == [[copy] for copy in copies[1:]]
-    assert found.rest([fresh], fresh) == [fresh]
-    note = Note.from_bytes(found.note)
+    assert [found.not_yet_copied([copy], copy) for copy in copies[1:]] == [[copy] for copy in copies[1:]]
+    assert found.not_yet_copied([fresh], fresh) == [fresh]
+    note = ReplicaHandover.from_bytes(found.note)
     assert (note.floor, note.passed, note.losses, note.stamp) == (100, 0, 1, None)
 
 
@@ -239,7 +252,7 @@ async def test_copies_of_which_only_some_are_lost_go_again_all_of_them_and_that_
     assert truncated[0] == "destination-truncated"
     assert "has lost offsets [2, 4)" in truncated[1]
     assert unsure == ("unsure", succession.NOT_COMPARED)
-    assert [found.rest([copy], copy) for copy in copies] == [[copy] for copy in copies]
+    assert [found.not_yet_copied([copy], copy) for copy in copies] == [[copy] for copy in copies]
     assert there.saved is not None
     assert there.saved.floor == 2, "known before anything is appended: ours lie behind"
 
@@ -306,6 +319,6 @@ async def test_a_former_owner_whose_id_has_no_epoch_left_is_not_shut_out_and_tha
     there.append(a_copy(1, b"late"), ProducerId(FORMER.id, MAX_EPOCH - 1))
     await found.check_late(there.append(a_copy(1, b"late"), NEW))
     assert there.told[1:] == [("unsure", "a former owner wrote 1 records after its successor had looked")]
-    assert Note.from_bytes(found.note).passed == 0
-    assert found.rest([copy := a_copy(0, b"a")], copy) == []
-    assert Note.from_bytes(found.note).passed == 0, "it speaks of the new id's"
+    assert ReplicaHandover.from_bytes(found.note).passed == 0
+    assert found.not_yet_copied([copy := a_copy(0, b"a")], copy) == []
+    assert ReplicaHandover.from_bytes(found.note).passed == 0, "it speaks of the new id's"

@@ -14,33 +14,33 @@ from app.kafka.append.lane import LANE_BYTES
 from app.kafka.client.cluster import ClusterClient
 from app.kafka.client.permissions import NOT_AUTHORISED
 from app.kafka.producers import history
-from app.kafka.records.verbatim_copy import LOG_APPEND_TIME, Copy
+from app.kafka.records.verbatim_copy import LOG_APPEND_TIME, VerbatimCopy
 from app.kernel.job import JobId, Kind
 from app.replicate.destination import verification
-from app.replicate.destination.comparison import Copied, compare, compare_records
-from app.replicate.destination.handover import Note
-from app.replicate.destination.ledger import Sent
-from app.replicate.destination.verification import Budget, Verifier
+from app.replicate.destination.comparison import ExpectedCopy, compare, compare_records
+from app.replicate.destination.handover import ReplicaHandover
+from app.replicate.destination.ledger import SentBatch
+from app.replicate.destination.verification import CopyVerifier, VerificationBudget
 from tests.kafka.conftest import create
 from tests.kafka.conftest import write as write_to
 from tests.kafka.fetch.test_decoder import fetched
 from tests.kafka.records.test_verbatim_copy import NO_LIMIT, as_logged, rows_of, the_batch
-from tests.replicate.rig import Stand
+from tests.replicate.rig import ReplicaRig
 from tests.replicate.source_topics import both, copying, same, write
 
 JOB = JobId(Kind.REPLICATE, "r", "t", 0)
 ROWS: list[Any] = [(1_000 + n, b"k%d" % n, b"v", [("h", b"%d" % n)]) for n in range(6)]
 
 
-def sent(copy: Copy) -> Copied:
+def sent(copy: VerbatimCopy) -> ExpectedCopy:
     """As it waits to be compared, at offset 40 of the destination."""
     client: Any = None
-    verifier = Verifier(client, lambda *_: None, Budget(1e9))
+    verifier = CopyVerifier(client, lambda *_: None, VerificationBudget(1e9))
     verifier.add(JOB, ("t", 0), 40, copy)
     return verifier._waiting["t", 0][0]
 
 
-def joined() -> Copy:
+def joined() -> VerbatimCopy:
     """Small batches that travel as one."""
     data = b"".join(as_logged(at, rows_of(ROWS[at : at + 2])) for at in (0, 2, 4))
     (copy,) = copies(fetched(data, 0, 6), NO_LIMIT)
@@ -81,9 +81,11 @@ def test_of_a_compacted_destination_only_what_is_still_there_is_compared() -> No
     assert "record at 40 is another" in compare_records(copied.prints, copied, [moved])
 
 
-def with_prints(count: int) -> Copy:
+def with_prints(count: int) -> VerbatimCopy:
     """Records that are compared one by one."""
-    return Copy(as_logged(0, rows_of(ROWS)), count, 0, count, lambda: iter([(1, b"k", b"v", ())] * count))
+    return VerbatimCopy(
+        as_logged(0, rows_of(ROWS)), count, 0, count, lambda: iter([(1, b"k", b"v", ())] * count)
+    )
 
 
 def test_how_much_waits_is_bounded_for_all_of_a_worker_however_many_records_a_copy_has(
@@ -92,8 +94,8 @@ def test_how_much_waits_is_bounded_for_all_of_a_worker_however_many_records_a_co
     """4,096 copies of a route could wait, with a print of every record: gigabytes."""
     monkeypatch.setattr(verification, "MAX_WAITING", 1_000)
     client: Any = None
-    budget = Budget(1e12)
-    first, second = (Verifier(client, lambda *_: None, budget) for _ in range(2))
+    budget = VerificationBudget(1e12)
+    first, second = (CopyVerifier(client, lambda *_: None, budget) for _ in range(2))
     for n in range(10):
         for verifier in (first, second):
             verifier.add(JOB, (f"t{n}", 0), 40, with_prints(600))
@@ -107,12 +109,14 @@ def test_how_much_waits_is_bounded_for_all_of_a_worker_however_many_records_a_co
 class Compared:
     """A verifier that is led by hand, over a real destination with `ROWS` in it."""
 
-    def __init__(self, stand: Stand, topic: str) -> None:
+    def __init__(self, stand: ReplicaRig, topic: str) -> None:
         self.told: list[str] = []
-        self.verifier = Verifier(stand.target, lambda kind, *_: self.told.append(kind), Budget(1e9))
+        self.verifier = CopyVerifier(
+            stand.target, lambda kind, *_: self.told.append(kind), VerificationBudget(1e9)
+        )
         self.target = topic, 0
 
-    async def compare(self, copy: Copy, topic_id: str) -> tuple[int, int]:
+    async def compare(self, copy: VerbatimCopy, topic_id: str) -> tuple[int, int]:
         """How many records were compared and differ, of all so far."""
         self.verifier.add(JOB, self.target, 0, copy, topic_id)
         await self.verifier._compare_run(self.target)
@@ -121,10 +125,10 @@ class Compared:
 
 
 async def test_copies_in_a_topic_that_is_made_anew_or_gone_are_not_compared_with_another(
-    stand: Stand, topic_name: str, monkeypatch: pytest.MonkeyPatch
+    stand: ReplicaRig, topic_name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(verification, "LOOK_S", 0.01)
-    monkeypatch.setattr(verification, "RETRY_S", 0.01)
+    monkeypatch.setattr(verification, "VERIFY_POLL_INTERVAL_S", 0.01)
+    monkeypatch.setattr(verification, "VERIFY_RETRY_INTERVAL_S", 0.01)
     await create(stand.target, topic_name, 1)
     await write_to(stand.target.spec.bootstrap[0], topic_name, [b"others"] * 6)
     topic_id = (await stand.target.topic_ids([topic_name]))[topic_name]
@@ -145,7 +149,7 @@ async def test_copies_in_a_topic_that_is_made_anew_or_gone_are_not_compared_with
 
 
 async def test_where_nobody_may_know_whether_it_is_compacted_bytes_are_no_evidence_and_count_as_nothing(
-    stand: Stand, topic_name: str, monkeypatch: pytest.MonkeyPatch
+    stand: ReplicaRig, topic_name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def refused(*_: object) -> dict[str, str]:
         return {topic_name: "TopicAuthorizationFailed"}
@@ -178,23 +182,27 @@ class Refusing:
 
 
 async def test_copies_that_may_not_be_read_back_are_given_up_and_told_once_with_what_is_missing(
-    stand: Stand, topic_name: str, monkeypatch: pytest.MonkeyPatch
+    stand: ReplicaRig, topic_name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They were tried again for ever, and nobody knew."""
-    for name, seconds in (("LOOK_S", 0.01), ("RETRY_S", 0.01), ("UNREAD_S", 0.1)):
+    for name, seconds in (
+        ("VERIFY_POLL_INTERVAL_S", 0.01),
+        ("VERIFY_RETRY_INTERVAL_S", 0.01),
+        ("UNREAD_S", 0.1),
+    ):
         monkeypatch.setattr(verification, name, seconds)
     refusing = Refusing(stand.target, verification.CONNECTION)
     monkeypatch.setattr(stand.target, "send", refusing.send)
     pump = await copying(stand, topic_name)
     verifier = pump.runtime.verifier
-    await stand.until(lambda: stand.told)
-    ((kind, message),) = stand.told
+    await stand.until(lambda: stand.incidents)
+    ((kind, message),) = stand.incidents
     assert kind == "verify-trouble"
     assert f"copies in {topic_name} of east-aggregate could not be read back" in message
     assert "TopicAuthorizationFailed" in message
     assert "Read" in stand.remedies[0]
     await stand.until(lambda: not verifier.waiting)
-    monkeypatch.setattr(verification, "RETRY_S", 1e9)  # the next that fails stays failed
+    monkeypatch.setattr(verification, "VERIFY_RETRY_INTERVAL_S", 1e9)  # the next that fails stays failed
     trouble = verifier._troubles[pump.target]
     await write(stand, topic_name, 300, max_batch_size=300)
     await stand.copied([pump])
@@ -212,20 +220,20 @@ async def test_copies_that_may_not_be_read_back_are_given_up_and_told_once_with_
 
 
 async def test_what_of_a_route_that_compares_all_could_not_be_compared_is_counted_whoever_copied_it(
-    stand: Stand, topic_name: str, monkeypatch: pytest.MonkeyPatch
+    stand: ReplicaRig, topic_name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It was dropped untold when its worker ended, and when it could not be read back."""
 
     def noted() -> int:
-        return Note.from_bytes(stand.saved[0][1]).uncompared
+        return ReplicaHandover.from_bytes(stand.saved[0][1]).uncompared
 
-    for name, seconds in (("LOOK_S", 0.01), ("RETRY_S", 0.01)):
+    for name, seconds in (("VERIFY_POLL_INTERVAL_S", 0.01), ("VERIFY_RETRY_INTERVAL_S", 0.01)):
         monkeypatch.setattr(verification, name, seconds)
     refusing = Refusing(stand.target, verification.CONNECTION)
     monkeypatch.setattr(stand.target, "send", refusing.send)
     await both(stand, topic_name)
     await write(stand, topic_name, 100)
-    killed = await stand.begin(topic_name, verify="all")
+    killed = await stand.start_pump(topic_name, verify="all")
     await stand.copied([killed])
     await stand.until(lambda: noted() == 100 and killed.runtime.verifier._troubles)
     assert not killed.is_busy, "nobody waits for what cannot be read"
@@ -233,7 +241,7 @@ async def test_what_of_a_route_that_compares_all_could_not_be_compared_is_counte
     stand.kill(killed)
 
     refusing.refuses = False
-    pump = await stand.begin(topic_name, verify="all")
+    pump = await stand.start_pump(topic_name, verify="all")
     verifier = pump.runtime.verifier
     await write(stand, topic_name, 50)
     await stand.copied([pump])
@@ -246,16 +254,16 @@ async def test_what_of_a_route_that_compares_all_could_not_be_compared_is_counte
     await write(stand, topic_name, 50)
     await stand.until(lambda: pump.copying().uncompared == 150)
     (copy,) = copies(fetched(as_logged(0, rows_of(ROWS)), 0, 6), NO_LIMIT)
-    pump._acknowledged(Sent(6, copy), -1, False)
+    pump._acknowledged(SentBatch(6, copy), -1, False)
     assert pump.copying().uncompared == 156, "nobody knows where it lies"
     await stand.until(lambda: noted() == 156)
     assert verifier.differing.total() == 0
 
 
 async def test_a_replica_that_compares_all_ends_once_all_is_compared(
-    stand: Stand, topic_name: str, monkeypatch: pytest.MonkeyPatch
+    stand: ReplicaRig, topic_name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(verification, "LOOK_S", 0.01)
+    monkeypatch.setattr(verification, "VERIFY_POLL_INTERVAL_S", 0.01)
     may, send = asyncio.Event(), stand.target.send
 
     async def held(node: int, request: Any, group: Any = 0) -> Any:
@@ -266,20 +274,20 @@ async def test_a_replica_that_compares_all_ends_once_all_is_compared(
     monkeypatch.setattr(stand.target, "send", held)
     await both(stand, topic_name)
     await write(stand, topic_name, 100)
-    pump = await stand.begin(topic_name, verify="all")
+    pump = await stand.start_pump(topic_name, verify="all")
     await stand.copied([pump])
     assert pump.is_busy
     draining = asyncio.create_task(pump.drain(600))
-    await stand.until(lambda: Note.from_bytes(stand.saved[0][1]).uncompared == 100)
+    await stand.until(lambda: ReplicaHandover.from_bytes(stand.saved[0][1]).uncompared == 100)
     assert not draining.done()
     may.set()
     assert await draining
     assert pump.runtime.verifier.compared[pump.job] == 100
-    await stand.until(lambda: Note.from_bytes(stand.saved[0][1]).uncompared == 0)
+    await stand.until(lambda: ReplicaHandover.from_bytes(stand.saved[0][1]).uncompared == 0)
 
 
 async def test_a_successor_that_may_not_read_what_was_copied_says_what_is_missing_until_it_may(
-    stand: Stand, topic_name: str, monkeypatch: pytest.MonkeyPatch
+    stand: ReplicaRig, topic_name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pump = await copying(stand, topic_name)
     await stand.until(lambda: pump.snapshot_version == pump.version)
@@ -290,9 +298,9 @@ async def test_a_successor_that_may_not_read_what_was_copied_says_what_is_missin
     stand.saves = True
     refusing = Refusing(stand.target, history.CONNECTION)
     monkeypatch.setattr(stand.target, "send", refusing.send)
-    pump = await stand.begin(topic_name)
+    pump = await stand.start_pump(topic_name)
     await stand.until(lambda: refusing.asked > 2)
-    ((kind, message),) = stand.told
+    ((kind, message),) = stand.incidents
     assert kind == "append-trouble"
     assert f"{topic_name}/0" in message
     assert "TopicAuthorizationFailed" in message
@@ -307,13 +315,13 @@ async def test_a_successor_that_may_not_read_what_was_copied_says_what_is_missin
 
 @pytest.mark.parametrize(("asked", "everything"), [("sampled", False), ("all", True)])
 async def test_a_route_compares_a_sample_or_everything(
-    stand: Stand, topic_name: str, asked: str, everything: bool, monkeypatch: pytest.MonkeyPatch
+    stand: ReplicaRig, topic_name: str, asked: str, everything: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(verification, "MAX_BEHIND", 3)
-    stand._verify_budget = Budget(verification.RUN_BYTES)  # one run a second
+    stand._verify_budget = VerificationBudget(verification.RUN_BYTES)  # one run a second
     await both(stand, topic_name)
     await write(stand, topic_name, 400, name="v" * 10_000, max_batch_size=200_000)  # 8 MB, nothing to join
-    pump = await stand.begin(topic_name, verify=asked)
+    pump = await stand.start_pump(topic_name, verify=asked)
     most = 0
 
     def is_done() -> bool:

@@ -15,18 +15,18 @@ from app.kafka.append.appender import Appender
 from app.kafka.append.encoder import copies
 from app.kafka.client.cluster import ClusterClient, ClusterSpec, ClusterUnreachable
 from app.kafka.producers.history import OFFSET_OUT_OF_RANGE
-from app.kafka.records.verbatim_copy import Copy
+from app.kafka.records.verbatim_copy import VerbatimCopy
 from app.kernel.fencing import LogId
 from app.kernel.job import JobId, Kind
 from app.kernel.lease import Lease
 from app.kernel.ranges import Snapshot
 from app.replicate.destination import verification
-from app.replicate.destination.handover import Note
-from app.replicate.destination.verification import Budget, Verifier
-from app.replicate.model.route_priority import Priorities
+from app.replicate.destination.handover import ReplicaHandover
+from app.replicate.destination.verification import CopyVerifier, VerificationBudget
+from app.replicate.model.route_priority import RoutePriorities
 from app.replicate.pump.partition import ReplicaPump
 from app.replicate.pump.route_runtime import RouteRuntime
-from app.replicate.pump.unsnapshotted_budget import Together
+from app.replicate.pump.unsnapshotted_budget import UnsnapshottedBudget
 from tests.kafka.fetch.test_decoder import fetched
 from tests.kafka.records.test_verbatim_copy import NO_LIMIT, as_logged, rows_of
 from tests.replicate.rig import ROUTE, definition
@@ -60,7 +60,7 @@ class Answering(ClusterClient):
         return {TARGET: 0}
 
 
-def a_copy() -> Copy:
+def a_copy() -> VerbatimCopy:
     """Of six records."""
     (copy,) = copies(fetched(as_logged(0, rows_of(ROWS)), 0, 6), NO_LIMIT)
     return copy
@@ -77,9 +77,16 @@ async def a_runtime() -> AsyncIterator[RouteRuntime]:
     lease = Lease(1e9)
     lease.renewed(time.monotonic())
     runtime = RouteRuntime(
-        definition("east", "west", "t", verify="all"), source, target,
-        Appender(target, may_send=lambda: True), lease, nothing, Budget(1e9), Priorities(), Together(),
-    )  # fmt: skip
+        definition("east", "west", "t", verify="all"),
+        source,
+        target,
+        Appender(target, may_send=lambda: True),
+        lease,
+        nothing,
+        VerificationBudget(1e9),
+        RoutePriorities(),
+        UnsnapshottedBudget(),
+    )
     try:
         yield runtime
     finally:
@@ -92,7 +99,7 @@ def begun(runtime: RouteRuntime, note: bytes) -> ReplicaPump:
     """A replica that goes on from there."""
     return ReplicaPump(
         JOB, 1, runtime, next_offset=0, lineage=0, note=note, is_same_log=True, is_first=False,
-        source_log=LogId(), tell=nothing, on_barrier=nothing,
+        source_log=LogId(), report_incident=nothing, on_barrier=nothing,
     )  # fmt: skip
 
 
@@ -102,16 +109,16 @@ def saved(pump: ReplicaPump) -> int:
     assert version != pump.snapshot_version, "it has to be saved"
     assert pump.snapshot() == Snapshot(0)
     pump.snapshot_version = version
-    return Note.from_bytes(pump.note).uncompared
+    return ReplicaHandover.from_bytes(pump.note).uncompared
 
 
 async def test_what_is_compared_last_is_in_the_note_of_a_clean_handover() -> None:
     """Its last snapshot said how many waited when something was copied last."""
     async with a_runtime() as runtime:
-        pump = begun(runtime, Note(LogId(), 0, 9, 0, 0, uncompared=10).to_bytes())
+        pump = begun(runtime, ReplicaHandover(LogId(), 0, 9, 0, 0, uncompared=10).to_bytes())
         runtime.verifier.add(JOB, TARGET, 0, a_copy())
         assert saved(pump) == 16
-        runtime.verifier._take(TARGET)  # as once it is compared
+        runtime.verifier._pop(TARGET)  # as once it is compared
         assert saved(pump) == 10
         assert pump.version == pump.snapshot_version
 
@@ -119,13 +126,13 @@ async def test_what_is_compared_last_is_in_the_note_of_a_clean_handover() -> Non
 async def test_what_still_waits_is_counted_once_when_its_replica_begins_again() -> None:
     async with a_runtime() as runtime:
         verifier = runtime.verifier
-        former = begun(runtime, Note(LogId(), 0, 9, 0, 0, uncompared=10).to_bytes())
+        former = begun(runtime, ReplicaHandover(LogId(), 0, 9, 0, 0, uncompared=10).to_bytes())
         verifier.add(JOB, TARGET, 0, a_copy())
-        note = Note(LogId(), 0, 9, 0, 0, uncompared=saved(former))
+        note = ReplicaHandover(LogId(), 0, 9, 0, 0, uncompared=saved(former))
         former.close()
         pump = begun(runtime, note.to_bytes())
         assert (verifier.owes(JOB), pump.copying().uncompared) == (16, 10)
-        verifier._take(TARGET)
+        verifier._pop(TARGET)
         assert verifier.owes(JOB) == 10
 
 
@@ -139,11 +146,11 @@ async def test_what_was_copied_after_the_note_is_not_taken_for_a_part_of_it(is_s
             pump.ledger.delivered += after
             verifier.add(JOB, TARGET, base_offset, a_copy())
 
-        former = begun(runtime, Note(LogId(), 0, 9, 0, 0, uncompared=10).to_bytes())
+        former = begun(runtime, ReplicaHandover(LogId(), 0, 9, 0, 0, uncompared=10).to_bytes())
         copied(former, 0)
         version = former.version
         former.snapshot()
-        note = Note.from_bytes(former.note)
+        note = ReplicaHandover.from_bytes(former.note)
         assert note.uncompared == 16
         if is_saved_late:
             copied(former, 6)
@@ -156,9 +163,9 @@ async def test_what_was_copied_after_the_note_is_not_taken_for_a_part_of_it(is_s
         assert (verifier.uncompared[JOB], verifier.owes(JOB)) == (10, 16 + after)
 
 
-def comparing(client: ClusterClient, tell: verification.Tell) -> Verifier:
+def comparing(client: ClusterClient, tell: verification.ReportIncident) -> CopyVerifier:
     """All, of which much waits."""
-    verifier = Verifier(client, tell, Budget(1e9))
+    verifier = CopyVerifier(client, tell, VerificationBudget(1e9))
     verifier.everything = True
     for n in range(3):
         verifier.add(JOB, TARGET, 6 * n, a_copy())
@@ -168,7 +175,11 @@ def comparing(client: ClusterClient, tell: verification.Tell) -> Verifier:
 async def test_who_is_far_behind_and_cannot_read_does_not_look_for_ever(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    for name, value in (("MAX_BEHIND", 4), ("RETRY_S", 0.0), ("LOOK_S", 3_600.0)):
+    for name, value in (
+        ("MAX_BEHIND", 4),
+        ("VERIFY_RETRY_INTERVAL_S", 0.0),
+        ("VERIFY_POLL_INTERVAL_S", 3_600.0),
+    ):
         monkeypatch.setattr(verification, name, value)
     client = Answering()
     verifier = comparing(client, nothing)
@@ -186,7 +197,11 @@ async def test_the_comparison_goes_on_whatever_happens_to_it(
     code: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It ended, and copying stood still once 2,000 copies waited."""
-    for name, value in (("UNREAD_S", -1.0), ("RETRY_S", 0.0), ("LOOK_S", 0.0)):
+    for name, value in (
+        ("UNREAD_S", -1.0),
+        ("VERIFY_RETRY_INTERVAL_S", 0.0),
+        ("VERIFY_POLL_INTERVAL_S", 0.0),
+    ):
         monkeypatch.setattr(verification, name, value)
     told: list[str] = []
 

@@ -21,19 +21,19 @@ from app.kernel.job import JobId, Kind
 from app.kernel.ranges import Snapshot
 from app.offsets.model.offset_map import after
 from app.replicate.definition import RouteDefinition
-from app.replicate.destination.handover import Note
-from app.replicate.jobs.start_position import find_replica_beginning, same_target
-from app.worker.jobs.start_position import Anew
-from app.worker.runtime.operators import Operators
+from app.replicate.destination.handover import ReplicaHandover
+from app.replicate.jobs.start_position import find_replica_start, same_target
+from app.worker.jobs.start_position import LineageReset
+from app.worker.runtime.operators import OperatorActions
 from tests.kafka.conftest import connected, write
 from tests.kafka.second_broker import delete
 from tests.replicate.rig import definition, rows
-from tests.worker.runtime.replica_manager import AWAY, ENOUGH_S, HOME, Manager, managing
+from tests.worker.runtime.replica_manager import AWAY, ENOUGH_S, HOME, ReplicaManagerRig, replica_manager_rig
 
 
 @pytest.fixture
-async def manager(yard: Yard, topic_name: str) -> AsyncIterator[Manager]:
-    async with managing(yard, topic_name) as made:
+async def manager(yard: Yard, topic_name: str) -> AsyncIterator[ReplicaManagerRig]:
+    async with replica_manager_rig(yard, topic_name) as made:
         yield made
 
 
@@ -57,7 +57,7 @@ async def delete_before(client: ClusterClient, topic: str, offset: int) -> None:
 
 
 async def test_a_route_is_copied_paused_given_up_and_taken_again_without_a_record_lost_or_doubled(
-    yard: Yard, manager: Manager
+    yard: Yard, manager: ReplicaManagerRig
 ) -> None:
     topic = manager.topic
     manager.put(checkpoint={"every": "200ms"})
@@ -92,10 +92,10 @@ async def test_a_route_is_copied_paused_given_up_and_taken_again_without_a_recor
     assert await _copy(yard, topic) == [b"a", b"b", b"c", b"d"]
     group = await _committed(manager)
     assert group == 4, "Kafka's own tools see the lag"
-    assert manager.told == []
+    assert manager.incidents == []
 
 
-async def _committed(manager: Manager) -> int | None:
+async def _committed(manager: ReplicaManagerRig) -> int | None:
     cluster = await manager.jobs._clusters.get(HOME)
     at = (manager.topic, 0)
     async with asyncio.timeout(ENOUGH_S):
@@ -105,7 +105,7 @@ async def _committed(manager: Manager) -> int | None:
 
 
 async def test_other_limits_come_into_force_at_once_and_any_other_change_from_where_it_stands(
-    yard: Yard, manager: Manager
+    yard: Yard, manager: ReplicaManagerRig
 ) -> None:
     topic = manager.topic
     manager.put()
@@ -120,12 +120,12 @@ async def test_other_limits_come_into_force_at_once_and_any_other_change_from_wh
     await _write(yard, topic, "b")
     await manager.copied(2)
     assert await _copy(yard, topic) == [b"a", b"b"]
-    assert manager.told == []
+    assert manager.incidents == []
 
 
 @pytest.mark.parametrize("how", ["continue", "skip", "reset"])
 async def test_a_source_topic_that_is_made_anew_is_copied_from_its_start_or_waited_for_as_the_route_says(
-    yard: Yard, manager: Manager, how: str
+    yard: Yard, manager: ReplicaManagerRig, how: str
 ) -> None:
     topic = manager.topic
     manager.put(onGap="stop")
@@ -145,7 +145,7 @@ async def test_a_source_topic_that_is_made_anew_is_copied_from_its_start_or_wait
     assert pump.status().state == "halted"
     assert "stops at gaps" in pump.status().trouble
     assert not (await manager.jobs._clusters.get(HOME)).fetch._partitions, "nothing is fetched any more"
-    assert "route-halted" in {kind for kind, _ in manager.told}
+    assert "route-halted" in {kind for kind, _ in manager.incidents}
     manager.put(onGap="stop", limits={"messages_per_second": 500.0})
     assert await manager.halted() is pump, "that changes nothing"
     assert f"skip r {topic} 0 3 4" in pump.status().trouble
@@ -155,7 +155,7 @@ async def test_a_source_topic_that_is_made_anew_is_copied_from_its_start_or_wait
     manager.assign()
     pump = await manager.halted()
     assert (pump.stuck, pump.base, pump.lineage) == (((3, 4),), 3, 0), "so it is for the next owner"
-    hand = Operators(manager.jobs, manager.log)  # type: ignore[arg-type]
+    hand = OperatorActions(manager.jobs, manager.log)  # type: ignore[arg-type]
     if how == "continue":
         manager.put(onGap="continue")
     elif how == "skip":
@@ -171,7 +171,7 @@ async def test_a_source_topic_that_is_made_anew_is_copied_from_its_start_or_wait
 
 
 async def test_a_route_that_halts_at_a_gap_goes_on_behind_it_once_an_operator_skips_it(
-    yard: Yard, manager: Manager
+    yard: Yard, manager: ReplicaManagerRig
 ) -> None:
     topic = manager.topic
     manager.put(onGap="stop")
@@ -188,7 +188,7 @@ async def test_a_route_that_halts_at_a_gap_goes_on_behind_it_once_an_operator_sk
     manager.assign()
     pump = await manager.halted()
     assert pump.stuck == ((2, 4),)
-    assert pump.conclude(2, 4)
+    assert pump.finish_by_operator(2, 4)
     await manager.copied(5)
     assert manager.pump is not pump
     assert await _copy(yard, topic) == [b"a", b"b", b"e"]
@@ -198,11 +198,11 @@ async def test_a_route_that_halts_at_a_gap_goes_on_behind_it_once_an_operator_sk
         manager.assign(release=True)
         await manager.until(lambda: manager.pump is None)
         manager.assign()
-    assert [kind for kind, _ in manager.told] == ["route-halted", "replica-skipped"]
+    assert [kind for kind, _ in manager.incidents] == ["route-halted", "replica-skipped"]
 
 
 async def test_a_replica_that_begins_anew_copies_again_and_its_barriers_are_of_another_line(
-    yard: Yard, manager: Manager
+    yard: Yard, manager: ReplicaManagerRig
 ) -> None:
     """As a reset does, and a source that was cut off in a leader epoch: positions are not comparable."""
     topic = manager.topic
@@ -210,7 +210,7 @@ async def test_a_replica_that_begins_anew_copies_again_and_its_barriers_are_of_a
     manager.assign()
     await _write(yard, topic, "a", "b", "c")
     pump = await manager.copied(3)
-    manager.jobs.begin_anew(pump, 1, 1, "the log was truncated", 7)
+    manager.jobs.restart_in_new_lineage(pump, 1, 1, "the log was truncated", 7)
     await manager.until(lambda: manager.pump is not None and manager.pump.lineage == 1)
     await manager.copied(3)
     assert await _copy(yard, topic) == [b"a", b"b", b"c", b"b", b"c"]
@@ -227,12 +227,14 @@ async def test_a_replica_that_begins_anew_copies_again_and_its_barriers_are_of_a
     await _write(yard, topic, "d")
     manager.assign()
     pump = await manager.copied(4)
-    assert (pump.lineage, pump.way.source_epoch) == (1, 7), "the next owner knows"
+    assert (pump.lineage, pump.session.source_epoch) == (1, 7), "the next owner knows"
     assert pump.copying().begun_anew == 1
     assert await _copy(yard, topic) == [b"a", b"b", b"c", b"b", b"c", b"d"]
 
 
-async def test_a_fault_in_a_replica_begins_its_job_again_by_itself(yard: Yard, manager: Manager) -> None:
+async def test_a_fault_in_a_replica_begins_its_job_again_by_itself(
+    yard: Yard, manager: ReplicaManagerRig
+) -> None:
     topic = manager.topic
     manager.put()
     manager.assign()
@@ -243,7 +245,7 @@ async def test_a_fault_in_a_replica_begins_its_job_again_by_itself(yard: Yard, m
     await manager.copied(2)
     assert manager.pump is not pump
     assert await _copy(yard, topic) == [b"a", b"b"]
-    assert [kind for kind, _ in manager.told] == ["replica-begins-again"]
+    assert [kind for kind, _ in manager.incidents] == ["replica-begins-again"]
 
 
 # -- where it begins -------------------------------------------------------------------------------
@@ -252,12 +254,12 @@ async def test_a_fault_in_a_replica_begins_its_job_again_by_itself(yard: Yard, m
 class Place:
     """A source topic, and what the tracker says of it."""
 
-    def __init__(self, manager: Manager) -> None:
+    def __init__(self, manager: ReplicaManagerRig) -> None:
         self._manager = manager
 
     async def begin(
         self, base: int | None = None, *, start: str = "earliest", on_gap: str = "continue",
-        recorded: Callable[[str], int | None] | None = None, anew: Anew | None = None, **answer: Any,
+        recorded: Callable[[str], int | None] | None = None, reset: LineageReset | None = None, **answer: Any,
     ) -> Any:  # fmt: skip
         topic = self._manager.topic
         cluster = await self._manager.jobs._clusters.get(HOME)
@@ -268,13 +270,15 @@ class Place:
         route: RouteDefinition = definition(HOME, AWAY, topic, start=start, onGap=on_gap)
         job, given = JobId(Kind.REPLICATE, "r", topic, 0), msgspec.structs.replace(given, **answer)
         target = (await self._manager.jobs._clusters.get(AWAY)).client
-        return await find_replica_beginning(
-            job, route, cluster, given, recorded=recorded, anew=anew, tell=lambda *_: None,
+        return await find_replica_start(
+            job, route, cluster, given, recorded=recorded, reset=reset, report_incident=lambda *_: None,
             goes_on=await same_target(job, route, target, given),
         )  # fmt: skip
 
 
-async def test_a_replica_begins_where_it_was_never_by_chance_at_the_end(yard: Yard, manager: Manager) -> None:
+async def test_a_replica_begins_where_it_was_never_by_chance_at_the_end(
+    yard: Yard, manager: ReplicaManagerRig
+) -> None:
     place = Place(manager)
     await _write(yard, manager.topic, "a", "b", "c", "d")
     first = await place.begin()
@@ -295,21 +299,21 @@ async def test_a_replica_begins_where_it_was_never_by_chance_at_the_end(yard: Ya
     assert (anew.snapshot.base, anew.lineage, anew.is_first) == (0, 1, True)
     halted = await place.begin(3, log=another, on_gap="stop")
     assert (halted.snapshot.base, halted.log, halted.known) == (3, another, True), "nothing is given up"
-    of = Note(first.log, 2, 1, 0, 0, source="another", target=f"{AWAY}/{manager.topic}").to_bytes()
+    of = ReplicaHandover(first.log, 2, 1, 0, 0, source="another", target=f"{AWAY}/{manager.topic}").to_bytes()
     read = await place.begin(2, start="latest", recorded=ends, log=another, note=of, on_gap="stop")
     assert (read.snapshot.base, read.lineage, read.is_first) == (3, 1, True), "as spec.start says"
     assert (halted.gap.start, halted.gap.end, halted.gap.begun_anew) == (3, 0, True)
 
 
 async def test_a_cluster_that_only_has_another_name_now_copies_nothing_again(
-    yard: Yard, manager: Manager
+    yard: Yard, manager: ReplicaManagerRig
 ) -> None:
     place = Place(manager)
     await _write(yard, manager.topic, "a", "b", "c")
     source = (await place.begin()).log
     target = (await manager.jobs._clusters.get(AWAY)).client
     there = LogId(await target.cluster_id(), (await target.topic_ids([manager.topic]))[manager.topic])
-    old = Note(there, 2, 1, 0, 0, source="old-home", target=f"old-away/{manager.topic}")
+    old = ReplicaHandover(there, 2, 1, 0, 0, source="old-home", target=f"old-away/{manager.topic}")
     renamed = await place.begin(2, log=source, note=old.to_bytes())
     assert (renamed.snapshot.base, renamed.lineage, renamed.is_first) == (2, 0, False)
     for wrong in (

@@ -12,26 +12,26 @@ from app.dev.yard import Yard
 from app.kafka.client.cluster import EARLIEST
 from app.kafka.client.topic_configs import alter
 from app.kafka.client.topics import TopicSpec, ensure_topics
-from app.kafka.fetch.deliveries import FetchTrouble, Gap
+from app.kafka.fetch.deliveries import FetchIncident, LogGap
 from app.kernel.job import JobId
-from app.replicate.pump.status import NO_PROGRESS_S, look
-from app.worker.runtime.operators import NotHere, Operators, Refused
+from app.replicate.pump.status import STALLED_AFTER_S, check_progress
+from app.worker.runtime.operators import NotHere, OperationRefused, OperatorActions
 from tests.kafka.conftest import connected, producing, write
-from tests.replicate.jobs.test_controller import AWAY, HOME, Manager, _copy, _write
+from tests.replicate.jobs.test_controller import AWAY, HOME, ReplicaManagerRig, _copy, _write
 from tests.replicate.jobs.test_controller import manager as manager  # noqa: PLC0414 - the fixture
 from tests.replicate.rig import rows
 
 
-def operators(manager: Manager) -> Operators:
-    return Operators(manager.jobs, manager.log)  # type: ignore[arg-type]
+def operators(manager: ReplicaManagerRig) -> OperatorActions:
+    return OperatorActions(manager.jobs, manager.log)  # type: ignore[arg-type]
 
 
-def acts(manager: Manager) -> list[tuple[str, str]]:
+def acts(manager: ReplicaManagerRig) -> list[tuple[str, str]]:
     """What was done, and how it is told."""
     return [(act.action, act.detail) for act in manager.log.appended if isinstance(act, OperatorAct)]
 
 
-async def test_a_reset_copies_again_or_leaves_out_and_lasts(yard: Yard, manager: Manager) -> None:
+async def test_a_reset_copies_again_or_leaves_out_and_lasts(yard: Yard, manager: ReplicaManagerRig) -> None:
     manager.put()
     manager.assign()
     await _write(yard, manager.topic, "a", "b", "c")
@@ -61,7 +61,7 @@ async def test_a_reset_copies_again_or_leaves_out_and_lasts(yard: Yard, manager:
 
 
 async def test_what_cannot_be_copied_is_skipped_by_hand_and_nothing_else(
-    yard: Yard, manager: Manager
+    yard: Yard, manager: ReplicaManagerRig
 ) -> None:
     client = (await manager.jobs._clusters.get(AWAY)).client
     assert await alter(client, {manager.topic: {"max.message.bytes": "300"}}) == {}
@@ -73,7 +73,7 @@ async def test_what_cannot_be_copied_is_skipped_by_hand_and_nothing_else(
     await manager.until(lambda: manager.pump is not None and manager.pump.stuck)
     assert manager.pump is not None
     assert manager.pump.copying().stuck == (1, 2)
-    with pytest.raises(Refused, match=r"\[1, 2\) waits"):
+    with pytest.raises(OperationRefused, match=r"\[1, 2\) waits"):
         operators(manager).foresee_pass(manager.job, 2, 9)
     skipped, why = operators(manager).foresee_pass(manager.job, 0, 3)
     assert (skipped, "max.message.bytes" in why) == (((1, 2),), True), why
@@ -81,12 +81,12 @@ async def test_what_cannot_be_copied_is_skipped_by_hand_and_nothing_else(
     await manager.copied(3)
     assert await _copy(yard, manager.topic) == [b"a", b"b"]
     assert acts(manager) == [("skip", "1: 1 offsets are not copied (too large)")]
-    with pytest.raises(Refused, match="nothing of"):
+    with pytest.raises(OperationRefused, match="nothing of"):
         operators(manager).foresee_pass(manager.job, 0, 3)
 
 
 async def test_a_route_that_its_limits_hold_back_is_not_told_to_get_nowhere(
-    yard: Yard, manager: Manager
+    yard: Yard, manager: ReplicaManagerRig
 ) -> None:
     manager.put(limits={"messages_per_second": 1.0})
     manager.assign()
@@ -95,15 +95,17 @@ async def test_a_route_that_its_limits_hold_back_is_not_told_to_get_nowhere(
     assert manager.pump is not None
     pump = manager.pump
     await manager.until(lambda: pump.limited and not pump.in_flight)
-    look(pump, time.monotonic() + NO_PROGRESS_S + 1)
-    assert manager.told == []
+    check_progress(pump, time.monotonic() + STALLED_AFTER_S + 1)
+    assert manager.incidents == []
     assert pump.copying().limited
     manager.put()
     await manager.copied(6)
     assert not pump.copying().limited
 
 
-async def test_another_priority_is_in_force_for_what_is_fetched_already(yard: Yard, manager: Manager) -> None:
+async def test_another_priority_is_in_force_for_what_is_fetched_already(
+    yard: Yard, manager: ReplicaManagerRig
+) -> None:
     manager.put()
     manager.assign()
     await _write(yard, manager.topic, "a")
@@ -119,7 +121,7 @@ async def test_another_priority_is_in_force_for_what_is_fetched_already(yard: Ya
 
 
 async def test_a_topic_less_ends_its_copying_and_nobody_else_s_and_nobody_is_told(
-    yard: Yard, manager: Manager
+    yard: Yard, manager: ReplicaManagerRig
 ) -> None:
     manager.put()
     manager.assign()
@@ -138,11 +140,11 @@ async def test_a_topic_less_ends_its_copying_and_nobody_else_s_and_nobody_is_tol
     await asyncio.sleep(1.5)  # a job that cannot start is tried again every second
     (status,) = manager.jobs.statuses()
     assert (status.state, "does not copy" in status.trouble) == ("starting", True)
-    assert manager.told == []
+    assert manager.incidents == []
 
 
 async def test_where_a_record_was_is_told_by_cluster_id_whatever_the_clusters_are_called(
-    yard: Yard, manager: Manager
+    yard: Yard, manager: ReplicaManagerRig
 ) -> None:
     topic = manager.topic
     ids = {}
@@ -163,7 +165,7 @@ async def test_where_a_record_was_is_told_by_cluster_id_whatever_the_clusters_ar
 
 
 async def test_a_route_that_stops_at_a_gap_says_so_whatever_else_is_wrong_until_somebody_skips_it(
-    yard: Yard, manager: Manager
+    yard: Yard, manager: ReplicaManagerRig
 ) -> None:
     manager.put(onGap="stop")
     manager.assign()
@@ -172,14 +174,14 @@ async def test_a_route_that_stops_at_a_gap_says_so_whatever_else_is_wrong_until_
     key = (manager.job, pump.epoch)
     cluster = await manager.jobs._clusters.get(HOME)
     cluster.fetch.remove(key)  # as the fetch service does not go on behind a gap that it tells
-    manager.jobs.take(Gap(key, manager.topic, 0, 3, 5, "deleted by retention"))
-    manager.jobs.take(FetchTrouble(key, manager.topic, 0, "a broker is away", "start it"))
+    manager.jobs.hand_to_pump(LogGap(key, manager.topic, 0, 3, 5, "deleted by retention"))
+    manager.jobs.hand_to_pump(FetchIncident(key, manager.topic, 0, "a broker is away", "start it"))
     (status,) = manager.jobs.statuses()
     assert status.copying is not None
     assert (status.state, status.copying.stuck) == ("halted", (3, 5))
     assert status.trouble == status.copying.halted
     assert "offsets [3, 5) are gone" in status.trouble
-    assert "route-halted" in [kind for kind, _ in manager.told]
+    assert "route-halted" in [kind for kind, _ in manager.incidents]
     await _write(yard, manager.topic, "d", "e", "f")
     assert await operators(manager).pass_over(manager.job, 3, 5, "ann") == ((3, 5),)
     await manager.copied(6)
@@ -190,7 +192,7 @@ async def test_a_route_that_stops_at_a_gap_says_so_whatever_else_is_wrong_until_
 
 
 async def test_a_route_that_leads_to_another_topic_copies_there_all_that_it_has_copied_before(
-    yard: Yard, manager: Manager
+    yard: Yard, manager: ReplicaManagerRig
 ) -> None:
     manager.put()
     manager.assign()
@@ -211,11 +213,11 @@ async def test_a_route_that_leads_to_another_topic_copies_there_all_that_it_has_
     manager.assign()
     assert (await manager.copied(4)).lineage == pump.lineage == 1, "the next owner goes on"
     assert await _copy(yard, elsewhere) == [b"a", b"b", b"c", b"d"]
-    assert manager.told == []
+    assert manager.incidents == []
 
 
 async def test_what_cannot_be_saved_leaves_no_replica_drained(
-    yard: Yard, manager: Manager, monkeypatch: pytest.MonkeyPatch
+    yard: Yard, manager: ReplicaManagerRig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     manager.put()
     manager.assign()
@@ -227,7 +229,7 @@ async def test_what_cannot_be_saved_leaves_no_replica_drained(
         raise ConnectionError("the control cluster is away")
 
     with monkeypatch.context() as during:
-        during.setattr(manager.jobs.checkpoints._trackers, "send_snapshots", away)
+        during.setattr(manager.jobs.progress_saver._trackers, "send_snapshots", away)
         pump.ledger.version += 1
         with pytest.raises(NotHere, match="goes on"):
             await operators(manager).reset(manager.job, 0, "ann")
@@ -243,7 +245,7 @@ async def test_what_cannot_be_saved_leaves_no_replica_drained(
 
 
 async def test_fetching_that_goes_on_is_no_trouble_any_more_though_nothing_new_came(
-    yard: Yard, manager: Manager
+    yard: Yard, manager: ReplicaManagerRig
 ) -> None:
     manager.put()
     manager.assign()
@@ -252,7 +254,7 @@ async def test_fetching_that_goes_on_is_no_trouble_any_more_though_nothing_new_c
     key = (manager.job, pump.epoch)
     part = (await manager.jobs._clusters.get(HOME)).fetch._partitions[key]
     part.told = "a broker is away"
-    manager.jobs.take(FetchTrouble(key, manager.topic, 0, "a broker is away", "start it"))
+    manager.jobs.hand_to_pump(FetchIncident(key, manager.topic, 0, "a broker is away", "start it"))
     assert pump.trouble == "fetch: a broker is away"
     await manager.until(lambda: manager.jobs.statuses()[0].trouble == "")
     assert part.told == ""

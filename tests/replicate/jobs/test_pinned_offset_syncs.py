@@ -15,8 +15,8 @@ from app.kafka.client.topics import TopicSpec, ensure_topics
 from app.kafka.data_clusters import DataClusters
 from app.kafka.fetch.deliveries import ByteBudget
 from app.kernel.fencing import LogId
-from app.offsets.model.offset_map import NeedItem, Needs
-from app.replicate.jobs.pinned_offset_syncs import NeededBarriers
+from app.offsets.model.offset_map import NeedItem, PinnedOffsets
+from app.replicate.jobs.pinned_offset_syncs import PinnedOffsetSyncs
 from app.worker.catalog import Catalog
 from tests.web.runtime_fake import put_route, route
 
@@ -39,13 +39,13 @@ async def test_the_leader_tells_where_readers_of_a_copy_and_of_its_source_lie_st
         return []
 
     sender: Any = SimpleNamespace(ask=ask)
-    needed = NeededBarriers(
+    needed = PinnedOffsetSyncs(
         control, Catalog(control, clusters, lambda *_: None), clusters, sender, lambda: True
     )
 
-    async def looked() -> list[Needs]:
+    async def looked() -> list[PinnedOffsets]:
         told.clear()
-        await needed.look()
+        await needed.publish_changes()
         return [item.needs for item in sorted(told, key=lambda item: item.partition)]
 
     try:
@@ -64,13 +64,13 @@ async def test_the_leader_tells_where_readers_of_a_copy_and_of_its_source_lie_st
         await east.committer.commit("switchyard-mirror", {(topic_name, 0): 99})
         assert await looked() == [], "nobody knows yet who lies still"
         await west.committer.commit(moving, {(topic_name, 0): 40})
-        assert await looked() == [Needs([7], []), Needs([], [9])]
+        assert await looked() == [PinnedOffsets([7], []), PinnedOffsets([], [9])]
         ids = await west.client.topic_ids([topic_name])
         assert {item.target for item in told} == {LogId(await west.client.cluster_id(), ids[topic_name])}
         await west.committer.commit(moving, {(topic_name, 0): 50})
         assert await looked() == [], "which was told"
         await west.committer.commit(still, {(topic_name, 0): 8})
-        assert await looked() == [Needs([50], [])], "it goes on, the other one does not any more"
-        assert await looked() == [Needs([8, 50], [])]
+        assert await looked() == [PinnedOffsets([50], [])], "it goes on, the other one does not any more"
+        assert await looked() == [PinnedOffsets([8, 50], [])]
     finally:
         await clusters.stop()

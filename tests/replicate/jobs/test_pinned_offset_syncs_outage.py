@@ -14,20 +14,20 @@ from hypothesis import strategies as st
 from app.controllog.events import Assignment, Claim
 from app.controllog.state import ControlState
 from app.kafka.client.cluster import ClusterSpec, ClusterUnreachable
-from app.kafka.client.commits import At, OffsetCommitter, Position
+from app.kafka.client.commits import CommittedPosition, OffsetCommitter, TopicAndPartition
 from app.kernel.fencing import LogId
 from app.offsets.model.offset_map import (
     MAX_BARRIERS,
     Barrier,
     BarrierItem,
     NeedItem,
-    Needs,
+    PinnedOffsets,
     after,
-    asked_for,
     needs_of,
+    with_pins,
 )
 from app.replicate.jobs import pinned_offset_syncs as module
-from app.replicate.jobs.pinned_offset_syncs import NeededBarriers, Seen
+from app.replicate.jobs.pinned_offset_syncs import ClusterPositions, PinnedOffsetSyncs
 from app.worker.catalog import Catalog
 from tests.web.runtime_fake import put_route, route
 
@@ -56,10 +56,10 @@ class Played:
             raise ClusterUnreachable(self.name)
         return sorted(self.groups_of.keys() - self.silent)
 
-    async def positions(self, group: str, tries: int = 20) -> dict[At, Position]:
+    async def positions(self, group: str, tries: int = 20) -> dict[TopicAndPartition, CommittedPosition]:
         if group in self.unread:
             raise ClusterUnreachable(group)
-        return {AT: Position(self.groups_of[group], "")}
+        return {AT: CommittedPosition(self.groups_of[group], "")}
 
 
 class Stand:
@@ -74,7 +74,7 @@ class Stand:
         sender: Any = self
         self.specs = {name: ClusterSpec(name, ("127.0.0.1:1",)) for name in ("east", "west")}
         catalog = Catalog(control, clusters, lambda *_: None)
-        self.needed = NeededBarriers(control, catalog, clusters, sender, lambda: True)
+        self.needed = PinnedOffsetSyncs(control, catalog, clusters, sender, lambda: True)
         view.apply(put_route(route("mirror", "east", "west", "orders")))
         view.apply(Claim(at_ms=0, term=1, worker="w"))
         job = "replicate:mirror:orders:0"
@@ -87,10 +87,10 @@ class Stand:
         self.told += items
         return []
 
-    async def looked(self, times: int = 1) -> list[Needs]:
+    async def looked(self, times: int = 1) -> list[PinnedOffsets]:
         self.told.clear()
         for _ in range(times):
-            await self.needed.look()
+            await self.needed.publish_changes()
         return [item.needs for item in self.told]
 
 
@@ -98,7 +98,7 @@ class Stand:
 async def stand() -> Stand:
     stand = Stand()
     stand.west.groups_of = {"idle": 7, "other": 30}
-    assert await stand.looked(2) == [Needs([7, 30], [])]
+    assert await stand.looked(2) == [PinnedOffsets([7, 30], [])]
     return stand
 
 
@@ -107,20 +107,20 @@ async def test_a_group_whose_coordinator_restarts_keeps_what_it_needs(stand: Sta
     stand.west.groups_of["other"] = 40
     assert await stand.looked(3) == []
     stand.west.silent = set()
-    assert await stand.looked(2) == [Needs([7], []), Needs([7, 40], [])]
+    assert await stand.looked(2) == [PinnedOffsets([7], []), PinnedOffsets([7, 40], [])]
 
 
 async def test_a_group_that_cannot_be_read_lies_where_it_lay_and_costs_no_other(stand: Stand) -> None:
     stand.west.unread = {"idle", "never-read"}
     stand.west.groups_of |= {"other": 40, "never-read": 3}
-    assert await stand.looked(2) == [Needs([7], []), Needs([7, 40], [])]
+    assert await stand.looked(2) == [PinnedOffsets([7], []), PinnedOffsets([7, 40], [])]
 
 
 async def test_what_was_told_before_its_line_was_there_is_told_again(
     stand: Stand, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "TOLD_AGAIN", 5)
-    assert await stand.looked(5) == [Needs([7, 30], [])]
+    monkeypatch.setattr(module, "POLLS_BEFORE_RESEND", 5)
+    assert await stand.looked(5) == [PinnedOffsets([7, 30], [])]
 
 
 class Brokers:
@@ -162,16 +162,16 @@ def test_of_whoever_lies_still_nothing_more_is_lost_and_of_the_lowest_that_moves
 ) -> None:
     """Readers of one copy, some still, some moving, while its line grows to several times what it holds."""
     line = after(None, _grown(0, 300))
-    before: Seen | None = None
+    before: ClusterPositions | None = None
     was: dict[str, int] = {}
     kept: dict[str, tuple[int, int | None]] = {}  # who lies still -> position, and what it was mapped to
     for look in range(LOOKS):
         at = {f"g{n}": start + sum(steps[:look]) for n, (start, steps) in enumerate(groups)}
-        seen = Seen({group: {AT: position} for group, position in at.items()}, "c", {})
+        seen = ClusterPositions({group: {AT: position} for group, position in at.items()}, "c", {})
         assert line is not None
         still = module._still(before, seen).get(AT, []) if before is not None else []
         item = NeedItem("r", "orders", 0, LogId("c", "t"), needs_of(still, []))
-        line, before = asked_for(line, item) or line, seen
+        line, before = with_pins(line, item) or line, seen
         newest = line.barriers[-1].target_end
         for group, position in at.items():
             found = line.read_up_to(position)

@@ -8,7 +8,7 @@ import re2  # type: ignore[import-untyped]
 from hypothesis import strategies as st
 
 from app.replicate.model.name_patterns import is_name
-from app.replicate.model.route import INTERNAL, Rename, Route, is_topic
+from app.replicate.model.route import INTERNAL, Route, TopicRename, is_topic
 
 CLUSTERS = "abc"  # their names are letters of the topics, so that prefixes and topics meet
 SHORT = ["".join(word) for length in range(1, 4) for word in product("ab.", repeat=length)]
@@ -35,7 +35,7 @@ entries = st.one_of(expressions, names, st.just(".*"))
 @st.composite
 def routes(draw: st.DrawFn, name: str = "r") -> Route:
     source = draw(st.sampled_from(CLUSTERS))
-    rename = Rename.of(
+    rename = TopicRename.of(
         draw(templates), draw(templates), draw(st.dictionaries(names, names, max_size=2)), cluster=source
     )
     return Route(

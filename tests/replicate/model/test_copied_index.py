@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.replicate.model.copied_index import Already
+from app.replicate.model.copied_index import CopiedIndex
 
 
 def in_parts(records: list[int], sizes: list[int]) -> list[list[int]]:
@@ -18,7 +18,7 @@ def in_parts(records: list[int], sizes: list[int]) -> list[list[int]]:
     return parts
 
 
-def first_to_copy(already: Already, batches: list[list[int]]) -> list[int]:
+def first_to_copy(already: CopiedIndex, batches: list[list[int]]) -> list[int]:
     """What is copied, when the batches come in turn."""
     copied: list[int] = []
     for batch in batches:
@@ -39,7 +39,7 @@ def test_of_a_source_that_lost_nothing_exactly_what_was_not_copied_is_copied(
 ) -> None:
     """Also where records are alike."""
     count = data.draw(st.integers(0, len(source)))
-    already = Already(source[:count])
+    already = CopiedIndex(source[:count])
     assert first_to_copy(already, in_parts(source, sizes)) == source[count:]
     assert already.passed == count
     assert not already.left
@@ -53,7 +53,7 @@ def test_what_has_gone_from_the_source_since_moves_nothing(
     count = data.draw(st.integers(0, total))
     gone = data.draw(st.sets(st.integers(0, total)))
     left = [one for one in range(total) if one not in gone]
-    already = Already(range(count))
+    already = CopiedIndex(range(count))
     assert first_to_copy(already, in_parts(left, sizes)) == [one for one in left if one >= count]
     assert already.passed - already.skipped == len([one for one in left if one < count])
 
@@ -65,7 +65,7 @@ def test_nothing_that_was_not_copied_is_left_out_when_copies_are_found_late(
     """A second look finds more of them: as if they had been known at once."""
     count = data.draw(st.integers(0, len(source)))
     known = data.draw(st.integers(0, count))
-    already = Already(source[:known])
+    already = CopiedIndex(source[:known])
     dropped = already.drop(source)
     assert dropped == known
     already.add(source[known:count])
@@ -74,6 +74,6 @@ def test_nothing_that_was_not_copied_is_left_out_when_copies_are_found_late(
 
 
 def test_a_copy_of_what_the_source_never_had_ends_the_search_and_is_told() -> None:
-    already = Already([1, 2, 99])
+    already = CopiedIndex([1, 2, 99])
     assert already.drop([1, 2, 3]) == 2
     assert (already.is_over, already.left, already.passed) == (True, 1, 2)

@@ -11,9 +11,9 @@ from hypothesis import event, given
 from hypothesis import strategies as st
 
 from app.replicate.model import regular_language
-from app.replicate.model.copy_graph import Beside, find_duplicate, find_loop
+from app.replicate.model.copy_graph import OtherRegions, find_duplicate, find_loop
 from app.replicate.model.regular_language import TooComplicated
-from app.replicate.model.route import Rename, Route
+from app.replicate.model.route import Route, TopicRename
 from tests.replicate.model.route_oracle import CLUSTERS, SHORT, copies, goes_round, routes, sets_of_routes
 
 SOURCE_TOPIC = "{cluster}.{topic}"
@@ -22,7 +22,7 @@ SOURCE_TOPIC = "{cluster}.{topic}"
 def route(
     name: str, source: str, target: str, *topics: str, exclude: tuple[str, ...] = (), to: str = "{topic}"
 ) -> Route:
-    return Route(name, source, target, topics or (".*",), exclude, Rename.of(after=to, cluster=source))
+    return Route(name, source, target, topics or (".*",), exclude, TopicRename.of(after=to, cluster=source))
 
 
 # -- whatever the routes ---------------------------------------------------------------------------
@@ -230,7 +230,7 @@ def test_neither_another_name_of_a_cluster_nor_another_region_hides_a_loop(
     for one in chosen:
         renamed = replace(one, source=one.source + data.draw(alias), target=one.target + data.draw(alias))
         (here if data.draw(st.booleans()) else elsewhere).append(renamed)
-    loop = find_loop(here, beside=Beside(ids, tuple(elsewhere)))
+    loop = find_loop(here, other_regions=OtherRegions(ids, tuple(elsewhere)))
     event("accepted" if loop is None else "refused")
     assert (loop is None) == (find_loop(chosen) is None)
     if loop is not None:
@@ -243,18 +243,18 @@ def test_neither_another_name_of_a_cluster_nor_another_region_hides_a_loop(
 def test_two_names_of_a_cluster_are_said_to_be_one() -> None:
     there, back = route("there", "east", "west", "orders"), route("back", "west", "east-vip", "orders")
     assert find_loop([there, back]) is None, "nothing says that they are one"
-    beside = Beside({"east": "X", "east-vip": "X", "west": "Y"})
-    assert str(find_loop([there, back], beside=beside)) == (
+    beside = OtherRegions({"east": "X", "east-vip": "X", "west": "Y"})
+    assert str(find_loop([there, back], other_regions=beside)) == (
         "orders: west -> east-vip (route back) -> west (route there); east and east-vip are the same cluster"
     )
     again = route("again", "east-vip", "west", "orders")
     assert find_duplicate([there, again]) is None
     assert str(find_duplicate([there, again], beside)).startswith("orders: routes again and there both copy")
-    assert find_loop([route("in-place", "east", "east-vip")], beside=beside) is not None
+    assert find_loop([route("in-place", "east", "east-vip")], other_regions=beside) is not None
 
 
 def test_a_loop_among_other_regions_alone_is_not_a_changed_routes() -> None:
     others = route("x", "east", "west"), route("y", "west", "east")
     mine = route("mine", "north", "east", "orders")
-    assert find_loop([mine], changed=["mine"], beside=Beside({}, others)) is None
-    assert find_loop([mine], beside=Beside({}, others)) is not None
+    assert find_loop([mine], changed=["mine"], other_regions=OtherRegions({}, others)) is None
+    assert find_loop([mine], other_regions=OtherRegions({}, others)) is not None

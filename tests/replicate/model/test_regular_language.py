@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from app.replicate.model import regular_language
 from app.replicate.model.name_patterns import AnyOf, BadExpression, check_expression, language
-from app.replicate.model.regular_language import LETTERS, Matcher, TooComplicated, Words
+from app.replicate.model.regular_language import LETTERS, LanguageTable, Matcher, TooComplicated
 from tests.replicate.model.route_oracle import SHORT, expressions
 
 words_of_letters = st.text(LETTERS, max_size=8) | st.text("ab.", max_size=6)
@@ -75,7 +75,7 @@ def test_the_point_in_a_name_is_a_point() -> None:
 
 @given(expressions, expressions, expressions)
 def test_what_languages_have_in_common_is_found_by_a_shortest_example(one: str, two: str, not_: str) -> None:
-    words = Words()
+    words = LanguageTable()
     common = words.both(language(words, one), language(words, two), words.no(language(words, not_)))
     found = words.shortest(common)
 
@@ -92,7 +92,7 @@ def test_what_languages_have_in_common_is_found_by_a_shortest_example(one: str, 
 def test_quotients_are_what_stands_between_a_prefix_and_a_suffix(
     text: str, prefix: str, suffix: str, word: str
 ) -> None:
-    words = Words()
+    words = LanguageTable()
     between = words.before(words.after(language(words, text), prefix), suffix)
 
     assert words.holds(between, word) == (re2.fullmatch(text, prefix + word + suffix) is not None)
@@ -100,14 +100,14 @@ def test_quotients_are_what_stands_between_a_prefix_and_a_suffix(
 
 @given(st.lists(st.text("ab.", max_size=4), max_size=8), st.sampled_from(["", *SHORT]))
 def test_a_list_of_names_is_exactly_these(names: list[str], word: str) -> None:
-    words = Words()
+    words = LanguageTable()
 
     assert words.holds(words.one_of(names), word) == (word in names)
 
 
 def test_a_proof_that_would_take_too_long_is_given_up_and_said_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(regular_language, "MAX_WORK", 50_000)
-    words = Words()
+    words = LanguageTable()
     never = words.both(language(words, "(.*a.{12})"), language(words, "(.*b.{12})"))  # thousands of states
 
     with pytest.raises(TooComplicated, match="write simpler ones"):

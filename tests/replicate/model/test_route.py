@@ -7,15 +7,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.controllog.topics import ControlTopics
-from app.replicate.model.regular_language import LETTERS, Words
-from app.replicate.model.route import BadRename, Rename, Route, is_topic
+from app.replicate.model.regular_language import LETTERS, LanguageTable
+from app.replicate.model.route import BadRename, Route, TopicRename, is_topic
 from tests.replicate.model.route_oracle import SHORT, copies, routes
 
 topic_names = st.sampled_from(SHORT) | st.text(LETTERS, min_size=1, max_size=12)
 
 
 def route(*topics: str, exclude: tuple[str, ...] = (), to: str = "{topic}") -> Route:
-    return Route("r", "east", "west", topics, exclude, Rename.of(after=to, cluster="east"))
+    return Route("r", "east", "west", topics, exclude, TopicRename.of(after=to, cluster="east"))
 
 
 @given(routes(), topic_names)
@@ -28,7 +28,7 @@ def test_a_topic_is_copied_by_the_rules_whatever_engine_reads_them(one: Route, t
 
 @given(routes(), topic_names)
 def test_what_is_computed_with_is_what_is_copied(one: Route, topic: str) -> None:
-    words = Words()
+    words = LanguageTable()
 
     assert words.holds(one.domain(words), topic) == copies(one, topic)
 
@@ -37,7 +37,7 @@ def test_what_is_computed_with_is_what_is_copied(one: Route, topic: str) -> None
 def test_the_origins_of_names_are_exactly_the_topics_that_get_them(
     one: Route, other: Route, topic: str
 ) -> None:
-    words = Words()
+    words = LanguageTable()
     origin = one.rename.origin(words, other.domain(words))
 
     assert words.holds(origin, topic) == copies(other, one.rename(topic))
@@ -46,12 +46,12 @@ def test_the_origins_of_names_are_exactly_the_topics_that_get_them(
 def test_names_of_mirrormaker_2_and_of_ureplicator() -> None:
     assert route(".*", to="{cluster}.{topic}").destination("orders") == "east.orders"
     assert route(".*").destination("orders") == "orders"
-    own = Rename.of(names={"orders": "orders-all"}, cluster="east")
+    own = TopicRename.of(names={"orders": "orders-all"}, cluster="east")
     assert Route("r", "east", "west", (".*",), rename=own).destination("orders") == "orders-all"
 
 
 def test_a_prefix_gives_way_to_another_and_what_does_not_fit_keeps_its_name() -> None:
-    moved = Rename.of("prod.{topic}", "{cluster}.{topic}.copy", cluster="east")
+    moved = TopicRename.of("prod.{topic}", "{cluster}.{topic}.copy", cluster="east")
 
     assert moved("prod.orders") == "east.orders.copy"
     assert moved("orders") == "orders"
@@ -63,7 +63,7 @@ def test_a_prefix_gives_way_to_another_and_what_does_not_fit_keeps_its_name() ->
 )
 def test_what_is_no_template_is_refused(template: str) -> None:
     with pytest.raises(BadRename):
-        Rename.of(after=template, cluster="east")
+        TopicRename.of(after=template, cluster="east")
 
 
 INTERNAL = ["__consumer_offsets", "__transaction_state", "orders__billing__dlq", "orders__billing__retry_2",

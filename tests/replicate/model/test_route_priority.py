@@ -9,12 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.replicate.model.route_priority import (
-    HOLD_S,
     LEAST_BYTES_S,
+    PRIORITY_HOLD_S,
     SAVED_BYTES,
     WEIGHTS,
-    Priorities,
     Priority,
+    RoutePriorities,
 )
 
 BATCH = 64 * 1024
@@ -23,16 +23,16 @@ BY_RANK: list[Priority] = ["high", "normal", "low"]
 
 
 def copied(
-    routes: list[Priority], seconds: float, turns: Priorities | None = None, *, presses: bool = True
+    routes: list[Priority], seconds: float, turns: RoutePriorities | None = None, *, presses: bool = True
 ) -> Counter[Priority]:
     """Bytes by priority: all have a backlog, and in each turn one of those that may copies a batch."""
-    turns = turns or Priorities()
+    turns = turns or RoutePriorities()
     found, now_s, at = Counter[Priority](), 100.0, 0
     while now_s < 100.0 + seconds:
         for offset in range(len(routes)):
             route = routes[(at + offset) % len(routes)]
             if not turns.wait_s(route, now_s):
-                turns.take(route, route, now_s, BATCH, presses=presses)
+                turns.spend(route, route, now_s, BATCH, presses=presses)
                 found[route] += BATCH
                 at += offset + 1
                 break
@@ -65,33 +65,33 @@ def test_beside_what_presses_others_get_their_share_at_most_and_nobody_starves(
 def test_who_presses_nobody_leaves_the_rest_to_others(low: Priority) -> None:
     found = copied(["high", low], 5.0, presses=False)  # both have caught up, or their own limits
     assert found["high"] == pytest.approx(found[low], rel=0.01)
-    turns = Priorities()
+    turns = RoutePriorities()
     for who in (1, 2):
-        turns.take("high", who, 0.0, 1 << 30, presses=True)
+        turns.spend("high", who, 0.0, 1 << 30, presses=True)
     for _ in range(32):
-        assert turns.yields(low, HOLD_S / 2)
-        turns.take(low, 3, HOLD_S / 2, SAVED_BYTES, presses=True)
-    assert turns.wait_s(low, HOLD_S / 2)
-    assert not turns.wait_s(low, HOLD_S + 0.01), "they stand still"
-    turns.take("high", 2, 0.0, 1, presses=False)
-    assert turns.wait_s(low, HOLD_S / 2), "there is another one"
-    turns.take("high", 1, 0.0, 1, presses=False)
-    assert not turns.wait_s(low, HOLD_S / 2), "all have caught up"
+        assert turns.yields(low, PRIORITY_HOLD_S / 2)
+        turns.spend(low, 3, PRIORITY_HOLD_S / 2, SAVED_BYTES, presses=True)
+    assert turns.wait_s(low, PRIORITY_HOLD_S / 2)
+    assert not turns.wait_s(low, PRIORITY_HOLD_S + 0.01), "they stand still"
+    turns.spend("high", 2, 0.0, 1, presses=False)
+    assert turns.wait_s(low, PRIORITY_HOLD_S / 2), "there is another one"
+    turns.spend("high", 1, 0.0, 1, presses=False)
+    assert not turns.wait_s(low, PRIORITY_HOLD_S / 2), "all have caught up"
 
 
 def test_those_of_one_priority_and_those_of_higher_ones_are_never_held_back() -> None:
-    turns = Priorities()
-    turns.take("normal", 1, 0.0, 1 << 30, presses=True)
+    turns = RoutePriorities()
+    turns.spend("normal", 1, 0.0, 1 << 30, presses=True)
     assert not turns.wait_s("normal", 0.1)
     assert not turns.wait_s("high", 0.1)
 
 
 def test_who_presses_no_more_is_forgotten() -> None:
     """Jobs leave a worker while they press, and others come, for as long as it runs."""
-    turns = Priorities()
+    turns = RoutePriorities()
     for job in range(1_000):
-        turns.take("high", job, job / 10, BATCH, presses=True)
+        turns.spend("high", job, job / 10, BATCH, presses=True)
     assert turns.yields("low", 100.0)
-    assert sum(map(len, turns._pressing.values())) <= 10 * HOLD_S + 1
-    turns.take("low", "a", 100.0 + HOLD_S, BATCH, presses=False)
+    assert sum(map(len, turns._pressing.values())) <= 10 * PRIORITY_HOLD_S + 1
+    turns.spend("low", "a", 100.0 + PRIORITY_HOLD_S, BATCH, presses=False)
     assert not any(turns._pressing.values())

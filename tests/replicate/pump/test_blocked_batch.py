@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 
 from app.kafka.append.encoder import copies
-from app.kafka.append.errors import Refused
-from app.kafka.fetch.deliveries import Fetched
-from app.kafka.records.producer_sequences import Stamp
-from app.kafka.records.verbatim_copy import Bytes, Copy
-from app.replicate.destination.ledger import Ledger, Sent
-from app.replicate.pump.blocked_batch import Obstacle
-from app.replicate.pump.offset_sync_emitter import Marks
+from app.kafka.append.errors import BatchRefused
+from app.kafka.fetch.deliveries import FetchedBatches
+from app.kafka.records.producer_sequences import ProducerStamp
+from app.kafka.records.verbatim_copy import Bytes, VerbatimCopy
+from app.replicate.destination.ledger import CopyLedger, SentBatch
+from app.replicate.pump.blocked_batch import BlockedBatch
+from app.replicate.pump.offset_sync_emitter import OffsetSyncEmitter
 from tests.kafka.fetch.test_decoder import fetched
 from tests.kafka.records.batches import CODECS
 from tests.kafka.records.test_verbatim_copy import NO_LIMIT, as_logged, read, rows_of, the_batch
@@ -33,21 +33,21 @@ class Destination:
         self.refuses: set[int] = set()  # compressions
         self.log: list[list[Any]] = []
         self.told: list[str] = []
-        self.obstacle = Obstacle(
+        self.obstacle = BlockedBatch(
             lambda kind, message, _: self.told.append(f"{kind} {message}"), "a/t/0 to b/t"
         )
-        self.ledger = Ledger(0, lambda *_: None, self._failed, lambda _: None)
+        self.ledger = CopyLedger(0, lambda *_: None, self._failed, lambda _: None)
         self.mending: set[asyncio.Task[None]] = set()
 
-    def append(self, copy: Copy) -> None:
+    def append(self, copy: VerbatimCopy) -> None:
         self.ledger.append(copy, self._future(copy.data, copy.record_count))
 
     def _future(self, data: Bytes, count: int) -> asyncio.Future[int]:
         future: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         if count > self.most:
-            future.set_exception(Refused("too large", self.code))
+            future.set_exception(BatchRefused("too large", self.code))
         elif the_batch(data).header.compression in self.refuses:
-            future.set_exception(Refused("not this compression", 76))
+            future.set_exception(BatchRefused("not this compression", 76))
         else:
             self.log.append(read(data))
             future.set_result(sum(map(len, self.log)) - count)
@@ -56,8 +56,8 @@ class Destination:
     def instead(self, batches: Sequence[tuple[Bytes, int]]) -> list[asyncio.Future[int]]:
         return [self._future(*batch) for batch in batches]
 
-    def _failed(self, sent: Sent, error: BaseException) -> None:
-        assert isinstance(error, Refused)
+    def _failed(self, sent: SentBatch, error: BaseException) -> None:
+        assert isinstance(error, BatchRefused)
 
         async def limit() -> int:
             return NO_LIMIT
@@ -72,7 +72,7 @@ class Destination:
                 await asyncio.sleep(0)
 
 
-def a_batch(count: int, start: int = 0, gaps: Sequence[int] = ()) -> Fetched:
+def a_batch(count: int, start: int = 0, gaps: Sequence[int] = ()) -> FetchedBatches:
     data = as_logged(start, rows_of([(1_000 + n, b"k", b"%d" % n, []) for n in range(count)], gaps))
     return fetched(data, start, start + count + sum(gaps))
 
@@ -128,7 +128,7 @@ async def test_two_that_wait_are_skipped_each_by_itself() -> None:
     """What the destination refuses, and behind it what nobody can decode, shared one event: either was
     skipped with the other."""
     told: list[str] = []
-    obstacle = Obstacle(lambda kind, message, _: told.append(kind), "here")
+    obstacle = BlockedBatch(lambda kind, message, _: told.append(kind), "here")
     first = asyncio.ensure_future(obstacle.wait(5, 8, "refused", "raise it", 60.0))
     second = asyncio.ensure_future(obstacle.wait(20, 30, "not to be decoded", "see"))
     await asyncio.sleep(0)
@@ -146,30 +146,30 @@ async def test_two_that_wait_are_skipped_each_by_itself() -> None:
 
 
 def test_where_a_lane_s_first_batch_begins_a_barrier_is_told_unless_a_former_owner_had_copied_of_it() -> None:
-    told: list[tuple[int, int, Stamp | None]] = []
-    first, second = Copy(b"", 20, 100, 120), Copy(b"", 5, 120, 125)
-    opening, behind = Stamp(7, 16, 0), Stamp(7, 16, 20)
+    told: list[tuple[int, int, ProducerStamp | None]] = []
+    first, second = VerbatimCopy(b"", 20, 100, 120), VerbatimCopy(b"", 5, 120, 125)
+    opening, behind = ProducerStamp(7, 16, 0), ProducerStamp(7, 16, 20)
     for is_whole in (True, False):
-        marks = Marks(1e9, 1_000, lambda *at: told.append(at))
+        marks = OffsetSyncEmitter(1e9, 1_000, lambda *at: told.append(at))
         marks.opened(opening)
         marks.first = first if is_whole else None
         marks.stamp = behind
         marks.acknowledged(first, 500, 1.0)
-        marks.stamp = Stamp(7, 16, 25)
+        marks.stamp = ProducerStamp(7, 16, 25)
         marks.acknowledged(second, 520, 2.0)
     assert told == [(100, 500, opening), (120, 520, behind), (120, 520, behind)]
-    marks = Marks(1e9, 1_000, lambda *at: told.append(at))
+    marks = OffsetSyncEmitter(1e9, 1_000, lambda *at: told.append(at))
     marks.opened(opening)
-    marks.first, marks.stamp = first, Stamp(7, 17, 20)  # it went under a further epoch
+    marks.first, marks.stamp = first, ProducerStamp(7, 17, 20)  # it went under a further epoch
     marks.acknowledged(first, 500, 1.0)
-    assert told[3:] == [(120, 520, Stamp(7, 17, 20))]
+    assert told[3:] == [(120, 520, ProducerStamp(7, 17, 20))]
 
 
 def test_a_barrier_where_sent_twice_ends_is_told() -> None:
     """Nothing from there on was sent before; below, nobody knows."""
     told: list[tuple[int, int]] = []
-    marks = Marks(1e9, 1, lambda source_end, target_end, _: told.append((source_end, target_end)))
+    marks = OffsetSyncEmitter(1e9, 1, lambda source_end, target_end, _: told.append((source_end, target_end)))
     marks.quiet_below = 100
-    marks.acknowledged(Copy(b"", 1, 98, 99), 149, 0.0)
+    marks.acknowledged(VerbatimCopy(b"", 1, 98, 99), 149, 0.0)
     marks.idle(100, 151, 0.0)
     assert told == [(100, 151)]

@@ -12,11 +12,11 @@ import pytest
 from app.audit.pump.partition import AuditPump
 from app.dev.yard import Yard
 from app.kafka.append import local_appends as appended_module
-from app.kafka.append.local_appends import Appended
+from app.kafka.append.local_appends import LocalAppends
 from app.kafka.client.cluster import ClusterClient
 from app.kafka.client.topic_configs import alter
 from app.kafka.fetch import log_watch
-from app.kafka.fetch.deliveries import ByteBudget, Fetched, Gap, Headed
+from app.kafka.fetch.deliveries import ByteBudget, FetchedBatches, FetchedHeaders, LogGap
 from app.kafka.fetch.service import FetchService
 from app.kernel.fencing import LogId
 from app.kernel.job import JobId
@@ -25,7 +25,7 @@ from app.replicate.pump.partition import ReplicaPump
 from tests.audit.query.test_view import audit_plan
 from tests.kafka.conftest import producing
 from tests.replicate.pump.test_truncation import cut_off, until_led
-from tests.replicate.rig import Stand, standing
+from tests.replicate.rig import ReplicaRig, replica_rig
 from tests.replicate.source_topics import both, copying, made_anew, write
 
 HOME, AWAY = "east-regional", "east-aggregate"
@@ -37,8 +37,8 @@ class Counting:
     def __init__(self, client: ClusterClient) -> None:
         self.client = client
         self.fetch = FetchService(client, self._deliver, ByteBudget(1 << 26))
-        self.appended = Appended(client, self.fetch.followers)
-        self.gaps: list[Gap] = []
+        self.appended = LocalAppends(client, self.fetch.shared_reads)
+        self.gaps: list[LogGap] = []
         self.told = 0
         self.pumps: dict[Any, AuditPump] = {}
 
@@ -52,22 +52,22 @@ class Counting:
         pump = AuditPump(
             JobId.parse(f"audit:all//{self.client.name}:{topic}:0"), 1, audit_plan(), "aggregate",
             next_offset=0, base=0, lineage=0, log=LogId("c", topic_id), is_cut=False,
-            tell=lambda *_: None, send=send,
+            report_incident=lambda *_: None, send=send,
         )  # fmt: skip
         key = len(self.pumps)
         self.pumps[key] = pump
-        counts = pump.reader.told_by if follows else None
+        counts = pump.reader.countable_from_headers if follows else None
         self.fetch.add(key, topic, 0, 0, topic_id, counts=counts, heads=pump.reader.heads_of)
         return pump
 
     async def _deliver(self, item: Any) -> None:
-        if isinstance(item, Gap):
+        if isinstance(item, LogGap):
             self.gaps.append(item)
             return
-        assert isinstance(item, Fetched)
+        assert isinstance(item, FetchedBatches)
         pump = self.pumps[item.key]
         before = pump.reader.records
-        is_headed = isinstance(item, Headed)
+        is_headed = isinstance(item, FetchedHeaders)
         if self.gaps and self.gaps[-1].begun_anew:
             item.release()
             return
@@ -93,7 +93,7 @@ def figures(pump: AuditPump) -> list[Any]:
 
 
 @asynccontextmanager
-async def counting(stand: Stand) -> AsyncIterator[Counting]:
+async def counting(stand: ReplicaRig) -> AsyncIterator[Counting]:
     made = Counting(stand.target)
     await made.fetch.start()
     await made.appended.start()
@@ -105,20 +105,20 @@ async def counting(stand: Stand) -> AsyncIterator[Counting]:
 
 
 @pytest.fixture
-async def counts(stand: Stand) -> AsyncIterator[Counting]:
+async def counts(stand: ReplicaRig) -> AsyncIterator[Counting]:
     """Of the destination of brokers that all tests share."""
     async with counting(stand) as made:
         yield made
 
 
-async def replica(stand: Stand, counts: Counting, topic: str) -> ReplicaPump:
+async def replica(stand: ReplicaRig, counts: Counting, topic: str) -> ReplicaPump:
     """Whose lane tells what it appends."""
-    pump = await stand.begin(topic)
+    pump = await stand.start_pump(topic)
     pump.runtime.appended = counts.appended
     return pump
 
 
-async def counted(stand: Stand, counts: Counting, audit: AuditPump, topic: str) -> None:
+async def counted(stand: ReplicaRig, counts: Counting, audit: AuditPump, topic: str) -> None:
     """It has counted all there is, as one that fetches it."""
 
     async def is_all() -> bool:
@@ -133,7 +133,7 @@ async def counted(stand: Stand, counts: Counting, audit: AuditPump, topic: str) 
     assert audit.reader.records == plain.reader.records
 
 
-async def until_told(stand: Stand, counts: Counting, topic: str, more: Callable[[int], Any]) -> None:
+async def until_told(stand: ReplicaRig, counts: Counting, topic: str, more: Callable[[int], Any]) -> None:
     """Writes on until much of it was told by headers."""
     before, number = counts.told, 0
     while counts.told < before + 500:
@@ -143,7 +143,7 @@ async def until_told(stand: Stand, counts: Counting, topic: str, more: Callable[
 
 
 async def test_copies_are_counted_by_their_headers_as_if_they_were_fetched(
-    stand: Stand, counts: Counting, topic_name: str
+    stand: ReplicaRig, counts: Counting, topic_name: str
 ) -> None:
     await both(stand, topic_name)
     await write(stand, topic_name, 100)
@@ -156,7 +156,7 @@ async def test_copies_are_counted_by_their_headers_as_if_they_were_fetched(
 
 
 async def test_others_that_write_there_are_counted_too(
-    stand: Stand, counts: Counting, topic_name: str
+    stand: ReplicaRig, counts: Counting, topic_name: str
 ) -> None:
     await both(stand, topic_name)
     pump = await replica(stand, counts, topic_name)
@@ -185,7 +185,7 @@ async def test_others_that_write_there_are_counted_too(
 
 
 async def test_a_lane_that_is_followed_by_another_is_counted_once(
-    stand: Stand, counts: Counting, topic_name: str
+    stand: ReplicaRig, counts: Counting, topic_name: str
 ) -> None:
     await both(stand, topic_name)
     audit = await counts.begin(topic_name)
@@ -203,7 +203,7 @@ async def test_a_lane_that_is_followed_by_another_is_counted_once(
     "setting", [{"message.timestamp.type": "LogAppendTime"}, {"compression.type": "lz4"}]
 )
 async def test_a_log_that_changes_what_it_takes_is_fetched(
-    stand: Stand, counts: Counting, topic_name: str, setting: dict[str, str]
+    stand: ReplicaRig, counts: Counting, topic_name: str, setting: dict[str, str]
 ) -> None:
     pump = await copying(stand, topic_name, 10)
     await made_anew(stand.target, topic_name)
@@ -216,7 +216,7 @@ async def test_a_log_that_changes_what_it_takes_is_fetched(
     while appended.rounds < 8:  # each with settings that are known, and something that was just written
         await write(stand, topic_name, 100)
         await stand.copied([pump])
-        await asyncio.sleep(appended_module.ROUND_S / 3)
+        await asyncio.sleep(appended_module.LOCAL_APPEND_ROUND_S / 3)
     await counted(stand, counts, audit, topic_name)
     assert not counts.told
 
@@ -227,7 +227,7 @@ async def no_round(_: float, *, of_all: bool) -> None:
 
 @pytest.mark.parametrize("is_seen", [True, False])
 async def test_a_destination_made_anew_is_told(
-    stand: Stand, counts: Counting, topic_name: str, monkeypatch: pytest.MonkeyPatch, is_seen: bool
+    stand: ReplicaRig, counts: Counting, topic_name: str, monkeypatch: pytest.MonkeyPatch, is_seen: bool
 ) -> None:
     await both(stand, topic_name)
     pump = await replica(stand, counts, topic_name)
@@ -239,7 +239,7 @@ async def test_a_destination_made_anew_is_told(
     if not is_seen:  # when somebody looks again it is longer than before
         monkeypatch.setattr(counts.appended, "_round", no_round)
         for module in (runtime_module, log_watch):
-            monkeypatch.setattr(module, "TOPIC_IDS_S", 60.0)
+            monkeypatch.setattr(module, "TOPIC_IDS_INTERVAL_S", 60.0)
     await made_anew(stand.target, topic_name)
     await write(stand, topic_name, end + 500)
     if not is_seen:
@@ -256,7 +256,7 @@ async def test_a_destination_made_anew_is_told(
 
 async def test_a_destination_that_lost_its_end_is_told(killable_yard: Yard, topic_name: str) -> None:
     async with (
-        standing(killable_yard.bootstrap(HOME), killable_yard.bootstrap(AWAY)) as stand,
+        replica_rig(killable_yard.bootstrap(HOME), killable_yard.bootstrap(AWAY)) as stand,
         counting(stand) as counts,
     ):
         await both(stand, topic_name)

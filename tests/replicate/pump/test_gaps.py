@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from app.dev.yard import Yard
-from app.kafka.fetch.deliveries import Gap
+from app.kafka.fetch.deliveries import LogGap
 from tests.kafka.conftest import write
-from tests.worker.runtime.replica_manager import HOME, managing
+from tests.worker.runtime.replica_manager import HOME, replica_manager_rig
 
 
 @pytest.mark.parametrize(
@@ -33,16 +33,16 @@ from tests.worker.runtime.replica_manager import HOME, managing
 async def test_a_route_that_goes_on_at_gaps_tells_what_the_source_lost_and_where_it_goes_on(
     yard: Yard, topic_name: str, gap: dict[str, Any], kind: str, said: str, goes_on_at: tuple[int, int]
 ) -> None:
-    async with managing(yard, topic_name) as manager:
+    async with replica_manager_rig(yard, topic_name) as manager:
         manager.put(onGap="continue")
         manager.assign()
         await write(yard.bootstrap(HOME), topic_name, [b"a", b"b", b"c"])
         pump = await manager.copied(3)
-        manager.jobs.take(Gap((manager.job, pump.epoch), topic_name, 0, reason="by hand", **gap))
+        manager.jobs.hand_to_pump(LogGap((manager.job, pump.epoch), topic_name, 0, reason="by hand", **gap))
         await manager.until(
             lambda: manager.pump is not None and (manager.pump.lineage, manager.pump.base) == goes_on_at
         )
-        ((told, message),) = manager.told
+        ((told, message),) = manager.incidents
         assert told == kind
         assert said in message
         assert f"{topic_name}/0" in message

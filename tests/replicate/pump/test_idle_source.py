@@ -7,21 +7,21 @@ from typing import Any
 
 import pytest
 
-from app.replicate.destination.handover import Note
+from app.replicate.destination.handover import ReplicaHandover
 from app.replicate.pump import partition as pump_module
 from tests.kafka.conftest import producing
 from tests.kafka.producers.test_history import delete_before
-from tests.replicate.rig import Stand, rows
+from tests.replicate.rig import ReplicaRig, rows
 from tests.replicate.source_topics import copying, write
 
 OFTEN: dict[str, Any] = {"checkpoint": {"every": "200ms"}}
 
 
-def saved_note(stand: Stand) -> Note:
-    return Note.from_bytes(stand.saved[0][1])
+def saved_note(stand: ReplicaRig) -> ReplicaHandover:
+    return ReplicaHandover.from_bytes(stand.saved[0][1])
 
 
-async def others_write(stand: Stand, topic: str, count: int) -> None:
+async def others_write(stand: ReplicaRig, topic: str, count: int) -> None:
     """As other routes to the same destination do."""
     async with producing(stand.target.spec.bootstrap[0]) as other:
         for n in range(count):
@@ -29,31 +29,31 @@ async def others_write(stand: Stand, topic: str, count: int) -> None:
 
 
 async def test_a_replica_that_restarts_at_rest_tells_idle_barriers_and_raises_its_floor(
-    stand: Stand, topic_name: str
+    stand: ReplicaRig, topic_name: str
 ) -> None:
     """It met its destination with the next record only, and then read all that others had written there."""
     pump = await copying(stand, topic_name, 100)
     await stand.until(lambda: stand.saved[0][0].base == 100)
     stand.kill(pump)
     await others_write(stand, topic_name, 50)
-    pump = await stand.begin(topic_name, **OFTEN)
+    pump = await stand.start_pump(topic_name, **OFTEN)
     await stand.until(lambda: (0, 100, 150) in stand.barriers)
-    assert pump.way.lane is None, "nothing was to be appended"
+    assert pump.session.lane is None, "nothing was to be appended"
     await stand.until(lambda: saved_note(stand).floor == 150)
     stand.kill(pump)
     await others_write(stand, topic_name, 20)
-    pump = await stand.begin(topic_name, **OFTEN)
+    pump = await stand.start_pump(topic_name, **OFTEN)
     await stand.until(lambda: saved_note(stand).floor == 170)
     await write(stand, topic_name, 30, "later")
     await stand.copied([pump])
     here, there = await rows(stand.source, topic_name), await rows(stand.target, topic_name)
     assert there[:100] + there[170:] == here
     await stand.until(lambda: stand.barriers[-1] == (0, 130, 200))
-    assert stand.told == []
+    assert stand.incidents == []
 
 
 async def test_what_a_former_owner_copied_and_did_not_save_is_behind_before_a_barrier_is_told(
-    stand: Stand, topic_name: str
+    stand: ReplicaRig, topic_name: str
 ) -> None:
     pump = await copying(stand, topic_name, 100)
     await stand.until(lambda: stand.saved[0][0].base == 100)
@@ -63,38 +63,38 @@ async def test_what_a_former_owner_copied_and_did_not_save_is_behind_before_a_ba
     stand.kill(pump)
     stand.barriers.clear()
     stand.saves = True
-    pump = await stand.begin(topic_name, **OFTEN)
+    pump = await stand.start_pump(topic_name, **OFTEN)
     await stand.until(lambda: (0, 160, 160) in stand.barriers)
     assert stand.barriers[0] == (0, 160, 160), "none while some of it had not been found"
-    assert pump.way.lane is None
+    assert pump.session.lane is None
     assert len(await rows(stand.target, topic_name)) == 160
     await stand.until(lambda: (saved_note(stand).floor, saved_note(stand).passed) == (160, 0))
 
 
 async def test_a_paused_replica_raises_its_floor_over_what_others_write_meanwhile(
-    stand: Stand, topic_name: str, monkeypatch: pytest.MonkeyPatch
+    stand: ReplicaRig, topic_name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It stayed where the pause began, and a successor read all that others had written since."""
-    monkeypatch.setattr(pump_module, "FLOOR_S", 0.2)
+    monkeypatch.setattr(pump_module, "IDLE_FLOOR_INTERVAL_S", 0.2)
     pump = await copying(stand, topic_name, 100)
     pump.pause(True)
     await write(stand, topic_name, 30, "waits")
     await stand.until(lambda: pump.high_watermark == 130)
     await others_write(stand, topic_name, 50)
     await stand.until(lambda: saved_note(stand).floor == 150)
-    lane = pump.way.lane
+    lane = pump.session.lane
     assert (saved_note(stand).base, lane is not None and lane.floor) == (100, 150)
     stand.kill(pump)
     await others_write(stand, topic_name, 20)
-    pump = await stand.begin(topic_name)
+    pump = await stand.start_pump(topic_name)
     await stand.copied([pump])
     here, there = await rows(stand.source, topic_name), await rows(stand.target, topic_name)
     assert there[:100] + there[170:] == here
-    assert stand.told == []
+    assert stand.incidents == []
 
 
 async def test_unsaved_copies_are_not_repeated_where_the_destination_has_lost_what_was_before_them(
-    stand: Stand, topic_name: str
+    stand: ReplicaRig, topic_name: str
 ) -> None:
     """Retention took the saved position from the destination, but none of what was copied behind it."""
     pump = await copying(stand, topic_name, 100)
@@ -106,9 +106,9 @@ async def test_unsaved_copies_are_not_repeated_where_the_destination_has_lost_wh
     stand.kill(pump)
     await delete_before(stand.target, topic_name, 120)
     stand.saves = True
-    pump = await stand.begin(topic_name)
+    pump = await stand.start_pump(topic_name)
     await write(stand, topic_name, 10, "later")
     await stand.copied([pump])
     here, there = await rows(stand.source, topic_name), await rows(stand.target, topic_name)
     assert there[20:] == here[100:], "others' 20, then what was copied, once"
-    assert stand.told == []
+    assert stand.incidents == []

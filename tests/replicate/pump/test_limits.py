@@ -11,22 +11,22 @@ import pytest
 from app.controllog.events import ALL, Assignment, Paused
 from app.dev.yard import Yard
 from tests.kafka.conftest import write as write_to
-from tests.replicate.rig import Stand
+from tests.replicate.rig import ReplicaRig
 from tests.replicate.source_topics import both, same, write
-from tests.worker.runtime.replica_manager import HOME, Manager, managing
+from tests.worker.runtime.replica_manager import HOME, ReplicaManagerRig, replica_manager_rig
 
 
 @pytest.fixture
-async def manager(yard: Yard, topic_name: str) -> AsyncIterator[Manager]:
-    async with managing(yard, topic_name) as made:
+async def manager(yard: Yard, topic_name: str) -> AsyncIterator[ReplicaManagerRig]:
+    async with replica_manager_rig(yard, topic_name) as made:
         yield made
 
 
 @pytest.mark.usefixtures("unjoined")
-async def test_bytes_a_second_are_held(stand: Stand, topic_name: str) -> None:
+async def test_bytes_a_second_are_held(stand: ReplicaRig, topic_name: str) -> None:
     await both(stand, topic_name)
     await write(stand, topic_name, 200, max_batch_size=300)
-    pump = await stand.begin(topic_name, limits={"bytes_per_second": 1})
+    pump = await stand.start_pump(topic_name, limits={"bytes_per_second": 1})
     await stand.until(lambda: pump.base > 0 and pump.limited)
     assert (pump.ledger.appended, pump.base < 20) == (1, True), "the next goes in some minutes"
     slow = pump.runtime.definition
@@ -36,7 +36,9 @@ async def test_bytes_a_second_are_held(stand: Stand, topic_name: str) -> None:
     assert await same(stand, topic_name) == 200
 
 
-async def test_rates_are_shared_with_other_workers_by_the_routes_jobs_there(manager: Manager) -> None:
+async def test_rates_are_shared_with_other_workers_by_the_routes_jobs_there(
+    manager: ReplicaManagerRig,
+) -> None:
     def rates() -> tuple[float, float] | None:
         runtime = manager.jobs.replicas.routes.get("r")
         if runtime is None or runtime.messages is None or runtime.bytes is None:
@@ -59,7 +61,9 @@ async def test_rates_are_shared_with_other_workers_by_the_routes_jobs_there(mana
     assert bucket.rate_per_s == 10.0
 
 
-async def test_a_route_that_is_paused_takes_none_of_the_workers_memory(yard: Yard, manager: Manager) -> None:
+async def test_a_route_that_is_paused_takes_none_of_the_workers_memory(
+    yard: Yard, manager: ReplicaManagerRig
+) -> None:
     cluster = await manager.jobs._clusters.get(HOME)
 
     def paused(yes: bool) -> None:
@@ -91,4 +95,4 @@ async def test_a_route_that_is_paused_takes_none_of_the_workers_memory(yard: Yar
     assert (cluster.fetch.budget.used_bytes, pump.intake.expected) == (0, 50)
     paused(False)
     await manager.copied(100)
-    assert manager.told == []
+    assert manager.incidents == []

@@ -16,7 +16,7 @@ from app.kafka.producers.history import _log_end
 from app.replicate.pump.partition import ReplicaPump
 from tests.kafka.conftest import create
 from tests.kafka.second_broker import FIRST, SECOND, SecondBroker, create_on, delete, second_broker
-from tests.replicate.rig import Stand, standing
+from tests.replicate.rig import ReplicaRig, replica_rig
 from tests.replicate.source_topics import same, write
 
 HOME, AWAY = "east-regional", "east-aggregate"
@@ -38,10 +38,10 @@ async def without_elr(yard: Yard) -> None:
 @asynccontextmanager
 async def in_doubt(
     yard: Yard, topic: str, folder: Path
-) -> AsyncIterator[tuple[Stand, SecondBroker, ReplicaPump]]:
+) -> AsyncIterator[tuple[ReplicaRig, SecondBroker, ReplicaPump]]:
     """A replica that has copied 50 records to two brokers, and was told that one is too few for 50 more."""
     async with AsyncExitStack() as stack:
-        stand = await stack.enter_async_context(standing(yard.bootstrap(HOME), yard.bootstrap(AWAY)))
+        stand = await stack.enter_async_context(replica_rig(yard.bootstrap(HOME), yard.bootstrap(AWAY)))
         await without_elr(yard)
         away = stand.target
         second = await stack.enter_async_context(second_broker(yard, AWAY, folder, away))
@@ -51,7 +51,7 @@ async def in_doubt(
         await second.until_in_sync({(topic, 0): [FIRST, SECOND]})
         assert await alter(away, {topic: {IN_SYNC: "2"}}) == {}
         await write(stand, topic, 50)
-        pump = await stand.begin(topic)
+        pump = await stand.start_pump(topic)
         await stand.copied([pump])
         pump.pause(True)  # the leader takes them only while it does not know that it is alone
         await write(stand, topic, 50, "too few")
@@ -73,7 +73,7 @@ async def test_while_the_destination_has_too_few_replicas_nothing_is_lost_skippe
         assert "append-trouble" in stand.kinds()
 
         stand.kill(former)  # nor is it otherwise with the next owner
-        pump = await stand.begin(topic_name)
+        pump = await stand.start_pump(topic_name)
         await write(stand, topic_name, 50, "still")
         await stand.until(lambda: "NotEnoughReplicas" in pump.status().trouble)
         assert pump.base == 50
@@ -95,7 +95,7 @@ async def test_once_fewer_replicas_are_enough_what_was_in_doubt_is_known_and_cop
         assert await _log_end(away, FIRST, *at) > 50, "the leader has what it does not show"
         if is_succeeded:
             stand.kill(former)
-            pump = await stand.begin(topic_name)
+            pump = await stand.start_pump(topic_name)
             await stand.until(lambda: "NotEnoughReplicas" in pump.status().trouble)
         assert pump.base == 50
         assert await alter(away, {topic_name: {IN_SYNC: "1"}}) == {}

@@ -8,15 +8,15 @@ import pytest
 
 from app.dev.yard import Yard
 from app.kafka.client.topic_configs import alter
-from app.kafka.fetch.deliveries import Gap
-from app.kafka.records.verbatim_copy import Copy
+from app.kafka.fetch.deliveries import LogGap
+from app.kafka.records.verbatim_copy import VerbatimCopy
 from tests.kafka.conftest import create, producing
-from tests.replicate.rig import Stand, rows, standing
+from tests.replicate.rig import ReplicaRig, replica_rig, rows
 from tests.replicate.source_topics import batches_of, both, copying, made_anew, same, write
 
 
 async def test_what_is_too_large_for_the_destination_is_divided_and_what_stays_too_large_waits(
-    stand: Stand, topic_name: str
+    stand: ReplicaRig, topic_name: str
 ) -> None:
     await create(stand.source, topic_name, 1)
     await create(stand.target, topic_name, 1, max_message_bytes="3000")
@@ -26,11 +26,11 @@ async def test_what_is_too_large_for_the_destination_is_divided_and_what_stays_t
     async with producing(bootstrap) as producer:
         await producer.send_and_wait(topic_name, bytes(range(256)) * 20, partition=0)
     await write(stand, topic_name, 100, "behind")
-    pump = await stand.begin(topic_name)
-    await stand.until(lambda: stand.told)
+    pump = await stand.start_pump(topic_name)
+    await stand.until(lambda: stand.incidents)
     assert stand.kinds() == ["replica-stuck"]
-    assert "offsets [301, 302)" in stand.told[0][1]
-    assert topic_name in stand.told[0][1]
+    assert "offsets [301, 302)" in stand.incidents[0][1]
+    assert topic_name in stand.incidents[0][1]
     assert "max.message.bytes" in pump.status().trouble
     assert pump.base == 301, "nothing is passed over"
     await alter(stand.target, {topic_name: {"max.message.bytes": "1000000"}})
@@ -39,7 +39,7 @@ async def test_what_is_too_large_for_the_destination_is_divided_and_what_stays_t
     assert pump.status().trouble == ""
 
 
-async def test_what_nobody_takes_waits_until_an_operator_skips_it(stand: Stand, topic_name: str) -> None:
+async def test_what_nobody_takes_waits_until_an_operator_skips_it(stand: ReplicaRig, topic_name: str) -> None:
     await create(stand.source, topic_name, 1)
     await create(stand.target, topic_name, 1, max_message_bytes="3000")
     (bootstrap,) = stand.source.spec.bootstrap
@@ -47,31 +47,31 @@ async def test_what_nobody_takes_waits_until_an_operator_skips_it(stand: Stand, 
     async with producing(bootstrap) as producer:
         await producer.send_and_wait(topic_name, bytes(range(256)) * 20, partition=0)
     await write(stand, topic_name, 10)
-    pump = await stand.begin(topic_name)
-    await stand.until(lambda: stand.told)
+    pump = await stand.start_pump(topic_name)
+    await stand.until(lambda: stand.incidents)
     assert pump.stuck == ((10, 11),)
     assert pump.copying().stuck == (10, 11)
-    assert not pump.conclude(9, 10), "that is copied"
-    assert pump.conclude(10, 11)
+    assert not pump.finish_by_operator(9, 10), "that is copied"
+    assert pump.finish_by_operator(10, 11)
     await stand.copied([pump])
     here = await rows(stand.source, topic_name)
     assert await rows(stand.target, topic_name) == here[:10] + here[11:]
     assert stand.kinds() == ["replica-stuck", "replica-skipped"]
-    assert not pump.conclude(10, 11), "nothing waits any more"
+    assert not pump.finish_by_operator(10, 11), "nothing waits any more"
 
 
-async def test_a_damaged_batch_is_not_passed_over(stand: Stand, topic_name: str) -> None:
+async def test_a_damaged_batch_is_not_passed_over(stand: ReplicaRig, topic_name: str) -> None:
     await both(stand, topic_name)
     await write(stand, topic_name, 30, max_batch_size=400, compression_type="gzip")
     batches = await batches_of(stand.source, topic_name, 0)
-    pump = await stand.begin(topic_name, fetches=False)
+    pump = await stand.start_pump(topic_name, fetches=False)
     first, second = batches[0][1], batches[0][1] + batches[1][1]
     stand.feed(pump, batches[0][0], 0, first)
     stand.feed(pump, batches[1][0], first, second, damage="its checksum does not match")
     stand.feed(pump, b"".join(data for data, _ in batches[2:]), second, 30)
-    await stand.until(lambda: stand.told and not pump.in_flight)
+    await stand.until(lambda: stand.incidents and not pump.in_flight)
     assert pump.base == first
-    assert pump.conclude(first, second)
+    assert pump.finish_by_operator(first, second)
     await stand.until(lambda: pump.base == 30)
     here = await rows(stand.source, topic_name)
     assert await rows(stand.target, topic_name) == here[:first] + here[second:]
@@ -82,10 +82,10 @@ async def test_while_the_destination_is_away_nothing_is_lost_and_afterwards_all_
 ) -> None:
     """uReplicator committed after a failed send: the position stays until the destination has the data."""
     yard = killable_yard
-    async with standing(yard.bootstrap("east-regional"), yard.bootstrap("east-aggregate")) as stand:
+    async with replica_rig(yard.bootstrap("east-regional"), yard.bootstrap("east-aggregate")) as stand:
         await both(stand, topic_name)
         await write(stand, topic_name, 300)
-        pump = await stand.begin(topic_name)
+        pump = await stand.start_pump(topic_name)
         await stand.copied([pump])
         await asyncio.to_thread(yard.kill, "east-aggregate")
         await write(stand, topic_name, 700, "while it is away")
@@ -98,56 +98,56 @@ async def test_while_the_destination_is_away_nothing_is_lost_and_afterwards_all_
 
 
 async def test_offsets_that_the_source_lost_are_passed_over_once_what_is_before_them_is_copied(
-    stand: Stand, topic_name: str
+    stand: ReplicaRig, topic_name: str
 ) -> None:
     pump = await copying(stand, topic_name)
-    pump.skip(Gap("k", topic_name, 0, 100, 150, "deleted"))
+    pump.skip(LogGap("k", topic_name, 0, 100, 150, "deleted"))
     await stand.until(lambda: pump.base == 150)
-    pump.skip(Gap("k", topic_name, 0, 140, 150, "deleted"))
+    pump.skip(LogGap("k", topic_name, 0, 140, 150, "deleted"))
     assert not pump.lost, "it knew that"
 
 
 async def test_a_gap_that_begins_elsewhere_makes_the_replica_begin_again_and_a_draining_one_takes_none(
-    stand: Stand, topic_name: str
+    stand: ReplicaRig, topic_name: str
 ) -> None:
     pump = await copying(stand, topic_name)
-    pump.skip(Gap("k", topic_name, 0, 120, 150, "deleted"))
+    pump.skip(LogGap("k", topic_name, 0, 120, 150, "deleted"))
     assert "what came before it ended at 100" in pump.lost
-    pump.skip(Gap("k", topic_name, 0, 100, 150, "deleted"))
+    pump.skip(LogGap("k", topic_name, 0, 100, 150, "deleted"))
     await stand.until(lambda: not pump.is_busy)
     assert pump.base == 100
 
 
 async def test_a_replica_that_halts_at_a_gap_says_so_until_an_operator_skips_it(
-    stand: Stand, topic_name: str
+    stand: ReplicaRig, topic_name: str
 ) -> None:
     pump = await copying(stand, topic_name)
-    pump.halt(Gap("k", topic_name, 0, 100, 150, "deleted"), "offsets [100, 150) are gone")
+    pump.halt(LogGap("k", topic_name, 0, 100, 150, "deleted"), "offsets [100, 150) are gone")
     pump.trouble = "fetch: something else"
     assert (pump.status().state, pump.status().trouble) == ("halted", "offsets [100, 150) are gone")
     assert pump.copying().halted == pump.halted == "offsets [100, 150) are gone"
     assert pump.stuck == ((100, 150),)
     await write(stand, topic_name, 10)
     assert pump.status().oldest_ms == pump.copied_ms > 0, "nothing of it is at hand, and it has an age"
-    assert not pump.conclude(100, 101)
+    assert not pump.finish_by_operator(100, 101)
     assert not pump.intake.wants_fetching(pump.base)
-    assert pump.conclude(100, 150)
+    assert pump.finish_by_operator(100, 150)
     await stand.until(lambda: pump.intake.wants_fetching(pump.base))
     assert (pump.halted, pump.base, list(pump.stuck)) == (None, 150, [])
 
 
 @pytest.mark.usefixtures("unjoined")
 async def test_a_fault_of_its_own_makes_the_replica_begin_again_and_skips_nothing(
-    stand: Stand, topic_name: str, monkeypatch: pytest.MonkeyPatch
+    stand: ReplicaRig, topic_name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """uReplicator swallowed an exception, and with it a record."""
     await both(stand, topic_name)
     await write(stand, topic_name, 1_000)
-    pump = await stand.begin(topic_name)
+    pump = await stand.start_pump(topic_name)
     send = pump._send
     calls = 0
 
-    async def failing(copy: Copy) -> None:
+    async def failing(copy: VerbatimCopy) -> None:
         nonlocal calls
         calls += 1
         if calls == 4:
@@ -160,13 +160,13 @@ async def test_a_fault_of_its_own_makes_the_replica_begin_again_and_skips_nothin
     await stand.until(lambda: not pump.in_flight)
     assert pump.base < 1_000
     stand.kill(pump)
-    pump = await stand.begin(topic_name)
+    pump = await stand.start_pump(topic_name)
     await stand.copied([pump])
     assert await same(stand, topic_name) == 1_000
 
 
 async def test_a_destination_that_is_made_anew_while_copying_makes_the_replica_begin_again(
-    stand: Stand, topic_name: str
+    stand: ReplicaRig, topic_name: str
 ) -> None:
     pump = await copying(stand, topic_name)
     await made_anew(stand.target, topic_name)
@@ -175,23 +175,23 @@ async def test_a_destination_that_is_made_anew_while_copying_makes_the_replica_b
 
 
 async def test_another_log_of_the_source_is_begun_once_all_that_came_of_the_former_is_copied(
-    stand: Stand, topic_name: str
+    stand: ReplicaRig, topic_name: str
 ) -> None:
     await both(stand, topic_name)
     await write(stand, topic_name, 3_000)
-    pump = await stand.begin(topic_name)
+    pump = await stand.start_pump(topic_name)
     await stand.until(lambda: pump.status().fetched == 3_000)
-    pump.skip(Gap("k", topic_name, 0, 3_000, 0, "deleted and made anew", begun_anew=True))
-    await stand.until(lambda: pump.anew is not None)
+    pump.skip(LogGap("k", topic_name, 0, 3_000, 0, "deleted and made anew", begun_anew=True))
+    await stand.until(lambda: pump.reset is not None)
     assert pump.base == 3_000
     assert await same(stand, topic_name) == 3_000
 
 
-async def test_what_was_not_fetched_is_never_passed_over(stand: Stand, topic_name: str) -> None:
+async def test_what_was_not_fetched_is_never_passed_over(stand: ReplicaRig, topic_name: str) -> None:
     await both(stand, topic_name)
     await write(stand, topic_name, 60, max_batch_size=300)
     batches = await batches_of(stand.source, topic_name, 0)
-    pump = await stand.begin(topic_name, fetches=False)
+    pump = await stand.start_pump(topic_name, fetches=False)
     first, second = batches[0][1], batches[0][1] + batches[1][1]
     stand.feed(pump, batches[0][0], 0, first)
     stand.feed(pump, batches[2][0], second, second + batches[2][1])
@@ -201,12 +201,12 @@ async def test_what_was_not_fetched_is_never_passed_over(stand: Stand, topic_nam
 
 
 async def test_a_log_that_begins_anew_where_a_replica_halts_is_not_fetched_by_it_again(
-    stand: Stand, topic_name: str
+    stand: ReplicaRig, topic_name: str
 ) -> None:
     """It would be fetched from a position in another log."""
     pump = await copying(stand, topic_name)
-    pump.halt(Gap("k", topic_name, 0, 100, 0, "made anew", begun_anew=True), "it is another")
-    assert pump.intake.begins_anew_at == 0
-    assert pump.conclude(100, 101)
+    pump.halt(LogGap("k", topic_name, 0, 100, 0, "made anew", begun_anew=True), "it is another")
+    assert pump.intake.new_lineage_at == 0
+    assert pump.finish_by_operator(100, 101)
     assert not pump.intake.wants_fetching(pump.base)
-    await stand.until(lambda: pump.anew is not None)
+    await stand.until(lambda: pump.reset is not None)

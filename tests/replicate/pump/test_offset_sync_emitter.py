@@ -3,52 +3,52 @@
 from __future__ import annotations
 
 from app.controllog import codec
-from app.kafka.append.pending_batch import Appended
-from app.kafka.records.producer_sequences import Stamp
-from app.kafka.records.verbatim_copy import Copy
-from app.replicate.pump.offset_sync_emitter import Marks
+from app.kafka.append.pending_batch import AppendedOffset
+from app.kafka.records.producer_sequences import ProducerStamp
+from app.kafka.records.verbatim_copy import VerbatimCopy
+from app.replicate.pump.offset_sync_emitter import OffsetSyncEmitter
 
 
 def test_a_lane_s_first_barrier_can_be_written_down() -> None:
-    told: list[tuple[int, int, Stamp | None]] = []
-    marks = Marks(10.0, 1_000, lambda *barrier: told.append(barrier))
-    opened = Stamp(7, 0, 0)
+    told: list[tuple[int, int, ProducerStamp | None]] = []
+    marks = OffsetSyncEmitter(10.0, 1_000, lambda *barrier: told.append(barrier))
+    opened = ProducerStamp(7, 0, 0)
     marks.opened(opened)
-    marks.first = copy = Copy(b"", 3, 100, 103)
+    marks.first = copy = VerbatimCopy(b"", 3, 100, 103)
     marks.stamp = opened._replace(sequence=3)
-    marks.acknowledged(copy, Appended(40), 0.0)
+    marks.acknowledged(copy, AppendedOffset(40), 0.0)
     assert told == [(100, 40, opened), (103, 43, marks.stamp)]
     codec.encode(told)
 
 
 def test_a_lane_s_first_barrier_is_told_where_one_without_its_stamp_was_told_before() -> None:
-    told: list[tuple[int, int, Stamp | None]] = []
-    marks = Marks(10.0, 1_000, lambda *barrier: told.append(barrier))
+    told: list[tuple[int, int, ProducerStamp | None]] = []
+    marks = OffsetSyncEmitter(10.0, 1_000, lambda *barrier: told.append(barrier))
     marks.idle(100, 40, 0.0)
-    opened = Stamp(7, 0, 0)
+    opened = ProducerStamp(7, 0, 0)
     marks.opened(opened)
-    marks.first = copy = Copy(b"", 3, 100, 103)
+    marks.first = copy = VerbatimCopy(b"", 3, 100, 103)
     marks.stamp = opened._replace(sequence=3)
-    marks.acknowledged(copy, Appended(40), 1.0)
+    marks.acknowledged(copy, AppendedOffset(40), 1.0)
     assert told == [(100, 40, None), (100, 40, opened)]
 
 
 def test_who_waits_for_a_barrier_gets_one_of_what_was_acknowledged_last_and_no_other() -> None:
-    told: list[tuple[int, int, Stamp | None]] = []
-    marks = Marks(10.0, 1_000, lambda *barrier: told.append(barrier))
+    told: list[tuple[int, int, ProducerStamp | None]] = []
+    marks = OffsetSyncEmitter(10.0, 1_000, lambda *barrier: told.append(barrier))
     marks.now(0.0)
     marks.genesis(100, 40, 0.0)
     marks.now(1.0)
     for at in (1, 2):
-        marks.stamp = Stamp(7, 0, 3 * at)
-        marks.acknowledged(Copy(b"", 3, 97 + 3 * at, 100 + 3 * at), Appended(37 + 3 * at), 1.0)
+        marks.stamp = ProducerStamp(7, 0, 3 * at)
+        marks.acknowledged(VerbatimCopy(b"", 3, 97 + 3 * at, 100 + 3 * at), AppendedOffset(37 + 3 * at), 1.0)
     assert told == [(100, 40, None)]
-    marks.stamp = Stamp(7, 0, 9)  # of what has come in the meantime, and moved nothing
+    marks.stamp = ProducerStamp(7, 0, 9)  # of what has come in the meantime, and moved nothing
     marks.now(2.0)
     marks.now(2.0)
-    assert told[1:] == [(106, 46, Stamp(7, 0, 6))]
-    assert marks.stamp == Stamp(7, 0, 9)
-    marks.acknowledged(Copy(b"", 3, 106, 109), Appended(46), 3.0)
+    assert told[1:] == [(106, 46, ProducerStamp(7, 0, 6))]
+    assert marks.stamp == ProducerStamp(7, 0, 9)
+    marks.acknowledged(VerbatimCopy(b"", 3, 106, 109), AppendedOffset(46), 3.0)
     marks.lost()
     marks.now(4.0)
     assert len(told) == 2, "the destination has lost what it was of"
@@ -56,24 +56,24 @@ def test_who_waits_for_a_barrier_gets_one_of_what_was_acknowledged_last_and_no_o
 
 
 def test_a_former_lane_s_end_is_told_before_the_first_barrier_of_its_successor_s() -> None:
-    told: list[tuple[int, int, Stamp | None]] = []
-    marks = Marks(10.0, 1_000, lambda *barrier: told.append(barrier))
-    former, opened = Stamp(7, 0, 90), Stamp(7, 16, 0)
+    told: list[tuple[int, int, ProducerStamp | None]] = []
+    marks = OffsetSyncEmitter(10.0, 1_000, lambda *barrier: told.append(barrier))
+    former, opened = ProducerStamp(7, 0, 90), ProducerStamp(7, 16, 0)
     marks.closed(100, 40, former, 5.0)
     assert marks.wants_idle(5.0), "what is due stays due"
     marks.opened(opened)
     marks.closed(104, 47, former.behind(4), 5.0)
-    marks.first = copy = Copy(b"", 3, 104, 107)
+    marks.first = copy = VerbatimCopy(b"", 3, 104, 107)
     marks.stamp = opened.behind(3)
-    marks.acknowledged(copy, Appended(52), 6.0)
+    marks.acknowledged(copy, AppendedOffset(52), 6.0)
     assert told == [
         (100, 40, former), (104, 47, former.behind(4)), (104, 52, opened), (107, 55, opened.behind(3))
     ]  # fmt: skip
 
 
 def test_where_records_may_be_twice_no_former_lane_s_end_is_told() -> None:
-    told: list[tuple[int, int, Stamp | None]] = []
-    marks = Marks(10.0, 1_000, lambda *barrier: told.append(barrier))
+    told: list[tuple[int, int, ProducerStamp | None]] = []
+    marks = OffsetSyncEmitter(10.0, 1_000, lambda *barrier: told.append(barrier))
     marks.quiet_below = 101
-    marks.closed(100, 40, Stamp(7, 0, 90), 5.0)
+    marks.closed(100, 40, ProducerStamp(7, 0, 90), 5.0)
     assert not told

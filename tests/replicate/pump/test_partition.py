@@ -10,22 +10,22 @@ import pytest
 from aiokafka import AIOKafkaProducer
 
 from app.kafka.append.encoder import copies
-from app.kafka.append.lane import Lane
+from app.kafka.append.lane import AppendLane
 from app.kafka.records.batch import HEADER_BYTES
-from app.kafka.records.verbatim_copy import Bytes, Copy
+from app.kafka.records.verbatim_copy import Bytes, VerbatimCopy
 from tests.kafka.append.test_appender import batch_of
 from tests.kafka.conftest import create, producing
-from tests.replicate.rig import Stand, rows
+from tests.replicate.rig import ReplicaRig, rows
 from tests.replicate.source_topics import both, copying, same, write
 
 
 async def test_every_record_is_copied_as_it_is_whatever_its_compression_and_its_transaction(
-    stand: Stand, topic_name: str
+    stand: ReplicaRig, topic_name: str
 ) -> None:
     await both(stand, topic_name)
     for codec in (None, "gzip", "snappy", "lz4", "zstd"):
         await write(stand, topic_name, 200, str(codec), compression_type=codec)
-    pump = await stand.begin(topic_name)
+    pump = await stand.start_pump(topic_name)
     producer = AIOKafkaProducer(bootstrap_servers=stand.source.spec.bootstrap[0], transactional_id=topic_name)
     await producer.start()
     for number in range(6):
@@ -36,13 +36,13 @@ async def test_every_record_is_copied_as_it_is_whatever_its_compression_and_its_
     await producer.stop()
     await stand.copied([pump])
     assert await same(stand, topic_name) == 1_000 + 60
-    assert stand.told == []
+    assert stand.incidents == []
     assert pump.status().delivered == 1_060
     assert pump.status().committed == (await stand.source.end_offsets([(topic_name, 0)]))[topic_name, 0]
 
 
 async def test_headers_are_kept_dropped_and_told_where_they_come_from_and_nothing_goes_round(
-    stand: Stand, topic_name: str
+    stand: ReplicaRig, topic_name: str
 ) -> None:
     await both(stand, topic_name)
     (bootstrap,) = stand.source.spec.bootstrap
@@ -56,7 +56,7 @@ async def test_headers_are_kept_dropped_and_told_where_they_come_from_and_nothin
     async with producing(bootstrap) as producer:
         for each in headers:
             await producer.send_and_wait(topic_name, b"v", partition=0, headers=each)
-    pump = await stand.begin(topic_name, headers={"drop": ["secret"], "provenance": True})
+    pump = await stand.start_pump(topic_name, headers={"drop": ["secret"], "provenance": True})
     await stand.copied([pump])
     route = ("switchyard-route", b"r")
 
@@ -72,10 +72,10 @@ async def test_headers_are_kept_dropped_and_told_where_they_come_from_and_nothin
 
 
 @pytest.mark.usefixtures("unjoined")
-async def test_limits_are_held(stand: Stand, topic_name: str) -> None:
+async def test_limits_are_held(stand: ReplicaRig, topic_name: str) -> None:
     await both(stand, topic_name)
     await write(stand, topic_name, 200, max_batch_size=300)
-    pump = await stand.begin(topic_name, limits={"messages_per_second": 30.0})
+    pump = await stand.start_pump(topic_name, limits={"messages_per_second": 30.0})
     await stand.until(lambda: pump.base > 20)
     assert pump.base < 200, "they take more than six seconds"
     slow = pump.runtime.definition
@@ -88,7 +88,7 @@ async def test_limits_are_held(stand: Stand, topic_name: str) -> None:
 
 @pytest.mark.usefixtures("unjoined")
 async def test_barriers_are_true_and_told_at_the_beginning_by_count_and_when_idle(
-    stand: Stand, topic_name: str
+    stand: ReplicaRig, topic_name: str
 ) -> None:
     await both(stand, topic_name)
     async with producing(stand.target.spec.bootstrap[0]) as other:
@@ -96,7 +96,7 @@ async def test_barriers_are_true_and_told_at_the_beginning_by_count_and_when_idl
             await other.send_and_wait(topic_name, b"another route's %d" % n, partition=0)
         await write(stand, topic_name, 1_000)
         checkpoint = {"records": 100, "every": "1s"}
-        pump = await stand.begin(topic_name, checkpoint=checkpoint)
+        pump = await stand.start_pump(topic_name, checkpoint=checkpoint)
         await stand.copied([pump])
         assert stand.barriers[0] == (0, 0, 7), "the genesis"
         await stand.until(lambda: stand.barriers[-1] == (0, 1_000, 1_007))
@@ -107,7 +107,7 @@ async def test_barriers_are_true_and_told_at_the_beginning_by_count_and_when_idl
         assert target_end == source_end + 7
     stand.kill(pump)
     known = len(stand.barriers)
-    successor = await stand.begin(topic_name, checkpoint=checkpoint)
+    successor = await stand.start_pump(topic_name, checkpoint=checkpoint)
     await write(stand, topic_name, 300)
     await stand.copied([successor])
     later = stand.barriers[known:]
@@ -122,7 +122,7 @@ async def test_barriers_are_true_and_told_at_the_beginning_by_count_and_when_idl
 
 
 async def test_nothing_is_appended_while_the_lease_does_not_hold_nor_while_paused(
-    stand: Stand, topic_name: str
+    stand: ReplicaRig, topic_name: str
 ) -> None:
     pump = await copying(stand, topic_name)
     stand.lease.expires_at_s = 0.0
@@ -140,67 +140,67 @@ async def test_nothing_is_appended_while_the_lease_does_not_hold_nor_while_pause
 
 
 async def test_every_copy_of_a_slow_flow_is_read_back_and_what_differs_is_told_with_its_offsets(
-    stand: Stand, topic_name: str
+    stand: ReplicaRig, topic_name: str
 ) -> None:
     await both(stand, topic_name)
     await write(stand, topic_name, 200, compression_type="lz4")
-    pump = await stand.begin(topic_name)
+    pump = await stand.start_pump(topic_name)
     verifier = pump.runtime.verifier
     await stand.copied([pump])
     await stand.until(lambda: verifier.compared.total() == 200)
     assert verifier.differing.total() == 0
-    assert stand.told == []
+    assert stand.incidents == []
 
     data, count = batch_of(b"what is not there")
-    verifier.add(pump.job, pump.target, 0, Copy(data, count, 700, 701))
-    verifier.add(pump.job, pump.target, 10_000, Copy(data, count, 701, 702))
-    await stand.until(lambda: len(stand.told) == 2)
+    verifier.add(pump.job, pump.target, 0, VerbatimCopy(data, count, 700, 701))
+    verifier.add(pump.job, pump.target, 10_000, VerbatimCopy(data, count, 701, 702))
+    await stand.until(lambda: len(stand.incidents) == 2)
     assert stand.kinds() == ["copy-differs"] * 2
     here = f"{topic_name}-0 in east-aggregate"
-    assert here in stand.told[0][1]
-    assert f"offsets [0, 1), copied from [700, 701) of {topic_name}-0" in stand.told[0][1]
-    assert "ends before it" in stand.told[1][1]
+    assert here in stand.incidents[0][1]
+    assert f"offsets [0, 1), copied from [700, 701) of {topic_name}-0" in stand.incidents[0][1]
+    assert "ends before it" in stand.incidents[1][1]
 
 
 async def test_what_a_compacted_destination_does_not_keep_is_no_difference_what_it_changed_is(
-    stand: Stand, topic_name: str
+    stand: ReplicaRig, topic_name: str
 ) -> None:
     await create(stand.source, topic_name, 1)
     await create(stand.target, topic_name, 1, cleanup_policy="compact")
     async with producing(stand.source.spec.bootstrap[0]) as producer:
         for n in range(20):
             await producer.send(topic_name, b"v", key=b"%d" % n, partition=0, timestamp_ms=1_000)
-    pump = await stand.begin(topic_name)
+    pump = await stand.start_pump(topic_name)
     verifier = pump.runtime.verifier
     await stand.copied([pump])
     await stand.until(lambda: verifier.compared.total() == 20)
     gone, count = batch_of(*[b"taken by the cleaner"] * 7)
-    verifier.add(pump.job, pump.target, 0, Copy(gone, count, 0, 7))
+    verifier.add(pump.job, pump.target, 0, VerbatimCopy(gone, count, 0, 7))
     await stand.until(lambda: not verifier.waiting)
-    assert (verifier.compared.total(), stand.told) == (20, [])  # its bytes cannot be compared there
+    assert (verifier.compared.total(), stand.incidents) == (20, [])  # its bytes cannot be compared there
     other = [(1_000, b"0", b"another value", ())]
-    verifier.add(pump.job, pump.target, 0, Copy(gone, count, 0, 7, lambda: iter(other * 7)))
-    await stand.until(lambda: stand.told)
+    verifier.add(pump.job, pump.target, 0, VerbatimCopy(gone, count, 0, 7, lambda: iter(other * 7)))
+    await stand.until(lambda: stand.incidents)
     assert stand.kinds() == ["copy-differs"]
-    assert "the record at 0 is another" in stand.told[0][1]
+    assert "the record at 0 is another" in stand.incidents[0][1]
 
 
 @pytest.mark.usefixtures("unjoined")
 @pytest.mark.parametrize("provenance", [False, True], ids=["as it was", "encoded anew"])
 async def test_a_byte_that_changes_on_the_way_to_the_destination_is_told_with_topic_partition_and_offsets(
-    stand: Stand, topic_name: str, monkeypatch: pytest.MonkeyPatch, provenance: bool
+    stand: ReplicaRig, topic_name: str, monkeypatch: pytest.MonkeyPatch, provenance: bool
 ) -> None:
     """The copy in the destination's log is sound by its checksum, and is another."""
-    append, altered = Lane.append, list[int]()
+    append, altered = AppendLane.append, list[int]()
 
-    async def append_altered(lane: Lane, data: Bytes, record_count: int) -> asyncio.Future[int]:
+    async def append_altered(lane: AppendLane, data: Bytes, record_count: int) -> asyncio.Future[int]:
         at = bytes(data).find(b"the one")
         if at > HEADER_BYTES and not altered:
             data = bytes(data[:at]) + b"T" + bytes(data[at + 1 :])
             altered.append(record_count)
         return await append(lane, data, record_count)
 
-    monkeypatch.setattr(Lane, "append", append_altered)
+    monkeypatch.setattr(AppendLane, "append", append_altered)
     await both(stand, topic_name)
     async with producing(stand.target.spec.bootstrap[0]) as other:
         await other.send_and_wait(topic_name, b"another's", partition=0)
@@ -209,14 +209,14 @@ async def test_a_byte_that_changes_on_the_way_to_the_destination_is_told_with_to
             await asyncio.gather(
                 *[await producer.send(topic_name, f"{name} {n}".encode(), partition=0) for n in range(3)]
             )
-    pump = await stand.begin(topic_name, headers={"provenance": provenance}, verify="all")
+    pump = await stand.start_pump(topic_name, headers={"provenance": provenance}, verify="all")
     verifier = pump.runtime.verifier
     await stand.copied([pump])
     await stand.until(lambda: not verifier.waiting)
     (count,) = altered
     assert verifier.differing[pump.job] == count
     assert verifier.compared[pump.job] == 9 - count
-    ((kind, message),) = stand.told
+    ((kind, message),) = stand.incidents
     assert kind == "copy-differs"
     assert f"{topic_name}-0 in east-aggregate is not what was sent to it: offsets [4, {4 + count})" in message
     assert f"copied from [3, {3 + count}) of {topic_name}-0" in message
@@ -224,12 +224,12 @@ async def test_a_byte_that_changes_on_the_way_to_the_destination_is_told_with_to
 
 @pytest.mark.usefixtures("unjoined")
 async def test_a_record_that_goes_missing_before_it_is_a_copy_is_no_copy_left_out(
-    stand: Stand, topic_name: str, monkeypatch: pytest.MonkeyPatch
+    stand: ReplicaRig, topic_name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nothing behind it is appended, and the job begins again, from before it."""
-    missed: list[Copy] = []
+    missed: list[VerbatimCopy] = []
 
-    def all_but_one(*fetched: Any) -> Iterator[Copy]:
+    def all_but_one(*fetched: Any) -> Iterator[VerbatimCopy]:
         for copy in copies(*fetched):
             if copy.source_start > 20 and not missed:
                 missed.append(copy)
@@ -239,11 +239,11 @@ async def test_a_record_that_goes_missing_before_it_is_a_copy_is_no_copy_left_ou
     monkeypatch.setattr("app.replicate.pump.partition.copies", all_but_one)
     await both(stand, topic_name)
     await write(stand, topic_name, 100, max_batch_size=300)
-    pump = await stand.begin(topic_name)
+    pump = await stand.start_pump(topic_name)
     await stand.until(lambda: pump.lost and pump.base == missed[0].source_start)
-    ((kind, message),) = stand.told
+    ((kind, message),) = stand.incidents
     assert kind == "replica-begins-again"
     assert f"ended at {missed[0].source_start}: an internal error" in message
     stand.kill(pump)
-    await stand.copied([await stand.begin(topic_name)])
+    await stand.copied([await stand.start_pump(topic_name)])
     assert await same(stand, topic_name) == 100

@@ -8,7 +8,7 @@ import pytest
 
 from app.replicate.model import route_priority
 from tests.kafka.conftest import create, producing
-from tests.replicate.rig import Stand, rows
+from tests.replicate.rig import ReplicaRig, rows
 
 LOW = range(1, 5)
 RECORDS, SIZE = 1_000, 16 * 1024  # a partition
@@ -16,7 +16,7 @@ RECORDS, SIZE = 1_000, 16 * 1024  # a partition
 
 @pytest.mark.parametrize("others", ["low", "high"])
 async def test_a_route_of_high_priority_is_not_slowed_by_others_that_work_off_a_backlog(
-    stand: Stand, topic_name: str, others: str, monkeypatch: pytest.MonkeyPatch
+    stand: ReplicaRig, topic_name: str, others: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(route_priority, "LEAST_BYTES_S", SIZE)  # of a machine that is slow that is not little
     for client in (stand.source, stand.target):
@@ -28,11 +28,11 @@ async def test_a_route_of_high_priority_is_not_slowed_by_others_that_work_off_a_
             for partition in (0, *LOW)
         ]
         await asyncio.gather(*sent)
-    first = await stand.begin(topic_name, 0, limits={"priority": "high"})
-    rest = [await stand.begin(topic_name, partition, limits={"priority": others}) for partition in LOW]
+    first = await stand.start_pump(topic_name, 0, limits={"priority": "high"})
+    rest = [await stand.start_pump(topic_name, partition, limits={"priority": others}) for partition in LOW]
     for pump in (first, *rest):
         pump.pause(True)
-    await stand.until(lambda: all(pump.way.is_ready for pump in (first, *rest)))
+    await stand.until(lambda: all(pump.session.is_ready for pump in (first, *rest)))
     before = sum(pump.base for pump in rest)
     for pump in (first, *rest):
         pump.pause(False)

@@ -7,14 +7,14 @@ import time
 from app.kafka.client.topic_configs import alter
 from app.replicate.model.destination_topic import ANY_AGE, NEWEST
 from tests.kafka.conftest import create, producing
-from tests.replicate.rig import Stand, definition, rows
+from tests.replicate.rig import ReplicaRig, definition, rows
 from tests.replicate.source_topics import same, write
 
 HOUR_MS = 3_600_000
 
 
 async def test_records_of_the_future_that_a_newer_broker_refuses_wait_alone_and_what_is_before_them_is_copied(
-    stand: Stand, topic_name: str
+    stand: ReplicaRig, topic_name: str
 ) -> None:
     """Kafka 4 takes no timestamps more than an hour ahead (KIP-1030), Kafka 3 took them all."""
     await create(stand.source, topic_name, 1, message_timestamp_after_max_ms=ANY_AGE)
@@ -30,10 +30,10 @@ async def test_records_of_the_future_that_a_newer_broker_refuses_wait_alone_and_
         ]
         for future in sent:
             await future
-    pump = await stand.begin(topic_name)
-    await stand.until(lambda: stand.told)
+    pump = await stand.start_pump(topic_name)
+    await stand.until(lambda: stand.incidents)
     assert stand.kinds() == ["replica-stuck"]
-    assert "offsets [7, 8)" in stand.told[0][1]
+    assert "offsets [7, 8)" in stand.incidents[0][1]
     assert NEWEST in stand.remedies[0]
     assert pump.base == 7, "what fits is copied, and nothing is passed over"
     assert [value for _, _, value, _ in await rows(stand.target, topic_name)] == [b"%d" % n for n in range(7)]
@@ -44,15 +44,15 @@ async def test_records_of_the_future_that_a_newer_broker_refuses_wait_alone_and_
 
 
 async def test_a_route_that_copies_batches_as_they_are_waits_at_one_that_does_not_fit_until_it_may_divide_it(
-    stand: Stand, topic_name: str
+    stand: ReplicaRig, topic_name: str
 ) -> None:
     await create(stand.source, topic_name, 1)
     await create(stand.target, topic_name, 1, max_message_bytes="3000")
     await write(stand, topic_name, 20, "small", max_batch_size=1_000)
-    pump = await stand.begin(topic_name, sync={"onSmallerLimits": "copy"})
+    pump = await stand.start_pump(topic_name, sync={"onSmallerLimits": "copy"})
     await stand.copied([pump])
     await write(stand, topic_name, 1_000, "large", max_batch_size=16_000)
-    await stand.until(lambda: stand.told)
+    await stand.until(lambda: stand.incidents)
     assert stand.kinds() == ["replica-stuck"]
     assert "onSmallerLimits: divide" in stand.remedies[0]
     start, end = pump.stuck[0]

@@ -12,20 +12,20 @@ from typing import Any
 from app.dev.yard import Yard
 from app.dispatch.pump.partition import DispatchPump
 from app.kafka.client.cluster import ClusterClient
-from app.kafka.fetch.deliveries import ByteBudget, Fetched
+from app.kafka.fetch.deliveries import ByteBudget, FetchedBatches
 from app.kafka.fetch.service import FetchService
 from app.kernel.fencing import LogId
 from app.kernel.job import JobId, Kind
 from app.kernel.ranges import Snapshot
-from app.offsets.model.offset_map import BarrierItem, Line, Source, after
-from app.offsets.model.producer_progress import Progress
+from app.offsets.model.offset_map import BarrierItem, LineSource, OffsetMapLine, after
+from app.offsets.model.producer_progress import FinishedOffsets
 from app.offsets.model.source_frontier import PassOver, finished
 from app.sdk.receiver import Message
 from tests.dispatch.pump import rig as pump_stand
 from tests.kafka.append.test_appender import written
 from tests.kafka.conftest import connected, create, producing
 from tests.offsets.model.translation_rule import translate
-from tests.replicate.rig import Stand, standing
+from tests.replicate.rig import ReplicaRig, replica_rig
 
 SOURCES = ("east-regional", "west-regional")
 A, D = "east-aggregate", "west-aggregate"
@@ -38,7 +38,7 @@ CHECKPOINT = {"records": 150, "every": "1s"}
 class Routes:
     """Copiers of both sources into both aggregates."""
 
-    def __init__(self, topic: str, stands: dict[tuple[str, str], Stand]) -> None:
+    def __init__(self, topic: str, stands: dict[tuple[str, str], ReplicaRig]) -> None:
         self.topic = topic
         self._stands = stands
         self._pumps: dict[tuple[str, str], Any] = {}
@@ -48,7 +48,7 @@ class Routes:
         stand = self._stands[source, target]
         if (source, target) in self._pumps:
             stand.kill(self._pumps.pop((source, target)))
-        self._pumps[source, target] = await stand.begin(self.topic, checkpoint=CHECKPOINT)
+        self._pumps[source, target] = await stand.start_pump(self.topic, checkpoint=CHECKPOINT)
 
     async def copied(self) -> None:
         for at, pump in self._pumps.items():
@@ -71,18 +71,18 @@ class Routes:
                         assert is_below == (header.base_offset < target_end)
                         assert not is_below or header.next_offset <= target_end
 
-    def lines(self, target: str) -> list[Source]:
+    def lines(self, target: str) -> list[LineSource]:
         """Those into an aggregate, as the table would have them."""
-        found: list[Source] = []
+        found: list[LineSource] = []
         for source in SOURCES:
-            line: Line | None = None
+            line: OffsetMapLine | None = None
             for barrier in self._stands[source, target].stamped:
                 item = BarrierItem(
                     "r", self.topic, 0, 1, 0, LogId(source, "t"), LogId(target, "t"), self.topic, 0, [barrier]
                 )
                 line = after(line, item) or line
             assert line is not None
-            found.append(Source(source, line))
+            found.append(LineSource(source, line))
         return found
 
 
@@ -98,7 +98,7 @@ async def routes(yard: Yard, topic: str) -> AsyncIterator[Routes]:
     async with AsyncExitStack() as stack:
         stands = {
             (source, target): await stack.enter_async_context(
-                standing(yard.bootstrap(source), yard.bootstrap(target))
+                replica_rig(yard.bootstrap(source), yard.bootstrap(target))
             )
             for source in SOURCES
             for target in (A, D)
@@ -126,7 +126,7 @@ async def reading(client: ClusterClient, topic: str, pump: DispatchPump) -> Asyn
     """The pump gets what is in the log, from its base on."""
 
     async def deliver(item: Any) -> None:
-        if isinstance(item, Fetched):
+        if isinstance(item, FetchedBatches):
             pump.accept(item)
 
     service = FetchService(client, deliver, ByteBudget(8 << 20))
@@ -168,9 +168,9 @@ async def test_a_group_that_fails_over_gets_every_message_once_though_the_copies
         await copying.check_stamps()
         clients = [await stack.enter_async_context(connected(yard2.bootstrap(name))) for name in (A, D)]
         at_a = await stack.enter_async_context(
-            pump_stand.standing(in_a, target={"timeout": "10m"}, flow={"max_inflight": 500})
+            pump_stand.dispatch_rig(in_a, target={"timeout": "10m"}, flow={"max_inflight": 500})
         )
-        at_d = await stack.enter_async_context(pump_stand.standing(lambda _: None))
+        at_d = await stack.enter_async_context(pump_stand.dispatch_rig(lambda _: None))
 
         first = at_a.pump()
         first.remember(b"")
@@ -187,7 +187,7 @@ async def test_a_group_that_fails_over_gets_every_message_once_though_the_copies
             JobId(Kind.DISPATCH, workload.key, topic_name, 0), 1, at_d.runtime, tier=None, next_offset=start,
             snapshot=Snapshot(start), capacity=10_000, group=pump_stand.GROUP, lineage=0,
         )  # fmt: skip
-        second.pass_over(PassOver(finished({0: Progress.from_bytes(note)}, into_a), into_d, 0))
+        second.pass_over(PassOver(finished({0: FinishedOffsets.from_bytes(note)}, into_a), into_d, 0))
         async with reading(clients[1], topic_name, second):
             end = (await clients[1].end_offsets([(topic_name, 0)]))[topic_name, 0]
             await until(lambda: second.base >= end)

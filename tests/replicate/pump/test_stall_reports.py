@@ -9,16 +9,16 @@ from aiokafka import AIOKafkaProducer
 
 from app.kernel.fencing import LogId
 from app.replicate.destination import session
-from app.replicate.destination.session import MADE_ANEW, NOT_SAVED
-from app.replicate.pump.status import UNREAD_S, look
-from tests.replicate.rig import Stand
+from app.replicate.destination.session import DESTINATION_RECREATED, NOT_SAVED
+from app.replicate.pump.status import UNREAD_S, check_progress
+from tests.replicate.rig import ReplicaRig
 from tests.replicate.source_topics import both, copying, write
 
 ANOTHER = LogId("", "AAAAAAAAAAAAAAAAAAAAAA")
 
 
 async def test_a_transaction_that_nobody_ends_is_told_and_what_waits_behind_it_has_an_age(
-    stand: Stand, topic_name: str
+    stand: ReplicaRig, topic_name: str
 ) -> None:
     pump = await copying(stand, topic_name)
     producer = AIOKafkaProducer(bootstrap_servers=stand.source.spec.bootstrap[0], transactional_id=topic_name)
@@ -29,10 +29,10 @@ async def test_a_transaction_that_nobody_ends_is_told_and_what_waits_behind_it_h
         await stand.until(lambda: pump.high_watermark == 101)
         assert (pump.base, pump.intake.is_empty) == (100, True)
         assert 0 < pump.status().oldest_ms == pump.copied_ms
-        look(pump, time.monotonic())
-        assert stand.told == []
-        look(pump, time.monotonic() + UNREAD_S + 1)
-        ((kind, message),) = stand.told
+        check_progress(pump, time.monotonic())
+        assert stand.incidents == []
+        check_progress(pump, time.monotonic() + UNREAD_S + 1)
+        ((kind, message),) = stand.incidents
         assert (kind, "[100, 101)" in message) == ("replica-no-progress", True)
         assert "a transaction may be open" in message
         await producer.commit_transaction()
@@ -43,33 +43,33 @@ async def test_a_transaction_that_nobody_ends_is_told_and_what_waits_behind_it_h
 
 
 async def test_what_is_not_saved_is_no_fault_of_the_destination(
-    stand: Stand, topic_name: str, monkeypatch: pytest.MonkeyPatch
+    stand: ReplicaRig, topic_name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(session, "SAVE_S", 0.0)
+    monkeypatch.setattr(session, "SNAPSHOT_TIMEOUT_S", 0.0)
     await both(stand, topic_name)
     stand.saves = False
-    pump = await stand.begin(topic_name)
+    pump = await stand.start_pump(topic_name)
     await write(stand, topic_name, 10)
     await stand.until(lambda: pump.status().trouble == NOT_SAVED)
     assert pump.status().oldest_ms > 0
-    look(pump, time.monotonic() + UNREAD_S)
-    assert [NOT_SAVED in message for _, message in stand.told] == [True]
+    check_progress(pump, time.monotonic() + UNREAD_S)
+    assert [NOT_SAVED in message for _, message in stand.incidents] == [True]
     stand.saves = True
     await stand.copied([pump])
     assert pump.status().trouble == ""
 
 
-async def test_a_destination_made_anew_has_not_been_truncated(stand: Stand, topic_name: str) -> None:
+async def test_a_destination_made_anew_has_not_been_truncated(stand: ReplicaRig, topic_name: str) -> None:
     pump = await copying(stand, topic_name)
-    pump.way._target_end, pump.way.log = 1_000, ANOTHER
+    pump.session._target_end, pump.session.log = 1_000, ANOTHER
     await write(stand, topic_name, 10)
     await stand.until(lambda: pump.lost)
-    assert pump.lost == MADE_ANEW
+    assert pump.lost == DESTINATION_RECREATED
     assert "destination-truncated" not in stand.kinds()
 
 
 async def test_that_a_destination_was_made_anew_is_seen_also_while_its_end_cannot_be_asked_for(
-    stand: Stand, topic_name: str, monkeypatch: pytest.MonkeyPatch
+    stand: ReplicaRig, topic_name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pump = await copying(stand, topic_name)
 
@@ -77,5 +77,5 @@ async def test_that_a_destination_was_made_anew_is_seen_also_while_its_end_canno
         raise TimeoutError
 
     monkeypatch.setattr(pump.runtime, "_idle_barriers", fails)
-    pump.way.log = ANOTHER
-    await stand.until(lambda: pump.lost == MADE_ANEW)
+    pump.session.log = ANOTHER
+    await stand.until(lambda: pump.lost == DESTINATION_RECREATED)

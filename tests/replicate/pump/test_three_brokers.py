@@ -13,7 +13,7 @@ from app.kafka.client.topic_configs import alter
 from tests.kafka.conftest import create
 from tests.kafka.second_broker import FIRST, SECOND, THIRD, create_on, delete, second_broker
 from tests.replicate.pump.test_min_in_sync import AWAY, HOME, IN_SYNC, without_elr
-from tests.replicate.rig import standing
+from tests.replicate.rig import replica_rig
 from tests.replicate.source_topics import same, write
 
 NODES = (SECOND, THIRD, FIRST)  # in this order they lead, and are killed
@@ -25,7 +25,7 @@ async def test_a_copy_whose_leaders_are_killed_in_turn_has_every_record_once_and
 ) -> None:
     yard, at = killable_yard, (topic_name, 0)
     async with AsyncExitStack() as stack:
-        stand = await stack.enter_async_context(standing(yard.bootstrap(HOME), yard.bootstrap(AWAY)))
+        stand = await stack.enter_async_context(replica_rig(yard.bootstrap(HOME), yard.bootstrap(AWAY)))
         await without_elr(yard)
         away = stand.target
         others = {
@@ -48,7 +48,7 @@ async def test_a_copy_whose_leaders_are_killed_in_turn_has_every_record_once_and
                 written += 100
 
         writing = asyncio.create_task(write_for_ever())
-        pump = await stand.begin(topic_name, verify="all")
+        pump = await stand.start_pump(topic_name, verify="all")
         for turn, node in enumerate(NODES):
             order = NODES[turn:] + NODES[:turn]
             await second.assign({at: order})

@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 
 from app.dev.yard import Yard
-from app.kafka.fetch.deliveries import Gap
+from app.kafka.fetch.deliveries import LogGap
 from app.kafka.records.batch import iter_batches
-from app.replicate.destination.handover import Note
+from app.replicate.destination.handover import ReplicaHandover
 from tests.kafka.conftest import create, pumping
-from tests.replicate.rig import Stand, rows, standing
+from tests.replicate.rig import ReplicaRig, replica_rig, rows
 from tests.replicate.source_topics import both, write
 
 HOME, AWAY = "east-regional", "east-aggregate"
@@ -40,7 +40,7 @@ def cut_off(yard: Yard, cluster: str, topic: str, keep: int) -> int:
     return end
 
 
-async def until_led(stand: Stand, topic: str) -> None:
+async def until_led(stand: ReplicaRig, topic: str) -> None:
     """Both clusters answer for the topic again."""
     for client in (stand.source, stand.target):
         await client.client.force_metadata_update()
@@ -54,12 +54,12 @@ async def test_source_and_destination_that_lost_their_ends_are_told_and_copying_
     """The source has grown beyond the position again: only leader epochs tell that its records are others."""
     yard = killable_yard
     watched = f"{topic_name}-watched"
-    async with standing(yard.bootstrap(HOME), yard.bootstrap(AWAY)) as stand:
+    async with replica_rig(yard.bootstrap(HOME), yard.bootstrap(AWAY)) as stand:
         await both(stand, topic_name)
         await create(stand.source, watched, 1)
         await write(stand, watched, 100, max_batch_size=300)
         await write(stand, topic_name, 100, max_batch_size=300)
-        pump = await stand.begin(topic_name)
+        pump = await stand.start_pump(topic_name)
         await stand.copied([pump])
         await stand.until(lambda: stand.saved[0][0].base == 100)
         stand.kill(pump)
@@ -73,41 +73,41 @@ async def test_source_and_destination_that_lost_their_ends_are_told_and_copying_
             watched_end = cut_off(yard, HOME, watched, 30)
             for cluster in (HOME, AWAY):
                 await asyncio.to_thread(yard.start, cluster)
-            await watching.until(lambda: any(isinstance(one, Gap) for one in watching.told))
-            (gap,) = [one for one in watching.told if isinstance(one, Gap)]
+            await watching.until(lambda: any(isinstance(one, LogGap) for one in watching.told))
+            (gap,) = [one for one in watching.told if isinstance(one, LogGap)]
             assert (gap.start, gap.end, gap.is_truncation) == (100, watched_end, True)
         await until_led(stand, topic_name)
         await write(stand, topic_name, 120, "other")
         assert (await stand.source.end_offsets([(topic_name, 0)]))[topic_name, 0] > 100
 
-        pump = await stand.begin(topic_name, **OFTEN)
-        await stand.until(lambda: pump.anew is not None and "destination-truncated" in stand.kinds())
-        assert pump.anew is not None
-        assert (pump.anew.start, pump.anew.end) == (100, parts_at)
-        assert pump.anew.truncated_in > 0
-        (told,) = [message for kind, message in stand.told if kind == "destination-truncated"]
+        pump = await stand.start_pump(topic_name, **OFTEN)
+        await stand.until(lambda: pump.reset is not None and "destination-truncated" in stand.kinds())
+        assert pump.reset is not None
+        assert (pump.reset.start, pump.reset.end) == (100, parts_at)
+        assert pump.reset.truncated_in > 0
+        (told,) = [message for kind, message in stand.incidents if kind == "destination-truncated"]
         assert f"lost offsets [{end}, 100)" in told
         assert pump.base == 100, "nothing that came of the other log was taken for what follows"
         await stand.until(lambda: pump.high_watermark > 100)
-        assert pump.ledger.read_epoch < pump.anew.truncated_in, "nor does a successor take it for read"
+        assert pump.ledger.read_epoch < pump.reset.truncated_in, "nor does a successor take it for read"
         ((former_epoch, _),) = pump.ledger.epochs
         assert former_epoch == pump.ledger.read_epoch
-        await stand.until(lambda: Note.from_bytes(stand.saved[0][1]).losses == 1)
-        assert Note.from_bytes(stand.saved[0][1]).floor == end
+        await stand.until(lambda: ReplicaHandover.from_bytes(stand.saved[0][1]).losses == 1)
+        assert ReplicaHandover.from_bytes(stand.saved[0][1]).floor == end
 
         # as the job manager does it: a new lineage where the logs part
         stand.freeze(pump)
         pump.close()
-        stand.put_base(pump.anew.end)
-        pump = await stand.begin(topic_name, lineage=1, source_epoch=pump.anew.truncated_in)
+        stand.put_base(pump.reset.end)
+        pump = await stand.start_pump(topic_name, lineage=1, source_epoch=pump.reset.truncated_in)
         await stand.copied([pump])
         after = await rows(stand.source, topic_name)
         assert after[:parts_at] == before[:parts_at]
         assert await rows(stand.target, topic_name) == before[:end] + after[parts_at:]
         await stand.until(lambda: stand.saved[0][0].base == pump.base)
-        note = Note.from_bytes(stand.saved[0][1])
+        note = ReplicaHandover.from_bytes(stand.saved[0][1])
         assert (note.lineage, note.losses) == (1, 1)
-        assert note.source_epoch == pump.way.source_epoch > 0
+        assert note.source_epoch == pump.session.source_epoch > 0
         assert [epoch > former_epoch for epoch, _ in note.epochs] == [False, True]
         assert note.epochs[-1].start_offset == parts_at
         assert stand.kinds() == ["destination-truncated"]

@@ -6,11 +6,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.replicate.destination.handover import Note
+from app.replicate.destination.handover import ReplicaHandover
 from app.replicate.destination.session import NOT_SAVED
 from app.replicate.pump import send_gate, unsnapshotted_budget
-from app.replicate.pump.unsnapshotted_budget import LEAST_RECORDS, MAX_RECORDS, Together, Unsaved
-from tests.replicate.rig import Stand, rows
+from app.replicate.pump.unsnapshotted_budget import (
+    LEAST_RECORDS,
+    MAX_RECORDS,
+    UnsnapshottedBudget,
+    UnsnapshottedRecords,
+)
+from tests.replicate.rig import ReplicaRig, rows
 from tests.replicate.source_topics import both, copying, same, write
 
 BATCH = 20  # records of a test's batch, at most
@@ -18,8 +23,8 @@ BATCH = 20  # records of a test's batch, at most
 
 @given(st.lists(st.tuples(st.integers(0, 2), st.sampled_from("acts"), st.integers(0, 3))))
 def test_what_no_snapshot_covers_is_counted_for_each_and_for_all(steps: list[tuple[int, str, int]]) -> None:
-    together = Together()
-    replicas = [Unsaved(together) for _ in range(3)]
+    together = UnsnapshottedBudget()
+    replicas = [UnsnapshottedRecords(together) for _ in range(3)]
     appended, acknowledged, taken, saved = [0] * 3, [0] * 3, [{-1: 0} for _ in range(3)], [-1] * 3
     for one, act, count in steps:
         if act == "a":
@@ -44,8 +49,8 @@ def test_what_no_snapshot_covers_is_counted_for_each_and_for_all(steps: list[tup
 
 
 def test_who_has_few_goes_on_while_others_have_too_many() -> None:
-    together = Together()
-    many, few = Unsaved(together), Unsaved(together)
+    together = UnsnapshottedBudget()
+    many, few = UnsnapshottedRecords(together), UnsnapshottedRecords(together)
     many.appended(MAX_RECORDS)
     few.appended(LEAST_RECORDS - 1)
     assert (many.is_full, few.is_full) == (True, False)
@@ -58,16 +63,16 @@ def test_who_has_few_goes_on_while_others_have_too_many() -> None:
 
 @pytest.mark.usefixtures("unjoined")
 async def test_while_nothing_is_saved_copying_stops_within_a_bound_and_goes_on_afterwards(
-    stand: Stand, topic_name: str, monkeypatch: pytest.MonkeyPatch
+    stand: ReplicaRig, topic_name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(unsnapshotted_budget, "LEAST_RECORDS", 100)
     monkeypatch.setattr(unsnapshotted_budget, "MAX_RECORDS", 200)
-    monkeypatch.setattr(send_gate, "SAVE_S", 0.0)
+    monkeypatch.setattr(send_gate, "SNAPSHOT_TIMEOUT_S", 0.0)
     await both(stand, topic_name)
     await write(stand, topic_name, 2_000, max_batch_size=400)
-    pump = await stand.begin(topic_name)
+    pump = await stand.start_pump(topic_name)
     pump.pause(True)
-    await stand.until(lambda: pump.way.is_ready)
+    await stand.until(lambda: pump.session.is_ready)
     stand.saves = False
     pump.pause(False)
     await stand.until(lambda: pump.awaits_snapshot and not pump.in_flight)
@@ -80,10 +85,10 @@ async def test_while_nothing_is_saved_copying_stops_within_a_bound_and_goes_on_a
 
     stand.kill(pump)
     assert stand.unsaved.records == 0
-    note = Note.from_bytes(stand.saved[0][1])
+    note = ReplicaHandover.from_bytes(stand.saved[0][1])
     assert note.base >= 200, "a successor reads what lies behind it"
     stand.saves = True
-    pump = await stand.begin(topic_name)
+    pump = await stand.start_pump(topic_name)
     await stand.copied([pump])
     assert await same(stand, topic_name) == 2_000
     await stand.until(lambda: stand.unsaved.records == 0)
@@ -92,15 +97,15 @@ async def test_while_nothing_is_saved_copying_stops_within_a_bound_and_goes_on_a
 
 
 async def test_a_lane_that_waits_for_its_next_epoch_to_be_saved_says_so(
-    stand: Stand, topic_name: str
+    stand: ReplicaRig, topic_name: str
 ) -> None:
     """Copies of bookkeeping are saved rarely: this one is due at once."""
     pump = await copying(stand, topic_name)
     await stand.until(lambda: pump.snapshot_version == pump.version)
     assert not pump.awaits_snapshot
     stand.saves = False
-    assert pump.way.lane is not None
-    pump.way._bumped(pump.way.lane)
+    assert pump.session.lane is not None
+    pump.session._bumped(pump.session.lane)
     await stand.until(lambda: pump.awaits_snapshot)
     stand.saves = True
     await stand.until(lambda: not pump.awaits_snapshot)

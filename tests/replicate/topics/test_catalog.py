@@ -22,7 +22,7 @@ from app.kafka.data_clusters import DataClusters
 from app.kafka.fetch.deliveries import ByteBudget
 from app.placement.model.round import GONE
 from app.replicate.definition import RouteDefinition
-from app.replicate.model.copy_graph import Beside
+from app.replicate.model.copy_graph import OtherRegions
 from app.replicate.topics import catalog, source_ends, targets
 from app.worker.catalog import Catalog
 from app.worker.jobs import topic_inventory
@@ -110,9 +110,9 @@ class TwoClusters:
 
 @pytest.fixture
 async def two(yard: Yard, topic_name: str, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[TwoClusters]:
-    monkeypatch.setattr(catalog, "REFRESH_S", 0.0)
-    monkeypatch.setattr(topic_inventory, "SETTINGS_S", 0.0)
-    monkeypatch.setattr(topic_inventory, "GONE_S", 0.2)
+    monkeypatch.setattr(catalog, "REFRESH_INTERVAL_S", 0.0)
+    monkeypatch.setattr(topic_inventory, "SETTINGS_INTERVAL_S", 0.0)
+    monkeypatch.setattr(topic_inventory, "TOPIC_GONE_AFTER_S", 0.2)
     made = TwoClusters(yard, topic_name)
     yield made
     await made.clusters.stop()
@@ -197,7 +197,7 @@ async def test_where_a_route_begins_is_recorded_once_and_what_is_found_later_is_
     client = (await two.clusters.get("east")).client
     ids |= await client.topic_ids([a, b])
     assert begins() == [0, 2, 0, None, None]
-    assert len(two.view.begun_of("mirror")) == 2
+    assert len(two.view.start_parts_of("mirror")) == 2
     # Neither what is written, nor an edit, nor another leader moves it; what is found later had no end then.
     for topic in (a, b):
         await write(yard.bootstrap("east-regional"), topic, [b"3"])
@@ -222,7 +222,7 @@ async def test_what_is_blocked_is_told_with_the_remedy_and_starts_once_it_is_men
     assert (kind, subject) == ("route-blocked", "mirror")
     assert f"topic {orders} in west: the destination topic does not exist" in message
     assert remedy == "create it, or write sync.create: true"
-    told = two.catalog.routes.told("mirror")
+    told = two.catalog.routes.topics_of("mirror")
     assert told is not None
     assert [(topic, told.row(topic)["state"]) for topic in told.topics] == [(orders, "blocked")]
     await two.make("west", orders, 2)
@@ -232,7 +232,7 @@ async def test_what_is_blocked_is_told_with_the_remedy_and_starts_once_it_is_men
 async def test_what_the_destination_refuses_to_do_is_told_and_costs_that_topic_alone(
     two: TwoClusters, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(targets, "RETRY_S", 3600.0)
+    monkeypatch.setattr(targets, "TOPIC_RETRY_INTERVAL_S", 3600.0)
     await two.make("east", two.name("orders"), 1)
     await two.make("east", two.name("good"), 1)
     # More replicas than there are brokers: only one of the routes asks for that.
@@ -277,7 +277,8 @@ async def test_what_a_new_leader_does_not_know_yet_stays(
         two.restart()
     await asyncio.gather(*two.catalog.routes._looking.values())
     with monkeypatch.context() as patch:
-        patch.setattr(ClusterTopics, "look", lambda *_, **__: asyncio.sleep(0.5))  # no answer comes in time
+        # no answer comes in time
+        patch.setattr(ClusterTopics, "refresh", lambda *_, **__: asyncio.sleep(0.5))
         assert await two.jobs() == {"mirror orders": {0, 1} if again else {0}}
     await two.until({"mirror orders": {0}})
 
@@ -316,11 +317,11 @@ async def test_a_loop_by_another_name_of_a_cluster_or_through_another_region_is_
 
     two.told.clear()
     back = RouteDefinition.model_validate(route("back", "west", "east", two.name("orders"))).route()
-    heard = [Beside({}, (replace(back, name="back of region west"),))]
-    two.catalog.routes.beside = lambda: heard[0]
+    heard = [OtherRegions({}, (replace(back, name="back of region west"),))]
+    two.catalog.routes.other_regions = lambda: heard[0]
     await two.until({})
     ((kind, subject, message, _),) = two.told
     assert (kind, subject) == ("route-refused", "there")
     assert "(route back of region west)" in message
-    heard[0] = Beside()
+    heard[0] = OtherRegions()
     await two.until({"there orders": {0}})

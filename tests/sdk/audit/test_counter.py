@@ -49,7 +49,7 @@ def test_every_way_of_counting_gives_the_same(
     patch = pytest.MonkeyPatch()
     patch.setattr(counter, "_FULL", most_noted * topic_counts.FIELDS)
     patch.setattr(topic_counts, "MOST_NOTED", most_noted)
-    patch.setattr(topic_counts, "FEW", most_noted)
+    patch.setattr(topic_counts, "FEW_RECORDS", most_noted)
     times, sizes, names = ([record[field] for record in records] for field in range(3))
     if way == "sent_many":
         records = [(time, size, name or b"") for time, size, name in records]
@@ -226,7 +226,7 @@ def test_positions_of_a_topic_that_is_opened_while_all_is_written_are_kept() -> 
     counted._resume({"orders": {0: (7, 100), 1: (5, 100)}})
     counted.sent("payments", 100, 10)
 
-    class Opens(topic_counts.Book):
+    class Opens(topic_counts.TopicCounts):
         __slots__ = ()
 
         def all(self) -> Any:

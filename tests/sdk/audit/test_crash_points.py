@@ -89,7 +89,7 @@ def begun(folder: Path, output: World) -> SyncAudit:
     audit = SyncAudit(origin="web", tier="consumer", cluster="east", window_ms=100, wal=folder, output=output,
                       fsync=Fsync.NEVER)  # fmt: skip
     assert audit._wal is not None
-    left = audit._wal.take()
+    left = audit._wal.lock_and_read()
     assert not left.damage
     audit._take_over(left.payloads, left.damage)
     assert audit._keep(sync=True)

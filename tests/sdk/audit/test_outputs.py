@@ -12,7 +12,7 @@ import pytest
 from aiohttp import web
 
 from app.audit.counts.client_counter import ClientAudit
-from app.audit.counts.counter import Rows
+from app.audit.counts.counter import RecordArrays
 from app.audit.counts.reports import Report, Scope
 from app.sdk.audit import AuditError, CallOutput, FileOutput, HttpOutput, Refused, outputs
 from app.sdk.audit.outputs import MOST_BATCH_BYTES, batches, encode, json_lines, read_lines
@@ -26,7 +26,7 @@ def reports(many: int, windows: int = 1) -> list[Report]:
     for number in range(many):
         client = ClientAudit(Scope(f"topic-{number}", "consumer", "east", 100), "web@1", 1_000)
         times = np.arange(0, 100 * windows, 100)
-        client.add(Rows(times, np.full(windows, 10)), 1_000)
+        client.add(RecordArrays(times, np.full(windows, 10)), 1_000)
         found += client.reports(1_000)
     return found
 

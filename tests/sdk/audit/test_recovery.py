@@ -9,18 +9,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.audit.counts.client_counter import ClientAudit, ClientState
-from app.audit.counts.counter import Rows
+from app.audit.counts.counter import RecordArrays
 from app.audit.counts.reports import Report, Scope
 from app.audit.folds.collector import Collector
 from app.sdk.audit import recovery
-from app.sdk.audit.recovery import Change, Everything, Position, moved
+from app.sdk.audit.recovery import Everything, Position, WalChange, moved
 
 IDLE_MS = 1_000
 
 
 def client(topic: str, *times: int, source: str = "web@1") -> ClientAudit:
     found = ClientAudit(Scope(topic, "consumer", "east", 100), source, IDLE_MS)
-    found.add(Rows(np.array(times, dtype=np.int64), np.full(len(times), 10)), 1_000)
+    found.add(RecordArrays(np.array(times, dtype=np.int64), np.full(len(times), 10)), 1_000)
     return found
 
 
@@ -31,7 +31,7 @@ def counted(*reports: Report) -> int:
     return sum(record.totals.count for record in collector.windows.values())
 
 
-def written(*frames: Everything | Change) -> list[bytes]:
+def written(*frames: Everything | WalChange) -> list[bytes]:
     return [recovery.encode(frame) for frame in frames]
 
 
@@ -39,8 +39,8 @@ def test_later_frames_say_what_is_otherwise_than_in_the_earlier_ones() -> None:
     one, other = client("a", 5), client("b", 5)
     backlog = (*client("c", 7).reports(9), *client("d", 7).reports(9))
     first = Everything((one.state(), other.state()), backlog, {"a": {0: (5, 1)}})
-    one.add(Rows(np.array([6]), np.array([10])), 1_000)
-    second = Change((one.state(),), (backlog[0].id,), {"a": {1: (7, 1)}, "b": {0: (1, 1)}})
+    one.add(RecordArrays(np.array([6]), np.array([10])), 1_000)
+    second = WalChange((one.state(),), (backlog[0].id,), {"a": {1: (7, 1)}, "b": {0: (1, 1)}})
     found = recovery.read(written(first, second))
     assert found.clients == (one.state(), other.state())
     assert found.backlog == backlog[1:]
@@ -73,14 +73,14 @@ def test_who_goes_on_tells_it_where_it_has_told_before() -> None:
 
 
 def test_what_another_version_wrote_is_told() -> None:
-    with pytest.raises(recovery.Unreadable, match="frame 0 of the log"):
+    with pytest.raises(recovery.UnreadableFrames, match="frame 0 of the log"):
         recovery.read([msgspec.msgpack.encode({"type": "unheard-of"})])
 
 
 def test_the_incarnation_before_is_ended_with_what_it_had_kept() -> None:
     before = client("a", 5, 6)
     (pending,) = before.reports(1_000)
-    before.add(Rows(np.array([7, 8, 150]), np.full(3, 10)), 1_000)
+    before.add(RecordArrays(np.array([7, 8, 150]), np.full(3, 10)), 1_000)
     resumed = recovery.resumed(Everything((before.state(),)), 2_000, IDLE_MS)
     assert resumed.backlog[0] == pending
     assert [(report.source, report.part, report.leaves) for report in resumed.backlog] == [
@@ -97,7 +97,7 @@ def test_where_the_end_of_the_log_was_lost_nothing_is_counted_twice(
     one, states, sent = client("a"), list[ClientState](), list[Report]()
     for many in adds:
         states.append(one.state())
-        one.add(Rows(np.full(many, 5), np.full(many, 10)), 1_000)
+        one.add(RecordArrays(np.full(many, 5), np.full(many, 10)), 1_000)
         (report,) = one.reports(1_000)
         one.acknowledged(report)
         sent.append(report)

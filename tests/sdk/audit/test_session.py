@@ -235,15 +235,15 @@ def test_a_damaged_log_is_told_and_the_audit_goes_on(
 
 
 def test_a_log_of_another_version_is_left_as_it_is(tmp_path: Path) -> None:
-    log = write_ahead_log.Wal(tmp_path)
-    log.take()
-    log.begin(b"\xc0")
+    log = write_ahead_log.WriteAheadLog(tmp_path)
+    log.lock_and_read()
+    log.start_file(b"\xc0")
     log.release()
     for _ in range(2):
         with pytest.raises(AuditError, match="another version wrote it: let that one send what is there"):
             SyncAudit(**QUICK, wal=tmp_path, output=Taken()).start()
-    found = write_ahead_log.Wal(tmp_path)
-    assert found.take().payloads == (b"\xc0",)
+    found = write_ahead_log.WriteAheadLog(tmp_path)
+    assert found.lock_and_read().payloads == (b"\xc0",)
     found.release()
 
 

@@ -14,20 +14,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.sdk.audit import AuditError, wal_frames, write_ahead_log
-from app.sdk.audit.write_ahead_log import Wal
+from app.sdk.audit.write_ahead_log import WriteAheadLog
 
 
-def taken(folder: Path) -> Wal:
-    found = Wal(folder)
-    found.take()
+def taken(folder: Path) -> WriteAheadLog:
+    found = WriteAheadLog(folder)
+    found.lock_and_read()
     return found
 
 
 def left(folder: Path) -> tuple[bytes, ...]:
     """What the next process finds."""
-    found = Wal(folder)
+    found = WriteAheadLog(folder)
     try:
-        return found.take().payloads
+        return found.lock_and_read().payloads
     finally:
         found.release()
 
@@ -39,7 +39,7 @@ def the_file(folder: Path) -> Path:
 
 def test_a_process_finds_what_the_one_before_has_written(tmp_path: Path) -> None:
     log = taken(tmp_path)
-    log.begin(b"all")
+    log.start_file(b"all")
     for number in range(3):
         log.append(b"%d" % number, sync=number == 1)
     log.release()
@@ -49,7 +49,7 @@ def test_a_process_finds_what_the_one_before_has_written(tmp_path: Path) -> None
 def test_a_new_file_takes_the_place_of_the_older_ones(tmp_path: Path) -> None:
     log = taken(tmp_path)
     for number in range(4):
-        log.begin(b"all %d" % number)
+        log.start_file(b"all %d" % number)
         log.append(b"more", sync=False)
     log.release()
     assert left(tmp_path) == (b"all 3", b"more")
@@ -68,11 +68,11 @@ def test_it_is_long_when_changes_outweigh_what_it_began_with(
 ) -> None:
     monkeypatch.setattr(write_ahead_log, "ROTATE_BYTES", 1_000)
     log = taken(tmp_path)
-    log.begin(bytes(500))
+    log.start_file(bytes(500))
     while not log.is_long:
         log.append(bytes(100), sync=False)
     assert 3_000 < the_file(tmp_path).stat().st_size < 3_200
-    log.begin(bytes(500))
+    log.start_file(bytes(500))
     assert not log.is_long
     log.release()
 
@@ -80,10 +80,10 @@ def test_it_is_long_when_changes_outweigh_what_it_began_with(
 def test_two_never_share_a_folder(tmp_path: Path) -> None:
     log = taken(tmp_path)
     with pytest.raises(AuditError, match=r"wal='.*another process.*folder of its own"):
-        Wal(tmp_path).take()
+        WriteAheadLog(tmp_path).lock_and_read()
     script = (
-        "from pathlib import Path; from app.sdk.audit.write_ahead_log import Wal; "
-        f"Wal(Path({str(tmp_path)!r})).take()"
+        "from pathlib import Path; from app.sdk.audit.write_ahead_log import WriteAheadLog; "
+        f"WriteAheadLog(Path({str(tmp_path)!r})).lock_and_read()"
     )
     other = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
     assert "another process writes its audit there" in other.stderr
@@ -94,7 +94,7 @@ def test_two_never_share_a_folder(tmp_path: Path) -> None:
 def test_the_lock_goes_with_a_process_that_is_killed(tmp_path: Path) -> None:
     child = os.fork()
     if not child:
-        taken(tmp_path).begin(b"all")
+        taken(tmp_path).start_file(b"all")
         os.kill(os.getpid(), signal.SIGKILL)
     os.waitpid(child, 0)
     assert left(tmp_path) == (b"all",)
@@ -103,19 +103,19 @@ def test_the_lock_goes_with_a_process_that_is_killed(tmp_path: Path) -> None:
 def test_a_folder_that_is_none_is_refused_with_a_remedy(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(AuditError, match="name a folder that can be written"):
-        Wal(tmp_path / "file").take()
+        WriteAheadLog(tmp_path / "file").lock_and_read()
 
 
 def test_a_write_that_was_cut_short_is_left_out_and_nothing_is_kept_aside(tmp_path: Path) -> None:
     log = taken(tmp_path)
-    log.begin(b"all")
+    log.start_file(b"all")
     log.append(b"first", sync=False)
     log.append(b"second", sync=False)
     log.release()
     path = the_file(tmp_path)
     path.write_bytes(path.read_bytes()[:-3])
-    found = Wal(tmp_path)
-    assert found.take() == ((b"all", b"first"), "")
+    found = WriteAheadLog(tmp_path)
+    assert found.lock_and_read() == ((b"all", b"first"), "")
     found.release()
 
 
@@ -126,7 +126,7 @@ def test_a_damaged_file_is_read_up_to_the_damage_told_and_kept(
     folder = tmp_path_factory.mktemp("wal")
     log = taken(folder)
     payloads = [bytes([number]) * size for number, size in enumerate(sizes)]
-    log.begin(payloads[0])
+    log.start_file(payloads[0])
     for payload in payloads[1:]:
         log.append(payload, sync=False)
     log.release()
@@ -134,28 +134,28 @@ def test_a_damaged_file_is_read_up_to_the_damage_told_and_kept(
     data = bytearray(path.read_bytes())
     data[bit // 8 % len(data)] ^= 1 << bit % 8
     path.write_bytes(data)
-    again = Wal(folder)
-    found = again.take()
+    again = WriteAheadLog(folder)
+    found = again.lock_and_read()
     assert found.payloads == tuple(payloads[: len(found.payloads)])
     assert len(found.payloads) < len(payloads)
     if len(found.payloads) < len(payloads) - 1:
         assert path.name in found.damage
         assert [kept.read_bytes() for kept in folder.glob("damaged-*")] == [bytes(data)]
-    again.begin(b"all")
+    again.start_file(b"all")
     again.release()
     assert left(folder) == (b"all",)
 
 
 def test_where_a_new_files_first_frame_is_lost_the_older_one_is_read(tmp_path: Path) -> None:
     log = taken(tmp_path)
-    log.begin(b"old")
+    log.start_file(b"old")
     log.append(b"more", sync=True)
     log.release()
     (tmp_path / "log-000002").write_bytes(b"")  # its data never reached the disk
     (tmp_path / "next").write_bytes(b"half")
-    again = Wal(tmp_path)
-    assert again.take().payloads == (b"old", b"more")
-    again.begin(b"new")
+    again = WriteAheadLog(tmp_path)
+    assert again.lock_and_read().payloads == (b"old", b"more")
+    again.start_file(b"new")
     again.release()
     assert (left(tmp_path), the_file(tmp_path).name) == ((b"new",), "log-000003")
 
@@ -163,7 +163,7 @@ def test_where_a_new_files_first_frame_is_lost_the_older_one_is_read(tmp_path: P
 def test_a_full_disk_spoils_nothing_that_was_written(tmp_path: Path) -> None:
     """The kernel takes part of a write and then no more."""
     log = taken(tmp_path)
-    log.begin(b"all")
+    log.start_file(b"all")
     log.append(b"first", sync=False)
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     ignored = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
@@ -175,7 +175,7 @@ def test_a_full_disk_spoils_nothing_that_was_written(tmp_path: Path) -> None:
         with pytest.raises(OSError, match="no file was begun"):
             log.append(b"second", sync=False)
         with pytest.raises(OSError, match="too large"):
-            log.begin(bytes(500))
+            log.start_file(bytes(500))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
         signal.signal(signal.SIGXFSZ, ignored)

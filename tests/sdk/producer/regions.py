@@ -18,7 +18,7 @@ ENOUGH_S = 90.0  # ends a test that would hang
 QUICK: dict[str, Any] = {"unhealthy_after_s": 4.0, "return_after_s": 1.0}
 
 
-class Told(Hooks):
+class RecordingHooks(Hooks):
     """Keeps what it is told."""
 
     def __init__(self) -> None:

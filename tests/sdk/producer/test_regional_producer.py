@@ -13,13 +13,24 @@ import pytest
 
 from app.dev.yard import Yard
 from app.sdk.producer import Delivered, NotDelivered, ProducerClosed, Refused, Region, RegionalProducer
-from tests.sdk.producer.regions import AWAY, HOME, QUICK, RETURNED, Told, ids, records, regions, topics, until
+from tests.sdk.producer.regions import (
+    AWAY,
+    HOME,
+    QUICK,
+    RETURNED,
+    RecordingHooks,
+    ids,
+    records,
+    regions,
+    topics,
+    until,
+)
 
 
 async def test_a_region_is_killed_and_every_message_is_somewhere_and_home_is_gone_back_to(
     killable_yard: Yard, topic_name: str
 ) -> None:
-    yard, told = killable_yard, Told()
+    yard, told = killable_yard, RecordingHooks()
     await topics(yard, topic_name)
     waiting: list[asyncio.Future[Delivered]] = []
     stop = asyncio.Event()
@@ -79,7 +90,7 @@ async def test_a_region_is_killed_and_every_message_is_somewhere_and_home_is_gon
 async def test_a_region_that_hangs_is_left_and_one_that_nobody_answers_for_fails_in_bounded_time(
     killable_yard: Yard, topic_name: str
 ) -> None:
-    yard, told = killable_yard, Told()
+    yard, told = killable_yard, RecordingHooks()
     await topics(yard, topic_name)
     alone = RegionalProducer(regions(yard, HOME), **QUICK)
     await alone.start()
@@ -102,7 +113,7 @@ async def test_a_region_that_hangs_is_left_and_one_that_nobody_answers_for_fails
 async def test_what_a_cluster_refuses_fails_alone_and_what_follows_goes_on_in_the_same_region(
     yard: Yard, topic_name: str
 ) -> None:
-    told = Told()
+    told = RecordingHooks()
     await topics(yard, topic_name, max_message_bytes="2000")
     async with RegionalProducer(regions(yard), hooks=told, unhealthy_after_s=60.0) as producer:
         big = await producer.send(topic_name, b"x" * 5_000, partition=0)

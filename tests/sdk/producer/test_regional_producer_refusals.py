@@ -12,10 +12,20 @@ from aiokafka.errors import KafkaConnectionError
 
 from app.dev.yard import Yard
 from app.sdk.producer import Hooks, NotDelivered, Refused, Region, RegionalProducer
-from app.sdk.producer.messages import Message
-from app.sdk.producer.region_link import Link
+from app.sdk.producer.messages import PendingMessage
+from app.sdk.producer.region_link import RegionLink
 from tests.kafka.conftest import connected, create
-from tests.sdk.producer.regions import AWAY, ENOUGH_S, HOME, QUICK, Told, records, regions, topics, until
+from tests.sdk.producer.regions import (
+    AWAY,
+    ENOUGH_S,
+    HOME,
+    QUICK,
+    RecordingHooks,
+    records,
+    regions,
+    topics,
+    until,
+)
 
 ON_ITS_WAY_S = 0.2  # until a message has left for a broker
 
@@ -100,16 +110,16 @@ async def test_newer_messages_wait_until_older_ones_are_handed_to_a_link_that_wo
     yard: Yard, topic_name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await topics(yard, topic_name, max_message_bytes="2000")
-    links: list[Link] = []
-    failed: list[Link] = []
+    links: list[RegionLink] = []
+    failed: list[RegionLink] = []
     went_on: list[str] = []  # why the link of the time was broken, whenever messages went on
-    send = Link.send
+    send = RegionLink.send
 
     class Watching(Hooks):
         def moved(self, left: str, to: str, why: str, again: int) -> None:
             went_on.append(links[-1].broken)
 
-    async def fails_once(link: Link, message: Message) -> asyncio.Future[Any]:
+    async def fails_once(link: RegionLink, message: PendingMessage) -> asyncio.Future[Any]:
         if link not in links:
             links.append(link)
         if message.value == b"3" and len(links) > 1 and not failed:
@@ -117,7 +127,7 @@ async def test_newer_messages_wait_until_older_ones_are_handed_to_a_link_that_wo
             raise KafkaConnectionError("it breaks while half of what waits is handed to it")
         return await send(link, message)
 
-    monkeypatch.setattr(Link, "send", fails_once)
+    monkeypatch.setattr(RegionLink, "send", fails_once)
     async with asyncio.timeout(ENOUGH_S), RegionalProducer(regions(yard, HOME), hooks=Watching()) as producer:
         large = await producer.send(topic_name, b"x" * 5_000, partition=0)
         waiting = [await producer.send(topic_name, b"%d" % n, partition=0) for n in range(10)]
@@ -156,7 +166,7 @@ async def test_a_record_that_a_broker_finds_invalid_does_not_drive_anybody_to_an
     yard: Yard, topic_name: str
 ) -> None:
     await topics(yard, topic_name, cleanup_policy="compact")
-    told = Told()
+    told = RecordingHooks()
     async with asyncio.timeout(ENOUGH_S), RegionalProducer(regions(yard), hooks=told) as producer:
         invalid = await producer.send(topic_name, b"compaction needs a key", partition=0)
         valid = [await producer.send(topic_name, b"%d" % n, key=b"k", partition=0) for n in range(20)]
@@ -184,7 +194,7 @@ async def test_brokers_of_a_region_that_hang_do_not_speak_for_the_one_that_answe
     yard: Yard, topic_name: str
 ) -> None:
     await topics(yard, topic_name)
-    told = Told()
+    told = RecordingHooks()
     with socket.create_server(("127.0.0.1", 0)) as silent:  # connects, and says nothing
         hangs = f"127.0.0.1:{silent.getsockname()[1]}"
         east = Region(HOME, ",".join([*[hangs] * 8, yard.bootstrap(HOME)]))

@@ -22,13 +22,13 @@ import pytest
 from grpc import aio
 
 import app.sdk.proto
-from app.dispatch.push.health import Health, check
-from app.dispatch.push.metadata import MetadataTemplate, RegionRole
+from app.dispatch.push.health import ReceiverHealth, check
+from app.dispatch.push.metadata import MetadataTemplate, SenderRole
 from app.dispatch.push.stream.client import METHOD as DELIVER
 from app.dispatch.push.unary import CallResult, UnaryTarget
 from app.sdk.proto.switchyard.v1.receiver_pb2 import DeliverRequest, DeliverResponse, Open
-from tests.dispatch.push.grpc_servers import ENOUGH_S, METHOD, Caller
-from tests.dispatch.push.stream_servers import EOF, Row, Sender
+from tests.dispatch.push.grpc_servers import ENOUGH_S, METHOD, CountingCaller
+from tests.dispatch.push.stream_servers import EOF, RecordingSender, StreamRecord
 from tests.sdk.receiver.go_example import Example
 
 EXAMPLE = Path(__file__).parents[3] / "docker" / "receiver"
@@ -80,15 +80,15 @@ async def receiver(example: Path, tmp_path: Path) -> AsyncIterator[Example]:
 
 
 @pytest.fixture
-async def sender(receiver: Example) -> AsyncIterator[Sender]:
-    made = Sender(receiver.port)
+async def sender(receiver: Example) -> AsyncIterator[RecordingSender]:
+    made = RecordingSender(receiver.port)
     yield made
     await made.target.close()
 
 
 @pytest.fixture
-async def call(receiver: Example) -> AsyncIterator[Caller]:
-    made = Caller(UnaryTarget(receiver.address, METHOD, channels=1))
+async def call(receiver: Example) -> AsyncIterator[CountingCaller]:
+    made = CountingCaller(UnaryTarget(receiver.address, METHOD, channels=1))
     yield made
     await made.target.close()
 
@@ -98,15 +98,15 @@ def body(name: object, behaviour: str = "ok", ms: int = 1) -> bytes:
     return json.dumps({"id": str(name), "behaviour": behaviour, "ms": ms}).encode()
 
 
-def some(count: int, behaviour: str = "ok", ms: int = 1, start: int = 0) -> list[Row]:
+def some(count: int, behaviour: str = "ok", ms: int = 1, start: int = 0) -> list[StreamRecord]:
     """Records that all tell it the same."""
-    return [Row(number, body(number, behaviour, ms)) for number in range(start, start + count)]
+    return [StreamRecord(number, body(number, behaviour, ms)) for number in range(start, start + count)]
 
 
-def mixed(count: int) -> tuple[list[Row], list[tuple[int, str | None]], Counter[tuple[str, str]]]:
+def mixed(count: int) -> tuple[list[StreamRecord], list[tuple[int, str | None]], Counter[tuple[str, str]]]:
     """Records of all kinds, the answers that they ask for, and what the journal has of them."""
     kinds = [KINDS[number % len(KINDS)] for number in range(count)]
-    records = [Row(number, body(number, kind, 7)) for number, kind in enumerate(kinds)]
+    records = [StreamRecord(number, body(number, kind, 7)) for number, kind in enumerate(kinds)]
     journal = Counter((str(n), "ok" if kind == "slow" else kind) for n, kind in enumerate(kinds))
     return records, [TOLD[kind] for kind in kinds], journal
 
@@ -125,13 +125,17 @@ def test_the_example_is_formatted_and_vetted_as_go_wants_it(example: Path) -> No
 
 
 async def test_both_contracts_hand_the_handler_all_that_a_record_has(
-    receiver: Example, sender: Sender, call: Caller
+    receiver: Example, sender: RecordingSender, call: CountingCaller
 ) -> None:
     trace = f"00-{7:032x}-{8:016x}-01"
     headers: list[tuple[str, bytes | None]] = [("a", b"\xff\0"), ("traceparent", trace.encode()), ("a", b"")]
     metadata = MetadataTemplate("orders", "billing", 3).build(41, b"\0k", headers, 123, 2, 5)
     assert (await call(body("unary"), metadata)).code == OK
-    sent = [Row(41, body("stream"), b"\0k", 123, headers), Row(42, None, None, 120), Row(43, b"", b"", 130)]
+    sent = [
+        StreamRecord(41, body("stream"), b"\0k", 123, headers),
+        StreamRecord(42, None, None, 120),
+        StreamRecord(43, b"", b"", 130),
+    ]
     sender.send(sent, partition=3, retry_count=2, attempt=5)
     await sender.all_told()
     for offset, value in ((44, None), (45, b"")):  # neither is JSON
@@ -153,16 +157,16 @@ async def test_both_contracts_hand_the_handler_all_that_a_record_has(
 
 
 async def test_a_handler_knows_what_the_sending_region_is_over_both_contracts(
-    receiver: Example, sender: Sender, call: Caller
+    receiver: Example, sender: RecordingSender, call: CountingCaller
 ) -> None:
-    roles = [None, RegionRole("east", primary=True, epoch=64), RegionRole("east", primary=False, epoch=2**53)]
+    roles = [None, SenderRole("east", primary=True, epoch=64), SenderRole("east", primary=False, epoch=2**53)]
     metadata = MetadataTemplate("orders", "billing", 0).build(0, None, [], 0, 0, 1)
     for number, role in enumerate([*roles, roles[0]]):
-        sender.target.tell_role(role)
+        sender.target.announce_role(role)
         sender.send(some(2, start=number))
         await sender.all_told()
         await call(body(f"unary-{number}"), (*metadata, *(role.metadata() if role else ())))
-    told = {line["id"]: tuple(line.get(key) for key in RegionRole._fields) for line in receiver.lines()}
+    told = {line["id"]: tuple(line.get(key) for key in SenderRole._fields) for line in receiver.lines()}
 
     wanted = [tuple(role or (None, None, None)) for role in [*roles, roles[0]]]
     assert [told[f"unary-{number}"] for number in range(4)] == wanted
@@ -170,7 +174,7 @@ async def test_a_handler_knows_what_the_sending_region_is_over_both_contracts(
 
 
 async def test_every_one_of_two_thousand_calls_is_answered_as_it_asks(
-    receiver: Example, call: Caller
+    receiver: Example, call: CountingCaller
 ) -> None:
     records, answers, journal = mixed(2_000)
     template = MetadataTemplate("orders", "billing", 0)
@@ -182,13 +186,13 @@ async def test_every_one_of_two_thousand_calls_is_answered_as_it_asks(
     assert call.answers == 2_000
     assert receiver.handled() == journal
     assert (await call(b"\xff no JSON")).action == "Stash"
-    stranger = Caller(UnaryTarget(receiver.address, f"{METHOD}-of-others"))
+    stranger = CountingCaller(UnaryTarget(receiver.address, f"{METHOD}-of-others"))
     assert (await stranger()).code == UNIMPLEMENTED
     await stranger.target.close()
 
 
 async def test_every_one_of_six_thousand_streamed_messages_is_answered_as_it_asks(
-    receiver: Example, sender: Sender
+    receiver: Example, sender: RecordingSender
 ) -> None:
     records, answers, journal = mixed(6_000)
     for start in range(0, 6_000, 100):  # the window, 300, goes round twenty times
@@ -201,7 +205,7 @@ async def test_every_one_of_six_thousand_streamed_messages_is_answered_as_it_ask
 
 
 async def test_canceled_messages_are_stopped_and_their_credit_is_given_back(
-    receiver: Example, sender: Sender
+    receiver: Example, sender: RecordingSender
 ) -> None:
     stuck = sender.send(some(300, "slow", 60_000))
     await sender.until(lambda: sender.target.in_flight == 300)
@@ -214,7 +218,9 @@ async def test_canceled_messages_are_stopped_and_their_credit_is_given_back(
     assert Counter(outcome for _, outcome in receiver.handled()) == {"canceled": 300, "ok": 900}
 
 
-async def test_draining_gets_the_results_of_all_that_was_sent(receiver: Example, sender: Sender) -> None:
+async def test_draining_gets_the_results_of_all_that_was_sent(
+    receiver: Example, sender: RecordingSender
+) -> None:
     sender.send(some(500, "slow", 300))
     await sender.until(lambda: sender.target.in_flight == 300)
     async with asyncio.timeout(ENOUGH_S):
@@ -226,7 +232,7 @@ async def test_draining_gets_the_results_of_all_that_was_sent(receiver: Example,
 
 
 async def test_a_receiver_killed_in_the_middle_of_a_stream_loses_no_message(
-    receiver: Example, sender: Sender
+    receiver: Example, sender: RecordingSender
 ) -> None:
     acknowledged: Counter[int] = Counter()
     left = some(3_000)
@@ -243,7 +249,7 @@ async def test_a_receiver_killed_in_the_middle_of_a_stream_loses_no_message(
         codes = sender.codes(len(sender.batches) - 1)
         assert set(codes) <= {OK, UNAVAILABLE}
         acknowledged.update(row.offset for row, code in zip(left, codes, strict=True) if code == OK)
-        left = [Row(row.offset, body(row.offset)) for row in left if row.offset not in acknowledged]
+        left = [StreamRecord(row.offset, body(row.offset)) for row in left if row.offset not in acknowledged]
         if left:
             sender.send(left)
 
@@ -252,7 +258,7 @@ async def test_a_receiver_killed_in_the_middle_of_a_stream_loses_no_message(
 
 
 async def test_a_receiver_killed_in_the_middle_of_calls_loses_no_message(
-    receiver: Example, call: Caller
+    receiver: Example, call: CountingCaller
 ) -> None:
     metadata = MetadataTemplate("orders", "billing", 0).build(0, None, [], 0, 0, 1)
     open_calls = [asyncio.create_task(call(body(number, "slow", 60_000), metadata)) for number in range(200)]
@@ -272,10 +278,10 @@ async def test_a_receiver_killed_in_the_middle_of_calls_loses_no_message(
 
 
 async def test_sigterm_lets_everything_in_progress_end_over_both_contracts(
-    receiver: Example, sender: Sender, call: Caller
+    receiver: Example, sender: RecordingSender, call: CountingCaller
 ) -> None:
     health = [await check(receiver.address, service) for service in ("", "switchyard.v1.Receiver")]
-    assert health == [Health.SERVING] * 2
+    assert health == [ReceiverHealth.SERVING] * 2
     sender.send([*some(299, "slow", 1_000), *some(1, start=299)])
     single = asyncio.create_task(call(body("single", "slow", 1_000)))
     await sender.until(lambda: sender.told)  # the last is: all before it are being handled
@@ -290,11 +296,11 @@ async def test_sigterm_lets_everything_in_progress_end_over_both_contracts(
 
 
 async def test_large_messages_are_taken_and_those_beyond_its_limit_harm_no_other(
-    sender: Sender, call: Caller
+    sender: RecordingSender, call: CountingCaller
 ) -> None:
     sizes = {"a": 5 << 20, "b": 17 << 20, "c": 1}
     values = {name: body(name) + b" " * size for name, size in sizes.items()}
-    sender.send([Row(number, value) for number, value in enumerate(values.values())])
+    sender.send([StreamRecord(number, value) for number, value in enumerate(values.values())])
     await sender.all_told()
     key = MetadataTemplate("orders", "billing", 0).build(0, b"k" * 1_000_000, [], 0, 0, 1)
     calls = [await call(value, key) for value in values.values()]

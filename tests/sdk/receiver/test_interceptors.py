@@ -13,7 +13,7 @@ from app.dispatch.push.unary import CallResult
 from app.sdk.receiver import Ack, Message, Outcome, Receiver, Retry, Skip, Stash, Verdict
 from tests.dispatch.push.conftest import CallTo, Serve
 from tests.dispatch.push.grpc_servers import ENOUGH_S
-from tests.dispatch.push.stream_servers import Row, rows
+from tests.dispatch.push.stream_servers import StreamRecord, rows
 
 OK, UNKNOWN, FAILED_PRECONDITION, INTERNAL = 0, 2, 9, 13
 KINDS = ["sync", "async", "undeclared", "batch", "async batch"]
@@ -119,7 +119,7 @@ async def test_a_message_is_changed_refused_and_watched_whatever_its_handler_and
 
     if contract == "stream":
         sender = await serve(receiver)
-        sender.send([Row(offset, value) for offset, value in enumerate(values)])
+        sender.send([StreamRecord(offset, value) for offset, value in enumerate(values)])
         await sender.all_told()
         results: list[CallResult] = [sender.results[0, index] for index in range(len(values))]
     else:
@@ -146,9 +146,9 @@ async def test_what_a_batch_handler_raises_fails_only_what_it_was_given(serve: S
         raise ValueError("all of them")
 
     sender = await serve(receiver)
-    sender.send([Row(0, b"a"), Row(1, b"xstash"), Row(2, b"b")])
-    sender.send([Row(3, b"wef"), Row(4, b"xskip"), Row(5, b"b")])
-    sender.send([Row(6, b"xack"), Row(7, b"xskip")])
+    sender.send([StreamRecord(0, b"a"), StreamRecord(1, b"xstash"), StreamRecord(2, b"b")])
+    sender.send([StreamRecord(3, b"wef"), StreamRecord(4, b"xskip"), StreamRecord(5, b"b")])
+    sender.send([StreamRecord(6, b"xack"), StreamRecord(7, b"xskip")])
     await sender.all_told()
 
     codes = [sender.codes(number) for number in range(3)]

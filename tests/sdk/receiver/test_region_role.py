@@ -5,23 +5,23 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.dispatch.push.metadata import MetadataTemplate, RegionRole
+from app.dispatch.push.metadata import MetadataTemplate, SenderRole
 from app.sdk.proto.switchyard.v1.receiver_pb2 import Role
 from app.sdk.receiver import Message, Receiver
 from app.sdk.receiver import RegionRole as Told
 from app.sdk.receiver.unary_service import read_message
 from tests.dispatch.push.conftest import Serve
-from tests.dispatch.push.stream_servers import Row, Stream, hold, rows, streaming
+from tests.dispatch.push.stream_servers import ReceiverStream, StreamRecord, hold, rows, streaming
 
-EAST = RegionRole("east", primary=True, epoch=64)
-EAST_NO_MORE = RegionRole("east", primary=False, epoch=129)
+EAST = SenderRole("east", primary=True, epoch=64)
+EAST_NO_MORE = SenderRole("east", primary=False, epoch=129)
 
 
 @given(st.sampled_from(["east", "eu-1"]), st.booleans(), st.integers(0, 2**53))
 def test_a_unary_call_says_what_the_region_is(region: str, primary: bool, epoch: int) -> None:
     metadata = MetadataTemplate("orders", "billing", 0).build(5, None, [], 0, 0, 1)
 
-    message = read_message(b"v", (*metadata, *RegionRole(region, primary, epoch).metadata()))
+    message = read_message(b"v", (*metadata, *SenderRole(region, primary, epoch).metadata()))
 
     assert message.role == Told(region, primary, epoch)
     assert read_message(b"v", metadata).role is None
@@ -36,7 +36,7 @@ def test_the_metadata_has_the_names_that_receivers_read() -> None:
 async def test_a_stream_says_it_before_the_first_message_at_each_change_and_on_every_new_stream() -> None:
     said: list[Role | int] = []
 
-    async def note(stream: Stream) -> None:
+    async def note(stream: ReceiverStream) -> None:
         await stream.accept(1 << 40)
         while (request := await stream.request()) is not None:
             if request.HasField("role"):
@@ -51,28 +51,28 @@ async def test_a_stream_says_it_before_the_first_message_at_each_change_and_on_e
     is_primary = Role(region="east", primary=True, epoch=64)
     was_primary = Role(region="east", primary=False, epoch=129)
     async with streaming(note) as sender:
-        sender.target.tell_role(EAST)
+        sender.target.announce_role(EAST)
         await sender.connected()
-        sender.send([Row(0), Row(1)])
+        sender.send([StreamRecord(0), StreamRecord(1)])
         await sender.until(lambda: said == [is_primary, 0, 1])
-        sender.target.tell_role(EAST)  # nothing new
-        sender.target.tell_role(EAST_NO_MORE)  # told at once, though there is no message
+        sender.target.announce_role(EAST)  # nothing new
+        sender.target.announce_role(EAST_NO_MORE)  # told at once, though there is no message
         await sender.until(lambda: said == [is_primary, 0, 1, was_primary])
-        sender.send([Row(2)])
+        sender.send([StreamRecord(2)])
         await sender.until(lambda: said == [is_primary, 0, 1, was_primary, 2])
-        sender.send([Row(3)])
+        sender.send([StreamRecord(3)])
         await sender.until(lambda: said == [is_primary, 0, 1, was_primary, 2, 3])
         await sender.until(lambda: sender.lost)
-        sender.send([Row(4)])
+        sender.send([StreamRecord(4)])
         await sender.until(lambda: said == [is_primary, 0, 1, was_primary, 2, 3, was_primary, 4])
-        sender.target.tell_role(None)
+        sender.target.announce_role(None)
         await sender.until(lambda: said == [is_primary, 0, 1, was_primary, 2, 3, was_primary, 4, Role()])
 
 
 async def test_a_message_that_travels_alone_comes_behind_it_too() -> None:
     requests: list[tuple[bool, int]] = []
 
-    async def note(stream: Stream) -> None:
+    async def note(stream: ReceiverStream) -> None:
         await stream.accept(1 << 40)
         while sum(count for _, count in requests) < 1:
             request = await stream.request()
@@ -81,7 +81,7 @@ async def test_a_message_that_travels_alone_comes_behind_it_too() -> None:
         await hold(stream)
 
     async with streaming(note) as sender:
-        sender.target.tell_role(EAST)
+        sender.target.announce_role(EAST)
         await sender.connected()
         sender.send(rows(1, b"x" * 400_000))  # more than a request's usual size
         await sender.until(lambda: len(requests) == 2)
@@ -99,7 +99,7 @@ async def test_a_handler_finds_the_role_on_its_message(serve: Serve) -> None:
 
     sender = await serve(receiver)
     for role in (None, EAST, EAST_NO_MORE, None):
-        sender.target.tell_role(role)
+        sender.target.announce_role(role)
         sender.send(rows(2))
         await sender.all_told()
 

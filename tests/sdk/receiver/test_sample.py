@@ -14,7 +14,7 @@ import pytest
 
 from app.dispatch.push.metadata import MetadataTemplate
 from app.dispatch.push.unary import UnaryTarget
-from tests.dispatch.push.grpc_servers import ENOUGH_S, METHOD, Caller
+from tests.dispatch.push.grpc_servers import ENOUGH_S, METHOD, CountingCaller
 
 OK, UNKNOWN, RESOURCE_EXHAUSTED, FAILED_PRECONDITION = 0, 2, 8, 9
 
@@ -33,7 +33,7 @@ class Sample:
         )  # fmt: skip
         assert self.process.stdout is not None
         self.told = json.loads(await self.process.stdout.readline())
-        self.call = Caller(UnaryTarget(self.told["address"], METHOD, channels=1))
+        self.call = CountingCaller(UnaryTarget(self.told["address"], METHOD, channels=1))
 
     async def stop(self, number: int = signal.SIGTERM) -> int:
         await self.call.target.close()

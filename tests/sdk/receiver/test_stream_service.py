@@ -12,14 +12,14 @@ import pytest
 from grpc import aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from app.dispatch.push.health import Health, check
+from app.dispatch.push.health import ReceiverHealth, check
 from app.dispatch.push.stream.client import METHOD
 from app.sdk.proto.switchyard.v1.receiver_pb2 import DeliverRequest, DeliverResponse
 from app.sdk.receiver import Ack, Message, Receiver, Retry, Skip, Stash, Verdict
-from app.sdk.receiver.outcomes import Outcomes
+from app.sdk.receiver.outcomes import StreamOutcomes
 from tests.dispatch.push.conftest import Serve
 from tests.dispatch.push.grpc_servers import ENOUGH_S
-from tests.dispatch.push.stream_servers import EOF, Row, rows
+from tests.dispatch.push.stream_servers import EOF, StreamRecord, rows
 
 OK, CANCELLED, UNKNOWN, DEADLINE_EXCEEDED, UNIMPLEMENTED, INTERNAL, UNAVAILABLE = 0, 1, 2, 4, 12, 13, 14
 TRACE = b"00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
@@ -79,7 +79,7 @@ async def test_each_message_gets_its_own_handlers_verdict(
     sender = await serve(receiver)
     words = [*EXPECTED, "ack", "ack", "raise", *EXPECTED]
 
-    sender.send([Row(offset, word.encode()) for offset, word in enumerate(words)])
+    sender.send([StreamRecord(offset, word.encode()) for offset, word in enumerate(words)])
     await sender.all_told()
 
     told = [sender.results[0, index] for index in range(len(words))]
@@ -130,7 +130,7 @@ async def test_the_message_is_what_the_record_was(serve: Serve) -> None:
     seen: list[Any] = []
     receiver.on(topic="orders", group="billing")(seen.append)
     sender = await serve(receiver)
-    record = Row(
+    record = StreamRecord(
         1 << 40,
         None,
         b"",
@@ -160,7 +160,7 @@ async def test_a_hundred_thousand_messages_are_handled_once_each_in_order(serve:
     sender = await serve(receiver)
 
     for start in range(0, 100_000, 250):
-        sender.send([Row(offset, b"x" * 200) for offset in range(start, start + 250)])
+        sender.send([StreamRecord(offset, b"x" * 200) for offset in range(start, start + 250)])
     await sender.all_told()
 
     assert seen == list(range(100_000))
@@ -181,7 +181,7 @@ async def test_tasks_are_bounded_and_one_that_is_stuck_holds_up_no_other(serve: 
 
     sender = await serve(receiver)
     for start in range(0, 2_000, 50):
-        sender.send([Row(offset, bytes(100)) for offset in range(start, start + 50)])
+        sender.send([StreamRecord(offset, bytes(100)) for offset in range(start, start + 50)])
     await sender.until(lambda: len(sender.told) == 1_999)
     assert (0, 5) not in sender.told
     assert most == 20
@@ -199,7 +199,7 @@ async def test_a_sync_handler_that_is_slow_holds_up_neither_results_nor_health(s
     sender = await serve(receiver)
     sender.send(rows(300))
 
-    assert await check(f"127.0.0.1:{receiver.port}", timeout_s=ENOUGH_S) is Health.SERVING
+    assert await check(f"127.0.0.1:{receiver.port}", timeout_s=ENOUGH_S) is ReceiverHealth.SERVING
     await sender.until(lambda: sender.told)
     assert len(sender.told) < 300
     blocked.set()
@@ -375,7 +375,7 @@ def test_impossible_limits_are_refused(limits: dict[str, Any]) -> None:
 
 
 def test_acknowledgements_in_any_order_become_as_few_ranges_as_it_takes() -> None:
-    outcomes = Outcomes()
+    outcomes = StreamOutcomes()
     for number in (5, 3, 4, 9, 0):
         outcomes.add(number, Ack())
     outcomes.acknowledge(6, 9)
@@ -384,7 +384,7 @@ def test_acknowledgements_in_any_order_become_as_few_ranges_as_it_takes() -> Non
     response = DeliverResponse()
 
     assert outcomes.count == 7
-    outcomes.take(response)
+    outcomes.take_into(response)
 
     ranges = [(span.start, span.end) for span in response.results.acknowledged]
     assert ranges == [(0, 1), (3, 10), (20, 30)]

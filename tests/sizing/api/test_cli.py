@@ -18,8 +18,8 @@ from app.cli.main import switchyard
 from app.dispatch.model.throughput_diagnosis import TargetStatus
 from app.kernel.clock import now_ms
 from app.kernel.load import Load
-from app.sizing.forecasts import HOUR_MS, FleetForecast, WorkloadForecast, key
-from tests.web.runtime_fake import HandFed, assigned, beat, definition, flowing, job, put, serving
+from app.sizing.forecasts import HOUR_MS, FleetForecastRecord, WorkloadForecastRecord, key
+from tests.web.runtime_fake import FakeRuntime, assigned, beat, definition, flowing, job, put, serving
 
 
 def run(*arguments: str, url: str = "http://127.0.0.1:1") -> Result:
@@ -32,7 +32,7 @@ def what_if(*arguments: str) -> Any:
     return json.loads(ended.stdout)
 
 
-def busy_region(fed: HandFed) -> None:
+def busy_region(fed: FakeRuntime) -> None:
     fed.apply(put(definition()), assigned(job(0)), assigned(job(1)))
     told: dict[str, Any] = {
         "arriving": 500.0,
@@ -42,7 +42,7 @@ def busy_region(fed: HandFed) -> None:
     }
     target = TargetStatus(address="billing:443", latency_ms=20.0, calls=40)
     heard = beat(flowing(job(0), **told), flowing(job(1), **told), targets=[target])
-    fed.hear(msgspec.structs.replace(heard, capacity=Load(1.0, 2 << 30, 125e6)))
+    fed.observe(msgspec.structs.replace(heard, capacity=Load(1.0, 2 << 30, 125e6)))
 
 
 def test_what_if_is_computed_without_asking_anybody() -> None:
@@ -88,7 +88,7 @@ def test_what_cannot_be_is_refused_with_the_option_and_the_value(
 
 
 def test_recommend_tells_the_fleet_and_every_workload() -> None:
-    fed = HandFed()
+    fed = FakeRuntime()
     with serving(fed) as url:
         busy_region(fed)
         shown = run("size", "recommend", url=url)
@@ -106,7 +106,7 @@ def test_recommend_tells_the_fleet_and_every_workload() -> None:
 
 
 def test_recommend_tells_the_forecast_in_lines_of_its_own() -> None:
-    fed = HandFed()
+    fed = FakeRuntime()
     with serving(fed) as url:
         busy_region(fed)
         hour = now_ms() // HOUR_MS
@@ -114,14 +114,14 @@ def test_recommend_tells_the_forecast_in_lines_of_its_own() -> None:
             "region": "east", "made_ms": now_ms() - HOUR_MS, "from_hour": hour, "history_hours": 672,
             "error": 0.1, "method": "",
         }  # fmt: skip
-        fleet = FleetForecast(**common, group="", workers=(9, 9))
-        workload = WorkloadForecast(
+        fleet = FleetForecastRecord(**common, group="", workers=(9, 9))
+        workload = WorkloadForecastRecord(
             **common, workload="billing/orders", rates=(2000.0, 1.0), margin=1.5, partitions=4,
             partitions_now=2, partitions_why="busier",
         )  # fmt: skip
         for record in (fleet, workload):
-            fed.forecasts.take(key(record), msgspec.json.encode(record), now_ms())
-        fed.forecasts.take(b"x", b"\x1b[31m", now_ms())
+            fed.forecasts.accept(key(record), msgspec.json.encode(record), now_ms())
+        fed.forecasts.accept(b"x", b"\x1b[31m", now_ms())
         shown = run("size", "recommend", url=url)
         lines = shown.stdout.splitlines()
         assert lines[1].split()[:4] == ["(all)", "workers", "1", "9"]
@@ -165,7 +165,7 @@ def older(url: str) -> Iterator[str]:
 
 
 def test_a_worker_that_is_older_than_forecasts_tells_what_it_measures() -> None:
-    fed = HandFed()
+    fed = FakeRuntime()
     with serving(fed) as now, older(now) as url:
         busy_region(fed)
         shown = run("size", "recommend", url=url)
@@ -180,14 +180,14 @@ def test_a_worker_that_is_older_than_forecasts_tells_what_it_measures() -> None:
 
 
 def test_check_ends_with_nine_while_workers_are_missing() -> None:
-    fed = HandFed()
+    fed = FakeRuntime()
     with serving(fed) as url:
         busy_region(fed)
         short = run("size", "recommend", "--check", url=url)
         assert short.exit_code == 9
         assert "(all): 1 of 3 workers" in short.stderr
         for worker in ("w2", "w3"):
-            fed.hear(msgspec.structs.replace(beat(worker=worker), capacity=Load(1.0, 2 << 30, 125e6)))
+            fed.observe(msgspec.structs.replace(beat(worker=worker), capacity=Load(1.0, 2 << 30, 125e6)))
         assert run("size", "recommend", "--check", url=url).exit_code == 0
 
 

@@ -15,7 +15,7 @@ from app.controllog.events import Drain
 from app.dispatch.model.throughput_diagnosis import TargetStatus
 from app.kernel.clock import now_ms
 from app.kernel.load import Load
-from app.sizing.forecasts import HOUR_MS, FleetForecast, WorkloadForecast, key
+from app.sizing.forecasts import HOUR_MS, FleetForecastRecord, WorkloadForecastRecord, key
 from tests.web.client import Console
 from tests.web.runtime_fake import ME, assigned, beat, definition, flowing, job, put
 
@@ -50,7 +50,7 @@ def metrics(console: Console) -> dict[str, float]:
 
 def test_a_size_is_what_was_measured_times_the_headroom_and_says_so(console: Console) -> None:
     flow(console)
-    console.fed.hear(told(busy(job(0)), busy(job(1))))
+    console.fed.observe(told(busy(job(0)), busy(job(1))))
     size = console.ask("GET", ONE).json
     assert size["measured"]["rate_per_s"] == 1000
     assert size["measured"]["latency_ms"] == 20
@@ -68,7 +68,7 @@ def test_what_comes_again_is_in_flight_too_but_needs_no_partition_of_the_main_to
     flow(console, retry=[{"delay": "1m"}])
     console.fed.apply(assigned(job(0, RETRY)))
     again = busy(job(0, RETRY), arriving=500.0, ceiling=9000.0)
-    console.fed.hear(told(busy(job(0)), busy(job(1)), again))
+    console.fed.observe(told(busy(job(0)), busy(job(1)), again))
     size = console.ask("GET", ONE).json
     assert size["measured"]["retries_per_s"] == 500
     assert size["in_flight"]["value"] == 39
@@ -77,12 +77,12 @@ def test_what_comes_again_is_in_flight_too_but_needs_no_partition_of_the_main_to
 
 def test_unknown_stays_unknown_and_the_reason_says_what_is_missing(console: Console) -> None:
     flow(console)
-    console.fed.hear(beat(flowing(job(0)), flowing(job(1))))
+    console.fed.observe(beat(flowing(job(0)), flowing(job(1))))
     size = console.ask("GET", ONE).json
     for what, missing in (("partitions", "rate"), ("in_flight", "rate"), ("workers", "load")):
         assert size[what]["value"] is None
         assert missing in size[what]["why"]
-    console.fed.hear(told(busy(job(0)), busy(job(1), arriving=-1.0), latency_ms=-1.0))
+    console.fed.observe(told(busy(job(0)), busy(job(1), arriving=-1.0), latency_ms=-1.0))
     size = console.ask("GET", ONE).json
     assert size["measured"]["rate_per_s"] is None, "a part of the sum is unknown"
     assert size["measured"]["latency_ms"] is None
@@ -91,7 +91,7 @@ def test_unknown_stays_unknown_and_the_reason_says_what_is_missing(console: Cons
 
 def test_a_job_that_was_not_measured_yet_counts_as_its_siblings_and_is_told(console: Console) -> None:
     flow(console)
-    console.fed.hear(told(busy(job(0)), busy(job(1), load=None)))
+    console.fed.observe(told(busy(job(0)), busy(job(1), load=None)))
     (fleet,) = console.ask("GET", ALL).json["fleets"]
     assert fleet["load"]["cpu_cores"] == 0.2
     assert "1 of 2 jobs are estimated" in fleet["workers"]["why"]
@@ -100,7 +100,7 @@ def test_a_job_that_was_not_measured_yet_counts_as_its_siblings_and_is_told(cons
 def test_what_waits_because_it_is_delayed_is_no_lag(console: Console) -> None:
     flow(console, delay="10s")
     waiting = {"committed": 0, "high_watermark": 6_500}
-    console.fed.hear(told(busy(job(0), **waiting), busy(job(1), **waiting)))
+    console.fed.observe(told(busy(job(0), **waiting), busy(job(1), **waiting)))
     size = console.ask("GET", ONE).json
     assert size["measured"]["lag_messages"] == 2_000  # of 13,000: at 1,000/s 10 s should wait, and one flows
     assert "a lag of 2,000" in size["in_flight"]["why"]
@@ -108,9 +108,9 @@ def test_what_waits_because_it_is_delayed_is_no_lag(console: Console) -> None:
 
 def test_each_isolation_group_is_a_fleet_and_who_drains_is_no_part_of_it(console: Console) -> None:
     flow(console, placement={"group": "gold"})
-    console.fed.hear(told(busy(job(0)), busy(job(1)), group="gold"))
-    console.fed.hear(told(worker="w2"))
-    console.fed.hear(told(worker="w3"))
+    console.fed.observe(told(busy(job(0)), busy(job(1)), group="gold"))
+    console.fed.observe(told(worker="w2"))
+    console.fed.observe(told(worker="w3"))
     console.fed.apply(Drain(at_ms=1, worker="w3", draining=True, actor="me"))
     rest, gold = console.ask("GET", ALL).json["fleets"]
     assert (rest["group"], rest["jobs"], rest["workers"]["now"], rest["load_ratio"]) == ("", 0, 1, 0)
@@ -129,7 +129,7 @@ def test_a_sleeping_workload_needs_nothing_and_is_told_wherever_it_is_asked_for(
     why = "hibernated: nothing arrived for 30 minutes; it wakes with the first message"
     for partition in (0, 1):
         console.fed.apply(assigned(job(partition), worker="", epoch=2, reason=why))
-    console.fed.hear(told())
+    console.fed.observe(told())
     size = console.ask("GET", ONE).json
     assert (size["workers"]["value"], size["in_flight"]["value"], size["partitions"]["value"]) == (0, 0, 2)
     assert size["workers"]["why"] == why
@@ -160,7 +160,7 @@ def test_no_such_workload_has_no_size(console: Console) -> None:
 
 def test_only_the_leader_tells_what_is_of_the_region(console: Console) -> None:
     flow(console)
-    console.fed.hear(told(busy(job(0)), busy(job(1))))
+    console.fed.observe(told(busy(job(0)), busy(job(1))))
     seen = metrics(console)
     assert seen['switchyard_recommended_workers{group=""}'] == 2
     assert seen['switchyard_fleet_workers{group=""}'] == 1
@@ -179,18 +179,18 @@ def forecast(console: Console, *workers: int, **fields: Any) -> None:
         "region": "east", "made_ms": made_ms, "from_hour": hour, "history_hours": 672, "error": 0.1,
         "method": "hour of the week",
     } | fields  # fmt: skip
-    fleet = FleetForecast(**common, group="", workers=workers)
-    workload = WorkloadForecast(
+    fleet = FleetForecastRecord(**common, group="", workers=workers)
+    workload = WorkloadForecastRecord(
         **common, workload="billing/orders", rates=(1000.0, 2000.0, 1000.0), margin=1.5, partitions=4,
         partitions_now=2, partitions_why="busier on Monday",
     )  # fmt: skip
     for record in (fleet, workload):
-        assert console.fed.forecasts.take(key(record), msgspec.json.encode(record), now_ms()) == ""
+        assert console.fed.forecasts.accept(key(record), msgspec.json.encode(record), now_ms()) == ""
 
 
 def test_a_forecast_of_more_is_recommended_with_its_reason_wherever_it_is_asked_for(console: Console) -> None:
     flow(console)
-    console.fed.hear(told(busy(job(0)), busy(job(1))))
+    console.fed.observe(told(busy(job(0)), busy(job(1))))
     forecast(console, 7, 7, 7)
     (fleet,) = console.ask("GET", ALL).json["fleets"]
     assert (fleet["workers"]["value"], fleet["measured"], fleet["forecast"]["workers"]) == (7, 2, 7)
@@ -208,7 +208,7 @@ def test_a_forecast_of_more_is_recommended_with_its_reason_wherever_it_is_asked_
 
 def test_a_forecast_that_does_not_count_changes_nothing_and_is_told(console: Console) -> None:
     flow(console)
-    console.fed.hear(told(busy(job(0)), busy(job(1))))
+    console.fed.observe(told(busy(job(0)), busy(job(1))))
     forecast(console, 7, 7, 7, error=0.9)
     (fleet,) = console.ask("GET", ALL).json["fleets"]
     assert (fleet["workers"]["value"], fleet["forecast"]["workers"]) == (2, None)
@@ -218,7 +218,7 @@ def test_a_forecast_that_does_not_count_changes_nothing_and_is_told(console: Con
 
 
 def test_records_that_are_no_forecasts_are_told(console: Console) -> None:
-    console.fed.forecasts.take(b"x", b"<img src=x>", now_ms())
+    console.fed.forecasts.accept(b"x", b"<img src=x>", now_ms())
     taken = console.ask("GET", ALL).json["forecasts"]
     assert (taken["used"], taken["passed_over"]) == (True, 1)
     assert "no forecast" in taken["last_passed_over"]
@@ -232,7 +232,7 @@ def test_the_scaled_object_asks_for_a_metric_that_there_is(console: Console) -> 
     assert (trigger["metricType"], trigger["metadata"]["threshold"]) == ("AverageValue", "1")
     series = trigger["metadata"]["query"].removeprefix("max(").removesuffix(")")
     flow(console)
-    console.fed.hear(told(busy(job(0)), busy(job(1))))
+    console.fed.observe(told(busy(job(0)), busy(job(1))))
     asked = re.fullmatch(r'(\w+)\{region="east", (group="")\}', series)
     assert asked is not None
     assert f"{asked[1]}{{{asked[2]}}}" in metrics(console)
@@ -241,6 +241,6 @@ def test_the_scaled_object_asks_for_a_metric_that_there_is(console: Console) -> 
 @pytest.mark.parametrize("latency_ms", [(10.0, 30.0), (20.0, 20.0)])
 def test_the_latency_is_the_mean_over_all_workers(console: Console, latency_ms: tuple[float, float]) -> None:
     console.fed.apply(put(definition()), assigned(job(0)), assigned(job(1), "w2"))
-    console.fed.hear(told(busy(job(0)), latency_ms=latency_ms[0]))
-    console.fed.hear(told(busy(job(1)), latency_ms=latency_ms[1], worker="w2"))
+    console.fed.observe(told(busy(job(0)), latency_ms=latency_ms[0]))
+    console.fed.observe(told(busy(job(1)), latency_ms=latency_ms[1], worker="w2"))
     assert console.ask("GET", ONE).json["measured"]["latency_ms"] == 20

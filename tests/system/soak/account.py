@@ -30,7 +30,7 @@ PATIENCE = 0.5  # of the time after which a delivery is given up passes here, th
 
 
 @dataclass(frozen=True, slots=True)
-class Happened:
+class IncidentHit:
     """An incident as it came about; `receiver` is None when it hit a worker
     or a broker."""
 
@@ -74,7 +74,9 @@ class Account:
         return not (self.lost or self.unexplained or self.disordered or self.wrong)
 
 
-def balance(book: Book, dead: Iterable[Dead], happened: Iterable[Happened], lots: Iterable[Lot]) -> Account:
+def balance(
+    book: Book, dead: Iterable[Dead], happened: Iterable[IncidentHit], lots: Iterable[Lot]
+) -> Account:
     """Balances the book."""
     by_name = {lot.name: lot for lot in lots}
     incidents = list(happened)
@@ -116,7 +118,7 @@ def balance(book: Book, dead: Iterable[Dead], happened: Iterable[Happened], lots
     )  # fmt: skip
 
 
-def _reasons(lot: Lot, deliveries: Iterable[Delivery], incidents: list[Happened]) -> list[str]:
+def _reasons(lot: Lot, deliveries: Iterable[Delivery], incidents: list[IncidentHit]) -> list[str]:
     """What allows the message another end (rule 2)."""
     reasons: list[str] = []
     for delivery in deliveries:

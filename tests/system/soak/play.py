@@ -22,11 +22,11 @@ import orjson
 import psutil
 from aiokafka import AIOKafkaProducer
 
-from app.dev.demo.stage import Process, Stage, free_port, http, wait_until, workload
+from app.dev.demo.stage import DemoStage, Process, free_port, http, wait_until, workload
 from app.dev.demo.traffic import create_topic, read_all
 from app.kafka.client.cluster import ClusterClient, ClusterSpec
 from app.kafka.client.commits import OffsetCommitter
-from tests.system.soak.account import Account, Happened, balance
+from tests.system.soak.account import Account, IncidentHit, balance
 from tests.system.soak.book import Book, Dead, Sent
 from tests.system.soak.plan import LOTS, Incident, Kind, Lot, incidents
 
@@ -51,7 +51,7 @@ class Outcome:
 
     seed: int
     account: Account
-    happened: tuple[Happened, ...]
+    happened: tuple[IncidentHit, ...]
     stories: tuple[str, ...]  # of what does not balance
     lag: str  # offsets that are not committed
     troubles: tuple[str, ...]
@@ -63,13 +63,13 @@ class Outcome:
 class Play:
     """See the module."""
 
-    stage: Stage
+    stage: DemoStage
     seed: int
     for_s: float
     prefix: str
     say: Callable[[str], None] = lambda text: None
     book: Book = field(default_factory=Book)
-    happened: list[Happened] = field(default_factory=list)
+    happened: list[IncidentHit] = field(default_factory=list)
     troubles: list[str] = field(default_factory=list)
     workers: list[Process] = field(default_factory=list)
     receivers: list[Process] = field(default_factory=list)
@@ -205,7 +205,7 @@ class Play:
             with contextlib.suppress(OSError):
                 await asyncio.to_thread(http, "GET", f"{worker.url}/health/live")
                 if _now_ms() - from_ms > STALL_MS:
-                    self.happened.append(Happened(Kind.WORKER_STALL, from_ms, _now_ms()))
+                    self.happened.append(IncidentHit(Kind.WORKER_STALL, from_ms, _now_ms()))
             await asyncio.sleep(TICK_S)
 
     def _read_journal(self) -> None:
@@ -226,7 +226,7 @@ class Play:
         receiver = None if incident.kind in {Kind.BROKER_PAUSE, Kind.WORKER_TERM, Kind.WORKER_KILL} else (
             incident.which
         )  # fmt: skip
-        self.happened.append(Happened(incident.kind, from_ms, to_ms, receiver))
+        self.happened.append(IncidentHit(incident.kind, from_ms, to_ms, receiver))
 
     async def _strike(self, incident: Incident) -> float:
         """Returns when it was over."""

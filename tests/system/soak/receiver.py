@@ -85,7 +85,7 @@ class Faults:
         os.write(self._file, orjson.dumps(line, option=orjson.OPT_APPEND_NEWLINE))
 
 
-class Moody(Receiver):
+class UnreliableReceiver(Receiver):
     """A receiver that refuses calls and cuts streams for as long as a burst lasts."""
 
     def __init__(self, port: int) -> None:
@@ -124,7 +124,7 @@ class Moody(Receiver):
 
 
 class _MoodyCalls(UnarySide):
-    def __init__(self, receiver: Moody) -> None:
+    def __init__(self, receiver: UnreliableReceiver) -> None:
         super().__init__({})
         self._receiver = receiver
 
@@ -153,7 +153,7 @@ def main() -> None:
     options = parser.parse_args()
 
     async def serve() -> None:
-        receiver = Moody(options.port)
+        receiver = UnreliableReceiver(options.port)
         faults = Faults(options.seed, options.journal)
         for topic in options.topic:
             receiver.on(topic=topic, group=options.group)(faults.handle)

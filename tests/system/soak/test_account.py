@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.system.soak.account import Account, Happened, balance
+from tests.system.soak.account import Account, IncidentHit, balance
 from tests.system.soak.book import Book, Dead, Sent
 from tests.system.soak.plan import LOTS, Kind, draw, incidents
 
@@ -19,7 +19,7 @@ class Scene:
     def __init__(self, count: int) -> None:
         self.book = Book({f"m{n}": Sent(f"m{n}", LOT.name, "k", 0, n) for n in range(count)})
         self.dead: list[Dead] = []
-        self.happened: list[Happened] = []
+        self.happened: list[IncidentHit] = []
         self._lines: list[dict[str, Any]] = []
 
     def deliver(self, number: int, start_ms: float, end_ms: float | None, what: str = "ok") -> None:
@@ -65,7 +65,7 @@ def test_a_kill_explains_what_was_in_flight_or_unsaved_and_no_more(kill_ms: floa
     scene = Scene(1)
     scene.deliver(0, 10_000, 10_001)
     scene.deliver(0, 20_000, 20_001)
-    scene.happened.append(Happened(Kind.WORKER_KILL, kill_ms, kill_ms))
+    scene.happened.append(IncidentHit(Kind.WORKER_KILL, kill_ms, kill_ms))
     account = scene.account()
     assert (not account.unexplained) is explained
     assert account.duplicates == 1
@@ -75,7 +75,7 @@ def test_one_kill_explains_one_repetition() -> None:
     scene = Scene(1)
     for at_ms in (10_000, 20_000, 30_000):
         scene.deliver(0, at_ms, at_ms + 1)
-    scene.happened.append(Happened(Kind.WORKER_KILL, 10_100, 10_100))
+    scene.happened.append(IncidentHit(Kind.WORKER_KILL, 10_100, 10_100))
     assert scene.account().unexplained == ("m0",)
 
 

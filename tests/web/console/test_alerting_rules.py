@@ -12,7 +12,7 @@ import pytest
 from ruamel.yaml import YAML
 
 from app.cli.main import switchyard
-from app.worker.jobs.vanished_topics import Found, Topic
+from app.worker.jobs.vanished_topics import ExpectedTopic, TopicPresence
 from tests.web.client import Console
 from tests.web.runtime_fake import assigned, beat, definition, flowing, job, put
 
@@ -34,7 +34,7 @@ def test_every_metric_and_label_of_a_rule_is_told(rules: list[dict[str, Any]], c
 
 def test_every_series_names_its_region(console: Console) -> None:
     console.fed.apply(put(definition()), assigned(job(0)))
-    console.fed.hear(beat(flowing(job(0), delivered=5)))
+    console.fed.observe(beat(flowing(job(0), delivered=5)))
     lines = [line for line in console.ask("GET", "/metrics").text.splitlines() if not line.startswith("#")]
     assert len(lines) > 30
     assert [line for line in lines if 'region="east"' not in line] == []
@@ -67,9 +67,9 @@ def test_every_command_of_a_rule_is_one(rules: list[dict[str, Any]]) -> None:
 def test_a_topic_that_vanished_has_a_series_that_a_rule_fires_on(
     rules: list[dict[str, Any]], console: Console
 ) -> None:
-    vanished = console.fed.catalog.vanished
-    topic = Topic("route", "mirror", "east", "orders")
-    vanished.of = {"replicate:mirror:orders": Found(topic, "absent")}
+    vanished = console.fed.catalog.vanished_topics
+    topic = ExpectedTopic("route", "mirror", "east", "orders")
+    vanished.of = {"replicate:mirror:orders": TopicPresence(topic, "absent")}
     text = console.ask("GET", "/metrics").text
     labels = 'cluster="east",kind="route",name="mirror",region="east",state="absent",topic="orders"'
     assert f"switchyard_topic_vanished{{{labels}}} 1.0" in text

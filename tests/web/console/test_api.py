@@ -14,7 +14,7 @@ from app.controllog.events import ALL, Paused, WorkloadDeleted, WorkloadPut
 from app.web.http.responses import MAX_BODY_BYTES
 from tests.web.client import Console
 from tests.web.runtime_fake import (
-    HandFed,
+    FakeRuntime,
     a_pump,
     assigned,
     beat,
@@ -215,7 +215,7 @@ def test_a_query_out_of_bounds_is_refused(console: Console, query: str) -> None:
 def test_workers_assignments_activity_and_incidents_are_listed(console: Console) -> None:
     console.ask("PUT", PATH, definition(), X_Switchyard_Actor="jo")
     console.fed.apply(assigned(job(0), reason="it had no owner"))
-    console.fed.hear(beat(flowing(job(0))))
+    console.fed.observe(beat(flowing(job(0))))
     console.fed.incidents.append(incident("first"))
     console.fed.incidents.append(incident("second"))
     (worker,) = console.ask("GET", "/api/v1/workers").json["items"]
@@ -245,7 +245,7 @@ def test_streams_are_bounded_in_number_and_a_closed_one_makes_room(
     console: Console, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("app.web.console.api.MAX_STREAMS", 1)
-    monkeypatch.setattr("app.web.console.api.EVENTS_S", 0.02)
+    monkeypatch.setattr("app.web.console.api.EVENTS_INTERVAL_S", 0.02)
     place = urlsplit(console.url)
     with socket.create_connection((place.hostname, place.port)) as stream:
         stream.sendall(b"GET /api/v1/events HTTP/1.1\r\nHost: localhost\r\n\r\n")
@@ -262,9 +262,9 @@ def test_streams_are_bounded_in_number_and_a_closed_one_makes_room(
 # -- one partition ---------------------------------------------------------------------------------
 
 
-def owning(fed: HandFed) -> None:
+def owning(fed: FakeRuntime) -> None:
     fed.apply(put(definition()), assigned(job(0)))
-    fed.hear(beat(flowing(job(0)), url=fed.url))
+    fed.observe(beat(flowing(job(0)), url=fed.url))
 
 
 def test_the_tracker_tells_what_is_finished_in_flight_and_waiting(console: Console) -> None:
@@ -297,10 +297,10 @@ def test_a_partition_that_is_none_is_told(console: Console, path: str, status: i
 def test_another_worker_asks_the_owner(console: Console) -> None:
     owning(console.fed)
     console.fed.jobs.pumps[job(0)] = a_pump()
-    other = HandFed()
+    other = FakeRuntime()
     other.worker = "worker-b"
     other.apply(put(definition()), assigned(job(0)))
-    other.hear(beat(flowing(job(0)), url=console.url))
+    other.observe(beat(flowing(job(0)), url=console.url))
     with serving(other) as url:
         shown = Console(url, other).ask("GET", PATH + "/partitions/0/tracker").json
     assert shown["base"] == 105
@@ -309,10 +309,10 @@ def test_another_worker_asks_the_owner(console: Console) -> None:
 def test_a_question_is_passed_on_once_only(console: Console) -> None:
     """Two workers that each take the other for the owner do not ask each other for ever."""
     owning(console.fed)  # by the log, but the pump has not started
-    other = HandFed()
+    other = FakeRuntime()
     other.worker = "worker-b"
     other.apply(put(definition()), assigned(job(0)))
-    other.hear(beat(flowing(job(0)), url=console.url))
+    other.observe(beat(flowing(job(0)), url=console.url))
     with serving(other) as url:
         answer = Console(url, other).ask("GET", PATH + "/partitions/0/tracker")
     assert answer.status == 503
@@ -322,7 +322,7 @@ def test_a_question_is_passed_on_once_only(console: Console) -> None:
 def test_an_owner_that_is_not_heard_or_not_reached_is_told(console: Console) -> None:
     console.fed.apply(put(definition()), assigned(job(0), "worker-b"))
     assert console.ask("GET", PATH + "/partitions/0/tracker").status == 503
-    console.fed.hear(beat(worker="worker-b", url="http://127.0.0.1:1"))
+    console.fed.observe(beat(worker="worker-b", url="http://127.0.0.1:1"))
     assert console.ask("GET", PATH + "/partitions/0/tracker").status == 502
 
 
@@ -370,7 +370,7 @@ def test_a_worker_is_ready_while_its_lease_holds_and_it_is_not_draining(console:
 
 def test_metrics_leave_out_what_is_unknown(console: Console) -> None:
     console.fed.apply(put(definition()), assigned(job(0)), assigned(job(1)))
-    console.fed.hear(beat(flowing(job(0), delivered=5), flowing(job(1), committed=-1), breaker="open"))
+    console.fed.observe(beat(flowing(job(0), delivered=5), flowing(job(1), committed=-1), breaker="open"))
     text = console.metrics()
     labels = '{{partition="{}",topic="orders",workload="billing/orders"}}'
     assert f"switchyard_lag_messages{labels.format(0)} 30.0" in text

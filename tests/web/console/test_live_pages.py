@@ -10,14 +10,14 @@ from typing import Any
 import msgspec
 import pytest
 
-from app.controllog.codec import Incident
+from app.controllog.codec import IncidentRecord
 from app.controllog.events import Drain, MoveWish
 from app.dispatch.model.throughput_diagnosis import TargetStatus
 from app.kernel.load import Load
 from tests.web.browser import CHROMIUM, IN_A_BROWSER, POLL_MS
 from tests.web.runtime_fake import (
     ME,
-    HandFed,
+    FakeRuntime,
     assigned,
     beat,
     definition,
@@ -42,17 +42,17 @@ def chromium() -> Iterator[Any]:
 
 
 @pytest.fixture
-def fed() -> HandFed:
-    fed = HandFed()
+def fed() -> FakeRuntime:
+    fed = FakeRuntime()
     fed.control.view.leader = fed.worker
     fed.apply(put(definition()), assigned(job(0)))
-    fed.hear(beat(flowing(job(0), delivered=41_000)))
+    fed.observe(beat(flowing(job(0), delivered=41_000)))
     return fed
 
 
 @pytest.fixture
 def page(chromium: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    monkeypatch.setattr("app.web.console.api.EVENTS_S", 0.1)
+    monkeypatch.setattr("app.web.console.api.EVENTS_INTERVAL_S", 0.1)
     page = chromium.new_page()
     errors: list[str] = []
     page.on("pageerror", lambda error: errors.append(str(error)))
@@ -67,14 +67,14 @@ def says(page: Any, text: str, timeout_s: float = 60.0) -> None:
     )
 
 
-def test_a_page_lives_on_under_the_keyboard_and_the_mouse(page: Any, fed: HandFed) -> None:
+def test_a_page_lives_on_under_the_keyboard_and_the_mouse(page: Any, fed: FakeRuntime) -> None:
     """A link must not be taken away between the press and the release of a button, nor lose its focus."""
     with serving(fed) as url:
         page.goto(url)
         says(page, "41,000")
         page.focus("main td a")
         page.evaluate("window.pressed = document.querySelector('main td a')")
-        fed.hear(beat(flowing(job(0), delivered=42_000)))
+        fed.observe(beat(flowing(job(0), delivered=42_000)))
         says(page, "42,000")
         assert page.evaluate("window.pressed === document.querySelector('main td a')")
         assert page.evaluate("window.pressed === document.activeElement")
@@ -82,7 +82,7 @@ def test_a_page_lives_on_under_the_keyboard_and_the_mouse(page: Any, fed: HandFe
         says(page, "Definition")
 
 
-def test_a_page_opened_while_the_worker_starts_comes_alive_by_itself(page: Any, fed: HandFed) -> None:
+def test_a_page_opened_while_the_worker_starts_comes_alive_by_itself(page: Any, fed: FakeRuntime) -> None:
     fed.control.caught_up = False
     with serving(fed) as url:
         page.goto(url)
@@ -94,7 +94,7 @@ def test_a_page_opened_while_the_worker_starts_comes_alive_by_itself(page: Any, 
 
 
 def test_a_worker_that_hangs_is_told_with_the_age_of_what_is_shown_until_it_answers(
-    page: Any, fed: HandFed
+    page: Any, fed: FakeRuntime
 ) -> None:
     goes_on = threading.Event()
     goes_on.set()
@@ -119,18 +119,18 @@ def test_a_worker_that_hangs_is_told_with_the_age_of_what_is_shown_until_it_answ
         assert page.is_hidden("#banner")
 
 
-def test_the_first_line_says_what_needs_somebody(page: Any, fed: HandFed) -> None:
+def test_the_first_line_says_what_needs_somebody(page: Any, fed: FakeRuntime) -> None:
     with serving(fed) as url:
         page.goto(url)
         says(page, "All workloads flow.")
-        fed.hear(beat(flowing(job(0)), breaker="open"))
+        fed.observe(beat(flowing(job(0)), breaker="open"))
         says(page, "its receiver is away")
         fed.apply(assigned(job(1), worker="gone"))
         says(page, "1 of 2 partitions wait for a worker")
         assert "unknown" in page.inner_text("main table")
 
 
-def test_what_comes_from_outside_is_text_wherever_it_stands(page: Any, fed: HandFed) -> None:
+def test_what_comes_from_outside_is_text_wherever_it_stands(page: Any, fed: FakeRuntime) -> None:
     evil = "<img src=x onerror=\"document.title='owned'\"><script>document.title='owned'</script>"
     data = definition()
     data["metadata"]["owner"] = evil
@@ -143,8 +143,10 @@ def test_what_comes_from_outside_is_text_wherever_it_stands(page: Any, fed: Hand
         MoveWish(at_ms=1, job=job(0), worker=evil, epoch=1, actor=evil, why=evil),
     )
     troubled = in_trouble(evil)
-    fed.hear(beat(flowing(job(0), trouble=evil), url="javascript:document.title='owned'", **troubled))
-    fed.incidents.append(Incident(at_ms=1, worker=evil, kind=evil, subject=evil, message=evil, remedy=evil))
+    fed.observe(beat(flowing(job(0), trouble=evil), url="javascript:document.title='owned'", **troubled))
+    fed.incidents.append(
+        IncidentRecord(at_ms=1, worker=evil, kind=evil, subject=evil, message=evil, remedy=evil)
+    )
     with serving(fed) as url:
         for path in ("/", "/workloads", "/workloads/billing/orders", "/placement", "/activity"):
             page.goto(url + path)
@@ -157,9 +159,9 @@ def test_what_comes_from_outside_is_text_wherever_it_stands(page: Any, fed: Hand
 
 @pytest.mark.parametrize(("width", "dark"), [(380, True), (1280, False)])
 def test_the_workload_page_says_why_it_stands_still_on_every_screen(
-    chromium: Any, fed: HandFed, width: int, dark: bool, tmp_path: Path
+    chromium: Any, fed: FakeRuntime, width: int, dark: bool, tmp_path: Path
 ) -> None:
-    fed.hear(beat(flowing(job(0), state="emptying", postponed=5), breaker="open", **in_trouble()))
+    fed.observe(beat(flowing(job(0), state="emptying", postponed=5), breaker="open", **in_trouble()))
     page = chromium.new_page(
         viewport={"width": width, "height": 900}, color_scheme="dark" if dark else "light"
     )
@@ -175,10 +177,10 @@ def test_the_workload_page_says_why_it_stands_still_on_every_screen(
     page.close()
 
 
-def test_a_sleeping_workload_needs_nobody_and_says_when_it_wakes(page: Any, fed: HandFed) -> None:
+def test_a_sleeping_workload_needs_nobody_and_says_when_it_wakes(page: Any, fed: FakeRuntime) -> None:
     why = "hibernated: nothing arrived for 30 minutes; it wakes with the first message"
     fed.apply(assigned(job(0), worker="", epoch=2, reason=why))
-    fed.hear(beat())
+    fed.observe(beat())
     with serving(fed) as url:
         page.goto(url)
         says(page, "All workloads flow.")
@@ -187,7 +189,7 @@ def test_a_sleeping_workload_needs_nobody_and_says_when_it_wakes(page: Any, fed:
         says(page, "Hibernated. nothing arrived for 30 minutes; it wakes with the first message")
 
 
-def test_the_activity_page_tells_drains_and_wishes_in_words(page: Any, fed: HandFed) -> None:
+def test_the_activity_page_tells_drains_and_wishes_in_words(page: Any, fed: FakeRuntime) -> None:
     for event in (
         {"event": "drain", "worker": "w2", "draining": True, "actor": "ann"},
         {"event": "drain", "worker": "w3", "draining": False, "actor": "ann"},
@@ -206,7 +208,7 @@ def test_the_activity_page_tells_drains_and_wishes_in_words(page: Any, fed: Hand
 
 @pytest.mark.parametrize(("width", "dark"), [(380, True), (1280, False)])
 def test_the_placement_page_says_where_every_job_is_and_why(
-    chromium: Any, fed: HandFed, width: int, dark: bool, tmp_path: Path
+    chromium: Any, fed: FakeRuntime, width: int, dark: bool, tmp_path: Path
 ) -> None:
     load, capacity = Load(0.25, 64 << 20, 2e6), Load(1.0, 2 << 30, 125e6)
     told: dict[str, Any] = {"arriving": 500.0, "ceiling": 100.0, "load": load}
@@ -217,7 +219,7 @@ def test_the_placement_page_says_where_every_job_is_and_why(
         MoveWish(at_ms=1, job=job(1), worker=ME, epoch=1, actor="ann"),
     )
     for one in (beat(flowing(job(0), **told), **receiver), beat(flowing(job(1), **told), worker="w2")):
-        fed.hear(msgspec.structs.replace(one, capacity=capacity, used=load, group=""))
+        fed.observe(msgspec.structs.replace(one, capacity=capacity, used=load, group=""))
     page = chromium.new_page(
         viewport={"width": width, "height": 900}, color_scheme="dark" if dark else "light"
     )

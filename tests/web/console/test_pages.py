@@ -13,7 +13,7 @@ import pytest
 from aiokafka import AIOKafkaProducer
 
 from app.controllog.topics import ControlTopics
-from app.dev.demo.stage import Process, Stage, http, wait_until, workload
+from app.dev.demo.stage import DemoStage, Process, http, wait_until, workload
 from app.dev.demo.traffic import create_topic, messages, produce
 from app.dev.yard import Yard
 from tests.system.conftest import make_stage
@@ -24,7 +24,7 @@ pytestmark = IN_A_BROWSER
 
 
 @pytest.fixture(scope="module")
-def console(_shared_yard: Yard) -> Iterator[tuple[Stage, Process, str]]:
+def console(_shared_yard: Yard) -> Iterator[tuple[DemoStage, Process, str]]:
     """A worker with a workload that has delivered, retried and stashed; evil text among its dead letters."""
     with make_stage(_shared_yard) as stage:
         topic = f"pages-{stage.region}"
@@ -58,7 +58,7 @@ def console(_shared_yard: Yard) -> Iterator[tuple[Stage, Process, str]]:
 
 
 @pytest.fixture
-def browse(console: tuple[Stage, Process, str]) -> Iterator[Any]:
+def browse(console: tuple[DemoStage, Process, str]) -> Iterator[Any]:
     """A page opener; not all pages are live."""
     with browsing(console[1].url, shows="h1") as opened:
         yield opened

@@ -19,7 +19,7 @@ from app.dev.demo.stage import free_port, wait_until
 from tests.web.client import Answer
 from tests.web.runtime_fake import (
     ENOUGH_S,
-    HandFed,
+    FakeRuntime,
     a_pump,
     assigned,
     beat,
@@ -117,9 +117,9 @@ def proxied(folder: Path, port: int, upstream: str, host: str) -> Iterator[Proxy
 
 
 @pytest.fixture(params=[KEEPS_HOST, OWN_HOST], ids=["keeps the Host", "sends its own Host"])
-def behind(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[Proxy, HandFed]]:
+def behind(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[Proxy, FakeRuntime]]:
     """A worker's console behind the proxy, which the worker's configuration names."""
-    fed, port = HandFed(), free_port()
+    fed, port = FakeRuntime(), free_port()
     fed.apply(put(definition()))
     with (
         serving(fed, public=(f"https://{NAME}:{port}",)) as url,
@@ -128,7 +128,7 @@ def behind(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[Pro
         yield proxy, fed
 
 
-def test_pages_lists_and_metrics_come_through_the_proxy(behind: tuple[Proxy, HandFed]) -> None:
+def test_pages_lists_and_metrics_come_through_the_proxy(behind: tuple[Proxy, FakeRuntime]) -> None:
     proxy, _ = behind
     for path in ("/", "/assets/console.js", "/api/v1/workloads", "/metrics", "/health/ready"):
         assert proxy.ask("GET", path, Referer=f"{proxy.origin}/audit").status == 200, path
@@ -136,7 +136,7 @@ def test_pages_lists_and_metrics_come_through_the_proxy(behind: tuple[Proxy, Han
 
 
 def test_a_page_that_came_through_the_proxy_may_change_things_and_no_other_page(
-    behind: tuple[Proxy, HandFed],
+    behind: tuple[Proxy, FakeRuntime],
 ) -> None:
     proxy, fed = behind
     foreign = [
@@ -154,7 +154,7 @@ def test_a_page_that_came_through_the_proxy_may_change_things_and_no_other_page(
     assert len(fed.control.appended) == 2
 
 
-def test_live_pages_get_events_through_the_proxy_as_they_happen(behind: tuple[Proxy, HandFed]) -> None:
+def test_live_pages_get_events_through_the_proxy_as_they_happen(behind: tuple[Proxy, FakeRuntime]) -> None:
     proxy, _ = behind
     answer = proxy.open("GET", "/api/v1/events", Accept="text/event-stream")
     try:
@@ -166,22 +166,22 @@ def test_live_pages_get_events_through_the_proxy_as_they_happen(behind: tuple[Pr
         answer.close()
 
 
-def test_what_only_another_worker_knows_comes_through_the_proxy(behind: tuple[Proxy, HandFed]) -> None:
+def test_what_only_another_worker_knows_comes_through_the_proxy(behind: tuple[Proxy, FakeRuntime]) -> None:
     proxy, fed = behind
-    other = HandFed()
+    other = FakeRuntime()
     other.worker = "worker-b"
     other.jobs.pumps[job(0)] = a_pump()
     for one in (fed, other):
         one.control.view.apply(assigned(job(0), "worker-b"))
     other.apply(put(definition()))
     with serving(other) as url:
-        fed.hear(beat(flowing(job(0)), worker="worker-b", url=url))
+        fed.observe(beat(flowing(job(0)), worker="worker-b", url=url))
         answer = proxy.ask("GET", TRACKER)
         assert (answer.status, answer.json["worker"]) == (200, "worker-b"), answer.text
 
 
 def test_behind_a_proxy_that_nobody_named_the_refusals_say_what_to_set(tmp_path: Path) -> None:
-    fed, port = HandFed(), free_port()
+    fed, port = FakeRuntime(), free_port()
     with ExitStack() as stack:
         url = stack.enter_context(serving(fed))
         proxy = stack.enter_context(proxied(tmp_path, port, url, KEEPS_HOST))

@@ -13,7 +13,7 @@ import pytest
 from app.controllog.events import Paused
 from app.web.http.responses import MAX_BODY_BYTES
 from tests.web.client import Answer, Console
-from tests.web.runtime_fake import HandFed, assigned, definition, job, put, serving
+from tests.web.runtime_fake import FakeRuntime, assigned, definition, job, put, serving
 
 PATH = "/api/v1/workloads/billing/orders"
 
@@ -45,7 +45,7 @@ def test_loopback_is_answered_by_any_of_its_names(console: Console, host: str) -
 
 
 def test_a_server_on_every_address_answers_for_addresses_and_its_own_name_only() -> None:
-    fed = HandFed()
+    fed = FakeRuntime()
     with serving(fed, host="0.0.0.0") as url:  # noqa: S104 - told to the guard, not bound
         console = Console(url, fed)
         for host in ("192.168.1.7:6066", "[fe80::1]", socket.gethostname(), "localhost"):

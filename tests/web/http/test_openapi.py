@@ -20,7 +20,7 @@ from schemathesis.config import SchemathesisConfig
 from app.cli.main import switchyard
 from app.controllog.events import AlertPut
 from app.definitions.registry import parse_alert
-from app.dispatch.model.outcome import Decision
+from app.dispatch.model.outcome import DeliveryDecision
 from app.kafka.client.cluster import ClusterUnreachable
 from app.web.console.api import Api
 from app.web.http.openapi import openapi
@@ -31,7 +31,7 @@ from tests.placement.api.test_rest import lead
 from tests.replicate.api.test_rest import listed
 from tests.web.client import Console
 from tests.web.runtime_fake import (
-    HandFed,
+    FakeRuntime,
     assigned,
     beat,
     copying,
@@ -80,7 +80,7 @@ MAX_LINE_BYTES = 8_000  # a server takes no longer request lines, whatever they 
 class ActingPump(HeldPump):
     """One that ends what it is asked to."""
 
-    def conclude(self, offset: int, _: Decision) -> bool:
+    def finish_by_operator(self, offset: int, _: DeliveryDecision) -> bool:
         self.tracker.ack_range(offset, offset + 1)
         return True
 
@@ -104,7 +104,7 @@ def region(console: Console) -> None:
         fires(fed, rule="mirror"),
     )
     statuses = (flowing(job(0)), flowing(job(1)), flowing(copying(0)))
-    fed.hear(beat(*statuses, url=url, **in_trouble()))
+    fed.observe(beat(*statuses, url=url, **in_trouble()))
     fed.incidents.append(incident())
     fed.jobs.worker, fed.jobs.draining, fed.jobs._lease = fed.worker, False, fed.lease
     fed.jobs._catalog, fed.jobs._clusters = fed.catalog, fed.clusters
@@ -114,7 +114,7 @@ def region(console: Console) -> None:
 
 @pytest.fixture(scope="module")
 def console() -> Iterator[Console]:
-    fed = HandFed()
+    fed = FakeRuntime()
     with serving(fed) as url:
         yield Console(url, fed)
 

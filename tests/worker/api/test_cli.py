@@ -13,7 +13,7 @@ import pytest
 from app.controllog.events import Assignment, Paused
 from tests.cli.in_process import InProcess
 from tests.cli.test_commands import Shell, flowing_orders
-from tests.web.runtime_fake import HandFed, job, serving
+from tests.web.runtime_fake import FakeRuntime, job, serving
 from tests.worker.api.test_rest import HeldPump
 
 NAME = "billing/orders"
@@ -22,7 +22,7 @@ NAME = "billing/orders"
 @pytest.fixture
 def shell(tmp_path: Path) -> Iterator[Shell]:
     """Told of a worker with two partitions, the first of which has unfinished messages."""
-    fed = HandFed()
+    fed = FakeRuntime()
     with serving(fed) as url:
         flowing_orders(fed)
         fed.jobs.worker, fed.jobs.draining, fed.jobs._lease = fed.worker, False, fed.lease

@@ -24,8 +24,8 @@ def state_of(*names: str, retry: int = 0) -> ControlState:
     return state
 
 
-def seen(state: ControlState, *beats: Heartbeat) -> overview.Jobs:
-    return overview.Jobs(state, {b.worker: b for b in beats}, NOW_MS)
+def seen(state: ControlState, *beats: Heartbeat) -> overview.JobsOverview:
+    return overview.JobsOverview(state, {b.worker: b for b in beats}, NOW_MS)
 
 
 def test_lag_is_the_distance_from_the_commit_to_the_high_watermark() -> None:
@@ -114,8 +114,8 @@ def test_many_troubles_are_told_as_a_few() -> None:
     jobs = [flowing(name, trouble=f"trouble {name}") for name in names]
     state = state_of(*names)
     troubles = seen(state, beat(*jobs)).workload(state.workloads[KEY])["troubles"]
-    assert len(troubles) == overview.MAX_TROUBLES + 1
-    assert troubles[-1] == f"and {50 - overview.MAX_TROUBLES} more"
+    assert len(troubles) == overview.MAX_SHOWN_TROUBLES + 1
+    assert troubles[-1] == f"and {50 - overview.MAX_SHOWN_TROUBLES} more"
 
 
 def test_a_worker_that_fell_silent_is_dead_and_one_that_said_goodbye_is_stopped() -> None:

@@ -13,9 +13,9 @@ import pytest
 
 from app.audit.jobs.region_query import NotKnown
 from app.worker.members import peer_requests
-from app.worker.members.peer_requests import FOR, PeerUnreachable, ask_peer
+from app.worker.members.peer_requests import INTENDED_WORKER_HEADER, PeerUnreachable, ask_peer
 from tests.web.client import Console
-from tests.web.runtime_fake import HandFed, a_pump, assigned, beat, definition, flowing, job, put, serving
+from tests.web.runtime_fake import FakeRuntime, a_pump, assigned, beat, definition, flowing, job, put, serving
 
 TRACKER = "/api/v1/workloads/billing/orders/partitions/0/tracker"
 
@@ -24,7 +24,7 @@ def of_another(console: Console, url: str, place: str = "") -> None:
     """Partition 0 belongs to worker-b, which says that it is at `url`."""
     console.fed.apply(put(definition()), assigned(job(0), "worker-b"))
     heard = beat(flowing(job(0)), worker="worker-b", url=url)
-    console.fed.hear(msgspec.structs.replace(heard, place=place))
+    console.fed.observe(msgspec.structs.replace(heard, place=place))
 
 
 def test_a_worker_whose_address_leads_back_to_the_one_that_asks_is_unreachable_and_not_on_its_way(
@@ -42,7 +42,7 @@ def test_a_worker_whose_address_leads_back_to_the_one_that_asks_is_unreachable_a
 
 
 def test_a_third_worker_at_that_address_gives_no_answer_for_it(console: Console) -> None:
-    third = HandFed()
+    third = FakeRuntime()
     third.worker = "worker-c"
     third.apply(put(definition()), assigned(job(0), "worker-c"))
     third.jobs.pumps[job(0)] = a_pump()
@@ -51,9 +51,9 @@ def test_a_third_worker_at_that_address_gives_no_answer_for_it(console: Console)
         answer = console.ask("GET", TRACKER)
         assert answer.status == 502
         assert "worker-c answers" in answer.json["detail"]
-        refused = Console(url, third).ask("GET", TRACKER, **{FOR: "worker-b"})
+        refused = Console(url, third).ask("GET", TRACKER, **{INTENDED_WORKER_HEADER: "worker-b"})
         assert (refused.status, refused.json["title"]) == (421, "Another worker")
-        assert Console(url, third).ask("GET", TRACKER, **{FOR: "worker-c"}).status == 200
+        assert Console(url, third).ask("GET", TRACKER, **{INTENDED_WORKER_HEADER: "worker-c"}).status == 200
 
 
 @contextmanager
@@ -104,7 +104,7 @@ def test_an_address_that_is_none_is_an_unreachable_worker(url: str) -> None:
 
 
 def test_a_worker_is_asked_by_the_name_that_it_advertises() -> None:
-    fed = HandFed()
+    fed = FakeRuntime()
     with serving(fed, advertise="worker-1.switchyard") as url:
         console = Console(url, fed)
         assert console.ask("GET", "/api/v1/overview", Host="worker-1.switchyard:6066").status == 200

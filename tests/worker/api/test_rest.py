@@ -16,7 +16,17 @@ from app.kernel.tracker import Tracker
 from app.web.http.operator_requests import actor_of
 from tests.dispatch.dlq.queues import Clusters, create
 from tests.web.client import Answer, Console
-from tests.web.runtime_fake import HandFed, Pump, assigned, beat, definition, flowing, job, put, serving
+from tests.web.runtime_fake import (
+    FakePump,
+    FakeRuntime,
+    assigned,
+    beat,
+    definition,
+    flowing,
+    job,
+    put,
+    serving,
+)
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 PATH = "/api/v1/workloads/billing/orders"
@@ -28,7 +38,7 @@ def orders(console: Console) -> Console:
     """Two partitions of billing/orders, owned by this worker."""
     fed = console.fed
     fed.apply(put(definition()), assigned(job(0)), assigned(job(1)))
-    fed.hear(beat(flowing(job(0)), flowing(job(1)), url=fed.url))
+    fed.observe(beat(flowing(job(0)), flowing(job(1)), url=fed.url))
     fed.jobs.worker, fed.jobs.draining, fed.jobs._lease = fed.worker, False, fed.lease
     fed.jobs._catalog, fed.jobs._clusters = fed.catalog, fed.clusters
     return console
@@ -119,7 +129,7 @@ def test_a_request_that_means_nothing_is_told_what_it_should_be(
 # -- single offsets --------------------------------------------------------------------------------
 
 
-class HeldPump(Pump):
+class HeldPump(FakePump):
     """[100, 120) read, [100, 105) and [110, 112) finished; the copy of 106 is on its way."""
 
     def __init__(self) -> None:
@@ -150,7 +160,7 @@ def test_a_look_says_which_offsets_would_be_ended_and_changes_nothing(orders: Co
 
 
 def test_what_belongs_to_another_worker_is_handed_to_it_once_with_who_asked(orders: Console) -> None:
-    there = HandFed()
+    there = FakeRuntime()
     there.worker = "worker-b"
     there.jobs.worker, there.jobs.draining, there.jobs._lease = "worker-b", False, there.lease
     there.jobs.pumps[job(0)] = HeldPump()
@@ -158,8 +168,8 @@ def test_what_belongs_to_another_worker_is_handed_to_it_once_with_who_asked(orde
         there.apply(put(definition()), assigned(job(0), "worker-b"))
         orders.fed.apply(assigned(job(0), "worker-b", epoch=2))
         told = beat(flowing(job(0)), worker="worker-b", url=url)
-        orders.fed.hear(told)
-        there.hear(told)
+        orders.fed.observe(told)
+        there.observe(told)
         assert orders.ask("POST", SKIP, {"ranges": [[105, 106]]}).json["ended"] == [[105, 106]]
         # It moved on: the one who is asked on behalf of another does not hand it on again.
         there.apply(assigned(job(0), "worker-c", epoch=2))
@@ -180,7 +190,7 @@ def test_a_partition_whose_owner_is_away_or_starting_is_asked_for_again(orders: 
 @pytest.fixture
 def log_of_50(bootstrap: str, topic_name: str) -> Iterator[Console]:
     """Partition 0 of a real topic holds 50 messages, partition 1 none; nobody runs it."""
-    fed = HandFed()
+    fed = FakeRuntime()
     fed.clusters = Clusters(bootstrap)  # type: ignore[assignment]
 
     async def fill() -> int:
@@ -207,7 +217,7 @@ def log_of_50(bootstrap: str, topic_name: str) -> Iterator[Console]:
 class OfOneFetch:
     """The cluster behind `Clusters`, with the services that a worker has."""
 
-    def __init__(self, fed: HandFed) -> None:
+    def __init__(self, fed: FakeRuntime) -> None:
         self._fed = fed
 
     async def get(self, name: str) -> Any:

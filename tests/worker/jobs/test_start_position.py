@@ -10,7 +10,7 @@ import pytest
 from aiokafka import AIOKafkaProducer
 from aiokafka.admin import AIOKafkaAdminClient
 
-from app.controllog.events import Begun, Position
+from app.controllog.events import StartOffsets, StartRecorded
 from app.dispatch.definition import Workload
 from app.kafka.client.cluster import ClusterSpec
 from app.kafka.client.topics import TopicSpec, ensure_topics
@@ -19,8 +19,8 @@ from app.kafka.fetch.deliveries import ByteBudget
 from app.kernel.fencing import LogId, TakeoverAnswer
 from app.kernel.job import JobId, Kind
 from app.kernel.ranges import Snapshot
-from app.offsets.sync.remote_progress import Carried
-from app.worker.jobs.start_position import Anew, Beginning, find_beginning
+from app.offsets.sync.remote_progress import ImportedProgress
+from app.worker.jobs.start_position import LineageReset, StartPosition, find_start_position
 
 GROUP = "billing"
 
@@ -62,9 +62,9 @@ class Place:
 
     async def begin(
         self, base: int | None = None, *, lineage: int = 0, log: LogId | None = None,
-        start: str = "earliest", begun: Begun | None = None, anew: Anew | None = None,
-        carried: Carried | None = None,
-    ) -> Beginning:  # fmt: skip
+        start: str = "earliest", begun: StartRecorded | None = None, reset: LineageReset | None = None,
+        carried: ImportedProgress | None = None,
+    ) -> StartPosition:  # fmt: skip
         """Where it begins when the table's answer has this base."""
         answer = TakeoverAnswer(
             job=str(self.job), epoch=1, worker="w", nonce="n", granted=True, known_epoch=1, lineage=lineage,
@@ -80,10 +80,16 @@ class Place:
         def tell(kind: str, _subject: str, message: str, _remedy: str) -> None:
             self.told.append(f"{kind}: {message}")
 
-        return await find_beginning(
-            self.job, Workload.from_wire(definition), self.cluster, answer, begun=begun, anew=anew, tell=tell,
+        return await find_start_position(
+            self.job,
+            Workload.from_wire(definition),
+            self.cluster,
+            answer,
+            begun=begun,
+            reset=reset,
+            report_incident=tell,
             carried=carried,
-        )  # fmt: skip
+        )
 
 
 @pytest.fixture
@@ -98,8 +104,8 @@ async def place(bootstrap: str, topic_name: str) -> AsyncIterator[Place]:
     await cluster.stop()
 
 
-def begun(place: Place, *ends: int, topic_id: str = "") -> Begun:
-    return Begun(at_ms=0, key=place.job.name, ends=list(ends), topic_id=topic_id)
+def begun(place: Place, *ends: int, topic_id: str = "") -> StartRecorded:
+    return StartRecorded(at_ms=0, key=place.job.name, ends=list(ends), topic_id=topic_id)
 
 
 async def test_table_and_group_are_joined_and_the_present_ids_adopted(place: Place) -> None:
@@ -142,7 +148,7 @@ async def test_a_job_that_found_its_log_made_anew_while_it_flowed_begins_where_i
     place: Place,
 ) -> None:
     await place.commit(9)
-    found = await place.begin(9, log=LogId("", "gone"), anew=Anew(1, 5, 3, "it was made anew"))
+    found = await place.begin(9, log=LogId("", "gone"), reset=LineageReset(1, 5, 3, "it was made anew"))
     assert (found.snapshot.base, found.lineage, found.log) == (3, 5, await place.log())
     assert "it was made anew" in place.told[0]
     assert "topic id gone" in place.told[0]
@@ -150,7 +156,7 @@ async def test_a_job_that_found_its_log_made_anew_while_it_flowed_begins_where_i
 
 
 async def test_a_reset_is_no_incident(place: Place) -> None:
-    found = await place.begin(9, log=await place.log(), anew=Anew(1, 5, 3))
+    found = await place.begin(9, log=await place.log(), reset=LineageReset(1, 5, 3))
     assert (found.snapshot.base, found.lineage, place.told) == (3, 5, [])
 
 
@@ -172,7 +178,7 @@ async def test_where_a_workload_was_moved_to_it_begins_as_mapped_until_the_table
     place: Place,
 ) -> None:
     present = await place.log()
-    at = Begun(at_ms=0, key=place.job.name, ends=[6], topic_id=present.topic_id,
+    at = StartRecorded(at_ms=0, key=place.job.name, ends=[6], topic_id=present.topic_id,
                cluster_id=present.cluster_id)  # fmt: skip
     elsewhere = LogId("another-cluster", "another-topic")
     for committed in (9, 2):  # of an earlier life there
@@ -190,17 +196,21 @@ async def test_where_a_workload_was_moved_to_it_begins_as_mapped_until_the_table
 async def test_a_mapped_position_is_of_one_log_only(place: Place) -> None:
     present = await place.log()
     for cluster_id, topic_id in (("another", present.topic_id), (present.cluster_id, "another")):
-        at = Begun(at_ms=0, key=place.job.name, ends=[6], topic_id=topic_id, cluster_id=cluster_id)
+        at = StartRecorded(at_ms=0, key=place.job.name, ends=[6], topic_id=topic_id, cluster_id=cluster_id)
         assert (await place.begin(8, log=LogId("old", "old"), begun=at)).snapshot.base == 0
-    retry = Begun(at_ms=0, key="g/other", ends=[], cluster_id=present.cluster_id,
-                  others={place.topic: Position(present.topic_id, [4])})  # fmt: skip
+    retry = StartRecorded(at_ms=0, key="g/other", ends=[], cluster_id=present.cluster_id,
+                  others={place.topic: StartOffsets(present.topic_id, [4])})  # fmt: skip
     assert (await place.begin(8, log=LogId("old", "old"), begun=retry)).snapshot.base == 4
 
 
 async def test_what_other_regions_have_finished_is_joined_and_latest_passes_over_nothing_they_have_not(
     place: Place,
 ) -> None:
-    present, seven, unknown = await place.log(), Carried(7, was_read=True), Carried(was_read=True)
+    present, seven, unknown = (
+        await place.log(),
+        ImportedProgress(7, was_read=True),
+        ImportedProgress(was_read=True),
+    )
     assert (await place.begin(carried=seven)).snapshot.base == 7
     found = await place.begin(5, log=present, carried=seven)
     assert (found.snapshot.base, found.known) == (7, False), "the table is to learn that it was looked up"
@@ -208,9 +218,9 @@ async def test_what_other_regions_have_finished_is_joined_and_latest_passes_over
     assert (found.snapshot.base, found.known) == (9, False)
     assert (await place.begin(9, log=present, carried=unknown)).snapshot.base == 9
     latest = begun(place, 8)
-    for carried, base in ((Carried(), 8), (seven, 7), (unknown, 0)):
+    for carried, base in ((ImportedProgress(), 8), (seven, 7), (unknown, 0)):
         assert (await place.begin(start="latest", begun=latest, carried=carried)).snapshot.base == base
-    reset = await place.begin(9, log=present, anew=Anew(1, 5, 3), carried=seven)
+    reset = await place.begin(9, log=present, reset=LineageReset(1, 5, 3), carried=seven)
     assert reset.snapshot.base == 3, "an operator asked for it"
     assert place.told == []
 
@@ -225,8 +235,14 @@ async def test_a_corrupt_snapshot_gives_way_to_the_groups_commit(place: Place) -
          "spec": {"target": {"address": "h:1"}}}
     )  # fmt: skip
     told: list[str] = []
-    found = await find_beginning(
-        place.job, workload, place.cluster, answer, begun=None, anew=None, tell=lambda *t: told.append(t[0])
+    found = await find_start_position(
+        place.job,
+        workload,
+        place.cluster,
+        answer,
+        begun=None,
+        reset=None,
+        report_incident=lambda *t: told.append(t[0]),
     )
     assert (found.snapshot.base, found.known, told) == (4, False, ["snapshot-corrupt"])
 

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from app.controllog.events import Begun
+from app.controllog.events import StartRecorded
 from app.dispatch.definition import Workload
 from app.kernel.fencing import LogId, TakeoverAnswer
 from app.kernel.job import JobId, Kind
 from app.kernel.ranges import Snapshot
-from app.offsets.sync.remote_progress import Carried
-from app.worker.jobs.start_position import Beginning, find_beginning
+from app.offsets.sync.remote_progress import ImportedProgress
+from app.worker.jobs.start_position import StartPosition, find_start_position
 
 HERE = LogId("west-id", "t")
 START = 3  # of the log
@@ -41,7 +41,7 @@ class Played:
         return START
 
 
-async def begin(carried: Carried, base: int | None = None) -> Beginning:
+async def begin(carried: ImportedProgress, base: int | None = None) -> StartPosition:
     """Of a workload that starts with the latest, deployed when the log ended at 8."""
     workload = Workload.from_wire({
         "apiVersion": "switchyard/v1", "kind": "Workload",
@@ -52,16 +52,23 @@ async def begin(carried: Carried, base: int | None = None) -> Beginning:
         job=str(JOB), epoch=1, worker="w", nonce="n", granted=True, known_epoch=1,
         snapshot=b"" if base is None else Snapshot(base).to_bytes(), log=HERE,
     )  # fmt: skip
-    begun = Begun(at_ms=0, key=workload.key, ends=[8], topic_id=HERE.topic_id)
+    begun = StartRecorded(at_ms=0, key=workload.key, ends=[8], topic_id=HERE.topic_id)
     cluster: Any = Played()
-    return await find_beginning(
-        JOB, workload, cluster, answer, begun=begun, anew=None, tell=lambda *_: None, carried=carried
+    return await find_start_position(
+        JOB,
+        workload,
+        cluster,
+        answer,
+        begun=begun,
+        reset=None,
+        report_incident=lambda *_: None,
+        carried=carried,
     )
 
 
 @pytest.mark.parametrize("log", [HERE, LogId("west-id"), LogId()])
 async def test_of_this_log_as_far_as_is_known_what_is_finished_elsewhere_counts(log: LogId) -> None:
-    carried = Carried(70, was_read=True, log=log)
+    carried = ImportedProgress(70, was_read=True, log=log)
     assert (await begin(carried)).snapshot == Snapshot(70)
     assert (await begin(carried, 9)).snapshot == Snapshot(70)
 
@@ -70,6 +77,6 @@ async def test_of_this_log_as_far_as_is_known_what_is_finished_elsewhere_counts(
 async def test_where_the_topic_was_made_anew_since_that_was_looked_up_it_says_nothing_of_it(
     log: LogId,
 ) -> None:
-    carried = Carried(70, was_read=True, log=log)
+    carried = ImportedProgress(70, was_read=True, log=log)
     assert (await begin(carried)).snapshot == Snapshot(START), "nor is anything passed over that was not read"
     assert (await begin(carried, 9)).snapshot == Snapshot(9)

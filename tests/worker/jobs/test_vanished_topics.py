@@ -16,7 +16,7 @@ from app.kafka.client.topics import TopicSpec, ensure_topics
 from app.replicate.topics import catalog as topics_catalog
 from app.worker import catalog as module
 from app.worker.jobs import topic_inventory
-from app.worker.jobs.vanished_topics import MOST_TOLD, Found, Topic, Vanished
+from app.worker.jobs.vanished_topics import MOST_TOLD, ExpectedTopic, TopicPresence, VanishedTopics
 from tests.audit.topics.test_catalog import ByHand
 from tests.kafka.acls import DESCRIBE, DESCRIBE_CONFIGS, READ, TOPIC, Acls, spec_of
 from tests.replicate.topics.test_catalog import TwoClusters
@@ -27,11 +27,11 @@ USER = "switchyard"
 
 @pytest.fixture(autouse=True)
 def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(topics_catalog, "REFRESH_S", 0.0)
-    monkeypatch.setattr(module, "REFRESH_S", 0.0)
-    monkeypatch.setattr(module, "GONE_S", 0.2)
-    monkeypatch.setattr(topic_inventory, "SETTINGS_S", 0.0)
-    monkeypatch.setattr(topic_inventory, "GONE_S", 0.2)
+    monkeypatch.setattr(topics_catalog, "REFRESH_INTERVAL_S", 0.0)
+    monkeypatch.setattr(module, "REFRESH_INTERVAL_S", 0.0)
+    monkeypatch.setattr(module, "TOPIC_GONE_AFTER_S", 0.2)
+    monkeypatch.setattr(topic_inventory, "SETTINGS_INTERVAL_S", 0.0)
+    monkeypatch.setattr(topic_inventory, "TOPIC_GONE_AFTER_S", 0.2)
 
 
 @pytest.fixture
@@ -47,7 +47,7 @@ def incidents(two: TwoClusters) -> list[tuple[str, str]]:
 
 def shown(two: TwoClusters) -> set[tuple[str, str, str]]:
     """Kind, name and state of what vanished."""
-    found = two.catalog.vanished.of.values()
+    found = two.catalog.vanished_topics.of.values()
     return {(one.topic.kind, one.topic.topic.removeprefix(f"{two.prefix}."), one.state) for one in found}
 
 
@@ -58,7 +58,7 @@ async def rounds(two: TwoClusters, holds: Callable[[], bool]) -> None:
 
 async def end(two: TwoClusters, job: str) -> None:
     """Its owner lets it go for good, as the leader asks it to."""
-    reason = two.catalog.vanished.why_gone(job)
+    reason = two.catalog.vanished_topics.why_gone(job)
     await two.append(Released(at_ms=0, job=job, worker="worker-a", epoch=1, reason=reason))
 
 
@@ -77,7 +77,7 @@ async def test_a_topic_of_a_pattern_that_is_deleted_is_an_incident_until_it_is_t
     assert incidents(two) == [("topic-vanished", "mirror")]
     (remedy,) = [told[3] for told in two.told if told[0] == "topic-vanished"]
     assert f"switchyard route drop-topic mirror {two.name('orders')}" in remedy
-    told = two.catalog.routes.told("mirror")
+    told = two.catalog.routes.topics_of("mirror")
     assert told is not None
     states = {row["topic"]: (row["state"], row["partitions"]) for row in map(told.row, told.topics)}
     assert states == {two.name("orders"): ("vanished", 0), two.name("refunds"): ("copied", 1)}
@@ -173,12 +173,12 @@ async def test_a_workload_whose_topic_is_deleted_keeps_its_jobs_and_is_an_incide
         pass
     await two.append(*(assigned(job) for job in jobs))
     await two.delete("east", orders)
-    while not two.catalog.vanished.of:
+    while not two.catalog.vanished_topics.of:
         assert jobs <= await two.catalog.jobs()
     assert shown(two) == {("workload", "orders", "absent")}
     assert incidents(two) == [("topic-vanished", f"billing/{orders}")]
     await two.make("east", orders, 1)
-    while two.catalog.vanished.of:
+    while two.catalog.vanished_topics.of:
         assert jobs <= await two.catalog.jobs()
     assert incidents(two)[1:] == [("topic-returned", f"billing/{orders}")]
 
@@ -188,14 +188,14 @@ def test_a_topic_of_an_audit_plan_that_is_gone_is_an_incident_until_the_plan_lea
     catalog: AuditsCatalog = region.catalog
     clusters: Any = None
     told: list[tuple[str, ...]] = []
-    vanished = Vanished(clusters, lambda *one: told.append(one))
+    vanished = VanishedTopics(clusters, lambda *one: told.append(one))
     region.put("all", "orders|refunds")
     region.listed("home", orders=1, refunds=1)
     held = {"audit:all//home:orders": ["audit:all//home:orders:0"]}
     assert region.view.apply(assigned("audit:all//home:orders:0"))
 
     def look() -> None:
-        vanished.look(catalog.found(held))
+        vanished.update(catalog.found(held))
 
     look()
     region.listed("home", now_s=101.0, refunds=1)
@@ -203,7 +203,9 @@ def test_a_topic_of_an_audit_plan_that_is_gone_is_an_incident_until_the_plan_lea
     assert not vanished.of, "it may be back in a moment"
     region.listed("home", now_s=101.0 + 10, refunds=1)
     look()
-    assert list(vanished.of.values()) == [Found(Topic("audit plan", "all", "home", "orders"), "absent")]
+    assert list(vanished.of.values()) == [
+        TopicPresence(ExpectedTopic("audit plan", "all", "home", "orders"), "absent")
+    ]
     catalog._topics.clear()  # another term: nothing is known
     look()
     assert vanished.of
@@ -216,14 +218,14 @@ def test_a_topic_of_an_audit_plan_that_is_gone_is_an_incident_until_the_plan_lea
 def test_thousands_of_topics_that_vanish_at_once_are_few_incidents_and_all_are_shown() -> None:
     told: list[tuple[str, ...]] = []
     clusters: Any = None
-    vanished = Vanished(clusters, lambda *one: told.append(one))
+    vanished = VanishedTopics(clusters, lambda *one: told.append(one))
     all_of_them = [
-        (f"replicate:mirror:t{n}", Found(Topic("route", "mirror", "east", f"t{n}"), "absent"))
+        (f"replicate:mirror:t{n}", TopicPresence(ExpectedTopic("route", "mirror", "east", f"t{n}"), "absent"))
         for n in range(5_000)
     ]
-    vanished.look(all_of_them)
+    vanished.update(all_of_them)
     assert len(vanished.of) == 5_000
     assert len(told) == MOST_TOLD + 1
     assert f"{5_000 - MOST_TOLD} more topics" in told[-1][2]
-    vanished.look(all_of_them)
+    vanished.update(all_of_them)
     assert len(told) == MOST_TOLD + 1, "told once"

@@ -15,7 +15,7 @@ from app.config.web_address import Web
 from app.controllog.codec import Heartbeat
 from app.worker.members import loopback_check
 from app.worker.members.advertised_address import loopback_place, own_url
-from app.worker.members.loopback_check import Neighbours, NotReachable, apart
+from app.worker.members.loopback_check import LoopbackCheck, NotReachable, apart
 from app.worker.members.membership import DRAINING, Members
 
 HERE, THERE = "here", "there"
@@ -44,14 +44,14 @@ def test_any_other_address_and_a_neighbour_that_drains_are_no_reason() -> None:
     assert apart(HERE, LOOPBACK, {"b": beat("b", THERE, DRAINING)}) == ""
 
 
-def service(members: Members, told: list[str]) -> Neighbours:
-    return Neighbours(HERE, lambda: LOOPBACK, members, lambda kind, *_: told.append(kind))
+def service(members: Members, told: list[str]) -> LoopbackCheck:
+    return LoopbackCheck(HERE, lambda: LOOPBACK, members, lambda kind, *_: told.append(kind))
 
 
 def test_a_worker_that_starts_so_ends_with_the_remedy() -> None:
     async def run() -> None:
         members, told = Members(1e9), list[str]()
-        members.hear(beat("b", THERE), time.monotonic())
+        members.observe(beat("b", THERE), time.monotonic())
         watching = service(members, told)
         await watching.start()
         async with asyncio.timeout(60):
@@ -66,12 +66,12 @@ def test_a_worker_that_starts_so_ends_with_the_remedy() -> None:
 
 
 def test_one_that_runs_already_goes_on_and_tells_it_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loopback_check, "START_S", 0.0)
-    monkeypatch.setattr(loopback_check, "LOOK_S", 0.01)
+    monkeypatch.setattr(loopback_check, "HEARTBEATS_GRACE_S", 0.0)
+    monkeypatch.setattr(loopback_check, "LOOPBACK_POLL_INTERVAL_S", 0.01)
 
     async def run() -> None:
         members, told = Members(1e9), list[str]()
-        members.hear(beat("b", THERE), time.monotonic())
+        members.observe(beat("b", THERE), time.monotonic())
         watching = service(members, told)
         await watching.start()
         async with asyncio.timeout(60):

@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 
 from app.controllog.codec import Heartbeat
 from app.dev.demo.stage import free_port
-from app.worker.members.membership import STRAY_S, Members
+from app.worker.members.membership import STRAY_HEARTBEAT_S, Members
 from app.worker.members.sentinel import Sentinel
 
 ENOUGH_S = 150.0
@@ -77,7 +77,7 @@ class Watched:
 async def watching(*beats: Heartbeat, leader: str = "me") -> AsyncIterator[Watched]:
     watched = Watched()
     for one in beats:
-        watched.members.hear(one, time.monotonic())
+        watched.members.observe(one, time.monotonic())
     sentinel = Sentinel("me", watched.members, lambda: leader, watched.told.set)
     await sentinel.start()
     try:
@@ -158,12 +158,12 @@ async def test_a_follower_watches_the_leader_and_the_next_in_line_watches_all() 
 
 def test_heartbeats_that_go_on_overrule_a_refusal_and_one_that_was_under_way_does_not() -> None:
     members = Members(dead_after_s=3.0)
-    members.hear(beat("w", 1), 0.0)
+    members.observe(beat("w", 1), 0.0)
     members.refuse("w", 0.1)
-    members.hear(beat("w", 1), 0.1 + STRAY_S / 2)
+    members.observe(beat("w", 1), 0.1 + STRAY_HEARTBEAT_S / 2)
     assert members.live(0.8) == {}
-    members.hear(beat("w", 1), 0.2 + STRAY_S)
+    members.observe(beat("w", 1), 0.2 + STRAY_HEARTBEAT_S)
     assert set(members.live(1.3)) == {"w"}
     members.refuse("stranger", 1.3)
-    members.hear(beat("stranger", 1), 1.4)
+    members.observe(beat("stranger", 1), 1.4)
     assert set(members.live(1.5)) == {"w", "stranger"}

@@ -22,10 +22,10 @@ from app.kernel.clock import now_ms
 from app.kernel.fencing import SnapshotItem, Snapshots, Takeover, TakeoverAnswer
 from app.kernel.lease import Lease
 from app.offsets.model.offset_map import BarrierItem
-from app.payload.schema_loader import Schemas
+from app.payload.schema_loader import SchemaLoader
 from app.replicate.pump.partition import ReplicaPump
 from app.worker.catalog import Catalog
-from app.worker.runtime.job_manager import Jobs
+from app.worker.runtime.job_manager import JobManager
 from app.worker.tracker.fold import TrackerFold
 from tests.replicate.rig import definition
 from tests.worker.runtime.test_job_manager import Log
@@ -34,7 +34,7 @@ ENOUGH_S = 150.0
 HOME, AWAY = "east-regional", "east-aggregate"
 
 
-class Trackers:
+class FakeTrackers:
     """The tracker topic and who follows it, in one."""
 
     def __init__(self) -> None:
@@ -55,7 +55,7 @@ class Trackers:
         return []
 
 
-class Sender:
+class BarrierRecorder:
     """Takes barriers."""
 
     def __init__(self) -> None:
@@ -66,15 +66,15 @@ class Sender:
         return []
 
 
-class Manager:
+class ReplicaManagerRig:
     """A job manager with one job: to copy partition 0 of a topic."""
 
     def __init__(
-        self, jobs: Jobs, log: Log, topic: str, told: list[tuple[str, str]], sender: Sender,
+        self, jobs: JobManager, log: Log, topic: str, told: list[tuple[str, str]], sender: BarrierRecorder,
         remedies: list[str],
     ) -> None:  # fmt: skip
         self.remedies = remedies  # of what was told
-        self.jobs, self.log, self.topic, self.told, self.sender = jobs, log, topic, told, sender
+        self.jobs, self.log, self.topic, self.incidents, self.sender = jobs, log, topic, told, sender
         self.job = f"replicate:r:{topic}:0"
         self._epoch = 0
 
@@ -111,15 +111,15 @@ class Manager:
 
 
 @asynccontextmanager
-async def managing(
+async def replica_manager_rig(
     yard: Yard, topic: str, specs: Mapping[str, ClusterSpec] | None = None, layout: Layout | None = None
-) -> AsyncIterator[Manager]:
+) -> AsyncIterator[ReplicaManagerRig]:
     """A manager, with the topic on both sides; with `specs`, which are for `HOME` and `AWAY`, it has to be
     there."""
-    budget, holder = ByteBudget(64 << 20), list[Jobs]()
+    budget, holder = ByteBudget(64 << 20), list[JobManager]()
 
     async def deliver(item: Any) -> None:
-        holder[0].take(item)
+        holder[0].hand_to_pump(item)
 
     lease = Lease(1e9)
     lease.renewed(time.monotonic())
@@ -135,12 +135,12 @@ async def managing(
         told.append((kind, message))
         remedies.append(remedy)
 
-    log, sender = Log(), Sender()
+    log, sender = Log(), BarrierRecorder()
     by_hand: Any = log
-    trackers: Any = Trackers()
+    trackers: Any = FakeTrackers()
     barriers: Any = sender
     catalog = Catalog(by_hand, clusters, tell, layout)
-    jobs = Jobs(
+    jobs = JobManager(
         "me",
         by_hand,
         catalog,
@@ -150,12 +150,12 @@ async def managing(
         tell,
         grace_s=10.0,
         barriers=barriers,
-        schemas=Schemas(Path("schemas")),
+        schemas=SchemaLoader(Path("schemas")),
     )
     holder.append(jobs)
     await jobs.start()
     try:
-        yield Manager(jobs, log, topic, told, sender, remedies)
+        yield ReplicaManagerRig(jobs, log, topic, told, sender, remedies)
     finally:
         async with asyncio.timeout(ENOUGH_S):
             await jobs.drain_all()

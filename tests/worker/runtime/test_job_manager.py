@@ -16,9 +16,9 @@ from app.controllog.events import AnyControlEvent, Assignment, Claim, Released
 from app.controllog.state import ControlState
 from app.kernel.job import JobId
 from app.kernel.lease import Lease
-from app.payload.schema_loader import Schemas
+from app.payload.schema_loader import SchemaLoader
 from app.worker.catalog import Catalog
-from app.worker.runtime.job_manager import Jobs
+from app.worker.runtime.job_manager import JobManager
 from app.worker.runtime.job_starter import START_RETRY_S
 from tests.web.runtime_fake import definition, put
 
@@ -71,7 +71,7 @@ def assigned(*, release: bool = False) -> Assignment:
 
 
 @asynccontextmanager
-async def managed(log: Log, clusters: Away) -> AsyncIterator[tuple[Jobs, list[str]]]:
+async def managed(log: Log, clusters: Away) -> AsyncIterator[tuple[JobManager, list[str]]]:
     """A running job manager, and the troubles it tells."""
     told: list[str] = []
     by_hand: Any = log
@@ -82,8 +82,16 @@ async def managed(log: Log, clusters: Away) -> AsyncIterator[tuple[Jobs, list[st
         told.append(message)
 
     catalog = Catalog(by_hand, fake, tell)
-    jobs = Jobs(
-        "me", by_hand, catalog, fake, nobody, Lease(2.0), tell, grace_s=1.0, schemas=Schemas(Path("schemas"))
+    jobs = JobManager(
+        "me",
+        by_hand,
+        catalog,
+        fake,
+        nobody,
+        Lease(2.0),
+        tell,
+        grace_s=1.0,
+        schemas=SchemaLoader(Path("schemas")),
     )
     await jobs.start()
     try:

@@ -11,10 +11,10 @@ import pytest
 import structlog
 
 from app.worker.runtime.log_setup import (
-    FLOOD_S,
+    FLOOD_WINDOW_S,
     MOST_OF_A_KIND,
     MOST_OF_ALL,
-    Flood,
+    FloodFilter,
     OncePerWhile,
     configure_logging,
 )
@@ -99,11 +99,11 @@ def flooding(text: str, level: int = logging.WARNING) -> logging.LogRecord:
 
 def test_the_next_line_counts_what_a_flood_left_out_and_other_kinds_go_on() -> None:
     now_s = 0.0
-    flood = Flood(clock=lambda: now_s)
+    flood = FloodFilter(clock=lambda: now_s)
     assert sum(flood.filter(flooding("bad")) for _ in range(1_000)) == MOST_OF_A_KIND
     assert flood.filter(flooding("another"))
     assert all(flood.filter(flooding("as usual", logging.INFO)) for _ in range(1_000))
-    now_s = FLOOD_S
+    now_s = FLOOD_WINDOW_S
     again = flooding("bad")
     assert flood.filter(again)
     assert cast("Any", again.msg) == {"event": "bad", "left_out": 1_000 - MOST_OF_A_KIND}

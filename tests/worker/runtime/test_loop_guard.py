@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.worker.runtime.loop_guard import Stillness
+from app.worker.runtime.loop_guard import LoopStall
 from app.worker.runtime.watchdog import EXIT_STALLED
 
 ENOUGH_S = 120
@@ -83,10 +83,10 @@ def test_a_process_that_was_paused_for_longer_than_its_limit_goes_on() -> None:
 
 @given(st.lists(st.tuples(st.floats(0, 1e6), st.booleans()), max_size=50))
 def test_only_time_that_was_looked_at_counts_and_a_beat_ends_it(looks: list[tuple[float, bool]]) -> None:
-    stillness, now_s, beats, since = Stillness(1.0), 0.0, 0, 0
+    stillness, now_s, beats, since = LoopStall(1.0), 0.0, 0, 0
     for passed_s, has_beaten in looks:
         now_s, beats = now_s + passed_s, beats + has_beaten
         since = 0 if has_beaten else since + 1
-        assert stillness.look(beats, now_s) <= 2.0 * since
-    assert stillness.look(beats + 1, now_s) == 0.0
-    assert stillness.look(beats + 1, now_s + 0.5) == pytest.approx(0.5)
+        assert stillness.measure(beats, now_s) <= 2.0 * since
+    assert stillness.measure(beats + 1, now_s) == 0.0
+    assert stillness.measure(beats + 1, now_s + 0.5) == pytest.approx(0.5)

@@ -15,7 +15,15 @@ from hypothesis import strategies as st
 from app.controllog.events import ALL, Assignment, OperatorAct, Paused
 from app.kernel.lease import Lease
 from app.sdk.receiver import Message
-from app.worker.jobs.operator_acts import MAX_OFFSETS, Ended, Move, checked, count, offsets_of, runs
+from app.worker.jobs.operator_acts import (
+    MAX_OFFSETS,
+    EndedOffsets,
+    PositionMove,
+    checked,
+    count,
+    offsets_of,
+    runs,
+)
 from app.worker.runtime import operators as module
 from app.worker.runtime.operators import (
     COPYING,
@@ -24,11 +32,11 @@ from app.worker.runtime.operators import (
     MOVED,
     NOT_READ,
     NotHere,
-    Operators,
-    Refused,
+    OperationRefused,
+    OperatorActions,
 )
-from tests.dispatch.pump.rig import Stand, numbers, standing
-from tests.web.runtime_fake import Log
+from tests.dispatch.pump.rig import DispatchRig, dispatch_rig, numbers
+from tests.web.runtime_fake import FakeControlLog
 
 ME = "w1"
 
@@ -48,15 +56,15 @@ class Hangs:
 class Office:
     """An operator of the stand's first pump."""
 
-    def __init__(self, stand: Stand) -> None:
-        self.stand, self.log = stand, Log()
+    def __init__(self, stand: DispatchRig) -> None:
+        self.stand, self.log = stand, FakeControlLog()
         self.pump = stand.pumps[0]
         self.job = str(self.pump.job)
         pumps = {self.job: self.pump}
         self.jobs: Any = SimpleNamespace(
             worker=ME, pumps=pumps, flowing=pumps, draining=False, _lease=stand.lease
         )
-        self.operators = Operators(self.jobs, self.log)  # type: ignore[arg-type]
+        self.operators = OperatorActions(self.jobs, self.log)  # type: ignore[arg-type]
         self.assign(ME)
 
     def assign(self, worker: str, epoch: int = 1) -> None:
@@ -67,7 +75,7 @@ class Office:
         return [event for event in self.log.appended if isinstance(event, OperatorAct)]
 
 
-async def stuck_at(stand: Stand, offset: int, total: int = 30) -> Office:
+async def stuck_at(stand: DispatchRig, offset: int, total: int = 30) -> Office:
     """All but `offset` is delivered; its call does not come back."""
     pump = stand.pump()
     stand.feed(pump, numbers(total))
@@ -76,10 +84,10 @@ async def stuck_at(stand: Stand, offset: int, total: int = 30) -> Office:
 
 
 async def test_a_skipped_message_is_finished_and_everything_behind_it_is_committed() -> None:
-    async with standing(Hangs(7)) as stand:
+    async with dispatch_rig(Hangs(7)) as stand:
         office = await stuck_at(stand, 7)
         ended = await office.operators.skip(office.job, [(7, 8)], "ann", "bug 17")
-        assert ended == Ended(((7, 8),), (), {})
+        assert ended == EndedOffsets(((7, 8),), (), {})
         assert office.pump.tracker.base == 30
         assert stand.copied.records == []
         (act,) = office.acts
@@ -88,7 +96,7 @@ async def test_a_skipped_message_is_finished_and_everything_behind_it_is_committ
 
 
 async def test_a_stashed_message_is_in_the_dlq_with_who_and_why() -> None:
-    async with standing(Hangs(7)) as stand:
+    async with dispatch_rig(Hangs(7)) as stand:
         office = await stuck_at(stand, 7)
         ended = await office.operators.stash(office.job, [(7, 8)], "ann", "bug 17")
         assert (ended.ended, office.pump.tracker.base) == (((7, 8),), 30)
@@ -98,7 +106,7 @@ async def test_a_stashed_message_is_in_the_dlq_with_who_and_why() -> None:
 
 
 async def test_what_cannot_be_ended_is_told_with_the_reason_and_stays_as_it_is() -> None:
-    async with standing(Hangs(7), ordering="partition") as stand:
+    async with dispatch_rig(Hangs(7), ordering="partition") as stand:
         pump = stand.pump()
         stand.feed(pump, numbers(30))
         await stand.until(lambda: 7 in pump.calls)
@@ -120,7 +128,7 @@ async def test_what_waits_for_its_turn_is_ended_at_once_and_those_behind_it_come
     ordering: str, keys: int, contract: str, verb: str
 ) -> None:
     stuck = Hangs(0)
-    async with standing(stuck, ordering=ordering, target={"contract": contract}) as stand:
+    async with dispatch_rig(stuck, ordering=ordering, target={"contract": contract}) as stand:
         pump = stand.pump()
         stand.feed(pump, numbers(30, keys=keys))
         waiting = 30 // keys if keys else 30  # behind the first one: those of other keys are done
@@ -142,7 +150,7 @@ async def test_what_waits_for_its_turn_is_ended_at_once_and_those_behind_it_come
 async def test_what_waits_for_its_time_is_ended_at_once_and_the_others_of_its_key_go_on(
     ordering: str,
 ) -> None:
-    async with standing(lambda _: None, ordering=ordering) as stand:
+    async with dispatch_rig(lambda _: None, ordering=ordering) as stand:
         pump = stand.pump()
         in_an_hour = str(int(time.time() + 3600) * 1000).encode()
         stand.feed(pump, numbers(2, keys=1), headers=[("not-before", in_an_hour)])
@@ -158,7 +166,7 @@ async def test_what_waits_for_its_time_is_ended_at_once_and_the_others_of_its_ke
 
 @pytest.mark.parametrize("ordering", ["none", "key"])
 async def test_what_waits_for_the_workloads_delay_is_ended_at_once(ordering: str) -> None:
-    async with standing(lambda _: None, ordering=ordering, delay="1h") as stand:
+    async with dispatch_rig(lambda _: None, ordering=ordering, delay="1h") as stand:
         pump = stand.pump()
         stand.feed(pump, numbers(9, keys=3))
         office = Office(stand)
@@ -167,7 +175,7 @@ async def test_what_waits_for_the_workloads_delay_is_ended_at_once(ordering: str
 
 
 async def test_of_two_who_end_a_message_at_once_one_is_told_that_it_is_being_ended() -> None:
-    async with standing(Hangs(*range(9)), target={"contract": "stream"}) as stand:
+    async with dispatch_rig(Hangs(*range(9)), target={"contract": "stream"}) as stand:
         pump = stand.pump()
         stand.feed(pump, numbers(9))
         await stand.until(lambda: len(stand.seen) == 9)
@@ -178,8 +186,8 @@ async def test_of_two_who_end_a_message_at_once_one_is_told_that_it_is_being_end
 
 
 async def test_a_stash_that_the_dlq_does_not_take_is_told_as_under_way(monkeypatch: Any) -> None:
-    monkeypatch.setattr(module, "SETTLE_S", 0.3)
-    async with standing(Hangs(7)) as stand:
+    monkeypatch.setattr(module, "SETTLE_TIMEOUT_S", 0.3)
+    async with dispatch_rig(Hangs(7)) as stand:
         office = await stuck_at(stand, 7)
         stand.copied.refuse = True
         ended = await office.operators.stash(office.job, [(7, 8)], "ann")
@@ -192,7 +200,7 @@ async def test_a_stash_that_the_dlq_does_not_take_is_told_as_under_way(monkeypat
 
 
 async def test_offsets_are_ended_by_the_owner_only_under_its_epoch_and_lease() -> None:
-    async with standing(Hangs(7)) as stand:
+    async with dispatch_rig(Hangs(7)) as stand:
         office = await stuck_at(stand, 7)
         acts = [office.operators.skip, office.operators.stash]
         office.assign("w2", 2)
@@ -212,49 +220,49 @@ async def test_offsets_are_ended_by_the_owner_only_under_its_epoch_and_lease() -
 
 
 async def test_an_owner_that_loses_the_job_on_the_way_says_what_it_did_not_do(monkeypatch: Any) -> None:
-    monkeypatch.setattr(module, "SETTLE_S", 0.2)
-    async with standing(Hangs(*range(100))) as stand:
+    monkeypatch.setattr(module, "SETTLE_TIMEOUT_S", 0.2)
+    async with dispatch_rig(Hangs(*range(100))) as stand:
         pump = stand.pump()
         stand.feed(pump, numbers(100))
         await stand.until(lambda: pump.tracker.unfinished == 100)
         office = Office(stand)
-        conclude = pump.conclude
+        conclude = pump.finish_by_operator
 
         def then_moves(offset: int, decision: Any) -> bool:
             if offset == 20:
                 office.assign("w2", 2)
             return conclude(offset, decision)
 
-        monkeypatch.setattr(pump, "conclude", then_moves)
+        monkeypatch.setattr(pump, "finish_by_operator", then_moves)
         ended = await office.operators.skip(office.job, [(0, 100)], "ann")
-        assert count(ended.ended) + count(ended.pending) == 2 * module.CHUNK
+        assert count(ended.ended) + count(ended.pending) == 2 * module.OFFSETS_PER_TURN
         assert ended.refused == {MOVED: ((32, 100),)}
         assert len(office.acts) == 1
 
 
 async def test_while_a_job_catches_up_a_message_of_its_backlog_is_ended_too() -> None:
-    async with standing(Hangs(7)) as stand:
+    async with dispatch_rig(Hangs(7)) as stand:
         office = await stuck_at(stand, 7)
         main = office.pump.split(30)
         office.jobs.pumps[office.job] = main
         ranges = [(6, 8), (30, 31)]
         ended = await office.operators.skip(office.job, ranges, "ann")
-        assert ended == Ended(((7, 8),), (), {FINISHED: ((6, 7),), NOT_READ: ((30, 31),)})
+        assert ended == EndedOffsets(((7, 8),), (), {FINISHED: ((6, 7),), NOT_READ: ((30, 31),)})
         assert main.base == 30
         main.close()
 
 
 async def test_without_a_dlq_nothing_is_stashed() -> None:
-    async with standing(Hangs(7), dlq={"enabled": False}) as stand:
+    async with dispatch_rig(Hangs(7), dlq={"enabled": False}) as stand:
         office = await stuck_at(stand, 7)
-        with pytest.raises(Refused, match="no DLQ"):
+        with pytest.raises(OperationRefused, match="no DLQ"):
             await office.operators.stash(office.job, [(7, 8)], "ann")
         assert 7 in office.pump.calls
 
 
 async def test_many_offsets_do_not_hold_the_loop(monkeypatch: Any) -> None:
-    monkeypatch.setattr(module, "SETTLE_S", 10.0)
-    async with standing(Hangs(*range(2_000))) as stand:
+    monkeypatch.setattr(module, "SETTLE_TIMEOUT_S", 10.0)
+    async with dispatch_rig(Hangs(*range(2_000))) as stand:
         pump = stand.pump()
         stand.feed(pump, numbers(2_000))
         office = Office(stand)
@@ -271,11 +279,11 @@ async def test_many_offsets_do_not_hold_the_loop(monkeypatch: Any) -> None:
         task.cancel()
         told = count(ended.ended) + count(ended.pending) + sum(map(count, ended.refused.values()))
         assert (told, set(ended.refused) <= {NOT_READ}) == (2_000, True)
-        assert turns >= 2_000 // module.CHUNK
+        assert turns >= 2_000 // module.OFFSETS_PER_TURN
 
 
 async def test_pauses_are_written_only_when_they_change_something_and_that_all_go_on_always() -> None:
-    async with standing(Hangs()) as stand:
+    async with dispatch_rig(Hangs()) as stand:
         stand.pump()
         office = Office(stand)
         pause, log = office.operators.pause, office.log
@@ -284,7 +292,7 @@ async def test_pauses_are_written_only_when_they_change_something_and_that_all_g
         assert not await pause(key, [1], True, "ann")
         assert log.view.paused[key] == {1, 3}
         assert await pause(key, [ALL], True, "ann")
-        with pytest.raises(Refused, match="whole workload"):
+        with pytest.raises(OperationRefused, match="whole workload"):
             await pause(key, [1], False, "ann")
         assert await pause(key, [ALL], False, "ann")
         assert not await pause(key, [ALL], False, "ann")
@@ -296,7 +304,7 @@ async def test_pauses_are_written_only_when_they_change_something_and_that_all_g
 
 
 async def test_what_was_polled_waits_while_paused_and_comes_once_afterwards() -> None:
-    async with standing(lambda _: None) as stand:
+    async with dispatch_rig(lambda _: None) as stand:
         pump = stand.pump()
         pump.pause(True)
         stand.feed(pump, numbers(500))
@@ -333,8 +341,8 @@ def test_ranges_are_bounded_disjoint_and_name_no_offset_twice(ranges: list[tuple
 
 @given(st.none() | st.integers(0, 1 << 62), st.integers(0, 1 << 62))
 def test_a_move_skips_or_repeats_never_both_and_says_so(start: int | None, to: int) -> None:
-    move = Move("j", start, to)
+    move = PositionMove("j", start, to)
     assert not (move.skipped and move.again)
     if start is not None:
         assert start + move.skipped - move.again == to
-    assert ("skipped" in move.told()) == bool(move.skipped)
+    assert ("skipped" in move.describe()) == bool(move.skipped)

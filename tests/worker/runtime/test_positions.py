@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from aiokafka.admin import AIOKafkaAdminClient, NewPartitions
 
-from app.dev.demo.stage import Process, Stage, http, wait_until, workload
-from app.dev.demo.traffic import Sent, create_topic, produce
+from app.dev.demo.stage import DemoStage, Process, http, wait_until, workload
+from app.dev.demo.traffic import SentMessage, create_topic, produce
 from app.dev.yard import Yard
 from tests.system.conftest import make_stage
 
@@ -22,24 +22,24 @@ AGGREGATE, REGIONAL = "east-aggregate", "east-regional"
 
 
 @pytest.fixture(scope="module")
-def stage(_shared_yard: Yard) -> Iterator[Stage]:
+def stage(_shared_yard: Yard) -> Iterator[DemoStage]:
     with make_stage(_shared_yard) as made:
         yield made
 
 
 @pytest.fixture(scope="module")
-def worker(stage: Stage) -> Process:
+def worker(stage: DemoStage) -> Process:
     return stage.worker()
 
 
-def some(count: int, prefix: str, behaviour: str = "ok") -> list[Sent]:
-    return [Sent(f"{prefix}-{number:05}", behaviour) for number in range(count)]
+def some(count: int, prefix: str, behaviour: str = "ok") -> list[SentMessage]:
+    return [SentMessage(f"{prefix}-{number:05}", behaviour) for number in range(count)]
 
 
 class Case:
     """A topic, its receiver and its workload on the shared worker."""
 
-    def __init__(self, stage: Stage, worker: Process, topic: str) -> None:
+    def __init__(self, stage: DemoStage, worker: Process, topic: str) -> None:
         self.stage, self.worker, self.topic = stage, worker, topic
         self.receiver = stage.receiver(GROUP, topic)
         self.url = f"{worker.url}/api/v1/workloads/{GROUP}/{topic}"
@@ -47,7 +47,7 @@ class Case:
     def create(self, partitions: int = 1, cluster: str = AGGREGATE) -> None:
         asyncio.run(create_topic(self.stage.yard.bootstrap(cluster), self.topic, partitions))
 
-    def send(self, sent: list[Sent], cluster: str = AGGREGATE) -> None:
+    def send(self, sent: list[SentMessage], cluster: str = AGGREGATE) -> None:
         asyncio.run(produce(self.stage.yard.bootstrap(cluster), self.topic, sent))
 
     def deploy(self, cluster: str = AGGREGATE, **spec: Any) -> None:
@@ -56,7 +56,7 @@ class Case:
     def delete(self) -> None:
         assert http("DELETE", self.url)[0] == 200
 
-    def wait_delivered(self, sent: list[Sent], outcome: str = "ok") -> None:
+    def wait_delivered(self, sent: list[SentMessage], outcome: str = "ok") -> None:
         """Until each of them was delivered with this outcome."""
         wanted = {message.id for message in sent}
 
@@ -111,7 +111,7 @@ class Case:
 
 
 @pytest.fixture
-def case(stage: Stage, worker: Process, topic_name: str) -> Iterator[Case]:
+def case(stage: DemoStage, worker: Process, topic_name: str) -> Iterator[Case]:
     made = Case(stage, worker, topic_name)
     yield made
     http("DELETE", made.url)

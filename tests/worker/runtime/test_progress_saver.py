@@ -17,7 +17,7 @@ from app.kernel.lease import Lease
 from app.kernel.ranges import Snapshot
 from app.replicate.pump.partition import ReplicaPump
 from app.worker.runtime import progress_saver as module
-from app.worker.runtime.progress_saver import BOOKKEEPING_S, Checkpoints
+from app.worker.runtime.progress_saver import BOOKKEEPING_INTERVAL_S, ProgressSaver
 from app.worker.tracker.client import tracker_partition
 from tests.worker.runtime.test_watchdog import a_pump
 
@@ -44,7 +44,7 @@ async def test_of_two_savers_of_a_job_the_one_that_knows_more_has_the_last_word(
     pump.epoch, pump.lineage = 1, 0
     fake: Any = trackers
     none: Any = None
-    checkpoints = Checkpoints({"j": pump}, none, fake, lease, lambda *_: None)
+    checkpoints = ProgressSaver({"j": pump}, none, fake, lease, lambda *_: None)
     savers = []
     for base in (6, 7):
         pump.version, pump.snapshot = base, lambda base=base: Snapshot(base)
@@ -63,7 +63,7 @@ async def test_without_a_lease_what_was_finished_is_saved_all_the_same_and_nothi
     pump.snapshot = lambda: Snapshot(3)
     fake: Any = trackers
     unreachable: Any = None  # committing would ask it for a cluster, and fail
-    checkpoints = Checkpoints({"j": pump}, unreachable, fake, lease, lambda *_: None)
+    checkpoints = ProgressSaver({"j": pump}, unreachable, fake, lease, lambda *_: None)
     await checkpoints.save([pump])
     assert trackers.sent == [3]
 
@@ -102,7 +102,7 @@ async def test_a_tracker_partition_that_takes_nothing_holds_up_its_own_jobs_only
         pump.job, pump.epoch, pump.lineage, pump.version = JobId.parse(job), 1, 0, 3
     fake: Any = trackers
     none: Any = None
-    checkpoints = Checkpoints(pumps, none, fake, Lease(1e9), lambda *_: None)
+    checkpoints = ProgressSaver(pumps, none, fake, Lease(1e9), lambda *_: None)
 
     assert not await checkpoints._round(0.0), "not all that was finished is saved"
     assert [job for job in jobs if pumps[job].snapshot_version != 3] == held_up
@@ -146,31 +146,34 @@ async def test_copies_of_bookkeeping_are_saved_rarely_but_what_they_wait_for_at_
     pumps: dict[str, Any] = {name: Copy.__new__(Copy) for name in ("copy", "orders")}
     for name, topic in (("copy", "switchyard-west-trackers-changelog"), ("orders", "orders")):
         pumps[name].job = JobId(Kind.REPLICATE, "a-route", topic, 0)
-        pumps[name].way = SimpleNamespace(is_ready=False, is_saving=False)
-        pumps[name].clearance = SimpleNamespace(unsaved_s=0.0)
-    checkpoints = Checkpoints({}, none, none, Lease(1e9), lambda *_: None)
+        pumps[name].session = SimpleNamespace(is_ready=False, is_saving=False)
+        pumps[name].send_gate = SimpleNamespace(unsaved_s=0.0)
+    checkpoints = ProgressSaver({}, none, none, Lease(1e9), lambda *_: None)
 
     def due(at_s: float) -> list[str]:
         return [name for name, pump in pumps.items() if checkpoints._is_due(pump, at_s)]
 
     assert due(0.0) == due(0.1) == ["copy", "orders"], "it waits for that before it copies anything"
     for pump in pumps.values():
-        pump.way.is_ready = True
+        pump.session.is_ready = True
     assert due(1.0) == ["copy", "orders"]
-    assert due(1.1) == due(BOOKKEEPING_S) == ["orders"]
-    assert due(1.0 + BOOKKEEPING_S) == ["copy", "orders"]
+    assert due(1.1) == due(BOOKKEEPING_INTERVAL_S) == ["orders"]
+    assert due(1.0 + BOOKKEEPING_INTERVAL_S) == ["copy", "orders"]
     copy = pumps["copy"]
     for waits, flows in (
         (partial(setattr, copy, "snapshot_version", -1), partial(setattr, copy, "snapshot_version", 0)),
-        (partial(setattr, copy.way, "is_saving", True), partial(setattr, copy.way, "is_saving", False)),
         (
-            partial(setattr, copy.clearance, "unsaved_s", 7.0),
-            partial(setattr, copy.clearance, "unsaved_s", 0.0),
+            partial(setattr, copy.session, "is_saving", True),
+            partial(setattr, copy.session, "is_saving", False),
+        ),
+        (
+            partial(setattr, copy.send_gate, "unsaved_s", 7.0),
+            partial(setattr, copy.send_gate, "unsaved_s", 0.0),
         ),
     ):
-        assert due(2.0 + BOOKKEEPING_S) == ["orders"]
+        assert due(2.0 + BOOKKEEPING_INTERVAL_S) == ["orders"]
         waits()
-        assert due(2.0 + BOOKKEEPING_S) == ["copy", "orders"], (
+        assert due(2.0 + BOOKKEEPING_INTERVAL_S) == ["copy", "orders"], (
             "the table has to learn of it, or it waits for it"
         )
         flows()

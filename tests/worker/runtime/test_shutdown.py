@@ -16,10 +16,10 @@ from app.controllog.events import WorkloadPut
 from app.controllog.topics import ControlTopics
 from app.dev.yard import Yard
 from app.kafka.client.cluster import ClusterClient, ClusterSpec
-from app.kafka.client.topic_tail import STOP_S
+from app.kafka.client.topic_tail import TAIL_STOP_TIMEOUT_S
 from app.kafka.client.topics import TopicSpec, ensure_topics
 from app.main import SwitchyardApp
-from app.payload.schema_loader import Schemas
+from app.payload.schema_loader import SchemaLoader
 from app.worker.runtime import service as module
 from app.worker.runtime.meter import Meter
 from app.worker.runtime.service import Runtime
@@ -30,7 +30,13 @@ pytestmark = pytest.mark.system
 GRACE_S = 1.0
 PRODUCERS_AND_TAILS = 8
 # The sum of what each step may take; the worker ends within it though every one of them hangs.
-BOUND_S = 2 * module.GOODBYE_S + (2 * GRACE_S + 5) + 10.0 + 2 * STOP_S + PRODUCERS_AND_TAILS * STOP_S
+BOUND_S = (
+    2 * module.GOODBYE_TIMEOUT_S
+    + (2 * GRACE_S + 5)
+    + 10.0
+    + 2 * TAIL_STOP_TIMEOUT_S
+    + PRODUCERS_AND_TAILS * TAIL_STOP_TIMEOUT_S
+)
 
 
 async def a_runtime(spec: ClusterSpec) -> Runtime:
@@ -46,7 +52,7 @@ async def a_runtime(spec: ClusterSpec) -> Runtime:
     return Runtime(
         name="w", url=lambda: "http://h:1", topics=topics, control_spec=spec, clusters={"east": spec},
         deliver=nowhere, memory_budget_bytes=1 << 20, grace_s=GRACE_S, meter=Meter(None, None, None),
-        schemas=Schemas(Path("schemas")),
+        schemas=SchemaLoader(Path("schemas")),
     )  # fmt: skip
 
 

@@ -15,7 +15,7 @@ from app.kafka.client.cluster import ClusterSpec
 from app.kernel.lease import Lease
 from app.kernel.tracker import Tracker
 from app.worker.runtime import progress_saver as module
-from app.worker.runtime.progress_saver import Checkpoints
+from app.worker.runtime.progress_saver import ProgressSaver
 from app.worker.runtime.watchdog import EXIT_STALLED, Watchdog, answers
 
 ENOUGH_S = 150.0
@@ -50,15 +50,15 @@ def a_pump(base: int = 5) -> Any:
     )  # fmt: skip
 
 
-def made(clusters: Clusters) -> Checkpoints:
+def made(clusters: Clusters) -> ProgressSaver:
     lease = Lease(1e9)
     lease.renewed(time.monotonic())
     fake: Any = clusters
     none: Any = None
-    return Checkpoints({"j": a_pump()}, fake, none, lease, lambda *_: None)
+    return ProgressSaver({"j": a_pump()}, fake, none, lease, lambda *_: None)
 
 
-def watching(checkpoints: Checkpoints, *, reachable: bool = True, idle: bool = False) -> Watchdog:
+def watching(checkpoints: ProgressSaver, *, reachable: bool = True, idle: bool = False) -> Watchdog:
     async def told(_cluster: str, _group: str) -> bool:
         return reachable
 
@@ -67,10 +67,10 @@ def watching(checkpoints: Checkpoints, *, reachable: bool = True, idle: bool = F
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "COMMIT_S", 0.01)
+    monkeypatch.setattr(module, "COMMIT_INTERVAL_S", 0.01)
 
 
-async def commits(checkpoints: Checkpoints, clusters: Clusters) -> None:
+async def commits(checkpoints: ProgressSaver, clusters: Clusters) -> None:
     """Lets it commit a few times."""
     wanted = clusters.commits + 3
     await checkpoints.start()
@@ -118,7 +118,7 @@ async def test_commits_that_never_come_round_end_a_worker() -> None:
 async def test_a_cluster_that_nobody_reaches_answers_no_new_connection(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("app.worker.runtime.watchdog.LOOK_S", 0.1)
+    monkeypatch.setattr("app.worker.runtime.watchdog.WATCHDOG_POLL_INTERVAL_S", 0.1)
     assert not await answers(ClusterSpec("none", ("127.0.0.1:1",)), "g")
 
 

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from app.kernel.fencing import LogId, Snapshots, Takeover, TrackerEvent, TrackerRecord, on_takeover
 from app.kernel.ranges import Snapshot
-from app.worker.tracker.fold import Copied, CopyFold, together
+from app.worker.tracker.fold import CopyFold, RemoteJobRecord, together
 from tests.worker.tracker.test_fold import END, JOBS, WORKERS, Owner, Table, finished, truth_after
 
 SHIFT = 1_000  # a copy's offsets are others
@@ -91,8 +91,8 @@ class Copies(RuleBasedStateMachine):
         self.early |= fold.early()
         self.read = upto
 
-    def known(self, job: str) -> Copied:
-        return Copied(self.table.get(job), self.ends.get(job), self.early.get(job))
+    def known(self, job: str) -> RemoteJobRecord:
+        return RemoteJobRecord(self.table.get(job), self.ends.get(job), self.early.get(job))
 
     def told(self, job: str) -> TrackerRecord | None:
         return together(self.known(job), joined=self.is_joined)
@@ -163,7 +163,9 @@ TestCopies.settings = settings(max_examples=150, stateful_step_count=30)
 
 def fold(*events: TrackerEvent, joined: bool, **table: TrackerRecord) -> Table:
     made = CopyFold(
-        "dispatch:", lambda job: Copied(table.get("known") if job == JOBS[0] else None), joined=joined
+        "dispatch:",
+        lambda job: RemoteJobRecord(table.get("known") if job == JOBS[0] else None),
+        joined=joined,
     )
     for offset, event in enumerate(events):
         made.apply(event, offset)
@@ -191,7 +193,7 @@ def test_before_the_table_has_come_that_far_only_owners_count_who_asked_within_t
 def test_what_came_too_early_counts_once_the_table_has_come_and_knows_its_owner_no_other() -> None:
     job, early = JOBS[0], Table()
     for events in ([saved("a", 1, 7)], [saved("b", 2, 5), saved("a", 1, 9)], [saved("a", 1, 11)]):
-        copied = Copied(early=early.get(job))
+        copied = RemoteJobRecord(early=early.get(job))
         fold = CopyFold("dispatch:", {job: copied}.__getitem__, joined=False)
         for offset, event in enumerate(events):
             fold.apply(event, offset)
@@ -202,11 +204,11 @@ def test_what_came_too_early_counts_once_the_table_has_come_and_knows_its_owner_
     )
     for epoch, worker, base in ((2, "b", 5), (1, "a", 3), (3, "c", 3), (2, "c", 3)):
         table = TrackerRecord(epoch=epoch, worker=worker, base=3, snapshot=Snapshot(3).to_bytes())
-        known = together(Copied(table, early=early[job]), joined=True)
+        known = together(RemoteJobRecord(table, early=early[job]), joined=True)
         assert known is not None
         assert (known.epoch, known.worker, known.base) == (epoch, worker, base)
-        assert together(Copied(table, early=early[job]), joined=False) == table
-    assert together(Copied(early=early[job]), joined=True) is None
+        assert together(RemoteJobRecord(table, early=early[job]), joined=False) == table
+    assert together(RemoteJobRecord(early=early[job]), joined=True) is None
 
 
 def test_other_jobs_than_those_that_are_meant_are_passed_over() -> None:
@@ -221,6 +223,6 @@ def test_of_another_log_or_a_snapshot_that_cannot_be_read_the_table_is_believed(
     )
     end = replace(table, base=other, snapshot=Snapshot(other).to_bytes(), topic_id="another")
     for told in (end, replace(end, topic_id="t", snapshot=b"?")):
-        known = together(Copied(table, told), joined=True)
+        known = together(RemoteJobRecord(table, told), joined=True)
         assert known is not None
         assert (known.base, known.log) == (one, LogId("c", "t"))

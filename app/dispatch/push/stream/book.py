@@ -25,7 +25,7 @@ from typing import Any, Generic, TypeVar
 BatchT = TypeVar("BatchT")
 
 
-class Entry:
+class InFlightBatch:
     """A batch in the book. `sent` is its first index that was not sent; `done` has a byte an index."""
 
     __slots__ = ("batch", "deadline_s", "done", "left", "sent", "spans")
@@ -39,7 +39,7 @@ class Entry:
         self.spans: list[tuple[int, int, int]] = []  # first number, end number, first index
 
 
-class Book(Generic[BatchT]):
+class InFlightBatches(Generic[BatchT]):
     """See the module.
 
     Attributes:
@@ -55,11 +55,11 @@ class Book(Generic[BatchT]):
         self.next_number = self.waiting = self.in_flight = self.credit = 0
         self.unknown = 0
         self._bytes_credit = self._bytes_sent = 0
-        self._entries: dict[int, Entry] = {}  # by identity of the batch
-        self._queue: deque[Entry] = deque()
+        self._entries: dict[int, InFlightBatch] = {}  # by identity of the batch
+        self._queue: deque[InFlightBatch] = deque()
         self._firsts: list[int] = []  # first numbers of spans in flight, ascending
-        self._spans: list[tuple[int, int, Entry]] = []  # end number, first index, entry
-        self._deadlines: list[tuple[float, int, Entry]] = []
+        self._spans: list[tuple[int, int, InFlightBatch]] = []  # end number, first index, entry
+        self._deadlines: list[tuple[float, int, InFlightBatch]] = []
         self._queued = 0
 
     # -- in and out ------------------------------------------------------------------------------
@@ -72,7 +72,7 @@ class Book(Generic[BatchT]):
         """
         if count < 1 or id(batch) in self._entries:
             raise ValueError("a batch is queued once, and has a message at least")
-        entry = Entry(batch, count, deadline_s)
+        entry = InFlightBatch(batch, count, deadline_s)
         self._entries[id(batch)] = entry
         self._queue.append(entry)
         self._queued += 1
@@ -220,7 +220,7 @@ class Book(Generic[BatchT]):
         self._deadlines.clear()
         return sent, unsent
 
-    def _mark(self, entry: Entry, start: int, end: int, told: list[tuple[BatchT, int, int]]) -> None:
+    def _mark(self, entry: InFlightBatch, start: int, end: int, told: list[tuple[BatchT, int, int]]) -> None:
         """Notes the indexes [start, end) as done; adds those that were not to `told`."""
         done = entry.done
         while start < end:
@@ -242,7 +242,7 @@ class Book(Generic[BatchT]):
                 return
             start = high
 
-    def _forget(self, entry: Entry) -> None:
+    def _forget(self, entry: InFlightBatch) -> None:
         del self._entries[id(entry.batch)]
         entry.batch = None
         for first, _, _ in entry.spans:

@@ -35,9 +35,9 @@ from grpc import aio
 
 from app.dispatch.push.answer_limits import MAX_STREAM_BYTES
 from app.dispatch.push.channel_options import CONNECTING
-from app.dispatch.push.metadata import RegionRole
+from app.dispatch.push.metadata import SenderRole
 from app.dispatch.push.stream.encoder import OutBatch
-from app.dispatch.push.stream.link import Link
+from app.dispatch.push.stream.link import StreamLink
 from app.dispatch.push.stream.results import UNSENT, StreamResult
 from app.kernel.grpc_status import CANCELLED, UNIMPLEMENTED
 from app.sdk.proto.switchyard.v1.receiver_pb2 import Open, Role
@@ -89,21 +89,21 @@ class StreamTarget:
         method: Any = self._channel.stream_stream(METHOD, None, None)
         self._role: Role | None = None
         self._links = [
-            Link(method, self._open, self._has_room, self._lost, lambda: self._role, self._may_send)
+            StreamLink(method, self._open, self._has_room, self._lost, lambda: self._role, self._may_send)
             for _ in range(streams)
         ]
         self._draining = False
         self.retry_s = RETRY_MIN_S
         self._retry: asyncio.TimerHandle | None = None
 
-    def tell_role(self, role: RegionRole | None) -> None:
+    def announce_role(self, role: SenderRole | None) -> None:
         """The receiver learns it now, and before the first message of every stream from now on; None: of a
         workload of one region."""
         told = None if role is None else Role(region=role.region, primary=role.primary, epoch=role.epoch)
         if told != self._role:
             self._role = told
             for link in self._links:
-                link.tell_role()
+                link.announce_role()
 
     @property
     def room(self) -> int:
@@ -181,7 +181,7 @@ class StreamTarget:
         elif result.code == UNIMPLEMENTED:
             self.supported = False
         if self.supported is False and self._retry is None:
-            self._retry = asyncio.get_running_loop().call_later(self.retry_s, self._look_again)
+            self._retry = asyncio.get_running_loop().call_later(self.retry_s, self._reconnect)
             self.retry_s = min(RETRY_MAX_S, 2 * self.retry_s)
         self.on_lost(result)
 
@@ -189,7 +189,7 @@ class StreamTarget:
         self.supported = True
         self.retry_s = RETRY_MIN_S
 
-    def _look_again(self) -> None:
+    def _reconnect(self) -> None:
         self._retry = None
         self.connect()
 

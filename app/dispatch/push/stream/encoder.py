@@ -69,7 +69,7 @@ class OutBatch:
         self.header_filter = header_filter
 
 
-class Refused(ValueError):
+class MessageNotEncodable(ValueError):
     """The first message of a run cannot be encoded."""
 
 
@@ -85,7 +85,8 @@ def add_run(
         How many were added, perhaps 0, and how many bytes they take at most.
 
     Raises:
-        Refused: the first one's data cannot be encoded; the request is as it was. Another that cannot ends
+        MessageNotEncodable: the first one's data cannot be encoded; the request is as it was. Another that
+        cannot ends
             the run before it.
     """
     size = BATCH_BYTES + BYTES_A_CHAR * (len(batch.topic) + len(batch.traceparent))
@@ -97,7 +98,7 @@ def add_run(
         count, size = _add_messages(out, batch, start, end, size, budget)
     except (ValueError, TypeError, OverflowError) as error:
         del request.batches[-1]
-        raise Refused(f"the message cannot be encoded: {error}") from error
+        raise MessageNotEncodable(f"the message cannot be encoded: {error}") from error
     if not count:
         del request.batches[-1]
         return 0, 0
@@ -108,7 +109,7 @@ def alone(batch: OutBatch, index: int, number: int) -> bytes:
     """A request of one message, whatever its size.
 
     Raises:
-        Refused: its data cannot be encoded.
+        MessageNotEncodable: its data cannot be encoded.
     """
     request = DeliverRequest()
     add_run(request, batch, index, index + 1, number, 1 << 62)

@@ -5,7 +5,7 @@
 
 Rules
 1. Two tasks a stream, none a message: one reads, one writes. What is queued while a write is under way, or
-   within `PAUSE_S` of the last, travels together.
+   within `WRITE_PAUSE_S` of the last, travels together.
 2. A stream that ends, however it ends, tells everything in its book, once, and then `lost`. It is opened
    again by `connect` only, after a backoff of `BACKOFF_MAX_S` at most.
 3. A message larger than the receiver takes is told as too large and harms no other: the receiver names
@@ -27,11 +27,11 @@ from google.protobuf.message import DecodeError
 from grpc import aio
 
 from app.dispatch.model.crash_suspicion import NOT_SENT
-from app.dispatch.push.answer_limits import RANGES_AT_ONCE, TooMuchSaid, ranges_in
+from app.dispatch.push.answer_limits import RANGES_AT_ONCE, AnswerTooLarge, ranges_in
 from app.dispatch.push.size_refusal import size_refusal
-from app.dispatch.push.stream.book import Book
+from app.dispatch.push.stream.book import InFlightBatches
 from app.dispatch.push.stream.encoder import OutBatch
-from app.dispatch.push.stream.outbox import Outbox, Told
+from app.dispatch.push.stream.outbox import AnsweredRuns, Outbox
 from app.dispatch.push.stream.results import UNSENT, StreamResult, read_results
 from app.kernel.grpc_status import (
     CANCELLED,
@@ -48,10 +48,10 @@ from app.sdk.proto.switchyard.v1.receiver_pb2 import DeliverRequest, DeliverResp
 log = structlog.get_logger(__name__)
 
 DEFAULT_MAX_REQUEST = 4 * 1024 * 1024  # gRPC's, when the receiver names none
-PAUSE_S = 0.0005  # between writes: small batches of many partitions travel together
+WRITE_PAUSE_S = 0.0005  # between writes: small batches of many partitions travel together
 MAX_WAITING = 4_096  # messages queued and not sent: a few requests
 LATE_S, SECOND_LOOK_S = 0.25, 0.05
-OPEN_S = 5.0  # a receiver that does not accept the stream this soon is taken for absent
+STREAM_OPEN_TIMEOUT_S = 5.0  # a receiver that does not accept the stream this soon is taken for absent
 DRAIN_POLL_S = 0.01
 BACKOFF_MIN_S, BACKOFF_MAX_S = 0.05, 1.0
 REFUSED = {
@@ -64,7 +64,7 @@ BROKEN = (aio.AioRpcError, aio.UsageError, aio.InternalError, asyncio.InvalidSta
 EOF: Any = aio.EOF  # type: ignore[attr-defined]
 
 
-class Link:
+class StreamLink:
     """See the module. `method` makes the call; `timeout_s` is read anew for every batch.
 
     Attributes:
@@ -136,7 +136,7 @@ class Link:
         told, numbers = self._book.cancel(batch, start, end)
         self._forget(numbers)
         if told:
-            asyncio.get_running_loop().call_soon(self._tell, told, result)
+            asyncio.get_running_loop().call_soon(self._pass_result, told, result)
         return bool(told)
 
     def _give_back(self) -> None:
@@ -150,7 +150,7 @@ class Link:
         if self._task is None and not self._closed:
             self._task = asyncio.get_running_loop().create_task(self._run())
 
-    def tell_role(self) -> None:
+    def announce_role(self) -> None:
         """The receiver learns now what it would have to know before the next message."""
         self._outbox.role = self._role() or Role()  # an empty one: of a single region from now on
         self._wake.set()
@@ -179,12 +179,12 @@ class Link:
         if self._timer is not None:
             self._timer.cancel()
         for told in self._book.lose():
-            self._tell(told, StreamResult(CANCELLED, "the target is closed"))
+            self._pass_result(told, StreamResult(CANCELLED, "the target is closed"))
 
     def _renew(self) -> None:
         """Each stream counts from 0."""
-        self._book: Book[OutBatch] = Book()
-        self._outbox = Outbox(self._book, self._tell)
+        self._book: InFlightBatches[OutBatch] = InFlightBatches()
+        self._outbox = Outbox(self._book, self._pass_result)
         self._outbox.role = self._role()
 
     # -- one stream ------------------------------------------------------------------------------
@@ -198,7 +198,7 @@ class Link:
             if wait_s > 0:
                 await asyncio.sleep(wait_s)
             self._call = call = self._method()
-            async with asyncio.timeout(OPEN_S):
+            async with asyncio.timeout(STREAM_OPEN_TIMEOUT_S):
                 await call.wait_for_connection()
                 with contextlib.suppress(aio.InternalError):
                     await _send(call, DeliverRequest(open=self._opening()).SerializeToString())
@@ -212,8 +212,10 @@ class Link:
         except aio.AioRpcError as error:
             result = StreamResult(error.code().value[0], error.details() or "")
         except TimeoutError:
-            result = StreamResult(UNAVAILABLE, f"the stream was not accepted within {OPEN_S:g} s")
-        except TooMuchSaid as error:
+            result = StreamResult(
+                UNAVAILABLE, f"the stream was not accepted within {STREAM_OPEN_TIMEOUT_S:g} s"
+            )
+        except AnswerTooLarge as error:
             result = StreamResult(UNAVAILABLE, str(error))
         except (DecodeError, aio.UsageError, asyncio.InvalidStateError) as error:
             result = await self._status(error)
@@ -232,7 +234,7 @@ class Link:
         return StreamResult(status.value[0] or UNAVAILABLE, await self._call.details() or "")
 
     async def _read(self, data: bytes) -> None:
-        """Raises: DecodeError, TooMuchSaid."""
+        """Raises: DecodeError, AnswerTooLarge."""
         response = DeliverResponse.FromString(data)
         book = self._book
         if not self.up:
@@ -246,7 +248,7 @@ class Link:
             for number, (span, result) in enumerate(read_results(response.results), 1):
                 if not number % RANGES_AT_ONCE:
                     await asyncio.sleep(0)
-                self._tell(book.finish(span.start, span.end), result)
+                self._pass_result(book.finish(span.start, span.end), result)
             if book.unknown != unknown:
                 log.warning("a receiver answers deliveries that were never made", unknown=book.unknown)
         if response.HasField("credit"):
@@ -273,7 +275,7 @@ class Link:
                 if wrote:
                     if self.room:
                         self._on_room()
-                    await asyncio.sleep(PAUSE_S)
+                    await asyncio.sleep(WRITE_PAUSE_S)
         except BROKEN:
             return
 
@@ -283,7 +285,7 @@ class Link:
 
     # -- telling ---------------------------------------------------------------------------------
 
-    def _tell(self, told: Told, result: StreamResult) -> None:
+    def _pass_result(self, told: AnsweredRuns, result: StreamResult) -> None:
         for batch, start, end in told:
             try:
                 batch.on_results(start, end, result)
@@ -323,7 +325,7 @@ class Link:
         self._was_late = False
         told, numbers = self._book.expire(now_s)
         self._forget(numbers)
-        self._tell(told, StreamResult(DEADLINE_EXCEEDED, "no result in time"))
+        self._pass_result(told, StreamResult(DEADLINE_EXCEEDED, "no result in time"))
         self._arm()
 
     def _ended(self, result: StreamResult, accepted: bool) -> None:
@@ -344,8 +346,8 @@ class Link:
             code = REFUSED.get(code, UNAVAILABLE)
         sent, unsent = book.lose()
         details = result.details or "the stream ended"
-        self._tell(sent, StreamResult(code, details))
-        self._tell(unsent, StreamResult(code, f"{NOT_SENT}: {details}"))
+        self._pass_result(sent, StreamResult(code, details))
+        self._pass_result(unsent, StreamResult(code, f"{NOT_SENT}: {details}"))
         if not (self._closed or self._draining):
             if result.answer_too_large:  # the receiver's failure, whoever ended the stream
                 result = StreamResult(UNAVAILABLE, details)

@@ -12,8 +12,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from app.dispatch.push.size_refusal import SizeRefusal
-from app.dispatch.push.stream.book import Book
-from app.dispatch.push.stream.encoder import OutBatch, Refused, add_run, alone
+from app.dispatch.push.stream.book import InFlightBatches
+from app.dispatch.push.stream.encoder import MessageNotEncodable, OutBatch, add_run, alone
 from app.dispatch.push.stream.results import StreamResult, too_large
 from app.kernel.grpc_status import OK
 from app.sdk.proto.switchyard.v1.receiver_pb2 import DeliverRequest, Role
@@ -22,7 +22,7 @@ REQUEST_BYTES = 256 * 1024  # longer ones gain nothing, and hold the loop and th
 MAX_LARGE = 64  # lone messages remembered
 DROPPED = b""
 
-Told = list[tuple[OutBatch, int, int]]
+AnsweredRuns = list[tuple[OutBatch, int, int]]
 
 
 class Outbox:
@@ -35,13 +35,15 @@ class Outbox:
         blocked_bytes: size of a lone message that waits for credit; 0: none does.
     """
 
-    def __init__(self, book: Book[OutBatch], tell: Callable[[Told, StreamResult], None]) -> None:
+    def __init__(
+        self, book: InFlightBatches[OutBatch], on_result: Callable[[AnsweredRuns, StreamResult], None]
+    ) -> None:
         self.book = book
         self.canceled: list[tuple[int, int]] = []
         self.role: Role | None = None
         self.max_request = 0
         self.blocked_bytes = 0
-        self._tell = tell
+        self._on_result = on_result
         self._large: dict[int, tuple[OutBatch, int]] = {}  # lone messages in flight, by request size
 
     def next_request(self) -> bytes | None:
@@ -66,7 +68,7 @@ class Outbox:
                             continue
                         return lone
                     break
-            except Refused as error:
+            except MessageNotEncodable as error:
                 self._drop(batch, start, StreamResult(OK, local_error=str(error)))
                 continue
             budget -= size
@@ -115,4 +117,4 @@ class Outbox:
 
     def _drop(self, batch: OutBatch, index: int, result: StreamResult) -> None:
         told, _ = self.book.cancel(batch, index, index + 1)
-        self._tell(told, result)
+        self._on_result(told, result)

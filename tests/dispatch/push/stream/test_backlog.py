@@ -9,7 +9,7 @@ import pytest
 from app.dispatch.push.stream.results import UNSENT
 from app.kernel.grpc_status import DEADLINE_EXCEEDED, OK
 from tests.dispatch.push.grpc_servers import ENOUGH_S
-from tests.dispatch.push.stream_servers import Stream, hold, rows, streaming
+from tests.dispatch.push.stream_servers import ReceiverStream, hold, rows, streaming
 
 MUCH = {"deliveries": 1_000, "bytes": 1 << 40}
 
@@ -19,7 +19,7 @@ async def test_credit_that_comes_while_nothing_may_be_sent_lets_nothing_out(wind
     go_on = asyncio.Event()
     first: list[int] = []
 
-    async def script(stream: Stream) -> None:
+    async def script(stream: ReceiverStream) -> None:
         await stream.accept(**window)
         first.extend(await stream.messages(3))
         await go_on.wait()
@@ -54,7 +54,7 @@ async def test_credit_that_comes_while_nothing_may_be_sent_lets_nothing_out(wind
 
 
 async def test_what_may_not_be_sent_when_its_time_is_over_comes_back_and_is_no_timeout() -> None:
-    async def give_little(stream: Stream) -> None:
+    async def give_little(stream: ReceiverStream) -> None:
         await stream.accept(1)
         await hold(stream)
 
@@ -68,7 +68,7 @@ async def test_what_may_not_be_sent_when_its_time_is_over_comes_back_and_is_no_t
         assert [sender.results[0, index] for index in (1, 2)] == [UNSENT] * 2
 
 
-async def take_one_and_five(stream: Stream) -> None:
+async def take_one_and_five(stream: ReceiverStream) -> None:
     """Has room for 10 kB: one message stays, and the five behind it are acknowledged."""
     await stream.accept(1_000, 10_000)
     assert await stream.messages(1) == [0]
@@ -77,7 +77,7 @@ async def take_one_and_five(stream: Stream) -> None:
 
 
 async def test_a_large_message_that_is_given_back_is_in_the_way_of_none_behind_it() -> None:
-    async def script(stream: Stream) -> None:
+    async def script(stream: ReceiverStream) -> None:
         await take_one_and_five(stream)
         assert await stream.messages(5) == list(range(5))
         await stream.say(results={"acknowledged": [{"start": 6, "end": 11}]})
@@ -101,7 +101,7 @@ async def test_a_large_message_that_is_given_back_is_in_the_way_of_none_behind_i
 
 
 async def test_a_large_message_that_waited_for_too_long_leaves_room_behind() -> None:
-    async def script(stream: Stream) -> None:
+    async def script(stream: ReceiverStream) -> None:
         await take_one_and_five(stream)
         await hold(stream)
 
@@ -121,7 +121,7 @@ async def test_a_large_message_that_waited_for_too_long_leaves_room_behind() -> 
 async def test_messages_that_waited_for_credit_and_went_together_leave_room_behind() -> None:
     go_on = asyncio.Event()
 
-    async def script(stream: Stream) -> None:
+    async def script(stream: ReceiverStream) -> None:
         await stream.accept(1_000, 10_000)
         assert await stream.messages(1) == [0]
         await go_on.wait()

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from app.dispatch.push.stream.book import Book
+from app.dispatch.push.stream.book import InFlightBatches
 
 
 class Named:
@@ -29,7 +29,7 @@ class BookMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.book: Book[Named] = Book()
+        self.book: InFlightBatches[Named] = InFlightBatches()
         self.now_s = 0.0
         self.deadlines: dict[Named, float] = {}
         self.waiting: list[tuple[Named, int]] = []
@@ -144,7 +144,7 @@ TestBook = BookMachine.TestCase
 
 
 def test_results_of_deliveries_that_were_never_made_are_counted_and_tell_nothing() -> None:
-    book: Book[Named] = Book()
+    book: InFlightBatches[Named] = InFlightBatches()
     book.queue(Named(5), 5, 1.0)
     book.credited(3, 0)
     assert book.next_run() is not None
@@ -158,7 +158,7 @@ def test_results_of_deliveries_that_were_never_made_are_counted_and_tell_nothing
 
 
 def test_a_batch_is_queued_once_at_a_time_and_not_without_messages() -> None:
-    book: Book[Named] = Book()
+    book: InFlightBatches[Named] = InFlightBatches()
     batch = Named(1)
     book.queue(batch, 1, 1.0)
 
@@ -170,7 +170,7 @@ def test_a_batch_is_queued_once_at_a_time_and_not_without_messages() -> None:
 
 
 def test_messages_that_are_told_are_not_kept_while_one_is_stuck() -> None:
-    book: Book[Named] = Book()
+    book: InFlightBatches[Named] = InFlightBatches()
     book.credited(1_000, 0)
     stuck, finished = Named(1), [Named(1) for _ in range(50)]
     for batch in (stuck, *finished):

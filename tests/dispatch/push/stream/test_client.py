@@ -5,7 +5,14 @@ from __future__ import annotations
 import asyncio
 
 from tests.dispatch.push.grpc_servers import ENOUGH_S
-from tests.dispatch.push.stream_servers import Row, Stream, hold, rows, streaming, take_everything
+from tests.dispatch.push.stream_servers import (
+    ReceiverStream,
+    StreamRecord,
+    hold,
+    rows,
+    streaming,
+    take_everything,
+)
 
 OK, CANCELLED, DEADLINE_EXCEEDED, UNIMPLEMENTED, UNAVAILABLE = 0, 1, 4, 12, 14
 
@@ -13,7 +20,7 @@ OK, CANCELLED, DEADLINE_EXCEEDED, UNIMPLEMENTED, UNAVAILABLE = 0, 1, 4, 12, 14
 async def test_messages_arrive_in_order_with_numbers_without_gaps() -> None:
     seen: list[tuple[int, int, int]] = []
 
-    async def note(stream: Stream) -> None:
+    async def note(stream: ReceiverStream) -> None:
         await stream.accept(1 << 40)
         while len(seen) < 3_000:
             request = await stream.request()
@@ -39,7 +46,7 @@ async def test_messages_arrive_in_order_with_numbers_without_gaps() -> None:
 
 
 async def test_what_the_receiver_says_of_each_delivery_is_what_its_batch_is_told() -> None:
-    async def judge(stream: Stream) -> None:
+    async def judge(stream: ReceiverStream) -> None:
         await stream.accept(100)
         await stream.messages(10)
         await stream.say(
@@ -79,7 +86,7 @@ async def test_what_the_receiver_says_of_each_delivery_is_what_its_batch_is_told
 
 
 async def test_answers_that_come_twice_or_for_nothing_or_make_no_sense_change_nothing() -> None:
-    async def babble(stream: Stream) -> None:
+    async def babble(stream: ReceiverStream) -> None:
         await stream.accept(100)
         await stream.messages(4)
         await stream.say(results={"acknowledged": [{"start": 3, "end": 4}, {"start": 1, "end": 2}]})
@@ -109,7 +116,7 @@ async def test_nothing_is_sent_beyond_the_credit_in_deliveries() -> None:
     counts: list[int] = []
     go_on = asyncio.Event()
 
-    async def stingy(stream: Stream) -> None:
+    async def stingy(stream: ReceiverStream) -> None:
         await stream.accept(7)
         counts.append(len(await stream.messages(7)))
         more = asyncio.create_task(stream.messages(1))
@@ -144,7 +151,7 @@ async def test_nothing_is_sent_beyond_the_credit_in_bytes_but_one_message_when_n
     offsets: list[int] = []
     credit = size
 
-    async def stingy(stream: Stream) -> None:
+    async def stingy(stream: ReceiverStream) -> None:
         nonlocal sent, credit
         await stream.accept(1 << 40, size)
         done = 0
@@ -168,7 +175,7 @@ async def test_nothing_is_sent_beyond_the_credit_in_bytes_but_one_message_when_n
         await hold(stream)
 
     async with streaming(stingy) as sender:
-        records = [Row(offset, bytes(8_000 if offset % 10 == 3 else 700)) for offset in range(40)]
+        records = [StreamRecord(offset, bytes(8_000 if offset % 10 == 3 else 700)) for offset in range(40)]
         sender.send(records)
         await sender.all_told()
 
@@ -194,7 +201,7 @@ async def test_a_hundred_thousand_messages_are_told_exactly_once_each() -> None:
 async def test_a_message_of_ten_megabytes_is_sent_and_one_beyond_the_receivers_limit_is_too_large() -> None:
     limit = 10 * 1024 * 1024 + 1_000
 
-    async def limited(stream: Stream) -> None:
+    async def limited(stream: ReceiverStream) -> None:
         await stream.accept(1 << 40, 1 << 40, limit)
         offsets = await stream.messages(4)
         assert offsets == [0, 1, 3, 4]
@@ -203,7 +210,7 @@ async def test_a_message_of_ten_megabytes_is_sent_and_one_beyond_the_receivers_l
 
     async with streaming(limited) as sender:
         sizes = [5, 10 * 1024 * 1024, limit, 5, 5]
-        sender.send([Row(offset, bytes(size)) for offset, size in enumerate(sizes)])
+        sender.send([StreamRecord(offset, bytes(size)) for offset, size in enumerate(sizes)])
         await sender.all_told()
 
     assert sender.codes() == [OK, OK, 8, OK, OK]
@@ -212,14 +219,14 @@ async def test_a_message_of_ten_megabytes_is_sent_and_one_beyond_the_receivers_l
 
 async def test_a_receiver_that_takes_less_than_it_says_loses_one_stream_over_it_and_no_message() -> None:
     async with streaming(take_everything, max_bytes=100_000) as sender:
-        sender.send([Row(offset, bytes(300_000 if offset == 3 else 20)) for offset in range(8)])
+        sender.send([StreamRecord(offset, bytes(300_000 if offset == 3 else 20)) for offset in range(8)])
         await sender.all_told()
         assert sender.results[0, 3].too_large
         for index in range(8):
             if sender.results[0, index].code == UNAVAILABLE:
-                sender.send([Row(index, b"again")])
+                sender.send([StreamRecord(index, b"again")])
         sender.send(rows(2_000, bytes(200)))
-        sender.send([Row(0, bytes(300_000))])
+        sender.send([StreamRecord(0, bytes(300_000))])
         await sender.all_told()
 
     assert len(sender.lost) == 1
@@ -247,7 +254,7 @@ async def test_data_that_cannot_be_encoded_is_a_local_error_and_harms_no_other()
 async def test_what_has_no_result_in_time_is_given_up_and_the_receiver_is_told_so() -> None:
     canceled: list[tuple[int, int]] = []
 
-    async def forget_some(stream: Stream) -> None:
+    async def forget_some(stream: ReceiverStream) -> None:
         await stream.accept(100)
         await stream.messages(5)
         await stream.say(results={"acknowledged": [{"start": 0, "end": 1}, {"start": 3, "end": 4}]})
@@ -276,7 +283,7 @@ async def test_what_has_no_result_in_time_is_given_up_and_the_receiver_is_told_s
 
 
 async def test_what_waits_for_credit_that_never_comes_is_given_up_in_time() -> None:
-    async def give_nothing(stream: Stream) -> None:
+    async def give_nothing(stream: ReceiverStream) -> None:
         await stream.accept(0)
         await hold(stream)
 
@@ -290,7 +297,7 @@ async def test_what_waits_for_credit_that_never_comes_is_given_up_in_time() -> N
 async def test_canceled_messages_are_told_at_once_sent_or_not() -> None:
     told: list[tuple[int, int]] = []
 
-    async def slow(stream: Stream) -> None:
+    async def slow(stream: ReceiverStream) -> None:
         await stream.accept(4)
         await stream.messages(4)
         request = await stream.request()

@@ -6,17 +6,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.dispatch.push.stream.encoder import OutBatch, Refused, add_run, alone
+from app.dispatch.push.stream.encoder import MessageNotEncodable, OutBatch, add_run, alone
 from app.sdk.proto.switchyard.v1.receiver_pb2 import DeliverRequest, Open
 from app.sdk.receiver.admission import read_batch
-from tests.dispatch.push.stream_servers import Row
+from tests.dispatch.push.stream_servers import StreamRecord
 
 INT64 = st.integers(-(2**63), 2**63 - 1)
 OPENED = Open(group="billing", topic="orders")
 
 binary = st.none() | st.binary(max_size=300)
 rows = st.builds(
-    Row,
+    StreamRecord,
     st.integers(0, 1 << 40),
     binary,
     binary,
@@ -25,13 +25,13 @@ rows = st.builds(
 )
 
 
-def batch(records: list[Row], **more: str) -> OutBatch:
+def batch(records: list[StreamRecord], **more: str) -> OutBatch:
     return OutBatch("orders", 3, records, 2, 5, lambda *_: None, **more)
 
 
 @given(st.lists(rows, min_size=1, max_size=20), st.integers(0, 5_000), st.integers(0, 1 << 60))
 def test_a_receiver_reads_back_what_was_sent_and_no_request_is_larger_than_its_budget(
-    records: list[Row], budget: int, number: int
+    records: list[StreamRecord], budget: int, number: int
 ) -> None:
     request = DeliverRequest()
 
@@ -52,9 +52,9 @@ def test_a_receiver_reads_back_what_was_sent_and_no_request_is_larger_than_its_b
         assert request.batches[0].first_delivery == number
 
 
-@given(st.lists(st.builds(Row, INT64, timestamp=INT64), min_size=1, max_size=8))
+@given(st.lists(st.builds(StreamRecord, INT64, timestamp=INT64), min_size=1, max_size=8))
 def test_offsets_and_times_far_apart_arrive_in_as_many_batches_as_it_takes(
-    records: list[Row],
+    records: list[StreamRecord],
 ) -> None:
     request, done = DeliverRequest(), 0
     while done < len(records):
@@ -69,16 +69,21 @@ def test_offsets_and_times_far_apart_arrive_in_as_many_batches_as_it_takes(
 
 
 @pytest.mark.parametrize(
-    "bad", [Row(headers=[("\ud800", b"")]), Row(timestamp=1 << 64), Row(offset=-(1 << 63) - 1)]
+    "bad",
+    [
+        StreamRecord(headers=[("\ud800", b"")]),
+        StreamRecord(timestamp=1 << 64),
+        StreamRecord(offset=-(1 << 63) - 1),
+    ],
 )
-def test_data_that_protobuf_refuses_fails_alone(bad: Row) -> None:
-    records = [Row(offset=1), Row(offset=2), bad, Row(offset=4)]
+def test_data_that_protobuf_refuses_fails_alone(bad: StreamRecord) -> None:
+    records = [StreamRecord(offset=1), StreamRecord(offset=2), bad, StreamRecord(offset=4)]
     request = DeliverRequest()
 
     assert add_run(request, batch(records), 0, 4, 0, 1 << 20)[0] == 2
-    with pytest.raises(Refused, match="cannot be encoded"):
+    with pytest.raises(MessageNotEncodable, match="cannot be encoded"):
         add_run(request, batch(records), 2, 4, 2, 1 << 20)
-    with pytest.raises(Refused):
+    with pytest.raises(MessageNotEncodable):
         alone(batch(records), 2, 2)
     assert add_run(request, batch(records), 3, 4, 2, 1 << 20)[0] == 1
     assert [len(sent.messages) for sent in request.batches] == [2, 1]
@@ -87,7 +92,7 @@ def test_data_that_protobuf_refuses_fails_alone(bad: Row) -> None:
 @pytest.mark.parametrize("own", [b"00-" + b"a" * 32 + b"-" + b"b" * 16 + b"-01", None])
 def test_a_trace_among_the_headers_comes_before_that_of_the_batch(own: bytes | None) -> None:
     request = DeliverRequest()
-    record = Row(headers=[("traceparent", own)] if own else [("other", b"")])
+    record = StreamRecord(headers=[("traceparent", own)] if own else [("other", b"")])
     add_run(request, batch([record], traceparent="00-bb"), 0, 1, 0, 1 << 20)
 
     (message,) = read_batch(request.batches[0], OPENED)

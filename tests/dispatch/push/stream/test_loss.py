@@ -10,7 +10,14 @@ import pytest
 
 from app.dispatch.model.crash_suspicion import Loss, read_loss
 from tests.dispatch.push.grpc_servers import ENOUGH_S, accept, serving
-from tests.dispatch.push.stream_servers import Sender, Stream, hold, rows, streaming, take_everything
+from tests.dispatch.push.stream_servers import (
+    ReceiverStream,
+    RecordingSender,
+    hold,
+    rows,
+    streaming,
+    take_everything,
+)
 
 OK, CANCELLED, DEADLINE_EXCEEDED, UNIMPLEMENTED, UNAVAILABLE = 0, 1, 4, 12, 14
 
@@ -18,7 +25,7 @@ OK, CANCELLED, DEADLINE_EXCEEDED, UNIMPLEMENTED, UNAVAILABLE = 0, 1, 4, 12, 14
 async def test_a_receiver_that_dies_tells_everything_in_flight_once_and_is_found_again_when_asked() -> None:
     waiting = asyncio.Event()
 
-    async def take_half(stream: Stream) -> None:
+    async def take_half(stream: ReceiverStream) -> None:
         await stream.accept(1_000)
         await stream.messages(500)
         await stream.say(results={"acknowledged": [{"start": 0, "end": 200}, {"start": 300, "end": 301}]})
@@ -51,7 +58,7 @@ async def test_a_receiver_that_dies_tells_everything_in_flight_once_and_is_found
 
 
 async def test_what_a_lost_receiver_had_not_got_is_told_as_such() -> None:
-    async def take_some(stream: Stream) -> None:
+    async def take_some(stream: ReceiverStream) -> None:
         await stream.accept(10)
         await stream.messages(10)
         await hold(stream)
@@ -70,7 +77,7 @@ async def test_what_a_lost_receiver_had_not_got_is_told_as_such() -> None:
 
 async def test_a_receiver_without_the_contract_is_told_as_such_and_its_messages_are_free_again() -> None:
     async with serving(accept) as call:
-        sender = Sender(call.place.port)
+        sender = RecordingSender(call.place.port)
         sender.send(rows(3))
         await sender.all_told()
         await sender.target.close()
@@ -85,7 +92,7 @@ REFUSALS = [("NOT_FOUND", 12), ("PERMISSION_DENIED", 7), ("RESOURCE_EXHAUSTED", 
 
 @pytest.mark.parametrize(("status", "code"), REFUSALS)
 async def test_a_stream_that_is_refused_never_condemns_its_messages(status: str, code: int) -> None:
-    async def refuse(stream: Stream) -> None:
+    async def refuse(stream: ReceiverStream) -> None:
         await stream.context.abort(grpc.StatusCode[status], "no")
 
     async with streaming(refuse) as sender:
@@ -99,7 +106,7 @@ async def test_a_stream_that_is_refused_never_condemns_its_messages(status: str,
 
 @pytest.mark.parametrize("ending", ["return", "abort", "garbage"])
 async def test_a_stream_that_ends_early_in_whatever_way_makes_its_messages_unavailable(ending: str) -> None:
-    async def end(stream: Stream) -> None:
+    async def end(stream: ReceiverStream) -> None:
         await stream.accept(100)
         await stream.messages(3)
         await stream.say(results={"acknowledged": [{"start": 1, "end": 2}]})
@@ -120,7 +127,7 @@ async def test_a_stream_that_ends_early_in_whatever_way_makes_its_messages_unava
 async def test_draining_gives_up_what_was_not_sent_and_waits_for_what_was() -> None:
     draining = asyncio.Event()
 
-    async def answer_at_last(stream: Stream) -> None:
+    async def answer_at_last(stream: ReceiverStream) -> None:
         await stream.accept(5)
         await stream.messages(5)
         while (request := await stream.request()) is not None and not request.drain:
@@ -143,7 +150,7 @@ async def test_draining_gives_up_what_was_not_sent_and_waits_for_what_was() -> N
 
 
 async def test_draining_does_not_wait_for_a_receiver_that_never_answers() -> None:
-    async def be_silent(stream: Stream) -> None:
+    async def be_silent(stream: ReceiverStream) -> None:
         await stream.accept(5)
         await hold(stream)
 
@@ -159,7 +166,7 @@ async def test_draining_does_not_wait_for_a_receiver_that_never_answers() -> Non
 
 
 async def test_closing_tells_everything_once_also_before_anything_was_connected() -> None:
-    async def accept_and_hold(stream: Stream) -> None:
+    async def accept_and_hold(stream: ReceiverStream) -> None:
         await stream.accept(5)
         await hold(stream)
 
@@ -170,7 +177,7 @@ async def test_closing_tells_everything_once_also_before_anything_was_connected(
         await sender.all_told()
         assert sender.codes() == [CANCELLED] * 8
 
-    nobody = Sender(1)
+    nobody = RecordingSender(1)
     nobody.send(rows(2))
     await nobody.target.close()
     await nobody.all_told()
@@ -178,10 +185,10 @@ async def test_closing_tells_everything_once_also_before_anything_was_connected(
 
 
 async def test_several_streams_share_the_load_and_one_that_dies_takes_only_its_own_with_it() -> None:
-    opened: list[Stream] = []
-    died: list[Stream] = []
+    opened: list[ReceiverStream] = []
+    died: list[ReceiverStream] = []
 
-    async def first_dies(stream: Stream) -> None:
+    async def first_dies(stream: ReceiverStream) -> None:
         opened.append(stream)
         await stream.accept(1 << 40)
         done = 0

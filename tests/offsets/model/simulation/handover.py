@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from app.kafka.records.producer_sequences import SEQUENCES, Stamp, Tail
-from app.replicate.model.copied_index import Already
+from app.kafka.records.producer_sequences import SEQUENCES, ProducerStamp, ProducerTail
+from app.replicate.model.copied_index import CopiedIndex
 
 
 class Left(NamedTuple):
@@ -16,7 +16,7 @@ class Left(NamedTuple):
 
     base: int
     floor: int
-    stamp: Stamp | None = None
+    stamp: ProducerStamp | None = None
     passed: int = 0
 
 
@@ -25,7 +25,7 @@ class Written(NamedTuple):
 
     start: int
     end: int
-    stamp: Stamp
+    stamp: ProducerStamp
     records: Sequence[int]
 
 
@@ -34,7 +34,7 @@ class Closing(NamedTuple):
 
     source_end: int
     target_end: int
-    stamp: Stamp
+    stamp: ProducerStamp
 
 
 def closing(
@@ -48,12 +48,12 @@ def closing(
         first_sequence: where epochs begin to count.
     """
     stamp = None if left.stamp is None else left.stamp.behind(SEQUENCES - first_sequence)
-    tail, prints = Tail(left.floor, stamp), list[int]()
+    tail, prints = ProducerTail(left.floor, stamp), list[int]()
     for batch in written:
         first = batch.stamp.behind(SEQUENCES - first_sequence)
         tail = tail.behind(batch.start, batch.end, first, len(batch.records))
         prints += batch.records
-    already, source_end = Already(prints[left.passed :]), left.base
+    already, source_end = CopiedIndex(prints[left.passed :]), left.base
     for offset, record in source:
         if already.is_over or not already.drop([record]):
             break

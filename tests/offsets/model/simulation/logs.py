@@ -14,23 +14,23 @@ from functools import cached_property, partial
 from typing import NamedTuple
 
 from app.kafka.records.leader_epochs import ENDLESS, Epochs, read_in
-from app.kafka.records.producer_sequences import Stamp
-from app.kafka.records.verbatim_copy import Copy
+from app.kafka.records.producer_sequences import ProducerStamp
+from app.kafka.records.verbatim_copy import VerbatimCopy
 from app.kernel.fencing import LogId
 from app.offsets.model.offset_map import (
     Barrier,
     BarrierItem,
-    Ended,
     EndedItem,
-    Line,
+    LineEnd,
     NeedItem,
+    OffsetMapLine,
     after,
-    asked_for,
     at_end,
     needs_of,
+    with_pins,
 )
-from app.offsets.model.translation import Copying, Place
-from app.replicate.pump.offset_sync_emitter import Marks
+from app.offsets.model.translation import CopiedLine, CopiedPartition
+from app.replicate.pump.offset_sync_emitter import OffsetSyncEmitter
 from tests.offsets.model.simulation.handover import Left, Written, closing
 
 STEP = 16  # epochs that a successor leaves
@@ -49,8 +49,8 @@ class SourceLog:
     cuts: list[int] = field(default_factory=list)
 
     @cached_property
-    def place(self) -> Place:
-        return Place(f"{self.region}-regional", TOPIC, self.partition)
+    def place(self) -> CopiedPartition:
+        return CopiedPartition(f"{self.region}-regional", TOPIC, self.partition)
 
     @property
     def topic_id(self) -> str:
@@ -85,7 +85,7 @@ class Batch:
 
     start: int
     records: list[int | None]
-    stamp: Stamp  # of its first record
+    stamp: ProducerStamp  # of its first record
 
     @property
     def end(self) -> int:
@@ -150,7 +150,7 @@ class CopyLog:
         self.tail = []
         self.elections += 1
 
-    def append(self, records: list[int], stamp: Stamp) -> Batch:
+    def append(self, records: list[int], stamp: ProducerStamp) -> Batch:
         self.show()
         batch = Batch(self.end, list(records), stamp)
         self.batches.append(batch)
@@ -210,9 +210,9 @@ class CopyTopic:
 class Flight:
     """A batch of a lane: in the log once it has landed. Without records there is nothing to see in it."""
 
-    copy: Copy
+    copy: VerbatimCopy
     records: list[int]
-    stamp: Stamp
+    stamp: ProducerStamp
     lineage: int
     landed: Batch | None = None
 
@@ -243,7 +243,7 @@ class Lane:
         self.source, self.target, self.partition, self.takes = source, target, partition, takes
         self.route = f"{source.region}-to-{target.region}-{generation}"
         self.generation, self.gone = generation, False
-        self.line: Line | None = None
+        self.line: OffsetMapLine | None = None
         self.epoch = 1
         self.lineage = self.source_epoch = self.read_epoch = 0
         self.topic_id = source.topic_id
@@ -251,8 +251,8 @@ class Lane:
         self.quiet_below = -1
         self.flying: list[Flight] = []
         self.ghosts: list[Flight] = []  # a former owner's
-        self.producer: Stamp | None = None  # that was written under last
-        self.stamp: Stamp | None = None  # of what goes next; None: the lane is not open
+        self.producer: ProducerStamp | None = None  # that was written under last
+        self.stamp: ProducerStamp | None = None  # of what goes next; None: the lane is not open
         self._pace, self._first = pace, first_sequence
         self.epochs: Epochs = ()
         self._saved_epochs: Epochs = ()  # with `saved`
@@ -284,15 +284,15 @@ class Lane:
         return line.barriers if line is not None and mine else []
 
     @property
-    def copying(self) -> Copying | None:
+    def copying(self) -> CopiedLine | None:
         if self.line is None:
             return None
         region = self.target.region
-        return Copying(region, self.route, self.source.place, self.line)
+        return CopiedLine(region, self.route, self.source.place, self.line)
 
-    def _new_marks(self) -> Marks:
+    def _new_marks(self) -> OffsetSyncEmitter:
         every, records = self._pace
-        marks = Marks(every, records, self._told)
+        marks = OffsetSyncEmitter(every, records, self._told)
         marks.quiet_below = self.quiet_below
         return marks
 
@@ -300,7 +300,7 @@ class Lane:
         """What may have been sent comes twice."""
         self.quiet_below = self._marks.quiet_below = max(self.quiet_below, self.source.end)
 
-    def _told(self, source_end: int, target_end: int, stamp: Stamp | None) -> None:
+    def _told(self, source_end: int, target_end: int, stamp: ProducerStamp | None) -> None:
         if self._drops:
             return
         item = BarrierItem(
@@ -353,7 +353,7 @@ class Lane:
             return
         self.epochs = read_in(self.epochs, source.epoch_at(end - 1), start)
         records = [one for one in source.records[start:end] if one is not None and self.takes(one)]
-        copy = Copy(b"", len(records), start, end)
+        copy = VerbatimCopy(b"", len(records), start, end)
         if not records:
             self._pass(end)
             return
@@ -366,7 +366,7 @@ class Lane:
         """There is nothing to see up to `end`."""
         self.sent = end
         if self.flying:
-            nothing = Flight(Copy(b"", 0, end, end), [], Stamp(0, 0, 0), self.lineage)
+            nothing = Flight(VerbatimCopy(b"", 0, end, end), [], ProducerStamp(0, 0, 0), self.lineage)
             self.flying.append(nothing)
         else:
             self._move(end)
@@ -375,14 +375,14 @@ class Lane:
         self.base = max(self.base, base)
         self.left = self.left._replace(base=self.base)
 
-    def _open(self, copy: Copy, now: int) -> Stamp:
+    def _open(self, copy: VerbatimCopy, now: int) -> ProducerStamp:
         if self.producer is None:
             self.target.ids += 1
             self.target.routes[self.target.ids] = self.route
             self.left = Left(self.base, self.log.end)
-            stamp = Stamp(self.target.ids, 0, self._first)
+            stamp = ProducerStamp(self.target.ids, 0, self._first)
         else:
-            stamp = Stamp(self.producer.producer_id, self.producer.epoch + STEP, self._first)
+            stamp = ProducerStamp(self.producer.producer_id, self.producer.epoch + STEP, self._first)
         self.producer = stamp
         self._saved_left = self.left
         self._marks.opened(stamp)
@@ -449,7 +449,7 @@ class Lane:
         """Readers lie still there."""
         needs = needs_of(read, resumed)
         item = NeedItem("route", TOPIC, self.source.partition, self.target.log_id, needs)
-        self.line = asked_for(self.line, item) or self.line
+        self.line = with_pins(self.line, item) or self.line
 
     # -- owners ------------------------------------------------------------------------------------
 
@@ -457,7 +457,7 @@ class Lane:
         """It goes on under its next epoch; what has not landed is written under that."""
         if self.stamp is None:
             return
-        stamp = self.producer = Stamp(self.stamp.producer_id, self.stamp.epoch + 1, self._first)
+        stamp = self.producer = ProducerStamp(self.stamp.producer_id, self.stamp.epoch + 1, self._first)
         for flight in self.flying:
             if flight.landed is None and flight.records:
                 flight.stamp = stamp
@@ -538,7 +538,7 @@ class Lane:
             return
         if asks_source and line.source.topic_id == self.source.topic_id:
             source_end = max(self.source.end, line.barriers[-1].source_end)
-        ended = Ended(self.epoch, self.target.log_id, source_end, since, log.shown)
+        ended = LineEnd(self.epoch, self.target.log_id, source_end, since, log.shown)
         item = EndedItem("route", TOPIC, self.source.partition, line.lineage, line.source, ended)
         self.line = at_end(line, item) or line
 

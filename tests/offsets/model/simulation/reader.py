@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from app.kernel.fencing import LogId, TrackerRecord
 from app.kernel.ranges import Snapshot, outside
 from app.kernel.tracker import Tracker
-from app.offsets.model.producer_progress import Trail
-from app.offsets.model.source_frontier import Done, PassOver
-from app.offsets.model.translation import Copying, Place
+from app.offsets.model.producer_progress import ProducerProgress
+from app.offsets.model.source_frontier import PassOver, SourceFinished
+from app.offsets.model.translation import CopiedLine, CopiedPartition
 from tests.offsets.model.simulation.logs import Batch, CopyLog
 
 CAPACITY = 10_000
@@ -46,7 +46,7 @@ class Part:
     ) -> None:
         self.log, self.log_id, self.partition, self.snapshot = log, log_id, partition, snapshot
         self.tracker = Tracker(snapshot.base, CAPACITY, snapshot)
-        self.trail = Trail(self.tracker.base, note)
+        self.trail = ProducerProgress(self.tracker.base, note)
         self.over: PassOver | None = None
         self.open: dict[int, int] = {}
         self.shown: list[tuple[int, int, Batch]] = []
@@ -120,9 +120,9 @@ class Facts:
     """
 
     positions: dict[int, list[int]]
-    done: Mapping[Hashable, Done]
-    into: list[Copying]
-    read_to: Mapping[Place, int]
+    done: Mapping[Hashable, SourceFinished]
+    into: list[CopiedLine]
+    read_to: Mapping[CopiedPartition, int]
     known: frozenset[int]
 
 

@@ -25,15 +25,24 @@ from app.kafka.records.producer_sequences import later
 from app.kernel.fencing import LogId
 from app.kernel.job import JobId, Kind
 from app.kernel.ranges import Snapshot
-from app.offsets.model.offset_map import Line, Source
-from app.offsets.model.source_frontier import Done, PassOver, finished, together
-from app.offsets.model.translation import NO_LINE, Copying, Log, Place, Resumed, Road, Topic, resume
+from app.offsets.model.offset_map import LineSource, OffsetMapLine
+from app.offsets.model.source_frontier import PassOver, SourceFinished, finished, together
+from app.offsets.model.translation import (
+    NO_LINE,
+    CopiedLine,
+    CopiedPartition,
+    Log,
+    ResumePlan,
+    TopicIdentity,
+    TopicRelation,
+    resume,
+)
 from app.offsets.sync.remote_progress import reader_of
 from tests.offsets.model.simulation.logs import TOPIC, Batch, CopyLog, CopyTopic, Lane, SourceLog
 from tests.offsets.model.simulation.reader import Facts, Part, Saved, Stint
 
 REGIONS = ("east", "north", "west")
-LineKey = tuple[Place, int, str]  # source, the copy's partition, and the route
+LineKey = tuple[CopiedPartition, int, str]  # source, the copy's partition, and the route
 
 
 class Broken(AssertionError):
@@ -71,10 +80,10 @@ class World:
             for at in self._partitions(source, topic)
         ]
         self.where: dict[int, tuple[SourceLog, int, int]] = {}  # source, its `anew`, offset
-        self.lines: dict[str, dict[LineKey, Copying]] = {region: {} for region in REGIONS}
+        self.lines: dict[str, dict[LineKey, CopiedLine]] = {region: {} for region in REGIONS}
         self.trackers: dict[str, dict[int, Saved]] = {region: {} for region in REGIONS}
         apart = [(here, there) for here in REGIONS for there in REGIONS if here != there]
-        self.line_copies: dict[tuple[str, str], dict[LineKey, Copying]] = {at: {} for at in apart}
+        self.line_copies: dict[tuple[str, str], dict[LineKey, CopiedLine]] = {at: {} for at in apart}
         self.tracker_copies: dict[tuple[str, str], dict[int, Saved]] = {at: {} for at in apart}
         self.down: set[str] = set()
         self.lost: set[str] = set()
@@ -129,7 +138,7 @@ class World:
         self.tell_lines()
         topic = self.topics[region]
         into_to = list(self.lines[region].values())
-        to = Topic(topic.log_id.cluster_id, TOPIC, topic.log_id.topic_id)
+        to = TopicIdentity(topic.log_id.cluster_id, TOPIC, topic.log_id.topic_id)
         logs = {at: Log(log.start, log.end) for at, log in enumerate(topic.logs)}
         unknown = {
             (lane.source.place, lane.partition): NO_LINE
@@ -137,8 +146,8 @@ class World:
             if lane.target is topic and not lane.gone and _key(lane) not in self.lines[region]
         }
         positions: dict[int, list[int]] = {at: [] for at in logs}
-        readers: list[Mapping[Hashable, Done]] = []
-        read_to: Counter[Place] = Counter()
+        readers: list[Mapping[Hashable, SourceFinished]] = []
+        read_to: Counter[CopiedPartition] = Counter()
         known = {one for saved in self.trackers[region].values() for one in saved.known}
         for other in REGIONS:
             saved = self.tracker_copies.get((region, other), {})
@@ -146,8 +155,11 @@ class World:
             if reader is None:
                 continue
             into_read = list(self.line_copies[region, other].values())
-            read, bases = Topic(reader.log.cluster_id, TOPIC, reader.log.topic_id), reader.next_offsets
-            ask = partial(resume, Road.COMMON, read, to, logs=logs, unknown=unknown)
+            read, bases = (
+                TopicIdentity(reader.log.cluster_id, TOPIC, reader.log.topic_id),
+                reader.next_offsets,
+            )
+            ask = partial(resume, TopicRelation.COMMON, read, to, logs=logs, unknown=unknown)
             resumed = ask(bases, into_read, into_to)
             for at, answer in resumed.answers.items():
                 if not answer.why:
@@ -166,11 +178,11 @@ class World:
 
     def _mapped(
         self,
-        resumed: Resumed,
-        ask: partial[Resumed],
+        resumed: ResumePlan,
+        ask: partial[ResumePlan],
         bases: dict[int, int],
-        into_read: list[Copying],
-        into_to: list[Copying],
+        into_read: list[CopiedLine],
+        into_to: list[CopiedLine],
     ) -> None:
         """Promise 2."""
         before = {at: max(0, base - self.chance.randint(0, 6)) for at, base in bases.items()}
@@ -183,7 +195,7 @@ class World:
                 if answer.next_offset > resumed.answers[at].next_offset:
                     raise Broken(f"partition {at}: less is known, {answer} lies behind {resumed.answers[at]}")
 
-    def _some(self, lines: list[Copying]) -> list[Copying]:
+    def _some(self, lines: list[CopiedLine]) -> list[CopiedLine]:
         """Barriers were lost."""
         return [
             copying._replace(
@@ -197,7 +209,7 @@ class World:
         ]
 
     def _again(
-        self, resumed: Resumed, topic: CopyTopic, other: str, bases: dict[int, int], log_id: LogId
+        self, resumed: ResumePlan, topic: CopyTopic, other: str, bases: dict[int, int], log_id: LogId
     ) -> None:
         """Promise 3, first half: of what the other region's copy still shows."""
         there = self.topics[other]
@@ -210,7 +222,7 @@ class World:
             if offset < base
         }
         for partition, answer in resumed.answers.items():
-            seen: dict[tuple[Place, str], set[int]] = {}
+            seen: dict[tuple[CopiedPartition, str], set[int]] = {}
             log = topic.logs[partition]
             copies = list(log.copies())
             twice = {record for record, offset, _ in copies if offset < answer.next_offset}
@@ -399,17 +411,17 @@ def _is_there(keyed: bool, partition: int, count: int, record: int) -> bool:
     return not keyed or record % 7 % count == partition
 
 
-def _sources(lines: Iterable[Copying]) -> list[Source]:
-    return [Source(copying.source, copying.line) for copying in lines]
+def _sources(lines: Iterable[CopiedLine]) -> list[LineSource]:
+    return [LineSource(copying.source, copying.line) for copying in lines]
 
 
 def _read_to(
-    bases: Mapping[int, int], into_read: list[Copying], into_to: list[Copying], log: LogId
-) -> dict[Place, int]:
+    bases: Mapping[int, int], into_read: list[CopiedLine], into_to: list[CopiedLine], log: LogId
+) -> dict[CopiedPartition, int]:
     """By source what was certainly finished, by the design's rule alone: k."""
-    found: dict[Place, int] = {}
-    unknown: set[Place] = set()
-    lines_to: dict[Place, list[Line]] = {}
+    found: dict[CopiedPartition, int] = {}
+    unknown: set[CopiedPartition] = set()
+    lines_to: dict[CopiedPartition, list[OffsetMapLine]] = {}
     for copying in into_to:
         lines_to.setdefault(copying.source, []).append(copying.line)
     for copying in into_read:
