@@ -7,13 +7,16 @@ from typing import Any
 
 import pytest
 
+from app.web.http import forwarding
 from tests.web.browser import browsing
 from tests.web.client import Console
-from tests.web.runtime_fake import FakeRuntime, serving
+from tests.web.runtime_fake import ENOUGH_S, FakeRuntime, serving
 
 
 @pytest.fixture
-def console() -> Iterator[Console]:
+def console(monkeypatch: pytest.MonkeyPatch) -> Iterator[Console]:
+    # On a busy machine another worker answers later than an operator would wait.
+    monkeypatch.setattr(forwarding, "FORWARDED_READ_TIMEOUT_S", ENOUGH_S)
     fed = FakeRuntime()
     with serving(fed) as url:
         yield Console(url, fed)

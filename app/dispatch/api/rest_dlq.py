@@ -28,8 +28,7 @@ from app.dispatch.dlq.rules import DEFAULT_RATE, Span, bounded
 from app.dispatch.dlq.survey import foresee, lines, stats
 from app.kernel.clock import now_ms
 from app.web.http import request_bodies, schemas
-from app.web.http.forwarding import FORWARDED_READ_TIMEOUT_S as HOP_LOOK_S
-from app.web.http.forwarding import HOP_HEADER, ask_worker
+from app.web.http.forwarding import FORWARDED_READ_TIMEOUT_S, HOP_HEADER, ask_worker
 from app.web.http.operations import STARTED, Operations, TrackedOperation
 from app.web.http.operator_requests import actor_of, check_fields, flag_of, read_body, when_of
 from app.web.http.responses import ApiError, is_number, json_response
@@ -288,7 +287,9 @@ class DlqTools:
         others = [] if request.headers.get(HOP_HEADER) else sorted(self._api.beats().keys() - {here})
         for worker in others:
             try:
-                status, content = await ask_worker(self._api, request, worker, patience_s=HOP_LOOK_S)
+                status, content = await ask_worker(
+                    self._api, request, worker, patience_s=FORWARDED_READ_TIMEOUT_S
+                )
                 if status == 200:
                     return json_response(orjson.loads(content))
             except (ApiError, orjson.JSONDecodeError):

@@ -23,7 +23,7 @@ from app.offsets.sync.group_syncer import outcome_fields
 from app.offsets.sync.mapper import JoinedTopics, NoRoad
 from app.offsets.sync.regions import Regions
 from app.offsets.sync.time_lookup import copies_of
-from app.web.http.forwarding import FORWARDED_READ_TIMEOUT_S, HOP_HEADER, hand_over
+from app.web.http.forwarding import HOP_HEADER, hand_over
 from app.web.http.operator_requests import actor_of, flag_of, read_body
 from app.web.http.responses import ApiError, is_number, json_response, paged
 from app.web.http.route_docs import ACTOR, PAGE, TEXT, Page, Param, described, repeated
@@ -207,7 +207,7 @@ class OffsetRoutes:
         runtime = self._api.runtime
         leader, regions = runtime.control.view.leader, self._regions
         if not runtime.leader.leads and leader and not request.headers.get(HOP_HEADER):
-            return await hand_over(self._api, request, leader, patience_s=FORWARDED_READ_TIMEOUT_S)
+            return await hand_over(self._api, request, leader)
         rows: list[dict[str, Any]] = []
         for name, kept in sorted(regions.sync.routes.items()):
             of = {"route": name, "workload": None, "from": kept.source, "to": kept.target}

@@ -35,7 +35,7 @@ from app.replicate.definition import RouteDefinition
 from app.replicate.model.copy_graph import ALONE
 from app.replicate.model.route import is_topic
 from app.web.http import schemas as http_schemas
-from app.web.http.forwarding import FORWARDED_READ_TIMEOUT_S, HOP_HEADER, hand_over
+from app.web.http.forwarding import HOP_HEADER, hand_over
 from app.web.http.operator_requests import actor_of
 from app.web.http.responses import ApiError, json_response, paged
 from app.web.http.route_docs import ACTOR, JSON, PAGE, AnswerDoc, Page, described
@@ -121,7 +121,7 @@ class RouteRoutes:
         put, runtime = self.put_of(request), self._api.runtime
         leader = runtime.control.view.leader
         if not runtime.leader.leads and leader and not request.headers.get(HOP_HEADER):
-            return await hand_over(self._api, request, leader, patience_s=FORWARDED_READ_TIMEOUT_S)
+            return await hand_over(self._api, request, leader)
         told = runtime.catalog.routes.topics_of(put.key)
         read_s = None if told is None else round(time.monotonic() - told.read_at_s, 1)
         page = paged([] if told is None else told.topics, request)

@@ -35,7 +35,7 @@ from app.sizing.api.rest import SizingRoutes
 from app.web.console.metrics import exposition
 from app.web.console.rest_report import ReportRoutes
 from app.web.http import schemas
-from app.web.http.forwarding import FORWARDED_READ_TIMEOUT_S, HOP_HEADER, hand_over
+from app.web.http.forwarding import HOP_HEADER, hand_over
 from app.web.http.openapi import openapi
 from app.web.http.responses import ApiError, is_number, json_response, number, paged
 from app.web.http.route_docs import JSON, PAGE, TEXT, TIER, AnswerDoc, Page, Param, described, whole
@@ -285,7 +285,7 @@ class Api:
             })  # fmt: skip
         if request.headers.get(HOP_HEADER):
             raise ApiError(503, "Moving", f"{job} is on its way to {held.worker}; ask again in a moment")
-        return await hand_over(self, request, held.worker, patience_s=FORWARDED_READ_TIMEOUT_S)
+        return await hand_over(self, request, held.worker)
 
     # -- dead letters ----------------------------------------------------------------------------
 

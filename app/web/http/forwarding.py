@@ -25,7 +25,7 @@ async def ask_worker(
     request: web.Request,
     worker: str,
     body: Any = None,
-    patience_s: float = FORWARDED_CHANGE_TIMEOUT_S,
+    patience_s: float | None = None,
     path: str = "",
     method: str = "",
 ) -> tuple[int, bytes]:
@@ -33,8 +33,12 @@ async def ask_worker(
     `method`), with `body` if there is one.
 
     Raises:
-        ApiError: it is not heard, or does not answer within `patience_s`.
+        ApiError: it is not heard, or does not answer within `patience_s` (by default as long as the method's
+            timeout above).
     """
+    method = method or request.method
+    if patience_s is None:
+        patience_s = FORWARDED_READ_TIMEOUT_S if method == "GET" else FORWARDED_CHANGE_TIMEOUT_S
     beat = api.beats().get(worker)
     if beat is None:
         raise ApiError(503, "Worker away", f"{worker} is asked for it but is not heard; ask again in seconds")
@@ -45,7 +49,7 @@ async def ask_worker(
     try:
         return await ask_peer(
             beat, path or request.path_qs, patience_s,
-            method=method or request.method, data=data, headers=headers,
+            method=method, data=data, headers=headers,
         )  # fmt: skip
     except PeerUnreachable as error:
         why = f"{error}; see the activity before asking again"
@@ -57,7 +61,7 @@ async def hand_over(
     request: web.Request,
     worker: str,
     body: Any = None,
-    patience_s: float = FORWARDED_CHANGE_TIMEOUT_S,
+    patience_s: float | None = None,
 ) -> web.Response:
     """`worker`'s answer as ours. Raises ApiError."""
     status, content = await ask_worker(api, request, worker, body, patience_s)

@@ -136,7 +136,8 @@ async def test_more_than_may_wait_is_not_taken_until_there_is_room(
     killable_yard: Yard, topic_name: str
 ) -> None:
     await topics(killable_yard, topic_name)
-    options: dict[str, Any] = {**QUICK, "max_pending": 5, "delivery_timeout_s": 3.5}
+    # The region must not be left meanwhile: then nothing is taken at all, whether there is room or not.
+    options: dict[str, Any] = {"unhealthy_after_s": 60.0, "max_pending": 5, "delivery_timeout_s": 5.0}
     async with RegionalProducer(regions(killable_yard, HOME), **options) as producer:
         await producer.send_and_wait(topic_name, b"first")
         await asyncio.to_thread(killable_yard.kill, HOME)
