@@ -6,7 +6,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: help demo demo-failover test fuzz lint bench docs lock clean
+.PHONY: help demo demo-failover test test-deep check fuzz lint bench docs lock clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -24,8 +24,14 @@ demo: $(STAMP) ## the whole story on this machine; ONCE=1 runs it to its end and
 demo-failover: $(STAMP) ## a region is killed, another goes on, it comes back; ONCE=1 reports and ends
 	$(BIN)/python -m app.dev.demo --story failover $(if $(ONCE),--once)
 
-test: $(STAMP) ## all tests, on real Kafka
+test: $(STAMP) ## every promise once, on real Kafka, in a quarter of an hour
 	$(BIN)/python -m tests
+
+test-deep: $(STAMP) ## the tests that take long: all, or a part of them: make test-deep PART=3/8
+	$(BIN)/python -m tests --deep $(or $(PART),1/1)
+
+check: lint ## lint, and the tests of the folders that differ from your upstream, or from BASE=COMMIT
+	$(BIN)/python -m tests.changed $(BASE)
 
 fuzz: $(STAMP) ## every property with random seeds: make fuzz MINUTES=60
 	$(BIN)/python -m tests.fuzz --minutes $(or $(MINUTES),10)

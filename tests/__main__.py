@@ -1,27 +1,37 @@
-"""All tests, in much less time than one after the other: `python -m tests`, or `make test`.
+"""Runs the tests in three processes of pytest at once: `python -m tests`, or `make test`.
 
-Tests with brokers wait most of the time, so three processes of pytest share the machine, each with the tests
+    python -m tests                        the suite: every promise once, in about a quarter of an hour
+    python -m tests --deep 3/8             the third eighth of the deep tests
+    python -m tests --deep 1/1             all deep tests
+    python -m tests tests/system -k audit  paths and options go to pytest
+
+Tests with brokers wait most of the time, so three processes share the machine. Each has the tests
 of a marker, which conftest gives:
 
 - `whole`: tests of whole workers and of containers, on a yard of their own.
 - `beside`: those that need no broker, at a priority that leaves the machine to the others, whose brokers must
   not be late.
-- all others, on another yard. What these print is seen at once, the other two's after it.
+- all others, on another yard. This process prints at once, the other two when they end.
 
-The exit code is 0 only if it is each one's. `PYTEST_ADDOPTS` and arguments reach all three, as in
-`python -m tests tests/system tests/kernel`. For some of the tests `pytest PATH` does as ever.
+A test that is marked `second_try` and failed runs once more, alone, when all others are done. The last lines
+list it; it must be mended all the same. Tests that count messages never have that marker.
 
-Ctrl-C and SIGTERM end all; brokers and containers are taken down first.
+The exit code is 0 when every test passed, at its first try or at its second. Ctrl-C and SIGTERM end all;
+brokers and containers are taken down first.
 """
 
 from __future__ import annotations
 
+import argparse
 import contextlib
+import json
 import os
+import resource
 import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
@@ -30,25 +40,38 @@ from typing import IO
 import pytest
 
 from app.dev.yard.broker import AUTOMATIC_PORTS
-from tests.conftest import PORTS_VARIABLE
+from tests.conftest import (
+    FAILURES_VARIABLE,
+    PART_VARIABLE,
+    PORTS_VARIABLE,
+    PROCESS_VARIABLE,
+    PROFILE_VARIABLE,
+    parse_part,
+)
 
 PYTEST = (sys.executable, "-m", "pytest")
 NICENESS = 15
-TIMEOUT_S = 1200  # of one test beside: it may get little of the machine for as long as the others need it
-STOP_S = 120.0  # brokers are taken down, and containers
+TIMEOUT_S = 1200  # of one test beside: the others may leave it little of the machine
+STOP_TIMEOUT_S = 120.0  # brokers are taken down, and containers
+MAX_SECOND_TRIES = 5  # more failures than that are no accident
 NOTHING_RAN = int(pytest.ExitCode.NO_TESTS_COLLECTED)
+FAILED = int(pytest.ExitCode.TESTS_FAILED)
 
 
-class Front:
-    """A process of pytest with the tests of a marker, which start whatever they start on ports of its own.
+class TestProcess:
+    """A process of pytest with the tests of a marker, on ports of its own.
 
-    Its output waits, or is seen at once where None.
+    Its output waits in `output`, or is printed at once where that is None.
     """
 
-    def __init__(self, marker: str, told: str, ports: range, output: IO[bytes] | None) -> None:
-        self.told = told
-        self._env = {**os.environ, PORTS_VARIABLE: f"{ports.start}-{ports.stop}"}
-        self._command: list[str] = [*PYTEST, "-m", marker]
+    __test__ = False
+
+    def __init__(
+        self, title: str, marker: str, ports: range, env: dict[str, str], output: IO[bytes] | None
+    ) -> None:
+        self.title = title
+        self._env = {**env, PORTS_VARIABLE: f"{ports.start}-{ports.stop}"}
+        self._command: list[str] = [*PYTEST, *(["-m", marker] if marker else [])]
         self._output = output
         self._process: subprocess.Popen[bytes] | None = None
         self._is_interrupted = False
@@ -77,77 +100,125 @@ class Front:
         self._command = ["nice", "-n", str(NICENESS), *self._command, f"--timeout={TIMEOUT_S}"]
         self.start(arguments)
         assert self._process is not None
-        with contextlib.suppress(OSError):  # another system, or a kernel that does not
+        with contextlib.suppress(OSError):  # another system, or a kernel without autogroups
             Path(f"/proc/{self._process.pid}/autogroup").write_text(str(NICENESS))
 
     def wait(self) -> int:
-        """Its exit code, once it has ended; what it wrote is shown now."""
+        """Its exit code, once it has ended; prints what it wrote."""
         assert self._process is not None
         code = self._process.wait()
         if self._output is not None:
-            sys.stdout.write(f"\n{self.told}:\n")
+            sys.stdout.write(f"\n{self.title}:\n")
             sys.stdout.flush()
             self._output.seek(0)
             sys.stdout.buffer.write(self._output.read())
             sys.stdout.flush()
         return code
 
-    def interrupt(self, is_told: bool = False) -> None:
-        """Ctrl-C: its fixtures end, and with them brokers and containers. `is_told`: the terminal did it.
+    def interrupt(self, *, by_terminal: bool = False) -> None:
+        """Ctrl-C, unless `by_terminal` sent it: its fixtures end, and with them brokers and containers.
 
         Once only: a second one would end the ending.
         """
         if self._process is not None and not self._is_interrupted:
             self._is_interrupted = True
-            if not is_told:
+            if not by_terminal:
                 self._process.send_signal(signal.SIGINT)  # nothing, once it has ended
 
     def end(self) -> None:
         """Interrupted, it ends in time or is killed; brokers end with it then as well."""
         if self._process is not None:
             try:
-                self._process.wait(STOP_S)
+                self._process.wait(STOP_TIMEOUT_S)
             except subprocess.TimeoutExpired:
                 self._process.kill()
                 self._process.wait()
 
 
-def main(arguments: Sequence[str]) -> int:
-    """The exit code of pytest, of the first whose is not 0."""
+def run_together(arguments: Sequence[str], env: dict[str, str], suite: str) -> list[int]:
+    """Runs the tests of a suite (an expression of markers); the three exit codes, or that of an interrupt."""
     with tempfile.TemporaryFile() as whole, tempfile.TemporaryFile() as beside:
         third = len(AUTOMATIC_PORTS) // 3
-        some, others, rest = (AUTOMATIC_PORTS[n * third : (n + 1) * third] for n in range(3))
-        first = Front("not beside and not whole", "The tests with brokers", some, None)
-        second = Front("whole", "The tests of whole workers and of containers", others, whole)
-        low = Front("beside", "The tests beside them, which need no brokers", rest, beside)
-        fronts = (first, second, low)
+        ports = [AUTOMATIC_PORTS[n * third : (n + 1) * third] for n in range(3)]
 
-        def told_to_end(number: int, frame: FrameType | None) -> None:
-            for front in fronts:
-                front.interrupt(is_told=number == signal.SIGINT and front is first)
+        def make(title: str, kind: str, n: int, output: IO[bytes] | None) -> TestProcess:
+            marker = kind if kind != "others" else "not beside and not whole"
+            return TestProcess(
+                title, f"{marker} and {suite}", ports[n], env | {PROCESS_VARIABLE: kind}, output
+            )
 
-        signal.signal(signal.SIGTERM, told_to_end)
-        signal.signal(signal.SIGINT, told_to_end)
+        main = make("Tests with brokers", "others", 0, None)
+        middle = make("Tests of whole workers and of containers", "whole", 1, whole)
+        low = make("Tests without brokers", "beside", 2, beside)
+        processes = (main, middle, low)
+
+        def interrupt(number: int, frame: FrameType | None) -> None:
+            for process in processes:
+                process.interrupt(by_terminal=number == signal.SIGINT and process is main)
+
+        signal.signal(signal.SIGTERM, interrupt)
+        signal.signal(signal.SIGINT, interrupt)
         codes: list[int] = []
         try:
-            first.start(arguments)
-            second.start(arguments)
-            low.start_low(arguments)
-            for front in fronts:
-                codes.append(front.wait())
+            for process in processes:
+                (process.start_low if process is low else process.start)(arguments)
+            for process in processes:
+                codes.append(process.wait())
                 if codes[-1] in {pytest.ExitCode.INTERRUPTED, -signal.SIGINT}:
-                    return codes[-1]
+                    return codes[-1:]
         finally:
-            for front in fronts:
-                front.interrupt()
-            for front in fronts:
-                front.end()
+            for process in processes:
+                process.interrupt()
+            for process in processes:
+                process.end()
     sys.stdout.write("\n")
-    for front, code in zip(fronts, codes, strict=True):
-        sys.stdout.write(f"{front.told}: pytest ended with {code}.\n")
-    if arguments and 0 in codes:  # of what was asked for, there may be tests of one kind only
-        codes = [code for code in codes if code != NOTHING_RAN]
-    return next((code for code in codes if code), 0)
+    for process, code in zip(processes, codes, strict=True):
+        sys.stdout.write(f"{process.title}: pytest ended with {code}.\n")
+    return codes
+
+
+def run_second_tries(failures: Path, env: dict[str, str]) -> bool:
+    """Runs what failed once more, alone; whether all of it may have a second try, and passed."""
+    failed = [json.loads(line) for line in failures.read_text().splitlines()]
+    names = sorted({one["test"] for one in failed})
+    if not all(one["may_try_again"] for one in failed) or not 0 < len(names) <= MAX_SECOND_TRIES:
+        return False
+    failures.write_text("")
+    sys.stdout.write("\nSecond tries, alone:\n")
+    sys.stdout.flush()
+    process = TestProcess("", "", AUTOMATIC_PORTS, env, None)
+    process.start(names)
+    if process.wait():
+        return False
+    for name in names:
+        sys.stdout.write(f"RERUN {name} passed at its second try: mend it\n")
+    return True
+
+
+def main(arguments: Sequence[str]) -> int:
+    """The exit code."""
+    parser = argparse.ArgumentParser(
+        "python -m tests", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--deep", metavar="PART/PARTS", type=parse_part, help="deep tests instead: 3/8, 1/1")
+    known, others = parser.parse_known_args(arguments)
+    began_s, suite = time.monotonic(), "not deep"
+    with tempfile.NamedTemporaryFile() as failures:
+        env = {**os.environ, FAILURES_VARIABLE: failures.name}
+        if known.deep:
+            suite = "in_part"
+            env[PART_VARIABLE] = "{}/{}".format(*known.deep)
+            env.setdefault(PROFILE_VARIABLE, "ci")
+        codes = run_together(others, env, suite)
+        if (others or known.deep) and 0 in codes:  # one process may have all of them
+            codes = [code for code in codes if code != NOTHING_RAN]
+        code = next((code for code in codes if code), 0)
+        if code == FAILED and set(codes) <= {0, FAILED} and run_second_tries(Path(failures.name), env):
+            code = 0
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    minutes, cpu_minutes = (time.monotonic() - began_s) / 60, (used.ru_utime + used.ru_stime) / 60
+    sys.stdout.write(f"{minutes:.1f} minutes, {cpu_minutes:.1f} CPU minutes without brokers.\n")
+    return code
 
 
 if __name__ == "__main__":

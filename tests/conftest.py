@@ -6,15 +6,15 @@
 - `secured`: a yard whose brokers want a login and allow what access control lists say (tests/kafka/acls.py).
 - `topic_name`: a name no other test uses, since the brokers are shared.
 
-In CI a test with brokers, processes or sockets that failed is tried once more; the summary names it with what
-failed first, so that it is mended. Never tried again: pure logic, Hypothesis, and what may be a message lost
-or doubled; in tests/system nothing but what was too late.
+A test that is marked `deep` takes long: `make test` leaves it out, and CI runs a part of the deep tests with
+each commit (tests/__main__.py). A test that is marked `second_try` may fail by chance, and runs once more at
+the end, alone: nothing that counts messages, no pure logic, no property.
 """
 
 from __future__ import annotations
 
+import json
 import os
-import re
 import subprocess
 import uuid
 from collections import Counter
@@ -28,11 +28,18 @@ from hypothesis.database import DirectoryBasedExampleDatabase, MultiplexedDataba
 
 from app.dev.yard import Yard, broker
 from app.dev.yard.security import ADMIN, YardSecurity
+from tests.examples import CI_EXAMPLES
 
 BOOTSTRAP_VARIABLE = "SWITCHYARD_TEST_BOOTSTRAP"
 USERS = {ADMIN: "adminword", "switchyard": "switchword", "reader": "readerword"}  # the last never writes
 PORTS_VARIABLE = "SWITCHYARD_TEST_PORTS"  # "20000-24000": of this process, beside others (tests/__main__.py)
-PROFILE = os.environ.get("HYPOTHESIS_PROFILE") or ("ci" if os.environ.get("CI") else "dev")
+PROCESS_VARIABLE = (
+    "SWITCHYARD_TEST_PROCESS"  # "whole", "beside", "others": whose tests are collected (the same)
+)
+PART_VARIABLE = "SWITCHYARD_TEST_PART"  # "3/8": the deep tests that are marked `in_part` (the same)
+FAILURES_VARIABLE = "SWITCHYARD_TEST_FAILURES"  # a file that gets a line for each failure (the same)
+PROFILE_VARIABLE = "HYPOTHESIS_PROFILE"
+PROFILE = os.environ.get(PROFILE_VARIABLE, "dev")
 
 SEED_VARIABLE = "SWITCHYARD_TEST_SEED"  # of Hypothesis, a number; CI's default is the commit
 SEED_DEST = "hypothesis_seed"  # Hypothesis' own option, --hypothesis-seed
@@ -46,11 +53,11 @@ OWN = FUZZED if PROFILE == "fuzz" else Path(".hypothesis") / "examples"
 DATABASE = MultiplexedDatabase(
     DirectoryBasedExampleDatabase(OWN), ReadOnlyDatabase(DirectoryBasedExampleDatabase(FOUND))
 )
-shared = settings(deadline=None, database=DATABASE, print_blob=True)
+shared = settings(deadline=None, database=DATABASE, print_blob=True, suppress_health_check=BUSY)
 settings.register_profile("dev", shared, max_examples=50)
-settings.register_profile("ci", shared, max_examples=200, suppress_health_check=BUSY)
-settings.register_profile("fuzz", shared, max_examples=1_000, suppress_health_check=BUSY)
-settings.register_profile("found", shared, phases=[Phase.explicit, Phase.reuse], suppress_health_check=BUSY)
+settings.register_profile("ci", shared, max_examples=CI_EXAMPLES)
+settings.register_profile("fuzz", shared, max_examples=1_000)
+settings.register_profile("found", shared, phases=[Phase.explicit, Phase.reuse])
 settings.register_profile("soak", shared, max_examples=20_000)
 settings.load_profile(PROFILE)
 
@@ -59,7 +66,7 @@ if os.environ.get(PORTS_VARIABLE):
 
 # Fixtures that start brokers or containers, or Spark: of its tests those run beside that say so themselves.
 STARTING = {"_shared_yard", "secured", "bootstrap", "cached", "engine", "master", "session"}
-# Places below tests/, as patterns. Of PURE nothing is tried again; how long BESIDE takes matters to none.
+# Places below tests/, as patterns. PURE has no clock, no socket and no process; BESIDE needs no haste.
 PURE = (
     "*/model/*",
     "*/test_definition",
@@ -84,7 +91,7 @@ PURE = (
     "kafka/fetch/test_shared_reads",
     "kafka/records/*",
     "kernel/*",
-    "payload/*",
+    "payload/event_time/*",
     "replicate/api/test_topic_edit",
     "sizing/test_forecasts",
     "sizing/test_recommendation",
@@ -98,18 +105,15 @@ BESIDE = (
     "cli/*",
     "dispatch/dlq/*",
     "dispatch/test_view",
+    "payload/*",
+    "test_found",
+    "test_suites",
     "spark/*",
     "web/*",
 )
 WHOLE = ("docker/*", "system/*")  # whole workers, on a yard of their own; as long as all others with brokers
 NEEDS_INSTALLING = {"browser", "containers"}  # markers
-COUNTED = ("system/*",)  # every message, after kills: what is not as it should be there once is a finding
-
-COUNTS = re.compile(
-    "(^|_)(all|doubles?|every|loses?|lost|miss|none|no_message|no_record|nothing|once|twice)(_|$)"
-)
-SAYS_LOST = r"(?i)(?<!connection )\b(lost|missing|twice|doubled)\b|never came|Counter\("
-OUT_OF_TIME = "from pytest-timeout"  # the second try would have no end
+PROPERTY_MINUTES = 0.05  # of one with the examples of the profile `ci`
 
 
 def is_in(place: str, patterns: Iterable[str]) -> bool:
@@ -117,13 +121,50 @@ def is_in(place: str, patterns: Iterable[str]) -> bool:
     return any(fnmatchcase(place, pattern) for pattern in patterns)
 
 
-def second_try(place: str, name: str) -> pytest.MarkDecorator:
-    """Once more, unless the failure says that messages were lost, or that what a test there, or of this name,
-    counts is not as it should be."""
-    final: list[str | type[Exception]] = [SAYS_LOST, OUT_OF_TIME]
-    if is_in(place, COUNTED) or COUNTS.search(name):
-        final.append(AssertionError)
-    return pytest.mark.flaky(reruns=1, rerun_except=final)
+def place_of(path: Path) -> str:
+    """Where a file lies below tests/, without its suffix."""
+    return path.relative_to(Path(__file__).parent).with_suffix("").as_posix()
+
+
+def process_of(item: pytest.Item) -> str:
+    """Which of the processes of `python -m tests` runs it."""
+    return next((process for process in ("whole", "beside") if item.get_closest_marker(process)), "others")
+
+
+def parse_part(text: str) -> tuple[int, int]:
+    """`3/8`: the third of eight parts. Raises ValueError."""
+    part, _, parts = text.partition("/")
+    found = int(part), int(parts)
+    if not 1 <= found[0] <= found[1]:
+        raise ValueError(f"{text!r} is no part: give one and how many there are, as in 3/8")
+    return found
+
+
+def divide(minutes: dict[str, float], parts: int) -> list[set[str]]:
+    """Divides what takes so many minutes into parts that take about as long, the longest first.
+
+    Two parts differ by no more than the longest takes. The same names and minutes give the same parts.
+    """
+    lengths, found = [0.0] * parts, [set[str]() for _ in range(parts)]
+    for name in sorted(minutes, key=lambda one: (-minutes[one], one)):
+        shortest = lengths.index(min(lengths))
+        lengths[shortest] += minutes[name]
+        found[shortest].add(name)
+    return found
+
+
+def mark_part(items: list[pytest.Item], part: int, parts: int) -> None:
+    """Marks the deep tests and properties of one part with `in_part`; each process's are divided apart."""
+    minutes: dict[str, dict[str, float]] = {"whole": {}, "beside": {}, "others": {}}
+    for item in items:
+        if deep := item.get_closest_marker("deep"):
+            minutes[process_of(item)][item.nodeid] = deep.kwargs["minutes"]
+        elif item.get_closest_marker("property"):
+            minutes[process_of(item)][item.nodeid] = PROPERTY_MINUTES
+    chosen = set[str]().union(*(divide(those, parts)[part - 1] for those in minutes.values()))
+    for item in items:
+        if item.nodeid in chosen:
+            item.add_marker("in_part")
 
 
 def commit_seed() -> int | None:
@@ -140,7 +181,7 @@ def pytest_configure(config: pytest.Config) -> None:
     if getattr(config.option, SEED_DEST) is not None:
         return
     given = os.environ.get(SEED_VARIABLE)
-    seed = int(given) if given else commit_seed() if PROFILE == "ci" else None
+    seed = int(given) if given else commit_seed() if os.environ.get("CI") else None
     if seed is not None:
         setattr(config.option, SEED_DEST, seed)
 
@@ -169,22 +210,47 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         terminalreporter.write_line(f"tests that need {kind}: {ran[kind]} ran, {skipped[kind]} skipped")
 
 
+def pytest_ignore_collect(collection_path: Path) -> bool | None:
+    """A process of `python -m tests` does not even import what other processes run."""
+    process, name = os.environ.get(PROCESS_VARIABLE), collection_path.name
+    if process is None or not (name.startswith("test_") and name.endswith(".py")):
+        return None
+    place = place_of(collection_path)
+    if process == "whole" or is_in(place, WHOLE):
+        runs = process == "whole" and is_in(place, WHOLE)
+    else:
+        runs = is_in(place, BESIDE) if process == "beside" else not is_in(place, PURE)
+    return None if runs else True
+
+
 @pytest.hookimpl(tryfirst=True)  # `-m` is looked at after that
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         assert isinstance(item, pytest.Function)
-        place = item.path.relative_to(Path(__file__).parent).with_suffix("").as_posix()
+        place, is_property = place_of(item.path), is_hypothesis_test(item.obj)
         starts = not STARTING.isdisjoint(item.fixturenames) or item.get_closest_marker("browser")
         if is_in(place, WHOLE):
             item.add_marker("whole")
         if is_in(place, ("docker/*",)):
             item.add_marker("containers")
-        if is_hypothesis_test(item.obj):
+        if is_property:
             item.add_marker("property")
         if is_in(place, BESIDE) and not starts:
             item.add_marker("beside")
-        if PROFILE == "ci" and not is_in(place, PURE) and not is_hypothesis_test(item.obj):
-            item.add_marker(second_try(place, item.function.__name__))
+        elif is_in(place, PURE):
+            raise pytest.UsageError(f"{item.nodeid} starts brokers or a browser, and its file is in PURE")
+        if item.get_closest_marker("second_try") and (is_property or is_in(place, (*PURE, *WHOLE))):
+            raise pytest.UsageError(f"{item.nodeid} has one try: what is pure, and what counts messages")
+    if part := os.environ.get(PART_VARIABLE):
+        mark_part(items, *parse_part(part))
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """Tells `python -m tests` which tests failed, and whether they may be tried again."""
+    if report.failed and (path := os.environ.get(FAILURES_VARIABLE)):
+        found = {"test": report.nodeid, "may_try_again": "second_try" in report.keywords}
+        with Path(path).open("a") as file:
+            file.write(json.dumps(found) + "\n")
 
 
 @pytest.fixture(scope="session")

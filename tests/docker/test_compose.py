@@ -142,6 +142,7 @@ def test_one_region_comes_up_confined_takes_a_deployment_and_delivers_every_mess
         assert [(state["Running"], state["ExitCode"]) for state in ended] == [(False, 0)] * 2
 
 
+@pytest.mark.deep(minutes=3.0)
 def test_two_regions_come_up_and_each_delivers_its_own(worker_image: str, kafka_image: str) -> None:
     with up(TWO, worker_image, kafka_image) as compose:
         for cluster in ("east-aggregate", "west-aggregate"):

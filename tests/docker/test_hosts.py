@@ -46,6 +46,7 @@ async def write(bootstrap: str, records: int, at_ms: int) -> None:
             await producer.send_and_wait(PAID, b"lost", partition=0, timestamp_ms=at_ms)
 
 
+@pytest.mark.deep(minutes=1.0)
 def test_either_of_two_hosts_shows_trackers_plans_placements_reads_audits_and_fires_alerts(
     region: Region,
 ) -> None:
@@ -110,6 +111,7 @@ def is_lost(worker: Worker, at_ms: int) -> bool:
     return found.get(CLUSTER, 0) - found.get(AGGREGATE, 0) == LOST
 
 
+@pytest.mark.deep(minutes=0.5)
 def test_a_worker_with_a_loopback_address_ends_when_it_hears_another_host(region: Region) -> None:
     first = region.start_worker()
     region.wait_healthy(first.container)

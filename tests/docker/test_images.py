@@ -22,6 +22,7 @@ READY_S = 90.0
 LIMIT_MB = 320  # 240 today; half a gigabyte of PySpark would show
 
 
+@pytest.mark.deep(minutes=1.2)
 @pytest.mark.parametrize(
     ("name", "entrypoint"),
     [
@@ -57,6 +58,7 @@ def test_sigterm_ends_what_has_no_handler_for_it_yet(worker_image: str) -> None:
         run("docker", "rm", "--force", "--volumes", name)
 
 
+@pytest.mark.deep(minutes=0.1)
 def test_the_receiver_runs_without_root_answers_its_health_check_and_ends_by_sigterm(
     receiver_image: str,
 ) -> None:
@@ -85,6 +87,7 @@ def test_the_receiver_runs_without_root_answers_its_health_check_and_ends_by_sig
         run("docker", "rm", "--force", "--volumes", name)
 
 
+@pytest.mark.deep(minutes=0.4)
 def test_kafka_takes_its_configuration_from_the_environment(kafka_image: str) -> None:
     variables = {"KAFKA_LOG_RETENTION_MS": "4711", "KAFKA_NODE_ID": "1", "KAFKA_HEAP": "256m"}
     options = [part for name, value in variables.items() for part in ("--env", f"{name}={value}")]

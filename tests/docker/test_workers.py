@@ -16,6 +16,7 @@ UNSAVED_MS = (
 )
 
 
+@pytest.mark.deep(minutes=5.6)
 def test_docker_stop_of_a_worker_under_load_drains_it_and_delivers_nothing_twice(region: Region) -> None:
     first, second = region.two_workers()
     with region.load(messages(4_000), PER_SECOND):
@@ -27,6 +28,7 @@ def test_docker_stop_of_a_worker_under_load_drains_it_and_delivers_nothing_twice
     assert report.duplicates == 0
 
 
+@pytest.mark.deep(minutes=0.7)
 def test_a_worker_cut_off_under_load_loses_nothing_repeats_only_what_was_in_flight_and_comes_back(
     region: Region,
 ) -> None:

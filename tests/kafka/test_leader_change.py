@@ -151,6 +151,7 @@ def led_by(scene: Scene, node: int) -> dict[tuple[str, int], list[int]]:
     return {at: [node, FIRST + SECOND - node] for at in scene.partitions}
 
 
+@pytest.mark.deep(minutes=0.4)
 async def test_what_a_killed_leader_had_goes_on_at_the_other_and_goes_back_when_it_is_elected_again(
     scene: Scene,
 ) -> None:
@@ -170,6 +171,7 @@ async def test_what_a_killed_leader_had_goes_on_at_the_other_and_goes_back_when_
     _everything_came_once_and_in_order(scene.pump, scene.load)
 
 
+@pytest.mark.deep(minutes=0.3)
 async def test_nothing_is_lost_or_doubled_while_leaders_are_elected_and_partitions_move_between_brokers(
     scene: Scene,
 ) -> None:
@@ -192,6 +194,7 @@ def patience(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cluster, "REQUEST_MS", 300_000)
 
 
+@pytest.mark.deep(minutes=0.3)
 @pytest.mark.usefixtures("patience")  # before the scene
 async def test_what_a_frozen_leader_had_is_fetched_from_its_successor_and_it_wakes_up_without_harm(
     scene: Scene,

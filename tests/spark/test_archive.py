@@ -171,6 +171,7 @@ def test_a_large_hour_becomes_several_files(session: SparkSession, archive: Arch
     assert len(archive.state().files) == first.into + second.into
 
 
+@pytest.mark.deep(minutes=0.1)
 def test_compaction_gives_way_to_another(
     session: SparkSession, archive: Archive, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -190,6 +191,7 @@ def test_compaction_gives_way_to_another(
     assert read(archive) == [(partition, offset) for partition in range(2) for offset in range(12)]
 
 
+@pytest.mark.deep(minutes=0.1)
 def test_a_compaction_that_alters_a_record_is_refused(
     session: SparkSession, archive: Archive, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -226,6 +228,7 @@ def test_files_of_an_earlier_version_lack_columns_and_are_read_and_joined(
     assert [one.headers for one in reader.records(ArchiveQuery("orders"))] == [(), (("a", b"1"),)]
 
 
+@pytest.mark.deep(minutes=0.2)
 def test_files_of_a_later_version_are_read_and_their_columns_are_not_lost(
     session: SparkSession, archive: Archive, monkeypatch: pytest.MonkeyPatch
 ) -> None:

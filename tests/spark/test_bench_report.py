@@ -71,6 +71,7 @@ def asked(session: SparkSession, folder: Path, work: str, rows: int, *engines: s
     return found
 
 
+@pytest.mark.deep(minutes=0.5)
 def test_spark_duckdb_and_python_make_the_same_report(session: SparkSession, folder: Path) -> None:
     found = asked(session, folder, REPORT, ROWS, OURS, DUCK, PLAIN)
     report.check_same(REPORT, found)
@@ -80,6 +81,7 @@ def test_spark_duckdb_and_python_make_the_same_report(session: SparkSession, fol
     assert states == {"ok", "lossy", "duplicated", "corrupted", "late"}
 
 
+@pytest.mark.deep(minutes=0.3)
 @pytest.mark.parametrize("work", [RANGE, COUNTS, OFFSETS, CONTENTS])
 def test_spark_and_duckdb_say_the_same_of_the_archive(session: SparkSession, folder: Path, work: str) -> None:
     found = asked(session, folder, work, RECORDS, OURS, DUCK)
@@ -109,6 +111,7 @@ def test_the_data_is_what_the_jobs_write(session: SparkSession, folder: Path) ->
     assert (some.partition, some.offset) == (0, 3)
 
 
+@pytest.mark.deep(minutes=0.4)
 def test_the_same_seed_makes_the_same_data(tmp_path: Path) -> None:
     made = []
     for name, seed in (("one", 1), ("again", 1), ("other", 2)):
@@ -140,6 +143,7 @@ def test_a_disk_that_is_too_small_is_told_before_anything_is_made(
         report.check_disk(tmp_path, "audits", 10_000_000, 0)
 
 
+@pytest.mark.deep(minutes=7.1)
 def test_the_bench_prints_what_it_found_and_leaves_nothing(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

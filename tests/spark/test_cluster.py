@@ -134,11 +134,13 @@ def of_kafka(standalone: Standalone, bootstrap: str, tmp_path_factory: pytest.Te
     return Archived(topic, root, told, standalone.executors)
 
 
+@pytest.mark.deep(minutes=0.8)
 def test_executors_of_a_cluster_that_only_the_configuration_names_read_kafka(of_kafka: Archived) -> None:
     assert of_kafka.told["records"] == archived(of_kafka.root, of_kafka.topic) == RECORDS
     assert of_kafka.executors == 1, "no executor of the cluster took part"
 
 
+@pytest.mark.deep(minutes=1.7)
 def test_executors_run_python_and_spark_submit_starts_a_job(
     standalone: Standalone, of_kafka: Archived, bootstrap: str, topic_name: str
 ) -> None:

@@ -75,6 +75,7 @@ def test_equal_records_match_one_by_one_and_a_surplus_is_doubled(session: SparkS
     ]
 
 
+@pytest.mark.deep(minutes=0.1)
 def test_with_other_partitions_order_is_kept_by_key(session: SparkSession) -> None:
     keyed = [row(offset, key=b"k%d" % (offset % 2)) for offset in range(6)]
     spread = [(*one[:1], offset % 2, offset, *one[3:]) for offset, one in enumerate(keyed)]
@@ -128,6 +129,7 @@ def overtakers(source: list[Row], copy: list[Row]) -> int:
     return late
 
 
+@pytest.mark.deep(minutes=0.1)
 def test_headers_that_a_route_adds_and_times_outside_are_left_out(session: SparkSession) -> None:
     source = [row(0), row(1, headers=[("a", b"1")])]
     copy = [row(0, headers=[("from", b"x")]), row(1, headers=[("a", b"1"), ("from", b"x")]), row(2)]

@@ -146,6 +146,7 @@ def test_the_report_of_two_regions(session: SparkSession, tmp_path: Path) -> Non
     assert folded({}) is None
 
 
+@pytest.mark.deep(minutes=0.6)
 def test_a_late_record_replaces_its_window_and_a_stale_one_does_not(
     session: SparkSession, tmp_path: Path
 ) -> None:
@@ -165,6 +166,7 @@ def test_a_late_record_replaces_its_window_and_a_stale_one_does_not(
     assert found["pairs"][0]["states"] == {"ok": 3}
 
 
+@pytest.mark.deep(minutes=0.7)
 def test_the_plan_says_which_windows_are_compared(session: SparkSession, tmp_path: Path) -> None:
     east, west = two_regions()
     for region in (east, west):
@@ -183,6 +185,7 @@ def test_the_plan_says_which_windows_are_compared(session: SparkSession, tmp_pat
     ]
 
 
+@pytest.mark.deep(minutes=0.4)
 def test_what_is_forgotten_stays_and_what_is_deleted_is_gone(session: SparkSession, tmp_path: Path) -> None:
     east, _ = two_regions()
     take(session, tmp_path, east)
@@ -221,6 +224,7 @@ def test_a_bad_record_is_quarantined_with_its_reason(session: SparkSession, tmp_
     }
 
 
+@pytest.mark.deep(minutes=0.4)
 @pytest.mark.parametrize("at", ["write", "commit"])
 def test_a_round_that_is_killed_changes_nothing_and_is_made_again(
     session: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: str
@@ -246,6 +250,7 @@ def test_a_round_that_is_killed_changes_nothing_and_is_made_again(
     assert found["workloads"][0]["core_hours"] == pytest.approx(0.5 * 300 / 3600, abs=1e-3)
 
 
+@pytest.mark.deep(minutes=0.4)
 def test_only_dates_with_news_are_made_anew(session: SparkSession, tmp_path: Path) -> None:
     east, _ = two_regions()
     old_ms = NOON_MS - 10 * 86_400_000
@@ -264,6 +269,7 @@ def test_only_dates_with_news_are_made_anew(session: SparkSession, tmp_path: Pat
     assert found["totals"]["records"] == 46
 
 
+@pytest.mark.deep(minutes=0.3)
 def test_of_two_jobs_that_make_the_same_dates_one_counts(
     session: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -283,6 +289,7 @@ def test_of_two_jobs_that_make_the_same_dates_one_counts(
     assert summarize(session, tmp_path, 0, NOW_MS, NOW_MS)["totals"]["records"] == 40
 
 
+@pytest.mark.deep(minutes=0.3)
 def test_a_changelog_made_anew_counts_before_the_former_one(session: SparkSession, tmp_path: Path) -> None:
     east, again = Region("east"), Region("east")
     east.window("orders", "regional", "east-regional", NOON_MS, window(5, position=1000))
@@ -292,6 +299,7 @@ def test_a_changelog_made_anew_counts_before_the_former_one(session: SparkSessio
     assert told(session, tmp_path)["totals"]["records"] == 7
 
 
+@pytest.mark.deep(minutes=0.3)
 def test_a_cluster_that_both_regions_count_counts_once(session: SparkSession, tmp_path: Path) -> None:
     regions = Region("east"), Region("west")
     for region, count in zip(regions, (9, 10), strict=True):
@@ -302,6 +310,7 @@ def test_a_cluster_that_both_regions_count_counts_once(session: SparkSession, tm
     assert found == {"aggregate": 10, "proxy-client": 19}
 
 
+@pytest.mark.deep(minutes=0.2)
 def test_many_files_of_loads_are_joined_and_what_they_replace_is_deleted_an_hour_later(
     session: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -322,6 +331,7 @@ def test_many_files_of_loads_are_joined_and_what_they_replace_is_deleted_an_hour
     assert max((row["last_ms"], row["lag_last"]) for row in kept)[1] == 3
 
 
+@pytest.mark.deep(minutes=0.1)
 def test_nothing_to_write_is_written_also_where_plans_are_adapted(
     session: SparkSession, tmp_path: Path
 ) -> None:
@@ -351,6 +361,7 @@ class Reader(HTMLParser):
         self.fetched += [value or "" for name, value in attrs if name in ("src", "href", "xlink:href")]
 
 
+@pytest.mark.deep(minutes=0.4)
 def test_the_page_needs_nothing_from_elsewhere_and_escapes_what_it_shows(
     session: SparkSession, tmp_path: Path
 ) -> None:

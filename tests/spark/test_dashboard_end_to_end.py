@@ -62,6 +62,7 @@ def rows_of(told: dict[str, Any]) -> int:
     return 1 + sum(len(told[part]) for part in PARTS)
 
 
+@pytest.mark.deep(minutes=2.9)
 def test_a_killed_job_counts_nothing_twice_and_the_report_says_what_the_tables_say(
     bootstrap: str, topic_name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -71,6 +71,7 @@ def test_each_hour_has_its_workers_and_what_a_worker_reads_is_that(session: Spar
     assert need.workers == 3
 
 
+@pytest.mark.deep(minutes=0.1)
 def test_a_little_history_says_that_its_error_is_not_known(session: SparkSession) -> None:
     made = records(session, END_MS, BEGAN_H + 30)
     assert [record.error for record in made] == [None, None]
@@ -107,6 +108,7 @@ def test_what_no_worker_would_take_is_refused_and_told_and_the_others_stay() -> 
     assert "its key has more than 2,048 bytes" in refused[3]
 
 
+@pytest.mark.deep(minutes=0.1)
 def test_a_fleet_whose_name_no_worker_would_take_ends_no_publication(session: SparkSession) -> None:
     east = loads(session).where(f"start_ms < {(BEGAN_H + 30) * HOUR_MS}")
     west = east.withColumn("region", f.lit("west")).withColumn("group", f.lit("g" * 513))
@@ -162,6 +164,7 @@ def test_without_a_past_forecast_that_is_said(session: SparkSession) -> None:
         assert "No past forecast yet" in compare.tables(found)
 
 
+@pytest.mark.deep(minutes=0.1)
 def test_only_what_was_measured_and_is_over_is_compared(session: SparkSession) -> None:
     ahead = fleet(5, made_h=END_H - 2, hours=6)
     found = compare.compare(loads(session), [ahead], END_MS - HOUR_MS, RULES, 0.0)

@@ -142,6 +142,7 @@ def test_what_a_topic_must_take_is_told_of_the_records_that_are_asked_for(sessio
     assert (only.record_bytes, only.keyless) == (9000 + 162, 1)
 
 
+@pytest.mark.deep(minutes=0.2)
 @pytest.mark.parametrize("size", [1, 60_000, 1_000_000])
 def test_what_a_record_needs_is_enough_where_lz4_makes_it_larger(session: SparkSession, size: int) -> None:
     one = row(0, random.Random(1).randbytes(size), key=b"k", headers=[("é", b"1"), ("b", None)])
@@ -152,6 +153,7 @@ def test_what_a_record_needs_is_enough_where_lz4_makes_it_larger(session: SparkS
     assert needs.record_bytes - 200 < len(builder.build()) <= needs.record_bytes
 
 
+@pytest.mark.deep(minutes=0.1)
 def test_what_records_take_once_they_are_compressed(session: SparkSession) -> None:
     rows = [row(offset, b"x" * 9_000, partition=offset % 2) for offset in range(6)]
     bounds = sizes(placed(frame(session, *rows), NOON_MS)).collect()

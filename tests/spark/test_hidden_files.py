@@ -53,6 +53,7 @@ def hide(archive: Archive) -> None:
     archive.commit(ArchiveChange("compact", NOON_MS, tuple(hidden), tuple(file.path for file in files)))
 
 
+@pytest.mark.deep(minutes=0.2)
 def test_spark_reads_what_is_archived_whatever_the_topics_id_begins_with(
     session: SparkSession, archive: Archive
 ) -> None:
@@ -78,6 +79,7 @@ def test_hidden_files_are_refused_and_compaction_gives_them_names_that_spark_rea
         assert read_files(session, paths(archive, topic)).count() == len(wanted)
 
 
+@pytest.mark.deep(minutes=0.1)
 def test_a_compaction_that_was_killed_while_it_gave_names_is_done_again(
     session: SparkSession, archive: Archive, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -36,6 +36,7 @@ async def make(bootstrap: str, whole: str, aborted: str) -> None:
         await producer.stop()
 
 
+@pytest.mark.deep(minutes=0.3)
 def test_kafka_tells_whether_a_range_has_records_and_verify_believes_it(
     session: SparkSession,
     bootstrap: str,

@@ -23,6 +23,7 @@ from tests.web.report_rows import REPORT
 pytestmark = pytest.mark.beside  # Spark without brokers: long, and in no haste
 
 
+@pytest.mark.deep(minutes=3.6)
 def test_every_regions_aggregate_has_a_row_of_its_own_and_loss_is_added_up(
     session: SparkSession, tmp_path: Path
 ) -> None:
@@ -65,6 +66,7 @@ def test_groups_and_copies_are_lines_of_their_own(session: SparkSession, tmp_pat
     assert "consumer mail of east-regional p50</text>" in html
 
 
+@pytest.mark.deep(minutes=2.0)
 def test_a_long_time_is_drawn_by_steps_and_what_is_left_out_is_told(
     session: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -93,6 +95,7 @@ def test_a_long_time_is_drawn_by_steps_and_what_is_left_out_is_told(
     assert "at most 8 records in 4 h" in html
 
 
+@pytest.mark.deep(minutes=1.2)
 def test_what_a_group_has_finished_counts_for_the_workload_of_the_region_that_counted_it(
     session: SparkSession, tmp_path: Path
 ) -> None:
@@ -116,6 +119,7 @@ def test_what_a_group_has_finished_counts_for_the_workload_of_the_region_that_co
     assert "What workloads have finished" in page(found)
 
 
+@pytest.mark.deep(minutes=2.3)
 def test_traffic_and_verdicts_are_of_the_same_hours_and_what_has_no_time_is_told(
     session: SparkSession, tmp_path: Path
 ) -> None:

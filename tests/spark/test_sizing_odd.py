@@ -42,6 +42,7 @@ def odd(session: SparkSession, name: str, at_ms: int = NOW_MS) -> DataFrame:
     return session.createDataFrame([("", name, "w-9", "", start_ms, *measured, "west")], LOAD)
 
 
+@pytest.mark.deep(minutes=0.6)
 @pytest.mark.parametrize("name", ["x", "dispatch:g/a:a:x", "dispatch", ":", "dispatch:g/a:a:0\n", "\u2028"])
 def test_a_name_that_no_job_has_is_left_out_and_the_others_are_published(
     session: SparkSession, name: str
@@ -62,12 +63,14 @@ def test_a_name_of_few_parts_is_in_no_series(session: SparkSession) -> None:
     assert {row["name"] for row in hours.workload_series(both).collect()} == {"g/orders"}
 
 
+@pytest.mark.deep(minutes=0.1)
 def test_a_comparison_leaves_odd_names_and_clocks_out_too(session: SparkSession) -> None:
     both = known(session).union(odd(session, "x")).union(odd(session, ORDERS.format(0), YEAR_9999_MS))
     found = compare.compare(both, [], NOW_MS, RULES, 0.0)
     assert {what: told["rows"] for what, told in found["left_out"].items()} == {"no_job": 1, "after_now": 1}
 
 
+@pytest.mark.deep(minutes=0.8)
 @pytest.mark.parametrize("publish", [True, False])
 def test_a_clock_that_is_far_ahead_moves_no_forecast(session: SparkSession, publish: bool) -> None:
     both = known(session).union(odd(session, ORDERS.format(0), YEAR_9999_MS))
@@ -78,6 +81,7 @@ def test_a_clock_that_is_far_ahead_moves_no_forecast(session: SparkSession, publ
     assert found["left_out"]["after_now"]["rows"] == 1
 
 
+@pytest.mark.deep(minutes=0.2)
 def test_when_nothing_is_left_that_is_told_with_what_was_left_out(session: SparkSession) -> None:
     with pytest.raises(InvalidArchive, match="1 rows of loads are of no job's name"):
         size(odd(session, "x"), SizingQuestion([AS_IT_IS]), {})

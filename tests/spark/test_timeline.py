@@ -82,6 +82,7 @@ def test_failovers_roles_and_alerts_are_told_from_when_until_when(
     ]
 
 
+@pytest.mark.deep(minutes=1.5)
 def test_an_alert_that_never_fired_is_not_told_and_one_that_fires_is_told_for_ever(
     session: SparkSession, tmp_path: Path
 ) -> None:
@@ -101,6 +102,7 @@ def test_an_alert_that_never_fired_is_not_told_and_one_that_fires_is_told_for_ev
     assert before == []
 
 
+@pytest.mark.deep(minutes=0.7)
 def test_incidents_of_each_region_are_told_once_and_stay_when_their_topic_forgets_them(
     session: SparkSession, tmp_path: Path
 ) -> None:
@@ -127,6 +129,7 @@ def test_incidents_of_each_region_are_told_once_and_stay_when_their_topic_forget
     assert before["timeline"] == []
 
 
+@pytest.mark.deep(minutes=0.9)
 def test_a_bad_incident_is_quarantined_and_an_evil_one_is_escaped_and_bounded(
     session: SparkSession, tmp_path: Path
 ) -> None:
@@ -152,6 +155,7 @@ def test_a_bad_incident_is_quarantined_and_an_evil_one_is_escaped_and_bounded(
     assert EVIL not in html
 
 
+@pytest.mark.deep(minutes=1.7)
 def test_windows_that_follow_on_each_other_are_one_run_of_the_audit(
     session: SparkSession, tmp_path: Path
 ) -> None:
@@ -180,6 +184,7 @@ def test_windows_that_follow_on_each_other_are_one_run_of_the_audit(
     ]  # fmt: skip
 
 
+@pytest.mark.deep(minutes=0.5)
 def test_of_a_flood_the_newest_are_told_and_how_many_are_not(
     session: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -238,6 +243,7 @@ def test_what_the_log_refused_is_told_as_refused_and_changes_no_episode(session:
     ]  # fmt: skip
 
 
+@pytest.mark.deep(minutes=0.1)
 def test_a_role_that_came_nowhere_is_over_when_a_higher_one_begins(session: SparkSession) -> None:
     back = RolePut(at_ms=NOON_MS + 50, key="billing/orders", region="east", epoch=64, state="active")
     other = RolePut(at_ms=NOON_MS + 30, key="mail/letters", region="east", epoch=64, state="active")

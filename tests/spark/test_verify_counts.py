@@ -85,6 +85,7 @@ def test_only_what_topic_and_archive_have_in_common_is_compared_and_counted(
     assert json.loads(capsys.readouterr().out)["findings"] == {"foreign": 1}
 
 
+@pytest.mark.deep(minutes=0.1)
 @pytest.mark.parametrize("seen", ["offset <> 5", "offset < 0"])
 def test_an_archive_that_is_not_read_whole_is_told_instead_of_findings(
     run: Verify,
@@ -104,6 +105,7 @@ def test_an_archive_that_is_not_read_whole_is_told_instead_of_findings(
     assert list((tmp_path / "kept").rglob("*.parquet")) == []
 
 
+@pytest.mark.deep(minutes=0.2)
 def test_a_topic_of_which_nothing_is_read_and_kafka_has_records_is_told(
     run: Verify, session: SparkSession, archive: Archive, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -126,6 +128,7 @@ def test_more_records_than_the_topic_has_offsets_are_told(
         assert "read 16 records of orders, which has up to 8" in capsys.readouterr().err
 
 
+@pytest.mark.deep(minutes=0.1)
 def test_a_copy_without_records_or_a_time_without_any_is_no_failure(
     run: Verify, session: SparkSession, capsys: pytest.CaptureFixture[str]
 ) -> None:

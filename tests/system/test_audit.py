@@ -97,6 +97,7 @@ def _has_counted(worker: Process, topic: str, enough: int) -> bool:
     return counted(worker, topic, "aggregate").total() > enough
 
 
+@pytest.mark.deep(minutes=2.1)
 def test_every_record_is_counted_once_at_every_tier_although_workers_are_killed(
     stage: DemoStage, topic_name: str
 ) -> None:

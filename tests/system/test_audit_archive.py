@@ -58,6 +58,7 @@ def archive(bootstrap: str, topics: str, folder: Path) -> None:
         assert process.wait(600) == 0
 
 
+@pytest.mark.deep(minutes=1.2)
 def test_records_of_a_time_come_from_archive_and_log_each_once(
     stage: DemoStage, yard: Yard, topic_name: str, tmp_path: Path
 ) -> None:

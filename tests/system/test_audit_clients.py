@@ -98,6 +98,7 @@ def of_pair(worker: Process, topic: str, pair: tuple[str, str], state: str) -> l
     return [row for row in rows if (row["from_tier"], row["to_tier"]) == pair]
 
 
+@pytest.mark.deep(minutes=0.5)
 def test_what_clients_count_is_compared_with_what_is_in_kafka(
     stage: DemoStage, topic_name: str, tmp_path: Path
 ) -> None:

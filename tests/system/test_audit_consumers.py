@@ -35,6 +35,7 @@ def _verdicts(worker: Process, topic: str) -> list[tuple[Any, str]]:
     return [(row["group"], row["state"]) for row in rows if row["state"] not in {"late", "provisional"}]
 
 
+@pytest.mark.deep(minutes=1.4)
 def test_what_a_group_finishes_is_counted_once_although_workers_are_killed(
     stage: DemoStage, topic_name: str
 ) -> None:

@@ -202,6 +202,7 @@ class Watch:
         return f"not told: {wanted - found}\nnot to be told: {found - wanted}\n{self.worker.tail()}"
 
 
+@pytest.mark.deep(minutes=1.2)
 def test_every_fault_at_every_tier_is_told_and_nothing_else(
     stage: DemoStage, topic_name: str, tmp_path: Path
 ) -> None:

@@ -204,6 +204,7 @@ def test_faults_between_two_clusters_are_named_and_what_is_missing_is_copied_aga
     assert told["counts"]["unclear"] >= 99
 
 
+@pytest.mark.deep(minutes=3.0)
 def test_copying_again_goes_on_once_where_a_killed_leader_has_left_it(
     stage: DemoStage, topic_name: str
 ) -> None:
@@ -274,6 +275,7 @@ async def committed_values(bootstrap: str, topic: str, *partitions: int) -> list
     return found
 
 
+@pytest.mark.deep(minutes=1.0)
 def test_what_a_route_left_out_is_named_though_all_records_are_alike(
     stage: DemoStage, topic_name: str
 ) -> None:
@@ -352,6 +354,7 @@ class Consumer:
         self._number += 1
 
 
+@pytest.mark.deep(minutes=0.5)
 @pytest.mark.parametrize("lost", [1, 2, 3])
 def test_what_a_consumer_did_not_handle_is_named_by_the_sums_of_ids(
     stage: DemoStage, topic_name: str, lost: int

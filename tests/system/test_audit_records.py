@@ -44,6 +44,7 @@ async def produce(bootstrap: str, topic: str, base_ms: int) -> dict[int, list[tu
     return sent
 
 
+@pytest.mark.deep(minutes=0.7)
 def test_records_of_a_time_are_found_by_the_audit_and_are_exactly_those(
     stage: DemoStage, yard: Yard, topic_name: str, tmp_path: Path
 ) -> None:

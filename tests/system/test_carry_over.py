@@ -112,6 +112,7 @@ async def take_over(two: TwoRegions, home: str, topic: str) -> int:
     return int(epoch)
 
 
+@pytest.mark.deep(minutes=1.7)
 async def test_what_one_region_has_finished_out_of_order_is_not_delivered_again_in_the_other(
     killable_yard: Yard, topic_name: str
 ) -> None:

@@ -18,6 +18,7 @@ BACKLOG, FRESH = 8_000, 200
 RATE, SOON = 50, 4_000  # of the backlog: while it is looked at, and afterwards
 
 
+@pytest.mark.deep(minutes=0.5)
 def test_the_latest_comes_before_the_backlog_and_nothing_is_lost_or_doubled_by_a_move(
     stage: DemoStage, topic_name: str
 ) -> None:

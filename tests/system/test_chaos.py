@@ -310,6 +310,7 @@ def test_the_rules_of_the_balance_find_what_is_wrong() -> None:
     assert {step.kind for step in steps(7, 15.0)} >= {Kind.KILL, Kind.FREEZE, Kind.TERM}
 
 
+@pytest.mark.deep(minutes=0.9)
 @pytest.mark.timeout(FOR_S + 300)
 def test_whoever_comes_goes_or_dies_every_message_is_delivered_in_order_and_few_of_them_twice(
     stage: DemoStage, topic_name: str

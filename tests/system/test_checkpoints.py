@@ -64,6 +64,7 @@ async def until_all(bootstrap: str, topics: ControlTopics, last: Barrier) -> dic
     return found
 
 
+@pytest.mark.deep(minutes=0.6)
 async def test_barriers_reach_the_table_once_each_whatever_comes_again_and_whoever_is_killed(
     stage: DemoStage,
 ) -> None:

@@ -201,6 +201,7 @@ def test_every_message_is_delivered_or_dead_lettered_with_its_origin_and_reason(
     assert shown["next"]
 
 
+@pytest.mark.deep(minutes=0.4)
 def test_sigterm_of_a_worker_under_load_delivers_nothing_twice(scene: Callable[..., Scene]) -> None:
     play = scene(6_000)
     first, second = together(play.stage)
@@ -232,6 +233,7 @@ def test_kill_9_of_a_worker_loses_nothing_and_repeats_only_what_was_in_flight_or
     play.wait_committed()
 
 
+@pytest.mark.deep(minutes=0.5)
 def test_while_the_receiver_is_away_nothing_is_burnt_and_flow_resumes_when_it_is_back(
     scene: Callable[..., Scene],
 ) -> None:
@@ -256,6 +258,7 @@ def test_while_the_receiver_is_away_nothing_is_burnt_and_flow_resumes_when_it_is
     assert report.dead_lettered == 30
 
 
+@pytest.mark.deep(minutes=0.5)
 def test_a_worker_that_was_paused_can_do_nothing_under_its_old_epoch(scene: Callable[..., Scene]) -> None:
     play = scene(0, latency_ms=LATENCY_MS)
     # Half of what is in flight when it stops fails: it has copies to make when it wakes.
@@ -312,6 +315,7 @@ def test_a_workload_is_defined_changed_and_deleted_while_running(scene: Callable
     wait_until(lambda: len(play.stage.deliveries()) >= done + 50, SETTLE_S, play._so_far)
 
 
+@pytest.mark.deep(minutes=1.4)
 def test_a_broker_killed_on_the_way_delays_messages_and_loses_none(
     killable_stage: DemoStage, topic_name: str
 ) -> None:
@@ -329,6 +333,7 @@ def test_a_broker_killed_on_the_way_delays_messages_and_loses_none(
     play.wait_committed()
 
 
+@pytest.mark.deep(minutes=0.7)
 def test_a_topic_made_anew_is_delivered_from_its_start_and_told(scene: Callable[..., Scene]) -> None:
     play = scene(300, partitions=1)
     worker = play.stage.worker()

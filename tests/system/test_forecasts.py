@@ -82,6 +82,7 @@ async def append(bootstrap: str, topic: str, *records: tuple[bytes, bytes]) -> N
         await producer.stop()
 
 
+@pytest.mark.deep(minutes=5.1)
 def test_a_published_forecast_is_recommended_by_a_real_worker_and_compared(
     stage: DemoStage, tmp_path: Path
 ) -> None:

@@ -58,6 +58,7 @@ def deploy(worker: Process, file: Path, *flags: str) -> subprocess.CompletedProc
     return subprocess.run(command, env=env, capture_output=True, text=True, timeout=ENOUGH_S, check=False)
 
 
+@pytest.mark.deep(minutes=0.3)
 def test_a_new_workload_of_a_group_that_others_consume_is_refused_unless_it_takes_over(
     stage: DemoStage, topic_name: str, tmp_path: Path
 ) -> None:

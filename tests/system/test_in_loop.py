@@ -166,6 +166,7 @@ def test_no_file_is_opened_no_process_run_and_no_name_resolved_in_a_workers_even
     assert not notes, notes
 
 
+@pytest.mark.deep(minutes=0.3)
 def test_a_device_or_a_fifo_as_a_schema_is_refused_and_holds_no_worker(
     watched: DemoStage, topic_name: str
 ) -> None:
@@ -197,6 +198,7 @@ def test_a_device_or_a_fifo_as_a_schema_is_refused_and_holds_no_worker(
     assert http("GET", f"{worker.url}/health/ready")[0] == 200
 
 
+@pytest.mark.deep(minutes=0.3)
 def test_forged_terms_and_epochs_end_neither_leadership_nor_a_job(
     watched: DemoStage, topic_name: str
 ) -> None:

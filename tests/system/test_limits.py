@@ -19,6 +19,7 @@ PER_S = 60
 WINDOW_S = 5
 
 
+@pytest.mark.deep(minutes=0.6)
 def test_a_busy_partition_beside_idle_retry_jobs_gets_the_workloads_rate_and_the_fleet_never_more(
     stage: DemoStage, topic_name: str
 ) -> None:

@@ -67,6 +67,7 @@ def commit(bootstrap: str, offsets: dict[tuple[str, int], int]) -> None:
     asyncio.run(write())
 
 
+@pytest.mark.deep(minutes=1.2)
 def test_a_topic_moves_to_another_cluster_and_its_receivers_miss_nothing(
     stage: DemoStage, topic_name: str
 ) -> None:

@@ -222,6 +222,7 @@ def samples(taken: list[Taken], from_ms: float, to_ms: float) -> list[int]:
     return counts
 
 
+@pytest.mark.deep(minutes=1.4)
 @pytest.mark.timeout(400)
 def test_fifty_changes_leave_no_gap_in_the_flow_of_jobs_they_do_not_concern(
     stage: DemoStage, topic_name: str

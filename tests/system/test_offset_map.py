@@ -61,6 +61,7 @@ async def lines(bootstrap: str, topics: ControlTopics, wanted: dict[str, int]) -
     return found
 
 
+@pytest.mark.deep(minutes=0.5)
 async def test_positions_in_one_copy_are_translated_into_another_without_loss_also_after_a_kill(
     stage: DemoStage,
 ) -> None:

@@ -94,6 +94,7 @@ def ids(sent: list[SentMessage]) -> Counter[str]:
     return Counter(message.id for message in sent)
 
 
+@pytest.mark.deep(minutes=0.4)
 def test_while_paused_nothing_is_delivered_and_after_resuming_everything_once(
     scene: Callable[..., Scene],
 ) -> None:
@@ -129,6 +130,7 @@ def in_flight(desk: Desk) -> int:
     return int(told["status"]["in_flight"])
 
 
+@pytest.mark.deep(minutes=0.3)
 def test_one_partition_is_paused_and_the_others_flow(scene: Callable[..., Scene]) -> None:
     play = scene(400)
     play.sent = plain(400)
@@ -148,6 +150,7 @@ def test_one_partition_is_paused_and_the_others_flow(scene: Callable[..., Scene]
     desk.wait_delivered(ids(play.sent))
 
 
+@pytest.mark.deep(minutes=0.5)
 def test_a_reset_to_earliest_delivers_everything_once_more_and_survives_its_worker(
     scene: Callable[..., Scene],
 ) -> None:
@@ -182,6 +185,7 @@ def test_a_reset_to_earliest_delivers_everything_once_more_and_survives_its_work
     assert all("again" in act["detail"] and act["actor"] for act in acts)
 
 
+@pytest.mark.deep(minutes=0.4)
 def test_a_reset_forward_passes_over_what_lies_between_and_beyond_the_end_is_clamped_and_told(
     scene: Callable[..., Scene],
 ) -> None:
@@ -241,7 +245,7 @@ class Stopper(SentMessage):
         return orjson.dumps({"id": self.id, "behaviour": "slow", "ms": STUCK_MS})
 
 
-@pytest.mark.parametrize("action", ["skip", "stash"])
+@pytest.mark.parametrize("action", ["stash", pytest.param("skip", marks=pytest.mark.deep(minutes=0.3))])
 def test_a_stuck_message_is_taken_out_of_the_way_and_the_partition_flows_on(
     scene: Callable[..., Scene], action: str
 ) -> None:

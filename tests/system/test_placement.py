@@ -118,6 +118,7 @@ def reasons(worker: Process) -> dict[str, str]:
     return {row["job"]: row["reason"] for row in switchyard(worker, "placement", "show", "--why")}
 
 
+@pytest.mark.deep(minutes=1.0)
 def test_a_worker_that_joins_takes_nothing_by_itself_and_jobs_move_gracefully_when_asked(
     yardmaster: Yardmaster,
 ) -> None:
@@ -176,6 +177,7 @@ def leads(worker: Process) -> bool:
     return bool(next(item["leader"] for item in known_workers(worker) if item["url"] == worker.url))
 
 
+@pytest.mark.deep(minutes=0.5)
 def test_an_isolation_groups_jobs_run_on_its_workers_and_nobody_elses_do(yardmaster: Yardmaster) -> None:
     play = yardmaster
     apart, common = f"{play.topic}-apart", f"{play.topic}-common"

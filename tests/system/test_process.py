@@ -132,6 +132,7 @@ def all_committed(bootstrap: str, topic: str) -> bool:
     return all(done == end for done, end in committed(bootstrap, "g", at).values())
 
 
+@pytest.mark.deep(minutes=1.2)
 def test_a_worker_comes_back_with_a_wiped_or_a_foreign_data_directory(
     stage: DemoStage, topic_name: str
 ) -> None:

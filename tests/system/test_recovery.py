@@ -163,6 +163,7 @@ def test_a_worker_and_then_the_leader_killed_under_load_move_their_own_jobs_and_
     play.end(deaths=2)
 
 
+@pytest.mark.deep(minutes=0.5)
 def test_two_leaders_at_once_do_no_harm_and_nothing_stops_while_there_is_none(
     cast: Callable[[], Cast],
 ) -> None:

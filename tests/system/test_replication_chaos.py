@@ -319,6 +319,7 @@ def test_the_rules_of_the_balance_find_what_is_wrong() -> None:
     assert {step.kind for step in steps(7, 1.0)} == {Kind.HOME, Kind.AWAY, Kind.KILL, Kind.TERM, Kind.FREEZE}
 
 
+@pytest.mark.deep(minutes=3.8)
 @pytest.mark.timeout(4 * FOR_S + 900)
 def test_whatever_is_killed_every_record_is_copied_once_and_in_order(
     killable_stage: DemoStage, topic_name: str

@@ -140,6 +140,7 @@ async def test_topics_and_partitions_come_and_go_live_and_other_routes_flow_on(
     await yard.until_in_table({"other"})
 
 
+@pytest.mark.deep(minutes=0.6)
 async def test_a_topic_that_vanishes_is_an_alert_also_under_the_next_leader_until_an_operator_drops_it(
     stage: DemoStage, topic_name: str
 ) -> None:

@@ -29,6 +29,7 @@ def tell(text: str) -> None:
     sys.stdout.write(text + "\n")
 
 
+@pytest.mark.deep(minutes=1.0)
 @pytest.mark.system
 @pytest.mark.timeout(FOR_S + 240)
 def test_whatever_fails_every_message_is_accounted_for(killable_yard: Yard, topic_name: str) -> None:

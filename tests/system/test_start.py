@@ -102,6 +102,7 @@ def test_a_worker_that_starts_before_its_control_cluster_waits_for_it_and_says_w
         assert worker.terminate() == 0
 
 
+@pytest.mark.deep(minutes=0.5)
 def test_a_worker_starts_although_its_control_cluster_goes_away_at_every_step_of_it(stage: DemoStage) -> None:
     # Every client looks for its brokers by a connection of its own, most of them one after the other: each
     # other one finds nobody, as if the broker were away just then.
@@ -112,6 +113,7 @@ def test_a_worker_starts_although_its_control_cluster_goes_away_at_every_step_of
         assert worker.terminate() == 0
 
 
+@pytest.mark.deep(minutes=0.3)
 def test_a_worker_that_waits_in_the_midst_of_its_start_says_so_is_not_ready_and_ends_when_told_to(
     stage: DemoStage,
 ) -> None:

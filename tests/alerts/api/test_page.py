@@ -51,6 +51,7 @@ def rows(page: Any, caption: str) -> list[str]:
     return list(page.locator(f'[aria-label="{caption}"] tbody tr').all_inner_texts())
 
 
+@pytest.mark.deep(minutes=0.2)
 def test_the_list_tells_what_fires_since_when_and_whom_it_did_not_reach(alerts: Console, browse: Any) -> None:
     page = browse("/alerts")
     said = page.inner_text(".verdict.bad")
@@ -148,6 +149,7 @@ def test_a_test_of_the_channels_is_sent_by_a_button(console: Console, browse: An
     ]
 
 
+@pytest.mark.deep(minutes=0.1)
 @pytest.mark.parametrize(("dark", "width"), [(False, 1280), (True, 380)])
 def test_the_first_page_says_how_many_fire_and_leads_to_them(
     alerts: Console, browse: Any, tmp_path: Path, dark: bool, width: int

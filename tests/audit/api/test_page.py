@@ -35,6 +35,7 @@ def audited(console: Console) -> AuditedTopics:
     return made
 
 
+@pytest.mark.deep(minutes=0.1)
 def test_the_list_tells_what_is_worst_of_each_topic_and_leads_to_it(
     audited: AuditedTopics, browse: Any
 ) -> None:
@@ -61,6 +62,7 @@ def test_the_list_tells_what_is_worst_of_each_topic_and_leads_to_it(
     assert "from=7d" in page.url
 
 
+@pytest.mark.deep(minutes=0.1)
 def test_a_topic_shows_every_window_with_marks_and_words_not_by_colour_alone(
     audited: AuditedTopics, browse: Any, tmp_path: Path
 ) -> None:
@@ -89,6 +91,7 @@ def test_a_topic_shows_every_window_with_marks_and_words_not_by_colour_alone(
     page.get_by_text("What differs").first.wait_for(timeout=ENOUGH_MS)
 
 
+@pytest.mark.deep(minutes=0.1)
 def test_an_absent_audit_is_told_as_absent_and_never_as_loss(audited: AuditedTopics, browse: Any) -> None:
     page = browse("/audit/refunds?from=24h")
     assert set(page.locator(".chart .mark").all_text_contents()) == {"?"}
@@ -100,6 +103,7 @@ def test_an_absent_audit_is_told_as_absent_and_never_as_loss(audited: AuditedTop
     assert "9 windows: the audit of aggregate is absent" in rows.inner_text()
 
 
+@pytest.mark.deep(minutes=0.1)
 def test_what_changes_is_shown_without_a_reload(audited: AuditedTopics, browse: Any) -> None:
     page = browse("/audit/payments?from=24h")
     assert "All that is over has arrived" in page.inner_text(".verdict")
@@ -144,6 +148,7 @@ def test_the_files_of_a_topic_are_what_the_links_say(audited: AuditedTopics, bro
     assert len(lines) == 1 + 24, "every window that is compared"
 
 
+@pytest.mark.deep(minutes=0.1)
 def test_alerts_that_fire_are_shown_where_a_worker_tells_of_some(
     audited: AuditedTopics, browse: Any, console: Console
 ) -> None:

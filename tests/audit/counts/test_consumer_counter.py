@@ -21,6 +21,7 @@ from app.audit.counts.reports import PART_OFFSETS, Scope
 from app.kafka.fetch.decoder import records_of
 from app.kafka.records.verbatim_copy import TRANSACTIONAL
 from tests.audit.counts.logs import Log
+from tests.examples import as_profile
 
 SCOPE = Scope("topic", "consumer", "east:billing", 60_000)
 SOURCE = FingerprintSource("cluster", "id", 0)
@@ -93,7 +94,7 @@ def test_a_time_in_the_future_mutes_no_window_behind_what_was_not_seen() -> None
 
 
 @given(seed=st.integers(0, 1 << 32))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=as_profile(200), deadline=None)
 def test_chunks_are_counted_together_as_each_would_be_by_itself(seed: int) -> None:
     chance, log, aborted = random.Random(seed), Log(next_offset=PART_OFFSETS - 40), [(7, 0)]
     for _ in range(chance.randrange(1, 60)):

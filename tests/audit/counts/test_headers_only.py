@@ -18,6 +18,7 @@ from app.kafka.records.batch import HEADER_BYTES
 from app.kafka.records.header_arrays import headers_of_heads
 from app.kafka.records.verbatim_copy import CLEARED
 from tests.audit.counts.logs import Log
+from tests.examples import as_profile
 
 SCOPE, SOURCE = Scope("topic", "aggregate", "east", 100), FingerprintSource("cluster", "id", 0)
 HOW = CountingSpec(records_of, SOURCE, disorder_ms=10)
@@ -45,7 +46,7 @@ def told(one: PartitionReader) -> list[Any]:
 
 
 @given(seed=st.integers(0, 1 << 32))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=as_profile(200), deadline=None)
 def test_headers_are_counted_as_the_bytes_would_be(seed: int) -> None:
     chance, log = random.Random(seed), Log()
     for _ in range(30):

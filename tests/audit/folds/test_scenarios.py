@@ -173,7 +173,16 @@ def names_what_differs(before: Counter[bytes], after: Counter[bytes]) -> None:
     assert found.extra == after - before
 
 
-@pytest.mark.parametrize("first", range(0, SCENARIOS, SHARE))
+@pytest.mark.parametrize(
+    "first",
+    [
+        0,
+        *(
+            pytest.param(first, marks=pytest.mark.deep(minutes=0.1))
+            for first in range(SHARE, SCENARIOS, SHARE)
+        ),
+    ],
+)
 def test_every_fault_is_found_and_named_and_nothing_else_is_accused(first: int) -> None:
     for seed in range(first, min(first + SHARE, SCENARIOS)):
         check(seed)

@@ -27,6 +27,7 @@ from app.audit.jobs.report_sender import audit_partition
 from app.audit.jobs.seal_key import SealKey
 from app.controllog import codec
 from app.controllog.topics import AUDIT_PARTITIONS
+from tests.examples import as_profile
 
 SCOPE = Scope("orders", "regional", "home", 60_000)
 
@@ -133,7 +134,7 @@ async def test_a_book_is_read_anew_when_somebody_else_has_gone_on_meanwhile() ->
 @example(seed=1449)
 @example(seed=1927)
 @example(seed=2202)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=as_profile(60), deadline=None)
 def test_values_that_never_arrived_are_made_anew_of_the_last_events(seed: int) -> None:
     asyncio.run(_written_by_killed_ones(random.Random(seed)))
 
@@ -180,7 +181,7 @@ class Cluster:
 
 
 @given(seed=st.integers(0, 1 << 32))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=as_profile(60), deadline=None)
 def test_whatever_clients_say_of_a_tier_of_workers_its_tables_are_as_without_it(seed: int) -> None:
     asyncio.run(_written_by_workers_and_others(random.Random(seed)))
 

@@ -34,6 +34,7 @@ from app.payload.schema_loader import SchemaLoader
 from app.worker.jobs.start_position import StartPosition
 from tests.audit.counts.logs import Log
 from tests.audit.query.test_view import audit_plan
+from tests.examples import as_profile
 
 WIDTH_MS = 60_000
 PART = 16  # offsets, so that many parts are begun and ended
@@ -182,7 +183,7 @@ class Region:
 
 
 @given(seed=st.integers(0, 1 << 32))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=as_profile(200), deadline=None)
 @pytest.mark.parametrize(("most_bytes", "most_windows"), [(4 * 1024, 16), (64, 16), (4 * 1024, 1)])
 def test_what_is_finished_is_counted_once_whoever_is_killed_and_whenever(
     seed: int, most_bytes: int, most_windows: int

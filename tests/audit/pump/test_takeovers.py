@@ -16,6 +16,7 @@ from app.audit.pump import partition as pumps
 from tests.audit.jobs.test_start_position import begin
 from tests.audit.pump.test_partition import WIDTH_MS, Stand
 from tests.audit.query.test_view import audit_plan
+from tests.examples import as_profile
 
 PART = 16  # offsets, so that many parts are begun and ended
 
@@ -70,7 +71,7 @@ class Region(Stand):
 
 
 @given(seed=st.integers(0, 1 << 32))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=as_profile(150), deadline=None)
 @pytest.mark.parametrize(("most_bytes", "most_windows"), [(4 * 1024, 16), (64, 16), (4 * 1024, 1)])
 def test_each_record_is_counted_once_whoever_is_killed_and_whenever(
     seed: int, most_bytes: int, most_windows: int

@@ -25,6 +25,7 @@ def clusters(text: str) -> dict[str, dict[str, Any]]:
     return {row["cluster"]: row for row in json.loads(text)}
 
 
+@pytest.mark.deep(minutes=0.4)
 def test_brokers_stay_after_up_and_status_and_down_tell_the_truth(cli: Cli) -> None:
     up = cli("up", "--regions", "1", "--json")
     assert up.returncode == 0, up.stderr

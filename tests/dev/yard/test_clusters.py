@@ -54,6 +54,7 @@ async def topics(bootstrap: str) -> set[str]:
         await admin.close()
 
 
+@pytest.mark.deep(minutes=0.3)
 async def test_a_killed_broker_comes_back_on_its_port_with_its_data(
     killable_yard: Yard, topic_name: str
 ) -> None:
@@ -75,6 +76,7 @@ async def test_a_killed_broker_comes_back_on_its_port_with_its_data(
     assert record.value == b"kept"
 
 
+@pytest.mark.deep(minutes=0.2)
 def test_a_stopped_broker_is_gone_in_order_and_starts_again(killable_yard: Yard) -> None:
     before = {info.cluster: info for info in killable_yard.clusters}["east-aggregate"]
     killable_yard.stop("east-aggregate")
@@ -97,6 +99,7 @@ def test_a_paused_broker_keeps_its_process_and_answers_again_when_resumed(killab
     assert running(killable_yard.home)["east-aggregate"].pid == pid
 
 
+@pytest.mark.deep(minutes=0.2)
 def test_a_broker_that_does_not_start_shows_the_end_of_its_log(killable_yard: Yard) -> None:
     name = "east-aggregate"
     (info,) = (info for info in killable_yard.clusters if info.cluster == name)
@@ -119,6 +122,7 @@ def test_an_unknown_name_is_answered_with_the_known_ones(yard: Yard) -> None:
         yard.kill("north-regional")
 
 
+@pytest.mark.deep(minutes=0.2)
 async def test_four_clusters_share_neither_ports_nor_topics_nor_folders(yard2: Yard, topic_name: str) -> None:
     infos = yard2.clusters
     assert [info.cluster for info in infos] == [
@@ -153,6 +157,7 @@ def test_kafkas_own_tools_run_against_the_yard(yard: Yard) -> None:
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.deep(minutes=0.1)
 @pytest.mark.parametrize("moment", ["while brokers start", "once they run"])
 def test_no_broker_outlives_a_user_killed_with_9(cached: JarSet, moment: str) -> None:
     forks = ["fork"] if moment == "once they run" else []

@@ -77,6 +77,7 @@ def test_a_merge_is_a_dry_run_until_it_is_meant(place: Place) -> None:
     assert place.merged() == list(range(30))
 
 
+@pytest.mark.deep(minutes=0.2)
 def test_a_purge_is_a_dry_run_until_it_is_meant(place: Place) -> None:
     dry = place("dlq", "purge", place.name, "--range", "0:-12")
     assert (dry.returncode, "12 offsets" in dry.stderr) == (0, True)
@@ -86,6 +87,7 @@ def test_a_purge_is_a_dry_run_until_it_is_meant(place: Place) -> None:
     assert place.json("dlq", "list")[0]["messages"] == 18
 
 
+@pytest.mark.deep(minutes=0.3)
 def test_a_purge_by_query_counts_by_reason_asks_and_goes_on(place: Place) -> None:
     chosen = ("dlq", "purge", place.name, "--code", "DATA_LOSS", "--since", "2020-01-01")
     dry = place(*chosen)
@@ -110,6 +112,7 @@ def test_a_purge_by_query_counts_by_reason_asks_and_goes_on(place: Place) -> Non
     assert place.json("dlq", "list")[0]["messages"] == 29
 
 
+@pytest.mark.deep(minutes=0.2)
 def test_an_export_is_a_file_or_a_stream(place: Place) -> None:
     streamed = place("dlq", "export", place.name, "--code", "DATA_LOSS")
     assert [json.loads(line)["offset"] for line in streamed.stdout.splitlines()] == list(range(20, 30))

@@ -54,6 +54,7 @@ async def test_a_merge_killed_three_times_makes_every_copy_exactly_once(queue: D
     assert await queue.numbers() == list(range(4100))
 
 
+@pytest.mark.deep(minutes=1.7)
 async def test_a_broker_killed_under_a_merge_costs_time_and_no_message(
     killable_yard: Yard, topic_name: str
 ) -> None:

@@ -66,6 +66,7 @@ async def test_a_connection_that_ends_by_its_age_costs_no_attempt_and_opens_no_b
         assert stand.values().total() <= COUNT + lost.total()
 
 
+@pytest.mark.deep(minutes=1.1)
 @pytest.mark.parametrize("contract", CONTRACTS)
 async def test_a_go_receiver_with_a_maximum_connection_age_loses_no_message_and_no_attempt(
     contract: str,

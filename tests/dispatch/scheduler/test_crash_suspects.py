@@ -30,7 +30,14 @@ def look(stand: DispatchRig) -> None:
         free_head(pump, time.monotonic())
 
 
-@pytest.mark.parametrize(("contract", "capacity"), [("unary", 100), ("stream", 10_000), ("stream", 100)])
+@pytest.mark.parametrize(
+    ("contract", "capacity"),
+    [
+        ("unary", 100),
+        pytest.param("stream", 10_000, marks=pytest.mark.deep(minutes=0.2)),
+        pytest.param("stream", 100, marks=pytest.mark.deep(minutes=0.2)),
+    ],
+)
 async def test_a_message_that_kills_its_receiver_is_given_up_and_all_others_are_delivered(
     contract: str, capacity: int
 ) -> None:
@@ -47,6 +54,7 @@ async def test_a_message_that_kills_its_receiver_is_given_up_and_all_others_are_
             assert b"times while it had this message" in reason or b"head of line" in reason
 
 
+@pytest.mark.deep(minutes=0.1)
 async def test_many_that_were_lost_beside_a_killer_are_acquitted_many_at_a_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -88,6 +96,7 @@ async def test_a_killer_goes_to_the_retry_topic_first_when_there_is_one() -> Non
         assert (stand.copied.values("retry_1"), stand.copied.values("dlq")) == ([b"kill 3"], [])
 
 
+@pytest.mark.deep(minutes=0.1)
 async def test_a_receiver_that_dies_of_every_message_has_no_topic_flushed_into_the_dlq() -> None:
     async with rig_with_crashing_receiver("unary") as (stand, mortal):
         pump = stand.pump()
@@ -98,6 +107,7 @@ async def test_a_receiver_that_dies_of_every_message_has_no_topic_flushed_into_t
         assert pump.tracker.base == 0
 
 
+@pytest.mark.deep(minutes=0.1)
 @pytest.mark.parametrize("refused", [{5}, {3, 5, 40}])
 async def test_what_is_always_answered_unavailable_does_not_stop_the_others(refused: set[int]) -> None:
     async def handle(value: bytes, context: Any) -> bytes:

@@ -41,6 +41,7 @@ async def settled(stand: DispatchRig, letters: int) -> None:
     await stand.until(lambda: stand.runtime.link.breaker.failed and len(stand.copied.records) == letters)
 
 
+@pytest.mark.deep(minutes=0.1)
 @pytest.mark.parametrize("code", CODES)
 async def test_a_receiver_that_answers_one_code_to_everything_costs_few_dead_letters_and_loses_nothing(
     code: str,

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import pytest
+
 from app.dispatch.pump.intake import HELD_LEAST_BYTES
 from app.dispatch.scheduler.isolation_router import MOST_WAITING
 from app.sdk.receiver import Message
@@ -31,6 +33,7 @@ async def zones(stand: DispatchRig, *names: str) -> list[tuple[dict[str, Any], l
     ]
 
 
+@pytest.mark.deep(minutes=0.2)
 async def test_what_waits_for_a_slow_target_is_few_messages_however_large_the_tracker() -> None:
     gate = asyncio.Event()
 

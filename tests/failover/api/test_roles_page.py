@@ -42,6 +42,7 @@ def browse() -> Iterator[Any]:
     assert not errors
 
 
+@pytest.mark.deep(minutes=0.3)
 def test_the_pages_show_roles_as_text_on_any_screen(console: Console, browse: Any) -> None:
     url = regions(console).url
     for path, width, wanted in (

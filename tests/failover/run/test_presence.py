@@ -17,6 +17,7 @@ from app.failover.run.presence import OUT_OF_TOUCH_S, Presence
 from app.failover.run.region_bridge import UNHEARD_S
 from app.failover.run.role_keeper import PULSE_INTERVAL_S
 from app.kernel.clock import now_ms
+from tests.examples import as_profile
 from tests.failover.run.region_fakes import FakeRegion, failover, workload
 from tests.failover.run.test_role_keeper import record, settled, the, two
 
@@ -216,14 +217,14 @@ class RegionThroughTime(RuleBasedStateMachine):
 
 
 TestRegionThroughTime = RegionThroughTime.TestCase
-TestRegionThroughTime.settings = settings(max_examples=80, stateful_step_count=20, deadline=None)
+TestRegionThroughTime.settings = settings(max_examples=as_profile(80), stateful_step_count=20, deadline=None)
 
 
 @given(
     clocks=st.lists(AHEAD_MS, min_size=2, max_size=3),
     acts=st.lists(st.tuples(st.sampled_from(["kill", "clock", "away"]), NUMBERS, AHEAD_MS), max_size=8),
 )
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=as_profile(30), deadline=None)
 def test_a_region_that_lives_acts_through_changes_of_its_leader_and_steps_of_its_clocks(
     clocks: list[int], acts: list[tuple[str, int, int]]
 ) -> None:

@@ -344,6 +344,7 @@ async def _replicated(client: ClusterClient, topic: str, least_in_sync: int) -> 
         await admin.close()
 
 
+@pytest.mark.deep(minutes=0.9)
 async def test_too_few_replicas_a_killed_leader_and_a_frozen_one_cost_no_record_and_double_none(
     killable_yard: Yard, topic_name: str, tmp_path: Path
 ) -> None:

@@ -14,6 +14,7 @@ from app.kafka.client.consumer_shutdown import stop_consumer
 from tests.kafka.conftest import connected, create
 
 
+@pytest.mark.deep(minutes=0.3)
 async def test_whoever_stops_a_consumer_whose_broker_has_died_is_not_cancelled(
     killable_yard: Yard, topic_name: str, caplog: pytest.LogCaptureFixture
 ) -> None:

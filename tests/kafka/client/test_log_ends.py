@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from app.dev.yard import Yard
 from app.kafka.client.cluster import LATEST
 from app.kafka.client.log_ends import LogEnd, log_ends
 from tests.replicate.pump.test_min_in_sync import in_doubt
 
 
+@pytest.mark.deep(minutes=0.4)
 async def test_what_the_leader_has_and_does_not_show_lies_below_the_end_of_its_log(
     killable_yard: Yard, topic_name: str, tmp_path: Path
 ) -> None:

@@ -129,6 +129,7 @@ async def test_a_principal_that_may_read_and_nothing_else_is_a_good_source_of_a_
     await manager.until(lambda: not pump.trouble)
 
 
+@pytest.mark.deep(minutes=0.4)
 @pytest.mark.parametrize("source_user", [READER])
 async def test_a_principal_that_may_read_and_nothing_else_is_good_for_an_audit(
     administered: Secured, manager: ReplicaManagerRig
@@ -188,6 +189,7 @@ async def test_a_permission_that_is_taken_back_is_named_nothing_is_lost_and_it_g
     assert len(here) == 4
 
 
+@pytest.mark.deep(minutes=0.1)
 @pytest.mark.parametrize(
     ("cluster", "operation", "said"),
     [

@@ -75,6 +75,7 @@ def test_a_record_of_too_many_headers_is_passed_over_and_its_neighbours_come() -
     assert [one["records"] for one in logs] == [1]
 
 
+@pytest.mark.deep(minutes=0.6)
 def test_no_more_of_a_response_is_handed_on_at_once_than_may_be_and_the_rest_comes_again() -> None:
     count = 400_000
     data = batch_of_packed(0, [packed_record(at) for at in range(count)], CODECS["zstd"])

@@ -24,6 +24,7 @@ OUTAGES: dict[str, Callable[[Yard], None]] = {
 }
 
 
+@pytest.mark.deep(minutes=0.2)
 @pytest.mark.parametrize("outage", OUTAGES)
 async def test_what_was_being_fetched_from_a_broker_that_goes_comes_once_and_in_order_when_it_is_back(
     killable_yard: Yard, topic_name: str, outage: str

@@ -33,6 +33,7 @@ from app.kafka.fetch.deliveries import (
 from app.kafka.fetch.service import FetchService
 from app.kafka.fetch.shared_read_service import Counts
 from app.kafka.records.header_arrays import BatchHeaderArrays
+from tests.examples import as_profile
 from tests.kafka.records.batches import make_batch
 
 LEADER, FOLLOWER = "leader", "follower"
@@ -349,7 +350,7 @@ def told(reader: PartitionReader) -> list[Report]:
 
 
 @given(seed=st.integers(0, 1 << 32))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=as_profile(100), deadline=None)
 def test_whoever_brings_it_everything_is_counted_once(seed: int) -> None:
     short = patch.multiple(followers_module, HEADERS_WAIT_S=0.001, WHOLE_S=0.002, MOST_TRAIL=8, MOST_HEADS=6)
     with short, capture_logs():

@@ -12,12 +12,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from app.kafka.fetch.shared_reads import AppendedBatch, AppendedBatches, SharedReadOffer, offered
+from tests.examples import as_profile
 
 LENGTHS = (1, 2, 5)
 
 
 @given(seed=st.integers(0, 1 << 32))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=as_profile(300), deadline=None)
 def test_what_another_reader_fetches_is_taken_once_and_in_order(seed: int) -> None:
     chance = random.Random(seed)
     ends = [0]
@@ -174,7 +175,7 @@ def story(seed: int) -> World:
 
 
 @given(seed=st.integers(0, 1 << 32))
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=as_profile(400), deadline=None)
 def test_what_a_writer_tells_is_what_the_log_has_whoever_leads_it(seed: int) -> None:
     story(seed)
 

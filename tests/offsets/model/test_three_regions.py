@@ -173,6 +173,7 @@ WRONG: dict[str, tuple[object, str, object]] = {
 }
 
 
+@pytest.mark.deep(minutes=0.3)
 @pytest.mark.parametrize("wrong", WRONG)
 def test_neighbouring_rules_break_a_promise(wrong: str) -> None:
     """That is, these histories show it."""

@@ -84,6 +84,7 @@ async def test_one_is_kept_between_readings_and_fetches_nothing_there(
             assert other not in (first, beside), "the topic was made anew"
 
 
+@pytest.mark.deep(minutes=1.0)
 async def test_one_that_was_kept_while_its_broker_was_killed_reads_on_or_makes_room_for_another(
     killable_yard: Yard, topic_name: str
 ) -> None:

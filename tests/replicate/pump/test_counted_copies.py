@@ -254,6 +254,7 @@ async def test_a_destination_made_anew_is_told(
     assert (gap.begun_anew, gap.start, audit.reader.next_offset) == (True, end, end)
 
 
+@pytest.mark.deep(minutes=0.2)
 async def test_a_destination_that_lost_its_end_is_told(killable_yard: Yard, topic_name: str) -> None:
     async with (
         replica_rig(killable_yard.bootstrap(HOME), killable_yard.bootstrap(AWAY)) as stand,

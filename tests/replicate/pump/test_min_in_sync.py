@@ -62,6 +62,7 @@ async def in_doubt(
         yield stand, second, pump
 
 
+@pytest.mark.deep(minutes=0.7)
 async def test_while_the_destination_has_too_few_replicas_nothing_is_lost_skipped_or_doubled_and_it_is_told(
     killable_yard: Yard, topic_name: str, tmp_path: Path
 ) -> None:
@@ -85,6 +86,7 @@ async def test_while_the_destination_has_too_few_replicas_nothing_is_lost_skippe
         assert "replica-resumed-unsure" not in stand.kinds()
 
 
+@pytest.mark.deep(minutes=0.6)
 @pytest.mark.parametrize("is_succeeded", [False, True])
 async def test_once_fewer_replicas_are_enough_what_was_in_doubt_is_known_and_copying_goes_on(
     killable_yard: Yard, topic_name: str, tmp_path: Path, is_succeeded: bool

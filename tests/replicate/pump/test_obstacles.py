@@ -77,6 +77,7 @@ async def test_a_damaged_batch_is_not_passed_over(stand: ReplicaRig, topic_name:
     assert await rows(stand.target, topic_name) == here[:first] + here[second:]
 
 
+@pytest.mark.deep(minutes=0.3)
 async def test_while_the_destination_is_away_nothing_is_lost_and_afterwards_all_is_there_once(
     killable_yard: Yard, topic_name: str
 ) -> None:

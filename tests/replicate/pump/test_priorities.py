@@ -14,6 +14,7 @@ LOW = range(1, 5)
 RECORDS, SIZE = 1_000, 16 * 1024  # a partition
 
 
+@pytest.mark.deep(minutes=0.4)
 @pytest.mark.parametrize("others", ["low", "high"])
 async def test_a_route_of_high_priority_is_not_slowed_by_others_that_work_off_a_backlog(
     stand: ReplicaRig, topic_name: str, others: str, monkeypatch: pytest.MonkeyPatch

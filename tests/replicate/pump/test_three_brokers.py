@@ -19,6 +19,7 @@ from tests.replicate.source_topics import same, write
 NODES = (SECOND, THIRD, FIRST)  # in this order they lead, and are killed
 
 
+@pytest.mark.deep(minutes=1.7)
 @pytest.mark.usefixtures("unjoined")
 async def test_a_copy_whose_leaders_are_killed_in_turn_has_every_record_once_and_in_order(
     killable_yard: Yard, topic_name: str, tmp_path: Path

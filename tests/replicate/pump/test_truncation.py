@@ -47,6 +47,7 @@ async def until_led(stand: ReplicaRig, topic: str) -> None:
         await client.end_offsets([(topic, 0)])
 
 
+@pytest.mark.deep(minutes=1.2)
 @pytest.mark.usefixtures("unjoined")
 async def test_source_and_destination_that_lost_their_ends_are_told_and_copying_goes_on_where_they_part(
     killable_yard: Yard, topic_name: str

@@ -248,6 +248,7 @@ async def test_what_is_committed_is_in_the_log_even_while_others_consume(
     assert audit.stats.wrong == {}
 
 
+@pytest.mark.deep(minutes=0.2)
 async def test_a_broker_that_is_away_is_told_and_nothing_is_lost(tmp_path: Path) -> None:
     audit = Audit(origin="web", tier="consumer", wal=tmp_path, output=KafkaOutput("127.0.0.1:9", "east"))
     async with audit:

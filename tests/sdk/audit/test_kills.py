@@ -17,6 +17,7 @@ from app.sdk.audit.outputs import read_lines
 from tests.sdk.audit import processes
 
 LIVES = 30
+SEEDS = [0, *(pytest.param(seed, marks=pytest.mark.deep(minutes=0.2)) for seed in range(1, 4))]
 
 
 def live(mode: str, folder: Path, seed: int) -> None:
@@ -47,7 +48,7 @@ def summed(windows: dict[int, Totals]) -> Totals:
     return found
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", SEEDS)
 def test_every_consumed_record_is_counted_exactly_once_whenever_the_process_is_killed(
     tmp_path: Path, seed: int
 ) -> None:
@@ -64,7 +65,7 @@ def test_every_consumed_record_is_counted_exactly_once_whenever_the_process_is_k
         assert found[start].ids == of_ids(ids_of(names))
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", SEEDS)
 def test_what_was_logged_is_counted_exactly_once_and_what_was_not_at_most_once(
     tmp_path: Path, seed: int
 ) -> None:
@@ -89,7 +90,7 @@ def test_what_was_logged_is_counted_exactly_once_and_what_was_not_at_most_once(
         assert found.ids == of_ids(ids_of(names if found.count == len(names) else more))
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", SEEDS)
 def test_who_waits_for_nothing_loses_an_end_at_most_and_nothing_counts_twice(
     tmp_path: Path, seed: int
 ) -> None:

@@ -132,6 +132,7 @@ async def test_what_a_cluster_refuses_fails_alone_and_what_follows_goes_on_in_th
     assert {type(error) for error in told.failures} == {Refused}
 
 
+@pytest.mark.deep(minutes=0.6)
 async def test_more_than_may_wait_is_not_taken_until_there_is_room(
     killable_yard: Yard, topic_name: str
 ) -> None:

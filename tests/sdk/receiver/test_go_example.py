@@ -118,6 +118,7 @@ def as_asked(results: Sequence[CallResult], answers: list[tuple[int, str | None]
     assert "the handler crashed" in results[KINDS.index("crash")].details
 
 
+@pytest.mark.deep(minutes=0.3)
 def test_the_example_is_formatted_and_vetted_as_go_wants_it(example: Path) -> None:
     done = [go(example, "gofmt", "-l", "."), go(example, "go", "vet", "./...")]
 

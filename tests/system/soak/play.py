@@ -15,6 +15,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
@@ -43,6 +44,7 @@ SIGNALS = {
     Kind.AWAY: (signal.SIGUSR1, signal.SIGURG), Kind.OVERLOAD: (signal.SIGUSR2, signal.SIGURG),
     Kind.RECEIVER_PAUSE: (signal.SIGSTOP, signal.SIGCONT),
 }  # fmt: skip
+VICTIMS = {"broker": {Kind.BROKER_PAUSE}, "worker": {Kind.WORKER_TERM, Kind.WORKER_KILL}}  # others: receivers
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +84,7 @@ class Play:
         self._backlog = {lot.name: 0 for lot in LOTS}
         self._began_ms = 0.0
         self._killed: list[tuple[int, float]] = []
+        self._struck: defaultdict[tuple[str, int], asyncio.Lock] = defaultdict(asyncio.Lock)
 
     def run(self) -> Outcome:
         """All of it."""
@@ -220,12 +223,13 @@ class Play:
 
     async def _hit(self, incident: Incident, began_s: float) -> None:
         await asyncio.sleep(max(0.0, began_s + incident.at_s - asyncio.get_running_loop().time()))
-        self.say(f"{incident.at_s:5.1f} s  {incident.kind} {incident.which} for {incident.for_s:.1f} s")
-        from_ms = _now_ms()
-        to_ms = await self._strike(incident)
-        receiver = None if incident.kind in {Kind.BROKER_PAUSE, Kind.WORKER_TERM, Kind.WORKER_KILL} else (
-            incident.which
-        )  # fmt: skip
+        what = next((name for name, kinds in VICTIMS.items() if incident.kind in kinds), "receiver")
+        # A slow machine starts a successor longer than the plan has until the next incident of its place.
+        async with self._struck[what, incident.which]:
+            self.say(f"{incident.at_s:5.1f} s  {incident.kind} {incident.which} for {incident.for_s:.1f} s")
+            from_ms = _now_ms()
+            to_ms = await self._strike(incident)
+        receiver = incident.which if what == "receiver" else None
         self.happened.append(IncidentHit(incident.kind, from_ms, to_ms, receiver))
 
     async def _strike(self, incident: Incident) -> float:

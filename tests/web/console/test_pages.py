@@ -113,6 +113,7 @@ def test_no_page_is_wider_than_a_phone(browse: Any, path: str, tmp_path: Path) -
     page.screenshot(path=tmp_path / "phone.png")
 
 
+@pytest.mark.deep(minutes=0.4)
 def test_the_placement_page_shows_what_a_real_worker_measured_and_has(
     console: Any, browse: Any, tmp_path: Path
 ) -> None:
@@ -135,6 +136,7 @@ def test_the_placement_page_shows_what_a_real_worker_measured_and_has(
     page.screenshot(path=tmp_path / "placement.png", full_page=True)
 
 
+@pytest.mark.deep(minutes=0.3)
 def test_the_report_page_shows_what_spark_wrote_as_text(console: Any, browse: Any, tmp_path: Path) -> None:
     from spark.jobs.report import rows
 

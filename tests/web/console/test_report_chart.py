@@ -66,6 +66,7 @@ ODD: list[dict[str, Any]] = [
 ]
 
 
+@pytest.mark.deep(minutes=0.1)
 @pytest.mark.parametrize("odd", ODD, ids=lambda one: one["place"])
 def test_a_row_that_cannot_be_drawn_is_told_and_the_others_are_drawn(page: Any, odd: dict[str, Any]) -> None:
     page.evaluate(DRAW, [[odd, *REPORT["series"]]])

@@ -135,6 +135,7 @@ def test_a_topic_made_anew_loses_nothing_although_it_reaches_the_old_position(ca
     assert "unknown" not in told
 
 
+@pytest.mark.deep(minutes=0.4)
 def test_a_workload_deployed_again_on_another_cluster_begins_at_the_start_there(case: Case) -> None:
     case.create()
     case.create(cluster=REGIONAL)
@@ -167,6 +168,7 @@ def test_messages_of_a_removed_retry_tier_are_delivered_and_its_jobs_end(case: C
     wait_until(lambda: jobs() == [case.topic], ENOUGH_S, lambda: str(jobs()))
 
 
+@pytest.mark.deep(minutes=0.3)
 def test_latest_does_not_pass_over_what_comes_to_partitions_that_are_added(case: Case) -> None:
     case.create()
     case.send(some(50, f"{case.topic}-before"))

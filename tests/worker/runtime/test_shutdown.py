@@ -62,6 +62,7 @@ async def until(condition: Any) -> None:
             await asyncio.sleep(0.05)
 
 
+@pytest.mark.deep(minutes=0.4)
 async def test_every_step_of_a_stop_is_bounded_while_the_control_cluster_is_away(
     killable_yard: Yard, topic_name: str
 ) -> None:

@@ -21,6 +21,7 @@ from app.kernel.fencing import (
 )
 from app.kernel.ranges import Snapshot
 from app.worker.tracker.fold import FOLLOWERS, TrackerFold, followers
+from tests.examples import as_profile
 
 JOB = "dispatch:billing/orders:orders:0"
 OTHER = "dispatch:billing/orders:orders:1"
@@ -238,7 +239,7 @@ class AnyReaderAnswers(RuleBasedStateMachine):
 
 
 TestAnyReaderAnswers = AnyReaderAnswers.TestCase
-TestAnyReaderAnswers.settings = settings(max_examples=60, stateful_step_count=30)
+TestAnyReaderAnswers.settings = settings(max_examples=as_profile(60), stateful_step_count=30)
 
 
 @given(st.sets(st.text("abcdef", min_size=1), min_size=1, max_size=8), st.integers(0, 31))

@@ -10,6 +10,7 @@ from msgspec.structs import replace
 from app.kernel.fencing import LogId, Snapshots, Takeover, TrackerEvent, TrackerRecord, on_takeover
 from app.kernel.ranges import Snapshot
 from app.worker.tracker.fold import CopyFold, RemoteJobRecord, together
+from tests.examples import as_profile
 from tests.worker.tracker.test_fold import END, JOBS, WORKERS, Owner, Table, finished, truth_after
 
 SHIFT = 1_000  # a copy's offsets are others
@@ -158,7 +159,7 @@ class Copies(RuleBasedStateMachine):
 
 
 TestCopies = Copies.TestCase
-TestCopies.settings = settings(max_examples=150, stateful_step_count=30)
+TestCopies.settings = settings(max_examples=as_profile(150), stateful_step_count=30)
 
 
 def fold(*events: TrackerEvent, joined: bool, **table: TrackerRecord) -> Table:

@@ -1,0 +1,53 @@
+"""How tests are divided among suites and parts, and which of them a change asks for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.changed import ROOT, folders_of
+from tests.conftest import divide, parse_part
+
+MINUTES = st.dictionaries(st.text(max_size=3), st.floats(0.05, 6.0), max_size=60)
+
+
+@given(MINUTES, st.integers(1, 9))
+def test_every_test_is_in_one_part_and_no_part_is_much_longer_than_another(
+    minutes: dict[str, float], parts: int
+) -> None:
+    found = divide(minutes, parts)
+    assert len(found) == parts
+    assert sorted(name for part in found for name in part) == sorted(minutes)
+    lengths = [sum(minutes[name] for name in part) for part in found]
+    assert max(lengths) - min(lengths) <= max(minutes.values(), default=0.0) + 1e-6
+    assert divide(dict(reversed(minutes.items())), parts) == found
+
+
+def test_a_part_is_one_of_so_many() -> None:
+    assert parse_part("3/8") == (3, 8)
+    for text in ("0/8", "9/8", "3", "3/", "/8", "a/b", "-1/8"):
+        with pytest.raises(ValueError, match=r".+"):
+            parse_part(text)
+
+
+@pytest.mark.parametrize(
+    ("files", "folders"),
+    [
+        (["app/dispatch/pump/intake.py", "tests/dispatch/pump/rig.py"], ["tests/dispatch/pump"]),
+        (["app/dispatch/definition.py", "app/dispatch/pump/intake.py"], ["tests/dispatch"]),
+        (["app/web/static/console.css"], ["tests/web"]),
+        (["spark/jobs/report.py", "docker/worker.Dockerfile"], ["tests/docker", "tests/spark"]),
+        (["agents/dispatch.py", "tables/trackers.py"], ["tests/system"]),
+        (["README.md", "docs/a.md", "app/main.py", "tests/conftest.py", "tests/bench/tracker.py"], []),
+    ],
+)
+def test_a_change_asks_for_the_nearest_folder_of_tests(files: list[str], folders: list[str]) -> None:
+    assert folders_of(files, ROOT) == folders
+
+
+def test_a_room_without_tests_of_its_own_asks_for_those_above_it(tmp_path: Path) -> None:
+    (tmp_path / "tests" / "kafka").mkdir(parents=True)
+    assert folders_of(["app/kafka/client/deep/inside/x.py"], tmp_path) == ["tests/kafka"]
