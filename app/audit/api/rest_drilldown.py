@@ -248,11 +248,7 @@ class AuditMissingRoutes:
         execute = flag_of(body, "execute")
         leader = self._leader(request)
         if leader:
-            return _passed_on(
-                *await ask_worker(
-                    self._api, request, leader, dict(body), patience_s=FORWARDED_CHANGE_TIMEOUT_S
-                )
-            )
+            return _passed_on(*await ask_worker(self._api, request, leader, dict(body)))
         verdict = await self._verdict(question)
         if not verdict.is_closed:
             raise ApiError(
