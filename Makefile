@@ -24,7 +24,7 @@ demo: $(STAMP) ## the whole story on this machine; ONCE=1 runs it to its end and
 demo-failover: $(STAMP) ## a region is killed, another goes on, it comes back; ONCE=1 reports and ends
 	$(BIN)/python -m app.dev.demo --story failover $(if $(ONCE),--once)
 
-test: $(STAMP) ## every promise once, on real Kafka, in a quarter of an hour
+test: $(STAMP) ## every promise once, on real Kafka
 	$(BIN)/python -m tests
 
 test-deep: $(STAMP) ## the tests that take long: all, or a part of them: make test-deep PART=3/8

@@ -1,6 +1,6 @@
 """Runs the tests in three processes of pytest at once: `python -m tests`, or `make test`.
 
-    python -m tests                        the suite: every promise once, in about a quarter of an hour
+    python -m tests                        every promise once
     python -m tests --deep 3/8             the third eighth of the deep tests
     python -m tests --deep 1/1             all deep tests
     python -m tests tests/system -k audit  paths and options go to pytest
@@ -14,7 +14,7 @@ of a marker, which conftest gives:
 - all others, on another yard. This process prints at once, the other two when they end.
 
 A test that is marked `second_try` and failed runs once more, alone, when all others are done. The last lines
-list it; it must be mended all the same. Tests that count messages never have that marker.
+list it, as it must still be mended. Tests that count messages never have that marker.
 
 The exit code is 0 when every test passed, at its first try or at its second. Ctrl-C and SIGTERM end all;
 brokers and containers are taken down first.
@@ -71,7 +71,7 @@ class TestProcess:
     ) -> None:
         self.title = title
         self._env = {**env, PORTS_VARIABLE: f"{ports.start}-{ports.stop}"}
-        self._command: list[str] = [*PYTEST, *(["-m", marker] if marker else [])]
+        self._command: list[str] = [*PYTEST, "-m", marker]
         self._output = output
         self._process: subprocess.Popen[bytes] | None = None
         self._is_interrupted = False
@@ -186,9 +186,7 @@ def run_second_tries(failures: Path, env: dict[str, str]) -> bool:
     failures.write_text("")
     sys.stdout.write("\nSecond tries, alone:\n")
     sys.stdout.flush()
-    process = TestProcess("", "", AUTOMATIC_PORTS, env, None)
-    process.start(names)
-    if process.wait():
+    if subprocess.run([*PYTEST, *names], env=env, check=False).returncode:
         return False
     for name in names:
         sys.stdout.write(f"RERUN {name} passed at its second try: mend it\n")
@@ -210,8 +208,8 @@ def main(arguments: Sequence[str]) -> int:
             env[PART_VARIABLE] = "{}/{}".format(*known.deep)
             env.setdefault(PROFILE_VARIABLE, "ci")
         codes = run_together(others, env, suite)
-        if (others or known.deep) and 0 in codes:  # one process may have all of them
-            codes = [code for code in codes if code != NOTHING_RAN]
+        if others or known.deep:  # one process may have all of them
+            codes = [code for code in codes if code != NOTHING_RAN] or [NOTHING_RAN]
         code = next((code for code in codes if code), 0)
         if code == FAILED and set(codes) <= {0, FAILED} and run_second_tries(Path(failures.name), env):
             code = 0

@@ -4,9 +4,9 @@
     python -m tests.changed 40e9ea0     differences from a commit
 
 A change of `app/dispatch/pump/intake.py` runs `tests/dispatch/pump`. Files that git does not know yet count
-as well. What lies in no folder of its own (conftest.py, pyproject.toml) runs nothing here: `make test` does.
+as well. A file in no folder of its own (conftest.py, pyproject.toml) runs nothing: `make test` does.
 
-The exit code is that of `python -m tests`, or 0 where no folder with tests differs.
+The exit code is that of `python -m tests`, or 0 where no folder with tests differs, or those are all deep.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def folders_of(files: Iterable[str], root: Path = ROOT) -> list[str]:
     found: set[PurePosixPath] = set()
     for file in files:
         top, *_ = parts = PurePosixPath(file).parent.parts or ("",)
-        place = PurePosixPath(*parts[1:] if top in {"app", "tests"} else PLACES.get(top, "").split())
+        place = PurePosixPath(*parts[1:]) if top in {"app", "tests"} else PurePosixPath(PLACES.get(top, ""))
         while place.parts and not (root / TESTS / place).is_dir():
             place = place.parent
         if place.parts and place.parts[0] != "bench":
@@ -76,7 +76,8 @@ def main(arguments: Sequence[str]) -> int:
         return 0
     sys.stdout.write(f"Differs from {commit}: {' '.join(folders)}\n")
     sys.stdout.flush()
-    return suite.main(folders)
+    code = suite.main(folders)
+    return 0 if code == suite.NOTHING_RAN else code
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@
 
 A test that is marked `deep` takes long: `make test` leaves it out, and CI runs a part of the deep tests with
 each commit (tests/__main__.py). A test that is marked `second_try` may fail by chance, and runs once more at
-the end, alone: nothing that counts messages, no pure logic, no property.
+the end, alone. Tests that count messages, tests of pure logic and properties must not have that mark.
 """
 
 from __future__ import annotations
@@ -33,9 +33,7 @@ from tests.examples import CI_EXAMPLES
 BOOTSTRAP_VARIABLE = "SWITCHYARD_TEST_BOOTSTRAP"
 USERS = {ADMIN: "adminword", "switchyard": "switchword", "reader": "readerword"}  # the last never writes
 PORTS_VARIABLE = "SWITCHYARD_TEST_PORTS"  # "20000-24000": of this process, beside others (tests/__main__.py)
-PROCESS_VARIABLE = (
-    "SWITCHYARD_TEST_PROCESS"  # "whole", "beside", "others": whose tests are collected (the same)
-)
+PROCESS_VARIABLE = "SWITCHYARD_TEST_PROCESS"  # "whole", "beside" or "others": runs these tests (the same)
 PART_VARIABLE = "SWITCHYARD_TEST_PART"  # "3/8": the deep tests that are marked `in_part` (the same)
 FAILURES_VARIABLE = "SWITCHYARD_TEST_FAILURES"  # a file that gets a line for each failure (the same)
 PROFILE_VARIABLE = "HYPOTHESIS_PROFILE"
@@ -44,7 +42,6 @@ PROFILE = os.environ.get(PROFILE_VARIABLE, "dev")
 SEED_VARIABLE = "SWITCHYARD_TEST_SEED"  # of Hypothesis, a number; CI's default is the commit
 SEED_DEST = "hypothesis_seed"  # Hypothesis' own option, --hypothesis-seed
 
-BUSY = [HealthCheck.too_slow]  # a machine that is busy makes examples slowly; that is no finding
 # What a run finds stays on the machine; what `make fuzz` found stays in the repository, and is tried as well.
 # Hypothesis reads no database where it has a seed, as in CI: there `test_found` tries what was found.
 FOUND = Path(__file__).parent / "found"
@@ -53,7 +50,12 @@ OWN = FUZZED if PROFILE == "fuzz" else Path(".hypothesis") / "examples"
 DATABASE = MultiplexedDatabase(
     DirectoryBasedExampleDatabase(OWN), ReadOnlyDatabase(DirectoryBasedExampleDatabase(FOUND))
 )
-shared = settings(deadline=None, database=DATABASE, print_blob=True, suppress_health_check=BUSY)
+shared = settings(
+    deadline=None,
+    database=DATABASE,
+    print_blob=True,
+    suppress_health_check=[HealthCheck.too_slow],  # a busy machine makes examples slowly; that is no finding
+)
 settings.register_profile("dev", shared, max_examples=50)
 settings.register_profile("ci", shared, max_examples=CI_EXAMPLES)
 settings.register_profile("fuzz", shared, max_examples=1_000)
@@ -216,11 +218,12 @@ def pytest_ignore_collect(collection_path: Path) -> bool | None:
     if process is None or not (name.startswith("test_") and name.endswith(".py")):
         return None
     place = place_of(collection_path)
-    if process == "whole" or is_in(place, WHOLE):
-        runs = process == "whole" and is_in(place, WHOLE)
-    else:
-        runs = is_in(place, BESIDE) if process == "beside" else not is_in(place, PURE)
-    return None if runs else True
+    runs = {
+        "whole": is_in(place, WHOLE),
+        "beside": is_in(place, BESIDE),
+        "others": not is_in(place, (*PURE, *WHOLE)),
+    }
+    return None if runs[process] else True
 
 
 @pytest.hookimpl(tryfirst=True)  # `-m` is looked at after that

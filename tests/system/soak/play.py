@@ -44,7 +44,11 @@ SIGNALS = {
     Kind.AWAY: (signal.SIGUSR1, signal.SIGURG), Kind.OVERLOAD: (signal.SIGUSR2, signal.SIGURG),
     Kind.RECEIVER_PAUSE: (signal.SIGSTOP, signal.SIGCONT),
 }  # fmt: skip
-VICTIMS = {"broker": {Kind.BROKER_PAUSE}, "worker": {Kind.WORKER_TERM, Kind.WORKER_KILL}}  # others: receivers
+VICTIMS = {
+    Kind.BROKER_PAUSE: "broker",
+    Kind.WORKER_TERM: "worker",
+    Kind.WORKER_KILL: "worker",
+}  # else receivers
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,7 +227,7 @@ class Play:
 
     async def _hit(self, incident: Incident, began_s: float) -> None:
         await asyncio.sleep(max(0.0, began_s + incident.at_s - asyncio.get_running_loop().time()))
-        what = next((name for name, kinds in VICTIMS.items() if incident.kind in kinds), "receiver")
+        what = VICTIMS.get(incident.kind, "receiver")
         # A slow machine starts a successor longer than the plan has until the next incident of its place.
         async with self._struck[what, incident.which]:
             self.say(f"{incident.at_s:5.1f} s  {incident.kind} {incident.which} for {incident.for_s:.1f} s")
