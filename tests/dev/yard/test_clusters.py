@@ -54,6 +54,12 @@ async def topics(bootstrap: str) -> set[str]:
         await admin.close()
 
 
+def test_a_broker_starts_with_the_classes_that_a_former_one_has_left(yard: Yard) -> None:
+    process = psutil.Process(yard.clusters[0].pid)
+    mapped = {Path(one.path) for one in process.memory_maps()}
+    assert mapped & set(JarSet.load().folder.glob("classes-*.jsa"))
+
+
 @pytest.mark.deep(minutes=0.3)
 async def test_a_killed_broker_comes_back_on_its_port_with_its_data(
     killable_yard: Yard, topic_name: str
