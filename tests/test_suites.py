@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from tests.changed import ROOT, folders_of
 from tests.conftest import divide, parse_part
+from tests.guarantees import PAGE, files_of, load, page, suites_of
 
 MINUTES = st.dictionaries(st.text(max_size=3), st.floats(0.05, 6.0), max_size=60)
 
@@ -51,3 +52,26 @@ def test_a_change_asks_for_the_nearest_folder_of_tests(files: list[str], folders
 def test_a_room_without_tests_of_its_own_asks_for_those_above_it(tmp_path: Path) -> None:
     (tmp_path / "tests" / "kafka").mkdir(parents=True)
     assert folders_of(["app/kafka/client/deep/inside/x.py"], tmp_path) == ["tests/kafka"]
+
+
+def test_every_guarantee_is_held_by_tests_and_says_so() -> None:
+    guarantees = [one for those in load().values() for one in those]
+    for one in guarantees:
+        files = [file for place in one.tests for file in files_of(place)]
+        assert files, one.text
+        assert all(suites_of(file) for file in files), one.text
+        assert bool(one.held_by("test")) != bool(one.deep), f"{one.text}: no test of make test, and no reason"
+    assert PAGE.read_text() == page(), "docs/tests.md is not current: run python -m tests.guarantees"
+
+
+def test_what_is_marked_deep_is_found_by_its_source(tmp_path: Path) -> None:
+    def suites(source: str) -> set[str]:
+        (tmp_path / "test_a.py").write_text(source)
+        return suites_of(tmp_path / "test_a.py")
+
+    deep = "@pytest.mark.deep(minutes=1)\n"
+    assert suites("def test_a(): ...") == {"test"}
+    assert suites(f"{deep}async def test_a(): ...\nclass Helper: ...") == {"test-deep"}
+    assert suites(f"{deep}def test_a(): ...\nTestB = Machine.TestCase") == {"test", "test-deep"}
+    some = "@pytest.mark.parametrize('a', [1, pytest.param(2, marks=pytest.mark.deep(minutes=1))])\n"
+    assert suites(f"{some}def test_a(a): ...") == {"test", "test-deep"}

@@ -1,0 +1,121 @@
+"""What Switchyard guarantees, and which tests hold it: writes docs/tests.md.
+
+    python -m tests.guarantees           writes it, after guarantees.yaml or the marks of tests changed
+    python -m tests.guarantees --check   ends with 1 where it would be another
+
+guarantees.yaml names files and folders of tests. Which of their tests are `deep` stands at the tests.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ruamel.yaml import YAML
+
+TESTS = Path(__file__).parent
+SOURCE = TESTS / "guarantees.yaml"
+PAGE = TESTS.parent / "docs" / "tests.md"
+INTRODUCTION = """\
+# What the tests hold
+
+This page is for the person who asks what Switchyard guarantees, and what shows that a guarantee is kept. The
+tests of `make test` hold each of them on a laptop. Those of `make test-deep` hold it for longer, and through
+more kinds of trouble; CI runs an eighth of them with each commit.
+
+All places are below `tests/`. `python -m tests.guarantees` writes this page from `tests/guarantees.yaml` and
+the marks of the tests.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Guarantee:
+    """A promise; places of tests below tests/ that hold it; how to try it, in Markdown.
+
+    `deep` is empty, or why no test of `make test` holds it.
+    """
+
+    text: str
+    tests: tuple[str, ...]
+    trial: str = ""
+    deep: str = ""
+
+    def held_by(self, suite: str) -> list[str]:
+        """The places that have tests in a suite."""
+        return [place for place in self.tests if any(suite in suites_of(file) for file in files_of(place))]
+
+
+def load() -> dict[str, list[Guarantee]]:
+    """Guarantees by chapter, in the order in which they stand."""
+    document = YAML(typ="safe").load(SOURCE)
+    return {
+        chapter: [
+            Guarantee(one["guarantee"], tuple(one["tests"]), one.get("try", ""), one.get("deep", ""))
+            for one in those
+        ]
+        for chapter, those in document.items()
+    }
+
+
+def files_of(place: str) -> list[Path]:
+    """Files of tests that a place means: `kafka/append/` all of a folder, `kafka/append/test_lane` one."""
+    if place.endswith("/"):
+        return sorted((TESTS / place).rglob("test_*.py"))
+    return [TESTS / f"{place}.py"]
+
+
+def suites_of(file: Path) -> set[str]:
+    """`test` where a file has tests that are not deep, `test-deep` where it has some that are."""
+    found = set()
+    for node in ast.parse(file.read_text()).body:
+        if isinstance(node, ast.Assign) and ast.unparse(node.value).endswith(".TestCase"):
+            found.add("test")  # a state machine's
+        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name.startswith("test"):
+            if not any(_is_deep(mark) for mark in node.decorator_list):
+                found.add("test")
+            if any(_is_deep(inner) for mark in node.decorator_list for inner in ast.walk(mark)):
+                found.add("test-deep")
+    return found
+
+
+def _is_deep(node: ast.AST) -> bool:
+    return isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "deep"
+
+
+def page() -> str:
+    """The page, in Markdown."""
+    lines = [INTRODUCTION]
+    for chapter, guarantees in load().items():
+        lines += [
+            f"## {chapter}\n",
+            "| guarantee | make test | make test-deep | try it |",
+            "|---|---|---|---|",
+        ]
+        for one in guarantees:
+            soon, late = (", ".join(one.held_by(suite)) for suite in ("test", "test-deep"))
+            lines.append(f"| {one.text} | {soon or f'none: {one.deep}'} | {late} | {one.trial} |")
+        lines.append("")
+    return "\n".join(lines)
+
+
+def main(arguments: Sequence[str]) -> int:
+    """The exit code."""
+    parser = argparse.ArgumentParser(
+        "python -m tests.guarantees",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--check", action="store_true", help="write nothing; end with 1 where it differs")
+    text = page()
+    if parser.parse_args(arguments).check:
+        return int(PAGE.read_text() != text)
+    PAGE.write_text(text)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
