@@ -8,7 +8,7 @@
 Tests with brokers wait most of the time, so three processes share the machine. Each has the tests
 of a marker, which conftest gives:
 
-- `whole`: tests of whole workers and of containers, on a yard of their own.
+- `second`: tests of whole workers, of containers and of some folders, on a yard of their own.
 - `beside`: those that need no broker, at a priority that leaves the machine to the others, whose brokers must
   not be late.
 - all others, on another yard. This process prints at once, the other two when they end.
@@ -137,18 +137,18 @@ class TestProcess:
 
 def run_together(arguments: Sequence[str], env: dict[str, str], suite: str) -> list[int]:
     """Runs the tests of a suite (an expression of markers); the three exit codes, or that of an interrupt."""
-    with tempfile.TemporaryFile() as whole, tempfile.TemporaryFile() as beside:
+    with tempfile.TemporaryFile() as second, tempfile.TemporaryFile() as beside:
         third = len(AUTOMATIC_PORTS) // 3
         ports = [AUTOMATIC_PORTS[n * third : (n + 1) * third] for n in range(3)]
 
         def make(title: str, kind: str, n: int, output: IO[bytes] | None) -> TestProcess:
-            marker = kind if kind != "others" else "not beside and not whole"
+            marker = kind if kind != "first" else "not beside and not second"
             return TestProcess(
                 title, f"{marker} and {suite}", ports[n], env | {PROCESS_VARIABLE: kind}, output
             )
 
-        main = make("Tests with brokers", "others", 0, None)
-        middle = make("Tests of whole workers and of containers", "whole", 1, whole)
+        main = make("Tests with brokers", "first", 0, None)
+        middle = make("Tests of whole workers, containers and more", "second", 1, second)
         low = make("Tests without brokers", "beside", 2, beside)
         processes = (main, middle, low)
 
@@ -203,6 +203,7 @@ def main(arguments: Sequence[str]) -> int:
     began_s, suite = time.monotonic(), "not deep"
     with tempfile.NamedTemporaryFile() as failures:
         env = {**os.environ, FAILURES_VARIABLE: failures.name}
+        env.pop("PYTHONDONTWRITEBYTECODE", None)  # some hundred processes would compile the application anew
         if known.deep:
             suite = "in_part"
             env[PART_VARIABLE] = "{}/{}".format(*known.deep)

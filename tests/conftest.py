@@ -33,7 +33,7 @@ from tests.examples import CI_EXAMPLES
 BOOTSTRAP_VARIABLE = "SWITCHYARD_TEST_BOOTSTRAP"
 USERS = {ADMIN: "adminword", "switchyard": "switchword", "reader": "readerword"}  # the last never writes
 PORTS_VARIABLE = "SWITCHYARD_TEST_PORTS"  # "20000-24000": of this process, beside others (tests/__main__.py)
-PROCESS_VARIABLE = "SWITCHYARD_TEST_PROCESS"  # "whole", "beside" or "others": runs these tests (the same)
+PROCESS_VARIABLE = "SWITCHYARD_TEST_PROCESS"  # "first", "second" or "beside": runs these tests (the same)
 PART_VARIABLE = "SWITCHYARD_TEST_PART"  # "3/8": the deep tests that are marked `in_part` (the same)
 FAILURES_VARIABLE = "SWITCHYARD_TEST_FAILURES"  # a file that gets a line for each failure (the same)
 PROFILE_VARIABLE = "HYPOTHESIS_PROFILE"
@@ -66,7 +66,7 @@ settings.load_profile(PROFILE)
 if os.environ.get(PORTS_VARIABLE):
     broker.AUTOMATIC_PORTS = range(*map(int, os.environ[PORTS_VARIABLE].split("-")))
 
-# Fixtures that start brokers or containers, or Spark: of its tests those run beside that say so themselves.
+# Fixtures that start brokers or containers, or Spark.
 STARTING = {"_shared_yard", "secured", "bootstrap", "cached", "engine", "master", "session"}
 # Places below tests/, as patterns. PURE has no clock, no socket and no process; BESIDE needs no haste.
 PURE = (
@@ -113,7 +113,9 @@ BESIDE = (
     "spark/*",
     "web/*",
 )
-WHOLE = ("docker/*", "system/*")  # whole workers, on a yard of their own; as long as all others with brokers
+# Of a second process, with a yard of its own: it takes as long as all others that need brokers.
+SECOND = ("alerts/*", "audit/*", "docker/*", "failover/*", "offsets/*", "system/*", "web/*")
+WHOLE = ("docker/*", "system/*")  # whole workers, and containers
 NEEDS_INSTALLING = {"browser", "containers"}  # markers
 PROPERTY_MINUTES = 0.05  # of one with the examples of the profile `ci`
 
@@ -130,7 +132,7 @@ def place_of(path: Path) -> str:
 
 def process_of(item: pytest.Item) -> str:
     """Which of the processes of `python -m tests` runs it."""
-    return next((process for process in ("whole", "beside") if item.get_closest_marker(process)), "others")
+    return next((process for process in ("second", "beside") if item.get_closest_marker(process)), "first")
 
 
 def parse_part(text: str) -> tuple[int, int]:
@@ -157,7 +159,7 @@ def divide(minutes: dict[str, float], parts: int) -> list[set[str]]:
 
 def mark_part(items: list[pytest.Item], part: int, parts: int) -> None:
     """Marks the deep tests and properties of one part with `in_part`; each process's are divided apart."""
-    minutes: dict[str, dict[str, float]] = {"whole": {}, "beside": {}, "others": {}}
+    minutes: dict[str, dict[str, float]] = {"first": {}, "second": {}, "beside": {}}
     for item in items:
         if deep := item.get_closest_marker("deep"):
             minutes[process_of(item)][item.nodeid] = deep.kwargs["minutes"]
@@ -219,9 +221,9 @@ def pytest_ignore_collect(collection_path: Path) -> bool | None:
         return None
     place = place_of(collection_path)
     runs = {
-        "whole": is_in(place, WHOLE),
+        "first": not is_in(place, (*PURE, *SECOND)),
+        "second": is_in(place, SECOND) and not is_in(place, PURE),
         "beside": is_in(place, BESIDE),
-        "others": not is_in(place, (*PURE, *WHOLE)),
     }
     return None if runs[process] else True
 
@@ -232,8 +234,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         assert isinstance(item, pytest.Function)
         place, is_property = place_of(item.path), is_hypothesis_test(item.obj)
         starts = not STARTING.isdisjoint(item.fixturenames) or item.get_closest_marker("browser")
-        if is_in(place, WHOLE):
-            item.add_marker("whole")
         if is_in(place, ("docker/*",)):
             item.add_marker("containers")
         if is_property:
@@ -242,6 +242,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker("beside")
         elif is_in(place, PURE):
             raise pytest.UsageError(f"{item.nodeid} starts brokers or a browser, and its file is in PURE")
+        elif is_in(place, SECOND):
+            item.add_marker("second")
         if item.get_closest_marker("second_try") and (is_property or is_in(place, (*PURE, *WHOLE))):
             raise pytest.UsageError(f"{item.nodeid} has one try: what is pure, and what counts messages")
     if part := os.environ.get(PART_VARIABLE):

@@ -11,5 +11,5 @@ CI_EXAMPLES = 200  # of a property that says nothing
 
 
 def as_profile(examples: int) -> int:
-    """`examples` is the number of the profile `ci`; that of the profile in use, at least 5."""
-    return max(5, examples * settings().max_examples // CI_EXAMPLES)
+    """`examples` is the number of the profile `ci`; that of the profile in use, at least 3."""
+    return max(3, examples * settings().max_examples // CI_EXAMPLES)

@@ -1,17 +1,12 @@
-"""The command line against a real server over a runtime fed by hand; each command a process of its own."""
+"""The command line against a real server over a runtime fed by hand; some as a process of its own."""
 
 from __future__ import annotations
 
 import csv
 import io
 import json
-import os
 import socket
-import subprocess
-import sys
 import threading
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,39 +14,11 @@ from ruamel.yaml import YAML
 
 from app.cli.main import switchyard
 from app.controllog.events import WorkloadDeleted
+from tests.cli.shell import Shell
+from tests.cli.shell import process_shell as process_shell  # noqa: PLC0414 - the fixture
+from tests.cli.shell import shell as shell  # noqa: PLC0414 - the fixture
 from tests.payload.schemas import file_of, set_of
-from tests.web.runtime_fake import FakeRuntime, a_pump, assigned, beat, definition, flowing, job, put, serving
-
-SCRIPT = "from app.cli.main import main; main()"
-
-
-class Shell:
-    """Runs `switchyard ...` in a folder, told of a worker."""
-
-    def __init__(self, url: str, fed: FakeRuntime, home: Path) -> None:
-        self.url = url
-        self.fed = fed
-        self.home = home
-
-    def __call__(self, *arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
-        own = {"SWITCHYARD_URL": self.url, "SWITCHYARD_CONFIG": str(self.home / "none.yaml"), **env}
-        return subprocess.run(
-            [sys.executable, "-c", SCRIPT, *arguments], cwd=self.home, env={**os.environ, **own},
-            capture_output=True, text=True, timeout=150, check=False, stdin=subprocess.DEVNULL,
-        )  # fmt: skip
-
-    def file(self, *definitions: dict[str, Any], name: str = "workloads.yaml") -> str:
-        """A file of definitions."""
-        path = self.home / name
-        path.write_text("---\n".join(json.dumps(data) + "\n" for data in definitions))
-        return str(path)
-
-
-@pytest.fixture
-def shell(tmp_path: Path) -> Iterator[Shell]:
-    fed = FakeRuntime()
-    with serving(fed) as url:
-        yield Shell(url, fed, tmp_path)
+from tests.web.runtime_fake import FakeRuntime, a_pump, assigned, beat, definition, flowing, job, put
 
 
 def flowing_orders(fed: FakeRuntime) -> None:
@@ -62,8 +29,10 @@ def flowing_orders(fed: FakeRuntime) -> None:
 # -- config ----------------------------------------------------------------------------------------
 
 
-def test_valid_definitions_need_no_worker(shell: Shell) -> None:
-    ended = shell("config", "validate", "-f", shell.file(definition()), SWITCHYARD_URL="http://127.0.0.1:1")
+def test_valid_definitions_need_no_worker(process_shell: Shell) -> None:
+    ended = process_shell(
+        "config", "validate", "-f", process_shell.file(definition()), SWITCHYARD_URL="http://127.0.0.1:1"
+    )
     assert ended.returncode == 0, ended.stderr
     assert "all valid" in ended.stderr
     assert ended.stdout == ""
@@ -103,8 +72,8 @@ def test_invalid_definitions_end_with_3_and_everything_is_told_with_its_line(she
         assert part in ended.stderr
 
 
-def test_the_schema_is_json_on_stdout(shell: Shell) -> None:
-    ended = shell("config", "schema", SWITCHYARD_URL="http://127.0.0.1:1")
+def test_the_schema_is_json_on_stdout(process_shell: Shell) -> None:
+    ended = process_shell("config", "schema", SWITCHYARD_URL="http://127.0.0.1:1")
     assert ended.returncode == 0
     assert "Workload" in json.loads(ended.stdout)["$defs"]
 
@@ -304,9 +273,9 @@ def test_exit_codes_say_what_went_wrong(shell: Shell, arguments: list[str], code
     assert "Traceback" not in ended.stderr
 
 
-def test_an_unreachable_worker_ends_with_7_and_what_to_do(shell: Shell) -> None:
-    for env in ({}, {"http_proxy": shell.url, "HTTP_PROXY": shell.url}):
-        ended = shell("workload", "list", "--url", "http://127.0.0.1:1", **env)
+def test_an_unreachable_worker_ends_with_7_and_what_to_do(process_shell: Shell) -> None:
+    for env in ({}, {"http_proxy": process_shell.url, "HTTP_PROXY": process_shell.url}):
+        ended = process_shell("workload", "list", "--url", "http://127.0.0.1:1", **env)
         assert ended.returncode == 7
         assert "faust -A app worker" in ended.stderr
         assert "SWITCHYARD_URL" in ended.stderr

@@ -10,14 +10,16 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 
+from tests.spark.conftest import SETTINGS
+
 WAIT_S = 300.0
 
 
 @contextlib.contextmanager
 def job(*arguments: str) -> Iterator[subprocess.Popen[str]]:
     """A job in processes of its own, all of which are gone afterwards."""
-    conf = ("--conf", "spark.driver.memory=1g", "--conf", "spark.master=local[2]")
-    command = [sys.executable, "-m", "spark", *arguments, *conf]
+    settings = [word for name, value in SETTINGS.items() for word in ("--conf", f"{name}={value}")]
+    command = [sys.executable, "-m", "spark", *arguments, *settings]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True)
     try:
         yield process

@@ -21,8 +21,6 @@ from spark.verify.compare import by_offset
 from tests.spark.archiving import Frames, archive_rows
 from tests.spark.conftest import HOUR_MS, NOON_MS, frame, row
 
-pytestmark = pytest.mark.beside  # Spark without brokers: long, and in no haste
-
 DAY_MS = 24 * HOUR_MS
 
 
@@ -159,6 +157,7 @@ def test_compaction_leaves_a_file_an_hour_and_the_same_records(
     assert stale(archive, NOON_MS + DAY_MS - 1, DAY_MS) == []
 
 
+@pytest.mark.deep(minutes=0.1)
 def test_a_large_hour_becomes_several_files(session: SparkSession, archive: Archive) -> None:
     fill(session, archive)
     files = archive.state().files.values()

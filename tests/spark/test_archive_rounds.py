@@ -20,8 +20,6 @@ from spark.kafka import KafkaTopic
 from tests.spark.archiving import Frames
 from tests.spark.conftest import row
 
-pytestmark = pytest.mark.beside  # Spark without brokers: long, and in no haste
-
 
 class Ended(Exception):
     """What ends rounds that go on for ever."""

@@ -37,8 +37,6 @@ from tests.bench.reporting.works import (
 )
 from tests.spark.conftest import SETTINGS
 
-pytestmark = pytest.mark.beside  # Spark without brokers: long, and in no haste
-
 ROWS, RECORDS = 4_000, 20_000
 
 

@@ -12,8 +12,6 @@ from spark.verify import compare
 from spark.verify.compare import between, by_content, by_offset, counted, without_headers
 from tests.spark.conftest import NOON_MS, Row, frame, row
 
-pytestmark = pytest.mark.beside  # Spark without brokers: long, and in no haste
-
 Finding = tuple[str, int | None, int | None, int | None]
 
 
@@ -64,6 +62,7 @@ def test_a_record_before_its_turn_is_reordered(session: SparkSession) -> None:
     assert found(by_content(frame(session, *ROWS), frame(session, *copy))) == [("reordered", 0, 2, 1)]
 
 
+@pytest.mark.deep(minutes=0.2)
 def test_equal_records_match_one_by_one_and_a_surplus_is_doubled(session: SparkSession) -> None:
     same = [row(offset, b"same", at_ms=NOON_MS) for offset in range(3)]
     assert found(by_content(frame(session, *same), frame(session, *shifted(same, 7)))) == []

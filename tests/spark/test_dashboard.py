@@ -39,8 +39,6 @@ from tests.spark.regions import (
     workload,
 )
 
-pytestmark = pytest.mark.beside  # Spark without brokers: long, and in no haste
-
 NOW_MS = CLOSED_MS + HOUR_MS
 JOB = "dispatch:billing/orders:orders:0"
 
@@ -146,7 +144,7 @@ def test_the_report_of_two_regions(session: SparkSession, tmp_path: Path) -> Non
     assert folded({}) is None
 
 
-@pytest.mark.deep(minutes=0.6)
+@pytest.mark.deep(minutes=0.4)
 def test_a_late_record_replaces_its_window_and_a_stale_one_does_not(
     session: SparkSession, tmp_path: Path
 ) -> None:
@@ -166,7 +164,7 @@ def test_a_late_record_replaces_its_window_and_a_stale_one_does_not(
     assert found["pairs"][0]["states"] == {"ok": 3}
 
 
-@pytest.mark.deep(minutes=0.7)
+@pytest.mark.deep(minutes=0.4)
 def test_the_plan_says_which_windows_are_compared(session: SparkSession, tmp_path: Path) -> None:
     east, west = two_regions()
     for region in (east, west):
@@ -185,7 +183,7 @@ def test_the_plan_says_which_windows_are_compared(session: SparkSession, tmp_pat
     ]
 
 
-@pytest.mark.deep(minutes=0.4)
+@pytest.mark.deep(minutes=0.2)
 def test_what_is_forgotten_stays_and_what_is_deleted_is_gone(session: SparkSession, tmp_path: Path) -> None:
     east, _ = two_regions()
     take(session, tmp_path, east)
@@ -200,6 +198,7 @@ def test_what_is_forgotten_stays_and_what_is_deleted_is_gone(session: SparkSessi
     assert told(session, tmp_path)["workloads"] == []
 
 
+@pytest.mark.deep(minutes=0.2)
 def test_a_bad_record_is_quarantined_with_its_reason(session: SparkSession, tmp_path: Path) -> None:
     east, _ = two_regions()
     good = len(east.rows)
@@ -224,7 +223,7 @@ def test_a_bad_record_is_quarantined_with_its_reason(session: SparkSession, tmp_
     }
 
 
-@pytest.mark.deep(minutes=0.4)
+@pytest.mark.deep(minutes=0.2)
 @pytest.mark.parametrize("at", ["write", "commit"])
 def test_a_round_that_is_killed_changes_nothing_and_is_made_again(
     session: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: str
@@ -250,7 +249,7 @@ def test_a_round_that_is_killed_changes_nothing_and_is_made_again(
     assert found["workloads"][0]["core_hours"] == pytest.approx(0.5 * 300 / 3600, abs=1e-3)
 
 
-@pytest.mark.deep(minutes=0.4)
+@pytest.mark.deep(minutes=0.2)
 def test_only_dates_with_news_are_made_anew(session: SparkSession, tmp_path: Path) -> None:
     east, _ = two_regions()
     old_ms = NOON_MS - 10 * 86_400_000
@@ -269,7 +268,7 @@ def test_only_dates_with_news_are_made_anew(session: SparkSession, tmp_path: Pat
     assert found["totals"]["records"] == 46
 
 
-@pytest.mark.deep(minutes=0.3)
+@pytest.mark.deep(minutes=0.2)
 def test_of_two_jobs_that_make_the_same_dates_one_counts(
     session: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -289,7 +288,7 @@ def test_of_two_jobs_that_make_the_same_dates_one_counts(
     assert summarize(session, tmp_path, 0, NOW_MS, NOW_MS)["totals"]["records"] == 40
 
 
-@pytest.mark.deep(minutes=0.3)
+@pytest.mark.deep(minutes=0.2)
 def test_a_changelog_made_anew_counts_before_the_former_one(session: SparkSession, tmp_path: Path) -> None:
     east, again = Region("east"), Region("east")
     east.window("orders", "regional", "east-regional", NOON_MS, window(5, position=1000))
@@ -299,7 +298,7 @@ def test_a_changelog_made_anew_counts_before_the_former_one(session: SparkSessio
     assert told(session, tmp_path)["totals"]["records"] == 7
 
 
-@pytest.mark.deep(minutes=0.3)
+@pytest.mark.deep(minutes=0.2)
 def test_a_cluster_that_both_regions_count_counts_once(session: SparkSession, tmp_path: Path) -> None:
     regions = Region("east"), Region("west")
     for region, count in zip(regions, (9, 10), strict=True):
@@ -310,7 +309,7 @@ def test_a_cluster_that_both_regions_count_counts_once(session: SparkSession, tm
     assert found == {"aggregate": 10, "proxy-client": 19}
 
 
-@pytest.mark.deep(minutes=0.2)
+@pytest.mark.deep(minutes=0.1)
 def test_many_files_of_loads_are_joined_and_what_they_replace_is_deleted_an_hour_later(
     session: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -361,7 +360,7 @@ class Reader(HTMLParser):
         self.fetched += [value or "" for name, value in attrs if name in ("src", "href", "xlink:href")]
 
 
-@pytest.mark.deep(minutes=0.4)
+@pytest.mark.deep(minutes=0.2)
 def test_the_page_needs_nothing_from_elsewhere_and_escapes_what_it_shows(
     session: SparkSession, tmp_path: Path
 ) -> None:

@@ -21,7 +21,7 @@ from tests.spark.conftest import HOUR_MS, NOON_MS
 from tests.spark.processes import job, until
 
 PARTITIONS = 3
-RECORDS = 30_000
+RECORDS = 9_000
 LARGE = random.Random(1).randbytes(2_000_000)  # above what a topic takes by default, and not to be compressed
 SETTINGS = {"retention.ms": "-1", "max.message.bytes": "3000000"}
 

@@ -29,8 +29,6 @@ from spark.sizing.report import SizingQuestion, size
 from spark.sizing.scenarios import Scenario
 from tests.spark.test_sizing_frames import BEGAN_H, JOBS, WEEKS, loads
 
-pytestmark = pytest.mark.beside  # Spark without brokers: long, and in no haste
-
 END_H = BEGAN_H + WEEKS * HOURS_A_WEEK
 END_MS = END_H * HOUR_MS
 
@@ -48,6 +46,7 @@ def workers_at(hour: int) -> int:
     return 3 if hour % 24 == 12 else 2
 
 
+@pytest.mark.deep(minutes=0.2)
 def test_each_hour_has_its_workers_and_what_a_worker_reads_is_that(session: SparkSession) -> None:
     made = records(session, END_MS - 60_000)
     fleet, workload = made
@@ -157,6 +156,7 @@ def test_what_happened_is_compared_with_the_newest_forecast_made_before_it(sessi
     assert "6 worker hours in 2 h" in compare.tables(found)
 
 
+@pytest.mark.deep(minutes=0.1)
 def test_without_a_past_forecast_that_is_said(session: SparkSession) -> None:
     for published in ([], [fleet(5, made_h=END_H)]):
         found = compare.compare(loads(session), published, END_MS, RULES, 0.0)

@@ -24,8 +24,6 @@ from spark.archive.packed import packed
 from spark.quarantine import part
 from tests.spark.conftest import HOUR_MS, NOON_MS, frame, row
 
-pytestmark = pytest.mark.beside  # Spark without brokers: long, and in no haste
-
 
 def test_a_record_belongs_to_the_hour_of_its_timestamp_in_utc(session: SparkSession) -> None:
     rows = [row(0), row(1, at_ms=NOON_MS - 1), row(2, at_ms=NOON_MS + 12 * HOUR_MS), row(3, at_ms=0)]

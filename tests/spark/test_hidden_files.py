@@ -18,8 +18,6 @@ from spark.archive.frames import read_files
 from tests.spark.archiving import archive_rows
 from tests.spark.conftest import HOUR_MS, NOON_MS, row
 
-pytestmark = pytest.mark.beside  # Spark without brokers: long, and in no haste
-
 ID = "_kAxFeIgRS-sUoyV5uqfpA"
 
 
@@ -62,6 +60,7 @@ def test_spark_reads_what_is_archived_whatever_the_topics_id_begins_with(
     assert sorted(one["offset"] for one in found) == wanted == offsets(archive, "orders")
 
 
+@pytest.mark.deep(minutes=0.3)
 def test_hidden_files_are_refused_and_compaction_gives_them_names_that_spark_reads(
     session: SparkSession, archive: Archive
 ) -> None:
@@ -107,6 +106,7 @@ def test_a_file_that_spark_does_not_find_is_told(session: SparkSession, archive:
         read_files(session, [*there, str(empty)])
 
 
+@pytest.mark.deep(minutes=0.1)
 def test_a_compaction_that_does_not_read_all_records_changes_nothing(
     session: SparkSession, archive: Archive, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -20,10 +20,8 @@ from tests.spark.regions import WIDTH_MS, Region, audit_plan, latencies, window,
 from tests.spark.test_dashboard import NOW_MS, take, told, two_regions
 from tests.web.report_rows import REPORT
 
-pytestmark = pytest.mark.beside  # Spark without brokers: long, and in no haste
 
-
-@pytest.mark.deep(minutes=3.6)
+@pytest.mark.deep(minutes=1.3)
 def test_every_regions_aggregate_has_a_row_of_its_own_and_loss_is_added_up(
     session: SparkSession, tmp_path: Path
 ) -> None:
@@ -43,6 +41,7 @@ def test_every_regions_aggregate_has_a_row_of_its_own_and_loss_is_added_up(
     assert len({key for key, _ in rows(found)}) == 1 + sum(len(found[part]) for part in PARTS)
 
 
+@pytest.mark.deep(minutes=0.1)
 def test_groups_and_copies_are_lines_of_their_own(session: SparkSession, tmp_path: Path) -> None:
     east, west = two_regions()
     for group, count in (("billing", 7), ("mail", 9)):
@@ -66,7 +65,7 @@ def test_groups_and_copies_are_lines_of_their_own(session: SparkSession, tmp_pat
     assert "consumer mail of east-regional p50</text>" in html
 
 
-@pytest.mark.deep(minutes=2.0)
+@pytest.mark.deep(minutes=0.7)
 def test_a_long_time_is_drawn_by_steps_and_what_is_left_out_is_told(
     session: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -95,7 +94,7 @@ def test_a_long_time_is_drawn_by_steps_and_what_is_left_out_is_told(
     assert "at most 8 records in 4 h" in html
 
 
-@pytest.mark.deep(minutes=1.2)
+@pytest.mark.deep(minutes=0.4)
 def test_what_a_group_has_finished_counts_for_the_workload_of_the_region_that_counted_it(
     session: SparkSession, tmp_path: Path
 ) -> None:
@@ -119,7 +118,7 @@ def test_what_a_group_has_finished_counts_for_the_workload_of_the_region_that_co
     assert "What workloads have finished" in page(found)
 
 
-@pytest.mark.deep(minutes=2.3)
+@pytest.mark.deep(minutes=0.8)
 def test_traffic_and_verdicts_are_of_the_same_hours_and_what_has_no_time_is_told(
     session: SparkSession, tmp_path: Path
 ) -> None:

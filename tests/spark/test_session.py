@@ -76,6 +76,7 @@ def test_where_jars_are_given_none_are_fetched(tmp_path: Path, monkeypatch: pyte
     assert "spark.jars" not in settings(tmp_path, {"spark.jars.packages": "g:a:1"})
 
 
+@pytest.mark.deep(minutes=0.3)
 def test_a_folder_is_a_folder_also_where_hadoop_is_configured(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

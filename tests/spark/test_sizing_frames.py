@@ -26,8 +26,6 @@ from tests.spark.archiving import Frames
 from tests.spark.conftest import HOUR_MS, NOON_MS
 from tests.spark.regions import Region, beat, status
 
-pytestmark = pytest.mark.beside  # Spark without brokers: long, and in no haste
-
 WEEKS, JOBS = 3, 6
 BEGAN_H = NOON_MS // HOUR_MS
 ORDERS = "dispatch:g/orders:orders:{}"
@@ -93,7 +91,7 @@ def test_the_size_of_a_fleet_with_its_past_cost_and_what_if(session: SparkSessio
     assert "orders x 2" in tables(found)
 
 
-@pytest.mark.deep(minutes=1.2)
+@pytest.mark.deep(minutes=0.5)
 def test_jobs_that_are_gone_for_a_week_need_nothing_and_stay_in_the_past(session: SparkSession) -> None:
     end_h = BEGAN_H + WEEKS * 168 - 1  # the last hour
     gone, lately = ORDERS.format(0), ORDERS.format(1)
@@ -124,7 +122,7 @@ def an_hour(
     ]
 
 
-@pytest.mark.deep(minutes=1.3)
+@pytest.mark.deep(minutes=0.5)
 def test_what_if_is_asked_of_each_past_week_that_had_what_it_is_about(session: SparkSession) -> None:
     rows = [
         *an_hour(0, "orders", 4, 0.2, 2, "east"),
@@ -158,6 +156,7 @@ def test_what_if_is_asked_of_each_past_week_that_had_what_it_is_about(session: S
     assert "What if, past weeks" in tables(found)
 
 
+@pytest.mark.deep(minutes=0.1)
 def test_hours_of_a_job_do_not_depend_on_how_its_loads_were_cut(session: SparkSession) -> None:
     whole = Region("east")
     for second in range(0, 1200, 60):
@@ -176,7 +175,7 @@ def test_hours_of_a_job_do_not_depend_on_how_its_loads_were_cut(session: SparkSe
     assert one[0]["cpu"] == pytest.approx(0.195)  # of twenty samples from 0.1 to 0.29
 
 
-@pytest.mark.deep(minutes=2.0)
+@pytest.mark.deep(minutes=0.8)
 def test_the_store_of_the_dashboard_is_a_history(session: SparkSession, tmp_path: Path) -> None:
     east = Region("east")
     for number in range(4):
@@ -190,7 +189,7 @@ def test_the_store_of_the_dashboard_is_a_history(session: SparkSession, tmp_path
     assert found["fleets"][0]["cores"] == pytest.approx(0.2)
 
 
-@pytest.mark.deep(minutes=1.6)
+@pytest.mark.deep(minutes=0.6)
 def test_what_is_not_there_is_told(session: SparkSession) -> None:
     with pytest.raises(InvalidArchive, match="no job's load is known"):
         size(session.createDataFrame([], LOAD), SizingQuestion([Scenario("as it is")]), {})
@@ -199,7 +198,7 @@ def test_what_is_not_there_is_told(session: SparkSession) -> None:
         size(one_hour, SizingQuestion([Scenario("other x 2", "topic", "other", 2.0)]), {})
 
 
-@pytest.mark.deep(minutes=0.5)
+@pytest.mark.deep(minutes=0.2)
 def test_the_command_reads_parquet(
     session: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -22,8 +22,6 @@ from tests.spark.conftest import HOUR_MS, row
 from tests.spark.regions import Region, beat, status
 from tests.spark.test_sizing_frames import BEGAN_H, JOBS, ORDERS, loads
 
-pytestmark = pytest.mark.beside  # Spark without brokers: long, and in no haste
-
 END_H = BEGAN_H + 30
 NOW_MS = END_H * HOUR_MS - 1
 AS_IT_IS = Scenario("as it is")
@@ -42,7 +40,7 @@ def odd(session: SparkSession, name: str, at_ms: int = NOW_MS) -> DataFrame:
     return session.createDataFrame([("", name, "w-9", "", start_ms, *measured, "west")], LOAD)
 
 
-@pytest.mark.deep(minutes=0.6)
+@pytest.mark.deep(minutes=0.2)
 @pytest.mark.parametrize("name", ["x", "dispatch:g/a:a:x", "dispatch", ":", "dispatch:g/a:a:0\n", "\u2028"])
 def test_a_name_that_no_job_has_is_left_out_and_the_others_are_published(
     session: SparkSession, name: str
@@ -70,7 +68,7 @@ def test_a_comparison_leaves_odd_names_and_clocks_out_too(session: SparkSession)
     assert {what: told["rows"] for what, told in found["left_out"].items()} == {"no_job": 1, "after_now": 1}
 
 
-@pytest.mark.deep(minutes=0.8)
+@pytest.mark.deep(minutes=0.3)
 @pytest.mark.parametrize("publish", [True, False])
 def test_a_clock_that_is_far_ahead_moves_no_forecast(session: SparkSession, publish: bool) -> None:
     both = known(session).union(odd(session, ORDERS.format(0), YEAR_9999_MS))
@@ -81,12 +79,13 @@ def test_a_clock_that_is_far_ahead_moves_no_forecast(session: SparkSession, publ
     assert found["left_out"]["after_now"]["rows"] == 1
 
 
-@pytest.mark.deep(minutes=0.2)
+@pytest.mark.deep(minutes=0.1)
 def test_when_nothing_is_left_that_is_told_with_what_was_left_out(session: SparkSession) -> None:
     with pytest.raises(InvalidArchive, match="1 rows of loads are of no job's name"):
         size(odd(session, "x"), SizingQuestion([AS_IT_IS]), {})
 
 
+@pytest.mark.deep(minutes=0.1)
 def test_archived_heartbeats_that_cannot_be_used_are_counted(
     session: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -21,8 +21,6 @@ from tests.spark.conftest import HOUR_MS, NOON_MS
 from tests.spark.regions import WIDTH_MS, Region, act, audit_plan, incident, run_of, window, workload
 from tests.spark.test_dashboard import NOW_MS, entries, take, told, two_regions
 
-pytestmark = pytest.mark.beside  # Spark without brokers: long, and in no haste
-
 EVIL = "<script>alert(1)</script>"
 Told = tuple[str, str, int, int | None, str, str]
 
@@ -56,6 +54,7 @@ def put(region: Region, *events: AnyControlEvent) -> None:
         region.put("activity", f"{offset:05}", act(offset, event))
 
 
+@pytest.mark.deep(minutes=0.1)
 def test_failovers_roles_and_alerts_are_told_from_when_until_when(
     session: SparkSession, tmp_path: Path
 ) -> None:
@@ -82,7 +81,7 @@ def test_failovers_roles_and_alerts_are_told_from_when_until_when(
     ]
 
 
-@pytest.mark.deep(minutes=1.5)
+@pytest.mark.deep(minutes=0.5)
 def test_an_alert_that_never_fired_is_not_told_and_one_that_fires_is_told_for_ever(
     session: SparkSession, tmp_path: Path
 ) -> None:
@@ -102,7 +101,7 @@ def test_an_alert_that_never_fired_is_not_told_and_one_that_fires_is_told_for_ev
     assert before == []
 
 
-@pytest.mark.deep(minutes=0.7)
+@pytest.mark.deep(minutes=0.2)
 def test_incidents_of_each_region_are_told_once_and_stay_when_their_topic_forgets_them(
     session: SparkSession, tmp_path: Path
 ) -> None:
@@ -129,7 +128,7 @@ def test_incidents_of_each_region_are_told_once_and_stay_when_their_topic_forget
     assert before["timeline"] == []
 
 
-@pytest.mark.deep(minutes=0.9)
+@pytest.mark.deep(minutes=0.3)
 def test_a_bad_incident_is_quarantined_and_an_evil_one_is_escaped_and_bounded(
     session: SparkSession, tmp_path: Path
 ) -> None:
@@ -155,7 +154,7 @@ def test_a_bad_incident_is_quarantined_and_an_evil_one_is_escaped_and_bounded(
     assert EVIL not in html
 
 
-@pytest.mark.deep(minutes=1.7)
+@pytest.mark.deep(minutes=0.6)
 def test_windows_that_follow_on_each_other_are_one_run_of_the_audit(
     session: SparkSession, tmp_path: Path
 ) -> None:
@@ -184,7 +183,7 @@ def test_windows_that_follow_on_each_other_are_one_run_of_the_audit(
     ]  # fmt: skip
 
 
-@pytest.mark.deep(minutes=0.5)
+@pytest.mark.deep(minutes=0.2)
 def test_of_a_flood_the_newest_are_told_and_how_many_are_not(
     session: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

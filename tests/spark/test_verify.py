@@ -13,8 +13,6 @@ from spark.__main__ import main
 from spark.jobs import verify
 from spark.schemas import FINDING
 
-pytestmark = pytest.mark.beside  # Spark without brokers: long, and in no haste
-
 COMMAND = ["verify", "archive", "--bootstrap", "127.0.0.1:1", "--topic", "orders", "--archive", "/nowhere"]
 Command = Callable[..., int]
 

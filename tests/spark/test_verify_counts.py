@@ -18,8 +18,6 @@ from spark.kafka import KafkaTopic, LogBounds, Range
 from tests.spark.archiving import Frames, archive_rows
 from tests.spark.conftest import HOUR_MS, NOON_MS, Row, row
 
-pytestmark = pytest.mark.beside  # Spark without brokers: long, and in no haste
-
 ROWS = [row(offset, at_ms=NOON_MS + offset % 2 * HOUR_MS) for offset in range(8)]
 
 
@@ -118,6 +116,7 @@ def test_a_topic_of_which_nothing_is_read_and_kafka_has_records_is_told(
         assert said.out == ""
 
 
+@pytest.mark.deep(minutes=0.2)
 def test_more_records_than_the_topic_has_offsets_are_told(
     run: Verify, session: SparkSession, archive: Archive, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -77,10 +77,7 @@ async def groups(two: TwoRegions, home: str) -> set[str]:
         await admin.close()
 
 
-@pytest.mark.skipif(
-    not os.environ.get("SWITCHYARD_FAILOVER"),
-    reason="takes minutes on a machine with nothing else to do; run it with SWITCHYARD_FAILOVER=1",
-)
+@pytest.mark.deep(minutes=3.0)
 @pytest.mark.timeout(600)
 def test_a_region_is_killed_and_comes_back_and_no_message_is_lost_nor_do_two_regions_act(
     two: TwoRegions, topic_name: str

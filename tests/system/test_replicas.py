@@ -42,7 +42,7 @@ async def _produce(bootstrap: str, topic: str, ending: threading.Event) -> None:
                         headers=[("n", b"%d" % number)][: number % 2],
                     )
                     number += 1
-                await asyncio.sleep(0.02)
+                await asyncio.sleep(0.2)
 
 
 def _route(worker: Process) -> dict[str, object]:

@@ -14,7 +14,7 @@ import pytest
 
 from app.controllog.alert_state import AlertState, AlertWindow, LastNotice
 from tests.alerts.delivery.receivers import WebhookServer, hooks
-from tests.cli.in_process import InProcess
+from tests.cli.shell import InProcess
 from tests.web.client import Console
 from tests.web.runtime_fake import FakeRuntime
 

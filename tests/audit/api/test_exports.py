@@ -16,7 +16,7 @@ from app.audit.jobs.report_sender import audit_partition
 from app.web.http.exports import csv_lines
 from tests.audit.api.plans import AWAY, HOME, AuditedTopics, every_state, plan
 from tests.audit.query.test_time_index import Audit as Indexed
-from tests.cli.in_process import InProcess
+from tests.cli.shell import InProcess
 from tests.web.client import Console
 
 ALL = "from=24h&state=ok&state=provisional&state=lossy&state=late&state=duplicated&state=corrupted"

@@ -20,7 +20,7 @@ from app.audit.jobs.report_sender import audit_partition
 from app.audit.query import book_share
 from app.controllog import codec
 from tests.audit.query.test_view import AWAY, HOME, WIDTH_MS, counted_at_both
-from tests.cli.in_process import InProcess
+from tests.cli.shell import InProcess
 from tests.web.client import Console
 from tests.web.runtime_fake import beat
 

@@ -184,7 +184,14 @@ class Region:
 
 @given(seed=st.integers(0, 1 << 32))
 @settings(max_examples=as_profile(200), deadline=None)
-@pytest.mark.parametrize(("most_bytes", "most_windows"), [(4 * 1024, 16), (64, 16), (4 * 1024, 1)])
+@pytest.mark.parametrize(
+    ("most_bytes", "most_windows"),
+    [
+        (4 * 1024, 16),
+        pytest.param(64, 16, marks=pytest.mark.deep(minutes=0.1)),
+        pytest.param(4 * 1024, 1, marks=pytest.mark.deep(minutes=0.1)),
+    ],
+)
 def test_what_is_finished_is_counted_once_whoever_is_killed_and_whenever(
     seed: int, most_bytes: int, most_windows: int
 ) -> None:

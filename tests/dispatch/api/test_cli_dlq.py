@@ -1,4 +1,4 @@
-"""The DLQ commands, each a process of its own, against a server with a real cluster behind it."""
+"""The DLQ commands against a server with a real cluster behind it."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ import pytest
 from click.testing import CliRunner
 
 from app.cli.main import switchyard
-from tests.cli.test_commands import Shell
+from tests.cli.shell import InProcess, quiet_log
 from tests.dispatch.dlq.console import served
 from tests.dispatch.dlq.queues import DeadLetterQueue
 
 
-class Place(Shell):
+class Place(InProcess):
     """A shell beside a workload whose queue holds 0..29, of which 20..29 are lost data."""
 
     name: str
@@ -34,7 +34,7 @@ class Place(Shell):
 
 @pytest.fixture
 def place(bootstrap: str, topic_name: str, tmp_path: Path) -> Iterator[Place]:
-    with served(bootstrap, topic_name, 1, 30, 10, "gone\x1b[31m") as (url, fed, queue):
+    with quiet_log(), served(bootstrap, topic_name, 1, 30, 10, "gone\x1b[31m") as (url, fed, queue):
         made = Place(url, fed, tmp_path)
         made.name, made.queue = queue.workload.key, queue
         yield made
@@ -77,7 +77,6 @@ def test_a_merge_is_a_dry_run_until_it_is_meant(place: Place) -> None:
     assert place.merged() == list(range(30))
 
 
-@pytest.mark.deep(minutes=0.2)
 def test_a_purge_is_a_dry_run_until_it_is_meant(place: Place) -> None:
     dry = place("dlq", "purge", place.name, "--range", "0:-12")
     assert (dry.returncode, "12 offsets" in dry.stderr) == (0, True)
@@ -87,7 +86,6 @@ def test_a_purge_is_a_dry_run_until_it_is_meant(place: Place) -> None:
     assert place.json("dlq", "list")[0]["messages"] == 18
 
 
-@pytest.mark.deep(minutes=0.3)
 def test_a_purge_by_query_counts_by_reason_asks_and_goes_on(place: Place) -> None:
     chosen = ("dlq", "purge", place.name, "--code", "DATA_LOSS", "--since", "2020-01-01")
     dry = place(*chosen)
@@ -112,7 +110,6 @@ def test_a_purge_by_query_counts_by_reason_asks_and_goes_on(place: Place) -> Non
     assert place.json("dlq", "list")[0]["messages"] == 29
 
 
-@pytest.mark.deep(minutes=0.2)
 def test_an_export_is_a_file_or_a_stream(place: Place) -> None:
     streamed = place("dlq", "export", place.name, "--code", "DATA_LOSS")
     assert [json.loads(line)["offset"] for line in streamed.stdout.splitlines()] == list(range(20, 30))

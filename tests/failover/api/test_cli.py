@@ -10,8 +10,8 @@ import msgspec
 from ruamel.yaml import YAML
 
 from app.controllog.events import RegionPulse, RolePut
-from tests.cli.in_process import shell as shell  # noqa: PLC0414 - the fixture
-from tests.cli.test_commands import Shell
+from tests.cli.shell import Shell
+from tests.cli.shell import shell as shell  # noqa: PLC0414 - the fixture
 from tests.failover.api.test_rest import failover
 from tests.web.runtime_fake import definition, put
 

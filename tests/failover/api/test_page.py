@@ -2,35 +2,24 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from tests.failover.api.test_rest import PATH, failover
 from tests.failover.api.test_rest_runs import API, planned, regions
+from tests.web.browser import IN_A_BROWSER, chromium
 from tests.web.client import Console
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
-pytestmark = [
-    pytest.mark.browser,
-    pytest.mark.skipif(
-        CHROMIUM is None, reason="no Chromium on PATH; install Debian's chromium to run these"
-    ),
-]
+pytestmark = IN_A_BROWSER
 EVIL = "<img src=x onerror=\"document.title='owned'\">"
 
 
 def test_a_plan_is_read_executed_and_given_up_on_the_page(console: Console, tmp_path: Path) -> None:
-    from playwright.sync_api import sync_playwright
-
     regions(console.fed)
     assert console.ask("PUT", PATH, failover("orders", "refunds")).status == 201
     name = planned(console, reason=EVIL)["id"]
     problems: list[str] = []
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+    with chromium() as browser:
         page: Any = browser.new_page(viewport={"width": 380, "height": 900}, color_scheme="dark")
         page.on("pageerror", lambda error: problems.append(str(error)))
         page.on("dialog", lambda dialog: dialog.accept("because"))
@@ -52,6 +41,5 @@ def test_a_plan_is_read_executed_and_given_up_on_the_page(console: Console, tmp_
         page.get_by_text("The plan, as it was read").wait_for(timeout=60_000)
         page.screenshot(path=tmp_path / "failover.png", full_page=True)
         assert "owned" not in page.title()
-        browser.close()
     assert not problems
     assert [run["reason"] for run in console.ask("GET", f"{API}/runs").json["items"]] == ["because", EVIL]

@@ -2,32 +2,23 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from tests.failover.api.test_roles import KEY, REFUNDS, regions
+from tests.web.browser import IN_A_BROWSER, chromium
 from tests.web.client import Console
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
-pytestmark = [
-    pytest.mark.browser,
-    pytest.mark.skipif(
-        CHROMIUM is None, reason="no Chromium on PATH; install Debian's chromium to run these"
-    ),
-]
+pytestmark = IN_A_BROWSER
 
 
 @pytest.fixture
 def browse() -> Iterator[Any]:
     """A page opener; fails the test on any script error."""
-    from playwright.sync_api import sync_playwright
-
     errors: list[str] = []
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+    with chromium() as browser:
 
         def open_page(address: str, *, dark: bool = False, width: int) -> Any:
             page = browser.new_page(
@@ -38,7 +29,6 @@ def browse() -> Iterator[Any]:
             return page
 
         yield open_page
-        browser.close()
     assert not errors
 
 

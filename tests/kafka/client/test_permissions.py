@@ -152,8 +152,11 @@ async def test_a_principal_that_may_read_and_nothing_else_is_good_for_an_audit(
 
 @pytest.mark.parametrize(
     ("cluster", "operation"),
-    [(HOME, READ), (AWAY, WRITE), (AWAY, READ)],
-    ids=["source-read", "destination-write", "destination-read"],
+    [
+        pytest.param(HOME, READ, id="source-read", marks=pytest.mark.deep(minutes=0.1)),
+        pytest.param(AWAY, WRITE, id="destination-write"),
+        pytest.param(AWAY, READ, id="destination-read", marks=pytest.mark.deep(minutes=0.1)),
+    ],
 )
 async def test_a_permission_that_is_taken_back_is_named_nothing_is_lost_and_it_goes_on_once_it_is_there(
     administered: Secured,

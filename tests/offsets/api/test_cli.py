@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from app.dev.yard import Yard
-from tests.cli.in_process import shell as shell  # noqa: PLC0414 - the fixture
-from tests.cli.test_commands import Shell
+from tests.cli.shell import Shell
+from tests.cli.shell import shell as shell  # noqa: PLC0414 - the fixture
 from tests.offsets.clusters import HERE, THERE
 from tests.offsets.console import served
 

@@ -107,6 +107,7 @@ def test_through_any_chain_of_failovers_nothing_is_lost_and_what_is_known_is_not
         assert sum(told.spared) > known / 2, "frontiers spare much of what was known"
 
 
+@pytest.mark.deep(minutes=0.3)
 def test_successors_close_the_lanes_of_former_owners_and_what_those_wrote_last_is_passed_over() -> None:
     told = {}
     for closes in (False, True):

@@ -12,8 +12,8 @@ from app.cli.client import CommandFailure
 from app.controllog.codec import CopyingStatus
 from app.controllog.events import RouteDeleted, RoutePut, WorkloadPut
 from app.replicate.api.cli import _reset_as_foreseen
-from tests.cli.in_process import shell as shell  # noqa: PLC0414 - the fixture
-from tests.cli.test_commands import Shell
+from tests.cli.shell import Shell
+from tests.cli.shell import shell as shell  # noqa: PLC0414 - the fixture
 from tests.replicate.api.test_rest import listed
 from tests.replicate.api.test_rest_operators import acting
 from tests.web.runtime_fake import assigned, beat, copying, definition, flowing, put_route, route

@@ -190,6 +190,7 @@ async def test_who_waits_for_a_region_goes_before_who_comes_when_it_is_there(
         assert (await (await early)).offset < (await late).offset
 
 
+@pytest.mark.deep(minutes=0.2)
 async def test_brokers_of_a_region_that_hang_do_not_speak_for_the_one_that_answers(
     yard: Yard, topic_name: str
 ) -> None:

@@ -49,7 +49,13 @@ def test_no_rule_adds_up_regions(rules: list[dict[str, Any]]) -> None:
 
 
 @pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed")
-@pytest.mark.parametrize("command", [("check", "rules", RULES.name), ("test", "rules", "alerts_test.yaml")])
+@pytest.mark.parametrize(
+    "command",
+    [
+        pytest.param(("check", "rules", RULES.name), marks=pytest.mark.deep(minutes=0.2)),
+        ("test", "rules", "alerts_test.yaml"),
+    ],
+)
 def test_the_rules_fire_when_they_should_as_prometheus_reads_them(command: tuple[str, ...]) -> None:
     done = subprocess.run(
         ["promtool", *command], cwd=RULES.parent, capture_output=True, text=True, timeout=120, check=False

@@ -14,7 +14,7 @@ from app.controllog.codec import IncidentRecord
 from app.controllog.events import Drain, MoveWish
 from app.dispatch.model.throughput_diagnosis import TargetStatus
 from app.kernel.load import Load
-from tests.web.browser import CHROMIUM, IN_A_BROWSER, POLL_MS
+from tests.web.browser import IN_A_BROWSER, POLL_MS, chromium
 from tests.web.runtime_fake import (
     ME,
     FakeRuntime,
@@ -32,13 +32,9 @@ pytestmark = IN_A_BROWSER
 
 
 @pytest.fixture(scope="module")
-def chromium() -> Iterator[Any]:
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        yield browser
-        browser.close()
+def browser() -> Iterator[Any]:
+    with chromium() as connected:
+        yield connected
 
 
 @pytest.fixture
@@ -51,9 +47,9 @@ def fed() -> FakeRuntime:
 
 
 @pytest.fixture
-def page(chromium: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+def page(browser: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     monkeypatch.setattr("app.web.console.api.EVENTS_INTERVAL_S", 0.1)
-    page = chromium.new_page()
+    page = browser.new_page()
     errors: list[str] = []
     page.on("pageerror", lambda error: errors.append(str(error)))
     yield page
@@ -159,10 +155,10 @@ def test_what_comes_from_outside_is_text_wherever_it_stands(page: Any, fed: Fake
 
 @pytest.mark.parametrize(("width", "dark"), [(380, True), (1280, False)])
 def test_the_workload_page_says_why_it_stands_still_on_every_screen(
-    chromium: Any, fed: FakeRuntime, width: int, dark: bool, tmp_path: Path
+    browser: Any, fed: FakeRuntime, width: int, dark: bool, tmp_path: Path
 ) -> None:
     fed.observe(beat(flowing(job(0), state="emptying", postponed=5), breaker="open", **in_trouble()))
-    page = chromium.new_page(
+    page = browser.new_page(
         viewport={"width": width, "height": 900}, color_scheme="dark" if dark else "light"
     )
     with serving(fed) as url:
@@ -208,7 +204,7 @@ def test_the_activity_page_tells_drains_and_wishes_in_words(page: Any, fed: Fake
 
 @pytest.mark.parametrize(("width", "dark"), [(380, True), (1280, False)])
 def test_the_placement_page_says_where_every_job_is_and_why(
-    chromium: Any, fed: FakeRuntime, width: int, dark: bool, tmp_path: Path
+    browser: Any, fed: FakeRuntime, width: int, dark: bool, tmp_path: Path
 ) -> None:
     load, capacity = Load(0.25, 64 << 20, 2e6), Load(1.0, 2 << 30, 125e6)
     told: dict[str, Any] = {"arriving": 500.0, "ceiling": 100.0, "load": load}
@@ -220,7 +216,7 @@ def test_the_placement_page_says_where_every_job_is_and_why(
     )
     for one in (beat(flowing(job(0), **told), **receiver), beat(flowing(job(1), **told), worker="w2")):
         fed.observe(msgspec.structs.replace(one, capacity=capacity, used=load, group=""))
-    page = chromium.new_page(
+    page = browser.new_page(
         viewport={"width": width, "height": 900}, color_scheme="dark" if dark else "light"
     )
     with serving(fed) as url:

@@ -105,7 +105,14 @@ def test_the_tracker_page_draws_the_window(console: Any, browse: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "path", ["/", "/workloads", "/routes", "/routes/copied", "/placement", "/audit", "/activity"]
+    "path",
+    [
+        "/routes/copied",
+        *(
+            pytest.param(path, marks=pytest.mark.deep(minutes=0.1))
+            for path in ("/", "/workloads", "/routes", "/placement", "/audit", "/activity")
+        ),
+    ],
 )
 def test_no_page_is_wider_than_a_phone(browse: Any, path: str, tmp_path: Path) -> None:
     page = browse(path, dark=True, width=380)

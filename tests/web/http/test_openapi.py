@@ -27,6 +27,7 @@ from app.web.http.openapi import openapi
 from app.web.http.route_docs import described_of
 from tests.alerts.api.test_rest import fires
 from tests.dispatch.dlq.console import served
+from tests.examples import CI_EXAMPLES, as_profile
 from tests.placement.api.test_rest import lead
 from tests.replicate.api.test_rest import listed
 from tests.web.client import Console
@@ -56,6 +57,8 @@ CONFIG = {
         "negative_data_rejection": {"expected-statuses": REFUSED},
         "positive_data_acceptance": {"expected-statuses": ["2xx", "404", "409", "412", "502", "503"]},
     },
+    # Each bound of each field: a thousand requests more.
+    "phases": {"coverage": {"enabled": settings().max_examples >= CI_EXAMPLES}},
     "operations": [
         # What no schema says: times, regular expressions, which of the fields go together, names that exist.
         {"include-method": ["PUT", "POST"], "checks": {"positive_data_acceptance": {"enabled": False}}},
@@ -142,7 +145,7 @@ def filter_query(context: Any, query: dict[str, Any] | None) -> bool:
 
 @api.parametrize()
 @settings(
-    max_examples=8,
+    max_examples=as_profile(8),
     database=None,
     deadline=None,
     suppress_health_check=list(HealthCheck),

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from app.controllog.events import Assignment, Paused
-from tests.cli.in_process import InProcess
-from tests.cli.test_commands import Shell, flowing_orders
+from tests.cli.shell import InProcess, Shell
+from tests.cli.test_commands import flowing_orders
 from tests.web.runtime_fake import FakeRuntime, job, serving
 from tests.worker.api.test_rest import HeldPump
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import shutil
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -15,6 +14,7 @@ from app.controllog.events import ALL, Paused
 from app.kernel.tracker import Tracker
 from app.web.http.operator_requests import actor_of
 from tests.dispatch.dlq.queues import Clusters, create
+from tests.web.browser import CHROMIUM, chromium
 from tests.web.client import Answer, Console
 from tests.web.runtime_fake import (
     FakePump,
@@ -28,7 +28,6 @@ from tests.web.runtime_fake import (
     serving,
 )
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 PATH = "/api/v1/workloads/billing/orders"
 SKIP = f"{PATH}/partitions/0/tracker/skip"
 
@@ -282,11 +281,8 @@ def test_who_asks_can_always_be_written_down() -> None:
 @pytest.mark.browser
 @pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on PATH; install Debian's chromium to run this")
 def test_a_workload_is_paused_and_resumed_by_a_button_that_asks_first(orders: Console) -> None:
-    from playwright.sync_api import sync_playwright
-
     view = orders.fed.control.view
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+    with chromium() as browser:
         page = browser.new_page()
         answers = iter([False, True])
         page.on("dialog", lambda dialog: dialog.accept() if next(answers) else dialog.dismiss())
@@ -298,4 +294,3 @@ def test_a_workload_is_paused_and_resumed_by_a_button_that_asks_first(orders: Co
         assert view.is_paused("billing/orders", 0)
         page.goto(f"{orders.url}/activity")
         page.get_by_text("all of billing/orders paused by console").wait_for()
-        browser.close()

@@ -122,6 +122,7 @@ async def test_what_an_operator_takes_out_of_a_route_is_no_incident_also_when_it
     assert incidents(two) == [("topic-vanished", "mirror")]
 
 
+@pytest.mark.deep(minutes=0.2)
 async def test_a_topic_that_may_not_be_described_any_more_keeps_its_jobs_and_is_an_incident_with_the_remedy(
     secured: Yard, topic_name: str
 ) -> None:
