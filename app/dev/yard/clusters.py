@@ -236,7 +236,7 @@ class Yard:
     def _prepared(self) -> Kit:
         if self._kit is None:
             self._kit = Kit.prepare(find_java(), JarSet.load())
-            if not self._kit.classes.exists():
+            if not self._kit.classes.exists() and os.access(self._kit.jars.folder, os.W_OK):
                 _record_classes(self._kit)
         return self._kit
 
