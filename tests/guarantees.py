@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import ast
+import functools
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -70,9 +71,14 @@ def files_of(place: str) -> list[Path]:
 
 def suites_of(file: Path) -> set[str]:
     """`test` where a file has tests that are not deep, `test-deep` where it has some that are."""
+    return _suites_in(file.read_text())
+
+
+@functools.cache  # several guarantees name the same file
+def _suites_in(source: str) -> set[str]:
     found = set()
-    for node in ast.parse(file.read_text()).body:
-        if isinstance(node, ast.Assign) and ast.unparse(node.value).endswith(".TestCase"):
+    for node in ast.parse(source).body:
+        if isinstance(node, ast.Assign) and getattr(node.value, "attr", "") == "TestCase":
             found.add("test")  # a state machine's
         elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name.startswith("test"):
             if not any(_is_deep(mark) for mark in node.decorator_list):

@@ -33,10 +33,14 @@ class Shell:
         self.fed = fed
         self.home = home
 
+    def environment(self, **env: str) -> dict[str, str]:
+        """The variables of a command, beside those of this process."""
+        return {"SWITCHYARD_URL": self.url, "SWITCHYARD_CONFIG": str(self.home / "none.yaml"), **env}
+
     def __call__(self, *arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
-        own = {"SWITCHYARD_URL": self.url, "SWITCHYARD_CONFIG": str(self.home / "none.yaml"), **env}
         return subprocess.run(
-            [sys.executable, "-c", SCRIPT, *arguments], cwd=self.home, env={**os.environ, **own},
+            [sys.executable, "-c", SCRIPT, *arguments],
+            cwd=self.home, env=os.environ | self.environment(**env),
             capture_output=True, text=True, timeout=150, check=False, stdin=subprocess.DEVNULL,
         )  # fmt: skip
 
@@ -51,9 +55,8 @@ class InProcess(Shell):
     """Runs `switchyard ...` in a folder, told of a worker; nobody is at the terminal."""
 
     def __call__(self, *arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
-        own = {"SWITCHYARD_URL": self.url, "SWITCHYARD_CONFIG": str(self.home / "none.yaml"), **env}
         with contextlib.chdir(self.home):
-            ended = CliRunner().invoke(switchyard, arguments, env=own)
+            ended = CliRunner().invoke(switchyard, arguments, env=self.environment(**env))
         if ended.exception is not None and not isinstance(ended.exception, SystemExit):
             raise ended.exception
         return subprocess.CompletedProcess(list(arguments), ended.exit_code, ended.stdout, ended.stderr)

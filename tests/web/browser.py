@@ -21,12 +21,10 @@ import pytest
 from app.dev.demo.stage import wait_until
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
-IN_A_BROWSER = [
-    pytest.mark.browser,
-    pytest.mark.skipif(
-        CHROMIUM is None, reason="no Chromium on PATH; install Debian's chromium to run these"
-    ),
-]
+NEEDS_CHROMIUM = pytest.mark.skipif(
+    CHROMIUM is None, reason="no Chromium on PATH; install Debian's chromium to run these"
+)
+IN_A_BROWSER = [pytest.mark.browser, NEEDS_CHROMIUM]
 OPTIONS = (
     "--headless", "--no-sandbox", "--no-first-run", "--disable-gpu", "--hide-scrollbars", "--mute-audio",
     "--remote-debugging-port=0",

@@ -14,7 +14,7 @@ from app.controllog.events import ALL, Paused
 from app.kernel.tracker import Tracker
 from app.web.http.operator_requests import actor_of
 from tests.dispatch.dlq.queues import Clusters, create
-from tests.web.browser import CHROMIUM, chromium
+from tests.web.browser import NEEDS_CHROMIUM, chromium
 from tests.web.client import Answer, Console
 from tests.web.runtime_fake import (
     FakePump,
@@ -279,7 +279,7 @@ def test_who_asks_can_always_be_written_down() -> None:
 
 
 @pytest.mark.browser
-@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on PATH; install Debian's chromium to run this")
+@NEEDS_CHROMIUM
 def test_a_workload_is_paused_and_resumed_by_a_button_that_asks_first(orders: Console) -> None:
     view = orders.fed.control.view
     with chromium() as browser:
