@@ -191,6 +191,11 @@ class ReceiverLink:
         """Messages that it failed and that wait to be tried again."""
         return len(self.withheld) + len(self.trials_out)
 
+    def is_turn_of(self, suspect: Delivery) -> bool:
+        """Whether this suspect is out, or the next to go."""
+        out = self.suspects_out
+        return suspect in out or (not out and bool(self.suspects) and self.suspects[0] is suspect)
+
     def suspect_answered(self, delivery: Delivery, code: int) -> None:
         """Of what may be to blame and was out, this one is answered."""
         self.suspects_out.discard(delivery)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from typing import Any
 
 import grpc
 import pytest
 
+from app.dispatch.model.crash_suspicion import SUSPECT_AFTER, CrashSuspicion
+from app.dispatch.model.head_of_line import BLOCKED_AFTER_S
 from app.dispatch.model.outcome import Action, DeliveryDecision
 from app.dispatch.pump.delivery import Delivery
 from app.dispatch.pump.line_head import free_head
@@ -41,7 +44,7 @@ def look(stand: DispatchRig) -> None:
 async def test_a_message_that_kills_its_receiver_is_given_up_and_all_others_are_delivered(
     contract: str, capacity: int
 ) -> None:
-    async with rig_with_crashing_receiver(contract, headOfLine={"after": "5s"}) as (stand, mortal):
+    async with rig_with_crashing_receiver(contract, headOfLine={"after": "1m"}) as (stand, mortal):
         pump = stand.pump(capacity=capacity)
         stand.feed(pump, some_killers(400, 5, 70))
         await until(lambda: pump.tracker.base == 400, lambda: look(stand), LIMIT_S)
@@ -52,6 +55,40 @@ async def test_a_message_that_kills_its_receiver_is_given_up_and_all_others_are_
         for *_, headers in stand.copied.records:
             reason = headers["switchyard-reason"] or b""
             assert b"times while it had this message" in reason or b"head of line" in reason
+
+
+async def test_a_suspect_that_waits_for_its_turn_is_not_moved_away_as_the_head() -> None:
+    answer = asyncio.Event()
+
+    async def handle(value: bytes, _: Any) -> bytes:
+        if value == b"0":
+            await answer.wait()
+        return b""
+
+    server, port = await start_server(handle)
+    async with dispatch_rig(lambda _: None) as stand:
+        stand.port = port
+        stand.run(target={"contract": "unary"})
+        pump = stand.pump(capacity=10)
+        stand.feed(pump, numbers(10))
+        await stand.until(lambda: pump.delivered == 9)
+        head, link = pump.open[0], stand.runtime.link
+        head.suspicion = CrashSuspicion()
+        head.suspicion.deaths = SUSPECT_AFTER
+        later_s = time.monotonic() + BLOCKED_AFTER_S
+        link.suspects_out.add(Delivery(pump, head.record, None))  # another is out
+
+        assert free_head(pump, later_s) is None
+        assert "not with the receiver" in pump.head.why_not
+
+        link.suspects_out.clear()
+        link.suspects_out.add(head)
+        verdict = free_head(pump, later_s)
+        assert verdict is not None
+        assert verdict.offset == 0
+        answer.set()
+        await stand.until(lambda: pump.tracker.base == 10)
+    await server.stop(None)
 
 
 @pytest.mark.deep(minutes=0.1)
