@@ -70,7 +70,7 @@ async def test_a_message_that_blocks_its_partition_goes_to_the_dlq_with_the_numb
         if message.value == b"3":
             await asyncio.sleep(3_600)
 
-    spec: dict[str, Any] = {"headOfLine": {"after": "300ms"}, "flow": {"max_inflight": 10}}
+    spec: dict[str, Any] = {"headOfLine": {"after": "1s"}, "flow": {"max_inflight": 10}}
     async with dispatch_rig(handle, target={"contract": contract, "timeout": "1h"}, **spec) as stand:
         pump, other = stand.pump(0, capacity=100), stand.pump(1)
         stand.feed(pump, numbers(1_000))

@@ -10,7 +10,6 @@ import grpc
 import pytest
 
 from app.dispatch.model.crash_suspicion import SUSPECT_AFTER, CrashSuspicion
-from app.dispatch.model.head_of_line import BLOCKED_AFTER_S
 from app.dispatch.model.outcome import Action, DeliveryDecision
 from app.dispatch.pump.delivery import Delivery
 from app.dispatch.pump.line_head import free_head
@@ -70,12 +69,13 @@ async def test_a_suspect_that_waits_for_its_turn_is_not_moved_away_as_the_head()
         stand.port = port
         stand.run(target={"contract": "unary"})
         pump = stand.pump(capacity=10)
+        pump.head.patience_s = 60.0  # a slow machine lets no acknowledgement free it
         stand.feed(pump, numbers(10))
         await stand.until(lambda: pump.delivered == 9)
         head, link = pump.open[0], stand.runtime.link
         head.suspicion = CrashSuspicion()
         head.suspicion.deaths = SUSPECT_AFTER
-        later_s = time.monotonic() + BLOCKED_AFTER_S
+        later_s = time.monotonic() + pump.head.patience_s
         link.suspects_out.add(Delivery(pump, head.record, None))  # another is out
 
         assert free_head(pump, later_s) is None
