@@ -19,8 +19,8 @@ What is *not* head-of-line blocking, and is left alone (`why_not` says so, with 
 - Nothing newer finishes: the receiver is broken as a whole, and would flush the topic into the DLQ.
   While the tracker has room, something newer must have been acknowledged within the last half of
   `after_s`. When it is full nothing more can be, and what was saved up counts (see the tokens).
-- The head has not been sent, its copy is on its way already, or it waits behind other messages that may be to
-  blame for the loss of the receiver (`app.dispatch.model.crash_suspicion`).
+- The head has not been sent, or its copy is on its way already. Nor is it with the receiver while it waits
+  behind others that may have killed it (`app.dispatch.model.crash_suspicion`).
 - No token. Two kinds, both of them spent by a verdict:
   1. Credit: an acknowledgement earns one, up to `CREDIT_MAX`, so that no more is stashed than gets
      through, and a receiver that dies costs at most that many messages. uForwarder earns and spends

@@ -113,14 +113,15 @@ def candidate(pump: DispatchPump, now_s: float) -> HeadStatus | None:
 def _sent_s(pump: DispatchPump) -> float | None:
     """When the oldest unfinished message was first sent; None while the receiver does not have it.
 
-    A message that may be to blame for the loss of its receiver waits until those before it are answered. That
-    is not its fault, so its age counts from when it was last sent, and only in its turn.
+    A message that may be to blame for the loss of its receiver waits until those before it are answered. The
+    wait is not its fault, so its age counts from when it was last sent, and only in its turn.
     """
     head = pump.tracker.base
     if head in pump.copying:
         return None
     if (delivery := pump.open.get(head)) is not None:
-        if delivery.suspicion is None or not delivery.suspicion.is_suspect or delivery.link is None:
+        if delivery.suspicion is None or not delivery.suspicion.is_suspect:
             return delivery.first_sent_s
-        return delivery.started_s if delivery.link.is_turn_of(delivery) else None
+        link = delivery.link  # None before its next attempt
+        return delivery.started_s if link is not None and link.is_turn_of(delivery) else None
     return next((batch.started_s for batch in pump.batches if batch.find(head) is not None), None)

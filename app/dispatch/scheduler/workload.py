@@ -312,8 +312,8 @@ class WorkloadRuntime:
                 BatchDelivery(pump, link, stream, records, now_s).start()
                 return True
         while (delivery := pump.next_delivery()) is not None:
-            if link.breaker.failed and delivery.attempts:
-                delivery.link = link  # it failed before: a fresh one is the better probe
+            delivery.link = link
+            if link.breaker.failed and delivery.attempts:  # it failed before: a fresh one is the better probe
                 link.withhold(delivery, now_s)
                 continue
             if delivery.suspicion is None or not delivery.suspicion.is_suspect:
