@@ -36,7 +36,6 @@ from aiokafka.errors import (
     ConsumerStoppedError,
     IllegalStateError,
     KafkaError,
-    KafkaTimeoutError,
     ProducerClosed,
 )
 from aiokafka.structs import OffsetAndMetadata
@@ -48,7 +47,7 @@ from faust.transport.drivers import aiokafka as driver
 from faust.transport.producer import ProducerBuffer
 from faust.types import TP, FutureMessage
 
-from app.kafka.client.startup_retry import start_patiently
+from app.kafka.client.startup_retry import heals, start_patiently
 
 log = structlog.get_logger(__name__)
 
@@ -64,11 +63,6 @@ COMMIT_SEE = (
     "if it goes on, see what the error names: this worker needs the right to Read its own group and the "
     "control topics there; until then a worker that starts reads more of them again"
 )
-
-
-def heals(error: BaseException | None) -> bool:
-    """Whether Kafka's error passes when the broker is back."""
-    return isinstance(error, KafkaError) and (error.retriable or isinstance(error, KafkaTimeoutError))
 
 
 class PatientAIOKafkaProducer(AIOKafkaProducer):

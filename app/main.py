@@ -25,8 +25,9 @@ from app.config.settings import Settings, load_settings
 from app.controllog.topics import ControlTopic, ControlTopics
 from app.dispatch.topics.settings import safe_replication
 from app.faust_channels import DataChannel
-from app.faust_resilience import PatientApp, PatientTableManager, heals
+from app.faust_resilience import PatientApp, PatientTableManager
 from app.kafka.client.cluster import PATIENT_S, ClusterClient, ClusterSpec, ClusterUnreachable
+from app.kafka.client.startup_retry import heals
 from app.kafka.client.topic_tail import bounded
 from app.kafka.client.topics import TopicSpec, ensure_topics
 from app.kafka.fetch import bounded_consumer

@@ -200,7 +200,8 @@ class Heartbeat(msgspec.Struct, frozen=True, kw_only=True):
     called where it counts since when it is there (`app.failover.run.presence`). `place` tells whether the
     worker shares its loopback addresses with another (`app.worker.members.advertised_address`); "" is an
     older version's. `read` is how far it had read, and applied, the control log (a next offset); `needs` are
-    of what has limits (`app.kernel.limit_shares`).
+    of what has limits (`app.kernel.limit_shares`). `unsaved`: it has not saved anything for a while
+    (`app.worker.runtime.save_watch`).
     """
 
     worker: str
@@ -220,6 +221,7 @@ class Heartbeat(msgspec.Struct, frozen=True, kw_only=True):
     place: str = ""
     read: int = 0
     needs: list[LimitNeed] = []
+    unsaved: bool = False
 
 
 class IncidentRecord(msgspec.Struct, frozen=True, kw_only=True):

@@ -22,7 +22,6 @@ from typing import Any
 
 import msgspec
 import structlog
-from aiokafka import AIOKafkaProducer
 from mode import Service
 
 from app.controllog import codec
@@ -40,9 +39,9 @@ from app.controllog.events import (
     for_people,
 )
 from app.controllog.state import ControlState
+from app.kafka.append.replaceable_producer import ReplaceableProducer
 from app.kafka.client.cluster import LATEST, ClusterClient, ClusterUnreachable
-from app.kafka.client.startup_retry import start_patiently
-from app.kafka.client.topic_tail import TAIL_STOP_TIMEOUT_S, TopicTail, bounded
+from app.kafka.client.topic_tail import TopicTail
 
 log = structlog.get_logger(__name__)
 
@@ -67,22 +66,17 @@ class ControlLog(Service):
         self._anew_to = -1  # once it has this offset
         self._misses = self._began_again = False  # both: while what there was is read
         self.recent: deque[dict[str, Any]] = deque(maxlen=KEEP_RECENT)  # what the activity page shows
-        self._options = kafka_options
         self._tail = TopicTail(topic, kafka_options, self._on_records, from_start=True)
-        self._producer: AIOKafkaProducer | None = None
+        self._producer = ReplaceableProducer("the control log", kafka_options)
         self._listeners: list[Callable[[], None]] = []
 
     async def on_start(self) -> None:
-        self._producer = AIOKafkaProducer(
-            acks="all", enable_idempotence=True, request_timeout_ms=10_000, **self._options
-        )
-        await start_patiently(self._producer.start, "producer of the control log")
+        await self._producer.start_patiently()
         await self.add_runtime_dependency(self._tail)
         await self._tail.caught_up.wait()
 
     async def on_stop(self) -> None:
-        if self._producer is not None:
-            await bounded(self._producer.stop(), TAIL_STOP_TIMEOUT_S, "producer of the control log")
+        await self._producer.stop()
 
     @property
     def caught_up(self) -> bool:
@@ -211,7 +205,6 @@ class ControlLog(Service):
 
     async def drop_stale(self) -> None:
         """Has compaction drop what nobody needs any more (rules 8 and 12 of the fold). Raises KafkaError."""
-        assert self._producer is not None, "the control log has not been started"
         dropped = list(self.view.stale)[:EVENTS_DROPPED_AT_ONCE]
         futures = [
             await self._producer.send(self.topic, None, key=key.encode(), partition=0) for key in dropped
@@ -227,7 +220,6 @@ class ControlLog(Service):
             aiokafka.errors.KafkaError: the log did not take them.
             TimeoutError: they are in the log but were not read back in time.
         """
-        assert self._producer is not None, "the control log has not been started"
         last = -1
         futures = [
             await self._producer.send(

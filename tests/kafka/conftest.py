@@ -11,6 +11,7 @@ import pytest
 from aiokafka import AIOKafkaProducer
 
 from app.kafka.client.cluster import ClusterClient, ClusterSpec
+from app.kafka.client.topic_configs import alter
 from app.kafka.client.topics import TopicSpec, ensure_topics
 from app.kafka.fetch.decoder import RecordReader
 from app.kafka.fetch.deliveries import ByteBudget, FetchedBatches
@@ -127,6 +128,13 @@ async def create(client: ClusterClient, name: str, partitions: int = 1, **config
     named = {key.replace("_", "."): value for key, value in config.items()}
     assert await ensure_topics(client, [TopicSpec(name, partitions, 1, named)]) == [name]
     return name
+
+
+async def bound(client: ClusterClient, most_bytes: int | None, *topics: str) -> None:
+    """From now on these topics take batches of so many bytes; None: what they take by default."""
+    value = None if most_bytes is None else str(most_bytes)
+    failed = await alter(client, {topic: {"max.message.bytes": value} for topic in topics})
+    assert not failed
 
 
 async def write(

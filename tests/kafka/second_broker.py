@@ -280,10 +280,13 @@ async def create_on(client: ClusterClient, wanted: Replicas) -> None:
 
 
 async def delete(client: ClusterClient, topic: str) -> None:
-    """Deletes a topic."""
+    """Deletes the topic and waits until the broker says so."""
     admin = AIOKafkaAdminClient(**client.spec.aiokafka_options())
     await admin.start()
     try:
         await admin.delete_topics([topic])
     finally:
         await admin.close()
+    async with asyncio.timeout(ENOUGH_S):
+        while await client.partitions(topic) is not None:  # noqa: ASYNC110 - there is no event to wait for
+            await asyncio.sleep(0.05)

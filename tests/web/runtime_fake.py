@@ -50,7 +50,9 @@ from app.sizing.forecasts import Forecasts
 from app.web.console import server
 from app.worker.jobs.vanished_topics import VanishedTopics
 from app.worker.members.membership import Members
+from app.worker.runtime.save_watch import SaveWatch
 from app.worker.runtime.service import Runtime
+from app.worker.tracker.write_health import WriteHealth
 
 ME = "worker-a"
 ENOUGH_S = 150.0
@@ -267,6 +269,8 @@ class FakeRuntime:
         self.incidents: deque[IncidentRecord] = deque()
         self.lease = Lease(3600.0)
         self.lease.renewed(time.monotonic())
+        self.writes = WriteHealth()
+        self.save_watch = SaveWatch("trackers", self.writes, lambda: True, *[cast("Any", None)] * 3)
         self.draining = False
         self.should_stop = False
         self.leader: Any = SimpleNamespace(leads=True)

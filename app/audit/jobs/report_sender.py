@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from aiokafka import AIOKafkaProducer
 from aiokafka.partitioner import murmur2
 from mode import Service
 
@@ -21,8 +20,7 @@ from app.audit.folds.tier import CloseWindows, ForgetWindows
 from app.audit.jobs.seal_key import SealKey
 from app.controllog import codec
 from app.controllog.topics import AUDIT_PARTITIONS, ControlTopics
-from app.kafka.client.startup_retry import start_patiently
-from app.kafka.client.topic_tail import TAIL_STOP_TIMEOUT_S, bounded
+from app.kafka.append.replaceable_producer import ReplaceableProducer
 
 
 def audit_partition(topic: str) -> int:
@@ -38,18 +36,13 @@ class AuditSender(Service):
         super().__init__()
         self._topic = topics.audit.name
         self.key = key
-        self._options = kafka_options
-        self._producer: AIOKafkaProducer | None = None
+        self._producer = ReplaceableProducer("audit reports", kafka_options, linger_ms=5)
 
     async def on_start(self) -> None:
-        self._producer = AIOKafkaProducer(
-            acks="all", enable_idempotence=True, request_timeout_ms=10_000, linger_ms=5, **self._options
-        )
-        await start_patiently(self._producer.start, "producer of audit reports")
+        await self._producer.start_patiently()
 
     async def on_stop(self) -> None:
-        if self._producer is not None:
-            await bounded(self._producer.stop(), TAIL_STOP_TIMEOUT_S, "producer of audit reports")
+        await self._producer.stop()
 
     async def send(
         self, event: Report | CloseWindows | ForgetWindows, *, is_clients: bool = False
@@ -60,7 +53,6 @@ class AuditSender(Service):
             ClusterUnreachable: the key is not known now.
             aiokafka.errors.KafkaError: (the future, too) it was not taken; sending it again is harmless.
         """
-        assert self._producer is not None, "the sender of audit reports has not been started"
         parts = codec.report_events(event) if isinstance(event, Report) else [codec.encode(event)]
         key, partition = event.topic.encode(), audit_partition(event.topic)
         secret = b"" if is_clients else await self.key.known()
@@ -75,7 +67,6 @@ class AuditSender(Service):
 
     async def tick(self, at_ms: int) -> None:
         """Sends each partition something to be read. Raises KafkaError."""
-        assert self._producer is not None, "the sender of audit reports has not been started"
         event = codec.encode(CollectorTick(at_ms))
         for partition in range(AUDIT_PARTITIONS):
             await self._producer.send_and_wait(self._topic, event, partition=partition)

@@ -11,7 +11,7 @@ import time
 from collections.abc import Awaitable, Callable
 
 import structlog
-from aiokafka.errors import KafkaError
+from aiokafka.errors import KafkaError, KafkaTimeoutError
 
 from app.kafka.client.cluster import PATIENT_S, TELL_S
 
@@ -46,3 +46,8 @@ async def start_patiently(
             await asyncio.sleep(PATIENT_S)
         else:
             return
+
+
+def heals(error: BaseException | None) -> bool:
+    """Whether Kafka's error passes when the broker is back."""
+    return isinstance(error, KafkaError) and (error.retriable or isinstance(error, KafkaTimeoutError))

@@ -13,13 +13,11 @@ from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
 import structlog
-from aiokafka import AIOKafkaProducer
 from mode import Service
 
 from app.controllog import codec
 from app.controllog.topics import CHECKPOINT_PARTITIONS, ControlTopics
-from app.kafka.client.startup_retry import start_patiently
-from app.kafka.client.topic_tail import TAIL_STOP_TIMEOUT_S, bounded
+from app.kafka.append.replaceable_producer import ReplaceableProducer
 from app.kernel.clock import now_ms
 from app.offsets.model.offset_map import BarrierItem, EndedItem, NeedItem
 
@@ -39,22 +37,14 @@ class BarrierSender(Service):
     def __init__(self, topics: ControlTopics, kafka_options: dict[str, Any], worker: str) -> None:
         super().__init__()
         self._topic = topics.checkpoints.name
-        self._options = kafka_options
         self._worker = worker
-        self._producer: AIOKafkaProducer | None = None
+        self._producer = ReplaceableProducer("barriers", kafka_options)
 
     async def on_start(self) -> None:
-        self._producer = AIOKafkaProducer(
-            acks="all",
-            enable_idempotence=True,
-            request_timeout_ms=10_000,
-            **self._options,
-        )
-        await start_patiently(self._producer.start, "producer of barriers")
+        await self._producer.start_patiently()
 
     async def on_stop(self) -> None:
-        if self._producer is not None:
-            await bounded(self._producer.stop(), TAIL_STOP_TIMEOUT_S, "producer of barriers")
+        await self._producer.stop()
 
     async def send(self, items: Iterable[BarrierItem]) -> list[asyncio.Future[Any]]:
         """Sends barriers, as few events as they fit into; the futures end once they stand in the topic.
@@ -75,7 +65,6 @@ class BarrierSender(Service):
     async def _send(
         self, items: Iterable[Item], events: Callable[[str, int, list[Item]], list[bytes]]
     ) -> list[asyncio.Future[Any]]:
-        assert self._producer is not None, "the sender of barriers has not been started"
         by_partition: dict[int, list[Item]] = defaultdict(list)
         for item in items:
             by_partition[checkpoint_partition(item.key)].append(item)

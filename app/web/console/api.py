@@ -131,14 +131,16 @@ class Api:
 
     @described(schemas.Ready, answers=READY)
     async def ready(self, _: web.Request) -> web.Response:
-        """It has read the control log and holds its lease."""
+        """It has read the control log, holds its lease and can save."""
         runtime = self.runtime
         holds = runtime.lease.holds(time.monotonic())
-        ok = holds and not runtime.draining
+        unsaved = runtime.save_watch.unsaved(time.monotonic())
+        ok = holds and unsaved is None and not runtime.draining
         detail = {
             "control_log_read": True,
             "lease_holds": holds,
             "draining": runtime.draining,
+            "unsaved": "" if unsaved is None else unsaved.why or "no broker answers",
         }
         return json_response({"status": "ready" if ok else "not ready", **detail}, 200 if ok else 503)
 

@@ -49,12 +49,16 @@ class Live(TypedDict):
 
 
 class Ready(TypedDict):
-    """Whether it takes part: it has read the control log, holds its lease, and is not about to stop."""
+    """Whether it takes part: it has read the control log, holds its lease, and is not about to stop.
+
+    `unsaved`: why it has not saved its jobs' progress for 30 s, and so is not ready; "": it can.
+    """
 
     status: Literal["ready", "not ready"]
     control_log_read: bool
     lease_holds: bool
     draining: bool
+    unsaved: str
 
 
 # -- the region ------------------------------------------------------------------------------------

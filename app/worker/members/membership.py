@@ -16,15 +16,14 @@ from typing import Any
 
 import msgspec
 import structlog
-from aiokafka import AIOKafkaProducer
 from aiokafka.errors import KafkaError
 from mode import Service
 
 from app.controllog import codec
 from app.controllog.codec import Heartbeat
+from app.kafka.append.replaceable_producer import ReplaceableProducer
 from app.kafka.client.cluster import ClusterUnreachable
-from app.kafka.client.startup_retry import start_patiently
-from app.kafka.client.topic_tail import TAIL_STOP_TIMEOUT_S, TopicTail, bounded
+from app.kafka.client.topic_tail import TopicTail
 from app.kernel.lease import Lease
 
 log = structlog.get_logger(__name__)
@@ -144,20 +143,19 @@ class Heartbeats(Service):
         self.interval_s = interval_s
         self._compose = compose
         self._read_control = read_control
-        self._options = kafka_options
         self._tail = TopicTail(topic, kafka_options, self._on_records, from_start=False)
-        self._producer: AIOKafkaProducer | None = None
+        # One attempt a beat: a beat that waited in a retry queue would renew nothing of worth.
+        self._producer = ReplaceableProducer(
+            "heartbeats", kafka_options, enable_idempotence=False, request_timeout_ms=5_000
+        )
         self._back_s = float("-inf")  # when the first heartbeat after a lapse was sent
 
     async def on_start(self) -> None:
-        # One attempt a beat: a beat that waited in a retry queue would renew nothing of worth.
-        self._producer = AIOKafkaProducer(acks="all", request_timeout_ms=5_000, **self._options)
-        await start_patiently(self._producer.start, "producer of heartbeats")
+        await self._producer.start_patiently()
         await self.add_runtime_dependency(self._tail)
 
     async def on_stop(self) -> None:
-        if self._producer is not None:
-            await bounded(self._producer.stop(), TAIL_STOP_TIMEOUT_S, "producer of heartbeats")
+        await self._producer.stop()
 
     def _on_records(self, records: list[Any]) -> None:
         now_s = time.monotonic()
@@ -181,7 +179,6 @@ class Heartbeats(Service):
 
     async def beat(self) -> bool:
         """Sends one heartbeat and renews the lease by it; returns whether it did."""
-        assert self._producer is not None, "heartbeats have not been started"
         sent_s = time.monotonic()
         try:
             async with asyncio.timeout(self.lease.duration_s):

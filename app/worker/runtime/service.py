@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 import structlog
-from aiokafka import AIOKafkaProducer
 from mode import Service
 
 from app.alerts.delivery.monitor import AlertMonitor
@@ -35,9 +34,9 @@ from app.failover.plan.planner import FailoverPlanner
 from app.failover.run.participant import FailoverParticipant
 from app.failover.run.presence import Presence
 from app.failover.topology import Layout
+from app.kafka.append.replaceable_producer import ReplaceableProducer
 from app.kafka.client.cluster import ClusterClient, ClusterSpec
 from app.kafka.client.commits import OffsetCommitter
-from app.kafka.client.startup_retry import start_patiently
 from app.kafka.client.topic_tail import TAIL_STOP_TIMEOUT_S, TopicTail, bounded
 from app.kafka.data_clusters import DataClusters
 from app.kafka.fetch.deliveries import ByteBudget
@@ -63,6 +62,7 @@ from app.worker.members.sentinel import Sentinel
 from app.worker.runtime.job_manager import JobManager
 from app.worker.runtime.meter import Meter
 from app.worker.runtime.region_services import make_regions
+from app.worker.runtime.save_watch import SaveWatch
 from app.worker.runtime.watchdog import Watchdog, answers
 from app.worker.tracker.client import TrackerClient
 from app.worker.tracker.follower import TrackerFollower
@@ -74,6 +74,7 @@ LEASE_S = 2.0
 DEAD_AFTER_S = 3.0  # above LEASE_S + HEARTBEAT_S: a worker stops before anybody takes its jobs
 MAX_KEPT_INCIDENTS = 500
 GOODBYE_TIMEOUT_S = 2.0
+INCIDENT_TIMEOUT_S = 10.0
 CONTROL_READ_TIMEOUT_S = 5.0
 # Batches, futures and answers come by the thousand and go by themselves: seldom is anything found among them.
 GC_THRESHOLDS = 50_000, 20, 20
@@ -127,7 +128,7 @@ class Runtime(Service):
         self._topics = topics
         self._options = control_options = control_spec.aiokafka_options()
         self._grace_s = grace_s
-        self._incident_producer: AIOKafkaProducer | None = None
+        self._incident_producer = ReplaceableProducer("incidents", self._options, enable_idempotence=False)
         self._pending: set[asyncio.Task[Any]] = set()
         self.control = ControlLog(topics.control.name, control_options)
         self.clusters = DataClusters(
@@ -175,7 +176,7 @@ class Runtime(Service):
             Margin(topics.audit.name, control_options), self.catalog.audits.bounds_of, self.report_incident,
             lambda: self.leader.leads, self.catalog.audits.oddity_of, self.audit_sender.key,
         )  # fmt: skip
-        self.watchdog = Watchdog(self.jobs.progress_saver, self._may_not_commit, self._answers)
+        self.watchdog, self.save_watch = self._watchdogs()
         self.heartbeats = Heartbeats(
             topics.heartbeats.name, control_options, compose=self._compose, members=self.members,
             lease=self.lease, interval_s=HEARTBEAT_S,
@@ -243,8 +244,7 @@ class Runtime(Service):
     async def on_start(self) -> None:
         self.control.on_change(self._report_jumps)
         await self._control_client.start_patiently()
-        self._incident_producer = AIOKafkaProducer(acks="all", **self._options)
-        await start_patiently(self._incident_producer.start, "producer of incidents")
+        await self._incident_producer.start_patiently()
         for service in (
             self.control,
             self.trackers,
@@ -265,6 +265,7 @@ class Runtime(Service):
             self.sentinel,
             self.loopback_check,
             self.watchdog,
+            self.save_watch,
         ):
             await self.add_runtime_dependency(service)
         for other in (self.regions, self.ended):
@@ -302,8 +303,7 @@ class Runtime(Service):
         """Last of all: heartbeats and followers ask by these until they have stopped."""
         self.schemas.close()
         await bounded(self._control_client.stop(), TAIL_STOP_TIMEOUT_S, "client of the control cluster")
-        if self._incident_producer is not None:
-            await bounded(self._incident_producer.stop(), TAIL_STOP_TIMEOUT_S, "producer of incidents")
+        await self._incident_producer.stop()
 
     def _compose(self) -> Heartbeat:
         now_s = time.monotonic()
@@ -328,6 +328,7 @@ class Runtime(Service):
             place=self._place,
             read=self.control.view.next_offset,
             needs=self.jobs.needs(now_s),
+            unsaved=self.save_watch.unsaved(now_s) is not None,
         )
 
     # -- incidents -------------------------------------------------------------------------------
@@ -342,6 +343,11 @@ class Runtime(Service):
         self._pending.add(task)
         task.add_done_callback(self._pending.discard)
 
+    async def _tell_others(self, kind: str, message: str, remedy: str) -> None:
+        """Reports an incident about this worker; it stands in the topic then, unless that takes nothing."""
+        self.report_incident(kind, self.worker, message, remedy)
+        await asyncio.wait(list(self._pending), timeout=INCIDENT_TIMEOUT_S)
+
     def _report_jumps(self) -> None:
         """The leader tells of the first, second, fourth ... term or epoch that cannot be."""
         if not (jump := self.control.take_jump()):
@@ -355,14 +361,12 @@ class Runtime(Service):
             )  # fmt: skip
 
     async def _publish(self, incident: IncidentRecord) -> None:
-        if self._incident_producer is not None:
-            await bounded(
-                self._incident_producer.send_and_wait(
-                    self._topics.incidents.name, codec.encode(incident), partition=0
-                ),
-                10.0,
-                "incident",
-            )
+        event = codec.encode(incident)
+        await bounded(
+            self._incident_producer.send_and_wait(self._topics.incidents.name, event, partition=0),
+            INCIDENT_TIMEOUT_S,
+            "incident",
+        )
 
     def _on_incidents(self, records: list[Any]) -> None:
         for record in records:
@@ -373,6 +377,13 @@ class Runtime(Service):
 
     # -- watchdog --------------------------------------------------------------------------------
 
+    def _watchdogs(self) -> tuple[Watchdog, SaveWatch]:
+        trackers = self.trackers
+        return Watchdog(self.jobs.progress_saver, self._may_not_commit, self._answers), SaveWatch(
+            trackers.topic, trackers.writes, self._may_act, trackers.probe,
+            self._others_save, self._tell_others,
+        )  # fmt: skip
+
     def _may_not_commit(self) -> bool:
         return not self.jobs.flowing or not self._may_act()
 
@@ -382,6 +393,10 @@ class Runtime(Service):
 
     def _may_act(self) -> bool:
         return self.lease.holds(time.monotonic())
+
+    def _others_save(self) -> bool:
+        others = self.members.live(time.monotonic()).values()
+        return any(beat.jobs and not beat.unsaved for beat in others if beat.worker != self.worker)
 
     async def _answers(self, cluster: str, group: str) -> bool:
         return await answers(self.clusters.specs[cluster], group)

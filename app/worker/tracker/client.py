@@ -11,25 +11,28 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+import time
 import zlib
 from collections import defaultdict
 from collections.abc import Iterable
 from typing import Any
 
 import structlog
-from aiokafka import AIOKafkaProducer
+from aiokafka.errors import KafkaError
 from mode import Service
 
 from app.controllog import codec
 from app.controllog.topics import TRACKER_PARTITIONS, ControlTopics
-from app.kafka.client.startup_retry import start_patiently
-from app.kafka.client.topic_tail import TAIL_STOP_TIMEOUT_S, TopicTail, bounded
+from app.kafka.append.replaceable_producer import ReplaceableProducer
+from app.kafka.client.topic_tail import TopicTail
 from app.kernel.clock import now_ms
-from app.kernel.fencing import SnapshotItem, Takeover, TakeoverAnswer
+from app.kernel.fencing import SnapshotItem, Snapshots, Takeover, TakeoverAnswer
+from app.worker.tracker.write_health import WriteHealth, WriteTrouble, is_refusal
 
 log = structlog.get_logger(__name__)
 
 TAKEOVER_RETRY_INTERVAL_S = 0.5
+PROBE_TIMEOUT_S = 5.0
 
 
 def tracker_partition(job: str) -> int:
@@ -43,28 +46,22 @@ class TrackerClient(Service):
     def __init__(self, worker: str, topics: ControlTopics, kafka_options: dict[str, Any]) -> None:
         super().__init__()
         self.worker = worker
-        self._topic = topics.trackers.name
+        self.topic = topics.trackers.name
         self._options = kafka_options
-        self._producer: AIOKafkaProducer | None = None
+        self.writes = WriteHealth()
+        self._producer = ReplaceableProducer("tracker events", kafka_options)
         self._waiting: dict[str, asyncio.Future[TakeoverAnswer]] = {}
         self._tail = TopicTail(topics.answers.name, kafka_options, self._on_answers, from_start=False)
 
     async def on_start(self) -> None:
-        self._producer = AIOKafkaProducer(
-            acks="all",
-            enable_idempotence=True,
-            request_timeout_ms=10_000,
-            **self._options,
-        )
-        await start_patiently(self._producer.start, "producer of takeovers")
+        await self._producer.start_patiently()
         await self.add_runtime_dependency(self._tail)
         await self._tail.caught_up.wait()
 
     async def on_stop(self) -> None:
         for waiting in self._waiting.values():
             waiting.cancel()
-        if self._producer is not None:
-            await bounded(self._producer.stop(), TAIL_STOP_TIMEOUT_S, "producer of tracker events")
+        await self._producer.stop()
 
     def _on_answers(self, records: list[Any]) -> None:
         for record in records:
@@ -84,7 +81,6 @@ class TrackerClient(Service):
         Raises:
             aiokafka.errors.KafkaError: the tracker topic did not take the question.
         """
-        assert self._producer is not None, "the tracker client has not been started"
         nonce = secrets.token_hex(8)
         answer: asyncio.Future[TakeoverAnswer] = asyncio.get_running_loop().create_future()
         self._waiting[nonce] = answer
@@ -94,9 +90,7 @@ class TrackerClient(Service):
                 event = Takeover(
                     job=job, epoch=epoch, worker=self.worker, nonce=nonce, at_ms=now_ms(), over=over
                 )
-                await self._producer.send_and_wait(
-                    self._topic, codec.encode(event), key=job.encode(), partition=tracker_partition(job)
-                )
+                await (await self._send(tracker_partition(job), codec.encode(event), job.encode()))
                 asked += 1
                 try:
                     return await asyncio.wait_for(asyncio.shield(answer), TAKEOVER_RETRY_INTERVAL_S)
@@ -118,17 +112,50 @@ class TrackerClient(Service):
         Raises:
             aiokafka.errors.KafkaError: (a future, too) one was not taken; sending them again is harmless.
         """
-        assert self._producer is not None, "the tracker client has not been started"
         by_partition: dict[int, list[SnapshotItem]] = defaultdict(list)
         for item in items:
             by_partition[tracker_partition(item.job)].append(item)
         return [
-            await self._producer.send(
-                self._topic,
-                event,
-                key=self.worker.encode(),
-                partition=partition,
-            )
+            await self._send(partition, event, self.worker.encode())
             for partition, batch in by_partition.items()
             for event in codec.snapshots_events(self.worker, now_ms(), batch)
         ]
+
+    async def _send(self, partition: int, event: bytes, key: bytes) -> asyncio.Future[Any]:
+        self.writes.began(partition, time.monotonic())
+        try:
+            sent = await self._producer.send(self.topic, event, key=key, partition=partition)
+        except BaseException as error:
+            self._ended(partition, error)
+            raise
+        sent.add_done_callback(
+            lambda answer: self._ended(
+                partition, asyncio.CancelledError() if answer.cancelled() else answer.exception()
+            )
+        )
+        return sent
+
+    def _ended(self, partition: int, error: BaseException | None) -> None:
+        if isinstance(error, asyncio.CancelledError):
+            self.writes.left(partition)
+        else:
+            self.writes.ended(partition, time.monotonic(), error)
+
+    async def probe(self, timeout_s: float = PROBE_TIMEOUT_S) -> WriteTrouble | None:
+        """What a connection made for this meets when it writes an event to each partition; None: nothing."""
+        producer = ReplaceableProducer(
+            "a look at the tracker topic", self._options,
+            enable_idempotence=False, request_timeout_ms=round(timeout_s * 1000),
+        )  # fmt: skip
+        event, partition = codec.encode(Snapshots(worker=self.worker, at_ms=now_ms(), items=[])), 0
+        began_s = time.monotonic()
+        try:
+            async with asyncio.timeout(2 * timeout_s):  # the producer's own ends first, with a broker's words
+                await producer.start()
+                for partition in range(TRACKER_PARTITIONS):
+                    await producer.send_and_wait(self.topic, event, partition=partition)
+        except (KafkaError, OSError, TimeoutError) as error:
+            return WriteTrouble(partition, began_s, str(error) or repr(error), is_refusal(error))
+        finally:
+            await producer.stop()
+        return None

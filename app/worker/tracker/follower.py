@@ -15,15 +15,15 @@ from typing import Any
 
 import msgspec
 import structlog
-from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
+from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.errors import KafkaError
 from mode import Service
 
 from app.controllog import codec
 from app.controllog.topics import ControlTopics
+from app.kafka.append.replaceable_producer import ReplaceableProducer
 from app.kafka.client.commits import OffsetCommitter
 from app.kafka.client.consumer_shutdown import stop_consumer
-from app.kafka.client.startup_retry import start_patiently
 from app.kafka.client.topic_tail import TAIL_RETRY_INTERVAL_S, TAIL_STOP_TIMEOUT_S, bounded
 from app.kernel.clock import now_ms
 from app.worker.members.membership import Members
@@ -65,17 +65,15 @@ class TrackerFollower(Service):
         self._again_s: dict[int, float] = {}  # when a beginning that failed is tried again
         self._written_s: dict[int, float] = {}
         self._progress = asyncio.Event()
-        self._producer: AIOKafkaProducer | None = None
+        self._producer = ReplaceableProducer("answers to takeovers", kafka_options, enable_idempotence=False)
 
     async def on_start(self) -> None:
-        self._producer = AIOKafkaProducer(acks="all", request_timeout_ms=10_000, **self._options)
-        await start_patiently(self._producer.start, "producer of answers")
+        await self._producer.start_patiently()
 
     async def on_stop(self) -> None:
         for task in self._beginning.values():
             task.cancel()
-        if self._producer is not None:
-            await bounded(self._producer.stop(), TAIL_STOP_TIMEOUT_S, "producer of answers")
+        await self._producer.stop()
 
     async def folded(self, partition: int, offset: int) -> TrackerFold:
         """The fold of a partition, once the event at `offset` is in it; followed from now on."""
@@ -224,7 +222,13 @@ class TrackerFollower(Service):
                 log.error("a tracker event is passed over", offset=record.offset, error=str(error))
                 continue
             if answer is not None:
-                assert self._producer is not None, "the follower has not been started"
-                await self._producer.send(self._topics.answers.name, codec.encode(answer), partition=0)
+                sent = await self._producer.send(self._topics.answers.name, codec.encode(answer), partition=0)
+                sent.add_done_callback(_report_refusal)
         self._progress.set()
         self._progress = asyncio.Event()
+
+
+def _report_refusal(sent: asyncio.Future[Any]) -> None:
+    """The worker asks again. If its answer is refused each time, the log says why its job waits."""
+    if not sent.cancelled() and (error := sent.exception()) is not None:
+        log.warning("an answer to a takeover was not written; its job waits", error=repr(error))

@@ -7,7 +7,6 @@ from collections.abc import Iterable
 from typing import Any
 
 import pytest
-from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.conn import AIOKafkaConnection
 
 from app.dev.yard import Yard
@@ -15,17 +14,7 @@ from app.kafka.client.cluster import ClusterClient
 from app.kafka.client.topic_ids import written
 from app.kafka.fetch.deliveries import LogGap
 from tests.kafka.conftest import ENOUGH_S, Start, connected, create, write
-
-
-async def delete(client: ClusterClient, topic: str) -> None:
-    """Deletes the topic and waits until the broker says so."""
-    admin = AIOKafkaAdminClient(**client.spec.aiokafka_options())
-    await admin.start()
-    await admin.delete_topics([topic])
-    await admin.close()
-    async with asyncio.timeout(ENOUGH_S):
-        while await client.partitions(topic) is not None:  # noqa: ASYNC110 - there is no event to wait for
-            await asyncio.sleep(0.05)
+from tests.kafka.second_broker import delete
 
 
 async def test_a_topic_made_anew_has_another_id(client: ClusterClient, topic_name: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import json
 import socket
+import time
 from urllib.parse import urlsplit
 
 import pytest
@@ -366,6 +367,14 @@ def test_a_worker_is_ready_while_its_lease_holds_and_it_is_not_draining(console:
     console.fed.draining = False
     console.fed.lease.expires_at_s = float("-inf")
     assert console.ask("GET", "/health/ready").json["lease_holds"] is False
+
+
+def test_a_worker_is_not_ready_while_it_can_save_nothing(console: Console) -> None:
+    console.fed.writes.began(3, time.monotonic() - 31.0)
+    ready = console.ask("GET", "/health/ready")
+    assert (ready.status, ready.json["unsaved"]) == (503, "no broker answers")
+    console.fed.writes.ended(3, time.monotonic())
+    assert console.ask("GET", "/health/ready").status == 200
 
 
 def test_metrics_leave_out_what_is_unknown(console: Console) -> None:

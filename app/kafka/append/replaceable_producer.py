@@ -1,0 +1,208 @@
+"""The producer of everything that Switchyard writes by itself: aiokafka's, replaced after a refused batch.
+
+aiokafka numbers the batches of an idempotent producer (KIP-98), and does not take back the number of a batch
+that the broker refused. The broker takes nothing behind such a hole: every later record of that partition
+fails with OUT_OF_ORDER_SEQUENCE_NUMBER, for as long as the process lives.
+
+Rules
+1. After a record that failed, the next one goes through a new producer, under a new producer id. Without
+   idempotence there are no numbers: such a producer is replaced only when its sender has ended.
+2. The former producer flushes for at most `SETTLE_TIMEOUT_S`. Then what it still holds fails, and its
+   connections are closed: it would try again for ever, and write behind newer records.
+3. A producer that keeps order is used only after the former one has ended.
+4. One producer is made at a time, and at most one every `REPLACE_INTERVAL_S`.
+5. The caller sends a failed record again, or does not.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
+from typing import Any
+
+import structlog
+from aiokafka import AIOKafkaProducer
+from aiokafka.errors import (
+    BrokerResponseError,
+    KafkaError,
+    KafkaTimeoutError,
+    MessageSizeTooLargeError,
+    ProducerClosed,
+    TopicAuthorizationFailedError,
+)
+from aiokafka.producer.message_accumulator import BatchBuilder
+
+from app.kafka.client.startup_retry import heals, start_patiently
+from app.kafka.client.topic_tail import TAIL_STOP_TIMEOUT_S, bounded
+
+log = structlog.get_logger(__name__)
+
+SETTLE_TIMEOUT_S = 5.0
+REPLACE_INTERVAL_S = 0.5
+# Raised before a batch gets its number.
+_BEFORE_A_NUMBER = (MessageSizeTooLargeError, KafkaTimeoutError, TopicAuthorizationFailedError)
+
+Answer = asyncio.Future[Any]  # ends with the record's metadata once all in-sync replicas have it
+
+
+class ReplaceableProducer:
+    """See the module.
+
+    Args:
+        name: what it writes, for people.
+        keeps_order: rule 3.
+        settings: aiokafka's, over the defaults.
+    """
+
+    def __init__(
+        self, name: str, cluster_options: Mapping[str, Any], *, keeps_order: bool = True, **settings: Any
+    ) -> None:
+        self._name = name
+        self._keeps_order = keeps_order
+        self._settings = {
+            "acks": "all", "enable_idempotence": True, "request_timeout_ms": 10_000,
+            **settings, **cluster_options,
+        }  # fmt: skip
+        self._starting = asyncio.Lock()
+        self._producer: AIOKafkaProducer | None = None
+        self._failed: AIOKafkaProducer | None = None
+        self._why = ""  # it failed
+        self._replacement: asyncio.Task[None] | None = None
+        self._replaced_s = float("-inf")
+        self._retiring: set[asyncio.Task[None]] = set()
+        self._stopped = False
+
+    async def start(self) -> None:
+        """Connects, unless it has before. Raises KafkaError."""
+        async with self._starting:
+            if self._producer is None:
+                self._producer = await self._connect()
+
+    async def start_patiently(self) -> None:
+        """Connects, however long the cluster is away."""
+        await start_patiently(self.start, f"producer of {self._name}")
+
+    async def stop(self) -> None:
+        """Flushes and closes (rule 2). Whoever sends from now on gets ProducerClosed."""
+        self._stopped = True
+        if self._replacement is not None:
+            self._replacement.cancel()
+            await asyncio.wait([self._replacement])
+        if self._producer is not None:
+            self._retire(self._producer, TAIL_STOP_TIMEOUT_S)
+        if self._retiring:
+            await asyncio.wait(self._retiring)
+
+    async def send(
+        self,
+        topic: str,
+        value: Any,
+        *,
+        key: bytes | None = None,
+        partition: int | None = None,
+        headers: list[tuple[str, bytes | None]] | None = None,
+    ) -> Answer:
+        """Takes a record, which stands behind all that was taken before in its partition.
+
+        Raises:
+            KafkaError: (the answer, too) the record was not written.
+        """
+        return await self._taken(
+            lambda producer: producer.send(topic, value, key=key, partition=partition, headers=headers or [])
+        )
+
+    async def send_and_wait(
+        self, topic: str, value: Any, *, key: bytes | None = None, partition: int | None = None
+    ) -> Any:
+        """Writes a record; its metadata. Raises KafkaError."""
+        return await (await self.send(topic, value, key=key, partition=partition))
+
+    async def send_batch(self, batch: BatchBuilder, topic: str, *, partition: int) -> Answer:
+        """`send` of a batch that is closed."""
+        return await self._taken(lambda producer: producer.send_batch(batch, topic, partition=partition))
+
+    async def partitions_for(self, topic: str) -> set[int]:
+        """The topic's partitions. Raises KafkaError."""
+        found: set[int] = await (await self._working()).partitions_for(topic)
+        return found
+
+    async def _taken(self, send: Callable[[AIOKafkaProducer], Awaitable[Answer]]) -> Answer:
+        while True:
+            producer = await self._working()
+            try:
+                answer = await send(producer)
+            except ProducerClosed:
+                if producer is self._producer:  # by `stop`
+                    raise
+                continue  # it was replaced meanwhile
+            except KafkaError as error:
+                if not (error.retriable or isinstance(error, _BEFORE_A_NUMBER)):
+                    self._fail(producer, error)
+                raise
+            answer.add_done_callback(partial(self._answered, producer))
+            return asyncio.shield(answer)  # a caller that is cancelled hides no refusal
+
+    def _answered(self, producer: AIOKafkaProducer, answer: Answer) -> None:
+        if not answer.cancelled() and (error := answer.exception()) is not None:
+            self._fail(producer, error)
+
+    def _fail(self, producer: AIOKafkaProducer, error: BaseException) -> None:
+        """Rule 1."""
+        is_an_answer = isinstance(error, BrokerResponseError) or heals(error)
+        if producer is self._producer and (self._settings["enable_idempotence"] or not is_an_answer):
+            self._failed, self._why = producer, str(error) or repr(error)
+
+    async def _working(self) -> AIOKafkaProducer:
+        assert self._producer is not None, f"the producer of {self._name} has not been started"
+        if self._failed is self._producer and not self._stopped:
+            replacement = self._replacement
+            if replacement is None or replacement.done():
+                replacement = self._replacement = asyncio.create_task(self._replace(self._producer))
+            await asyncio.wait([replacement])  # a caller that is cancelled does not end it for others
+            if not replacement.cancelled():
+                replacement.result()
+        if self._stopped:
+            raise ProducerClosed
+        return self._producer
+
+    async def _replace(self, former: AIOKafkaProducer) -> None:
+        await asyncio.sleep(self._replaced_s + REPLACE_INTERVAL_S - time.monotonic())
+        self._replaced_s = time.monotonic()
+        retiring = self._retire(former, SETTLE_TIMEOUT_S)
+        if self._keeps_order:
+            await asyncio.wait([retiring])
+        self._producer = await self._connect()
+        log.info("a producer was replaced after a record failed", producer=self._name, why=self._why)
+
+    async def _connect(self) -> AIOKafkaProducer:
+        producer = AIOKafkaProducer(**self._settings)
+        try:
+            await producer.start()
+        except BaseException:
+            await producer.stop()
+            raise
+        return producer
+
+    def _retire(self, producer: AIOKafkaProducer, timeout_s: float) -> asyncio.Task[None]:
+        retiring = asyncio.create_task(_close(producer, timeout_s, self._name))
+        self._retiring.add(retiring)
+        retiring.add_done_callback(self._retiring.discard)
+        return retiring
+
+
+async def _close(producer: AIOKafkaProducer, timeout_s: float, name: str) -> None:
+    """Flushes it for so long (rule 2)."""
+    stopping = asyncio.create_task(producer.stop())
+    await asyncio.wait([stopping], timeout=timeout_s)
+    if not stopping.done():
+        log.warning("a producer could not write everything in time", producer=name, timeout_s=timeout_s)
+        stopping.cancel()
+        error = KafkaTimeoutError(f"it was not written within {timeout_s:.0f} s")
+        producer._message_accumulator.fail_all(error)
+        await bounded(producer.client.close(), TAIL_STOP_TIMEOUT_S, f"client of {name}")
+        await bounded(producer._sender.close(), TAIL_STOP_TIMEOUT_S, f"sender of {name}")
+    with contextlib.suppress(KafkaError, OSError, asyncio.CancelledError):  # records' senders are told
+        await stopping

@@ -1,0 +1,83 @@
+"""Since when each partition of the tracker topic has taken nothing of what this worker writes.
+
+Pure. Any success ends the trouble of its partition, so a topic that is slow is no trouble. So does silence:
+whoever wanted to write tries again within a second, or has given up.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from aiokafka.errors import KafkaError
+
+from app.kafka.client.startup_retry import heals
+
+FORGET_AFTER_S = 5.0
+
+
+@dataclass(slots=True)
+class WriteTrouble:
+    """`since_s`: monotonic. `why`: the last answer; "" while there was none. `is_refusal`: a new connection
+    gets the same answer however often it tries."""
+
+    partition: int
+    since_s: float
+    why: str = ""
+    is_refusal: bool = False
+
+
+@dataclass(slots=True)
+class _Partition:
+    trouble: WriteTrouble
+    waiting: int = 0
+    failed_s: float = float("-inf")
+
+
+class WriteHealth:
+    """See the module."""
+
+    def __init__(self) -> None:
+        self._partitions: dict[int, _Partition] = {}
+
+    def began(self, partition: int, now_s: float) -> None:
+        """An event is written; `ended` is called later."""
+        state = self._partitions.setdefault(partition, _Partition(WriteTrouble(partition, now_s)))
+        state.waiting += 1
+
+    def ended(self, partition: int, now_s: float, error: BaseException | None = None) -> None:
+        """It was taken, or failed by this error."""
+        state = self._partitions[partition]
+        state.waiting -= 1
+        if error is not None:
+            state.failed_s = now_s
+            state.trouble.why = str(error) or repr(error)
+        elif state.waiting:
+            state.trouble = WriteTrouble(partition, now_s)
+        else:
+            del self._partitions[partition]
+
+    def left(self, partition: int) -> None:
+        """Nobody waits any more for what becomes of it."""
+        state = self._partitions[partition]
+        state.waiting -= 1
+
+    def begin_again(self, now_s: float) -> None:
+        """What was before does not count: the whole cluster was away."""
+        for partition, state in list(self._partitions.items()):
+            if state.waiting:
+                state.trouble = WriteTrouble(partition, now_s)
+            else:
+                del self._partitions[partition]
+
+    def trouble(self, now_s: float) -> WriteTrouble | None:
+        """The oldest that stands."""
+        for partition, state in list(self._partitions.items()):
+            if not state.waiting and now_s - state.failed_s > FORGET_AFTER_S:
+                del self._partitions[partition]
+        found = [state.trouble for state in self._partitions.values()]
+        return min(found, key=lambda trouble: trouble.since_s, default=None)
+
+
+def is_refusal(error: BaseException) -> bool:
+    """Whether a broker's answer stays the same however often the same is written."""
+    return isinstance(error, KafkaError) and not heals(error)

@@ -1,0 +1,198 @@
+"""Each sender of a control topic goes on after a batch was refused; a partition that is stuck is told."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+from aiokafka.errors import KafkaError, MessageSizeTooLargeError
+
+from app.audit.jobs.report_sender import AuditSender
+from app.controllog.codec import Heartbeat
+from app.controllog.events import OperatorAct
+from app.controllog.log import ControlLog
+from app.controllog.topics import ControlTopics
+from app.kafka.client.cluster import ClusterClient, ClusterSpec
+from app.kafka.client.topics import TopicSpec, ensure_topics
+from app.kernel.fencing import LogId, SnapshotItem
+from app.kernel.lease import Lease
+from app.offsets.model.offset_map import NeedItem
+from app.offsets.sync.offset_sync_sender import BarrierSender
+from app.worker.members.membership import Heartbeats, Members
+from app.worker.tracker.client import TrackerClient, tracker_partition
+from tests.kafka.conftest import bound, connected
+from tests.kafka.second_broker import delete
+
+NOTHING_BYTES = 50  # no record is as small
+ITEM = SnapshotItem("dispatch|billing/orders|orders|0", 1, b"")
+ENOUGH_S = 150.0
+
+
+@pytest.fixture
+async def client(bootstrap: str) -> AsyncIterator[ClusterClient]:
+    """Of the broker that all tests share."""
+    async with connected(bootstrap) as made:
+        yield made
+
+
+@pytest.fixture
+async def topics(client: ClusterClient, topic_name: str) -> ControlTopics:
+    """The control topics of a region of the test's own."""
+    made = ControlTopics(topic_name)
+    await ensure_topics(client, [TopicSpec(one.name, one.partitions, 1) for one in made.all()])
+    return made
+
+
+@asynccontextmanager
+async def running(service: Any) -> AsyncIterator[Any]:
+    """The service while the block lasts."""
+    await service.start()
+    try:
+        yield service
+    finally:
+        async with asyncio.timeout(ENOUGH_S):
+            await service.stop()
+
+
+async def until(is_taken: bool, send: Callable[[], Awaitable[Any]]) -> None:
+    """Sends until it is taken, or refused: a broker learns of a setting a moment later."""
+    async with asyncio.timeout(ENOUGH_S):
+        found = not is_taken
+        while found != is_taken:
+            try:
+                await send()
+                found = True
+            except KafkaError:
+                found = False
+
+
+async def told(sent: Awaitable[list[asyncio.Future[Any]]]) -> None:
+    """Ends once all of it is written. Raises KafkaError."""
+    await asyncio.gather(*await sent)
+
+
+def tracking(topics: ControlTopics, spec: ClusterSpec) -> tuple[Any, Callable[[], Awaitable[Any]]]:
+    sender = TrackerClient("me", topics, spec.aiokafka_options())
+    return sender, lambda: told(sender.send_snapshots([ITEM]))
+
+
+def taking_over(topics: ControlTopics, spec: ClusterSpec) -> tuple[Any, Callable[[], Awaitable[Any]]]:
+    sender = TrackerClient("me", topics, spec.aiokafka_options())
+
+    async def ask() -> None:  # nobody answers: that it was written is all
+        asking = asyncio.create_task(sender.takeover("dispatch|billing/orders|orders|0", 1))
+        await asyncio.wait([asking], timeout=1.0)
+        if asking.done():
+            await asking
+        asking.cancel()
+
+    return sender, ask
+
+
+def controlling(topics: ControlTopics, spec: ClusterSpec) -> tuple[Any, Callable[[], Awaitable[Any]]]:
+    log = ControlLog(topics.control.name, spec.aiokafka_options())
+    act = OperatorAct(at_ms=1, subject="billing/orders", action="pause", detail="", actor="test")
+    return log, lambda: log.append(act)
+
+
+def mapping(topics: ControlTopics, spec: ClusterSpec) -> tuple[Any, Callable[[], Awaitable[Any]]]:
+    sender = BarrierSender(topics, spec.aiokafka_options(), "me")
+    return sender, lambda: told(sender.ask([NeedItem("mirror", "orders", 0, LogId(), ())]))
+
+
+def auditing(topics: ControlTopics, spec: ClusterSpec) -> tuple[Any, Callable[[], Awaitable[Any]]]:
+    none: Any = None
+    sender = AuditSender(topics, spec.aiokafka_options(), none)
+    return sender, lambda: sender.tick(1)
+
+
+def beating(topics: ControlTopics, spec: ClusterSpec) -> tuple[Any, Callable[[], Awaitable[Any]]]:
+    beat = Heartbeat(worker="me", at_ms=0, started_ms=0, url="", state="running", term=0)
+
+    async def read(_: float) -> None: ...
+
+    beats = Heartbeats(
+        topics.heartbeats.name, spec.aiokafka_options(), members=Members(3.0), lease=Lease(60.0),
+        interval_s=3600.0, read_control=read, compose=lambda: beat,
+    )  # fmt: skip
+
+    async def send() -> None:
+        if not await beats.beat():
+            raise MessageSizeTooLargeError("the lease is not renewed")
+
+    return beats, send
+
+
+@pytest.mark.parametrize(
+    ("topic", "sender"),
+    [
+        ("trackers", tracking),
+        ("trackers", taking_over),
+        ("control", controlling),
+        ("checkpoints", mapping),
+        ("audit", auditing),
+        ("heartbeats", beating),
+    ],
+)
+async def test_a_sender_goes_on_after_its_topic_refused_a_batch(
+    client: ClusterClient, topics: ControlTopics, topic: str, sender: Any
+) -> None:
+    service, send = sender(topics, client.spec)
+    name = getattr(topics, topic).name
+    async with running(service):
+        await send()
+        await bound(client, NOTHING_BYTES, name)
+        await until(False, send)
+        for _ in range(3):
+            with pytest.raises(KafkaError):
+                await send()
+        await bound(client, None, name)
+        await until(True, send)
+        await send()
+
+
+async def test_a_worker_says_which_partition_takes_nothing_and_what_a_broker_says_of_it(
+    client: ClusterClient, topics: ControlTopics
+) -> None:
+    sender = TrackerClient("me", topics, client.spec.aiokafka_options())
+    name, partition = topics.trackers.name, tracker_partition(ITEM.job)
+    async with running(sender):
+        await told(sender.send_snapshots([ITEM]))
+        assert sender.writes.trouble(time.monotonic()) is None
+        assert await sender.probe() is None
+
+        await bound(client, NOTHING_BYTES, name)
+        await until(False, lambda: told(sender.send_snapshots([ITEM])))
+        trouble, met = sender.writes.trouble(time.monotonic()), await sender.probe()
+        assert trouble is not None
+        assert (trouble.partition, "MessageSizeTooLarge" in trouble.why) == (partition, True)
+        assert met is not None
+        assert ("MessageSizeTooLarge" in met.why, met.is_refusal) == (True, True)
+
+        await bound(client, None, name)
+        await until(True, lambda: told(sender.send_snapshots([ITEM])))
+        assert sender.writes.trouble(time.monotonic()) is None
+
+
+async def test_a_topic_that_takes_nothing_and_refuses_nothing_is_told_and_holds_up_no_stop(
+    client: ClusterClient, topics: ControlTopics
+) -> None:
+    """aiokafka's idempotent producer tries again for ever, and says nothing."""
+    sender = TrackerClient("me", topics, client.spec.aiokafka_options())
+    async with running(sender):
+        await told(sender.send_snapshots([ITEM]))
+        await delete(client, topics.trackers.name)
+        (waiting,) = await sender.send_snapshots([ITEM])
+        met = await sender.probe(1.0)
+        assert met is not None
+        assert (bool(met.why), met.is_refusal) == (True, False)
+        trouble = sender.writes.trouble(time.monotonic())
+        assert trouble is not None
+        assert trouble.why == "", "nobody has answered it"
+    with pytest.raises(KafkaError):
+        await waiting
+    assert not [one for one in asyncio.all_tasks() if "_sender_routine" in repr(one)], "one goes on for ever"

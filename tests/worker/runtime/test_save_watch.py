@@ -1,0 +1,101 @@
+"""A worker that saves nothing ends if a restart or another worker helps; else it says so and goes on."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+from aiokafka.errors import MessageSizeTooLargeError
+
+from app.worker.runtime import save_watch as module
+from app.worker.runtime.save_watch import SaveWatch
+from app.worker.tracker.write_health import WriteHealth, WriteTrouble
+
+REFUSED = WriteTrouble(3, 0.0, "[Error 10] MessageSizeTooLargeError", is_refusal=True)
+STUCK = WriteTrouble(3, 0.0, "[Error 19] NotEnoughReplicasError")
+
+
+class Stand:
+    """A watch over a partition that takes nothing since `ago_s`; `words` are the incidents and "ended"."""
+
+    def __init__(self, met: WriteTrouble | None, *, ago_s: float = 31.0, others_save: bool = True) -> None:
+        self.words: list[str] = []
+        self.writes = WriteHealth()
+        self.writes.began(3, time.monotonic() - ago_s)
+        self.met = met
+        self.holds = True
+        self.heals_meanwhile = False
+        self.watch = SaveWatch(
+            "trackers", self.writes, lambda: self.holds, self._probe, lambda: others_save, self._tell,
+            lambda: self.words.append("ended"),
+        )  # fmt: skip
+
+    async def _probe(self) -> WriteTrouble | None:
+        if self.heals_meanwhile:
+            self.writes.ended(3, time.monotonic())
+        return self.met
+
+    async def _tell(self, kind: str, message: str, remedy: str) -> None:
+        self.words.append(f"{kind}: {message}; {remedy}")
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "CONFIRM_S", 0.01)
+
+
+async def test_a_worker_ends_when_a_new_connection_writes_and_its_own_still_does_not() -> None:
+    stand = Stand(None, others_save=False)
+    await stand.watch.look()
+    told, ended = stand.words
+    assert ended == "ended"
+    assert told.startswith("worker-ended: ")
+    assert "partition 3 of trackers" in told
+
+
+async def test_a_worker_goes_on_when_its_topic_heals_while_it_is_looked_at() -> None:
+    stand = Stand(None)
+    stand.heals_meanwhile = True
+    await stand.watch.look()
+    assert stand.words == []
+
+
+async def test_a_worker_that_is_refused_ends_where_others_can_save() -> None:
+    stand = Stand(REFUSED)
+    await stand.watch.look()
+    told, ended = stand.words
+    assert (ended, "MessageSizeTooLarge" in told, "max.message.bytes of trackers" in told) == (
+        "ended",
+        True,
+        True,
+    )
+
+
+@pytest.mark.parametrize(("met", "others_save"), [(REFUSED, False), (STUCK, True), (STUCK, False)])
+async def test_a_worker_that_could_be_helped_by_nobody_says_so_once_and_goes_on(
+    met: WriteTrouble, others_save: bool
+) -> None:
+    stand = Stand(met, others_save=others_save)
+    await stand.watch.look()
+    await stand.watch.look()
+    (told,) = stand.words
+    assert told.startswith("unsaved: ")
+    assert met.why in told
+    stand.writes.ended(3, time.monotonic())
+    await stand.watch.look()
+    assert stand.watch.unsaved(time.monotonic()) is None
+    stand.writes.began(3, time.monotonic() - 31.0)
+    await stand.watch.look()
+    assert len(stand.words) == 2, "the next time is told again"
+
+
+async def test_nothing_is_told_of_seconds_or_while_the_cluster_is_away() -> None:
+    short = Stand(REFUSED, ago_s=20.0)
+    await short.watch.look()
+    away = Stand(REFUSED)
+    away.writes.ended(3, time.monotonic(), MessageSizeTooLargeError())
+    away.holds = False
+    await away.watch.look()
+    away.holds = True
+    await away.watch.look()
+    assert short.words == away.words == []
