@@ -91,13 +91,19 @@ def _emit_letters(letters: list[dict[str, Any]], output: str) -> None:
             "attempt": m["attempt"],
             "merges": m["merges"] or 0,
             "reason": m["reason"],
-            "key": _text(m["key"]),
-            "value": _text(m["value"]),
+            "key": _left_out(m, "left_out_key_bytes") or _text(m["key"]),
+            "value": _left_out(m, "left_out_bytes") or _text(m["value"]),
         }
         for m in letters
     ]
     columns = ["at", "origin", "code", "attempt", "merges", "reason", "key", "value"]
     emit(rows, columns, output, whole=letters)
+
+
+def _left_out(letter: dict[str, Any], what: str) -> str:
+    """What is said in the place of a value or key that is not in the letter; "": it is."""
+    size = letter.get(what)  # a worker of an earlier version tells none
+    return "" if size is None else f"({size} bytes, not in the letter)"
 
 
 def _text(shown: dict[str, Any] | None) -> str:
@@ -133,7 +139,8 @@ def show(name: str, at: str | None, limit: int, url: str | None, output: str) ->
     rows = [{"what": what, "value": letter[what]} for what in plain]
     rows += [{"what": f"origin {k}", "value": v} for k, v in letter["origin"].items()]
     rows += [{"what": f"header {header}", "value": _shown(value)} for header, value in letter["headers"]]
-    rows += [{"what": what, "value": _shown(letter[what])} for what in ("key", "value")]
+    rows += [{"what": "key", "value": _left_out(letter, "left_out_key_bytes") or _shown(letter["key"])}]
+    rows += [{"what": "value", "value": _left_out(letter, "left_out_bytes") or _shown(letter["value"])}]
     emit(rows, ["what", "value"], output, whole=letter)
 
 

@@ -20,6 +20,7 @@ LEFT = {
     "gone": "purged before",
     "quarantined": "merged too often: quarantined, left where they are",
     "raw": "undecodable batches: never merged",
+    "left-out": "their values are neither in the letter nor where they stood: left where they are",
     "refused": "too large for the merge topic: left where they are",
     "expired": "gone before their turn (retention, a purge)",
 }
@@ -55,7 +56,7 @@ def merge(
     told = _choose_and_do(
         Client(url), name, "merge", terms, spans_of(ranges), resume, extra, how, execute, yes, output
     )
-    if told is not None and (told["counts"]["refused"] or told["counts"]["expired"]):
+    if told is not None and any(told["counts"].get(what) for what in ("refused", "expired", "left-out")):
         raise SystemExit(EXIT_PARTIAL)
 
 
@@ -63,7 +64,10 @@ def _choose_and_do(
     client: Client, name: str, kind: str, terms: dict[str, Any], spans: dict[str, Any], resume: str | None,
     extra: dict[str, Any], how: str, execute: bool, yes: bool, output: str,
 ) -> dict[str, Any] | None:  # fmt: skip
-    """Looks, asks and does what a query chooses, or goes on with it; its progress, None without `execute`."""
+    """Looks, asks and does what a query chooses, or goes on with it.
+
+    Returns its progress, or what was seen where nothing is to be done; None without `execute`.
+    """
     path = f"{dlq_path(name)}/{kind}"
     if resume is not None:
         if not execute:
@@ -73,7 +77,7 @@ def _choose_and_do(
         confirm(f"Go on with {resume}?", yes)
         body: dict[str, Any] = {"operation": resume, "resume": True}
     else:
-        foreseen = client.ask("POST", path, {**terms, "ranges": spans})
+        foreseen: dict[str, Any] = client.ask("POST", path, {**terms, "ranges": spans})
         count = foreseen["counts"][f"{kind}d"]
         many = f"{'' if foreseen['complete'] else 'at least '}{count} letters of {foreseen['topic']}"
         if not execute:
@@ -89,7 +93,7 @@ def _choose_and_do(
         if not foreseen["partitions"] or (foreseen["complete"] and not count):
             click.echo(f"nothing to {kind}", err=True)
             _emit_counts(foreseen, output)
-            return None
+            return foreseen
         confirm(f"{kind.capitalize()} {many} {how}?", yes)
         body = {**terms, "ranges": foreseen["partitions"]}
     begun = client.ask("POST", path, {**body, **extra, "execute": True})
@@ -148,7 +152,7 @@ def purge(
         told = _choose_and_do(
             Client(url), name, "purge", terms, spans, resume, {}, "for ever", execute, yes, output
         )
-        if told is not None:
+        if told is not None and "deleted" in told:
             click.echo(f"{told['deleted']} offsets at the front deleted", err=True)
         return
     if not (before or ranges or everything):

@@ -112,7 +112,8 @@ async def _read(
             consumer.seek(part, start)
             at = start
             while at < end:
-                batch = (await consumer.getmany(part, timeout_ms=READ_MS)).get(part)
+                # One at a time: of large letters that compress well, a response has gigabytes.
+                batch = (await consumer.getmany(part, timeout_ms=READ_MS, max_records=1)).get(part)
                 if not batch:
                     # No record: compacted, markers of transactions, or the broker is slow. Not to be told
                     # as an empty queue: it is asked again until all time is up.
@@ -171,7 +172,7 @@ def _read_cursor(cursor: str, known: dict[int, int]) -> dict[int, int]:
 
 
 def _shown(record: Any) -> dict[str, Any]:
-    headers = dict(record.headers)
+    headers, letter = dict(record.headers), read_letter(record)
 
     def text(name: str) -> str | None:
         value = headers.get(name)
@@ -193,6 +194,8 @@ def _shown(record: Any) -> dict[str, Any]:
         },
         "key": readable(record.key),
         "value": readable(record.value),
+        "left_out_bytes": letter.left_out_bytes,
+        "left_out_key_bytes": letter.left_out_key_bytes,
         "headers": [
             [name[:200], readable(value)]
             for name, value in record.headers[:MAX_SHOWN_HEADERS]

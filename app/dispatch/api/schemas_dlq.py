@@ -48,7 +48,8 @@ class Piece(TypedDict):
 
 
 class Found(TypedDict):
-    """A dead letter in a list."""
+    """A dead letter in a list. `left_out_bytes` and `left_out_key_bytes` are the lengths of a value and a
+    key that the letter lacks; null: it lacks nothing."""
 
     partition: int
     offset: int
@@ -60,6 +61,8 @@ class Found(TypedDict):
     origin: Origin
     key: Piece | None
     value: Piece | None
+    left_out_bytes: int | None
+    left_out_key_bytes: int | None
     headers: list[Header]
 
 
@@ -80,7 +83,8 @@ Preview = TypedDict(
 
 class Letter(TypedDict):
     """A dead letter with all that it says of itself. `raw_batch`: no message, but a batch that could not be
-    decoded."""
+    decoded. `left_out_bytes` and `left_out_key_bytes` are the lengths of a value and a key that the letter
+    lacks; null: it lacks nothing."""
 
     partition: int
     offset: int
@@ -91,6 +95,8 @@ class Letter(TypedDict):
     attempt: int
     merges: int
     raw_batch: bool
+    left_out_bytes: int | None
+    left_out_key_bytes: int | None
     origin: Origin
     key: Preview | None
     value: Preview | None

@@ -79,6 +79,7 @@ def _write_parquet(file: Any, found: Iterable[bytes]) -> int:
         [("partition", arrow.int32()), ("offset", arrow.int64()), ("timestamp_ms", arrow.int64()),
          ("moved_ms", arrow.int64()), ("code", arrow.string()), ("reason", arrow.string()),
          ("attempt", arrow.int64()), ("merges", arrow.int64()), ("raw_batch", arrow.bool_()),
+         ("left_out_bytes", arrow.int64()), ("left_out_key_bytes", arrow.int64()),
          ("origin", origin), ("key", arrow.binary()), ("value", arrow.binary()),
          ("headers", arrow.list_(header))]
     )  # fmt: skip

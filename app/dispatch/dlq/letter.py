@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import orjson
 
 from app.dispatch.model import retry_headers as names
-from app.dispatch.model.retry_headers import MERGES, Header
+from app.dispatch.model.retry_headers import MERGES, Header, ValuePlace
 from app.kafka.records.record import Record
 
 MAX_SHOWN_HEADERS = 200
@@ -31,7 +31,12 @@ class PlacedRecord(Record, Protocol):
 @dataclass(frozen=True, slots=True)
 class DeadLetter:
     """One dead letter. `moved_ms` is when it was moved here; `raw` says it is no message but the bytes of a
-    batch that could not be decoded."""
+    batch that could not be decoded.
+
+    Of a value that no topic took, `left_out_bytes` is the length, and `value` is None: that is no null. So it
+    is with `left_out_key_bytes` and the key; then the producer's headers are left out, too. All of it stands
+    at one of `value_places`.
+    """
 
     partition: int
     offset: int
@@ -45,6 +50,9 @@ class DeadLetter:
     attempt: int
     merges: int
     raw: bool
+    left_out_bytes: int | None = None
+    left_out_key_bytes: int | None = None
+    value_places: tuple[ValuePlace, ...] = ()
 
     def header_text(self, name: str) -> str | None:
         """The last header `name` as text."""
@@ -58,6 +66,8 @@ def read_letter(record: PlacedRecord) -> DeadLetter:
     """`record` with what its headers tell."""
     headers = tuple(record.headers)
     told = {name: value for name, value in headers if name.startswith(names.PREFIX) and value is not None}
+    value_bytes = _number(told.get(names.VALUE_BYTES), -1) if record.value is None else -1
+    key_bytes = _number(told.get(names.KEY_BYTES), -1) if record.key is None and value_bytes >= 0 else -1
     return DeadLetter(
         partition=record.partition,
         offset=record.offset,
@@ -71,6 +81,9 @@ def read_letter(record: PlacedRecord) -> DeadLetter:
         attempt=_number(told.get(names.ATTEMPT), 0),
         merges=_number(told.get(MERGES), 0),
         raw=names.RAW_BATCH in told,
+        left_out_bytes=value_bytes if value_bytes >= 0 else None,
+        left_out_key_bytes=key_bytes if key_bytes >= 0 else None,
+        value_places=tuple(names.read_value_places(told)) if value_bytes >= 0 else (),
     )
 
 
@@ -109,6 +122,8 @@ def exported(letter: DeadLetter) -> dict[str, Any]:
         "attempt": letter.attempt,
         "merges": letter.merges,
         "raw_batch": letter.raw,
+        "left_out_bytes": letter.left_out_bytes,
+        "left_out_key_bytes": letter.left_out_key_bytes,
         "origin": origin(letter),
         "key": whole(letter.key),
         "value": whole(letter.value),

@@ -11,14 +11,16 @@ Rules
    that is still at work, and then reads what that one has done.
 4. After any trouble the state is read back from Kafka: what is in memory may not have happened.
 5. A letter whose copy the broker refuses for its size is left and counted; the others go on.
-6. A purge by query (`purge`) is a merge that copies nothing; it counts what it takes.
+6. A letter whose value was left out has a transaction of its own: several such values may not fit into memory
+   together.
+7. A purge by query (`purge`) is a merge that copies nothing; it counts what it takes.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 
@@ -28,6 +30,7 @@ from aiokafka.errors import KafkaError, MessageSizeTooLargeError, ProducerFenced
 from aiokafka.structs import OffsetAndMetadata
 
 from app.dispatch.definition import Workload
+from app.dispatch.dlq.left_out import reading_left_out
 from app.dispatch.dlq.letter import DeadLetter
 from app.dispatch.dlq.operation_history import merges_of
 from app.dispatch.dlq.operation_progress import (
@@ -43,6 +46,7 @@ from app.dispatch.dlq.operation_progress import (
 from app.dispatch.dlq.query import BadQuery
 from app.dispatch.dlq.reader import CHUNK_LETTERS, QueueReader, queue_ends, reading
 from app.dispatch.dlq.rules import DEFAULT_RATE, MergeVerdict, PastOperation, Span, copy_headers
+from app.kafka.append import any_size
 from app.kafka.append.transactions import one_transaction, transactional
 from app.kafka.client.cluster import ClusterClient, ClusterUnreachable
 from app.kafka.client.topics import TopicSpec, ensure_topics
@@ -57,7 +61,6 @@ QUIET_CHUNKS = 20  # chunks without a copy before their progress is committed
 MAX_FAILURES = 6  # in a row, without a transaction between
 BACKOFF_S = 0.5
 TOO_LARGE = (MessageSizeTooLargeError, RecordListTooLargeError)
-_NULL = bytearray()  # this very object stands for no value: aiokafka refuses records without key and value
 
 ReportOperation = Callable[[OperationProgress], None]
 
@@ -163,10 +166,18 @@ class Merger:
             if not self.state.terms.purge:
                 await self._prepare_topic(len(ends))
             past = self.state.terms.heeded(known[name] for name in sorted(others))
-            async with reading(self._client, self._queue) as reader:
+            certain = [known[name].past(certain=True) for name in sorted(others)]
+            async with (
+                reading(self._client, self._queue) as reader,
+                reading_left_out(self._client, self._workload) as left_out,
+            ):
+
+                async def judged(letter: DeadLetter) -> tuple[DeadLetter, str]:
+                    return await left_out.judged(letter, self._judge(letter, past), certain)
+
                 for partition in sorted(self.state.parts):
                     first = ends.get(partition, (0, 0))[0]
-                    await self._partition(producer, reader, partition, first, past)
+                    await self._partition(producer, reader, judged, partition, first)
 
     async def _start(
         self, producer: AIOKafkaProducer, terms: OperationTerms, spans: Mapping[int, Span]
@@ -186,9 +197,9 @@ class Merger:
         self,
         producer: AIOKafkaProducer,
         reader: QueueReader,
+        judged: Callable[[DeadLetter], Awaitable[tuple[DeadLetter, str]]],
         partition: int,
         first: int,
-        past: list[PastOperation],
     ) -> None:
         assert self.state is not None
         part = self.state.parts[partition]
@@ -203,19 +214,16 @@ class Merger:
         for start, end, at_once in steps:
             if start >= end:
                 continue
-            async for letters, next_offset in reader.chunks(partition, (start, end), at_once):
-                began_s = time.monotonic()
-                verdicts = [self._judge(letter, past) for letter in letters]
-                part = part.after(next_offset, verdicts)
-                copies = [
-                    letter
-                    for letter, verdict in zip(letters, verdicts, strict=True)
-                    if verdict == MergeVerdict.MERGE
-                ]
-                quiet = 0 if copies or part.done or quiet >= QUIET_CHUNKS else quiet + 1
-                if not quiet:
-                    await self._transaction(producer, partition, part, copies)
-                await asyncio.sleep(max(0.0, len(copies) / self._rate - (time.monotonic() - began_s)))
+            async for found, found_end in reader.chunks(partition, (start, end), at_once):
+                for letters, next_offset in _pieces(found, found_end):
+                    began_s = time.monotonic()
+                    verdicts = [await judged(letter) for letter in letters]
+                    part = part.after(next_offset, [verdict for _, verdict in verdicts])
+                    copies = [letter for letter, verdict in verdicts if verdict == MergeVerdict.MERGE]
+                    quiet = 0 if copies or part.done or quiet >= QUIET_CHUNKS else quiet + 1
+                    if not quiet:
+                        await self._transaction(producer, partition, part, copies)
+                    await asyncio.sleep(max(0.0, len(copies) / self._rate - (time.monotonic() - began_s)))
 
     def _judge(self, letter: DeadLetter, past: list[PastOperation]) -> str:
         assert self.state is not None
@@ -234,15 +242,13 @@ class Merger:
             async with one_transaction(producer):
                 sent = []
                 for number, letter in enumerate(copies, 1):
+                    headers, target = copy_headers(letter, now_ms), letter.partition % self._partitions
                     sent.append(
-                        await producer.send(
-                            self._topic,
-                            _NULL if letter.value is None else letter.value,
-                            key=letter.key,
-                            headers=copy_headers(letter, now_ms),
-                            partition=letter.partition % self._partitions,
+                        await any_size.send(
+                            producer, self._topic, target, letter.key, letter.value, headers,
+                            most_bytes=MAX_COPY_BYTES, is_transactional=True,
                         )
-                    )
+                    )  # fmt: skip
                     if number % SENT_AT_ONCE == 0:
                         await asyncio.sleep(0)
                 await asyncio.gather(*sent)
@@ -263,6 +269,18 @@ class Merger:
             self._report(state)
 
 
+def _pieces(letters: list[DeadLetter], end: int) -> Iterator[tuple[list[DeadLetter], int]]:
+    """The letters in order, and the offset behind each piece: rule 6."""
+    piece: list[DeadLetter] = []
+    for letter in letters:
+        if letter.left_out_bytes is not None or (piece and piece[-1].left_out_bytes is not None):
+            if piece:
+                yield piece, letter.offset
+            piece = []
+        piece.append(letter)
+    yield piece, end
+
+
 async def end_merges(client: ClusterClient, workload: Workload) -> None:
     """Ends a merge or purge that is at work on the workload's queue (rule 3); what it has done counts.
 
@@ -280,5 +298,5 @@ def _transactional(
         client,
         transactional_id,
         max_request_bytes=MAX_COPY_BYTES,
-        value_serializer=lambda value: None if value is _NULL else value,
+        value_serializer=any_size.serialized,
     )

@@ -103,11 +103,11 @@ class OperationProgress:
         return all(part.done for part in self.parts.values())
 
     def past(self, *, certain: bool = False) -> PastOperation:
-        """What a later one must know of it; `certain`: without parts some of whose copies were refused."""
+        """What a later one must know of it; `certain`: without parts of which some letters had no copy."""
         spans: dict[int, Span] = {
             number: (part.start, part.next_offset)
             for number, part in self.parts.items()
-            if not (certain and part.counts.get(REFUSED))
+            if not (certain and (part.counts.get(REFUSED) or part.counts.get(MergeVerdict.LEFT_OUT)))
         }
         return PastOperation(self.terms.query, self.terms.max_merges, spans, self.terms.purge)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
+from typing import Any
 
 from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.errors import OffsetOutOfRangeError
@@ -13,8 +14,10 @@ from app.dispatch.dlq.letter import DeadLetter, read_letter
 from app.dispatch.dlq.rules import Span
 from app.kafka.client.cluster import EARLIEST, LATEST, READ_COMMITTED, ClusterClient, ClusterUnreachable
 from app.kafka.client.consumer_shutdown import stop_consumer
+from app.kafka.records.record import size_of
 
 CHUNK_LETTERS = 500
+CHUNK_BYTES = 8 * 1024 * 1024  # of letters once decompressed: 20 MB of text may be some kB in the log
 FETCH_BYTES = 1024 * 1024  # a response; a letter that is larger comes alone
 WAIT_MS = 500
 READ_STALL_TIMEOUT_S = 30.0  # the broker gives nothing although there is something
@@ -53,7 +56,8 @@ class QueueReader:
     async def chunks(
         self, partition: int, span: Span, most: int = CHUNK_LETTERS
     ) -> AsyncIterator[tuple[list[DeadLetter], int]]:
-        """(letters, next offset) until the next offset is the span's end.
+        """(letters, next offset) until the next offset is the span's end. A chunk ends with the letter that
+        makes it larger than `CHUNK_BYTES`.
 
         Offsets without a letter (retention, transactions' markers) are passed over.
 
@@ -75,7 +79,7 @@ class QueueReader:
         async with asyncio.timeout(READ_STALL_TIMEOUT_S):
             while True:
                 try:
-                    found = await self._consumer.getmany(part, timeout_ms=WAIT_MS, max_records=most)
+                    records = await self._records(part, most)
                 except OffsetOutOfRangeError:
                     first = (await queue_ends(self._client, self._topic))[part.partition][0]
                     following = min(max(first, at), end)
@@ -83,13 +87,24 @@ class QueueReader:
                     if following > at:
                         return [], following
                     continue
-                records = found.get(part)
                 if records:
                     letters = [read_letter(record) for record in records if record.offset < end]
                     return letters, min(end, records[-1].offset + 1)
                 position = await self._consumer.position(part)
                 if position > at:
                     return [], min(end, position)
+
+    async def _records(self, part: TopicPartition, most: int) -> list[Any]:
+        """One at a time: aiokafka decompresses a record when it is asked for."""
+        records: list[Any] = []
+        left, wait_ms = CHUNK_BYTES, WAIT_MS
+        while len(records) < most and left > 0:
+            found = (await self._consumer.getmany(part, timeout_ms=wait_ms, max_records=1)).get(part)
+            if not found:
+                break
+            records += found
+            wait_ms, left = 0, left - size_of(found[0])
+        return records
 
 
 @asynccontextmanager

@@ -10,6 +10,8 @@ Rules
 4. A copy carries key, value and the producer's headers untouched, its origin and its attempts so far; the
    reason it was given up for is behind it.
 5. What a remembered purge took is gone for whoever asks, whatever still stands in the log.
+6. A letter whose value was left out is merged with what stands at its place (`app.dispatch.dlq.left_out`).
+   Where that is gone, it is counted and never sent: null would tell the receiver to delete.
 """
 
 from __future__ import annotations
@@ -41,6 +43,7 @@ class MergeVerdict(StrEnum):
     QUARANTINE = "quarantined"
     RAW = "raw"
     GONE = "gone"  # an earlier purge took it
+    LEFT_OUT = "left-out"  # its value is not in it, and not where it stood either
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ from typing import Any
 import orjson
 
 from app.dispatch.definition import Workload
+from app.dispatch.dlq.left_out import reading_left_out
 from app.dispatch.dlq.letter import DeadLetter, exported
 from app.dispatch.dlq.operation_history import choose, merges_of
 from app.dispatch.dlq.operation_progress import OperationTerms
@@ -45,7 +46,7 @@ class LetterStats:
         for letter in letters:
             at_ms = letter.moved_ms
             self.letters += 1
-            self.value_bytes += len(letter.value or b"")
+            self.value_bytes += letter.left_out_bytes or len(letter.value or b"")
             self.oldest_ms = at_ms if self.oldest_ms is None else min(self.oldest_ms, at_ms)
             self.newest_ms = at_ms if self.newest_ms is None else max(self.newest_ms, at_ms)
             _count_apart(self.codes, letter.code[:60])
@@ -123,16 +124,17 @@ async def foresee(
     counts, passed = dict.fromkeys(map(str, MergeVerdict), 0), 0
     reasons: Counter[str] = Counter()
     left: dict[int, int] = {}  # partition -> the first that stays
-    async for letters, offsets in scan(client, topic, spans, within_s):
-        for letter in letters:
-            verdict = terms.judge(letter, past)
-            counts[verdict] += 1
-            if verdict in {MergeVerdict.MERGE, MergeVerdict.PURGE}:
-                _count_apart(reasons, letter.reason[:MAX_WORDS_CHARS])
-            stays = verdict != MergeVerdict.PURGE and not any(take.took(letter) for take in certain)
-            if stays and letter.partition not in left:
-                left[letter.partition] = letter.offset
-        passed += offsets
+    async with reading_left_out(client, workload) as left_out:
+        async for letters, offsets in scan(client, topic, spans, within_s):
+            for letter in letters:
+                _, verdict = await left_out.judged(letter, terms.judge(letter, past), certain)
+                counts[verdict] += 1
+                if verdict in {MergeVerdict.MERGE, MergeVerdict.PURGE}:
+                    _count_apart(reasons, letter.reason[:MAX_WORDS_CHARS])
+                stays = verdict != MergeVerdict.PURGE and not any(take.took(letter) for take in certain)
+                if stays and letter.partition not in left:
+                    left[letter.partition] = letter.offset
+            passed += offsets
     extent = _extent(spans, passed)
     whole = {p: left.get(p, end) - start for p, (start, end) in spans.items() if start == ends[p][0]}
     return {

@@ -9,8 +9,9 @@ absent, never as an error.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 Header = tuple[str, bytes | None]
 
@@ -30,7 +31,9 @@ CODE = "switchyard-code"
 MOVED_AT = "switchyard-moved-at"
 POSTPONED_TO = "switchyard-postponed-to"  # ms since 1970: the copy waits until then, whatever its topic
 RAW_BATCH = "switchyard-raw-batch"
-VALUE_BYTES = "switchyard-value-bytes"  # of a value that is not in the copy: it is still where it stood
+VALUE_BYTES = "switchyard-value-bytes"  # of a value that is not in the copy, as no topic takes it
+VALUE_AT = "switchyard-value-at"  # where it stands: topic/partition/offset/id of the topic
+KEY_BYTES = "switchyard-key-bytes"  # of a key that is not in the copy either
 
 WHY = (REASON, CODE, MOVED_AT)  # what was last said of it
 
@@ -129,6 +132,40 @@ def postponed_headers(headers: Sequence[Header], origin: MessageOrigin, due_ms: 
     """The headers of a copy that only waits until `due_ms`: nothing else is said of it than before."""
     last = [] if origin.tier is None else [(name, value) for name, value in headers if name in WHY and value]
     return _own(headers) + _read_headers([*_origin(origin), *_postponed(due_ms)]) + last
+
+
+def left_out_headers(
+    value: bytes | None, topic: str, partition: int, offset: int, topic_id: str, key: bytes | None = None
+) -> list[Header]:
+    """What a copy says of a value, and of a `key`, that it lacks, and of where these stand; `topic_id` is ""
+    where no broker tells it."""
+    place = f"{topic}/{partition}/{offset}/{topic_id}"
+    lacks_key = [] if key is None else [(KEY_BYTES, len(key))]
+    return _read_headers([(VALUE_BYTES, len(value or b"")), (VALUE_AT, place), *lacks_key])
+
+
+class ValuePlace(NamedTuple):
+    """Where a value stands that a copy lacks; `topic_id` is "" where that is not known."""
+
+    topic: str
+    partition: int
+    offset: int
+    topic_id: str
+
+
+def read_value_places(headers: Mapping[str, bytes]) -> list[ValuePlace]:
+    """Where the value of a copy may stand: as its headers say, and where the message first stood."""
+    said = headers.get(VALUE_AT, b"").split(b"/")
+    first = [headers.get(name, b"") for name in (ORIGIN_TOPIC, ORIGIN_PARTITION, ORIGIN_OFFSET)]
+    places = list[ValuePlace]()
+    both = [said] if len(said) == 4 else []
+    if said[:3] != first:
+        both.append([*first, b""])
+    for topic, partition, offset, topic_id in both:
+        place = _number(partition, -1), _number(offset, -1, MAX_INT64)
+        if _TOPIC.fullmatch(topic) and min(place) >= 0 and topic_id.isascii():
+            places.append(ValuePlace(topic.decode(), *place, topic_id.decode()))
+    return places
 
 
 def _own(headers: Sequence[Header]) -> list[Header]:

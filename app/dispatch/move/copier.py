@@ -14,6 +14,7 @@ from app.dispatch.dlq.letter import DeadLetter
 from app.dispatch.dlq.reader import reading
 from app.dispatch.dlq.rules import Span
 from app.dispatch.move.time_mapping import SourcePartition
+from app.kafka.append import any_size
 from app.kafka.client.cluster import (
     LATEST,
     READ_COMMITTED,
@@ -35,7 +36,6 @@ MAX_COPY_BYTES = 32 * 1024 * 1024  # as large as a dead letter can be
 SENT_AT_ONCE = 50
 PARTITIONS_AT_ONCE = 16
 PRODUCER_STOP_TIMEOUT_S = 10.0
-_NULL = bytearray()  # this very object stands for no value: aiokafka refuses records without key and value
 
 
 async def offsets(
@@ -165,7 +165,7 @@ async def copy_topic(
     copied = 0
     producer = AIOKafkaProducer(
         acks="all", enable_idempotence=True, request_timeout_ms=10_000, max_request_size=MAX_COPY_BYTES,
-        max_batch_size=256 * 1024, value_serializer=lambda value: None if value is _NULL else value,
+        max_batch_size=256 * 1024, value_serializer=any_size.serialized,
         **target.spec.aiokafka_options(),
     )  # fmt: skip
     try:
@@ -186,13 +186,13 @@ async def copy_topic(
 async def _send(producer: AIOKafkaProducer, topic: str, partition: int, letters: Iterable[DeadLetter]) -> int:
     sent = []
     for letter in letters:
-        value = _NULL if letter.value is None else letter.value
         time_ms = letter.timestamp_ms if letter.timestamp_ms >= 0 else None
         sent.append(
-            await producer.send(
-                topic, value, letter.key, partition, timestamp_ms=time_ms, headers=list(letter.headers)
+            await any_size.send(
+                producer, topic, partition, letter.key, letter.value, letter.headers,
+                most_bytes=MAX_COPY_BYTES, timestamp_ms=time_ms,
             )
-        )
+        )  # fmt: skip
         if len(sent) % SENT_AT_ONCE == 0:
             await asyncio.sleep(0)
     await asyncio.gather(*sent)

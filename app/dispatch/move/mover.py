@@ -87,7 +87,7 @@ class Mover:
             merges = await self._end_merges(road)
             seen = await self._planner.view(road, report_progress, None)
             others = await self._prepare(road, seen)
-            copied, letters = await self._copy(road, seen, merges, report_progress)
+            copied, letters, left_out = await self._copy(road, seen, merges, report_progress)
             report_progress({"step": "switch"})
             await self._commit(road, seen, others)
             begun = StartRecorded(
@@ -98,11 +98,17 @@ class Mover:
         except BaseException:
             await asyncio.shield(self._give_up(move, actor))
             raise
-        told = seen.to_json(road, self._request) | {"copied": copied, "letters": letters}
+        told = seen.to_json(road, self._request) | {
+            "copied": copied,
+            "letters": letters,
+            "left_out": left_out,
+        }
         detail = (
             f"{told['from']} -> {to}, margin {told['margin_ms']} ms: about {told['again']} may come again; "
             f"copied {copied} that waited for retry, {letters} dead letters"
         )
+        if left_out:
+            detail += f", of which {left_out} say only where their values stand, which is in {told['from']}"
         act = OperatorAct(at_ms=now_ms(), subject=key, action="move", detail=detail, actor=actor)
         try:
             await self._control.append(act)
@@ -163,8 +169,8 @@ class Mover:
 
     async def _copy(
         self, path: MovePath, seen: MoveView, merges: Sequence[PastOperation], report_progress: ReportProgress
-    ) -> tuple[int, int]:
-        """Copies what waits, and the dead letters; how many of each."""
+    ) -> tuple[int, int, int]:
+        """Copies what waits, and the dead letters; how many of each, and letters without their values."""
         source, target, workload = path.source.client, path.target.client, path.workload
         total = sum(end - start for spans in seen.waiting.values() for start, end in spans.values())
         if self._request.letters:
@@ -178,12 +184,17 @@ class Mover:
             done += await copy_topic(source, target, topic, spans, lambda _: True, read)
         copied = done
         if not self._request.letters:
-            return copied, 0
+            return copied, 0, 0
+        left_out = 0
 
         def is_left(letter: DeadLetter) -> bool:
-            return not any(merge.took(letter) for merge in merges)
+            nonlocal left_out
+            is_copied = not any(merge.took(letter) for merge in merges)
+            left_out += is_copied and letter.left_out_bytes is not None
+            return is_copied
 
-        return copied, await copy_topic(source, target, workload.dlq_topic(), seen.letters, is_left, read)
+        letters = await copy_topic(source, target, workload.dlq_topic(), seen.letters, is_left, read)
+        return copied, letters, left_out
 
     async def _end_merges(self, path: MovePath) -> list[PastOperation]:
         """Rule 3; what merges have taken, as far as it is remembered."""

@@ -57,6 +57,7 @@ class MessageIntake:
         remote_progress: what ties it to other copies.
         risks: what may end the worker.
         most: that a record may have.
+        codec: Kafka's number of the compression seen last; 0: of its batches none was compressed.
     """
 
     __slots__ = (
@@ -69,6 +70,7 @@ class MessageIntake:
         "_ready_bytes",
         "_tracker",
         "arrivals",
+        "codec",
         "expected",
         "held_bytes",
         "most",
@@ -86,6 +88,7 @@ class MessageIntake:
         self.remote_progress = RemoteProgressFilter()
         self.risks = DecodeRisks()
         self.most = OF_COPIES
+        self.codec = 0
         self._budget: ByteBudget | None = None
         self._tracker = tracker
         self._on_undecodable = on_undecodable
@@ -175,6 +178,7 @@ class MessageIntake:
             if self._end is not None and reader.next_offset > self._end:
                 records = [record for record in records if record.offset < (self._end or 0)]
             if records:
+                self.codec = reader.codec or self.codec
                 self._register(records, reader.cost_bytes)
             read = reader.next_offset if self._end is None else min(reader.next_offset, self._end)
             if read > tracker.end:

@@ -120,6 +120,8 @@ def _sent_s(pump: DispatchPump) -> float | None:
     if head in pump.copying:
         return None
     if (delivery := pump.open.get(head)) is not None:
+        if not delivery.first_sent_s:  # it waits for its next attempt, in the place of a retry topic
+            return delivery.started_s if pump.tracker.room <= 0 else None
         if delivery.suspicion is None or not delivery.suspicion.is_suspect:
             return delivery.first_sent_s
         link = delivery.link  # None before its next attempt

@@ -30,6 +30,7 @@ def finish_by_operator(pump: DispatchPump, offset: int, decision: DeliveryDecisi
     if delivery is None:
         return _in_batch(pump, offset, decision)
     pump.tracker.cancel(offset)
+    delivery.verdict = decision
     pump.runtime.outcomes.carry_out(delivery, decision, "", "CANCELED")
     return True
 

@@ -22,14 +22,14 @@ from app.dispatch.model.outcome import DeliveryDecision
 from app.dispatch.model.retry_headers import Header
 from app.dispatch.pump.catch_up import CatchUpAllowance, CatchUpBacklog
 from app.dispatch.pump.delivery import BatchDelivery, Delivery, recall
-from app.dispatch.pump.intake import MessageIntake
+from app.dispatch.pump.intake import HELD_BYTES, MessageIntake
 from app.dispatch.pump.line_head import check_head_soon
 from app.dispatch.pump.operator_finish import finish_by_operator, stash_batch
 from app.dispatch.pump.ready_queue import ReadyQueue
 from app.dispatch.pump.receiver_backlog import taken
 from app.dispatch.pump.status import status_of
 from app.dispatch.push.metadata import MetadataTemplate
-from app.kafka.records.record import Record
+from app.kafka.records.record import Record, size_of
 from app.kafka.records.scan import OF_PRODUCERS
 from app.kernel.job import JobId
 from app.kernel.ranges import Snapshot
@@ -52,16 +52,19 @@ class DispatchPump:
     """See the module. Owned by the job manager; fed by the dispatch agent.
 
     `tier` is that of a retry topic, None for the main topic, and for the topic of what was `merged` back from
-    the DLQ: its messages tell where they first stood, and begin again.
+    the DLQ: its messages tell where they first stood, and begin again. `topic_id` is Kafka's, "" where the
+    broker has none.
     """
 
     def __init__(
         self, job: JobId, epoch: int, runtime: WorkloadRuntime, *, tier: int | None, merged: bool = False,
         next_offset: int, snapshot: Snapshot | None, capacity: int, group: str, lineage: int,
+        topic_id: str = "",
     ) -> None:  # fmt: skip
         self.job = job
         self.epoch = epoch
         self.lineage = lineage
+        self.topic_id = topic_id
         self.runtime = runtime
         self.commits_to = runtime.workload.metadata.cluster, group
         self.tier = tier
@@ -220,6 +223,15 @@ class DispatchPump:
         """So many bytes more of decoded messages wait for their receiver or an attempt; below 0: fewer."""
         self._intake.hold(size)
 
+    def may_hold(self, record: Record) -> bool:
+        """Whether a message may wait here without keeping others from being read."""
+        return self._intake.held_bytes + size_of(record) < HELD_BYTES
+
+    @property
+    def codec(self) -> int:
+        """Kafka's number of its topic's compression; 0: none was seen."""
+        return self._intake.codec
+
     # -- catching up -----------------------------------------------------------------------------
 
     def split(self, at: int) -> DispatchPump:
@@ -229,6 +241,7 @@ class DispatchPump:
         main = DispatchPump(
             self.job, self.epoch, self.runtime, tier=None, next_offset=at, group=self._group,
             snapshot=Snapshot(at, tuple(above)), capacity=self._queue.delayed.capacity, lineage=self.lineage,
+            topic_id=self.topic_id,
         )  # fmt: skip
         main._intake.remote_progress = self._intake.remote_progress.twin()
         main._intake.risks = self._intake.risks

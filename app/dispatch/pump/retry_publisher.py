@@ -4,6 +4,10 @@ finished once they are safe.
 Invariant: a message is finished here only after all in-sync replicas have acknowledged its copy. A copy that
 is not taken is tried again for as long as the job is this worker's, and not let go: then its message stays
 unfinished, for the next owner. One that only waits for its time stays where it is once that time is near.
+
+A copy is compressed as its source was, so that what one topic took another takes. What a retry topic does
+not take all the same waits here for its attempts. What the DLQ does not take goes there without its value,
+with where that stands: null would tell the receiver to delete.
 """
 
 from __future__ import annotations
@@ -11,17 +15,17 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import replace
+from enum import IntEnum
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import structlog
 
 from app.dispatch.model.delayed_delivery import LEVELS_MS, level_of
 from app.dispatch.model.retry_headers import (
-    PREFIX,
     RAW_BATCH,
-    VALUE_BYTES,
     Header,
     MessageOrigin,
+    left_out_headers,
     moved_headers,
     postponed_headers,
 )
@@ -41,9 +45,16 @@ POSTPONE_TRIES = 3  # then messages that wait for their time do so where they ar
 PRODUCE_RETRY_S = 0.5  # a copy that was not taken is tried again this much later
 LEASE_RETRY_S = 0.05
 NO_DLQ_RETRY_S = 1.0
-MAX_KEPT_KEY_BYTES = 64 * 1024
 NO_COPY = "no copy"
 TOO_LARGE = "too large for a copy, read it where it stood"
+
+
+class Lacks(IntEnum):
+    """What a copy goes without, as no topic takes it with that."""
+
+    NOTHING = 0
+    VALUE = 1
+    ALL = 2  # neither value nor key nor the producer's headers
 
 
 class CopyProducer(Protocol):
@@ -51,7 +62,7 @@ class CopyProducer(Protocol):
 
     def send(
         self, topic: str, key: bytes | None, value: bytes | None, headers: list[Header],
-        partition: int | None = None,
+        partition: int | None = None, codec: int = 0,
     ) -> Awaitable[Any]: ...  # fmt: skip
 
 
@@ -85,12 +96,14 @@ class RetryPublisher:
 
     def start(
         self, delivery: Delivery, topic: str, tier: int | None, reason: str, code: str,
-        dlq_topic: str | None, finished: Callable[[], None], due_ms: int | None = None,
+        finished: Callable[[], None], stay: Callable[[], None] | None = None, due_ms: int | None = None,
     ) -> None:  # fmt: skip
-        """Begins to copy; `finished` is called once it is finished here, unless the pump is closed.
+        """Begins to copy a message to the topic of `tier`, where the copy waits until `due_ms` at least.
 
-        In a retry topic it waits until `due_ms` at least. What is too large for the topic goes to the DLQ
-        without its value, which is still where it stood.
+        No tier means the DLQ.
+
+        Unless the pump is closed, `finished` is called once the message is finished here, or `stay` if its
+        copy is too large for a retry topic.
         """
         pump, record = delivery.pump, delivery.record
         origin = delivery.told_origin()
@@ -100,25 +113,26 @@ class RetryPublisher:
             timeouts=origin.timeouts + delivery.timeouts,
         )  # fmt: skip
 
-        def letter(where: str, too_large: bool) -> tuple[bytes | None, bytes | None, list[Header]]:
-            to_tier = None if where == dlq_topic else tier
-            words = f"{TOO_LARGE}; {reason}" if too_large else reason
+        def letter(lacks: Lacks) -> tuple[bytes | None, bytes | None, list[Header]]:
+            words = f"{TOO_LARGE}; {reason}" if lacks else reason
             headers = moved_headers(
-                record.headers, failed, tier=to_tier, reason=words, code=code, moved_at_ms=now_ms(),
-                due_ms=None if to_tier is None else due_ms,
+                () if lacks is Lacks.ALL else record.headers, failed, tier=tier, reason=words, code=code,
+                moved_at_ms=now_ms(), due_ms=due_ms,
             )  # fmt: skip
-            if not too_large:
+            if not lacks:
                 return record.key, record.value, headers
-            kept = [(name, value) for name, value in headers if name.startswith(PREFIX)]
-            kept.append((VALUE_BYTES, str(len(record.value or b"")).encode()))
-            key = record.key if len(record.key or b"") <= MAX_KEPT_KEY_BYTES else None
-            return key, None, kept
+            key = record.key if lacks is Lacks.ALL else None
+            headers += left_out_headers(
+                record.value, pump.job.topic, pump.job.partition, record.offset, pump.topic_id, key
+            )
+            return None if lacks is Lacks.ALL else record.key, None, headers
 
-        def done(where: str) -> None:
-            pump.finished(record, acknowledged=False, dead=where == dlq_topic)
+        def done() -> None:
+            pump.finished(record, acknowledged=False, dead=tier is None)
             finished()
 
-        self._run(pump, record.offset, self._copy(pump, topic, lambda: dlq_topic, letter, done))
+        copying = self._copy(pump, lambda: topic, letter, done, pump.codec, None if tier is None else stay)
+        self._run(pump, record.offset, copying)
 
     def start_raw(
         self, pump: DispatchPump, error: UndecodableBatch, dlq_topic: Callable[[], str | None],
@@ -130,15 +144,20 @@ class RetryPublisher:
         )
         origin = MessageOrigin(pump.job.topic, pump.job.partition, error.start, -1)
 
-        def letter(_: str, too_large: bool) -> tuple[bytes | None, bytes | None, list[Header]]:
-            words = f"{TOO_LARGE}; {error}" if too_large else str(error)
+        def letter(lacks: Lacks) -> tuple[bytes | None, bytes | None, list[Header]]:
+            words = f"{TOO_LARGE}; {error}" if lacks else str(error)
             headers = moved_headers(
                 [], origin, tier=None, reason=words, code="UNDECODABLE", moved_at_ms=now_ms()
             )
             headers.append((RAW_BATCH, f"{error.start}-{error.end}".encode()))
-            return None, None if too_large else error.raw, headers
+            if not lacks:
+                return None, error.raw, headers
+            headers += left_out_headers(
+                error.raw, pump.job.topic, pump.job.partition, error.start, pump.topic_id
+            )
+            return None, None, headers
 
-        self._run(pump, error.start, self._copy(pump, None, dlq_topic, letter, lambda _: finished()))
+        self._run(pump, error.start, self._copy(pump, dlq_topic, letter, finished, 0, None))
 
     def postpone(
         self, pump: DispatchPump, messages: Sequence[PostponedMessage], moved: Callable[[list[Record]], None],
@@ -187,7 +206,7 @@ class RetryPublisher:
         async def send(message: PostponedMessage, level: int) -> None:
             record = message.record
             headers = postponed_headers(record.headers, message.origin, message.due_ms)
-            await self._copies.send(topic, record.key, record.value, headers, level)
+            await self._copies.send(topic, record.key, record.value, headers, level, pump.codec)
 
         def told(messages: list[PostponedMessage]) -> list[PostponedMessage]:
             for message in messages:
@@ -252,19 +271,21 @@ class RetryPublisher:
         pump.copying[offset] = task
 
         def ended(task: asyncio.Task[None]) -> None:
-            pump.copying.pop(offset, None)
+            if pump.copying.get(offset) is task:  # else another copy of it has begun
+                del pump.copying[offset]
             _report_failure(pump, task)
 
         task.add_done_callback(ended)
 
     async def _copy(
-        self, pump: DispatchPump, topic: str | None, dlq_topic: Callable[[], str | None],
-        letter: Callable[[str, bool], tuple[bytes | None, bytes | None, list[Header]]],
-        done: Callable[[str], None],
+        self, pump: DispatchPump, topic: Callable[[], str | None],
+        letter: Callable[[Lacks], tuple[bytes | None, bytes | None, list[Header]]],
+        done: Callable[[], None], codec: int, stay: Callable[[], None] | None,
     ) -> None:  # fmt: skip
-        too_large = waited = False
+        """`letter` is told what the copy has to lack. None for `stay`: it goes without its value."""
+        lacks, waited = Lacks.NOTHING, False
         while not pump.closed and not (waited and pump.draining):
-            where = dlq_topic() if too_large or topic is None else topic
+            where = topic()
             waited = True
             if where is None:
                 pump.trouble = (
@@ -276,19 +297,25 @@ class RetryPublisher:
                 await asyncio.sleep(LEASE_RETRY_S)
                 continue
             try:
-                await self._copies.send(where, *letter(where, too_large))
+                await self._copies.send(where, *letter(lacks), codec=codec)
             except RecordTooLarge as error:
-                if too_large:  # without its value even
+                if stay is not None:
+                    _clear_failure(pump)
+                    if not pump.closed:
+                        stay()
+                    return
+                if lacks is Lacks.ALL:
                     pump.trouble = f"{NO_COPY} in {where}: {error}"
                     await asyncio.sleep(NO_DLQ_RETRY_S)
-                waited, too_large = too_large, True
+                    continue
+                lacks, waited = Lacks(lacks + 1), False
                 continue
             except Exception as error:  # noqa: BLE001 - whatever the producer raises, the message stays
                 await self._not_taken(pump, where, error)
                 continue
             _clear_failure(pump)
             if not pump.closed:
-                done(where)
+                done()
             return
 
 

@@ -10,6 +10,8 @@ Rules
    receiver stashes itself, an operator, or a rule with a limit of its own (`app.dispatch.model.head_of_line`,
    `app.dispatch.model.crash_suspicion`), goes at once.
 4. Nothing is moved unless the lease holds: the copy waits for it (`app.dispatch.pump.retry_publisher`).
+5. A message that is too large for a retry topic waits in place for its attempts, as rule 2 says. It goes to
+   the DLQ at once if it is to leave its partition, or if so much waits already that nothing more is read.
 
 What is decided is pure (`app.dispatch.model.outcome`); here it is carried out.
 """
@@ -199,17 +201,29 @@ class OutcomeHandler:
                 tier = decision.tier if decision.action is Action.RETRY_TOPIC else None
                 topic = runtime.dlq_topic if tier is None else runtime.retry_topics[tier]
                 words = f"{decision.reason}: {details}" if details else decision.reason
-                dlq_topic = runtime.dlq_topic if runtime.policy.dlq_enabled else None
                 due_ms = None
                 if tier is not None and decision.delay_s > runtime.policy.tiers[tier].delay_s:
                     due_ms = now_ms() + ceil(decision.delay_s * 1000)  # the receiver wishes for more
                 runtime.retry_publisher.start(
-                    delivery, topic, tier, words, code, dlq_topic, runtime.send, due_ms
-                )
+                    delivery, topic, tier, words, code, runtime.send,
+                    lambda: self._stay(delivery, decision, words, code), due_ms,
+                )  # fmt: skip
+
+    def _stay(self, delivery: Delivery, decision: DeliveryDecision, reason: str, code: str) -> None:
+        """Rule 5."""
+        runtime, budget = self._runtime, self._runtime.dead_letters
+        leaves = delivery.verdict is not None or (
+            not delivery.pump.may_hold(delivery.record) and budget.try_spend(runtime.clock())
+        )
+        if leaves and runtime.policy.dlq_enabled:
+            runtime.retry_publisher.start(delivery, runtime.dlq_topic, None, reason, code, runtime.send)
+            return
+        delivery.verdict = None  # what it was to make room for goes on waiting
+        self._retry_in_place(delivery, decision)
 
     @staticmethod
     def _retry_in_place(delivery: Delivery, decision: DeliveryDecision) -> None:
-        """Rule 2: the tier's delay passes here, and its attempts are counted here."""
+        """Rules 2 and 5: the tier's delay passes here, and its attempts are counted here."""
         origin = delivery.told_origin()
         stays = origin.tier == decision.tier
         delivery.origin = replace(
@@ -220,4 +234,5 @@ class OutcomeHandler:
             tier_attempt=origin.tier_attempt + 1 if stays else 0,
         )
         delivery.attempts = 0
+        delivery.first_sent_s = 0.0  # its wait is nobody's fault: its age counts from its next attempt
         delivery.pump.later(delivery, decision.delay_s)

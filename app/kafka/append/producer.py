@@ -5,64 +5,98 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Awaitable, Callable
+from collections import defaultdict
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
-from aiokafka import AIOKafkaProducer
 from aiokafka.errors import (
     ClusterAuthorizationFailedError,
-    KafkaError,
     MessageSizeTooLargeError,
     RecordListTooLargeError,
 )
 from aiokafka.partitioner import DefaultPartitioner
 
+from app.kafka.append import any_size
+from app.kafka.append.lone_batch import NO_CODEC, Headers, LoneBatch, encoded
+from app.kafka.append.replaceable_producer import ReplaceableProducer
 from app.kafka.client.cluster import ClusterSpec
 from app.kafka.client.permissions import CLUSTER, allow, lacks
+from app.kafka.records.batch import HEADER_BYTES
 
-MAX_REQUEST_BYTES = 16 * 1024 * 1024
+# Of brokers' default socket.request.max.bytes: they close the connection for more, without an error code.
+MAX_BATCH_BYTES = 100 * 1024 * 1024 - 64 * 1024
 LINGER_MS = 2
 BATCH_BYTES = 16 * 1024  # a record larger than this is alone in its batch
 REFUSED_S = 30.0  # for so long a size that a topic refused is not tried again: each try costs the connection
 TOO_LARGE = (MessageSizeTooLargeError, RecordListTooLargeError)
-_NULL = bytearray()  # this very object stands for no value: aiokafka refuses records without key and value
 
 
 class RecordTooLarge(ValueError):
     """A record that is too large for the producer or for its topic; trying again does not help."""
 
 
-def _value(value: bytes | bytearray) -> bytes | bytearray | None:
-    return None if value is _NULL else value
+class ByteRoom:
+    """At most `most_bytes` are out at once, in the order of who asks; what is larger goes alone."""
+
+    def __init__(self, most_bytes: int) -> None:
+        self._most_bytes = most_bytes
+        self._used_bytes = 0
+        self._turn = asyncio.Lock()
+        self._freed = asyncio.Event()
+
+    @asynccontextmanager
+    async def taken(self, nbytes: int) -> AsyncIterator[None]:
+        """Has so many out within the block."""
+        async with self._turn:
+            while self._used_bytes and self._used_bytes + nbytes > self._most_bytes:
+                self._freed.clear()
+                await self._freed.wait()
+            self._used_bytes += nbytes
+        try:
+            yield
+        finally:
+            self._used_bytes -= nbytes
+            self._freed.set()
 
 
 class Producer:
     """`send` returns once the record is acknowledged by all in-sync replicas.
 
-    A record that the broker refuses (too large for its topic, say) leaves a hole in aiokafka's sequence
-    numbers, and the broker takes nothing behind a hole: the connection is then made anew, under a new
-    producer id, so that one record's fate is no other's. A size that a topic refused is known from then on,
-    so that many such records cost one connection.
+    A size that a topic refused is known from then on: each refusal costs the connection, as
+    `app.kafka.append.replaceable_producer` says.
+
+    A topic bounds what is compressed. So that it takes what another topic took, a large record, and one that
+    was refused in the company of others, travels alone and compressed as `codec` says.
+
+    Such records have a producer of their own, which gets one of a partition at a time, and no more together
+    than a request may have: aiokafka loses a batch that waits for another one when it is stopped, and puts
+    batches of all partitions of a broker into one request. A caller that is cancelled leaves its large record
+    to be written: its turn ends then.
     """
 
     def __init__(self, spec: ClusterSpec) -> None:
         self.spec = spec
-        self._producer: AIOKafkaProducer | None = None
-        self._replacing = asyncio.Lock()
+        self._producer = ReplaceableProducer(
+            f"copies in {spec.name}", spec.aiokafka_options(), keeps_order=False,
+            linger_ms=LINGER_MS, max_batch_size=BATCH_BYTES, value_serializer=any_size.serialized,
+        )  # fmt: skip
+        self._of_large = ReplaceableProducer(
+            f"large copies in {spec.name}", spec.aiokafka_options(), keeps_order=False
+        )
+        self._room = ByteRoom(MAX_BATCH_BYTES)
+        self._turns = defaultdict[tuple[str, int], asyncio.Lock](asyncio.Lock)
+        self._large = set[asyncio.Task[Any]]()
         self._refused: dict[str, tuple[int, float]] = {}  # topic -> smallest size refused, when
-        self._retiring: set[asyncio.Task[None]] = set()
 
     async def start(self) -> None:
         """Connects, unless it has before. Raises KafkaError."""
-        async with self._replacing:
-            if self._producer is None:
-                self._producer = await self._connect()
+        async with self._explained():
+            await self._producer.start()
 
     async def stop(self) -> None:
         """Flushes and closes."""
-        if self._producer is not None:
-            await self._producer.stop()
-        await asyncio.gather(*self._retiring, return_exceptions=True)
+        await asyncio.gather(self._producer.stop(), self._of_large.stop())
 
     async def send(
         self,
@@ -71,56 +105,59 @@ class Producer:
         value: bytes | None,
         headers: list[tuple[str, bytes | None]],
         partition: int | None = None,
+        codec: int = NO_CODEC,
     ) -> Any:
-        """Writes one record; its metadata.
+        """Writes one record; its metadata. `codec`: Kafka's number of its source's compression.
 
         Raises:
             RecordTooLarge: without its value, or into another topic, it may be taken.
             KafkaError: it was not taken.
         """
         size = _size(key, value, headers)
-        if self._known_too_large(topic, size):
-            raise RecordTooLarge(f"{size} bytes are too many for topic {topic}: it has refused as few")
-        taken = _NULL if value is None else value
-        try:
-            return await self._send(self._with_others, topic, key, taken, headers, partition)
-        except TOO_LARGE:
-            if size <= BATCH_BYTES:  # maybe it was refused for its company
-                with contextlib.suppress(*TOO_LARGE):
-                    return await self._send(self._alone, topic, key, taken, headers, partition)
-            refused_bytes = min(size, self._refused.get(topic, (size, 0.0))[0])
-            self._refused[topic] = refused_bytes, time.monotonic()
-            raise RecordTooLarge(
-                f"{size} bytes are too many for topic {topic}: its max.message.bytes says how many it takes"
-            ) from None
+        if size <= BATCH_BYTES and not self._known_too_large(topic, size + HEADER_BYTES):
+            taken = any_size.NULL if value is None else value
+            with contextlib.suppress(*TOO_LARGE):  # maybe for its company, or as it is not compressed
+                async with self._explained():
+                    sent = await self._producer.send(
+                        topic, taken, key=key, headers=headers, partition=partition
+                    )
+                return await sent
+        large = asyncio.create_task(self._send_large(topic, key, value, headers, partition, codec, size))
+        self._large.add(large)
+        large.add_done_callback(self._large.discard)
+        return await asyncio.shield(large)
 
-    async def _send(self, send: Callable[..., Awaitable[Any]], *record: Any) -> Any:
-        producer = self._producer
-        assert producer is not None, "the producer has not been started"
-        try:
+    async def _send_large(
+        self, topic: str, key: bytes | None, value: bytes | None, headers: Headers, partition: int | None,
+        codec: int, size: int,
+    ) -> Any:  # fmt: skip
+        async with self._room.taken(size):
+            batch = await encoded(key, value, headers, codec)
+            size = batch.nbytes
+            if size > MAX_BATCH_BYTES:
+                raise RecordTooLarge(f"{size} bytes are too many for any topic: brokers take no such request")
             try:
-                waiting = await send(producer, *record)
-            except MessageSizeTooLargeError as error:  # aiokafka's own: no sequence number was used
-                raise RecordTooLarge(f"too large for any topic: {error}") from error
-            return await waiting
-        except KafkaError as error:
-            if not error.retriable:
-                await self._replace(producer)
-            raise
+                return await self._alone(topic, key, batch, partition)
+            except TOO_LARGE:
+                refused_bytes = min(size, self._refused.get(topic, (size, 0.0))[0])
+                self._refused[topic] = refused_bytes, time.monotonic()
+                raise RecordTooLarge(
+                    f"{size} bytes are too many for topic {topic}:"
+                    " its max.message.bytes says how many it takes"
+                ) from None
 
-    async def _with_others(self, producer: AIOKafkaProducer, topic: str, key: Any, value: Any, headers: Any,
-                           partition: int | None) -> Any:  # fmt: skip
-        return await producer.send(topic, value, key=key, headers=headers, partition=partition)
-
-    async def _alone(self, producer: AIOKafkaProducer, topic: str, key: Any, value: Any, headers: Any,
-                     partition: int | None) -> Any:  # fmt: skip
-        if partition is None:
-            partitions = sorted(await producer.partitions_for(topic))
-            partition = DefaultPartitioner()(key, partitions, partitions)
-        batch = producer.create_batch()
-        batch.append(timestamp=None, key=key, value=value, headers=headers)
-        batch.close()
-        return await producer.send_batch(batch, topic, partition=partition)
+    async def _alone(self, topic: str, key: bytes | None, batch: LoneBatch, partition: int | None) -> Any:
+        async with self._explained():
+            await self._of_large.start()
+            if partition is None:
+                partitions = sorted(await self._of_large.partitions_for(topic))
+                partition = DefaultPartitioner()(key, partitions, partitions)
+        async with self._turns[topic, partition]:
+            if self._known_too_large(topic, batch.nbytes):
+                raise RecordTooLarge(f"{batch.nbytes} bytes are too many for {topic}: it has refused as few")
+            async with self._explained():
+                sent = await self._of_large.send_batch(batch, topic, partition=partition)
+            return await sent
 
     def _known_too_large(self, topic: str, size: int) -> bool:
         refused_bytes, at_s = self._refused.get(topic, (size + 1, 0.0))
@@ -129,43 +166,15 @@ class Producer:
             return False
         return size >= refused_bytes
 
-    async def _connect(self) -> AIOKafkaProducer:
-        producer = AIOKafkaProducer(
-            acks="all",
-            enable_idempotence=True,
-            linger_ms=LINGER_MS,
-            max_batch_size=BATCH_BYTES,
-            max_request_size=MAX_REQUEST_BYTES,
-            request_timeout_ms=10_000,
-            value_serializer=_value,
-            **self.spec.aiokafka_options(),
-        )
+    @asynccontextmanager
+    async def _explained(self) -> AsyncIterator[None]:
+        """A right that is missing is named, with the command that grants it."""
         try:
-            await producer.start()
+            yield
         except ClusterAuthorizationFailedError as error:
-            await producer.stop()
             why = lacks(self.spec, "cluster", CLUSTER, "IdempotentWrite")
             remedy = allow(self.spec, "cluster", CLUSTER, "IdempotentWrite")
             raise ClusterAuthorizationFailedError(f"{why}, or Write on any topic there; {remedy}") from error
-        except BaseException:
-            await producer.stop()
-            raise
-        return producer
-
-    async def _replace(self, broken: AIOKafkaProducer) -> None:
-        """Sends through a new one from now on; what the broken one still holds ends with it."""
-        async with self._replacing:
-            if self._producer is not broken:
-                return
-            with contextlib.suppress(KafkaError, OSError):  # the next refusal tries again
-                self._producer = await self._connect()
-                retiring = asyncio.get_running_loop().create_task(self._retire(broken))
-                self._retiring.add(retiring)
-                retiring.add_done_callback(self._retiring.discard)
-
-    async def _retire(self, broken: AIOKafkaProducer) -> None:
-        with contextlib.suppress(KafkaError):  # told to those who wait for its records
-            await broken.stop()
 
 
 def _size(key: bytes | None, value: bytes | None, headers: list[tuple[str, bytes | None]]) -> int:

@@ -272,6 +272,7 @@ class RecordReader:
         exhausted: everything in it has been read.
         held: the batch of which it is not known whether it is wanted, if reading stands before one.
         cost_bytes: of the records read last as objects, about.
+        codec: Kafka's number of the compression of the batch that was opened last.
         is_waiting: the batch is decoded later (`risks`).
     """
 
@@ -282,6 +283,7 @@ class RecordReader:
         "_most",
         "_risks",
         "_wants",
+        "codec",
         "cost_bytes",
         "exhausted",
         "fetched",
@@ -305,7 +307,7 @@ class RecordReader:
         self._batches: Iterator[RecordBatch] = iter_batches(fetched.data)
         self._filter = ReadCommittedFilter(fetched.aborted)
         self._current: OpenBatch | None = None
-        self.cost_bytes = 0
+        self.cost_bytes = self.codec = 0
 
     def read(self, limit: int) -> list[Record]:
         """The next at most `limit` records, of one batch; [] when a batch had none to show (see `exhausted`).
@@ -417,6 +419,7 @@ class RecordReader:
                 if not wanted:
                     self.next_offset = max(self.next_offset, header.next_offset)
                     continue
+                self.codec = header.compression
                 self._current = OpenBatch(batch, is_trusted=self._risks is None, most=self._most)
                 return True
         except CorruptBatch as error:

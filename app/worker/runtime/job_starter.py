@@ -223,6 +223,7 @@ class JobStarter:
             capacity=workload.spec.tracker.capacity,
             group=workload.metadata.group,
             lineage=start.lineage,
+            topic_id=start.log.topic_id,
         )
 
     async def _refused(self, job: str, held: Assignment, known_epoch: int) -> None:

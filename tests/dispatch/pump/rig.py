@@ -54,19 +54,24 @@ class CopyRecorder:
         self.partitions: list[int | None] = []  # that were asked for, of each of them
         self.refuse = False
         self.most_bytes = 1 << 30
+        self.refused: list[str] = []  # topics that a record was too large for
+        self.codecs: list[int] = []  # of each of `records`
 
     async def send(
         self, topic: str, key: bytes | None, value: bytes | None, headers: list[tuple[str, bytes | None]],
-        partition: int | None = None,
+        partition: int | None = None, codec: int = 0,
     ) -> None:  # fmt: skip
         """Keeps the record."""
         await asyncio.sleep(0)
         if self.refuse:
             raise OSError("the cluster is away")
-        if len(value or b"") > self.most_bytes:
+        content = (key, value, *(part for header in headers for part in header))
+        if sum(len(part or b"") for part in content) > self.most_bytes:
+            self.refused.append(topic)
             raise RecordTooLarge(f"more than {self.most_bytes} bytes")
         self.records.append((topic, key, value, dict(headers)))
         self.partitions.append(partition)
+        self.codecs.append(codec)
 
     def values(self, suffix: str) -> list[bytes | None]:
         """Values of the copies in the topic with this suffix."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from collections.abc import AsyncIterator
 from typing import Any
@@ -10,9 +11,10 @@ from typing import Any
 import pytest
 from aiokafka.errors import KafkaError
 
-from app.kafka.append.producer import MAX_REQUEST_BYTES, REFUSED_S, Producer, RecordTooLarge
+from app.kafka.append import producer as producers
+from app.kafka.append.producer import REFUSED_S, Producer, RecordTooLarge
 from app.kafka.client.cluster import ClusterClient
-from tests.kafka.conftest import Start, create
+from tests.kafka.conftest import ENOUGH_S, Start, create
 
 
 @pytest.fixture
@@ -42,6 +44,32 @@ async def test_a_copy_is_what_it_was_also_without_key_and_value(
     await pump.until(lambda: pump.count("k") == len(sent))
     found = [(r.key, r.value, [(n, v) for n, v in r.headers]) for r in pump.records["k"]]
     assert found == sent
+
+
+async def test_many_large_copies_at_once_are_all_written_also_beside_one_that_is_refused(
+    client: ClusterClient, start: Start, topic_name: str, producer: Producer
+) -> None:
+    await create(client, topic_name, max_message_bytes="100000")
+    sizes = [500_000 if number == 3 else 20_000 + 100 * number for number in range(300)]
+    async with asyncio.timeout(ENOUGH_S):
+        answers = await asyncio.gather(
+            *(producer.send(topic_name, None, os.urandom(size), []) for size in sizes), return_exceptions=True
+        )
+    assert [n for n, answer in enumerate(answers) if isinstance(answer, BaseException)] == [3]
+    assert isinstance(answers[3], RecordTooLarge)
+
+
+async def test_copies_that_together_are_more_than_a_request_takes_are_written_or_refused(
+    client: ClusterClient, topic_name: str, producer: Producer
+) -> None:
+    await create(client, topic_name, 6, max_message_bytes=str(16 * 1024 * 1024))
+    huge = os.urandom(40 * 1024 * 1024)
+    async with asyncio.timeout(ENOUGH_S):
+        sent = [producer.send(topic_name, None, huge, [], partition) for partition in range(6)]
+        answers = await asyncio.gather(*sent, return_exceptions=True)
+        assert all(isinstance(answer, RecordTooLarge) for answer in answers)
+        await producer.send(topic_name, None, b"small", [], 0)
+        await producer.send(topic_name, None, bytes(60_000), [], 0)
 
 
 async def test_a_copy_that_is_refused_takes_no_other_with_it(
@@ -79,15 +107,38 @@ async def test_a_copy_that_is_refused_takes_no_other_with_it(
     assert refused == 6
 
 
-async def test_what_the_producer_itself_refuses_costs_no_connection_and_disturbs_nobody(
-    client: ClusterClient, producer: Producer, topic_name: str
+@pytest.mark.parametrize("codec", [1, 2, 3, 4])
+async def test_what_one_topic_took_compressed_another_takes(
+    client: ClusterClient, producer: Producer, start: Start, topic_name: str, codec: int
 ) -> None:
+    await create(client, topic_name, max_message_bytes="150000")
+    large, small = b"0123456789" * 200_000, b"abc" * 5_000
+    for _ in range(2):
+        with pytest.raises(RecordTooLarge):
+            await producer.send(topic_name, b"k", large, [])
+        await producer.send(topic_name, b"k", large, [("h", b"v"), ("h", None)], None, codec)
+    await create(client, f"{topic_name}-small", max_message_bytes="1500")
+    await producer.send(f"{topic_name}-small", None, small, [], 0, codec)
+
+    pump = await start()
+    pump.service.add("large", topic_name, 0, 0)
+    pump.service.add("small", f"{topic_name}-small", 0, 0)
+    await pump.until(lambda: pump.count("large") >= 2 and pump.count("small") >= 1)
+    found = [(r.key, r.value, list(r.headers)) for r in pump.records["large"]]
+    assert found == [(b"k", large, [("h", b"v"), ("h", None)])] * 2
+    assert pump.values("small") == [small]
+
+
+async def test_what_the_producer_itself_refuses_costs_no_connection_and_disturbs_nobody(
+    client: ClusterClient, producer: Producer, topic_name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(producers, "MAX_BATCH_BYTES", 1_000_000)
     await create(client, topic_name)
     connection = producer._producer
     others = [asyncio.create_task(producer.send(topic_name, None, b"v", [])) for _ in range(20)]
     for _ in range(3):
-        with pytest.raises(RecordTooLarge, match="too large for any topic"):
-            await producer.send(topic_name, None, bytes(MAX_REQUEST_BYTES + 1), [])
+        with pytest.raises(RecordTooLarge, match="too many for any topic"):
+            await producer.send(topic_name, None, bytes(1_000_000), [])
         others.append(asyncio.create_task(producer.send(topic_name, None, b"v", [])))
 
     await asyncio.gather(*others)

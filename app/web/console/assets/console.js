@@ -107,6 +107,9 @@ function overviewPage(o) {
   ];
 }
 
+/** What is shown in the place of a key or value that is not in its dead letter. */
+const leftOut = (bytes) => bytes == null ? null : `${number(bytes)} bytes, not in the letter`;
+
 function workloadPage(w, dlq, size) {
   const s = w.status;
   const columns = [["Topic"], ["Partition", "n"], ["State"], ["Lag", "n"], ["Lag in time", "n"], ["Committed", "n"], ["High watermark", "n"], ["Tracker", "n"], ["In flight", "n"], ["Delivered", "n"], ["Epoch", "n"], ["Trouble", "wrap"], ["Worker"], ["Since"], ["Why there", "cut"]];
@@ -116,7 +119,7 @@ function workloadPage(w, dlq, size) {
       number(p.committed), number(p.high_watermark), share(p.tracker_capacity ? p.tracker_used / p.tracker_capacity : null), number(p.in_flight), number(p.delivered), number(p.epoch), p.trouble,
       p.worker ? [link(workerPath(p.worker), p.worker), p.wish ? [" ", pill(`wanted on ${p.wish}`, "warn")] : ""] : "nobody", p.since_ms ? clock(p.since_ms) : "", p.reason];
   });
-  const dead = dlq.items.map((m) => [clock(m.at_ms), `${m.origin.topic}-${m.origin.partition} @ ${m.origin.offset}`, m.code, m.reason, m.attempt, m.key?.text ?? m.key?.base64 ?? "null", (m.value?.text ?? m.value?.base64 ?? "null").slice(0, 300)]);
+  const dead = dlq.items.map((m) => [clock(m.at_ms), `${m.origin.topic}-${m.origin.partition} @ ${m.origin.offset}`, m.code, m.reason, m.attempt, leftOut(m.left_out_key_bytes) ?? m.key?.text ?? m.key?.base64 ?? "null", leftOut(m.left_out_bytes) ?? (m.value?.text ?? m.value?.base64 ?? "null").slice(0, 300)]);
   return [
     where(link("/workloads", "Workloads")), el("h1", {}, s.key), roleLine(s.role),
     s.bound === "passive" ? "" : pauses(s.key, w.partitions.some((p) => p.state !== "paused"), w.partitions.some((p) => p.state === "paused"), "workload pause|resume|reset"),

@@ -1,0 +1,125 @@
+"""Reads what dead letters lack where it stands: a value that no topic took (`DeadLetter.left_out_bytes`).
+
+Headers are untrusted: a place counts only in the workload's own topics, as a merge would otherwise hand any
+topic that a worker may read to the receiver. What stands there must have that key, and a value of that
+length. Where the message first stood, it must have its timestamp, too; elsewhere it must be a copy that tells
+the same origin. The topic's id is compared where it is known: workers of an earlier version told none.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import AsyncIterator, Iterable
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
+
+from app.dispatch.definition import Workload
+from app.dispatch.dlq.letter import DeadLetter
+from app.dispatch.dlq.reader import NoQueue, QueueReader, queue_ends, reading
+from app.dispatch.dlq.rules import MergeVerdict, PastOperation, Span
+from app.dispatch.model.retry_headers import (
+    ORIGIN_OFFSET,
+    ORIGIN_PARTITION,
+    ORIGIN_TIMESTAMP,
+    ORIGIN_TOPIC,
+    PREFIX,
+    ValuePlace,
+)
+from app.kafka.client.cluster import ClusterClient
+
+
+class LeftOutReader:
+    """See the module; made by `reading_left_out`. Consumers are kept, one a topic."""
+
+    def __init__(self, client: ClusterClient, workload: Workload, stack: AsyncExitStack) -> None:
+        self._client = client
+        topic, group = workload.metadata.topic, workload.metadata.group
+        self._own = {topic, workload.delayed_topic(), workload.merge_topic()}
+        self._tier = re.compile(rf"{re.escape(f'{topic}__{group}__retry_')}\d{{1,2}}")  # also a former one's
+        self._stack = stack
+        self._topics: dict[str, tuple[str, dict[int, Span], QueueReader] | None] = {}
+
+    async def judged(
+        self, letter: DeadLetter, verdict: str, certain: Iterable[PastOperation]
+    ) -> tuple[DeadLetter, str]:
+        """The letter as a merge copies it, and what becomes of it.
+
+        Args:
+            verdict: what would become of it if it lacked nothing.
+            certain: earlier operations, as far as all that they took has a copy.
+
+        Raises:
+            KafkaError, ClusterUnreachable, TimeoutError: it is not known now.
+        """
+        if letter.left_out_bytes is None or verdict not in {MergeVerdict.MERGE, MergeVerdict.BEFORE}:
+            return letter, verdict
+        if verdict == MergeVerdict.BEFORE and any(merge.took(letter) for merge in certain):
+            return letter, verdict
+        whole = await self.complete(letter)
+        return (letter, MergeVerdict.LEFT_OUT) if whole is None else (whole, verdict)
+
+    async def complete(self, letter: DeadLetter) -> DeadLetter | None:
+        """The letter with key, value and the producer's headers as they stand in the first place that has it;
+        None: none has.
+
+        Raises:
+            KafkaError, ClusterUnreachable, TimeoutError: it is not known now.
+        """
+        for place in letter.value_places if not letter.raw else ():
+            found = await self._at(place)
+            if found is not None and _is_the_same(found, letter, place):
+                told = [header for header in letter.headers if header[0].startswith(PREFIX)]
+                own = [header for header in found.headers if not header[0].startswith(PREFIX)]
+                return replace(
+                    letter, key=found.key, value=found.value, headers=(*own, *told), left_out_bytes=None
+                )
+        return None
+
+    async def _at(self, place: ValuePlace) -> DeadLetter | None:
+        """What stands there."""
+        if place.topic not in self._own and not self._tier.fullmatch(place.topic):
+            return None
+        if place.topic not in self._topics:
+            self._topics[place.topic] = await self._open(place.topic)
+        opened = self._topics[place.topic]
+        if opened is None:
+            return None
+        topic_id, ends, reader = opened
+        first, end = ends.get(place.partition, (0, 0))
+        if not first <= place.offset < end or (place.topic_id and topic_id and place.topic_id != topic_id):
+            return None
+        async for found, _ in reader.chunks(place.partition, (place.offset, place.offset + 1), 1):
+            for one in found:
+                return one
+        return None
+
+    async def _open(self, topic: str) -> tuple[str, dict[int, Span], QueueReader] | None:
+        try:
+            ends = await queue_ends(self._client, topic)
+        except NoQueue:
+            return None
+        topic_id = (await self._client.topic_ids([topic])).get(topic, "")
+        reader = await self._stack.enter_async_context(reading(self._client, topic))
+        return topic_id, ends, reader
+
+
+def _is_the_same(found: DeadLetter, letter: DeadLetter, place: ValuePlace) -> bool:
+    if len(found.value or b"") != letter.left_out_bytes:
+        return False
+    if letter.left_out_key_bytes is None:
+        if found.key != letter.key:
+            return False
+    elif len(found.key or b"") != letter.left_out_key_bytes:
+        return False
+    origin = [letter.header_text(name) for name in (ORIGIN_TOPIC, ORIGIN_PARTITION, ORIGIN_OFFSET)]
+    if origin == [place.topic, str(place.partition), str(place.offset)]:
+        return letter.header_text(ORIGIN_TIMESTAMP) in (None, str(found.timestamp_ms))
+    names = (ORIGIN_TOPIC, ORIGIN_PARTITION, ORIGIN_OFFSET, ORIGIN_TIMESTAMP)
+    return all(found.header_text(name) == letter.header_text(name) for name in names)
+
+
+@asynccontextmanager
+async def reading_left_out(client: ClusterClient, workload: Workload) -> AsyncIterator[LeftOutReader]:
+    """Of the letters of a workload."""
+    async with AsyncExitStack() as stack:
+        yield LeftOutReader(client, workload, stack)

@@ -1,0 +1,67 @@
+"""A batch of one record, encoded before it is given to aiokafka's producer, and not in the event loop when it
+is large: compressing 100 MB takes a second.
+
+A producer compresses all that it sends alike. Such a batch has the compression that its record asks for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+from collections.abc import Sequence
+
+from aiokafka.producer.message_accumulator import BatchBuilder
+from aiokafka.record.default_records import DefaultRecordBatchBuilder
+
+from app.kafka.records.batch import CHECKED_FROM, MAGIC
+from app.kafka.records.checksum import crc32c
+from app.kernel.clock import now_ms
+
+NO_CODEC, ZSTD = 0, 4  # Kafka's numbers
+LARGE_BYTES = 16 * 1024  # more is encoded in a thread
+_NO_LIMIT = (1 << 31) - 1
+_PRODUCER, _PRODUCER_AT = struct.Struct(">qhi"), 43  # id, epoch, first sequence
+_CRC, _CRC_AT = struct.Struct(">I"), 17
+
+Headers = Sequence[tuple[str, bytes | None]]
+
+
+class LoneBatch(BatchBuilder):
+    """See the module; to be made by `encoded`, and sent once by `AIOKafkaProducer.send_batch`.
+
+    Its content must not be looked at: whoever sends it writes its own number into it.
+    """
+
+    def __init__(
+        self, key: bytes | None, value: bytes | None, headers: Headers, codec: int, is_transactional: bool,
+        timestamp_ms: int,
+    ) -> None:  # fmt: skip
+        super().__init__(_NO_LIMIT, codec, is_transactional=int(is_transactional))  # type: ignore[no-untyped-call]
+        builder = DefaultRecordBatchBuilder(MAGIC, codec, int(is_transactional), -1, -1, -1, _NO_LIMIT)
+        builder.append(0, timestamp_ms, key, value, list(headers))
+        self._encoded = self._buffer = bytearray(builder.build())
+        self._relative_offset, self._closed = 1, True
+
+    @property
+    def nbytes(self) -> int:
+        """What a topic's `max.message.bytes` bounds."""
+        return len(self._encoded)
+
+    def _set_producer_state(self, producer_id: int, producer_epoch: int, base_sequence: int) -> None:
+        _PRODUCER.pack_into(self._encoded, _PRODUCER_AT, producer_id, producer_epoch, base_sequence)
+        _CRC.pack_into(self._encoded, _CRC_AT, crc32c(memoryview(self._encoded)[CHECKED_FROM:]))
+
+
+async def encoded(
+    key: bytes | None, value: bytes | None, headers: Headers, codec: int, *, is_transactional: bool = False,
+    timestamp_ms: int | None = None,
+) -> LoneBatch:  # fmt: skip
+    """The batch. `codec` is Kafka's number of the compression; no timestamp means this moment."""
+    time_ms = now_ms() if timestamp_ms is None else timestamp_ms
+    given = (key, value, headers, codec, is_transactional, time_ms)
+    if (
+        sum(map(len, (key or b"", value or b"", *(part or b"" for one in headers for part in one))))
+        < LARGE_BYTES
+    ):
+        return LoneBatch(*given)
+    return await asyncio.to_thread(LoneBatch, *given)

@@ -1,0 +1,163 @@
+"""Messages that retry topics or the DLQ do not take: their attempts are made all the same, and their letters
+say what they lack."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from typing import Any
+
+import pytest
+
+from app.dispatch.model import retry_headers as names
+from app.dispatch.pump import partition
+from app.dispatch.pump.line_head import free_head
+from app.kafka.append.lone_batch import ZSTD
+from app.sdk.receiver import Message, Retry, Stash
+from tests.dispatch.pump.rig import ENOUGH_S, TOPIC, dispatch_rig, numbers
+
+TIERS = [{"delay": "10ms", "attempts": 2}, {"delay": "20ms", "attempts": 1}]
+LARGE = b"x" * 2_000
+MANY_HEADERS = [(f"h{n}", b"y" * 1_000) for n in range(100)]
+
+
+def refuse(_: Message) -> Stash:
+    return Stash()
+
+
+async def test_what_no_retry_topic_takes_has_the_attempts_of_its_tiers_in_place_and_others_pass() -> None:
+    def fails(message: Message) -> Retry | None:
+        return Retry() if message.value == LARGE else None
+
+    async with dispatch_rig(fails, retry=TIERS) as stand:
+        stand.copied.most_bytes = 1_000
+        pump = stand.pump()
+        pump.topic_id = "an-id"
+        stand.feed(pump, [(b"k", LARGE)], headers=[("own", b"kept")], codec=ZSTD)
+        stand.feed(pump, numbers(50))
+        await stand.idle()
+
+    # One in the topic, two and one of the tiers; each told in its turn.
+    assert stand.values()[LARGE] == 4
+    told = [message.retry_count for message in stand.seen if message.value == LARGE]
+    assert told == [0, 1, 2, 3]
+    assert all(count == 1 for value, count in stand.values().items() if value != LARGE)
+    assert Counter(stand.copied.refused).keys() == {
+        *stand.runtime.retry_topics, stand.runtime.dlq_topic
+    }  # fmt: skip
+    ((topic, key, value, headers),) = stand.copied.records
+    assert (topic, key, value) == (stand.runtime.dlq_topic, b"k", None)
+    assert headers["own"] == b"kept"
+    assert headers[names.VALUE_BYTES] == b"2000"
+    assert headers[names.VALUE_AT] == f"{TOPIC}/0/0/an-id".encode()
+    assert headers[names.ATTEMPT] == b"4"
+    assert stand.copied.codecs == [ZSTD]
+
+
+@pytest.mark.parametrize(
+    ("key", "own", "lacks_key"),
+    [(b"k", [("h", b"y")], False), (b"k", MANY_HEADERS, True), (b"k" * 3_000, [("h", b"y")], True)],
+)
+async def test_a_letter_lacks_no_more_than_it_has_to(
+    key: bytes, own: list[tuple[str, bytes | None]], lacks_key: bool
+) -> None:
+    async with dispatch_rig(refuse) as stand:
+        stand.copied.most_bytes = 2_000
+        pump = stand.pump()
+        stand.feed(pump, [(key, LARGE)], headers=own)
+        await stand.idle()
+
+    ((_, found, value, headers),) = stand.copied.records
+    assert (value, headers[names.VALUE_BYTES]) == (None, b"2000")
+    assert found == (None if lacks_key else key)
+    assert headers.get(names.KEY_BYTES) == (str(len(key)).encode() if lacks_key else None)
+    assert (own[0][0] in headers) != lacks_key
+    assert b"too large for a copy" in (headers[names.REASON] or b"")
+
+
+@pytest.mark.parametrize("stash", ["retry", "dlq"])
+async def test_a_blocked_head_that_no_retry_topic_takes_makes_room(stash: str) -> None:
+    """Also one that waits for an attempt in place while nothing more is read."""
+
+    async def handle(message: Message) -> Retry | None:
+        return Retry() if message.value == LARGE else None
+
+    spec: dict[str, Any] = {"retry": [{"delay": "1h", "attempts": 3}], "headOfLine": {"stash": stash}}
+    async with dispatch_rig(handle, **spec) as stand:
+        stand.copied.most_bytes = 1_000
+        pump = stand.pump(capacity=20)
+        stand.feed(pump, [(b"k", LARGE)])
+        await stand.until(lambda: stand.copied.refused != [])
+        stand.feed(pump, numbers(100, 1))
+        async with asyncio.timeout(ENOUGH_S):
+            while pump.tracker.base < 101:
+                free_head(pump, time.monotonic())
+                await asyncio.sleep(0.02)
+
+    ((topic, _, value, headers),) = stand.copied.records
+    assert (topic, value) == (stand.runtime.dlq_topic, None)
+    assert b"head of line" in (headers[names.REASON] or b"")
+
+
+async def test_what_waits_for_an_attempt_in_place_is_no_blocked_head_while_others_flow() -> None:
+    def fails(message: Message) -> Retry | None:
+        return Retry() if message.value == LARGE else None
+
+    spec: dict[str, Any] = {"retry": [{"delay": "1s", "attempts": 2}], "headOfLine": {"after": "300ms"}}
+    async with dispatch_rig(fails, **spec) as stand:
+        stand.copied.most_bytes = 1_000
+        pump = stand.pump(capacity=10_000)
+        stand.feed(pump, [(b"k", LARGE)])
+        number = 0
+        while pump.tracker.base == 0:
+            number += 1
+            stand.feed(pump, numbers(1, number))
+            free_head(pump, time.monotonic())
+            await asyncio.sleep(0.02)
+        await stand.idle()
+
+    assert stand.values()[LARGE] == 3
+    assert stand.copied.records[0][3][names.ATTEMPT] == b"3"
+
+
+async def test_no_more_waits_in_place_than_lets_others_be_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(partition, "HELD_BYTES", 3 * len(LARGE))
+
+    def fails(message: Message) -> Retry | None:
+        return Retry() if message.value == LARGE else None
+
+    async with dispatch_rig(fails, retry=[{"delay": "1h", "attempts": 1}]) as stand:
+        stand.copied.most_bytes = 1_000
+        pump = stand.pump()
+        stand.feed(pump, [(None, LARGE)] * 5 + numbers(50))
+        await stand.until(lambda: pump.delivered == 50 and len(stand.copied.records) == 3)
+        assert {topic for topic, *_ in stand.copied.records} == {stand.runtime.dlq_topic}
+        assert pump.tracker.unfinished == 2
+
+
+async def test_without_a_dlq_what_no_retry_topic_takes_is_tried_for_ever() -> None:
+    answers: list[float] = []
+
+    def fails_at_first(_: Message) -> Retry | None:
+        answers.append(time.monotonic())
+        return Retry() if len(answers) < 9 else None
+
+    async with dispatch_rig(fails_at_first, retry=TIERS, dlq={"enabled": False}) as stand:
+        stand.copied.most_bytes = 1_000
+        pump = stand.pump()
+        stand.feed(pump, [(None, LARGE)])
+        await stand.idle()
+
+    assert len(answers) == 9
+    assert stand.copied.records == []
+
+
+@pytest.mark.parametrize("codec", [0, 1, ZSTD])
+async def test_copies_are_asked_for_as_their_topic_was_compressed(codec: int) -> None:
+    async with dispatch_rig(refuse) as stand:
+        pump = stand.pump()
+        stand.feed(pump, numbers(20), codec=codec)
+        await stand.idle()
+
+    assert stand.copied.codecs == [codec] * 20

@@ -1,0 +1,178 @@
+"""Messages of 15 MB that compress to some kB, through retry topics, dead letters and merges.
+
+One of two workers is killed. Each message arrives as it was produced, and none as a null.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import orjson
+import pytest
+from aiokafka import AIOKafkaProducer
+from aiokafka.admin import AIOKafkaAdminClient, RecordsToDelete
+from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
+from aiokafka.structs import TopicPartition
+
+from app.cli.client import EXIT_PARTIAL
+from app.dev.demo.stage import DemoStage, Process, wait_until, workload
+from app.dev.demo.traffic import create_topic, read_all
+from app.sdk.receiver import Message, Receiver
+from tests.system.fleet import together
+
+pytestmark = pytest.mark.system
+
+CLUSTER, GROUP = "east-aggregate", "billing"
+LARGE_BYTES = 15_000_000  # the SDK's receivers take 16 MiB
+SMALL = 200
+SETTLE_S = 120.0
+
+
+def large(key: str) -> bytes:
+    return key.encode() * (LARGE_BYTES // len(key))
+
+
+class Deployment:
+    """A receiver in this process that fails large messages until it is mended."""
+
+    def __init__(self, topic: str) -> None:
+        self.address = ""
+        self.fails = True
+        self.taken: Counter[str] = Counter()
+        self.failed: Counter[str] = Counter()
+        self.wrong: list[str] = []
+        self._topic = topic
+        self._ready, self._ended = threading.Event(), threading.Event()
+
+    def handle(self, message: Message) -> None:
+        """One delivery."""
+        key = (message.key or b"").decode()
+        is_large = key.startswith("large")
+        if message.value != (large(key) if is_large else key.encode()):
+            self.wrong.append(key)
+        if is_large and self.fails:
+            self.failed[key] += 1
+            raise RuntimeError("not now")
+        self.taken[key] += 1
+
+    async def _serve(self) -> None:
+        receiver = Receiver(port=0)
+        receiver.on(topic=self._topic, group=GROUP)(self.handle)
+        self.address = f"127.0.0.1:{await receiver.start()}"
+        self._ready.set()
+        await asyncio.to_thread(self._ended.wait)
+        await receiver.stop(0)
+
+    @contextmanager
+    def serving(self) -> Iterator[Deployment]:
+        """Answers while the block lasts."""
+        thread = threading.Thread(target=lambda: asyncio.run(self._serve()))
+        thread.start()
+        try:
+            assert self._ready.wait(SETTLE_S)
+            yield self
+        finally:
+            self._ended.set()
+            thread.join()
+
+
+async def produce(bootstrap: str, topic: str, keys: list[str]) -> None:
+    producer = AIOKafkaProducer(
+        bootstrap_servers=bootstrap, compression_type="gzip", acks="all", max_request_size=2 * LARGE_BYTES
+    )
+    async with producer:
+        for key in keys:
+            value = large(key) if key.startswith("large") else key.encode()
+            await producer.send(topic, value, key=key.encode())
+
+
+async def bound(bootstrap: str, *topics: str, most_bytes: int) -> None:
+    """From now on these topics take batches of so many bytes."""
+    admin = AIOKafkaAdminClient(bootstrap_servers=bootstrap)
+    await admin.start()
+    configs = {"max.message.bytes": str(most_bytes)}
+    await admin.alter_configs([ConfigResource(ConfigResourceType.TOPIC, name, configs) for name in topics])
+    await admin.close()
+
+
+async def empty(bootstrap: str, topic: str, ends: dict[TopicPartition, int]) -> None:
+    """Deletes the records of a topic below these offsets, as its retention does."""
+    admin = AIOKafkaAdminClient(bootstrap_servers=bootstrap)
+    await admin.start()
+    await admin.delete_records({part: RecordsToDelete(end) for part, end in ends.items()})
+    await admin.close()
+
+
+def switchyard(worker: Process, *arguments: str) -> tuple[int, str]:
+    """A command's exit code, and what it prints."""
+    ended = subprocess.run(
+        [sys.executable, "-c", "from app.cli.main import main; main()", *arguments, "--url", worker.url],
+        capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL,
+        env={**os.environ, "NO_COLOR": "1", "COLUMNS": "200"},
+    )  # fmt: skip
+    return ended.returncode, ended.stdout + ended.stderr
+
+
+@pytest.mark.deep(minutes=0.8)
+def test_large_messages_come_through_retries_dead_letters_and_merges_as_they_were_produced(
+    stage: DemoStage, topic_name: str
+) -> None:
+    bootstrap, topic = stage.yard.bootstrap(CLUSTER), topic_name
+    name, queue = f"{GROUP}/{topic}", f"{topic}__{GROUP}__dlq"
+    asyncio.run(create_topic(bootstrap, topic, 2))
+
+    def letters() -> dict[str, Any]:
+        return {record.key.decode(): record for record in asyncio.run(read_all(bootstrap, queue))}
+
+    def merge(worker: Process) -> tuple[int, str]:
+        return switchyard(worker, "dlq", "merge", name, "--execute", "--yes", "-o", "json")
+
+    with Deployment(topic).serving() as deployment:
+        first, second = together(stage)
+        spec = {"retry": [{"delay": "2s", "attempts": 1}], "target": {"timeout": "30s"}}
+        stage.deploy(first, workload(GROUP, topic, CLUSTER, deployment.address, **spec))
+        keys = [f"small {number}" for number in range(SMALL)]
+        fits = ["large a", "large b", "large c"]
+        asyncio.run(produce(bootstrap, topic, [*keys[:100], *fits, *keys[100:]]))
+        wait_until(lambda: sum(deployment.failed.values()) >= 3, SETTLE_S, lambda: str(deployment.failed))
+        first.kill()  # with copies in its hands
+        wait_until(lambda: letters().keys() == set(fits), SETTLE_S, lambda: str(letters().keys()))
+        assert {len(record.value) for record in letters().values()} == {len(large("large a"))}
+        assert min(deployment.failed[key] for key in fits) >= 2, "once in the topic, once in the tier"
+
+        asyncio.run(bound(bootstrap, queue, f"{topic}__{GROUP}__retry_1", most_bytes=2_000))
+        lacking = ["large d", "large e"]
+        asyncio.run(produce(bootstrap, topic, lacking))
+        wait_until(lambda: letters().keys() >= set(lacking), SETTLE_S, lambda: str(letters().keys()))
+        assert min(deployment.failed[key] for key in lacking) >= 2, "its tier's attempt is made in place"
+        code, told = switchyard(second, "dlq", "list", name)
+        assert (code, told.count(f"({len(large('large d'))} bytes, not in the letter)")) == (0, 2), told
+
+        deployment.fails = False
+        code, told = merge(second)
+        assert code == 0, told
+        everything = {*keys, *fits, *lacking}
+        wait_until(
+            lambda: deployment.taken.keys() == everything,
+            SETTLE_S,
+            lambda: str(everything - deployment.taken.keys()),
+        )
+
+        deployment.fails = True
+        asyncio.run(produce(bootstrap, topic, ["large f"]))
+        wait_until(lambda: "large f" in letters(), SETTLE_S, lambda: str(letters().keys()))
+        asyncio.run(empty(bootstrap, topic, {TopicPartition(topic, part): -1 for part in (0, 1)}))
+        deployment.fails = False
+        code, told = merge(second)
+        assert code == EXIT_PARTIAL, told
+        assert orjson.loads(told[told.index("{") : told.rindex("}") + 1])["counts"]["left-out"] == 1, told
+        assert "large f" not in deployment.taken
+        assert not deployment.wrong
