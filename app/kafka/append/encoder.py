@@ -26,7 +26,7 @@ from aiokafka.record.default_records import DefaultRecordBatchBuilder
 
 from app.kafka.fetch.decoder import BeyondBounds, OpenBatch, UndecodableBatch, records_of
 from app.kafka.fetch.deliveries import FetchedBatches
-from app.kafka.records.batch import CHECKED_FROM, MAGIC, ReadCommittedFilter, RecordBatch, iter_batches
+from app.kafka.records.batch import MAGIC, ReadCommittedFilter, RecordBatch, iter_batches, seal
 from app.kafka.records.checksum import crc32c
 from app.kafka.records.record import Record
 from app.kafka.records.verbatim_copy import CopiedRecord, RecordsMissed, VerbatimCopy, why_not
@@ -40,7 +40,7 @@ SMALL_BYTES = 32 * 1024  # batches below are joined
 ENCODED_RECORDS = 16_384  # of a batch at once: the loop goes on within some 50 ms
 ENCODED_BYTES = 8 * 1024 * 1024
 _NO_LIMIT = (1 << 31) - 1
-_BASE_OFFSET, _CRC, _CRC_AT = struct.Struct(">q"), struct.Struct(">I"), 17
+_BASE_OFFSET = struct.Struct(">q")
 _TIMES, _TIMES_AT = struct.Struct(">qq"), 27  # the first timestamp, the greatest
 NO_TIMESTAMP = -1
 
@@ -236,5 +236,5 @@ def _encoded(records: Records, codec: int) -> bytes:
     if later:
         times = _TIMES.unpack_from(data, _TIMES_AT)
         _TIMES.pack_into(data, _TIMES_AT, *(time - later for time in times))
-        _CRC.pack_into(data, _CRC_AT, crc32c(data[CHECKED_FROM:]))
+        seal(data, crc32c)
     return bytes(data)

@@ -7,21 +7,18 @@ A producer compresses all that it sends alike. Such a batch has the compression 
 from __future__ import annotations
 
 import asyncio
-import struct
 from collections.abc import Sequence
 
 from aiokafka.producer.message_accumulator import BatchBuilder
 from aiokafka.record.default_records import DefaultRecordBatchBuilder
 
-from app.kafka.records.batch import CHECKED_FROM, MAGIC
+from app.kafka.records.batch import MAGIC, set_producer
 from app.kafka.records.checksum import crc32c
 from app.kernel.clock import now_ms
 
 NO_CODEC, ZSTD = 0, 4  # Kafka's numbers
 LARGE_BYTES = 16 * 1024  # more is encoded in a thread
 _NO_LIMIT = (1 << 31) - 1
-_PRODUCER, _PRODUCER_AT = struct.Struct(">qhi"), 43  # id, epoch, first sequence
-_CRC, _CRC_AT = struct.Struct(">I"), 17
 
 Headers = Sequence[tuple[str, bytes | None]]
 
@@ -48,8 +45,7 @@ class LoneBatch(BatchBuilder):
         return len(self._encoded)
 
     def _set_producer_state(self, producer_id: int, producer_epoch: int, base_sequence: int) -> None:
-        _PRODUCER.pack_into(self._encoded, _PRODUCER_AT, producer_id, producer_epoch, base_sequence)
-        _CRC.pack_into(self._encoded, _CRC_AT, crc32c(memoryview(self._encoded)[CHECKED_FROM:]))
+        set_producer(self._encoded, producer_id, producer_epoch, base_sequence, crc32c)
 
 
 async def encoded(

@@ -19,7 +19,6 @@ from aiokafka.record.default_records import DefaultRecordBatch
 
 from app.kafka.fetch.decompression import MAX_DECOMPRESSED_BYTES, TooLarge, unpacked
 from app.kafka.records.batch import (
-    CHECKED_FROM,
     HEADER_BYTES,
     LOG_OVERHEAD_BYTES,
     MAGIC,
@@ -28,6 +27,7 @@ from app.kafka.records.batch import (
     ReadCommittedFilter,
     RecordBatch,
     iter_batches,
+    seal,
 )
 from app.kafka.records.checksum import crc32c
 from app.kafka.records.decode_risks import MOST_OWNERS, DecodeRisks, DecodeVerdict
@@ -55,7 +55,6 @@ WHOLE_BYTES = SHORT_BYTES  # records of no more need not be looked at before
 RISKY_BYTES = 32 * 1024 * 1024
 MAX_WRAPPED = 250_000  # legacy messages in one: all of them are objects at once, some 60 MB
 _INT, _LENGTH_AT, _COUNT_AT = struct.Struct(">i"), 8, 57
-_CRC, _CRC_AT = struct.Struct(">I"), 17
 _HEADERS_OF = attrgetter("headers")
 _ATTRIBUTES_LOW_AT, _CODEC = 22, 0x07
 
@@ -182,7 +181,7 @@ class OpenBatch:
         _INT.pack_into(part, _LENGTH_AT, HEADER_BYTES - LOG_OVERHEAD_BYTES + len(records))
         _INT.pack_into(part, _COUNT_AT, count)
         part += records
-        _CRC.pack_into(part, _CRC_AT, crc32c(memoryview(part)[CHECKED_FROM:]))
+        seal(part, crc32c)
         return bytes(part)
 
     def _unpacked(self) -> bytes | memoryview:

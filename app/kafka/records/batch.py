@@ -34,6 +34,9 @@ FORMATS = range(MAGIC + 1)
 LEGACY_BYTES = 64 * 1024
 MAX_BATCH_BYTES = 1 << 30  # Kafka's own sizes are signed 32 bit; beyond this it is garbage
 
+_CRC, _CRC_AT = struct.Struct(">I"), 17
+_PRODUCER, _PRODUCER_AT = struct.Struct(">qhi"), 43  # id, epoch, base sequence
+
 assert HEADER_BYTES == 61
 
 
@@ -151,6 +154,21 @@ def _legacy(view: memoryview, at: int) -> BatchHeader:
     return BatchHeader(
         offset, length, -1, magic, crc, attributes & legacy_format.ATTRIBUTES, 0, -1, -1, -1, -1, -1, 1
     )
+
+
+def seal(batch: bytearray, checksum: Callable[..., int]) -> None:
+    """Gives a whole batch the checksum (CRC-32C) of what it holds now."""
+    with memoryview(batch) as view, view[CHECKED_FROM:] as checked:
+        crc = checksum(checked)
+    _CRC.pack_into(batch, _CRC_AT, crc)
+
+
+def set_producer(
+    batch: bytearray, producer_id: int, epoch: int, sequence: int, checksum: Callable[..., int]
+) -> None:
+    """Makes a whole batch this producer's; `sequence` is of its first record."""
+    _PRODUCER.pack_into(batch, _PRODUCER_AT, producer_id, epoch, sequence)
+    seal(batch, checksum)
 
 
 class ResponsePiece(NamedTuple):

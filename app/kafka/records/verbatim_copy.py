@@ -23,7 +23,7 @@ import struct
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
-from app.kafka.records.batch import CHECKED_FROM, MAGIC, BatchHeader
+from app.kafka.records.batch import CHECKED_FROM, MAGIC, BatchHeader, set_producer
 
 LOG_APPEND_TIME = 0x08
 TRANSACTIONAL = 0x10
@@ -31,12 +31,10 @@ DELETE_HORIZON = 0x40
 CLEARED = TRANSACTIONAL | DELETE_HORIZON  # attributes that a copy does not have
 SEQUENCES = 1 << 31  # a sequence number is 31 bits and begins again at 0
 
-_LEADER_EPOCH_AT, _CRC_AT, _PRODUCER_AT = 12, 17, 43
+_LEADER_EPOCH_AT = 12
 _BASE_OFFSET = struct.Struct(">q")
 _LEADER_EPOCH = struct.Struct(">i")
-_CRC = struct.Struct(">I")
 _ATTRIBUTES = struct.Struct(">h")
-_PRODUCER = struct.Struct(">qhi")  # id, epoch, base sequence
 
 Bytes = bytes | bytearray | memoryview
 # A record as it is to be read of the copy: timestamp (ms), key, value, headers.
@@ -104,10 +102,7 @@ def stamped(
     _LEADER_EPOCH.pack_into(batch, _LEADER_EPOCH_AT, -1)
     (attributes,) = _ATTRIBUTES.unpack_from(batch, CHECKED_FROM)
     _ATTRIBUTES.pack_into(batch, CHECKED_FROM, attributes & ~CLEARED)
-    _PRODUCER.pack_into(batch, _PRODUCER_AT, producer_id, epoch, sequence)
-    with memoryview(batch) as view, view[CHECKED_FROM:] as checked:
-        crc = checksum(checked)
-    _CRC.pack_into(batch, _CRC_AT, crc)
+    set_producer(batch, producer_id, epoch, sequence, checksum)
     return batch
 
 
