@@ -15,7 +15,7 @@ from typing import Any
 from aiokafka import AIOKafkaConsumer, TopicPartition
 
 from app.dispatch.definition import Workload
-from app.dispatch.dlq.letter import read_letter
+from app.dispatch.dlq.letter import DeadLetter, origin, read_letter
 from app.dispatch.dlq.operation_history import choose
 from app.dispatch.dlq.query import LetterQuery
 from app.dispatch.dlq.rules import LetterChoice
@@ -119,10 +119,9 @@ async def _read(
                     # as an empty queue: it is asked again until all time is up.
                     at = await consumer.position(part)
                     continue
+                letters = [read_letter(record) for record in batch if record.offset < end]
                 found.setdefault(number, []).extend(
-                    _shown(record)
-                    for record in batch
-                    if record.offset < end and (choice.everything or choice.holds(read_letter(record)))
+                    _shown(letter) for letter in letters if choice.everything or choice.holds(letter)
                 )
                 at = batch[-1].offset + 1
     finally:
@@ -171,34 +170,23 @@ def _read_cursor(cursor: str, known: dict[int, int]) -> dict[int, int]:
     return found
 
 
-def _shown(record: Any) -> dict[str, Any]:
-    headers, letter = dict(record.headers), read_letter(record)
-
-    def text(name: str) -> str | None:
-        value = headers.get(name)
-        return None if value is None else value.decode("utf-8", "replace")
-
+def _shown(letter: DeadLetter) -> dict[str, Any]:
     return {
-        "partition": record.partition,
-        "offset": record.offset,
-        "at_ms": record.timestamp,
-        "reason": text(names.REASON),
-        "code": text(names.CODE),
-        "attempt": text(names.ATTEMPT),
-        "merges": text(MERGES),
-        "origin": {
-            "topic": text(names.ORIGIN_TOPIC),
-            "partition": text(names.ORIGIN_PARTITION),
-            "offset": text(names.ORIGIN_OFFSET),
-            "timestamp_ms": text(names.ORIGIN_TIMESTAMP),
-        },
-        "key": readable(record.key),
-        "value": readable(record.value),
+        "partition": letter.partition,
+        "offset": letter.offset,
+        "at_ms": letter.timestamp_ms,
+        "reason": letter.header_text(names.REASON),
+        "code": letter.header_text(names.CODE),
+        "attempt": letter.header_text(names.ATTEMPT),
+        "merges": letter.header_text(MERGES),
+        "origin": origin(letter),
+        "key": readable(letter.key),
+        "value": readable(letter.value),
         "left_out_bytes": letter.left_out_bytes,
         "left_out_key_bytes": letter.left_out_key_bytes,
         "headers": [
             [name[:200], readable(value)]
-            for name, value in record.headers[:MAX_SHOWN_HEADERS]
+            for name, value in letter.headers[:MAX_SHOWN_HEADERS]
             if not name.startswith(names.PREFIX)
         ],
     }
