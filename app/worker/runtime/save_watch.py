@@ -19,7 +19,7 @@ import structlog
 from mode import Service
 
 from app.worker.runtime.watchdog import end_process
-from app.worker.tracker.write_health import WriteHealth, WriteTrouble
+from app.worker.tracker.write_health import ProbeFailure, WriteHealth, WriteTrouble
 
 log = structlog.get_logger(__name__)
 
@@ -28,7 +28,7 @@ CONFIRM_S = 10.0  # as long as an old connection may need that waits for an answ
 SAVE_POLL_INTERVAL_S = 5.0
 RESTART = "start it again, as a supervisor does"
 
-Probe = Callable[[], Awaitable[WriteTrouble | None]]  # what a new connection meets at the tracker topic
+Probe = Callable[[], Awaitable[ProbeFailure | None]]  # a new connection writes to the tracker topic
 Tell = Callable[[str, str, str], Awaitable[None]]  # an incident: kind, message, remedy; others have it then
 
 
@@ -53,7 +53,7 @@ class SaveWatch(Service):
         self._others_save = others_save
         self._tell = tell
         self._end = end
-        self._told = ""
+        self._has_told = False
 
     def unsaved(self, now_s: float) -> WriteTrouble | None:
         """What has not been saved for `UNSAVED_AFTER_S`, if anything."""
@@ -74,7 +74,7 @@ class SaveWatch(Service):
             self._writes.begin_again(now_s)
         unsaved = self.unsaved(now_s)
         if unsaved is None:
-            self._told = ""
+            self._has_told = False
             return
         met = await self._probe()
         if met is None:
@@ -85,17 +85,18 @@ class SaveWatch(Service):
             await self._end_because(words, RESTART)
         elif met.is_refusal and self._others_save():
             await self._end_because(self._words(met), f"{self._remedy(met)}; then {RESTART}")
-        elif not self._told:
-            self._told = self._words(met)
-            await self._tell("unsaved", f"{self._told}. It pushes nothing meanwhile", self._remedy(met))
+        elif not self._has_told:
+            self._has_told = True
+            words = f"{self._words(met)}. It pushes nothing meanwhile"
+            await self._tell("unsaved", words, self._remedy(met))
 
-    def _words(self, trouble: WriteTrouble) -> str:
+    def _words(self, trouble: WriteTrouble | ProbeFailure) -> str:
         return (
             f"partition {trouble.partition} of {self._topic} has taken nothing of this worker's progress for"
             f" {UNSAVED_AFTER_S:.0f} s: {trouble.why or 'no broker answers'}"
         )
 
-    def _remedy(self, met: WriteTrouble) -> str:
+    def _remedy(self, met: ProbeFailure) -> str:
         if met.is_refusal:
             return f"see max.message.bytes of {self._topic}, this worker's Write permission, and its clock"
         return f"see that all partitions of {self._topic} have a leader and enough replicas in sync"

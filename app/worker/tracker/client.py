@@ -15,6 +15,7 @@ import time
 import zlib
 from collections import defaultdict
 from collections.abc import Iterable
+from functools import partial
 from typing import Any
 
 import structlog
@@ -27,7 +28,7 @@ from app.kafka.append.replaceable_producer import ReplaceableProducer
 from app.kafka.client.topic_tail import TopicTail
 from app.kernel.clock import now_ms
 from app.kernel.fencing import SnapshotItem, Snapshots, Takeover, TakeoverAnswer
-from app.worker.tracker.write_health import WriteHealth, WriteTrouble, is_refusal
+from app.worker.tracker.write_health import ProbeFailure, WriteHealth
 
 log = structlog.get_logger(__name__)
 
@@ -125,37 +126,35 @@ class TrackerClient(Service):
         self.writes.began(partition, time.monotonic())
         try:
             sent = await self._producer.send(self.topic, event, key=key, partition=partition)
-        except BaseException as error:
-            self._ended(partition, error)
+        except asyncio.CancelledError:
+            self.writes.left(partition)
             raise
-        sent.add_done_callback(
-            lambda answer: self._ended(
-                partition, asyncio.CancelledError() if answer.cancelled() else answer.exception()
-            )
-        )
+        except Exception as error:
+            self.writes.ended(partition, time.monotonic(), error)
+            raise
+        sent.add_done_callback(partial(self._answered, partition))
         return sent
 
-    def _ended(self, partition: int, error: BaseException | None) -> None:
-        if isinstance(error, asyncio.CancelledError):
+    def _answered(self, partition: int, answer: asyncio.Future[Any]) -> None:
+        if answer.cancelled():
             self.writes.left(partition)
         else:
-            self.writes.ended(partition, time.monotonic(), error)
+            self.writes.ended(partition, time.monotonic(), answer.exception())
 
-    async def probe(self, timeout_s: float = PROBE_TIMEOUT_S) -> WriteTrouble | None:
+    async def probe(self, timeout_s: float = PROBE_TIMEOUT_S) -> ProbeFailure | None:
         """What a connection made for this meets when it writes an event to each partition; None: nothing."""
         producer = ReplaceableProducer(
             "a look at the tracker topic", self._options,
             enable_idempotence=False, request_timeout_ms=round(timeout_s * 1000),
         )  # fmt: skip
         event, partition = codec.encode(Snapshots(worker=self.worker, at_ms=now_ms(), items=[])), 0
-        began_s = time.monotonic()
         try:
             async with asyncio.timeout(2 * timeout_s):  # the producer's own ends first, with a broker's words
                 await producer.start()
                 for partition in range(TRACKER_PARTITIONS):
                     await producer.send_and_wait(self.topic, event, partition=partition)
         except (KafkaError, OSError, TimeoutError) as error:
-            return WriteTrouble(partition, began_s, str(error) or repr(error), is_refusal(error))
+            return ProbeFailure.of(partition, error)
         finally:
             await producer.stop()
         return None

@@ -7,6 +7,7 @@ whoever wanted to write tries again within a second, or has given up.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from aiokafka.errors import KafkaError
 
@@ -17,13 +18,11 @@ FORGET_AFTER_S = 5.0
 
 @dataclass(slots=True)
 class WriteTrouble:
-    """`since_s`: monotonic. `why`: the last answer; "" while there was none. `is_refusal`: a new connection
-    gets the same answer however often it tries."""
+    """`since_s`: monotonic. `why`: the last answer; "" while there was none."""
 
     partition: int
     since_s: float
     why: str = ""
-    is_refusal: bool = False
 
 
 @dataclass(slots=True)
@@ -78,6 +77,15 @@ class WriteHealth:
         return min(found, key=lambda trouble: trouble.since_s, default=None)
 
 
-def is_refusal(error: BaseException) -> bool:
-    """Whether a broker's answer stays the same however often the same is written."""
-    return isinstance(error, KafkaError) and not heals(error)
+class ProbeFailure(NamedTuple):
+    """What a new connection met. `is_refusal`: it gets the same answer however often it tries."""
+
+    partition: int
+    why: str
+    is_refusal: bool
+
+    @classmethod
+    def of(cls, partition: int, error: BaseException) -> ProbeFailure:
+        """The failure that this error ended."""
+        is_refusal = isinstance(error, KafkaError) and not heals(error)
+        return cls(partition, str(error) or repr(error), is_refusal)

@@ -9,16 +9,16 @@ from aiokafka.errors import MessageSizeTooLargeError
 
 from app.worker.runtime import save_watch as module
 from app.worker.runtime.save_watch import SaveWatch
-from app.worker.tracker.write_health import WriteHealth, WriteTrouble
+from app.worker.tracker.write_health import ProbeFailure, WriteHealth
 
-REFUSED = WriteTrouble(3, 0.0, "[Error 10] MessageSizeTooLargeError", is_refusal=True)
-STUCK = WriteTrouble(3, 0.0, "[Error 19] NotEnoughReplicasError")
+REFUSED = ProbeFailure(3, "[Error 10] MessageSizeTooLargeError", is_refusal=True)
+STUCK = ProbeFailure(3, "[Error 19] NotEnoughReplicasError", is_refusal=False)
 
 
 class Stand:
     """A watch over a partition that takes nothing since `ago_s`; `words` are the incidents and "ended"."""
 
-    def __init__(self, met: WriteTrouble | None, *, ago_s: float = 31.0, others_save: bool = True) -> None:
+    def __init__(self, met: ProbeFailure | None, *, ago_s: float = 31.0, others_save: bool = True) -> None:
         self.words: list[str] = []
         self.writes = WriteHealth()
         self.writes.began(3, time.monotonic() - ago_s)
@@ -30,7 +30,7 @@ class Stand:
             lambda: self.words.append("ended"),
         )  # fmt: skip
 
-    async def _probe(self) -> WriteTrouble | None:
+    async def _probe(self) -> ProbeFailure | None:
         if self.heals_meanwhile:
             self.writes.ended(3, time.monotonic())
         return self.met
@@ -73,7 +73,7 @@ async def test_a_worker_that_is_refused_ends_where_others_can_save() -> None:
 
 @pytest.mark.parametrize(("met", "others_save"), [(REFUSED, False), (STUCK, True), (STUCK, False)])
 async def test_a_worker_that_could_be_helped_by_nobody_says_so_once_and_goes_on(
-    met: WriteTrouble, others_save: bool
+    met: ProbeFailure, others_save: bool
 ) -> None:
     stand = Stand(met, others_save=others_save)
     await stand.watch.look()

@@ -6,7 +6,7 @@ from aiokafka.errors import KafkaTimeoutError, MessageSizeTooLargeError, NotEnou
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.worker.tracker.write_health import FORGET_AFTER_S, WriteHealth, is_refusal
+from app.worker.tracker.write_health import FORGET_AFTER_S, ProbeFailure, WriteHealth
 
 
 def test_the_oldest_trouble_stands_with_the_last_answer() -> None:
@@ -60,9 +60,9 @@ def test_an_outage_of_the_whole_cluster_does_not_count() -> None:
 
 
 def test_only_an_answer_that_stays_the_same_is_a_refusal() -> None:
-    assert is_refusal(MessageSizeTooLargeError())
+    assert ProbeFailure.of(0, MessageSizeTooLargeError()).is_refusal
     for error in (NotEnoughReplicasError(), KafkaTimeoutError(), OSError(), TimeoutError()):
-        assert not is_refusal(error)
+        assert not ProbeFailure.of(0, error).is_refusal
 
 
 @given(st.lists(st.tuples(st.integers(0, 2), st.sampled_from(["taken", "failed", "left"])), max_size=30))
