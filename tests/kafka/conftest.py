@@ -8,7 +8,9 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
 import pytest
-from aiokafka import AIOKafkaProducer
+from aiokafka import AIOKafkaProducer, TopicPartition
+from aiokafka.admin import AIOKafkaAdminClient
+from aiokafka.admin.records_to_delete import RecordsToDelete
 
 from app.kafka.client.cluster import ClusterClient, ClusterSpec
 from app.kafka.client.topic_configs import alter
@@ -135,6 +137,16 @@ async def bound(client: ClusterClient, most_bytes: int | None, *topics: str) -> 
     value = None if most_bytes is None else str(most_bytes)
     failed = await alter(client, {topic: {"max.message.bytes": value} for topic in topics})
     assert not failed
+
+
+async def delete_before(client: ClusterClient, topic: str, offset: int, partition: int = 0) -> None:
+    """As retention does; -1: all."""
+    admin = AIOKafkaAdminClient(**client.spec.aiokafka_options())
+    await admin.start()
+    try:
+        await admin.delete_records({TopicPartition(topic, partition): RecordsToDelete(offset)})
+    finally:
+        await admin.close()
 
 
 async def write(

@@ -7,6 +7,9 @@ Journal(stage).read(); journal.taken["orders", 3]
 from __future__ import annotations
 
 import asyncio
+import os
+import subprocess
+import sys
 import time
 from bisect import bisect_left
 from collections import defaultdict
@@ -62,6 +65,15 @@ def assignments(worker: Process) -> Held:
     """Job -> owner and epoch, as this worker knows them."""
     items = http("GET", f"{worker.url}/api/v1/assignments?limit=1000")[1]["items"]
     return {item["job"]: (item["worker"], item["epoch"]) for item in items if item["worker"]}
+
+
+def run_command(worker: Process, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """`switchyard` with these arguments, asked of this worker, as a process of its own."""
+    return subprocess.run(
+        [sys.executable, "-c", "from app.cli.main import main; main()", *arguments, "--url", worker.url],
+        capture_output=True, text=True, timeout=150, check=False, stdin=subprocess.DEVNULL,
+        env={**os.environ, "NO_COLOR": "1", "COLUMNS": "200"},
+    )  # fmt: skip
 
 
 def incidents(worker: Process, kind: str) -> list[dict[str, Any]]:

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import orjson
@@ -15,8 +12,9 @@ import pytest
 from app.dev.demo.stage import DemoStage, Process, http, wait_until, workload
 from app.dev.demo.traffic import SentMessage, create_topic, produce, read_all
 from app.dispatch.model.dead_letter_budget import START_LETTERS
-from app.sdk.receiver import Message, Receiver
+from app.sdk.receiver import Message
 from tests.system.fleet import incidents
+from tests.system.receiver_thread import ReceiverThread
 
 pytestmark = pytest.mark.system
 
@@ -25,17 +23,15 @@ MESSAGES = 2_000
 SETTLE_S = 120.0
 
 
-class Deployment:
+class Deployment(ReceiverThread):
     """A receiver in this process that fails everything until it is mended."""
 
     def __init__(self, topic: str) -> None:
-        self.address = ""
+        super().__init__(topic, GROUP)
         self.fails = True
         self.failed = 0
         self.taken: Counter[str] = Counter()
         self.attempts: set[int] = set()
-        self._topic = topic
-        self._ready, self._ended = threading.Event(), threading.Event()
 
     def handle(self, message: Message) -> None:
         """One delivery."""
@@ -44,26 +40,6 @@ class Deployment:
             self.failed += 1
             raise RuntimeError("a bad deployment")
         self.taken[orjson.loads(message.value or b"")["id"]] += 1
-
-    async def _serve(self) -> None:
-        receiver = Receiver(port=0)
-        receiver.on(topic=self._topic, group=GROUP)(self.handle)
-        self.address = f"127.0.0.1:{await receiver.start()}"
-        self._ready.set()
-        await asyncio.to_thread(self._ended.wait)
-        await receiver.stop(0)
-
-    @contextmanager
-    def serving(self) -> Iterator[Deployment]:
-        """Answers while the block lasts."""
-        thread = threading.Thread(target=lambda: asyncio.run(self._serve()))
-        thread.start()
-        try:
-            assert self._ready.wait(SETTLE_S)
-            yield self
-        finally:
-            self._ended.set()
-            thread.join()
 
 
 def flow_of(worker: Process, topic: str) -> dict[str, Any]:

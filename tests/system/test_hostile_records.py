@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 import pytest
 
@@ -13,8 +10,9 @@ from app.dev.demo.stage import DemoStage, http, wait_until, workload
 from app.dev.demo.traffic import create_topic, read_all
 from app.kafka.append.appender import Appender
 from app.kafka.client.cluster import ClusterClient, ClusterSpec
-from app.sdk.receiver import Message, Receiver
+from app.sdk.receiver import Message
 from tests.kafka.records.batches import CODECS, batch_of_packed, make_batch, packed_record
+from tests.system.receiver_thread import ReceiverThread
 
 pytestmark = pytest.mark.system
 
@@ -47,38 +45,16 @@ async def append(bootstrap: str, topic: str) -> None:
         await client.stop()
 
 
-class Counting:
+class Counting(ReceiverThread):
     """A receiver in this process that takes everything."""
 
     def __init__(self, topic: str) -> None:
-        self.address = ""
+        super().__init__(topic, GROUP)
         self.offsets: list[int] = []
-        self._topic = topic
-        self._ready, self._ended = threading.Event(), threading.Event()
 
     def handle(self, message: Message) -> None:
         """One delivery."""
         self.offsets.append(message.offset)
-
-    async def _serve(self) -> None:
-        receiver = Receiver(port=0)
-        receiver.on(topic=self._topic, group=GROUP)(self.handle)
-        self.address = f"127.0.0.1:{await receiver.start()}"
-        self._ready.set()
-        await asyncio.to_thread(self._ended.wait)
-        await receiver.stop(0)
-
-    @contextmanager
-    def serving(self) -> Iterator[Counting]:
-        """Answers while the block lasts."""
-        thread = threading.Thread(target=lambda: asyncio.run(self._serve()))
-        thread.start()
-        try:
-            assert self._ready.wait(SETTLE_S)
-            yield self
-        finally:
-            self._ended.set()
-            thread.join()
 
 
 def test_headers_and_zeros_without_end_go_to_the_dlq_and_every_other_message_is_delivered_once(

@@ -6,27 +6,20 @@ One of two workers is killed. Each message arrives as it was produced, and none 
 from __future__ import annotations
 
 import asyncio
-import os
-import subprocess
-import sys
-import threading
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import orjson
 import pytest
 from aiokafka import AIOKafkaProducer
-from aiokafka.admin import AIOKafkaAdminClient, RecordsToDelete
-from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
-from aiokafka.structs import TopicPartition
 
 from app.cli.client import EXIT_PARTIAL
 from app.dev.demo.stage import DemoStage, Process, wait_until, workload
 from app.dev.demo.traffic import create_topic, read_all
-from app.sdk.receiver import Message, Receiver
-from tests.system.fleet import together
+from app.sdk.receiver import Message
+from tests.kafka.conftest import bound, connected, delete_before
+from tests.system.fleet import run_command, together
+from tests.system.receiver_thread import ReceiverThread
 
 pytestmark = pytest.mark.system
 
@@ -40,17 +33,15 @@ def large(key: str) -> bytes:
     return key.encode() * (LARGE_BYTES // len(key))
 
 
-class Deployment:
+class Deployment(ReceiverThread):
     """A receiver in this process that fails large messages until it is mended."""
 
     def __init__(self, topic: str) -> None:
-        self.address = ""
+        super().__init__(topic, GROUP)
         self.fails = True
         self.taken: Counter[str] = Counter()
         self.failed: Counter[str] = Counter()
         self.wrong: list[str] = []
-        self._topic = topic
-        self._ready, self._ended = threading.Event(), threading.Event()
 
     def handle(self, message: Message) -> None:
         """One delivery."""
@@ -63,26 +54,6 @@ class Deployment:
             raise RuntimeError("not now")
         self.taken[key] += 1
 
-    async def _serve(self) -> None:
-        receiver = Receiver(port=0)
-        receiver.on(topic=self._topic, group=GROUP)(self.handle)
-        self.address = f"127.0.0.1:{await receiver.start()}"
-        self._ready.set()
-        await asyncio.to_thread(self._ended.wait)
-        await receiver.stop(0)
-
-    @contextmanager
-    def serving(self) -> Iterator[Deployment]:
-        """Answers while the block lasts."""
-        thread = threading.Thread(target=lambda: asyncio.run(self._serve()))
-        thread.start()
-        try:
-            assert self._ready.wait(SETTLE_S)
-            yield self
-        finally:
-            self._ended.set()
-            thread.join()
-
 
 async def produce(bootstrap: str, topic: str, keys: list[str]) -> None:
     producer = AIOKafkaProducer(
@@ -94,30 +65,22 @@ async def produce(bootstrap: str, topic: str, keys: list[str]) -> None:
             await producer.send(topic, value, key=key.encode())
 
 
-async def bound(bootstrap: str, *topics: str, most_bytes: int) -> None:
+async def bound_to(most_bytes: int, bootstrap: str, *topics: str) -> None:
     """From now on these topics take batches of so many bytes."""
-    admin = AIOKafkaAdminClient(bootstrap_servers=bootstrap)
-    await admin.start()
-    configs = {"max.message.bytes": str(most_bytes)}
-    await admin.alter_configs([ConfigResource(ConfigResourceType.TOPIC, name, configs) for name in topics])
-    await admin.close()
+    async with connected(bootstrap) as client:
+        await bound(client, most_bytes, *topics)
 
 
-async def empty(bootstrap: str, topic: str, ends: dict[TopicPartition, int]) -> None:
-    """Deletes the records of a topic below these offsets, as its retention does."""
-    admin = AIOKafkaAdminClient(bootstrap_servers=bootstrap)
-    await admin.start()
-    await admin.delete_records({part: RecordsToDelete(end) for part, end in ends.items()})
-    await admin.close()
+async def empty(bootstrap: str, topic: str, partitions: int) -> None:
+    """Deletes all records of a topic."""
+    async with connected(bootstrap) as client:
+        for partition in range(partitions):
+            await delete_before(client, topic, -1, partition)
 
 
 def switchyard(worker: Process, *arguments: str) -> tuple[int, str]:
     """A command's exit code, and what it prints."""
-    ended = subprocess.run(
-        [sys.executable, "-c", "from app.cli.main import main; main()", *arguments, "--url", worker.url],
-        capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL,
-        env={**os.environ, "NO_COLOR": "1", "COLUMNS": "200"},
-    )  # fmt: skip
+    ended = run_command(worker, *arguments)
     return ended.returncode, ended.stdout + ended.stderr
 
 
@@ -148,7 +111,7 @@ def test_large_messages_come_through_retries_dead_letters_and_merges_as_they_wer
         assert {len(record.value) for record in letters().values()} == {len(large("large a"))}
         assert min(deployment.failed[key] for key in fits) >= 2, "once in the topic, once in the tier"
 
-        asyncio.run(bound(bootstrap, queue, f"{topic}__{GROUP}__retry_1", most_bytes=2_000))
+        asyncio.run(bound_to(2_000, bootstrap, queue, f"{topic}__{GROUP}__retry_1"))
         lacking = ["large d", "large e"]
         asyncio.run(produce(bootstrap, topic, lacking))
         wait_until(lambda: letters().keys() >= set(lacking), SETTLE_S, lambda: str(letters().keys()))
@@ -169,7 +132,7 @@ def test_large_messages_come_through_retries_dead_letters_and_merges_as_they_wer
         deployment.fails = True
         asyncio.run(produce(bootstrap, topic, ["large f"]))
         wait_until(lambda: "large f" in letters(), SETTLE_S, lambda: str(letters().keys()))
-        asyncio.run(empty(bootstrap, topic, {TopicPartition(topic, part): -1 for part in (0, 1)}))
+        asyncio.run(empty(bootstrap, topic, 2))
         deployment.fails = False
         code, told = merge(second)
         assert code == EXIT_PARTIAL, told

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import subprocess
-import sys
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -15,7 +13,7 @@ import pytest
 
 from app.dev.demo.stage import DemoStage, Process, http, wait_until
 from app.dev.demo.traffic import SentMessage, messages, produce, read_all
-from tests.system.fleet import together
+from tests.system.fleet import run_command, together
 from tests.system.test_delivery import GROUP, SETTLE_S, Scene, owners, spread
 
 pytestmark = pytest.mark.system
@@ -216,10 +214,7 @@ def test_a_reset_forward_passes_over_what_lies_between_and_beyond_the_end_is_cla
 
 def switchyard(worker: Process, *arguments: str, code: int = 0) -> Any:
     """What the command line prints."""
-    ended = subprocess.run(
-        [sys.executable, "-c", "from app.cli.main import main; main()", *arguments, "--url", worker.url],
-        capture_output=True, text=True, timeout=150, check=False, stdin=subprocess.DEVNULL,
-    )  # fmt: skip
+    ended = run_command(worker, *arguments)
     assert ended.returncode == code, ended.stderr
     return orjson.loads(ended.stdout)
 

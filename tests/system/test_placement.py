@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import subprocess
-import sys
 import time
 from collections import Counter
 from typing import Any
@@ -24,6 +22,7 @@ from tests.system.fleet import (
     incidents,
     known_workers,
     placed,
+    run_command,
 )  # fmt: skip
 
 pytestmark = pytest.mark.system
@@ -104,11 +103,7 @@ def yardmaster(stage: DemoStage, topic_name: str) -> Yardmaster:
 
 def switchyard(worker: Process, *arguments: str, code: int = 0) -> Any:
     """What the command line prints as JSON, and what it says besides."""
-    ended = subprocess.run(
-        [sys.executable, "-c", "from app.cli.main import main; main()", *arguments, "--url", worker.url,
-         "-o", "json"],
-        capture_output=True, text=True, timeout=150, check=False, stdin=subprocess.DEVNULL,
-    )  # fmt: skip
+    ended = run_command(worker, *arguments, "-o", "json")
     assert ended.returncode == code, ended.stderr
     return orjson.loads(ended.stdout) if ended.stdout else None
 

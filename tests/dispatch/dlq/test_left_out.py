@@ -9,8 +9,6 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from aiokafka.admin import AIOKafkaAdminClient, RecordsToDelete
-from aiokafka.structs import TopicPartition
 
 from app.dispatch.api.dlq_view import newest
 from app.dispatch.dlq.letter import exported, read_letter
@@ -22,6 +20,7 @@ from app.dispatch.model.retry_headers import MERGES, left_out_headers, read_valu
 from app.dispatch.move.copier import copy_topic
 from app.kafka.append.producer import Producer
 from tests.dispatch.dlq.queues import DeadLetterQueue, create, headers
+from tests.kafka.conftest import delete_before
 
 ZSTD = 4
 LARGE = b"0123456789abcdef" * 1_250_000  # 20 MB, of which compression leaves some kB
@@ -60,10 +59,7 @@ async def put(queue: DeadLetterQueue, lacks: list[tuple[str, bytes | None]], key
 
 async def delete_all(queue: DeadLetterQueue) -> None:
     """Of the workload's topic, as retention does."""
-    admin = AIOKafkaAdminClient(bootstrap_servers=queue.bootstrap)
-    await admin.start()
-    await admin.delete_records({TopicPartition(queue.topic, 0): RecordsToDelete(before_offset=1)})
-    await admin.close()
+    await delete_before(queue.client, queue.topic, -1)
 
 
 async def counted(queue: DeadLetterQueue, operation: str, **terms: Any) -> dict[str, int]:

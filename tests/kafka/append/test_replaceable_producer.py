@@ -28,6 +28,12 @@ async def started(client: ClusterClient, **settings: Any) -> AsyncIterator[Repla
         await producer.stop()
 
 
+async def be_refused(producer: ReplaceableProducer, topic: str) -> None:
+    """Sends what the topic does not take."""
+    with pytest.raises(MessageSizeTooLargeError):
+        await producer.send_and_wait(topic, bytes(2 * SMALL_BYTES), partition=0)
+
+
 async def values(start: Start, topic: str, count: int) -> list[bytes | None]:
     pump = await start()
     pump.service.add("k", topic, 0, 0)
@@ -43,8 +49,7 @@ async def test_what_is_sent_after_a_refusal_is_written(
     async with started(client, enable_idempotence=is_idempotent) as producer:
         for number in range(3):
             await producer.send_and_wait(topic_name, b"%d" % number, partition=0)
-            with pytest.raises(MessageSizeTooLargeError):
-                await producer.send_and_wait(topic_name, bytes(2 * SMALL_BYTES), partition=0)
+            await be_refused(producer, topic_name)
         await producer.send_and_wait(topic_name, b"3", partition=0)
     assert await values(start, topic_name, 4) == [b"0", b"1", b"2", b"3"]
 
@@ -76,8 +81,7 @@ async def test_who_leaves_while_a_producer_is_replaced_holds_up_nobody(
 ) -> None:
     await create(client, topic_name, max_message_bytes=str(SMALL_BYTES))
     async with started(client) as producer:
-        with pytest.raises(MessageSizeTooLargeError):
-            await producer.send_and_wait(topic_name, bytes(2 * SMALL_BYTES), partition=0)
+        await be_refused(producer, topic_name)
         leaving = asyncio.create_task(producer.send_and_wait(topic_name, b"never", partition=0))
         await asyncio.sleep(0)
         leaving.cancel()
@@ -109,8 +113,7 @@ async def test_what_is_stuck_holds_up_a_new_producer_for_seconds_only_and_fails(
         await producer.send_and_wait(stuck, b"now", partition=0)
         await delete(client, stuck)
         waiting = await producer.send(stuck, b"never", partition=0)
-        with pytest.raises(MessageSizeTooLargeError):
-            await producer.send_and_wait(topic_name, bytes(2 * SMALL_BYTES), partition=0)
+        await be_refused(producer, topic_name)
         await producer.send_and_wait(topic_name, b"next", partition=0)
         with pytest.raises(KafkaTimeoutError):
             await waiting
@@ -122,8 +125,7 @@ async def test_a_producer_that_was_stopped_takes_nothing_and_connects_nowhere(
 ) -> None:
     await create(client, topic_name, max_message_bytes=str(SMALL_BYTES))
     async with started(client) as producer:
-        with pytest.raises(MessageSizeTooLargeError):
-            await producer.send_and_wait(topic_name, bytes(2 * SMALL_BYTES), partition=0)
+        await be_refused(producer, topic_name)
         waiting = asyncio.create_task(producer.send_and_wait(topic_name, b"late", partition=0))
         await asyncio.sleep(0)
         await producer.stop()

@@ -5,10 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from aiokafka.admin import AIOKafkaAdminClient
-from aiokafka.admin.records_to_delete import RecordsToDelete
 from aiokafka.protocol.fetch import FetchRequest
-from aiokafka.structs import TopicPartition
 
 from app.dev.yard import Yard
 from app.kafka.append.protocol import AppendRequest
@@ -16,7 +13,7 @@ from app.kafka.client.cluster import ClusterClient
 from app.kafka.producers.history import OwnBatches
 from app.kafka.records.producer_sequences import ProducerStamp
 from tests.kafka.append.test_appender import CLUSTER, appending, batch_of, gathered, written
-from tests.kafka.conftest import connected, create, producing
+from tests.kafka.conftest import connected, create, delete_before, producing
 
 OTHERS_BYTES = 24 * 1024 * 1024
 NEAR_BYTES = 4 * 1024 * 1024  # a few fetches
@@ -26,16 +23,6 @@ async def others_write(client: ClusterClient, topic: str, count: int, size: int 
     async with producing(client.spec.bootstrap[0]) as other:
         for future in [await other.send(topic, b"x" * size, partition=0) for _ in range(count)]:
             await future
-
-
-async def delete_before(client: ClusterClient, topic: str, offset: int) -> None:
-    """As retention does; -1: all."""
-    admin = AIOKafkaAdminClient(**client.spec.aiokafka_options())
-    await admin.start()
-    try:
-        await admin.delete_records({TopicPartition(topic, 0): RecordsToDelete(offset)})
-    finally:
-        await admin.close()
 
 
 def count_fetched(client: ClusterClient, monkeypatch: pytest.MonkeyPatch) -> list[int]:

@@ -8,13 +8,10 @@ from typing import Any
 
 import msgspec
 import pytest
-from aiokafka.admin import AIOKafkaAdminClient
-from aiokafka.admin.records_to_delete import RecordsToDelete
-from aiokafka.structs import TopicPartition
 
 from app.controllog.events import ALL, Paused
 from app.dev.yard import Yard
-from app.kafka.client.cluster import EARLIEST, ClusterClient
+from app.kafka.client.cluster import EARLIEST
 from app.kafka.client.topics import TopicSpec, ensure_topics
 from app.kernel.fencing import LogId, TakeoverAnswer
 from app.kernel.job import JobId, Kind
@@ -25,7 +22,7 @@ from app.replicate.destination.handover import ReplicaHandover
 from app.replicate.jobs.start_position import find_replica_start, same_target
 from app.worker.jobs.start_position import LineageReset
 from app.worker.runtime.operators import OperatorActions
-from tests.kafka.conftest import connected, write
+from tests.kafka.conftest import connected, delete_before, write
 from tests.kafka.second_broker import delete
 from tests.replicate.rig import definition, rows
 from tests.worker.runtime.replica_manager import AWAY, ENOUGH_S, HOME, ReplicaManagerRig, replica_manager_rig
@@ -44,16 +41,6 @@ async def _write(yard: Yard, topic: str, *values: str) -> None:
 async def _copy(yard: Yard, topic: str) -> list[bytes | None]:
     async with connected(yard.bootstrap(AWAY)) as client:
         return [value for _, _, value, _ in await rows(client, topic)]
-
-
-async def delete_before(client: ClusterClient, topic: str, offset: int) -> None:
-    """What retention does, now."""
-    admin = AIOKafkaAdminClient(**client.spec.aiokafka_options())
-    await admin.start()
-    try:
-        await admin.delete_records({TopicPartition(topic, 0): RecordsToDelete(offset)})
-    finally:
-        await admin.close()
 
 
 async def test_a_route_is_copied_paused_given_up_and_taken_again_without_a_record_lost_or_doubled(

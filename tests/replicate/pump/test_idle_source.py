@@ -9,8 +9,7 @@ import pytest
 
 from app.replicate.destination.handover import ReplicaHandover
 from app.replicate.pump import partition as pump_module
-from tests.kafka.conftest import producing
-from tests.kafka.producers.test_history import delete_before
+from tests.kafka.conftest import delete_before, producing
 from tests.replicate.rig import ReplicaRig, rows
 from tests.replicate.source_topics import copying, write
 
