@@ -25,7 +25,7 @@ import numpy as np
 
 from app.audit.counts.reports import Report
 from app.sdk.audit import Audit, FileOutput, SyncAudit, background_thread, write_ahead_log
-from app.sdk.audit.outputs import Output
+from app.sdk.audit.outputs import Output, read_lines
 
 TOPIC, CLUSTER, WIDTH_MS = "orders", "east", 1_000
 RECORDS = 30_000  # of the partition that is consumed
@@ -152,14 +152,24 @@ def wait(child: int, chance: random.Random, life_s: float = MOST_LIFE_S, cpu_s: 
         time.sleep(0.0005)
 
 
-def wait_for_reports(child: int, reports: Path, more_than: int) -> None:
-    """Until the file has more bytes, however long that takes on a busy machine; or the child has ended."""
-    while size(reports) <= more_than and not os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT):
+def wait_for_reports(child: int, reports: Path, more_than: int, former: set[str]) -> None:
+    """Until the file has more bytes, and a life that is none of the `former`, however long that takes on a
+    busy machine; or the child has ended."""
+
+    def has_enough() -> bool:
+        return size(reports) > more_than and bool(sources(reports) - former)
+
+    while not has_enough() and not os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT):
         time.sleep(0.0005)
 
 
 def size(file: Path) -> int:
     return file.stat().st_size if file.exists() else 0
+
+
+def sources(reports: Path) -> set[str]:
+    """Of the lives that the file has reports of."""
+    return {report.source for report in read_lines(reports.read_bytes())} if reports.exists() else set()
 
 
 def main(mode: str, folder: str, seed: str, lives: str) -> None:
@@ -169,7 +179,8 @@ def main(mode: str, folder: str, seed: str, lives: str) -> None:
     killed = 0
     for life in range(int(lives)):
         own, is_last = random.Random(chance.random()), life == int(lives) - 1
-        reported = size(Path(folder) / REPORTS)
+        reports = Path(folder) / REPORTS
+        reported, former = size(reports), sources(reports)
         child = os.fork()
         if not child:
             MODES[mode](Path(folder), own, is_last)
@@ -178,9 +189,7 @@ def main(mode: str, folder: str, seed: str, lives: str) -> None:
             if life % 3:
                 wait(child, chance)
             else:
-                wait_for_reports(
-                    child, Path(folder) / REPORTS, reported + chance.randrange(MOST_REPORTED_BYTES)
-                )
+                wait_for_reports(child, reports, reported + chance.randrange(MOST_REPORTED_BYTES), former)
             os.kill(child, signal.SIGKILL)
             killed += os.waitpid(child, 0)[1] == signal.SIGKILL
     assert os.waitpid(child, 0)[1] == 0, "the last life failed"
