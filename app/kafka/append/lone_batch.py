@@ -55,9 +55,11 @@ async def encoded(
     """The batch. `codec` is Kafka's number of the compression; no timestamp means this moment."""
     time_ms = now_ms() if timestamp_ms is None else timestamp_ms
     given = (key, value, headers, codec, is_transactional, time_ms)
-    if (
-        sum(map(len, (key or b"", value or b"", *(part or b"" for one in headers for part in one))))
-        < LARGE_BYTES
-    ):
+    if content_bytes(key, value, headers) < LARGE_BYTES:
         return LoneBatch(*given)
     return await asyncio.to_thread(LoneBatch, *given)
+
+
+def content_bytes(key: bytes | None, value: bytes | None, headers: Headers) -> int:
+    """Bytes of a record's content, which Kafka's own bookkeeping comes on top of."""
+    return sum(len(part or b"") for part in (key, value, *(part for header in headers for part in header)))

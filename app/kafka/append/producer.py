@@ -18,7 +18,7 @@ from aiokafka.errors import (
 from aiokafka.partitioner import DefaultPartitioner
 
 from app.kafka.append import any_size
-from app.kafka.append.lone_batch import NO_CODEC, Headers, LoneBatch, encoded
+from app.kafka.append.lone_batch import NO_CODEC, Headers, LoneBatch, content_bytes, encoded
 from app.kafka.append.replaceable_producer import ReplaceableProducer
 from app.kafka.client.cluster import ClusterSpec
 from app.kafka.client.permissions import CLUSTER, allow, lacks
@@ -113,7 +113,7 @@ class Producer:
             RecordTooLarge: without its value, or into another topic, it may be taken.
             KafkaError: it was not taken.
         """
-        size = _size(key, value, headers)
+        size = content_bytes(key, value, headers)
         if size <= BATCH_BYTES and not self._known_too_large(topic, size + HEADER_BYTES):
             taken = any_size.NULL if value is None else value
             with contextlib.suppress(*TOO_LARGE):  # maybe for its company, or as it is not compressed
@@ -175,8 +175,3 @@ class Producer:
             why = lacks(self.spec, "cluster", CLUSTER, "IdempotentWrite")
             remedy = allow(self.spec, "cluster", CLUSTER, "IdempotentWrite")
             raise ClusterAuthorizationFailedError(f"{why}, or Write on any topic there; {remedy}") from error
-
-
-def _size(key: bytes | None, value: bytes | None, headers: list[tuple[str, bytes | None]]) -> int:
-    """Bytes of a record's content, which Kafka's own bookkeeping comes on top of."""
-    return sum(len(part or b"") for part in (key, value, *(part for header in headers for part in header)))

@@ -57,8 +57,7 @@ class WriteHealth:
 
     def left(self, partition: int) -> None:
         """Nobody waits any more for what becomes of it."""
-        state = self._partitions[partition]
-        state.waiting -= 1
+        self._partitions[partition].waiting -= 1
 
     def begin_again(self, now_s: float) -> None:
         """What was before does not count: the whole cluster was away."""
