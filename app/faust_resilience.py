@@ -27,7 +27,7 @@ import math
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from time import monotonic
-from typing import Any
+from typing import Any, cast
 
 import faust
 import structlog
@@ -46,6 +46,7 @@ from faust.transport.consumer import RecordMap
 from faust.transport.drivers import aiokafka as driver
 from faust.transport.producer import ProducerBuffer
 from faust.types import TP, FutureMessage
+from mode import Service
 
 from app.kafka.client.startup_retry import heals, start_patiently
 
@@ -54,6 +55,7 @@ log = structlog.get_logger(__name__)
 FLUSH_RETRY_INTERVAL_S = 1.0
 FLUSH_TIMEOUT_S = 5.0  # less than the session's timeout, and than a worker's stop may take (`app.main`)
 FLUSH_POLL_INTERVAL_S = 0.5
+RECOVERY_POLL_INTERVAL_S = 1.0
 # how often it is looked which partitions are active: what was fetched may wait for that
 ACTIVE_PARTITIONS_INTERVAL_S = 0.1
 COMMIT_LATER = (
@@ -242,6 +244,15 @@ class PatientConsumerThread(driver.AIOKafkaConsumerThread):
                     came.cancel()
         return {}
 
+    def position_now(self, tp: TP) -> int | None:
+        """See `PatientConsumer`."""
+        consumer = self._consumer
+        subscription = None if consumer is None else consumer._subscription.subscription
+        assignment = None if subscription is None else subscription.assignment
+        if assignment is None or (state := assignment.state_value(tp)) is None:
+            return None
+        return int(state.position) if state.has_valid_position else None
+
     async def highwaters(self, *partitions: TP) -> Mapping[TP, int]:
         """Where these end. Asked anew from here: a question that waited in the consumer's thread would keep
         commits and revocations from it."""
@@ -294,6 +305,10 @@ class PatientConsumer(driver.Consumer):
         self.app.monitor.on_tp_commit(offsets)
         return did_commit
 
+    def position_now(self, tp: TP) -> int | None:
+        """From where a partition is read next, as far as that is known; asks and waits for nothing."""
+        return cast("PatientConsumerThread", self._thread).position_now(tp)
+
     def _new_consumer_thread(self) -> driver.AIOKafkaConsumerThread:
         return PatientConsumerThread(self, loop=self.loop, beacon=self.beacon)
 
@@ -333,10 +348,40 @@ class PatientApp(faust.App):
 
 
 class PatientRecovery(Recovery):
-    """Its steps take as long as they take; a rebalance, or the worker's end, ends them."""
+    """Its steps take as long as they take; a rebalance, or the worker's end, ends them.
+
+    Faust counts a partition as recovered once it has the record at its end. Where that cannot be read
+    (`app.kafka.fetch.decoder`), there is none, and it would wait for ever.
+    """
 
     async def _wait(self, coro: Any, timeout: Any = None) -> None:
         await super()._wait(coro)
+
+    @Service.task
+    async def _pass_over_unreadable_ends(self) -> None:
+        before: dict[TP, int] = {}
+        while not self.should_stop:
+            await self.sleep(RECOVERY_POLL_INTERVAL_S)
+            read = self._read_to_the_end() if self.in_recovery else {}
+            for tp, highwater in read.items():
+                if before.get(tp) == highwater:  # twice: what was read in between is in the queue by now
+                    self.active_offsets[tp] = highwater
+            before = read
+
+    def _read_to_the_end(self) -> dict[TP, int]:
+        """Where partitions end that are read to their end, of which nothing waits, and whose last record is
+        missing."""
+        found: dict[TP, int] = {}
+        if not self.tables.changelog_queue.empty():
+            return found
+        position_of = cast("PatientConsumer", self.app.consumer).position_now
+        for tp in self.active_tps:
+            highwater, offset = self.active_highwaters.get(tp), self.active_offsets.get(tp)
+            if highwater is None or (-1 if offset is None else offset) >= highwater:
+                continue
+            if (position := position_of(tp)) is not None and position > highwater:
+                found[tp] = highwater
+        return found
 
 
 class PatientTableManager(TableManager):

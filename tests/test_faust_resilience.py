@@ -99,6 +99,37 @@ async def test_a_step_of_a_recovery_takes_as_long_as_it_takes() -> None:
     await recovery._wait(asyncio.sleep(2 * SOON_S), timeout=SOON_S)  # Faust's gives the recovery up for good
 
 
+async def test_a_recovery_ends_where_the_last_record_of_a_changelog_cannot_be_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Where a partition is read to, and recovered to: offset 5 is its last."""
+    app = make_app()
+    recovery, here = app.tables.recovery, TP("here", 0)  # type: ignore[attr-defined]
+    async with a_thread(app) as thread:
+        recovery.active_tps, recovery.active_highwaters = {here, TP("elsewhere", 0)}, {here: 5}
+        recovery.active_offsets = {here: 3}
+        assert thread._consumer is not None
+        state = thread._consumer._subscription.subscription.assignment.state_value(TopicPartition(*here))
+        assert recovery._read_to_the_end() == {}, "its position is not known yet, and nobody waits for it"
+        for position, ends in ((4, {}), (5, {}), (6, {here: 5})):
+            state.seek(position)
+            assert recovery._read_to_the_end() == ends
+        recovery.tables.changelog_queue.put_nowait(object())
+        assert recovery._read_to_the_end() == {}, "what was read is not taken in yet"
+        recovery.tables.changelog_queue.get_nowait()
+        recovery.active_offsets[here] = 5
+        assert recovery._read_to_the_end() == {}
+        recovery.active_offsets[here] = 3
+        monkeypatch.setattr(faust_resilience, "RECOVERY_POLL_INTERVAL_S", SOON_S)
+        recovery.in_recovery = True
+        passing = asyncio.ensure_future(PatientRecovery._pass_over_unreadable_ends.fun(recovery))
+        async with asyncio.timeout(ENOUGH_S):
+            while recovery.active_offsets[here] != 5:  # noqa: ASYNC110 - the task changes it
+                await asyncio.sleep(SOON_S)
+        passing.cancel()
+        assert recovery.active_offsets == {here: 5}
+
+
 async def test_a_commit_of_what_a_rebalance_has_taken_meanwhile_is_none() -> None:
     async with a_thread() as thread:
         assert await thread._commit({TP("elsewhere", 0): 7}) is False

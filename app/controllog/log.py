@@ -42,6 +42,7 @@ from app.controllog.state import ControlState
 from app.kafka.append.replaceable_producer import ReplaceableProducer
 from app.kafka.client.cluster import LATEST, ClusterClient, ClusterUnreachable
 from app.kafka.client.topic_tail import TopicTail
+from app.kafka.fetch.bounded_consumer import was_passed_over
 
 log = structlog.get_logger(__name__)
 
@@ -111,7 +112,7 @@ class ControlLog(Service):
     def _on_records(self, records: list[Any]) -> None:
         for record in records:
             state = self.view if self._rewound is None else self._rewound
-            if 0 < state.next_offset < record.offset and self._is_overtaken(record.offset):
+            if 0 < state.next_offset < record.offset and self._is_overtaken(state.next_offset, record.offset):
                 return
             state.next_offset = record.offset + 1
             if not self._fold(state, record):
@@ -122,8 +123,10 @@ class ControlLog(Service):
             for listener in self._listeners:
                 listener()
 
-    def _is_overtaken(self, offset: int) -> bool:
-        """Offsets before this one are missing: rule 1."""
+    def _is_overtaken(self, start: int, offset: int) -> bool:
+        """Offsets from `start` to before this one are missing: rule 1."""
+        if was_passed_over(self.topic, 0, start, offset):
+            return False
         if not self.caught_up:
             self._misses = True
         elif self._rewound is None:

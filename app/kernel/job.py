@@ -13,6 +13,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import NamedTuple
 
 MAX_NAME_CHARS = 512  # a consumer group (Kafka allows 255 on most clients), '/' and a topic
 MAX_TOPIC_CHARS = 249  # Kafka's own limit: a folder's name with "-partition" behind it
@@ -34,6 +35,13 @@ class Kind(StrEnum):
     DISPATCH = "dispatch"  # pushed to a service
     REPLICATE = "replicate"  # copied into another cluster
     AUDIT = "audit"  # counted
+
+
+class JobFault(NamedTuple):
+    """A job cannot go on, as handling the batch at base offset `at` raised `error`."""
+
+    at: int
+    error: Exception
 
 
 @dataclass(frozen=True, slots=True, order=True)

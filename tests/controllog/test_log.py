@@ -21,6 +21,7 @@ from app.controllog.events import (
 )
 from app.controllog.log import ControlLog
 from app.controllog.state import ControlState
+from app.kafka.fetch import bounded_consumer
 from app.kafka.producers.transaction_marker import mark
 from tests.kafka.conftest import connected, create
 from tests.web.runtime_fake import definition, put
@@ -52,6 +53,17 @@ def hand(log: ControlLog, events: dict[int, AnyControlEvent]) -> bool:
     ]
     log._on_records(records)
     return log._tail._positioned
+
+
+def test_records_that_cannot_be_read_are_not_taken_for_compaction() -> None:
+    """Each would have the whole log read again."""
+    log = read(claim(1), claim(2))
+    bounded_consumer._passed_over["control", 0].extend([(4, 9), (2, 4)])
+    try:
+        assert hand(log, {9: claim(3)}), "it goes on"
+        assert not hand(log, {11: claim(4)}), "compaction took offset 10"
+    finally:
+        bounded_consumer._passed_over.clear()
 
 
 def test_refused_assignments_are_remembered_once_a_job_for_the_leader_to_repair() -> None:

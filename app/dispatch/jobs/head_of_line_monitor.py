@@ -23,6 +23,8 @@ FAILING = (
     "mend the receiver, and they are delivered; spec.dlq.share and perMinute allow more dead letters;"
     " tracker stash moves one away"
 )
+UNDECODABLE_REMEDY = "see what wrote them; dlq list shows where they stood, dlq export has their bytes"
+UNDECODABLE_WAITS = "enable spec.dlq, or all that is behind them waits, too; see what wrote them"
 REMEDY = "it is in the dead letter queue or retry topic; look there for what is wrong with it"
 
 
@@ -40,22 +42,25 @@ class HeadOfLineMonitor(Service):
     async def _poll(self) -> None:
         while not self.should_stop:
             await self.sleep(HEAD_POLL_INTERVAL_S)
-            now_s = time.monotonic()
-            self._report_withheld(now_s)
-            for job, pump in list(self._pumps.items()):
-                try:
-                    verdict = free_head(pump, now_s)
-                except Exception:  # of this job only
-                    log.exception("the head of a line could not be looked at", job=job)
-                    continue
-                if verdict is not None:
-                    message = f"offset {verdict.offset}: {verdict.reason}"
-                    log.warning("a message blocked its partition and was moved away", job=job, why=message)
-                    self._report_incident("head-of-line", job, message, REMEDY)
+            self.look(time.monotonic())
 
-    def _report_withheld(self, now_s: float) -> None:
-        """Logs an incident for each workload whose failed messages may not be dead-lettered, and for each
-        receiver that answers more than is read."""
+    def look(self, now_s: float) -> None:
+        """One look at all pumps."""
+        self._report_trouble(now_s)
+        for job, pump in list(self._pumps.items()):
+            try:
+                verdict = free_head(pump, now_s)
+            except Exception:  # of this job only
+                log.exception("the head of a line could not be looked at", job=job)
+                continue
+            if verdict is not None:
+                message = f"offset {verdict.offset}: {verdict.reason}"
+                log.warning("a message blocked its partition and was moved away", job=job, why=message)
+                self._report_incident("head-of-line", job, message, REMEDY)
+
+    def _report_trouble(self, now_s: float) -> None:
+        """Reports an incident for each workload whose failed messages may not be dead-lettered, or whose
+        batches cannot be decoded, and for each receiver that answers more than is read."""
         reported: set[str] = set()
         for job, pump in list(self._pumps.items()):
             try:
@@ -71,5 +76,12 @@ class HeadOfLineMonitor(Service):
         if message := runtime.withholding.incident_message(now_s):
             self._report_incident("withheld", key, message, FAILING)
         for link in runtime.links.values():
-            if message := link.unread.incident_message(now_s):
+            if due := link.unread.due(now_s):
+                message = f"{link.address} answered {due[0]} times more than is read: {due[1]}"
                 self._report_incident("answer-too-large", key, message, ANSWER_REMEDY)
+        if due := runtime.undecodable.due(now_s):
+            has_queue = runtime.policy.dlq_enabled
+            become = "go to the dead letter queue" if has_queue else "wait, as spec.dlq.enabled is false"
+            message = f"{due[0]} records or batches cannot be decoded. They {become}. The last: {due[1]}"
+            remedy = UNDECODABLE_REMEDY if has_queue else UNDECODABLE_WAITS
+            self._report_incident("undecodable", key, message, remedy)

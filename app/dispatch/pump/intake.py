@@ -33,6 +33,7 @@ from app.kafka.records.decode_risks import DecodeRisks
 from app.kafka.records.record import Record
 from app.kafka.records.scan import OF_COPIES
 from app.kernel.clock import now_ms
+from app.kernel.job import JobFault
 
 if TYPE_CHECKING:
     from app.kafka.fetch.deliveries import ByteBudget, FetchedBatches
@@ -57,6 +58,7 @@ class MessageIntake:
         remote_progress: what ties it to other copies.
         risks: what may end the worker.
         most: that a record may have.
+        fault: what ended the reading; the job has to begin again.
         codec: Kafka's number of the compression seen last; 0: of its batches none was compressed.
     """
 
@@ -72,6 +74,7 @@ class MessageIntake:
         "arrivals",
         "codec",
         "expected",
+        "fault",
         "held_bytes",
         "most",
         "ready",
@@ -94,6 +97,7 @@ class MessageIntake:
         self._on_undecodable = on_undecodable
         self._readers: deque[RecordReader] = deque()
         self.expected = tracker.end
+        self.fault: JobFault | None = None
         self._end: int | None = None
         self._chunks: deque[tuple[int, int]] = deque()  # (offset behind, bytes) of what is ready
         self._ready_bytes = 0
@@ -162,31 +166,39 @@ class MessageIntake:
 
     def refill(self, wanted: int = READY_LOW) -> None:
         """Decodes until `wanted` records are ready, as far as there are any and the tracker has room."""
-        ready, readers, tracker = self.ready, self._readers, self._tracker
-        while readers and len(ready) < wanted:
-            room = min(tracker.room, CHUNK_RECORDS)
+        readers = self._readers
+        while readers and len(self.ready) < wanted and self.fault is None:
+            room = min(self._tracker.room, CHUNK_RECORDS)
             if room <= 0 or self.is_held_up or self._is_full():
                 break
             reader = readers[0]
             try:
-                records = reader.read(room)
-                if records and records[0].offset < tracker.end:
-                    records = [record for record in records if record.offset >= tracker.end]
-            except UndecodableBatch as error:
-                self._undecodable(error)
-                records = []
-            if self._end is not None and reader.next_offset > self._end:
-                records = [record for record in records if record.offset < (self._end or 0)]
-            if records:
-                self.codec = reader.codec or self.codec
-                self._register(records, reader.cost_bytes)
-            read = reader.next_offset if self._end is None else min(reader.next_offset, self._end)
-            if read > tracker.end:
-                tracker.skip(tracker.end, read)
+                self._read_some(reader, room)
+            except Exception as error:  # noqa: BLE001 - whatever it is: nothing behind it may be taken for read
+                self.fault = JobFault(reader.batch_at, error)
+                break
             if reader.held is not None or reader.is_waiting:
                 break
             if reader.exhausted or self.has_ended:
                 readers.popleft().close()
+
+    def _read_some(self, reader: RecordReader, room: int) -> None:
+        tracker = self._tracker
+        try:
+            records = reader.read(room)
+            if records and records[0].offset < tracker.end:
+                records = [record for record in records if record.offset >= tracker.end]
+        except UndecodableBatch as error:
+            self._undecodable(error)
+            records = []
+        if self._end is not None and reader.next_offset > self._end:
+            records = [record for record in records if record.offset < (self._end or 0)]
+        if records:
+            self.codec = reader.codec or self.codec
+            self._register(records, reader.cost_bytes)
+        read = reader.next_offset if self._end is None else min(reader.next_offset, self._end)
+        if read > tracker.end:
+            tracker.skip(tracker.end, read)
 
     def _register(self, records: list[Record], cost_bytes: int) -> None:
         tracker, ready = self._tracker, self.ready

@@ -31,7 +31,7 @@ from app.dispatch.pump.status import status_of
 from app.dispatch.push.metadata import MetadataTemplate
 from app.kafka.records.record import Record, size_of
 from app.kafka.records.scan import OF_PRODUCERS
-from app.kernel.job import JobId
+from app.kernel.job import JobFault, JobId
 from app.kernel.ranges import Snapshot
 from app.kernel.tracker import Tracker
 from app.offsets.model.producer_progress import risks_of, with_audit, with_risks
@@ -226,6 +226,16 @@ class DispatchPump:
     def may_hold(self, record: Record) -> bool:
         """Whether a message may wait here without keeping others from being read."""
         return self._intake.held_bytes + size_of(record) < HELD_BYTES
+
+    @property
+    def fault(self) -> JobFault | None:
+        """What ended its reading, or its backlog's: it has to begin again."""
+        below = None if self.backlog is None else self.backlog.pump.fault
+        return below or self._intake.fault
+
+    def give_up(self, at: int, why: str) -> None:
+        """The batch at this base offset goes to the DLQ undecoded."""
+        self._intake.risks.give_up(at, why)
 
     @property
     def codec(self) -> int:

@@ -45,6 +45,7 @@ from app.kernel.grpc_status import (
 )
 from app.kernel.limit_shares import ALL
 from app.kernel.rates import MeanLatency
+from app.kernel.repeated_trouble import RepeatedTrouble
 
 if TYPE_CHECKING:
     from app.dispatch.definition import Workload
@@ -57,7 +58,6 @@ if TYPE_CHECKING:
 SLOW_START_S = 1.0
 SLOW_START_LEAST = 4
 MAX_ADAPTIVE = 10_000
-INCIDENT_REPEAT_S = 600.0  # between incidents while a receiver goes on answering too much
 DROPPED = {DEADLINE_EXCEEDED, RESOURCE_EXHAUSTED, UNAVAILABLE}  # tell of too much at once
 NOBODY = {CANCELLED, UNAVAILABLE}
 TAKEN = {OK, ALREADY_EXISTS}
@@ -68,34 +68,6 @@ def was_taken(result: CallResult) -> bool:
     """The receiver took the message, or said itself that it is to be passed over or stashed."""
     action = None if result.action is None else KafkaAction.read(result.action)
     return result.code in TAKEN if action is None else action is not KafkaAction.RETRY
-
-
-class OversizedAnswers:
-    """Answers of a receiver that were too large to be read (`app.dispatch.push.answer_limits`).
-
-    Attributes:
-        count: so many since the worker began.
-    """
-
-    __slots__ = ("_address", "_details", "_said", "_said_s", "count")
-
-    def __init__(self, address: str) -> None:
-        self.count = self._said = 0
-        self._address = address
-        self._details = ""
-        self._said_s = float("-inf")
-
-    def record(self, details: str) -> None:
-        """One more, refused with these words."""
-        self.count += 1
-        self._details = details
-
-    def incident_message(self, now_s: float) -> str:
-        """What an incident has to say now; "" for nothing."""
-        if self.count == self._said or now_s < self._said_s + INCIDENT_REPEAT_S:
-            return ""
-        count, self._said, self._said_s = self.count - self._said, self.count, now_s
-        return f"{self._address} answered {count} times more than is read: {self._details}"
 
 
 class ReceiverClientFactory(Protocol):
@@ -128,7 +100,7 @@ class ReceiverLink:
         self.suspects_out: set[Delivery] = set()
         self.suspects_sent = 0  # together, the last time
         self.suspects_most = 1  # that may go together
-        self.unread = OversizedAnswers(address)
+        self.unread = RepeatedTrouble()  # answers too large to be read (`app.dispatch.push.answer_limits`)
         self.taken = 0  # messages that it took, whatever it said of them
         self.credit = 1  # for giving up what may be to blame, earned by what it takes
         self.share = ALL

@@ -40,13 +40,18 @@ from app.dispatch.pump.retry_publisher import CopyProducer, RetryPublisher
 from app.dispatch.push.metadata import Metadata, SenderRole
 from app.dispatch.push.stream.results import UNSENT
 from app.dispatch.scheduler.crash_suspects import send_suspects
-from app.dispatch.scheduler.dead_letter_trials import WithheldDeadLetters, send_withheld
+from app.dispatch.scheduler.dead_letter_trials import (
+    MAX_WHY_CHARS,
+    WithheldDeadLetters,
+    send_withheld,
+)
 from app.dispatch.scheduler.fair_scheduler import FairScheduler
 from app.dispatch.scheduler.isolation_router import IsolationRouter
 from app.dispatch.scheduler.outcomes import OutcomeHandler
 from app.dispatch.scheduler.receiver import ReceiverClientFactory, ReceiverLink, was_taken
 from app.kernel.lease import Lease
 from app.kernel.limit_shares import ALL, LimitNeed, LimitUsage, WorkerShare
+from app.kernel.repeated_trouble import RepeatedTrouble
 from app.kernel.token_bucket import TokenBucket
 
 if TYPE_CHECKING:
@@ -106,6 +111,7 @@ class WorkloadRuntime:
         self.head_tokens = shared_tokens(self._heads_per_minute)
         self.dead_letters = _dead_letters(workload, clock())
         self.withholding = WithheldDeadLetters(self)
+        self.undecodable = RepeatedTrouble()
 
     def change(self, workload: Workload, chain: InterceptorChain | None) -> None:
         """Takes a changed definition into force; messages in flight end under the old one.
@@ -447,6 +453,7 @@ class WorkloadRuntime:
 
     def stash_batch(self, pump: DispatchPump, error: UndecodableBatch, finished: Callable[[], None]) -> None:
         """Writes a batch that cannot be decoded to the DLQ, as it is; then calls `finished`."""
+        self.undecodable.record(f"{pump.job.topic}-{pump.job.partition}, {error}"[:MAX_WHY_CHARS])
         self.retry_publisher.start_raw(
             pump, error, lambda: self.dlq_topic if self.policy.dlq_enabled else None, finished
         )

@@ -19,8 +19,9 @@ from __future__ import annotations
 
 import contextlib
 import struct
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from functools import partial
+from types import MappingProxyType
 
 from aiokafka.record.default_records import DefaultRecordBatchBuilder
 
@@ -47,7 +48,10 @@ NO_TIMESTAMP = -1
 Records = list[tuple[Record, Headers]]
 
 
-def copies(fetched: FetchedBatches, max_batch_bytes: int, edit: Edit | None = None) -> Iterator[VerbatimCopy]:
+def copies(
+    fetched: FetchedBatches, max_batch_bytes: int, edit: Edit | None = None,
+    mended: Mapping[int, RecordBatch | None] = MappingProxyType({}),
+) -> Iterator[VerbatimCopy]:  # fmt: skip
     """The batches to append for what read_committed shows of `fetched`, in order.
 
     Their source ranges follow on each other and begin at `fetched.start_offset`; what is behind the last of
@@ -58,6 +62,7 @@ def copies(fetched: FetchedBatches, max_batch_bytes: int, edit: Edit | None = No
         max_batch_bytes: `max.message.bytes` of the destination; only a record that is too large by itself
             comes in a larger batch.
         edit: gives records other headers; every batch is then re-encoded.
+        mended: of it (`app.kafka.append.own_offsets`).
 
     Raises:
         UndecodableBatch: offsets that can neither go as they are nor be encoded anew. What is behind them:
@@ -77,7 +82,14 @@ def copies(fetched: FetchedBatches, max_batch_bytes: int, edit: Edit | None = No
         header = batch.header
         if not shown.shows(batch) or header.next_offset <= end or not header.record_count:
             continue
-        fits = edit is None and not why_not(header, end, max_batch_bytes)
+        is_odd = False
+        if mended and header.base_offset in mended:
+            instead = mended[header.base_offset]
+            if instead is None:  # decoding it says what is wrong
+                is_odd = True
+            else:
+                header, batch = instead.header, instead  # noqa: PLW2901
+        fits = edit is None and not is_odd and not why_not(header, end, max_batch_bytes)
         joins = fits and _is_small(batch)
         if run and not (joins and len(batch.data) <= left_bytes):
             owed -= yield from _joined(run, position, max_batch_bytes)

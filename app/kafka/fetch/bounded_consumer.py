@@ -11,10 +11,13 @@ Rules
    its offsets, once a batch.
 3. A batch of more than `MAX_BATCH_RECORDS` is passed over as well: records before a position are read again.
 4. A checksum that does not match is an error, as with aiokafka's own.
+5. What was passed over lately is remembered (`was_passed_over`): who knows that there was a record at each
+   offset does not take that for compaction.
 """
 
 from __future__ import annotations
 
+from collections import defaultdict, deque
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -31,7 +34,21 @@ from app.kafka.records.scan import MAX_BATCH_RECORDS
 
 log = structlog.get_logger(__name__)
 
+SPANS_REMEMBERED = 100  # of a partition
 RESPONSE_COST_BYTES = 32 * 1024 * 1024  # many times what a response brings where nobody means harm
+
+
+_passed_over = defaultdict[Any, deque[tuple[int, int]]](lambda: deque(maxlen=SPANS_REMEMBERED))
+
+
+def was_passed_over(topic: str, partition: int, start: int, end: int) -> bool:
+    """Whether all offsets of [start, end) lie in spans of which a consumer of this process could not read
+    all records lately."""
+    at = start
+    for begin, upto in sorted(_passed_over.get((topic, partition), ())):
+        if begin <= at < upto:
+            at = upto
+    return at >= end
 
 
 class OldRecord(NamedTuple):
@@ -142,6 +159,8 @@ class BoundedBatch:
             self._log_unreadable(self.base_offset, at, unread, why)
 
     def _log_unreadable(self, start: int, end: int, count: int, why: str) -> None:
+        if self._response.place is not None:
+            _passed_over[tuple(self._response.place)].append((start, end))
         log.error(
             "records cannot be read and are passed over",
             topic=getattr(self._response.place, "topic", ""),

@@ -5,6 +5,11 @@ were checked when they came (`app.kafka.records.batch.take`). `app.kafka.records
 records as may be objects at once, and aiokafka's C decoder makes them. Legacy messages
 (`app.kafka.records.legacy_format`) are decoded here: aiokafka's own decompresses them without bound. What
 read_committed hides, what compaction took and control batches are skipped: `next_offset` moves over them.
+
+Brokers do not look at the offsets within an uncompressed batch (Kafka's LogValidator), so any producer may
+write some that repeat, fall, or lie beyond the log's end. A record is believed only if its offset is above
+the one before it, and leaves an offset of the batch for each record behind it. From the first that is not so,
+the batch is undecodable.
 """
 
 from __future__ import annotations
@@ -12,7 +17,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Iterator
 from itertools import chain, islice
-from operator import attrgetter
+from operator import attrgetter, lt
 from typing import TYPE_CHECKING, NamedTuple
 
 from aiokafka.record.default_records import DefaultRecordBatch
@@ -44,6 +49,7 @@ from app.kafka.records.scan import (
     lowest_delta,
     short,
 )
+from app.kafka.records.verbatim_copy import may_have_own_offsets, renumbered
 
 if TYPE_CHECKING:
     from app.kafka.fetch.deliveries import FetchedBatches
@@ -55,7 +61,7 @@ WHOLE_BYTES = SHORT_BYTES  # records of no more need not be looked at before
 RISKY_BYTES = 32 * 1024 * 1024
 MAX_WRAPPED = 250_000  # legacy messages in one: all of them are objects at once, some 60 MB
 _INT, _LENGTH_AT, _COUNT_AT = struct.Struct(">i"), 8, 57
-_HEADERS_OF = attrgetter("headers")
+_HEADERS_OF, _OFFSET_OF = attrgetter("headers"), attrgetter("offset")
 _ATTRIBUTES_LOW_AT, _CODEC = 22, 0x07
 
 
@@ -84,6 +90,10 @@ class BeyondBounds(ValueError):
         self.raw = raw
 
 
+class UnbelievableOffset(ValueError):
+    """The next record cannot have the offset that it says (see the module)."""
+
+
 class RiskyBatch(ValueError):
     """It decompresses to more than `RISKY_BYTES`."""
 
@@ -109,7 +119,19 @@ class OpenBatch:
         is_trusted: it may be decompressed to more than `RISKY_BYTES`.
     """
 
-    __slots__ = ("_at", "_legacy", "_most", "_records", "_whole", "batch", "cost_bytes", "is_trusted", "left")
+    __slots__ = (
+        "_at",
+        "_fault",
+        "_legacy",
+        "_most",
+        "_next_offset",
+        "_records",
+        "_whole",
+        "batch",
+        "cost_bytes",
+        "is_trusted",
+        "left",
+    )
 
     def __init__(self, batch: RecordBatch, *, is_trusted: bool = True, most: Most = OF_COPIES) -> None:
         self.batch = batch
@@ -118,6 +140,9 @@ class OpenBatch:
         self.cost_bytes = 0
         self.left = max(0, batch.header.record_count)
         self._at = 0
+        # The lowest that the next record may have; where a legacy batch begins is not known.
+        self._next_offset = batch.header.base_offset if batch.header.magic == MAGIC else 0
+        self._fault = ""  # of the next record
         self._records: bytes | memoryview | None = None
         self._whole: Iterator[Record] | None = None
         self._legacy = _legacy_records(batch.data) if batch.header.magic < MAGIC else None
@@ -139,6 +164,47 @@ class OpenBatch:
             RiskyBatch: nothing was taken; set `is_trusted` to take it all the same.
             ValueError, and whatever the decoder raises: nothing more can be read of it.
         """
+        if self._fault:
+            raise UnbelievableOffset(self._fault)
+        try:
+            return self._believed(self._decoded(most, most_bytes))
+        except BeyondBounds as error:
+            self._fault = self._fault_of(error.offset, self.left)
+            if self._fault:
+                raise UnbelievableOffset(self._fault) from error
+            self._next_offset = error.offset + 1
+            raise
+
+    def _believed(self, records: list[Record]) -> list[Record]:
+        """Those before the first whose offset cannot be (see the module). Raises: there are none."""
+        if not records:
+            return records
+        behind = self.left if self._legacy is None else 0  # how many more a legacy batch has is not known
+        offsets = list(map(_OFFSET_OF, records))
+        first, last = offsets[0], offsets[-1]
+        rises = all(map(lt, offsets, islice(offsets, 1, None)))
+        # Of offsets that rise, the last leaves the least room.
+        if rises and self._next_offset <= first and last + behind < self.batch.header.next_offset:
+            self._next_offset = last + 1
+            return records
+        for index, record in enumerate(records):
+            self._fault = self._fault_of(record.offset, behind + len(records) - index - 1)
+            if self._fault:
+                if not index:
+                    raise UnbelievableOffset(self._fault)
+                self.left += len(records) - index
+                return records[:index]
+            self._next_offset = record.offset + 1
+        return records
+
+    def _fault_of(self, offset: int, left: int) -> str:
+        """Why a record, with `left` behind it, cannot have this offset; "" when it can."""
+        last = self.batch.header.next_offset - 1 - left
+        if self._next_offset <= offset <= last:
+            return ""
+        return f"a record has offset {offset} where {self._next_offset} to {last} can be"
+
+    def _decoded(self, most: int, most_bytes: int) -> list[Record]:
         if self._legacy is not None:
             return self._take_legacy(self._legacy, most)
         if self._whole is not None:
@@ -222,11 +288,26 @@ def _header_count(records: list[Record]) -> int:
 
 
 def records_of(batch: RecordBatch) -> Iterator[Record]:
-    """All records of a batch, some at a time. Raises, while they are read, what `OpenBatch.take` does."""
-    opened = OpenBatch(batch)
-    yield from opened.take(CHUNK_RECORDS)
-    while opened.left:
-        yield from opened.take(CHUNK_RECORDS)
+    """All records of a batch, some at a time, with its broker's offsets (`verbatim_copy`, rule 4).
+
+    Raises, while they are read, what `OpenBatch.take` does.
+    """
+    opened, given = OpenBatch(batch), 0
+    while True:
+        try:
+            records = opened.take(CHUNK_RECORDS)
+        except UnbelievableOffset:
+            if not may_have_own_offsets(batch.header):
+                raise
+            batch = renumbered(batch, crc32c)
+            opened, passed = OpenBatch(batch), 0
+            while passed < given:
+                passed += len(opened.take(min(CHUNK_RECORDS, given - passed)))
+            continue
+        yield from records
+        given += len(records)
+        if not opened.left:
+            return
 
 
 def lowest_timestamp(batch: RecordBatch) -> int:
@@ -272,6 +353,7 @@ class RecordReader:
         held: the batch of which it is not known whether it is wanted, if reading stands before one.
         cost_bytes: of the records read last as objects, about.
         codec: Kafka's number of the compression of the batch that was opened last.
+        batch_at: the base offset of the batch that was looked at last; -1: none was.
         is_waiting: the batch is decoded later (`risks`).
     """
 
@@ -282,6 +364,7 @@ class RecordReader:
         "_most",
         "_risks",
         "_wants",
+        "batch_at",
         "codec",
         "cost_bytes",
         "exhausted",
@@ -307,6 +390,7 @@ class RecordReader:
         self._filter = ReadCommittedFilter(fetched.aborted)
         self._current: OpenBatch | None = None
         self.cost_bytes = self.codec = 0
+        self.batch_at = -1
 
     def read(self, limit: int) -> list[Record]:
         """The next at most `limit` records, of one batch; [] when a batch had none to show (see `exhausted`).
@@ -408,6 +492,7 @@ class RecordReader:
             held, self.held = self.held, None
             for batch in self._batches if held is None else chain((held,), self._batches):
                 header = batch.header
+                self.batch_at = header.base_offset
                 is_shown = batch is held or self._filter.shows(batch)
                 wanted: bool | None = is_shown and header.next_offset > self.next_offset
                 if wanted and self._wants is not None:
@@ -418,12 +503,14 @@ class RecordReader:
                 if not wanted:
                     self.next_offset = max(self.next_offset, header.next_offset)
                     continue
+                if self._risks is not None and (why := self._risks.why_given_up(self.batch_at)):
+                    raise self._undecodable(batch, ValueError(why))
                 self.codec = header.compression
                 self._current = OpenBatch(batch, is_trusted=self._risks is None, most=self._most)
                 return True
         except CorruptBatch as error:
             start, self.next_offset = self.next_offset, max(self.next_offset, self.fetched.next_offset)
-            self._batches = iter(())
+            self._batches, self.batch_at = iter(()), -1
             raise UndecodableBatch(start, self.next_offset, bytes(self.fetched.data), str(error)) from error
         return False
 

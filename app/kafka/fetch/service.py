@@ -55,6 +55,7 @@ from app.kafka.fetch.deliveries import (
 )
 from app.kafka.fetch.leader_search import LeaderSeeker
 from app.kafka.fetch.log_watch import WATERMARKS_S, LogWatch, find_gap
+from app.kafka.fetch.offsets_at_time import offsets_at
 from app.kafka.fetch.shared_read_service import Counts, HeadsOf, SharedReadService
 from app.kafka.records.batch import MAX_BATCH_BYTES, CorruptBatch, take
 from app.kafka.records.checksum import crc32c
@@ -153,8 +154,9 @@ class FetchService(Service):
 
         Raises:
             LookupError: the partition has no leader that answers now.
+            ClusterUnreachable, KafkaError: (of a time) the log cannot be read now.
         """
-        found = await self.client.offsets([(topic, partition)], timestamp, READ_COMMITTED)
+        found = await offsets_at(self.client, [(topic, partition)], timestamp, READ_COMMITTED)
         if (topic, partition) not in found:
             raise LookupError(f"no leader of {topic}-{partition} in {self.client.name} answers")
         return found[topic, partition]

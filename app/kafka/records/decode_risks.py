@@ -9,6 +9,7 @@ Rules
 2. A note counts the owners that began. It stands from before the batch is decompressed until its first
    records are there, a part of a second. An owner that lets go in order withdraws its own.
 3. Who inherits a note keeps it until it meets the batch, or has finished what lies below.
+4. A batch at which its job failed again and again is dead-lettered undecoded, too (`give_up`).
 
 Pure. `version` grows whenever there is something to save.
 """
@@ -33,11 +34,12 @@ class DecodeVerdict(Enum):
 class DecodeRisks:
     """See the module; of one job."""
 
-    __slots__ = ("_began", "_saved_at", "version")
+    __slots__ = ("_began", "_given_up", "_saved_at", "version")
 
     def __init__(self) -> None:
         self.version = 0
         self._began: dict[int, int] = {}  # base offset of a batch -> owners that began to decode it
+        self._given_up: dict[int, str] = {}  # rule 4: base offset of a batch -> why
         self._saved_at: dict[int, int | None] = {}  # noted here -> the job's version to be saved; -1: it is
 
     def noted(self, base: int) -> tuple[tuple[int, int], ...]:
@@ -47,6 +49,14 @@ class DecodeRisks:
     def inherit(self, noted: Iterable[tuple[int, int]]) -> None:
         """A former owner's note."""
         self._began = dict(list(noted)[:MOST_NOTED])
+
+    def give_up(self, at: int, why: str) -> None:
+        """Rule 4, of the batch at this base offset."""
+        self._given_up[at] = why
+
+    def why_given_up(self, at: int) -> str:
+        """Why the batch at this base offset is not to be decoded; "" when it may be."""
+        return self._given_up.get(at, "")
 
     def verdict(self, offset: int) -> DecodeVerdict:
         """Of the batch at this base offset, before it is decompressed. Ask again after WAIT."""

@@ -152,6 +152,73 @@ def lowest_delta(data: bytes, count: int) -> int:
     return lowest
 
 
+def is_numbered(data: bytes | memoryview, count: int) -> bool:
+    """Whether these are `count` records with the offset deltas 0, 1, 2 ... Takes about 0.4 us a record."""
+    at = signs = 0
+    try:
+        for index in range(count):
+            length = data[at]
+            if length < _MORE:
+                at += 1
+            elif (more := data[at + 1]) < _MORE:  # the usual case, without a call
+                length = length & _BITS | more << 7
+                at += 2
+            else:
+                length, at = varint(data, at)
+                length <<= 1
+            signs |= length
+            delta_at = at + 2
+            while data[delta_at - 1] >= _MORE:  # the timestamp's delta
+                delta_at += 1
+            delta = data[delta_at]
+            if delta >= _MORE:
+                more = data[delta_at + 1]
+                delta = delta & _BITS | more << 7 if more < _MORE else varint(data, delta_at)[0] << 1
+            if delta != index << 1:
+                return False
+            at += length >> 1
+    except (IndexError, ValueError):
+        return False
+    return at == len(data) and not signs & 1 and signs >= 0
+
+
+def numbered(data: bytes | memoryview, count: int) -> bytes:
+    """The `count` records with the offset deltas 0, 1, 2 ..., and nothing else changed.
+
+    Raises:
+        ValueError: the bytes are not so many records.
+    """
+    found, at = bytearray(), 0
+    try:
+        for index in range(count):
+            length, body = varint(data, at)
+            end = body + length
+            _, delta_at = varint(data, body + 1)
+            _, rest = varint(data, delta_at)
+            if length < 0 or not rest <= end <= len(data):
+                raise ValueError(f"a record of {length} bytes at byte {at}")
+            delta = _packed(index)
+            found += _packed(length + len(delta) - (rest - delta_at))
+            found += data[body:delta_at]
+            found += delta
+            found += data[rest:end]
+            at = end
+    except IndexError:
+        raise ValueError(f"the record at byte {at} is cut off") from None
+    if at != len(data):
+        raise ValueError(f"{count} records end at byte {at} of {len(data)}")
+    return bytes(found)
+
+
+def _packed(number: int) -> bytes:
+    """A zigzag varint of a number that is not negative."""
+    left, found = number << 1, bytearray()
+    while left >= _MORE:
+        found.append(left & _BITS | _MORE)
+        left >>= 7
+    return bytes([*found, left])
+
+
 def _headers(data: memoryview | bytes, body: int, end: int) -> tuple[int, int, int]:
     """How many headers a record has, the byte at which they begin, and its offset delta."""
     at = body + 1

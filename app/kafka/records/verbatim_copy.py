@@ -11,7 +11,9 @@ Rules
 3. The delete horizon flag is cleared. With it the first timestamp is the time at which tombstones may go, and
    the records' deltas count from there: they go on to do so, so that no record's timestamp changes. The
    destination's cleaner then gives its tombstones a time of its own.
-4. Nothing else is changed: records, compression, timestamps and header fields stay as they are.
+4. Nothing else is changed: records, compression, timestamps and header fields stay as they are. But for an
+   uncompressed batch whose records have other offsets than its broker gave them (`app.kafka.fetch.decoder`):
+   its copy has those of the broker, as Kafka itself mends a compressed batch.
 
 Sources: Apache Kafka's LogValidator (validateBatch, validateTimestamp), DefaultRecordBatch (baseTimestamp,
 deleteHorizonMs, incrementSequence) and ProducerAppendInfo (checkSequence).
@@ -23,7 +25,17 @@ import struct
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
-from app.kafka.records.batch import CHECKED_FROM, MAGIC, BatchHeader, set_producer
+from app.kafka.records.batch import (
+    CHECKED_FROM,
+    HEADER,
+    HEADER_BYTES,
+    MAGIC,
+    BatchHeader,
+    RecordBatch,
+    seal,
+    set_producer,
+)
+from app.kafka.records.scan import is_numbered, numbered
 
 LOG_APPEND_TIME = 0x08
 TRANSACTIONAL = 0x10
@@ -31,9 +43,9 @@ DELETE_HORIZON = 0x40
 CLEARED = TRANSACTIONAL | DELETE_HORIZON  # attributes that a copy does not have
 SEQUENCES = 1 << 31  # a sequence number is 31 bits and begins again at 0
 
-_LEADER_EPOCH_AT = 12
+_LENGTH_AT, _LEADER_EPOCH_AT = 8, 12
 _BASE_OFFSET = struct.Struct(">q")
-_LEADER_EPOCH = struct.Struct(">i")
+_LEADER_EPOCH = _LENGTH = struct.Struct(">i")
 _ATTRIBUTES = struct.Struct(">h")
 
 Bytes = bytes | bytearray | memoryview
@@ -85,6 +97,30 @@ def why_not(header: BatchHeader, position: int, max_batch_bytes: int) -> str:
         return "its timestamps are those of the source's log"
     size = header.length + _LEADER_EPOCH_AT
     return f"it has {size} bytes, the destination takes {max_batch_bytes}" if size > max_batch_bytes else ""
+
+
+def may_have_own_offsets(header: BatchHeader) -> bool:
+    """Whether records of such a batch may have other offsets than their broker gave, and those are known.
+
+    They are in a row where compaction took none (rule 4).
+    """
+    is_plain = header.magic == MAGIC and not header.compression and not header.is_control
+    return is_plain and header.record_count == header.last_offset_delta + 1
+
+
+def has_own_offsets(batch: RecordBatch) -> bool:
+    """Whether they have. Takes 0.4 us a record."""
+    header = batch.header
+    return may_have_own_offsets(header) and not is_numbered(batch.data[HEADER_BYTES:], header.record_count)
+
+
+def renumbered(batch: RecordBatch, checksum: Callable[..., int]) -> RecordBatch:
+    """The batch with its broker's offsets. Raises ValueError: it is not made of records."""
+    data = bytearray(batch.data[:HEADER_BYTES])
+    data += numbered(batch.data[HEADER_BYTES:], batch.header.record_count)
+    _LENGTH.pack_into(data, _LENGTH_AT, len(data) - _LEADER_EPOCH_AT)
+    seal(data, checksum)
+    return RecordBatch(BatchHeader._make(HEADER.unpack_from(data)), memoryview(data))
 
 
 def stamped(

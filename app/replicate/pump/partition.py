@@ -26,6 +26,7 @@ from app.controllog.codec import CopyingStatus, JobStatus
 from app.kafka.append.encoder import copies
 from app.kafka.append.errors import BatchRefused
 from app.kafka.append.local_appends import LaneWrites
+from app.kafka.append.own_offsets import mended
 from app.kafka.append.pending_batch import stamp_of
 from app.kafka.fetch.decoder import UndecodableBatch
 from app.kafka.fetch.deliveries import FetchedBatches, LogGap
@@ -207,10 +208,15 @@ class ReplicaPump:
                 await asyncio.sleep(0)
 
     async def _copy(self, fetched: FetchedBatches) -> None:
+        odd = await mended(fetched)
+        for start, batch in odd.items():
+            if batch is not None and batch.header.next_offset > fetched.start_offset:
+                where = f"offsets [{start}, {batch.header.next_offset})"
+                self.runtime.renumbered.record(f"{self.where}, {where}")
         while True:
             try:
                 most_bytes = self.session.max_batch_bytes if self.runtime.divides else NO_LIMIT
-                for copy in copies(fetched, most_bytes, self.edit):
+                for copy in copies(fetched, most_bytes, self.edit, odd):
                     await self._send(copy)
                     if copy.read_again is not None:
                         await asyncio.sleep(0)  # encoding the next one takes its time, too

@@ -22,6 +22,7 @@ from app.kernel.fencing import LogId
 from app.kernel.job import JobId
 from app.kernel.lease import Lease
 from app.kernel.limit_shares import ALL, LimitNeed, LimitUsage, WorkerShare
+from app.kernel.repeated_trouble import RepeatedTrouble
 from app.kernel.token_bucket import TokenBucket
 from app.replicate.definition import RouteDefinition
 from app.replicate.destination.copy_headers import HeaderEdit
@@ -92,6 +93,8 @@ class RouteRuntime:
         self.group = group_of(definition.key)
         self.pumps: set[ReplicaPump] = set()
         self.unsnapshotted_budget = unsnapshotted_budget
+        self.renumbered = RepeatedTrouble()  # batches (`app.kafka.records.verbatim_copy`, rule 4)
+        self._report_incident = report_incident
         self.messages: TokenBucket | None = None
         self.bytes: TokenBucket | None = None
         self._priorities = priorities
@@ -244,8 +247,17 @@ class RouteRuntime:
                     log.debug("a route could not be looked at", route=self.definition.key, error=repr(error))
 
     async def _poll(self) -> None:
+        now_s = time.monotonic()
         for pump in list(self.pumps):
-            check_progress(pump, time.monotonic())
+            check_progress(pump, now_s)
+        if due := self.renumbered.due(now_s):
+            self._report_incident(
+                "batch-renumbered",
+                self.definition.key,
+                f"the records of {due[0]} batches had other offsets than their broker gave; the copies have"
+                f" those of the broker. The last: {due[1]}",
+                "see what wrote them; consumers of the source may lose records by it",
+            )
 
     async def _known_targets(self) -> None:
         """A destination topic that was made anew is another log: its replicas begin again."""

@@ -10,6 +10,7 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2
 
+from app.dispatch.jobs.head_of_line_monitor import HeadOfLineMonitor
 from app.dispatch.model.retry_headers import (
     ATTEMPT,
     CODE,
@@ -155,8 +156,12 @@ async def test_an_answer_that_is_too_large_fails_its_message_only_and_is_told_wi
         await stand.until(lambda: stand.runtime.link.unread.count)
 
         assert stand.runtime.link.breaker.closed
-        told = stand.runtime.link.unread.incident_message(0.0)
-        assert told.startswith(f"{stand.runtime.link.address} answered ")
+        told = list[str]()
+        HeadOfLineMonitor({"j": pump}, lambda kind, _, message, __: told.append(f"{kind}: {message}")).look(
+            time.monotonic()
+        )
+        (message,) = told
+        assert message.startswith(f"answer-too-large: {stand.runtime.link.address} answered 1 times")
     await server.stop(None)
 
 

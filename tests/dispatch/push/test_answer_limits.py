@@ -7,7 +7,6 @@ from typing import Any
 
 from app.dispatch.push.answer_limits import ANSWER_WORDS, MAX_RANGES, MAX_UNARY_BYTES, RANGES_AT_ONCE
 from app.dispatch.push.stream.encoder import OutBatch
-from app.dispatch.scheduler.receiver import INCIDENT_REPEAT_S, OversizedAnswers
 from app.kernel.grpc_status import OK, RESOURCE_EXHAUSTED, UNAVAILABLE
 from app.sdk.proto.switchyard.v1.receiver_pb2 import DeliverResponse
 from app.sdk.receiver.outcomes import MOST_OTHERS, StreamOutcomes
@@ -120,15 +119,3 @@ def test_what_a_receiver_says_at_once_is_bounded_and_all_of_it_is_said() -> None
         said |= {one.deliveries.start for one in results.retried}
         said |= {one.start for one in results.skipped}
     assert said == set(range(3 * (2 * MOST_OTHERS + 1)))
-
-
-def test_answers_that_are_not_read_are_told_with_their_receiver_and_not_too_often() -> None:
-    unread = OversizedAnswers("billing:443")
-    assert unread.incident_message(0.0) == ""
-    unread.record("CLIENT: Received message larger than max (5 vs. 4)")
-    assert "billing:443 answered 1 times" in unread.incident_message(0.0)
-    for _ in range(100):
-        unread.record("CLIENT: Received message larger than max (5 vs. 4)")
-    assert unread.incident_message(1.0) == ""
-    assert "answered 100 times" in unread.incident_message(INCIDENT_REPEAT_S)
-    assert unread.incident_message(3 * INCIDENT_REPEAT_S) == ""

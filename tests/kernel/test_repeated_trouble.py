@@ -1,0 +1,18 @@
+"""What comes by the thousand is told at once, and seldom."""
+
+from __future__ import annotations
+
+from app.kernel.repeated_trouble import TELL_AGAIN_S, RepeatedTrouble
+
+
+def test_what_comes_again_and_again_is_told_at_once_and_then_seldom_with_how_often() -> None:
+    trouble = RepeatedTrouble()
+    assert trouble.due(0.0) is None
+    trouble.record("first")
+    assert trouble.due(0.0) == (1, "first")
+    for number in range(100):
+        trouble.record(f"again {number}")
+    assert trouble.due(1.0) is None
+    assert trouble.due(TELL_AGAIN_S) == (100, "again 99")
+    assert trouble.due(3 * TELL_AGAIN_S) is None
+    assert trouble.count == 101
