@@ -38,14 +38,15 @@ from app.replicate.pump.partition import ReplicaPump
 from app.replicate.pump.route_runtime import RouteRuntime
 from app.replicate.pump.unsnapshotted_budget import UnsnapshottedBudget
 from app.worker.catalog import Catalog
+from app.worker.jobs.failures import JobFailures
 from app.worker.jobs.pump import Pump, StartedJob, StartPostponed
 from app.worker.jobs.start_position import LineageReset, ReportIncident
 
 log = structlog.get_logger(__name__)
 
 OFFSET_SYNC_SEND_INTERVAL_S = 0.5
-LOST_PUMP_RESTART_DELAY_S = 2.0  # what is lost at once again must not fill the log
 MAX_PENDING_BARRIERS = 1_000  # barriers of a job that wait for a control cluster that is away
+LOST_RESTART_DELAY_S = 2.0  # the first; what is lost at once again must not fill the log
 
 
 class ReplicaController(Service):
@@ -62,6 +63,7 @@ class ReplicaController(Service):
         lease: Lease,
         report_incident: ReportIncident,
         sender: BarrierSender | None,
+        failures: JobFailures,
     ) -> None:
         super().__init__()
         self.pumps: dict[str, ReplicaPump] = {}
@@ -72,6 +74,7 @@ class ReplicaController(Service):
         self._lease = lease
         self._report_incident = report_incident
         self._sender = sender
+        self._failures = failures
         self._verify_budget = VerificationBudget()
         self._priorities = RoutePriorities()
         self._unsnapshotted_budget = UnsnapshottedBudget()
@@ -243,9 +246,16 @@ class ReplicaController(Service):
                 pump.runtime in old
                 or pump in self._misled
                 or pump.intake.wants_fetching(pump.base)
-                or (pump.lost and time.monotonic() - pump.lost_at_s > LOST_PUMP_RESTART_DELAY_S)
+                or self._begins_again(job, pump)
             ):
                 restart(job, pump)
+
+    def _begins_again(self, job: str, pump: ReplicaPump) -> bool:
+        """Whether it is lost, and has waited for long enough."""
+        if not pump.lost:
+            return False
+        self._failures.failed(job, pump.epoch, pump.base, pump.lost, pump.lost_at_s, LOST_RESTART_DELAY_S)
+        return self._failures.may_begin(job, pump.epoch, time.monotonic())
 
     def _change(self, runtime: RouteRuntime, definition: RouteDefinition) -> None:
         runtime.change(definition)

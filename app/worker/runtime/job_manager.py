@@ -19,6 +19,7 @@ Rules
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -51,6 +52,7 @@ from app.placement.limit_divider import shares_of
 from app.replicate.jobs.controller import ReplicaController
 from app.replicate.pump.partition import ReplicaPump
 from app.worker.catalog import Catalog
+from app.worker.jobs.failures import MOST_FAILURES, NOWHERE, JobFailures
 from app.worker.jobs.pump import Pump, together
 from app.worker.jobs.start_position import LineageReset, ReportIncident
 from app.worker.runtime.heartbeat_status import apply_fetch_state, job_statuses, workload_statuses
@@ -75,7 +77,10 @@ class JobManager(Service):
         super().__init__()
         self.worker = worker
         self.pumps: dict[str, DispatchPump] = {}
-        self.replicas = ReplicaController(control, catalog, clusters, lease, report_incident, barriers)
+        self._failures = JobFailures()
+        self.replicas = ReplicaController(
+            control, catalog, clusters, lease, report_incident, barriers, self._failures
+        )
         self.audits = AuditController(catalog.audits, clusters, report_incident, self.pumps, schemas)
         self.flowing: Mapping[str, Pump] = together(self.pumps, self.replicas.pumps, self.audits.pumps)
         self.runtimes: dict[str, WorkloadRuntime] = {}
@@ -153,18 +158,39 @@ class JobManager(Service):
                 case FetchIncident():
                     pump.trouble = f"fetch: {item.message}"
                     self._report_incident("fetch-trouble", job, item.message, item.remedy)
-        except Exception:
+        except Exception as error:
             # A programming error stops this job loudly, and only this job.
             log.exception("a pump failed; its job stops here and starts again", job=job)
+            self._note_failure(job, pump.epoch, NOWHERE, error)
             self._close(job)
             if isinstance(item, FetchedBatches):
                 item.release()
             self._changed.set()
 
+    def _begin_faulty_again(self) -> None:
+        """Workloads' jobs that cannot get past a batch."""
+        for job, pump in list(self.pumps.items()):
+            if (fault := pump.fault) is not None and job not in self._work:
+                log.error("a job cannot get past a batch; it begins again", job=job, exc_info=fault.error)
+                self._note_failure(job, pump.epoch, fault.at, fault.error)
+                self._restart_soon(job, pump)
+
+    def _note_failure(self, job: str, epoch: int, at: int, error: Exception) -> None:
+        failure = self._failures.failed(job, epoch, at, repr(error), time.monotonic())
+        self._starter.troubles[job] = failure.words
+        if failure.count == MOST_FAILURES:
+            self._report_incident(
+                "job-fails", job, failure.words,
+                "report it as an error of Switchyard; the worker's log has it. "
+                + ("It is tried again, less and less often" if at == NOWHERE else
+                   "The batch goes to the dead letter queue as it is"),
+            )  # fmt: skip
+
     def restart_in_new_lineage(
         self, pump: Pump, lineage: int, next_offset: int, reason: str = "", source_epoch: int | None = None
     ) -> None:
         """Ends this pump; the job begins again, in another lineage (`app.worker.jobs.start_position`)."""
+        self._failures.forget(str(pump.job))
         self._starter.resets[str(pump.job)] = LineageReset(
             pump.epoch, lineage, next_offset, reason, source_epoch
         )
@@ -207,10 +233,12 @@ class JobManager(Service):
 
     def _reconcile(self) -> None:
         self._close_moved()
+        self._begin_faulty_again()
         mine = self._control.view.owned_by(self.worker)
         for job in [job for job in self._work if job not in mine]:
             self._end_task(job)
         self._starter.keep(mine)
+        self._failures.keep(mine)
         if self.draining:
             self._give_back()
             return
@@ -221,7 +249,7 @@ class JobManager(Service):
                 continue
             if held.release:
                 self._spawn(job, self._release(job, held, held.reason))
-            elif job not in self.flowing:
+            elif job not in self.flowing and self._failures.may_begin(job, held.epoch, time.monotonic()):
                 self._spawn(job, self._start_job(job, held))
                 self._starting.add(job)
         self.pause_controller.reconcile()
@@ -327,6 +355,8 @@ class JobManager(Service):
             case DispatchPump():
                 self.pumps[job] = pump
                 self.pause_controller.attach(pump)
+                for at, why in self._failures.given_up(job, pump.epoch).items():
+                    pump.give_up(at, why)
         self.share_limits()
         above = sum(end - start for start, end in beginning.snapshot.finished)
         log.info("job flows", job=job, epoch=held.epoch, next_offset=beginning.snapshot.base,
