@@ -27,7 +27,7 @@ from app.audit.pump.counting_spec import how_of, open_times
 from app.failover.topology import AGGREGATE, Layout
 from app.kafka.client.cluster import ClusterClient
 from app.kafka.client.topic_configs import TopicSettings, describe
-from app.kafka.fetch.span_reader import LogSpan, spans
+from app.kafka.fetch.offsets_at_time import LogSpan, spans
 from app.kernel.clock import iso
 from app.kernel.fencing import LogId
 from app.offsets.model.offset_map import OffsetMapLine

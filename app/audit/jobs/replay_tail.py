@@ -12,8 +12,10 @@ from typing import Any, NamedTuple
 from aiokafka import AIOKafkaConsumer, TopicPartition
 
 from app.audit.folds.seals import HEADER
+from app.kafka.client.cluster import ClusterClient
 from app.kafka.client.consumer_shutdown import stop_consumer
 from app.kafka.client.topic_tail import TAIL_STOP_TIMEOUT_S, bounded
+from app.kafka.fetch.offsets_at_time import offsets_at
 from app.kernel.clock import now_ms
 
 MARGIN_MS = 60_000  # what was sent to a changelog so long ago has arrived
@@ -35,11 +37,12 @@ Events = list[Recorded]
 
 
 class Margin:
-    """See the module. Raises KafkaError, OSError (TimeoutError, too): they cannot be read now."""
+    """See the module. Raises KafkaError, ClusterUnreachable, OSError (TimeoutError, too): not now."""
 
-    def __init__(self, topic: str, kafka_options: dict[str, Any]) -> None:
+    def __init__(self, topic: str, kafka_options: dict[str, Any], client: ClusterClient) -> None:
         self._topic = topic
         self._options = kafka_options
+        self._client = client
 
     async def before(self, partition: int, offset: int) -> Events:
         """The events of the last minute below `offset`, a thousand at least."""
@@ -49,8 +52,9 @@ class Margin:
         try:
             consumer.assign([at])
             start = (await consumer.beginning_offsets([at]))[at]
-            lately = (await consumer.offsets_for_times({at: now_ms() - MARGIN_MS}))[at]
-            first = offset - MARGIN_EVENTS if lately is None else min(lately.offset, offset - MARGIN_EVENTS)
+            place = self._topic, partition
+            lately = (await offsets_at(self._client, [place], now_ms() - MARGIN_MS)).get(place, -1)
+            first = offset - MARGIN_EVENTS if lately < 0 else min(lately, offset - MARGIN_EVENTS)
             end = min(offset, (await consumer.end_offsets([at]))[at])
             await self._read(consumer, at, max(start, first), end, found)
         finally:

@@ -27,6 +27,7 @@ from app.audit.counts.spans import NO_SPAN
 from app.audit.query.time_index import TimeIndex
 from app.kafka.client.cluster import EARLIEST, LATEST, READ_COMMITTED, ClusterClient, ClusterUnreachable
 from app.kafka.client.consumer_shutdown import stop_consumer
+from app.kafka.fetch.offsets_at_time import offsets_at
 from app.kafka.records.record import Record, size_of
 from app.kernel.ranges import Range, Ranges, outside
 
@@ -111,7 +112,7 @@ async def parts_of(
         raise LookupError(f"there is no topic {topic} in {client.name}")
     wanted = [(topic, partition) for partition in range(count)]
     starts = await client.offsets(wanted, EARLIEST)
-    firsts = await client.offsets(wanted, times.from_ms) if by_timestamp else {}
+    firsts = await offsets_at(client, wanted, times.from_ms) if by_timestamp else {}
     ends = await client.offsets(wanted, LATEST, READ_COMMITTED)
     found = []
     for at in wanted:

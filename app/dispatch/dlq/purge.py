@@ -23,6 +23,7 @@ from app.dispatch.dlq.query import BadQuery
 from app.dispatch.dlq.reader import queue_ends, reading
 from app.dispatch.dlq.rules import Span, bounded
 from app.kafka.client.cluster import ClusterClient, ClusterUnreachable
+from app.kafka.fetch.offsets_at_time import offsets_at
 
 
 async def foresee_purge(
@@ -46,7 +47,7 @@ async def foresee_purge(
     wanted = {p: (0, before) for p, before in (before_offsets or {}).items()}
     spans = bounded(ends, wanted, partitions)
     if before_ms is not None:
-        at = await client.offsets([(topic, p) for p in spans], before_ms)
+        at = await offsets_at(client, [(topic, p) for p in spans], before_ms)
         if len(at) < len(spans):
             raise ClusterUnreachable(f"not every leader of {topic} answers; ask again in a moment")
         limits = {p: at[topic, p] for p in spans if at[topic, p] >= 0}  # -1: all of it is older

@@ -23,6 +23,7 @@ from app.kafka.client.cluster import (
     ClusterUnreachable,
 )
 from app.kafka.client.consumer_shutdown import stop_consumer
+from app.kafka.fetch.offsets_at_time import offsets_at
 from app.kernel.clock import now_ms
 
 TopicAndPartition = tuple[str, int]  # topic, partition
@@ -44,7 +45,7 @@ async def offsets(
     timestamp: int,
     isolation: int = READ_COMMITTED,
 ) -> dict[TopicAndPartition, int]:
-    """`client.offsets` of all of them.
+    """`offsets_at` of all of them.
 
     Raises:
         ClusterUnreachable: some leader does not answer.
@@ -52,7 +53,8 @@ async def offsets(
     missing, found = set(wanted), dict[TopicAndPartition, int]()
     for _ in range(TRIES):
         if missing:
-            found |= await client.offsets(missing, timestamp, isolation)
+            with contextlib.suppress(ClusterUnreachable, KafkaError):  # a log that cannot be read now
+                found |= await offsets_at(client, missing, timestamp, isolation)
             missing -= set(found)
         if not missing:
             return found

@@ -315,7 +315,10 @@ class ClusterClient:
     async def offsets_and_times(
         self, wanted: Iterable[tuple[str, int]], timestamp: int, isolation: int = READ_UNCOMMITTED
     ) -> dict[tuple[str, int], tuple[int, int]]:
-        """The same, each with its record's timestamp; -1: of none."""
+        """The same, each with its record's timestamp; -1: of none.
+
+        Of times `app.kafka.fetch.offsets_at_time` is to be asked: batches may lie.
+        """
         by_node: dict[int, dict[str, list[tuple[int, int]]]] = {}
         for topic, partition in wanted:
             node = await self.leader(topic, partition)

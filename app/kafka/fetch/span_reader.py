@@ -2,21 +2,20 @@
 
     [start, end) --fetch, a piece at a time--> Piece, Piece, ... their offsets follow on each other
 
-Nothing is kept, and nothing waits for records that are not there yet: the end must lie within the log
-(`spans`).
+Nothing is kept, and nothing waits for records that are not there yet: the end must lie within the log.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from typing import Any, NamedTuple
 
 from aiokafka.errors import KafkaError, for_code
 from aiokafka.protocol.fetch import FetchRequest
 
-from app.kafka.client.cluster import EARLIEST, LATEST, READ_COMMITTED, ClusterClient, ClusterUnreachable
+from app.kafka.client.cluster import EARLIEST, READ_COMMITTED, ClusterClient, ClusterUnreachable
 from app.kafka.producers.history import OFFSET_OUT_OF_RANGE
 from app.kafka.records.batch import CorruptBatch, take
 from app.kafka.records.checksum import crc32c
@@ -37,47 +36,6 @@ class SpanPiece(NamedTuple):
     data: bytes
     aborted: list[tuple[int, int]]
     damage: str = ""
-
-
-class LogSpan(NamedTuple):
-    """What of a partition may hold records of a time: [start, end) of its log, as it is now.
-
-    `log_start`, `log_end`: where the log begins, and what is committed ends. `is_cut`: records of that time
-    may have been deleted.
-    """
-
-    start: int
-    end: int
-    log_start: int
-    log_end: int
-    is_cut: bool
-
-
-async def spans(
-    client: ClusterClient, topic: str, partitions: int, from_ms: int, before_ms: int
-) -> Mapping[int, LogSpan]:
-    """By partition: from the first record with a timestamp of `from_ms` or later, to the first with one of
-    `before_ms` or later, or to where the committed log ends now.
-
-    Raises:
-        ClusterUnreachable, KafkaError: some leader does not answer.
-    """
-    wanted = [(topic, partition) for partition in range(partitions)]
-    starts = await client.offsets(wanted, EARLIEST)
-    firsts = await client.offsets_and_times(wanted, from_ms)
-    lasts = await client.offsets(wanted, before_ms)
-    ends = await client.offsets(wanted, LATEST, READ_COMMITTED)
-    found: dict[int, LogSpan] = {}
-    for at in wanted:
-        if not (at in starts and at in firsts and at in lasts and at in ends):
-            raise ClusterUnreachable(f"{client.name}: the leader of {topic}-{at[1]} does not answer")
-        (first, _), last, end = firsts[at], lasts[at], ends[at]
-        start = end if first < 0 else min(first, end)
-        stop = end if last < 0 else min(last, end)
-        # Of an empty log nobody knows what it had.
-        is_cut = starts[at] > 0 and start <= starts[at]
-        found[at[1]] = LogSpan(start, max(start, stop), starts[at], max(start, end), is_cut)
-    return found
 
 
 async def read_span(

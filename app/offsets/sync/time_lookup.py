@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from app.kafka.client.cluster import EARLIEST, LATEST, ClusterClient, ClusterUnreachable
+from app.kafka.fetch.offsets_at_time import offsets_at_time
 from app.replicate.model.route import Route
 
 Note = Literal["", "before-start", "beyond-end"]
@@ -39,7 +40,7 @@ async def at_time(client: ClusterClient, topic: str, time_ms: int) -> list[TimeL
         return None
     wanted = [(topic, partition) for partition in range(count)]
     starts = await client.offsets(wanted, EARLIEST)
-    found = await client.offsets_and_times(wanted, time_ms)
+    found = await offsets_at_time(client, wanted, time_ms)
     ends = await client.offsets(wanted, LATEST)  # last: what came meanwhile lies before it
     for at in wanted:
         if not (at in starts and at in found and at in ends):

@@ -36,7 +36,6 @@ from app.failover.run.presence import Presence
 from app.failover.topology import Layout
 from app.kafka.append.replaceable_producer import ReplaceableProducer
 from app.kafka.client.cluster import ClusterClient, ClusterSpec
-from app.kafka.client.commits import OffsetCommitter
 from app.kafka.client.topic_tail import TAIL_STOP_TIMEOUT_S, TopicTail, bounded
 from app.kafka.data_clusters import DataClusters
 from app.kafka.fetch.deliveries import ByteBudget
@@ -150,7 +149,6 @@ class Runtime(Service):
         self.failover.runs.arrived = lambda asked: FailoverPlanner(self).arrived(asked)
         self.catalog.runs_here = self.failover.keeper.runs_here
         self.catalog.sender_role = self.failover.keeper.sender_role
-        self.groups = OffsetCommitter(self._control_client)
         self.trackers = TrackerClient(self.worker, topics, control_options)
         self.barriers = BarrierSender(topics, control_options, self.worker)
         self.jobs = JobManager(
@@ -173,7 +171,8 @@ class Runtime(Service):
         self.jobs.audits.sender = self.audit_sender
         self.audit_books = AuditBooks(
             topics.audit.name, self._control_client, self.audit_sender,
-            Margin(topics.audit.name, control_options), self.catalog.audits.bounds_of, self.report_incident,
+            Margin(topics.audit.name, control_options, self._control_client),
+            self.catalog.audits.bounds_of, self.report_incident,
             lambda: self.leader.leads, self.catalog.audits.oddity_of, self.audit_sender.key,
         )  # fmt: skip
         self.watchdog, self.save_watch = self._watchdogs()
@@ -182,7 +181,9 @@ class Runtime(Service):
             lease=self.lease, interval_s=HEARTBEAT_S,
             read_control=partial(self.control.read_to_end, self._control_client),
         )  # fmt: skip
-        self.follower = TrackerFollower(self.worker, topics, control_options, self.members, self.groups)
+        self.follower = TrackerFollower(
+            self.worker, topics, control_options, self.members, self._control_client
+        )
         self.leader = Leader(
             self.worker,
             self.control,

@@ -22,9 +22,11 @@ from mode import Service
 from app.controllog import codec
 from app.controllog.topics import ControlTopics
 from app.kafka.append.replaceable_producer import ReplaceableProducer
+from app.kafka.client.cluster import ClusterClient
 from app.kafka.client.commits import OffsetCommitter
 from app.kafka.client.consumer_shutdown import stop_consumer
 from app.kafka.client.topic_tail import TAIL_RETRY_INTERVAL_S, TAIL_STOP_TIMEOUT_S, bounded
+from app.kafka.fetch.offsets_at_time import offsets_at
 from app.kernel.clock import now_ms
 from app.worker.members.membership import Members
 from app.worker.tracker.fold import TrackerFold, followers
@@ -52,15 +54,16 @@ class TrackerFollower(Service):
         topics: ControlTopics,
         kafka_options: dict[str, Any],
         members: Members,
-        groups: OffsetCommitter,
+        client: ClusterClient,
     ) -> None:
         super().__init__()
         self.worker = worker
+        self._client = client
         self.folds: dict[int, TrackerFold] = {}
         self._topics = topics
         self._options = kafka_options
         self._members = members
-        self._groups = groups
+        self._groups = OffsetCommitter(client)
         self._beginning: dict[int, asyncio.Task[TrackerFold]] = {}
         self._again_s: dict[int, float] = {}  # when a beginning that failed is tried again
         self._written_s: dict[int, float] = {}
@@ -120,7 +123,7 @@ class TrackerFollower(Service):
                 for at, records in (
                     await consumer.getmany(timeout_ms=int(PARTITIONS_POLL_INTERVAL_S * 1000))
                 ).items():
-                    await self._fold(at.partition, records)
+                    await self._fold(consumer, at, records)
                 await self.sleep(FOLD_INTERVAL_S)
         finally:
             await bounded(stop_consumer(consumer), TAIL_STOP_TIMEOUT_S, "reader of the tracker topic")
@@ -174,9 +177,11 @@ class TrackerFollower(Service):
         try:
             consumer.assign([changelog])
             start = (await consumer.beginning_offsets([at]))[at]
-            lately = (await consumer.offsets_for_times({at: now_ms() - int(MARGIN_S * 1000)}))[at]
-            base = committed or 0
-            fold = TrackerFold(max(start, min(base, lately.offset) if lately else base - MARGIN_EVENTS))
+            base = min(committed or 0, (await consumer.end_offsets([at]))[at])  # a position may lie
+            place = at.topic, partition
+            since_ms = now_ms() - int(MARGIN_S * 1000)
+            lately = (await offsets_at(self._client, [place], since_ms)).get(place, -1)
+            fold = TrackerFold(max(start, min(base, lately) if lately >= 0 else base - MARGIN_EVENTS))
             end = (await consumer.end_offsets([changelog]))[changelog]
             upto = (await consumer.end_offsets([at]))[at]
             await consumer.seek_to_beginning(changelog)
@@ -204,16 +209,18 @@ class TrackerFollower(Service):
 
     # -- folding ---------------------------------------------------------------------------------
 
-    async def _fold(self, partition: int, records: list[Any]) -> None:
-        fold = self.folds.get(partition)
+    async def _fold(self, consumer: AIOKafkaConsumer, at: TopicPartition, records: list[Any]) -> None:
+        fold = self.folds.get(at.partition)
         records = [record for record in records if fold is not None and record.offset >= fold.next_offset]
         if fold is None or not records:
             return
-        if records[0].offset > fold.next_offset:
-            log.error("events of the tracker topic are gone before they were read; its table is read anew",
-                      partition=partition, since=fold.next_offset, present=records[0].offset)  # fmt: skip
-            del self.folds[partition]
-            return
+        if records[0].offset > fold.next_offset:  # else what lies between holds no record that can be read
+            start = (await consumer.beginning_offsets([at]))[at]
+            if start > fold.next_offset:
+                log.error("events of the tracker topic are gone before they were read; it is read anew",
+                          partition=at.partition, since=fold.next_offset, present=start)  # fmt: skip
+                del self.folds[at.partition]
+                return
         for record in records:
             try:
                 answer = fold.apply(codec.tracker_event(record.value), record.offset)

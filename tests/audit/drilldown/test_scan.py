@@ -17,7 +17,7 @@ from app.audit.drilldown.prints import EventTimeWindow, PrintReader
 from app.audit.drilldown.scan import LogsChanged, Scan, Scanned, ScanRange
 from app.audit.pump.counting_spec import how_of
 from app.kafka.client.cluster import ClusterClient
-from app.kafka.fetch.span_reader import spans
+from app.kafka.fetch.offsets_at_time import spans
 from tests.audit.query.test_view import audit_plan
 from tests.kafka.conftest import create, producing
 
