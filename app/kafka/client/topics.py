@@ -14,7 +14,7 @@ from app.kafka.client.cluster import ClusterClient
 from app.kafka.client.permissions import CLUSTER_NOT_AUTHORISED, NOT_AUTHORISED, allow, lacks
 
 MAX_REPLICATION = 3
-ALREADY_EXISTS = 36
+ALREADY_EXISTS, TOO_FEW_BROKERS = 36, 38
 VISIBLE_TRIES = 50
 
 
@@ -59,28 +59,18 @@ async def ensure_topics(client: ClusterClient, wanted: Sequence[TopicSpec]) -> l
     try:
         await admin.start()
         await _until_led(admin, client.name)
-        response: Any = await admin.create_topics(
-            [
-                NewTopic(
-                    name=spec.name,
-                    num_partitions=spec.partitions,
-                    replication_factor=spec.replication or replication,
-                    topic_configs=spec.config,
-                )
-                for spec in missing
-            ]
-        )
+        answers = await _create(admin, missing, replication)
     finally:
         await admin.close()
     created = []
-    for name, code, *rest in response.topic_errors:
+    for name, (code, words) in answers.items():
         if code == 0:
             created.append(name)
         elif code in {NOT_AUTHORISED, CLUSTER_NOT_AUTHORISED}:
             allowed = allow(client.spec, "topic", name, "Create", "Describe", "Read", "Write")
             raise for_code(code)(f"{lacks(client.spec, 'topic', name, 'Create')}; {allowed}")
         elif code != ALREADY_EXISTS:
-            raise for_code(code)(f"topic {name} in {client.name}: {rest[0] if rest else ''}")
+            raise for_code(code)(f"topic {name} in {client.name}: {words}")
     for _ in range(VISIBLE_TRIES):
         found = await client.metadata([spec.name for spec in missing])
         # Seen, and every partition led: what comes next must not fail on a topic in the making.
@@ -88,6 +78,31 @@ async def ensure_topics(client: ClusterClient, wanted: Sequence[TopicSpec]) -> l
             break
         await asyncio.sleep(0.1)
     return created
+
+
+async def _create(
+    admin: AIOKafkaAdminClient, specs: Sequence[TopicSpec], replication: int
+) -> dict[str, tuple[int, str]]:
+    """Topic -> code and words of the answer.
+
+    To a cluster whose brokers have just come back, or were slow for a moment, they are too few.
+    """
+    answers: dict[str, tuple[int, str]] = {}
+    left = {spec.name: spec for spec in specs}
+    for _ in range(VISIBLE_TRIES):
+        wanted = [
+            NewTopic(name, spec.partitions, spec.replication or replication, topic_configs=spec.config)
+            for name, spec in left.items()
+        ]
+        response: Any = await admin.create_topics(wanted)
+        answers |= {
+            name: (code, (rest[0] or "") if rest else "") for name, code, *rest in response.topic_errors
+        }
+        left = {name: spec for name, spec in left.items() if answers.get(name, (0,))[0] == TOO_FEW_BROKERS}
+        if not left:
+            break
+        await asyncio.sleep(0.1)
+    return answers
 
 
 async def _until_led(admin: AIOKafkaAdminClient, cluster: str) -> None:

@@ -1,0 +1,32 @@
+"""Topics made on real brokers: what a cluster cannot do for a moment only is no refusal."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+from aiokafka.errors import InvalidReplicationFactorError
+
+from app.dev.yard import Yard
+from app.kafka.client import topics
+from app.kafka.client.topics import TopicSpec, ensure_topics
+from tests.kafka.conftest import connected
+from tests.kafka.second_broker import delete, second_broker
+
+CLUSTER = "east-aggregate"
+
+
+async def test_brokers_that_are_too_few_are_waited_for_and_refuse_in_the_end(
+    killable_yard: Yard, topic_name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    of_two = [TopicSpec(topic_name, 1, 2)]
+    async with connected(killable_yard.bootstrap(CLUSTER)) as client:
+        monkeypatch.setattr(topics, "VISIBLE_TRIES", 3)
+        with pytest.raises(InvalidReplicationFactorError, match=topic_name):
+            await ensure_topics(client, of_two)
+        monkeypatch.setattr(topics, "VISIBLE_TRIES", 1_000)
+        making = asyncio.create_task(ensure_topics(client, of_two))
+        async with second_broker(killable_yard, CLUSTER, tmp_path, client):
+            assert await making == [topic_name]
+            await delete(client, topic_name)
