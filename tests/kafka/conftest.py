@@ -103,6 +103,18 @@ async def pumping(client: ClusterClient, budget_bytes: int = BUDGET_BYTES) -> As
         assert not pump.service._polls
 
 
+async def fetched_until(
+    ended: asyncio.Event, client: ClusterClient, deliver: Callable[[Any], Awaitable[None]], topic: str
+) -> None:
+    """Partition 0 of the topic is fetched from its start, until `deliver` sets `ended`."""
+    service = FetchService(client, deliver, ByteBudget(1 << 24))
+    await service.start()
+    service.add("k", topic, 0, 0)
+    async with asyncio.timeout(ENOUGH_S):
+        await ended.wait()
+    await service.stop()
+
+
 @pytest.fixture
 async def start(client: ClusterClient) -> AsyncIterator[Start]:
     """Starts pumps; they are stopped after the test."""

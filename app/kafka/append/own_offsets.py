@@ -1,7 +1,7 @@
 """Batches whose records have other offsets than their broker gave, and what is copied in their place.
 
-See `app.kafka.records.verbatim_copy`, rule 4. Looking takes 0.4 us a record of an uncompressed batch, so that
-the event loop goes on meanwhile.
+See `app.kafka.records.verbatim_copy`, rule 4. Looking takes 0.4 us a record of an uncompressed batch. A
+thread looks at large ones, so that the event loop runs meanwhile.
 """
 
 from __future__ import annotations

@@ -292,22 +292,22 @@ def records_of(batch: RecordBatch) -> Iterator[Record]:
 
     Raises, while they are read, what `OpenBatch.take` does.
     """
-    opened, given = OpenBatch(batch), 0
-    while True:
-        try:
-            records = opened.take(CHUNK_RECORDS)
-        except UnbelievableOffset:
-            if not may_have_own_offsets(batch.header):
-                raise
-            batch = renumbered(batch, crc32c)
-            opened, passed = OpenBatch(batch), 0
-            while passed < given:
-                passed += len(opened.take(min(CHUNK_RECORDS, given - passed)))
-            continue
-        yield from records
-        given += len(records)
-        if not opened.left:
-            return
+    given = 0
+    try:
+        for records in _chunks(batch):
+            yield from records
+            given += len(records)
+    except UnbelievableOffset:
+        if not may_have_own_offsets(batch.header):
+            raise
+        yield from islice(chain.from_iterable(_chunks(renumbered(batch, crc32c))), given, None)
+
+
+def _chunks(batch: RecordBatch) -> Iterator[list[Record]]:
+    opened = OpenBatch(batch)
+    yield opened.take(CHUNK_RECORDS)
+    while opened.left:
+        yield opened.take(CHUNK_RECORDS)
 
 
 def lowest_timestamp(batch: RecordBatch) -> int:

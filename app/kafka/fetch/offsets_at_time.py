@@ -1,16 +1,16 @@
 """The first offset at or after a time, where the broker's word is not enough.
 
-A broker finds the first batch that is new enough, and answers the offset that a record in it says. Of a batch
-that lies (`app.kafka.fetch.decoder`) that may be any number. A record whose offset is beyond the log's end
-makes it answer that there is none; one that is too low, that it is a later record.
+A broker finds the first batch that is new enough, and answers the offset that a record in it says. A batch
+that lies (`app.kafka.fetch.decoder`) may say any number. A broker answers that there is no such record where
+the number is beyond the log's end, and one that is too low passes for a later record's.
 
 Rules
-1. An answer is believed if it is the first record of its batch that is new enough, and the batch before that
-   one is older. That there is none is believed if the log's last batch is older.
-2. Else the log is read from where an earlier time begins, to the first batch of the wanted time: its first
-   offset is the answer. That may be some records too early, and never too late.
-3. What lies behind the end of what is committed cannot be read. An answer there is believed as if there were
-   none before; where the search comes to the end, that is the answer.
+1. An answer stands if it is the first record of its batch that is new enough, and the batch before it is
+   older. "None" stands if the last batch of the log is older.
+2. Else the search reads the log from where an earlier time begins. It ends at the first batch of the wanted
+   time, with the first offset of that batch: some records too early at most, and never too late.
+3. Nobody can read behind the committed end of a log. An answer from there stands as "none" does, and a search
+   that comes to that end answers it.
 
 Source: Kafka's FileRecords.searchForTimestamp.
 """
@@ -64,23 +64,7 @@ async def offsets_at_time(
     Raises:
         ClusterUnreachable, KafkaError: a log in which a batch lies cannot be read now.
     """
-    places = list(wanted)
-    logs = _Logs(
-        client,
-        await client.offsets(places, EARLIEST),
-        await client.offsets(places, LATEST, READ_COMMITTED),  # first: what comes meanwhile lies behind it
-    )
-    answers = await client.offsets_and_times(places, time_ms, isolation)
-    gate = asyncio.Semaphore(PARTITIONS_AT_ONCE)
-
-    async def checked(at: At) -> tuple[int, int]:
-        async with gate:
-            if await logs.stands(at, time_ms, answers[at]):
-                return answers[at]
-            return await logs.searched(at, time_ms)
-
-    known = [at for at in answers if at in logs.starts and at in logs.ends]
-    return dict(zip(known, await asyncio.gather(*map(checked, known)), strict=True))
+    return await (await _logs_of(client, list(wanted))).at_time(time_ms, isolation)
 
 
 async def offsets_at(
@@ -99,28 +83,32 @@ async def offsets_at(
 async def spans(
     client: ClusterClient, topic: str, partitions: int, from_ms: int, before_ms: int
 ) -> Mapping[int, LogSpan]:
-    """By partition: from the first record with a timestamp of `from_ms` or later, to the first with one of
-    `before_ms` or later, or to where the committed log ends now.
+    """Spans by partition. Each begins at the first record with a timestamp of `from_ms` or later. It ends at
+    the first with one of `before_ms` or later, or where the committed log ended when this began.
 
     Raises:
         ClusterUnreachable, KafkaError: some leader does not answer.
     """
     wanted = [(topic, partition) for partition in range(partitions)]
-    starts = await client.offsets(wanted, EARLIEST)
-    firsts = await offsets_at_time(client, wanted, from_ms)
-    lasts = await offsets_at_time(client, wanted, before_ms)
-    ends = await client.offsets(wanted, LATEST, READ_COMMITTED)
+    logs = await _logs_of(client, wanted)
+    firsts, lasts = await logs.at_time(from_ms), await logs.at_time(before_ms)
     found: dict[int, LogSpan] = {}
     for at in wanted:
-        if not (at in starts and at in firsts and at in lasts and at in ends):
+        if not (at in firsts and at in lasts):
             raise ClusterUnreachable(f"{client.name}: the leader of {topic}-{at[1]} does not answer")
-        (first, _), (last, _), end = firsts[at], lasts[at], ends[at]
+        (first, _), (last, _), log_start, end = firsts[at], lasts[at], logs.starts[at], logs.ends[at]
         start = end if first < 0 else min(first, end)
         stop = end if last < 0 else min(last, end)
-        # Of an empty log nobody knows what it had.
-        is_cut = starts[at] > 0 and start <= starts[at]
-        found[at[1]] = LogSpan(start, max(start, stop), starts[at], max(start, end), is_cut)
+        # Nobody knows what an empty log had.
+        is_cut = log_start > 0 and start <= log_start
+        found[at[1]] = LogSpan(start, max(start, stop), log_start, max(start, end), is_cut)
     return found
+
+
+async def _logs_of(client: ClusterClient, places: list[At]) -> _Logs:
+    """Of those whose leaders answer. The ends are asked first: what comes meanwhile lies behind them."""
+    starts = await client.offsets(places, EARLIEST)
+    return _Logs(client, starts, await client.offsets(places, LATEST, READ_COMMITTED))
 
 
 class _Logs(NamedTuple):
@@ -129,6 +117,20 @@ class _Logs(NamedTuple):
     client: ClusterClient
     starts: Mapping[At, int]
     ends: Mapping[At, int]
+
+    async def at_time(self, time_ms: int, isolation: int = READ_UNCOMMITTED) -> dict[At, tuple[int, int]]:
+        """See `offsets_at_time`."""
+        places = [at for at in self.starts if at in self.ends]
+        answers = await self.client.offsets_and_times(places, time_ms, isolation)
+        gate = asyncio.Semaphore(PARTITIONS_AT_ONCE)
+
+        async def checked(at: At) -> tuple[int, int]:
+            async with gate:
+                if await self.stands(at, time_ms, answers[at]):
+                    return answers[at]
+                return await self.searched(at, time_ms)
+
+        return dict(zip(answers, await asyncio.gather(*map(checked, answers)), strict=True))
 
     async def stands(self, at: At, time_ms: int, answer: tuple[int, int]) -> bool:
         """Rules 1 and 3."""

@@ -8,9 +8,7 @@ from typing import Any
 
 from app.dev.yard import Yard
 from app.kafka.fetch.decoder import RecordReader, UndecodableBatch
-from app.kafka.fetch.deliveries import ByteBudget
-from app.kafka.fetch.service import FetchService
-from tests.kafka.conftest import ENOUGH_S, connected, create, producing
+from tests.kafka.conftest import connected, create, fetched_until, producing
 from tests.kafka.records.batches import LAST_DELTA_AT
 
 BATCHES, RECORDS = 5, 10
@@ -49,12 +47,7 @@ async def test_a_flipped_bit_on_a_brokers_disk_costs_the_batch_it_is_in(
         with segment.open("r+b") as log:
             log.seek(2 * batch_bytes + LAST_DELTA_AT)
             log.write((25).to_bytes(4))  # 9 before: by this header it holds the next one's too
-        service = FetchService(client, deliver, ByteBudget(1 << 24))
-        await service.start()
-        service.add("k", topic_name, 0, 0)
-        async with asyncio.timeout(ENOUGH_S):
-            await ended.wait()
-        await service.stop()
+        await fetched_until(ended, client, deliver, topic_name)
 
     assert [(error.start, error.end, len(error.raw)) for error in bad] == [(20, 30, batch_bytes)]
     assert offsets == [*range(20), *range(30, 50)]

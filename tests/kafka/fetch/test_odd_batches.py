@@ -18,11 +18,10 @@ from app.kafka.append.encoder import copies
 from app.kafka.client.cluster import ClusterClient
 from app.kafka.fetch.bounded_consumer import BoundedPartition, BoundedRecords, was_passed_over
 from app.kafka.fetch.decoder import OpenBatch, RecordReader, UndecodableBatch, records_of
-from app.kafka.fetch.deliveries import ByteBudget, FetchedBatches
-from app.kafka.fetch.service import FetchService
+from app.kafka.fetch.deliveries import FetchedBatches
 from app.kafka.records.batch import iter_batches
 from app.kafka.records.scan import is_numbered, numbered
-from tests.kafka.conftest import ENOUGH_S, create
+from tests.kafka.conftest import ENOUGH_S, create, fetched_until
 from tests.kafka.fetch.test_decoder import fetched, read_all
 from tests.kafka.odd_batches import EXTREMES, RECORDS_AT, append, batch, lying, odd, record
 from tests.kafka.records.batches import make_batch, patched, zigzag
@@ -174,12 +173,7 @@ async def test_whatever_a_broker_takes_every_good_record_around_it_is_read(
         if reader.next_offset >= end:
             ended.set()
 
-    service = FetchService(client, deliver, ByteBudget(1 << 24))
-    await service.start()
-    service.add("k", topic_name, 0, 0)
-    async with asyncio.timeout(ENOUGH_S):
-        await ended.wait()
-    await service.stop()
+    await fetched_until(ended, client, deliver, topic_name)
     assert good.items() <= found.items()
     lost = Counter(offset for one in bad for offset in range(one.start, one.end))
     assert set(lost.values()) == {1}
