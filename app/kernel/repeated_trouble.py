@@ -1,4 +1,4 @@
-"""Trouble that may come by the thousand: told at once, then seldom, with how often it came."""
+"""Trouble that may come by the thousand: people hear of it at once, then seldom, with how often it came."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ TELL_AGAIN_S = 600.0
 
 
 class RepeatedTrouble:
-    """See the module; it is told every `TELL_AGAIN_S` at most.
+    """See the module: once every `TELL_AGAIN_S` at most.
 
     Attributes:
         count: so many since the worker began.
@@ -19,9 +19,9 @@ class RepeatedTrouble:
         self._last = ""
         self._told_s = float("-inf")
 
-    def record(self, details: str) -> None:
-        """It came once more."""
-        self.count += 1
+    def record(self, details: str, times: int = 1) -> None:
+        """It came so many times more; `details` are of the last."""
+        self.count += times
         self._last = details
 
     def due(self, now_s: float) -> tuple[int, str] | None:

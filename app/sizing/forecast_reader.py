@@ -1,7 +1,7 @@
 """Reads the region's forecast topic, which Spark writes, into `app.sizing.forecasts.Forecasts`.
 
 What is no forecast is logged, and the leader tells it as an incident: the first at once, then at most every
-`INCIDENT_INTERVAL_S`, with how many. What a worker found before it led is in `GET /sizing` and `/metrics`
+`TELL_AGAIN_S`, with how many. What a worker found before it led is in `GET /sizing` and `/metrics`
 only.
 """
 
@@ -16,11 +16,11 @@ import structlog
 from app.controllog.topics import ControlTopics
 from app.kafka.client.topic_tail import TopicTail
 from app.kernel.clock import now_ms
+from app.kernel.repeated_trouble import RepeatedTrouble
 from app.sizing.forecasts import Forecasts
 
 log = structlog.get_logger(__name__)
 
-INCIDENT_INTERVAL_S = 600.0
 REMEDY = "only python -m spark size --publish should write there; delete the record by its key, or let it be"
 
 ReportIncident = Callable[[str, str, str, str], None]
@@ -54,8 +54,7 @@ class ForecastReader:
         self._report_incident = report_incident
         self._leads = leads
         self._clock = clock
-        self._told_s = float("-inf")
-        self._untold = 0
+        self._passed_over = RepeatedTrouble()
 
     def __call__(self, records: list[Any]) -> None:
         """Takes records of aiokafka's in; bad ones raise nothing."""
@@ -67,8 +66,7 @@ class ForecastReader:
         if not bad:
             return
         log.warning("records are no forecasts", topic=self._topic, records=bad, last=last)
-        self._untold += bad
-        if self._leads() and self._clock() - self._told_s >= INCIDENT_INTERVAL_S:
-            message = f"{self._untold} records of {self._topic} are passed over; the last, at {last}"
+        self._passed_over.record(last, bad)
+        if self._leads() and (due := self._passed_over.due(self._clock())):
+            message = f"{due[0]} records of {self._topic} are passed over; the last, at {due[1]}"
             self._report_incident("forecast-passed-over", self._topic, message, REMEDY)
-            self._told_s, self._untold = self._clock(), 0

@@ -5,7 +5,8 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-from app.sizing.forecast_reader import INCIDENT_INTERVAL_S, ForecastReader
+from app.kernel.repeated_trouble import TELL_AGAIN_S
+from app.sizing.forecast_reader import ForecastReader
 from app.sizing.forecasts import Forecasts
 
 
@@ -29,6 +30,6 @@ def test_only_the_leader_tells_and_not_every_record() -> None:
     assert len(told) == 1
     assert told[0].startswith("3 records of t are passed over; the last, at offset 3: is no forecast")
     taker([record(4), record(5)])
-    now_s[0] += INCIDENT_INTERVAL_S
+    now_s[0] += TELL_AGAIN_S
     taker([record(6)])
     assert [message.split()[0] for message in told] == ["3", "3"]

@@ -1,7 +1,7 @@
-"""Jobs that fail again and again begin again later and later; a batch that one fails at is given up at last.
+"""Jobs that fail again and again begin again later and later, and give up at last the batch at which they do.
 
-Nobody knows all that one record can do to a worker. It does that to its own job only, seldom, and people are
-told. Pure.
+A record may do to a worker what its authors did not think of. Then it does that to its own job only, seldom,
+and an incident says so. Pure.
 
 Rules
 1. Failures count together while they are at the same batch, or at none, under the same epoch, and no further
