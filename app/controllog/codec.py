@@ -90,10 +90,11 @@ class JobStatus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     Offsets are next offsets (half-open); `-1` is unknown. What is unfinished and not in flight is `ready`,
     waits `behind` another of its key, for its time (`postponed`, the first until `due_ms`), or for its next
-    attempt (`backoff`). `used` and `capacity` are the tracker's, `buffered_bytes` were fetched and wait.
-    `load` is what it takes of its worker, once that was measured. `arriving` and `ceiling` are rates in
-    messages a second (`app.kernel.rates`), below 0 while unknown. `passed_over` were finished in another copy
-    of the topic (`app.dispatch.pump.remote_progress_filter`). What only a replica has is in `copying`.
+    attempt (`backoff`), or is on its way to a retry topic or the DLQ (`outgoing`). `used` and `capacity` are
+    the tracker's, `buffered_bytes` were fetched and wait. `load` is what it takes of its worker, once that
+    was measured. `arriving` and `ceiling` are rates in messages a second (`app.kernel.rates`), below 0 while
+    unknown. `passed_over` were finished in another copy of the topic
+    (`app.dispatch.pump.remote_progress_filter`). What only a replica has is in `copying`.
     """
 
     job: str
@@ -114,6 +115,7 @@ class JobStatus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     behind: int = 0
     postponed: int = 0
     backoff: int = 0
+    outgoing: int = 0
     due_ms: int = -1
     used: int = 0
     capacity: int = TRACKER_CAPACITY
@@ -193,6 +195,13 @@ class WorkloadStatus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
     letters: float = -1
 
 
+class WorkloadTrouble(msgspec.Struct, frozen=True, kw_only=True):
+    """What is wrong with a workload now, beyond its jobs, and the remedy (`app.worker.catalog`)."""
+
+    key: str
+    why: str
+
+
 class Heartbeat(msgspec.Struct, frozen=True, kw_only=True):
     """A worker lives: who, where its web address is, and what it does.
 
@@ -201,7 +210,7 @@ class Heartbeat(msgspec.Struct, frozen=True, kw_only=True):
     worker shares its loopback addresses with another (`app.worker.members.advertised_address`); "" is an
     older version's. `read` is how far it had read, and applied, the control log (a next offset); `needs` are
     of what has limits (`app.kernel.limit_shares`). `unsaved`: it has not saved anything for a while
-    (`app.worker.runtime.save_watch`).
+    (`app.worker.runtime.save_watch`). `troubles`: the leader tells of them.
     """
 
     worker: str
@@ -222,6 +231,7 @@ class Heartbeat(msgspec.Struct, frozen=True, kw_only=True):
     read: int = 0
     needs: list[LimitNeed] = []
     unsaved: bool = False
+    troubles: list[WorkloadTrouble] = []
 
 
 class IncidentRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -360,13 +370,14 @@ def heartbeat_events(beat: Heartbeat) -> list[bytes]:
     whole = encode(beat)
     if len(whole) <= MAX_EVENT_BYTES:
         return [whole]
-    runs = _runs([*beat.jobs, *beat.workloads, *beat.needs])
+    runs = _runs([*beat.jobs, *beat.workloads, *beat.needs, *beat.troubles])
     parts = [
         msgspec.structs.replace(
             beat,
             jobs=[status for status in run if isinstance(status, JobStatus)],
             workloads=[status for status in run if isinstance(status, WorkloadStatus)],
             needs=[status for status in run if isinstance(status, LimitNeed)],
+            troubles=[status for status in run if isinstance(status, WorkloadTrouble)],
             part=number,
             parts=len(runs),
         )

@@ -277,6 +277,10 @@ class Workload(Definition):
         """The topic that letters merged from the DLQ go to: read like a retry tier without a delay."""
         return f"{self.metadata.topic}__{self.metadata.group}__merge"
 
+    def own_topics(self) -> tuple[str, ...]:
+        """All topics that it may have beside the one that it reads."""
+        return (*self.retry_topics(), self.dlq_topic(), self.merge_topic(), self.delayed_topic())
+
     def head_of_line_after_s(self) -> float:
         """How long a message may block its partition: never less by default than a call and its second."""
         spec = self.spec

@@ -16,6 +16,7 @@ from app.dispatch.definition import HEAD_OF_LINE_S, Workload
 from app.dispatch.model.dead_letter_budget import spelled
 from app.dispatch.model.head_of_line import UNFINISHED_THRESHOLD, UTILISATION_THRESHOLD
 from app.dispatch.model.throughput_diagnosis import (
+    NO_COPY,
     RESTS,
     FlowReport,
     RateShare,
@@ -81,6 +82,7 @@ class WorkerFlow(msgspec.Struct, frozen=True, kw_only=True):
     postponed: int
     due_in_s: float | None
     backoff: int
+    outgoing: int
     unread: int | None
     messages_per_s: float | None
     messages_short: float | None
@@ -182,6 +184,8 @@ def _facts(of: WorkloadStatus, jobs: Sequence[JobStatus], now_ms: int) -> FlowRe
         postponed=sum(job.postponed for job in running),
         due_in_s=(min(dues) - now_ms) / 1000 if dues else None,
         backoff=sum(job.backoff for job in running),
+        outgoing=sum(job.outgoing for job in running),
+        not_taken=sorted({job.trouble for job in running if job.trouble.startswith(NO_COPY)}),
         unread=_unread(running),
         catching_up=sum(job.state == "catching-up" for job in running),
         budget_used=of.budget_used,
@@ -231,6 +235,7 @@ def _worker(worker: str, of: WorkloadStatus, jobs: Sequence[JobStatus], now_ms: 
         postponed=flow.postponed,
         due_in_s=flow.due_in_s,
         backoff=flow.backoff,
+        outgoing=flow.outgoing,
         unread=flow.unread,
         messages_per_s=messages.per_s if messages else None,
         messages_short=messages.short if messages else None,

@@ -10,7 +10,8 @@ Rules
 1. What cannot be read now keeps its last known size: not knowing is never a reason to stop a job, nor to wake
    one that the log says was hibernated.
 2. A cluster that did not answer in time is not waited for until it has: nobody else's jobs wait for it.
-3. What is wrong with a definition costs its own workload only, is told, and its jobs stay.
+3. What is wrong with a definition costs its own workload only, is told for as long as it stands, and its jobs
+   stay. They begin also where the cluster does not make a retry topic or the DLQ.
 4. A topic that had jobs and vanished is an incident (`app.worker.jobs.vanished_topics`).
 """
 
@@ -18,7 +19,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 from uuid import uuid4
 
@@ -44,6 +45,7 @@ from app.failover.topology import Layout
 from app.kafka.client.cluster import TOPIC_UNKNOWN, ClusterClient, ClusterUnreachable
 from app.kafka.client.permissions import NOT_AUTHORISED, grant, lacks, principal
 from app.kafka.client.topic_ids import UNKNOWN_ID
+from app.kafka.client.topics import TopicRefused
 from app.kafka.consumer_lag import read_backlog
 from app.kafka.data_clusters import DataClusters
 from app.kernel.clock import now_ms
@@ -60,6 +62,8 @@ log = structlog.get_logger(__name__)
 
 REFRESH_INTERVAL_S = 2.0
 REFRESH_TIMEOUT_S = 0.25  # a round's, with clusters that answered in time before
+CREATE_AGAIN_S = 30.0  # a topic that the cluster did not make
+UNTIL_THEN = f"it is tried again every {CREATE_AGAIN_S:g} s, and messages that have to go there wait"
 
 
 class _MayNotDescribe(Exception):
@@ -93,6 +97,9 @@ class Catalog:
         self._reading: dict[str, asyncio.Task[None]] = {}
         self._late: set[str] = set()  # clusters that did not answer in time
         self._told: set[tuple[str, str]] = set()
+        self._refused: dict[str, TopicRefused] = {}  # workload -> why one of its topics is not made
+        self._create_again_s: dict[str, float] = {}  # workload -> when what it lacks is made
+        self.troubles: dict[str, str] = {}  # workload -> what is wrong now, and the remedy; the leader knows
         self._leftovers = TierLeftovers()
         self.hibernation = HibernationTracker()
         self.routes = RoutesCatalog(control, clusters, report_incident)
@@ -142,7 +149,8 @@ class Catalog:
         self.vanished_topics.update([*self.routes.found(held), *self.audits.found(held), *self._found(held)])
         self._leftovers.keep(view.workloads)
         self.hibernation.keep(view.workloads)
-        for known in (self._read_at_s, self._prepared, self._stands):
+        for known in (self._read_at_s, self._prepared, self._stands, self._refused, self._create_again_s,
+                      self.troubles):  # fmt: skip
             for key in known.keys() - view.workloads.keys():
                 del known[key]
         self._told = {told for told in self._told if told[0] in view.workloads}
@@ -266,10 +274,11 @@ class Catalog:
         self, workload: Workload, etag: str, claimed: set[tuple[str, str]], is_owned: bool
     ) -> None:
         key, name, topic = workload.key, workload.metadata.cluster, workload.metadata.topic
-        cluster = await self._clusters.get(name)
+        cluster, began_s = await self._clusters.get(name), time.monotonic()
         own = [topic, *workload.retry_topics()]
         passing = [other for other in candidates(workload) if (name, other) not in claimed]
-        sizes = await _sizes(cluster.client, own, passing)
+        dlq = [workload.dlq_topic()] if workload.spec.dlq.enabled else []
+        sizes = await _sizes(cluster.client, own, [*passing, *dlq])
         count = sizes.get(topic)
         self._stand(key, "absent" if count is None else "there")
         if count is None:
@@ -281,8 +290,10 @@ class Catalog:
             return
         if self._lacks_beginning(key, workload):
             await self._record_beginning(key, cluster.client, topic, count)
-        if self._prepared.get(key) != (etag, count):
-            await self._prepare(cluster.client, workload, count)
+        lacks = not sizes.keys() >= {*own, *dlq} and began_s >= self._create_again_s.get(key, began_s)
+        if self._prepared.get(key) != (etag, count) or lacks:
+            self._create_again_s[key] = began_s + CREATE_AGAIN_S
+            await self._prepare(cluster.client, workload, count, sizes.keys())
             sizes |= await _sizes(cluster.client, own)
             self._prepared[key] = etag, count
         counted = await self._counted(cluster.client, name, {one: sizes[one] for one in own if one in sizes})
@@ -301,7 +312,12 @@ class Catalog:
         self._leftovers.update(workload, etag, left, backlog, now_s)
         self._report_leftovers(key, workload)
         self.hibernation.evaluate(workload, wanted, backlog, now_s, is_owned)
-        self._told = {told for told in self._told if told[0] != key}
+        refused = self._refused.get(key)
+        self._told = {told for told in self._told if told[0] != key or told[1] == str(refused)}
+        if refused is not None:
+            self._report(key, str(refused), f"{refused.remedy}; {UNTIL_THEN}")
+        else:
+            self.troubles.pop(key, None)
 
     async def _counted(
         self, client: ClusterClient, name: str, sizes: Mapping[str, int]
@@ -324,12 +340,20 @@ class Catalog:
             )
         }
 
-    async def _prepare(self, client: ClusterClient, workload: Workload, partitions: int) -> None:
-        created = await create_topics(client, workload, partitions)
-        if created:
-            log.info("created topics", workload=workload.key, topics=created)
+    async def _prepare(
+        self, client: ClusterClient, workload: Workload, partitions: int, there: Collection[str]
+    ) -> None:
+        """Makes what is missing of a workload's own topics, and what is `there` of them fit."""
         try:
-            await raise_settings(client, workload, [t for t in workload.retry_topics() if t not in created])
+            created = await create_topics(client, workload, partitions)
+        except TopicRefused as error:
+            self._refused[workload.key] = error
+        else:
+            self._refused.pop(workload.key, None)
+            if created:
+                log.info("created topics", workload=workload.key, topics=created)
+        try:
+            await raise_settings(client, workload, [t for t in workload.retry_topics() if t in there])
             await grow_topics(client, workload, partitions)
         except (KafkaError, ClusterUnreachable, OSError, TimeoutError, NotImplementedError) as error:
             self._report_incident(
@@ -387,6 +411,7 @@ class Catalog:
         self._report(key, why, "deploy it again")
 
     def _report(self, key: str, message: str, remedy: str) -> None:
+        self.troubles[key] = f"{message}; {remedy}"
         if (key, message) not in self._told:
             self._told.add((key, message))
             self._report_incident("workload-trouble", key, message, remedy)

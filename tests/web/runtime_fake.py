@@ -32,6 +32,7 @@ from app.controllog.codec import (
     JobStatus,
     WorkloadStatus,
 )
+from app.controllog.definition_cache import DefinitionCache
 from app.controllog.events import AnyControlEvent, Assignment, RoutePut, WorkloadPut
 from app.controllog.state import ControlState
 from app.dispatch.definition import Workload
@@ -191,7 +192,9 @@ class FakeCatalog:
 
     def __init__(self, log: FakeControlLog, clusters: Any = None) -> None:
         self.vanished_topics = VanishedTopics(clusters, lambda *_: None)
-        self._log = log
+        self._workloads = DefinitionCache(
+            lambda: log.view.workloads, lambda _, data: Workload.from_wire(data), lambda *_: None
+        )
         self.routes = RoutesCatalog(cast("Any", log), clusters, lambda *_: None)
         self.audits = AuditsCatalog(cast("Any", log), clusters, lambda *_: None, LAYOUT)
         self.audits.workload = self.workload
@@ -200,8 +203,7 @@ class FakeCatalog:
         return self.routes.definition(name)
 
     def workload(self, key: str) -> Workload | None:
-        found = self._log.view.workloads.get(key)
-        return Workload.from_wire(found.definition) if found else None
+        return self._workloads.get(key)
 
 
 class FakeClusters:

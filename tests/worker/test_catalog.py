@@ -15,11 +15,19 @@ from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 
 from app.controllog.events import AnyControlEvent, StartRecorded, WorkloadDeleted
 from app.controllog.state import ControlState
-from app.dispatch.topics import leftovers
-from app.dispatch.topics.settings import COPY_MAX_BYTES, RETRY_RETENTION_MS, safe_replication, topics_of
+from app.dispatch.definition import Workload
+from app.dispatch.topics import leftovers, settings
+from app.dispatch.topics.settings import (
+    COPY_MAX_BYTES,
+    RETRY_RETENTION_MS,
+    refused_topics,
+    safe_replication,
+    topics_of,
+)
+from app.kafka.client import topics
 from app.kafka.client.cluster import ClusterSpec
 from app.kafka.client.topic_configs import expand
-from app.kafka.client.topics import TopicSpec, ensure_topics
+from app.kafka.client.topics import INVALID_NAME, TopicSpec, ensure_topics
 from app.kafka.data_clusters import DataClusters
 from app.kafka.fetch.deliveries import ByteBudget
 from app.placement.model.plan import HIBERNATED
@@ -73,6 +81,14 @@ class Region:
     async def make(self, topic: str, partitions: int, **config: str) -> None:
         settings = {name.replace("_", "."): value for name, value in config.items()}
         await ensure_topics(await self.client(), [TopicSpec(topic, partitions, config=settings)])
+
+    async def delete(self, topic: str) -> None:
+        admin = AIOKafkaAdminClient(**self.options)
+        await admin.start()
+        await admin.delete_topics([topic])
+        await admin.close()
+        client = await self.client()
+        await until(lambda: client.partitions(topic), None)
 
     async def send(self, topic: str, partition: int = 0, count: int = 3) -> None:
         producer = AIOKafkaProducer(**self.options)
@@ -246,12 +262,8 @@ async def test_a_topic_that_is_made_again_with_fewer_partitions_leaves_no_jobs_o
     await until(region.jobs, {region.topic: {0, 1, 2, 3}})
     for partition in range(4):
         await region.append(assigned(f"dispatch:billing/{region.topic}:{region.topic}:{partition}"))
-    admin = AIOKafkaAdminClient(**region.options)
-    await admin.start()
-    await admin.delete_topics([region.topic])
-    await until(lambda: client.partitions(region.topic), None)
+    await region.delete(region.topic)
     assert await region.jobs() == {region.topic: {0, 1, 2, 3}}  # it may come back: nothing is forgotten
-    await admin.close()
     await region.make(region.topic, 2)
     await until(region.jobs, {region.topic: {0, 1}})
 
@@ -331,6 +343,59 @@ async def test_a_cluster_that_does_not_answer_is_not_waited_for_by_the_jobs_of_o
             task.cancel()
 
 
+async def test_a_topic_that_the_cluster_does_not_make_is_told_in_its_words_until_it_is_made(
+    region: Region, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "CREATE_AGAIN_S", 0.0)
+    key, tier = f"pay_eu/{region.topic}", f"{region.topic}__pay_eu__retry_1"
+    dlq, other = f"{region.topic}__pay_eu__dlq", f"{region.topic}__pay.eu__dlq"
+    await region.make(other, 1)
+    workload = Workload.model_validate(definition("pay_eu", region.topic, retry=[{"delay": "1s"}]))
+    client = await region.client()
+    (refused,) = await refused_topics(client, workload)
+    assert (refused.code, await client.partitions(tier)) == (INVALID_NAME, None)
+    await region.append(put(workload.to_wire()))
+    jobs = {region.topic: {0, 1}, tier: {0, 1}}
+    assert await region.jobs() == await region.jobs() == jobs, "they flow, and what can be made is made"
+    (told,) = region.told
+    assert told == str(refused)
+    assert told.startswith(f"cluster east does not make topic {dlq}: ")
+    assert told.endswith(f"collides with existing topic: {other} (InvalidTopicError, error 17)")
+    assert region.catalog.troubles[key].startswith(f"{told}; choose another name; it is tried again every")
+    await region.delete(other)
+    await until(region.jobs, jobs)
+    assert await client.partitions(dlq) == 2
+    assert (len(region.told), region.catalog.troubles) == (1, {})
+
+
+async def test_a_setting_that_the_cluster_refuses_is_told_in_its_words(
+    region: Region, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(settings, "safe_replication", lambda _: (5, {}))  # there is one broker
+    monkeypatch.setattr(topics, "VISIBLE_TRIES", 2)
+    await region.deploy()
+    assert await region.jobs() == {region.topic: {0, 1}}
+    (told,) = region.told
+    assert "does not make topic" in told
+    assert "InvalidReplicationFactorError, error 38" in told
+    assert "cannot be read" not in told
+
+
+async def test_topics_of_its_own_that_somebody_deletes_are_made_again(
+    region: Region, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "CREATE_AGAIN_S", 0.0)
+    tier, dlq = f"{region.topic}__billing__retry_1", f"{region.topic}__billing__dlq"
+    await region.deploy(retry=[{"delay": "1s"}])
+    jobs = await region.jobs()
+    for topic in (tier, dlq):
+        await region.delete(topic)
+        await until(region.jobs, jobs)
+        assert await (await region.client()).partitions(topic) == 2
+        assert int((await region.settings(topic))["max.message.bytes"]) == COPY_MAX_BYTES
+    assert (region.told, region.catalog.troubles) == ([], {})
+
+
 @pytest.mark.parametrize("key", ["bad key:0", "", "billing/another", "billing/" + "x" * 600])
 async def test_a_workload_under_a_key_that_is_none_costs_itself_only_and_is_told(
     region: Region, key: str
@@ -350,3 +415,4 @@ async def test_jobs_of_a_definition_that_cannot_be_read_stay(region: Region) -> 
     assert await region.catalog.jobs() == await region.catalog.jobs() == {job}
     (told,) = region.told
     assert "cannot be read" in told
+    assert told in region.catalog.troubles[newer.key]

@@ -139,11 +139,13 @@ class Kit:
 
 @dataclass(frozen=True, slots=True)
 class Broker:
-    """A cluster of one broker in the yard at `home`. With `security` clients have to log in."""
+    """A cluster of one broker in the yard at `home`. With `security` clients have to log in. `settings` come
+    before the yard's."""
 
     home: Path
     cluster: str
     security: YardSecurity | None = None
+    settings: tuple[tuple[str, str], ...] = ()
 
     @property
     def region(self) -> str:
@@ -192,7 +194,8 @@ class Broker:
         (self.folder / "tmp").mkdir(parents=True, exist_ok=True)
         properties = self.folder / "server.properties"
         properties.touch(mode=0o600)  # it has passwords, where the cluster is secured
-        properties.write_text(_server_properties(self.data_dir, ports, self.region, self.security))
+        own = "".join(f"{name}={value}\n" for name, value in self.settings)
+        properties.write_text(_server_properties(self.data_dir, ports, self.region, self.security) + own)
         self._format(kit.snapshot)
         if self.log.exists() and self.log.stat().st_size > LOG_LIMIT_BYTES:
             self.log.replace(self.log.with_suffix(".log.1"))

@@ -61,7 +61,8 @@ class Yard:
     `home` holds data, logs and ports; without one a temporary folder is used and removed by `down`.
     `regions` is 1 (two clusters) or 2 (four). `port_base` makes the brokers listen on port_base … +3 and
     their controllers on +4 … +7 instead of free ports. `detached` brokers outlive this process; others
-    end with it, also when it is killed. With `security` clients have to log in.
+    end with it, also when it is killed. With `security` clients have to log in. `settings` are brokers', and
+    come before the yard's own.
     """
 
     def __init__(
@@ -72,6 +73,7 @@ class Yard:
         port_base: int | None = None,
         detached: bool = False,
         security: YardSecurity | None = None,
+        settings: Mapping[str, str] | None = None,
     ) -> None:
         if not 1 <= regions <= len(REGIONS):
             msg = f"regions is {regions}; it must be 1 or 2"
@@ -88,6 +90,7 @@ class Yard:
         self._port_base = port_base
         self._detached = detached
         self._security = security
+        self._settings = tuple((settings or {}).items())
         self._kit: Kit | None = None
         self._warden: subprocess.Popen[bytes] | None = None
         self._lock = threading.RLock()
@@ -217,7 +220,7 @@ class Yard:
 
     def _brokers(self, regions: int | None = None) -> list[Broker]:
         return [
-            Broker(self.home, f"{region}-{tier}", self._security)
+            Broker(self.home, f"{region}-{tier}", self._security, self._settings)
             for region in REGIONS[: regions or self._regions]
             for tier in TIERS
         ]

@@ -24,6 +24,9 @@ def print_flow(body: FlowRow, output: str) -> None:
         return
     where = f" (on {flow['worker']})" if flow["worker"] else ""
     _line(f"{body['status']['key']}: {flow['bound']}: {flow['why']}{where}")
+    for trouble in body["status"]["troubles"]:
+        if trouble not in flow["why"]:
+            _line(f"trouble: {trouble}")
     _section("Receivers", [_receiver(row) for row in flow["receivers"]])
     _section("Workers", [_worker(row) for row in flow["workers"]])
     _section(
@@ -99,6 +102,7 @@ def _worker(row: FlowRow) -> FlowRow:
         "behind": row["behind"],
         "postponed": f"{row['postponed']}{due}",
         "backoff": row["backoff"],
+        "outgoing": row.get("outgoing", 0),
         "unread": row["unread"],
         "rate": "; ".join(rates) or "-",
         "memory": f"{row['budget_used']:.0%} ({row['buffered_bytes']} bytes its own)",

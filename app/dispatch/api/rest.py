@@ -29,7 +29,9 @@ from app.definitions.plan import plan
 from app.definitions.registry import parse_definition
 from app.definitions.schema_checks import schema_problem
 from app.dispatch.definition import Workload
+from app.dispatch.topics.settings import refused_topics
 from app.kafka.client.cluster import ClusterUnreachable
+from app.kafka.client.topics import INVALID_NAME
 from app.kernel.clock import now_ms
 from app.web.http import schemas
 from app.web.http.responses import ApiError, json_response
@@ -43,7 +45,7 @@ if TYPE_CHECKING:
 log = structlog.get_logger(__name__)
 
 PUT = put_answers("workload")
-GROUP_CHECK_TIMEOUT_S = 5.0  # a cluster that is away holds up no deployment for longer
+CHECK_TIMEOUT_S = 5.0  # a cluster that is away holds up no deployment for longer
 SHOWN_MEMBERS = 5  # members of a group, in an error
 TAKE_OVER = Param(
     "take_over", {"type": "boolean", "default": False}, "although other consumers are in the group"
@@ -90,7 +92,8 @@ class WorkloadRoutes:
     async def put_workload(self, request: web.Request) -> web.Response:
         """Defines or changes a workload; 201, or 200 when it was there. `?dry_run=true` only checks.
 
-        409 when somebody else is a member of the group of a new workload; `?take_over=true` deploys it still.
+        409 when somebody else is a member of the group of a new workload (`?take_over=true` deploys it
+        still), or when its cluster refuses the name of one of its topics, for one that is there.
         """
         names, dry_run = self._api.runtime.clusters.specs.keys(), flag(request, "dry_run")
         body = await read_definition(request)
@@ -112,12 +115,14 @@ class WorkloadRoutes:
         here = local(workload, layout)
         if not flag(request, "take_over"):
             await self._check_group(here, catalog.workload(workload.key))
+        doubts = await self._check_topics(here, catalog.workload(workload.key))
         planned = plan(known, [here], clusters=names)
         answer = await define(
             self._api, request, WorkloadPut, workload, current, expected, planned, dry_run=dry_run
         )
-        doubt = self._api.runtime.failover.keeper.doubt(workload)
-        return defined(answer, [*warnings, *([doubt] if doubt else [])], current)
+        if doubt := self._api.runtime.failover.keeper.doubt(workload):
+            doubts.append(doubt)
+        return defined(answer, warnings, current, doubts)
 
     async def _check_group(self, workload: Workload, before: Workload | None) -> None:
         """Raises ApiError: other consumers are in the group of a workload that is new in its cluster.
@@ -129,7 +134,7 @@ class WorkloadRoutes:
         if before is not None and before.metadata.cluster == cluster:
             return
         try:
-            async with asyncio.timeout(GROUP_CHECK_TIMEOUT_S):
+            async with asyncio.timeout(CHECK_TIMEOUT_S):
                 members = await (await self._api.runtime.clusters.get(cluster)).committer.members(group)
         except (ClusterUnreachable, KafkaError, TimeoutError, OSError) as error:
             log.info("a group's members are not known", group=group, cluster=cluster, error=repr(error))
@@ -143,6 +148,29 @@ class WorkloadRoutes:
                 f"group {group} in cluster {cluster} has {len(members)} members that are not Switchyard's "
                 f"({some}); stop these consumers first, or deploy with --take-over (REST: ?take_over=true)",
             )  # fmt: skip
+
+    async def _check_topics(self, workload: Workload, before: Workload | None) -> list[str]:
+        """Warnings about topics of its own that its cluster would not make.
+
+        A cluster that does not answer refuses nothing: what it does not make is told then.
+
+        Raises:
+            ApiError: Kafka takes the name of one for another that is there.
+        """
+        cluster, own = workload.metadata.cluster, workload.own_topics()
+        if before is not None and before.metadata.cluster == cluster and before.own_topics() == own:
+            return []
+        try:
+            async with asyncio.timeout(CHECK_TIMEOUT_S):
+                found = await self._api.runtime.clusters.get(cluster)
+                refused = await refused_topics(found.client, workload)
+        except (ClusterUnreachable, KafkaError, TimeoutError, OSError) as error:
+            log.info("whether topics can be made is not known", cluster=cluster, error=repr(error))
+            return []
+        for one in refused:
+            if one.code == INVALID_NAME:
+                raise ApiError(409, "Topic name refused", f"{one}; rename its group")
+        return [f"{one}; {one.remedy}" for one in refused]
 
     @described(schemas.Deleted, headers=(*MATCH, *ACTOR), problems=(404, 412))
     async def delete_workload(self, request: web.Request) -> web.Response:

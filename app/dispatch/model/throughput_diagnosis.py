@@ -20,7 +20,10 @@ import msgspec
 
 # before the trouble of a job that is paused, and by no operator (`app.dispatch.jobs.pause_controller`)
 RESTS = "rests: "
+# before the trouble of a job whose copies no retry topic or DLQ takes (`app.dispatch.pump.retry_publisher`)
+NO_COPY = "no copy"
 NEARLY = 0.9  # of a limit: at it, but for the calls that were answered this moment
+SHOWN = 3  # partitions, or troubles, in a sentence
 MEMORY_FULL = 0.95  # of the budget: a partition is refused before the last byte is taken
 
 
@@ -33,6 +36,7 @@ class ThroughputBound(StrEnum):
     BREAKER = "breaker"
     PAUSED = "paused"
     DEAD_LETTERS = "dead-letters"
+    COPYING = "copying"
     HEAD = "head-of-line"
     RATE = "rate"
     SLOW_START = "slow-start"
@@ -116,6 +120,7 @@ class FlowReport:
         stuck, cramped: partitions whose tracker is full behind few unfinished messages, or of many.
         ready, behind, postponed, backoff: messages that may go now, that wait for their turn, for their
             time, for their next attempt.
+        outgoing: messages on their way to a retry topic or the DLQ; `not_taken`: why none goes there now.
         due_in_s: until the first of `postponed` is due.
         unread: messages in the log that could be read and were not yet; None while unknown.
         catching_up: jobs that work off a backlog beside the latest.
@@ -135,6 +140,8 @@ class FlowReport:
     postponed: int = 0
     due_in_s: float | None = None
     backoff: int = 0
+    outgoing: int = 0
+    not_taken: Sequence[str] = ()
     unread: int | None = 0
     catching_up: int = 0
     budget_used: float = 0.0
@@ -213,6 +220,9 @@ def _stopped(flow: FlowReport, targets: Sequence[TargetStatus]) -> ThroughputDia
             f" ({flow.failures}): they are tried again, few at a time"
         )
         return ThroughputDiagnosis(ThroughputBound.DEAD_LETTERS, why)
+    if flow.not_taken:
+        why = f"{flow.outgoing} messages wait to be copied: {'; '.join(flow.not_taken[:SHOWN])}"
+        return ThroughputDiagnosis(ThroughputBound.COPYING, why)
     if flow.stuck:
         why = f"{_few(flow.stuck)}: nothing more is read until its first unfinished message is done or moved"
         return ThroughputDiagnosis(ThroughputBound.HEAD, why)
@@ -295,6 +305,9 @@ def _starved(flow: FlowReport, in_flight: int) -> ThroughputDiagnosis:
         return ThroughputDiagnosis(
             ThroughputBound.BACKOFF, f"{flow.backoff} messages failed and wait for their next attempt"
         )
+    if flow.outgoing:
+        why = f"{flow.outgoing} messages are on their way to a retry topic or the dead letter queue"
+        return ThroughputDiagnosis(ThroughputBound.COPYING, why)
     if in_flight:
         return ThroughputDiagnosis(
             ThroughputBound.NONE, f"all there is is with the receiver: {in_flight} in flight"
@@ -305,8 +318,8 @@ def _starved(flow: FlowReport, in_flight: int) -> ThroughputDiagnosis:
 
 
 def _few(partitions: Sequence[str]) -> str:
-    more = f" and {len(partitions) - 3} more" if len(partitions) > 3 else ""
-    return f"the tracker of {', '.join(partitions[:3])}{more} is full"
+    more = f" and {len(partitions) - SHOWN} more" if len(partitions) > SHOWN else ""
+    return f"the tracker of {', '.join(partitions[:SHOWN])}{more} is full"
 
 
 def _span(seconds: float) -> str:

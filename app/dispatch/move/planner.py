@@ -9,11 +9,15 @@ Rules
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from pydantic import ValidationError
+
+from app.config.problems import first_wrong
 from app.controllog.codec import JobStatus
 from app.controllog.events import WorkloadPut
 from app.controllog.log import ControlLog
@@ -23,6 +27,7 @@ from app.dispatch.dlq.rules import Span
 from app.dispatch.move.copier import TopicAndPartition, at_times, ends, offsets, read_times
 from app.dispatch.move.time_mapping import SourcePartition, times
 from app.dispatch.topics.leftovers import candidates
+from app.dispatch.topics.settings import refused_topics
 from app.kafka.client.cluster import EARLIEST
 from app.kafka.data_clusters import DataCluster, DataClusters
 from app.kernel.clock import iso
@@ -111,7 +116,12 @@ class MovePlanner:
         put = view.workloads.get(key)
         if put is None:
             raise OperationRefused(f"there is no workload {key}")
-        workload = Workload.from_wire(put.definition)
+        try:
+            workload = Workload.from_wire(put.definition)
+        except ValidationError as error:
+            raise OperationRefused(
+                f"this version cannot read {key}: {first_wrong(error)}; deploy it again"
+            ) from error
         at = workload.metadata.cluster
         if workload.spec.mode is not None:
             raise OperationRefused(
@@ -127,7 +137,7 @@ class MovePlanner:
         if workload.spec.start == "latest" and not view.start_parts_of(key):
             raise OperationRefused("where `start: latest` begins is not recorded yet; ask again in a moment")
         moved = workload.model_copy(update={"metadata": workload.metadata.model_copy(update={"cluster": to})})
-        known = {k: Workload.from_wire(p.definition) for k, p in view.workloads.items() if k != key}
+        known = _readable({k: p.definition for k, p in view.workloads.items() if k != key})
         if conflicts := plan_changes(known, [moved]).conflicts:
             raise OperationRefused("; ".join(conflicts))
         source, target = await self._clusters.get(at), await self._clusters.get(to)
@@ -146,6 +156,8 @@ class MovePlanner:
             partitions.append(count)
         if ids[0][0] == ids[1][0]:
             raise OperationRefused(f"{at} and {to} are the same cluster, {ids[0][0]}")
+        for refused in await refused_topics(target.client, moved):
+            raise OperationRefused(f"{refused}; {refused.remedy}")
         return MovePath(
             put, workload, moved, source, target, (ids[0], ids[1]), (partitions[0], partitions[1])
         )
@@ -282,6 +294,15 @@ class MovePlanner:
                 begins.append(begin)
             rows.append(row)
         return rows, begins
+
+
+def _readable(definitions: Mapping[str, Mapping[str, Any]]) -> dict[str, Workload]:
+    """Those that this version can read: a newer one may have written others."""
+    found = {}
+    for key, definition in definitions.items():
+        with contextlib.suppress(ValidationError):
+            found[key] = Workload.from_wire(definition)
+    return found
 
 
 def _sum(spans: dict[int, Span]) -> int:

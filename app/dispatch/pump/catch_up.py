@@ -67,6 +67,7 @@ class CatchUpBacklog:
             ready=main.ready + own.ready,
             postponed=main.postponed + own.postponed,
             backoff=main.backoff + own.backoff,
+            outgoing=main.outgoing + own.outgoing,
             buffered_bytes=main.buffered_bytes + own.buffered_bytes,
             oldest_ms=own.oldest_ms if own.oldest_ms >= 0 else main.oldest_ms,
             delivered=main.delivered + own.delivered,

@@ -29,6 +29,7 @@ from app.dispatch.model.retry_headers import (
     moved_headers,
     postponed_headers,
 )
+from app.dispatch.model.throughput_diagnosis import NO_COPY
 from app.kafka.append.producer import RecordTooLarge
 from app.kernel.clock import now_ms
 from app.kernel.lease import Lease
@@ -45,7 +46,6 @@ POSTPONE_TRIES = 3  # then messages that wait for their time do so where they ar
 PRODUCE_RETRY_S = 0.5  # a copy that was not taken is tried again this much later
 LEASE_RETRY_S = 0.05
 NO_DLQ_RETRY_S = 1.0
-NO_COPY = "no copy"
 TOO_LARGE = "too large for a copy, read it where it stood"
 
 

@@ -28,6 +28,7 @@ def status_of(pump: DispatchPump, intake: MessageIntake, queue: ReadyQueue) -> J
         delivered=pump.delivered,
         retried=pump.retried,
         dead_lettered=pump.dead_lettered,
+        outgoing=len(pump.copying),
         passed_over=intake.remote_progress.passed_over,
         trouble=pump.trouble or queue.risk(),
         **queue.waits(),

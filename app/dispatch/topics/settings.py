@@ -14,8 +14,8 @@ from aiokafka.errors import KafkaError
 from app.dispatch.definition import Workload
 from app.dispatch.model.delayed_delivery import LEVELS_MS
 from app.kafka.client.cluster import ClusterClient
-from app.kafka.client.topic_configs import alter, describe, expand
-from app.kafka.client.topics import MAX_REPLICATION, TopicSpec, ensure_topics
+from app.kafka.client.topic_configs import alter, create, describe, expand
+from app.kafka.client.topics import MAX_REPLICATION, TopicRefused, TopicSpec, ensure_topics
 
 log = structlog.get_logger(__name__)
 
@@ -64,6 +64,19 @@ async def create_topics(client: ClusterClient, workload: Workload, partitions: i
         aiokafka.errors.KafkaError, ClusterUnreachable: it could not be done now.
     """
     return await ensure_topics(client, topics_of(workload, partitions, await client.broker_count()))
+
+
+async def refused_topics(client: ClusterClient, workload: Workload) -> list[TopicRefused]:
+    """Those of its own topics that the cluster would not make, and why; nothing is made.
+
+    Raises:
+        aiokafka.errors.KafkaError, ClusterUnreachable: it could not be asked now.
+    """
+    specs = topics_of(workload, 1, await client.broker_count())
+    known = {spec.name for spec in specs}
+    later = [TopicSpec(topic, 1, 1) for topic in workload.own_topics() if topic not in known]
+    _, refused = await create(client, [*specs, *later], only_asks=True)
+    return [error for error in refused.values() if isinstance(error, TopicRefused)]
 
 
 async def grow_topics(client: ClusterClient, workload: Workload, partitions: int) -> None:

@@ -1,4 +1,6 @@
-"""A connection that has closed fails as Kafka's errors do.
+"""What all clients of this process do otherwise than aiokafka's, those of Faust and aiokafka's own too.
+
+A connection that has closed fails as Kafka's errors do:
 
 1. uvloop refuses to write to it by RuntimeError (asyncio says nothing), for the moment until the connection
    hears of the end. aiokafka expects OSError: by anything else its task that looks for metadata ends, and
@@ -6,6 +8,9 @@
 2. Of requests that time out at once (a process that lay still, a broker that hangs) the first closes the
    connection and may be sent again by a new one, before the second looks for the connection to close: it is
    not where aiokafka looks. By KeyError its tasks end for good, and Faust ends the worker.
+
+No client creates a topic by asking for it. aiokafka's lets the broker create what that does not know (Kafka's
+default), so that a topic which somebody deleted came back with one partition and the broker's settings.
 """
 
 from __future__ import annotations
@@ -16,12 +21,15 @@ from typing import Any
 from aiokafka.client import AIOKafkaClient, ConnectionGroup
 from aiokafka.conn import AIOKafkaConnection, CloseReason
 from aiokafka.errors import KafkaConnectionError, RequestTimedOutError
+from aiokafka.protocol.metadata import MetadataRequest
 
 _send = AIOKafkaConnection.send
 _ask = AIOKafkaClient.send
 
 
 def _send_or_fail(self: AIOKafkaConnection, request: Any, expect_response: bool = True) -> Awaitable[Any]:
+    if isinstance(request, MetadataRequest):
+        request._allow_auto_topic_creation = False
     try:
         found: Awaitable[Any] = _send(self, request, expect_response)  # type: ignore[no-untyped-call]
     except NotImplementedError:  # a RuntimeError too: the broker does not know the request
@@ -44,6 +52,6 @@ async def _ask_or_fail(
 
 
 def install() -> None:
-    """All connections and clients of this process, those of Faust and aiokafka's own too."""
+    """From now on."""
     AIOKafkaConnection.send = _send_or_fail  # type: ignore[method-assign]
     AIOKafkaClient.send = _ask_or_fail  # type: ignore[method-assign]

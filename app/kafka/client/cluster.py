@@ -84,14 +84,10 @@ class ClusterSpec:
 
 
 class _Client(AIOKafkaClient):
-    """aiokafka's client, which creates no topic.
-
-    Its own asks for metadata so that a broker creates what it does not know (Kafka's default), with one
-    partition, and a topic that was deleted comes back while somebody still fetches it.
-    """
+    """aiokafka's client, which asks another broker for metadata where one does not answer."""
 
     async def _metadata_update(self, cluster_metadata: ClusterMetadata, topics: set[str]) -> bool:
-        request = MetadataRequest(list(topics) or None, allow_auto_topic_creation=False)
+        request = MetadataRequest(list(topics) or None)
         nodes = [broker.nodeId for broker in self.cluster.brokers()]
         random.shuffle(nodes)
         for node in nodes:
@@ -199,7 +195,7 @@ class ClusterClient:
         Raises:
             ClusterUnreachable: no broker answered.
         """
-        return await self._ask_any(MetadataRequest(topics, allow_auto_topic_creation=False))
+        return await self._ask_any(MetadataRequest(topics))
 
     async def _ask_any(self, request: Any) -> Any:
         error: BaseException | None = None

@@ -16,7 +16,7 @@ from aiokafka.protocol.types import Array, Boolean, Int8, Int16, Int32, Schema, 
 
 from app.kafka.client.cluster import ClusterClient
 from app.kafka.client.permissions import CLUSTER_NOT_AUTHORISED, NOT_AUTHORISED, lacks
-from app.kafka.client.topics import ALREADY_EXISTS, TopicSpec
+from app.kafka.client.topics import ALREADY_EXISTS, TopicSpec, not_made
 
 TOPIC, SET, DELETE = 2, 0, 1  # a resource's type; operations
 OWN = 1  # DYNAMIC_TOPIC_CONFIG: where a setting comes from that was set for the topic itself
@@ -145,21 +145,28 @@ async def expand(client: ClusterClient, partitions: Mapping[str, int]) -> dict[s
 
 
 async def create(
-    client: ClusterClient, wanted: Iterable[TopicSpec]
+    client: ClusterClient, wanted: Iterable[TopicSpec], *, only_asks: bool = False
 ) -> tuple[set[str], dict[str, KafkaError]]:
     """Creates topics that are missing, of which each says its `replication`: those made here, and those that
-    are refused, and why. Those made need not have leaders yet. Raises as `alter`.
+    are refused, and why. Those made need not have leaders yet. `only_asks`: the answer is the same, and
+    nothing is made. Raises as `alter`.
     """
     specs: list[Any] = [
         (spec.name, spec.partitions, spec.replication, [], [*spec.config.items()]) for spec in wanted
     ]
-    answer = await _ask_controller(client, CreateTopicsRequest(specs, CHANGE_MS, False))
+    answer = await _ask_controller(client, CreateTopicsRequest(specs, CHANGE_MS, only_asks))
     made = {topic for topic, code, *_ in answer.topic_errors if not code}
     return made, {
-        topic: _error(client, code, topic, "", "Create", rest[0] if rest else "")
+        topic: _not_created(client, code, topic, rest[0] if rest else "")
         for topic, code, *rest in answer.topic_errors
         if code not in (0, ALREADY_EXISTS)
     }
+
+
+def _not_created(client: ClusterClient, code: int, topic: str, message: str | None) -> KafkaError:
+    if code in {NOT_AUTHORISED, CLUSTER_NOT_AUTHORISED}:
+        return _error(client, code, topic, "", "Create", message)
+    return not_made(topic, client.name, code, message)
 
 
 def _error(

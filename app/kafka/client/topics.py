@@ -8,18 +8,35 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
-from aiokafka.errors import NotControllerError, for_code
+from aiokafka.errors import KafkaError, NotControllerError, for_code
 
 from app.kafka.client.cluster import ClusterClient
 from app.kafka.client.permissions import CLUSTER_NOT_AUTHORISED, NOT_AUTHORISED, allow, lacks
 
 MAX_REPLICATION = 3
-ALREADY_EXISTS, TOO_FEW_BROKERS = 36, 38
+ALREADY_EXISTS, INVALID_NAME, TOO_FEW_BROKERS = 36, 17, 38
 VISIBLE_TRIES = 50
+RENAME = "choose another name"
+CREATE_IT = "mend that, or create the topic as the cluster allows it"
 
 
 class TopicMismatch(RuntimeError):
     """A topic exists, but not as it must be."""
+
+
+class TopicRefused(KafkaError):
+    """A cluster does not make a topic, and will not a moment later; why, in its words, and the remedy."""
+
+    def __init__(self, topic: str, cluster: str, code: int, words: str) -> None:
+        kind = f"{for_code(code).__name__}, error {code}"
+        super().__init__(
+            f"cluster {cluster} does not make topic {topic}: {words or 'no word of why'} ({kind})"
+        )
+        self.remedy = RENAME if code == INVALID_NAME else CREATE_IT
+        self.code = code
+
+    def __str__(self) -> str:
+        return str(self.args[0])
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +50,15 @@ class TopicSpec:
     exact: bool = False
 
 
+def not_made(topic: str, cluster: str, code: int, words: str | None) -> KafkaError:
+    """What a cluster answered instead of making a topic."""
+    kind = for_code(code)
+    if kind.retriable:
+        found: KafkaError = kind(f"topic {topic} in {cluster}: {words}")
+        return found
+    return TopicRefused(topic, cluster, code, words or "")
+
+
 async def ensure_topics(client: ClusterClient, wanted: Sequence[TopicSpec]) -> list[str]:
     """Creates what is missing and waits until it has leaders; returns the names created here.
 
@@ -40,8 +66,8 @@ async def ensure_topics(client: ClusterClient, wanted: Sequence[TopicSpec]) -> l
 
     Raises:
         TopicMismatch: an existing `exact` topic has another number of partitions.
-        aiokafka.errors.KafkaError: the cluster refused (authorisation, policy, invalid config), or has no
-            controller.
+        TopicRefused: the cluster does not make one (its name, a policy, a setting); the others are made.
+        aiokafka.errors.KafkaError: it may not be made by whom asks, or there is no controller.
     """
     existing = await client.topics()
     for spec in wanted:
@@ -62,22 +88,30 @@ async def ensure_topics(client: ClusterClient, wanted: Sequence[TopicSpec]) -> l
         answers = await _create(admin, missing, replication)
     finally:
         await admin.close()
-    created = []
+    created, there, refused = list[str](), list[str](), list[KafkaError]()
     for name, (code, words) in answers.items():
-        if code == 0:
-            created.append(name)
+        if code in {0, ALREADY_EXISTS}:
+            there.append(name)
+            created += [name] if code == 0 else []
         elif code in {NOT_AUTHORISED, CLUSTER_NOT_AUTHORISED}:
             allowed = allow(client.spec, "topic", name, "Create", "Describe", "Read", "Write")
-            raise for_code(code)(f"{lacks(client.spec, 'topic', name, 'Create')}; {allowed}")
-        elif code != ALREADY_EXISTS:
-            raise for_code(code)(f"topic {name} in {client.name}: {words}")
-    for _ in range(VISIBLE_TRIES):
-        found = await client.metadata([spec.name for spec in missing])
-        # Seen, and every partition led: what comes next must not fail on a topic in the making.
-        if all(entry[0] == 0 and entry[3] and all(p[2] >= 0 for p in entry[3]) for entry in found.topics):
-            break
-        await asyncio.sleep(0.1)
+            refused.append(for_code(code)(f"{lacks(client.spec, 'topic', name, 'Create')}; {allowed}"))
+        else:
+            refused.append(not_made(name, client.name, code, words))
+    if there:
+        await _until_seen(client, there)
+    if refused:
+        raise refused[0]
     return created
+
+
+async def _until_seen(client: ClusterClient, topics: Sequence[str]) -> None:
+    """Waits for their leaders: what comes next must not fail on a topic in the making."""
+    for _ in range(VISIBLE_TRIES):
+        found = await client.metadata([*topics])
+        if all(entry[0] == 0 and entry[3] and all(p[2] >= 0 for p in entry[3]) for entry in found.topics):
+            return
+        await asyncio.sleep(0.1)
 
 
 async def _create(

@@ -240,6 +240,7 @@ class Partition(TypedDict):
     behind: int
     postponed: int
     backoff: int
+    outgoing: int
     due_in_s: float | None
     tracker_used: int
     tracker_capacity: int
@@ -268,13 +269,15 @@ class WorkloadDetail(TypedDict):
 
 
 class Put(TypedDict):
-    """What became of a definition; `etag` is its own, without quotes."""
+    """What became of a definition; `etag` is its own, without quotes. `doubts` are the warnings that only a
+    worker can have."""
 
     key: str
     etag: str
     changed: bool
     dry_run: bool
     warnings: list[str]
+    doubts: list[str]
 
 
 class Deleted(TypedDict):

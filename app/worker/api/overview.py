@@ -77,6 +77,7 @@ def partition(
         "behind": status.behind,
         "postponed": status.postponed,
         "backoff": status.backoff,
+        "outgoing": status.outgoing,
         "due_in_s": None if status.due_ms < 0 else (status.due_ms - now_ms) / 1000,
         "tracker_used": status.used,
         "tracker_capacity": status.capacity,
@@ -109,7 +110,7 @@ class JobsOverview:
         one; "" knows of no others), `returned` (it has just come back, and acts by no role yet).
     """
 
-    __slots__ = ("_held", "_receivers", "_told", "live", "now_ms", "region", "returned", "state")
+    __slots__ = ("_held", "_receivers", "_told", "_troubles", "live", "now_ms", "region", "returned", "state")
 
     def __init__(
         self,
@@ -128,6 +129,7 @@ class JobsOverview:
         self._told: dict[str, JobStatus] = {}
         self._held: dict[str, list[str]] = {}
         self._receivers: dict[str, list[tuple[str, WorkloadStatus]]] = {}
+        self._troubles = {one.key: one.why for beat in live.values() for one in beat.troubles}
         for job in state.assignments:
             self._held.setdefault(_workload_of(job), []).append(job)
         for worker, beat in live.items():
@@ -193,9 +195,9 @@ class JobsOverview:
         jobs = self.statuses(put.key)
         told = self._reported_by(put.key, jobs)
         flow = workload_flow(put.definition, told, _without_owner(jobs), len(jobs), self.now_ms)
-        if (rests := self._rests(put, jobs)) is None:
+        if (known := self._beyond_workers(put, jobs)) is None:
             return flow
-        return msgspec.structs.replace(flow, bound=str(rests.bound), why=rests.why)
+        return msgspec.structs.replace(flow, bound=str(known.bound), why=known.why)
 
     def receivers(self, key: str) -> list[tuple[str, WorkloadStatus]]:
         """What each worker says of the workload's receivers."""
@@ -212,10 +214,12 @@ class JobsOverview:
     def _role(self, put: WorkloadPut) -> dict[str, Any] | None:
         return role_fields(self.state, put, self.region, returned=self.returned)
 
-    def _rests(self, put: WorkloadPut, jobs: Sequence[JobStatus]) -> ThroughputDiagnosis | None:
-        """Rule 4."""
+    def _beyond_workers(self, put: WorkloadPut, jobs: Sequence[JobStatus]) -> ThroughputDiagnosis | None:
+        """Rule 4; or why it has no job yet, where that is known."""
         if not jobs and (why := self._passive_why(put)):
             return passive(why)
+        if not jobs and put.key in self._troubles:
+            return ThroughputDiagnosis(ThroughputBound.WORKER, self._troubles[put.key])
         return self._sleeps(put, jobs)
 
     def _sleeps(self, put: WorkloadPut, jobs: Sequence[JobStatus]) -> ThroughputDiagnosis | None:
@@ -233,11 +237,11 @@ class JobsOverview:
         """One workload as the console shows it; sums over its partitions and retry tiers."""
         jobs = self.statuses(put.key)
         receivers = [receiver for _, receiver in self._receivers.get(put.key, ())]
-        sleeps, rests = self._sleeps(put, jobs), self._rests(put, jobs)
-        waiting = 0 if rests else _without_owner(jobs)
+        sleeps, known = self._sleeps(put, jobs), self._beyond_workers(put, jobs)
+        waiting = 0 if known else _without_owner(jobs)
         pace, _ = slowest(self._reported_by(put.key, jobs), waiting, len(jobs), self.now_ms)
-        pace = rests or pace
-        metadata = put.definition.get("metadata", {})
+        pace = known or pace
+        metadata = _mapping(put.definition.get("metadata"))
         ages = [lag_s(job, self.now_ms) for job in jobs]
         return {
             "key": put.key,
@@ -264,8 +268,11 @@ class JobsOverview:
             "stashed": sum(receiver.stashed for receiver in receivers),
             "breaker": _worst(receivers),
             "held": sum(receiver.held for receiver in receivers),
-            "troubles": _troubles(jobs),
+            "troubles": [*self._trouble(put.key), *_troubles(jobs)],
         }
+
+    def _trouble(self, key: str) -> list[str]:
+        return [self._troubles[key]] if key in self._troubles else []
 
     def route(self, put: RoutePut) -> dict[str, Any]:
         """One route as the console shows it; sums over its partitions."""

@@ -73,16 +73,18 @@ class Members:
         if len(parts) < beat.parts:
             last = self.heard.get(beat.worker)
             if last is None:
-                return msgspec.structs.replace(whole, jobs=[], workloads=[], needs=[], read=0)
+                return msgspec.structs.replace(whole, jobs=[], workloads=[], needs=[], troubles=[], read=0)
             former = last[1]  # what it had read by then, too: its needs are of that time
             return msgspec.structs.replace(
-                whole, jobs=former.jobs, workloads=former.workloads, needs=former.needs, read=former.read
-            )
+                whole, jobs=former.jobs, workloads=former.workloads, needs=former.needs,
+                troubles=former.troubles, read=former.read,
+            )  # fmt: skip
         return msgspec.structs.replace(
             whole,
             jobs=[status for part in parts for status in part.jobs],
             workloads=[status for part in parts for status in part.workloads],
             needs=[need for part in parts for need in part.needs],
+            troubles=[trouble for part in parts for trouble in part.troubles],
         )
 
     def refuse(self, worker: str, now_s: float) -> None:

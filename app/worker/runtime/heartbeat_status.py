@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
-from app.controllog.codec import TRACKER_CAPACITY, HeadStatus, JobStatus, WorkloadStatus
+from app.controllog.codec import TRACKER_CAPACITY, HeadStatus, JobStatus, WorkloadStatus, WorkloadTrouble
 from app.controllog.events import Assignment
 from app.dispatch.pump.line_head import candidate
 from app.dispatch.pump.partition import DispatchPump
@@ -21,6 +21,7 @@ from app.replicate.pump.partition import ReplicaPump
 from app.worker.jobs.pump import Pump
 
 MAX_TROUBLE_CHARS = 500  # in every heartbeat
+MAX_TROUBLES = 1_000  # in every heartbeat, of workloads
 MAX_HEADS = 100  # in every heartbeat, of all workloads together: those that have stood longest
 EMPTYING = "its retry tier is no longer defined: what waits here is delivered, then the job ends"
 
@@ -107,6 +108,12 @@ def workload_statuses(
         _workload(key, runtime, heads.get(key, []), more.get(key, 0), now_s, budget_used)
         for key, runtime in runtimes.items()
     ]
+
+
+def workload_troubles(troubles: Mapping[str, str]) -> list[WorkloadTrouble]:
+    """Of workloads, by key: what is wrong beyond their jobs."""
+    some = sorted(troubles.items())[:MAX_TROUBLES]
+    return [WorkloadTrouble(key=key, why=why[:MAX_TROUBLE_CHARS]) for key, why in some]
 
 
 def _workload(

@@ -58,6 +58,7 @@ from app.worker.catalog import Catalog
 from app.worker.members.loopback_check import LoopbackCheck
 from app.worker.members.membership import DRAINING, STOPPED, Heartbeats, Members
 from app.worker.members.sentinel import Sentinel
+from app.worker.runtime.heartbeat_status import workload_troubles
 from app.worker.runtime.job_manager import JobManager
 from app.worker.runtime.meter import Meter
 from app.worker.runtime.region_services import make_regions
@@ -330,6 +331,7 @@ class Runtime(Service):
             read=self.control.view.next_offset,
             needs=self.jobs.needs(now_s),
             unsaved=self.save_watch.unsaved(now_s) is not None,
+            troubles=workload_troubles(self.catalog.troubles) if self.leader.leads else [],
         )
 
     # -- incidents -------------------------------------------------------------------------------

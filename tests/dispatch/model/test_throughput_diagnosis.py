@@ -67,6 +67,13 @@ CASES = [
         target(),
         "7 messages failed",
     ),
+    (
+        ThroughputBound.COPYING,
+        flow(outgoing=2, backoff=1, not_taken=["no copy in orders__billing__dlq: it is gone"]),
+        target(in_flight=4),
+        "2 messages wait to be copied: no copy in orders__billing__dlq: it is gone",
+    ),
+    (ThroughputBound.COPYING, flow(outgoing=2), target(in_flight=4), "on their way to a retry topic"),
     (ThroughputBound.HEAD, flow(stuck=["orders-3 at offset 17"]), target(), "orders-3 at offset 17"),
     (
         ThroughputBound.RATE,

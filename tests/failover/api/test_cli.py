@@ -32,7 +32,8 @@ def test_a_definition_is_planned_deployed_exported_and_pruned_without_its_routes
     (shell.home / "all.yaml").write_text(exported)
     again = shell("config", "plan", "-f", str(shell.home / "all.yaml"), "--prune")
     assert again.returncode == 0, f"derived routes are nobody's to prune: {again.stdout}"
-    gone = shell("config", "deploy", "-f", shell.file(definition()), "--prune", "--execute", "--yes")
+    prune = ("--prune", "--allow-empty", "--execute", "--yes")
+    gone = shell("config", "deploy", "-f", shell.file(definition()), *prune)
     assert (gone.returncode, "deleted failover:shared" in gone.stderr) == (0, True), gone.stderr
 
 

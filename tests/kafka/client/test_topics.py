@@ -6,11 +6,10 @@ import asyncio
 from pathlib import Path
 
 import pytest
-from aiokafka.errors import InvalidReplicationFactorError
 
 from app.dev.yard import Yard
 from app.kafka.client import topics
-from app.kafka.client.topics import TopicSpec, ensure_topics
+from app.kafka.client.topics import TOO_FEW_BROKERS, TopicRefused, TopicSpec, ensure_topics
 from tests.kafka.conftest import connected
 from tests.kafka.second_broker import delete, second_broker
 
@@ -23,8 +22,9 @@ async def test_brokers_that_are_too_few_are_waited_for_and_refuse_in_the_end(
     of_two = [TopicSpec(topic_name, 1, 2)]
     async with connected(killable_yard.bootstrap(CLUSTER)) as client:
         monkeypatch.setattr(topics, "VISIBLE_TRIES", 3)
-        with pytest.raises(InvalidReplicationFactorError, match=topic_name):
+        with pytest.raises(TopicRefused, match=topic_name) as caught:
             await ensure_topics(client, of_two)
+        assert caught.value.code == TOO_FEW_BROKERS
         monkeypatch.setattr(topics, "VISIBLE_TRIES", 1_000)
         making = asyncio.create_task(ensure_topics(client, of_two))
         async with second_broker(killable_yard, CLUSTER, tmp_path, client):

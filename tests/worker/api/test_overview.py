@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.controllog.codec import Heartbeat, JobStatus
+from app.controllog.codec import Heartbeat, JobStatus, WorkloadTrouble
 from app.controllog.state import ControlState
 from app.kernel.job import JobId
 from app.worker.api import overview
@@ -107,6 +108,22 @@ def test_the_worst_breaker_of_all_workers_is_the_workloads() -> None:
     shown = seen(state, beat(flowing(job(0))), other)
     assert shown.workload(state.workloads[KEY])["breaker"] == "open"
     assert seen(state).workload(state.workloads[KEY])["breaker"] == "unknown"
+
+
+def test_what_the_leader_says_of_a_workload_is_shown_and_tells_why_it_has_no_job() -> None:
+    why = "topic orders does not exist in east; create it; the workload starts by itself then"
+    leader = msgspec.structs.replace(beat(), troubles=[WorkloadTrouble(key=KEY, why=why)])
+    state = state_of()
+    for beats, expected in (([beat()], "no partition of it is assigned yet"), ([beat(), leader], why)):
+        shown = seen(state, *beats)
+        workload, flow = shown.workload(state.workloads[KEY]), shown.flow(state.workloads[KEY])
+        assert (workload["bound"], workload["why"]) == (flow.bound, flow.why) == ("worker", expected)
+        assert workload["troubles"] == ([why] if leader in beats else [])
+    running = msgspec.structs.replace(leader, jobs=[flowing(job(0), committed=40, trouble="no copy")])
+    state = state_of(job(0))
+    workload = seen(state, running).workload(state.workloads[KEY])
+    assert workload["troubles"] == [why, "no copy"]
+    assert workload["why"] != why, "it has a job, of which more is known"
 
 
 def test_many_troubles_are_told_as_a_few() -> None:

@@ -125,6 +125,7 @@ function workloadPage(w, dlq, size) {
     s.bound === "passive" ? "" : pauses(s.key, w.partitions.some((p) => p.state !== "paused"), w.partitions.some((p) => p.state === "paused"), "workload pause|resume|reset"),
     tiles([["breaker", s.breaker], ["lag, messages", lag(s)], ["lag in time", lagTime(s)], ["in flight", number(s.in_flight)], ["delivered", number(s.delivered)], ["dead letters", number(s.dead_lettered)], ...(s.role ? [["finished in another region", number(s.passed_over)]] : [])]),
     s.breaker === "closed" || s.breaker === "unknown" ? "" : el("div", { class: "note" }, "A receiver is away or overloaded. Nothing is burnt: messages wait here, and flow again once it answers."),
+    s.troubles.map((trouble) => el("div", { class: "note" }, trouble)),
     ...flowSections(w), ...sizingSection(size),
     el("h2", {}, "Partitions"), table("Partitions", columns, rows, s.bound === "passive" ? "It runs in another region." : "Nobody runs it yet."),
     el("h2", {}, "Dead letters, newest first"),

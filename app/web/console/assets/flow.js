@@ -5,7 +5,7 @@ import { clock, duration, el, number, pill, state, table } from "./dom.js";
 // What holds a workload back, in one word each; the sentence with the numbers comes from the worker.
 const WORDS = {
   worker: ["bad", "no worker runs it"], lease: ["bad", "the worker may not act"], health: ["bad", "the receiver says it does not serve"],
-  breaker: ["bad", "the receiver is away or overloaded"], "dead-letters": ["bad", "messages fail, and no more may be dead-lettered now"], paused: ["warn", "an operator paused it, or another region may have it"], "head-of-line": ["bad", "one message blocks its partition"],
+  breaker: ["bad", "the receiver is away or overloaded"], "dead-letters": ["bad", "messages fail, and no more may be dead-lettered now"], copying: ["warn", "copies to a retry topic or the dead letter queue"], paused: ["warn", "an operator paused it, or another region may have it"], "head-of-line": ["bad", "one message blocks its partition"],
   rate: ["warn", "the definition's rate"], "slow-start": ["warn", "the receiver has just come back"], limit: ["warn", "the receiver has as much as it can take"],
   credit: ["warn", "the receiver asks for no more"], tracker: ["warn", "tracker.capacity"], order: ["warn", "the order of keys"],
   memory: ["warn", "the worker's memory"], "catch-up": ["warn", "a backlog beside the latest"], fetch: ["", "reading from Kafka"],
@@ -47,6 +47,7 @@ function workerCard(f) {
       ["wait for a receiver", f.held ? number(f.held) : ""], ["wait for their turn", f.behind ? number(f.behind) : ""],
       ["wait for their time", f.postponed ? `${number(f.postponed)}${f.due_in_s === null ? "" : `, first in ${duration(Math.max(0, f.due_in_s))}`}` : ""],
       ["wait to be tried again", f.backoff ? number(f.backoff) : ""],
+      ["on their way to a retry topic or the dead letter queue", f.outgoing ? number(f.outgoing) : ""],
       ["failed, not dead-lettered yet", f.withheld ? `${number(f.withheld)} (${Object.entries(f.withheld_by).map(([code, n]) => `${code} ${number(n)} times`).join(", ")})` : ""], ["still to be read", number(f.unread)],
       ["messages", rate("messages", number)], ["bytes", rate("bytes", bytes)],
       ["memory", `${share(f.budget_used)} of the budget, ${bytes(f.buffered_bytes)} its own`],

@@ -1,0 +1,86 @@
+"""Brokers that create what is asked for, Kafka's default: a topic of ours that somebody deletes comes back as
+the leader makes it, and no message is lost."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+
+import orjson
+import pytest
+from aiokafka.admin import AIOKafkaAdminClient
+
+from app.dev.demo.stage import DemoStage, wait_until, workload
+from app.dev.demo.traffic import SentMessage, create_topic, produce, read_all
+from app.dev.yard import Yard
+from app.dispatch.topics.settings import COPY_MAX_BYTES
+from app.kafka.client.topic_configs import TopicSettings, describe
+from tests.kafka.conftest import connected
+from tests.system.conftest import make_stage
+from tests.system.fleet import incidents
+
+pytestmark = pytest.mark.system
+
+CLUSTER, GROUP, PARTITIONS, SETTLE_S = "east-aggregate", "billing", 3, 120.0
+
+
+@pytest.fixture(scope="module")
+def creating_yard() -> Iterator[Yard]:
+    with Yard(regions=1, settings={"auto.create.topics.enable": "true"}) as yard:
+        yield yard
+
+
+@pytest.fixture
+def creating_stage(creating_yard: Yard) -> Iterator[DemoStage]:
+    with make_stage(creating_yard) as made:
+        yield made
+
+
+async def delete(bootstrap: str, *topics: str) -> None:
+    """As a Kafka UI does to purge them."""
+    admin = AIOKafkaAdminClient(bootstrap_servers=bootstrap)
+    await admin.start()
+    await admin.delete_topics([*topics])
+    await admin.close()
+
+
+async def made_of(bootstrap: str, topic: str) -> tuple[int | None, int]:
+    """Its partitions, and the size of its largest batch."""
+    async with connected(bootstrap) as client:
+        found = (await describe(client, [topic], ["max.message.bytes"]))[topic]
+        most = int(found.config["max.message.bytes"]) if isinstance(found, TopicSettings) else 0
+        return await client.partitions(topic), most
+
+
+def test_topics_that_somebody_deletes_come_back_as_they_were_made_and_nothing_is_lost(
+    creating_stage: DemoStage, topic_name: str
+) -> None:
+    stage, bootstrap = creating_stage, creating_stage.yard.bootstrap(CLUSTER)
+    asyncio.run(create_topic(bootstrap, topic_name, PARTITIONS))
+    receiver = stage.receiver(GROUP, topic_name)
+    worker = stage.worker()
+    retry = [{"delay": "1s", "attempts": 1}]
+    stage.deploy(worker, workload(GROUP, topic_name, CLUSTER, receiver.address, retry=retry))
+    tier, dlq = f"{topic_name}__{GROUP}__retry_1", f"{topic_name}__{GROUP}__dlq"
+
+    def letters() -> set[str]:
+        return {orjson.loads(one.value)["id"] for one in asyncio.run(read_all(bootstrap, dlq))}
+
+    def delivered() -> set[str]:
+        return {one["id"] for one in stage.deliveries() if one["outcome"] == "ok"}
+
+    def passes(name: str) -> None:
+        """Thirty messages end where they should."""
+        sent = [SentMessage(f"{name}-{n}", ("poison", "retryable", "ok")[n % 3]) for n in range(30)]
+        poison = {one.id for one in sent if one.behaviour == "poison"}
+        fine = {one.id for one in sent} - poison
+        asyncio.run(produce(bootstrap, topic_name, sent))
+        wait_until(lambda: poison <= letters(), SETTLE_S, lambda: f"{poison - letters()} {worker.tail()}")
+        wait_until(lambda: fine <= delivered(), SETTLE_S, lambda: f"{fine - delivered()} {worker.tail()}")
+        for topic in (tier, dlq):
+            assert asyncio.run(made_of(bootstrap, topic)) == (PARTITIONS, COPY_MAX_BYTES)
+
+    passes("first")
+    asyncio.run(delete(bootstrap, tier, dlq))
+    passes("second")
+    assert not incidents(worker, "workload-trouble")
