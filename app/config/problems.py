@@ -143,6 +143,13 @@ def read_documents(text: str, file: str) -> list[Document]:
         raise InvalidConfiguration([problem]) from None
 
 
+def first_wrong(error: ValidationError) -> str:
+    """Field, fault and value of the first thing that is wrong, in one line."""
+    wrong = error.errors()[0]
+    place = ".".join(map(str, wrong["loc"])) or "definition"
+    return f"{place}: {wrong['msg']} (got {str(wrong['input'])[:MAX_SHOWN_CHARS]})"
+
+
 def validate(model: type[BaseModel], document: Document, data: Any = None) -> Any:
     """`model` of the document's data.
 

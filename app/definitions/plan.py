@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any
 
 from app.alerts.definition import AlertDefinition
@@ -12,6 +13,7 @@ from app.audit.definition import AuditPlan
 from app.dispatch.definition import Workload
 from app.failover.definition import FailoverDefinition
 from app.kernel.durations import format_duration
+from app.kernel.topic_names import folded
 from app.replicate.definition import RouteDefinition
 from app.replicate.definition_checks import conflicts as route_conflicts
 from app.replicate.model.copy_graph import ALONE, OtherRegions
@@ -59,6 +61,18 @@ class DefinitionChange:
 
 
 @dataclass(frozen=True, slots=True)
+class UnreadableDefinition:
+    """What stands in the control log as a definition of this `kind`, and is none as far as is known here.
+
+    A newer version may have written it. `data` is it; `why` is for people.
+    """
+
+    kind: str
+    data: Any
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
 class DefinitionsPlan:
     """All changes, what forbids them, and what to know before they are carried out."""
 
@@ -77,10 +91,12 @@ def plan(
     wanted: Sequence[Workload | RouteDefinition | FailoverDefinition | AuditPlan | AlertDefinition],
     *,
     prune: bool = False,
+    allow_empty: bool = False,
     routes: Mapping[str, RouteDefinition] | None = None,
     failovers: Mapping[str, FailoverDefinition] | None = None,
     audits: Mapping[str, AuditPlan] | None = None,
     alerts: Mapping[str, AlertDefinition] | None = None,
+    unreadable: Mapping[str, UnreadableDefinition] = MappingProxyType({}),
     other_regions: OtherRegions = ALONE,
     is_local: bool = True,
     clusters: Collection[str] | None = None,
@@ -92,6 +108,8 @@ def plan(
     alias now.
 
     What is not wanted is deleted only with `prune`. Routes that a failover definition makes are not among it.
+    Unless `allow_empty`, that is neither all of a kind nor more than half of everything. What is
+    `unreadable`, by key, is replaced or deleted like any other, and compared with nothing.
     """
     changes: list[DefinitionChange] = []
     conflicts: list[str] = []
@@ -123,7 +141,11 @@ def plan(
         warnings += _stranded(before, workload)
         changes.append(DefinitionChange("update" if fields else "unchanged", workload.key, fields, workload))
     kept = [w for key, w in sorted(current.items()) if key not in keys and not prune]
-    conflicts += _shared_topics([*kept, *ordered])
+    shared = _shared_topics([*kept, *ordered])
+    own = {key: (w.metadata.cluster, w.own_topics()) for key, w in current.items()}
+    other = {w.key for w in ordered if own.get(w.key) != (w.metadata.cluster, w.own_topics())}
+    conflicts += [f"{words}; rename its group" for first, second, words in shared if {first, second} & other]
+    warnings += [f"{words}; delete one" for first, second, words in shared if not {first, second} & other]
     if prune:
         changes += [DefinitionChange("delete", key) for key in sorted(current) if key not in keys]
     of_routes = _plan_routes(
@@ -135,11 +157,59 @@ def plan(
     of_audits = _plan_audits(audits or {}, [a for a in wanted if isinstance(a, AuditPlan)], prune)
     of_alerts = _plan_alerts(alerts or {}, [a for a in wanted if isinstance(a, AlertDefinition)], prune)
     others = (of_routes, of_failovers, of_audits, of_alerts)
+    all_changes = _with_unreadable(
+        [*changes, *(change for one in others for change in one.changes)], unreadable, prune=prune
+    )
+    warnings += _of_unreadable(all_changes, unreadable)
+    if prune and not allow_empty:
+        conflicts += _deletes_too_much(all_changes)
     return DefinitionsPlan(
-        (*changes, *(change for one in others for change in one.changes)),
+        tuple(all_changes),
         (*conflicts, *(conflict for one in others for conflict in one.conflicts)),
         (*warnings, *(warning for one in others for warning in one.warnings)),
     )
+
+
+def _with_unreadable(
+    changes: Sequence[DefinitionChange], unreadable: Mapping[str, UnreadableDefinition], *, prune: bool
+) -> list[DefinitionChange]:
+    """What is wanted under the key of one is its update; what is not is deleted only with `prune`."""
+    found = [
+        replace(change, action="update") if change.key in unreadable and change.action == "create" else change
+        for change in changes
+    ]
+    named = {change.key for change in changes}
+    gone = sorted(unreadable.keys() - named) if prune else []
+    return [*(DefinitionChange("delete", key, kind=unreadable[key].kind) for key in gone), *found]
+
+
+def _of_unreadable(
+    changes: Sequence[DefinitionChange], unreadable: Mapping[str, UnreadableDefinition]
+) -> list[str]:
+    """What becomes of each."""
+    actions = {change.key: change.action for change in changes}
+    fates = {"update": "is replaced", "delete": "is deleted"}
+    stays = "stays as it is. Deploy it again, or delete it, with the version that wrote it"
+    return [
+        f"{key}: this version cannot read it: {one.why}. A newer one may have written it. It"
+        f" {fates.get(actions.get(key, ''), stays)}"
+        for key, one in sorted(unreadable.items())
+    ]
+
+
+def _deletes_too_much(changes: Sequence[DefinitionChange]) -> list[str]:
+    """Why a prune is more likely the wrong files than what somebody wants."""
+    there = Counter(change.kind for change in changes if change.action != "create")
+    deleted = [change for change in changes if change.action == "delete"]
+    gone = Counter(change.kind for change in deleted)
+    found = [f"every {kind} there is: {count}" for kind, count in gone.items() if count == there[kind]]
+    if not found and 2 * len(deleted) > there.total():
+        found = [f"{len(deleted)} of {there.total()} definitions"]
+    some = ", ".join(change.name for change in deleted[:SHOWN]) + ", ..." * (len(deleted) > SHOWN)
+    return [
+        f"--prune would delete {what} ({some}); see whether these are all the files, or add --allow-empty"
+        for what in found
+    ]
 
 
 def _plan_alerts(
@@ -275,17 +345,22 @@ def _stranded(before: Workload, after: Workload) -> list[str]:
     ]
 
 
-def _shared_topics(workloads: Sequence[Workload]) -> list[str]:
-    """Workloads whose retry or dead letter topics would be the same: each would get the other's messages."""
-    owners: dict[tuple[str, str], str] = {}
-    found = []
+def _shared_topics(workloads: Sequence[Workload]) -> list[tuple[str, str, str]]:
+    """Keys of two workloads, and the words for it: an own topic of both would be the same, so that each got
+    the other's messages, or one to Kafka, so that the second's were never made."""
+    owners: dict[tuple[str, str], tuple[str, str]] = {}
+    found: dict[tuple[str, str], str] = {}
     for workload in workloads:
-        other = (workload.dlq_topic(), workload.merge_topic(), workload.delayed_topic())
-        for topic in (*workload.retry_topics(), *other):
-            owner = owners.setdefault((workload.metadata.cluster, topic), workload.key)
-            if owner != workload.key:
-                found.append(f"{workload.key}: its topic {topic} is also that of {owner}; rename its group")
-    return found
+        for topic in workload.own_topics():
+            place = workload.metadata.cluster, folded(topic)
+            owner, other = owners.setdefault(place, (workload.key, topic))
+            if owner == workload.key:
+                continue
+            is_same = f"its topic {topic} is also that of {owner}"
+            is_one = f"its topic {topic} and {other} of {owner} are one name to Kafka, which takes . for _"
+            words = f"{workload.key}: {is_same if topic == other else is_one}"
+            found.setdefault((owner, workload.key), words)
+    return [(*pair, words) for pair, words in found.items()]
 
 
 def _differences(path: str, old: Any, new: Any) -> list[FieldChange]:

@@ -8,6 +8,8 @@ is harmless, as an error where a user would rely on it.
 from __future__ import annotations
 
 import difflib
+import os
+import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -26,6 +28,7 @@ from app.config.problems import (
     read_text,
     validate,
 )
+from app.definitions.files import Unread, Weight, contents_of, find
 from app.dispatch.definition import Workload
 from app.dispatch.definition_checks import checks, problem_at, value_at
 from app.failover.definition import FailoverDefinition
@@ -45,6 +48,8 @@ T = TypeVar("T", Workload, RouteDefinition, FailoverDefinition, AuditPlan, Alert
 
 API_VERSION = "switchyard/v1"
 KINDS = ("Workload", "Route", "AuditPlan", "Alert", "Failover")
+READ_TRIES, READ_AGAIN_S = 3, 0.2  # while a ConfigMap is swapped
+OR_EMPTY = "; --allow-empty takes it as it is"
 NAMED = ("Route", "AuditPlan", "Alert", "Failover")  # by metadata.name
 
 
@@ -172,11 +177,7 @@ def _workload(
     problems: list[ConfigProblem] = []
     workload: Workload | None = _validated(Workload, document, problems)
     problems += checks(document, clusters, layout)
-    if (
-        workload is not None
-        and len(max([*workload.retry_topics(), workload.dlq_topic(), workload.delayed_topic()], key=len))
-        > MAX_TOPIC_CHARS
-    ):
+    if workload is not None and len(max(workload.own_topics(), key=len)) > MAX_TOPIC_CHARS:
         problems.append(
             problem_at(
                 document,
@@ -240,14 +241,21 @@ def load_definitions(
     *,
     clusters: Collection[str] | None = None,
     layout: Layout | None = None,
+    prune: bool = False,
+    may_be_empty: bool = False,
 ) -> tuple[list[AnyDefinition], list[ConfigProblem]]:
-    """The definitions of files and folders (*.yaml, *.yml, *.json), and the warnings about them.
+    """The definitions of files and folders (`app.definitions.files`), and the warnings about them.
+
+    Args:
+        prune: what they do not define is to be deleted: nothing that looks like a definition may be passed
+            over.
+        may_be_empty: a file or folder that defines nothing is no mistake.
 
     Raises:
         InvalidConfiguration: with everything that is wrong in all of them.
     """
     problems: list[ConfigProblem] = []
-    documents = _read(sources, problems)
+    documents = _read(sources, problems, prune=prune, may_be_empty=may_be_empty)
     problems += _twice(documents)
     found: list[AnyDefinition] = []
     routes: dict[str, tuple[Document, Route]] = {}
@@ -269,30 +277,69 @@ def load_definitions(
     return found, problems
 
 
-def _read(sources: Sequence[str | Path], problems: list[ConfigProblem]) -> list[Document]:
-    """The documents of all files, each file once; what cannot be read goes to `problems`."""
+def _read(
+    sources: Sequence[str | Path], problems: list[ConfigProblem], *, prune: bool, may_be_empty: bool
+) -> list[Document]:
+    """The documents of all files, each file once; what cannot be read goes to `problems`.
+
+    A ConfigMap that is swapped meanwhile is read again: its files would be of two deployments.
+    """
+    for tries_left in reversed(range(READ_TRIES)):
+        wrong: list[ConfigProblem] = []
+        documents, contents = _read_once(sources, wrong, prune=prune, may_be_empty=may_be_empty)
+        is_swapped = any(contents_of(folder) != led_to for folder, led_to in contents.items())
+        may_be_swapped = is_swapped or (contents and any(one.severity == "error" for one in wrong))
+        if not (may_be_swapped and tries_left):
+            break
+        time.sleep(READ_AGAIN_S)
+    problems += wrong
+    return documents
+
+
+def _read_once(
+    sources: Sequence[str | Path], problems: list[ConfigProblem], *, prune: bool, may_be_empty: bool
+) -> tuple[list[Document], dict[Path, str]]:
+    """As `_read`; and where the contents of ConfigMaps were."""
     documents: list[Document] = []
-    seen: set[Path] = set()
-    for source in sources:
-        path = Path(source)
-        files = (
-            sorted(f for f in path.rglob("*") if f.suffix in {".yaml", ".yml", ".json"})
-            if path.is_dir()
-            else [path]
-        )
-        if not files:
-            problems.append(
-                ConfigProblem("has no .yaml, .yml or .json file", "name another folder", file=str(path))
-            )
+    read: set[str] = set()
+    unread: dict[str, Unread] = {}
+    contents: dict[Path, str] = {}
+    for source in map(Path, sources):
+        files = [source]
+        if source.is_dir():
+            found = find(source)
+            files = found.files
+            contents |= found.contents
+            unread |= {os.path.realpath(one.path): one for one in found.unread}
+            if not files and not may_be_empty:
+                what = "has no .yaml, .yml or .json file"
+                problems.append(ConfigProblem(what, f"name another folder{OR_EMPTY}", file=str(source)))
         for file in files:
-            if file.resolve() in seen:
+            if (real := os.path.realpath(file)) in read:
                 continue
-            seen.add(file.resolve())
+            read.add(real)
             try:
-                documents += read_documents(read_text(file, "check the path"), str(file))
+                of_file = read_documents(read_text(file, "check the path"), str(file))
             except InvalidConfiguration as error:
                 problems += error.problems
-    return documents
+                continue
+            documents += of_file
+            if not of_file and not may_be_empty:
+                remedy = f"see what should have written it, or remove it{OR_EMPTY}"
+                problems.append(ConfigProblem("defines nothing", remedy, file=str(file)))
+    problems += [_unread(one, prune=prune) for real, one in unread.items() if real not in read]
+    return documents, contents
+
+
+def _unread(one: Unread, *, prune: bool) -> ConfigProblem:
+    is_refused = one.weight is Weight.WRONG or (prune and one.weight is Weight.DOUBTFUL)
+    remedy = "definitions end with .yaml, .yml or .json, and do not begin with a dot"
+    if is_refused and prune:
+        remedy = "--prune would delete what it defines: mend or rename it, or move it away"
+    elif is_refused:
+        remedy = "mend it, or move it away"
+    severity = "error" if is_refused else "warning"
+    return ConfigProblem(one.why, remedy, file=str(one.path), severity=severity)
 
 
 def _twice(documents: Sequence[Document]) -> Iterable[ConfigProblem]:

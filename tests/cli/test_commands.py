@@ -9,6 +9,7 @@ import socket
 import threading
 from typing import Any
 
+import msgspec
 import pytest
 from ruamel.yaml import YAML
 
@@ -156,6 +157,28 @@ def test_what_the_files_leave_out_is_deleted_only_with_prune(shell: Shell) -> No
     assert set(shell.fed.control.view.workloads) == {"billing/orders"}
 
 
+def test_a_prune_of_all_or_of_most_is_refused_unless_it_is_meant(shell: Shell) -> None:
+    shell.fed.apply(*(put(definition(name, "orders")) for name in "abc"))
+    prune = ("config", "deploy", "--prune", "--execute", "--yes", "-f")
+    for wanted, words in (
+        ([definition("a", "orders")], "2 of 3"),
+        ([definition("d", "orders")], "every Workload"),
+    ):
+        file = shell.file(*wanted)
+        refused = shell(*prune, file)
+        assert refused.returncode == 5
+        assert f"--prune would delete {words}" in refused.stderr
+        assert shell("config", "plan", "--prune", "-f", file).returncode == 5
+    (shell.home / "empty.yaml").write_text("# {{ range .workloads }}\n")
+    empty = str(shell.home / "empty.yaml")
+    for command in (("config", "validate", "-f", empty), (*prune, empty)):
+        refused = shell(*command)
+        assert (refused.returncode, "defines nothing" in refused.stderr) == (3, True), refused.stderr
+    assert not shell.fed.control.appended
+    assert shell(*prune, empty, "--allow-empty").returncode == 0
+    assert not shell.fed.control.view.workloads
+
+
 def test_a_deployment_that_fails_half_way_ends_with_6_and_says_what_is_done(
     shell: Shell, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -181,6 +204,48 @@ def test_diff_shows_lines_before_and_after(shell: Shell) -> None:
     assert ended.stdout.splitlines() == [
         "update billing/orders", "- spec.tracker.capacity: 5", "+ spec.tracker.capacity: 10000",
     ]  # fmt: skip
+
+
+def test_a_definition_that_cannot_be_read_is_one_warning_and_the_others_go_on(shell: Shell) -> None:
+    unread = definition("b", "orders")
+    unread["spec"]["ordering"] = "by-magic"  # as a newer version may have it
+    shell.fed.apply(msgspec.structs.replace(put(definition("b", "orders")), definition=unread, etag="newer"))
+    shell.fed.apply(put(definition("a", "orders")))
+    others = shell.file(definition("a", "orders"), definition("c", "orders"))
+    for command in ("plan", "diff"):
+        told = shell("config", command, "-f", others)
+        assert told.returncode == 10, told.stderr
+        assert "c/orders" in told.stdout
+        assert "b/orders" not in told.stdout
+        assert "warning: b/orders: this version cannot read it: spec.ordering: Input should" in told.stderr
+        assert "(got by-magic)" in told.stderr
+    deployed = shell("config", "deploy", "-f", others, "--execute", "--yes")
+    assert (deployed.returncode, "created c/orders" in deployed.stderr) == (0, True), deployed.stderr
+    exported = shell("config", "export")
+    orders = [one["spec"]["ordering"] for one in YAML().load_all(exported.stdout)]
+    assert orders == ["none", "none", "by-magic"]
+    assert shell("config", "validate", "-f", others).returncode == 0
+    assert "warning: b/orders" in exported.stderr
+
+    pruned = shell("config", "plan", "-f", others, "--prune")
+    assert "delete     b/orders" in pruned.stdout
+    again = shell("config", "deploy", "-f", shell.file(definition("b", "orders")), "--execute", "--yes")
+    assert (again.returncode, "updated b/orders" in again.stderr) == (0, True), again.stderr
+    assert "warning" not in shell("config", "plan", "-f", others).stderr
+
+
+def test_a_definition_with_a_field_of_a_newer_version_can_be_changed_and_deleted(shell: Shell) -> None:
+    newer = definition("a", "orders")
+    newer["spec"]["novel"] = 1
+    for arguments, words in (
+        (("-f", shell.file(definition("a", "orders", start="latest"))), "updated a/orders"),
+        (("-f", shell.file(name="none.yaml"), "--prune", "--allow-empty"), "deleted a/orders"),
+    ):
+        shell.fed.apply(
+            msgspec.structs.replace(put(definition("a", "orders")), definition=newer, etag="newer")
+        )
+        done = shell("config", "deploy", *arguments, "--execute", "--yes")
+        assert (done.returncode, words in done.stderr) == (0, True), done.stderr
 
 
 def test_an_export_deploys_again_without_a_change(shell: Shell) -> None:

@@ -2,20 +2,29 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.definitions.plan import plan
-from app.definitions.registry import parse_definition
+from app.definitions.plan import UnreadableDefinition, plan
+from app.definitions.registry import parse_definition, parse_route
 from app.dispatch.definition import Workload
+from app.replicate.definition import RouteDefinition
 from tests.config.examples import SMALL, changed
 
 
 def workload(topic: str = "orders", path: str = "spec/start", value: Any = "earliest") -> Workload:
     return parse_definition(changed(path, value, base=changed("metadata/topic", topic)))[0]
+
+
+def route(name: str) -> RouteDefinition:
+    spec = {"from": "east", "to": "west", "topics": [name]}
+    return parse_route(
+        {"apiVersion": "switchyard/v1", "kind": "Route", "metadata": {"name": name}, "spec": spec}
+    )[0]
 
 
 def by_key(*workloads: Workload) -> dict[str, Workload]:
@@ -51,6 +60,70 @@ def test_a_field_that_appears_or_goes_has_nothing_on_one_side() -> None:
 
     assert (appears.field, appears.old, appears.new) == ("spec.flow.messages_per_second", None, 5.0)
     assert (goes.old, goes.new) == (5.0, None)
+
+
+@given(st.integers(0, 6), st.integers(0, 6))
+def test_a_prune_deletes_neither_all_of_a_kind_nor_more_than_half_unless_that_is_allowed(
+    kept: int, gone: int
+) -> None:
+    topics = [f"t{number}" for number in range(kept + gone)]
+    current, wanted = by_key(*map(workload, topics)), list(map(workload, topics[:kept]))
+    refused = plan(current, wanted, prune=True)
+    assert bool(refused.conflicts) == (gone > kept)
+    assert len([one for one in refused.changes if one.action == "delete"]) == gone
+    assert not plan(current, wanted, prune=True, allow_empty=True).conflicts
+    assert not plan(current, wanted).conflicts
+
+
+def test_groups_that_are_one_name_to_kafka_are_refused() -> None:
+    dots, underscores = (
+        parse_definition(changed("metadata/group", group))[0] for group in ("pay.eu", "pay_eu")
+    )
+    words = (
+        "pay_eu/orders: its topic {}__pay_eu__{} and {}__pay.eu__{} of pay.eu/orders are one name to Kafka,"
+        " which takes . for _; {}"
+    )
+    (conflict,) = plan(by_key(dots), [underscores]).conflicts
+    assert re.fullmatch(words.format(*["orders", r"\w+"] * 2, "rename its group"), conflict)
+    assert len(plan({}, [dots, underscores]).conflicts) == 1
+    assert not plan({}, [dots]).conflicts
+
+    there = by_key(dots, underscores)  # as an older version let them be
+    beside = plan(there, [workload("invoices"), underscores])
+    (warning,) = beside.warnings
+    assert re.fullmatch(words.format(*["orders", r"\w+"] * 2, "delete one"), warning)
+    assert not beside.conflicts
+    assert not plan(there, [dots], prune=True, allow_empty=True).warnings
+
+
+def test_what_becomes_of_what_cannot_be_read_is_told() -> None:
+    unread = {"billing/orders": UnreadableDefinition("Workload", {}, "spec.novel: unknown (got 1)")}
+    fates = {
+        "stays as it is. Deploy it again, or delete it, with the version that wrote it": plan(
+            {}, [], unreadable=unread
+        ),
+        "is replaced": plan({}, [workload("orders")], unreadable=unread),
+        "is deleted": plan({}, [], prune=True, allow_empty=True, unreadable=unread),
+    }
+    for fate, planned in fates.items():
+        (warning,) = planned.warnings
+        assert warning == (
+            "billing/orders: this version cannot read it: spec.novel: unknown (got 1)."
+            f" A newer one may have written it. It {fate}"
+        )
+    assert [planned.changes[0].action for planned in list(fates.values())[1:]] == ["update", "delete"]
+    assert plan({}, [], prune=True, unreadable=unread).conflicts == (
+        "--prune would delete every Workload there is: 1 (billing/orders); see whether these are all the"
+        " files, or add --allow-empty",
+    )
+
+
+def test_more_than_half_of_all_kinds_together_is_too_much_to_prune() -> None:
+    current, routes = by_key(*map(workload, "abcd")), {name: route(name) for name in "xy"}
+    kept = [workload("a"), route("x")]
+    (conflict,) = plan(current, kept, prune=True, routes=routes).conflicts
+    assert "4 of 6 definitions (billing/b, billing/c, billing/d, route y)" in conflict
+    assert not plan(current, [*kept, workload("b")], prune=True, routes=routes).conflicts
 
 
 def test_what_is_not_wanted_is_deleted_only_when_pruning() -> None:

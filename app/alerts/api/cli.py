@@ -7,9 +7,12 @@ from typing import Any
 from urllib.parse import urlencode
 
 import click
+from pydantic import ValidationError
 
+from app.alerts.definition import AlertDefinition
 from app.cli.client import EXIT_FAILURE, EXIT_PARTIAL, Client, alert_path, guarded
 from app.cli.output import emit, output_option, printable, url_option
+from app.config.problems import first_wrong
 
 COLUMNS = ["name", "state", "severity", "topic", "tiers", "what", "since", "told"]
 TESTED = ["channel", "place", "taken", "why"]
@@ -70,8 +73,7 @@ def describe(name: str, url: str | None, output: str) -> None:
     if output != "table":
         emit([_row(row) for row in rows], COLUMNS, output, whole={**rule, "alerts": rows})
         return
-    spec = rule["definition"]["spec"]
-    click.echo(f"{printable(name)}: {printable(_condition(spec))}")
+    click.echo(f"{printable(name)}: {printable(_condition(rule['definition']))}")
     click.echo(f"{rule['firing']} fire, {rule['pending']} are pending")
     for channel in rule["channels"]:
         click.echo(
@@ -142,7 +144,12 @@ def _channel_words(channel: dict[str, Any]) -> str:
     return last or "nothing was to be told"
 
 
-def _condition(spec: dict[str, Any]) -> str:
+def _condition(definition: dict[str, Any]) -> str:
+    try:
+        AlertDefinition.from_wire(definition)
+    except ValidationError as error:
+        return f"this version cannot read it: {first_wrong(error)}; deploy it again"
+    spec = definition["spec"]
     tiers = " to ".join(spec["tiers"]) if spec.get("tiers") else "any two tiers"
     above = f" above {spec['above']}" if spec.get("above") else ""
     on, topics = ", ".join(spec["on"]), ", ".join(spec["topics"])

@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import click
 import orjson
+from pydantic import ValidationError
 
 from app.alerts.definition import PREFIX as ALERT
 from app.alerts.definition import AlertDefinition
@@ -31,9 +33,9 @@ from app.cli.client import (
     workload_path,
 )
 from app.cli.output import emit, output_option, url_option
-from app.config.problems import ConfigProblem, Document, InvalidConfiguration
+from app.config.problems import ConfigProblem, Document, InvalidConfiguration, first_wrong
 from app.config.settings import DEFAULT_FILE, Settings, load_settings
-from app.definitions.plan import DefinitionChange, DefinitionsPlan, plan
+from app.definitions.plan import DefinitionChange, DefinitionsPlan, UnreadableDefinition, plan
 from app.definitions.registry import AnyDefinition, json_schema, load_definitions
 from app.definitions.schema_checks import schema_problem
 from app.dispatch.definition import Workload
@@ -48,7 +50,15 @@ FILES = click.option("-f", "--file", "files", multiple=True, required=True, meta
 TAKE_OVER = click.option(
     "--take-over", is_flag=True, help="Deploy a new workload although other consumers are in its group."
 )
-PRUNE = click.option("--prune", is_flag=True, help="Also delete what the files do not define.")
+PRUNE = click.option(
+    "--prune", is_flag=True,
+    help="Also delete what the files do not define. Refused where a file that looks like a definition is not"
+    " read, or where much would be deleted (--allow-empty).",
+)  # fmt: skip
+ALLOW_EMPTY = click.option(
+    "--allow-empty", is_flag=True,
+    help="Files may define nothing; --prune may delete all of a kind, or more than half of everything.",
+)  # fmt: skip
 
 
 @click.group()
@@ -62,11 +72,19 @@ def config() -> None:
     """
 
 
-def _load(files: tuple[str, ...], settings: Settings | None = None) -> list[AnyDefinition]:
+def _load(
+    files: tuple[str, ...],
+    settings: Settings | None = None,
+    *,
+    prune: bool = False,
+    allow_empty: bool = False,
+) -> list[AnyDefinition]:  # fmt: skip
     definitions, warnings = load_definitions(
         files,
         clusters=None if settings is None else settings.cluster_names(),
         layout=None if settings is None else settings.layout(),
+        prune=prune,
+        may_be_empty=allow_empty,
     )
     for warning in warnings:
         click.echo(str(warning), err=True)
@@ -75,8 +93,9 @@ def _load(files: tuple[str, ...], settings: Settings | None = None) -> list[AnyD
 
 @config.command()
 @FILES
+@click.option("--allow-empty", is_flag=True, help="Files may define nothing.")
 @guarded
-def validate(files: tuple[str, ...]) -> None:
+def validate(files: tuple[str, ...], allow_empty: bool) -> None:
     """Checks files without a worker. Exit code 3 when something is wrong; everything is told at once.
 
     Clusters and regions are checked when switchyard.yaml is here, or SWITCHYARD_CONFIG names one.
@@ -86,7 +105,7 @@ def validate(files: tuple[str, ...]) -> None:
     """
     file = Path(os.environ.get("SWITCHYARD_CONFIG") or DEFAULT_FILE)
     settings = load_settings(file) if file.exists() else None
-    definitions = _load(files, settings)
+    definitions = _load(files, settings, allow_empty=allow_empty)
     unchecked = f"; clusters were not checked: there is no {file}" if settings is None else ""
     if settings is not None and settings.schemas_path.is_dir():
         problems = asyncio.run(_schema_problems(definitions, settings.schemas_path))
@@ -129,35 +148,46 @@ class _Current(NamedTuple):
     failovers: dict[str, FailoverDefinition]
     audits: dict[str, AuditPlan]
     alerts: dict[str, AlertDefinition]
-
-    def get(self, key: str) -> AnyDefinition | None:
-        return (
-            self.workloads.get(key) or self.routes.get(key) or self.failovers.get(key) or self.audits.get(key)
-            or self.alerts.get(key)
-        )  # fmt: skip
+    unreadable: dict[str, UnreadableDefinition]
+    etags: dict[str, str]
 
 
 def _current(client: Client) -> _Current:
-    found = _Current({}, {}, {}, {}, {})
+    found = _Current({}, {}, {}, {}, {}, {}, {})
     for item in client.all("/workloads"):
         body = client.ask("GET", workload_path(item["key"]))
-        workload = Workload.from_wire(body["definition"])
-        found.workloads[workload.key] = workload
+        etag = body["status"]["etag"]
+        _read("Workload", Workload, item["key"], body["definition"], etag, found.workloads, found)
     for item in client.all("/routes"):
-        body = client.ask("GET", route_path(item["name"]))
+        body, name = client.ask("GET", route_path(item["name"])), item["name"]
         if not body["deployed"].get("made_by"):
-            route = RouteDefinition.from_wire(body["definition"])
-            found.routes[route.key] = route
-    for item in _listed(client, "/failovers"):
-        failover = FailoverDefinition.from_wire(item["definition"])
-        found.failovers[failover.key] = failover
-    for item in _listed(client, "/audit/plans"):
-        audit = AuditPlan.from_wire(item["definition"])
-        found.audits[audit.key] = audit
-    for item in _listed(client, "/alert-rules"):
-        alert = AlertDefinition.from_wire(item["definition"])
-        found.alerts[alert.key] = alert
+            etag = body["status"]["etag"]
+            _read("Route", RouteDefinition, name, body["definition"], etag, found.routes, found)
+    for path, kind, model, prefix, kept in (
+        ("/failovers", "Failover", FailoverDefinition, PREFIX, found.failovers),
+        ("/audit/plans", "AuditPlan", AuditPlan, AUDIT, found.audits),
+        ("/alert-rules", "Alert", AlertDefinition, ALERT, found.alerts),
+    ):
+        for item in _listed(client, path):
+            _read(kind, model, prefix + item["name"], item["definition"], item["etag"], kept, found)
     return found
+
+
+def _read(
+    kind: str, model: type[Any], key: str, data: Any, etag: str, kept: dict[str, Any], current: _Current
+) -> None:
+    """One definition goes to `kept`, or to what is unreadable."""
+    current.etags[key] = etag
+    try:
+        definition = model.from_wire(data)
+        if isinstance(definition, RouteDefinition):
+            definition.route()  # raises where its names are too complicated to be compared
+    except ValidationError as error:
+        current.unreadable[key] = UnreadableDefinition(kind, data, first_wrong(error))
+    except ValueError as error:
+        current.unreadable[key] = UnreadableDefinition(kind, data, str(error))
+    else:
+        kept[key] = definition
 
 
 def _listed(client: Client, path: str) -> list[Any]:
@@ -196,17 +226,19 @@ def _address(change: DefinitionChange, **flags: bool) -> str:
 
 
 def _plan(
-    files: tuple[str, ...], url: str | None, prune: bool, take_over: bool
+    files: tuple[str, ...], url: str | None, prune: bool, allow_empty: bool, take_over: bool
 ) -> tuple[Client, DefinitionsPlan, _Current]:
     client = Client(url)
-    wanted = _load(files)
+    wanted = _load(files, prune=prune, allow_empty=allow_empty)
     current = _current(client)
     beside = _beside(client) if any(isinstance(one, RouteDefinition) for one in wanted) else ALONE
     planned = plan(
-        current.workloads, wanted, prune=prune, routes=current.routes, failovers=current.failovers,
-        audits=current.audits, alerts=current.alerts, other_regions=beside, is_local=False,
+        current.workloads, wanted, prune=prune, allow_empty=allow_empty, routes=current.routes,
+        failovers=current.failovers, audits=current.audits, alerts=current.alerts,
+        unreadable=current.unreadable, other_regions=beside, is_local=False,
         clusters=(),  # the worker, which is asked next, knows which there are
     )  # fmt: skip
+    doubts: list[str] = []
     if not planned.conflicts:
         for change in planned.changes:  # the worker knows what files cannot: which clusters there are
             definition = change.definition
@@ -214,12 +246,15 @@ def _plan(
                 continue
             try:
                 takes = take_over and isinstance(definition, Workload)
-                client.ask("PUT", _address(change, dry_run=True, take_over=takes), definition.to_wire())
+                address = _address(change, dry_run=True, take_over=takes)
+                answer = client.ask("PUT", address, definition.to_wire())
             except CommandFailure as failure:
                 # One route beside those that this plan changes, too, says nothing of all of them together.
                 if change.route is None or failure.code != EXIT_PRECONDITION:
                     raise
-    return client, planned, current
+                continue
+            doubts += [f"{change.name}: {doubt}" for doubt in answer.get("doubts", ())]
+    return client, replace(planned, warnings=(*planned.warnings, *doubts)), current
 
 
 def _show(planned: DefinitionsPlan, output: str) -> None:
@@ -232,6 +267,11 @@ def _show(planned: DefinitionsPlan, output: str) -> None:
             for f in change.fields
         ]
     emit(rows, ["action", "workload", "field", "old", "new"], output)
+    _tell(planned)
+
+
+def _tell(planned: DefinitionsPlan) -> None:
+    """Prints warnings and conflicts."""
     for warning in planned.warnings:
         click.echo(f"warning: {warning}", err=True)
     for conflict in planned.conflicts:
@@ -241,17 +281,20 @@ def _show(planned: DefinitionsPlan, output: str) -> None:
 @config.command("plan")
 @FILES
 @PRUNE
+@ALLOW_EMPTY
 @TAKE_OVER
 @url_option
 @output_option
 @guarded
-def plan_command(files: tuple[str, ...], prune: bool, take_over: bool, url: str | None, output: str) -> None:
+def plan_command(
+    files: tuple[str, ...], prune: bool, allow_empty: bool, take_over: bool, url: str | None, output: str
+) -> None:
     """What a deployment would change. Exit code 10 when there are changes, 0 when there are none.
 
     \b
     switchyard config plan -f workloads/ --prune
     """
-    _, planned, _ = _plan(files, url, prune, take_over)
+    _, planned, _ = _plan(files, url, prune, allow_empty, take_over)
     _show(planned, output)
     if planned.conflicts:
         raise SystemExit(EXIT_PRECONDITION)
@@ -261,6 +304,7 @@ def plan_command(files: tuple[str, ...], prune: bool, take_over: bool, url: str 
 @config.command()
 @FILES
 @PRUNE
+@ALLOW_EMPTY
 @TAKE_OVER
 @url_option
 @output_option
@@ -270,6 +314,7 @@ def plan_command(files: tuple[str, ...], prune: bool, take_over: bool, url: str 
 def deploy(
     files: tuple[str, ...],
     prune: bool,
+    allow_empty: bool,
     take_over: bool,
     url: str | None,
     output: str,
@@ -282,7 +327,7 @@ def deploy(
     switchyard config deploy -f workloads/                     # what would change
     switchyard config deploy -f workloads/ --execute --yes
     """
-    client, planned, current = _plan(files, url, prune, take_over)
+    client, planned, current = _plan(files, url, prune, allow_empty, take_over)
     _show(planned, output)
     if planned.conflicts:
         raise SystemExit(EXIT_PRECONDITION)
@@ -301,7 +346,7 @@ def deploy(
         if change.action == "unchanged":
             continue
         try:
-            _apply(client, change, current.get(change.key), take_over)
+            _apply(client, change, current, take_over)
         except CommandFailure as failure:
             if not done:
                 raise
@@ -313,9 +358,10 @@ def deploy(
         click.echo(f"{change.action}d {change.name}", err=True)
 
 
-def _apply(client: Client, change: DefinitionChange, before: AnyDefinition | None, take_over: bool) -> None:
+def _apply(client: Client, change: DefinitionChange, current: _Current, take_over: bool) -> None:
     """One change, if it is still the one that was planned."""
-    headers = {"If-Match": f'"{before.etag()}"'} if before else {"If-None-Match": "*"}
+    etag = current.etags.get(change.key)
+    headers = {"If-None-Match": "*"} if etag is None else {"If-Match": f'"{etag}"'}
     definition = change.definition
     if definition is None:
         client.ask("DELETE", _path(change), headers=headers)
@@ -327,18 +373,18 @@ def _apply(client: Client, change: DefinitionChange, before: AnyDefinition | Non
 @config.command()
 @FILES
 @PRUNE
+@ALLOW_EMPTY
 @TAKE_OVER
 @url_option
 @guarded
-def diff(files: tuple[str, ...], prune: bool, take_over: bool, url: str | None) -> None:
+def diff(files: tuple[str, ...], prune: bool, allow_empty: bool, take_over: bool, url: str | None) -> None:
     """The same as plan, as lines with - and +.
 
     \b
     switchyard config diff -f billing.yaml
     """
-    _, planned, _ = _plan(files, url, prune, take_over)
-    for conflict in planned.conflicts:
-        click.echo(f"conflict: {conflict}", err=True)
+    _, planned, _ = _plan(files, url, prune, allow_empty, take_over)
+    _tell(planned)
     for change in planned.changes:
         if change.action != "unchanged":
             click.echo(f"{change.action} {change.name}")
@@ -357,6 +403,8 @@ def diff(files: tuple[str, ...], prune: bool, take_over: bool, url: str | None) 
 def export(url: str | None) -> None:
     """Every definition in force, as YAML that deploy takes back.
 
+    What this version cannot read comes last, as it is. Deploy refuses that; a newer version takes it.
+
     \b
     switchyard config export > definitions.yaml
     """
@@ -370,3 +418,6 @@ def export(url: str | None) -> None:
         *sorted(current.failovers.items()), *sorted(current.audits.items()), *sorted(current.alerts.items()),
     ]:  # fmt: skip
         yaml.dump(definition.to_wire(), sys.stdout)
+    for key, unread in sorted(current.unreadable.items()):
+        click.echo(f"warning: {key}: it cannot be read here: {unread.why}", err=True)
+        yaml.dump(unread.data, sys.stdout)

@@ -88,14 +88,19 @@ async def define(
         )  # fmt: skip
         await _write(api, event, expected)
     return {"key": key, "etag": etag, "changed": changed, "dry_run": dry_run,
-            "warnings": list(planned.warnings)}  # fmt: skip
+            "warnings": list(planned.warnings), "doubts": []}  # fmt: skip
 
 
 def defined(
-    answer: dict[str, Any], warnings: Iterable[object], current: DefinitionPut | None
+    answer: dict[str, Any],
+    warnings: Iterable[object],
+    current: DefinitionPut | None,
+    doubts: Iterable[str] = (),
 ) -> web.Response:
-    """The response to a PUT: 201 for what was not there before; `warnings` of the document come first."""
-    answer["warnings"] = [*map(str, warnings), *answer["warnings"]]
+    """The response to a PUT: 201 for what was not there before; `warnings` of the document come first.
+    `doubts` are warnings that only a worker can have."""
+    answer["doubts"] = [*doubts]
+    answer["warnings"] = [*map(str, warnings), *answer["warnings"], *answer["doubts"]]
     created = current is None and not answer["dry_run"]
     return json_response(answer, 201 if created else 200, {"ETag": f'"{answer["etag"]}"'})
 

@@ -7,6 +7,7 @@ from typing import Any
 from urllib.parse import quote
 
 import click
+from pydantic import ValidationError
 
 from app.cli.client import (
     EXIT_PRECONDITION,
@@ -19,6 +20,8 @@ from app.cli.client import (
 )
 from app.cli.options import confirm
 from app.cli.output import cell, emit, output_option, printable, url_option
+from app.config.problems import first_wrong
+from app.replicate.definition import RouteDefinition
 from app.worker.api.cli import DRY, act_options, reset_as_shown
 
 COLUMNS = ["name", "from", "to", "lag_messages", "lag_s", "rate", "copied", "verbatim", "topics",
@@ -111,10 +114,15 @@ def _topics(client: Client, path: str) -> dict[str, Any]:
 
 
 def _print_details(body: dict[str, Any], topics: dict[str, Any]) -> None:
-    status, spec = body["status"], body["definition"]["spec"]
+    status = body["status"]
+    try:
+        spec = RouteDefinition.from_wire(body["definition"]).to_wire()["spec"]
+        names = ", ".join(spec["topics"]), ", ".join(spec.get("exclude", [])) or "nothing"
+    except ValidationError as error:
+        spec, names = {}, (f"this version cannot read it: {first_wrong(error)}; deploy it again", "not known")
     lines = [
-        f"{status['from']} -> {status['to']}: {', '.join(spec['topics'])}",
-        f"except: {', '.join(spec.get('exclude', [])) or 'nothing'}",
+        f"{status['from']} -> {status['to']}: {names[0]}",
+        f"except: {names[1]}",
         f"lag: {cell(status['lag_messages'])} records, {cell(status['lag_s'])} s; "
         f"rate: {cell(status['rate'])} records/s" + "; limits hold it back" * bool(status["limited"]),
         f"copied: {status['copied']} records, {status['encoded']} of them in batches encoded anew; "

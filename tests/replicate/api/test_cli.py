@@ -38,7 +38,8 @@ def test_routes_are_planned_deployed_exported_and_pruned_like_workloads(shell: S
     assert shell("config", "plan", "-f", str(shell.home / "all.yaml")).returncode == 0
     diff = shell("config", "diff", "-f", shell.file(route(start="latest")), "--prune").stdout
     assert 'update route mirror\n- spec.start: "earliest"\n+ spec.start: "latest"\n' in diff
-    gone = shell("config", "deploy", "-f", shell.file(definition()), "--prune", "--execute", "--yes")
+    prune = ("--prune", "--allow-empty", "--execute", "--yes")
+    gone = shell("config", "deploy", "-f", shell.file(definition()), *prune)
     assert gone.returncode == 0, gone.stderr
     assert isinstance(shell.fed.control.appended[-1], RouteDeleted)
 
