@@ -82,13 +82,17 @@ def tracking(topics: ControlTopics, spec: ClusterSpec) -> tuple[Any, Callable[[]
 
 def taking_over(topics: ControlTopics, spec: ClusterSpec) -> tuple[Any, Callable[[], Awaitable[Any]]]:
     sender = TrackerClient("me", topics, spec.aiokafka_options())
+    place = topics.trackers.name, tracker_partition(ITEM.job)
 
     async def ask() -> None:  # nobody answers: that it was written is all
-        asking = asyncio.create_task(sender.takeover("dispatch|billing/orders|orders|0", 1))
-        await asyncio.wait([asking], timeout=1.0)
-        if asking.done():
-            await asking
-        asking.cancel()
+        async with connected(",".join(spec.bootstrap)) as client, asyncio.timeout(ENOUGH_S):
+            before = await client.end_offsets([place])
+            asking = asyncio.create_task(sender.takeover(ITEM.job, 1))
+            while not asking.done() and await client.end_offsets([place]) == before:
+                await asyncio.wait([asking], timeout=0.02)
+            if asking.done():
+                await asking
+            asking.cancel()
 
     return sender, ask
 
