@@ -98,9 +98,16 @@ def proxied(folder: Path, port: int, upstream: str, host: str) -> Iterator[Proxy
             stdout=output, stderr=output, env={"HOME": str(folder), "PATH": "/usr/bin:/bin"},
         )  # fmt: skip
     try:
-        wait_until(root.exists, ENOUGH_S, lambda: log.read_text()[-2000:])
         context = ByName(ssl.PROTOCOL_TLS_CLIENT)
-        context.load_verify_locations(root)
+
+        def is_written() -> bool:  # Caddy makes the file before it writes into it
+            try:
+                context.load_verify_locations(root)
+            except OSError:
+                return False
+            return True
+
+        wait_until(is_written, ENOUGH_S, lambda: log.read_text()[-2000:])
         proxy = Proxy(port, context)
 
         def answers() -> bool:
