@@ -150,6 +150,11 @@ def first_wrong(error: ValidationError) -> str:
     return f"{place}: {wrong['msg']} (got {str(wrong['input'])[:MAX_SHOWN_CHARS]})"
 
 
+def not_readable(error: ValidationError) -> str:
+    """Of a definition that stands in the control log, and is none to this version."""
+    return f"this version cannot read it: {first_wrong(error)}; deploy it again"
+
+
 def validate(model: type[BaseModel], document: Document, data: Any = None) -> Any:
     """`model` of the document's data.
 

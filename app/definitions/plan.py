@@ -142,8 +142,7 @@ def plan(
         changes.append(DefinitionChange("update" if fields else "unchanged", workload.key, fields, workload))
     kept = [w for key, w in sorted(current.items()) if key not in keys and not prune]
     shared = _shared_topics([*kept, *ordered])
-    own = {key: (w.metadata.cluster, w.own_topics()) for key, w in current.items()}
-    other = {w.key for w in ordered if own.get(w.key) != (w.metadata.cluster, w.own_topics())}
+    other = {w.key for w in ordered if w.key not in current or _own_topics(current[w.key]) != _own_topics(w)}
     conflicts += [f"{words}; rename its group" for first, second, words in shared if {first, second} & other]
     warnings += [f"{words}; delete one" for first, second, words in shared if not {first, second} & other]
     if prune:
@@ -345,14 +344,20 @@ def _stranded(before: Workload, after: Workload) -> list[str]:
     ]
 
 
+def _own_topics(workload: Workload) -> tuple[str, tuple[str, ...]]:
+    """Their cluster, and their names."""
+    return workload.metadata.cluster, workload.own_topics()
+
+
 def _shared_topics(workloads: Sequence[Workload]) -> list[tuple[str, str, str]]:
     """Keys of two workloads, and the words for it: an own topic of both would be the same, so that each got
     the other's messages, or one to Kafka, so that the second's were never made."""
     owners: dict[tuple[str, str], tuple[str, str]] = {}
     found: dict[tuple[str, str], str] = {}
     for workload in workloads:
-        for topic in workload.own_topics():
-            place = workload.metadata.cluster, folded(topic)
+        cluster, topics = _own_topics(workload)
+        for topic in topics:
+            place = cluster, folded(topic)
             owner, other = owners.setdefault(place, (workload.key, topic))
             if owner == workload.key:
                 continue

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from app.alerts.definition import AlertDefinition
 from app.cli.client import EXIT_FAILURE, EXIT_PARTIAL, Client, alert_path, guarded
 from app.cli.output import emit, output_option, printable, url_option
-from app.config.problems import first_wrong
+from app.config.problems import not_readable
 
 COLUMNS = ["name", "state", "severity", "topic", "tiers", "what", "since", "told"]
 TESTED = ["channel", "place", "taken", "why"]
@@ -148,7 +148,7 @@ def _condition(definition: dict[str, Any]) -> str:
     try:
         AlertDefinition.from_wire(definition)
     except ValidationError as error:
-        return f"this version cannot read it: {first_wrong(error)}; deploy it again"
+        return not_readable(error)
     spec = definition["spec"]
     tiers = " to ".join(spec["tiers"]) if spec.get("tiers") else "any two tiers"
     above = f" above {spec['above']}" if spec.get("above") else ""

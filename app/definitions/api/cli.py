@@ -78,7 +78,7 @@ def _load(
     *,
     prune: bool = False,
     allow_empty: bool = False,
-) -> list[AnyDefinition]:  # fmt: skip
+) -> list[AnyDefinition]:
     definitions, warnings = load_definitions(
         files,
         clusters=None if settings is None else settings.cluster_names(),

@@ -20,7 +20,7 @@ from app.cli.client import (
 )
 from app.cli.options import confirm
 from app.cli.output import cell, emit, output_option, printable, url_option
-from app.config.problems import first_wrong
+from app.config.problems import not_readable
 from app.replicate.definition import RouteDefinition
 from app.worker.api.cli import DRY, act_options, reset_as_shown
 
@@ -119,7 +119,7 @@ def _print_details(body: dict[str, Any], topics: dict[str, Any]) -> None:
         spec = RouteDefinition.from_wire(body["definition"]).to_wire()["spec"]
         names = ", ".join(spec["topics"]), ", ".join(spec.get("exclude", [])) or "nothing"
     except ValidationError as error:
-        spec, names = {}, (f"this version cannot read it: {first_wrong(error)}; deploy it again", "not known")
+        spec, names = {}, (not_readable(error), "not known")
     lines = [
         f"{status['from']} -> {status['to']}: {names[0]}",
         f"except: {names[1]}",
