@@ -17,6 +17,7 @@ from aiokafka import AIOKafkaConsumer
 
 from app.dev.demo.stage import DemoStage, Process, http, wait_until, workload
 from app.dev.demo.traffic import create_topic
+from tests.kafka import java_consumers
 
 pytestmark = pytest.mark.system
 
@@ -85,3 +86,25 @@ def test_a_new_workload_of_a_group_that_others_consume_is_refused_unless_it_take
         assert http("PUT", url, changed)[0] == 200, "a workload that is there is changed as before"
     assert http("DELETE", url)[0] == 200
     wait_until(lambda: http("PUT", url, definition)[0] == 201, ENOUGH_S, lambda: str(http("GET", url)), 1.0)
+
+
+@pytest.mark.deep(minutes=0.3)
+def test_so_it_is_where_the_others_speak_a_newer_protocol(stage: DemoStage, topic_name: str) -> None:
+    """KIP-848 is Kafka's recommendation since 4.0; a share group's positions nobody else can commit."""
+    bootstrap, worker = stage.yard.bootstrap(CLUSTER), stage.worker()
+    asyncio.run(create_topic(bootstrap, topic_name, 2))
+
+    def answer(group: str, query: str = "") -> tuple[int, str]:
+        definition = workload(group, topic_name, CLUSTER, "127.0.0.1:9")
+        status, body = http("PUT", f"{worker.url}/api/v1/workloads/{group}/{topic_name}{query}", definition)
+        return status, body.get("detail", "")
+
+    newer, share = f"newer-{topic_name}", f"share-{topic_name}"
+    members = java_consumers.consuming(bootstrap, topic_name, newer, "legacy")
+    with members, java_consumers.consuming(bootstrap, topic_name, share, shares=True):
+        dry = "?dry_run=true"
+        wait_until(lambda: answer(newer, dry)[0] == 409, ENOUGH_S, lambda: str(answer(newer, dry)), 1.0)
+        assert "has 1 member (legacy), and they are not Switchyard's" in answer(newer)[1]
+        wait_until(lambda: answer(share, dry)[0] == 409, ENOUGH_S, lambda: str(answer(share, dry)), 1.0)
+        assert "is a share group (KIP-932)" in answer(share)[1]
+        assert answer(newer, "?take_over=true")[0] == 201

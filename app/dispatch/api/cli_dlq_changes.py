@@ -21,7 +21,7 @@ LEFT = {
     "quarantined": "merged too often: quarantined, left where they are",
     "raw": "undecodable batches: never merged",
     "left-out": "their values are neither in the letter nor where they stood: left where they are",
-    "refused": "too large for the merge topic: left where they are",
+    "refused": "the merge topic does not take them (too large, or by its settings): left where they are",
     "expired": "gone before their turn (retention, a purge)",
 }
 

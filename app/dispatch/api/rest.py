@@ -31,6 +31,7 @@ from app.definitions.schema_checks import schema_problem
 from app.dispatch.definition import Workload
 from app.dispatch.topics.settings import refused_topics
 from app.kafka.client.cluster import ClusterUnreachable
+from app.kafka.client.group_members import SHARE
 from app.kafka.client.topics import INVALID_NAME
 from app.kernel.clock import now_ms
 from app.web.http import schemas
@@ -46,7 +47,6 @@ log = structlog.get_logger(__name__)
 
 PUT = put_answers("workload")
 CHECK_TIMEOUT_S = 5.0  # a cluster that is away holds up no deployment for longer
-SHOWN_MEMBERS = 5  # members of a group, in an error
 TAKE_OVER = Param(
     "take_over", {"type": "boolean", "default": False}, "although other consumers are in the group"
 )
@@ -139,14 +139,16 @@ class WorkloadRoutes:
         except (ClusterUnreachable, KafkaError, TimeoutError, OSError) as error:
             log.info("a group's members are not known", group=group, cluster=cluster, error=repr(error))
             return
-        if members:
-            some = ", ".join(sorted(set(members))[:SHOWN_MEMBERS]) + (
-                ", ..." if len(set(members)) > SHOWN_MEMBERS else ""
-            )
+        if members.type_ == SHARE:
             raise ApiError(
                 409, "Group in use",
-                f"group {group} in cluster {cluster} has {len(members)} members that are not Switchyard's "
-                f"({some}); stop these consumers first, or deploy with --take-over (REST: ?take_over=true)",
+                f"group {group} in cluster {cluster} {members.words}; give the workload a group of its own",
+            )  # fmt: skip
+        if members.words:
+            raise ApiError(
+                409, "Group in use",
+                f"group {group} in cluster {cluster} {members.words}, and they are not Switchyard's; stop "
+                "these consumers first, or deploy with --take-over (REST: ?take_over=true)",
             )  # fmt: skip
 
     async def _check_topics(self, workload: Workload, before: Workload | None) -> list[str]:

@@ -10,7 +10,8 @@ Rules
 3. One merge a queue: the transactional id is the queue's, so that a merge which begins ends (fences) one
    that is still at work, and then reads what that one has done.
 4. After any trouble the state is read back from Kafka: what is in memory may not have happened.
-5. A letter whose copy the broker refuses for its size is left and counted; the others go on.
+5. A letter whose copy the broker refuses, for its size or by the topic's settings, is left and counted; the
+   others go on.
 6. A letter whose value was left out has a transaction of its own: several such values may not fit into memory
    together.
 7. A purge by query (`purge`) is a merge that copies nothing; it counts what it takes.
@@ -26,7 +27,7 @@ from dataclasses import replace
 
 import structlog
 from aiokafka import AIOKafkaProducer, TopicPartition
-from aiokafka.errors import KafkaError, MessageSizeTooLargeError, ProducerFenced, RecordListTooLargeError
+from aiokafka.errors import KafkaError, ProducerFenced
 from aiokafka.structs import OffsetAndMetadata
 
 from app.dispatch.definition import Workload
@@ -47,6 +48,7 @@ from app.dispatch.dlq.query import BadQuery
 from app.dispatch.dlq.reader import CHUNK_LETTERS, QueueReader, queue_ends, reading
 from app.dispatch.dlq.rules import DEFAULT_RATE, MergeVerdict, PastOperation, Span, copy_headers
 from app.kafka.append import any_size
+from app.kafka.append.errors import RECORD_REFUSED, TOO_LARGE_ERRORS
 from app.kafka.append.transactions import one_transaction, transactional
 from app.kafka.client.cluster import ClusterClient, ClusterUnreachable
 from app.kafka.client.topics import TopicSpec, ensure_topics
@@ -60,7 +62,7 @@ SENT_AT_ONCE = 50  # before the loop, which pushes messages too, gets its turn
 QUIET_CHUNKS = 20  # chunks without a copy before their progress is committed
 MAX_FAILURES = 6  # in a row, without a transaction between
 BACKOFF_S = 0.5
-TOO_LARGE = (MessageSizeTooLargeError, RecordListTooLargeError)
+REFUSALS = (*TOO_LARGE_ERRORS, *RECORD_REFUSED)
 
 ReportOperation = Callable[[OperationProgress], None]
 
@@ -255,7 +257,7 @@ class Merger:
                 await producer.send_offsets_to_transaction(
                     {TopicPartition(self._queue, partition): progress}, self._group
                 )
-        except TOO_LARGE:
+        except REFUSALS:
             if len(copies) == 1:
                 self._refused.add((copies[0].partition, copies[0].offset))
             else:

@@ -26,7 +26,7 @@ from app.dispatch.dlq.rules import DEFAULT_MAX_MERGES, MergeVerdict, PastOperati
 MAX_METADATA_BYTES = 4096  # offset.metadata.max.bytes of a broker that nobody has changed
 MAX_OPERATION_CHARS = 40
 PREFIX = "switchyard.dlq-merge"
-REFUSED = "refused"  # the broker did not take the copy: too large
+REFUSED = "refused"  # the broker does not take the copy: too large, or not as its topic wants it
 EXPIRED = "expired"  # retention took the letter before it was merged
 
 

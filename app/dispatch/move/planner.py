@@ -158,6 +158,9 @@ class MovePlanner:
             raise OperationRefused(f"{at} and {to} are the same cluster, {ids[0][0]}")
         for refused in await refused_topics(target.client, moved):
             raise OperationRefused(f"{refused}; {refused.remedy}")
+        group = moved.metadata.group
+        if words := (await target.committer.members(group)).words:
+            raise OperationRefused(f"group {group} in {to} {words}; stop its consumers there first")
         return MovePath(
             put, workload, moved, source, target, (ids[0], ids[1]), (partitions[0], partitions[1])
         )

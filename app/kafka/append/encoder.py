@@ -19,8 +19,9 @@ from __future__ import annotations
 
 import contextlib
 import struct
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
 from functools import partial
+from itertools import pairwise
 from types import MappingProxyType
 
 from aiokafka.record.default_records import DefaultRecordBatchBuilder
@@ -148,6 +149,7 @@ def reencoded(
     max_batch_bytes: int,
     edit: Edit | None = None,
     codec: int | None = None,
+    cuts: Collection[int] = (),
 ) -> Iterator[VerbatimCopy]:
     """The records of a batch from offset `position` on, in batches of at most `ENCODED_RECORDS` that cost no
     more than `ENCODED_BYTES` as objects, and of `max_batch_bytes` at most: each is made when it is asked for.
@@ -156,6 +158,7 @@ def reencoded(
 
     Args:
         codec: Kafka's number of the compression, 0 for none; None: as the batch has it.
+        cuts: offsets of records at which a further batch begins.
 
     Raises:
         UndecodableBatch: what follows the last copy cannot be decoded, or cannot be encoded.
@@ -178,9 +181,10 @@ def reencoded(
                 records = []
             if records:
                 end = records[-1][0].offset + 1 if opened.left else header.next_offset
-                for copy in _copies_of(records, position, end, codec, max_batch_bytes, again):
-                    yield copy
-                    position = copy.source_end
+                for part, upto in _cut(records, end, cuts):
+                    for copy in _copies_of(part, position, upto, codec, max_batch_bytes, again):
+                        yield copy
+                        position = copy.source_end
             if not opened.left:
                 return
     except UndecodableBatch:
@@ -192,9 +196,16 @@ def reencoded(
         raise UndecodableBatch(start, header.next_offset, bytes(batch.data), reason) from error
 
 
+def _cut(records: Records, end: int, cuts: Collection[int]) -> Iterator[tuple[Records, int]]:
+    """The records in parts, each with the offset behind it."""
+    begins = [at for at, (record, _) in enumerate(records) if at and record.offset in cuts] if cuts else []
+    for first, behind in pairwise([0, *begins, len(records)]):
+        yield records[first:behind], records[behind][0].offset if behind < len(records) else end
+
+
 def _read_again(
     batches: Sequence[RecordBatch], edit: Edit | None, first: int, last: int
-) -> Iterator[CopiedRecord]:
+) -> Iterator[tuple[int, CopiedRecord]]:
     """The records at the offsets `first` to `last`, with it. Raises whatever the decoder does."""
     for batch in batches:
         if batch.header.next_offset <= first:
@@ -203,12 +214,12 @@ def _read_again(
             if first <= record.offset <= last:
                 headers = edit(record.offset, record.headers) if edit else record.headers
                 if headers is not None:
-                    yield record.timestamp, record.key, record.value, tuple(headers)
+                    yield record.offset, (record.timestamp, record.key, record.value, tuple(headers))
 
 
 def _copies_of(
     records: Records, start: int, end: int, codec: int, max_batch_bytes: int,
-    read_again: Callable[[int, int], Iterator[CopiedRecord]],
+    read_again: Callable[[int, int], Iterator[tuple[int, CopiedRecord]]],
 ) -> list[VerbatimCopy]:  # fmt: skip
     """All records of the source's offsets [start, end)."""
     built = list(_built(records, codec, max_batch_bytes))

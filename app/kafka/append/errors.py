@@ -4,6 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from aiokafka.errors import (
+    CorruptRecordException,
+    InvalidTimestampError,
+    MessageSizeTooLargeError,
+    RecordListTooLargeError,
+)
+
+from app.kafka.client.aiokafka_patches import InvalidRecordError
 from app.kafka.client.cluster import UNKNOWN_TOPIC
 from app.kafka.client.permissions import (
     CLUSTER,
@@ -22,7 +30,15 @@ FENCED = {47, 90}  # INVALID_PRODUCER_EPOCH, PRODUCER_FENCED
 # UNSUPPORTED_FOR_MESSAGE_FORMAT, POLICY_VIOLATION, UNSUPPORTED_COMPRESSION_TYPE, INVALID_RECORD
 REFUSED = {2, 10, 18, 32, 42, 43, 44, 76, 87}
 TOO_LARGE = {10, 18}  # of the refused ones: smaller batches of the same records may be taken
-FOR_A_RECORD = {32}  # INVALID_TIMESTAMP: the others of the batch may be taken
+# CORRUPT_MESSAGE (before Kafka 2.4 for what is INVALID_RECORD now), INVALID_TIMESTAMP, INVALID_RECORD: the
+# others of the batch may be taken
+FOR_A_RECORD = {2, 32, 87}
+RECORD_REFUSED = (CorruptRecordException, InvalidTimestampError, InvalidRecordError)  # aiokafka's of these
+INVALID_RECORD_REMEDY = (
+    "records without a key cannot be kept in a compacted topic: set its cleanup.policy to delete; "
+    "or see which schema its broker checks records by"
+)
+TOO_LARGE_ERRORS = (MessageSizeTooLargeError, RecordListTooLargeError)  # aiokafka's of `TOO_LARGE`
 NOT_ENOUGH_REPLICAS = 19
 TOO_FEW_REPLICAS = {NOT_ENOUGH_REPLICAS, 20}
 NO_ANSWER = -101  # no codes of Kafka's: the connection was lost, or its answer was
@@ -47,11 +63,15 @@ class AppendError(RuntimeError):
 
 
 class BatchRefused(AppendError):
-    """The batch is refused for what it is (`code`: Kafka's), and the lane waits for `Lane.instead`."""
+    """The batch is refused for what it is (`code`: Kafka's), and the lane waits for `Lane.instead`.
 
-    def __init__(self, message: str, code: int) -> None:
+    `records`: which of the batch are refused, counted from 0, in order; none where the broker does not say.
+    """
+
+    def __init__(self, message: str, code: int, records: tuple[int, ...] = ()) -> None:
         super().__init__(message)
         self.code = code
+        self.records = records
 
 
 class ProducerFenced(AppendError):

@@ -212,9 +212,10 @@ class AppendLane:
         return None
 
     def answered(
-        self, pending: PendingBatch, code: int, base_offset: int, message: str, log_time_ms: int = -1
-    ) -> None:
-        """What became of a batch in flight. `log_time_ms`: what the log gave its records; -1: nothing."""
+        self, pending: PendingBatch, code: int, base_offset: int, message: str, log_time_ms: int = -1,
+        refused: tuple[int, ...] = (),
+    ) -> None:  # fmt: skip
+        """What became of a batch in flight (`app.kafka.append.protocol.AppendAnswer`)."""
         self._flying -= 1
         if self._error is not None:
             return
@@ -222,7 +223,7 @@ class AppendLane:
             pending.base_offset, pending.log_time_ms = base_offset, log_time_ms
             self._acknowledge()
         else:
-            pending.code, pending.message = code, message
+            pending.code, pending.message, pending.refused = code, message, refused
             self._stalled = True
             self._in_doubt = self._in_doubt or code in UNANSWERED
             self._unsure = self._unsure or code not in NOT_APPENDED
@@ -334,7 +335,7 @@ class AppendLane:
         elif code in REFUSED:
             self._refused = True
             if not head.future.done():
-                head.future.set_exception(BatchRefused(said, code))
+                head.future.set_exception(BatchRefused(said, code, head.refused))
         elif code in OUT_OF_SEQUENCE:
             if alone:
                 self._unsure, self._suspect = True, head

@@ -37,7 +37,7 @@ class PendingBatch:
 
     __slots__ = (
         "alone", "base_offset", "code", "data", "epoch", "future", "log_time_ms", "message", "record_count",
-        "sequence",
+        "refused", "sequence",
     )  # fmt: skip
 
     def __init__(self, data: Bytes, record_count: int, future: asyncio.Future[int]) -> None:
@@ -49,6 +49,7 @@ class PendingBatch:
         self.log_time_ms = -1  # its records' in the log, where that gives them one of its own
         self.alone = False  # nothing of the lane was in flight when it was sent
         self.code, self.message = 0, ""  # of its last try
+        self.refused: tuple[int, ...] = ()  # records of it, by that try
 
     def acknowledge(self, base_offset: int, producer_id: int) -> None:
         """All in-sync replicas have it, at this offset; -1: nobody tells where."""

@@ -10,16 +10,14 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
-from aiokafka.errors import (
-    ClusterAuthorizationFailedError,
-    MessageSizeTooLargeError,
-    RecordListTooLargeError,
-)
+from aiokafka.errors import ClusterAuthorizationFailedError
 from aiokafka.partitioner import DefaultPartitioner
 
 from app.kafka.append import any_size
+from app.kafka.append.errors import INVALID_RECORD_REMEDY, RECORD_REFUSED, TOO_LARGE_ERRORS
 from app.kafka.append.lone_batch import NO_CODEC, Headers, LoneBatch, content_bytes, encoded
 from app.kafka.append.replaceable_producer import ReplaceableProducer
+from app.kafka.client.aiokafka_patches import InvalidRecordError
 from app.kafka.client.cluster import ClusterSpec
 from app.kafka.client.permissions import CLUSTER, allow, lacks
 from app.kafka.records.batch import HEADER_BYTES
@@ -29,7 +27,6 @@ MAX_BATCH_BYTES = 100 * 1024 * 1024 - 64 * 1024
 LINGER_MS = 2
 BATCH_BYTES = 16 * 1024  # a record larger than this is alone in its batch
 REFUSED_S = 30.0  # for so long a size that a topic refused is not tried again: each try costs the connection
-TOO_LARGE = (MessageSizeTooLargeError, RecordListTooLargeError)
 
 
 class RecordTooLarge(ValueError):
@@ -67,7 +64,8 @@ class Producer:
     `app.kafka.append.replaceable_producer` says.
 
     A topic bounds what is compressed. So that it takes what another topic took, a large record, and one that
-    was refused in the company of others, travels alone and compressed as `codec` says.
+    was refused in the company of others, travels alone and compressed as `codec` says. So it does when the
+    broker refuses a batch for one of its records (INVALID_RECORD): only that one fails.
 
     Such records have a producer of their own, which gets one of a partition at a time, and no more together
     than a request may have: aiokafka loses a batch that waits for another one when it is stopped, and puts
@@ -116,7 +114,8 @@ class Producer:
         size = content_bytes(key, value, headers)
         if size <= BATCH_BYTES and not self._known_too_large(topic, size + HEADER_BYTES):
             taken = any_size.NULL if value is None else value
-            with contextlib.suppress(*TOO_LARGE):  # maybe for its company, or as it is not compressed
+            # Maybe for its company, or as it is not compressed.
+            with contextlib.suppress(*TOO_LARGE_ERRORS, *RECORD_REFUSED):
                 async with self._explained():
                     sent = await self._producer.send(
                         topic, taken, key=key, headers=headers, partition=partition
@@ -138,7 +137,9 @@ class Producer:
                 raise RecordTooLarge(f"{size} bytes are too many for any topic: brokers take no such request")
             try:
                 return await self._alone(topic, key, batch, partition)
-            except TOO_LARGE:
+            except InvalidRecordError:
+                raise InvalidRecordError(f"{topic} refuses the record: {INVALID_RECORD_REMEDY}") from None
+            except TOO_LARGE_ERRORS:
                 refused_bytes = min(size, self._refused.get(topic, (size, 0.0))[0])
                 self._refused[topic] = refused_bytes, time.monotonic()
                 raise RecordTooLarge(

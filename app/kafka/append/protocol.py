@@ -88,20 +88,30 @@ class AppendRequest(Request[AppendV3 | AppendV7 | AppendV8]):
 
 class AppendAnswer(NamedTuple):
     """What became of a batch: error code, base offset, what the broker says about it ("" before version 8),
-    and the time that the log gave its records, -1 where they keep their own."""
+    the time that the log gave its records, -1 where they keep their own, and which of them are refused."""
 
     code: int
     base_offset: int
     message: str
     log_time_ms: int = -1
+    refused: tuple[int, ...] = ()
 
 
 def answers_of(response: Any) -> dict[tuple[str, int], AppendAnswer]:
     """By topic and partition."""
     return {
-        (topic, partition): AppendAnswer(
-            code, base_offset, str(rest[-1] or "") if len(rest) > 2 else "", rest[0]
-        )
+        (topic, partition): _answer(*answer)
         for topic, partitions in response.topics
-        for partition, code, base_offset, *rest in partitions
+        for partition, *answer in partitions
     }
+
+
+def _answer(code: int, base_offset: int, log_time_ms: int, *rest: Any) -> AppendAnswer:
+    """`rest`: where the log begins, and from version 8 on the refused records and the error's words."""
+    if len(rest) < 3:
+        return AppendAnswer(code, base_offset, "", log_time_ms)
+    _, refused, message = rest
+    words = message or next((why for _, why in refused or () if why), "")
+    return AppendAnswer(
+        code, base_offset, words or "", log_time_ms, tuple(sorted(at for at, _ in refused or ()))
+    )

@@ -9,6 +9,8 @@ A connection that has closed fails as Kafka's errors do:
    connection and may be sent again by a new one, before the second looks for the connection to close: it is
    not where aiokafka looks. By KeyError its tasks end for good, and Faust ends the worker.
 
+A broker's refusal of a record has a name (INVALID_RECORD, KIP-467): to aiokafka it is an unknown error.
+
 No client creates a topic by asking for it. aiokafka's lets the broker create what that does not know (Kafka's
 default), so that a topic which somebody deleted came back with one partition and the broker's settings.
 """
@@ -20,8 +22,17 @@ from typing import Any
 
 from aiokafka.client import AIOKafkaClient, ConnectionGroup
 from aiokafka.conn import AIOKafkaConnection, CloseReason
-from aiokafka.errors import KafkaConnectionError, RequestTimedOutError
+from aiokafka.errors import KafkaConnectionError, RequestTimedOutError, UnknownError, kafka_errors
 from aiokafka.protocol.metadata import MetadataRequest
+
+
+class InvalidRecordError(UnknownError):
+    """The broker refuses a record for what it is: one without a key in a compacted topic, or by a schema."""
+
+    errno = 87
+    message = "INVALID_RECORD"
+    description = "a record has failed the validation on the broker and is rejected"
+
 
 _send = AIOKafkaConnection.send
 _ask = AIOKafkaClient.send
@@ -53,5 +64,6 @@ async def _ask_or_fail(
 
 def install() -> None:
     """From now on."""
+    kafka_errors[InvalidRecordError.errno] = InvalidRecordError
     AIOKafkaConnection.send = _send_or_fail  # type: ignore[method-assign]
     AIOKafkaClient.send = _ask_or_fail  # type: ignore[method-assign]

@@ -7,19 +7,21 @@ an ordinary consumer. Fencing is Switchyard's own (kernel.fencing, kernel.lease)
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
 
 from aiokafka.errors import GroupAuthorizationFailedError, KafkaError, for_code
-from aiokafka.protocol.admin import DescribeGroupsRequest, ListGroupsRequest
+from aiokafka.protocol.admin import ListGroupsRequest
 from aiokafka.protocol.commit import OffsetCommitRequest, OffsetFetchRequest
 
 from app.kafka.client.cluster import ClusterClient, ClusterUnreachable
+from app.kafka.client.group_members import GroupMembers, group_members
 from app.kafka.client.permissions import GROUP_NOT_AUTHORISED, NOT_AUTHORISED, allow, lacks
 
 TopicAndPartition = tuple[str, int]  # topic, partition
 
 GROUP_COORDINATOR = 0
+GROUP_NOT_FOUND = 69
 MOVED = {14, 15, 16}  # loading, not available, not the coordinator (any more)
 HAS_MEMBERS = {22, 25, 27}  # illegal generation, unknown member, rebalance in progress
 TRIES = 20
@@ -164,6 +166,11 @@ class OffsetCommitter:
             return self._denied(group)
         if code == NOT_AUTHORISED:
             return f"{lacks(spec, 'topic', at[0], 'Read')}; {allow(spec, 'topic', at[0], 'Read')}"
+        if code == GROUP_NOT_FOUND:  # an ordinary group is made by its first commit
+            return (
+                f"{name}: group {group} is no group of consumers there (a share group, it may be): "
+                "give the workload a group of its own"
+            )
         if code in HAS_MEMBERS:
             return (
                 f"{name}: group {group} {LIVE} of an ordinary consumer; "
@@ -171,11 +178,8 @@ class OffsetCommitter:
             )
         return name
 
-    async def members(self, group: str) -> Sequence[str]:
-        """The ids of the clients that are members of the group now.
-
-        Consumers that assign partitions to themselves are none. Those of KIP-848's protocol are not seen; as
-        for all members, the broker refuses a commit beside them.
+    async def members(self, group: str) -> GroupMembers:
+        """Who is in the group now.
 
         Raises:
             GroupDenied: it may not be described. ClusterUnreachable: its coordinator does not answer.
@@ -184,20 +188,14 @@ class OffsetCommitter:
         for _ in range(TRIES):
             try:
                 node = await self._coordinator(group)
-                response: Any = await self._client.send(node, DescribeGroupsRequest([group]), CONNECTION)
-                code, *_, members = response.groups[0][:6]
-                if not code:
-                    return [client for _, client, *_ in members]
-                if code == GROUP_NOT_AUTHORISED:
-                    raise GroupDenied(self._denied(group))
-                error = for_code(code).__name__
+                return await group_members(self._client, node, CONNECTION, group)
             except GroupAuthorizationFailedError as denied:
                 raise GroupDenied(self._denied(group)) from denied
             except (KafkaError, OSError, TimeoutError) as failure:
                 error = failure
             self._coordinators.pop(group, None)
             await asyncio.sleep(COMMIT_RETRY_INTERVAL_S)
-        raise ClusterUnreachable(f"group {group} in {self._client.name} cannot be described: {error}")
+        raise ClusterUnreachable(f"group {group} in {self._client.name} cannot be described: {error!r}")
 
     async def groups(self, *, every_broker: bool = False) -> list[str]:
         """All groups of consumers. Those of a broker that does not answer are left out, unless `every_broker`

@@ -66,15 +66,15 @@ class VerbatimCopy(NamedTuple):
     transactions, what compaction took.
 
     The base offset of `data` is the source's of its first record, where all of them follow on each other;
-    else it is negative. `read_again` reads the records anew from what was fetched, to compare them with;
-    without it, `data` are the source's own bytes.
+    else it is negative. `read_again` reads the records anew from what was fetched, to compare them with,
+    each behind its offset in the source; without it, `data` are the source's own bytes.
     """
 
     data: Bytes
     record_count: int
     source_start: int
     source_end: int
-    read_again: Callable[[], Iterable[CopiedRecord]] | None = None
+    read_again: Callable[[], Iterable[tuple[int, CopiedRecord]]] | None = None
 
 
 def why_not(header: BatchHeader, position: int, max_batch_bytes: int) -> str:

@@ -210,10 +210,10 @@ class GroupSyncer:
             else:
                 state = "refused" if refused else "unchanged"
             why = refused
-            clients = await to.committer.members(group)
+            members = await to.committer.members(group)
             live = self._busy(group, to.name, only)
             live = live or await self._owners.describe_owners(group, to.name, only)
-            if live := live or _member_words(clients):
+            if live := live or (members.words and f"the group {members.words} there"):
                 state, why = "live", live
             elif alive and state == "synced":
                 state, why = "live", alive
@@ -247,13 +247,6 @@ def _rows(
         there = None if known is None else known.next_offset
         is_foreign = known is not None and not is_own(known.metadata)
         yield PartitionSync(one.read.topic, one.to.topic, answer, there, decision, is_foreign)
-
-
-def _member_words(clients: Collection[str]) -> str:
-    if not clients:
-        return ""
-    shown = ", ".join(sorted(set(clients))[:3])
-    return f"it has {len(clients)} members there: {shown}"
 
 
 def outcome_fields(made: GroupOutcome) -> dict[str, Any]:

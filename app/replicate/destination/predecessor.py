@@ -21,6 +21,7 @@ from app.kafka.producers.history import own
 from app.kafka.records.batch import HEADER_BYTES, RecordBatch, iter_batches
 from app.kafka.records.producer_sequences import ProducerStamp, ProducerTail
 from app.kafka.records.verbatim_copy import LOG_APPEND_TIME, CopiedRecord, RecordsMissed, VerbatimCopy
+from app.kernel.ranges import Range
 
 _NO_LIMIT = (1 << 31) - 1
 _UNKNOWN_OFFSET = struct.pack(">q", -1)
@@ -90,21 +91,27 @@ def rows_of(copy: VerbatimCopy) -> Iterable[CopiedRecord]:
 
     Raises: whatever the decoder does, here or while they are read.
     """
-    return _rows(_batch(copy)) if copy.read_again is None else copy.read_again()
+    return (row for _, row in _numbered_rows_of(copy))
+
+
+def _numbered_rows_of(copy: VerbatimCopy) -> Iterable[tuple[int, CopiedRecord]]:
+    return _numbered_rows(_batch(copy)) if copy.read_again is None else copy.read_again()
 
 
 def without(
     copy: VerbatimCopy, count: int, max_batch_bytes: int, codec: int | None = None
-) -> list[VerbatimCopy]:
+) -> Iterator[VerbatimCopy]:
     """The copy without its first `count` records, in batches that are encoded anew (`codec`: see
-    `reencoded`). Where it is not known which of the source's offsets its records have, only the last moves a
-    position, to the end of the copy.
+    `reencoded`), each when it is asked for.
+
+    Where it is not known which of the source's offsets its records have, only the last moves a position, to
+    the end of the copy.
 
     Raises: UndecodableBatch.
     """
     batch = _batch(copy)
     start = batch.header.base_offset + count
-    return _standing_for(copy, count, list(reencoded(batch, start, max_batch_bytes, codec=codec)))
+    return _standing_for(copy, count, reencoded(batch, start, max_batch_bytes, codec=codec))
 
 
 def is_compressed(copy: VerbatimCopy) -> bool:
@@ -118,60 +125,70 @@ def begins_at(piece: VerbatimCopy, copy: VerbatimCopy) -> int:
     return copy.source_start if piece is copy else _batch(piece).header.base_offset
 
 
-def halves(copy: VerbatimCopy) -> list[VerbatimCopy]:
-    """The copy in two, encoded anew; all of it in one when it is of a single record.
+def divided(copy: VerbatimCopy, cuts: Iterable[int]) -> Iterator[VerbatimCopy]:
+    """The copy in pieces that are encoded anew, each when it is asked for, and hold some thousand records at
+    most. One begins at each of `cuts`, which are counted in records from 0.
 
     Raises: UndecodableBatch.
     """
-    batch, first = _batch(copy), (copy.record_count + 1) // 2
-    middle = batch.header.base_offset + first
-    pieces = list(
-        reencoded(
-            batch, batch.header.base_offset, _NO_LIMIT, lambda at, found: found if at < middle else None
-        )
+    batch = _batch(copy)
+    start = batch.header.base_offset
+    return _standing_for(
+        copy, 0, reencoded(batch, start, _NO_LIMIT, cuts=frozenset(start + cut for cut in cuts))
     )
-    if first < copy.record_count:
-        pieces += reencoded(batch, middle, _NO_LIMIT)
-    return _standing_for(copy, 0, pieces)
 
 
-def _standing_for(copy: VerbatimCopy, count: int, pieces: list[VerbatimCopy]) -> list[VerbatimCopy]:
+def halves(copy: VerbatimCopy) -> Iterator[VerbatimCopy]:
+    """`divided` in the middle."""
+    return divided(copy, [(copy.record_count + 1) // 2])
+
+
+def places_of(copy: VerbatimCopy) -> Range:
+    """The source's offsets [start, end) of its records; as near as is known where nobody can decode them."""
+    base_offset = _batch(copy).header.base_offset
+    if base_offset < copy.source_start:
+        try:
+            offsets = [offset for offset, _ in _numbered_rows_of(copy)]
+        except Exception:  # noqa: BLE001 - whatever the decoder raises
+            return copy.source_start, max(copy.source_end, copy.source_start + 1)
+        return offsets[0], offsets[-1] + 1
+    return base_offset, base_offset + copy.record_count
+
+
+def _standing_for(copy: VerbatimCopy, count: int, pieces: Iterable[VerbatimCopy]) -> Iterator[VerbatimCopy]:
     """The pieces, in which are all records but the first `count`, with what of the source each stands for."""
     base_offset, start, end = _batch(copy).header.base_offset, copy.source_start, copy.source_end
-    found: list[VerbatimCopy] = []
     if count and base_offset >= 0:
         start = base_offset + count
-    for at, piece in enumerate(pieces):
-        is_last = at == len(pieces) - 1
+    for piece in pieces:
         upto = count + piece.record_count
+        is_last = upto == copy.record_count
         until = end if is_last else base_offset + upto if base_offset >= 0 else start
         data = piece.data if base_offset >= 0 else _UNKNOWN_OFFSET + piece.data[len(_UNKNOWN_OFFSET) :]
-        again = partial(_slice, copy, count, upto)
-        found.append(VerbatimCopy(data, piece.record_count, start, until, again))
+        yield VerbatimCopy(data, piece.record_count, start, until, partial(_slice, copy, count, upto))
         start, count = until if base_offset >= 0 else start, upto
     if count != copy.record_count:
         raise RecordsMissed(
             f"[{copy.source_start}, {end}) holds {copy.record_count} records, its pieces stand for {count}"
         )
-    return found
 
 
-def _slice(copy: VerbatimCopy, first: int, end: int) -> Iterator[CopiedRecord]:
-    return islice(rows_of(copy), first, end)
+def _slice(copy: VerbatimCopy, first: int, end: int) -> Iterator[tuple[int, CopiedRecord]]:
+    return islice(_numbered_rows_of(copy), first, end)
 
 
 def _batch(copy: VerbatimCopy) -> RecordBatch:
     return next(iter_batches(memoryview(copy.data)))
 
 
-def _rows(batch: RecordBatch) -> Iterator[CopiedRecord]:
+def _numbered_rows(batch: RecordBatch) -> Iterator[tuple[int, CopiedRecord]]:
     for record in records_of(batch):
-        yield record.timestamp, record.key, record.value, tuple(record.headers)
+        yield record.offset, (record.timestamp, record.key, record.value, tuple(record.headers))
 
 
 def _prints(batch: RecordBatch, *, timed: bool) -> list[int]:
     try:
-        return [hash(row if timed else (0, *row[1:])) for row in _rows(batch)]
+        return [hash(row if timed else (0, *row[1:])) for _, row in _numbered_rows(batch)]
     except Exception:  # noqa: BLE001 - whatever the decoder raises
         # Brokers take more than our decoder reads (header names that are no UTF-8, batches without bound).
         # Such a batch was copied as it is, and all of it at once: its bytes tell it.

@@ -215,7 +215,7 @@ class Succession:
         dropped = self._copied_index.drop(prints_of(copy, timed=self._timed))
         if dropped == copy.record_count:
             return []
-        return without(copy, dropped, max_batch_bytes) if dropped else [copy]
+        return list(without(copy, dropped, max_batch_bytes)) if dropped else [copy]
 
     @property
     def accounted(self) -> int:

@@ -4,7 +4,8 @@ Rules
 1. Nothing is passed over by itself, since a copy is complete or it is none. What is refused is encoded anew
    once: it may be written by what this broker does not take. It goes uncompressed where the compression is
    refused. What is too large, or has some record that is refused, is divided until it fits, or is a single
-   record; not where the route says `sync.onSmallerLimits: copy`.
+   record; not where the route says `sync.onSmallerLimits: copy`. Where the broker names the refused records
+   (KIP-467), it is divided around them at once.
 2. What is left is told, with its offsets, and waits: tried again every `BLOCKED_RETRY_INTERVAL_S` (somebody
    may have raised the limit), until an operator skips it.
 3. Two may wait at once: what the destination refuses, and behind it what cannot be decoded.
@@ -14,24 +15,26 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable
+import heapq
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 
-from app.kafka.append.errors import FOR_A_RECORD, TOO_LARGE, BatchRefused
+from app.kafka.append.errors import FOR_A_RECORD, INVALID_RECORD_REMEDY, TOO_LARGE, BatchRefused
 from app.kafka.append.lane import AppendLane
 from app.kafka.fetch.decoder import UndecodableBatch
 from app.kafka.records.verbatim_copy import VerbatimCopy
 from app.kernel.ranges import Range
 from app.replicate.destination.ledger import CopyLedger, SentBatch
-from app.replicate.destination.predecessor import halves, is_compressed, without
+from app.replicate.destination.predecessor import divided, halves, is_compressed, places_of, without
 
 BLOCKED_RETRY_INTERVAL_S = 5.0
+CUTS_AT_ONCE = 128
 UNSUPPORTED_COMPRESSION, UNCOMPRESSED = 76, 0
 REMEDIES = {
     10: "raise max.message.bytes of the destination topic",
     18: "raise segment.bytes of the destination topic",
     32: "raise message.timestamp.before.max.ms and message.timestamp.after.max.ms of the destination topic",
     UNSUPPORTED_COMPRESSION: "let the destination topic take the source's compression",
-    87: "records without a key cannot be kept in a compacted topic; set its cleanup.policy to delete",
+    87: INVALID_RECORD_REMEDY,
 }
 
 
@@ -114,16 +117,22 @@ class BlockedBatch:
         copy = sent.copy
         assert copy is not None, "only a copy is refused"
         pieces: list[VerbatimCopy] = []
+        cuts = _around(error.records, copy.record_count) if error.code in FOR_A_RECORD else []
+        are_all_named = len(error.records) >= copy.record_count
         with contextlib.suppress(UndecodableBatch):
             if error.code == UNSUPPORTED_COMPRESSION and is_compressed(copy):
-                pieces = without(copy, 0, await max_batch_bytes(), UNCOMPRESSED)
+                pieces = await _made(without(copy, 0, await max_batch_bytes(), UNCOMPRESSED))
+            elif divides and cuts:
+                pieces = await _made(divided(copy, cuts))
             elif not sent.is_mended and (divides or error.code not in TOO_LARGE):
-                pieces = without(copy, 0, await max_batch_bytes())
-            fits_not = error.code in TOO_LARGE or (error.code in FOR_A_RECORD and sent.is_mended)
+                pieces = await _made(without(copy, 0, await max_batch_bytes()))
+            fits_not = error.code in TOO_LARGE or (
+                error.code in FOR_A_RECORD and sent.is_mended and not are_all_named
+            )
             if divides and fits_not and len(pieces) <= 1 and copy.record_count > 1:
-                pieces = halves(copy)
+                pieces = await _made(halves(copy))
         if not pieces:
-            start, end = _stands_for(copy)
+            start, end = places_of(copy)
             may_help = not divides and copy.record_count > 1 and error.code in TOO_LARGE | FOR_A_RECORD
             or_divide = ", or write sync.onSmallerLimits: divide" if may_help else ""
             skipped = await self.wait(
@@ -138,9 +147,17 @@ class BlockedBatch:
         ledger.instead(pieces, futures)
 
 
-def _stands_for(copy: VerbatimCopy) -> Range:
-    """The source's offsets of its records; as near as is known."""
-    base_offset = int.from_bytes(copy.data[:8], signed=True)
-    if base_offset < copy.source_start:
-        return copy.source_start, max(copy.source_end, copy.source_start + 1)
-    return base_offset, base_offset + copy.record_count
+def _around(refused: Sequence[int], count: int) -> list[int]:
+    """Where to divide a batch of `count` records, so that those that are refused are by themselves: in a row
+    they stay together. What is behind the first `CUTS_AT_ONCE` is divided when its turn comes."""
+    beyond = {at + 1 for at in refused}.symmetric_difference(refused)
+    return [at for at in heapq.nsmallest(CUTS_AT_ONCE, beyond) if 0 < at < count]
+
+
+async def _made(pieces: Iterator[VerbatimCopy]) -> list[VerbatimCopy]:
+    """All of them, between which others have their turn."""
+    found: list[VerbatimCopy] = []
+    for piece in pieces:
+        found.append(piece)
+        await asyncio.sleep(0)
+    return found

@@ -161,11 +161,14 @@ async def test_only_what_is_asked_for_is_merged_and_the_rest_is_left_for_later(
     assert (counts["merged"], counts["quarantined"]) == (22, 0)
 
 
+@pytest.mark.parametrize(
+    "setting", [{"max.message.bytes": "20000"}, {"cleanup.policy": "compact"}], ids=["size", "no key"]
+)
 async def test_a_letter_that_the_broker_does_not_take_is_left_and_the_others_go_on(
-    queue: DeadLetterQueue,
+    queue: DeadLetterQueue, setting: dict[str, str]
 ) -> None:
     await queue.create()
-    await create(queue.bootstrap, queue.workload.merge_topic(), 1, **{"max.message.bytes": "20000"})
+    await create(queue.bootstrap, queue.workload.merge_topic(), 1, **setting)
     await queue.fill(range(5))
     await queue.put(b"x" * 50_000, headers=headers())
     await queue.fill(range(5, 9))

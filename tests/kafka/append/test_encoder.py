@@ -149,7 +149,7 @@ def test_what_was_encoded_anew_can_be_read_again_from_the_source() -> None:
         for copy in copies(fetched(source, 0, 9), limit):
             assert copy.read_again is not None
             read_again += copy.read_again()
-        assert read_again == [(*row[:3], tuple(row[3])) for row in rows]
+        assert read_again == [(at, (*row[:3], tuple(row[3]))) for at, row in enumerate(rows)]
 
 
 def test_small_batches_go_as_they_are_when_one_of_them_cannot_be_decoded() -> None:

@@ -13,6 +13,7 @@ from aiokafka.errors import KafkaError
 
 from app.kafka.append import producer as producers
 from app.kafka.append.producer import REFUSED_S, Producer, RecordTooLarge
+from app.kafka.client.aiokafka_patches import InvalidRecordError
 from app.kafka.client.cluster import ClusterClient
 from tests.kafka.conftest import ENOUGH_S, Start, create
 
@@ -190,3 +191,23 @@ async def test_small_records_are_not_refused_for_the_company_they_are_in(
     await pump.until(lambda: pump.count("k") >= 10)
 
     assert sorted(int(value or b"") for value in pump.values("k")) == list(range(10))
+
+
+async def test_a_record_that_the_broker_does_not_want_is_refused_alone(
+    client: ClusterClient, start: Start, topic_name: str, producer: Producer
+) -> None:
+    """A compacted topic takes no record without a key, and the broker refuses the whole batch for it."""
+    await create(client, topic_name, cleanup_policy="compact")
+    keys = [None if number % 10 == 3 else b"%d" % number for number in range(100)]
+    async with asyncio.timeout(ENOUGH_S):
+        answers = await asyncio.gather(
+            *(producer.send(topic_name, key, b"v", [], 0) for key in keys), return_exceptions=True
+        )
+    refused = [n for n, answer in enumerate(answers) if isinstance(answer, BaseException)]
+    assert refused == list(range(3, 100, 10))
+    assert {type(answers[n]) for n in refused} == {InvalidRecordError}
+    assert f"{topic_name} refuses the record: records without a key" in str(answers[3])
+    pump = await start()
+    pump.service.add("k", topic_name, 0, 0)
+    await pump.until(lambda: pump.count("k") >= 90)
+    assert sorted(record.key for record in pump.records["k"]) == sorted(key for key in keys if key)

@@ -71,7 +71,7 @@ async def test_a_group_that_is_consumed_there_is_left_alone(case: GroupCase) -> 
             await consumer.getone()
             await case.at(70, 70)
             live = await case.sync()
-            assert (live.state, live.why) == ("live", "it has 1 members there: reader")
+            assert (live.state, live.why) == ("live", "the group has 1 member (reader) there")
             # One that joins between the look and the commit: the broker itself takes none.
             made = await case.syncer()._commit(
                 GroupOutcome(case.group, "synced", 0, "", live.rows), await case.stand.clusters.get(THERE)

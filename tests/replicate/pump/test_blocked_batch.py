@@ -14,7 +14,7 @@ from app.kafka.fetch.deliveries import FetchedBatches
 from app.kafka.records.producer_sequences import ProducerStamp
 from app.kafka.records.verbatim_copy import Bytes, VerbatimCopy
 from app.replicate.destination.ledger import CopyLedger, SentBatch
-from app.replicate.pump.blocked_batch import BlockedBatch
+from app.replicate.pump.blocked_batch import CUTS_AT_ONCE, BlockedBatch
 from app.replicate.pump.offset_sync_emitter import OffsetSyncEmitter
 from tests.kafka.fetch.test_decoder import fetched
 from tests.kafka.records.batches import CODECS
@@ -31,6 +31,9 @@ class Destination:
     def __init__(self, most: int, code: int) -> None:
         self.most, self.code = most, code
         self.refuses: set[int] = set()  # compressions
+        self.unwanted: set[bytes] = set()  # values of records
+        self.names = True  # which it does not want
+        self.asked = 0
         self.log: list[list[Any]] = []
         self.told: list[str] = []
         self.obstacle = BlockedBatch(
@@ -44,8 +47,13 @@ class Destination:
 
     def _future(self, data: Bytes, count: int) -> asyncio.Future[int]:
         future: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        self.asked += 1
+        bad = tuple(n for n, row in enumerate(read(data)) if row[3] in self.unwanted) if self.unwanted else ()
         if count > self.most:
             future.set_exception(BatchRefused("too large", self.code))
+        elif bad:
+            future.set_exception(BatchRefused("unwanted", self.code, bad if self.names else ()))
+            future.exception()  # not each has somebody who looks
         elif the_batch(data).header.compression in self.refuses:
             future.set_exception(BatchRefused("not this compression", 76))
         else:
@@ -122,6 +130,52 @@ async def test_a_single_record_that_is_too_large_waits_and_is_told_by_its_offset
     await there.settled(704)
     assert not there.log
     assert there.obstacle.why == ""
+
+
+@pytest.mark.parametrize("names", [True, False])
+@pytest.mark.parametrize("code", [2, 32, 87])
+@pytest.mark.parametrize("gaps", [(), (0, 0, 0, 2)])
+async def test_of_a_batch_that_is_refused_for_some_records_those_wait_and_are_skipped(
+    code: int, names: bool, gaps: Sequence[int]
+) -> None:
+    there = Destination(1_000, code)
+    there.names = names
+    unwanted = [5, 6, 30]
+    there.unwanted = {b"%d" % n for n in unwanted}
+    later = sum(gaps)
+    (copy,) = copies(a_batch(40, gaps=gaps), NO_LIMIT)
+    there.append(copy)
+    together = [(5, 7), (30, 31)] if names else [(5, 6), (6, 7), (30, 31)]
+    for start, end in together:
+        place = start + later, end + later
+        async with asyncio.timeout(ENOUGH_S):
+            while there.obstacle.at != (place,):  # noqa: ASYNC110 - a task moves it
+                await asyncio.sleep(0)
+        assert there.obstacle.skip(*place)
+    await there.settled(40 + later)
+    arrived = sorted(int(row[3]) for batch in there.log for row in batch)
+    assert arrived == [n for n in range(40) if n not in unwanted]
+
+
+async def test_a_large_batch_of_which_every_other_record_is_refused_is_divided_without_end_for_nobody() -> (
+    None
+):
+    """Each refusal divides at so many places at most, and between the pieces others have their turn."""
+    count = 20_000
+    there = Destination(count, 87)
+    there.unwanted = {b"%d" % n for n in range(1, count, 2)}
+    (copy,) = copies(a_batch(count), NO_LIMIT)
+    there.append(copy)
+    turns = 0
+    async with asyncio.timeout(ENOUGH_S):
+        while there.obstacle.at != ((1, 2),):
+            turns += 1
+            await asyncio.sleep(0)
+    assert CUTS_AT_ONCE < there.asked < 3 * CUTS_AT_ONCE
+    assert turns > CUTS_AT_ONCE
+    assert there.log[0][0][3] == b"0"
+    for task in there.mending:
+        task.cancel()
 
 
 async def test_two_that_wait_are_skipped_each_by_itself() -> None:

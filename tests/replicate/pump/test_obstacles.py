@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+from aiokafka import AIOKafkaProducer
 
 from app.dev.yard import Yard
 from app.kafka.client.topic_configs import alter
@@ -211,3 +212,46 @@ async def test_a_log_that_begins_anew_where_a_replica_halts_is_not_fetched_by_it
     assert pump.finish_by_operator(100, 101)
     assert not pump.intake.wants_fetching(pump.base)
     await stand.until(lambda: pump.reset is not None)
+
+
+@pytest.mark.parametrize("is_transactional", [False, True])
+async def test_one_record_that_the_destination_refuses_waits_alone_and_is_skipped_alone(
+    stand: ReplicaRig, topic_name: str, is_transactional: bool
+) -> None:
+    """Nine good records waited for a tenth, and the remedy that was printed skipped them with it."""
+    await create(stand.source, topic_name, 1)
+    await create(stand.target, topic_name, 1, cleanup_policy="compact")
+    (bootstrap,) = stand.source.spec.bootstrap
+    keyless = {13, 14, 17}
+    async with AIOKafkaProducer(
+        bootstrap_servers=bootstrap,
+        linger_ms=500,
+        enable_idempotence=True,
+        transactional_id=topic_name if is_transactional else None,
+    ) as producer:
+        for start in (0, 10):  # markers, if any, lie between
+            if is_transactional:
+                await producer.begin_transaction()
+            sent = [
+                await producer.send(
+                    topic_name, b"v%d" % n, key=None if n in keyless else b"k%d" % n, partition=0
+                )
+                for n in range(start, start + 10)
+            ]
+            await asyncio.gather(*sent)
+            if is_transactional:
+                await producer.commit_transaction()
+    here = await rows(stand.source, topic_name)
+    marker = int(is_transactional)
+    pump = await stand.start_pump(topic_name)
+    for first, behind in ((13, 15), (17, 18)):
+        at = first + marker, behind + marker
+        await stand.until(lambda at=at: pump.stuck == (at,))
+        assert await rows(stand.target, topic_name) == [
+            row for row, n in zip(here, range(first), strict=False) if n not in keyless
+        ], "what is in front of it has come"
+        assert f"offsets [{at[0]}, {at[1]}) wait: refused with error 87" in pump.status().trouble
+        assert pump.finish_by_operator(*at)
+    await stand.copied([pump])
+    assert await rows(stand.target, topic_name) == [row for n, row in enumerate(here) if n not in keyless]
+    assert stand.kinds() == ["replica-stuck", "replica-skipped"] * 2

@@ -178,7 +178,7 @@ async def test_what_a_compacted_destination_does_not_keep_is_no_difference_what_
     verifier.add(pump.job, pump.target, 0, VerbatimCopy(gone, count, 0, 7))
     await stand.until(lambda: not verifier.waiting)
     assert (verifier.compared.total(), stand.incidents) == (20, [])  # its bytes cannot be compared there
-    other = [(1_000, b"0", b"another value", ())]
+    other = [(0, (1_000, b"0", b"another value", ()))]
     verifier.add(pump.job, pump.target, 0, VerbatimCopy(gone, count, 0, 7, lambda: iter(other * 7)))
     await stand.until(lambda: stand.incidents)
     assert stand.kinds() == ["copy-differs"]

@@ -1,0 +1,218 @@
+"""Who is in a group, whichever protocol its members speak.
+
+    classic (JoinGroup)    -> DescribeGroups
+    consumer (KIP-848)     -> ListGroups 5 --> ConsumerGroupDescribe
+    streams (KIP-1071)     -> ListGroups 5
+    share (KIP-932)        -> ListGroups 5
+
+DescribeGroups tells a group of a newer protocol as one that does not exist. Brokers before Kafka 3.8, which
+do not know ListGroups 5, have no such groups outside of previews.
+
+Sources: KIP-848, KIP-932, KIP-1043 (types and states in ListGroups), Apache Kafka's protocol guide.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from aiokafka.errors import GroupAuthorizationFailedError, for_code
+from aiokafka.protocol.admin import DescribeGroupsRequest
+from aiokafka.protocol.api import Request, RequestStruct, Response
+from aiokafka.protocol.types import (
+    Boolean,
+    CompactArray,
+    CompactString,
+    Int16,
+    Int32,
+    Schema,
+    TaggedFields,
+)
+
+from app.kafka.client.cluster import ClusterClient
+from app.kafka.client.permissions import GROUP_NOT_AUTHORISED
+from app.kafka.client.topic_ids import KafkaUuid
+
+CONSUMER, STREAMS, SHARE = "consumer", "streams", "share"
+NEWER_TYPES = {CONSUMER: "KIP-848", STREAMS: "KIP-1071", SHARE: "KIP-932"}
+NO_MEMBERS = {"empty", "dead"}  # states
+SHOWN_CLIENTS = 3
+_TOPICS = CompactArray(
+    ("topic_id", KafkaUuid),
+    ("name", CompactString()),
+    ("partitions", CompactArray(Int32)),
+    ("tags", TaggedFields),
+)
+
+
+class GroupMembers(NamedTuple):
+    """The members of a group.
+
+    Attributes:
+        clients: a client id for each member, as far as the broker tells them.
+        type_: "" of the classic protocol, else one of `NEWER_TYPES`.
+        has_members: also where `clients` is not known.
+    """
+
+    clients: tuple[str, ...] = ()
+    type_: str = ""
+    has_members: bool = False
+
+    @property
+    def words(self) -> str:
+        """What stands in the way of somebody else's commits, for people; "" for nothing."""
+        if self.type_ == SHARE:
+            return "is a share group (KIP-932), whose positions nobody can commit"
+        if not self.has_members:
+            return ""
+        if not self.clients:
+            return f"has members of a {self.type_} group ({NEWER_TYPES[self.type_]})"
+        shown = ", ".join(sorted(set(self.clients))[:SHOWN_CLIENTS])
+        more = ", ..." if len(set(self.clients)) > SHOWN_CLIENTS else ""
+        plural = "s" if len(self.clients) > 1 else ""
+        return f"has {len(self.clients)} member{plural} ({shown}{more})"
+
+
+async def group_members(client: ClusterClient, node: int, connection: str, group: str) -> GroupMembers:
+    """Asks `node`, the group's coordinator. Consumers that assign partitions to themselves are no members.
+
+    Raises:
+        GroupAuthorizationFailedError: the group may not be described.
+        KafkaError, OSError, TimeoutError: the coordinator does not answer, or is another one.
+    """
+    response: Any = await client.send(node, DescribeGroupsRequest([group]), connection)
+    code, *_, members = response.groups[0][:6]
+    if code == GROUP_NOT_AUTHORISED:
+        raise GroupAuthorizationFailedError(group)
+    if code:
+        raise for_code(code)
+    if members:
+        return GroupMembers(tuple(name for _, name, *_ in members), has_members=True)
+    try:
+        listed: Any = await client.send(node, NewerGroupsRequest(), connection)
+    except NotImplementedError:  # the broker is older
+        return GroupMembers()
+    if listed.error_code:
+        raise for_code(listed.error_code)
+    kind, state = next(
+        ((kind, state) for name, _, state, kind, _ in listed.groups if name == group), ("", "")
+    )
+    kind, has_members = kind.lower(), state.lower() not in NO_MEMBERS
+    if not kind:
+        return GroupMembers()
+    clients: tuple[str, ...] = ()
+    if has_members and kind == CONSUMER:
+        described: Any = await client.send(node, ConsumerGroupsRequest(group), connection)
+        clients = tuple(name for _, _, _, _, name, *_ in described.groups[0][7])
+    return GroupMembers(clients, kind, has_members)
+
+
+class NewerGroupsResponse(Response):
+    """ListGroups response, version 5."""
+
+    API_KEY = 16
+    API_VERSION = 5
+    SCHEMA = Schema(
+        ("throttle_time_ms", Int32),
+        ("error_code", Int16),
+        (
+            "groups",
+            CompactArray(
+                ("group", CompactString()),
+                ("protocol_type", CompactString()),
+                ("state", CompactString()),
+                ("type", CompactString()),
+                ("tags", TaggedFields),
+            ),
+        ),
+        ("tags", TaggedFields),
+    )
+
+
+class NewerGroupsRequestV5(RequestStruct):
+    """ListGroups, version 5: the first with types (KIP-848)."""
+
+    API_KEY = 16
+    API_VERSION = 5
+    FLEXIBLE_VERSION = True
+    RESPONSE_TYPE = NewerGroupsResponse
+    SCHEMA = Schema(
+        ("states_filter", CompactArray(CompactString())),
+        ("types_filter", CompactArray(CompactString())),
+        ("tags", TaggedFields),
+    )
+
+
+class NewerGroupsRequest(Request[NewerGroupsRequestV5]):
+    """A coordinator's groups of `NEWER_TYPES`."""
+
+    API_KEY = 16
+
+    def build(self, request_struct_class: type[NewerGroupsRequestV5]) -> NewerGroupsRequestV5:
+        return request_struct_class([], list(NEWER_TYPES), {})
+
+
+class ConsumerGroupsResponse(Response):
+    """ConsumerGroupDescribe response, version 0."""
+
+    API_KEY = 69
+    API_VERSION = 0
+    SCHEMA = Schema(
+        ("throttle_time_ms", Int32),
+        (
+            "groups",
+            CompactArray(
+                ("error_code", Int16),
+                ("error_message", CompactString()),
+                ("group", CompactString()),
+                ("state", CompactString()),
+                ("epoch", Int32),
+                ("assignment_epoch", Int32),
+                ("assignor", CompactString()),
+                (
+                    "members",
+                    CompactArray(
+                        ("member_id", CompactString()),
+                        ("instance_id", CompactString()),
+                        ("rack", CompactString()),
+                        ("epoch", Int32),
+                        ("client_id", CompactString()),
+                        ("host", CompactString()),
+                        ("topics", CompactArray(CompactString())),
+                        ("topic_pattern", CompactString()),
+                        ("assigned", _TOPICS),
+                        ("assigned_tags", TaggedFields),
+                        ("target", _TOPICS),
+                        ("target_tags", TaggedFields),
+                        ("tags", TaggedFields),
+                    ),
+                ),
+                ("operations", Int32),
+                ("tags", TaggedFields),
+            ),
+        ),
+        ("tags", TaggedFields),
+    )
+
+
+class ConsumerGroupsRequestV0(RequestStruct):
+    """ConsumerGroupDescribe, version 0."""
+
+    API_KEY = 69
+    API_VERSION = 0
+    FLEXIBLE_VERSION = True
+    RESPONSE_TYPE = ConsumerGroupsResponse
+    SCHEMA = Schema(
+        ("groups", CompactArray(CompactString())), ("operations", Boolean), ("tags", TaggedFields)
+    )
+
+
+class ConsumerGroupsRequest(Request[ConsumerGroupsRequestV0]):
+    """A group of KIP-848's protocol."""
+
+    API_KEY = 69
+
+    def __init__(self, group: str) -> None:
+        self._group = group
+
+    def build(self, request_struct_class: type[ConsumerGroupsRequestV0]) -> ConsumerGroupsRequestV0:
+        return request_struct_class([self._group], False, {})

@@ -1,0 +1,35 @@
+"""Kafka's own console consumers, which speak the protocols that aiokafka does not."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from app.dev.yard.jars import JarSet
+from app.dev.yard.java import find_java
+
+
+@contextmanager
+def consuming(
+    bootstrap: str, topic: str, group: str, client_id: str = "", *, shares: bool = False
+) -> Iterator[None]:
+    """A member of the group begins to consume the topic; it has joined some time later.
+
+    By KIP-848's protocol, or a share group's.
+    """
+    tool, option = (
+        ("ConsoleShareConsumer", ()) if shares else ("ConsoleConsumer", ("group.protocol=consumer",))
+    )
+    properties = (*option, *((f"client.id={client_id}",) if client_id else ()))
+    command = [
+        str(find_java().executable), "-Xmx128m", "-cp", JarSet.load().classpath,
+        f"org.apache.kafka.tools.consumer.{tool}", "--bootstrap-server", bootstrap, "--topic", topic,
+        "--group", group, *(word for one in properties for word in ("--consumer-property", one)),
+    ]  # fmt: skip
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        yield
+    finally:
+        process.kill()
+        process.wait()
