@@ -39,6 +39,7 @@ from app.payload.schema_loader import SchemaLoader
 from app.sizing.forecasts import ForecastRules
 from app.web.console import server as console
 from app.worker.members.advertised_address import loopback_place, own_url
+from app.worker.runtime import open_files
 from app.worker.runtime.data_directory import prepare_datadir, worker_directory
 from app.worker.runtime.log_setup import configure_logging, logging_config
 from app.worker.runtime.loop_guard import LoopGuard
@@ -119,6 +120,10 @@ class SwitchyardApp(PatientApp):
             log.critical("agents or tables are missing; see the import error above", missing=missing)
             raise SystemExit(1)
         settings = self.settings
+        known = sum(len(cluster.bootstrap) for cluster in settings.clusters)
+        if words := open_files.too_few(known):
+            sys.stderr.write(f"switchyard: {words}\n")
+            raise SystemExit(EXIT_INVALID)
         self._guard = LoopGuard(settings.worker.stall_s)
         self._guard.start()
         try:
@@ -359,6 +364,7 @@ def build() -> SwitchyardApp:
         sys.stderr.write(f"{error}\n")
         raise SystemExit(EXIT_INVALID) from None
     configure_logging(settings.logging)
+    open_files.raise_limit()
     bounded_consumer.install()
     if os.environ.get("SWITCHYARD_LOOP", "uvloop") == "uvloop":
         import uvloop

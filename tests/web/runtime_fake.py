@@ -51,6 +51,7 @@ from app.sizing.forecasts import Forecasts
 from app.web.console import server
 from app.worker.jobs.vanished_topics import VanishedTopics
 from app.worker.members.membership import Members
+from app.worker.runtime.open_files import OpenFilesWatch
 from app.worker.runtime.save_watch import SaveWatch
 from app.worker.runtime.service import Runtime
 from app.worker.tracker.write_health import WriteHealth
@@ -272,6 +273,7 @@ class FakeRuntime:
         self.lease = Lease(3600.0)
         self.lease.renewed(time.monotonic())
         self.writes = WriteHealth()
+        self.open_files = OpenFilesWatch(lambda *_: None)
         self.save_watch = SaveWatch("trackers", self.writes, lambda: True, *[cast("Any", None)] * 3)
         self.draining = False
         self.should_stop = False

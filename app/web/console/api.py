@@ -135,12 +135,14 @@ class Api:
         runtime = self.runtime
         holds = runtime.lease.holds(time.monotonic())
         unsaved = runtime.save_watch.unsaved(time.monotonic())
-        ok = holds and unsaved is None and not runtime.draining
+        too_many = runtime.open_files.trouble
+        ok = holds and unsaved is None and not too_many and not runtime.draining
         detail = {
             "control_log_read": True,
             "lease_holds": holds,
             "draining": runtime.draining,
             "unsaved": "" if unsaved is None else unsaved.why or "no broker answers",
+            "open_files": too_many,
         }
         return json_response({"status": "ready" if ok else "not ready", **detail}, 200 if ok else 503)
 

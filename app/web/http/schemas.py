@@ -52,6 +52,7 @@ class Ready(TypedDict):
     """Whether it takes part: it has read the control log, holds its lease, and is not about to stop.
 
     `unsaved`: why it has not saved its jobs' progress for 30 s, and so is not ready; "": it can.
+    `open_files`: that it can hardly open any more files, and so is not ready; "": it can.
     """
 
     status: Literal["ready", "not ready"]
@@ -59,6 +60,7 @@ class Ready(TypedDict):
     lease_holds: bool
     draining: bool
     unsaved: str
+    open_files: str
 
 
 # -- the region ------------------------------------------------------------------------------------

@@ -61,6 +61,7 @@ from app.worker.members.sentinel import Sentinel
 from app.worker.runtime.heartbeat_status import workload_troubles
 from app.worker.runtime.job_manager import JobManager
 from app.worker.runtime.meter import Meter
+from app.worker.runtime.open_files import OpenFilesWatch
 from app.worker.runtime.region_services import make_regions
 from app.worker.runtime.save_watch import SaveWatch
 from app.worker.runtime.watchdog import Watchdog, answers
@@ -177,6 +178,7 @@ class Runtime(Service):
             lambda: self.leader.leads, self.catalog.audits.oddity_of, self.audit_sender.key,
         )  # fmt: skip
         self.watchdog, self.save_watch = self._watchdogs()
+        self.open_files = OpenFilesWatch(self._report_own)
         self.heartbeats = Heartbeats(
             topics.heartbeats.name, control_options, compose=self._compose, members=self.members,
             lease=self.lease, interval_s=HEARTBEAT_S,
@@ -268,6 +270,7 @@ class Runtime(Service):
             self.loopback_check,
             self.watchdog,
             self.save_watch,
+            self.open_files,
         ):
             await self.add_runtime_dependency(service)
         for other in (self.regions, self.ended):
@@ -345,6 +348,9 @@ class Runtime(Service):
         task = asyncio.get_running_loop().create_task(self._publish(incident))
         self._pending.add(task)
         task.add_done_callback(self._pending.discard)
+
+    def _report_own(self, kind: str, message: str, remedy: str) -> None:
+        self.report_incident(kind, self.worker, message, remedy)
 
     async def _tell_others(self, kind: str, message: str, remedy: str) -> None:
         """Reports an incident about this worker; it stands in the topic then, unless that takes nothing."""

@@ -1,0 +1,72 @@
+"""A worker that may open few files raises the limit, says when it is too little, and says so later too."""
+
+from __future__ import annotations
+
+import resource
+import sys
+from pathlib import Path
+
+import pytest
+
+from app.dev.demo.stage import DemoStage, Process, free_port, http, wait_until
+from tests.system.fleet import incidents
+
+pytestmark = pytest.mark.system
+
+ENOUGH_S = 120.0
+LIMITED = (
+    "import os, resource, sys\n"
+    "resource.setrlimit(resource.RLIMIT_NOFILE, (int(sys.argv[1]), int(sys.argv[2])))\n"
+    "os.execv(sys.argv[3], sys.argv[3:])"
+)
+
+
+def limited_worker(stage: DemoStage, soft: int, hard: int) -> Process:
+    port, name = free_port(), f"worker-{soft}-{hard}"
+    return stage.start(
+        name,
+        [
+            sys.executable, "-c", LIMITED, str(soft), str(hard),
+            sys.executable, "-m", "faust", "-A", "app", "worker", "-l", "info",
+        ],
+        {"SWITCHYARD_CONFIG": str(stage.config(name)), "SWITCHYARD_WEB_PORT": str(port)},
+        port=port,
+    )  # fmt: skip
+
+
+def test_a_worker_that_may_open_too_few_files_ends_with_the_number_and_the_command(stage: DemoStage) -> None:
+    """It was ready, then delivered nothing and closed every connection to its port without a word."""
+    worker = limited_worker(stage, 256, 256)
+    assert worker.popen.wait(ENOUGH_S) == 3
+    told = worker.log.read_text()
+    assert "this worker may have 256 files open at once, and needs about" in told
+    assert "`ulimit -n 65536`" in told
+    assert "Traceback" not in told
+
+
+def test_the_limit_is_raised_and_what_runs_out_later_is_an_incident(stage: DemoStage) -> None:
+    worker = limited_worker(stage, 256, 4_096)
+    stage.wait_ready(worker)
+    pid = worker.popen.pid
+    assert resource.prlimit(pid, resource.RLIMIT_NOFILE) == (4_096, 4_096)
+
+    def ready() -> tuple[int, str]:
+        try:
+            status, body = http("GET", f"{worker.url}/health/ready")
+        except OSError as error:  # it may have none left for this connection
+            return 0, repr(error)
+        return status, body["open_files"]
+
+    assert ready() == (200, "")
+
+    def nearly_full() -> bool:
+        """What it has open changes all the time."""
+        few = len(list(Path(f"/proc/{pid}/fd").iterdir())) + 16
+        resource.prlimit(pid, resource.RLIMIT_NOFILE, (few, 4_096))
+        return ready()[0] == 503
+
+    wait_until(nearly_full, ENOUGH_S, lambda: str(ready()), 0.5)
+    assert "files that this worker may have open are open" in ready()[1]
+    resource.prlimit(pid, resource.RLIMIT_NOFILE, (4_096, 4_096))
+    wait_until(lambda: incidents(worker, "open-files"), ENOUGH_S, worker.tail, 0.5)
+    wait_until(lambda: ready()[0] == 200, ENOUGH_S, lambda: str(ready()), 0.5)

@@ -1,0 +1,77 @@
+"""How many files a worker may have open is raised, and told in words where it is too little."""
+
+from __future__ import annotations
+
+import resource
+import subprocess
+import sys
+
+import pytest
+
+from app.worker.runtime import open_files
+from app.worker.runtime.open_files import LEAST, OF_A_BROKER, OpenFilesWatch
+
+
+def limited(soft: int, hard: int, code: str) -> str:
+    """What the code prints in a process with these limits."""
+    made = f"""
+import resource
+from app.worker.runtime import open_files
+resource.setrlimit(resource.RLIMIT_NOFILE, ({soft}, {hard}))
+{code}
+"""
+    run = subprocess.run(
+        [sys.executable, "-c", made], capture_output=True, text=True, check=True, timeout=120
+    )
+    return run.stdout.strip()
+
+
+@pytest.mark.parametrize(("soft", "hard", "then"), [(256, 4096, 4096), (256, 256, 256), (900, 1_024, 1_024)])
+def test_the_soft_limit_becomes_the_hard_one(soft: int, hard: int, then: int) -> None:
+    assert limited(soft, hard, "print(open_files.raise_limit(), open_files.limit())") == f"{then} {then}"
+
+
+def test_what_is_too_little_is_told_with_the_number_and_the_command() -> None:
+    words = limited(256, 256, "print(open_files.too_few(4))")
+    assert "may have 256 files open" in words
+    assert f"needs about {LEAST + 4 * OF_A_BROKER} with the 4 brokers" in words
+    assert "ulimit -n 65536" in words
+    enough = LEAST + 4 * OF_A_BROKER
+    assert limited(enough, enough, "print(open_files.too_few(4))") == ""
+
+
+def test_all_are_counted_also_where_no_more_can_be_opened() -> None:
+    fill = """
+held = []
+try:
+    while True: held.append(open("/dev/null"))
+except OSError: pass
+full = open_files.count()
+held.pop()
+print(full, open_files.count())
+"""
+    assert limited(100, 100, fill).split()[0] == "100"
+    opened = open_files.count()
+    with open("/dev/null"):  # noqa: PTH123 - a file that is open
+        assert open_files.count() == opened + 1
+    assert opened < resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+
+
+def test_it_is_told_once_until_there_is_room_again() -> None:
+    told: list[tuple[str, str, str]] = []
+    watch = OpenFilesWatch(lambda *words: told.append(words))
+    for opened, is_full in (
+        (100, False),
+        (899, False),
+        (900, True),
+        (1_000, True),
+        (850, True),
+        (799, False),
+    ):
+        watch.see(opened, 1_000)
+        assert bool(watch.trouble) is is_full, opened
+    assert [kind for kind, *_ in told] == ["open-files"]
+    assert "900 of 1000 files" in told[0][1]
+    assert "ulimit -n" in told[0][2]
+    watch.see(1_000, 1_000)
+    assert len(told) == 2
