@@ -210,7 +210,8 @@ class Heartbeat(msgspec.Struct, frozen=True, kw_only=True):
     worker shares its loopback addresses with another (`app.worker.members.advertised_address`); "" is an
     older version's. `read` is how far it had read, and applied, the control log (a next offset); `needs` are
     of what has limits (`app.kernel.limit_shares`). `unsaved`: it has not saved anything for a while
-    (`app.worker.runtime.save_watch`). `troubles`: the leader tells of them.
+    (`app.worker.runtime.save_watch`). `troubles`: the leader tells of them. `clock_ahead_s`: by how much its
+    host's clock is ahead of the brokers' (`app.worker.members.host_clock`); None: not known.
     """
 
     worker: str
@@ -232,6 +233,7 @@ class Heartbeat(msgspec.Struct, frozen=True, kw_only=True):
     needs: list[LimitNeed] = []
     unsaved: bool = False
     troubles: list[WorkloadTrouble] = []
+    clock_ahead_s: float | None = None
 
 
 class IncidentRecord(msgspec.Struct, frozen=True, kw_only=True):

@@ -20,7 +20,12 @@ _DAY_MS = 24 * _HOUR_MS
 # control plane.
 _MAX_MESSAGE_BYTES = str(2 * 1024 * 1024)
 
+# The brokers' time: no worker's clock, nor a client's, is trusted to be right, and brokers refuse timestamps
+# that lie an hour ahead of theirs.
+TIMES = {"message.timestamp.type": "LogAppendTime"}
+
 _COMPACTED = {
+    **TIMES,
     "max.message.bytes": _MAX_MESSAGE_BYTES,
     "cleanup.policy": "compact",
     # A fresh reader must never find that compaction kept a refused event before the leader could
@@ -43,6 +48,7 @@ class ControlTopic:
 
 def _expiring(retention_ms: int) -> dict[str, str]:
     return {
+        **TIMES,
         "cleanup.policy": "delete",
         "max.message.bytes": _MAX_MESSAGE_BYTES,
         "retention.ms": str(retention_ms),
@@ -84,9 +90,8 @@ class ControlTopics:
     @property
     def audit(self) -> ControlTopic:
         """Audit reports and what closes windows (`app.audit.counts`), by audited topic. What is kept are the
-        tables. Its records have the brokers' time: no client's clock is trusted to be right."""
-        config = {**_expiring(7 * _DAY_MS), "message.timestamp.type": "LogAppendTime"}
-        return ControlTopic(f"{self.app_id}-audit", AUDIT_PARTITIONS, config)
+        tables."""
+        return ControlTopic(f"{self.app_id}-audit", AUDIT_PARTITIONS, _expiring(7 * _DAY_MS))
 
     @property
     def answers(self) -> ControlTopic:

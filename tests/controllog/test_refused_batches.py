@@ -18,10 +18,12 @@ from app.controllog.log import ControlLog
 from app.controllog.topics import ControlTopics
 from app.kafka.client.cluster import ClusterClient, ClusterSpec
 from app.kafka.client.topics import TopicSpec, ensure_topics
+from app.kernel.clock import clock
 from app.kernel.fencing import LogId, SnapshotItem
 from app.kernel.lease import Lease
 from app.offsets.model.offset_map import NeedItem
 from app.offsets.sync.offset_sync_sender import BarrierSender
+from app.worker.members.host_clock import HostClock
 from app.worker.members.membership import Heartbeats, Members
 from app.worker.tracker.client import TrackerClient, tracker_partition
 from tests.kafka.conftest import bound, connected
@@ -122,6 +124,7 @@ def beating(topics: ControlTopics, spec: ClusterSpec) -> tuple[Any, Callable[[],
     beats = Heartbeats(
         topics.heartbeats.name, spec.aiokafka_options(), members=Members(3.0), lease=Lease(60.0),
         interval_s=3600.0, read_control=read, compose=lambda: beat,
+        host_clock=HostClock(clock, lambda *_: None),
     )  # fmt: skip
 
     async def send() -> None:

@@ -40,7 +40,7 @@ from app.dispatch.model.throughput_diagnosis import TargetStatus
 from app.failover.run.participant import FailoverParticipant
 from app.failover.run.presence import Presence
 from app.failover.topology import Layout, Site
-from app.kernel.clock import now_ms
+from app.kernel.clock import clock, now_ms
 from app.kernel.job import JobId, Kind
 from app.kernel.lease import Lease
 from app.kernel.tracker import Tracker
@@ -50,6 +50,7 @@ from app.replicate.topics.catalog import RoutesCatalog
 from app.sizing.forecasts import Forecasts
 from app.web.console import server
 from app.worker.jobs.vanished_topics import VanishedTopics
+from app.worker.members.host_clock import HostClock
 from app.worker.members.membership import Members
 from app.worker.runtime.open_files import OpenFilesWatch
 from app.worker.runtime.save_watch import SaveWatch
@@ -274,6 +275,7 @@ class FakeRuntime:
         self.lease.renewed(time.monotonic())
         self.writes = WriteHealth()
         self.open_files = OpenFilesWatch(lambda *_: None)
+        self.heartbeats = SimpleNamespace(host_clock=HostClock(clock, lambda *_: None))
         self.save_watch = SaveWatch("trackers", self.writes, lambda: True, *[cast("Any", None)] * 3)
         self.draining = False
         self.should_stop = False

@@ -155,4 +155,5 @@ def list_workers(url: str | None, output: str) -> None:
     \b
     switchyard worker list -o csv
     """
-    emit(Client(url).all("/workers"), ["worker", "state", "leader", "jobs", "silent_s", "url"], output)
+    columns = ["worker", "state", "leader", "jobs", "silent_s", "clock_ahead_s", "url"]
+    emit(Client(url).all("/workers"), columns, output)

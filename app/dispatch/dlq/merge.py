@@ -52,6 +52,7 @@ from app.kafka.append.errors import RECORD_REFUSED, TOO_LARGE_ERRORS
 from app.kafka.append.transactions import one_transaction, transactional
 from app.kafka.client.cluster import ClusterClient, ClusterUnreachable
 from app.kafka.client.topics import TopicSpec, ensure_topics
+from app.kernel.clock import now_ms
 
 log = structlog.get_logger(__name__)
 
@@ -238,13 +239,12 @@ class Merger:
     ) -> None:
         """Rule 2."""
         assert self.state is not None
-        now_ms = time.time_ns() // 1_000_000
         progress = OffsetAndMetadata(part.next_offset, pack(self.state.terms, part))
         try:
             async with one_transaction(producer):
                 sent = []
                 for number, letter in enumerate(copies, 1):
-                    headers, target = copy_headers(letter, now_ms), letter.partition % self._partitions
+                    headers, target = copy_headers(letter, now_ms()), letter.partition % self._partitions
                     sent.append(
                         await any_size.send(
                             producer, self._topic, target, letter.key, letter.value, headers,

@@ -12,6 +12,7 @@ from aiokafka import AIOKafkaProducer
 from aiokafka.errors import MessageSizeTooLargeError
 
 from app.kafka.append.lone_batch import ZSTD, Headers, encoded
+from app.kernel.clock import now_ms
 
 LARGE_BYTES = 256 * 1024  # of key and value: worth a batch of its own
 NULL = bytearray()  # this very object stands for no value: aiokafka refuses records without key and value
@@ -34,7 +35,7 @@ async def send(
     timestamp_ms: int | None = None,
     is_transactional: bool = False,
 ) -> asyncio.Future[Any]:
-    """Takes a record; the future ends once all in-sync replicas have it.
+    """Takes a record; the future ends once all in-sync replicas have it. No timestamp means this moment.
 
     Raises:
         MessageSizeTooLargeError: it is larger than `most_bytes`, also compressed.
@@ -42,6 +43,7 @@ async def send(
     """
     if len(key or b"") + len(value or b"") <= LARGE_BYTES:
         given = NULL if value is None else value
+        timestamp_ms = now_ms() if timestamp_ms is None else timestamp_ms
         sent: asyncio.Future[Any] = await producer.send(
             topic, given, key=key, partition=partition, headers=list(headers), timestamp_ms=timestamp_ms
         )

@@ -37,6 +37,7 @@ from aiokafka.producer.message_accumulator import BatchBuilder
 
 from app.kafka.client.startup_retry import heals, start_patiently
 from app.kafka.client.topic_tail import TAIL_STOP_TIMEOUT_S, bounded
+from app.kernel.clock import now_ms
 
 log = structlog.get_logger(__name__)
 
@@ -111,7 +112,9 @@ class ReplaceableProducer:
             KafkaError: (the answer, too) the record was not written.
         """
         return await self._taken(
-            lambda producer: producer.send(topic, value, key=key, partition=partition, headers=headers or [])
+            lambda producer: producer.send(
+                topic, value, key=key, partition=partition, headers=headers or [], timestamp_ms=now_ms()
+            )
         )
 
     async def send_and_wait(

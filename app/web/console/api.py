@@ -143,6 +143,7 @@ class Api:
             "draining": runtime.draining,
             "unsaved": "" if unsaved is None else unsaved.why or "no broker answers",
             "open_files": too_many,
+            "clock": runtime.heartbeats.host_clock.trouble,
         }
         return json_response({"status": "ready" if ok else "not ready", **detail}, 200 if ok else 503)
 

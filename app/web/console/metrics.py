@@ -160,14 +160,17 @@ class _Collector:
     def _of_the_worker(self) -> Iterator[Metric]:
         runtime, budget = self.runtime, self.runtime.clusters.budget
         holds = runtime.lease.holds(time.monotonic())
+        ahead_s = runtime.heartbeats.host_clock.ahead_s
         for name, text, value in (
             ("buffered_bytes", "Fetched bytes in memory", budget.used_bytes),
             ("buffer_limit_bytes", "The memory budget for fetched bytes", budget.capacity_bytes),
             ("leader_term", "Term this worker knows", runtime.control.view.term),
             ("leads", "1 on the leader", runtime.leader.leads),
             ("lease_holds", "1 while this worker may act", holds),
+            ("clock_ahead_seconds", "By how much the host's clock is ahead of the brokers'", ahead_s),
         ):
-            yield GaugeMetricFamily(f"switchyard_{name}", text, value=value)
+            if value is not None:
+                yield GaugeMetricFamily(f"switchyard_{name}", text, value=value)
 
 
 def _of_the_region(runtime: Runtime) -> Iterator[Metric]:

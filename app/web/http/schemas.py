@@ -52,6 +52,7 @@ class Ready(TypedDict):
     """Whether it takes part: it has read the control log, holds its lease, and is not about to stop.
 
     `unsaved`: why it has not saved its jobs' progress for 30 s, and so is not ready; "": it can.
+    `clock`: that the host's clock differs from the brokers', by which it goes; "": it does not.
     `open_files`: that it can hardly open any more files, and so is not ready; "": it can.
     """
 
@@ -61,13 +62,17 @@ class Ready(TypedDict):
     draining: bool
     unsaved: str
     open_files: str
+    clock: str
 
 
 # -- the region ------------------------------------------------------------------------------------
 
 
 class Worker(TypedDict):
-    """A worker that was heard lately: `capacity` is what it has, `used` what is taken of it."""
+    """A worker that was heard lately: `capacity` is what it has, `used` what is taken of it.
+
+    `clock_ahead_s`: by how much its host's clock is ahead of the brokers', below 0 behind; null: not known.
+    """
 
     worker: str
     url: str
@@ -79,6 +84,7 @@ class Worker(TypedDict):
     group: str
     capacity: Load
     used: Load
+    clock_ahead_s: float | None
 
 
 class Job(TypedDict):

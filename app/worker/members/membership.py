@@ -25,6 +25,7 @@ from app.kafka.append.replaceable_producer import ReplaceableProducer
 from app.kafka.client.cluster import ClusterUnreachable
 from app.kafka.client.topic_tail import TopicTail
 from app.kernel.lease import Lease
+from app.worker.members.host_clock import HostClock
 
 log = structlog.get_logger(__name__)
 
@@ -136,6 +137,7 @@ class Heartbeats(Service):
         lease: Lease,
         interval_s: float,
         read_control: Callable[[float], Awaitable[None]],
+        host_clock: HostClock,
     ) -> None:
         """`read_control(timeout_s)` returns once all that stands in the control log by now was read here."""
         super().__init__()
@@ -145,6 +147,7 @@ class Heartbeats(Service):
         self.interval_s = interval_s
         self._compose = compose
         self._read_control = read_control
+        self.host_clock = host_clock
         self._tail = TopicTail(topic, kafka_options, self._on_records, from_start=False)
         # One attempt a beat: a beat that waited in a retry queue would renew nothing of worth.
         self._producer = ReplaceableProducer(
@@ -181,12 +184,12 @@ class Heartbeats(Service):
 
     async def beat(self) -> bool:
         """Sends one heartbeat and renews the lease by it; returns whether it did."""
-        sent_s = time.monotonic()
+        sent_s, sent_ms = time.monotonic(), self.host_clock.steady_ms()
         try:
             async with asyncio.timeout(self.lease.duration_s):
                 events = codec.heartbeat_events(self._compose())
                 sent = [await self._producer.send(self.topic, event, partition=0) for event in events]
-                await asyncio.gather(*sent)
+                acknowledged = await asyncio.gather(*sent)
         except (KafkaError, TimeoutError, OSError) as error:
             log.warning(
                 "no heartbeat could be sent; this worker pauses when its lease ends",
@@ -194,6 +197,7 @@ class Heartbeats(Service):
                 lease_left_s=round(self.lease.expires_at_s - time.monotonic(), 2),
             )
             return False
+        self.host_clock.acknowledged(acknowledged[-1], sent_ms)
         try:
             # No longer than this: heartbeats go on, and the next one asks again.
             await self._read_control(self.lease.duration_s / 2)

@@ -39,7 +39,7 @@ from app.kafka.client.cluster import ClusterClient, ClusterSpec
 from app.kafka.client.topic_tail import TAIL_STOP_TIMEOUT_S, TopicTail, bounded
 from app.kafka.data_clusters import DataClusters
 from app.kafka.fetch.deliveries import ByteBudget
-from app.kernel.clock import now_ms
+from app.kernel.clock import clock, now_ms
 from app.kernel.lease import Lease
 from app.offsets.store.tables import RegionAtlas
 from app.offsets.sync.offset_sync_sender import BarrierSender
@@ -55,6 +55,7 @@ from app.replicate.jobs.pinned_offset_syncs import PinnedOffsetSyncs
 from app.sizing.forecast_reader import forecast_tail
 from app.sizing.forecasts import ForecastRules, Forecasts
 from app.worker.catalog import Catalog
+from app.worker.members.host_clock import HostClock
 from app.worker.members.loopback_check import LoopbackCheck
 from app.worker.members.membership import DRAINING, STOPPED, Heartbeats, Members
 from app.worker.members.sentinel import Sentinel
@@ -119,7 +120,7 @@ class Runtime(Service):
         super().__init__()
         self.meter, self.group, self.schemas = meter, group, schemas
         self.worker = f"{name}-{os.getpid()}-{int(time.time()):x}"
-        self.started_ms = now_ms()
+        self._started_s = time.monotonic()
         self.url, self._place = url, place
         self.lease = Lease(LEASE_S)
         self.presence = Presence(self.worker, lambda: self.lease.expires_at_s - LEASE_S)
@@ -183,6 +184,7 @@ class Runtime(Service):
             topics.heartbeats.name, control_options, compose=self._compose, members=self.members,
             lease=self.lease, interval_s=HEARTBEAT_S,
             read_control=partial(self.control.read_to_end, self._control_client),
+            host_clock=HostClock(clock, self._report_own),
         )  # fmt: skip
         self.follower = TrackerFollower(
             self.worker, topics, control_options, self.members, self._control_client
@@ -320,7 +322,7 @@ class Runtime(Service):
         return Heartbeat(
             worker=self.worker,
             at_ms=now_ms(),
-            started_ms=self.started_ms,
+            started_ms=now_ms() - round((now_s - self._started_s) * 1000),
             url=self.url(),
             state=self._state,
             term=self.leader.term,
@@ -334,6 +336,7 @@ class Runtime(Service):
             read=self.control.view.next_offset,
             needs=self.jobs.needs(now_s),
             unsaved=self.save_watch.unsaved(now_s) is not None,
+            clock_ahead_s=self.heartbeats.host_clock.ahead_s,
             troubles=workload_troubles(self.catalog.troubles) if self.leader.leads else [],
         )
 

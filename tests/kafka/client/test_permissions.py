@@ -10,6 +10,8 @@ from aiokafka.errors import ClusterAuthorizationFailedError
 
 from app.audit.definition import AuditPlan
 from app.controllog.events import Assignment, AuditPut
+from app.controllog.topic_times import use_brokers_time
+from app.controllog.topics import ControlTopics
 from app.dev.yard import Yard
 from app.dev.yard.security import ADMIN
 from app.failover.topology import Layout, Site
@@ -361,3 +363,26 @@ async def test_who_may_write_to_no_topic_of_a_cluster_is_told_what_a_producer_ne
     finally:
         await client.stop()
         await producer.stop()
+
+
+async def test_who_may_not_alter_control_topics_starts_and_is_told_what_to_grant(
+    administered: Secured, capsys: pytest.CaptureFixture[str]
+) -> None:
+    topics, acls = ControlTopics(administered.topic), administered.acls(HOME)
+    older = [TopicSpec(topic.name, topic.partitions, 1) for topic in topics.all()]
+    await ensure_topics(administered.clients[HOME], older)
+    client = ClusterClient(spec_of(administered.yard, HOME, USER))
+    await client.start()
+    try:
+        for lacked, granted in ((("DescribeConfigs"), DESCRIBE_CONFIGS), ("AlterConfigs", ALTER_CONFIGS)):
+            await use_brokers_time(client, topics)
+            told = capsys.readouterr().out
+            assert "control topics keep the time of their writers" in told
+            assert lacked in told
+            assert "kafka-configs.sh" in told
+            for topic in topics.all():
+                await acls.allow(USER, TOPIC, topic.name, granted)
+        await use_brokers_time(client, topics)
+        assert "control topics" not in capsys.readouterr().out
+    finally:
+        await client.stop()

@@ -13,7 +13,9 @@ from app.controllog.events import Assignment, Claim
 from app.controllog.log import ControlLog
 from app.kafka.client.cluster import ClusterClient, ClusterSpec
 from app.kafka.client.topics import TopicSpec, ensure_topics
+from app.kernel.clock import clock
 from app.kernel.lease import Lease
+from app.worker.members.host_clock import HostClock
 from app.worker.members.membership import Heartbeats, Members
 
 pytestmark = pytest.mark.system
@@ -39,7 +41,7 @@ async def test_a_lease_is_renewed_only_behind_what_was_assigned_meanwhile(
 
     heartbeats = Heartbeats(
         beats, spec.aiokafka_options(), members=Members(3.0), lease=lease, interval_s=3600.0,
-        read_control=read,
+        read_control=read, host_clock=HostClock(clock, lambda *_: None),
         compose=lambda: Heartbeat(worker="me", at_ms=0, started_ms=0, url="", state="running", term=0),
     )  # fmt: skip
     await client.start()

@@ -7,7 +7,7 @@ import { clock, duration, el, link, number, pill, state, table } from "./dom.js"
 import { failoverPage, roleBadge, roleLine } from "./failover.js";
 import { failoverAct, runSections, runsSection } from "./failover_runs.js";
 import { bound, flowSections, share } from "./flow.js";
-import { placementPage, placementPaths, sizingSection, workerPath, workersTable } from "./placement.js";
+import { clockWords, placementPage, placementPaths, sizingSection, workerPath, workersTable } from "./placement.js";
 import { reportPage } from "./report.js";
 import { routeAct, routePage, routePath, routesTable } from "./routes.js";
 
@@ -73,6 +73,7 @@ function verdict(o) {
   const wrong = [];
   if (!o.leader) wrong.push([link("/activity", "no leader"), "no worker leads; jobs that lose their worker wait"]);
   for (const w of o.workers) if (w.state === "dead" && w.silent_s < NEWS_S) wrong.push([w.worker, `not heard for ${duration(w.silent_s)}`]);
+  for (const w of o.workers) if (clockWords(w)) wrong.push([link(workerPath(w.worker), w.worker), clockWords(w)]);
   for (const w of o.workloads) {
     const words = [];
     if (w.breaker === "open" || w.breaker === "half-open") words.push(`its receiver is away (breaker ${w.breaker})`);

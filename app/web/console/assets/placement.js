@@ -1,6 +1,6 @@
 // Where jobs are and why, how full workers are, and how large things should be.
 
-import { clock, el, link, number, pill, state, table } from "./dom.js";
+import { clock, duration, el, link, number, pill, state, table } from "./dom.js";
 import { bytes } from "./flow.js";
 import { routePath } from "./routes.js";
 
@@ -18,13 +18,21 @@ function level(used, capacity, key, name) {
     el("span", {}, `${FORM[key](taken)} of ${FORM[key](have)}, ${percent(taken / have)}`));
 }
 
+// Where a worker's clock is wrong; it goes by the brokers' meanwhile.
+const CLOCK_TOLD_S = 5;
+export function clockWords(w) {
+  const ahead = w.clock_ahead_s ?? 0;
+  if (w.state === "dead" || w.state === "stopped" || Math.abs(ahead) < CLOCK_TOLD_S) return "";
+  return `its host's clock is ${duration(Math.abs(ahead))} ${ahead > 0 ? "ahead of" : "behind"} the brokers'`;
+}
+
 export function workersTable(workers) {
   const columns = [["Worker"], ["State"], ["Group"], ["Jobs", "n"], ["Cpu"], ["Memory"], ["Network"], ["Heard", "n"], [""]];
   return table("Workers", columns, workers.map((w) => {
     const gone = w.state === "dead" || w.state === "stopped"; // what it used, it uses no more
     const bar = (key, name) => (gone ? "" : level(w.used, w.capacity, key, name));
     return [
-      link(workerPath(w.worker), w.worker), [state(w.state), w.leader ? [" ", pill("leader", "good")] : ""], w.group || "–", number(w.jobs), bar("cpu_cores", "cpu"), bar("memory_bytes", "memory"), bar("network_bytes_per_s", "network"),
+      link(workerPath(w.worker), w.worker), [state(w.state), w.leader ? [" ", pill("leader", "good")] : "", clockWords(w) ? [" ", el("span", { title: clockWords(w) }, pill("wrong clock", "warn"))] : ""], w.group || "–", number(w.jobs), bar("cpu_cores", "cpu"), bar("memory_bytes", "memory"), bar("network_bytes_per_s", "network"),
       el("span", { title: `started ${clock(w.started_ms)}` }, `${w.silent_s.toFixed(1)} s ago`), /^https?:\/\//.test(w.url) ? link(`${w.url}/`, "open") : "",
     ];
   }), "No worker is heard.");

@@ -1,0 +1,40 @@
+"""Gives control topics that an earlier version made the brokers' time (`app.controllog.topics.TIMES`)."""
+
+from __future__ import annotations
+
+import structlog
+from aiokafka.errors import KafkaError
+
+from app.controllog.topics import TIMES, ControlTopics
+from app.kafka.client.cluster import ClusterClient
+from app.kafka.client.topic_configs import TopicSettings, alter, describe
+
+log = structlog.get_logger(__name__)
+
+
+async def use_brokers_time(client: ClusterClient, topics: ControlTopics) -> None:
+    """Alters what has not got it. A worker whose clock is right works without, and so it starts.
+
+    Raises: ClusterUnreachable: the cluster does not answer.
+    """
+    try:
+        found = await describe(client, [topic.name for topic in topics.all()], TIMES)
+        wrong = [
+            name
+            for name, settings in found.items()
+            if isinstance(settings, TopicSettings) and not TIMES.items() <= settings.config.items()
+        ]
+        refused: dict[str, KafkaError] = {
+            name: error for name, error in found.items() if isinstance(error, KafkaError)
+        } | await alter(client, dict.fromkeys(wrong, TIMES))
+    except (KafkaError, NotImplementedError) as error:
+        refused = dict.fromkeys((topic.name for topic in topics.all()), KafkaError(repr(error)))
+    if not refused:
+        return
+    topic = min(refused)
+    log.warning(
+        "control topics keep the time of their writers: a worker whose clock is wrong does not work",
+        topics=sorted(refused), why=str(refused[topic]),
+        remedy="grant this worker AlterConfigs and DescribeConfigs on them, or use kafka-configs.sh "
+        f"--alter --topic {topic} --add-config message.timestamp.type=LogAppendTime",
+    )  # fmt: skip

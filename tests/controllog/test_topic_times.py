@@ -1,0 +1,48 @@
+"""Control topics that an earlier version made get the brokers' time when a worker starts."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+
+from app.controllog.topic_times import use_brokers_time
+from app.controllog.topics import TIMES, ControlTopics
+from app.kafka.client.cluster import ClusterClient
+from app.kafka.client.topic_configs import TopicSettings, describe
+from app.kafka.client.topics import TopicSpec, ensure_topics
+from tests.kafka.conftest import ENOUGH_S, connected
+
+NAME = "message.timestamp.type"
+
+
+@pytest.fixture
+async def client(bootstrap: str) -> AsyncIterator[ClusterClient]:
+    """Of the broker that all tests share."""
+    async with connected(bootstrap) as made:
+        yield made
+
+
+async def times(client: ClusterClient, topics: ControlTopics) -> set[str]:
+    found = await describe(client, [topic.name for topic in topics.all()], [NAME])
+    return {one.config[NAME] for one in found.values() if isinstance(one, TopicSettings)}
+
+
+async def test_topics_of_an_earlier_version_are_altered_and_keep_all_else(
+    client: ClusterClient, topic_name: str
+) -> None:
+    topics = ControlTopics(topic_name)
+    assert all(TIMES.items() <= topic.config.items() for topic in topics.all())
+    older = {name: value for name, value in topics.control.config.items() if name not in TIMES}
+    await ensure_topics(
+        client, [TopicSpec(topic.name, topic.partitions, config=older) for topic in topics.all()]
+    )
+    assert await times(client, topics) == {"CreateTime"}
+    await use_brokers_time(client, topics)
+    async with asyncio.timeout(ENOUGH_S):  # a broker hears of it a moment later
+        while await times(client, topics) != {"LogAppendTime"}:  # noqa: ASYNC110 - as above
+            await asyncio.sleep(0.05)
+    found = (await describe(client, [topics.control.name]))[topics.control.name]
+    assert isinstance(found, TopicSettings)
+    assert older.items() <= found.config.items()

@@ -1,0 +1,62 @@
+"""A worker's clock that is wrong is told, in words and once."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+
+from app.kernel.clock import Clock
+from app.worker.members.host_clock import HostClock
+from tests.kernel.test_clock import NOW_MS
+
+
+class Case:
+    """A host whose clock can be set, and what is told of it."""
+
+    def __init__(self) -> None:
+        self.ahead_ms, self.told = 0, list[tuple[str, str, str]]()
+        self.host = HostClock(
+            Clock(lambda: NOW_MS + self.ahead_ms, lambda: 5), lambda *words: self.told.append(words)
+        )
+
+    def beat(self, ahead_ms: int, timestamp_type: int = 1) -> str:
+        self.ahead_ms = ahead_ms
+        metadata = SimpleNamespace(timestamp_type=timestamp_type, timestamp=NOW_MS)
+        self.host.acknowledged(metadata, self.host.steady_ms())
+        return self.host.trouble
+
+
+@pytest.mark.parametrize(
+    ("ahead_ms", "words"),
+    [
+        (7_200_000, "this worker's clock is 2h ahead of the brokers'"),
+        (-7_261_000, "this worker's clock is 2h behind the brokers'"),
+        (90_000, "this worker's clock is 1m30s ahead of the brokers'"),
+        (5_000, "this worker's clock is 5s ahead of the brokers'"),
+        (-6_400_000, "this worker's clock is 1h47m behind the brokers'"),
+        (4_999, ""),
+        (0, ""),
+    ],
+)
+def test_it_is_told_in_words(ahead_ms: int, words: str) -> None:
+    assert Case().beat(ahead_ms) == words
+
+
+def test_it_is_an_incident_once_until_it_is_right_again() -> None:
+    case = Case()
+    for ahead_ms in (6_000, 60_000, 3_000, 7_000):
+        assert case.beat(ahead_ms)
+    assert [kind for kind, *_ in case.told] == ["clock"]
+    assert "6s ahead" in case.told[0][1]
+    assert "NTP" in case.told[0][2]
+    assert case.beat(1_000) == ""
+    assert case.host.ahead_s == 1.0
+    case.beat(-6_000)
+    assert len(case.told) == 2
+
+
+def test_a_topic_that_keeps_its_writers_time_tells_nothing() -> None:
+    case = Case()
+    assert case.beat(7_200_000, timestamp_type=0) == ""
+    assert case.host.ahead_s is None
