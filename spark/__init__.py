@@ -13,5 +13,7 @@ Rules
 5. `spark.archive.{layout,log,reader}` need no Spark, so that the console and the command line can read
    archives.
 6. Of `app` only the pure core, what its topics are called and hold (`app.controllog.topics`,
-   `app.controllog.codec`), and the yard's way of fetching jars are used.
+   `app.controllog.codec`), and the yard's way of fetching jars are used. Only `spark.raw_ranges` reads topics
+   as workers do.
+7. A topic or range that cannot be read holds up no other, and is told: records are read by `spark.reading`.
 """

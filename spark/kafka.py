@@ -11,60 +11,45 @@ import json
 import re
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from py4j.protocol import Py4JJavaError
+from pyspark import RDD
+from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
-from app.archive.errors import BadOption, InvalidArchive, Unreachable, cause
+from app.archive.errors import BadOption, InvalidArchive, Unreachable, UnreadableTopic, cause
+from spark import raw_ranges
+from spark.raw_ranges import Examined
 from spark.schemas import RECORD
+from spark.topics import ALL, KafkaTopic, LogBounds, Range, UnreadRange
 
 TIMEOUT_MS = 30_000
 POLL_MS = 1_000
 BYTES = "org.apache.kafka.common.serialization.ByteArrayDeserializer"
 COMMITTED = "read_committed"
+PIECE = 250_000  # offsets of a range that a task reads as they are, where there are more
+GONE = "UnknownTopicOrPartitionException"
 
-
-@dataclass(frozen=True, slots=True)
-class LogBounds:
-    """Offsets [start, end) that a partition has: from its log's start to its last stable offset."""
-
-    start: int
-    end: int
-
-
-@dataclass(frozen=True, slots=True)
-class KafkaTopic:
-    """A topic as it is now."""
-
-    name: str
-    topic_id: str
-    partitions: Mapping[int, LogBounds]
-
-
-@dataclass(frozen=True, slots=True, order=True)
-class Range:
-    """Offsets [start, end) of a partition."""
-
-    topic: str
-    partition: int
-    start: int
-    end: int
+T = TypeVar("T")
 
 
 class KafkaCluster:
-    """A Kafka cluster: `options` are a Kafka client's, `bootstrap.servers` among them."""
+    """A Kafka cluster: `options` are a Kafka client's, `bootstrap.servers` among them. `suspects`: see
+    `spark.reading`."""
 
-    __slots__ = ("_spark", "options")
+    __slots__ = ("_spark", "options", "suspects")
 
     def __init__(self, spark: SparkSession, bootstrap: str, options: Mapping[str, str] | None = None) -> None:
         self._spark = spark
         self.options = {**(options or {}), "bootstrap.servers": bootstrap}
+        self.suspects: set[tuple[str, int]] = set()
 
     def cluster_id(self) -> str:
         """Kafka's own id of it."""
@@ -74,8 +59,10 @@ class KafkaCluster:
     def topics(self, pattern: str) -> dict[str, KafkaTopic]:
         """The topics whose whole name matches, with their bounds; Kafka's internal ones are left out.
 
+        A topic or partition of which the cluster does not tell is named (`KafkaTopic.unread`).
+
         Raises:
-            BadOption: the pattern is none. Unreachable: the cluster does not answer.
+            BadOption: the pattern is none. Unreachable: the cluster does not answer, or tells of none.
         """
         try:
             expression = re.compile(pattern)
@@ -89,15 +76,82 @@ class KafkaCluster:
         """The topic of this name.
 
         Raises:
-            InvalidArchive: there is none. Unreachable: the cluster does not answer.
+            InvalidArchive: there is none. Unreachable: the cluster does not answer. UnreadableTopic: it does
+            not tell of a partition.
         """
         found = self.topics(re.escape(name)).get(name)
         if found is None:
             raise InvalidArchive(f"{self.options['bootstrap.servers']} has no topic {name!r}")
+        if found.unread:
+            raise UnreadableTopic("; ".join(map(str, found.unread)))
         return found
 
-    def read(self, ranges: Sequence[Range]) -> DataFrame:
-        """The records of these ranges as `schemas.RECORD`; fails when some of them are gone."""
+    def read(self, ranges: Sequence[Range], raw: Sequence[Range] = ()) -> DataFrame:
+        """The records of `ranges` by Spark's connector, and of `raw` as they are, as `schemas.RECORD`; fails
+        when some of them are gone.
+
+        Rather than this, `spark.reading` is to be called.
+        """
+        parts = [self._connected(ranges)] if ranges else []
+        if raw:
+            rows = self._in_tasks(raw, raw_ranges.rows)
+            parts.append(self._spark.createDataFrame(rows, RECORD, verifySchema=False))
+        if not parts:
+            return self._spark.createDataFrame([], RECORD)
+        return parts[0] if len(parts) == 1 else parts[0].unionAll(parts[1])
+
+    def failing(self, ranges: Sequence[Range]) -> list[Range]:
+        """Those that the connector cannot read: each topic is read alone, and then each range of a topic that
+        fails."""
+        by_topic: dict[str, list[Range]] = defaultdict(list)
+        for one in ranges:
+            by_topic[one.topic].append(one)
+        with ThreadPoolExecutor(self._spark.sparkContext.defaultParallelism) as threads:
+            topics = list(by_topic.values())
+            read = threads.map(self._is_read, topics)
+            bad = [topic for topic, is_read in zip(topics, read, strict=True) if not is_read]
+            alone = [one for topic in bad for one in topic]
+            read = threads.map(lambda one: len(by_topic[one.topic]) > 1 and self._is_read([one]), alone)
+            return [one for one, is_read in zip(alone, read, strict=True) if not is_read]
+
+    def renumbering(self, ranges: Sequence[Range]) -> list[Range]:
+        """Those with records that say other offsets than their broker gave: the connector passes over
+        some."""
+        found = {(one.topic, one.partition) for one in self._collected(ranges, raw_ranges.with_own_offsets)}
+        return [one for one in ranges if (one.topic, one.partition) in found]
+
+    def examined(self, ranges: Sequence[Range]) -> list[Examined]:
+        """How far each can be read as it is."""
+        pieces: dict[tuple[str, int], list[Examined]] = defaultdict(list)
+        for found in self._collected(ranges, raw_ranges.examine):
+            pieces[found.range.topic, found.range.partition].append(found)
+        return [
+            Examined.joined(one, sorted(pieces[one.topic, one.partition], key=lambda found: found.range))
+            for one in ranges
+        ]
+
+    def _collected(
+        self, ranges: Sequence[Range], function: Callable[[Mapping[str, str], Iterable[Range]], Iterator[T]]
+    ) -> list[T]:
+        return self._in_tasks(ranges, function).collect() if ranges else []
+
+    def _in_tasks(
+        self, ranges: Sequence[Range], function: Callable[[Mapping[str, str], Iterable[Range]], Iterator[T]]
+    ) -> RDD[T]:
+        """By Python, a task for each piece of a range."""
+        pieces = [piece for one in ranges for piece in one.pieces(PIECE)]
+        spread = self._spark.sparkContext.parallelize(pieces, len(pieces))
+        return spread.mapPartitions(partial(function, self.options))
+
+    def _is_read(self, ranges: Sequence[Range]) -> bool:
+        """Whether the connector reads them to their end."""
+        try:
+            self._connected(ranges).write.format("noop").mode("overwrite").save()
+        except (PySparkException, Py4JJavaError):
+            return False
+        return True
+
+    def _connected(self, ranges: Sequence[Range]) -> DataFrame:
         starts: dict[str, dict[str, int]] = defaultdict(dict)
         ends: dict[str, dict[str, int]] = defaultdict(dict)
         for one in ranges:
@@ -186,14 +240,22 @@ class KafkaCluster:
         return {str(entry.name()): str(entry.value()) for entry in entries}
 
     def _described(self, admin: Any, names: list[str]) -> dict[str, KafkaTopic]:
+        """The topics of these names; those that are gone meanwhile are left out."""
         jvm: Any = self._spark._jvm
-        described = self._get(admin.describeTopics(self._list(names)).allTopicNames())
+        told = admin.describeTopics(self._list(names)).topicNameValues()
         spec = jvm.org.apache.kafka.clients.admin.OffsetSpec
         partition = jvm.org.apache.kafka.common.TopicPartition
         earliest, latest, asked = jvm.java.util.HashMap(), jvm.java.util.HashMap(), {}
-        ids = {}
+        ids: dict[str, str] = {}
+        unread: dict[str, list[UnreadRange]] = {}
         for name in names:
-            found = described.get(name)
+            try:
+                found = told.get(name).get()
+            except Py4JJavaError as failure:
+                if GONE not in str(failure.java_exception):
+                    ids[name] = ""
+                    unread[name] = [UnreadRange(name, ALL, -1, -1, cause(failure))]
+                continue
             ids[name] = str(found.topicId().toString())
             for one in found.partitions():
                 at = partition(name, one.partition())
@@ -202,12 +264,21 @@ class KafkaCluster:
                 latest.put(at, spec.latest())
         level = jvm.org.apache.kafka.common.IsolationLevel.READ_COMMITTED
         options = jvm.org.apache.kafka.clients.admin.ListOffsetsOptions(level)
-        first = self._get(admin.listOffsets(earliest).all())
-        last = self._get(admin.listOffsets(latest, options).all())
+        first, last = admin.listOffsets(earliest), admin.listOffsets(latest, options)
         bounds: dict[str, dict[int, LogBounds]] = defaultdict(dict)
         for (name, number), at in sorted(asked.items()):
-            bounds[name][number] = LogBounds(int(first.get(at).offset()), int(last.get(at).offset()))
-        return {name: KafkaTopic(name, ids[name], bounds[name]) for name in sorted(names)}
+            try:
+                ends = (one.partitionResult(at).get() for one in (first, last))
+                bounds[name][number] = LogBounds(*(int(one.offset()) for one in ends))
+            except Py4JJavaError as failure:
+                unread.setdefault(name, []).append(UnreadRange(name, number, -1, -1, cause(failure)))
+        if unread and not bounds:
+            first_unread = next(iter(unread.values()))[0]
+            raise Unreachable(f"{self.options['bootstrap.servers']}: {first_unread}")
+        return {
+            name: KafkaTopic(name, ids[name], bounds[name], tuple(unread.get(name, ())))
+            for name in sorted(ids)
+        }
 
     def _list(self, items: Sequence[Any]) -> Any:
         found = self._spark._jvm.java.util.ArrayList()  # type: ignore[union-attr]

@@ -3,9 +3,10 @@
 SparkJobError           1  the job could not do what was asked
 ├── BadOption           2  an option cannot be used
 ├── NotArchived         4  the archive has nothing of that topic
-├── InvalidArchive              5  the archive, topic or machine is not as the job needs it
-├── Outdone             5  another job changed the same part of the archive first
-└── Unreachable         7  the cluster does not answer
+├── InvalidArchive      5  the archive, topic or machine is not as the job needs it
+├── ConcurrentCommit    5  another job changed the same part of the archive first
+├── Unreachable         7  the cluster does not answer
+└── UnreadableTopic     9  a topic, partition or range of offsets cannot be read
 """
 
 from __future__ import annotations
@@ -37,6 +38,10 @@ class ConcurrentCommit(SparkJobError):
 
 class Unreachable(SparkJobError):
     exit_code = 7
+
+
+class UnreadableTopic(SparkJobError):
+    exit_code = 9
 
 
 def cause(failure: Any) -> str:

@@ -39,7 +39,7 @@ def placed(records: DataFrame, now_ms: int) -> DataFrame:
         },
     )
     good = f.col(REASON).isNull()
-    when = f.timestamp_millis("timestamp_ms")
+    when = f.timestamp_millis(f.when(good, f.col("timestamp_ms")))  # of others it may overflow
     return judged.select(
         f.when(good, RECORDS).otherwise(QUARANTINE).alias("table"),
         *RECORD.names,

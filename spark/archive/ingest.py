@@ -1,44 +1,46 @@
 """A round of archiving: read the next ranges, land them, let them count.
 
 A round that is killed anywhere, or outdone by another archiver, changes nothing. Ranges that the topic
-deletes while they are read fail the round; the next one finds the gap.
+deletes while they are read fail the round; the next one finds the gap. A range that cannot be read is told
+and holds up no other: its partition's position stays before the first offset that was not read.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Protocol
 
-from pyspark.sql import DataFrame
-
 from app.archive.errors import ConcurrentCommit
-from app.archive.layout import ArchiveChange, ArchiveGap
+from app.archive.layout import ArchiveChange, ArchivedPartition, ArchivedReach, ArchiveGap
 from app.archive.log import Archive
 from spark.archive.frames import ordered, placed
 from spark.archive.landing import Landed, land
 from spark.archive.ranges import ArchiveRound, next_round
-from spark.kafka import KafkaTopic, Range
+from spark.raw_ranges import EARLIEST_MS
+from spark.reading import Doubts, RangeSource, read_around
+from spark.topics import KafkaTopic, Range, UnreadRange
 
 
-class IngestSource(Protocol):
+class IngestSource(RangeSource, Protocol):
     """What a round needs of a cluster."""
 
     def topics(self, pattern: str) -> dict[str, KafkaTopic]:
         """Topics with their bounds."""
 
-    def read(self, ranges: tuple[Range, ...]) -> DataFrame:
-        """Their records."""
-
 
 @dataclass(frozen=True, slots=True)
 class IngestResult:
-    """What a round did: records archived, those of them quarantined, files, gaps, offsets that still wait."""
+    """What a round did: records archived, those of them quarantined, files, gaps, offsets that still wait for
+    the next round, and what could not be read."""
 
     records: int
     quarantined: int
     files: int
     gaps: tuple[ArchiveGap, ...]
     left: int
+    unread: tuple[UnreadRange, ...] = ()
 
 
 def run_round(archive: Archive, source: IngestSource, pattern: str, limit: int, now_ms: int) -> IngestResult:
@@ -48,17 +50,64 @@ def run_round(archive: Archive, source: IngestSource, pattern: str, limit: int, 
         ConcurrentCommit: another archiver was there first, or a topic was made anew meanwhile. Nothing
         counts.
     """
-    topics = source.topics(pattern)
-    planned = next_round(topics.values(), archive.state().reach, limit, now_ms)
-    if not planned.after:
-        return IngestResult(0, 0, 0, (), planned.left)
-    landed = Landed(())
+    topics, reached = source.topics(pattern), archive.state().reach
+    planned = next_round(topics.values(), reached, limit, now_ms)
+    untold = unread_topics(topics)
+    landed, unread = Landed(()), tuple[UnreadRange, ...]()
     if planned.ranges:
-        frame = ordered(placed(source.read(planned.ranges), now_ms))
-        landed = land(frame, archive.root, {name: topic.topic_id for name, topic in topics.items()})
+        ids = {name: topic.topic_id for name, topic in topics.items()}
+        landed, unread = read_around(
+            source,
+            planned.ranges,
+            lambda records: land(ordered(placed(records, now_ms)), archive.root, ids),
+            lambda landed: doubts(planned.ranges, landed),
+        )
         _same(topics, source.topics(pattern))
-    archive.commit(change(planned, landed, now_ms))
-    return IngestResult(landed.rows, landed.quarantined, len(landed.files), planned.gaps, planned.left)
+        planned = without(planned, unread, topics, reached)
+    if planned.after:
+        archive.commit(change(planned, landed, now_ms))
+    return IngestResult(
+        landed.rows, landed.quarantined, len(landed.files), planned.gaps, planned.left, untold + unread
+    )
+
+
+def unread_topics(topics: Mapping[str, KafkaTopic]) -> tuple[UnreadRange, ...]:
+    """Those and their partitions of which the cluster does not tell."""
+    return tuple(one for topic in topics.values() for one in topic.unread)
+
+
+def doubts(ranges: Sequence[Range], landed: Landed) -> Doubts:
+    """Ranges of which fewer records than offsets were landed, or records of a time that the connector may
+    have told wrong."""
+    rows, wrong = Counter[tuple[str, int]](), set[tuple[str, int]]()
+    for file in landed.files:
+        for span in file.spans:
+            rows[file.topic, span.partition] += span.rows
+            if span.first_ms < EARLIEST_MS:
+                wrong.add((file.topic, span.partition))
+    return Doubts(
+        [one for one in ranges if rows[one.topic, one.partition] < one.end - one.start],
+        [one for one in ranges if (one.topic, one.partition) in wrong],
+    )
+
+
+def without(
+    planned: ArchiveRound,
+    unread: Sequence[UnreadRange],
+    topics: Mapping[str, KafkaTopic],
+    reached: Mapping[ArchivedPartition, ArchivedReach],
+) -> ArchiveRound:
+    """The round that reaches up to what could not be read. What waits behind that is not `left`: no round
+    that follows at once would come to it. `reached`: before this round."""
+    after, left = dict(planned.after), planned.left
+    for one in unread:
+        topic = topics[one.topic]
+        at = ArchivedPartition(one.topic, topic.topic_id, one.partition)
+        after[at] = replace(after[at], end=one.start)
+        if after[at] == reached.get(at):
+            del after[at]
+        left -= topic.partitions[one.partition].end - one.end
+    return replace(planned, before={at: planned.before[at] for at in after}, after=after, left=left)
 
 
 def change(planned: ArchiveRound, landed: Landed, now_ms: int) -> ArchiveChange:

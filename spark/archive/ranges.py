@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from app.archive.layout import ArchivedPartition, ArchivedReach, ArchiveGap
-from spark.kafka import KafkaTopic, Range
+from spark.topics import KafkaTopic, Range
 
 
 @dataclass(frozen=True, slots=True)

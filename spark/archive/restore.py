@@ -289,10 +289,12 @@ def client_options(options: Mapping[str, str]) -> dict[str, Any]:
         elif key == "sasl.jaas.config" and (login := JAAS.search(value)):
             found |= {"sasl_plain_username": login["name"], "sasl_plain_password": login["word"]}
         elif key in PEM_TYPES and value != "PEM":
-            raise BadOption(f"--command-config: {key}={value}: restore reads PEM files only")
+            raise BadOption(f"--command-config: {key}={value}: Python reads PEM files only")
         elif key not in PEM_TYPES:
             known = ", ".join((*CLIENT_WORDS, *PEM_FILES, *PEM_TYPES, "sasl.jaas.config"))
-            raise BadOption(f"--command-config: restore cannot use {key!r} as it is; it knows {known}")
+            raise BadOption(
+                f"--command-config: Python's Kafka client cannot use {key!r} as it is; it knows {known}"
+            )
     if "SSL" in found.get("security_protocol", ""):
         from aiokafka.helpers import create_ssl_context
 

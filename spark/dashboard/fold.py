@@ -16,25 +16,28 @@ from app.archive.errors import ConcurrentCommit
 from app.archive.layout import ArchiveChange, ArchiveFile, ArchiveGap
 from app.archive.log import Archive, ArchiveState
 from app.controllog.topics import ControlTopics
-from spark.archive.ingest import IngestSource
+from spark.archive.ingest import IngestSource, unread_topics, without
 from spark.archive.ranges import ArchiveRound, next_round
 from spark.dashboard import frames
 from spark.dashboard.decode import INCIDENTS, TABLES
 from spark.dashboard.store import LOADS, QUARANTINE, STATE, files_of, stored, write
-from spark.kafka import KafkaTopic
+from spark.reading import Doubts, read_around
+from spark.topics import KafkaTopic, UnreadRange
 
 MOST_FILES = 32  # of loads of a date, before they are joined
 
 
 @dataclass(frozen=True, slots=True)
 class Folded:
-    """What a round did: offsets read, entries and loads written, records quarantined, offsets that wait."""
+    """What a round did: offsets read, entries and loads written, records quarantined, offsets that wait
+    for the next round, and what could not be read."""
 
     offsets: int
     rows: int
     quarantined: int
     gaps: tuple[ArchiveGap, ...]
     left: int
+    unread: tuple[UnreadRange, ...] = ()
 
 
 def table_topics(region: str) -> dict[str, str]:
@@ -59,39 +62,49 @@ def fold_round(archive: Archive, source: IngestSource, region: str, limit: int, 
     topics = source.topics(pattern(region))
     state = archive.state()
     planned = next_round(topics.values(), state.reach, limit, now_ms)
+    untold = unread_topics(topics)
     if not planned.after:
-        return Folded(0, 0, 0, (), planned.left)
+        return Folded(0, 0, 0, (), planned.left, untold)
     offsets = sum(one.end - one.start for one in planned.ranges)
     added: tuple[ArchiveFile, ...] = ()
     removed: list[ArchiveFile] = []
+    unread: tuple[UnreadRange, ...] = ()
     if planned.ranges:
-        added, removed = _written(archive, state, source, region, planned, topics)
-        _same(topics, source.topics(pattern(region)))
-    archive.commit(
-        ArchiveChange(
-            kind="fold",
-            at_ms=now_ms,
-            added=added,
-            removed=tuple(file.path for file in removed),
-            reach=planned.after,
-            based_on=planned.before,
-            gaps=planned.gaps,
+        (added, removed), unread = read_around(
+            source,
+            planned.ranges,
+            lambda records: _written(archive, state, records, region, planned, topics),
+            lambda _: Doubts(planned.ranges),  # compaction leaves out offsets of almost all
         )
-    )
+        _same(topics, source.topics(pattern(region)))
+        offsets -= sum(one.end - one.start for one in unread)
+        planned = without(planned, unread, topics, state.reach)
+    if planned.after:
+        archive.commit(
+            ArchiveChange(
+                kind="fold",
+                at_ms=now_ms,
+                added=added,
+                removed=tuple(file.path for file in removed),
+                reach=planned.after,
+                based_on=planned.before,
+                gaps=planned.gaps,
+            )
+        )
     bad = sum(file.rows for file in added if file.table == QUARANTINE)
-    return Folded(offsets, sum(file.rows for file in added) - bad, bad, planned.gaps, planned.left)
+    rows = sum(file.rows for file in added) - bad
+    return Folded(offsets, rows, bad, planned.gaps, planned.left, untold + unread)
 
 
 def _written(
     archive: Archive,
     state: ArchiveState,
-    source: IngestSource,
+    records: DataFrame,
     region: str,
     planned: ArchiveRound,
     topics: dict[str, KafkaTopic],
 ) -> tuple[tuple[ArchiveFile, ...], list[ArchiveFile]]:
     """New files, and those they replace."""
-    records = source.read(planned.ranges)
     offsets = sum(one.end - one.start for one in planned.ranges)
     heartbeats = ControlTopics(region).heartbeats.name
     tables = {

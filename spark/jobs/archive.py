@@ -6,7 +6,14 @@ import time
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
 
-from app.archive.errors import BadOption, ConcurrentCommit, InvalidArchive, SparkJobError, Unreachable
+from app.archive.errors import (
+    BadOption,
+    ConcurrentCommit,
+    InvalidArchive,
+    SparkJobError,
+    Unreachable,
+    UnreadableTopic,
+)
 from app.archive.log import Archive
 from spark.archive.ingest import IngestResult, run_round
 from spark.jobs import common
@@ -17,8 +24,10 @@ DESCRIPTION = """\
 Archives topics as Parquet files, partitioned by topic, date and hour of the records' timestamps (UTC),
 exactly once: a job that is killed and started again goes on where the last complete round ended. A late
 record goes to its old hour. Records of open or aborted transactions are left out. Records without a usable
-timestamp (none, or more than a day ahead) are kept in the archive's quarantine, and counted. A cluster that
-does not answer is told, and asked again with the next round; --once ends then, with exit code 7.
+timestamp (none, or more than a day ahead, as nanoseconds are) are kept in the archive's quarantine, and
+counted. A cluster that does not answer is told, and asked again with the next round; --once ends then, with
+exit code 7. A topic, partition or offsets that cannot be read are named. They hold up no other, count as not
+archived, and are tried again with each round; --once ends then with exit code 9.
 """
 EXAMPLES = """\
 examples:
@@ -53,6 +62,7 @@ def run(options: Namespace) -> int:
     spark = common.session("archive", options)
     source = common.cluster(spark, options.bootstrap, options.command_config)
     sums = {"records": 0, "quarantined": 0, "files": 0, "offsets_gone_before": 0}
+    unread = common.UnreadRanges()
     while True:
         began_s = time.monotonic()
         try:
@@ -70,13 +80,14 @@ def run(options: Namespace) -> int:
             sums["files"] += told.files
             sums["offsets_gone_before"] += sum(gap.end - gap.start for gap in told.gaps)
             _print_result(told, time.monotonic() - began_s)
+            unread.say(told.unread)
             if told.left:
                 continue
         if options.once:
             break
         time.sleep(max(0.0, options.every - (time.monotonic() - began_s)))
-    common.result(sums)
-    return 0
+    common.result({**sums, "unread": unread.as_json()})
+    return UnreadableTopic.exit_code if unread else 0
 
 
 def _round(options: Namespace, source: KafkaCluster) -> IngestResult:

@@ -6,8 +6,9 @@ import argparse
 import json
 import sys
 from argparse import ArgumentParser, Namespace
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TypeVar
@@ -20,6 +21,7 @@ from app.archive.errors import BadOption, InvalidArchive, SparkJobError, cause
 from spark.kafka import KafkaCluster, read_options
 from spark.progress import say
 from spark.session import make_session
+from spark.topics import UnreadRange
 
 ROUND_FAILED = "A round failed, nothing of it counts"
 TRIES = 3  # of one round: a topic may delete records while they are read
@@ -124,6 +126,39 @@ def region(text: str) -> tuple[str, str]:
         msg = f"{text!r} is not NAME=HOST:PORT,..."
         raise argparse.ArgumentTypeError(msg)
     return name, bootstrap
+
+
+class UnreadRanges:
+    """What a job could not read when it last looked, for people: each is said once, and again when it has
+    changed."""
+
+    def __init__(self) -> None:
+        self._by_place: dict[tuple[str, str, int], UnreadRange] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._by_place)
+
+    def say(self, found: Iterable[UnreadRange], where: str = "") -> None:
+        """What the latest round over `where` could not read: a region, or ""."""
+        news = {(where, one.topic, one.partition): one for one in found}
+        for place, one in news.items():
+            if self._by_place.get(place) != one:
+                say(f"{_of(where)}{one}; the others go on, and the next round tries it again")
+        for place in [place for place in self._by_place if place[0] == where and place not in news]:
+            one = self._by_place.pop(place)
+            say(f"{_of(where)}{one.topic}: what could not be read could be read now")
+        self._by_place |= news
+
+    def as_json(self) -> list[dict[str, Any]]:
+        """For the job's result."""
+        return [
+            {**({"region": where} if where else {}), **asdict(one)}
+            for (where, *_), one in sorted(self._by_place.items())
+        ]
+
+
+def _of(where: str) -> str:
+    return f"{where}: " if where else ""
 
 
 def result(content: Mapping[str, Any]) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from pyspark.sql import SparkSession
 
-from app.archive.errors import BadOption, InvalidArchive, SparkJobError, Unreachable
+from app.archive.errors import BadOption, InvalidArchive, SparkJobError, Unreachable, UnreadableTopic
 from app.archive.log import Archive
 from app.audit.folds.tier import PlanBounds
 from spark.dashboard.daily import GLOBAL, Stores, bring_up, open_stores
@@ -24,8 +24,9 @@ checkpoints, activity), their incidents, and what heartbeats say of loads, exact
 and started again goes on where the last complete round ended. From that it makes traffic by hour and a
 verdict for every window, as Parquet files; `python -m spark report` shows them. A record that cannot be used
 is kept in the quarantine with its reason, and counted. A region that does not answer is told; the others go
-on. Files that were replaced are deleted an hour later: a report that reads for longer than that is to be made
-anew.
+on. A topic, partition or offsets that cannot be read are named, and hold up no other; --once ends then with
+exit code 9. Files that were replaced are deleted an hour later: a report that reads for longer than that is
+to be made anew.
 """
 EXAMPLES = """\
 examples:
@@ -76,13 +77,17 @@ def run(options: Namespace) -> int:
     bounds = PlanBounds(silence_ms=int(options.silence * 1000))
     sums = {"offsets": 0, "rows": 0, "quarantined": 0, "offsets_gone_before": 0}
     away: dict[str, str] = {}
+    unread = common.UnreadRanges()
+    sources = {
+        region: common.cluster(spark, bootstrap, options.command_config)
+        for region, bootstrap in regions.items()
+    }
     while True:
         began_s = time.monotonic()
-        for region, bootstrap in regions.items():
-            source = common.cluster(spark, bootstrap, options.command_config)
+        for region, source in sources.items():
             try:
                 with watching(spark, f"Reading {region}"):
-                    _catch_up(options, region, source, sums)
+                    _catch_up(options, region, source, sums, unread)
                 away.pop(region, None)
             except (BadOption, InvalidArchive):
                 raise
@@ -105,11 +110,19 @@ def run(options: Namespace) -> int:
         if options.once:
             break
         time.sleep(max(0.0, options.every - (time.monotonic() - began_s)))
-    common.result({**sums, "dates": dates, "away": away})
-    return Unreachable.exit_code if away else 0
+    common.result({**sums, "dates": dates, "away": away, "unread": unread.as_json()})
+    if away:
+        return Unreachable.exit_code
+    return UnreadableTopic.exit_code if unread else 0
 
 
-def _catch_up(options: Namespace, region: str, source: KafkaCluster, sums: dict[str, int]) -> None:
+def _catch_up(
+    options: Namespace,
+    region: str,
+    source: KafkaCluster,
+    sums: dict[str, int],
+    unread: common.UnreadRanges,
+) -> None:
     archive = Archive.create(options.to / region, source.cluster_id())
     while True:
         told = common.tried(
@@ -121,6 +134,7 @@ def _catch_up(options: Namespace, region: str, source: KafkaCluster, sums: dict[
         sums["offsets_gone_before"] += sum(gap.end - gap.start for gap in told.gaps)
         if told.offsets:
             say(f"{region}: {told.offsets:,} offsets; {told.quarantined:,} records in quarantine")
+        unread.say(told.unread, region)
         if not told.left:
             return
 

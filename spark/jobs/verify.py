@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from uuid import uuid4
 
-from pyspark.sql import DataFrame, Observation, SparkSession
+from pyspark.sql import Column, DataFrame, Observation, SparkSession
 from pyspark.sql import functions as f
 
 from app.archive.errors import InvalidArchive, SparkJobError
@@ -18,9 +18,11 @@ from app.archive.reader import ArchiveQuery, ArchiveReader
 from app.dev.yard.jars import switchyard_home
 from spark.archive.frames import read_files
 from spark.jobs import common
-from spark.kafka import KafkaCluster, KafkaTopic, Range
+from spark.kafka import KafkaCluster
 from spark.progress import say, watching
+from spark.reading import doubts_of_all, read_whole, seen
 from spark.schemas import FILE, FINDING, PAIR
+from spark.topics import KafkaTopic, Range
 from spark.verify.compare import between, counted, differing, judged, match, met, without_headers
 
 DESCRIPTION = """\
@@ -38,7 +40,7 @@ examples:
 EXIT_DIFFERS, EXIT_MISSING = 1, 8
 EXAMPLES_SHOWN = 20
 
-Compared = tuple[DataFrame, Callable[[], int]]  # `FINDING`s, and, once they are written, of how many records
+Write = Callable[[DataFrame], None]  # of `FINDING`s, instead of what was written before
 
 
 def add_arguments(parser: ArgumentParser) -> None:
@@ -80,10 +82,15 @@ def _compare(spark: SparkSession, options: Namespace, folder: Path) -> int:
     with watching(spark, "Comparing"), common.spark_failures("Comparing"):
         compare = _topic if options.against == "topic" else _archive
         try:
-            found, read = compare(spark, options, folder)
             written = Observation()
-            found.observe(written, f.count("*").alias("records")).write.parquet(str(folder / "findings"))
-            records = read()
+
+            def write(found: DataFrame) -> None:
+                nonlocal written
+                written = Observation()
+                seen = found.observe(written, f.count("*").alias("records"))
+                seen.write.parquet(str(folder / "findings"), mode="overwrite")
+
+            records = compare(spark, options, folder, write)
         except SparkJobError:  # what was found of half a side is nobody's finding
             shutil.rmtree(folder / "findings", ignore_errors=True)
             raise
@@ -121,8 +128,8 @@ def _kinds(findings: DataFrame) -> list[dict[str, int]]:
     return [row.asDict() for row in sums.collect()]
 
 
-def _topic(spark: SparkSession, options: Namespace, folder: Path) -> Compared:
-    """By files of all records with their copies: both topics are read once.
+def _topic(spark: SparkSession, options: Namespace, folder: Path, write: Write) -> int:
+    """By files of all records with their copies: both topics are read once. How many records the topic has.
 
     How many records a topic has nobody knows who has not read it. But none, or more than it has offsets, is
     checked of both.
@@ -131,27 +138,51 @@ def _topic(spark: SparkSession, options: Namespace, folder: Path) -> Compared:
     theirs = common.cluster(spark, options.copy_bootstrap, options.copy_command_config)
     source, copy = ours.topic(options.topic), theirs.topic(options.copy)
     lanes = "partition" if len(source.partitions) == len(copy.partitions) else "key"
-    read = [(ours, _whole(source), Observation()), (theirs, _whole(copy), Observation())]
-    sides = (
-        without_headers(
-            between(_observed(cluster.read(ranges), seen), options.from_ms, options.to_ms),
-            options.ignore_header,
-        )
-        for cluster, ranges, seen in read
-    )
     sums = [f.count(name).alias(name) for name in ("source_offset", "copy_offset")]
-    written = Observation()
-    match(*sides, lanes=lanes).observe(written, *sums).write.parquet(str(folder / "pairs"))
+
+    ranges = _whole(source), _whole(copy)
+
+    def paired(*records: DataFrame) -> list[dict[str, int | None]]:
+        """Writes the pairs; what each side gave."""
+        observed, written = (Observation(), Observation()), Observation()
+        sides = (
+            without_headers(
+                between(one.observe(its, *seen()), options.from_ms, options.to_ms), options.ignore_header
+            )
+            for one, its in zip(records, observed, strict=True)
+        )
+        pairs = match(*sides, lanes=lanes).observe(written, *sums)
+        pairs.write.parquet(str(folder / "pairs"), mode="overwrite")
+        _check_same(folder / "pairs", written.get, _sums(spark, folder, sums))
+        return [one.get for one in observed]
+
+    found = read_whole(
+        ours,
+        ranges[0],
+        lambda our_records: read_whole(
+            theirs,
+            ranges[1],
+            lambda their_records: paired(our_records, their_records),
+            lambda found: doubts_of_all(ranges[1], found[1]),
+        ),
+        lambda found: doubts_of_all(ranges[0], found[0]),
+    )
+    held = _sums(spark, folder, sums)
+    for cluster, its, one, records in zip((ours, theirs), ranges, found, held.values(), strict=True):
+        check_topic(cluster, its, one["records"] or 0, records)
+    write(judged(spark.read.schema(PAIR).parquet(str(folder / "pairs"))))
+    return held["source_offset"]
+
+
+def _sums(spark: SparkSession, folder: Path, sums: list[Column]) -> dict[str, int]:
+    """Of the pairs that were written."""
     pairs = spark.read.schema(PAIR).parquet(str(folder / "pairs"))
-    held = pairs.agg(*sums).collect()[0].asDict()
-    _check_same(folder / "pairs", written.get, held)
-    for (cluster, ranges, seen), records in zip(read, held.values(), strict=True):
-        check_topic(cluster, ranges, seen.get["records"], records)
-    return judged(pairs), lambda: int(held["source_offset"])
+    return {name: int(count) for name, count in pairs.agg(*sums).collect()[0].asDict().items()}
 
 
-def _archive(spark: SparkSession, options: Namespace, _folder: Path) -> Compared:
-    """By offsets. What was compared is counted: of the archive it must be what its log says of the files."""
+def _archive(spark: SparkSession, options: Namespace, _folder: Path, write: Write) -> int:
+    """By offsets. What was compared is counted: of the archive it must be what its log says of the files. How
+    many records of the topic."""
     cluster = common.cluster(spark, options.bootstrap, options.command_config)
     topic = cluster.topic(options.topic)
     reader = ArchiveReader(Archive.open(options.archive))
@@ -176,18 +207,22 @@ def _archive(spark: SparkSession, options: Namespace, _folder: Path) -> Compared
     files = [file for file in files if _touches(file, common_ranges)]
     paths = [str(reader.archive.root / file.path) for file in files]
     copy = read_files(spark, paths) if paths else spark.createDataFrame([], FILE)
-    seen = Observation()  # behind the shuffle: there no task that is done twice counts twice
-    both = met(cluster.read(common_ranges), copy).observe(
-        seen, f.sum("sources").alias("sources"), f.sum("copies").alias("copies")
-    )
 
-    def read() -> int:
-        sources, copies = (seen.get[name] or 0 for name in ("sources", "copies"))
-        check_archive(reader.archive, files, copies)
-        check_topic(cluster, common_ranges, sources, sources)
-        return int(sources)
+    def compared(records: DataFrame) -> dict[str, int | None]:
+        """Writes what was found; of how many `records` and `copies`, and the first one's time."""
+        found = Observation()  # behind the shuffle: there no task that is done twice counts twice
+        first = Observation()
+        both = met(records.observe(first, seen()[1]), copy).observe(
+            found, f.sum("sources").alias("records"), f.sum("copies").alias("copies")
+        )
+        write(differing(both.where(inside)))
+        return {**first.get, **found.get}
 
-    return differing(both.where(inside)), read
+    found = read_whole(cluster, common_ranges, compared, lambda found: doubts_of_all(common_ranges, found))
+    records, copies = (found[name] or 0 for name in ("records", "copies"))
+    check_archive(reader.archive, files, copies)
+    check_topic(cluster, common_ranges, records, records)
+    return records
 
 
 def check_archive(archive: Archive, files: list[ArchiveFile], read: int) -> None:
@@ -217,10 +252,6 @@ def check_topic(cluster: KafkaCluster, ranges: list[Range], seen: int, records: 
 def _check_same(folder: Path, written: object, read: object) -> None:
     if written != read:
         raise SparkJobError(f"{folder}: {written} was written, {read} is there: nothing was compared")
-
-
-def _observed(records: DataFrame, seen: Observation) -> DataFrame:
-    return records.observe(seen, f.count("*").alias("records"))
 
 
 def _touches(file: ArchiveFile, ranges: list[Range]) -> bool:

@@ -30,9 +30,11 @@ from app.sizing.forecasts import (
     key,
 )
 from app.sizing.recommendation import SizingRules
-from spark.kafka import KafkaCluster, Range
+from spark.kafka import KafkaCluster
+from spark.reading import Doubts, read_whole
 from spark.sizing import hours as by_hour
 from spark.sizing.hours import Key
+from spark.topics import Range
 
 KEEP_MS = 35 * 24 * HOUR_MS
 
@@ -125,7 +127,7 @@ def kept(source: KafkaCluster, region: str) -> PublishedRecords:
     """What the region's topic has; nothing without one.
 
     Raises:
-        SparkJobError: it cannot be read.
+        SparkJobError: it cannot be read, with what of it and why.
     """
     name = ControlTopics(region).forecast.name
     topic = source.topics(re.escape(name)).get(name)
@@ -138,11 +140,15 @@ def kept(source: KafkaCluster, region: str) -> PublishedRecords:
     ]
     if not ranges:
         return PublishedRecords({}, 0)
-    newest = source.read(ranges).groupBy("key").agg(f.max_by("value", "offset").alias("value"))
+    newest = f.max_by("value", "offset").alias("value")
+    rows = read_whole(
+        source,
+        ranges,
+        lambda records: records.groupBy("key").agg(newest).collect(),
+        lambda _: Doubts(ranges),  # compaction leaves out offsets
+    )
     return published_records(
-        (bytes(row["key"] or b""), bytes(row["value"]))
-        for row in newest.collect()
-        if row["value"] is not None
+        (bytes(row["key"] or b""), bytes(row["value"])) for row in rows if row["value"] is not None
     )
 
 

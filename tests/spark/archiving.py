@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
 from app.archive.log import Archive
 from spark.archive.ingest import IngestResult, run_round
-from spark.kafka import KafkaTopic, LogBounds, Range
+from spark.raw_ranges import Examined
+from spark.topics import KafkaTopic, LogBounds, Range
 from tests.spark.conftest import NOON_MS, Row, frame
 
 
@@ -21,6 +22,7 @@ class Frames:
     session: SparkSession
     rows: list[Row]
     topic_id: str = "id-1"
+    suspects: set[tuple[str, int]] = field(default_factory=set)
 
     def topics(self, _pattern: str) -> dict[str, KafkaTopic]:
         """With bounds behind the last row."""
@@ -30,7 +32,19 @@ class Frames:
             ends[topic][partition] = LogBounds(0, max(known.end, offset + 1))
         return {name: KafkaTopic(name, self.topic_id, partitions) for name, partitions in ends.items()}
 
-    def read(self, ranges: Sequence[Range]) -> DataFrame:
+    def failing(self, ranges: Sequence[Range]) -> list[Range]:
+        """None of them."""
+        return []
+
+    def renumbering(self, ranges: Sequence[Range]) -> list[Range]:
+        """None of them."""
+        return []
+
+    def examined(self, ranges: Sequence[Range]) -> list[Examined]:
+        """Nothing is the matter with any."""
+        return [Examined(one, one.end, is_odd=False) for one in ranges]
+
+    def read(self, ranges: Sequence[Range], raw: Sequence[Range] = ()) -> DataFrame:
         """The rows of these ranges."""
         inside = f.lit(False)
         for one in ranges:

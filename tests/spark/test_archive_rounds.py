@@ -16,7 +16,7 @@ from app.archive.errors import ConcurrentCommit, InvalidArchive, SparkJobError, 
 from app.archive.log import Archive
 from app.archive.reader import ArchiveQuery, ArchiveReader
 from spark.jobs import archive as job
-from spark.kafka import KafkaTopic
+from spark.topics import KafkaTopic
 from tests.spark.archiving import Frames
 from tests.spark.conftest import row
 

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from app.archive.layout import ArchivedPartition, ArchivedReach, ArchiveGap
 from spark.archive.ranges import next_round, share
-from spark.kafka import KafkaTopic, LogBounds, Range
+from spark.topics import KafkaTopic, LogBounds, Range
 
 
 def topic(*bounds: tuple[int, int], topic_id: str = "id-1") -> KafkaTopic:

@@ -11,8 +11,9 @@ from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 from pyspark.sql import SparkSession
 
 from spark.__main__ import main
-from spark.kafka import KafkaCluster, Range
+from spark.kafka import KafkaCluster
 from spark.schemas import RECORD
+from spark.topics import Range
 
 
 async def make(bootstrap: str, whole: str, aborted: str) -> None:

@@ -206,5 +206,5 @@ def test_a_kafka_clients_properties_are_translated() -> None:
 def test_an_option_that_a_restore_cannot_use_is_named() -> None:
     with pytest.raises(BadOption, match=r"cannot use 'ssl\.cipher\.suites'"):
         client_options({"bootstrap.servers": "b", "ssl.cipher.suites": "x"})
-    with pytest.raises(BadOption, match="JKS: restore reads PEM files only"):
+    with pytest.raises(BadOption, match="JKS: Python reads PEM files only"):
         client_options({"bootstrap.servers": "b", "ssl.truststore.type": "JKS"})

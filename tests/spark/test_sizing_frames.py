@@ -17,11 +17,11 @@ from spark.dashboard import frames
 from spark.dashboard.fold import fold_round
 from spark.dashboard.store import LOADS, files_of, stored
 from spark.jobs import size as job
-from spark.kafka import Range
 from spark.sizing.advice import Prices
 from spark.sizing.history import LOAD, hourly
 from spark.sizing.report import SizingQuestion, size, tables
 from spark.sizing.scenarios import Scenario
+from spark.topics import Range
 from tests.spark.archiving import Frames
 from tests.spark.conftest import HOUR_MS, NOON_MS
 from tests.spark.regions import Region, beat, status

@@ -14,7 +14,7 @@ from app.archive.log import Archive
 from spark.__main__ import main
 from spark.archive.frames import read_files
 from spark.jobs import verify
-from spark.kafka import KafkaTopic, LogBounds, Range
+from spark.topics import KafkaTopic, LogBounds, Range
 from tests.spark.archiving import Frames, archive_rows
 from tests.spark.conftest import HOUR_MS, NOON_MS, Row, row
 
@@ -39,7 +39,7 @@ class Side(Frames):
         bounds = {number: LogBounds(self.start, one.end) for number, one in found.partitions.items()}
         return KafkaTopic(name, found.topic_id, bounds)
 
-    def read(self, ranges: Sequence[Range]) -> DataFrame:
+    def read(self, ranges: Sequence[Range], raw: Sequence[Range] = ()) -> DataFrame:
         """What Spark is said to read of them."""
         whole = Frames.read(self, ranges).where(self.seen)
         for _ in range(self.times - 1):

@@ -1,0 +1,187 @@
+"""Ranges of a topic that Spark's connector cannot read, read as workers read topics.
+
+The connector makes microseconds of each record's timestamp before any column of ours. So one timestamp in
+nanoseconds fails the job, and a time before the Gregorian calendar becomes another one without a word. It
+also believes the offsets that records of an uncompressed batch say, and passes over the good records behind
+them. Here a record has the timestamp that it says, and the offset that its broker gave.
+
+Everything here runs in tasks of Spark, a range after the other. It takes the means of `app.kafka.fetch`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from aiokafka.errors import KafkaError
+
+from app.archive.errors import BadOption
+from app.kafka.client.cluster import ClusterClient, ClusterSpec, ClusterUnreachable
+from app.kafka.fetch.decoder import records_of
+from app.kafka.fetch.span_reader import read_span
+from app.kafka.records.batch import ReadCommittedFilter, RecordBatch, iter_batches
+from app.kafka.records.legacy_format import LOG_APPEND_TIME
+from app.kafka.records.verbatim_copy import has_own_offsets
+from spark.archive.restore import client_options
+from spark.topics import Range
+
+# Timestamps (ms) that the connector tells as they are: from the first day of the Gregorian calendar, which is
+# 1582-10-15, to the last one that is a number of microseconds.
+EARLIEST_MS, LATEST_MS = -12_219_292_800_000, (2**63 - 1) // 1000
+
+RecordRow = tuple[
+    str, int, int, int, int, bytes | None, bytes | None, list[tuple[str, bytes | None]] | None
+]  # as `schemas.RECORD`
+
+
+class Examined(NamedTuple):
+    """What a task found of a range.
+
+    `reached`: its records before that offset can be read here. `why`: what is the matter there, "" when that
+    is the range's end. `is_odd`: the connector reads it otherwise, or not at all. `is_away`: no broker
+    answered.
+    """
+
+    range: Range
+    reached: int
+    is_odd: bool
+    why: str = ""
+    is_away: bool = False
+
+    @classmethod
+    def joined(cls, whole: Range, pieces: Sequence[Examined]) -> Examined:
+        """What was found of a range's pieces, which are in order, as of the whole range."""
+        bad = next((one for one in pieces if one.why), None)
+        reached, why = (whole.end, "") if bad is None else (bad.reached, bad.why)
+        is_odd = any(one.is_odd for one in pieces)
+        return cls(whole, reached, is_odd, why, is_away=any(one.is_away for one in pieces))
+
+
+class Away(ClusterUnreachable):
+    """No broker of the cluster takes a connection."""
+
+
+class Unreadable(ValueError):
+    """The offsets from `offset` on cannot be read here."""
+
+    def __init__(self, offset: int, why: str) -> None:
+        super().__init__(why)
+        self.offset = offset
+
+
+def rows(options: Mapping[str, str], ranges: Iterable[Range]) -> Iterator[RecordRow]:
+    """The records of these ranges.
+
+    Raises:
+        Unreadable: some are gone or damaged. ClusterUnreachable, KafkaError.
+    """
+    for one in ranges:
+        with asyncio.Runner() as runner:
+            batches = _batches(options, one)
+            try:
+                while (batch := runner.run(_next(batches))) is not None:
+                    yield from _rows(one, batch)
+            finally:
+                runner.run(batches.aclose())  # type: ignore[attr-defined]  # a generator has it
+
+
+def examine(options: Mapping[str, str], ranges: Iterable[Range]) -> Iterator[Examined]:
+    """Reads all of each range, as `rows` would."""
+    return (asyncio.run(_examined(options, one)) for one in ranges)
+
+
+def with_own_offsets(options: Mapping[str, str], ranges: Iterable[Range]) -> Iterator[Range]:
+    """Those of the ranges that have a batch whose records say other offsets than their broker gave.
+
+    Nothing is decompressed, as brokers give the records of compressed batches the right ones. What cannot be
+    read is left out.
+    """
+    return (one for one in ranges if asyncio.run(_has_own_offsets(options, one)))
+
+
+async def _examined(options: Mapping[str, str], one: Range) -> Examined:
+    reached, is_odd = one.start, False
+    try:
+        async for batch in _batches(options, one):
+            is_odd = is_odd or has_own_offsets(batch)
+            for row in _rows(one, batch):
+                is_odd = is_odd or not EARLIEST_MS <= row[3] <= LATEST_MS
+            reached = max(reached, min(batch.header.next_offset, one.end))
+    except Unreadable as error:
+        return Examined(one, max(reached, error.offset), True, str(error))
+    except (ClusterUnreachable, BadOption) as error:
+        return Examined(one, reached, True, str(error), isinstance(error, Away))
+    except (KafkaError, OSError, TimeoutError) as error:
+        return Examined(one, reached, True, f"{type(error).__name__}: {error}")
+    return Examined(one, one.end, is_odd)
+
+
+async def _has_own_offsets(options: Mapping[str, str], one: Range) -> bool:
+    try:
+        async for batch in _batches(options, one):
+            if has_own_offsets(batch):
+                return True
+    except (Unreadable, ClusterUnreachable, KafkaError, OSError, TimeoutError, BadOption):
+        pass  # the connector has read it
+    return False
+
+
+async def _batches(options: Mapping[str, str], one: Range) -> AsyncIterator[RecordBatch]:
+    """What is committed in the range; the first and the last batch may reach beyond it.
+
+    Raises:
+        Unreadable: see `rows`.
+    """
+    client = ClusterClient(_spec(options))
+    try:
+        await client.start()
+    except ClusterUnreachable as error:
+        raise Away(str(error)) from error
+    try:
+        async for piece in read_span(client, one.topic, one.partition, one.start, one.end):
+            if piece.damage:
+                raise Unreadable(piece.start, piece.damage)
+            shown = ReadCommittedFilter(piece.aborted)
+            for batch in iter_batches(piece.data):
+                header = batch.header
+                if shown.shows(batch) and one.start < header.next_offset and header.base_offset < one.end:
+                    yield batch
+    finally:
+        await client.stop()
+
+
+async def _next(batches: AsyncIterator[RecordBatch]) -> RecordBatch | None:
+    return await anext(batches, None)
+
+
+def _rows(one: Range, batch: RecordBatch) -> Iterator[RecordRow]:
+    at, header = max(one.start, batch.header.base_offset), batch.header
+    is_log_time = bool(header.attributes & LOG_APPEND_TIME)
+    timestamp_type = int(is_log_time) if header.magic else -1
+    try:
+        for record in records_of(batch):
+            at = record.offset + 1
+            if one.start <= record.offset < one.end:
+                headers = [(name, value) for name, value in record.headers] or None
+                of_record = (record.timestamp, timestamp_type, record.key, record.value, headers)
+                yield one.topic, one.partition, record.offset, *of_record
+    except Exception as error:
+        if at >= one.end:
+            return
+        raise Unreadable(max(at, one.start), f"{type(error).__name__}: {error}") from error
+
+
+def _spec(options: Mapping[str, str]) -> ClusterSpec:
+    """Raises: BadOption: an option that aiokafka has no word for."""
+    found: dict[str, Any] = client_options(options)
+    servers = found["bootstrap_servers"]
+    return ClusterSpec(
+        servers,
+        tuple(one.strip() for one in servers.split(",")),
+        protocol=found.get("security_protocol", "PLAINTEXT"),
+        mechanism=found.get("sasl_mechanism", "PLAIN"),
+        username=found.get("sasl_plain_username"),
+        password=found.get("sasl_plain_password"),
+        ssl_context=found.get("ssl_context"),
+    )
