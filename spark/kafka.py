@@ -16,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from py4j.protocol import Py4JJavaError
 from pyspark import RDD
@@ -106,7 +106,7 @@ class KafkaCluster:
         by_topic: dict[str, list[Range]] = defaultdict(list)
         for one in ranges:
             by_topic[one.topic].append(one)
-        with ThreadPoolExecutor(self._spark.sparkContext.defaultParallelism) as threads:
+        with self._silence(), ThreadPoolExecutor(self._spark.sparkContext.defaultParallelism) as threads:
             topics = list(by_topic.values())
             read = threads.map(self._is_read, topics)
             bad = [topic for topic, is_read in zip(topics, read, strict=True) if not is_read]
@@ -142,6 +142,17 @@ class KafkaCluster:
         pieces = [piece for one in ranges for piece in one.pieces(PIECE)]
         spread = self._spark.sparkContext.parallelize(pieces, len(pieces))
         return spread.mapPartitions(partial(function, self.options))
+
+    @contextmanager
+    def _silence(self) -> Iterator[None]:
+        """Spark's log is off: failures are what is looked for."""
+        context, jvm = self._spark.sparkContext, cast(Any, self._spark._jvm)
+        level = str(jvm.org.apache.logging.log4j.LogManager.getRootLogger().getLevel())
+        context.setLogLevel("OFF")
+        try:
+            yield
+        finally:
+            context.setLogLevel(level)
 
     def _is_read(self, ranges: Sequence[Range]) -> bool:
         """Whether the connector reads them to their end."""

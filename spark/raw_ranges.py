@@ -11,6 +11,7 @@ Everything here runs in tasks of Spark, a range after the other. It takes the me
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -110,9 +111,9 @@ async def _examined(options: Mapping[str, str], one: Range) -> Examined:
             reached = max(reached, min(batch.header.next_offset, one.end))
     except Unreadable as error:
         return Examined(one, max(reached, error.offset), True, str(error))
-    except (ClusterUnreachable, BadOption) as error:
+    except (ClusterUnreachable, BadOption, KafkaError) as error:
         return Examined(one, reached, True, str(error), isinstance(error, Away))
-    except (KafkaError, OSError, TimeoutError) as error:
+    except (OSError, TimeoutError) as error:
         return Examined(one, reached, True, f"{type(error).__name__}: {error}")
     return Examined(one, one.end, is_odd)
 
@@ -133,15 +134,19 @@ async def _batches(options: Mapping[str, str], one: Range) -> AsyncIterator[Reco
     Raises:
         Unreadable: see `rows`.
     """
+    logging.getLogger("aiokafka").setLevel(logging.CRITICAL)  # people read what tasks log
     client = ClusterClient(_spec(options))
     try:
         await client.start()
     except ClusterUnreachable as error:
-        raise Away(str(error)) from error
+        raise Away(f"{options['bootstrap.servers']} does not answer: {error.__cause__}") from error
     try:
         async for piece in read_span(client, one.topic, one.partition, one.start, one.end):
+            if piece.start >= one.end:  # what came with the last batches
+                return
             if piece.damage:
-                raise Unreadable(piece.start, piece.damage)
+                offsets = f"offsets {piece.start:,} to {piece.end - 1:,}"
+                raise Unreadable(piece.start, f"the batch of {offsets} is damaged: {piece.damage}")
             shown = ReadCommittedFilter(piece.aborted)
             for batch in iter_batches(piece.data):
                 header = batch.header

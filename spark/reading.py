@@ -26,9 +26,12 @@ from pyspark.errors import PySparkException
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as f
 
-from app.archive.errors import Unreachable, UnreadableTopic
+from app.archive.errors import Unreachable, UnreadableTopic, cause
+from spark.progress import say
 from spark.raw_ranges import EARLIEST_MS, Examined
 from spark.topics import Range, UnreadRange
+
+NAMED = 10  # partitions, in a line for people
 
 T = TypeVar("T")
 
@@ -87,16 +90,19 @@ def read_around(
         ]
         try:
             used = use(source.read(plain, readable))
-        except (PySparkException, Py4JJavaError):
+        except (PySparkException, Py4JJavaError) as failure:
             news = set(source.failing(plain))
             if not news:
                 raise
             certain |= news
+            say(f"Spark's Kafka connector fails at {_named(news)}: {cause(failure)}; read without it now")
         else:
             doubted = doubts(used)
             news = set(plain) & set(doubted.wrong)
             certain |= news
             news |= set(source.renumbering([one for one in plain if one in set(doubted.left_out)]))
+            if news:
+                say(f"Spark's Kafka connector reads {_named(news)} wrong; read without it now")
         raw |= news
         source.suspects -= {(one.topic, one.partition) for one in ranges}
         source.suspects |= {(one.topic, one.partition) for one in raw}
@@ -132,6 +138,12 @@ def doubts_of_all(ranges: Sequence[Range], found: Mapping[str, int | None]) -> D
         ranges if (found["records"] or 0) < offsets else (),
         ranges if first_ms is not None and first_ms < EARLIEST_MS else (),
     )
+
+
+def _named(ranges: Collection[Range]) -> str:
+    partitions = [f"{one.topic} [{one.partition}]" for one in sorted(ranges)]
+    more = f" and {len(partitions) - NAMED:,} more" if len(partitions) > NAMED else ""
+    return ", ".join(partitions[:NAMED]) + more
 
 
 def _unread(one: Examined) -> UnreadRange:

@@ -18,6 +18,7 @@ from spark.quarantine import REASON, judge
 from spark.schemas import FILE, HEADERS, RECORD
 
 NO_TIMESTAMP = "no timestamp"
+BEFORE_1970 = "timestamp before 1970"
 FAR_FUTURE = "timestamp far in the future"
 FUTURE_MS = 86_400_000  # a day: no clock is wrong by more without being broken
 UNDATED = "none"
@@ -34,7 +35,8 @@ def placed(records: DataFrame, now_ms: int) -> DataFrame:
     judged = judge(
         records,
         {
-            NO_TIMESTAMP: f.col("timestamp_ms") < 0,
+            NO_TIMESTAMP: f.col("timestamp_ms") == -1,
+            BEFORE_1970: f.col("timestamp_ms") < 0,
             FAR_FUTURE: f.col("timestamp_ms") > f.lit(now_ms + FUTURE_MS),
         },
     )

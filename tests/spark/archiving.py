@@ -47,7 +47,7 @@ class Frames:
     def read(self, ranges: Sequence[Range], raw: Sequence[Range] = ()) -> DataFrame:
         """The rows of these ranges."""
         inside = f.lit(False)
-        for one in ranges:
+        for one in (*ranges, *raw):
             there = (f.col("topic") == one.topic) & (f.col("partition") == one.partition)
             inside |= there & f.col("offset").between(one.start, one.end - 1)
         return frame(self.session, *self.rows).where(inside)
