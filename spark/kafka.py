@@ -102,7 +102,12 @@ class KafkaCluster:
 
     def failing(self, ranges: Sequence[Range]) -> list[Range]:
         """Those that the connector cannot read: each topic is read alone, and then each range of a topic that
-        fails."""
+        fails.
+
+        Raises:
+            Unreachable: the cluster does not answer, so that no range is to blame.
+        """
+        self.cluster_id()
         by_topic: dict[str, list[Range]] = defaultdict(list)
         for one in ranges:
             by_topic[one.topic].append(one)

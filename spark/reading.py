@@ -99,8 +99,8 @@ def read_around(
         else:
             doubted = doubts(used)
             news = set(plain) & set(doubted.wrong)
-            certain |= news
             news |= set(source.renumbering([one for one in plain if one in set(doubted.left_out)]))
+            certain |= news
             if news:
                 say(f"Spark's Kafka connector reads {_named(news)} wrong; read without it now")
         raw |= news
