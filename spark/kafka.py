@@ -26,6 +26,8 @@ from pyspark.sql import functions as f
 
 from app.archive.errors import BadOption, InvalidArchive, Unreachable, UnreadableTopic, cause
 from spark import raw_ranges
+from spark.archive.restore import client_options
+from spark.progress import say
 from spark.raw_ranges import Examined
 from spark.schemas import RECORD
 from spark.topics import ALL, KafkaTopic, LogBounds, Range, UnreadRange
@@ -35,6 +37,7 @@ POLL_MS = 1_000
 BYTES = "org.apache.kafka.common.serialization.ByteArrayDeserializer"
 COMMITTED = "read_committed"
 PIECE = 250_000  # offsets of a range that a task reads as they are, where there are more
+TASKS_PER_CORE = 8  # a cluster that is away is waited for once a task
 GONE = "UnknownTopicOrPartitionException"
 
 T = TypeVar("T")
@@ -44,12 +47,13 @@ class KafkaCluster:
     """A Kafka cluster: `options` are a Kafka client's, `bootstrap.servers` among them. `suspects`: see
     `spark.reading`."""
 
-    __slots__ = ("_spark", "options", "suspects")
+    __slots__ = ("_no_way", "_spark", "options", "suspects")
 
     def __init__(self, spark: SparkSession, bootstrap: str, options: Mapping[str, str] | None = None) -> None:
         self._spark = spark
         self.options = {**(options or {}), "bootstrap.servers": bootstrap}
         self.suspects: set[tuple[str, int]] = set()
+        self._no_way = ""  # of Python's Kafka client to the cluster: why there is none
 
     def cluster_id(self) -> str:
         """Kafka's own id of it."""
@@ -121,9 +125,19 @@ class KafkaCluster:
 
     def renumbering(self, ranges: Sequence[Range]) -> list[Range]:
         """Those with records that say other offsets than their broker gave: the connector passes over
-        some."""
-        found = {(one.topic, one.partition) for one in self._collected(ranges, raw_ranges.with_own_offsets)}
-        return [one for one in ranges if (one.topic, one.partition) in found]
+        some. None where Python's Kafka client has no way to the cluster, which is said once."""
+        found: list[Examined] = []
+        if not self._no_way:
+            try:
+                client_options(self.options)
+                found = self._collected(ranges, raw_ranges.look_for_own_offsets)
+                self._no_way = next((one.why for one in found if one.is_away), "")
+            except BadOption as error:
+                self._no_way = str(error)
+            if self._no_way:
+                say(f"Not looked for batches that lie about offsets: {self._no_way}")
+        odd = {(one.range.topic, one.range.partition) for one in found if one.is_odd}
+        return [one for one in ranges if (one.topic, one.partition) in odd]
 
     def examined(self, ranges: Sequence[Range]) -> list[Examined]:
         """How far each can be read as it is."""
@@ -143,9 +157,10 @@ class KafkaCluster:
     def _in_tasks(
         self, ranges: Sequence[Range], function: Callable[[Mapping[str, str], Iterable[Range]], Iterator[T]]
     ) -> RDD[T]:
-        """By Python, a task for each piece of a range."""
+        """By Python, a piece of a range at a time."""
         pieces = [piece for one in ranges for piece in one.pieces(PIECE)]
-        spread = self._spark.sparkContext.parallelize(pieces, len(pieces))
+        context = self._spark.sparkContext
+        spread = context.parallelize(pieces, min(len(pieces), context.defaultParallelism * TASKS_PER_CORE))
         return spread.mapPartitions(partial(function, self.options))
 
     @contextmanager

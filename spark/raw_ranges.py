@@ -12,12 +12,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from aiokafka.errors import KafkaError
 
-from app.archive.errors import BadOption
+from app.archive.errors import BadOption, SparkJobError
 from app.kafka.client.cluster import ClusterClient, ClusterSpec, ClusterUnreachable
 from app.kafka.fetch.decoder import records_of
 from app.kafka.fetch.span_reader import read_span
@@ -63,6 +63,9 @@ class Away(ClusterUnreachable):
     """No broker of the cluster takes a connection."""
 
 
+FAILURES = (ClusterUnreachable, KafkaError, OSError, TimeoutError, BadOption)  # of a range
+
+
 class Unreadable(ValueError):
     """The offsets from `offset` on cannot be read here."""
 
@@ -89,16 +92,31 @@ def rows(options: Mapping[str, str], ranges: Iterable[Range]) -> Iterator[Record
 
 def examine(options: Mapping[str, str], ranges: Iterable[Range]) -> Iterator[Examined]:
     """Reads all of each range, as `rows` would."""
-    return (asyncio.run(_examined(options, one)) for one in ranges)
+    return _each(_examined, options, ranges)
 
 
-def with_own_offsets(options: Mapping[str, str], ranges: Iterable[Range]) -> Iterator[Range]:
-    """Those of the ranges that have a batch whose records say other offsets than their broker gave.
+def look_for_own_offsets(options: Mapping[str, str], ranges: Iterable[Range]) -> Iterator[Examined]:
+    """`is_odd`: the range has a batch whose records say other offsets than their broker gave.
 
     Nothing is decompressed, as brokers give the records of compressed batches the right ones. What cannot be
-    read is left out.
+    read is not odd: the connector has read it.
     """
-    return (one for one in ranges if asyncio.run(_has_own_offsets(options, one)))
+    return _each(_own_offsets, options, ranges)
+
+
+Look = Callable[[Mapping[str, str], Range], Coroutine[Any, Any, Examined]]
+
+
+def _each(look: Look, options: Mapping[str, str], ranges: Iterable[Range]) -> Iterator[Examined]:
+    """A cluster that is away is waited for once."""
+    away: Examined | None = None
+    for one in ranges:
+        if away is None:
+            found = asyncio.run(look(options, one))
+            away = found if found.is_away else None
+        else:
+            found = away._replace(range=one, reached=one.start)
+        yield found
 
 
 async def _examined(options: Mapping[str, str], one: Range) -> Examined:
@@ -111,21 +129,27 @@ async def _examined(options: Mapping[str, str], one: Range) -> Examined:
             reached = max(reached, min(batch.header.next_offset, one.end))
     except Unreadable as error:
         return Examined(one, max(reached, error.offset), True, str(error))
-    except (ClusterUnreachable, BadOption, KafkaError) as error:
-        return Examined(one, reached, True, str(error), isinstance(error, Away))
-    except (OSError, TimeoutError) as error:
-        return Examined(one, reached, True, f"{type(error).__name__}: {error}")
+    except FAILURES as error:
+        return Examined(one, reached, True, _words(error), isinstance(error, Away))
     return Examined(one, one.end, is_odd)
 
 
-async def _has_own_offsets(options: Mapping[str, str], one: Range) -> bool:
+async def _own_offsets(options: Mapping[str, str], one: Range) -> Examined:
     try:
         async for batch in _batches(options, one):
             if has_own_offsets(batch):
-                return True
-    except (Unreadable, ClusterUnreachable, KafkaError, OSError, TimeoutError, BadOption):
-        pass  # the connector has read it
-    return False
+                return Examined(one, one.end, is_odd=True)
+    except Unreadable:
+        pass
+    except FAILURES as error:
+        return Examined(one, one.start, False, _words(error), isinstance(error, Away))
+    return Examined(one, one.end, is_odd=False)
+
+
+def _words(error: Exception) -> str:
+    if isinstance(error, (SparkJobError, KafkaError, ClusterUnreachable)):
+        return str(error)
+    return f"{type(error).__name__}: {error}"
 
 
 async def _batches(options: Mapping[str, str], one: Range) -> AsyncIterator[RecordBatch]:
@@ -140,6 +164,8 @@ async def _batches(options: Mapping[str, str], one: Range) -> AsyncIterator[Reco
         await client.start()
     except ClusterUnreachable as error:
         raise Away(f"{options['bootstrap.servers']} does not answer: {error.__cause__}") from error
+    except Exception as error:
+        raise BadOption(f"Python's Kafka client cannot use these options: {error!r}") from error
     try:
         async for piece in read_span(client, one.topic, one.partition, one.start, one.end):
             if piece.start >= one.end:  # what came with the last batches

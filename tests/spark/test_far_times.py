@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import pytest
@@ -14,8 +14,10 @@ from app.archive.log import Archive
 from app.archive.reader import ArchivedRecord, ArchiveQuery, ArchiveReader
 from app.dev.yard import Yard
 from app.kafka.client.cluster import ClusterClient
+from spark import raw_ranges
 from spark.__main__ import main
 from spark.kafka import KafkaCluster
+from spark.raw_ranges import Examined
 from spark.topics import Range
 from tests.kafka.conftest import connected
 from tests.kafka.odd_batches import append, batch, lying, record
@@ -139,3 +141,33 @@ def test_records_that_are_read_without_the_connector_are_as_it_reads_them(
     gone = Range(f"{topic_name}-gone", 0, 0, 5)
     assert cluster.failing([ranges[0], gone]) == [gone]
     assert cluster.renumbering(ranges[:1]) == []
+
+
+def test_options_that_only_java_knows_are_named_where_python_is_needed(
+    session: SparkSession, bootstrap: str, topic_name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asyncio.run(fill(bootstrap, {topic_name: [lying(LIES[0])]}))
+    ranges = [Range(topic_name, 0, 0, 2 * GOOD + 3)]
+    known, unknown = (KafkaCluster(session, bootstrap, more) for more in ({}, {"client.rack": "a"}))
+    assert known.renumbering(ranges) == ranges
+    assert [unknown.renumbering(ranges) for _ in range(2)] == [[], []]
+    assert (
+        capsys.readouterr().err.count("Not looked for batches that lie about offsets: --command-config") == 1
+    )
+    (found,) = unknown.examined(ranges)
+    assert (found.reached, found.is_odd, found.is_away) == (0, True, False)
+    assert "cannot use 'client.rack'" in found.why
+
+
+def test_a_cluster_that_is_away_is_waited_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Range] = []
+
+    async def away(options: Mapping[str, str], one: Range) -> Examined:
+        asked.append(one)
+        return Examined(one, one.start, is_odd=True, why="nobody answers", is_away=True)
+
+    monkeypatch.setattr(raw_ranges, "_examined", away)
+    ranges = [Range("orders", number, 7, 9) for number in range(3)]
+    found = list(raw_ranges.examine({}, ranges))
+    assert asked == ranges[:1]
+    assert [(one.range, one.reached, one.is_away) for one in found] == [(one, 7, True) for one in ranges]
