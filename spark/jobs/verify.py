@@ -11,7 +11,7 @@ from uuid import uuid4
 from pyspark.sql import Column, DataFrame, Observation, SparkSession
 from pyspark.sql import functions as f
 
-from app.archive.errors import InvalidArchive, SparkJobError
+from app.archive.errors import BadOption, InvalidArchive, SparkJobError
 from app.archive.layout import ArchiveFile
 from app.archive.log import Archive
 from app.archive.reader import ArchiveQuery, ArchiveReader
@@ -71,6 +71,8 @@ def run(options: Namespace) -> int:
     """Compares, writes findings, prints what they come to."""
     spark = common.session("verify", options)
     folder = options.findings or switchyard_home() / "spark" / "findings" / uuid4().hex[:12]
+    if there := [name for name in ("findings", "pairs") if (folder / name).exists()]:
+        raise BadOption(f"--findings {folder}: it has {there[0]} already; name another folder")
     try:
         return _compare(spark, options, folder)
     finally:

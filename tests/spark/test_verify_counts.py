@@ -83,6 +83,18 @@ def test_only_what_topic_and_archive_have_in_common_is_compared_and_counted(
     assert json.loads(capsys.readouterr().out)["findings"] == {"foreign": 1}
 
 
+def test_findings_that_are_there_are_not_written_over(
+    run: Verify,
+    session: SparkSession,
+    archive: Archive,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    (tmp_path / "kept" / "findings").mkdir(parents=True)
+    assert run(Side(session, ROWS), None, "--findings", str(tmp_path / "kept")) == 2
+    assert "it has findings already; name another folder" in capsys.readouterr().err
+
+
 @pytest.mark.deep(minutes=0.1)
 @pytest.mark.parametrize("seen", ["offset <> 5", "offset < 0"])
 def test_an_archive_that_is_not_read_whole_is_told_instead_of_findings(
