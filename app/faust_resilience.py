@@ -49,6 +49,8 @@ from faust.types import TP, FutureMessage
 from mode import Service
 
 from app.kafka.client.startup_retry import heals, start_patiently
+from app.kafka.fetch.bounded_consumer import BoundedFetcher
+from app.kafka.fetch.reader_turns import ReaderTurns
 
 log = structlog.get_logger(__name__)
 
@@ -221,15 +223,18 @@ class PatientConsumerThread(driver.AIOKafkaConsumerThread):
         while none is, and so may take the first records of the changelogs that a recovery has just sought:
         it would wait for them for ever, or end without them.
         """
-        fetcher: Any = consumer._fetcher
+        fetcher = consumer._fetcher
+        assert isinstance(fetcher, BoundedFetcher), "installed before consumers are made"
         until_s = monotonic() + (timeout or 0.0)
         with fetcher._subscriptions.fetch_context():
             while self.consumer.flow_active:
                 if consumer._closed or fetcher._closed:
                     raise ConsumerStoppedError
+                await fetcher.wait_for_turn()
                 wanted = None if active_partitions is None else set(active_partitions)
-                if wanted != set() and not fetcher._subscriptions.reassignment_in_progress:
-                    records: RecordMap = await fetcher.fetched_records(wanted, 0, max_records)
+                is_still = self.consumer.flow_active and not fetcher._subscriptions.reassignment_in_progress
+                if wanted != set() and is_still:
+                    records: RecordMap = await fetcher.take(wanted, max_records)
                     if records:
                         return records
                 left_s = until_s - monotonic()
@@ -279,7 +284,20 @@ class PatientConsumerThread(driver.AIOKafkaConsumerThread):
 
 
 class PatientConsumer(driver.Consumer):
-    """Faust's consumer with that thread, which commits what is finished."""
+    """Faust's consumer with that thread, which commits what is finished. It takes turns with whatever else
+    reads control topics: Faust takes 0.1 ms and more for each record."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._turns, self._works = ReaderTurns(), False
+
+    async def _getmany(self, active_partitions: set[TP] | None, timeout: float) -> RecordMap:
+        if self._works:
+            await self._turns.wait()
+        found: RecordMap = await super()._getmany(active_partitions, timeout)
+        self._turns.begin()
+        self._works = bool(found)
+        return found
 
     async def _commit_offsets(self, offsets: Mapping[TP, int], start_new_transaction: bool = True) -> bool:
         """Commits once all that was done up to these offsets is in the logs; whether it did. What a rebalance

@@ -35,6 +35,7 @@ from app.faust_resilience import (
 from app.kafka.client.cluster import ClusterClient, ClusterSpec
 from app.kafka.client.commits import OffsetCommitter
 from app.kafka.client.topics import TopicSpec, ensure_topics
+from tests.kafka import bounded
 
 CLUSTER = "east-aggregate"  # not the one other tests use at the same time
 ENOUGH_S = 60.0
@@ -406,8 +407,9 @@ async def test_a_question_about_changelogs_is_asked_until_it_is_answered(
 
 
 async def test_nothing_is_taken_from_a_broker_while_nobody_would_process_it(
-    yard: Yard, topic_name: str
+    yard: Yard, topic_name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    bounded.install(monkeypatch)
     bootstrap, tp, at = yard.bootstrap(CLUSTER), TP(topic_name, 0), TopicPartition(topic_name, 0)
     client = ClusterClient(ClusterSpec(CLUSTER, (bootstrap,)))
     await client.start()

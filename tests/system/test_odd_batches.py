@@ -12,12 +12,11 @@ from collections.abc import Iterable
 
 import orjson
 import pytest
-from aiokafka.consumer import fetcher
 
 from app.controllog.topics import ControlTopics
 from app.dev.demo.stage import DemoStage, route, wait_until, workload
 from app.dev.demo.traffic import SentMessage, create_topic, read_all
-from app.kafka.fetch.bounded_consumer import BoundedPartition, BoundedRecords
+from tests.kafka import bounded
 from tests.kafka.conftest import connected
 from tests.kafka.odd_batches import append, batch, lying, odd, record
 from tests.system.fleet import incidents, together
@@ -65,8 +64,7 @@ async def records_in(bootstrap: str, topic: str) -> int:
 def test_every_good_record_around_batches_that_lie_is_delivered_copied_and_counted(
     stage: DemoStage, topic_name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fetcher, "MemoryRecords", BoundedRecords)  # its own ends at what it cannot read
-    monkeypatch.setattr(fetcher, "PartitionRecords", BoundedPartition)
+    bounded.install(monkeypatch)  # its own ends at what it cannot read
     source, target = stage.yard.bootstrap(SOURCE), stage.yard.bootstrap(TARGET)
     asyncio.run(create_topic(source, topic_name, PARTITIONS))
     receiver = stage.receiver(GROUP, topic_name)

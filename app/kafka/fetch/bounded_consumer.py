@@ -1,31 +1,39 @@
 """aiokafka's consumers decode with bounds, too: Faust's own, and those of the tools.
 
 aiokafka decompresses a batch without bound (8 kB became 798 MB), makes objects of however many headers a
-record has, and hands on all of a response at once. `install` gives its fetcher our own decoder
-(`app.kafka.fetch.decoder`).
+record has, hands on all of a response at once (a million records), and gives the event loop to nobody while
+it has any. `install` gives its fetcher our own decoder (`app.kafka.fetch.decoder`).
 
 Rules
-1. Of one response no more than `RESPONSE_COST_BYTES` of objects are handed on, but one record at least; the
-   rest is fetched again.
+1. A reader gets at most `TAKEN_RECORDS` records at once, and no more behind `TAKEN_COST_BYTES` of objects.
+   The rest stays where it is, and its batch open: nothing is decoded twice, nor fetched again. A reader that
+   finds records buffered waits for its turn (`app.kafka.fetch.reader_turns`).
 2. What cannot be decoded, or is beyond a bound, is passed over, so that what follows comes. It is logged with
    its offsets, once a batch.
 3. A batch of more than `MAX_BATCH_RECORDS` is passed over as well: records before a position are read again.
 4. A checksum that does not match is an error, as with aiokafka's own.
 5. What was passed over lately is remembered (`was_passed_over`): who knows that there was a record at each
    offset does not take that for compaction.
+6. All open batches together keep `KEPT_BYTES` decompressed. Beyond that the one read the longest ago is
+   dropped, and decompressed again when it is read on.
+7. Records of a batch that lie before the position are passed over as many at a time as rule 1 says.
 """
 
 from __future__ import annotations
 
+import threading
 from collections import defaultdict, deque
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
 
 import structlog
-from aiokafka.consumer import fetcher
+from aiokafka.consumer import consumer, fetcher
 from aiokafka.errors import CorruptRecordException
 
-from app.kafka.fetch.decoder import CHUNK_RECORDS, BeyondBounds, OpenBatch
+from app.kafka.fetch.decoder import BeyondBounds, OpenBatch
+from app.kafka.fetch.decompression import MAX_DECOMPRESSED_BYTES
+from app.kafka.fetch.reader_turns import ReaderTurns
 from app.kafka.records import legacy_format
 from app.kafka.records.batch import CHECKED_FROM, MAGIC, CorruptBatch, RecordBatch, iter_batches
 from app.kafka.records.checksum import crc32c
@@ -35,7 +43,9 @@ from app.kafka.records.scan import MAX_BATCH_RECORDS
 log = structlog.get_logger(__name__)
 
 SPANS_REMEMBERED = 100  # of a partition
-RESPONSE_COST_BYTES = 32 * 1024 * 1024  # many times what a response brings where nobody means harm
+TAKEN_RECORDS = 500  # some milliseconds of a reader that does little with each
+TAKEN_COST_BYTES = 1024 * 1024
+KEPT_BYTES = 2 * MAX_DECOMPRESSED_BYTES
 
 
 _passed_over = defaultdict[Any, deque[tuple[int, int]]](lambda: deque(maxlen=SPANS_REMEMBERED))
@@ -63,18 +73,50 @@ class OldRecord(NamedTuple):
     checksum: int | None = None
 
 
+class KeptBatches:
+    """The open batches of all consumers of this process, whichever thread they live in (rule 6)."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._bytes = WeakKeyDictionary[OpenBatch, int]()  # the one that was read last at the end
+
+    def keep(self, batch: OpenBatch) -> None:
+        """It was read, and is to be read on."""
+        with self._lock:
+            self._bytes.pop(batch, None)
+            self._bytes[batch] = batch.kept_bytes
+            former = list(self._bytes.items())[:-1]
+            kept_bytes = batch.kept_bytes + sum(size for _, size in former)
+            for one, size in former:
+                if kept_bytes <= KEPT_BYTES:
+                    return
+                one.drop()
+                del self._bytes[one]
+                kept_bytes -= size
+
+    def forget(self, batch: OpenBatch) -> None:
+        """It is read to its end."""
+        batch.drop()
+        with self._lock:
+            self._bytes.pop(batch, None)
+
+
+_kept = KeptBatches()
+
+
 class BoundedRecords:
     """The batches of a response, in the place of aiokafka's `MemoryRecords`.
 
     Attributes:
         place: topic and partition, for the log. start_offset: nothing below it is wanted.
-        cost_bytes: of what was handed on, as objects.
+        cost_bytes: of what was decoded, as objects.
     """
 
     def __init__(self, data: bytes) -> None:
         self.place: Any = None
         self.start_offset = self.cost_bytes = 0
         self._size_bytes = len(data)
+        self._first: BoundedBatch | None = None
         self._batches = iter_batches(data)
         self._next: RecordBatch | CorruptBatch | None = None
         self._advance()
@@ -83,7 +125,7 @@ class BoundedRecords:
         return self._size_bytes
 
     def has_next(self) -> bool:
-        return self._next is not None and self.cost_bytes < RESPONSE_COST_BYTES
+        return self._next is not None
 
     def next_batch(self) -> BoundedBatch | None:
         """Raises: CorruptRecordException: what follows is no batch."""
@@ -91,7 +133,22 @@ class BoundedRecords:
         if isinstance(batch, CorruptBatch):
             raise CorruptRecordException(f"{self.place}: {batch}") from batch
         self._advance()
-        return None if batch is None else BoundedBatch(self, batch)
+        if batch is None:
+            return None
+        first, self._first = self._first, None
+        return first or BoundedBatch(self, batch)
+
+    def passes_over(self) -> bool:
+        """Passes over some records that lie before what is wanted; whether there may be more (rule 7). To be
+        called before the first batch is taken."""
+        batch = self._next
+        if self._first is None:
+            if not isinstance(batch, RecordBatch) or batch.header.base_offset >= self.start_offset:
+                return False
+            self._first = BoundedBatch(self, batch)
+            if not self._first.validate_crc():  # whoever takes it tells of it
+                return False
+        return self._first.passes_over()
 
     def _advance(self) -> None:
         try:
@@ -112,6 +169,7 @@ class BoundedBatch:
         self._response = response
         self._batch = batch
         self._records = self._read()
+        self._seen: Any = None  # the first that is wanted, and was not handed on yet
 
     def validate_crc(self) -> bool:
         header, data = self._batch.header, self._batch.data
@@ -127,34 +185,53 @@ class BoundedBatch:
         return self
 
     def __next__(self) -> Any:
-        return next(self._records)
+        record, self._seen = self._seen, None
+        while record is None:
+            record = next(self._records)
+        return record
+
+    def passes_over(self) -> bool:
+        """See `BoundedRecords`."""
+        if self._seen is None:
+            try:
+                self._seen = next(self._records)
+            except StopIteration:
+                return False
+        return self._seen is None
 
     def _read(self) -> Iterator[Any]:
+        """The records; None where all of some lie before what is wanted."""
         response, opened, end = self._response, OpenBatch(self._batch), self.next_offset
         at, unread, why = max(response.start_offset, self.base_offset), 0, ""
         while True:
+            records: list[Record] = []
             try:
                 if opened.left > MAX_BATCH_RECORDS:
                     raise ValueError(
                         f"{opened.left} records; at most {MAX_BATCH_RECORDS} are read of a batch"
                     )
-                records = [one for one in opened.take(CHUNK_RECORDS) if one.offset >= response.start_offset]
+                found = opened.take(TAKEN_RECORDS, TAKEN_COST_BYTES)
+                records = [one for one in found if one.offset >= response.start_offset]
             except BeyondBounds as error:
-                records = []
                 if error.offset >= response.start_offset:
                     unread, why, at = unread + 1, str(error), error.offset + 1
             except Exception as error:  # noqa: BLE001 - decoders raise what they like; it is passed over (rule 2)
+                _kept.forget(opened)
                 self._log_unreadable(at, end, end - at, f"{type(error).__name__}: {error}")
                 return
+            if opened.left:
+                _kept.keep(opened)
+            else:
+                _kept.forget(opened)
+            response.cost_bytes += opened.cost_bytes
             for record in records:
                 yield _as_aiokafka_has_it(record)
             if records:
-                response.cost_bytes += opened.cost_bytes
                 at = records[-1].offset + 1
-            if not opened.left or response.cost_bytes >= RESPONSE_COST_BYTES:
+            if not opened.left:
                 break
-        if opened.left:
-            self.next_offset = at  # rule 1
+            if not records:
+                yield None
         if unread:
             self._log_unreadable(self.base_offset, at, unread, why)
 
@@ -183,7 +260,82 @@ class BoundedPartition(fetcher.PartitionRecords):
 
     def __init__(self, tp: Any, records: BoundedRecords, aborted: Any, fetch_offset: int, *more: Any) -> None:
         records.place, records.start_offset = tp, fetch_offset
+        self.response = records
         super().__init__(tp, records, aborted, fetch_offset, *more)  # type: ignore[no-untyped-call]
+
+
+class BoundedResult(fetcher.FetchResult):
+    """aiokafka's own, of which no more is taken at once than rule 1 says.
+
+    Attributes:
+        waits: something is left to be taken, although nothing was (rule 7).
+    """
+
+    waits = False
+
+    def getall(self, max_records: int | None = None) -> list[Any]:
+        """The next records. Raises what reading them does."""
+        part = self._partition_records
+        if not self.check_assignment(self._topic_partition) or part is None:  # type: ignore[no-untyped-call]
+            return []
+        self.waits = part.response.passes_over()
+        if self.waits:
+            return []
+        most = TAKEN_RECORDS if max_records is None else min(max_records, TAKEN_RECORDS)
+        most_cost_bytes = part.response.cost_bytes + TAKEN_COST_BYTES
+        found: list[Any] = []
+        for record in part:
+            found.append(record)
+            if len(found) >= most or part.response.cost_bytes > most_cost_bytes:
+                self._update_position()  # type: ignore[no-untyped-call]
+                break
+        else:
+            self._update_position()  # type: ignore[no-untyped-call]
+            self._partition_records = None
+        return found
+
+
+class BoundedFetcher(fetcher.Fetcher):
+    """aiokafka's own, whose reader takes turns with others (rule 1)."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)  # type: ignore[no-untyped-call]
+        self._turns = ReaderTurns()
+
+    async def fetched_records(
+        self, partitions: Collection[Any], timeout: float = 0, max_records: int | None = None
+    ) -> dict[Any, list[Any]]:
+        """The next records of these partitions, or of all. Raises KafkaError."""
+        while True:
+            await self.wait_for_turn()
+            if found := await self.take(partitions, max_records):
+                return found
+            if not self._passes_over(partitions):
+                return await self.take(partitions, max_records, timeout) if timeout else {}
+
+    async def wait_for_turn(self) -> None:
+        """Gives the loop away, if records are buffered: before `take`."""
+        if self._records:
+            await self._turns.wait()
+
+    async def take(
+        self, partitions: Collection[Any] | None, max_records: int | None, timeout: float = 0
+    ) -> dict[Any, list[Any]]:
+        """What is buffered; waits for so long (seconds) if nothing is. Raises KafkaError."""
+        most = TAKEN_RECORDS if max_records is None else min(max_records, TAKEN_RECORDS)
+        found: dict[Any, list[Any]] = await super().fetched_records(partitions, timeout, most)  # type: ignore[no-untyped-call]
+        for part in found:
+            if part in self._records:  # behind the others that have records
+                self._records[part] = self._records.pop(part)
+        self._turns.begin()
+        return found
+
+    def _passes_over(self, partitions: Collection[Any]) -> bool:
+        return any(
+            isinstance(one, BoundedResult) and one.waits
+            for part, one in self._records.items()
+            if not partitions or part in partitions
+        )
 
 
 def install() -> None:
@@ -191,3 +343,6 @@ def install() -> None:
     module: Any = fetcher
     module.MemoryRecords = BoundedRecords
     module.PartitionRecords = BoundedPartition
+    module.FetchResult = BoundedResult
+    user: Any = consumer
+    user.Fetcher = BoundedFetcher

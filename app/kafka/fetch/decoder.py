@@ -120,6 +120,7 @@ class OpenBatch:
     """
 
     __slots__ = (
+        "__weakref__",
         "_at",
         "_fault",
         "_legacy",
@@ -150,7 +151,8 @@ class OpenBatch:
     @property
     def kept_bytes(self) -> int:
         """Decompressed, and kept for the next chunk."""
-        return len(self._records) if isinstance(self._records, bytes) else 0
+        known = self._records
+        return len(known) if isinstance(known, bytes) else 0
 
     def drop(self) -> None:
         """Forgets what was decompressed."""
@@ -251,19 +253,20 @@ class OpenBatch:
         return bytes(part)
 
     def _unpacked(self) -> bytes | memoryview:
-        if self._records is None:
-            codec, records = self.batch.header.compression, self.batch.data[HEADER_BYTES:]
-            if not codec:
-                self._records = records
-            else:
-                most_bytes = MAX_DECOMPRESSED_BYTES if self.is_trusted else RISKY_BYTES
-                try:
-                    self._records = unpacked(codec, records, most_bytes)
-                except TooLarge as error:
-                    if self.is_trusted:
-                        raise
-                    raise RiskyBatch(str(error)) from error
-        return self._records
+        if (known := self._records) is not None:  # once: another thread may drop them
+            return known
+        codec, records = self.batch.header.compression, self.batch.data[HEADER_BYTES:]
+        found: bytes | memoryview = records
+        if codec:
+            most_bytes = MAX_DECOMPRESSED_BYTES if self.is_trusted else RISKY_BYTES
+            try:
+                found = unpacked(codec, records, most_bytes)
+            except TooLarge as error:
+                if self.is_trusted:
+                    raise
+                raise RiskyBatch(str(error)) from error
+        self._records = found
+        return found
 
     def _take_whole(self, records: Iterator[Record], most: int) -> list[Record]:
         taken = list(islice(records, min(most, self.left)))

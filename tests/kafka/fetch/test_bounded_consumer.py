@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import pairwise
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,7 +18,9 @@ from app.kafka.append.appender import Appender
 from app.kafka.client.cluster import ClusterClient
 from app.kafka.client.topics import TopicSpec, ensure_topics
 from app.kafka.fetch import bounded_consumer
-from app.kafka.fetch.bounded_consumer import RESPONSE_COST_BYTES
+from app.kafka.fetch.bounded_consumer import TAKEN_COST_BYTES, TAKEN_RECORDS
+from app.kafka.fetch.decoder import OpenBatch
+from tests.kafka import bounded
 from tests.kafka.conftest import ENOUGH_S
 from tests.kafka.fetch.test_decoder_bounds import MIB, at_most
 from tests.kafka.records.batches import CODECS, batch_of_packed, make_batch, packed_record
@@ -22,9 +28,7 @@ from tests.kafka.records.batches import CODECS, batch_of_packed, make_batch, pac
 
 @pytest.fixture(autouse=True)
 def _installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fetcher, "MemoryRecords", fetcher.MemoryRecords)  # put back
-    monkeypatch.setattr(fetcher, "PartitionRecords", fetcher.PartitionRecords)
-    bounded_consumer.install()
+    bounded.install(monkeypatch)
 
 
 PART = TopicPartition("t", 0)
@@ -75,19 +79,115 @@ def test_a_record_of_too_many_headers_is_passed_over_and_its_neighbours_come() -
     assert [one["records"] for one in logs] == [1]
 
 
-@pytest.mark.deep(minutes=0.6)
-def test_no_more_of_a_response_is_handed_on_at_once_than_may_be_and_the_rest_comes_again() -> None:
-    count = 400_000
+@contextmanager
+def decodings(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
+    """How many records each call of the decoder made."""
+    made, take = list[int](), OpenBatch.take
+
+    def counted(self: OpenBatch, *most: int) -> list[Any]:
+        found = take(self, *most)
+        made.append(len(found))
+        return found
+
+    with monkeypatch.context() as patch:
+        patch.setattr(OpenBatch, "take", counted)
+        yield made
+
+
+def result(data: bytes, start: int = 0) -> tuple[Any, Any]:
+    """A response as a consumer that stands at `start` has it, and its position there."""
+    state = SimpleNamespace(paused=False, position=start)
+    state.consumed_to = lambda position: setattr(state, "position", position)
+    assignment = SimpleNamespace(active=True, state_value=lambda _: state)
+    return fetcher.FetchResult(
+        PART, assignment=assignment, partition_records=partition(data, start), backoff=0
+    ), state
+
+
+@pytest.mark.parametrize("start", [0, 7_777])
+def test_of_a_flood_some_hundred_records_are_taken_at_a_time_and_none_is_decoded_twice(
+    start: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    count = 20_000
     data = batch_of_packed(0, [packed_record(at) for at in range(count)], CODECS["zstd"])
-    position, passes = 0, 0
-    while position < count:
-        with at_most(3 * RESPONSE_COST_BYTES):
-            part = partition(data, position)
-            found = [one.offset for one in part]
-        assert found == list(range(position, part.next_fetch_offset))
-        position, passes = part.next_fetch_offset, passes + 1
-    assert position == count
-    assert passes > 1
+    found: list[int] = []
+    with decodings(monkeypatch) as made:
+        taken, state = result(data, start)
+        while taken.has_more():
+            before = len(made)
+            some = [one.offset for one in taken.getall()]
+            assert len(some) <= TAKEN_RECORDS
+            assert sum(made[before:]) <= 2 * TAKEN_RECORDS
+            found += some
+            assert state.position == (found[-1] + 1 if found else start)
+    assert found == list(range(start, count))
+    assert sum(made) == count
+
+
+def test_large_records_are_taken_one_at_a_time() -> None:
+    value = bytes(2 * TAKEN_COST_BYTES)
+    data = batch_of_packed(0, [packed_record(at, value) for at in range(20)], CODECS["zstd"])
+    taken, _ = result(data)
+    sizes = []
+    while taken.has_more():
+        sizes.append(len(taken.getall()))
+    assert sum(sizes) == 20
+    assert max(sizes) == 1
+
+
+def test_open_batches_keep_no_more_than_they_may_together_and_are_read_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    rows = [packed_record(at, bytes(MIB)) for at in range(16)]
+    data = batch_of_packed(0, rows, CODECS["zstd"])
+    monkeypatch.setattr(bounded_consumer, "KEPT_BYTES", 20 * MIB)
+    results, found = [result(data)[0] for _ in range(20)], list[int]()
+    with at_most(150 * MIB):
+        while any(one.has_more() for one in results):
+            for one in results:
+                found += [record.offset for record in one.getall()]
+    assert sorted(found) == sorted(list(range(16)) * 20)
+
+
+async def test_readers_that_always_find_records_leave_the_loop_to_others(
+    client: ClusterClient, topic_name: str
+) -> None:
+    """Each time one of them takes some, everything else in the loop has its turn."""
+    await ensure_topics(client, [TopicSpec(topic_name, 2)])
+    count, turns = 20_000, 0
+    data = batch_of_packed(0, [packed_record(at) for at in range(count)], CODECS["zstd"])
+    appender = Appender(client)
+    await appender.start()
+    for number in range(2):
+        await (await (await appender.lane(topic_name, number)).append(data, count))
+    await appender.stop()
+    consumer = AIOKafkaConsumer(auto_offset_reset="earliest", **client.spec.aiokafka_options())
+    await consumer.start()
+
+    async def others() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    parts = [TopicPartition(topic_name, number) for number in range(2)]
+    consumer.assign(parts)
+    await consumer.seek_to_beginning(*parts)
+    running, found, order = asyncio.ensure_future(others()), 0, list[int]()
+    try:
+        async with asyncio.timeout(ENOUGH_S):
+            while found < 2 * count:
+                before = turns
+                for part, records in (await consumer.getmany(timeout_ms=500)).items():
+                    assert len(records) <= TAKEN_RECORDS
+                    found += len(records)
+                    order.append(part.partition)
+                assert turns > before
+    finally:
+        running.cancel()
+        await consumer.stop()
+    changes = sum(one != other for one, other in pairwise(order))
+    assert changes > 10, "none waits until another is read to its end"
 
 
 def test_bytes_that_are_no_batch_are_told_to_the_reader() -> None:

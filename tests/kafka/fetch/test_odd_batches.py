@@ -9,18 +9,18 @@ from typing import Any
 
 import pytest
 from aiokafka import AIOKafkaConsumer, TopicPartition
-from aiokafka.consumer import fetcher
 from hypothesis import given
 from hypothesis import strategies as st
 
 from app.kafka.append import own_offsets
 from app.kafka.append.encoder import copies
 from app.kafka.client.cluster import ClusterClient
-from app.kafka.fetch.bounded_consumer import BoundedPartition, BoundedRecords, was_passed_over
+from app.kafka.fetch.bounded_consumer import was_passed_over
 from app.kafka.fetch.decoder import OpenBatch, RecordReader, UndecodableBatch, records_of
 from app.kafka.fetch.deliveries import FetchedBatches
 from app.kafka.records.batch import iter_batches
 from app.kafka.records.scan import is_numbered, numbered
+from tests.kafka import bounded
 from tests.kafka.conftest import ENOUGH_S, create, fetched_until
 from tests.kafka.fetch.test_decoder import fetched, read_all
 from tests.kafka.odd_batches import EXTREMES, RECORDS_AT, append, batch, lying, odd, record
@@ -185,8 +185,7 @@ async def test_a_consumer_of_a_control_topic_or_a_tool_passes_over_what_lies(
     client: ClusterClient, topic_name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It neither ends, nor takes a position beyond the log's end, nor reads an offset twice."""
-    monkeypatch.setattr(fetcher, "MemoryRecords", BoundedRecords)
-    monkeypatch.setattr(fetcher, "PartitionRecords", BoundedPartition)
+    bounded.install(monkeypatch)
     await create(client, topic_name)
     good, end, _ = await written(client, topic_name, random.Random(7))
     consumer = AIOKafkaConsumer(

@@ -1,0 +1,96 @@
+"""A batch of very many tiny records on a control topic, as any producer may send one: deliveries go on."""
+
+from __future__ import annotations
+
+import asyncio
+from functools import lru_cache
+
+import pytest
+
+from app.controllog import codec
+from app.controllog.codec import Heartbeat
+from app.controllog.topics import ControlTopic, ControlTopics
+from app.dev.demo.stage import DemoStage, Process, wait_until
+from app.dev.demo.traffic import messages
+from app.kernel.clock import now_ms
+from tests.kafka.conftest import connected
+from tests.kafka.odd_batches import append, batch, record
+from tests.kafka.records.batches import CODECS
+from tests.system.fleet import assignments, known_workers, together
+from tests.system.test_delivery import SETTLE_S, Scene
+from tests.system.test_refused_batches import deliveries_go_on
+
+pytestmark = pytest.mark.system
+
+PER_SECOND = 40
+FEW, MANY = 200_000, 1_000_000  # records; the larger batch has 800 kB
+BEHIND = "behind-the-flood"
+
+
+@lru_cache
+def flood(count: int) -> bytes:
+    """So many tiny records in one batch; a compacted topic takes none without a key."""
+    return bytes(batch([record(at, b"x", key=b"k") for at in range(count)], CODECS["gzip"]))
+
+
+async def send(bootstrap: str, topics: list[ControlTopic], data: bytes) -> None:
+    """Appends `data` to the first partition of each."""
+    async with connected(bootstrap) as client:
+        for topic in topics:
+            answer = await append(client, topic.name, 0, bytearray(data))
+            assert answer.code == 0, (topic.name, answer)
+
+
+def control_of(stage: DemoStage) -> str:
+    return stage.yard.bootstrap(f"{stage.yard.clusters[0].region}-regional")
+
+
+def hears(worker: Process) -> bool:
+    """Whether it has read what stands behind the flood of heartbeats."""
+    return any(one["worker"] == BEHIND for one in known_workers(worker))
+
+
+def test_a_million_tiny_records_on_the_heartbeat_topic_cost_no_worker_its_jobs(
+    stage: DemoStage, topic_name: str
+) -> None:
+    play = Scene(stage, topic_name, 0)
+    workers = together(stage, 2)
+    stage.deploy(workers[0], play.definition())
+    heartbeats = ControlTopics(stage.region).heartbeats
+    with play.load(messages(10_000_000), PER_SECOND):
+        deliveries_go_on(stage)
+        before = assignments(workers[0])
+        asyncio.run(send(control_of(stage), [heartbeats], flood(MANY)))
+        behind = Heartbeat(
+            worker=BEHIND, at_ms=now_ms(), started_ms=now_ms(), url="", state="stopped", term=0
+        )
+        asyncio.run(send(control_of(stage), [heartbeats], bytes(batch([record(0, codec.encode(behind))]))))
+        for worker in workers:
+            wait_until(lambda worker=worker: hears(worker), SETTLE_S, worker.tail)
+        deliveries_go_on(stage)
+        assert assignments(workers[0]) == before
+    assert play.settle().lost == ()
+    for worker in workers:
+        assert worker.running
+        assert worker.log.read_text().count("is no heartbeat") < FEW // 100, "one line a batch"
+
+
+@pytest.mark.deep(minutes=1.5)
+def test_deliveries_go_on_and_workers_start_whichever_control_topics_are_flooded(
+    stage: DemoStage, topic_name: str
+) -> None:
+    play, later = Scene(stage, topic_name, 0), f"{topic_name}-later"
+    workers = together(stage, 2)
+    stage.deploy(workers[0], play.definition())
+    with play.load(messages(10_000_000), PER_SECOND):
+        deliveries_go_on(stage)
+        asyncio.run(send(control_of(stage), ControlTopics(stage.region).all(), flood(FEW)))
+        deliveries_go_on(stage)
+        workers.append(stage.worker())
+        second = Scene(stage, later, 200)
+        stage.deploy(workers[2], {**second.definition()})
+        second.produce()
+        deliveries_go_on(stage)
+    for scene in (play, second):
+        assert scene.settle().lost == ()
+    assert all(worker.running for worker in workers)
