@@ -11,10 +11,13 @@ import structlog
 
 from app import app
 from app.controllog import codec
+from app.kafka.client.unreadable_records import UnreadableRecords
 from app.offsets.model.offset_map import BarrierItem, EndedItem, NeedItem, after, at_end, with_pins
 from tables.checkpoints import checkpoints
 
 log = structlog.get_logger(__name__)
+
+unreadable = UnreadableRecords("records of the checkpoint topic are no events")
 
 source = app.raw_topic(app.topics_declared.checkpoints)
 
@@ -26,9 +29,7 @@ async def write_checkpoints(stream: Any) -> None:
         try:
             items = codec.checkpoint_event(event.value).items
         except codec.BadEvent as error:
-            log.error(
-                "a record of the checkpoint topic is no event", offset=event.message.offset, error=str(error)
-            )
+            unreadable.add_for_later(event.message.offset, error)
             continue
         for item in items:
             try:

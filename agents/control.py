@@ -32,6 +32,7 @@ from app.controllog.events import (
     WorkloadPut,
 )
 from app.controllog.state import ControlState
+from app.kafka.client.unreadable_records import UnreadableRecords
 from app.kernel.job import names_a_job
 from tables.activity import activity
 from tables.assignments import assignments
@@ -40,6 +41,8 @@ from tables.routes import routes
 from tables.workloads import workloads
 
 log = structlog.get_logger(__name__)
+
+unreadable = UnreadableRecords("records of the control log are no events, and in no table")
 
 source = app.raw_topic(app.topics_declared.control)
 
@@ -55,7 +58,7 @@ async def write_control_tables(stream: Any) -> None:
                 view = await runtime.control.up_to(offset)
                 _write(codec.control_event(event.value), offset, view, runtime.control.counted)
         except codec.BadEvent as error:
-            log.error("a record of the control log is no event", offset=offset, error=str(error))
+            unreadable.add_for_later(offset, error)
         except Exception as error:
             log.exception("a control event failed and is passed over", error=repr(error))
 

@@ -223,8 +223,8 @@ class PatientConsumerThread(driver.AIOKafkaConsumerThread):
         while none is, and so may take the first records of the changelogs that a recovery has just sought:
         it would wait for them for ever, or end without them.
         """
-        fetcher = consumer._fetcher
-        assert isinstance(fetcher, BoundedFetcher), "installed before consumers are made"
+        assert isinstance(consumer._fetcher, BoundedFetcher), "installed before consumers are made"
+        fetcher: Any = consumer._fetcher
         until_s = monotonic() + (timeout or 0.0)
         with fetcher._subscriptions.fetch_context():
             while self.consumer.flow_active:

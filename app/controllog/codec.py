@@ -33,6 +33,8 @@ from app.offsets.model.offset_map import (
 )
 
 CheckpointEvent = Barriers | PinRequests | EndedLines
+# No client of ours writes a larger record: topics take batches of 2 MiB, and clients send records of 2 MB.
+MAX_READ_BYTES = 2 * 1024 * 1024
 MAX_EVENT_BYTES = 900_000  # below what brokers and producers take unless told otherwise: 1 MB
 ACTIVITY_KEEP = 10_000  # events that the activity table remembers
 TRACKER_CAPACITY = 10_000  # of a definition that names none: left out, as it is the same object
@@ -267,6 +269,8 @@ encode = msgspec.json.encode
 def _decode(decoder: msgspec.json.Decoder[T], what: str, data: bytes | None, *, lanes: bool = False) -> T:
     """`lanes`: it may have fingerprints."""
     long, most = (_LONG_LANE, MAX_LANE) if lanes else (_LONG_NUMBER, MAX_INTEGER)
+    if data is not None and len(data) > MAX_READ_BYTES:
+        raise BadEvent(f"not a {what}: {len(data)} bytes; at most {MAX_READ_BYTES} are read")
     try:
         event = decoder.decode(data or b"")
         if data and long.search(data) and _has_above(most, msgspec.json.decode(data)):

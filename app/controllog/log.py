@@ -42,6 +42,7 @@ from app.controllog.state import ControlState
 from app.kafka.append.replaceable_producer import ReplaceableProducer
 from app.kafka.client.cluster import LATEST, ClusterClient, ClusterUnreachable
 from app.kafka.client.topic_tail import TopicTail
+from app.kafka.client.unreadable_records import UnreadableRecords
 from app.kafka.fetch.bounded_consumer import was_passed_over
 
 log = structlog.get_logger(__name__)
@@ -70,6 +71,7 @@ class ControlLog(Service):
         self._tail = TopicTail(topic, kafka_options, self._on_records, from_start=True)
         self._producer = ReplaceableProducer("the control log", kafka_options)
         self._listeners: list[Callable[[], None]] = []
+        self._unreadable = UnreadableRecords("records of the control log are no events")
 
     async def on_start(self) -> None:
         await self._producer.start_patiently()
@@ -110,6 +112,12 @@ class ControlLog(Service):
                 return self.view
 
     def _on_records(self, records: list[Any]) -> None:
+        try:
+            self._fold_all(records)
+        finally:
+            self._unreadable.report()
+
+    def _fold_all(self, records: list[Any]) -> None:
         for record in records:
             state = self.view if self._rewound is None else self._rewound
             if 0 < state.next_offset < record.offset and self._is_overtaken(state.next_offset, record.offset):
@@ -146,7 +154,7 @@ class ControlLog(Service):
         try:
             event = codec.control_event(record.value)
         except codec.BadEvent as error:
-            log.error("a record of the control log is no event", offset=record.offset, error=str(error))
+            self._unreadable.add(record.offset, error)
             return True
         counted = state.apply(event)
         if self.caught_up and state.is_jump(event):

@@ -117,3 +117,10 @@ def test_a_report_of_many_windows_comes_in_parts_and_only_the_last_says_how_far_
         msgspec.structs.replace(report, windows=(), watermark_ms=0)
     }
     assert codec.report_events(msgspec.structs.replace(report, windows=windows[:2]))[1:] == []
+
+
+def test_a_record_that_none_of_our_clients_can_have_written_is_not_decoded() -> None:
+    """A few kB compressed: 100 MB of one record would hold up the loop, and be kept."""
+    large = codec.encode(beat(1, trouble="x" * codec.MAX_READ_BYTES))
+    with pytest.raises(codec.BadEvent, match=f"at most {codec.MAX_READ_BYTES} are read"):
+        codec.heartbeat(large)

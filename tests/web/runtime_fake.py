@@ -52,6 +52,7 @@ from app.web.console import server
 from app.worker.jobs.vanished_topics import VanishedTopics
 from app.worker.members.host_clock import HostClock
 from app.worker.members.membership import Members
+from app.worker.runtime.loop_watch import LoopWatch
 from app.worker.runtime.open_files import OpenFilesWatch
 from app.worker.runtime.save_watch import SaveWatch
 from app.worker.runtime.service import Runtime
@@ -277,6 +278,7 @@ class FakeRuntime:
         self.open_files = OpenFilesWatch(lambda *_: None)
         self.heartbeats = SimpleNamespace(host_clock=HostClock(clock, lambda *_: None))
         self.save_watch = SaveWatch("trackers", self.writes, lambda: True, *[cast("Any", None)] * 3)
+        self.loop_watch = LoopWatch("w", lambda *_: None)
         self.draining = False
         self.should_stop = False
         self.leader: Any = SimpleNamespace(leads=True)

@@ -19,7 +19,8 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import AsyncIterator, Callable, Collection, Iterable
+from contextlib import aclosing
 from dataclasses import dataclass, field
 
 import structlog
@@ -31,7 +32,7 @@ from app.audit.folds.collector import UNKNOWN_MS, Collector, Event, TableChanges
 from app.audit.folds.seals import check_author, is_sealed
 from app.audit.folds.tier import ForgetWindows, PlanBounds, TierKey
 from app.audit.folds.window import WindowKey
-from app.audit.jobs.replay_tail import Events, Margin
+from app.audit.jobs.replay_tail import Events, Margin, Recorded
 from app.audit.jobs.report_sender import AuditSender
 from app.audit.jobs.seal_key import SealKey
 from app.controllog import codec
@@ -44,6 +45,7 @@ log = structlog.get_logger(__name__)
 SWEEP_INTERVAL_S = 2.0
 TICK_INTERVAL_S = 10.0
 MOST_TOLD = 10_000  # windows of which it is remembered that a refusal was told
+LOG_INTERVAL_S = 1.0
 RECORDS_PER_TURN = 100  # records are read before others get the loop
 CHANGED = (
     "its source counts otherwise than before, or lost records meanwhile: see its plan's changes, and its "
@@ -93,6 +95,7 @@ class AuditBooks(Service):
         super().__init__()
         self.books: dict[int, AuditBook] = {}
         self.passed_over: Counter[int] = Counter()
+        self._log_again_s = float("-inf")
         self._topic = topic
         self._client = client
         self._sender = sender
@@ -133,16 +136,18 @@ class AuditBooks(Service):
                 log.error("a record of a window cannot be read and begins anew", key=key, error=str(error))
             if count % RECORDS_PER_TURN == RECORDS_PER_TURN - 1:
                 await asyncio.sleep(0)
-        for key, value in tiers:
+        for count, (key, value) in enumerate(tiers):
             try:
                 collector.restore_tier(TierKey.parse(key.decode()), codec.tier_record(value))
             except ValueError as error:
                 log.error("a record of a tier cannot be read and begins anew", key=key, error=str(error))
+            if count % RECORDS_PER_TURN == RECORDS_PER_TURN - 1:
+                await asyncio.sleep(0)
         if self._seal_key is not None:
             self._secret = await self._seal_key.known()
-        events = await self._margin.before(partition, offset)
         rewound = collector.rewind(max(offset + 1, await self._end(partition)))
-        written = await self._folded(collector, events)
+        async with aclosing(self._margin.before(partition, offset)) as pieces:
+            written = await self._folded(collector, pieces)
         if any(rewound):
             self._report_incident(
                 "audit-topic-shorter", f"{self._topic}/{partition}",
@@ -158,14 +163,12 @@ class AuditBooks(Service):
                  windows=len(collector.windows), lacked=len(written.windows))  # fmt: skip
         return written
 
-    async def _folded(self, collector: Collector, events: Events) -> TableChanges:
+    async def _folded(self, collector: Collector, pieces: AsyncIterator[Events]) -> TableChanges:
         """What events change, all of them together."""
         windows: set[WindowKey] = set()
         tiers: set[TierKey] = set()
         deleted: set[WindowKey] = set()
-        for count, (offset, value, recorded_ms, seal) in enumerate(events):
-            if count % RECORDS_PER_TURN == RECORDS_PER_TURN - 1:
-                await asyncio.sleep(0)
+        async for offset, value, recorded_ms, seal in _one_by_one(pieces):
             try:
                 written = collector.apply(self._event(value, seal), offset, recorded_ms)
             except Exception as error:  # noqa: BLE001 - it was told when it came, and must not come in the way now
@@ -221,8 +224,10 @@ class AuditBooks(Service):
         writes nonsense does so often."""
         self.passed_over[partition] += 1
         many = self.passed_over[partition]
-        log.error("an event of the audit topic is passed over", partition=partition, offset=offset,
-                  passed_over=many, error=str(error)[:500])  # fmt: skip
+        if time.monotonic() >= self._log_again_s:
+            self._log_again_s = time.monotonic() + LOG_INTERVAL_S
+            log.error("events of the audit topic are passed over", partition=partition, offset=offset,
+                      passed_over=many, error=str(error)[:500])  # fmt: skip
         if str(many).strip("0") == "1":
             said, remedy = str(error), NO_EVENT
             if not isinstance(error, codec.BadEvent | BadReport):
@@ -339,3 +344,12 @@ class AuditBooks(Service):
                 except Exception as error:  # noqa: BLE001 - whatever it is, other topics' events go on
                     log.warning("what of the audit is due was not taken", topic=event.topic, tier=event.tier,
                                 cluster=event.cluster, error=repr(error))  # fmt: skip
+
+
+async def _one_by_one(pieces: AsyncIterator[Events]) -> AsyncIterator[Recorded]:
+    """The events, and the loop for others after some."""
+    async for events in pieces:
+        for count, event in enumerate(events):
+            yield event
+            if count % RECORDS_PER_TURN == RECORDS_PER_TURN - 1:
+                await asyncio.sleep(0)

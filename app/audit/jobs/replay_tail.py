@@ -7,6 +7,7 @@ What is not there any more is not waited for: the topic may have been cut, or ma
 from __future__ import annotations
 
 import time
+from collections.abc import AsyncIterator
 from typing import Any, NamedTuple
 
 from aiokafka import AIOKafkaConsumer, TopicPartition
@@ -44,9 +45,10 @@ class Margin:
         self._options = kafka_options
         self._client = client
 
-    async def before(self, partition: int, offset: int) -> Events:
-        """The events of the last minute below `offset`, a thousand at least."""
-        at, found = TopicPartition(self._topic, partition), Events()
+    async def before(self, partition: int, offset: int) -> AsyncIterator[Events]:
+        """The events of the last minute below `offset`, a thousand at least, some at a time: a minute may
+        bring millions."""
+        at = TopicPartition(self._topic, partition)
         consumer = AIOKafkaConsumer(enable_auto_commit=False, auto_offset_reset="earliest", **self._options)
         await consumer.start()
         try:
@@ -56,22 +58,24 @@ class Margin:
             lately = (await offsets_at(self._client, [place], now_ms() - MARGIN_MS)).get(place, -1)
             first = offset - MARGIN_EVENTS if lately < 0 else min(lately, offset - MARGIN_EVENTS)
             end = min(offset, (await consumer.end_offsets([at]))[at])
-            await self._read(consumer, at, max(start, first), end, found)
+            async for events in self._read(consumer, at, max(start, first), end):
+                yield events
         finally:
             await bounded(stop_consumer(consumer), TAIL_STOP_TIMEOUT_S, "reader of the audit topic")
-        return found
 
     async def _read(
-        self, consumer: AIOKafkaConsumer, at: TopicPartition, start: int, end: int, found: Events
-    ) -> None:
+        self, consumer: AIOKafkaConsumer, at: TopicPartition, start: int, end: int
+    ) -> AsyncIterator[Events]:
         """Reads [start, end)."""
         consumer.seek(at, start)
         stuck_s = time.monotonic() + STUCK_S
         while start < end:
-            for record in (await consumer.getmany(at, timeout_ms=POLL_MS)).get(at, []):
-                if record.offset < end:
-                    seal = dict(record.headers).get(HEADER, b"")
-                    found.append(Recorded(record.offset, record.value, record.timestamp, seal))
+            records = (await consumer.getmany(at, timeout_ms=POLL_MS)).get(at, [])
+            yield [
+                Recorded(one.offset, one.value, one.timestamp, dict(one.headers).get(HEADER, b""))
+                for one in records
+                if one.offset < end
+            ]
             reached = await consumer.position(at)
             if reached < start:  # it was made anew while it was read
                 return

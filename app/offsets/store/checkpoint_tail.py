@@ -21,14 +21,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-import structlog
 from aiokafka import TopicPartition
 
 from app.controllog import codec
+from app.kafka.client.unreadable_records import UnreadableRecords
 from app.offsets.model.offset_map import BarrierItem
 from app.offsets.store.records import ChangelogOrigin, RegionStore
-
-log = structlog.get_logger(__name__)
 
 
 def add_to(
@@ -36,13 +34,16 @@ def add_to(
 ) -> None:
     """Adds what was read to the store; `origin`: how far that is. Blocking, as the store."""
     items: list[BarrierItem] = []
-    for read in records.values():
+    for at, read in records.items():
+        unreadable = UnreadableRecords(
+            "events of a region's checkpoint topic are passed over", region=region, partition=at.partition
+        )
         for record in read:
             try:
                 event = codec.checkpoint_event(record.value)
             except codec.BadEvent as error:
-                log.error("an event of a region's checkpoint topic is passed over", region=region,
-                          offset=record.offset, error=str(error))  # fmt: skip
+                unreadable.add(record.offset, error)
             else:
                 items += [item for item in event.items if isinstance(item, BarrierItem)]
+        unreadable.report()
     store.add(region, items, origin)

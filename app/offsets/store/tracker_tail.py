@@ -30,6 +30,7 @@ import structlog
 from aiokafka import AIOKafkaConsumer, TopicPartition
 
 from app.controllog import codec
+from app.kafka.client.unreadable_records import UnreadableRecords
 from app.kernel.clock import now_ms
 from app.kernel.fencing import TrackerRecord
 from app.kernel.job import JobId, Kind
@@ -100,12 +101,15 @@ def fold_in(
         early = f"{EARLY}/{at.partition}/"
         known, joined = partial(_copied, store, region, early), _is_joined(at.partition, table, origin)
         fold = CopyFold(PREFIX, known, joined=joined)
+        unreadable = UnreadableRecords(
+            "events of a region's tracker topic are passed over", region=region, partition=at.partition
+        )
         for record in read:
             try:
                 fold.apply(codec.tracker_event(record.value), record.offset)
             except codec.BadEvent as error:
-                log.error("an event of a region's tracker topic is passed over", region=region,
-                          offset=record.offset, error=str(error))  # fmt: skip
+                unreadable.add(record.offset, error)
+        unreadable.report()
         told = fold.records() | {early + job: known for job, known in fold.early().items()}
         changed |= {key.encode(): codec.encode(known) for key, known in told.items()}
     store.write(ENDS, region, changed, origin)

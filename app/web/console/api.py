@@ -131,12 +131,13 @@ class Api:
 
     @described(schemas.Ready, answers=READY)
     async def ready(self, _: web.Request) -> web.Response:
-        """It has read the control log, holds its lease and can save."""
+        """It has read the control log, holds its lease, can save, and its event loop runs."""
         runtime = self.runtime
         holds = runtime.lease.holds(time.monotonic())
         unsaved = runtime.save_watch.unsaved(time.monotonic())
         too_many = runtime.open_files.trouble
-        ok = holds and unsaved is None and not too_many and not runtime.draining
+        busy = runtime.loop_watch.trouble(time.monotonic())
+        ok = holds and unsaved is None and busy is None and not (too_many or runtime.draining)
         detail = {
             "control_log_read": True,
             "lease_holds": holds,
@@ -144,6 +145,7 @@ class Api:
             "unsaved": "" if unsaved is None else unsaved.why or "no broker answers",
             "open_files": too_many,
             "clock": runtime.heartbeats.host_clock.trouble,
+            "loop": "" if busy is None else str(busy),
         }
         return json_response({"status": "ready" if ok else "not ready", **detail}, 200 if ok else 503)
 

@@ -51,9 +51,10 @@ class Live(TypedDict):
 class Ready(TypedDict):
     """Whether it takes part: it has read the control log, holds its lease, and is not about to stop.
 
-    `unsaved`: why it has not saved its jobs' progress for 30 s, and so is not ready; "": it can.
     `clock`: that the host's clock differs from the brokers', by which it goes; "": it does not.
     `open_files`: that it can hardly open any more files, and so is not ready; "": it can.
+    `unsaved`: why it has not saved its jobs' progress for 30 s, and so is not ready; "": it can. `loop`: how
+    long its event loop stood still in the last minute, and so is not ready; "": for less than half of it.
     """
 
     status: Literal["ready", "not ready"]
@@ -63,6 +64,7 @@ class Ready(TypedDict):
     unsaved: str
     open_files: str
     clock: str
+    loop: str
 
 
 # -- the region ------------------------------------------------------------------------------------

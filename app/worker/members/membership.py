@@ -24,6 +24,7 @@ from app.controllog.codec import Heartbeat
 from app.kafka.append.replaceable_producer import ReplaceableProducer
 from app.kafka.client.cluster import ClusterUnreachable
 from app.kafka.client.topic_tail import TopicTail
+from app.kafka.client.unreadable_records import UnreadableRecords
 from app.kernel.lease import Lease
 from app.worker.members.host_clock import HostClock
 
@@ -164,11 +165,13 @@ class Heartbeats(Service):
 
     def _on_records(self, records: list[Any]) -> None:
         now_s = time.monotonic()
+        unreadable = UnreadableRecords("records of the heartbeat topic are no heartbeats")
         for record in records:
             try:
                 self.members.observe(codec.heartbeat(record.value), now_s)
             except codec.BadEvent as error:
-                log.warning("a record of the heartbeat topic is no heartbeat", error=str(error))
+                unreadable.add(record.offset, error)
+        unreadable.report()
 
     @Service.task
     async def _beat(self) -> None:

@@ -37,6 +37,7 @@ from app.failover.topology import Layout
 from app.kafka.append.replaceable_producer import ReplaceableProducer
 from app.kafka.client.cluster import ClusterClient, ClusterSpec
 from app.kafka.client.topic_tail import TAIL_STOP_TIMEOUT_S, TopicTail, bounded
+from app.kafka.client.unreadable_records import UnreadableRecords
 from app.kafka.data_clusters import DataClusters
 from app.kafka.fetch.deliveries import ByteBudget
 from app.kernel.clock import clock, now_ms
@@ -61,6 +62,7 @@ from app.worker.members.membership import DRAINING, STOPPED, Heartbeats, Members
 from app.worker.members.sentinel import Sentinel
 from app.worker.runtime.heartbeat_status import workload_troubles
 from app.worker.runtime.job_manager import JobManager
+from app.worker.runtime.loop_watch import LoopWatch
 from app.worker.runtime.meter import Meter
 from app.worker.runtime.open_files import OpenFilesWatch
 from app.worker.runtime.region_services import make_regions
@@ -180,6 +182,7 @@ class Runtime(Service):
         )  # fmt: skip
         self.watchdog, self.save_watch = self._watchdogs()
         self.open_files = OpenFilesWatch(self._report_own)
+        self.loop_watch = LoopWatch(self.worker, self.report_incident)
         self.heartbeats = Heartbeats(
             topics.heartbeats.name, control_options, compose=self._compose, members=self.members,
             lease=self.lease, interval_s=HEARTBEAT_S,
@@ -273,6 +276,7 @@ class Runtime(Service):
             self.watchdog,
             self.save_watch,
             self.open_files,
+            self.loop_watch,
         ):
             await self.add_runtime_dependency(service)
         for other in (self.regions, self.ended):
@@ -381,11 +385,13 @@ class Runtime(Service):
         )
 
     def _on_incidents(self, records: list[Any]) -> None:
+        unreadable = UnreadableRecords("records of the incidents topic are no incidents")
         for record in records:
             try:
                 self.incidents.append(codec.incident(record.value))
             except codec.BadEvent as error:
-                log.warning("a record of the incidents topic is no incident", error=str(error))
+                unreadable.add(record.offset, error)
+        unreadable.report()
 
     # -- watchdog --------------------------------------------------------------------------------
 

@@ -26,6 +26,7 @@ from app.controllog import codec
 from app.controllog.topics import TRACKER_PARTITIONS, ControlTopics
 from app.kafka.append.replaceable_producer import ReplaceableProducer
 from app.kafka.client.topic_tail import TopicTail
+from app.kafka.client.unreadable_records import UnreadableRecords
 from app.kernel.clock import now_ms
 from app.kernel.fencing import SnapshotItem, Snapshots, Takeover, TakeoverAnswer
 from app.worker.tracker.write_health import ProbeFailure, WriteHealth
@@ -65,15 +66,17 @@ class TrackerClient(Service):
         await self._producer.stop()
 
     def _on_answers(self, records: list[Any]) -> None:
+        unreadable = UnreadableRecords("records of the answers topic are no answers")
         for record in records:
             try:
                 answer = codec.takeover_answer(record.value)
             except codec.BadEvent as error:
-                log.warning("a record of the answers topic is no answer", error=str(error))
+                unreadable.add(record.offset, error)
                 continue
             waiting = self._waiting.get(answer.nonce)
             if waiting is not None and not waiting.done():
                 waiting.set_result(answer)
+        unreadable.report()
 
     async def takeover(self, job: str, epoch: int, *, over: int = -1) -> TakeoverAnswer:
         """Takes `job` over under `epoch`; waits as long as it takes (the caller may cancel). `over`: as in

@@ -26,6 +26,8 @@ from app.kafka.client.cluster import ClusterClient
 from app.kafka.client.commits import OffsetCommitter
 from app.kafka.client.consumer_shutdown import stop_consumer
 from app.kafka.client.topic_tail import TAIL_RETRY_INTERVAL_S, TAIL_STOP_TIMEOUT_S, bounded
+from app.kafka.client.unreadable_records import UnreadableRecords
+from app.kafka.fetch.bounded_consumer import TAKEN_RECORDS
 from app.kafka.fetch.offsets_at_time import offsets_at
 from app.kernel.clock import now_ms
 from app.worker.members.membership import Members
@@ -120,11 +122,11 @@ class TrackerFollower(Service):
                 if not followed:
                     await self.sleep(FOLD_INTERVAL_S)
                     continue
-                for at, records in (
-                    await consumer.getmany(timeout_ms=int(PARTITIONS_POLL_INTERVAL_S * 1000))
-                ).items():
+                found = await consumer.getmany(timeout_ms=int(PARTITIONS_POLL_INTERVAL_S * 1000))
+                for at, records in found.items():
                     await self._fold(consumer, at, records)
-                await self.sleep(FOLD_INTERVAL_S)
+                if sum(map(len, found.values())) < TAKEN_RECORDS:  # or it lies behind
+                    await self.sleep(FOLD_INTERVAL_S)
         finally:
             await bounded(stop_consumer(consumer), TAIL_STOP_TIMEOUT_S, "reader of the tracker topic")
 
@@ -186,16 +188,19 @@ class TrackerFollower(Service):
             upto = (await consumer.end_offsets([at]))[at]
             await consumer.seek_to_beginning(changelog)
             while await consumer.position(changelog) < end:
+                unreadable = UnreadableRecords(
+                    "records of the tracker table cannot be read", partition=partition
+                )
                 for record in (await consumer.getmany(changelog, timeout_ms=500)).get(changelog, []):
-                    self._restore(fold, record, upto)
-                await asyncio.sleep(0)  # a long changelog holds up nothing else
+                    self._restore(fold, record, upto, unreadable)
+                unreadable.report()
         finally:
             await bounded(
                 stop_consumer(consumer), TAIL_STOP_TIMEOUT_S, "reader of the tracker table's changelog"
             )
         return fold
 
-    def _restore(self, fold: TrackerFold, record: Any, upto: int) -> None:
+    def _restore(self, fold: TrackerFold, record: Any, upto: int, unreadable: UnreadableRecords) -> None:
         """`upto`: where the tracker topic ended later. A record of beyond is of another topic, or forged."""
         if record.key is None or record.value is None:
             return
@@ -205,7 +210,7 @@ class TrackerFollower(Service):
                 found = msgspec.structs.replace(found, offset=-1)  # or no event would ever change it
             fold.restore(record.key.decode(), found)
         except (codec.BadEvent, UnicodeDecodeError) as error:
-            log.error("a record of the tracker table cannot be read", offset=record.offset, error=str(error))
+            unreadable.add(record.offset, error)
 
     # -- folding ---------------------------------------------------------------------------------
 
@@ -221,16 +226,18 @@ class TrackerFollower(Service):
                           partition=at.partition, since=fold.next_offset, present=start)  # fmt: skip
                 del self.folds[at.partition]
                 return
+        unreadable = UnreadableRecords("tracker events are passed over", partition=at.partition)
         for record in records:
             try:
                 answer = fold.apply(codec.tracker_event(record.value), record.offset)
             except codec.BadEvent as error:
                 fold.next_offset = record.offset + 1
-                log.error("a tracker event is passed over", offset=record.offset, error=str(error))
+                unreadable.add(record.offset, error)
                 continue
             if answer is not None:
                 sent = await self._producer.send(self._topics.answers.name, codec.encode(answer), partition=0)
                 sent.add_done_callback(_report_refusal)
+        unreadable.report()
         self._progress.set()
         self._progress = asyncio.Event()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import AsyncIterator, Iterable
 from typing import Any
 
 import msgspec
@@ -69,10 +69,10 @@ class Last:
     def __init__(self, many: int) -> None:
         self.many, self.events = many, list[Recorded]()
 
-    async def before(self, partition: int, offset: int) -> list[Recorded]:
+    async def before(self, partition: int, offset: int) -> AsyncIterator[list[Recorded]]:
         assert partition == 5
         found = [event for event in self.events if event[0] < offset]
-        return found[max(0, len(found) - self.many) :]
+        yield found[max(0, len(found) - self.many) :]
 
 
 class Stand:

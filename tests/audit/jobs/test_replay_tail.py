@@ -20,7 +20,8 @@ CLIENT_MS = 1 << 42  # by the client's clock, a hundred years ahead
 
 async def before(bootstrap: str, topic: str, offset: int) -> Events:
     async with asyncio.timeout(ENOUGH_S), connected(bootstrap) as client:
-        return await Margin(topic, {"bootstrap_servers": bootstrap}, client).before(0, offset)
+        margin = Margin(topic, {"bootstrap_servers": bootstrap}, client)
+        return [event async for events in margin.before(0, offset) for event in events]
 
 
 async def test_what_is_not_in_the_topic_any_more_is_not_waited_for(

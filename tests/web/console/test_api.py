@@ -377,6 +377,14 @@ def test_a_worker_is_not_ready_while_it_can_save_nothing(console: Console) -> No
     assert console.ask("GET", "/health/ready").status == 200
 
 
+def test_a_worker_is_not_ready_while_its_loop_stands_still_half_of_the_time(console: Console) -> None:
+    for _ in range(100):
+        console.fed.loop_watch.look(time.monotonic(), 0.4)
+    ready = console.ask("GET", "/health/ready")
+    assert ready.status == 503
+    assert "stood still for 40 of the last 60 s" in ready.json["loop"]
+
+
 def test_metrics_leave_out_what_is_unknown(console: Console) -> None:
     console.fed.apply(put(definition()), assigned(job(0)), assigned(job(1)))
     console.fed.observe(beat(flowing(job(0), delivered=5), flowing(job(1), committed=-1), breaker="open"))

@@ -1,0 +1,70 @@
+"""Many short stops of an event loop are seen as well as one long one, and told once."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from app.worker.runtime import loop_watch as module
+from app.worker.runtime.loop_watch import CALM_SHARE, WINDOW_S, LoopStops, LoopWatch
+
+ENOUGH_S = 120
+
+
+def watch() -> tuple[LoopWatch, list[tuple[str, ...]]]:
+    told: list[tuple[str, ...]] = []
+    return LoopWatch("w", lambda *incident: told.append(incident)), told
+
+
+def test_a_loop_that_stands_still_more_than_half_of_the_time_is_told_once_until_it_was_calm() -> None:
+    it, told = watch()
+    now_s = 100.0
+    for _ in range(500):  # each of them far too short for anybody to notice
+        now_s += 0.4
+        it.look(now_s, 0.3)
+    assert it.trouble(now_s) is not None
+    (incident,) = told
+    assert incident[:2] == ("loop-busy", "w")
+    assert "the event loop stood still for 30 of the last 60 s, at most 0.3 s at a time" in incident[2]
+    now_s += WINDOW_S * (1 - CALM_SHARE)
+    it.look(now_s, 0.0)
+    assert it.trouble(now_s) is None
+    it.look(now_s + 40, 40.0)
+    assert len(told) == 2, "one long one"
+
+
+def test_a_loop_with_much_to_do_that_comes_round_is_not_told() -> None:
+    it, told = watch()
+    for at in range(10_000):
+        it.look(100.0 + 0.115 * at, 0.015)
+    assert not told
+
+
+async def test_work_that_gives_the_loop_away_too_rarely_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "WINDOW_S", 1.0)
+    it, told = watch()
+    await it.start()
+    try:
+        async with asyncio.timeout(ENOUGH_S):
+            while not told:
+                began_s = time.process_time()
+                while time.process_time() < began_s + 0.3:
+                    pass
+                await asyncio.sleep(0)
+    finally:
+        await it.stop()
+    assert told[0][0] == "loop-busy"
+
+
+@given(st.lists(st.tuples(st.floats(0, 100), st.floats(0, 100)), max_size=50))
+def test_no_more_counts_than_the_window_has_nor_what_lies_before_it(looks: list[tuple[float, float]]) -> None:
+    stops, now_s = LoopStops(), 0.0
+    for passed_s, late_s in looks:
+        now_s += passed_s
+        stops.record(now_s, late_s)
+        assert 0 <= stops.within_window(now_s).still_s <= WINDOW_S
+    assert stops.within_window(now_s + WINDOW_S + 1).still_s == 0.0
