@@ -68,7 +68,7 @@ class ControlLog(Service):
         self._anew_to = -1  # once it has this offset
         self._misses = self._began_again = False  # both: while what there was is read
         self.recent: deque[dict[str, Any]] = deque(maxlen=KEEP_RECENT)  # what the activity page shows
-        self._tail = TopicTail(topic, kafka_options, self._on_records, from_start=True)
+        self._tail = TopicTail(topic, kafka_options, self._on_records, from_start=True, is_first=True)
         self._producer = ReplaceableProducer("the control log", kafka_options)
         self._listeners: list[Callable[[], None]] = []
         self._unreadable = UnreadableRecords("records of the control log are no events")
@@ -112,12 +112,6 @@ class ControlLog(Service):
                 return self.view
 
     def _on_records(self, records: list[Any]) -> None:
-        try:
-            self._fold_all(records)
-        finally:
-            self._unreadable.report()
-
-    def _fold_all(self, records: list[Any]) -> None:
         for record in records:
             state = self.view if self._rewound is None else self._rewound
             if 0 < state.next_offset < record.offset and self._is_overtaken(state.next_offset, record.offset):
@@ -154,7 +148,7 @@ class ControlLog(Service):
         try:
             event = codec.control_event(record.value)
         except codec.BadEvent as error:
-            self._unreadable.add(record.offset, error)
+            self._unreadable.add_for_later(record.offset, error)
             return True
         counted = state.apply(event)
         if self.caught_up and state.is_jump(event):

@@ -32,11 +32,18 @@ class TopicTail(Service):
 
     `from_start`: read everything there is first; `caught_up` is set once the end that was seen at
     the start has been reached. Otherwise only what comes after now.
+    `is_first`: others that lie behind wait for it (`app.kafka.fetch.reader_turns`).
     `on_records` must not raise for bad data: it gets raw records of unknown origin.
     """
 
     def __init__(
-        self, topic: str, kafka_options: dict[str, Any], on_records: OnRecords, *, from_start: bool
+        self,
+        topic: str,
+        kafka_options: dict[str, Any],
+        on_records: OnRecords,
+        *,
+        from_start: bool,
+        is_first: bool = False,
     ) -> None:
         super().__init__()
         self.topic = topic
@@ -46,6 +53,7 @@ class TopicTail(Service):
         self._options = kafka_options
         self._on_records = on_records
         self._from_start = from_start
+        self._is_first = is_first
         self._progress = asyncio.Condition()
         self._positioned = False
 
@@ -71,6 +79,8 @@ class TopicTail(Service):
             **self._options,
         )
         await consumer.start()
+        if (turns := getattr(consumer._fetcher, "turns", None)) is not None:  # aiokafka's own has none
+            turns.is_first = self._is_first
         try:
             partition = TopicPartition(self.topic, 0)
             consumer.assign([partition])

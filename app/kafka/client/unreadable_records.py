@@ -1,4 +1,4 @@
-"""Records of a topic that are passed over, told in one line of the log however many they are.
+"""Records of a topic that are passed over, told in few lines of the log however many they are.
 
 Whoever may write to a topic may write a million bad records in one request, and a line of the log takes as
 long as all else that is done with such a record.
@@ -13,7 +13,7 @@ import structlog
 
 log = structlog.get_logger(__name__)
 
-REPORT_DELAY_S = 1.0  # what comes within it is one line, where records come one at a time
+REPORT_DELAY_S = 1.0  # what comes within it is one line
 
 
 class UnreadableRecords:
@@ -34,7 +34,7 @@ class UnreadableRecords:
         self._due: asyncio.TimerHandle | None = None
 
     def add(self, offset: int, error: Exception) -> None:
-        """One more."""
+        """One more, to be reported by who adds it."""
         if not self._count:
             self._first = offset
         self._count, self._last, self._why = self._count + 1, offset, str(error)

@@ -300,7 +300,7 @@ class BoundedFetcher(fetcher.Fetcher):
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)  # type: ignore[no-untyped-call]
-        self._turns = ReaderTurns()
+        self.turns = ReaderTurns()
 
     async def fetched_records(
         self, partitions: Collection[Any], timeout: float = 0, max_records: int | None = None
@@ -316,7 +316,7 @@ class BoundedFetcher(fetcher.Fetcher):
     async def wait_for_turn(self) -> None:
         """Gives the loop away, if records are buffered: before `take`."""
         if self._records:
-            await self._turns.wait()
+            await self.turns.wait()
 
     async def take(
         self, partitions: Collection[Any] | None, max_records: int | None, timeout: float = 0
@@ -327,7 +327,7 @@ class BoundedFetcher(fetcher.Fetcher):
         for part in found:
             if part in self._records:  # behind the others that have records
                 self._records[part] = self._records.pop(part)
-        self._turns.begin()
+        self.turns.begin()
         return found
 
     def _passes_over(self, partitions: Collection[Any]) -> bool:

@@ -155,6 +155,7 @@ class Heartbeats(Service):
             "heartbeats", kafka_options, enable_idempotence=False, request_timeout_ms=5_000
         )
         self._back_s = float("-inf")  # when the first heartbeat after a lapse was sent
+        self._unreadable = UnreadableRecords("records of the heartbeat topic are no heartbeats")
 
     async def on_start(self) -> None:
         await self._producer.start_patiently()
@@ -165,13 +166,11 @@ class Heartbeats(Service):
 
     def _on_records(self, records: list[Any]) -> None:
         now_s = time.monotonic()
-        unreadable = UnreadableRecords("records of the heartbeat topic are no heartbeats")
         for record in records:
             try:
                 self.members.observe(codec.heartbeat(record.value), now_s)
             except codec.BadEvent as error:
-                unreadable.add(record.offset, error)
-        unreadable.report()
+                self._unreadable.add_for_later(record.offset, error)
 
     @Service.task
     async def _beat(self) -> None:

@@ -134,6 +134,7 @@ class Runtime(Service):
         self._grace_s = grace_s
         self._incident_producer = ReplaceableProducer("incidents", self._options, enable_idempotence=False)
         self._pending: set[asyncio.Task[Any]] = set()
+        self._unreadable = UnreadableRecords("records of the incidents topic are no incidents")
         self.control = ControlLog(topics.control.name, control_options)
         self.clusters = DataClusters(
             clusters, deliver, ByteBudget(memory_budget_bytes), may_append=self._may_act
@@ -180,9 +181,8 @@ class Runtime(Service):
             self.catalog.audits.bounds_of, self.report_incident,
             lambda: self.leader.leads, self.catalog.audits.oddity_of, self.audit_sender.key,
         )  # fmt: skip
-        self.watchdog, self.save_watch = self._watchdogs()
+        self.watchdog, self.save_watch, self.loop_watch = self._watchdogs()
         self.open_files = OpenFilesWatch(self._report_own)
-        self.loop_watch = LoopWatch(self.worker, self.report_incident)
         self.heartbeats = Heartbeats(
             topics.heartbeats.name, control_options, compose=self._compose, members=self.members,
             lease=self.lease, interval_s=HEARTBEAT_S,
@@ -385,22 +385,22 @@ class Runtime(Service):
         )
 
     def _on_incidents(self, records: list[Any]) -> None:
-        unreadable = UnreadableRecords("records of the incidents topic are no incidents")
         for record in records:
             try:
                 self.incidents.append(codec.incident(record.value))
             except codec.BadEvent as error:
-                unreadable.add(record.offset, error)
-        unreadable.report()
+                self._unreadable.add_for_later(record.offset, error)
 
     # -- watchdog --------------------------------------------------------------------------------
 
-    def _watchdogs(self) -> tuple[Watchdog, SaveWatch]:
+    def _watchdogs(self) -> tuple[Watchdog, SaveWatch, LoopWatch]:
         trackers = self.trackers
-        return Watchdog(self.jobs.progress_saver, self._may_not_commit, self._answers), SaveWatch(
+        saves = SaveWatch(
             trackers.topic, trackers.writes, self._may_act, trackers.probe,
             self._others_save, self._tell_others,
         )  # fmt: skip
+        watchdog = Watchdog(self.jobs.progress_saver, self._may_not_commit, self._answers)
+        return watchdog, saves, LoopWatch(self.worker, self.report_incident)
 
     def _may_not_commit(self) -> bool:
         return not self.jobs.flowing or not self._may_act()

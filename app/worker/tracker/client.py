@@ -53,6 +53,7 @@ class TrackerClient(Service):
         self.writes = WriteHealth()
         self._producer = ReplaceableProducer("tracker events", kafka_options)
         self._waiting: dict[str, asyncio.Future[TakeoverAnswer]] = {}
+        self._unreadable = UnreadableRecords("records of the answers topic are no answers")
         self._tail = TopicTail(topics.answers.name, kafka_options, self._on_answers, from_start=False)
 
     async def on_start(self) -> None:
@@ -66,17 +67,15 @@ class TrackerClient(Service):
         await self._producer.stop()
 
     def _on_answers(self, records: list[Any]) -> None:
-        unreadable = UnreadableRecords("records of the answers topic are no answers")
         for record in records:
             try:
                 answer = codec.takeover_answer(record.value)
             except codec.BadEvent as error:
-                unreadable.add(record.offset, error)
+                self._unreadable.add_for_later(record.offset, error)
                 continue
             waiting = self._waiting.get(answer.nonce)
             if waiting is not None and not waiting.done():
                 waiting.set_result(answer)
-        unreadable.report()
 
     async def takeover(self, job: str, epoch: int, *, over: int = -1) -> TakeoverAnswer:
         """Takes `job` over under `epoch`; waits as long as it takes (the caller may cancel). `over`: as in

@@ -70,6 +70,10 @@ class TrackerFollower(Service):
         self._again_s: dict[int, float] = {}  # when a beginning that failed is tried again
         self._written_s: dict[int, float] = {}
         self._progress = asyncio.Event()
+        self._unreadable = [
+            UnreadableRecords("tracker events are passed over", partition=partition)
+            for partition in range(topics.trackers.partitions)
+        ]
         self._producer = ReplaceableProducer("answers to takeovers", kafka_options, enable_idempotence=False)
 
     async def on_start(self) -> None:
@@ -226,18 +230,16 @@ class TrackerFollower(Service):
                           partition=at.partition, since=fold.next_offset, present=start)  # fmt: skip
                 del self.folds[at.partition]
                 return
-        unreadable = UnreadableRecords("tracker events are passed over", partition=at.partition)
         for record in records:
             try:
                 answer = fold.apply(codec.tracker_event(record.value), record.offset)
             except codec.BadEvent as error:
                 fold.next_offset = record.offset + 1
-                unreadable.add(record.offset, error)
+                self._unreadable[at.partition].add_for_later(record.offset, error)
                 continue
             if answer is not None:
                 sent = await self._producer.send(self._topics.answers.name, codec.encode(answer), partition=0)
                 sent.add_done_callback(_report_refusal)
-        unreadable.report()
         self._progress.set()
         self._progress = asyncio.Event()
 
