@@ -161,6 +161,7 @@ class _Collector:
         runtime, budget = self.runtime, self.runtime.clusters.budget
         holds = runtime.lease.holds(time.monotonic())
         ahead_s = runtime.heartbeats.host_clock.ahead_s
+        stops = runtime.loop_watch.stops(time.monotonic())
         for name, text, value in (
             ("buffered_bytes", "Fetched bytes in memory", budget.used_bytes),
             ("buffer_limit_bytes", "The memory budget for fetched bytes", budget.capacity_bytes),
@@ -168,6 +169,12 @@ class _Collector:
             ("leads", "1 on the leader", runtime.leader.leads),
             ("lease_holds", "1 while this worker may act", holds),
             ("clock_ahead_seconds", "By how much the host's clock is ahead of the brokers'", ahead_s),
+            (
+                "loop_still_seconds",
+                "Time of the last minute in which its loop stood still",
+                stops.still_s,
+            ),
+            ("loop_longest_stop_seconds", "The longest of those at a time", stops.longest_s),
         ):
             if value is not None:
                 yield GaugeMetricFamily(f"switchyard_{name}", text, value=value)

@@ -80,9 +80,13 @@ class LoopWatch(Service):
         self._stops = LoopStops()
         self._has_told = False
 
+    def stops(self, now_s: float) -> LoopBusy:
+        """How long it stood still lately."""
+        return self._stops.within_window(now_s)
+
     def trouble(self, now_s: float) -> LoopBusy | None:
-        """How often it stands still, if that is why this worker is not ready."""
-        busy = self._stops.within_window(now_s)
+        """The same, if that is why this worker is not ready."""
+        busy = self.stops(now_s)
         return busy if busy.still_s >= BUSY_SHARE * WINDOW_S else None
 
     @Service.task
@@ -96,7 +100,7 @@ class LoopWatch(Service):
     def look(self, now_s: float, late_s: float) -> None:
         """A timer came so late."""
         self._stops.record(now_s, late_s)
-        busy = self._stops.within_window(now_s)
+        busy = self.stops(now_s)
         if busy.still_s < CALM_SHARE * WINDOW_S:
             self._has_told = False
         elif busy.still_s >= BUSY_SHARE * WINDOW_S and not self._has_told:

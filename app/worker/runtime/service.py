@@ -181,8 +181,7 @@ class Runtime(Service):
             self.catalog.audits.bounds_of, self.report_incident,
             lambda: self.leader.leads, self.catalog.audits.oddity_of, self.audit_sender.key,
         )  # fmt: skip
-        self.watchdog, self.save_watch, self.loop_watch = self._watchdogs()
-        self.open_files = OpenFilesWatch(self._report_own)
+        self.watchdog, self.save_watch, self.loop_watch, self.open_files = self._watchdogs()
         self.heartbeats = Heartbeats(
             topics.heartbeats.name, control_options, compose=self._compose, members=self.members,
             lease=self.lease, interval_s=HEARTBEAT_S,
@@ -393,14 +392,15 @@ class Runtime(Service):
 
     # -- watchdog --------------------------------------------------------------------------------
 
-    def _watchdogs(self) -> tuple[Watchdog, SaveWatch, LoopWatch]:
+    def _watchdogs(self) -> tuple[Watchdog, SaveWatch, LoopWatch, OpenFilesWatch]:
         trackers = self.trackers
         saves = SaveWatch(
             trackers.topic, trackers.writes, self._may_act, trackers.probe,
             self._others_save, self._tell_others,
         )  # fmt: skip
         watchdog = Watchdog(self.jobs.progress_saver, self._may_not_commit, self._answers)
-        return watchdog, saves, LoopWatch(self.worker, self.report_incident)
+        loop_watch = LoopWatch(self.worker, self.report_incident)
+        return watchdog, saves, loop_watch, OpenFilesWatch(self._report_own)
 
     def _may_not_commit(self) -> bool:
         return not self.jobs.flowing or not self._may_act()
