@@ -7,7 +7,7 @@ What is not there any more is not waited for: the topic may have been cut, or ma
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from typing import Any, NamedTuple
 
 from aiokafka import AIOKafkaConsumer, TopicPartition
@@ -45,7 +45,7 @@ class Margin:
         self._options = kafka_options
         self._client = client
 
-    async def before(self, partition: int, offset: int) -> AsyncIterator[Events]:
+    async def before(self, partition: int, offset: int) -> AsyncGenerator[Events, None]:
         """The events of the last minute below `offset`, a thousand at least, some at a time: a minute may
         bring millions."""
         at = TopicPartition(self._topic, partition)
