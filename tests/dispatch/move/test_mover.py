@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
-from aiokafka import AIOKafkaProducer
+from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
 
 from app.controllog.codec import Heartbeat, JobStatus
 from app.controllog.events import ALL, Assignment, Claim, OperatorAct, WorkloadPut
@@ -272,6 +272,27 @@ async def test_what_cannot_work_is_refused_before_anything_is_paused(stage: Stag
     with pytest.raises(OperationRefused, match=r"cannot read .*: spec\.ordering: .*\(got by-magic\)"):
         await stage.run(stage.mover())
     assert not any(event["event"] == "moving" for event in stage.log.recent)
+
+
+async def test_a_group_that_others_consume_there_refuses_the_move_before_anything_is_paused(
+    stage: Stage,
+) -> None:
+    """By whichever protocol (`tests.kafka.client.test_group_members`); its commit would fail at the end."""
+    await stage.make(EAST, stage.topic)
+    await stage.make(WEST, stage.topic)
+    await stage.deploy()
+    await stage.own({(stage.topic, 0): 0, (stage.topic, 1): 0})
+    (there,) = stage.clusters.specs[WEST].bootstrap
+    async with AIOKafkaConsumer(
+        stage.topic, bootstrap_servers=there, group_id=GROUP, client_id="legacy"
+    ) as consumer:
+        async with asyncio.timeout(120):
+            while not consumer.assignment():  # noqa: ASYNC110 - the coordinator gives it
+                await asyncio.sleep(0.05)
+        with pytest.raises(OperationRefused, match=r"group \S+ in east-aggregate has 1 member \(legacy\)"):
+            await stage.run(stage.mover())
+    assert stage.cluster == EAST
+    assert not stage.log.view.moves
 
 
 async def test_a_job_that_is_not_at_rest_ends_the_move_and_the_workload_goes_on_where_it_is(
