@@ -62,7 +62,7 @@ def test_kafka_tells_whether_a_range_has_records_and_verify_believes_it(
     assert json.loads(capsys.readouterr().out)["findings"] == {"missing": 3}
     read = KafkaCluster.read
     monkeypatch.setattr(
-        KafkaCluster, "read", lambda self, ranges: read(self, ranges).where("offset < 0").to(RECORD)
+        KafkaCluster, "read", lambda self, *ranges: read(self, *ranges).where("offset < 0").to(RECORD)
     )
     assert main((*comparing, topic_name)) == 1
     assert (

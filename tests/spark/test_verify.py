@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import SparkSession
 
 from spark.__main__ import main
 from spark.jobs import verify
@@ -21,8 +21,9 @@ Command = Callable[..., int]
 def command(session: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Command:
     """Runs the job on a cluster and an archive that differ in one record."""
 
-    def found(spark: SparkSession, *_: object) -> tuple[DataFrame, Callable[[], int]]:
-        return spark.createDataFrame([("missing", 0, 7, None)], FINDING), lambda: 1
+    def found(spark: SparkSession, _options: object, _folder: Path, write: verify.Write) -> int:
+        write(spark.createDataFrame([("missing", 0, 7, None)], FINDING))
+        return 1
 
     monkeypatch.setattr(verify, "_archive", found)
     monkeypatch.setattr(verify.common, "session", lambda _name, _options: session)
