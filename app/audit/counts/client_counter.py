@@ -79,6 +79,10 @@ class ClientAudit:
         found._max_timestamp_ms, found._arrived_ms = state.max_timestamp_ms, state.arrived_ms
         return found
 
+    def begin_as(self, source: str) -> None:
+        """Before its first report: another incarnation counts."""
+        self._source, self._shard = source, shard_of_client(source)
+
     def state(self) -> ClientState:
         return ClientState(
             self._scope, self._source, self._sequence, tuple(self._pending), self._windows(),

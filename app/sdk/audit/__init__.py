@@ -41,8 +41,11 @@ What it costs
 8. It never raises after `start`, and never waits for disk or network (but `logged`, which says so). Where
    reports cannot be sent or kept, counts add up: memory is bounded by topics and windows, not by records.
    What is wrong is in `audit.stats`, and once in the standard logger `switchyard.audit`.
-9. A process and a log belong together: a second process is refused at `start`. After a fork the child needs
-   an audit of its own.
+9. A process and a log belong together: a second process is refused at `start`. A server with several
+   processes starts the audit in each, behind the fork, with `wal=FolderPerWorker(folder)`. A child of a fork
+   whose parent has started it counts nothing, says so once, and never touches the parent's log.
+10. `HttpOutput` believes the collector only: what a proxy answers is tried again, in smaller pieces where it
+   refuses them. Reports that the collector refuses stay in the log's folder (`refused`); `close` says False.
 
 Needs numpy and msgspec; what has Kafka in its name, and the wrappers, aiokafka.
 """
@@ -52,9 +55,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from app.sdk.audit.background_thread import TIERS, Fsync, Stats
-from app.sdk.audit.errors import AuditError, Refused
+from app.sdk.audit.errors import AuditError, NotPassed, Refused
 from app.sdk.audit.outputs import CallOutput, FileOutput, HttpOutput, Output
 from app.sdk.audit.session import Audit, SyncAudit
+from app.sdk.audit.worker_folders import FolderPerWorker
 
 if TYPE_CHECKING:
     from app.sdk.audit.kafka_clients import AuditedBatch, AuditedConsumer, AuditedProducer
@@ -62,7 +66,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "TIERS", "Audit", "AuditError", "AuditedBatch", "AuditedConsumer", "AuditedProducer", "CallOutput",
-    "FileOutput", "Fsync", "HttpOutput", "KafkaOutput", "Output", "Refused", "Stats", "SyncAudit",
+    "FileOutput", "FolderPerWorker", "Fsync", "HttpOutput", "KafkaOutput", "NotPassed", "Output", "Refused",
+    "Stats", "SyncAudit",
 ]  # fmt: skip
 
 

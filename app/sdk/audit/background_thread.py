@@ -9,6 +9,10 @@ Rules
 2. Nothing here fails the client: only `start` raises, before anything is counted. What goes wrong later is in
    `stats` and in the log, once when it begins and once when it ends.
 3. All times are bounded: `logged` and `close` say what they could not do.
+4. Only the process that started it writes the log, and sends. A child of a fork counts nothing: it answers at
+   once, and says so once.
+5. A report that does not pass (`NotPassed`) is sent as several, by halves, and holds up no other. What the
+   receiver refuses for ever is kept in the log's folder.
 """
 
 from __future__ import annotations
@@ -30,12 +34,14 @@ from typing import NamedTuple
 
 from app.audit.counts.reports import INCARNATION, Report
 from app.audit.folds.seals import is_of_workers
-from app.sdk.audit import outputs, recovery
+from app.sdk.audit import outputs, recovery, write_ahead_log
 from app.sdk.audit.counter import Counting, Tier
-from app.sdk.audit.errors import AuditError, Refused
+from app.sdk.audit.errors import AuditError, NotPassed, Refused
 from app.sdk.audit.logger import log
 from app.sdk.audit.outputs import Output
-from app.sdk.audit.write_ahead_log import WriteAheadLog
+from app.sdk.audit.recovery import RecoveredState
+from app.sdk.audit.worker_folders import FolderPerWorker, LeftBehind
+from app.sdk.audit.write_ahead_log import Left, WriteAheadLog
 
 TIERS = ("proxy-client", "proxy-server", "consumer")  # those of clients that have their order; others may be
 WINDOW_MS = 600_000
@@ -43,8 +49,12 @@ IDLE_MS = 30_000
 SEND_TIMEOUT_S = 60.0  # an output that has not answered by then is asked again
 BACKOFF_S, MOST_BACKOFF_S = 0.5, 30.0
 STOP_TIMEOUT_S = 2.0
+# One report among hundreds, of hundreds of windows, is found by fewer. Where nothing passes, the rest waits.
+MOST_NOT_PASSED = 20  # in a row
 _NAME = re.compile(r"[a-zA-Z0-9._-]{1,200}")
 LOG, OUTPUT, REFUSED = "the write-ahead log", "the output", "the receiver of reports"
+NOT_PASSED = "the way to the receiver"
+FORK = "a forked process"
 KEEPING, SENDING = "keeping counts", "sending reports"  # faults of ours
 
 
@@ -66,7 +76,7 @@ class Stats(NamedTuple):
     """How the audit goes.
 
     Attributes:
-        waiting, acknowledged, refused: reports.
+        waiting, acknowledged, refused: reports. Those that the receiver refused are kept in the log's folder.
         redelivered: consumed records that were not counted again.
         uncounted: records that could not be counted.
         wrong: what is wrong now -> why.
@@ -81,6 +91,10 @@ class Stats(NamedTuple):
     wrong: dict[str, str]
 
 
+class _NotNow(Exception):
+    """The output failed: what waits is tried again later."""
+
+
 class Auditing(Counting):
     """What `Audit` and `SyncAudit` share."""
 
@@ -90,7 +104,7 @@ class Auditing(Counting):
         origin: str,
         tier: str,
         output: Output,
-        wal: Path | str | None,
+        wal: Path | str | FolderPerWorker | None,
         cluster: str = "",
         window_ms: int = WINDOW_MS,
         idle_ms: int = IDLE_MS,
@@ -104,8 +118,8 @@ class Auditing(Counting):
             origin: names the client among all others; the same for all its processes.
             tier: see `TIERS`.
             output: where reports go.
-            wal: a folder of this process alone, that the next one finds again; None: nothing is kept, and
-                what a killed process had not sent is missing.
+            wal: a folder of this process alone, that the next one finds again; `FolderPerWorker` where a
+                server has several; None: nothing is kept, and what a killed process had not sent is missing.
             cluster: whose topics are counted, as the audit plan names it.
             window_ms: as in the audit plan.
             idle_ms: who has counted nothing for so long has nothing older to come.
@@ -127,12 +141,11 @@ class Auditing(Counting):
         for name, number in numbers.items():
             if not number > 0:
                 raise AuditError(f"{name}={number!r}: has to be above 0")
-        # Before the sign what stays the same when the process is started again, as far as it can be known.
-        names = [origin, socket.gethostname(), *([] if wal is None else [Path(wal).name])]
-        self.source = f"{'.'.join(names)}{INCARNATION}{uuid.uuid4().hex[:16]}"
-        super().__init__(Tier(tier, cluster, window_ms, self.source, idle_ms))
+        self._folders = wal if isinstance(wal, FolderPerWorker) else None
+        self._wal = None if wal is None or isinstance(wal, FolderPerWorker) else WriteAheadLog(Path(wal))
+        self._origin = origin
+        super().__init__(Tier(tier, cluster, window_ms, self._new_source(), idle_ms))
         self._output = output
-        self._wal = None if wal is None else WriteAheadLog(Path(wal))
         self._log_interval_s, self._report_interval_s = log_interval_s, report_interval_s
         self._fsync, self._idle_ms = fsync, idle_ms
         self._writing = threading.Lock()
@@ -145,10 +158,27 @@ class Auditing(Counting):
         self._wake: asyncio.Event | None = None
         self._closing: asyncio.Event | None = None
         self._close_s = 0.0
-        self._has_left = self._ended = self._sent_all = False
+        self._has_left = self._ended = self._sent_all = self._is_forked = False
+        self._not_passed: set[str] = set()  # ids of reports, sent behind the others
+        self._not_passed_in_a_row = 0
+
+    @property
+    def source(self) -> str:
+        """Names this incarnation in its reports; final once it is started."""
+        return self._tier.source
+
+    def _new_source(self) -> str:
+        """Before the sign what stays the same when the process is started again, as far as it is known."""
+        names = [self._origin, socket.gethostname()]
+        if self._folders is not None:
+            names.append(self._folders.directory.name)
+        if self._wal is not None:
+            names.append(self._wal.directory.name)
+        return f"{'.'.join(names)}{INCARNATION}{uuid.uuid4().hex[:16]}"
 
     @property
     def stats(self) -> Stats:
+        self._look_for_fork()
         books = list(self._books.values())
         return Stats(
             len(books),
@@ -163,20 +193,15 @@ class Auditing(Counting):
     # -- beginning and end, in whatever thread ---------------------------------------------------------
 
     def _start(self) -> None:
+        self._look_for_fork()
+        if self._is_forked:
+            raise AuditError(
+                "start: the process that forked this one has started it; start it in each worker only, or "
+                "make another Audit"
+            )
         if self._thread is not None:
             raise AuditError("start: it was started before; make another Audit")
-        if self._wal is not None:
-            left = self._wal.lock_and_read()
-            try:
-                self._take_over(left.payloads, left.damage)
-            except AuditError:
-                self._wal.release()
-                raise
-            if not self._keep(sync=True):
-                self._wal.release()
-                raise AuditError(
-                    f"wal={str(self._wal.directory)!r}: {self._told.now[LOG]}; see that it can be written"
-                )
+        self._open_log()
         began: Future[None] = Future()
         self._thread = threading.Thread(
             target=lambda: asyncio.run(self._run(began)), name="switchyard-audit", daemon=True
@@ -185,21 +210,60 @@ class Auditing(Counting):
         began.result()
         _started.add(self)
 
-    def _take_over(self, payloads: tuple[bytes, ...], damage: str) -> None:
+    def _open_log(self) -> None:
+        """Takes over what is left, of other processes too: it is in the log of this one then."""
+        folders = self._folders
+        others: list[LeftBehind] = []
+        if folders is not None:
+            wal, left = folders.locked()
+            self._wal = wal
+            self._begin_as(self._new_source())
+        elif self._wal is not None:
+            wal = self._wal
+            left = wal.lock_and_read()
+        else:
+            return
         try:
-            everything = recovery.read(payloads)
+            at_ms = int(self._now_s() * 1000)
+            found = self._left(wal, left, at_ms)
+            if folders is not None:
+                others = folders.left_behind(at_ms, self._idle_ms)
+            self._backlog = {report.id: report for report in found.backlog}
+            positions = found.positions
+            for one in others:
+                self._backlog |= {report.id: report for report in one.state.backlog}
+                positions = recovery.joined(positions, one.state.positions)
+            self._resume(positions)
+            if not self._keep(sync=True):
+                raise AuditError(
+                    f"wal={str(wal.directory)!r}: {self._told.now[LOG]}; see that it can be written"
+                )
+        except BaseException:
+            for locked in (wal, *(one.wal for one in others)):
+                locked.release()
+            raise
+        for one in others:
+            one.forget()
+
+    def _left(self, wal: WriteAheadLog, left: Left, at_ms: int) -> RecoveredState:
+        try:
+            everything = recovery.read(left.payloads)
         except recovery.UnreadableFrames as error:
             raise AuditError(
-                f"wal={str(self._wal and self._wal.directory)!r}: {error}; another version wrote it: "
+                f"wal={str(wal.directory)!r}: {error}; another version wrote it: "
                 "let that one send what is there, or name another folder"
             ) from error
-        if damage:
-            log.error("audit: %s is damaged: %s; what was counted there may be missing", LOG, damage)
-        found = recovery.resumed(everything, int(self._now_s() * 1000), self._idle_ms)
-        self._backlog = {report.id: report for report in found.backlog}
-        self._resume(found.positions)
+        if left.damage:
+            log.error("audit: %s is damaged: %s; what was counted there may be missing", LOG, left.damage)
+        if wal.refused_bytes:
+            path = wal.directory / write_ahead_log.REFUSED
+            log.warning(
+                "audit: %s holds reports that the receiver has refused; look at it, move it away", path
+            )
+        return recovery.resumed(everything, at_ms, self._idle_ms)
 
     def _close_soon(self, timeout_s: float) -> None:
+        self._look_for_fork()
         self._close_s = timeout_s
         if self._loop is not None and self._closing is not None and not self._ended:
             with contextlib.suppress(RuntimeError):  # it ended just now
@@ -207,11 +271,12 @@ class Auditing(Counting):
 
     def _joined(self, timeout_s: float) -> bool:
         """Waits for the thread. Whether all that was counted is acknowledged."""
-        if self._thread is not None:
+        if self._thread is not None and not self._is_forked:
             self._thread.join(timeout_s + 2 * STOP_TIMEOUT_S)
         return self._sent_all
 
     def _logged_soon(self) -> Future[bool]:
+        self._look_for_fork()
         waiter: Future[bool] = Future()
         if self._wal is None or self._loop is None or self._wake is None or self._ended:
             waiter.set_result(False)
@@ -225,9 +290,10 @@ class Auditing(Counting):
 
     def _keep(self, *, sync: bool) -> bool:
         """Writes what has changed. Whether it is in the log."""
+        self._look_for_fork()
         wal = self._wal
-        if wal is None:
-            return True
+        if wal is None or self._is_forked:
+            return wal is None
         with self._writing:
             try:
                 if not wal.is_open or wal.is_long:
@@ -278,7 +344,7 @@ class Auditing(Counting):
                 while not await self._deliver():
                     tries += 1
                     await asyncio.sleep(_backoff_s(tries))
-                self._sent_all = True
+                self._sent_all = not self._refused
         with contextlib.suppress(Exception):
             async with asyncio.timeout(STOP_TIMEOUT_S):
                 await self._output.close()
@@ -321,31 +387,41 @@ class Auditing(Counting):
             await asyncio.sleep(_backoff_s(tries) if tries else self._report_interval_s)
 
     async def _deliver(self) -> bool:
-        """Sends all that waits. Whether all of it is acknowledged."""
+        """Sends all that waits. Whether none of it waits any more."""
         waiting = [*self._backlog.values(), *self._pending()]
         if not self._keep(sync=self._fsync is not Fsync.NEVER):
             return False
-        for batch in outputs.batches(waiting):
-            if not await self._delivered(batch):
-                return False
-        return True
+        waiting.sort(key=lambda report: report.id in self._not_passed)
+        self._not_passed.intersection_update({report.id for report in waiting})
+        self._not_passed_in_a_row = 0
+        try:
+            is_all = all([await self._delivered(batch) for batch in outputs.batches(waiting)])
+        except _NotNow as error:
+            self._told.wrong(OUTPUT, error)
+            return False
+        self._told.right(OUTPUT)
+        if is_all:
+            self._told.right(NOT_PASSED)
+        return is_all
 
     async def _delivered(self, batch: list[Report]) -> bool:
+        """Whether none of the batch waits any more. Raises _NotNow."""
+        is_refused = False
         try:
-            async with asyncio.timeout(SEND_TIMEOUT_S):
-                await self._output.send(batch)
-        except Refused as error:
+            await self._sent(batch)
+        except (Refused, NotPassed) as error:
             if len(batch) > 1:
-                return all([await self._delivered([report]) for report in batch])
-            self._told.wrong(REFUSED, f"report {batch[0].id} of topic {batch[0].topic} is given up: {error}")
-            self._refused += 1
-        except Exception as error:  # noqa: BLE001 - outputs raise what they like; it is tried again
-            self._told.wrong(OUTPUT, f"{type(error).__name__}: {error}")
-            return False
-        else:
-            self._acknowledged += len(batch)
-            self._told.right(OUTPUT)
-            self._told.right(REFUSED)
+                half = len(batch) // 2
+                return all([await self._delivered(part) for part in (batch[:half], batch[half:])])
+            (report,) = batch
+            is_refused = isinstance(error, Refused)
+            is_gone = self._gave_up(report, error) if is_refused else await self._sent_by_halves(report)
+            if not is_gone:
+                self._not_passed.add(report.id)
+                why = f"report {report.id} of topic {report.topic} waits, others go on: {error}"
+                self._told.wrong(NOT_PASSED, why)
+                return False
+        self._acknowledged += 0 if is_refused else len(batch)
         for report in batch:
             if self._backlog.pop(report.id, None) is not None:
                 self._arrived.append(report.id)
@@ -353,19 +429,65 @@ class Auditing(Counting):
                 self._books[report.topic].acknowledged(report)
         return True
 
+    async def _sent(self, reports: list[Report]) -> None:
+        """Raises Refused, NotPassed, _NotNow."""
+        try:
+            async with asyncio.timeout(SEND_TIMEOUT_S):
+                await self._output.send(reports)
+        except Refused:
+            raise
+        except NotPassed as error:
+            self._not_passed_in_a_row += 1
+            if self._not_passed_in_a_row > MOST_NOT_PASSED:
+                raise _NotNow(f"nothing passes: {error}") from error
+            raise
+        except Exception as error:
+            raise _NotNow(f"{type(error).__name__}: {error}") from error  # outputs raise what they like
+        self._not_passed_in_a_row = 0
+
+    async def _sent_by_halves(self, report: Report) -> bool:
+        """Sends a report that does not pass as several. Whether all of it arrived. Raises _NotNow."""
+        for half in outputs.halves(report) or ():
+            try:
+                await self._sent([half])
+            except NotPassed:
+                if not await self._sent_by_halves(half):
+                    return False
+            except Refused:
+                return False
+        return len(report.windows) > 1
+
+    def _gave_up(self, report: Report, error: Exception) -> bool:
+        """Keeps a report that nobody takes where people can look at it. Whether it is kept."""
+        if self._wal is not None:
+            try:
+                self._wal.keep_refused(outputs.json_lines([report]))
+            except OSError as failure:
+                self._told.wrong(
+                    REFUSED, f"{failure}: report {report.id} of topic {report.topic} waits: {error}"
+                )
+                return False
+        self._told.wrong(REFUSED, f"report {report.id} of topic {report.topic} is given up: {error}")
+        self._refused += 1
+        return True
+
     def _at_exit(self) -> None:
         """The process ends without `close`: what was counted is kept for the next one."""
+        self._look_for_fork()
         if not self._ended:
             self._keep(sync=False)
 
     def _forked(self) -> None:
+        self._writing = threading.Lock()
         super()._forked()
-        if self._thread is not None:
-            self._ended, self._sent_all = True, False
-            self._waiters, self._writing = deque(), threading.Lock()
-            if self._wal is not None:
-                self._wal.release()  # the parent's lock holds
-            self._told.wrong("a forked process", "it counts nothing; start an Audit of its own in it")
+        if self._thread is None:  # it may be started here
+            self._begin_as(self._new_source(), is_forked=True)
+            return
+        self._ended, self._sent_all, self._is_forked = True, False, True
+        self._waiters = deque()
+        if self._wal is not None:
+            self._wal.release()  # the parent's lock holds
+        self._told.wrong(FORK, "it counts nothing; start an Audit of its own in it")
 
 
 def _answer(waiters: list[Future[bool]], is_kept: bool) -> None:

@@ -14,7 +14,7 @@ from app.audit.counts.client_counter import ClientAudit
 from app.audit.counts.reports import Report, Scope
 from app.sdk.audit.logger import EpisodeLogger
 from app.sdk.audit.recovery import Everything, Positions, WalChange
-from app.sdk.audit.topic_counts import FIELDS, MOST_NOTED, Ids, TopicCounts
+from app.sdk.audit.topic_counts import FEW_RECORDS, FIELDS, MOST_NOTED, Ids, TopicCounts
 
 MOST_TOPICS = 10_000
 _TOPIC = re.compile(r"[a-zA-Z0-9._-]{1,249}")
@@ -44,6 +44,7 @@ class Counting:
         self._opening = threading.Lock()
         self._now_s = time.time
         self._told = EpisodeLogger()
+        self._process_id = os.getpid()
         self._nowhere = self._book("")  # takes what belongs to no topic, and is never reported
         _forkable.add(self)
 
@@ -62,6 +63,7 @@ class Counting:
         noted = book.noted
         noted.extend((timestamp_ms, nbytes, id, self._now_s()))
         if len(noted) >= _FULL:
+            self._look_for_fork()
             book.fold()
 
     def sent_many(
@@ -72,6 +74,7 @@ class Counting:
         ids: Ids | None = None,
     ) -> None:
         """Counts records that this tier has now: arrays of one length; `nbytes` may be one number."""
+        self._look_for_fork()
         try:
             self._opened(topic).add(timestamps_ms, nbytes, ids, int(self._now_s() * 1000))
         except _WRONG as error:
@@ -88,6 +91,8 @@ class Counting:
         try:
             time_ms = -1 if timestamp_ms is None else timestamp_ms
             book = self._books.get(topic) or self._opened(topic)
+            if not book.noted or book.lock.locked():  # seldom; in a child of a fork sooner or later
+                self._look_for_fork()
             return book.handled(partition, offset, time_ms, nbytes, id, self._now_s())
         except _WRONG as error:
             self._told.wrong(
@@ -102,6 +107,8 @@ class Counting:
         """`handled` of many records of a partition."""
         try:
             book = self._opened(topic)
+            if len(offsets) >= FEW_RECORDS or not book.noted or book.lock.locked():
+                self._look_for_fork()
             book.handled_many(partition, offsets, timestamps_ms, nbytes, ids, self._now_s())
         except _WRONG as error:
             self._told.wrong(CALLS, f"handled_many({topic!r}, {partition!r}): {error}")
@@ -116,6 +123,7 @@ class Counting:
         except _WRONG as error:
             self._told.wrong(TOPICS, f"{topic!r}: {error}; its records are not counted")
             return self._nowhere
+        self._look_for_fork()
         with self._opening:
             if topic not in self._books:
                 if len(self._books) >= MOST_TOPICS:
@@ -129,6 +137,28 @@ class Counting:
         scope = Scope(topic, tier.tier, tier.cluster, tier.width_ms)
         client = ClientAudit(scope, tier.source, tier.idle_ms)
         return TopicCounts(client, topic, self._positions.pop(topic, {}), self._told)
+
+    # -- forks ----------------------------------------------------------------------------------------
+
+    def _look_for_fork(self) -> None:
+        """A server that forks in C calls no hook of Python's: its child learns here that it is one."""
+        if os.getpid() != self._process_id:
+            self._forked()
+
+    def _forked(self) -> None:
+        """In a child of a fork: the locks may be held by threads that it does not have."""
+        self._opening = threading.Lock()
+        for book in [*self._books.values(), self._nowhere]:
+            book.lock = threading.Lock()
+        self._process_id = os.getpid()
+
+    def _begin_as(self, source: str, *, is_forked: bool = False) -> None:
+        """Names the incarnation, before its first report. `is_forked`: what is counted is the parent's."""
+        self._tier = self._tier._replace(source=source)
+        if is_forked:
+            self._books = {}
+        for book in self._books.values():
+            book.begin_as(source)
 
     # -- what the thread that keeps and sends asks for ------------------------------------------------
 
@@ -164,12 +194,6 @@ class Counting:
 
     def _pending(self) -> list[Report]:
         return [report for book in list(self._books.values()) for report in book.pending]
-
-    def _forked(self) -> None:
-        """In a child of a fork: the locks may be held by threads that it does not have."""
-        self._opening = threading.Lock()
-        for book in [*self._books.values(), self._nowhere]:
-            book.lock = threading.Lock()
 
 
 _forkable: weakref.WeakSet[Counting] = weakref.WeakSet()

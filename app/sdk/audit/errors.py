@@ -8,4 +8,13 @@ class AuditError(Exception):
 
 
 class Refused(Exception):
-    """An output's receiver will never take these reports; raised by outputs, told in the log."""
+    """An output's receiver says that it will never take these reports; raised by outputs, told in the log."""
+
+
+class NotPassed(Exception):
+    """Something before the receiver (a proxy's limit) did not let these reports pass; fewer of them may pass.
+    Raised by outputs."""
+
+
+class FolderTaken(AuditError):
+    """Another process has the folder of a write-ahead log."""

@@ -11,7 +11,7 @@ from aiokafka import AIOKafkaProducer
 from aiokafka.errors import MessageSizeTooLargeError
 
 from app.audit.counts.reports import Report
-from app.sdk.audit.errors import Refused
+from app.sdk.audit.errors import NotPassed
 from app.sdk.audit.outputs import encode
 
 SEND_TIMEOUT_S = 30.0
@@ -45,7 +45,7 @@ class KafkaOutput:
                 ]
                 await asyncio.gather(*waiting)
         except MessageSizeTooLargeError as error:
-            raise Refused(str(error)) from error
+            raise NotPassed(str(error)) from error  # as several reports of fewer windows
         except BaseException:
             await self.close()  # another one is made for the next try
             raise

@@ -12,34 +12,50 @@ again, from another process too: whoever receives it keeps each id once (`app.au
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import http.client
 import inspect
 import ssl
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 from urllib.parse import urlsplit
 
 import msgspec
 
 from app.audit.counts.reports import Report
-from app.sdk.audit.errors import AuditError, Refused
+from app.sdk.audit.errors import AuditError, NotPassed, Refused
 
 MOST_BATCH_BYTES = 64 * 1024
 HTTP_ANSWER_TIMEOUT_S = 10.0
 NDJSON = "application/x-ndjson"
-# What a server will never take, however often it is asked; whatever else it answers is asked again.
-REFUSALS = frozenset({400, 413, 415, 422})
+MOST_ANSWER_BYTES = 8 * 1024
+MOST_ANSWER_CHARS = 500
+# Only Switchyard knows what it will never take: the problem's type (RFC 9457) is its word, a status is not.
+BAD_REPORT = "urn:switchyard:problem:bad-report"
+# What proxies answer because of a body: its size, its kind, its content. A smaller one, or another, may pass.
+OF_BODIES = frozenset({400, 403, 406, 413, 415, 422})
 
 encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder(Report).decode
+
+
+class _Answer(msgspec.Struct):
+    """What Switchyard answers: how many reports it took, or a problem's type."""
+
+    taken: int = -1
+    type: str = ""
+
+
+_decode_answer = msgspec.json.Decoder(_Answer).decode
 
 
 class Output(Protocol):
     """See the module. Both are called in one event loop, that of the audit's own thread."""
 
     async def send(self, reports: Sequence[Report]) -> None:
-        """Returns when the receiver has them. Raises `Refused` if it never will, anything else if not now."""
+        """Returns when the receiver has them. Raises `Refused` if it says that it never will, `NotPassed` if
+        fewer of them may reach it, anything else if not now."""
 
     async def close(self) -> None:
         """Gives back what it holds."""
@@ -58,6 +74,19 @@ def batches(reports: Iterable[Report]) -> Iterator[list[Report]]:
         size += nbytes
     if batch:
         yield batch
+
+
+def halves(report: Report) -> tuple[Report, Report] | None:
+    """The report as two, each with half of its windows; None: it has too few. A window of a numbered report
+    counts once, in whichever of them it comes. The first one says nothing of how far the source is: send it
+    first."""
+    half = len(report.windows) // 2
+    if not half:
+        return None
+    first = msgspec.structs.replace(
+        report, windows=report.windows[:half], watermark_ms=-1, late_ms=0, leaves=False
+    )
+    return first, msgspec.structs.replace(report, windows=report.windows[half:])
 
 
 def json_lines(reports: Iterable[Report]) -> bytes:
@@ -114,6 +143,9 @@ class FileOutput:
 class HttpOutput:
     """Posts JSON lines. No redirects, no proxies: reports go to the address that is given, or wait.
 
+    Proxies may stand before the receiver. So reports have arrived only when Switchyard says so
+    (`{"taken": n}`), and are refused only by a problem of its type. A proxy's page or error is tried again.
+
     Args:
         url: http or https, with its path: "https://switchyard.east/api/v1/audit/reports".
         headers: such as Authorization.
@@ -142,20 +174,39 @@ class HttpOutput:
             self._new = lambda: http.client.HTTPConnection(host, port, timeout=HTTP_ANSWER_TIMEOUT_S)
 
     async def send(self, reports: Sequence[Report]) -> None:
-        await asyncio.to_thread(self._post, json_lines(reports))
+        await asyncio.to_thread(self._post, json_lines(reports), len(reports))
 
     async def close(self) -> None:
         """It holds nothing: a connection a batch, every few seconds."""
 
-    def _post(self, body: bytes) -> None:
+    def _post(self, body: bytes, many: int) -> None:
         connection = self._new()
         try:
-            connection.request("POST", self._path, body, self._headers)
+            with contextlib.suppress(
+                BrokenPipeError
+            ):  # a proxy may answer without reading all of a large body
+                connection.request("POST", self._path, body, self._headers)
             answer = connection.getresponse()
-            said: Any = answer.read(500)
+            said = answer.read(MOST_ANSWER_BYTES)
         finally:
             connection.close()
-        if 200 <= answer.status < 300:
+        told = _answered(said)
+        if 200 <= answer.status < 300 and told.taken == many:
             return
-        text = f"{answer.status} {answer.reason}: {said.decode(errors='replace')}"
-        raise Refused(text) if answer.status in REFUSALS else OSError(text)
+        words = " ".join(said.decode(errors="replace").split())[:MOST_ANSWER_CHARS]
+        text = f"{answer.status} {answer.reason}: {words}"
+        if told.type == BAD_REPORT:
+            raise Refused(text)
+        if answer.status in OF_BODIES:
+            raise NotPassed(text)
+        if 200 <= answer.status < 300:
+            text = f'not Switchyard\'s answer ({{"taken": {many}}}), so it is sent again: {text}'
+        raise OSError(text)
+
+
+def _answered(said: bytes) -> _Answer:
+    """What Switchyard says in an answer; nothing in one of a proxy."""
+    try:
+        return _decode_answer(said)
+    except (msgspec.DecodeError, msgspec.ValidationError, RecursionError):
+        return _Answer()

@@ -95,6 +95,17 @@ def resumed(left: Everything, at_ms: int, idle_ms: int) -> RecoveredState:
     return RecoveredState(tuple(reports), {topic: dict(of) for topic, of in left.positions.items()})
 
 
+def joined(positions: Positions, more: Positions) -> Positions:
+    """What several logs say of partitions: what any of them has counted, was counted."""
+    found = {topic: dict(of) for topic, of in positions.items()}
+    for topic, of in more.items():
+        mine = found.setdefault(topic, {})
+        for partition, (next_offset, newest_ms) in of.items():
+            known = mine.get(partition, (next_offset, newest_ms))
+            mine[partition] = max(known[0], next_offset), max(known[1], newest_ms)
+    return found
+
+
 def moved(known: Position | None, offset: int, timestamp_ms: int) -> Position | None:
     """A partition's position behind a record that is new, None if it was counted before (rule 3)."""
     if known is None:

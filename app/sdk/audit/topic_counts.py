@@ -68,6 +68,11 @@ class TopicCounts:
         self.changed = True
         self.redelivered = self.uncounted = 0
 
+    def begin_as(self, source: str) -> None:
+        """See `ClientAudit`."""
+        with self.lock:
+            self._client.begin_as(source)
+
     def fold(self) -> None:
         """Counts what was noted."""
         with self.lock:

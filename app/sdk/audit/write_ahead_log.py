@@ -3,6 +3,7 @@
     lock           held while a process uses the folder
     log-000007     the file: a frame that says everything, then frames of what has changed since
     damaged-000005 what could not be read to its end, kept to be looked at (the last few)
+    refused        reports that the receiver will never take, a line each (`outputs.read_lines`)
 
 Rules
 1. A file is written under another name, synced and renamed before the older ones go: at any moment one whole
@@ -22,12 +23,13 @@ from pathlib import Path
 from typing import IO, NamedTuple
 
 from app.sdk.audit import wal_frames
-from app.sdk.audit.errors import AuditError
+from app.sdk.audit.errors import AuditError, FolderTaken
 
-LOCK, PREFIX, DAMAGED, NEXT = "lock", "log-", "damaged-", "next"
+LOCK, PREFIX, DAMAGED, NEXT, REFUSED = "lock", "log-", "damaged-", "next", "refused"
 PRIVATE = 0o600  # topics and counts are nobody else's
 MOST_DAMAGED = 3
 ROTATE_BYTES = 4 << 20
+MOST_REFUSED_BYTES = 16 << 20
 
 
 class Left(NamedTuple):
@@ -71,19 +73,21 @@ class WriteAheadLog:
         """Locks the folder, and reads what is there.
 
         Raises:
-            AuditError: another process has it, or it cannot be used.
+            FolderTaken: another process has it. AuditError: it cannot be used.
         """
         try:
             self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
             (self._directory / LOCK).touch(mode=PRIVATE)
             self._lock = (self._directory / LOCK).open("w")
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if not os.path.samestat(os.fstat(self._lock.fileno()), (self._directory / LOCK).stat()):
+                raise BlockingIOError  # the folder was removed, and made again, meanwhile
             return self._read()
         except BlockingIOError:
             self.release()
-            raise AuditError(
+            raise FolderTaken(
                 f"wal={str(self._directory)!r}: another process writes its audit there; give each process a "
-                "folder of its own"
+                "folder of its own (FolderPerWorker does)"
             ) from None
         except OSError as error:
             self.release()
@@ -151,6 +155,35 @@ class WriteAheadLog:
         if self.is_open:
             os.fdatasync(self._descriptor)
 
+    def keep_refused(self, lines: bytes) -> None:
+        """Keeps reports that nobody takes, for people to look at. Synced."""
+        descriptor = os.open(self._directory / REFUSED, os.O_WRONLY | os.O_CREAT | os.O_APPEND, PRIVATE)
+        try:
+            if os.fstat(descriptor).st_size + len(lines) > MOST_REFUSED_BYTES:
+                raise OSError(f"{self._directory / REFUSED} is full; look at it, and move it away")
+            _write(descriptor, b"\n" + lines)  # the write before may have been cut short
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+    @property
+    def refused_bytes(self) -> int:
+        """Of what is kept so, by earlier processes, too."""
+        path = self._directory / REFUSED
+        return path.stat().st_size if path.exists() else 0
+
+    def remove(self) -> None:
+        """Ends; the folder goes, unless there is something in it for people to look at. To be locked."""
+        self.shut()
+        for path in self._directory.glob(f"{PREFIX}*"):
+            path.unlink()
+        (self._directory / NEXT).unlink(missing_ok=True)
+        if {path.name for path in self._directory.iterdir()} <= {LOCK}:
+            (self._directory / LOCK).unlink(missing_ok=True)
+            with contextlib.suppress(OSError):  # something came in just now
+                self._directory.rmdir()
+        self.release()
+
     def release(self) -> None:
         """Ends, and gives the folder to whoever comes next."""
         self.shut()
@@ -163,6 +196,15 @@ class WriteAheadLog:
         descriptor, self._descriptor = self._descriptor, -1
         if descriptor >= 0:
             os.close(descriptor)
+
+
+def is_log(directory: Path) -> bool:
+    """Whether a folder is one of a write-ahead log, also where others have folders beside it."""
+    for path in directory.glob(f"{PREFIX}*"):
+        with path.open("rb") as file:
+            if file.read(len(wal_frames.MAGIC)) == wal_frames.MAGIC:
+                return True
+    return False
 
 
 def _number(path: Path) -> int:

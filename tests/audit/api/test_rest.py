@@ -19,6 +19,7 @@ from app.audit.jobs.books import AuditBook
 from app.audit.jobs.report_sender import audit_partition
 from app.audit.query import book_share
 from app.controllog import codec
+from app.sdk.audit import outputs
 from tests.audit.query.test_view import AWAY, HOME, WIDTH_MS, counted_at_both
 from tests.cli.shell import InProcess
 from tests.web.client import Console
@@ -126,7 +127,7 @@ def test_reports_of_clients_are_taken_all_or_none(console: Console) -> None:
     wrong = [codec.encode(msgspec.structs.replace(made[0], **change)) for change in changes]
     for bad in (b"{}", b"no json", *wrong):
         refused = console.ask("POST", path, b"\n".join([*lines, bad]), **kind)
-        assert (refused.status, refused.json["title"]) == (422, "Bad report")
+        assert (refused.status, refused.json["type"]) == (422, outputs.BAD_REPORT)
     deep = b'{"type":"report","topic":"orders","x":' + b"[" * 200_000
     refused = console.ask("POST", path, b"\n".join([*lines, deep]), **kind)
     assert (refused.status, "too deeply; nothing was taken" in refused.json["detail"]) == (400, True)

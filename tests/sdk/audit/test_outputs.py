@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import resource
 from collections.abc import AsyncIterator, Awaitable, Callable
-from itertools import pairwise
+from itertools import pairwise, permutations
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 from aiohttp import web
@@ -14,7 +15,8 @@ from aiohttp import web
 from app.audit.counts.client_counter import ClientAudit
 from app.audit.counts.counter import RecordArrays
 from app.audit.counts.reports import Report, Scope
-from app.sdk.audit import AuditError, CallOutput, FileOutput, HttpOutput, Refused, outputs
+from app.audit.folds.collector import Collector
+from app.sdk.audit import AuditError, CallOutput, FileOutput, HttpOutput, NotPassed, Refused, outputs
 from app.sdk.audit.outputs import MOST_BATCH_BYTES, batches, encode, json_lines, read_lines
 
 Handler = Callable[[web.Request], Awaitable[web.Response]]
@@ -105,6 +107,11 @@ async def test_functions_are_called_with_and_without_await() -> None:
     assert told == [2, 3]
 
 
+def problem(status: int, kind: str = outputs.BAD_REPORT) -> web.Response:
+    body = {"type": kind, "title": "Bad report", "status": status, "detail": "no such thing"}
+    return web.json_response(body, status=status, content_type="application/problem+json")
+
+
 async def test_http_posts_json_lines(serve: Serve) -> None:
     came: list[tuple[str, str, str, bytes]] = []
 
@@ -112,7 +119,7 @@ async def test_http_posts_json_lines(serve: Serve) -> None:
         headers = request.headers
         came.append((request.method, request.path_qs, headers["Content-Type"], await request.read()))
         assert headers["Authorization"] == "Bearer x"
-        return web.Response(status=202)
+        return web.json_response({"taken": 3})
 
     some = reports(3)
     await HttpOutput(await serve(handler) + "?region=east", {"Authorization": "Bearer x"}).send(some)
@@ -121,7 +128,7 @@ async def test_http_posts_json_lines(serve: Serve) -> None:
     assert list(read_lines(body)) == some
 
 
-@pytest.mark.parametrize("status", [301, 302, 307, 401, 404, 429, 500, 503])
+@pytest.mark.parametrize("status", [301, 302, 307, 401, 404, 429, 500, 502, 503])
 async def test_what_may_be_taken_later_is_no_refusal(serve: Serve, status: int) -> None:
     async def handler(request: web.Request) -> web.Response:
         if request.path == "/elsewhere":
@@ -132,13 +139,49 @@ async def test_what_may_be_taken_later_is_no_refusal(serve: Serve, status: int) 
         await HttpOutput(await serve(handler)).send(reports(1))
 
 
-@pytest.mark.parametrize("status", [400, 413, 422])
-async def test_what_will_never_be_taken_is_a_refusal(serve: Serve, status: int) -> None:
-    async def handler(request: web.Request) -> web.Response:
-        return web.Response(status=status, text="no such thing")
+@pytest.mark.parametrize(
+    "body", ["", "ok", "<html>Log in</html>", '{"taken": 2}', "[1]", '{"taken": "1"}', "[" * 5_000]
+)
+@pytest.mark.parametrize("status", [200, 202])
+async def test_only_switchyards_own_word_is_success(serve: Serve, status: int, body: str) -> None:
+    async def handler(_: web.Request) -> web.Response:
+        return web.Response(status=status, text=body, content_type="text/html")
 
-    with pytest.raises(Refused, match=f"{status} .*: no such thing"):
+    with pytest.raises(OSError, match="not Switchyard's answer"):
         await HttpOutput(await serve(handler)).send(reports(1))
+
+
+@pytest.mark.parametrize("status", [400, 413, 415, 422])
+@pytest.mark.parametrize("kind", ["", "about:blank", "https://proxy.example/problem"])
+async def test_a_proxys_refusal_is_not_the_receivers(serve: Serve, status: int, kind: str) -> None:
+    async def handler(_: web.Request) -> web.Response:
+        return problem(status, kind) if kind else web.Response(status=status, text="<html>no such thing")
+
+    with pytest.raises(NotPassed, match=f"{status} .*no such thing"):
+        await HttpOutput(await serve(handler)).send(reports(1))
+
+
+async def test_what_switchyard_will_never_take_is_a_refusal(serve: Serve) -> None:
+    async def handler(_: web.Request) -> web.Response:
+        return problem(422)
+
+    with pytest.raises(Refused, match=r"422 .*no such thing"):
+        await HttpOutput(await serve(handler)).send(reports(1))
+
+
+def test_halves_of_a_report_count_as_it_does_in_any_order_and_with_it() -> None:
+    (whole,) = reports(1, 9)
+    whole = msgspec.structs.replace(whole, leaves=True)
+    first, second = outputs.halves(whole) or (whole, whole)
+    quarters = outputs.halves(second) or ()
+    assert (first.watermark_ms, first.leaves, second.watermark_ms) == (-1, False, whole.watermark_ms)
+    for order in permutations([first, *quarters, whole]):
+        collector = Collector()
+        for position, report in enumerate(order):
+            collector.apply(report, position)
+        assert sum(record.totals.count for record in collector.windows.values()) == 9
+    (one,) = reports(1)
+    assert outputs.halves(one) is None
 
 
 async def test_nobody_there_is_an_error_to_try_again() -> None:

@@ -1,0 +1,152 @@
+"""Servers that fork: in C, without a word to Python (uWSGI, mod_wsgi), and as `os.fork` does (gunicorn).
+
+`ctypes.PyDLL(None).fork()` is fork(2) itself: no hook of Python's runs, and all locks stay as they were.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from app.audit.folds.collector import Collector
+from app.sdk.audit.outputs import read_lines
+
+ENOUGH_S = 150.0
+FORKS = {"in C": "ctypes.PyDLL(None).fork()", "by Python": "os.fork()"}
+BEGIN = """
+import ctypes, os, signal, sys
+from pathlib import Path
+from app.sdk.audit import *
+folder = Path(sys.argv[1])
+options = dict(origin="web", tier="consumer", cluster="east", window_ms=1_000, log_interval_s=0.01)
+def has_ended_well(child):
+    return os.waitpid(child, 0)[1] == 0
+def end(is_well):  # as a server in C ends its workers: Python's own exit functions run
+    if not is_well:
+        os._exit(1)
+    sys.exit(0)
+"""
+
+
+def run(tmp_path: Path, fork: str, script: str) -> subprocess.CompletedProcess[str]:
+    done = subprocess.run(
+        [sys.executable, "-c", BEGIN + script.replace("FORK", FORKS[fork]), str(tmp_path)],
+        check=False, timeout=ENOUGH_S, capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return done
+
+
+def counted(path: Path) -> int:
+    collector = Collector()
+    for position, report in enumerate(read_lines(path.read_bytes())):
+        collector.apply(report, position)
+    return sum(record.totals.count for record in collector.windows.values())
+
+
+@pytest.mark.parametrize("fork", FORKS)
+def test_a_child_never_touches_its_parents_log(tmp_path: Path, fork: str) -> None:
+    """A child counts, asks, and ends; then the parent is killed. All that was confirmed arrives."""
+    script = """
+def fails(_):
+    raise OSError("nobody there")
+audit = SyncAudit(wal=folder / "wal", output=CallOutput(fails), **options)
+audit.start()
+audit.sent("orders", 5, 10)
+assert audit.logged(60)
+for _ in range(3):
+    child = FORK
+    if not child:
+        for _ in range(5_000):
+            audit.sent("orders", 5, 10)
+            audit.handled("payments", 0, 7, 5, 10)
+        audit.sent_many("orders", [5] * 100, 10)
+        audit.handled_many("payments", 0, range(100), [5] * 100, [10] * 100)
+        signal.alarm(100)  # it answers at once, however long it may take
+        end(not audit.logged(1_000) and not audit.close(1_000) and "a forked process" in audit.stats.wrong)
+    assert has_ended_well(child)
+    audit.sent_many("orders", [5] * 100, 10)
+    assert audit.logged(60)
+Path(folder / "confirmed").write_text("yes")
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", BEGIN + script.replace("FORK", FORKS[fork]), str(tmp_path)],
+        check=False, timeout=ENOUGH_S, capture_output=True, text=True,
+    )  # fmt: skip
+    assert (tmp_path / "confirmed").exists(), done.stderr
+    assert done.stderr.count("a forked process: it counts nothing") == 3
+    again = """
+with SyncAudit(wal=folder / "wal", output=FileOutput(folder / "reports"), **options) as audit:
+    assert audit.close(60)
+"""
+    assert "damaged" not in run(tmp_path, fork, again).stderr
+    assert counted(tmp_path / "reports") == 301
+
+
+@pytest.mark.parametrize("fork", FORKS)
+def test_a_child_waits_for_no_lock_that_the_parent_held(tmp_path: Path, fork: str) -> None:
+    script = """
+audit = SyncAudit(wal=folder / "wal", output=FileOutput(folder / "reports"), **options)
+audit.start()
+audit.handled("orders", 0, 1, 5, 10)
+with audit._books["orders"].lock, audit._writing, audit._opening:
+    child = FORK
+    if not child:
+        signal.alarm(100)
+        audit.handled("orders", 0, 2, 5, 10)
+        audit.handled_many("orders", 0, [3], [5], [10])
+        audit.sent_many("orders", [5], 10)
+        audit.sent("a-topic-of-its-own", 5, 10)
+        end(not audit.logged() and not audit.close())
+assert has_ended_well(child)
+assert audit.close(60)
+"""
+    assert "a forked process" in run(tmp_path, fork, script).stderr
+    assert counted(tmp_path / "reports") == 1
+
+
+@pytest.mark.parametrize("fork", FORKS)
+def test_an_audit_that_is_made_before_the_fork_and_started_behind_it_counts_in_every_child(
+    tmp_path: Path, fork: str
+) -> None:
+    """As gunicorn's --preload has it; each child is another source, and none counts what the parent has."""
+    script = """
+audit = SyncAudit(wal=FolderPerWorker(folder / "wal"), output=FileOutput(folder / "reports"), **options)
+audit.sent("orders", 5, 10)
+children = []
+for _ in range(4):
+    child = FORK
+    if not child:
+        with audit:
+            for _ in range(10):
+                audit.sent("orders", 5, 10)
+            end(audit.close(60))
+    children.append(child)
+for child in children:
+    assert has_ended_well(child)
+"""
+    run(tmp_path, fork, script)
+    reports = list(read_lines((tmp_path / "reports").read_bytes()))
+    assert counted(tmp_path / "reports") == 40
+    assert len({report.source for report in reports}) == 4
+
+
+def test_what_the_parent_has_started_is_not_started_again_in_a_child(tmp_path: Path) -> None:
+    script = """
+audit = SyncAudit(wal=FolderPerWorker(folder / "wal"), output=FileOutput(folder / "reports"), **options)
+audit.start()
+child = FORK
+if not child:
+    try:
+        audit.start()
+    except AuditError as error:
+        end("start it in each worker only" in str(error))
+    os._exit(1)
+assert has_ended_well(child)
+assert audit.close(60)
+"""
+    run(tmp_path, "in C", script)
