@@ -1,5 +1,9 @@
 """One notice to one channel, once: by HTTP or SMTP, within a time.
 
+A proxy may stand before a receiver, and a receiver has no word of ours. So no answer gives a notice up: the
+lane tries it again (`lanes`). A status from 200 to 299 says that the receiver took it, unless a page for
+people comes with it: a login or a maintenance page of a proxy.
+
 Redirects are not followed: a POST that becomes a GET tells nobody anything, and whoever answers must not say
 where workers go next. What environment variables hold is read when something is sent, and stands in no error.
 Where it is configured, nothing is sent to what is near the workers only (`app.alerts.egress_policy`): neither
@@ -43,6 +47,8 @@ MOST_READ_BYTES = 2_000  # of an answer: more than is told, so that no secret is
 API_V2 = "/api/v2/alerts"
 MOST_WAIT_S = 3600.0
 LEAST_SECRET_CHARS = 6
+HTML = "text/html"
+_PAGE = re.compile(r"<(!doctype\s{1,9}html|html)\b", re.IGNORECASE)
 _PIECES = re.compile(r"[/?&=\s]+")
 
 
@@ -157,10 +163,15 @@ class NoticeSender:
                 url, data=orjson.dumps(body), allow_redirects=False,
                 headers={**headers, "Content-Type": "application/json"},
             ) as answer:  # fmt: skip
-                if not 200 <= answer.status < 300:
-                    said = (await answer.content.read(MOST_READ_BYTES)).decode("utf-8", "replace")
-                    told = without_secrets(plain(" ".join(said.split())), url, headers)[:MAX_ANSWER_CHARS]
-                    raise NotTaken(f"answered {answer.status}: {told}", _after_s(answer.headers))
+                is_taken = 200 <= answer.status < 300
+                if is_taken and answer.content_type != HTML:
+                    return
+                said = (await answer.content.read(MOST_READ_BYTES)).decode("utf-8", "replace")
+                if is_taken and not _PAGE.search(said):  # Slack says "ok" as HTML, as many frameworks do
+                    return
+                told = without_secrets(plain(" ".join(said.split())), url, headers)[:MAX_ANSWER_CHARS]
+                page = " with a page for people, so that a proxy may have taken it" if is_taken else ""
+                raise NotTaken(f"answered {answer.status}{page}: {told}", _after_s(answer.headers))
         except TimeoutError:
             raise
         except (aiohttp.ClientConnectionError, ssl.SSLError, socket.gaierror) as error:

@@ -36,12 +36,15 @@ class WebhookServer:
         self.headers: dict[str, str] = {}
         self.words = "not now"  # of refusals; may name what `request` has
         self.url = ""
+        self.page = ""  # with status 200, by whatever stands before the receiver
 
     async def take(self, request: web.Request) -> web.Response:
         """Any request."""
         self.asked += 1
         if self.hangs:
             await asyncio.Event().wait()
+        if self.page:
+            return web.Response(text=self.page, content_type="text/html")
         status = self.answers.pop(0) if self.answers else 503 if self.down else 200
         if status == 200:
             self.taken.append((request.path, dict(request.headers), orjson.loads(await request.read())))

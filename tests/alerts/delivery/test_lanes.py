@@ -6,6 +6,8 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+import pytest
+
 from app.alerts.delivery import lanes as module
 from app.alerts.delivery.lanes import NoticeDeliveries
 from app.alerts.delivery.sender import NoticeSender
@@ -82,6 +84,18 @@ async def test_a_notice_that_is_refused_holds_up_no_other_of_its_channel() -> No
         stand.deliveries.offer(to, notice(alert="b"))
         await until(lambda: len(stand.taken()) == 2)
         assert [body["alert"] for body in receiver.bodies] == ["b", "a"]
+
+
+@pytest.mark.parametrize("status", [200, 400, 403, 404, 407, 413, 415, 422, 502])
+async def test_no_answer_of_a_proxy_gives_a_notice_up(status: int) -> None:
+    async with hooks() as receiver, standing() as stand:
+        receiver.page = "<html>Not now</html>" if status == 200 else ""
+        receiver.answers = [status] * 5
+        stand.deliveries.offer(channel("webhook", url=receiver.url), notice())
+        await until(lambda: receiver.asked >= 5)
+        assert not receiver.taken
+        receiver.page = ""
+        await until(lambda: receiver.taken)
 
 
 async def test_what_was_taken_is_not_told_again_unless_that_is_wanted() -> None:

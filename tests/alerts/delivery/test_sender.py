@@ -222,6 +222,20 @@ async def test_a_redirect_is_not_followed() -> None:
     assert (receiver.asked, elsewhere.asked) == (5, 0)
 
 
+@pytest.mark.parametrize("kind", ["webhook", "slack", "alertmanager"])
+async def test_a_proxys_page_is_not_taken_for_the_receivers_answer(kind: str) -> None:
+    async with hooks() as receiver:
+        to = channel(kind, url="env:SWITCHYARD_ALERT_URL")
+        env = {"SWITCHYARD_ALERT_URL": receiver.url}
+        for page in ("<!DOCTYPE html>\n<title>Log in", "\n<!-- nginx -->\n<HTML>Maintenance</HTML>"):
+            receiver.page = page
+            with pytest.raises(NotTaken, match=r"answered 200 with a page for people, .*"):
+                await send(to, notice(), env)
+        for page in ("ok", "<ok>", "<htmlx>"):
+            receiver.page = page
+            await send(to, notice(), env)
+
+
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "0x7f000001", "name.example"])
 async def test_nothing_is_sent_inside_where_that_is_refused_not_even_by_another_name(
     host: str, monkeypatch: pytest.MonkeyPatch
