@@ -15,8 +15,7 @@ import hashlib
 import hmac
 
 from app.audit.counts.reports import BadReport, Report
-from app.audit.folds.tier import CloseWindows, ForgetWindows, group_of
-from app.audit.folds.tier_pairs import OF_CLUSTERS
+from app.audit.folds.tier import OF_WORKERS, CloseWindows, ForgetWindows, group_of
 
 HEADER = "switchyard-seal"
 _PURPOSE = b"switchyard audit event"
@@ -39,7 +38,7 @@ def is_sealed(key: bytes, value: bytes, seal: bytes) -> bool:
 
 def is_of_workers(tier: str, cluster: str) -> bool:
     """Whether workers count the tier: a cluster's topics, or what a workload's group finishes there."""
-    return tier in OF_CLUSTERS or bool(group_of(cluster)[1])
+    return tier in OF_WORKERS or bool(group_of(cluster)[1])
 
 
 def check_author(event: object, *, is_worker: bool) -> None:

@@ -39,6 +39,9 @@ MOST_NAMED = 16  # silent sources that a closing names
 # … and that it gives up; the next one goes on. An event that the topic does not take would close nothing.
 MOST_GIVEN_UP, MOST_GIVEN_UP_BYTES = MOST_SOURCES, 500_000
 CONSUMER = "consumer"  # the tier of those who read a cluster's topic
+# Tiers that plans count: two roles of clusters (`failover.topology`), and none of them. They stand here, as
+# the audit library of clients asks for them, and loads nothing of topologies.
+OF_WORKERS = ("regional", "aggregate", "other")
 _GROUP = ":"  # in the name of a consumer's place, before its group; no cluster has it in its name
 
 

@@ -24,12 +24,12 @@ from typing import NamedTuple
 
 from app.audit.counts.counter import UNTIMED
 from app.audit.folds.comparison import TierSide, WindowState, WindowVerdict, compare, side
-from app.audit.folds.tier import CONSUMER, PlanBounds, TierRecord, group_of, lateness
+from app.audit.folds.tier import CONSUMER, OF_WORKERS, PlanBounds, TierRecord, group_of, lateness
 from app.audit.folds.window import WindowPhase, WindowRecord
 from app.failover.topology import AGGREGATE, REGIONAL
 
 ORDER = ("proxy-client", "proxy-server", REGIONAL, AGGREGATE, CONSUMER)  # in the way of a record
-OF_CLUSTERS = (REGIONAL, AGGREGATE, "other")  # tiers that plans count; others are told by clients
+OF_CLUSTERS = OF_WORKERS  # tiers that plans count; others are told by clients
 MOST_WIDTHS = 3  # that are named
 
 TierPlace = tuple[str, str]  # tier, and cluster or a group's place

@@ -14,6 +14,7 @@ from app.audit.counts.reports import (
 from app.audit.counts.totals import Totals
 from app.audit.folds.collector import Collector
 from app.audit.folds.tier import (
+    OF_WORKERS,
     CloseWindows,
     ForgetWindows,
     PlanBounds,
@@ -27,6 +28,7 @@ from app.audit.folds.tier import (
 )
 from app.audit.folds.window import WindowKey, WindowPhase, phase
 from app.controllog import codec
+from app.failover.topology import AGGREGATE, REGIONAL
 
 WIDTH = 1_000
 SCOPE = Scope("topic", "regional", "east", WIDTH)
@@ -248,3 +250,7 @@ def test_records_without_a_timestamp_have_a_window_that_never_closes() -> None:
     topic.report("a", 50_000, 50_000, start=-1)
     topic.sweep(50_000)
     assert not topic.collector.windows[WindowKey(*SCOPE, -1)].is_closed
+
+
+def test_the_tiers_of_workers_are_the_roles_of_clusters_and_none_of_them() -> None:
+    assert (REGIONAL, AGGREGATE, "other") == OF_WORKERS
