@@ -42,6 +42,7 @@ def test_the_log_of_an_audit_is_its_owners_alone(tmp_path: Path) -> None:
         wal = WriteAheadLog(folder)
         wal.lock_and_read()
         wal.start_file(b"everything")
+        wal.keep_refused(b"a report")
         wal.release()
         assert {path.stat().st_mode & 0o777 for path in folder.iterdir()} == {0o600}
     assert modes(tmp_path / "made") == {0o700}

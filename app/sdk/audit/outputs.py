@@ -193,8 +193,7 @@ class HttpOutput:
         told = _answered(said)
         if 200 <= answer.status < 300 and told.taken == many:
             return
-        words = " ".join(said.decode(errors="replace").split())[:MOST_ANSWER_CHARS]
-        text = f"{answer.status} {answer.reason}: {words}"
+        text = _plain(f"{answer.status} {answer.reason}: {said.decode(errors='replace')}")[:MOST_ANSWER_CHARS]
         if told.type == BAD_REPORT:
             raise Refused(text)
         if answer.status in OF_BODIES:
@@ -202,6 +201,11 @@ class HttpOutput:
         if 200 <= answer.status < 300:
             text = f'not Switchyard\'s answer ({{"taken": {many}}}), so it is sent again: {text}'
         raise OSError(text)
+
+
+def _plain(text: str) -> str:
+    """In one line, without what a terminal would take for a command: it goes into logs."""
+    return " ".join("".join(char if char.isprintable() else " " for char in text).split())
 
 
 def _answered(said: bytes) -> _Answer:

@@ -23,7 +23,8 @@ class Audit(Auditing):
         return bool(done) and waiter.result()
 
     async def close(self, timeout_s: float = 10.0) -> bool:
-        """Sends what was counted. False: not all was acknowledged in time; the log keeps it for the next."""
+        """Sends what was counted. False: not all was acknowledged in time, and the log keeps it for the next;
+        or the receiver refused some, which stay in the log's folder."""
         self._close_soon(timeout_s)
         return await asyncio.to_thread(self._joined, timeout_s)
 

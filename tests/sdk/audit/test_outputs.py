@@ -161,6 +161,15 @@ async def test_a_proxys_refusal_is_not_the_receivers(serve: Serve, status: int, 
         await HttpOutput(await serve(handler)).send(reports(1))
 
 
+async def test_what_a_proxy_says_is_one_line_without_commands_of_a_terminal(serve: Serve) -> None:
+    async def handler(_: web.Request) -> web.Response:
+        return web.Response(status=502, text="<html>\r\n \x1b[2Jbad\x00\u202e gateway\n" + "x" * 10_000)
+
+    with pytest.raises(OSError, match=r"^502 Bad Gateway: <html> \[2Jbad gateway x+$") as caught:
+        await HttpOutput(await serve(handler)).send(reports(1))
+    assert len(str(caught.value)) == outputs.MOST_ANSWER_CHARS
+
+
 async def test_what_switchyard_will_never_take_is_a_refusal(serve: Serve) -> None:
     async def handler(_: web.Request) -> web.Response:
         return problem(422)

@@ -23,6 +23,7 @@ from app.sdk.audit import (
     CallOutput,
     FileOutput,
     Fsync,
+    NotPassed,
     Refused,
     SyncAudit,
     background_thread,
@@ -167,6 +168,62 @@ def test_a_report_that_is_refused_holds_up_no_other(tmp_path: Path, caplog: pyte
         until(lambda: {report.topic for report in output.reports} == {"a", "z"})
         until(lambda: audit.stats.refused)
     assert "of topic poison is given up: 422: it says nothing" in caplog.text
+
+
+def test_what_does_not_pass_is_found_by_halves_and_holds_up_no_other(tmp_path: Path) -> None:
+    """Several side by side, more than one round finds; and none of them is lost."""
+    output, stuck = Taken(), {f"topic-{number:03}" for number in range(100, 104)}
+
+    def send(reports: Sequence[Report]) -> None:
+        if stuck & {report.topic for report in reports}:
+            raise NotPassed("403: not this")
+        output.reports += reports
+
+    with SyncAudit(**QUICK, wal=tmp_path, output=CallOutput(send)) as audit:
+        for number in range(300):
+            audit.sent(f"topic-{number:03}", 5, 10)
+        until(lambda: counted(output.reports) == 296)
+        until(lambda: "others go on: 403: not this" in audit.stats.wrong.get("the way to the receiver", ""))
+        stuck.clear()
+        until(lambda: counted(output.reports) == 300 and not audit.stats.wrong)
+        assert audit.close(60)
+
+
+def test_where_nothing_passes_a_round_asks_a_few_times(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(background_thread, "BACKOFF_S", 3_600.0)
+    monkeypatch.setattr(background_thread, "MOST_BACKOFF_S", 3_600.0)
+    output = Taken()
+    output.fails = NotPassed("400: plain HTTP on a TLS port")
+    audit = SyncAudit(**QUICK, wal=tmp_path, output=output)
+    for number in range(300):
+        audit.sent(f"topic-{number}", 5, 10)
+    audit.start()
+    until(lambda: "nothing passes: 400" in audit.stats.wrong.get("the output", ""))
+    assert output.tries == background_thread.MOST_NOT_PASSED + 1
+    assert (audit.stats.waiting, audit.stats.refused) == (300, 0)
+    assert not audit.close(0.05)
+
+
+def test_what_is_refused_waits_while_there_is_no_room_to_keep_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(write_ahead_log, "MOST_REFUSED_BYTES", 10)
+    output = Taken()
+    output.fails = Refused("422: it says nothing")
+    with SyncAudit(**QUICK, wal=tmp_path, output=output) as audit:
+        audit.sent("orders", 5, 10)
+        until(lambda: "refused is full" in audit.stats.wrong.get("the receiver of reports", ""))
+        assert (audit.stats.refused, audit.stats.waiting) == (0, 1)
+        monkeypatch.setattr(write_ahead_log, "MOST_REFUSED_BYTES", 1 << 20)
+        until(lambda: audit.stats.refused)
+        output.fails = None
+        assert not audit.close(60)
+    assert counted(list(read_lines((tmp_path / write_ahead_log.REFUSED).read_bytes()))) == 1
+    with SyncAudit(**QUICK, wal=tmp_path, output=Taken()) as audit:
+        assert audit.close(60)
+    assert "holds reports that the receiver has refused" in caplog.text
 
 
 def test_a_disk_that_fails_stops_neither_the_client_nor_the_counting(
