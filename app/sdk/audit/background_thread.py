@@ -36,6 +36,7 @@ from app.audit.counts.reports import INCARNATION, Report
 from app.audit.folds.seals import is_of_workers
 from app.sdk.audit import outputs, recovery, write_ahead_log
 from app.sdk.audit.counter import Counting, Tier
+from app.sdk.audit.daemon_threads import DaemonThreads
 from app.sdk.audit.errors import AuditError, NotPassed, Refused
 from app.sdk.audit.logger import log
 from app.sdk.audit.outputs import Output
@@ -213,7 +214,6 @@ class Auditing(Counting):
     def _open_log(self) -> None:
         """Takes over what is left, of other processes too: it is in the log of this one then."""
         folders = self._folders
-        others: list[LeftBehind] = []
         if folders is not None:
             wal, left = folders.locked()
             self._wal = wal
@@ -223,27 +223,27 @@ class Auditing(Counting):
             left = wal.lock_and_read()
         else:
             return
+        at_ms = int(self._now_s() * 1000)
+        others: list[LeftBehind] = []
         try:
-            at_ms = int(self._now_s() * 1000)
-            found = self._left(wal, left, at_ms)
-            if folders is not None:
-                others = folders.left_behind(at_ms, self._idle_ms)
-            self._backlog = {report.id: report for report in found.backlog}
-            positions = found.positions
-            for one in others:
-                self._backlog |= {report.id: report for report in one.state.backlog}
-                positions = recovery.joined(positions, one.state.positions)
-            self._resume(positions)
-            if not self._keep(sync=True):
-                raise AuditError(
-                    f"wal={str(wal.directory)!r}: {self._told.now[LOG]}; see that it can be written"
-                )
+            self._take_over(wal, self._left(wal, left, at_ms))
+            for others in () if folders is None else folders.left_behind(at_ms, self._idle_ms):
+                self._take_over(wal, *(one.state for one in others))
+                for one in others:
+                    one.forget()
         except BaseException:
             for locked in (wal, *(one.wal for one in others)):
                 locked.release()
             raise
-        for one in others:
-            one.forget()
+
+    def _take_over(self, wal: WriteAheadLog, *left: RecoveredState) -> None:
+        """What processes have left is in the log of this one then. Raises AuditError."""
+        for one in left:
+            self._backlog |= {report.id: report for report in one.backlog}
+            self._resume(one.positions)
+        wal.shut()  # so that a file is begun, which says everything
+        if not self._keep(sync=True):
+            raise AuditError(f"wal={str(wal.directory)!r}: {self._told.now[LOG]}; see that it can be written")
 
     def _left(self, wal: WriteAheadLog, left: Left, at_ms: int) -> RecoveredState:
         try:
@@ -321,6 +321,7 @@ class Auditing(Counting):
 
     async def _run(self, began: Future[None]) -> None:
         self._loop = asyncio.get_running_loop()
+        self._loop.set_default_executor(DaemonThreads())
         self._wake, self._closing = asyncio.Event(), asyncio.Event()
         began.set_result(None)
         keeping = asyncio.create_task(self._log(self._wake))

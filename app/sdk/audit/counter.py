@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from app.audit.counts.client_counter import ClientAudit
 from app.audit.counts.reports import Report, Scope
 from app.sdk.audit.logger import EpisodeLogger
-from app.sdk.audit.recovery import Everything, Positions, WalChange
+from app.sdk.audit.recovery import Everything, Positions, WalChange, joined
 from app.sdk.audit.topic_counts import FEW_RECORDS, FIELDS, MOST_NOTED, Ids, TopicCounts
 
 MOST_TOPICS = 10_000
@@ -168,10 +168,10 @@ class Counting:
             for topic, found in positions.items():
                 book = self._books.get(topic)
                 if book is None:
-                    self._positions[topic] = found
+                    self._positions = joined(self._positions, {topic: found})
                     continue
                 with book.lock:
-                    book.positions = found | book.positions
+                    book.positions = joined({topic: book.positions}, {topic: found})[topic]
 
     def _everything(self, backlog: Sequence[Report], *, has_left: bool) -> Everything:
         """`has_left`: the last reports were made; who has nothing more to say is not to be ended again."""

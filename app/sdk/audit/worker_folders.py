@@ -16,6 +16,7 @@ Rules
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -27,7 +28,7 @@ from app.sdk.audit.write_ahead_log import Left, WriteAheadLog
 
 PREFIX = "worker-"
 MOST_WORKERS = 1_000
-MOST_TAKEN_OVER = 1_000  # folders at one start; the next one takes the rest
+MOST_TAKEN_OVER = 500  # folders of process ids at one start; the next one takes the rest
 
 
 class LeftBehind(NamedTuple):
@@ -73,28 +74,37 @@ class FolderPerWorker:
             f"wal={str(self.directory)!r}: {MOST_WORKERS} processes have a folder there; name another one"
         )
 
-    def left_behind(self, at_ms: int, idle_ms: int) -> list[LeftBehind]:
-        """What ended processes have left; `forget` it once it is kept. `at_ms`: now."""
+    def left_behind(self, at_ms: int, idle_ms: int) -> Iterator[list[LeftBehind]]:
+        """What ended processes have left, some at a time: `forget` them, once they are kept, before the next.
+
+        Numbered folders come one by one: those who start meanwhile find the others free. `at_ms`: now.
+        """
+        folders = sorted(self.directory.iterdir())
+        numbered = [folder for folder in folders if _is_numbered(folder.name)]
         found: list[LeftBehind] = []
-        for folder in (*sorted(self.directory.iterdir()), self.directory):
-            try:
-                if len(found) < MOST_TAKEN_OVER and write_ahead_log.is_log(folder):
-                    found += _taken_over(folder, at_ms, idle_ms, is_numbered=_is_numbered(folder.name))
-            except (AuditError, OSError, recovery.UnreadableFrames) as error:
-                log.error("audit: %s: %s; what is there is not taken over", folder, error)
-        return found
+        for folder in (self.directory, *folders):
+            if len(found) < MOST_TAKEN_OVER and folder not in numbered:
+                found += _taken_over(folder, at_ms, idle_ms, is_numbered=False)
+        if found:
+            yield found
+        for folder in numbered:
+            if left := _taken_over(folder, at_ms, idle_ms, is_numbered=True):
+                yield left
 
 
 def _taken_over(folder: Path, at_ms: int, idle_ms: int, *, is_numbered: bool) -> list[LeftBehind]:
     wal = WriteAheadLog(folder)
     try:
+        if not write_ahead_log.is_log(folder):
+            return []
         left = wal.lock_and_read()
         state = recovery.resumed(recovery.read(left.payloads), at_ms, idle_ms)
     except FolderTaken:
         return []
-    except recovery.UnreadableFrames:
+    except (AuditError, OSError, recovery.UnreadableFrames) as error:
+        log.error("audit: %s: %s; what is there is not taken over", folder, error)
         wal.release()
-        raise
+        return []
     if left.damage:
         log.error("audit: %s is damaged: %s; what was counted there may be missing", folder, left.damage)
     if state.backlog:
