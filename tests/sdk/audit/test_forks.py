@@ -1,6 +1,7 @@
 """Servers that fork: in C, without a word to Python (uWSGI, mod_wsgi), and as `os.fork` does (gunicorn).
 
-`ctypes.PyDLL(None).fork()` is fork(2) itself: no hook of Python's runs, and all locks stay as they were.
+`ctypes.PyDLL(None).fork()` is fork(2) itself: no hook of Python's runs, and all locks stay as they were, also
+the interpreter's. So the audit's thread must stand still (`quiet`) then, as it does in a server's master.
 """
 
 from __future__ import annotations
@@ -17,11 +18,25 @@ from app.sdk.audit.outputs import read_lines
 ENOUGH_S = 150.0
 FORKS = {"in C": "ctypes.PyDLL(None).fork()", "by Python": "os.fork()"}
 BEGIN = """
-import ctypes, os, signal, sys
+import contextlib, ctypes, os, signal, sys, time
 from pathlib import Path
 from app.sdk.audit import *
 folder = Path(sys.argv[1])
-options = dict(origin="web", tier="consumer", cluster="east", window_ms=1_000, log_interval_s=0.01)
+from app.sdk.audit import background_thread
+background_thread.BACKOFF_S = background_thread.MOST_BACKOFF_S = 3_600.0
+options = dict(origin="web", tier="consumer", cluster="east", window_ms=1_000, log_interval_s=3_600.0,
+               report_interval_s=3_600.0)
+def switches():  # of the other threads; one may end while it is looked at
+    found = {}
+    for path in Path("/proc/self/task").iterdir():
+        with contextlib.suppress(OSError):
+            found[path.name] = [line for line in (path / "status").read_text().splitlines() if "ctxt" in line]
+    del found[str(os.getpid())]
+    return found
+def quiet():
+    before = None
+    while before != (before := switches()):
+        time.sleep(0.05)
 def has_ended_well(child):
     return os.waitpid(child, 0)[1] == 0
 def end(is_well):  # as a server in C ends its workers: Python's own exit functions run
@@ -54,10 +69,13 @@ def test_a_child_never_touches_its_parents_log(tmp_path: Path, fork: str) -> Non
 def fails(_):
     raise OSError("nobody there")
 audit = SyncAudit(wal=folder / "wal", output=CallOutput(fails), **options)
+audit.sent("orders", 5, 10)  # first, so that the first report has it
 audit.start()
-audit.sent("orders", 5, 10)
 assert audit.logged(60)
+while "the output" not in audit.stats.wrong:  # it was called, in a thread that no child has
+    time.sleep(0.01)
 for _ in range(3):
+    quiet()
     child = FORK
     if not child:
         for _ in range(5_000):
@@ -93,6 +111,7 @@ def test_a_child_waits_for_no_lock_that_the_parent_held(tmp_path: Path, fork: st
 audit = SyncAudit(wal=folder / "wal", output=FileOutput(folder / "reports"), **options)
 audit.start()
 audit.handled("orders", 0, 1, 5, 10)
+quiet()
 with audit._books["orders"].lock, audit._writing, audit._opening:
     child = FORK
     if not child:
@@ -139,6 +158,7 @@ def test_what_the_parent_has_started_is_not_started_again_in_a_child(tmp_path: P
     script = """
 audit = SyncAudit(wal=FolderPerWorker(folder / "wal"), output=FileOutput(folder / "reports"), **options)
 audit.start()
+quiet()
 child = FORK
 if not child:
     try:
