@@ -237,6 +237,8 @@ class PatientConsumerThread(driver.AIOKafkaConsumerThread):
                     records: RecordMap = await fetcher.take(wanted, max_records)
                     if records:
                         return records
+                    if fetcher._passes_over(wanted or ()):
+                        continue
                 left_s = until_s - monotonic()
                 if left_s <= 0:
                     break

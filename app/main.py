@@ -122,8 +122,8 @@ class SwitchyardApp(PatientApp):
             log.critical("agents or tables are missing; see the import error above", missing=missing)
             raise SystemExit(1)
         settings = self.settings
-        known = sum(len(cluster.bootstrap) for cluster in settings.clusters)
-        if words := open_files.too_few(known):
+        addresses = sum(len(cluster.bootstrap) for cluster in settings.clusters)
+        if words := open_files.too_few(addresses):
             sys.stderr.write(f"switchyard: {words}\n")
             raise SystemExit(EXIT_INVALID)
         self._guard = LoopGuard(settings.worker.stall_s)

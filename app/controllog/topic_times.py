@@ -33,7 +33,7 @@ async def use_brokers_time(client: ClusterClient, topics: ControlTopics) -> None
         return
     topic = min(refused)
     log.warning(
-        "control topics keep the time of their writers: a worker whose clock is wrong does not work",
+        "control topics may keep the time of their writers: then a worker whose clock is wrong does not work",
         topics=sorted(refused), why=str(refused[topic]),
         remedy="grant this worker AlterConfigs and DescribeConfigs on them, or use kafka-configs.sh "
         f"--alter --topic {topic} --add-config message.timestamp.type=LogAppendTime",

@@ -50,7 +50,12 @@ class Clock:
         return None if self._offset_ms is None else self._wall_ms() - self._steady_ms() - self._offset_ms
 
 
-clock = Clock(lambda: time.time_ns() // 1_000_000, lambda: time.monotonic_ns() // 1_000_000)
+def _steady_ms() -> int:
+    """Counts on while the host is suspended, where the system has such a clock (Linux)."""
+    return time.clock_gettime_ns(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)) // 1_000_000
+
+
+clock = Clock(lambda: time.time_ns() // 1_000_000, _steady_ms)
 now_ms = clock.now_ms
 
 

@@ -113,8 +113,8 @@ class WorkloadRoutes:
         catalog = self._api.runtime.catalog
         known = {key: w for key in self._api.runtime.control.view.workloads if (w := catalog.workload(key))}
         here = local(workload, layout)
-        if not flag(request, "take_over"):
-            await self._check_group(here, catalog.workload(workload.key))
+        takes_over = flag(request, "take_over")
+        await self._check_group(here, catalog.workload(workload.key), takes_over=takes_over)
         doubts = await self._check_topics(here, catalog.workload(workload.key))
         planned = plan(known, [here], clusters=names)
         answer = await define(
@@ -124,8 +124,9 @@ class WorkloadRoutes:
             doubts.append(doubt)
         return defined(answer, warnings, current, doubts)
 
-    async def _check_group(self, workload: Workload, before: Workload | None) -> None:
-        """Raises ApiError: other consumers are in the group of a workload that is new in its cluster.
+    async def _check_group(self, workload: Workload, before: Workload | None, *, takes_over: bool) -> None:
+        """Raises ApiError: others are in the group of a workload that is new in its cluster, and it is not to
+        take over from them; or nobody can commit in that group.
 
         Switchyard commits without a membership, so all members are of others. A cluster that does not answer
         refuses nothing: the workload waits for it, and its jobs report members that they find then.
@@ -144,7 +145,7 @@ class WorkloadRoutes:
                 409, "Group in use",
                 f"group {group} in cluster {cluster} {members.words}; give the workload a group of its own",
             )  # fmt: skip
-        if members.words:
+        if members.words and not takes_over:
             raise ApiError(
                 409, "Group in use",
                 f"group {group} in cluster {cluster} {members.words}, and they are not Switchyard's; stop "

@@ -29,6 +29,7 @@ from app.dispatch.move.time_mapping import SourcePartition, times
 from app.dispatch.topics.leftovers import candidates
 from app.dispatch.topics.settings import refused_topics
 from app.kafka.client.cluster import EARLIEST
+from app.kafka.client.group_members import SHARE
 from app.kafka.data_clusters import DataCluster, DataClusters
 from app.kernel.clock import iso
 from app.kernel.job import JobId, Kind
@@ -159,8 +160,10 @@ class MovePlanner:
         for refused in await refused_topics(target.client, moved):
             raise OperationRefused(f"{refused}; {refused.remedy}")
         group = moved.metadata.group
-        if words := (await target.committer.members(group)).words:
-            raise OperationRefused(f"group {group} in {to} {words}; stop its consumers there first")
+        members = await target.committer.members(group)
+        if members.words:
+            remedy = "rename it there" if members.type_ == SHARE else "stop its consumers there first"
+            raise OperationRefused(f"group {group} in {to} {members.words}; {remedy}")
         return MovePath(
             put, workload, moved, source, target, (ids[0], ids[1]), (partitions[0], partitions[1])
         )

@@ -32,7 +32,7 @@ import structlog
 
 from app.dispatch.model.delayed_delivery import LEVELS_MS, not_before_ms
 from app.dispatch.model.retry_headers import read_origin
-from app.dispatch.pump.delayed_messages import DelayedMessages
+from app.dispatch.pump.delayed_messages import DELAY_POLL_INTERVAL_MS, DelayedMessages
 from app.dispatch.pump.delivery import Delivery
 from app.kafka.records.record import size_of
 from app.kernel.clock import now_ms
@@ -208,7 +208,8 @@ class ReadyQueue:
                 return
             self._timer.cancel()
         self._timer_at_ms = at_ms
-        wait_s = max(0.0, (at_ms - now_ms()) / 1000)
+        # No longer than that: by then the clock may be another (`app.kernel.clock`).
+        wait_s = min(max(0, at_ms - now_ms()), DELAY_POLL_INTERVAL_MS) / 1000
         self._timer = asyncio.get_running_loop().call_later(wait_s, self._woken)
 
     def _woken(self) -> None:

@@ -31,6 +31,7 @@ from app.dispatch.model.retry_headers import (
 )
 from app.dispatch.model.throughput_diagnosis import NO_COPY
 from app.kafka.append.producer import RecordTooLarge
+from app.kafka.client.aiokafka_patches import InvalidRecordError
 from app.kernel.clock import now_ms
 from app.kernel.lease import Lease
 
@@ -55,6 +56,9 @@ class Lacks(IntEnum):
     NOTHING = 0
     VALUE = 1
     ALL = 2  # neither value nor key nor the producer's headers
+
+
+NOT_AS_A_COPY = (RecordTooLarge, InvalidRecordError)  # no retry topic takes it: it is tried again in place
 
 
 class CopyProducer(Protocol):
@@ -102,8 +106,8 @@ class RetryPublisher:
 
         No tier means the DLQ.
 
-        Unless the pump is closed, `finished` is called once the message is finished here, or `stay` if its
-        copy is too large for a retry topic.
+        Unless the pump is closed, `finished` is called once the message is finished here, or `stay` if the
+        retry topic does not take its copy: too large, or not as the topic's settings want records.
         """
         pump, record = delivery.pump, delivery.record
         origin = delivery.told_origin()
@@ -249,8 +253,10 @@ class RetryPublisher:
             answers = [(one, answer) for (one, _), answer in zip(going, sent, strict=True)]
             safe = [one for one, answer in answers if not isinstance(answer, BaseException)]
             moved([message.record for message in told(safe)])
-            if large := [one for one, answer in answers if isinstance(answer, RecordTooLarge)]:
-                stay(told(large), "too large for a copy", False)
+            refused = [(one, answer) for one, answer in answers if isinstance(answer, NOT_AS_A_COPY)]
+            for one, answer in refused:
+                is_large = isinstance(answer, RecordTooLarge)
+                stay(told([one]), "too large for a copy" if is_large else str(answer), False)
             if left:
                 self._levels = 0  # whatever is wrong, the topic may be gone
                 why = next(answer for one, answer in answers if one.record.offset in left)
@@ -298,12 +304,15 @@ class RetryPublisher:
                 continue
             try:
                 await self._copies.send(where, *letter(lacks), codec=codec)
-            except RecordTooLarge as error:
+            except NOT_AS_A_COPY as error:
                 if stay is not None:
                     _clear_failure(pump)
                     if not pump.closed:
                         stay()
                     return
+                if not isinstance(error, RecordTooLarge):
+                    await self._not_taken(pump, where, error)
+                    continue
                 if lacks is Lacks.ALL:
                     pump.trouble = f"{NO_COPY} in {where}: {error}"
                     await asyncio.sleep(NO_DLQ_RETRY_S)

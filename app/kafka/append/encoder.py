@@ -211,7 +211,9 @@ def _read_again(
         if batch.header.next_offset <= first:
             continue
         for record in records_of(batch):
-            if first <= record.offset <= last:
+            if record.offset > last:
+                return
+            if first <= record.offset:
                 headers = edit(record.offset, record.headers) if edit else record.headers
                 if headers is not None:
                     yield record.offset, (record.timestamp, record.key, record.value, tuple(headers))

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
-from aiokafka.errors import ClusterAuthorizationFailedError
+from aiokafka.errors import ClusterAuthorizationFailedError, InvalidTimestampError
 from aiokafka.partitioner import DefaultPartitioner
 
 from app.kafka.append import any_size
@@ -137,6 +137,11 @@ class Producer:
                 raise RecordTooLarge(f"{size} bytes are too many for any topic: brokers take no such request")
             try:
                 return await self._alone(topic, key, batch, partition)
+            except InvalidTimestampError:
+                raise InvalidTimestampError(
+                    f"{topic} refuses this worker's time: compare the clocks of its brokers with the "
+                    "control cluster's, by which workers go"
+                ) from None
             except InvalidRecordError:
                 raise InvalidRecordError(f"{topic} refuses the record: {INVALID_RECORD_REMEDY}") from None
             except TOO_LARGE_ERRORS:

@@ -15,13 +15,12 @@ from aiokafka.protocol.admin import ListGroupsRequest
 from aiokafka.protocol.commit import OffsetCommitRequest, OffsetFetchRequest
 
 from app.kafka.client.cluster import ClusterClient, ClusterUnreachable
-from app.kafka.client.group_members import GroupMembers, group_members
+from app.kafka.client.group_members import GROUP_NOT_FOUND, GroupMembers, group_members
 from app.kafka.client.permissions import GROUP_NOT_AUTHORISED, NOT_AUTHORISED, allow, lacks
 
 TopicAndPartition = tuple[str, int]  # topic, partition
 
 GROUP_COORDINATOR = 0
-GROUP_NOT_FOUND = 69
 MOVED = {14, 15, 16}  # loading, not available, not the coordinator (any more)
 HAS_MEMBERS = {22, 25, 27}  # illegal generation, unknown member, rebalance in progress
 TRIES = 20

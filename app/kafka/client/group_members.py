@@ -13,6 +13,7 @@ Sources: KIP-848, KIP-932, KIP-1043 (types and states in ListGroups), Apache Kaf
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any, NamedTuple
 
 from aiokafka.errors import GroupAuthorizationFailedError, for_code
@@ -34,7 +35,9 @@ from app.kafka.client.topic_ids import KafkaUuid
 
 CONSUMER, STREAMS, SHARE = "consumer", "streams", "share"
 NEWER_TYPES = {CONSUMER: "KIP-848", STREAMS: "KIP-1071", SHARE: "KIP-932"}
-NO_MEMBERS = {"empty", "dead"}  # states
+DEAD = "dead"  # the state of a group that there is not, or not of that protocol
+NO_MEMBERS = {"empty", DEAD}  # states
+GROUP_NOT_FOUND = 69
 SHOWN_CLIENTS = 3
 _TOPICS = CompactArray(
     ("topic_id", KafkaUuid),
@@ -80,13 +83,15 @@ async def group_members(client: ClusterClient, node: int, connection: str, group
         KafkaError, OSError, TimeoutError: the coordinator does not answer, or is another one.
     """
     response: Any = await client.send(node, DescribeGroupsRequest([group]), connection)
-    code, *_, members = response.groups[0][:6]
+    code, _, state, _, _, members = response.groups[0][:6]
     if code == GROUP_NOT_AUTHORISED:
         raise GroupAuthorizationFailedError(group)
     if code:
         raise for_code(code)
     if members:
         return GroupMembers(tuple(name for _, name, *_ in members), has_members=True)
+    if state.lower() != DEAD:  # a classic group, without members
+        return GroupMembers()
     try:
         listed: Any = await client.send(node, NewerGroupsRequest(), connection)
     except NotImplementedError:  # the broker is older
@@ -101,8 +106,10 @@ async def group_members(client: ClusterClient, node: int, connection: str, group
         return GroupMembers()
     clients: tuple[str, ...] = ()
     if has_members and kind == CONSUMER:
-        described: Any = await client.send(node, ConsumerGroupsRequest(group), connection)
-        clients = tuple(name for _, _, _, _, name, *_ in described.groups[0][7])
+        with contextlib.suppress(NotImplementedError):  # it is known that there are some
+            described: Any = await client.send(node, ConsumerGroupsRequest(group), connection)
+            clients = tuple(name for _, _, _, _, name, *_ in described.groups[0][7])
+            has_members = bool(clients) or described.groups[0][0] != GROUP_NOT_FOUND
     return GroupMembers(clients, kind, has_members)
 
 

@@ -215,6 +215,7 @@ class BoundedBatch:
             except BeyondBounds as error:
                 if error.offset >= response.start_offset:
                     unread, why, at = unread + 1, str(error), error.offset + 1
+                    self._remember(self.base_offset, at)  # what is behind it is handed on before the end
             except Exception as error:  # noqa: BLE001 - decoders raise what they like; it is passed over (rule 2)
                 _kept.forget(opened)
                 self._log_unreadable(at, end, end - at, f"{type(error).__name__}: {error}")
@@ -235,9 +236,17 @@ class BoundedBatch:
         if unread:
             self._log_unreadable(self.base_offset, at, unread, why)
 
+    def _remember(self, start: int, end: int) -> None:
+        """Rule 5."""
+        if self._response.place is None:
+            return
+        spans = _passed_over[tuple(self._response.place)]
+        if spans and spans[-1][0] == start:  # so far it was known
+            spans.pop()
+        spans.append((start, end))
+
     def _log_unreadable(self, start: int, end: int, count: int, why: str) -> None:
-        if self._response.place is not None:
-            _passed_over[tuple(self._response.place)].append((start, end))
+        self._remember(start, end)
         log.error(
             "records cannot be read and are passed over",
             topic=getattr(self._response.place, "topic", ""),
@@ -323,11 +332,13 @@ class BoundedFetcher(fetcher.Fetcher):
     ) -> dict[Any, list[Any]]:
         """What is buffered; waits for so long (seconds) if nothing is. Raises KafkaError."""
         most = TAKEN_RECORDS if max_records is None else min(max_records, TAKEN_RECORDS)
+        self.turns.begin()  # decoding is a part of the turn
         found: dict[Any, list[Any]] = await super().fetched_records(partitions, timeout, most)  # type: ignore[no-untyped-call]
         for part in found:
             if part in self._records:  # behind the others that have records
                 self._records[part] = self._records.pop(part)
-        self.turns.begin()
+        if timeout:
+            self.turns.begin()  # it may have waited
         return found
 
     def _passes_over(self, partitions: Collection[Any]) -> bool:

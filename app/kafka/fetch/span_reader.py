@@ -16,6 +16,7 @@ from aiokafka.errors import KafkaError, for_code
 from aiokafka.protocol.fetch import FetchRequest
 
 from app.kafka.client.cluster import EARLIEST, READ_COMMITTED, ClusterClient, ClusterUnreachable
+from app.kafka.client.only_partition import only_partition
 from app.kafka.producers.history import OFFSET_OUT_OF_RANGE
 from app.kafka.records.batch import CorruptBatch, take
 from app.kafka.records.checksum import crc32c
@@ -103,6 +104,6 @@ async def _fetch(
     asked = [(topic, [(partition, position, most_bytes)])]
     request = FetchRequest(WAIT_MS, 1, most_bytes, READ_COMMITTED, asked)
     response: Any = await client.send(node, request, CONNECTION)
-    ((_, ((_, code, high_watermark, *rest),)),) = response.topics
+    _, code, high_watermark, *rest = only_partition(response)
     aborted = next((part for part in rest if isinstance(part, list)), None) or []
     return code, high_watermark, bytes(rest[-1] or b""), [(one[0], one[1]) for one in aborted]

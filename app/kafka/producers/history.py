@@ -20,6 +20,7 @@ from aiokafka.protocol.fetch import FetchRequest
 
 from app.kafka.client.cluster import EARLIEST, READ_UNCOMMITTED, ClusterClient, ClusterUnreachable
 from app.kafka.client.epoch_ends import epoch_ends
+from app.kafka.client.only_partition import only_partition
 from app.kafka.client.permissions import NOT_AUTHORISED, lacks
 from app.kafka.producers.state import remembered
 from app.kafka.producers.transaction_marker import mark
@@ -136,7 +137,7 @@ async def walk(
                 asked = [(topic, [(partition, next_offset, FETCH_BYTES)])]
                 request = FetchRequest(FETCH_WAIT_MS, 1, FETCH_BYTES, READ_UNCOMMITTED, asked)
                 response = await cluster.send(node, request, CONNECTION)
-                ((_, ((_, code, high_watermark, *rest),)),) = response.topics
+                _, code, high_watermark, *rest = only_partition(response)
                 if code == OFFSET_OUT_OF_RANGE:
                     return -1
                 if code == 0:

@@ -35,6 +35,7 @@ from aiokafka.errors import KafkaError
 from aiokafka.protocol.fetch import FetchRequest
 
 from app.kafka.client.cluster import EARLIEST, READ_UNCOMMITTED, ClusterClient, ClusterUnreachable
+from app.kafka.client.only_partition import only_partition
 from app.kafka.client.topic_configs import TopicSettings, describe
 from app.kafka.fetch.deliveries import refusal, remedy_of
 from app.kafka.producers.history import OFFSET_OUT_OF_RANGE
@@ -293,7 +294,7 @@ class CopyVerifier:
         asked = [(topic, [(partition, first.base_offset, size_bytes)])]
         request = FetchRequest(FETCH_WAIT_MS, 1, size_bytes, READ_UNCOMMITTED, asked)
         response = await self._target.send(node, request, CONNECTION)
-        ((_, ((_, code, *rest),)),) = response.topics
+        _, code, *rest = only_partition(response)
         if code == OFFSET_OUT_OF_RANGE:
             log_start = (await self._target.offsets([target], EARLIEST)).get(target)
             if log_start is None:

@@ -4,8 +4,8 @@ Rules
 1. Nothing is passed over by itself, since a copy is complete or it is none. What is refused is encoded anew
    once: it may be written by what this broker does not take. It goes uncompressed where the compression is
    refused. What is too large, or has some record that is refused, is divided until it fits, or is a single
-   record; not where the route says `sync.onSmallerLimits: copy`. Where the broker names the refused records
-   (KIP-467), it is divided around them at once.
+   record. What is too large is not where the route says `sync.onSmallerLimits: copy`. Where the broker names
+   the refused records (KIP-467), it is divided around them at once.
 2. What is left is told, with its offsets, and waits: tried again every `BLOCKED_RETRY_INTERVAL_S` (somebody
    may have raised the limit), until an operator skips it.
 3. Two may wait at once: what the destination refuses, and behind it what cannot be decoded.
@@ -110,13 +110,14 @@ class BlockedBatch:
         *,
         divides: bool = True,
     ) -> None:
-        """Puts something in the place of a refused batch. `divides`: it may be taken apart (rule 1).
+        """Puts something in the place of a refused batch. `divides`: what is too large may be taken apart.
 
         Raises: AppendError, ValueError: the lane has ended meanwhile.
         """
         copy = sent.copy
         assert copy is not None, "only a copy is refused"
         pieces: list[VerbatimCopy] = []
+        divides = divides or error.code in FOR_A_RECORD
         cuts = _around(error.records, copy.record_count) if error.code in FOR_A_RECORD else []
         are_all_named = len(error.records) >= copy.record_count
         with contextlib.suppress(UndecodableBatch):
@@ -132,8 +133,8 @@ class BlockedBatch:
             if divides and fits_not and len(pieces) <= 1 and copy.record_count > 1:
                 pieces = await _made(halves(copy))
         if not pieces:
-            start, end = places_of(copy)
-            may_help = not divides and copy.record_count > 1 and error.code in TOO_LARGE | FOR_A_RECORD
+            start, end = await asyncio.to_thread(places_of, copy)
+            may_help = not divides and copy.record_count > 1 and error.code in TOO_LARGE
             or_divide = ", or write sync.onSmallerLimits: divide" if may_help else ""
             skipped = await self.wait(
                 start,

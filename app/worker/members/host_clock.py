@@ -41,6 +41,12 @@ class HostClock:
             self._clock.told(metadata.timestamp, sent_ms)
             self.look()
 
+    def refused(self, error: object) -> None:
+        """A heartbeat was not taken for its timestamp: its topic keeps the writers' (`topic_times`)."""
+        if not self.trouble:
+            self.trouble = f"the brokers refuse this worker's clock: {error}"
+            self._report("clock", self.trouble, REMEDY)
+
     def look(self) -> None:
         """Compares."""
         ahead_ms = self._clock.ahead_ms

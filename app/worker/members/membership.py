@@ -16,7 +16,7 @@ from typing import Any
 
 import msgspec
 import structlog
-from aiokafka.errors import KafkaError
+from aiokafka.errors import InvalidTimestampError, KafkaError
 from mode import Service
 
 from app.controllog import codec
@@ -193,6 +193,8 @@ class Heartbeats(Service):
                 sent = [await self._producer.send(self.topic, event, partition=0) for event in events]
                 acknowledged = await asyncio.gather(*sent)
         except (KafkaError, TimeoutError, OSError) as error:
+            if isinstance(error, InvalidTimestampError):
+                self.host_clock.refused(error)
             log.warning(
                 "no heartbeat could be sent; this worker pauses when its lease ends",
                 error=repr(error),

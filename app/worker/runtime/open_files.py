@@ -4,7 +4,7 @@ Each connection is a file. A process that may open no more answers no probe, con
 receiver, and its tables cannot be written: all of that looks like other troubles.
 
     start:  the soft limit becomes the hard one; below what the configuration needs the worker ends
-    later:  above FULL of the limit -> an incident, and not ready
+    later:  less than FEW more can be opened -> an incident, and not ready
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ log = structlog.get_logger(__name__)
 # Measured: a worker of one region with two brokers has 236 open (200 are its tables'), 261 with twelve
 # workloads.
 LEAST = 300
-OF_A_BROKER = 40  # connections: of fetches, producers, followers, and to receivers
-FULL, AGAIN_ROOM = 0.9, 0.8  # of the limit: told from the first on, until below the second
+OF_A_BROKER = 20  # connections: of fetches, producers, followers, and to receivers
+FEW, AGAIN_ENOUGH = 32, 64  # that can be opened yet: told below the first, until above the second
 LOOK_INTERVAL_S = 5.0
 ADVISED = 65_536
 MOST = 1 << 20  # above it, programs that close all they may have open take long to start
@@ -65,14 +65,14 @@ def remedy(needed: int) -> str:
     )
 
 
-def too_few(brokers: int) -> str:
-    """Why this process may not open enough files for a worker with so many brokers; "" if it may."""
-    needed, most = LEAST + OF_A_BROKER * brokers, limit()
+def too_few(addresses: int) -> str:
+    """Why this process may open too few files for a worker with so many bootstrap addresses; "": it may."""
+    needed, most = LEAST + OF_A_BROKER * addresses, limit()
     if most >= needed:
         return ""
     return (
-        f"this worker may have {most} files open at once, and needs about {needed} with the {brokers} "
-        f"brokers of its configuration; {remedy(needed)}"
+        f"this worker may have {most} files open at once, and needs about {needed} with the {addresses} "
+        f"bootstrap addresses of its configuration; {remedy(needed)}"
     )
 
 
@@ -81,7 +81,7 @@ def count() -> int:
     try:
         return sum(1 for _ in OPEN_FILES.iterdir())
     except OSError as error:
-        if error.errno in (errno.EMFILE, errno.ENFILE):
+        if error.errno == errno.EMFILE:
             return limit()
         raise
 
@@ -100,18 +100,22 @@ class OpenFilesWatch(Service):
 
     @Service.task
     async def _watch(self) -> None:
+        was_blind = False
         while not self.should_stop:
             try:
                 self.see(await asyncio.to_thread(count), limit())
-            except OSError as error:
-                log.debug("open files cannot be counted", why=repr(error))
+                was_blind = False
+            except OSError as error:  # of all of the host, it may be
+                if not was_blind:
+                    log.warning("open files cannot be counted", why=str(error))
+                was_blind = True
             await self.sleep(LOOK_INTERVAL_S)
 
     def see(self, opened: int, most: int) -> None:
         """So many are open, of so many that may be."""
-        if opened < AGAIN_ROOM * most:
+        if most - opened > AGAIN_ENOUGH:
             self.trouble = ""
-        if self.trouble or opened < FULL * most:
+        if self.trouble or most - opened >= FEW:
             return
         self.trouble = (
             f"{opened} of {most} files that this worker may have open are open: soon it connects to nothing "

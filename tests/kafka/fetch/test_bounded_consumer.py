@@ -18,7 +18,7 @@ from app.kafka.append.appender import Appender
 from app.kafka.client.cluster import ClusterClient
 from app.kafka.client.topics import TopicSpec, ensure_topics
 from app.kafka.fetch import bounded_consumer
-from app.kafka.fetch.bounded_consumer import TAKEN_COST_BYTES, TAKEN_RECORDS
+from app.kafka.fetch.bounded_consumer import TAKEN_COST_BYTES, TAKEN_RECORDS, was_passed_over
 from app.kafka.fetch.decoder import OpenBatch
 from tests.kafka import bounded
 from tests.kafka.conftest import ENOUGH_S
@@ -77,6 +77,19 @@ def test_a_record_of_too_many_headers_is_passed_over_and_its_neighbours_come() -
 
     assert [one.offset for one in found] == [0, 2]
     assert [one["records"] for one in logs] == [1]
+
+
+def test_what_was_passed_over_is_known_when_what_follows_it_is_handed_on() -> None:
+    """The control log took it for compaction, and read everything again for each of them."""
+    bad = {1, 700}
+    rows = [packed_record(at, headers=20_000 if at in bad else 0) for at in range(1_500)]
+    taken, _ = result(batch_of_packed(0, rows, CODECS["zstd"]))
+    expected = 0
+    while taken.has_more():
+        for one in taken.getall():
+            assert one.offset == expected or was_passed_over(*PART, expected, one.offset)
+            expected = one.offset + 1
+    assert expected == 1_500
 
 
 @contextmanager

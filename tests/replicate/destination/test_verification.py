@@ -84,7 +84,7 @@ def test_of_a_compacted_destination_only_what_is_still_there_is_compared() -> No
 def with_prints(count: int) -> VerbatimCopy:
     """Records that are compared one by one."""
     return VerbatimCopy(
-        as_logged(0, rows_of(ROWS)), count, 0, count, lambda: iter([(1, b"k", b"v", ())] * count)
+        as_logged(0, rows_of(ROWS)), count, 0, count, lambda: iter([(0, (1, b"k", b"v", ()))] * count)
     )
 
 

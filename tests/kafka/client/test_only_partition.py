@@ -1,0 +1,21 @@
+"""An answer that a quota empties is asked for again."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+from aiokafka.errors import RequestTimedOutError
+
+from app.kafka.client.only_partition import only_partition
+
+
+def test_the_one_partition_is_told() -> None:
+    assert only_partition(SimpleNamespace(topics=[("t", [(3, 0, 17, b"data")])])) == [3, 0, 17, b"data"]
+
+
+def test_an_answer_that_a_quota_empties_is_to_be_asked_for_again() -> None:
+    """It ended a job of Spark by ValueError, for all topics."""
+    with pytest.raises(RequestTimedOutError, match="quota holds the answer back for 900 ms") as met:
+        only_partition(SimpleNamespace(topics=[], throttle_time_ms=900))
+    assert met.value.retriable
