@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 import struct
 from collections.abc import Sequence
@@ -106,7 +107,8 @@ def odd(chance: random.Random, value: bytes = b"odd", *, in_time: bool = True) -
 
 async def append(client: ClusterClient, topic: str, partition: int, data: bytearray) -> AppendAnswer:
     """Sends the bytes as they are; what the broker says."""
-    node = await client.leader(topic, partition)
-    assert node is not None
+    async with asyncio.timeout(60):  # a topic that was made a moment ago may have none yet
+        while (node := await client.leader(topic, partition)) is None:  # noqa: ASYNC110 - the cluster's news
+            await asyncio.sleep(0.05)
     request = AppendRequest({topic: [(partition, data)]}, 10_000)
     return answers_of(await client.send(node, request))[topic, partition]
