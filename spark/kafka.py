@@ -125,17 +125,17 @@ class KafkaCluster:
 
     def renumbering(self, ranges: Sequence[Range]) -> list[Range]:
         """Those with records that say other offsets than their broker gave: the connector passes over
-        some. None where Python's Kafka client has no way to the cluster, which is said once."""
+        some. None where Python's Kafka client has no way to the cluster, which is said."""
         found: list[Examined] = []
         if not self._no_way:
             try:
                 client_options(self.options)
                 found = self._collected(ranges, raw_ranges.look_for_own_offsets)
-                self._no_way = next((one.why for one in found if one.is_away), "")
-            except BadOption as error:
-                self._no_way = str(error)
-            if self._no_way:
-                say(f"Not looked for batches that lie about offsets: {self._no_way}")
+                why = next((one.why for one in found if one.why), "")
+            except BadOption as error:  # as it will be in each round
+                why = self._no_way = str(error)
+            if why:
+                say(f"Not looked everywhere for batches that lie about offsets: {why}")
         odd = {(one.range.topic, one.range.partition) for one in found if one.is_odd}
         return [one for one in ranges if (one.topic, one.partition) in odd]
 

@@ -40,7 +40,7 @@ class Examined(NamedTuple):
     """What a task found of a range.
 
     `reached`: its records before that offset can be read here. `why`: what is the matter there, "" when that
-    is the range's end. `is_odd`: the connector reads it otherwise, or not at all. `is_away`: no broker
+    is the range's end. `is_odd`: the connector reads it otherwise, or nobody reads it. `is_away`: no broker
     answered.
     """
 
@@ -63,15 +63,13 @@ class Away(ClusterUnreachable):
     """No broker of the cluster takes a connection."""
 
 
-FAILURES = (ClusterUnreachable, KafkaError, OSError, TimeoutError, BadOption)  # of a range
-
-
 class Unreadable(ValueError):
-    """The offsets from `offset` on cannot be read here."""
+    """The offsets from `offset` on cannot be read here; `is_damage`: nor by anybody else."""
 
-    def __init__(self, offset: int, why: str) -> None:
+    def __init__(self, offset: int, why: str, *, is_damage: bool = False) -> None:
         super().__init__(why)
         self.offset = offset
+        self.is_damage = is_damage
 
 
 def rows(options: Mapping[str, str], ranges: Iterable[Range]) -> Iterator[RecordRow]:
@@ -128,20 +126,18 @@ async def _examined(options: Mapping[str, str], one: Range) -> Examined:
                 is_odd = is_odd or not EARLIEST_MS <= row[3] <= LATEST_MS
             reached = max(reached, min(batch.header.next_offset, one.end))
     except Unreadable as error:
-        return Examined(one, max(reached, error.offset), True, str(error))
-    except FAILURES as error:
-        return Examined(one, reached, True, _words(error), isinstance(error, Away))
+        return Examined(one, max(reached, error.offset), is_odd or error.is_damage, str(error))
+    except Exception as error:  # noqa: BLE001 - whatever it is, it is of this range only
+        return Examined(one, reached, is_odd, _words(error), isinstance(error, Away))
     return Examined(one, one.end, is_odd)
 
 
 async def _own_offsets(options: Mapping[str, str], one: Range) -> Examined:
     try:
-        async for batch in _batches(options, one):
+        async for batch in _batches(options, one, skips_damage=True):
             if has_own_offsets(batch):
                 return Examined(one, one.end, is_odd=True)
-    except Unreadable:
-        pass
-    except FAILURES as error:
+    except Exception as error:  # noqa: BLE001 - whatever it is, it is of this range only
         return Examined(one, one.start, False, _words(error), isinstance(error, Away))
     return Examined(one, one.end, is_odd=False)
 
@@ -152,7 +148,9 @@ def _words(error: Exception) -> str:
     return f"{type(error).__name__}: {error}"
 
 
-async def _batches(options: Mapping[str, str], one: Range) -> AsyncIterator[RecordBatch]:
+async def _batches(
+    options: Mapping[str, str], one: Range, *, skips_damage: bool = False
+) -> AsyncIterator[RecordBatch]:
     """What is committed in the range; the first and the last batch may reach beyond it.
 
     Raises:
@@ -170,9 +168,13 @@ async def _batches(options: Mapping[str, str], one: Range) -> AsyncIterator[Reco
         async for piece in read_span(client, one.topic, one.partition, one.start, one.end):
             if piece.start >= one.end:  # what came with the last batches
                 return
+            if piece.damage and skips_damage:
+                continue
             if piece.damage:
                 offsets = f"offsets {piece.start:,} to {piece.end - 1:,}"
-                raise Unreadable(piece.start, f"the batch of {offsets} is damaged: {piece.damage}")
+                raise Unreadable(
+                    piece.start, f"the batch of {offsets} is damaged: {piece.damage}", is_damage=True
+                )
             shown = ReadCommittedFilter(piece.aborted)
             for batch in iter_batches(piece.data):
                 header = batch.header

@@ -6,7 +6,8 @@
     which ranges ──▶ these are read by `raw_ranges` as far as they can be ──▶ used again ──▶ done
 
 Rules
-1. Good ranges cost nothing. Only where the connector fails, or leaves offsets out, ranges are looked at.
+1. Good ranges cost nothing. Only where the connector fails, or leaves offsets out, ranges are looked at: so
+   what transactions write, or compaction has left, is fetched a second time.
 2. A range that the connector fails at is found by reading each alone. Where none fails alone, the failure is
    the caller's, as that of a full disk.
 3. A range that cannot be read to its end is read up to there, and told with the reason. Nobody may take the
@@ -107,7 +108,7 @@ def read_around(
         source.suspects -= {(one.topic, one.partition) for one in ranges}
         source.suspects |= {(one.topic, one.partition) for one in raw}
         if not news:
-            return used, tuple(_unread(one) for one in found if one.why)
+            return used, tuple(_unread(one) for one in found if one.why and one.range in raw)
 
 
 def read_whole(

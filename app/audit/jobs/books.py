@@ -38,6 +38,7 @@ from app.audit.jobs.seal_key import SealKey
 from app.controllog import codec
 from app.controllog.topics import AUDIT_PARTITIONS
 from app.kafka.client.cluster import ClusterClient, ClusterUnreachable
+from app.kafka.client.unreadable_records import UnreadableRecords
 from app.kernel.clock import now_ms
 
 log = structlog.get_logger(__name__)
@@ -129,20 +130,22 @@ class AuditBooks(Service):
         cannot be known now.
         """
         collector = Collector()
+        unreadable = UnreadableRecords("records of windows or tiers cannot be read and begin anew")
         for count, (key, value) in enumerate(windows):
             try:
                 collector.restore_window(WindowKey.parse(key.decode()), codec.window_record(value))
             except ValueError as error:
-                log.error("a record of a window cannot be read and begins anew", key=key, error=str(error))
+                unreadable.add(count, error)
             if count % RECORDS_PER_TURN == RECORDS_PER_TURN - 1:
                 await asyncio.sleep(0)
         for count, (key, value) in enumerate(tiers):
             try:
                 collector.restore_tier(TierKey.parse(key.decode()), codec.tier_record(value))
             except ValueError as error:
-                log.error("a record of a tier cannot be read and begins anew", key=key, error=str(error))
+                unreadable.add(count, error)
             if count % RECORDS_PER_TURN == RECORDS_PER_TURN - 1:
                 await asyncio.sleep(0)
+        unreadable.report()
         if self._seal_key is not None:
             self._secret = await self._seal_key.known()
         rewound = collector.rewind(max(offset + 1, await self._end(partition)))

@@ -315,12 +315,13 @@ class BoundedFetcher(fetcher.Fetcher):
         self, partitions: Collection[Any], timeout: float = 0, max_records: int | None = None
     ) -> dict[Any, list[Any]]:
         """The next records of these partitions, or of all. Raises KafkaError."""
-        while True:
+        while not self._closed:
             await self.wait_for_turn()
             if found := await self.take(partitions, max_records):
                 return found
             if not self._passes_over(partitions):
                 return await self.take(partitions, max_records, timeout) if timeout else {}
+        return {}
 
     async def wait_for_turn(self) -> None:
         """Gives the loop away, if records are buffered: before `take`."""

@@ -6,7 +6,8 @@ Rules
 1. A timer looks how late it comes. The worker is not ready, and says so in an incident, once the loop has
    stood still for `BUSY_SHARE` of the last `WINDOW_S`. It is ready again below that; the next incident comes
    after it was below `CALM_SHARE`.
-2. Only time in which this process took CPU counts: one that was paused, or got no core, did not stand still.
+2. Only time in which its thread took CPU counts: one that was paused, or got no core, did not stand still. So
+   what waits without CPU (a slow disk, a name server) is not seen here: the loop guard sees long waits.
 """
 
 from __future__ import annotations
@@ -92,10 +93,12 @@ class LoopWatch(Service):
     @Service.task
     async def _watch(self) -> None:
         while not self.should_stop:
-            due_s, used_s = time.monotonic() + LOOP_SAMPLE_INTERVAL_S, time.process_time()
+            due_s, used_s = time.monotonic() + LOOP_SAMPLE_INTERVAL_S, time.thread_time()
             await asyncio.sleep(LOOP_SAMPLE_INTERVAL_S)
             now_s = time.monotonic()
-            self.look(now_s, min(now_s - due_s, time.process_time() - used_s))
+            # What was used before it was due held nobody up.
+            beyond_s = max(0.0, time.thread_time() - used_s - LOOP_SAMPLE_INTERVAL_S)
+            self.look(now_s, min(now_s - due_s, beyond_s))
 
     def look(self, now_s: float, late_s: float) -> None:
         """A timer came so late."""
