@@ -20,9 +20,10 @@ BY_STATUS = {404: EXIT_NOT_FOUND, 409: EXIT_PRECONDITION, 412: EXIT_PRECONDITION
 class CommandFailure(Exception):
     """Ends the command with a message and an exit code."""
 
-    def __init__(self, message: str, code: int = EXIT_FAILURE) -> None:
+    def __init__(self, message: str, code: int = EXIT_FAILURE, title: str = "") -> None:
         super().__init__(message)
         self.code = code
+        self.title = title  # of the worker's problem
 
 
 def worker_url(given: str | None) -> str:
@@ -97,10 +98,11 @@ class Client:
 def _failure(status: int, content: bytes) -> CommandFailure:
     try:
         problem = orjson.loads(content)
-        message = f"{problem['title']}: {problem['detail']}"
+        title = str(problem["title"])
+        message = f"{title}: {problem['detail']}"
     except (orjson.JSONDecodeError, KeyError, TypeError):
-        message = f"the worker answered {status}: {content[:300].decode('utf-8', 'replace')}"
-    return CommandFailure(message, BY_STATUS.get(status, EXIT_FAILURE))
+        title, message = "", f"the worker answered {status}: {content[:300].decode('utf-8', 'replace')}"
+    return CommandFailure(message, BY_STATUS.get(status, EXIT_FAILURE), title)
 
 
 def workload_path(name: str) -> str:

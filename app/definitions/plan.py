@@ -16,6 +16,7 @@ from app.kernel.durations import format_duration
 from app.kernel.topic_names import folded
 from app.replicate.definition import RouteDefinition
 from app.replicate.definition_checks import conflicts as route_conflicts
+from app.replicate.definition_checks import folded_copies
 from app.replicate.model.copy_graph import ALONE, OtherRegions
 
 # Of a route: what makes its copies other topics.
@@ -315,7 +316,18 @@ def _plan_routes(
     if changed:
         wrong = route_conflicts(together, changed, other_regions)
         found = [f"{name}: {what}; {remedy}" for what, remedy, name in wrong]
+    for twins in folded_copies(together, other_regions):
+        words = f"{twins.one[0]}: {twins}; {twins.remedy}"
+        own = [copy for copy in (twins.one, twins.other) if copy[0] in {route.name for route in together}]
+        is_there = all(_makes(current, *copy, twins.cluster) for copy in own)
+        (warnings if is_there else found).append(words)
     return DefinitionsPlan(tuple(changes), (*_several(keys), *found), tuple(warnings))
+
+
+def _makes(current: Mapping[str, RouteDefinition], name: str, copy: str, cluster: str) -> bool:
+    """Whether the route makes this copy already."""
+    before = current.get(name)
+    return before is not None and (before.spec.target == cluster and copy in before.route().named_copies())
 
 
 def _renamed(before: RouteDefinition, after: RouteDefinition) -> list[str]:

@@ -6,6 +6,8 @@ Its metrics write `_` for `.`, so that a broker makes no topic whose name differ
 
 from __future__ import annotations
 
+NAME_REFUSED = "Topic name refused"  # the title of the API's problem
+
 
 def folded(topic: str) -> str:
     """Two topics whose names are the same by this cannot stand beside each other in a cluster."""

@@ -10,7 +10,14 @@ from app.config.problems import ConfigProblem, Document, suggest
 from app.config.syntax_tree import Path_
 from app.dispatch.definition_checks import problem_at, value_at
 from app.replicate.definition import RouteDefinition
-from app.replicate.model.copy_graph import ALONE, OtherRegions, find_duplicate, find_loop
+from app.replicate.model.copy_graph import (
+    ALONE,
+    FoldedCopies,
+    OtherRegions,
+    find_duplicate,
+    find_folded,
+    find_loop,
+)
 from app.replicate.model.regular_language import LanguageTable, TooComplicated
 from app.replicate.model.route import Route
 
@@ -52,6 +59,14 @@ def between_routes(routes: Sequence[tuple[Document, Route]]) -> Iterator[ConfigP
     documents = {route.name: document for document, route in routes}
     for message, remedy, name in conflicts([route for _, route in routes]):
         yield problem_at(documents[name], TOPICS, message, remedy)
+
+
+def folded_copies(routes: Sequence[Route], other_regions: OtherRegions = ALONE) -> Iterator[FoldedCopies]:
+    """Copies of topics that these routes name, which Kafka takes for another copy by its name."""
+    known = [*other_regions.routes, *sorted(routes, key=lambda route: route.name)]
+    own = {route.name for route in routes}
+    found = find_folded(((route, route.named_copies()) for route in known), other_regions)
+    return (twins for twins in found if twins.one[0] in own)
 
 
 def conflicts(

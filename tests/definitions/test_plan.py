@@ -13,6 +13,7 @@ from app.definitions.plan import UnreadableDefinition, plan
 from app.definitions.registry import parse_definition, parse_route
 from app.dispatch.definition import Workload
 from app.replicate.definition import RouteDefinition
+from app.replicate.model.copy_graph import OtherRegions
 from tests.config.examples import SMALL, changed
 
 
@@ -20,8 +21,8 @@ def workload(topic: str = "orders", path: str = "spec/start", value: Any = "earl
     return parse_definition(changed(path, value, base=changed("metadata/topic", topic)))[0]
 
 
-def route(name: str) -> RouteDefinition:
-    spec = {"from": "east", "to": "west", "topics": [name]}
+def route(name: str, source: str = "east", **changes: Any) -> RouteDefinition:
+    spec = {"from": source, "to": "west", "topics": [name], **changes}
     return parse_route(
         {"apiVersion": "switchyard/v1", "kind": "Route", "metadata": {"name": name}, "spec": spec}
     )[0]
@@ -94,6 +95,35 @@ def test_groups_that_are_one_name_to_kafka_are_refused() -> None:
     assert re.fullmatch(words.format(*["orders", r"\w+"] * 2, "delete one"), warning)
     assert not beside.conflicts
     assert not plan(there, [dots], prune=True, allow_empty=True).warnings
+
+
+def test_copies_that_are_one_name_to_kafka_are_refused() -> None:
+    def routes(*given: tuple[str, str, dict[str, Any]]) -> dict[str, RouteDefinition]:
+        return {name: route(name, source, **spec) for name, source, spec in given}
+
+    one = routes(("mirror", "east", {"topics": ["pay.eu", "pay_eu"]}))
+    (conflict,) = plan({}, [*one.values()]).conflicts
+    remedy = "name one of them otherwise by rename.names, or exclude its topic"
+    assert conflict == (
+        "mirror: its copy pay_eu and pay.eu in west are one name to Kafka, which takes . for _, so that one "
+        f"of them is never made; {remedy}"
+    )
+    two = routes(
+        ("a", "east", {"topics": ["pay.*"], "rename": {"names": {"pay": "pay.eu"}}}),
+        ("b", "north", {"topics": ["pay_eu"]}),
+    )
+    (conflict,) = plan({}, [*two.values()]).conflicts
+    assert conflict.startswith("b: its copy pay_eu and pay.eu of route a in west are one name to Kafka")
+    (kept,) = plan({}, [two["b"]], routes={"a": two["a"]}).conflicts
+    assert kept == conflict
+    assert not plan({}, [two["b"]], routes={"a": two["a"]}, prune=True, allow_empty=True).conflicts
+    (beside,) = plan({}, [two["b"]], other_regions=OtherRegions(routes=(two["a"].route(),))).conflicts
+    assert beside == conflict
+
+    apart = routes(("b", "north", {"topics": ["pay_eu"], "rename": "{cluster}.{topic}"}))
+    assert not plan({}, [*apart.values()], routes={"a": two["a"]}).conflicts
+    planned = plan({}, [*routes(("c", "east", {"topics": ["x"]})).values()], routes=two)
+    assert (planned.conflicts, planned.warnings) == ((), (conflict,)), "as an older version let them be"
 
 
 def test_what_becomes_of_what_cannot_be_read_is_told() -> None:

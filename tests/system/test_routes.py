@@ -4,7 +4,12 @@ else's copying is disturbed."""
 from __future__ import annotations
 
 import asyncio
+import json
+import os
+import subprocess
+import sys
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,6 +20,7 @@ from app.dev.demo.stage import DemoStage, Process, http, route, wait_until
 from app.dev.demo.traffic import create_topic
 from app.kafka.client.cluster import ClusterClient, ClusterSpec
 from app.kafka.client.topic_configs import expand
+from app.replicate.model.route import RENAME
 from tests.kafka.second_broker import delete
 from tests.system.fleet import id_of, incidents, known_workers, together
 
@@ -22,6 +28,7 @@ pytestmark = pytest.mark.system
 
 SOURCE, TARGET = "east-regional", "east-aggregate"
 ENOUGH_S = 150.0
+EXIT_PRECONDITION = 5
 
 
 class Yardmaster:
@@ -184,3 +191,38 @@ async def test_a_topic_that_vanishes_is_an_alert_also_under_the_next_leader_unti
     http("DELETE", f"{survivor.url}/api/v1/routes/first/topics/{yard.topic('a.two')}")
     await asyncio.to_thread(wait_until, lambda: not series(), ENOUGH_S, lambda: f"{series()}")
     assert len(incidents(survivor, "topic-returned")) == 0
+
+
+@pytest.mark.deep(minutes=0.3)
+def test_a_route_whose_copy_kafka_takes_for_a_topic_that_is_there_is_refused(
+    stage: DemoStage, topic_name: str, tmp_path: Path
+) -> None:
+    there, taken = f"{topic_name}.pay_eu", f"{topic_name}.pay.eu"
+    asyncio.run(create_topic(stage.yard.bootstrap(TARGET), there, 1))
+    asyncio.run(create_topic(stage.yard.bootstrap(SOURCE), taken, 1))
+    worker, file = stage.worker(), tmp_path / "route.yaml"
+    url = f"{worker.url}/api/v1/routes/pays"
+    for entry in (taken, f"{topic_name}\\..*"):
+        definition = route("pays", SOURCE, TARGET, entry)
+        file.write_text(json.dumps(definition))
+        for dry_run in ("?dry_run=true", ""):
+            status, body = http("PUT", url + dry_run, definition)
+            assert (status, body["title"]) == (409, "Topic name refused"), body
+            assert f"collides with existing topic: {there}" in body["detail"]
+            assert body["detail"].endswith(f"; {RENAME}")
+        for command in (("plan",), ("deploy", "--execute", "--yes")):
+            refused = config(worker, file, *command)
+            assert refused.returncode == EXIT_PRECONDITION, refused.stdout
+            assert taken in refused.stderr
+            assert there in refused.stderr
+    renamed = route("pays", SOURCE, TARGET, taken, rename={"names": {taken: f"{topic_name}.other"}})
+    file.write_text(json.dumps(renamed))
+    done = config(worker, file, "deploy", "--execute", "--yes")
+    assert done.returncode == 0, done.stderr
+
+
+def config(worker: Process, file: Path, command: str, *flags: str) -> subprocess.CompletedProcess[str]:
+    code = "import sys; sys.argv[0] = 'switchyard'; from app.cli.main import main; main()"
+    arguments = [sys.executable, "-c", code, "config", command, "-f", str(file), *flags]
+    env = {**os.environ, "SWITCHYARD_URL": worker.url, "NO_COLOR": "1"}
+    return subprocess.run(arguments, env=env, capture_output=True, text=True, timeout=ENOUGH_S, check=False)

@@ -40,6 +40,7 @@ from app.definitions.registry import AnyDefinition, json_schema, load_definition
 from app.definitions.schema_checks import schema_problem
 from app.dispatch.definition import Workload
 from app.failover.definition import PREFIX, FailoverDefinition
+from app.kernel.topic_names import NAME_REFUSED
 from app.payload.schema_loader import SchemaLoader
 from app.replicate.definition import RouteDefinition
 from app.replicate.definition_checks import RemoteRoute, beside_of
@@ -250,7 +251,8 @@ def _plan(
                 answer = client.ask("PUT", address, definition.to_wire())
             except CommandFailure as failure:
                 # One route beside those that this plan changes, too, says nothing of all of them together.
-                if change.route is None or failure.code != EXIT_PRECONDITION:
+                is_of_all = change.route is not None and failure.code == EXIT_PRECONDITION
+                if not is_of_all or failure.title == NAME_REFUSED:
                     raise
                 continue
             doubts += [f"{change.name}: {doubt}" for doubt in answer.get("doubts", ())]

@@ -8,16 +8,21 @@ and by the fold of the control log at the change's own place in it.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 import msgspec
+import structlog
 from aiohttp import web
+from aiokafka.errors import KafkaError
 
 from app.config.problems import Document, read_documents
 from app.controllog.events import ALL, AnyControlEvent, AnyPut, DefinitionPut, Paused, deletion_of
+from app.kafka.client.cluster import ClusterClient, ClusterUnreachable
+from app.kafka.client.topics import INVALID_NAME, TopicRefused
 from app.kernel.clock import now_ms
+from app.kernel.topic_names import NAME_REFUSED
 from app.web.http import schemas
 from app.web.http.operator_requests import actor_of
 from app.web.http.responses import ApiError, json_response
@@ -28,13 +33,38 @@ if TYPE_CHECKING:
     from app.definitions.registry import AnyDefinition
     from app.web.console.api import Api
 
+log = structlog.get_logger(__name__)
+
 TRIES = 10
+CHECK_TIMEOUT_S = 5.0  # a cluster that is away holds up no deployment for longer
 YAML = ("application/yaml", "application/x-yaml", "text/yaml")
 DRY_RUN = (Param("dry_run", {"type": "boolean", "default": False}, "only check it"),)
 MATCH = (
     Param("If-Match", TEXT, "only while the definition has (one of) these ETags; *: while there is one"),
     Param("If-None-Match", TEXT, "only while it has none of these; *: while there is none"),
 )
+
+
+async def unmade_topics(
+    api: Api, cluster: str, ask: Callable[[ClusterClient], Awaitable[list[TopicRefused]]], remedy: str
+) -> list[str]:
+    """Warnings about topics that `cluster` would not make; `ask` asks it, `remedy` is for a name of them.
+
+    A cluster that does not answer refuses nothing: what it does not make is told then.
+
+    Raises:
+        ApiError: Kafka takes the name of one for another that is there.
+    """
+    try:
+        async with asyncio.timeout(CHECK_TIMEOUT_S):
+            refused = await ask((await api.runtime.clusters.get(cluster)).client)
+    except (ClusterUnreachable, KafkaError, TimeoutError, OSError) as error:
+        log.info("whether topics can be made is not known", cluster=cluster, error=repr(error))
+        return []
+    for one in refused:
+        if one.code == INVALID_NAME:
+            raise ApiError(409, NAME_REFUSED, f"{one}; {remedy}")
+    return [f"{one}; {one.remedy}" for one in refused]
 
 
 def put_answers(what: str) -> dict[int, AnswerDoc]:

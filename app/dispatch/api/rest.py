@@ -14,6 +14,7 @@ from aiokafka.errors import KafkaError
 from app.config.problems import InvalidConfiguration
 from app.controllog.events import WorkloadPut
 from app.definitions.api.requests import (
+    CHECK_TIMEOUT_S,
     DRY_RUN,
     MATCH,
     YAML,
@@ -24,6 +25,7 @@ from app.definitions.api.requests import (
     flag,
     put_answers,
     read_definition,
+    unmade_topics,
 )
 from app.definitions.plan import plan
 from app.definitions.registry import parse_definition
@@ -32,7 +34,6 @@ from app.dispatch.definition import Workload
 from app.dispatch.topics.settings import refused_topics
 from app.kafka.client.cluster import ClusterUnreachable
 from app.kafka.client.group_members import SHARE
-from app.kafka.client.topics import INVALID_NAME
 from app.kernel.clock import now_ms
 from app.web.http import schemas
 from app.web.http.responses import ApiError, json_response
@@ -46,7 +47,6 @@ if TYPE_CHECKING:
 log = structlog.get_logger(__name__)
 
 PUT = put_answers("workload")
-CHECK_TIMEOUT_S = 5.0  # a cluster that is away holds up no deployment for longer
 TAKE_OVER = Param(
     "take_over", {"type": "boolean", "default": False}, "although other consumers are in the group"
 )
@@ -153,27 +153,13 @@ class WorkloadRoutes:
             )  # fmt: skip
 
     async def _check_topics(self, workload: Workload, before: Workload | None) -> list[str]:
-        """Warnings about topics of its own that its cluster would not make.
-
-        A cluster that does not answer refuses nothing: what it does not make is told then.
-
-        Raises:
-            ApiError: Kafka takes the name of one for another that is there.
-        """
+        """Warnings about topics of its own that its cluster would not make. Raises ApiError."""
         cluster, own = workload.metadata.cluster, workload.own_topics()
         if before is not None and before.metadata.cluster == cluster and before.own_topics() == own:
             return []
-        try:
-            async with asyncio.timeout(CHECK_TIMEOUT_S):
-                found = await self._api.runtime.clusters.get(cluster)
-                refused = await refused_topics(found.client, workload)
-        except (ClusterUnreachable, KafkaError, TimeoutError, OSError) as error:
-            log.info("whether topics can be made is not known", cluster=cluster, error=repr(error))
-            return []
-        for one in refused:
-            if one.code == INVALID_NAME:
-                raise ApiError(409, "Topic name refused", f"{one}; rename its group")
-        return [f"{one}; {one.remedy}" for one in refused]
+        return await unmade_topics(
+            self._api, cluster, lambda client: refused_topics(client, workload), "rename its group"
+        )
 
     @described(schemas.Deleted, headers=(*MATCH, *ACTOR), problems=(404, 412))
     async def delete_workload(self, request: web.Request) -> web.Response:

@@ -14,7 +14,7 @@ from aiokafka.errors import KafkaError
 from app.dispatch.definition import Workload
 from app.dispatch.model.delayed_delivery import LEVELS_MS
 from app.kafka.client.cluster import ClusterClient
-from app.kafka.client.topic_configs import alter, create, describe, expand
+from app.kafka.client.topic_configs import alter, describe, expand, refused
 from app.kafka.client.topics import MAX_REPLICATION, TopicRefused, TopicSpec, ensure_topics
 
 log = structlog.get_logger(__name__)
@@ -75,8 +75,7 @@ async def refused_topics(client: ClusterClient, workload: Workload) -> list[Topi
     specs = topics_of(workload, 1, await client.broker_count())
     known = {spec.name for spec in specs}
     later = [TopicSpec(topic, 1, 1) for topic in workload.own_topics() if topic not in known]
-    _, refused = await create(client, [*specs, *later], only_asks=True)
-    return [error for error in refused.values() if isinstance(error, TopicRefused)]
+    return await refused(client, [*specs, *later])
 
 
 async def grow_topics(client: ClusterClient, workload: Workload, partitions: int) -> None:
@@ -88,8 +87,8 @@ async def grow_topics(client: ClusterClient, workload: Workload, partitions: int
     wanted = {spec.name: spec.partitions for spec in topics_of(workload, partitions, 1)}
     sizes = {topic: len(found) for _, topic, _, found in (await client.metadata([*wanted])).topics}
     changes = {topic: count for topic, count in wanted.items() if 0 < sizes.get(topic, 0) < count}
-    for refused in (await expand(client, changes)).values():
-        raise refused
+    for error in (await expand(client, changes)).values():
+        raise error
     if changes:
         log.info("added partitions to topics", cluster=client.name, workload=workload.key, partitions=changes)
 
@@ -124,7 +123,7 @@ async def raise_settings(client: ClusterClient, workload: Workload, topics: Sequ
         }
         if low:
             changes[topic] = {**low}
-    for refused in (await alter(client, changes)).values():
-        raise refused
+    for error in (await alter(client, changes)).values():
+        raise error
     if changes:
         log.info("raised settings of topics", cluster=client.name, changes=changes)

@@ -25,6 +25,7 @@ from app.failover.topology import Derivation, Failover, Layout, derive, governin
 from app.kernel.clock import now_ms
 from app.replicate.definition import RouteDefinition
 from app.replicate.definition_checks import conflicts as route_conflicts
+from app.replicate.definition_checks import folded_copies
 from app.replicate.model.route import Route
 from app.worker.jobs.start_position import ReportIncident
 
@@ -117,7 +118,9 @@ class DerivedRoutes:
         if taken:
             return [f"its route {taken[0]} is defined already; delete that one, or rename the definition"]
         routes = [*by_hand, *(route.route() for route in derived.values())]
-        return [f"{name}: {what}; {remedy}" for what, remedy, name in route_conflicts(routes, mine)]
+        found = [f"{name}: {what}; {remedy}" for what, remedy, name in route_conflicts(routes, mine)]
+        twins = [pair for pair in folded_copies(routes) if mine & {pair.one[0], pair.other[0]}]
+        return [*found, *(f"{pair.one[0]}: {pair}; {pair.remedy}" for pair in twins)]
 
     def steps(self) -> list[AnyControlEvent]:
         """What is to be written for the routes to be as they should (rules 1 to 3)."""

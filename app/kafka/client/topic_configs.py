@@ -16,7 +16,7 @@ from aiokafka.protocol.types import Array, Boolean, Int8, Int16, Int32, Schema, 
 
 from app.kafka.client.cluster import ClusterClient
 from app.kafka.client.permissions import CLUSTER_NOT_AUTHORISED, NOT_AUTHORISED, lacks
-from app.kafka.client.topics import ALREADY_EXISTS, TopicSpec, not_made
+from app.kafka.client.topics import ALREADY_EXISTS, TopicRefused, TopicSpec, not_made
 
 TOPIC, SET, DELETE = 2, 0, 1  # a resource's type; operations
 OWN = 1  # DYNAMIC_TOPIC_CONFIG: where a setting comes from that was set for the topic itself
@@ -161,6 +161,16 @@ async def create(
         for topic, code, *rest in answer.topic_errors
         if code not in (0, ALREADY_EXISTS)
     }
+
+
+async def refused(client: ClusterClient, wanted: Iterable[TopicSpec]) -> list[TopicRefused]:
+    """Those topics that the cluster would not make, and why; nothing is made. Raises as `alter`."""
+    found: list[TopicRefused] = []
+    rest = iter(wanted)
+    while batch := list(islice(rest, TOPICS_PER_REQUEST)):
+        _, answers = await create(client, batch, only_asks=True)
+        found += [error for error in answers.values() if isinstance(error, TopicRefused)]
+    return found
 
 
 def _not_created(client: ClusterClient, code: int, topic: str, message: str | None) -> KafkaError:

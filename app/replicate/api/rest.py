@@ -7,12 +7,16 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+import structlog
 from aiohttp import web
+from aiokafka.errors import KafkaError
 
 from app.controllog.events import ALL, RoutePut
 from app.definitions.api.requests import (
+    CHECK_TIMEOUT_S,
     DRY_RUN,
     MATCH,
     YAML,
@@ -24,16 +28,21 @@ from app.definitions.api.requests import (
     flag,
     put_answers,
     read_definition,
+    unmade_topics,
 )
 from app.definitions.plan import plan
 from app.definitions.registry import parse_route
 from app.failover.api.rest import refuse_derived
+from app.kafka.client.cluster import ClusterUnreachable
 from app.kernel.clock import now_ms
+from app.kernel.topic_names import NAME_REFUSED
 from app.replicate.api import schemas as replicate_schemas
 from app.replicate.api.topic_edit import NoSuchEdit, with_topic, without_topic
 from app.replicate.definition import RouteDefinition
 from app.replicate.model.copy_graph import ALONE
-from app.replicate.model.route import is_topic
+from app.replicate.model.name_patterns import is_name
+from app.replicate.model.route import RENAME, is_topic
+from app.replicate.topics.new_copies import new_copies, refused_copies
 from app.web.http import schemas as http_schemas
 from app.web.http.forwarding import HOP_HEADER, hand_over
 from app.web.http.operator_requests import actor_of
@@ -43,6 +52,8 @@ from app.worker.api import overview
 
 if TYPE_CHECKING:
     from app.web.console.api import Api
+
+log = structlog.get_logger(__name__)
 
 PUT = put_answers("route")
 EDITED = {
@@ -163,7 +174,7 @@ class RouteRoutes:
         refuse_derived(current)
         expected = condition(request, current)
         answer = await self._define(request, route, current, expected, dry_run=dry_run)
-        return defined(answer, warnings, current)
+        return defined(answer, warnings, current, answer["doubts"])
 
     async def _define(
         self,
@@ -182,7 +193,33 @@ class RouteRoutes:
         ends = (route.spec.source, route.spec.target)
         beside = ALONE if regions is None else await regions.remote_routes.refresh(ends)
         planned = await asyncio.to_thread(plan, {}, [route], routes=known, other_regions=beside)
-        return await define(self._api, request, RoutePut, route, current, expected, planned, dry_run=dry_run)
+        doubts = await self._check_copies(route, known.get(route.key))
+        answer = await define(
+            self._api, request, RoutePut, route, current, expected, planned, dry_run=dry_run
+        )
+        return {**answer, "doubts": doubts}
+
+    async def _check_copies(self, definition: RouteDefinition, before: RouteDefinition | None) -> list[str]:
+        """Warnings about topics that its destination would not make. Raises ApiError."""
+        if definition == before:
+            return []
+        route, earlier = definition.route(), None if before is None else before.route()
+        there = {} if all(map(is_name, route.topics)) else await self._topics_at(route.source)
+        copies = await asyncio.to_thread(new_copies, route, earlier, there)
+        if copies.twins is not None:
+            raise ApiError(409, NAME_REFUSED, f"{route.name}: {copies.twins}; {copies.twins.remedy}")
+        return await unmade_topics(
+            self._api, route.target, lambda client: refused_copies(client, definition, copies.names), RENAME
+        )
+
+    async def _topics_at(self, cluster: str) -> Mapping[str, int]:
+        """None where it does not answer: what its destination does not make is told later."""
+        try:
+            async with asyncio.timeout(CHECK_TIMEOUT_S):
+                return await (await self._api.runtime.clusters.get(cluster)).client.topics()
+        except (ClusterUnreachable, KafkaError, TimeoutError, OSError) as error:
+            log.info("a route's topics are not known", cluster=cluster, error=repr(error))
+            return {}
 
     @described(http_schemas.Deleted, headers=(*MATCH, *ACTOR), problems=(404, 409, 412))
     async def delete_route(self, request: web.Request) -> web.Response:
@@ -214,6 +251,7 @@ class RouteRoutes:
             raise ApiError(409, "Refused", str(error)) from error
         # Made of that very definition: whatever came meanwhile must not be undone by it.
         answer = await self._define(request, route, put, put.etag, dry_run=dry_run)
+        answer["warnings"] += answer["doubts"]
         return json_response({**answer, "done": done}, headers={"ETag": f'"{answer["etag"]}"'})
 
     @described(replicate_schemas.RoutePaused, headers=ACTOR, problems=(404,))

@@ -11,16 +11,19 @@ Clusters are the same when their ids are (`OtherRegions.ids`), whatever they are
 regions count too, as far as they are known.
 
 Two routes may write the same topic from different sources (an aggregate). From the same topic they must not:
-each record would arrive twice.
+each record would arrive twice. Nor may two topics have copies whose names Kafka takes for one
+(`app.kernel.topic_names`): the second is never made. This is decided for topics that routes name; of others,
+the destination's brokers refuse the second when it is to be made.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import product
 
+from app.kernel.topic_names import folded
 from app.replicate.model.regular_language import Language, LanguageTable, TooComplicated
 from app.replicate.model.route import Route
 
@@ -92,6 +95,28 @@ class DuplicateCopy:
     def remedy(self) -> str:
         """What to change."""
         return f"exclude it in route {self.routes[0]} or {self.routes[1]}"
+
+
+@dataclass(frozen=True, slots=True)
+class FoldedCopies:
+    """Two copies in one cluster whose names Kafka takes for one; of each, its route and its name."""
+
+    one: tuple[str, str]
+    other: tuple[str, str]
+    cluster: str
+
+    def __str__(self) -> str:
+        (first, copy), (second, twin) = self.one, self.other
+        of = f"{twin} of route {second}" if first != second else twin
+        return (
+            f"its copy {copy} and {of} in {self.cluster} are one name to Kafka, which takes . for _, so that "
+            "one of them is never made"
+        )
+
+    @property
+    def remedy(self) -> str:
+        """What to change."""
+        return "name one of them otherwise by rename.names, or exclude its topic"
 
 
 def find_loop(
@@ -166,6 +191,19 @@ def find_duplicate(routes: Sequence[Route], other_regions: OtherRegions = ALONE)
             if found is not None:
                 return DuplicateCopy((one.name, other.name), (source, found), (target, one.rename(found)))
     return None
+
+
+def find_folded(
+    copies: Iterable[tuple[Route, Iterable[str]]], other_regions: OtherRegions = ALONE
+) -> Iterator[FoldedCopies]:
+    """Each copy whose name Kafka takes for another's before it; `copies`: routes, and names of copies."""
+    owners: dict[tuple[str, str], tuple[str, str]] = {}
+    for route, names in copies:
+        for copy in names:
+            mine = route.name, copy
+            first = owners.setdefault((other_regions.place(route.target), folded(copy)), mine)
+            if first[1] != copy:
+                yield FoldedCopies(mine, first, route.target)
 
 
 def _overlapping(routes: Sequence[Route]) -> Iterator[tuple[Route, Route]]:

@@ -58,13 +58,16 @@ class TopicState:
 @dataclass(frozen=True, slots=True)
 class TopicSync:
     """What may be done to the destination topic; `leave` are settings never to be touched. `smaller`: what is
-    done where its limits are smaller than the source's, and cannot be raised (rule 6)."""
+    done where its limits are smaller than the source's, and cannot be raised (rule 6). `refused`: why the
+    destination does not do what the route wants (create, partitions), with the remedy; then it is not to be
+    done now."""
 
     create: bool = True
     partitions: bool = True
     configuration: bool = True
     leave: Collection[str] = ()
     smaller: Smaller = "divide"
+    refused: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +109,7 @@ def plan_topic(sources: Mapping[str, TopicState], present: TopicState | None, sy
     if present is None:
         if not sync.create:
             why = "the destination topic does not exist; create it, or write sync.create: true"
-            return TopicPlan(blocked=(why,))
+            return TopicPlan(blocked=(sync.refused.get("create", why),))
         everywhere = {name: forced[name] for name in (MAX_BYTES, TIMESTAMP_TYPE) if name in forced}
         own = {name: value for name, value in (wanted | everywhere).items() if value is not None}
         config = {name: value for name, value in own.items() if name not in sync.leave}
@@ -118,10 +121,9 @@ def plan_topic(sources: Mapping[str, TopicState], present: TopicState | None, sy
     elif present.partitions < partitions and sync.partitions:
         expand_to = partitions
     elif present.partitions < partitions:
-        blocked.append(
-            f"it has {present.partitions} partitions, the source {partitions}; add partitions, "
-            "or write sync.partitions: true"
-        )
+        few = f"it has {present.partitions} partitions, the source {partitions}; "
+        remedy = "add partitions, or write sync.partitions: true"
+        blocked.append(sync.refused.get("partitions", few + remedy))
     differing = {name: value for name, value in wanted.items() if _own(present, name) != value}
     alter = {name: value for name, value in differing.items() if name in present.config}
     told += [f"{name}: the destination's brokers do not know it" for name in differing.keys() - alter.keys()]

@@ -37,6 +37,7 @@ INTERNAL = (
 )
 
 TOPIC, CLUSTER = "{topic}", "{cluster}"
+RENAME = "name its copy otherwise by rename.names, or exclude it"  # where Kafka does not take the copy's name
 _AFFIX = re.compile(r"[A-Za-z0-9._-]*", re.ASCII)
 
 
@@ -146,6 +147,11 @@ class Route:
             return None
         copy = self.rename(topic)
         return copy if is_topic(copy) else None
+
+    def named_copies(self) -> list[str]:
+        """The copies of topics that it names, by themselves or in its rename."""
+        copies = {self.destination(topic) for topic in self.names | self.rename.names.keys()}
+        return sorted(copy for copy in copies if copy is not None)
 
     def means(self, topic: str) -> bool:
         """Whether an entry of `topics` does, be it excluded or internal."""

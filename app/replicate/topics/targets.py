@@ -1,8 +1,8 @@
 """The topics that routes copy to: planned by `app.replicate.model.destination_topic`, and made as planned.
 
 A topic is fit, and its copying may begin, once nothing is left to do and nothing blocks it. What a cluster
-refuses to do is told, taken as not to be done for `TOPIC_RETRY_INTERVAL_S`, and planned again without: so it
-is known whether the topic is fit all the same.
+refuses to do is told in its words, and planned without: so it is known whether the topic is fit all the same.
+It is tried again every `TOPIC_RETRY_INTERVAL_S`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from app.dispatch.topics.settings import safe_replication
 from app.kafka.client.cluster import ClusterClient, ClusterUnreachable
 from app.kafka.client.permissions import allow, grant, lacks
 from app.kafka.client.topic_configs import alter, create, expand
-from app.kafka.client.topics import TopicSpec
+from app.kafka.client.topics import INVALID_NAME, TopicRefused, TopicSpec
 from app.kafka.data_clusters import DataClusters
 from app.replicate.definition import RouteDefinition
 from app.replicate.model.destination_topic import (
@@ -31,6 +31,7 @@ from app.replicate.model.destination_topic import (
     TopicSync,
     plan_topic,
 )
+from app.replicate.model.route import RENAME
 from app.worker.jobs.start_position import ReportIncident
 from app.worker.jobs.topic_inventory import AUTHORISATION, ClusterTopics
 
@@ -48,6 +49,7 @@ REFUSED = {
     "partitions": "could not be given more partitions",
     "configuration": "could not be configured",
 }
+AGAIN = "it is tried again every minute"
 PERMISSIONS = {"create": "Create", "partitions": "Alter", "configuration": "AlterConfigs"}
 
 
@@ -87,11 +89,11 @@ class _Look:
 
 @dataclass(frozen=True, slots=True)
 class _Refused:
-    """When, and what it was. `denied`: a permission is missing."""
+    """When, what it was, and the remedy."""
 
     at_s: float
     why: str
-    denied: bool
+    remedy: str
 
 
 class DestinationTopics:
@@ -191,8 +193,7 @@ class DestinationTopics:
         for number, (target, wanted) in enumerate(self._wanted.items()):
             if number % TOPICS_PER_TURN == TOPICS_PER_TURN - 1:
                 await asyncio.sleep(0)
-            given_up = {what for what in REFUSED if (target, what) in off}
-            look = self._seen(target, wanted, given_up, target[0] in unknown)
+            look = self._seen(target, wanted, self._refused_of(target), target[0] in unknown)
             if look is None:
                 continue  # not described yet: what was planned before stays
             before = self._plans.get(target)
@@ -203,14 +204,38 @@ class DestinationTopics:
             is_fit = look.present is not None and not plan.changes and not plan.blocked
             self._fit[target] = look.present.partitions if is_fit and look.present is not None else 0
         self._to_do.clear()
-        for (cluster, topic), (_, plan) in self._plans.items():
+        for target, (look, plan) in self._plans.items():
+            if again := {what for what in self._refused_of(target) if (target, what) not in off}:
+                plan = self._tried_again(target, look, again)  # noqa: PLW2901 - what is told stays as it is
             if plan.changes:
-                self._to_do[cluster][topic] = plan
+                self._to_do[target[0]][target[1]] = plan
         self._report_all()
         self._start_round()
 
+    def _refused_of(self, target: TargetTopic) -> dict[str, _Refused]:
+        return {what: found for what in REFUSED if (found := self._refused.get((target, what))) is not None}
+
+    def _tried_again(self, target: TargetTopic, look: _Look, again: Collection[str]) -> TopicPlan:
+        """What is to be done when what was refused is to be done, too; what need not be is forgotten."""
+        sync, wanted = look.sync, self._wanted[target].sync or look.sync
+        plan = plan_topic(
+            look.sources,
+            look.present,
+            replace(
+                sync,
+                create=sync.create or (wanted.create and "create" in again),
+                partitions=sync.partitions or (wanted.partitions and "partitions" in again),
+                configuration=sync.configuration or (wanted.configuration and "configuration" in again),
+            ),
+        )
+        to_do = {"create": plan.create, "partitions": plan.expand_to, "configuration": plan.alter}
+        for what in again:
+            if not to_do[what]:
+                del self._refused[target, what]
+        return plan
+
     def _seen(
-        self, target: TargetTopic, wanted: _Wanted, given_up: Collection[str], unknown: bool
+        self, target: TargetTopic, wanted: _Wanted, refused: Mapping[str, _Refused], unknown: bool
     ) -> _Look | None:
         cluster, topic = target
         there = self._topics.get(cluster)
@@ -231,11 +256,12 @@ class DestinationTopics:
         sync = replace(
             wanted.sync,
             leave=frozenset(wanted.sync.leave) | (SYNCED if unknown else frozenset()),
-            create=wanted.sync.create and "create" not in given_up,
-            partitions=wanted.sync.partitions and "partitions" not in given_up,
+            create=wanted.sync.create and "create" not in refused,
+            partitions=wanted.sync.partitions and "partitions" not in refused,
             configuration=wanted.sync.configuration
-            and "configuration" not in given_up
+            and "configuration" not in refused
             and topic not in there.troubles,
+            refused={what: f"{found.why}; {found.remedy}" for what, found in refused.items()},
         )
         return _Look(sources, present, sync)
 
@@ -256,9 +282,9 @@ class DestinationTopics:
                 for topic in tried:
                     self._refused.pop(((cluster, topic), what), None)
                     if topic in refused:
-                        words = f"{REFUSED[what]}: {refused[topic]}"
-                        denied = isinstance(refused[topic], AUTHORISATION)
-                        self._refused[(cluster, topic), what] = _Refused(time.monotonic(), words, denied)
+                        self._refused[(cluster, topic), what] = self._told_of(
+                            client, topic, what, refused[topic]
+                        )
         except (KafkaError, ClusterUnreachable, OSError, TimeoutError) as error:
             log.warning("topics of a destination wait to be made", cluster=cluster, error=repr(error))
             await asyncio.sleep(CLUSTER_RETRY_INTERVAL_S)
@@ -268,6 +294,14 @@ class DestinationTopics:
         self._topics[cluster].forget(plans)
         self._done_s[cluster] = time.monotonic()
         self._stamp = None  # what was refused is told, also when it is tried again
+
+    def _told_of(self, client: ClusterClient, topic: str, what: str, error: KafkaError) -> _Refused:
+        remedy = f"do it by hand: {AGAIN}"
+        if isinstance(error, AUTHORISATION):
+            remedy = f"{allow(client.spec, 'topic', topic, PERMISSIONS[what])}, or {remedy}"
+        elif isinstance(error, TopicRefused):
+            remedy = f"{RENAME if error.code == INVALID_NAME else error.remedy}: {AGAIN}"
+        return _Refused(time.monotonic(), f"{REFUSED[what]}: {error}", remedy)
 
     async def _steps(
         self, client: ClusterClient, plans: Mapping[str, TopicPlan]
@@ -300,12 +334,12 @@ class DestinationTopics:
         told: dict[tuple[str, str], tuple[str, str]] = {}
         self._refused = {key: refused for key, refused in self._refused.items() if key[0] in self._wanted}
         for ((cluster, topic), what), refused in self._refused.items():
-            for name in self._wanted[cluster, topic].routes:
-                remedy = "do it by hand; it is tried again every minute"
-                if refused.denied:
-                    command = allow(self._clusters.specs[cluster], "topic", topic, PERMISSIONS[what])
-                    remedy = f"{command}; or {remedy}"
-                told[name, f"topic {topic} in {cluster} {refused.why}"] = ("route-topic", remedy)
+            if what == "configuration":  # the others block it, which is told below
+                said = f"topic {topic} in {cluster} {refused.why}"
+                told |= {
+                    (name, said): ("route-topic", refused.remedy)
+                    for name in self._wanted[cluster, topic].routes
+                }
         for target, (_, plan) in self._plans.items():
             for name in self._wanted[target].routes:
                 where = f"topic {target[1]} in {target[0]}"

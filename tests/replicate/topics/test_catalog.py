@@ -17,13 +17,15 @@ from app.controllog.state import ControlState
 from app.dev.yard import Yard
 from app.kafka.client.cluster import ClusterSpec
 from app.kafka.client.topic_configs import alter, describe, expand
-from app.kafka.client.topics import TopicSpec, ensure_topics
+from app.kafka.client.topics import INVALID_NAME, TopicSpec, ensure_topics
 from app.kafka.data_clusters import DataClusters
 from app.kafka.fetch.deliveries import ByteBudget
 from app.placement.model.round import GONE
 from app.replicate.definition import RouteDefinition
 from app.replicate.model.copy_graph import OtherRegions
+from app.replicate.model.route import RENAME
 from app.replicate.topics import catalog, source_ends, targets
+from app.replicate.topics.new_copies import new_copies, refused_copies
 from app.worker.catalog import Catalog
 from app.worker.jobs import topic_inventory
 from app.worker.jobs.topic_inventory import ClusterTopics
@@ -238,9 +240,66 @@ async def test_what_the_destination_refuses_to_do_is_told_and_costs_that_topic_a
     # More replicas than there are brokers: only one of the routes asks for that.
     await two.deploy("greedy", two.name("orders"), sync={"replication": 50})
     await two.deploy("modest", two.name("good"))
-    await two.rounds(lambda found: found == {"modest good": {0}} and len(two.told) >= 2)
-    assert {told[1] for told in two.told} == {"greedy"}
-    assert any("could not be created" in message for _, _, message, _ in two.told)
+    await two.rounds(lambda found: found == {"modest good": {0}} and len(two.told) >= 1)
+    ((kind, subject, message, remedy),) = two.told
+    assert (kind, subject) == ("route-blocked", "greedy")
+    assert "could not be created" in message
+    assert remedy.startswith("mend that, or create the topic as the cluster allows it")
+
+
+async def test_a_copy_whose_name_kafka_takes_for_anothers_is_told_in_the_brokers_words_and_costs_itself_only(
+    two: TwoClusters, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(targets, "TOPIC_RETRY_INTERVAL_S", 0.0)  # told once, however often it is tried
+    there, taken, good = (two.name(topic) for topic in ("pay_eu", "pay.eu", "good"))
+    await two.make("west", there, 1)
+    await two.make("east", good, 1)
+    await two.deploy()
+    await two.until({"mirror good": {0}})
+    await two.make("east", taken, 1)  # later
+    await two.make("east", two.name("later"), 1)
+    await two.rounds(lambda found: found == {"mirror good": {0}, "mirror later": {0}} and bool(two.told))
+    for _ in range(20):
+        await two.jobs()
+        told = two.catalog.routes.topics_of("mirror")
+        assert told is not None
+        row = told.row(taken)
+        assert (row["state"], there in row["why"]) == ("blocked", True), row
+    ((kind, subject, message, remedy),) = two.told
+    assert (kind, subject) == ("route-blocked", "mirror")
+    assert message.startswith(f"nothing new is copied to topic {taken} in west: could not be created: ")
+    assert f"collides with existing topic: {there} (InvalidTopicError, error 17)" in message
+    assert remedy == f"{RENAME}: it is tried again every minute"
+    await two.delete("west", there)
+    await two.until({"mirror good": {0}, "mirror later": {0}, "mirror pay.eu": {0}})
+    assert len(two.told) == 1
+
+
+async def test_a_deployment_asks_the_destination_for_the_copies_that_are_new(two: TwoClusters) -> None:
+    there, taken, free = (two.name(topic) for topic in ("pay_eu", "pay.eu", "free_x"))
+    await two.make("west", there, 1)
+    await two.make("west", two.name("free_x"), 1)
+    west = (await two.clusters.get("west")).client
+    named, expressed, renamed = (
+        RouteDefinition.model_validate(route("mirror", "east", "west", *entries, **spec))
+        for entries, spec in (
+            ((taken, free), {}),
+            ((f"{two.prefix}\\..*",), {}),
+            ((taken, free), {"rename": {"names": {taken: two.name("other")}}}),
+        )
+    )
+    for definition, at_source in ((named, []), (expressed, [taken, free, "unmeant"])):
+        copies = new_copies(definition.route(), None, at_source)
+        assert copies == ([free, taken], None)
+        (refused,) = await refused_copies(west, definition, copies.names)
+        assert refused.code == INVALID_NAME
+        assert f"collides with existing topic: {there}" in str(refused)
+    assert await refused_copies(west, renamed, new_copies(renamed.route(), None, []).names) == []
+    assert new_copies(expressed.route(), named.route(), [taken]).names == [], "it is copied already"
+    (_, twins) = new_copies(expressed.route(), None, [taken, there, free])
+    assert twins is not None
+    assert (taken in str(twins), there in str(twins)) == (True, True)
+    assert await west.partitions(taken) is None, "nothing was made"
 
 
 @pytest.mark.parametrize("end", ["source", "target"])
