@@ -22,7 +22,7 @@ from faust.cli.base import cli as faust_cli
 from app.cli.main import attach
 from app.config.problems import InvalidConfiguration
 from app.config.settings import Settings, load_settings
-from app.controllog.topic_times import use_brokers_time
+from app.controllog.topic_times import use_brokers_time, warn_of_settings
 from app.controllog.topics import ControlTopic, ControlTopics
 from app.dispatch.topics.settings import safe_replication
 from app.faust_channels import DataChannel
@@ -173,6 +173,7 @@ class SwitchyardApp(PatientApp):
             if created:
                 log.info("created control topics", topics=created)
             await use_brokers_time(client, self.topics_declared)
+            await warn_of_settings(client, self.topics_declared)
             ends = await client.end_offsets(
                 [
                     (t.name, p)

@@ -1,4 +1,5 @@
-"""Gives control topics that an earlier version made the brokers' time (`app.controllog.topics.TIMES`)."""
+"""Control topics that an earlier version or somebody else made: they get the brokers' time
+(`app.controllog.topics.TIMES`), and what else is not as it must be is told."""
 
 from __future__ import annotations
 
@@ -7,6 +8,7 @@ from aiokafka.errors import KafkaError
 
 from app.controllog.topics import TIMES, ControlTopics
 from app.kafka.client.cluster import ClusterClient
+from app.kafka.client.needed_settings import LEAST, POLICY, problem_of, wrong_settings
 from app.kafka.client.topic_configs import TopicSettings, alter, describe
 
 log = structlog.get_logger(__name__)
@@ -38,3 +40,25 @@ async def use_brokers_time(client: ClusterClient, topics: ControlTopics) -> None
         remedy="grant this worker AlterConfigs and DescribeConfigs on them, or use kafka-configs.sh "
         f"--alter --topic {topic} --add-config message.timestamp.type=LogAppendTime",
     )  # fmt: skip
+
+
+async def warn_of_settings(client: ClusterClient, topics: ControlTopics) -> None:
+    """Logs what would lose or refuse records of control topics; alters nothing.
+
+    Raises: ClusterUnreachable: the cluster does not answer.
+    """
+    names = LEAST | {POLICY}
+    needed = {
+        topic.name: {name: value for name, value in topic.config.items() if name in names}
+        for topic in topics.all()
+    }
+    try:
+        found = await describe(client, needed, names)
+    except KafkaError:
+        return  # `use_brokers_time` has told it
+    for topic, settings in sorted(found.items()):
+        if isinstance(settings, KafkaError):
+            continue
+        if wrong := wrong_settings(settings.config, needed[topic]):
+            problem = problem_of(client.spec, topic, settings.config, wrong)
+            log.warning("a control topic is not as it must be", why=problem.message, remedy=problem.remedy)

@@ -36,13 +36,13 @@ from app.dispatch.topics.hibernation import HibernationTracker
 from app.dispatch.topics.leftovers import TierLeftovers, candidates, is_left, partitions_of
 from app.dispatch.topics.settings import (
     MAX_PARTITIONS,
+    check_settings,
     create_topics,
     grow_topics,
-    raise_settings,
-    retry_retention_ms,
 )
 from app.failover.topology import Layout
 from app.kafka.client.cluster import TOPIC_UNKNOWN, ClusterClient, ClusterUnreachable
+from app.kafka.client.needed_settings import SettingsProblem
 from app.kafka.client.permissions import NOT_AUTHORISED, grant, lacks, principal
 from app.kafka.client.topic_ids import UNKNOWN_ID
 from app.kafka.client.topics import TopicRefused
@@ -63,6 +63,7 @@ log = structlog.get_logger(__name__)
 REFRESH_INTERVAL_S = 2.0
 REFRESH_TIMEOUT_S = 0.25  # a round's, with clusters that answered in time before
 CREATE_AGAIN_S = 30.0  # a topic that the cluster did not make
+CHECK_AGAIN_S = 60.0  # settings, which anybody may alter: a request a workload
 UNTIL_THEN = f"it is tried again every {CREATE_AGAIN_S:g} s, and messages that have to go there wait"
 
 
@@ -99,6 +100,9 @@ class Catalog:
         self._told: set[tuple[str, str]] = set()
         self._refused: dict[str, TopicRefused] = {}  # workload -> why one of its topics is not made
         self._create_again_s: dict[str, float] = {}  # workload -> when what it lacks is made
+        # workload -> what is wrong with settings of its topics, and when they are looked at again
+        self._wrong: dict[str, list[SettingsProblem]] = {}
+        self._check_again_s: dict[str, float] = {}
         self.troubles: dict[str, str] = {}  # workload -> what is wrong now, and the remedy; the leader knows
         self._leftovers = TierLeftovers()
         self.hibernation = HibernationTracker()
@@ -106,6 +110,7 @@ class Catalog:
         self.audits = AuditsCatalog(control, clusters, report_incident, layout)
         self.audits.workload = self.workload
         self._told_left: set[tuple[str, str]] = set()
+        self._told_unread: set[tuple[str, str, str]] = set()  # workload, topic, the definition's etag
         self.vanished_topics = VanishedTopics(clusters, report_incident)
         # workload -> how its topic does, since when
         self._stands: dict[str, tuple[TopicExistence, float]] = {}
@@ -150,10 +155,11 @@ class Catalog:
         self._leftovers.keep(view.workloads)
         self.hibernation.keep(view.workloads)
         for known in (self._read_at_s, self._prepared, self._stands, self._refused, self._create_again_s,
-                      self.troubles):  # fmt: skip
+                      self._wrong, self._check_again_s, self.troubles):  # fmt: skip
             for key in known.keys() - view.workloads.keys():
                 del known[key]
         self._told = {told for told in self._told if told[0] in view.workloads}
+        self._told_unread = {told for told in self._told_unread if told[0] in view.workloads}
         wanted: set[str] = set()
         for key in list(view.workloads):
             workload = self.workload(key)
@@ -293,9 +299,13 @@ class Catalog:
         lacks = not sizes.keys() >= {*own, *dlq} and began_s >= self._create_again_s.get(key, began_s)
         if self._prepared.get(key) != (etag, count) or lacks:
             self._create_again_s[key] = began_s + CREATE_AGAIN_S
-            await self._prepare(cluster.client, workload, count, sizes.keys())
-            sizes |= await _sizes(cluster.client, own)
+            await self._prepare(cluster.client, workload, count)
+            sizes |= await _sizes(cluster.client, own, dlq)
             self._prepared[key] = etag, count
+            self._check_again_s.pop(key, None)
+        if began_s >= self._check_again_s.get(key, began_s):
+            self._wrong[key] = await self._check_settings(cluster.client, workload, sizes.keys())
+            self._check_again_s[key] = began_s + CHECK_AGAIN_S
         counted = await self._counted(cluster.client, name, {one: sizes[one] for one in own if one in sizes})
         left = {other: sizes[other] for other in passing if other in sizes}
         sleeps = {one: sizes[one] for one in own if one in sizes} if workload.spec.hibernate else {}
@@ -312,10 +322,19 @@ class Catalog:
         self._leftovers.update(workload, etag, left, backlog, now_s)
         self._report_leftovers(key, workload)
         self.hibernation.evaluate(workload, wanted, backlog, now_s, is_owned)
-        refused = self._refused.get(key)
-        self._told = {told for told in self._told if told[0] != key or told[1] == str(refused)}
+        self._report_topics(key)
+
+    def _report_topics(self, key: str) -> None:
+        """What is wrong with its own topics, for as long as it holds."""
+        refused, wrong = self._refused.get(key), self._wrong.get(key, [])
+        stands = {str(refused), *(problem.message for problem in wrong)}
+        self._told = {told for told in self._told if told[0] != key or told[1] in stands}
+        for problem in wrong:
+            self._report(key, *problem, kind="topic-settings")
         if refused is not None:
             self._report(key, str(refused), f"{refused.remedy}; {UNTIL_THEN}")
+        elif wrong:
+            self.troubles[key] = "; ".join(f"{message}; {remedy}" for message, remedy in wrong)
         else:
             self.troubles.pop(key, None)
 
@@ -340,10 +359,8 @@ class Catalog:
             )
         }
 
-    async def _prepare(
-        self, client: ClusterClient, workload: Workload, partitions: int, there: Collection[str]
-    ) -> None:
-        """Makes what is missing of a workload's own topics, and what is `there` of them fit."""
+    async def _prepare(self, client: ClusterClient, workload: Workload, partitions: int) -> None:
+        """Makes what is missing of a workload's own topics, and what is there of them large enough."""
         try:
             created = await create_topics(client, workload, partitions)
         except TopicRefused as error:
@@ -353,18 +370,40 @@ class Catalog:
             if created:
                 log.info("created topics", workload=workload.key, topics=created)
         try:
-            await raise_settings(client, workload, [t for t in workload.retry_topics() if t in there])
             await grow_topics(client, workload, partitions)
         except (KafkaError, ClusterUnreachable, OSError, TimeoutError, NotImplementedError) as error:
             self._report_incident(
                 "topic-settings",
                 workload.key,
-                f"its retry topics and DLQ in {client.name} could not be checked, or not be made larger: "
-                f"{error!r}",
-                f"see that each has retention.ms of at least {retry_retention_ms(workload)} and "
-                f"{min(partitions, MAX_PARTITIONS)} partitions, or allow Switchyard's principal to alter its "
-                "own topics, and to describe and alter their configs",
+                f"its retry topics and DLQ in {client.name} could not be made larger: {error!r}",
+                f"see that each has {min(partitions, MAX_PARTITIONS)} partitions, or allow Switchyard's "
+                "principal to alter its own topics",
             )
+
+    async def _check_settings(
+        self, client: ClusterClient, workload: Workload, there: Collection[str]
+    ) -> list[SettingsProblem]:
+        """Of its own topics that are `there`. What cannot be read now keeps what was known of it; what may
+        not be read is an incident once a definition."""
+        key = workload.key
+        try:
+            wrong, unread = await check_settings(client, workload, there)
+        except (KafkaError, ClusterUnreachable, OSError, TimeoutError, NotImplementedError) as failure:
+            log.info("settings of topics are not known", workload=key, error=repr(failure))
+            return self._wrong.get(key, [])
+        for topic, error in sorted(unread.items()):
+            told = key, topic, workload.etag()
+            if told in self._told_unread or not isinstance(error, AUTHORISATION):
+                continue
+            self._told_unread.add(told)
+            altered = ["AlterConfigs"] if topic in workload.retry_topics() else []
+            self._report_incident(
+                "topic-settings",
+                key,
+                f"settings of topic {topic} in {client.name} are not checked: {error}",
+                grant(client.spec, "topic", topic, "DescribeConfigs", *altered),
+            )
+        return wrong
 
     def _claimed(self) -> set[tuple[str, str]]:
         """(cluster, topic) of all that workloads are defined to read: nobody's leftovers."""
@@ -410,11 +449,11 @@ class Catalog:
     def _unread(self, key: str, why: str) -> None:
         self._report(key, why, "deploy it again")
 
-    def _report(self, key: str, message: str, remedy: str) -> None:
+    def _report(self, key: str, message: str, remedy: str, *, kind: str = "workload-trouble") -> None:
         self.troubles[key] = f"{message}; {remedy}"
         if (key, message) not in self._told:
             self._told.add((key, message))
-            self._report_incident("workload-trouble", key, message, remedy)
+            self._report_incident(kind, key, message, remedy)
 
 
 def _parsed(key: str, definition: Mapping[str, Any]) -> Workload:

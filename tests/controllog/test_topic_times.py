@@ -6,8 +6,9 @@ import asyncio
 from collections.abc import AsyncIterator
 
 import pytest
+from structlog.testing import capture_logs
 
-from app.controllog.topic_times import use_brokers_time
+from app.controllog.topic_times import use_brokers_time, warn_of_settings
 from app.controllog.topics import TIMES, ControlTopics
 from app.kafka.client.cluster import ClusterClient
 from app.kafka.client.topic_configs import TopicSettings, describe
@@ -46,3 +47,30 @@ async def test_topics_of_an_earlier_version_are_altered_and_keep_all_else(
     found = (await describe(client, [topics.control.name]))[topics.control.name]
     assert isinstance(found, TopicSettings)
     assert older.items() <= found.config.items()
+
+
+async def test_a_control_topic_that_somebody_made_otherwise_is_told_with_what_it_needs(
+    client: ClusterClient, topic_name: str
+) -> None:
+    topics = ControlTopics(topic_name)
+    bad = {
+        topics.control.name: {"cleanup.policy": "delete"},
+        topics.heartbeats.name: {"retention.ms": "1000"},
+    }
+    await ensure_topics(
+        client,
+        [
+            TopicSpec(topic.name, topic.partitions, config=topic.config | bad.get(topic.name, {}))
+            for topic in topics.all()
+        ],
+    )
+    with capture_logs() as logs:
+        await warn_of_settings(client, topics)
+    control, heartbeats = (entry["why"] for entry in logs)
+    assert control == (
+        f"topic {topics.control.name} in {client.name}: cleanup.policy is delete, and must be compact "
+        "(else records are deleted by their age)"
+    )
+    assert "retention.ms is 1000, and must be 3600000 or more" in heartbeats
+    for entry, setting in zip(logs, ("cleanup.policy=compact", "retention.ms=3600000"), strict=True):
+        assert entry["remedy"].endswith(f"--add-config {setting}")

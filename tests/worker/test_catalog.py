@@ -26,7 +26,7 @@ from app.dispatch.topics.settings import (
 )
 from app.kafka.client import topics
 from app.kafka.client.cluster import ClusterSpec
-from app.kafka.client.topic_configs import expand
+from app.kafka.client.topic_configs import alter, expand
 from app.kafka.client.topics import INVALID_NAME, TopicSpec, ensure_topics
 from app.kafka.data_clusters import DataClusters
 from app.kafka.fetch.deliveries import ByteBudget
@@ -293,6 +293,7 @@ async def test_retention_is_at_least_a_week_and_two_replicas_are_asked_for_where
         retry = topics_of(workload, 100, brokers)[0]
         assert (retry.replication, retry.partitions) == (replication, 8)
         assert retry.config["min.insync.replicas"] == in_sync
+        assert retry.config["cleanup.policy"] == "delete"
         assert int(retry.config["retention.ms"]) == RETRY_RETENTION_MS
 
 
@@ -394,6 +395,53 @@ async def test_topics_of_its_own_that_somebody_deletes_are_made_again(
         assert await (await region.client()).partitions(topic) == 2
         assert int((await region.settings(topic))["max.message.bytes"]) == COPY_MAX_BYTES
     assert (region.told, region.catalog.troubles) == ([], {})
+
+
+async def test_own_topics_that_somebody_made_otherwise_are_told_with_what_they_need_and_left_as_they_are(
+    region: Region, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "CHECK_AGAIN_S", 0.0)
+    tier, dlq, merged, delayed = (
+        f"{region.topic}__billing__{name}" for name in ("retry_1", "dlq", "merge", "delayed")
+    )
+    bad = {"max_message_bytes": "1000", "retention_ms": "1000", "cleanup_policy": "compact,delete"}
+    await region.make(dlq, 2, **bad)
+    await region.make(tier, 2, **bad)
+    await region.make(merged, 2, cleanup_policy="compact")
+    await region.make(delayed, 2, max_message_bytes="1000")
+    await region.deploy(retry=[{"delay": "1s"}])
+    assert (await region.jobs())[tier] == {0, 1}, "it runs"
+    await region.jobs()
+
+    compacted = "cleanup.policy is {}, and must be delete (else a record replaces those of its key)"
+    small = "max.message.bytes is {}, and must be {} or more (else larger records do not fit)"
+    short = f"retention.ms is 1000, and must be {7 * DAY_MS} or more (else what waits there is deleted)"
+    tiny = small.format(1000, COPY_MAX_BYTES)
+    assert region.told == [  # once each
+        f"topic {delayed} in east: {tiny}",
+        f"topic {dlq} in east: {compacted.format('compact,delete')}, {tiny}, {short}",
+        f"topic {merged} in east: {compacted.format('compact')}, {small.format(1048588, COPY_MAX_BYTES)}",
+        f"topic {tier} in east: {compacted.format('compact,delete')}",  # its limits were raised
+    ]
+    command = (
+        f"kafka-configs.sh --bootstrap-server {region.options['bootstrap_servers']} --alter --topic {dlq}"
+    )
+    values = f"cleanup.policy=delete,max.message.bytes={COPY_MAX_BYTES},retention.ms={7 * DAY_MS}"
+    trouble = region.catalog.troubles[f"billing/{region.topic}"]
+    assert f"{region.told[1]}; alter it: {command} --add-config {values}" in trouble
+    found = await region.settings(dlq)
+    assert {name: found[name.replace("_", ".")] for name in bad} == bad, "it is somebody's"
+    assert int((await region.settings(tier))["max.message.bytes"]) == COPY_MAX_BYTES
+
+    good = {"cleanup.policy": "delete", "max.message.bytes": str(COPY_MAX_BYTES), "retention.ms": "-1"}
+    assert await alter(await region.client(), dict.fromkeys((tier, dlq, merged, delayed), good)) == {}
+
+    async def troubles() -> dict[str, str]:
+        await region.jobs()
+        return region.catalog.troubles
+
+    await until(troubles, {})
+    assert len(region.told) == 4
 
 
 @pytest.mark.parametrize("key", ["bad key:0", "", "billing/another", "billing/" + "x" * 600])

@@ -52,6 +52,7 @@ from app.kafka.append.errors import TOO_LARGE_ERRORS
 from app.kafka.append.transactions import one_transaction, transactional
 from app.kafka.client.aiokafka_patches import InvalidRecordError
 from app.kafka.client.cluster import ClusterClient, ClusterUnreachable
+from app.kafka.client.needed_settings import DELETE, KEPT_MS, MOST_BYTES, POLICY
 from app.kafka.client.topics import TopicSpec, ensure_topics
 from app.kernel.clock import now_ms
 
@@ -144,7 +145,8 @@ class Merger:
         )
 
     async def _prepare_topic(self, count: int) -> None:
-        config = {"retention.ms": str(RETENTION_MS), "max.message.bytes": str(MAX_COPY_BYTES)}
+        limits = {KEPT_MS: str(RETENTION_MS), MOST_BYTES: str(MAX_COPY_BYTES)}
+        config = {POLICY: DELETE, **limits}
         await ensure_topics(self._client, [TopicSpec(self._topic, count, config=config)])
         self._partitions = await self._client.partitions(self._topic) or 1
 

@@ -34,7 +34,13 @@ from app.dispatch.dlq.rules import PastOperation
 from app.dispatch.move.copier import MAX_COPY_BYTES, copy_topic, ends
 from app.dispatch.move.planner import MovePath, MovePlanner, MoveRequest, MoveView, ReportProgress
 from app.dispatch.topics.leftovers import candidates
-from app.dispatch.topics.settings import create_topics, raise_settings, retry_retention_ms
+from app.dispatch.topics.settings import (
+    UNCOMPACTED,
+    create_topics,
+    raise_settings,
+    retry_retention_ms,
+)
+from app.kafka.client.needed_settings import KEPT_MS, MOST_BYTES
 from app.kafka.client.topics import TopicSpec, ensure_topics
 from app.kafka.data_clusters import DataClusters
 from app.kernel.clock import now_ms
@@ -149,7 +155,8 @@ class Mover:
         created = await create_topics(client, moved, path.partitions[1])
         stale = [topic for topic in moved.retry_topics() if topic not in created]
         await raise_settings(client, moved, stale)
-        config = {"retention.ms": str(retry_retention_ms(moved)), "max.message.bytes": str(MAX_COPY_BYTES)}
+        limits = {KEPT_MS: str(retry_retention_ms(moved)), MOST_BYTES: str(MAX_COPY_BYTES)}
+        config = {**UNCOMPACTED, **limits}
         needed = {topic: len(spans) for topic, spans in seen.waiting.items()}
         if self._request.letters and any(start < end for start, end in seen.letters.values()):
             needed[moved.dlq_topic()] = len(seen.letters)

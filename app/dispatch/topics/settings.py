@@ -1,12 +1,14 @@
-"""The topics that a workload needs beside its own, and settings that existing ones must not fall below.
+"""The topics that a workload needs beside its own, and settings that existing ones must have.
 
 A message waits in a retry topic for its tier's delay and for as long as its receiver is away: retention is
-twice the longest delay, at least a week. With three replicas a copy counts as safe once two brokers have it.
+twice the longest delay, at least a week. Nothing may be compacted: a message would replace others of its key.
+Retry topics that exist are raised to what they need. Of other topics, which somebody may have made so on
+purpose, only the problem is told. With three replicas a copy counts as safe once two brokers have it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping
 
 import structlog
 from aiokafka.errors import KafkaError
@@ -14,7 +16,17 @@ from aiokafka.errors import KafkaError
 from app.dispatch.definition import Workload
 from app.dispatch.model.delayed_delivery import LEVELS_MS
 from app.kafka.client.cluster import ClusterClient
-from app.kafka.client.topic_configs import alter, describe, expand, refused
+from app.kafka.client.needed_settings import (
+    DELETE,
+    KEPT_MS,
+    LEAST,
+    MOST_BYTES,
+    POLICY,
+    SettingsProblem,
+    problem_of,
+    wrong_settings,
+)
+from app.kafka.client.topic_configs import TopicSettings, alter, describe, expand, refused
 from app.kafka.client.topics import MAX_REPLICATION, TopicRefused, TopicSpec, ensure_topics
 
 log = structlog.get_logger(__name__)
@@ -23,6 +35,7 @@ MAX_PARTITIONS = 8  # retry traffic is a small share of the topic's
 DAY_MS = 24 * 3_600_000
 RETRY_RETENTION_MS = 7 * DAY_MS
 DLQ_RETENTION_MS = 30 * DAY_MS
+UNCOMPACTED = {POLICY: DELETE}  # brokers may have another default
 COPY_MAX_BYTES = 16 * 1024 * 1024  # a copy is larger than its source by the headers; never refuse one
 
 
@@ -50,7 +63,7 @@ def topics_of(workload: Workload, partitions: int, brokers: int) -> list[TopicSp
             partitions=min(partitions, MAX_PARTITIONS),
             replication=replication,
             config={
-                **safe, "retention.ms": str(retention_ms), "max.message.bytes": str(COPY_MAX_BYTES),
+                **safe, **UNCOMPACTED, KEPT_MS: str(retention_ms), MOST_BYTES: str(COPY_MAX_BYTES),
             },
         )
         for topic, retention_ms in kept.items()
@@ -100,30 +113,74 @@ async def create_delayed(client: ClusterClient, workload: Workload) -> int:
     """
     topic = workload.delayed_topic()
     replication, safe = safe_replication(await client.broker_count())
-    config = {**safe, "retention.ms": str(RETRY_RETENTION_MS), "max.message.bytes": str(COPY_MAX_BYTES)}
+    kept = {KEPT_MS: str(RETRY_RETENTION_MS), MOST_BYTES: str(COPY_MAX_BYTES)}
+    config = {**safe, **UNCOMPACTED, **kept}
     await ensure_topics(client, [TopicSpec(topic, len(LEVELS_MS), replication, config)])
     return await client.partitions(topic) or len(LEVELS_MS)
 
 
-async def raise_settings(client: ClusterClient, workload: Workload, topics: Sequence[str]) -> None:
-    """Raises settings of existing retry topics to what the workload needs; what is without a limit stays.
+def needed_settings(workload: Workload) -> dict[str, dict[str, str]]:
+    """Own topic -> settings that it must have. A DLQ may keep letters for less long than one made here."""
+    kept = dict.fromkeys(workload.own_topics(), RETRY_RETENTION_MS)
+    kept |= dict.fromkeys(workload.retry_topics(), retry_retention_ms(workload))
+    return {
+        topic: {**UNCOMPACTED, KEPT_MS: str(retention_ms), MOST_BYTES: str(COPY_MAX_BYTES)}
+        for topic, retention_ms in kept.items()
+    }
+
+
+async def check_settings(
+    client: ClusterClient, workload: Workload, topics: Collection[str]
+) -> tuple[list[SettingsProblem], dict[str, KafkaError]]:
+    """What is wrong with settings of its own `topics`, which exist; and those of which they cannot be read.
+
+    Raises limits of retry topics; of these, what the cluster refuses is told.
+
+    Raises:
+        aiokafka.errors.KafkaError, ClusterUnreachable, NotImplementedError: nothing could be read.
+    """
+    needed = {topic: wanted for topic, wanted in needed_settings(workload).items() if topic in topics}
+    found = await describe(client, needed, {POLICY, KEPT_MS, MOST_BYTES})
+    unread = {topic: settings for topic, settings in found.items() if isinstance(settings, KafkaError)}
+    configs = {topic: one.config for topic, one in found.items() if isinstance(one, TopicSettings)}
+    wrong = {topic: wrong_settings(config, needed[topic]) for topic, config in configs.items()}
+    low = {
+        topic: {name: value for name, value in wrong[topic].items() if name in LEAST}
+        for topic in workload.retry_topics()
+        if topic in wrong
+    }
+    unraised = await _raised(client, {topic: changes for topic, changes in low.items() if changes})
+    for topic in low.keys() - unraised.keys():
+        wrong[topic] = {name: value for name, value in wrong[topic].items() if name not in LEAST}
+    problems = [
+        problem_of(client.spec, topic, configs[topic], values, str(unraised.get(topic, "")))
+        for topic, values in sorted(wrong.items())
+        if values
+    ]
+    return problems, unread
+
+
+async def _raised(
+    client: ClusterClient, changes: Mapping[str, Mapping[str, str]]
+) -> Mapping[str, KafkaError]:
+    """Those that refuse, and why."""
+    try:
+        unraised = await alter(client, changes)
+    except NotImplementedError:  # brokers before Kafka 2.3
+        unraised = {topic: KafkaError("its brokers are too old for it") for topic in changes}
+    if raised := {topic: values for topic, values in changes.items() if topic not in unraised}:
+        log.info("raised settings of topics", cluster=client.name, changes=raised)
+    return unraised
+
+
+async def raise_settings(client: ClusterClient, workload: Workload, topics: Collection[str]) -> None:
+    """Raises limits of existing retry topics to what the workload needs, before something is copied there.
 
     Raises:
         aiokafka.errors.KafkaError, ClusterUnreachable, NotImplementedError: they cannot be read or changed.
     """
-    if not topics:
-        return
-    least = {"retention.ms": retry_retention_ms(workload), "max.message.bytes": COPY_MAX_BYTES}
-    changes: dict[str, dict[str, str | None]] = {}
-    for topic, found in (await describe(client, topics, least)).items():
-        if isinstance(found, KafkaError):
-            raise found
-        low = {
-            name: str(value) for name, value in least.items() if 0 <= int(found.config.get(name, -1)) < value
-        }
-        if low:
-            changes[topic] = {**low}
-    for error in (await alter(client, changes)).values():
+    problems, unread = await check_settings(client, workload, topics)
+    for error in unread.values():
         raise error
-    if changes:
-        log.info("raised settings of topics", cluster=client.name, changes=changes)
+    for problem in problems:
+        raise KafkaError(f"{problem.message}; {problem.remedy}")
