@@ -10,11 +10,13 @@ import orjson
 import pytest
 from aiokafka.admin import AIOKafkaAdminClient
 
+from app.audit.counts.reports import Report
 from app.dev.demo.stage import DemoStage, wait_until, workload
 from app.dev.demo.traffic import SentMessage, create_topic, produce, read_all
 from app.dev.yard import Yard
 from app.dispatch.topics.settings import COPY_MAX_BYTES
 from app.kafka.client.topic_configs import TopicSettings, describe
+from app.sdk.audit import KafkaOutput, kafka_output
 from tests.kafka.conftest import connected
 from tests.system.conftest import make_stage
 from tests.system.fleet import incidents
@@ -84,3 +86,33 @@ def test_topics_that_somebody_deletes_come_back_as_they_were_made_and_nothing_is
     asyncio.run(delete(bootstrap, tier, dlq))
     passes("second")
     assert not incidents(worker, "workload-trouble")
+
+
+async def test_reports_of_the_audit_library_never_make_their_topic_and_say_that_it_is_missing(
+    creating_yard: Yard, topic_name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kafka_output, "SEND_TIMEOUT_S", 5.0)
+    bootstrap, topic = creating_yard.bootstrap(CLUSTER), f"{topic_name}-audit"
+    report = Report("1", "orders", "consumer", "east", 1000, "web@1", 1)
+    output = KafkaOutput(bootstrap, "east", topic=topic)
+
+    async def stays_away() -> None:
+        with pytest.raises(kafka_output.NoTopic) as told:
+            await output.send([report])
+        assert str(told.value) == (
+            f"topic {topic} does not exist in Kafka at {bootstrap}: workers of region east make it when they "
+            "start; start one, or mend region='east' or bootstrap"
+        )
+        async with connected(bootstrap) as client:
+            assert await client.partitions(topic) is None
+
+    try:
+        await stays_away()
+        await create_topic(bootstrap, topic, PARTITIONS)
+        await output.send([report])
+        assert len(await read_all(bootstrap, topic)) == 1
+        await delete(bootstrap, topic)  # while its producer lives
+        await stays_away()
+        await stays_away()
+    finally:
+        await output.close()

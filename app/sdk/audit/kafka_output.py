@@ -1,14 +1,24 @@
-"""Reports into Kafka, through aiokafka."""
+"""Reports into Kafka, through aiokafka.
+
+Workers of the region make the topic. Brokers may create what a producer asks for (Kafka's default), with
+their own partitions and settings. So this one's client asks without that, and a missing topic is an error
+that says so.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import random
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from aiokafka import AIOKafkaProducer
-from aiokafka.errors import MessageSizeTooLargeError
+from aiokafka.client import AIOKafkaClient
+from aiokafka.cluster import ClusterMetadata
+from aiokafka.errors import KafkaError, MessageSizeTooLargeError, TopicAuthorizationFailedError
+from aiokafka.protocol.metadata import MetadataRequest
 
 from app.audit.counts.reports import Report
 from app.sdk.audit.errors import NotPassed
@@ -23,14 +33,20 @@ def audit_topic(region: str) -> str:
     return f"switchyard-{region}-audit"
 
 
+class NoTopic(LookupError):
+    """The reports' topic does not exist: names it, and the remedy."""
+
+
 class KafkaOutput:
     """Writes each report to the region's audit topic, by the name of the topic that it is about, so that all
-    tiers of a topic come to one partition. `options`: aiokafka's own, for security and such."""
+    tiers of a topic come to one partition. `options`: aiokafka's own, for security and such. Raises `NoTopic`
+    while the topic does not exist; the reports wait."""
 
     def __init__(
         self, bootstrap: str, region: str, options: Mapping[str, Any] | None = None, topic: str | None = None
     ) -> None:
         self._bootstrap = bootstrap
+        self._region = region
         self._options = dict(options or {})
         self._topic = topic or audit_topic(region)
         self._producer: AIOKafkaProducer | None = None
@@ -46,9 +62,23 @@ class KafkaOutput:
                 await asyncio.gather(*waiting)
         except MessageSizeTooLargeError as error:
             raise NotPassed(str(error)) from error  # as several reports of fewer windows
-        except BaseException:
+        except BaseException as error:
+            lost = isinstance(error, TimeoutError | KafkaError) and self._lacks_topic()
             await self.close()  # another one is made for the next try
+            if lost:
+                raise self._no_topic() from error
             raise
+
+    def _lacks_topic(self) -> bool:
+        """Whether somebody has deleted it meanwhile, as far as is known."""
+        producer = self._producer
+        return producer is not None and producer.client.cluster.partitions_for_topic(self._topic) is None
+
+    def _no_topic(self) -> NoTopic:
+        return NoTopic(
+            f"topic {self._topic} does not exist in Kafka at {self._bootstrap}: workers of region "
+            f"{self._region} make it when they start; start one, or mend region={self._region!r} or bootstrap"
+        )
 
     async def close(self) -> None:
         producer, self._producer = self._producer, None
@@ -57,13 +87,38 @@ class KafkaOutput:
 
     async def _started(self) -> AIOKafkaProducer:
         producer = AIOKafkaProducer(bootstrap_servers=self._bootstrap, **{**self._options, "acks": "all"})
+        client = producer.client
+        client._metadata_update = partial(_asked_only, client)  # type: ignore[method-assign]
         try:
             await producer.start()
+            client.add_topic(self._topic)
+            await client.force_metadata_update()
+            if self._topic in client.cluster.unauthorized_topics:
+                raise TopicAuthorizationFailedError(self._topic)
+            if client.cluster.partitions_for_topic(self._topic) is None:
+                raise self._no_topic()
         except BaseException:
             await _ended(producer)
             raise
         self._producer = producer
         return producer
+
+
+async def _asked_only(client: AIOKafkaClient, known: ClusterMetadata, topics: set[str]) -> bool:
+    """aiokafka's `_metadata_update`, which creates no topic. aiokafka's own has no way to say so."""
+    request = MetadataRequest(list(topics) or None, allow_auto_topic_creation=False)
+    nodes = [broker.nodeId for broker in client.cluster.brokers()]
+    random.shuffle(nodes)
+    for node in nodes:
+        try:
+            found = await client.send(node, request)
+        except Exception:  # noqa: BLE001, S112 - aiokafka's task would end, and whoever waits wait for ever
+            continue
+        if found.brokers:
+            known.update_metadata(found)
+            return True
+    known.failed_update(None)
+    return False
 
 
 async def _ended(producer: AIOKafkaProducer) -> None:
