@@ -19,9 +19,9 @@ from aiokafka.errors import KafkaError
 from app import app
 from app.audit.counts.reports import BadReport
 from app.audit.folds.collector import TableChanges
-from app.audit.folds.seals import HEADER
 from app.controllog import codec
 from app.kafka.client.cluster import ClusterUnreachable
+from app.kernel.seals import HEADER
 from tables.audit_tiers import audit_tiers
 from tables.audit_windows import audit_windows
 from tables.options import items_of

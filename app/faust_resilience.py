@@ -48,6 +48,7 @@ from faust.transport.producer import ProducerBuffer
 from faust.types import TP, FutureMessage
 from mode import Service
 
+from app.kafka.append.replaceable_producer import RecordSeal
 from app.kafka.client.startup_retry import heals, start_patiently
 from app.kafka.fetch.bounded_consumer import BoundedFetcher
 from app.kafka.fetch.reader_turns import ReaderTurns
@@ -140,7 +141,16 @@ class PatientProducer(driver.Producer):
     def _producer_type(self) -> type[AIOKafkaProducer]:
         return PatientAIOKafkaProducer
 
-    async def send(self, topic: str, *args: Any, **options: Any) -> Any:
+    async def send(
+        self,
+        topic: str,
+        key: bytes | None,
+        value: bytes | None,
+        partition: int | None,
+        timestamp: float | None,
+        headers: Any,
+        **options: Any,
+    ) -> Any:
         """Waits for room in the buffer, and for a topic's leaders, as long as it takes. Returns a future,
         which ends when the record is in the log, or refused: that ends the worker (rule 3).
 
@@ -148,9 +158,13 @@ class PatientProducer(driver.Producer):
             ProducerSendError: the record cannot be sent ever: it is too large, or the like.
             CancelledError: a stop came first. That is no crash: nothing behind it is committed.
         """
+        app = cast("PatientApp", self.app)
+        headers = [*(headers or ()), *(app.seal.headers(topic, key, value) if app.seal else ())]
         while not self.should_stop:
             try:
-                sent: Any = await super().send(topic, *args, **options)
+                sent: Any = await super().send(
+                    topic, key, value, partition, timestamp, headers or None, **options
+                )
                 sent.add_done_callback(partial(self._on_sent, topic))
                 return sent
             except ProducerSendError as error:
@@ -341,7 +355,12 @@ class PatientTransport(driver.Transport):
 
 
 class PatientApp(faust.App):
-    """A Faust app with these clients."""
+    """A Faust app with these clients.
+
+    Attributes: `seal` (of what is written; None: it has none).
+    """
+
+    seal: RecordSeal | None = None
 
     def _new_transport(self) -> PatientTransport:
         return PatientTransport(self.conf.broker_consumer, self)

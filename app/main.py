@@ -22,6 +22,7 @@ from faust.cli.base import cli as faust_cli
 from app.cli.main import attach
 from app.config.problems import InvalidConfiguration
 from app.config.settings import Settings, load_settings
+from app.controllog.seals import Seals
 from app.controllog.topic_times import use_brokers_time, warn_of_settings
 from app.controllog.topics import ControlTopic, ControlTopics
 from app.dispatch.topics.settings import safe_replication
@@ -66,14 +67,15 @@ class SwitchyardApp(PatientApp):
     """The Faust app with Switchyard's runtime beside it.
 
     Attributes: `settings`, `topics_declared` (the region's control topics), `dispatch_channel`,
-    `replicate_channel`, `audit_channel`, `place` (of its loopback addresses), `interceptors`, `own_url` (for
-    other workers) and `runtime` (made when the worker starts).
+    `replicate_channel`, `audit_channel`, `seals`, `place` (of its loopback addresses), `interceptors`,
+    `own_url` (for other workers) and `runtime` (made when the worker starts).
     """
 
     settings: Settings
     topics_declared: ControlTopics
     interceptors: list[tuple[str, Interceptor]]
     runtime: Runtime
+    seals: Seals
     place: str
     own_url: str
     _ended_by: BaseException | None = None
@@ -149,6 +151,9 @@ class SwitchyardApp(PatientApp):
             prepare_datadir, worker_directory(settings.data_path, worker_name(settings)), cluster_id,
             self.topics_declared.app_id, ends,
         )  # fmt: skip
+        # Before anything is read or written: what has no seal is no part of any table.
+        bounded_consumer.check_by(self.seals.refuses)
+        await self.add_runtime_dependency(self.seals)
         await super().on_first_start()
 
     async def _prepare_topics(self) -> tuple[str, dict[tuple[str, int], int]]:
@@ -174,6 +179,8 @@ class SwitchyardApp(PatientApp):
                 log.info("created control topics", topics=created)
             await use_brokers_time(client, self.topics_declared)
             await warn_of_settings(client, self.topics_declared)
+            self.seals = self.seal = Seals(self.topics_declared, spec.aiokafka_options())
+            await self.seals.learn(client)
             ends = await client.end_offsets(
                 [
                     (t.name, p)
@@ -195,6 +202,7 @@ class SwitchyardApp(PatientApp):
             url=lambda: self.own_url,
             place=self.place,
             topics=self.topics_declared,
+            seals=self.seals,
             control_spec=specs[settings.control_cluster_name],
             clusters=specs,
             deliver=self._deliver,

@@ -213,7 +213,8 @@ class Heartbeat(msgspec.Struct, frozen=True, kw_only=True):
     older version's. `read` is how far it had read, and applied, the control log (a next offset); `needs` are
     of what has limits (`app.kernel.limit_shares`). `unsaved`: it has not saved anything for a while
     (`app.worker.runtime.save_watch`). `troubles`: the leader tells of them. `clock_ahead_s`: by how much its
-    host's clock is ahead of the brokers' (`app.worker.members.host_clock`); None: not known.
+    host's clock is ahead of the brokers' (`app.worker.members.host_clock`); None: not known. `seals`:
+    which topics it seals (`app.controllog.seals.VERSION`); 0: none.
     """
 
     worker: str
@@ -236,6 +237,7 @@ class Heartbeat(msgspec.Struct, frozen=True, kw_only=True):
     unsaved: bool = False
     troubles: list[WorkloadTrouble] = []
     clock_ahead_s: float | None = None
+    seals: int = 0
 
 
 class IncidentRecord(msgspec.Struct, frozen=True, kw_only=True):

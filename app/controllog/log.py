@@ -10,12 +10,19 @@ Who begins after a compaction does not have that trouble (rule 10). So
    becomes the new one once that is as far;
 2. who still reads what there was, and refuses a definition behind missing offsets, begins once more. Then it
    counts as refused: to be overtaken twice takes two compactions, and half of the log is new before each.
+
+Who reads here gets no record without a worker's seal (`app.controllog.seals`). Compaction keeps it all the
+same, and drops the valid one of its key. So
+3. what counted last under each key is remembered. The leader writes it again where a record without a seal
+   stands behind it (`app.placement.repairs`);
+4. who has read such a record, before it knew that seals begin, reads the log again, as in 1.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import threading
 from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -30,6 +37,7 @@ from app.controllog.events import (
     AnyControlEvent,
     AnyDefinitionEvent,
     Assignment,
+    Claim,
     DefinitionDeleted,
     DefinitionPut,
     LimitShares,
@@ -38,6 +46,7 @@ from app.controllog.events import (
     compaction_key,
     for_people,
 )
+from app.controllog.seals import Seals
 from app.controllog.state import ControlState
 from app.kafka.append.replaceable_producer import ReplaceableProducer
 from app.kafka.client.cluster import LATEST, ClusterClient, ClusterUnreachable
@@ -52,12 +61,14 @@ Repairable = Assignment | LimitShares | AnyDefinitionEvent
 KEEP_RECENT = 1000
 EVENTS_DROPPED_AT_ONCE = 100
 MAX_KEY_CHARS = 200  # of an event, for people
+MAX_KEY_BYTES = 4_000  # of an event of ours
+KEYS_REMEMBERED = 1_000  # of records without a seal, before those under which nothing stands are dropped
 
 
 class ControlLog(Service):
     """Follows the control topic into `view`."""
 
-    def __init__(self, topic: str, kafka_options: dict[str, Any]) -> None:
+    def __init__(self, topic: str, kafka_options: dict[str, Any], seals: Seals | None = None) -> None:
         super().__init__()
         self.topic = topic
         self.view = ControlState()
@@ -68,8 +79,18 @@ class ControlLog(Service):
         self._anew_to = -1  # once it has this offset
         self._misses = self._began_again = False  # both: while what there was is read
         self.recent: deque[dict[str, Any]] = deque(maxlen=KEEP_RECENT)  # what the activity page shows
-        self._tail = TopicTail(topic, kafka_options, self._on_records, from_start=True, is_first=True)
-        self._producer = ReplaceableProducer("the control log", kafka_options)
+        self._tail = TopicTail(
+            topic, kafka_options, self._on_records,
+            from_start=True, is_first=True, on_position=self._on_position,
+        )  # fmt: skip
+        self._producer = ReplaceableProducer("the control log", kafka_options, seal=seals)
+        self._last: dict[str, tuple[int, AnyControlEvent]] = {}  # key -> offset, and what counted there
+        self._covered: dict[str, int] = {}  # key -> the offset of a record without a seal
+        self._unsealed_to = 0  # behind the last record without a seal that was read
+        self._seals = seals
+        if seals is not None:
+            seals.on_refused(topic, self._cover)
+            seals.on_begin(self._read_again_if_unsealed)
         self._listeners: list[Callable[[], None]] = []
         self._unreadable = UnreadableRecords("records of the control log are no events")
 
@@ -119,11 +140,27 @@ class ControlLog(Service):
             state.next_offset = record.offset + 1
             if not self._fold(state, record):
                 return
-            if self._rewound is not None and record.offset >= max(self._anew_to, self._tail.end - 1):
-                self.view, self._rewound = self._rewound, None
+            self._end_rewinding(record.offset + 1)
         if self._rewound is None:
-            for listener in self._listeners:
-                listener()
+            self._tell_listeners()
+
+    def _on_position(self, next_offset: int) -> None:
+        """Where no record is read: what stands there is refused, or was compacted."""
+        if self._end_rewinding(next_offset):
+            self._tell_listeners()
+        if len(self._covered) > KEYS_REMEMBERED + len(self._last):
+            self._covered = {one: at for one, at in self._covered.items() if one in self._last}
+
+    def _end_rewinding(self, next_offset: int) -> bool:
+        """Ends reading the log again, if it was read so far. Whether it does."""
+        if self._rewound is None or next_offset <= max(self._anew_to, self._tail.end - 1):
+            return False
+        self.view, self._rewound = self._rewound, None
+        return True
+
+    def _tell_listeners(self) -> None:
+        for listener in self._listeners:
+            listener()
 
     def _is_overtaken(self, start: int, offset: int) -> bool:
         """Offsets from `start` to before this one are missing: rule 1."""
@@ -133,17 +170,52 @@ class ControlLog(Service):
             self._misses = True
         elif self._rewound is None:
             log.warning("compaction has overtaken the reader of the control log; it is read again", to=offset)
-            self._rewound, self._anew_to = ControlState(), offset
-            self._refused.clear()
-            self.refused_alerts.clear()
-            self._tail.read_again()
+            self._read_again(offset)
             return True
         return False
 
+    def _read_again(self, to: int) -> None:
+        """From the start, beside the view."""
+        self._rewound, self._anew_to = ControlState(), to
+        self._last.clear()
+        self._covered.clear()
+        self._refused.clear()
+        self.refused_alerts.clear()
+        self._tail.read_again()
+
+    def _read_again_if_unsealed(self) -> None:
+        """Rule 4."""
+        assert self._seals is not None, "it calls this"
+        if self._unsealed_to <= self._seals.begins[self.topic, 0]:
+            return
+        log.warning("the control log is read again, without the records that have no seal")
+        if self.caught_up:
+            self._read_again(self.view.next_offset - 1)
+        else:
+            self._begin_again()
+
+    def _begin_again(self) -> None:
+        """From the start, before all of it was read once."""
+        self.view = ControlState()
+        self._last.clear()
+        self._covered.clear()
+        self._tail.read_again()
+
+    def _cover(self, key: bytes | None, offset: int) -> None:
+        """Rule 3: a record without a seal stands under `key`. Faust's reader tells the same in its thread."""
+        if not key or len(key) > MAX_KEY_BYTES or threading.current_thread() is not threading.main_thread():
+            return
+        name = key.decode("utf-8", "replace")
+        self._covered[name] = max(offset, self._covered.get(name, -1))
+
     def _fold(self, state: ControlState, record: Any) -> bool:
         """Takes a record in. False: the log is read from its start again, by rule 2."""
+        if self._seals is not None and not self._seals.has_begun(self.topic):
+            self._unsealed_to = self._unsealed_to if self._seals.is_sealed(record) else record.offset + 1
         if record.value is None:  # a tombstone: compaction's business
-            state.dropped((record.key or b"").decode("utf-8", "replace"))
+            key = (record.key or b"").decode("utf-8", "replace")
+            state.dropped(key)
+            self._last.pop(key, None)
             return True
         try:
             event = codec.control_event(record.value)
@@ -153,6 +225,8 @@ class ControlLog(Service):
         counted = state.apply(event)
         if self.caught_up and state.is_jump(event):
             self._jump = f"{compaction_key(event)[:MAX_KEY_CHARS]} at offset {record.offset}"
+        if counted:
+            self._last[compaction_key(event)] = record.offset, event
         if isinstance(event, StartRecorded | RegionPulse | LimitShares):
             return True  # bookkeeping, with an offset for every partition or again and again
         if counted:
@@ -162,8 +236,7 @@ class ControlLog(Service):
                 self._refuse(event)
         elif self._misses and not self._began_again and isinstance(event, DefinitionPut | DefinitionDeleted):
             self._began_again = True
-            self.view = ControlState()
-            self._tail.read_again()
+            self._begin_again()
             return False
         if isinstance(event, AlertState) and not event.is_news:
             return True  # bookkeeping, too
@@ -195,6 +268,27 @@ class ControlLog(Service):
         call; the leader repairs what they overwrote (rule 5)."""
         refused, self._refused = self._refused, {}
         return list(refused.values())
+
+    def take_erased(self) -> list[AnyControlEvent]:
+        """What counted last under keys that a record without a seal has taken since (rule 3). Nothing while
+        the log is read again: what is known then is old. `refused_alerts` has the alerts among it."""
+        if self._rewound is not None:
+            return []
+        read = {key: at for key, at in self._covered.items() if at < self._tail.next_offset}
+        self._covered = {key: at for key, at in self._covered.items() if key not in read}
+        last = ((self._last.get(key), offset) for key, offset in read.items())
+        erased = [found[1] for found, offset in last if found is not None and found[0] < offset]
+        terms = {event.term for event in erased if isinstance(event, Claim)}
+        self.refused_alerts |= {event.id for event in erased if isinstance(event, AlertState)}
+        self.refused_alerts |= {
+            name for name, state in self.view.alert_states.states.items() if state.term in terms
+        }
+        return erased
+
+    def erase_again(self, erased: Iterable[AnyControlEvent]) -> None:
+        """They were taken, and could not be repaired."""
+        for event in erased:
+            self._covered.setdefault(compaction_key(event), self._tail.next_offset - 1)
 
     def refuse_again(self, refused: Iterable[Repairable]) -> None:
         """They were taken, and could not be repaired."""

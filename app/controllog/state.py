@@ -115,7 +115,8 @@ class ControlState:
         they outlive its deletion. runs: failover runs to this region (`app.controllog.failover_run`).
         pulses: region -> its last `RegionPulse`; its own only, unless another's stands in the log.
         stale: compaction keys of what nobody needs any more, in the order in which they may be dropped:
-            where deployments began that are over (rule 8), failover runs of long ago.
+            where deployments began that are over (rule 8), pauses of what is deleted, failover runs of long
+            ago.
         refused: events that did not count (rule 5).
     """
 
@@ -169,20 +170,17 @@ class ControlState:
         self.runs.drop(key)
         self.alert_states.drop(key)
         self.limits.pop(key.removeprefix("limit-shares/"), None)
+        paused, _, partition = key.removeprefix("paused/").rpartition("/")
+        if key.startswith("paused/") and paused in self.paused:
+            left = {one for one in self.paused.pop(paused) if str(one) != partition}
+            self.paused |= {paused: left} if left else {}
 
     def _apply(self, event: AnyControlEvent) -> bool:
         match event:
             case WorkloadPut() | RoutePut() | FailoverPut() | AuditPut() | AlertPut():
                 return self._put(event)
             case WorkloadDeleted() | RouteDeleted() | FailoverDeleted() | AuditDeleted() | AlertDeleted():
-                if not self._is_expected(event):
-                    return False
-                self.deleted.add(event.key)
-                if event.expected != "":  # a repair changes nothing: what was paused meanwhile stays so
-                    self._end_deployments(event.key)
-                    for told in (self.paused, self.moves):
-                        told.pop(event.key, None)
-                return self._defined(event).pop(event.key, None) is not None or event.expected == ""
+                return self._delete(event)
             case Claim():
                 if not self.term < event.term <= highest(self.next_offset):
                     return False
@@ -274,6 +272,17 @@ class ControlState:
                 self.workloads[event.key] = msgspec.structs.replace(event, move="") if event.move else event
         return True
 
+    def _delete(self, event: DefinitionDeleted) -> bool:
+        if not self._is_expected(event):
+            return False
+        self.deleted.add(event.key)
+        if event.expected != "":  # a repair changes nothing: what was paused meanwhile stays so
+            self._end_deployments(event.key)
+            self.moves.pop(event.key, None)
+            ended = self.paused.pop(event.key, set())  # compaction may keep these longer than this event
+            self.drop_soon(f"paused/{event.key}/{partition}" for partition in ended)
+        return self._defined(event).pop(event.key, None) is not None or event.expected == ""
+
     def _defined(
         self, event: DefinitionPut | DefinitionDeleted
     ) -> (
@@ -357,6 +366,7 @@ class ControlState:
         return None
 
     def _pause(self, event: Paused) -> None:
+        self.stale.pop(compaction_key(event), None)
         found = self.paused.setdefault(event.key, set())
         if event.partition == ALL:  # the last word on all of them, whatever compaction left of those before
             self.moves.pop(event.key, None)
@@ -386,7 +396,9 @@ class ControlState:
             return False
         self.assignments[event.job] = event
         self.floor[event.job] = max(floor, event.epoch)
-        if event.job in self.wishes and self.wishes[event.job].epoch < event.epoch:
+        # A repair that gives it to nobody takes an epoch, too (`app.placement.repairs`): that grants no wish.
+        given = event.epoch if event.worker else event.epoch - 1
+        if event.job in self.wishes and self.wishes[event.job].epoch < given:
             del self.wishes[event.job]
         return True
 

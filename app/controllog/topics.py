@@ -119,6 +119,25 @@ class ControlTopics:
         return ControlTopic(f"{self.app_id}-{table}-changelog", partitions, _COMPACTED)
 
     @property
+    def seals(self) -> ControlTopic:
+        """From which offset on records have a seal (`app.controllog.seals`). Never compacted, and without an
+        end: what stood there once stands."""
+        config = {**_expiring(-1), "retention.bytes": "-1"}
+        return ControlTopic(f"{self.app_id}-seals", 1, config)
+
+    @property
+    def sealed(self) -> list[ControlTopic]:
+        """What only workers of the region write, each record with a seal (`app.controllog.seals`)."""
+        return [
+            self.control,
+            self.heartbeats,
+            self.trackers,
+            self.checkpoints,
+            self.answers,
+            *(topic for topic in self.all() if topic.name.endswith("-changelog")),
+        ]
+
+    @property
     def needed_by_other_regions(self) -> list[ControlTopic]:
         """What other regions need when this one is lost: who does what, how far it is, how offsets map.
         Compacted, all of it."""
@@ -146,6 +165,7 @@ class ControlTopics:
             self.incidents,
             self.report,
             self.forecast,
+            self.seals,
             self.changelog("workloads", 1),
             self.changelog("routes", 1),
             self.changelog("audit_plans", 1),

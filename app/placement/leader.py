@@ -24,18 +24,21 @@ from aiokafka.errors import KafkaError
 from mode import Service
 
 from app.controllog.codec import Heartbeat
-from app.controllog.events import AnyControlEvent, Assignment, Claim, Drain, LimitShares, deletion_of
+from app.controllog.events import AnyControlEvent, Assignment, Claim, Drain
 from app.controllog.log import ControlLog
 from app.kernel.clock import now_ms
 from app.kernel.lease import Lease
 from app.placement.inputs import PlacementInputs, members_of
 from app.placement.limit_divider import LimitDivider
 from app.placement.model.plan import Member, PlacementRules, RoundPlan
+from app.placement.repairs import repairs
 from app.worker.members.membership import DRAINING, Members
 
 log = structlog.get_logger(__name__)
 
 PLACEMENT_INTERVAL_S = 0.25
+# What others erase is written again within `min.compaction.lag.ms`, and no more often than this.
+REPAIR_INTERVAL_S = 30.0
 SLOW_ROUND_S = 5.0  # a good round takes two seconds at the most, where a data cluster is slow
 ROUND_TIMEOUT_S = 60.0  # what waits for longer will not come: the round begins afresh
 # events: a region's first assignments are told to be progress before they are all written
@@ -71,6 +74,7 @@ class Leader(Service):
         self._limits = limits
         self._buried: set[str] = set()
         self._wake = asyncio.Event()
+        self._repaired_s = float("-inf")
         self._acting_since_s = float("inf")
         self._well_until_s = float("-inf")  # by then another round has to come to a good end
         self._led = (0, float("-inf"))  # the term seen last, and when its leader was last heard to lead
@@ -148,9 +152,10 @@ class Leader(Service):
             self._is_well()
             await self._maybe_claim(now_s)
             return
-        term = self._control.view.term
-        await self._repair(term)
-        await self._place(term, now_s)
+        await self._repair(self._control.view.term)
+        if not self.leads:
+            return
+        await self._place(self._control.view.term, now_s)
         self._is_well()
         if self._chores is not None and self.leads:
             await self._chores()
@@ -176,36 +181,23 @@ class Leader(Service):
         await self._control.append(Claim(at_ms=now_ms(), term=state.term + 1, worker=self.worker))
 
     async def _repair(self, term: int) -> None:
-        """Writes the valid record again where a refused one may outlive it in compaction.
-
-        A definition is written for what stands, and for nothing that came after: that outlives the refused
-        one by itself.
-        """
-        state = self._control.view
-        repairs: list[AnyControlEvent] = []
-        taken = self._control.take_refused()
-        for refused in taken:
-            if isinstance(refused, Assignment):
-                valid = state.assignments.get(refused.job)
-                if valid is not None:
-                    repairs.append(msgspec.structs.replace(valid, term=term))
-            elif isinstance(refused, LimitShares):
-                if (stands := state.limits.get(refused.key)) is not None:
-                    put_again = msgspec.structs.replace(stands[0], term=term, number=stands[0].number + 1)
-                    repairs.append(put_again)
-            elif (put := state.standing(refused)) is not None:
-                repairs.append(msgspec.structs.replace(put, expected=put.etag))
-            else:
-                repairs.append(
-                    deletion_of(refused)(at_ms=now_ms(), key=refused.key, actor="repair", expected="")
-                )
-        if repairs:
-            log.warning("events that were refused are overwritten with what counts", count=len(repairs))
-            try:
-                await self._control.append(*repairs)
-            except Exception:
-                self._control.refuse_again(taken)
-                raise
+        """Writes the valid record again where a refused one may outlive it in compaction."""
+        now_s, refused, erased = time.monotonic(), self._control.take_refused(), list[AnyControlEvent]()
+        if now_s > self._repaired_s + REPAIR_INTERVAL_S and (erased := self._control.take_erased()):
+            self._repaired_s = now_s
+        try:
+            if any(isinstance(event, Claim) and event.term == term for event in erased):
+                await self._control.append(Claim(at_ms=now_ms(), term=term + 1, worker=self.worker))
+                if not self.leads:  # another one claimed that term; it repairs
+                    return
+            if again := repairs(self._control.view, [*refused, *erased], self._control.view.term):
+                log.warning("records that do not count are overwritten with what counts", count=len(again))
+                for start in range(0, len(again), EVENTS_PER_WRITE):
+                    await self._control.append(*again[start : start + EVENTS_PER_WRITE])
+        except Exception:
+            self._control.refuse_again(refused)
+            self._control.erase_again(erased)
+            raise
         await self._control.drop_stale()
 
     async def _place(self, term: int, now_s: float) -> None:

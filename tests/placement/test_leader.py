@@ -41,6 +41,7 @@ class Log(test_job_manager.Log):
     def __init__(self) -> None:
         super().__init__()
         self.refused: list[Repairable] = []
+        self.erased: list[AnyControlEvent] = []
         self.before_append: Callable[[], None] = lambda: None
 
     async def drop_stale(self) -> None: ...
@@ -48,6 +49,10 @@ class Log(test_job_manager.Log):
     def take_refused(self) -> list[Repairable]:
         refused, self.refused = self.refused, []
         return refused
+
+    def take_erased(self) -> list[AnyControlEvent]:
+        erased, self.erased = self.erased, []
+        return erased
 
     async def append(self, *events: AnyControlEvent) -> int:
         self.before_append()

@@ -21,6 +21,7 @@ from app.dev.demo.two_regions import STEP_TIMEOUT_S, TwoRegions, failover
 from app.dev.yard import Yard
 from app.kernel.ranges import Snapshot
 from app.sdk.receiver import Message, Receiver
+from tests.system.as_worker import producing_as_worker
 
 pytestmark = pytest.mark.system
 
@@ -104,7 +105,7 @@ async def take_over(two: TwoRegions, home: str, topic: str) -> int:
     other = next(name for name in two.names.values() if name != region)
     event = RolePut(at_ms=1, key=f"{GROUP}/{topic}", region=region, epoch=epoch, state="active",
                     previous=other, actor="test", reason="tried")  # fmt: skip
-    async with AIOKafkaProducer(bootstrap_servers=two.bootstrap(home, "regional")) as producer:
+    async with producing_as_worker(two.bootstrap(home, "regional"), region) as producer:
         log = ControlTopics(region).control.name
         await producer.send_and_wait(
             log, codec.encode(event), key=compaction_key(event).encode(), partition=0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
+from aiokafka import AIOKafkaConsumer, TopicPartition
 
 from app.controllog import codec
 from app.controllog.topics import ControlTopics
@@ -13,6 +13,7 @@ from app.dev.demo.stage import DemoStage
 from app.kernel.fencing import LogId
 from app.offsets.model.offset_map import Barrier, BarrierItem, NeedItem, OffsetMapLine, PinnedOffsets
 from app.offsets.sync.offset_sync_sender import BarrierSender
+from tests.system.as_worker import producing_as_worker, seals_of
 
 pytestmark = pytest.mark.system
 
@@ -35,7 +36,8 @@ NEEDS = PinnedOffsets([12], [20])
 
 
 async def sent(bootstrap: str, topics: ControlTopics, *many: list[BarrierItem], needs: bool = False) -> None:
-    sender = BarrierSender(topics, {"bootstrap_servers": bootstrap}, "w")
+    seal = await seals_of(bootstrap, topics.region)
+    sender = BarrierSender(topics, {"bootstrap_servers": bootstrap}, "w", seal)
     await sender.start()
     try:
         if needs:
@@ -70,7 +72,7 @@ async def test_barriers_reach_the_table_once_each_whatever_comes_again_and_whoev
 ) -> None:
     bootstrap, topics = stage.yard.bootstrap("east-regional"), ControlTopics(stage.region)
     worker = stage.worker()
-    async with AIOKafkaProducer(bootstrap_servers=bootstrap) as producer:
+    async with producing_as_worker(bootstrap, stage.region) as producer:
         for partition in range(topics.checkpoints.partitions):
             await producer.send_and_wait(topics.checkpoints.name, b"no event", partition=partition)
     await sent(bootstrap, topics, items((0, 0)))

@@ -17,9 +17,11 @@ from app.kernel.clock import now_ms
 from tests.kafka.conftest import connected
 from tests.kafka.odd_batches import append, batch, record
 from tests.kafka.records.batches import CODECS
-from tests.system.fleet import assignments, known_workers, together
+from tests.system.as_worker import producing_as_worker
+from tests.system.fleet import assignments, incidents, known_workers, together
 from tests.system.test_delivery import SETTLE_S, Scene
 from tests.system.test_refused_batches import deliveries_go_on
+from tests.system.test_seals import control_of, wait_sealed
 
 pytestmark = pytest.mark.system
 
@@ -43,8 +45,10 @@ async def send(bootstrap: str, topics: list[ControlTopic], data: bytes) -> None:
             assert answer.code == 0, (topic.name, answer)
 
 
-def control_of(stage: DemoStage) -> str:
-    return stage.yard.bootstrap(f"{stage.yard.clusters[0].region}-regional")
+async def say(stage: DemoStage, topic: ControlTopic, value: bytes) -> None:
+    """As a worker."""
+    async with producing_as_worker(control_of(stage), stage.region) as producer:
+        await producer.send_and_wait(topic.name, value, partition=0)
 
 
 def longest_stop_s(worker: Process) -> float:
@@ -69,11 +73,12 @@ def test_a_million_tiny_records_on_the_heartbeat_topic_cost_no_worker_its_jobs(
     with play.load(messages(10_000_000), PER_SECOND):
         deliveries_go_on(stage)
         before = assignments(workers[0])
+        wait_sealed(workers)
         asyncio.run(send(control_of(stage), [heartbeats], flood(MANY)))
         behind = Heartbeat(
             worker=BEHIND, at_ms=now_ms(), started_ms=now_ms(), url="", state="stopped", term=0
         )
-        asyncio.run(send(control_of(stage), [heartbeats], bytes(batch([record(0, codec.encode(behind))]))))
+        asyncio.run(say(stage, heartbeats, codec.encode(behind)))
         for worker in workers:
             stops_s: list[float] = []  # each look tells of the last minute only
 
@@ -88,7 +93,8 @@ def test_a_million_tiny_records_on_the_heartbeat_topic_cost_no_worker_its_jobs(
     assert play.settle().lost == ()
     for worker in workers:
         assert worker.running
-        assert 0 < worker.log.read_text().count("are no heartbeats") < 100, "a line a second at most"
+    (told,) = [one for one in incidents(workers[0], "unsealed") if one["subject"] == heartbeats.name]
+    assert "records without a worker's seal were not read" in told["message"]
 
 
 @pytest.mark.deep(minutes=1.5)

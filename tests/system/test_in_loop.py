@@ -24,6 +24,7 @@ from app.dev.yard import Yard
 from app.kernel.fencing import Takeover
 from app.worker.tracker.client import tracker_partition
 from tests.payload.schemas import file_of, set_of
+from tests.system.as_worker import producing_as_worker
 from tests.system.conftest import make_stage
 from tests.system.fleet import assignments, incidents, together
 from tests.system.in_loop.sitecustomize import VARIABLE
@@ -66,12 +67,10 @@ def order(name: str) -> bytes:
     return b"\x0a" + bytes([len(name)]) + name.encode() + b"\x12\x02ok\x18\x05"
 
 
-async def _sent(
-    bootstrap: str, topic: str, values: list[bytes], key: bytes | None = None, at: int = 0
-) -> None:
+async def _sent(bootstrap: str, topic: str, values: list[bytes], at: int = 0) -> None:
     async with AIOKafkaProducer(bootstrap_servers=bootstrap) as producer:
         for value in values:
-            await producer.send_and_wait(topic, value, key=key, partition=at)
+            await producer.send_and_wait(topic, value, partition=at)
 
 
 class Region:
@@ -123,13 +122,16 @@ class Region:
 
         wait_until(came, ENOUGH_S, lambda: "\n".join(w.tail() for w in self.workers))
 
-    def write(self, *events: AnyControlEvent) -> None:
-        """Into the control log, past every check."""
+    async def write(self, topic: str, value: bytes, key: str, partition: int = 0) -> None:
+        """Into a control topic, past every check."""
+        async with producing_as_worker(self.home, self.stage.region) as producer:
+            name = f"switchyard-{self.stage.region}-{topic}"
+            await producer.send_and_wait(name, value, key=key.encode(), partition=partition)
+
+    def decide(self, *events: AnyControlEvent) -> None:
+        """The same, into the control log."""
         for event in events:
-            key = compaction_key(event).encode()
-            asyncio.run(
-                _sent(self.home, f"switchyard-{self.stage.region}-control", [codec.encode(event)], key)
-            )
+            asyncio.run(self.write("control", codec.encode(event), compaction_key(event)))
 
 
 def audited(name: str, topic: str, descriptor: str) -> dict[str, Any]:
@@ -185,7 +187,7 @@ def test_a_device_or_a_fifo_as_a_schema_is_refused_and_holds_no_worker(
     for name, descriptor in evil.items():
         asyncio.run(create_topic(region.home, f"{topic_name}-{name}", 1))
         put = AuditPlan.model_validate(audited(name, f"{topic_name}-{name}", descriptor))
-        region.write(AuditPut(at_ms=1, key=put.key, definition=put.to_wire(), etag=put.etag(), actor="evil",
+        region.decide(AuditPut(at_ms=1, key=put.key, definition=put.to_wire(), etag=put.etag(), actor="evil",
                               deployment=uuid.uuid4().hex))  # fmt: skip
 
     def told() -> bool:
@@ -206,11 +208,10 @@ def test_forged_terms_and_epochs_end_neither_leadership_nor_a_job(
     region.deploy_all()
     region.delivers()
     highest = (1 << 63) - 1
-    region.write(Claim(at_ms=1, term=highest, worker="evil"), Claim(at_ms=1, term=1 << 32, worker="evil"))
+    region.decide(Claim(at_ms=1, term=highest, worker="evil"), Claim(at_ms=1, term=1 << 32, worker="evil"))
     for job in assignments(region.workers[0]):  # of both workers: those of the one that is killed move
         forged = Takeover(job=job, epoch=highest, worker="evil", nonce="n", at_ms=1)
-        topic = f"switchyard-{watched.region}-trackers"
-        asyncio.run(_sent(region.home, topic, [codec.encode(forged)], job.encode(), tracker_partition(job)))
+        asyncio.run(region.write("trackers", codec.encode(forged), job, tracker_partition(job)))
     wait_until(lambda: bool(incidents(region.workers[0], "term-refused")), ENOUGH_S, region.workers[0].tail)
     region.workers[1].kill()
     del region.workers[1]

@@ -19,6 +19,7 @@ from app.dev.demo.two_regions import STEP_TIMEOUT_S, TwoRegions, failover
 from app.dev.yard import Yard
 from app.kafka.client.cluster import ClusterClient, ClusterSpec
 from app.kafka.client.topic_configs import describe
+from tests.system.as_worker import producing_as_worker
 from tests.system.fleet import committed
 
 pytestmark = pytest.mark.system
@@ -58,7 +59,7 @@ async def send(bootstrap: str, topic: str, *ids: str) -> None:
 async def decide(two: TwoRegions, home: str, event: RolePut) -> None:
     """Into a region's control log, as a failover does it."""
     region = two.names[home]
-    async with AIOKafkaProducer(bootstrap_servers=two.clusters[f"{region}-regional"]) as producer:
+    async with producing_as_worker(two.clusters[f"{region}-regional"], region) as producer:
         topic, key = ControlTopics(region).control.name, compaction_key(event).encode()
         await producer.send_and_wait(topic, codec.encode(event), key=key, partition=0)
 

@@ -13,7 +13,7 @@ from app.controllog import codec
 from app.controllog.events import WorkloadPut, compaction_key
 from app.dev.demo.stage import DemoStage, wait_until, workload
 from app.dev.demo.traffic import read_all
-from tests.kafka.conftest import producing
+from tests.system.as_worker import producing_as_worker
 from tests.system.fleet import control_log
 
 pytestmark = pytest.mark.system
@@ -30,7 +30,7 @@ def test_what_the_control_log_refuses_is_never_in_a_table(stage: DemoStage, topi
     wrong = [msgspec.structs.replace(stands, etag=f"wrong{n}", expected="another") for n in range(2)]
 
     async def append() -> int:
-        async with producing(control) as producer:
+        async with producing_as_worker(control, stage.region) as producer:
             sent = [
                 await producer.send_and_wait(
                     f"{app}-control", codec.encode(event), key=compaction_key(event).encode(), partition=0

@@ -2,28 +2,15 @@
 
 Clients write into the same topic as workers, and some events are for workers only: reports of what clusters
 hold and of what Switchyard's own groups finish, closings of windows, and the dropping of old ones. Such an
-event counts only with a seal: a MAC of its bytes under a key that workers share.
-
-The key is made of the ids of the control cluster and of the topic of the control log. A topic's id is random,
-and Kafka tells it to those who may describe that topic. So the seal keeps out clients that may only write
-into the audit topic. It keeps out nobody where every client may describe every topic.
+event counts only with a seal: a MAC of its bytes under a key that workers share (`app.kernel.seals`).
 """
 
 from __future__ import annotations
 
-import hashlib
 import hmac
 
 from app.audit.counts.reports import BadReport, Report
 from app.audit.folds.tier import OF_WORKERS, CloseWindows, ForgetWindows, group_of
-
-HEADER = "switchyard-seal"
-_PURPOSE = b"switchyard audit event"
-
-
-def key_of(cluster_id: str, topic_id: str) -> bytes:
-    """The workers' key: 32 bytes. `topic_id`: of the control log's topic."""
-    return hashlib.sha256(b"\0".join((_PURPOSE, cluster_id.encode(), topic_id.encode()))).digest()
 
 
 def seal_of(key: bytes, value: bytes) -> bytes:

@@ -12,12 +12,12 @@ from typing import Any, NamedTuple
 
 from aiokafka import AIOKafkaConsumer, TopicPartition
 
-from app.audit.folds.seals import HEADER
 from app.kafka.client.cluster import ClusterClient
 from app.kafka.client.consumer_shutdown import stop_consumer
 from app.kafka.client.topic_tail import TAIL_STOP_TIMEOUT_S, bounded
 from app.kafka.fetch.offsets_at_time import offsets_at
 from app.kernel.clock import now_ms
+from app.kernel.seals import HEADER
 
 MARGIN_MS = 60_000  # what was sent to a changelog so long ago has arrived
 MARGIN_EVENTS = 1_000  # and these at least: the topic is idle, or a clock is wrong

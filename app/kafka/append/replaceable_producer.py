@@ -21,7 +21,7 @@ import contextlib
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import structlog
 from aiokafka import AIOKafkaProducer
@@ -49,20 +49,35 @@ _BEFORE_A_NUMBER = (MessageSizeTooLargeError, KafkaTimeoutError, TopicAuthorizat
 Answer = asyncio.Future[Any]  # ends with the record's metadata once all in-sync replicas have it
 
 
+class RecordSeal(Protocol):
+    """Seals records (`app.controllog.seals`)."""
+
+    def headers(self, topic: str, key: bytes | None, value: bytes | None) -> list[tuple[str, bytes | None]]:
+        """The headers that a record gets."""
+
+
 class ReplaceableProducer:
     """See the module.
 
     Args:
         name: what it writes, for people.
         keeps_order: rule 3.
+        seal: of what `send` writes; None: it writes none.
         settings: aiokafka's, over the defaults.
     """
 
     def __init__(
-        self, name: str, cluster_options: Mapping[str, Any], *, keeps_order: bool = True, **settings: Any
+        self,
+        name: str,
+        cluster_options: Mapping[str, Any],
+        *,
+        keeps_order: bool = True,
+        seal: RecordSeal | None = None,
+        **settings: Any,
     ) -> None:
         self._name = name
         self._keeps_order = keeps_order
+        self._seal = seal
         self._settings = {
             "acks": "all", "enable_idempotence": True, "request_timeout_ms": 10_000,
             **settings, **cluster_options,
@@ -111,9 +126,10 @@ class ReplaceableProducer:
         Raises:
             KafkaError: (the answer, too) the record was not written.
         """
+        headers = [*(headers or ()), *(self._seal.headers(topic, key, value) if self._seal else ())]
         return await self._taken(
             lambda producer: producer.send(
-                topic, value, key=key, partition=partition, headers=headers or [], timestamp_ms=now_ms()
+                topic, value, key=key, partition=partition, headers=headers, timestamp_ms=now_ms()
             )
         )
 

@@ -33,6 +33,7 @@ class TopicTail(Service):
     `from_start`: read everything there is first; `caught_up` is set once the end that was seen at
     the start has been reached. Otherwise only what comes after now.
     `is_first`: others that lie behind wait for it (`app.kafka.fetch.reader_turns`).
+    `on_position` hears after each look how far the partition was read: the next offset.
     `on_records` must not raise for bad data: it gets raw records of unknown origin.
     """
 
@@ -44,6 +45,7 @@ class TopicTail(Service):
         *,
         from_start: bool,
         is_first: bool = False,
+        on_position: Callable[[int], None] = lambda _: None,
     ) -> None:
         super().__init__()
         self.topic = topic
@@ -54,6 +56,7 @@ class TopicTail(Service):
         self._on_records = on_records
         self._from_start = from_start
         self._is_first = is_first
+        self._on_position = on_position
         self._progress = asyncio.Condition()
         self._positioned = False
 
@@ -94,20 +97,20 @@ class TopicTail(Service):
                 if self.next_offset >= end and not self.caught_up.is_set():
                     self.caught_up.set()
                 records = (await consumer.getmany(partition, timeout_ms=TAIL_POLL_MS)).get(partition, [])
-                if records:
+                if records and self._positioned:  # else it is read again from elsewhere
                     self._on_records(records)
-                    if self._positioned:
-                        self.next_offset = records[-1].offset + 1
-                else:
-                    # Compaction may have taken the last records: the position tells.
-                    self.next_offset = max(self.next_offset, await consumer.position(partition))
+                if self._positioned:
+                    # Behind the last record: what was passed over may stand there, or have been compacted.
+                    position = await consumer.position(partition)
+                    self.next_offset = position if records else max(self.next_offset, position)
+                    self._on_position(self.next_offset)
                 async with self._progress:
                     self._progress.notify_all()
         finally:
             await bounded(stop_consumer(consumer), TAIL_STOP_TIMEOUT_S, f"reader of {self.topic}")
 
     def read_again(self) -> None:
-        """From `on_records`: what there is is handed on anew, from the start (`from_start`)."""
+        """What there is is handed on anew, from the start (`from_start`); nothing else before that."""
         self._positioned = False
 
     async def wait_for(self, offset: int, timeout_s: float) -> None:

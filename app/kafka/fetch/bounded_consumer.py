@@ -17,14 +17,15 @@ Rules
 6. All open batches together keep `KEPT_BYTES` decompressed. Beyond that the one read the longest ago is
    dropped, and decompressed again when it is read on.
 7. Records of a batch that lie before the position are passed over as many at a time as rule 1 says.
+8. Records that `check_by` refuses are passed over as in 5 and 7, without a line for each.
 """
 
 from __future__ import annotations
 
 import threading
 from collections import defaultdict, deque
-from collections.abc import Collection, Iterator
-from typing import Any, NamedTuple
+from collections.abc import Callable, Collection, Iterator
+from typing import Any, ClassVar, NamedTuple
 from weakref import WeakKeyDictionary
 
 import structlog
@@ -43,12 +44,24 @@ from app.kafka.records.scan import MAX_BATCH_RECORDS
 log = structlog.get_logger(__name__)
 
 SPANS_REMEMBERED = 100  # of a partition
+READERS = 5  # of a partition in this process, at the most
 TAKEN_RECORDS = 500  # some milliseconds of a reader that does little with each
 TAKEN_COST_BYTES = 1024 * 1024
 KEPT_BYTES = 2 * MAX_DECOMPRESSED_BYTES
 
 
 _passed_over = defaultdict[Any, deque[tuple[int, int]]](lambda: deque(maxlen=SPANS_REMEMBERED))
+
+
+def _remember(place: Any, start: int, end: int) -> None:
+    """Rule 5."""
+    spans = _passed_over[tuple(place)]
+    for at in range(len(spans) - 1, max(-1, len(spans) - READERS), -1):  # others read the same elsewhere
+        begin, upto = spans[at]
+        if begin <= start <= upto:
+            spans[at] = begin, max(end, upto)
+            return
+    spans.append((start, end))
 
 
 def was_passed_over(topic: str, partition: int, start: int, end: int) -> bool:
@@ -237,13 +250,8 @@ class BoundedBatch:
             self._log_unreadable(self.base_offset, at, unread, why)
 
     def _remember(self, start: int, end: int) -> None:
-        """Rule 5."""
-        if self._response.place is None:
-            return
-        spans = _passed_over[tuple(self._response.place)]
-        if spans and spans[-1][0] == start:  # so far it was known
-            spans.pop()
-        spans.append((start, end))
+        if self._response.place is not None:
+            _remember(self._response.place, start, end)
 
     def _log_unreadable(self, start: int, end: int, count: int, why: str) -> None:
         self._remember(start, end)
@@ -277,10 +285,11 @@ class BoundedResult(fetcher.FetchResult):
     """aiokafka's own, of which no more is taken at once than rule 1 says.
 
     Attributes:
-        waits: something is left to be taken, although nothing was (rule 7).
+        waits: something is left to be taken, although nothing was (rules 7 and 8).
     """
 
     waits = False
+    checks: ClassVar[list[Callable[[Any], bool]]] = []
 
     def getall(self, max_records: int | None = None) -> list[Any]:
         """The next records. Raises what reading them does."""
@@ -301,7 +310,18 @@ class BoundedResult(fetcher.FetchResult):
         else:
             self._update_position()  # type: ignore[no-untyped-call]
             self._partition_records = None
-        return found
+        return self._counted(found) if self.checks else found
+
+    def _counted(self, found: list[Any]) -> list[Any]:
+        """Rule 8."""
+        counted = []
+        for record in found:
+            if any(refuses(record) for refuses in self.checks):
+                _remember(self._topic_partition, record.offset, record.offset + 1)
+            else:
+                counted.append(record)
+        self.waits = bool(found) and not counted
+        return counted
 
 
 class BoundedFetcher(fetcher.Fetcher):
@@ -348,6 +368,12 @@ class BoundedFetcher(fetcher.Fetcher):
             for part, one in self._records.items()
             if not partitions or part in partitions
         )
+
+
+def check_by(refuses: Callable[[Any], bool]) -> None:
+    """From now on no reader of this process gets a record, as aiokafka has it, that `refuses` says it of. It
+    is called in readers' threads."""
+    BoundedResult.checks[:] = [refuses]
 
 
 def install() -> None:

@@ -17,7 +17,7 @@ from mode import Service
 
 from app.controllog import codec
 from app.controllog.topics import CHECKPOINT_PARTITIONS, ControlTopics
-from app.kafka.append.replaceable_producer import ReplaceableProducer
+from app.kafka.append.replaceable_producer import RecordSeal, ReplaceableProducer
 from app.kernel.clock import now_ms
 from app.offsets.model.offset_map import BarrierItem, EndedItem, NeedItem
 
@@ -34,11 +34,17 @@ def checkpoint_partition(key: str) -> int:
 class BarrierSender(Service):
     """See the module. Whether this worker may still speak for a job (its lease) is the caller's to check."""
 
-    def __init__(self, topics: ControlTopics, kafka_options: dict[str, Any], worker: str) -> None:
+    def __init__(
+        self,
+        topics: ControlTopics,
+        kafka_options: dict[str, Any],
+        worker: str,
+        seal: RecordSeal | None = None,
+    ) -> None:
         super().__init__()
         self._topic = topics.checkpoints.name
         self._worker = worker
-        self._producer = ReplaceableProducer("barriers", kafka_options)
+        self._producer = ReplaceableProducer("barriers", kafka_options, seal=seal)
 
     async def on_start(self) -> None:
         await self._producer.start_patiently()

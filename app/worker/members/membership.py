@@ -21,7 +21,7 @@ from mode import Service
 
 from app.controllog import codec
 from app.controllog.codec import Heartbeat
-from app.kafka.append.replaceable_producer import ReplaceableProducer
+from app.kafka.append.replaceable_producer import RecordSeal, ReplaceableProducer
 from app.kafka.client.cluster import ClusterUnreachable
 from app.kafka.client.topic_tail import TopicTail
 from app.kafka.client.unreadable_records import UnreadableRecords
@@ -139,6 +139,7 @@ class Heartbeats(Service):
         interval_s: float,
         read_control: Callable[[float], Awaitable[None]],
         host_clock: HostClock,
+        seal: RecordSeal | None = None,
     ) -> None:
         """`read_control(timeout_s)` returns once all that stands in the control log by now was read here."""
         super().__init__()
@@ -152,7 +153,7 @@ class Heartbeats(Service):
         self._tail = TopicTail(topic, kafka_options, self._on_records, from_start=False)
         # One attempt a beat: a beat that waited in a retry queue would renew nothing of worth.
         self._producer = ReplaceableProducer(
-            "heartbeats", kafka_options, enable_idempotence=False, request_timeout_ms=5_000
+            "heartbeats", kafka_options, enable_idempotence=False, seal=seal, request_timeout_ms=5_000
         )
         self._back_s = float("-inf")  # when the first heartbeat after a lapse was sent
         self._unreadable = UnreadableRecords("records of the heartbeat topic are no heartbeats")

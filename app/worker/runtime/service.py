@@ -25,10 +25,12 @@ from app.audit.jobs.books import AuditBooks
 from app.audit.jobs.region_query import RegionQuery
 from app.audit.jobs.replay_tail import Margin
 from app.audit.jobs.report_sender import AuditSender
-from app.audit.jobs.seal_key import SealKey
 from app.controllog import codec
 from app.controllog.codec import Heartbeat, IncidentRecord
 from app.controllog.log import ControlLog
+from app.controllog.seal_key import AUDIT_EVENTS, SealKey
+from app.controllog.seals import VERSION as SEALS
+from app.controllog.seals import Seals
 from app.controllog.topics import ControlTopics
 from app.failover.plan.planner import FailoverPlanner
 from app.failover.run.participant import FailoverParticipant
@@ -67,6 +69,7 @@ from app.worker.runtime.meter import Meter
 from app.worker.runtime.open_files import OpenFilesWatch
 from app.worker.runtime.region_services import make_regions
 from app.worker.runtime.save_watch import SaveWatch
+from app.worker.runtime.seal_keeper import SealKeeper
 from app.worker.runtime.watchdog import Watchdog, answers
 from app.worker.tracker.client import TrackerClient
 from app.worker.tracker.follower import TrackerFollower
@@ -103,6 +106,7 @@ class Runtime(Service):
         name: str,
         url: Callable[[], str],
         topics: ControlTopics,
+        seals: Seals | None = None,
         control_spec: ClusterSpec,
         clusters: Mapping[str, ClusterSpec],
         deliver: Callable[[Any], Awaitable[None]],
@@ -124,9 +128,8 @@ class Runtime(Service):
         self.worker = f"{name}-{os.getpid()}-{int(time.time()):x}"
         self._started_s = time.monotonic()
         self.url, self._place = url, place
-        self.lease = Lease(LEASE_S)
+        self.lease, self.members = Lease(LEASE_S), Members(DEAD_AFTER_S)
         self.presence = Presence(self.worker, lambda: self.lease.expires_at_s - LEASE_S)
-        self.members = Members(DEAD_AFTER_S)
         self.incidents: deque[IncidentRecord] = deque(maxlen=MAX_KEPT_INCIDENTS)
         self.draining, self._state = False, "running"
         self._topics = topics
@@ -135,7 +138,7 @@ class Runtime(Service):
         self._incident_producer = ReplaceableProducer("incidents", self._options, enable_idempotence=False)
         self._pending: set[asyncio.Task[Any]] = set()
         self._unreadable = UnreadableRecords("records of the incidents topic are no incidents")
-        self.control = ControlLog(topics.control.name, control_options)
+        self.control = ControlLog(topics.control.name, control_options, seals)
         self.clusters = DataClusters(
             clusters, deliver, ByteBudget(memory_budget_bytes), may_append=self._may_act
         )
@@ -155,8 +158,8 @@ class Runtime(Service):
         self.failover.runs.arrived = lambda asked: FailoverPlanner(self).arrived(asked)
         self.catalog.runs_here = self.failover.keeper.runs_here
         self.catalog.sender_role = self.failover.keeper.sender_role
-        self.trackers = TrackerClient(self.worker, topics, control_options)
-        self.barriers = BarrierSender(topics, control_options, self.worker)
+        self.trackers = TrackerClient(self.worker, topics, control_options, seals)
+        self.barriers = BarrierSender(topics, control_options, self.worker, seals)
         self.jobs = JobManager(
             self.worker,
             self.control,
@@ -172,7 +175,7 @@ class Runtime(Service):
         )
         self.jobs.pause_controller.report_incident = self.report_incident
         self.audit_sender = AuditSender(
-            topics, control_options, SealKey(self._control_client, topics.control.name)
+            topics, control_options, SealKey(self._control_client, topics.control.name, AUDIT_EVENTS)
         )
         self.jobs.audits.sender = self.audit_sender
         self.audit_books = AuditBooks(
@@ -187,9 +190,10 @@ class Runtime(Service):
             lease=self.lease, interval_s=HEARTBEAT_S,
             read_control=partial(self.control.read_to_end, self._control_client),
             host_clock=HostClock(clock, self._report_own),
+            seal=seals,
         )  # fmt: skip
         self.follower = TrackerFollower(
-            self.worker, topics, control_options, self.members, self._control_client
+            self.worker, topics, control_options, self.members, self._control_client, seals
         )
         self.leader = Leader(
             self.worker,
@@ -212,6 +216,10 @@ class Runtime(Service):
             self.worker, self.members, lambda: self.control.view.leader, self.leader.start_round
         )
         self.loopback_check = LoopbackCheck(self._place, url, self.members, self.report_incident)
+        self.seal_keeper = None if seals is None else SealKeeper(
+            seals, self._control_client, self.worker, self.members,
+            lambda: self.leader.leads and self._may_act(), self.report_incident, topics,
+        )  # fmt: skip
         self.alerts = AlertMonitor(
             self.control,
             RegionQuery(
@@ -278,7 +286,7 @@ class Runtime(Service):
             self.loop_watch,
         ):
             await self.add_runtime_dependency(service)
-        for other in (self.regions, self.ended):
+        for other in (self.regions, self.ended, self.seal_keeper):
             if other is not None:
                 await self.add_runtime_dependency(other)
         # Faust's stores collect the whole heap at every rebalance, in the loop: what is here by now stays.
@@ -340,6 +348,7 @@ class Runtime(Service):
             needs=self.jobs.needs(now_s),
             unsaved=self.save_watch.unsaved(now_s) is not None,
             clock_ahead_s=self.heartbeats.host_clock.ahead_s,
+            seals=SEALS if self.seal_keeper is not None else 0,
             troubles=workload_troubles(self.catalog.troubles) if self.leader.leads else [],
         )
 

@@ -24,7 +24,7 @@ from mode import Service
 
 from app.controllog import codec
 from app.controllog.topics import TRACKER_PARTITIONS, ControlTopics
-from app.kafka.append.replaceable_producer import ReplaceableProducer
+from app.kafka.append.replaceable_producer import RecordSeal, ReplaceableProducer
 from app.kafka.client.topic_tail import TopicTail
 from app.kafka.client.unreadable_records import UnreadableRecords
 from app.kernel.clock import now_ms
@@ -45,13 +45,20 @@ def tracker_partition(job: str) -> int:
 class TrackerClient(Service):
     """Asks for takeovers and sends snapshots on behalf of `worker`."""
 
-    def __init__(self, worker: str, topics: ControlTopics, kafka_options: dict[str, Any]) -> None:
+    def __init__(
+        self,
+        worker: str,
+        topics: ControlTopics,
+        kafka_options: dict[str, Any],
+        seal: RecordSeal | None = None,
+    ) -> None:
         super().__init__()
         self.worker = worker
         self.topic = topics.trackers.name
         self._options = kafka_options
         self.writes = WriteHealth()
-        self._producer = ReplaceableProducer("tracker events", kafka_options)
+        self._seal = seal
+        self._producer = ReplaceableProducer("tracker events", kafka_options, seal=seal)
         self._waiting: dict[str, asyncio.Future[TakeoverAnswer]] = {}
         self._unreadable = UnreadableRecords("records of the answers topic are no answers")
         self._tail = TopicTail(topics.answers.name, kafka_options, self._on_answers, from_start=False)
@@ -147,7 +154,7 @@ class TrackerClient(Service):
         """What a connection made for this meets when it writes an event to each partition; None: nothing."""
         producer = ReplaceableProducer(
             "a look at the tracker topic", self._options,
-            enable_idempotence=False, request_timeout_ms=round(timeout_s * 1000),
+            enable_idempotence=False, seal=self._seal, request_timeout_ms=round(timeout_s * 1000),
         )  # fmt: skip
         event, partition = codec.encode(Snapshots(worker=self.worker, at_ms=now_ms(), items=[])), 0
         try:

@@ -21,13 +21,13 @@ from mode import Service
 
 from app.controllog import codec
 from app.controllog.topics import ControlTopics
-from app.kafka.append.replaceable_producer import ReplaceableProducer
+from app.kafka.append.replaceable_producer import RecordSeal, ReplaceableProducer
 from app.kafka.client.cluster import ClusterClient
 from app.kafka.client.commits import OffsetCommitter
 from app.kafka.client.consumer_shutdown import stop_consumer
 from app.kafka.client.topic_tail import TAIL_RETRY_INTERVAL_S, TAIL_STOP_TIMEOUT_S, bounded
 from app.kafka.client.unreadable_records import UnreadableRecords
-from app.kafka.fetch.bounded_consumer import TAKEN_RECORDS
+from app.kafka.fetch.bounded_consumer import TAKEN_RECORDS, was_passed_over
 from app.kafka.fetch.offsets_at_time import offsets_at
 from app.kernel.clock import now_ms
 from app.worker.members.membership import Members
@@ -57,6 +57,7 @@ class TrackerFollower(Service):
         kafka_options: dict[str, Any],
         members: Members,
         client: ClusterClient,
+        seal: RecordSeal | None = None,
     ) -> None:
         super().__init__()
         self.worker = worker
@@ -74,7 +75,9 @@ class TrackerFollower(Service):
             UnreadableRecords("tracker events are passed over", partition=partition)
             for partition in range(topics.trackers.partitions)
         ]
-        self._producer = ReplaceableProducer("answers to takeovers", kafka_options, enable_idempotence=False)
+        self._producer = ReplaceableProducer(
+            "answers to takeovers", kafka_options, enable_idempotence=False, seal=seal
+        )
 
     async def on_start(self) -> None:
         await self._producer.start_patiently()
@@ -129,6 +132,8 @@ class TrackerFollower(Service):
                 found = await consumer.getmany(timeout_ms=int(PARTITIONS_POLL_INTERVAL_S * 1000))
                 for at, records in found.items():
                     await self._fold(consumer, at, records)
+                for partition in followed & self.folds.keys():
+                    self._pass_over(partition, await consumer.position(self._at(partition)))
                 if sum(map(len, found.values())) < TAKEN_RECORDS:  # or it lies behind
                     await self.sleep(FOLD_INTERVAL_S)
         finally:
@@ -217,6 +222,15 @@ class TrackerFollower(Service):
             unreadable.add(record.offset, error)
 
     # -- folding ---------------------------------------------------------------------------------
+
+    def _pass_over(self, partition: int, position: int) -> None:
+        """What stands between the last event and the reader's position, if it was read and does not count."""
+        fold = self.folds[partition]
+        start = fold.next_offset
+        if position > start and was_passed_over(self._topics.trackers.name, partition, start, position):
+            fold.next_offset = position
+            self._progress.set()
+            self._progress = asyncio.Event()
 
     async def _fold(self, consumer: AIOKafkaConsumer, at: TopicPartition, records: list[Any]) -> None:
         fold = self.folds.get(at.partition)

@@ -19,14 +19,15 @@ from app.audit.counts.reports import BadReport, Increment, Report, Scope, report
 from app.audit.counts.totals import Totals
 from app.audit.folds import collector
 from app.audit.folds.collector import UNKNOWN_MS, CollectorTick, TableChanges
-from app.audit.folds.seals import key_of, seal_of
+from app.audit.folds.seals import seal_of
 from app.audit.folds.tier import CloseWindows, ForgetWindows, PlanBounds, SourceStatus
 from app.audit.jobs.books import AuditBooks
 from app.audit.jobs.replay_tail import Recorded
 from app.audit.jobs.report_sender import audit_partition
-from app.audit.jobs.seal_key import SealKey
 from app.controllog import codec
+from app.controllog.seal_key import AUDIT_EVENTS, SealKey
 from app.controllog.topics import AUDIT_PARTITIONS
+from app.kernel.seals import key_of
 from tests.examples import as_profile
 
 SCOPE = Scope("orders", "regional", "home", 60_000)
@@ -189,7 +190,7 @@ def test_whatever_clients_say_of_a_tier_of_workers_its_tables_are_as_without_it(
 async def _written_by_workers_and_others(chance: random.Random) -> None:
     """Others say what workers could, without a seal or with one of other bytes."""
     cluster: Any = Cluster()
-    key, secret = SealKey(cluster, "control"), key_of("home-id", "control-id")
+    key, secret = SealKey(cluster, "control", AUDIT_EVENTS), key_of(AUDIT_EVENTS, "home-id", "control-id")
     alone, beside = Stand(Topic(), key=key), Stand(Topic(), again=6, key=key)
     upto: Counter[str] = Counter()
     seals, refused, said = {b"": b"", b"none": b"x" * 32}, 0, 0
@@ -216,7 +217,7 @@ async def _written_by_workers_and_others(chance: random.Random) -> None:
 
 async def test_a_client_counts_in_a_tier_of_its_own_without_a_seal() -> None:
     cluster: Any = Cluster()
-    stand = Stand(Topic(), key=SealKey(cluster, "control"))
+    stand = Stand(Topic(), key=SealKey(cluster, "control", AUDIT_EVENTS))
     one = msgspec.structs.replace(report(5, 5), tier="proxy-client", source="web@1")
     await stand.event(0, codec.encode(one))
     assert stand.count == 5

@@ -1,0 +1,236 @@
+"""Which records of the control topics count: those that a worker of this region has sealed.
+
+Whoever writes a snapshot into the tracker topic can say that messages are finished which nobody got; whoever
+writes into the control log can delete a workload. A worker seals each record that it writes
+(`app.kernel.seals`), and passes over those without their seal.
+
+Rules
+1. Sealed are the topics that only workers write (`ControlTopics.sealed`). Reports of audits come from
+   clients, too (`app.audit.folds.seals`); the pages' report and the forecasts come from Spark.
+2. Records of versions that sealed nothing stay valid. So seals begin at an offset of each partition; from
+   there on a record without its seal is refused. The leader writes these offsets into the topic of seals once
+   all workers that live seal (`app.worker.runtime.seal_keeper`). That topic is never compacted, and nothing
+   in it expires: an offset that stood there once stands.
+3. For each topic the first offsets count that a sealed record of the topic of seals names. A control topic
+   that was made anew since has another id: it is sealed from its start.
+4. No reader of a worker's process gets a record that is refused (`app.kafka.fetch.bounded_consumer`). Who
+   read one before it knew of the offsets reads anew (`on_begin`).
+5. What was refused is counted by topic, for an incident. `on_refused` hears of each.
+
+A seal is valid at each offset of its topic: who can read and write a topic can write a record of old again.
+And who can write into a compacted topic can have compaction erase what stands under a key: of the control log
+the leader writes it again (`app.controllog.log`).
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import msgspec
+import structlog
+from mode import Service
+
+from app.controllog.seal_key import CONTROL_RECORDS, SealKey
+from app.controllog.topics import ControlTopics
+from app.kafka.append.replaceable_producer import ReplaceableProducer
+from app.kafka.client.cluster import ClusterClient, ClusterUnreachable
+from app.kafka.client.topic_tail import TAIL_STOP_TIMEOUT_S, TopicTail, bounded
+from app.kafka.client.unreadable_records import UnreadableRecords
+from app.kernel.clock import now_ms
+from app.kernel.fencing import LogId
+from app.kernel.seals import HEADER, is_same, record_seal
+
+log = structlog.get_logger(__name__)
+
+Headers = list[tuple[str, bytes | None]]
+
+
+class SealedTopic(msgspec.Struct, frozen=True, array_like=True):
+    """A topic's id, and the next offset of each of its partitions when its seals began."""
+
+    topic_id: str
+    ends: list[int]
+
+
+class SealsBegin(msgspec.Struct, frozen=True, tag="seals-begin", tag_field="event", kw_only=True):
+    """From these offsets on `worker`, then the leader, wants seals."""
+
+    at_ms: int
+    worker: str
+    topics: dict[str, SealedTopic]
+
+
+class Refused(msgspec.Struct, frozen=True, kw_only=True):
+    """What of a topic was refused since the last look: how many records, and where the last one stands."""
+
+    topic: str
+    count: int
+    partition: int
+    offset: int
+
+
+VERSION = 1  # of what is sealed: a version that seals more topics has a higher one
+
+_decoder = msgspec.json.Decoder(SealsBegin)
+
+
+class Seals(Service):
+    """See the module. To be `learn`ed before it starts; it has caught up once it has started.
+
+    Attributes:
+        begins: (topic, partition) -> the offset from which on its records have a seal.
+    """
+
+    def __init__(self, topics: ControlTopics, kafka_options: Mapping[str, Any]) -> None:
+        super().__init__()
+        self.begins: dict[tuple[str, int], int] = {}
+        self._topics = topics
+        self._sealed = {topic.name: topic for topic in topics.sealed}
+        self._secret = b""
+        self._ids: dict[str, str] = {}
+        self._on_begin: list[Callable[[], None]] = []
+        self._on_refused: dict[str, Callable[[bytes | None, int], None]] = {}
+        self._is_read = False
+        self._lock = threading.Lock()  # Faust's consumer reads in a thread of its own
+        self._refused: dict[str, Refused] = {}
+        self._tail = TopicTail(topics.seals.name, dict(kafka_options), self._on_records, from_start=True)
+        self._producer = ReplaceableProducer("seals", kafka_options, seal=self)
+        self._unreadable = UnreadableRecords("records of the topic of seals do not count")
+
+    async def learn(self, client: ClusterClient) -> None:
+        """Asks the control cluster for what the key is made of. Raises ClusterUnreachable, KafkaError."""
+        self._secret = await SealKey(client, self._topics.control.name, CONTROL_RECORDS).known()
+        self._ids = await client.topic_ids(self._sealed)
+        if unknown := self._sealed.keys() - self._ids.keys():
+            raise ClusterUnreachable(f"topic {min(unknown)} is not known in {client.name} yet")
+
+    async def on_start(self) -> None:
+        await self._producer.start_patiently()
+        await self.add_runtime_dependency(self._tail)
+        await self._tail.caught_up.wait()
+
+    async def on_stop(self) -> None:
+        await self._producer.stop()
+
+    def on_begin(self, listener: Callable[[], None]) -> None:
+        """`listener` is called when seals begin while this process runs."""
+        self._on_begin.append(listener)
+
+    def on_refused(self, topic: str, listener: Callable[[bytes | None, int], None]) -> None:
+        """`listener` gets key and offset of each record of `topic` that is refused, in any thread."""
+        self._on_refused[topic] = listener
+
+    # -- writing ---------------------------------------------------------------------------------
+
+    def headers(self, topic: str, key: bytes | None, value: bytes | None) -> Headers:
+        """A record's header with its seal; none of a topic that is not sealed."""
+        if topic not in self._sealed and topic != self._topics.seals.name:
+            return []
+        return [(HEADER, record_seal(self._secret, topic, key, value))]
+
+    # -- reading ---------------------------------------------------------------------------------
+
+    def refuses(self, record: Any) -> bool:
+        """Whether a record, as aiokafka has it, does not count."""
+        begin = self.begins.get((record.topic, record.partition))
+        if begin is None or record.offset < begin or self.is_sealed(record):
+            return False
+        topic = record.topic
+        with self._lock:
+            count = self._refused[topic].count + 1 if topic in self._refused else 1
+            self._refused[topic] = Refused(
+                topic=topic, count=count, partition=record.partition, offset=record.offset
+            )
+        if (listener := self._on_refused.get(topic)) is not None:
+            listener(record.key, record.offset)
+        return True
+
+    def take_refused(self) -> list[Refused]:
+        """What was refused since the last call, a topic each."""
+        with self._lock:
+            refused, self._refused = self._refused, {}
+        return list(refused.values())
+
+    def has_begun(self, topic: str) -> bool:
+        """Whether its records need a seal, from some offset on."""
+        return (topic, 0) in self.begins
+
+    def is_sealed(self, record: Any) -> bool:
+        """Whether a record, as aiokafka has it, has its seal."""
+        seal = seal_in(record.headers)
+        return seal is not None and is_same(
+            seal, record_seal(self._secret, record.topic, record.key, record.value)
+        )
+
+    # -- beginning -------------------------------------------------------------------------------
+
+    @property
+    def missing(self) -> list[str]:
+        """The topics whose seals have not begun."""
+        return [name for name in self._sealed if not self.has_begun(name)]
+
+    @property
+    def has_key(self) -> bool:
+        """Whether the brokers tell topics' ids. Else anybody could make the key (before Kafka 2.8)."""
+        return bool(self._ids[self._topics.control.name])
+
+    async def begin(self, client: ClusterClient, worker: str) -> None:
+        """Wants seals from here on: all that live write them.
+
+        Raises:
+            ClusterUnreachable, KafkaError, TimeoutError: not now.
+        """
+        missing = self.missing
+        places = [(name, at) for name in missing for at in range(self._sealed[name].partitions)]
+        ends = await client.end_offsets(places)
+        topics = {
+            name: SealedTopic(self._ids[name], [ends[name, at] for at in range(topic.partitions)])
+            for name, topic in self._sealed.items()
+            if name in missing
+        }
+        event = msgspec.json.encode(SealsBegin(at_ms=now_ms(), worker=worker, topics=topics))
+        await self._producer.send_and_wait(self._topics.seals.name, event, partition=0)
+
+    def _on_records(self, records: list[Any]) -> None:
+        news = False
+        for record in records:
+            try:
+                if not self.is_sealed(record):
+                    raise ValueError("it has not the seal of a worker of this region")
+                event = _decoder.decode(record.value or b"")
+            except ValueError as error:
+                self._unreadable.add_for_later(record.offset, error)
+                continue
+            news |= self._take(event)
+        if news:
+            log.info("control topics are sealed", topics=len({topic for topic, _ in self.begins}))
+            for listener in self._on_begin:
+                listener()
+        if not self.missing and not self._is_read:  # whatever follows changes nothing, however much it is
+            self._is_read = True
+            self._tail.caught_up.set()
+            self.add_future(bounded(self._tail.stop(), TAIL_STOP_TIMEOUT_S, "reader of seals"))
+
+    def _take(self, event: SealsBegin) -> bool:
+        """Rule 3."""
+        found = {
+            (name, partition): 0 if self._is_another(name, event.topics[name]) else end
+            for name in self.missing
+            if name in event.topics
+            for partition, end in enumerate(event.topics[name].ends)
+        }
+        self.begins |= found
+        return bool(found)
+
+    def _is_another(self, name: str, topic: SealedTopic) -> bool:
+        return LogId(topic_id=topic.topic_id).is_another(LogId(topic_id=self._ids[name]))
+
+
+def seal_in(headers: Any) -> bytes | None:
+    """The seal among a record's headers, as aiokafka has them."""
+    for name, value in headers or ():
+        if name == HEADER and isinstance(value, bytes):
+            return value
+    return None

@@ -1,0 +1,128 @@
+"""When seals begin, and what is told of records without one (`app.controllog.seals`).
+
+Rules
+1. The leader lets seals begin once all workers write them that were heard in the last minute: one that has
+   said goodbye may write yet. Nobody hears a worker of an earlier version that comes later: what it writes
+   has no seal.
+2. What all workers read the leader tells; of the other topics, whoever reads them.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Callable
+
+import structlog
+from aiokafka.errors import KafkaError
+from mode import Service
+
+from app.controllog.seals import VERSION, Refused, Seals
+from app.controllog.topics import ControlTopics
+from app.kafka.client.cluster import ClusterClient, ClusterUnreachable
+from app.kernel.repeated_trouble import RepeatedTrouble
+from app.worker.jobs.start_position import ReportIncident
+from app.worker.members.membership import Members
+
+log = structlog.get_logger(__name__)
+
+POLL_INTERVAL_S = 1.0
+FORMER_S = 60.0  # a worker that has said goodbye, or paused, writes no more after this
+TELL_AFTER_S = 600.0  # a roll-out takes minutes
+REMEDY = (
+    "see who else writes to that topic, and withdraw their permission (docs/permissions.md); if it is a "
+    "worker of an earlier version, update it"
+)
+
+
+class SealKeeper(Service):
+    """See the module. `leads`: whether this worker leads, and may act."""
+
+    def __init__(
+        self,
+        seals: Seals,
+        client: ClusterClient,
+        worker: str,
+        members: Members,
+        leads: Callable[[], bool],
+        report_incident: ReportIncident,
+        topics: ControlTopics,
+    ) -> None:
+        super().__init__()
+        self._seals = seals
+        self._client = client
+        self._worker = worker
+        self._members = members
+        self._leads = leads
+        self._report_incident = report_incident
+        self._read_by_all = {topics.control.name, topics.heartbeats.name, topics.answers.name}
+        self._refused = defaultdict[str, RepeatedTrouble](RepeatedTrouble)
+        self._leads_since_s: float | None = None
+        self._waits = RepeatedTrouble()
+        self._has_warned = False
+
+    @Service.task
+    async def _keep(self) -> None:
+        while not self.should_stop:
+            await self.sleep(POLL_INTERVAL_S)
+            try:
+                now_s = time.monotonic()
+                for refused in self._seals.take_refused():
+                    self.tell(refused)
+                self._tell_due(now_s)
+                await self._begin(now_s)
+            except (KafkaError, ClusterUnreachable, OSError, TimeoutError) as error:
+                log.warning("seals do not begin yet", error=repr(error), retry_s=POLL_INTERVAL_S)
+            except Exception:
+                log.exception("looking after seals failed and is tried again")
+
+    def tell(self, refused: Refused) -> None:
+        """So much was refused."""
+        where = f"offset {refused.offset} of partition {refused.partition}"
+        if refused.topic not in self._read_by_all or self._leads():
+            self._refused[refused.topic].record(where, refused.count)
+
+    def _tell_due(self, now_s: float) -> None:
+        for topic, trouble in self._refused.items():
+            if (due := trouble.due(now_s)) is not None:
+                count, where = due
+                self._report_incident(
+                    "unsealed", topic,
+                    f"{count} records without a worker's seal were not read, the last at {where}: somebody "
+                    "else wrote them",
+                    REMEDY,
+                )  # fmt: skip
+
+    async def _begin(self, now_s: float) -> None:
+        """Rule 1."""
+        if not self._seals.missing or not self._leads():
+            self._leads_since_s = None
+            return
+        if self._leads_since_s is None:
+            self._leads_since_s = now_s
+        leads_for_s = now_s - self._leads_since_s
+        if leads_for_s < self._members.dead_after_s:
+            return  # others may not have been heard yet
+        former = sorted(
+            worker
+            for worker, (heard_s, beat) in self._members.heard.items()
+            if beat.seals < VERSION and now_s - heard_s < FORMER_S
+        )
+        if not former and self._worker in self._members.live(now_s):
+            if self._seals.has_key:
+                await self._seals.begin(self._client, self._worker)
+            elif not self._has_warned:
+                self._has_warned = True
+                log.warning(
+                    "control topics have no seals: brokers before Kafka 2.8 tell no topic ids",
+                    remedy="see docs/permissions.md for who may write there",
+                )
+        elif former and leads_for_s > TELL_AFTER_S:
+            self._waits.record(", ".join(former[:5]))
+            if self._waits.due(now_s) is not None:
+                self._report_incident(
+                    "seals-wait", self._worker,
+                    f"control topics have no seals yet: {len(former)} workers of an earlier version run, "
+                    f"among them {', '.join(former[:5])}",
+                    "update them: until then whoever may write to the control topics is believed",
+                )  # fmt: skip

@@ -1,0 +1,143 @@
+"""Records that nobody of the region's workers wrote, on its control topics: none of them counts."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Iterable, Iterator
+from functools import partial
+from typing import Any, NamedTuple
+
+import pytest
+from aiokafka import AIOKafkaProducer
+
+from app.controllog import codec
+from app.controllog.codec import Heartbeat
+from app.controllog.events import Claim, WorkloadDeleted, WorkloadPut, compaction_key
+from app.controllog.topics import CHECKPOINT_PARTITIONS, TRACKER_PARTITIONS, ControlTopics
+from app.dev.demo.stage import DemoStage, Process, wait_until
+from app.dev.demo.traffic import read_all
+from app.kernel.clock import now_ms
+from app.kernel.fencing import SnapshotItem, Snapshots, Takeover, TrackerRecord
+from app.kernel.ranges import Snapshot
+from app.kernel.seals import HEADER
+from app.worker.tracker.client import tracker_partition
+from tests.system.as_worker import seals_of
+from tests.system.fleet import Held, assignments, id_of, incidents, together
+from tests.system.test_delivery import SETTLE_S, Scene
+
+pytestmark = pytest.mark.system
+
+MESSAGES, PARTITIONS, LATENCY_MS = 2_000, 4, 500
+ALL_OF_IT = Snapshot(MESSAGES)  # finished, and more
+HIGH = 1_000  # an epoch, or term, that nobody has had
+
+
+class Forged(NamedTuple):
+    """A record: topic, partition, key, value."""
+
+    topic: str
+    partition: int
+    key: bytes
+    value: bytes | None
+
+
+def control_of(stage: DemoStage) -> str:
+    return stage.yard.bootstrap(f"{stage.yard.clusters[0].region}-regional")
+
+
+def wait_sealed(workers: Iterable[Process]) -> None:
+    """Until all of them want seals."""
+    for worker in workers:
+        wait_until(partial(has_seals, worker), SETTLE_S, worker.tail)
+
+
+def has_seals(worker: Process) -> bool:
+    return "control topics are sealed" in worker.log.read_text()
+
+
+def of_jobs(topics: ControlTopics, held: Held) -> Iterator[Forged]:
+    """That all is finished, and that somebody else has the jobs."""
+    changelog = topics.changelog("trackers", TRACKER_PARTITIONS).name
+    for job, (worker, epoch) in held.items():
+        at, key = tracker_partition(job), job.encode()
+        done = [SnapshotItem(job, epoch, ALL_OF_IT.to_bytes())]
+        snapshots = Snapshots(worker=worker, at_ms=now_ms(), items=done)
+        yield Forged(topics.trackers.name, at, worker.encode(), codec.encode(snapshots))
+        later = Takeover(job=job, epoch=epoch + HIGH, worker="evil", nonce="n", at_ms=now_ms())
+        yield Forged(topics.trackers.name, at, key, codec.encode(later))
+        record = TrackerRecord(
+            epoch=epoch, worker=worker, base=MESSAGES, snapshot=ALL_OF_IT.to_bytes(), at_ms=now_ms()
+        )
+        yield Forged(changelog, at, key, codec.encode(record))
+
+
+def of_the_region(topics: ControlTopics, held: Held, put: WorkloadPut) -> Iterator[Forged]:
+    """That there is no workload, and another leader, and that all workers have said goodbye."""
+    name, key = topics.control.name, compaction_key(put).encode()
+    deleted = WorkloadDeleted(at_ms=now_ms(), key=put.key, actor="evil")
+    yield Forged(name, 0, key, codec.encode(deleted))
+    yield Forged(name, 0, key, None)
+    claim = Claim(at_ms=now_ms(), term=HIGH, worker="evil")
+    yield Forged(name, 0, compaction_key(claim).encode(), codec.encode(claim))
+    for worker in {worker for worker, _ in held.values()}:
+        beat = Heartbeat(worker=worker, at_ms=now_ms(), started_ms=0, url="", state="stopped", term=0)
+        yield Forged(topics.heartbeats.name, 0, worker.encode(), codec.encode(beat))
+    for topic in topics.sealed:
+        yield Forged(topic.name, 0, b"evil", b"{}")
+    yield Forged(topics.changelog("checkpoints", CHECKPOINT_PARTITIONS).name, 1, b"evil", b"{}")
+
+
+async def forge(bootstrap: str, records: Iterable[Forged]) -> None:
+    """Every other one with a seal that is none."""
+    async with AIOKafkaProducer(bootstrap_servers=bootstrap) as producer:
+        for number, one in enumerate(records):
+            headers = [(HEADER, secrets.token_bytes(32))] if number % 2 else []
+            await producer.send_and_wait(
+                one.topic, one.value, key=one.key, partition=one.partition, headers=headers
+            )
+
+
+def last_of(stage: DemoStage, key: str) -> Any:
+    """The last record of the control log with this key: what compaction keeps."""
+    records = asyncio.run(read_all(control_of(stage), ControlTopics(stage.region).control.name))
+    return [record for record in records if record.key == key.encode()][-1]
+
+
+def test_what_others_write_into_control_topics_loses_no_message_and_deletes_nothing(
+    stage: DemoStage, topic_name: str
+) -> None:
+    play, topics = Scene(stage, topic_name, MESSAGES, PARTITIONS, LATENCY_MS), ControlTopics(stage.region)
+    workers, bootstrap = together(stage, 2), control_of(stage)
+    stage.deploy(workers[0], play.definition())
+    put = WorkloadPut(at_ms=0, key=f"billing/{topic_name}", definition={}, etag="", actor="")
+    wait_sealed(workers)
+    held, last = assignments(workers[0]), compaction_key(put)
+    asyncio.run(forge(bootstrap, of_the_region(topics, held, put)))
+
+    def told() -> set[str]:
+        return {one["subject"] for one in incidents(workers[0], "unsealed")}
+
+    def wait_told(names: set[str]) -> None:
+        wait_until(lambda: names <= told(), SETTLE_S, lambda: f"{names - told()}\n{workers[0].tail()}", 0.5)
+
+    wait_told({topics.control.name, topics.heartbeats.name})
+    play.produce()
+    play.wait_share(0.1)
+    held = assignments(workers[0])
+    assert held, "nobody believes in goodbyes"
+    asyncio.run(forge(bootstrap, of_jobs(topics, held)))
+    for worker in workers:
+        worker.kill()
+    assert len(stage.deliveries()) < MESSAGES
+    workers = together(stage, 2)
+    assert play.settle().lost == ()
+    assert {worker for worker, _ in assignments(workers[0]).values()} == {id_of(one) for one in workers}
+    wait_told({topic.name for topic in topics.sealed} - {topics.answers.name, topics.heartbeats.name})
+
+    def is_repaired() -> bool:
+        record = last_of(stage, last)
+        return seals.is_sealed(record) and isinstance(codec.control_event(record.value), WorkloadPut)
+
+    seals = asyncio.run(seals_of(bootstrap, stage.region))
+    wait_until(is_repaired, SETTLE_S, workers[0].tail, 0.5)

@@ -1,0 +1,89 @@
+"""When seals begin, and what is told of records without one."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+
+from app.controllog.codec import Heartbeat
+from app.controllog.seals import VERSION, Seals
+from app.controllog.topics import ControlTopics
+from app.kafka.client.cluster import ClusterClient
+from app.kernel.clock import now_ms
+from app.worker.members.membership import STOPPED, Members
+from app.worker.runtime.seal_keeper import FORMER_S, TELL_AFTER_S, SealKeeper
+from tests.controllog.test_seals import at, region, started, until
+
+
+class Keeper:
+    """A keeper, workers of two versions, and a clock by hand."""
+
+    def __init__(self, seals: Seals, client: ClusterClient, topics: ControlTopics) -> None:
+        self.told: list[tuple[str, ...]] = []
+        self.members, self.leads = Members(3.0), True
+        self.made = SealKeeper(
+            seals,
+            client,
+            "new",
+            self.members,
+            lambda: self.leads,
+            lambda *told: self.told.append(told),
+            topics,
+        )
+
+    def hear(self, worker: str, now_s: float, **fields: Any) -> None:
+        told = {"state": "running", **fields}
+        beat = Heartbeat(worker=worker, at_ms=now_ms(), started_ms=0, url="", term=0, **told)
+        self.members.observe(beat, now_s)
+
+
+async def test_seals_begin_once_no_worker_of_an_earlier_version_lives(
+    bootstrap: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with (
+        region(bootstrap, monkeypatch) as (client, topics, options),
+        started(topics, options, client) as seals,
+    ):
+        keeper, start_s = Keeper(seals, client, topics), time.monotonic()
+        for second in range(int(TELL_AFTER_S) + 10):
+            keeper.hear("new", start_s + second, seals=VERSION)
+            keeper.hear("old", start_s + second)
+            await keeper.made._begin(start_s + second)
+        assert [kind for kind, *_ in keeper.told] == ["seals-wait"]
+        assert "among them old" in keeper.told[0][2]
+        keeper.hear("new", start_s + TELL_AFTER_S + 10, seals=VERSION)
+        keeper.hear("old", start_s + TELL_AFTER_S + 10, state=STOPPED)
+        await keeper.made._begin(start_s + TELL_AFTER_S + FORMER_S)
+        assert await client.end_offsets([(topics.seals.name, 0)]) == {(topics.seals.name, 0): 0}
+        later_s = start_s + TELL_AFTER_S + 10 + FORMER_S
+        keeper.hear("new", later_s, seals=VERSION)
+        keeper.leads = False
+        await keeper.made._begin(later_s)
+        keeper.leads = True
+        await keeper.made._begin(later_s)
+        assert not seals.begins, "others may not have been heard by who leads since now"
+        keeper.hear("new", later_s + 4, seals=VERSION)
+        await keeper.made._begin(later_s + 4)
+        await until(lambda: not seals.missing)
+
+
+async def test_what_all_read_is_told_by_the_leader_alone(
+    bootstrap: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with (
+        region(bootstrap, monkeypatch) as (client, topics, options),
+        started(topics, options, client) as seals,
+    ):
+        keeper = Keeper(seals, client, topics)
+        seals.begins |= {(topic.name, 0): 0 for topic in topics.sealed}
+        for leads in (False, True):
+            keeper.leads = leads
+            for topic in (topics.heartbeats, topics.trackers):
+                assert seals.refuses(at(topic.name, 5))
+            for refused in seals.take_refused():
+                keeper.made.tell(refused)
+            keeper.made._tell_due(0.0)
+        assert [subject for _, subject, *_ in keeper.told] == [topics.trackers.name, topics.heartbeats.name]
+        assert "1 records without a worker's seal" in keeper.told[0][2]
