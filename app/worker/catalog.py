@@ -334,7 +334,9 @@ class Catalog:
         if refused is not None:
             self._report(key, str(refused), f"{refused.remedy}; {UNTIL_THEN}")
         elif wrong:
-            self.troubles[key] = "; ".join(f"{message}; {remedy}" for message, remedy in wrong)
+            (message, remedy), *more = wrong  # the incidents have all of them
+            told = f"; {len(more)} more of its topics are told by incidents topic-settings" if more else ""
+            self.troubles[key] = f"{message}; {remedy}{told}"
         else:
             self.troubles.pop(key, None)
 
@@ -403,7 +405,8 @@ class Catalog:
                 f"settings of topic {topic} in {client.name} are not checked: {error}",
                 grant(client.spec, "topic", topic, "DescribeConfigs", *altered),
             )
-        return wrong
+        names = tuple(f"topic {topic} in " for topic in unread)
+        return [*wrong, *(one for one in self._wrong.get(key, []) if one.message.startswith(names))]
 
     def _claimed(self) -> set[tuple[str, str]]:
         """(cluster, topic) of all that workloads are defined to read: nobody's leftovers."""

@@ -92,16 +92,16 @@ async def test_reports_of_the_audit_library_never_make_their_topic_and_say_that_
     creating_yard: Yard, topic_name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(kafka_output, "SEND_TIMEOUT_S", 5.0)
-    bootstrap, topic = creating_yard.bootstrap(CLUSTER), f"{topic_name}-audit"
+    bootstrap, topic = creating_yard.bootstrap(CLUSTER), kafka_output.audit_topic(topic_name)
     report = Report("1", "orders", "consumer", "east", 1000, "web@1", 1)
-    output = KafkaOutput(bootstrap, "east", topic=topic)
+    output = KafkaOutput(bootstrap, topic_name)
 
     async def stays_away() -> None:
         with pytest.raises(kafka_output.NoTopic) as told:
             await output.send([report])
         assert str(told.value) == (
-            f"topic {topic} does not exist in Kafka at {bootstrap}: workers of region east make it when they "
-            "start; start one, or mend region='east' or bootstrap"
+            f"topic {topic} does not exist in Kafka at {bootstrap}: workers of region {topic_name} make it "
+            f"when they start; start one, or mend region={topic_name!r} or bootstrap"
         )
         async with connected(bootstrap) as client:
             assert await client.partitions(topic) is None

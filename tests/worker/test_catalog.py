@@ -18,6 +18,7 @@ from app.controllog.state import ControlState
 from app.dispatch.definition import Workload
 from app.dispatch.topics import leftovers, settings
 from app.dispatch.topics.settings import (
+    COPY_HEADERS_BYTES,
     COPY_MAX_BYTES,
     RETRY_RETENTION_MS,
     refused_topics,
@@ -416,19 +417,21 @@ async def test_own_topics_that_somebody_made_otherwise_are_told_with_what_they_n
     compacted = "cleanup.policy is {}, and must be delete (else a record replaces those of its key)"
     small = "max.message.bytes is {}, and must be {} or more (else larger records do not fit)"
     short = f"retention.ms is 1000, and must be {7 * DAY_MS} or more (else what waits there is deleted)"
-    tiny = small.format(1000, COPY_MAX_BYTES)
+    enough = 1_048_588 + COPY_HEADERS_BYTES  # what its topic takes, and headers
+    tiny = small.format(1000, enough)
     assert region.told == [  # once each
         f"topic {delayed} in east: {tiny}",
         f"topic {dlq} in east: {compacted.format('compact,delete')}, {tiny}, {short}",
-        f"topic {merged} in east: {compacted.format('compact')}, {small.format(1048588, COPY_MAX_BYTES)}",
+        f"topic {merged} in east: {compacted.format('compact')}, {small.format(1048588, enough)}",
         f"topic {tier} in east: {compacted.format('compact,delete')}",  # its limits were raised
     ]
     command = (
-        f"kafka-configs.sh --bootstrap-server {region.options['bootstrap_servers']} --alter --topic {dlq}"
+        f"kafka-configs.sh --bootstrap-server {region.options['bootstrap_servers']} --alter --topic {delayed}"
     )
-    values = f"cleanup.policy=delete,max.message.bytes={COPY_MAX_BYTES},retention.ms={7 * DAY_MS}"
-    trouble = region.catalog.troubles[f"billing/{region.topic}"]
-    assert f"{region.told[1]}; alter it: {command} --add-config {values}" in trouble
+    assert region.catalog.troubles[f"billing/{region.topic}"] == (
+        f"{region.told[0]}; alter it: {command} --add-config max.message.bytes={enough}; "
+        "3 more of its topics are told by incidents topic-settings"
+    )
     found = await region.settings(dlq)
     assert {name: found[name.replace("_", ".")] for name in bad} == bad, "it is somebody's"
     assert int((await region.settings(tier))["max.message.bytes"]) == COPY_MAX_BYTES

@@ -8,8 +8,9 @@ and by the fold of the control log at the change's own place in it.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable, Iterable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 from uuid import uuid4
 
 import msgspec
@@ -35,14 +36,32 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger(__name__)
 
+T = TypeVar("T")
+
 TRIES = 10
 CHECK_TIMEOUT_S = 5.0  # a cluster that is away holds up no deployment for longer
+AWAY_S = 10.0  # and is not asked again for so long: a deployment may have many definitions
 YAML = ("application/yaml", "application/x-yaml", "text/yaml")
 DRY_RUN = (Param("dry_run", {"type": "boolean", "default": False}, "only check it"),)
 MATCH = (
     Param("If-Match", TEXT, "only while the definition has (one of) these ETags; *: while there is one"),
     Param("If-None-Match", TEXT, "only while it has none of these; *: while there is none"),
 )
+
+
+async def ask_cluster(api: Api, cluster: str, ask: Callable[[ClusterClient], Awaitable[T]]) -> T | None:
+    """What the cluster says; None: it does not answer."""
+    if time.monotonic() < api.away_until_s.get(cluster, float("-inf")):
+        return None
+    try:
+        async with asyncio.timeout(CHECK_TIMEOUT_S):
+            return await ask((await api.runtime.clusters.get(cluster)).client)
+    except KafkaError as error:
+        log.info("a cluster did not tell what a definition needs", cluster=cluster, error=repr(error))
+    except (ClusterUnreachable, TimeoutError, OSError) as error:
+        api.away_until_s[cluster] = time.monotonic() + AWAY_S
+        log.info("a cluster did not tell what a definition needs", cluster=cluster, error=repr(error))
+    return None
 
 
 async def unmade_topics(
@@ -55,12 +74,7 @@ async def unmade_topics(
     Raises:
         ApiError: Kafka takes the name of one for another that is there.
     """
-    try:
-        async with asyncio.timeout(CHECK_TIMEOUT_S):
-            refused = await ask((await api.runtime.clusters.get(cluster)).client)
-    except (ClusterUnreachable, KafkaError, TimeoutError, OSError) as error:
-        log.info("whether topics can be made is not known", cluster=cluster, error=repr(error))
-        return []
+    refused = await ask_cluster(api, cluster, ask) or []
     for one in refused:
         if one.code == INVALID_NAME:
             raise ApiError(409, NAME_REFUSED, f"{one}; {remedy}")

@@ -37,6 +37,7 @@ RETRY_RETENTION_MS = 7 * DAY_MS
 DLQ_RETENTION_MS = 30 * DAY_MS
 UNCOMPACTED = {POLICY: DELETE}  # brokers may have another default
 COPY_MAX_BYTES = 16 * 1024 * 1024  # a copy is larger than its source by the headers; never refuse one
+COPY_HEADERS_BYTES = 16 * 1024  # of these: about so many at the most
 
 
 def safe_replication(brokers: int) -> tuple[int, dict[str, str]]:
@@ -119,12 +120,13 @@ async def create_delayed(client: ClusterClient, workload: Workload) -> int:
     return await client.partitions(topic) or len(LEVELS_MS)
 
 
-def needed_settings(workload: Workload) -> dict[str, dict[str, str]]:
-    """Own topic -> settings that it must have. A DLQ may keep letters for less long than one made here."""
+def needed_settings(workload: Workload, most_bytes: int = COPY_MAX_BYTES) -> dict[str, dict[str, str]]:
+    """Own topic -> settings that it must have, of records of `most_bytes`. A DLQ may keep letters for less
+    long than one made here."""
     kept = dict.fromkeys(workload.own_topics(), RETRY_RETENTION_MS)
     kept |= dict.fromkeys(workload.retry_topics(), retry_retention_ms(workload))
     return {
-        topic: {**UNCOMPACTED, KEPT_MS: str(retention_ms), MOST_BYTES: str(COPY_MAX_BYTES)}
+        topic: {**UNCOMPACTED, KEPT_MS: str(retention_ms), MOST_BYTES: str(most_bytes)}
         for topic, retention_ms in kept.items()
     }
 
@@ -134,13 +136,16 @@ async def check_settings(
 ) -> tuple[list[SettingsProblem], dict[str, KafkaError]]:
     """What is wrong with settings of its own `topics`, which exist; and those of which they cannot be read.
 
-    Raises limits of retry topics; of these, what the cluster refuses is told.
+    Raises limits of retry topics; of these, what the cluster refuses is told. A cluster may cap records: what
+    its source takes is enough.
 
     Raises:
         aiokafka.errors.KafkaError, ClusterUnreachable, NotImplementedError: nothing could be read.
     """
+    source, names = workload.metadata.topic, {POLICY, KEPT_MS, MOST_BYTES}
     needed = {topic: wanted for topic, wanted in needed_settings(workload).items() if topic in topics}
-    found = await describe(client, needed, {POLICY, KEPT_MS, MOST_BYTES})
+    found = await describe(client, [*needed, source], names)
+    taken = found.pop(source, None)
     unread = {topic: settings for topic, settings in found.items() if isinstance(settings, KafkaError)}
     configs = {topic: one.config for topic, one in found.items() if isinstance(one, TopicSettings)}
     wrong = {topic: wrong_settings(config, needed[topic]) for topic, config in configs.items()}
@@ -152,12 +157,26 @@ async def check_settings(
     unraised = await _raised(client, {topic: changes for topic, changes in low.items() if changes})
     for topic in low.keys() - unraised.keys():
         wrong[topic] = {name: value for name, value in wrong[topic].items() if name not in LEAST}
+    if isinstance(taken, TopicSettings):
+        enough = needed_settings(workload, min(COPY_MAX_BYTES, _most_bytes(taken) + COPY_HEADERS_BYTES))
+        wrong = {
+            topic: {name: value for name, value in wrong_settings(configs[topic], enough[topic]).items()
+                    if name in values}
+            for topic, values in wrong.items()
+        }  # fmt: skip
     problems = [
         problem_of(client.spec, topic, configs[topic], values, str(unraised.get(topic, "")))
         for topic, values in sorted(wrong.items())
         if values
     ]
     return problems, unread
+
+
+def _most_bytes(settings: TopicSettings) -> int:
+    try:
+        return int(settings.config[MOST_BYTES])
+    except (KeyError, ValueError):  # which is not told
+        return COPY_MAX_BYTES
 
 
 async def _raised(

@@ -109,9 +109,8 @@ class DerivedRoutes:
         if self.layout is None:
             return []
         others = [known.failover for key, known in self.all().items() if key != wanted.key]
-        before = {
-            name for name, (_, maker) in self.derived_definitions().routes.items() if maker != wanted.name
-        }
+        stand = self.derived_definitions().routes
+        before = {name for name, (_, maker) in stand.items() if maker != wanted.name}
         derived = _derived([*others, wanted.failover()], self.layout).routes
         mine = {name for name, route in derived.items() if route.made_by == wanted.name} - before
         taken = sorted(mine & {route.name for route in by_hand})
@@ -119,8 +118,12 @@ class DerivedRoutes:
             return [f"its route {taken[0]} is defined already; delete that one, or rename the definition"]
         routes = [*by_hand, *(route.route() for route in derived.values())]
         found = [f"{name}: {what}; {remedy}" for what, remedy, name in route_conflicts(routes, mine)]
+        known = set(map(str, folded_copies([*by_hand, *(made.route() for made, _ in stand.values())])))
         twins = [pair for pair in folded_copies(routes) if mine & {pair.one[0], pair.other[0]}]
-        return [*found, *(f"{pair.one[0]}: {pair}; {pair.remedy}" for pair in twins)]
+        return [
+            *found,
+            *(f"{pair.one[0]}: {pair}; {pair.remedy}" for pair in twins if str(pair) not in known),
+        ]
 
     def steps(self) -> list[AnyControlEvent]:
         """What is to be written for the routes to be as they should (rules 1 to 3)."""

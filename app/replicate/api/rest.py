@@ -12,14 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 import structlog
 from aiohttp import web
-from aiokafka.errors import KafkaError
 
 from app.controllog.events import ALL, RoutePut
 from app.definitions.api.requests import (
-    CHECK_TIMEOUT_S,
     DRY_RUN,
     MATCH,
     YAML,
+    ask_cluster,
     check_address,
     condition,
     define,
@@ -33,7 +32,6 @@ from app.definitions.api.requests import (
 from app.definitions.plan import plan
 from app.definitions.registry import parse_route
 from app.failover.api.rest import refuse_derived
-from app.kafka.client.cluster import ClusterUnreachable
 from app.kernel.clock import now_ms
 from app.kernel.topic_names import NAME_REFUSED
 from app.replicate.api import schemas as replicate_schemas
@@ -55,6 +53,7 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger(__name__)
 
+LISTED_S = 10.0  # a listing of topics is good for a deployment of many routes
 PUT = put_answers("route")
 EDITED = {
     200: AnswerDoc({JSON: replicate_schemas.RouteEdited}, "changed, as it was, or a dry run", ("ETag",))
@@ -66,6 +65,7 @@ class RouteRoutes:
 
     def __init__(self, api: Api) -> None:
         self._api = api
+        self._listed: dict[str, tuple[float, Mapping[str, int]]] = {}  # the last cluster, when, its topics
 
     def routes(self) -> list[web.RouteDef]:
         """Everything there is."""
@@ -204,22 +204,25 @@ class RouteRoutes:
         if definition == before:
             return []
         route, earlier = definition.route(), None if before is None else before.route()
-        there = {} if all(map(is_name, route.topics)) else await self._topics_at(route.source)
+        is_named = all(map(is_name, route.topics))
+        there = {} if is_named else await self._topics_at(route.source)
         copies = await asyncio.to_thread(new_copies, route, earlier, there)
         if copies.twins is not None:
             raise ApiError(409, NAME_REFUSED, f"{route.name}: {copies.twins}; {copies.twins.remedy}")
+        if not copies.names:
+            return []
         return await unmade_topics(
-            self._api, route.target, lambda client: refused_copies(client, definition, copies.names), RENAME
+            self._api, route.target, lambda client: refused_copies(client, copies.names), RENAME
         )
 
     async def _topics_at(self, cluster: str) -> Mapping[str, int]:
         """None where it does not answer: what its destination does not make is told later."""
-        try:
-            async with asyncio.timeout(CHECK_TIMEOUT_S):
-                return await (await self._api.runtime.clusters.get(cluster)).client.topics()
-        except (ClusterUnreachable, KafkaError, TimeoutError, OSError) as error:
-            log.info("a route's topics are not known", cluster=cluster, error=repr(error))
-            return {}
+        asked_s, found = self._listed.get(cluster, (float("-inf"), {}))
+        if time.monotonic() < asked_s + LISTED_S:
+            return found
+        found = await ask_cluster(self._api, cluster, lambda client: client.topics()) or {}
+        self._listed = {cluster: (time.monotonic(), found)}
+        return found
 
     @described(http_schemas.Deleted, headers=(*MATCH, *ACTOR), problems=(404, 409, 412))
     async def delete_route(self, request: web.Request) -> web.Response:

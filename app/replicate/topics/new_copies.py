@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from typing import NamedTuple
 
-from app.dispatch.topics.settings import safe_replication
 from app.kafka.client.cluster import ClusterClient
 from app.kafka.client.topic_configs import refused
-from app.kafka.client.topics import TopicRefused, TopicSpec
-from app.replicate.definition import RouteDefinition
+from app.kafka.client.topics import INVALID_NAME, TopicRefused, TopicSpec
 from app.replicate.model.copy_graph import FoldedCopies, find_folded
 from app.replicate.model.route import Route
 
@@ -37,15 +35,12 @@ def new_copies(route: Route, before: Route | None, there: Iterable[str]) -> NewC
     return NewCopies(sorted(new), next(twins, None))
 
 
-async def refused_copies(
-    client: ClusterClient, definition: RouteDefinition, copies: Collection[str]
-) -> list[TopicRefused]:
-    """Those that the destination would not make, and why; nothing is made.
+async def refused_copies(client: ClusterClient, copies: Collection[str]) -> list[TopicRefused]:
+    """Those whose name the destination takes for another one's; nothing is made. Whatever else it may refuse
+    depends on settings and partitions, which are the source's then.
 
     Raises:
         aiokafka.errors.KafkaError, ClusterUnreachable: it could not be asked now.
     """
-    if not copies:
-        return []
-    replication = definition.spec.sync.replication or safe_replication(await client.broker_count())[0]
-    return await refused(client, [TopicSpec(copy, 1, replication) for copy in copies])
+    found = await refused(client, [TopicSpec(copy, 1, 1) for copy in copies])
+    return [one for one in found if one.code == INVALID_NAME]

@@ -204,7 +204,9 @@ class DestinationTopics:
             is_fit = look.present is not None and not plan.changes and not plan.blocked
             self._fit[target] = look.present.partitions if is_fit and look.present is not None else 0
         self._to_do.clear()
-        for target, (look, plan) in self._plans.items():
+        for number, (target, (look, plan)) in enumerate(list(self._plans.items())):
+            if number % TOPICS_PER_TURN == TOPICS_PER_TURN - 1:
+                await asyncio.sleep(0)
             if again := {what for what in self._refused_of(target) if (target, what) not in off}:
                 plan = self._tried_again(target, look, again)  # noqa: PLW2901 - what is told stays as it is
             if plan.changes:

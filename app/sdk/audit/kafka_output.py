@@ -17,7 +17,12 @@ from typing import Any
 from aiokafka import AIOKafkaProducer
 from aiokafka.client import AIOKafkaClient
 from aiokafka.cluster import ClusterMetadata
-from aiokafka.errors import KafkaError, MessageSizeTooLargeError, TopicAuthorizationFailedError
+from aiokafka.errors import (
+    KafkaConnectionError,
+    KafkaError,
+    MessageSizeTooLargeError,
+    TopicAuthorizationFailedError,
+)
 from aiokafka.protocol.metadata import MetadataRequest
 
 from app.audit.counts.reports import Report
@@ -63,7 +68,7 @@ class KafkaOutput:
         except MessageSizeTooLargeError as error:
             raise NotPassed(str(error)) from error  # as several reports of fewer windows
         except BaseException as error:
-            lost = isinstance(error, TimeoutError | KafkaError) and self._lacks_topic()
+            lost = self._lacks_topic() if isinstance(error, TimeoutError | KafkaError) else False
             await self.close()  # another one is made for the next try
             if lost:
                 raise self._no_topic() from error
@@ -71,13 +76,20 @@ class KafkaOutput:
 
     def _lacks_topic(self) -> bool:
         """Whether somebody has deleted it meanwhile, as far as is known."""
-        producer = self._producer
-        return producer is not None and producer.client.cluster.partitions_for_topic(self._topic) is None
+        if self._producer is None:
+            return False
+        known = self._producer.client.cluster
+        return (
+            known.partitions_for_topic(self._topic) is None and self._topic not in known.unauthorized_topics
+        )
 
     def _no_topic(self) -> NoTopic:
+        what = f"topic {self._topic} does not exist in Kafka at {self._bootstrap}"
+        if self._topic != audit_topic(self._region):
+            return NoTopic(f"{what}: create it, with as many partitions as {audit_topic(self._region)} has")
         return NoTopic(
-            f"topic {self._topic} does not exist in Kafka at {self._bootstrap}: workers of region "
-            f"{self._region} make it when they start; start one, or mend region={self._region!r} or bootstrap"
+            f"{what}: workers of region {self._region} make it when they start; start one, or mend "
+            f"region={self._region!r} or bootstrap"
         )
 
     async def close(self) -> None:
@@ -92,7 +104,11 @@ class KafkaOutput:
         try:
             await producer.start()
             client.add_topic(self._topic)
-            await client.force_metadata_update()
+            if not await client.force_metadata_update():
+                raise KafkaConnectionError(
+                    f"Kafka at {self._bootstrap} answers, and its brokers do not, at the addresses that they "
+                    "advertise"
+                )
             if self._topic in client.cluster.unauthorized_topics:
                 raise TopicAuthorizationFailedError(self._topic)
             if client.cluster.partitions_for_topic(self._topic) is None:
@@ -106,7 +122,7 @@ class KafkaOutput:
 
 async def _asked_only(client: AIOKafkaClient, known: ClusterMetadata, topics: set[str]) -> bool:
     """aiokafka's `_metadata_update`, which creates no topic. aiokafka's own has no way to say so."""
-    request = MetadataRequest(list(topics) or None, allow_auto_topic_creation=False)
+    request = MetadataRequest(list(topics or ()) or None, allow_auto_topic_creation=False)
     nodes = [broker.nodeId for broker in client.cluster.brokers()]
     random.shuffle(nodes)
     for node in nodes:

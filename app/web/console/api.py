@@ -58,6 +58,7 @@ class Api:
     def __init__(self, runtime: Callable[[], Runtime | None], region: str) -> None:
         self._runtime = runtime
         self.region = region
+        self.away_until_s: dict[str, float] = {}  # clusters that did not answer a deployment
         self._streams = 0
         self._snapshot: tuple[float, bytes] = (float("-inf"), b"")
         self.dlq_tools = DlqTools(self)

@@ -20,7 +20,7 @@ from app.kernel.rates import JobRates
 from app.replicate.pump.partition import ReplicaPump
 from app.worker.jobs.pump import Pump
 
-MAX_TROUBLE_CHARS = 500  # in every heartbeat
+MAX_TROUBLE_CHARS = 800  # in every heartbeat
 MAX_TROUBLES = 1_000  # in every heartbeat, of workloads
 MAX_HEADS = 100  # in every heartbeat, of all workloads together: those that have stood longest
 EMPTYING = "its retry tier is no longer defined: what waits here is delivered, then the job ends"

@@ -291,10 +291,10 @@ async def test_a_deployment_asks_the_destination_for_the_copies_that_are_new(two
     for definition, at_source in ((named, []), (expressed, [taken, free, "unmeant"])):
         copies = new_copies(definition.route(), None, at_source)
         assert copies == ([free, taken], None)
-        (refused,) = await refused_copies(west, definition, copies.names)
+        (refused,) = await refused_copies(west, copies.names)
         assert refused.code == INVALID_NAME
         assert f"collides with existing topic: {there}" in str(refused)
-    assert await refused_copies(west, renamed, new_copies(renamed.route(), None, []).names) == []
+    assert await refused_copies(west, new_copies(renamed.route(), None, []).names) == []
     assert new_copies(expressed.route(), named.route(), [taken]).names == [], "it is copied already"
     (_, twins) = new_copies(expressed.route(), None, [taken, there, free])
     assert twins is not None
