@@ -58,6 +58,8 @@ def test_the_limit_is_raised_and_what_runs_out_later_is_an_incident(stage: DemoS
         return status, body["open_files"]
 
     assert ready() == (200, "")
+    # Its tables are opened beside: one that cannot be opened ends the worker.
+    wait_until(lambda: "Worker ready" in worker.log.read_text(), ENOUGH_S, worker.tail)
 
     def nearly_full() -> bool:
         """What it has open changes all the time."""
