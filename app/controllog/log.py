@@ -177,11 +177,9 @@ class ControlLog(Service):
     def _read_again(self, to: int) -> None:
         """From the start, beside the view."""
         self._rewound, self._anew_to = ControlState(), to
-        self._last.clear()
-        self._covered.clear()
         self._refused.clear()
         self.refused_alerts.clear()
-        self._tail.read_again()
+        self._restart_tail()
 
     def _read_again_if_unsealed(self) -> None:
         """Rule 4."""
@@ -197,6 +195,9 @@ class ControlLog(Service):
     def _begin_again(self) -> None:
         """From the start, before all of it was read once."""
         self.view = ControlState()
+        self._restart_tail()
+
+    def _restart_tail(self) -> None:
         self._last.clear()
         self._covered.clear()
         self._tail.read_again()
@@ -210,8 +211,9 @@ class ControlLog(Service):
 
     def _fold(self, state: ControlState, record: Any) -> bool:
         """Takes a record in. False: the log is read from its start again, by rule 2."""
-        if self._seals is not None and not self._seals.has_begun(self.topic):
-            self._unsealed_to = self._unsealed_to if self._seals.is_sealed(record) else record.offset + 1
+        seals = self._seals
+        if seals is not None and not (seals.has_begun(self.topic) or seals.is_sealed(record)):
+            self._unsealed_to = record.offset + 1
         if record.value is None:  # a tombstone: compaction's business
             key = (record.key or b"").decode("utf-8", "replace")
             state.dropped(key)

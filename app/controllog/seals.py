@@ -32,7 +32,6 @@ import msgspec
 import structlog
 from mode import Service
 
-from app.controllog.seal_key import CONTROL_RECORDS, SealKey
 from app.controllog.topics import ControlTopics
 from app.kafka.append.replaceable_producer import ReplaceableProducer
 from app.kafka.client.cluster import ClusterClient, ClusterUnreachable
@@ -40,7 +39,7 @@ from app.kafka.client.topic_tail import TAIL_STOP_TIMEOUT_S, TopicTail, bounded
 from app.kafka.client.unreadable_records import UnreadableRecords
 from app.kernel.clock import now_ms
 from app.kernel.fencing import LogId
-from app.kernel.seals import HEADER, is_same, record_seal
+from app.kernel.seals import HEADER, is_same, key_of, record_seal
 
 log = structlog.get_logger(__name__)
 
@@ -71,6 +70,7 @@ class Refused(msgspec.Struct, frozen=True, kw_only=True):
     offset: int
 
 
+PURPOSE = b"switchyard control record"  # of the key
 VERSION = 1  # of what is sealed: a version that seals more topics has a higher one
 
 _decoder = msgspec.json.Decoder(SealsBegin)
@@ -87,6 +87,7 @@ class Seals(Service):
         super().__init__()
         self.begins: dict[tuple[str, int], int] = {}
         self._topics = topics
+        self._options = kafka_options
         self._sealed = {topic.name: topic for topic in topics.sealed}
         self._secret = b""
         self._ids: dict[str, str] = {}
@@ -96,23 +97,18 @@ class Seals(Service):
         self._lock = threading.Lock()  # Faust's consumer reads in a thread of its own
         self._refused: dict[str, Refused] = {}
         self._tail = TopicTail(topics.seals.name, dict(kafka_options), self._on_records, from_start=True)
-        self._producer = ReplaceableProducer("seals", kafka_options, seal=self)
         self._unreadable = UnreadableRecords("records of the topic of seals do not count")
 
     async def learn(self, client: ClusterClient) -> None:
         """Asks the control cluster for what the key is made of. Raises ClusterUnreachable, KafkaError."""
-        self._secret = await SealKey(client, self._topics.control.name, CONTROL_RECORDS).known()
         self._ids = await client.topic_ids(self._sealed)
         if unknown := self._sealed.keys() - self._ids.keys():
             raise ClusterUnreachable(f"topic {min(unknown)} is not known in {client.name} yet")
+        self._secret = key_of(PURPOSE, await client.cluster_id(), self._ids[self._topics.control.name])
 
     async def on_start(self) -> None:
-        await self._producer.start_patiently()
         await self.add_runtime_dependency(self._tail)
         await self._tail.caught_up.wait()
-
-    async def on_stop(self) -> None:
-        await self._producer.stop()
 
     def on_begin(self, listener: Callable[[], None]) -> None:
         """`listener` is called when seals begin while this process runs."""
@@ -191,7 +187,12 @@ class Seals(Service):
             if name in missing
         }
         event = msgspec.json.encode(SealsBegin(at_ms=now_ms(), worker=worker, topics=topics))
-        await self._producer.send_and_wait(self._topics.seals.name, event, partition=0)
+        producer = ReplaceableProducer("seals", self._options, seal=self)
+        try:
+            await producer.start()
+            await producer.send_and_wait(self._topics.seals.name, event, partition=0)
+        finally:
+            await producer.stop()
 
     def _on_records(self, records: list[Any]) -> None:
         news = False

@@ -330,13 +330,13 @@ class Catalog:
         stands = {str(refused), *(problem.message for problem in wrong)}
         self._told = {told for told in self._told if told[0] != key or told[1] in stands}
         for problem in wrong:
-            self._report(key, *problem, kind="topic-settings")
+            self._report(key, problem.message, problem.remedy, kind="topic-settings")
         if refused is not None:
             self._report(key, str(refused), f"{refused.remedy}; {UNTIL_THEN}")
         elif wrong:
-            (message, remedy), *more = wrong  # the incidents have all of them
+            first, *more = wrong  # the incidents have all of them
             told = f"; {len(more)} more of its topics are told by incidents topic-settings" if more else ""
-            self.troubles[key] = f"{message}; {remedy}{told}"
+            self.troubles[key] = f"{first.message}; {first.remedy}{told}"
         else:
             self.troubles.pop(key, None)
 
@@ -405,8 +405,7 @@ class Catalog:
                 f"settings of topic {topic} in {client.name} are not checked: {error}",
                 grant(client.spec, "topic", topic, "DescribeConfigs", *altered),
             )
-        names = tuple(f"topic {topic} in " for topic in unread)
-        return [*wrong, *(one for one in self._wrong.get(key, []) if one.message.startswith(names))]
+        return [*wrong, *(one for one in self._wrong.get(key, []) if one.topic in unread)]
 
     def _claimed(self) -> set[tuple[str, str]]:
         """(cluster, topic) of all that workloads are defined to read: nobody's leftovers."""

@@ -34,8 +34,8 @@ from app.audit.folds.tier import ForgetWindows, PlanBounds, TierKey
 from app.audit.folds.window import WindowKey
 from app.audit.jobs.replay_tail import Events, Margin, Recorded
 from app.audit.jobs.report_sender import AuditSender
+from app.audit.jobs.seal_key import SealKey
 from app.controllog import codec
-from app.controllog.seal_key import SealKey
 from app.controllog.topics import AUDIT_PARTITIONS
 from app.kafka.client.cluster import ClusterClient, ClusterUnreachable
 from app.kafka.client.unreadable_records import UnreadableRecords

@@ -17,8 +17,8 @@ from app.audit.counts.reports import Report
 from app.audit.folds.collector import CollectorTick
 from app.audit.folds.seals import seal_of
 from app.audit.folds.tier import CloseWindows, ForgetWindows
+from app.audit.jobs.seal_key import SealKey
 from app.controllog import codec
-from app.controllog.seal_key import SealKey
 from app.controllog.topics import AUDIT_PARTITIONS, ControlTopics
 from app.kafka.append.replaceable_producer import ReplaceableProducer
 from app.kernel.seals import HEADER

@@ -147,27 +147,22 @@ async def check_settings(
     found = await describe(client, [*needed, source], names)
     taken = found.pop(source, None)
     unread = {topic: settings for topic, settings in found.items() if isinstance(settings, KafkaError)}
-    configs = {topic: one.config for topic, one in found.items() if isinstance(one, TopicSettings)}
-    wrong = {topic: wrong_settings(config, needed[topic]) for topic, config in configs.items()}
-    low = {
-        topic: {name: value for name, value in wrong[topic].items() if name in LEAST}
-        for topic in workload.retry_topics()
-        if topic in wrong
-    }
-    unraised = await _raised(client, {topic: changes for topic, changes in low.items() if changes})
+    configs = {topic: {**one.config} for topic, one in found.items() if isinstance(one, TopicSettings)}
+    low: dict[str, dict[str, str]] = {}
+    for topic in configs.keys() & {*workload.retry_topics()}:
+        wrong = wrong_settings(configs[topic], needed[topic])
+        if changes := {name: value for name, value in wrong.items() if name in LEAST}:
+            low[topic] = changes
+    unraised = await _raised(client, low)
     for topic in low.keys() - unraised.keys():
-        wrong[topic] = {name: value for name, value in wrong[topic].items() if name not in LEAST}
+        configs[topic] |= low[topic]
     if isinstance(taken, TopicSettings):
-        enough = needed_settings(workload, min(COPY_MAX_BYTES, _most_bytes(taken) + COPY_HEADERS_BYTES))
-        wrong = {
-            topic: {name: value for name, value in wrong_settings(configs[topic], enough[topic]).items()
-                    if name in values}
-            for topic, values in wrong.items()
-        }  # fmt: skip
+        most_bytes = min(COPY_MAX_BYTES, _most_bytes(taken) + COPY_HEADERS_BYTES)
+        needed = needed_settings(workload, most_bytes)
     problems = [
-        problem_of(client.spec, topic, configs[topic], values, str(unraised.get(topic, "")))
-        for topic, values in sorted(wrong.items())
-        if values
+        problem_of(client.spec, topic, config, wrong, str(unraised.get(topic, "")))
+        for topic, config in sorted(configs.items())
+        if (wrong := wrong_settings(config, needed[topic]))
     ]
     return problems, unread
 

@@ -24,6 +24,7 @@ HARM = {
 class SettingsProblem(NamedTuple):
     """What is wrong with a topic, and what to do."""
 
+    topic: str
     message: str
     remedy: str
 
@@ -50,7 +51,8 @@ def problem_of(
     said = f"topic {topic} in {spec.name}: {', '.join(told)}"
     values = ",".join(f"{name}={value}" for name, value in sorted(wrong.items()))
     command = f"kafka-configs.sh --bootstrap-server {spec.bootstrap[0]} --alter --topic {topic}"
-    return SettingsProblem(f"{said}: {why}" if why else said, f"alter it: {command} --add-config {values}")
+    message, remedy = f"{said}: {why}" if why else said, f"alter it: {command} --add-config {values}"
+    return SettingsProblem(topic, message, remedy)
 
 
 def _has(name: str, value: str, needed: str) -> bool:

@@ -216,7 +216,8 @@ class RouteRoutes:
         )
 
     async def _topics_at(self, cluster: str) -> Mapping[str, int]:
-        """None where it does not answer: what its destination does not make is told later."""
+        """The cluster's topics; none where it does not answer: what its destination does not make is told
+        later."""
         asked_s, found = self._listed.get(cluster, (float("-inf"), {}))
         if time.monotonic() < asked_s + LISTED_S:
             return found

@@ -68,7 +68,7 @@ class KafkaOutput:
         except MessageSizeTooLargeError as error:
             raise NotPassed(str(error)) from error  # as several reports of fewer windows
         except BaseException as error:
-            lost = self._lacks_topic() if isinstance(error, TimeoutError | KafkaError) else False
+            lost = isinstance(error, TimeoutError | KafkaError) and self._lacks_topic()
             await self.close()  # another one is made for the next try
             if lost:
                 raise self._no_topic() from error

@@ -25,10 +25,10 @@ from app.audit.jobs.books import AuditBooks
 from app.audit.jobs.region_query import RegionQuery
 from app.audit.jobs.replay_tail import Margin
 from app.audit.jobs.report_sender import AuditSender
+from app.audit.jobs.seal_key import SealKey
 from app.controllog import codec
 from app.controllog.codec import Heartbeat, IncidentRecord
 from app.controllog.log import ControlLog
-from app.controllog.seal_key import AUDIT_EVENTS, SealKey
 from app.controllog.seals import VERSION as SEALS
 from app.controllog.seals import Seals
 from app.controllog.topics import ControlTopics
@@ -175,7 +175,7 @@ class Runtime(Service):
         )
         self.jobs.pause_controller.report_incident = self.report_incident
         self.audit_sender = AuditSender(
-            topics, control_options, SealKey(self._control_client, topics.control.name, AUDIT_EVENTS)
+            topics, control_options, SealKey(self._control_client, topics.control.name)
         )
         self.jobs.audits.sender = self.audit_sender
         self.audit_books = AuditBooks(

@@ -24,8 +24,8 @@ from app.audit.folds.tier import CloseWindows, ForgetWindows, PlanBounds, Source
 from app.audit.jobs.books import AuditBooks
 from app.audit.jobs.replay_tail import Recorded
 from app.audit.jobs.report_sender import audit_partition
+from app.audit.jobs.seal_key import PURPOSE, SealKey
 from app.controllog import codec
-from app.controllog.seal_key import AUDIT_EVENTS, SealKey
 from app.controllog.topics import AUDIT_PARTITIONS
 from app.kernel.seals import key_of
 from tests.examples import as_profile
@@ -190,7 +190,7 @@ def test_whatever_clients_say_of_a_tier_of_workers_its_tables_are_as_without_it(
 async def _written_by_workers_and_others(chance: random.Random) -> None:
     """Others say what workers could, without a seal or with one of other bytes."""
     cluster: Any = Cluster()
-    key, secret = SealKey(cluster, "control", AUDIT_EVENTS), key_of(AUDIT_EVENTS, "home-id", "control-id")
+    key, secret = SealKey(cluster, "control"), key_of(PURPOSE, "home-id", "control-id")
     alone, beside = Stand(Topic(), key=key), Stand(Topic(), again=6, key=key)
     upto: Counter[str] = Counter()
     seals, refused, said = {b"": b"", b"none": b"x" * 32}, 0, 0
@@ -217,7 +217,7 @@ async def _written_by_workers_and_others(chance: random.Random) -> None:
 
 async def test_a_client_counts_in_a_tier_of_its_own_without_a_seal() -> None:
     cluster: Any = Cluster()
-    stand = Stand(Topic(), key=SealKey(cluster, "control", AUDIT_EVENTS))
+    stand = Stand(Topic(), key=SealKey(cluster, "control"))
     one = msgspec.structs.replace(report(5, 5), tier="proxy-client", source="web@1")
     await stand.event(0, codec.encode(one))
     assert stand.count == 5

@@ -1,21 +1,19 @@
-"""The workers' key for a purpose (`app.kernel.seals`)."""
+"""The workers' key for events of the audit topic (`app.audit.folds.seals`)."""
 
 from __future__ import annotations
 
 from app.kafka.client.cluster import ClusterClient, ClusterUnreachable
 from app.kernel.seals import key_of
 
-AUDIT_EVENTS = b"switchyard audit event"
-CONTROL_RECORDS = b"switchyard control record"
+PURPOSE = b"switchyard audit event"
 
 
 class SealKey:
     """Asks the control cluster once. `control_topic`: of the control log."""
 
-    def __init__(self, client: ClusterClient, control_topic: str, purpose: bytes) -> None:
+    def __init__(self, client: ClusterClient, control_topic: str) -> None:
         self._client = client
         self._control_topic = control_topic
-        self._purpose = purpose
         self._key = b""
 
     async def known(self) -> bytes:
@@ -28,6 +26,5 @@ class SealKey:
             ids = await self._client.topic_ids([self._control_topic])
             if self._control_topic not in ids:
                 raise ClusterUnreachable(f"topic {self._control_topic} is not known in {self._client.name}")
-            topic_id = ids[self._control_topic]
-            self._key = key_of(self._purpose, await self._client.cluster_id(), topic_id)
+            self._key = key_of(PURPOSE, await self._client.cluster_id(), ids[self._control_topic])
         return self._key
