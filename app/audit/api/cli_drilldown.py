@@ -93,7 +93,8 @@ def copy_again(
     """Copies the missing records of a window again, from where they still are. What is missing is looked for
     once more right before: doing it twice copies nothing twice.
 
-    Refused until both tiers have closed the window. Exit code 6 when not all could be copied.
+    Refused until both tiers have closed the window. Exit code 6 when not all could be copied. A record that
+    the destination refuses, for its size or timestamp, is named with the reason, and holds up no other.
 
     \b
     switchyard audit copy-again --topic orders --start 2026-01-31T12:00            # what would be copied
@@ -120,8 +121,13 @@ def copy_again(
     click.echo(f"operation {begun['id']}", err=True)
     done = watch(client, begun, "what was copied stays; do it again, it copies what is missing then", END_BY)
     told = done["progress"]
-    emit([told], ["topic", "from_tier", "to_tier", "start", "copied", "left"], output, whole=told)
-    if told["left"] or not told["complete"]:
+    emit([told], ["topic", "from_tier", "to_tier", "start", "copied", "left", "refused"], output, whole=told)
+    named, refused = told.get("refused_records", []), told.get("refused", 0)  # none of an earlier version
+    for one in named:
+        click.echo(f"refused: {_at(one)}: {one['why']}", err=True)
+    if refused > len(named):
+        click.echo(f"and {refused - len(named)} others", err=True)
+    if told["left"] or refused or not told["complete"]:
         click.echo("not all of them: ask again with audit missing, and do it again", err=True)
         raise SystemExit(EXIT_PARTIAL)
 

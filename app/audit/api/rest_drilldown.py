@@ -24,7 +24,7 @@ from app.audit.api.rest import AuditRoutes
 from app.audit.counts.fingerprint import Fingerprint
 from app.audit.counts.totals import NO_TOTALS
 from app.audit.drilldown import search
-from app.audit.drilldown.repair import copy_again, targets, wanted
+from app.audit.drilldown.repair import CopiedAgain, copy_again, targets, wanted
 from app.audit.drilldown.search import AuditedDifference, drill
 from app.audit.drilldown.sides import NotReadable, Question, SideFinder
 from app.audit.folds.comparison import WindowState
@@ -242,7 +242,9 @@ class AuditMissingRoutes:
     @described(answers=FORESEEN, headers=ACTOR, body=request_bodies.CopyAgainBody, problems=(409, 502))
     async def post_copy_again(self, request: web.Request) -> web.Response:
         """Copies what is missing again, from where it still is; without `execute` says how much that is. What
-        is missing is looked for anew right before, so that nothing is copied twice."""
+        is missing is looked for anew right before, so that nothing is copied twice. In the end the
+        operation's `progress` counts the records that were `copied`, are `there` already, are `left` as they
+        are gone, and were `refused` by the destination; `refused_records` names the first of the refused."""
         body = await read_body(request, request_bodies.CopyAgainBody)
         question = _question(lambda name: body.get(name, ""), lambda *_: when_of(body, "start"))
         execute = flag_of(body, "execute")
@@ -289,18 +291,16 @@ class AuditMissingRoutes:
         self._kept.pop(question, None)  # it will be others
         self._must_lead()  # reading took its time
         targets(kept.answer)
-        done: dict[str, int] = {}
-        trouble = "; not all of them"
+        done: CopiedAgain | None = None
         try:
             done = await copy_again(runtime, kept.answer, report_progress)
-            trouble = f"; {done['left']} are not there any more" if done["left"] else ""
         finally:
             many = sum(map(len, wanted(kept.answer).values()))
-            copied = done.get("copied", "some")  # it broke off: how many are there is not known
+            copied = "some" if done is None else done.copied  # it broke off: how many are there is not known
             detail = (
                 f"{copied} of {many} missing records of the window "
                 f"{kept.answer.window.start_ms} copied again from "
-                f"{question.from_tier} to {question.to_tier}{trouble}"
+                f"{question.from_tier} to {question.to_tier}{_trouble(done)}"
             )
             event = OperatorAct(
                 at_ms=now_ms(), subject=question.topic, action="audit-copy-again", detail=detail, actor=actor
@@ -308,7 +308,7 @@ class AuditMissingRoutes:
             if many:
                 await self._record(event)
         told = search.result_fields(kept.answer)
-        return {**told, **done, "state": verdict.state}
+        return {**told, **done.to_json(), "state": verdict.state}
 
     async def _record(self, event: OperatorAct) -> None:
         try:
@@ -358,6 +358,20 @@ def _ids(known: RegionCounts, question: Question, group: str) -> Fingerprint | N
     if before.identified != before.count or after.identified != after.count:
         return None
     return before.ids.minus(after.ids)
+
+
+def _trouble(done: CopiedAgain | None) -> str:
+    """Why not all were copied, after "; "."""
+    if done is None:
+        return "; not all of them"
+    left = f"; {done.left} are not there any more" if done.left else ""
+    if not done.refused:
+        return left
+    named = "; ".join(
+        f"{one.place.topic}-{one.place.partition} of {one.place.cluster}, offset {one.offset}: {one.why}"
+        for one in done.refused_records
+    )
+    return f"{left}; the destination refused {done.refused}: {named}"
 
 
 def _started(op: TrackedOperation) -> web.Response:

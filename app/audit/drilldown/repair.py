@@ -8,36 +8,26 @@ Rules
    in the partition of the same number. Without a route it goes to the same topic, as it is.
 3. Into a compacted topic nothing is copied: an old value would become the newest of its key.
 4. Who copies has asked right before what is missing: the drill-down reads the whole log behind the window for
-   copies made meanwhile. What came behind that is looked at once nobody else can add to it (rule 5): what is
-   there is not copied. So a second time, by whomever, copies nothing.
-5. Copies into a partition are made in transactions under its own transactional id: who begins aborts what the
-   one before has left open, and the brokers refuse whatever that one still sends, though it may believe that
-   it leads. Who knows that it does not lead stops before the next transaction.
+   copies made meanwhile. What came behind that is looked at once nobody else can add to it
+   (`partition_repair`). So a second time, by whomever, copies nothing.
+5. A record that the destination refuses is named and counted, and holds up no other.
 """
 
 from __future__ import annotations
 
-import asyncio
-import time
-from collections.abc import AsyncIterable, AsyncIterator, Callable, Collection, Iterable, Mapping
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
-from weakref import WeakValueDictionary
 
-from aiokafka import AIOKafkaProducer
 from aiokafka.errors import ProducerFenced
-from aiokafka.producer.message_accumulator import BatchBuilder
 
 from app.audit.drilldown.copy_origins import ClusterPartition
 from app.audit.drilldown.findings import FindingKind, ObservedRecord
+from app.audit.drilldown.partition_repair import NAMED_REFUSED, PartitionRepair, RefusedCopy, repairing
 from app.audit.drilldown.prints import PrintReader
 from app.audit.drilldown.scan import ScanRange
 from app.audit.drilldown.search import SearchResult
 from app.audit.drilldown.sides import CopyRoute, NotReadable
 from app.kafka.append.encoder import Edit, Headers
-from app.kafka.append.transactions import batches_of, one_transaction, transactional
-from app.kafka.client.cluster import LATEST, READ_COMMITTED, ClusterClient
-from app.kafka.client.topic_configs import TopicSettings, describe
 from app.kafka.fetch.decoder import records_of
 from app.kafka.fetch.span_reader import read_span
 from app.kafka.records.batch import ReadCommittedFilter, RecordBatch, iter_batches
@@ -47,22 +37,33 @@ from app.replicate.destination.copy_headers import HeaderEdit
 if TYPE_CHECKING:
     from app.worker.runtime.service import Runtime
 
-MAX_BYTES, KAFKA_MAX_BYTES = "max.message.bytes", 1_048_588
 NEAR_OFFSETS = 2_000  # offsets: what lies so close is read at once
-OPEN_TRANSACTION_TIMEOUT_S = 60.0  # until what others have open in the partition has ended
-VISIBLE_TIMEOUT_S = 10.0  # until what was copied is shown to those who read
-COPY_POLL_INTERVAL_S = 0.2
 # of a transaction: records at most, and of how many bytes about
 RECORDS_PER_TRANSACTION, BYTES_PER_TRANSACTION = 1_000, 4 << 20
 
 ReportProgress = Callable[[dict[str, Any]], None]
 
 
-_turns: WeakValueDictionary[ClusterPartition, asyncio.Lock] = WeakValueDictionary()
-
-
 class NotLeading(RuntimeError):
     """Another one copies now, or may: what was copied here stays, the rest was not."""
+
+
+class CopiedAgain(NamedTuple):
+    """How many records were `copied`, how many were `there` already, how many are `left`, as they are gone or
+    cannot be read, and how many the destination `refused`; the first of these by name."""
+
+    copied: int
+    there: int
+    left: int
+    refused: int
+    refused_records: tuple[RefusedCopy, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """For the API."""
+        records = [
+            {**one.place._asdict(), "offset": one.offset, "why": one.why} for one in self.refused_records
+        ]
+        return {**self._asdict(), "refused_records": records}
 
 
 class RepairTarget(NamedTuple):
@@ -126,51 +127,54 @@ def _edit(copy_route: CopyRoute, place: ClusterPartition, ids: Mapping[str, str]
     return HeaderEdit(definition.key, source, place.partition, target, keeps, provenance=provenance)
 
 
-async def copy_again(
-    runtime: Runtime, answer: SearchResult, report_progress: ReportProgress
-) -> dict[str, int]:
-    """Copies; how many were `copied`, how many were `there` already, and how many `left`, as they are gone or
-    cannot be read.
+async def copy_again(runtime: Runtime, answer: SearchResult, report_progress: ReportProgress) -> CopiedAgain:
+    """Copies.
 
     Raises:
         NotReadable: it is not known where to. NotLeading: another worker may copy now. ClusterUnreachable,
         KafkaError, TimeoutError: not all of them are there; what is there stays.
     """
     to, asked = targets(answer), wanted(answer)
-    copied = there = 0
     of = sum(map(len, asked.values()))
+    begun: list[PartitionRepair] = []
+
+    def copied() -> int:
+        return sum(one.copied for one in begun)
+
+    def go_on() -> None:
+        tell()
+        if not runtime.leader.leads:
+            raise NotLeading(
+                f"this worker does not lead the region any more; {copied()} of {of} records "
+                "were copied: ask the leader again"
+            )
+
+    def tell() -> None:
+        looked_at = sum(one.copied + one.refused + len(one.there) for one in begun)
+        report_progress({"step": "copying", "looked_at": looked_at, "of": of})
+
     for into, places in _by_target(to).items():
         cluster = await runtime.clusters.get(into.cluster)
-        most_bytes = await _max_bytes(cluster.client, into.topic)
+        lacks = [one for at in places for one in asked[at].values()]
         try:
-            async with _turn(into), _alone(cluster.client, into, most_bytes) as producer:
-                last = -1
-                known = await _there(
-                    _part(answer, into), [one for at in places for one in asked[at].values()]
-                )
-                there += len(known)
+            async with repairing(cluster.client, _part(answer, into), lacks, go_on) as repair:
+                begun.append(repair)
                 for place in places:
-                    left = {
-                        offset: one for offset, one in asked[place].items() if (place, offset) not in known
-                    }
-                    found = _records(_part(answer, place), left)
+                    found = _records(_part(answer, place), repair.left_of(asked[place]))
                     async for rows, codec in _chunks(found, to[place].edit):
-                        if not runtime.leader.leads:
-                            raise NotLeading(
-                                f"this worker does not lead the region any more; {copied} of {of} records "
-                                "were copied: ask the leader again"
-                            )
-                        last = await _append(producer, into, batches_of(rows, codec, most_bytes))
-                        copied += len(rows)
-                    report_progress({"step": "copying", "looked_at": copied + there, "of": of})
-            if last >= 0:
-                await _shown(cluster.client, into, last)
+                        await repair.add(place, rows, codec)
+            tell()
+            await repair.shown()
         except ProducerFenced as error:
             raise NotLeading(
-                f"another one copies into {into} now; {copied} of {of} records were copied before: "
+                f"another one copies into {into} now; {copied()} of {of} records were copied before: "
                 "see what is missing then"
             ) from error
-    return {"copied": copied, "there": there, "left": of - copied - there}
+    there, refused = sum(len(one.there) for one in begun), sum(one.refused for one in begun)
+    named = [one for repair in begun for one in repair.first_refused]
+    return CopiedAgain(
+        copied(), there, of - copied() - there - refused, refused, tuple(named[:NAMED_REFUSED])
+    )
 
 
 def _by_target(to: Mapping[ClusterPartition, RepairTarget]) -> dict[ClusterPartition, list[ClusterPartition]]:
@@ -184,103 +188,6 @@ def _by_target(to: Mapping[ClusterPartition, RepairTarget]) -> dict[ClusterParti
 
 def _part(answer: SearchResult, place: ClusterPartition) -> ScanRange:
     return next(one for one in answer.sides.parts if one.reader.place == place)
-
-
-# -- alone -----------------------------------------------------------------------------------------------
-
-
-def _turn(place: ClusterPartition) -> asyncio.Lock:
-    """Those of this worker come one after the other: they would end each other."""
-    return _turns.setdefault(place, asyncio.Lock())
-
-
-def _alone(
-    client: ClusterClient, place: ClusterPartition, most_bytes: int
-) -> AbstractAsyncContextManager[AIOKafkaProducer]:
-    """Rule 5."""
-    name = f"switchyard-copy-again/{place.topic}/{place.partition}"
-    return transactional(client, name, max_request_bytes=2 * most_bytes)
-
-
-async def _there(part: ScanRange, seen: Collection[ObservedRecord]) -> set[tuple[ClusterPartition, int]]:
-    """Which of them, by place and offset, came into the copy's partition behind what the drill-down has read
-    of it.
-
-    Raises:
-        NotReadable: that cannot be told.
-    """
-    place = part.reader.place
-    end = await _settled_end(part.client, place)
-    if end < part.log_end:
-        raise NotReadable(f"{place} has lost its end since it was read; ask again what is missing")
-    found: list[ObservedRecord] = []
-    contents = {one.contents: 1 for one in seen}
-    async for piece in read_span(part.client, place.topic, place.partition, part.log_end, end):
-        if piece.damage:
-            raise NotReadable(f"what came into {place} meanwhile cannot be read: {piece.damage}")
-        found += await asyncio.to_thread(part.reader.seen, piece, None, contents)
-    return copied_already(seen, found)
-
-
-def copied_already(
-    asked: Iterable[ObservedRecord], copies: Iterable[ObservedRecord]
-) -> set[tuple[ClusterPartition, int]]:
-    """Which of these records the copies are of: by where they come from, if that is known, else the first of
-    the same contents. A copy stands for one record."""
-    left: dict[int, list[tuple[ClusterPartition, int]]] = {}
-    for one in sorted(asked, key=lambda one: (one.place, one.offset)):
-        left.setdefault(one.contents, []).append((one.place, one.offset))
-    found: set[tuple[ClusterPartition, int]] = set()
-    for copy in copies:
-        places = left.get(copy.contents, [])
-        may_be = [at for at in places if copy.origin is None or copy.origin.may_be(*at)]
-        if may_be:
-            places.remove(may_be[0])
-            found.add(may_be[0])
-    return found
-
-
-async def _settled_end(client: ClusterClient, place: ClusterPartition) -> int:
-    """Where the log ends, once no transaction hides what is there.
-
-    Raises:
-        TimeoutError: one does, for `OPEN_TRANSACTION_TIMEOUT_S`, or nobody tells.
-    """
-    at, deadline_s = (place.topic, place.partition), time.monotonic() + OPEN_TRANSACTION_TIMEOUT_S
-    high = (await client.offsets([at], LATEST)).get(at)
-    while time.monotonic() < deadline_s:
-        end = (await client.offsets([at], LATEST, READ_COMMITTED)).get(at, -1)
-        if high is not None and end >= high:
-            return end
-        await asyncio.sleep(COPY_POLL_INTERVAL_S)
-        high = high if high is not None else (await client.offsets([at], LATEST)).get(at)
-    raise TimeoutError(
-        f"an open transaction hides the end of {place}, or its leader does not answer: what is there already "
-        "cannot be told; ask again once it has ended"
-    )
-
-
-async def _append(producer: AIOKafkaProducer, place: ClusterPartition, batches: list[BatchBuilder]) -> int:
-    """All of them, or none; where the last batch begins in the log."""
-    async with one_transaction(producer):
-        sent = [await producer.send_batch(batch, place.topic, partition=place.partition) for batch in batches]
-        return max(int(one.offset) for one in await asyncio.gather(*sent))
-
-
-async def _shown(client: ClusterClient, place: ClusterPartition, offset: int) -> None:
-    """Waits until who reads what is committed gets what was copied there: brokers say that a transaction is
-    committed before its partitions know, and who asks then what is missing would be told the same again.
-    Others' transactions may hide it for longer; that is theirs to end."""
-    at, deadline_s = (place.topic, place.partition), time.monotonic() + VISIBLE_TIMEOUT_S
-    while time.monotonic() < deadline_s:
-        if (await client.offsets([at], LATEST, READ_COMMITTED)).get(at, -1) > offset:
-            return
-        await asyncio.sleep(COPY_POLL_INTERVAL_S)
-
-
-async def _max_bytes(client: Any, topic: str) -> int:
-    found = (await describe(client, [topic], [MAX_BYTES])).get(topic)
-    return int(found.config[MAX_BYTES]) if isinstance(found, TopicSettings) else KAFKA_MAX_BYTES
 
 
 # -- what is copied --------------------------------------------------------------------------------------
@@ -340,7 +247,7 @@ async def _chunks(
     rows_codec = nbytes = 0
     async for records, codec in found:
         for record in records:
-            headers = edit(record.offset, record.headers) if edit else record.headers
+            headers = edit(record) if edit else record.headers
             if headers is None:
                 continue
             if rows and (

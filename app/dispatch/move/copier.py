@@ -5,16 +5,19 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
+from itertools import zip_longest
 
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 from aiokafka.errors import KafkaError
+from aiokafka.structs import RecordMetadata
 
 from app.dispatch.dlq.letter import DeadLetter
 from app.dispatch.dlq.reader import reading
 from app.dispatch.dlq.rules import Span
 from app.dispatch.move.time_mapping import SourcePartition
 from app.kafka.append import any_size
+from app.kafka.append.errors import REFUSALS, first_refused, words_of
 from app.kafka.client.cluster import (
     LATEST,
     READ_COMMITTED,
@@ -25,6 +28,7 @@ from app.kafka.client.cluster import (
 from app.kafka.client.consumer_shutdown import stop_consumer
 from app.kafka.fetch.offsets_at_time import offsets_at
 from app.kernel.clock import now_ms
+from app.worker.runtime.operators import OperationRefused
 
 TopicAndPartition = tuple[str, int]  # topic, partition
 
@@ -159,46 +163,105 @@ async def copy_topic(
     replicas; key, value, headers and timestamp as they are. Returns how many.
 
     Raises:
-        KafkaError, TimeoutError: not all were taken; copying again is harmless but for duplicates.
+        OperationRefused: the topic refuses a record, which is named; none may be left behind.
+        KafkaError, TimeoutError: not all were taken. Copying again is harmless but for duplicates.
     """
     if not any(start < end for start, end in spans.values()):
         return 0
     count = len(await _partitions(target, topic))
     copied = 0
-    producer = AIOKafkaProducer(
-        acks="all", enable_idempotence=True, request_timeout_ms=10_000, max_request_size=MAX_COPY_BYTES,
-        max_batch_size=256 * 1024, value_serializer=any_size.serialized,
-        **target.spec.aiokafka_options(),
-    )  # fmt: skip
-    try:
-        await producer.start()
-        async with reading(source, topic) as reader:
-            for partition, (start, end) in sorted(spans.items()):
-                if start >= end:
-                    continue
-                async for letters, _ in reader.chunks(partition, (start, end)):
-                    copied += await _send(producer, topic, partition % count, filter(wanted, letters))
-                    report_progress(copied)
-    finally:
-        async with asyncio.timeout(PRODUCER_STOP_TIMEOUT_S):
-            await producer.stop()
+    async with _Writer(target, topic).running() as writer, reading(source, topic) as reader:
+        for partition, (start, end) in sorted(spans.items()):
+            if start >= end:
+                continue
+            async for letters, _ in reader.chunks(partition, (start, end)):
+                chosen = list(filter(wanted, letters))
+                await writer.write(partition % count, chosen)
+                copied += len(chosen)
+                report_progress(copied)
     return copied
 
 
-async def _send(producer: AIOKafkaProducer, topic: str, partition: int, letters: Iterable[DeadLetter]) -> int:
-    sent = []
-    for letter in letters:
+class _Writer:
+    """Writes letters to the topic of the same name.
+
+    aiokafka does not take the number of a refused batch back: what is sent behind it fails for that. So what
+    failed is sent once more by a new producer, one letter at a time, until one is refused by itself. Where
+    none is, the topic's limit was too small for a batch of several.
+    """
+
+    def __init__(self, target: ClusterClient, topic: str) -> None:
+        self._target = target
+        self._topic = topic
+        self._producers = AsyncExitStack()
+        self._producer: AIOKafkaProducer
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[_Writer]:
+        """It, with a producer."""
+        async with self._producers:
+            await self._begin()
+            yield self
+
+    async def write(self, partition: int, letters: Sequence[DeadLetter]) -> None:
+        """All of them are acknowledged by all in-sync replicas.
+
+        Raises:
+            OperationRefused: the topic refuses one of them. KafkaError.
+        """
+        sent: list[asyncio.Future[RecordMetadata]] = []
+        try:
+            for letter in letters:
+                sent.append(await self._send(partition, letter))
+                if len(sent) % SENT_AT_ONCE == 0:
+                    await asyncio.sleep(0)
+        except KafkaError as error:
+            failed = asyncio.get_running_loop().create_future()
+            failed.set_exception(error)
+            sent.append(failed)
+        await asyncio.gather(*sent, return_exceptions=True)
+        if first_refused(sent) is None:
+            await asyncio.gather(*sent)
+            return
+        await self._begin()
+        for letter, answer in zip_longest(letters, sent):
+            if answer is None or answer.exception() is not None:
+                await self._write_alone(partition, letter)
+
+    async def _write_alone(self, partition: int, letter: DeadLetter) -> None:
+        try:
+            await (await self._send(partition, letter))
+        except REFUSALS as error:
+            raise OperationRefused(
+                f"{self._topic} in {self._target.name} refuses the copy of {self._topic}-{letter.partition}, "
+                f"offset {letter.offset}: {words_of(error)}; or first merge or purge a dead letter, or let a "
+                "retry be delivered. Nothing was moved; move again then"
+            ) from error
+
+    async def _send(self, partition: int, letter: DeadLetter) -> asyncio.Future[RecordMetadata]:
         time_ms = letter.timestamp_ms if letter.timestamp_ms >= 0 else None
-        sent.append(
-            await any_size.send(
-                producer, topic, partition, letter.key, letter.value, letter.headers,
-                most_bytes=MAX_COPY_BYTES, timestamp_ms=time_ms,
-            )
+        return await any_size.send(
+            self._producer, self._topic, partition, letter.key, letter.value, letter.headers,
+            most_bytes=MAX_COPY_BYTES, timestamp_ms=time_ms,
         )  # fmt: skip
-        if len(sent) % SENT_AT_ONCE == 0:
-            await asyncio.sleep(0)
-    await asyncio.gather(*sent)
-    return len(sent)
+
+    async def _begin(self) -> None:
+        """A new producer, once the former one has ended."""
+        await self._producers.aclose()
+        self._producer = AIOKafkaProducer(
+            acks="all", enable_idempotence=True, request_timeout_ms=10_000, max_request_size=MAX_COPY_BYTES,
+            max_batch_size=256 * 1024, value_serializer=any_size.serialized,
+            **self._target.spec.aiokafka_options(),
+        )  # fmt: skip
+        self._producers.push_async_callback(_stop, self._producer)
+        await self._producer.start()
+
+
+async def _stop(producer: AIOKafkaProducer) -> None:
+    """What it has taken is acknowledged, or told as failed, already."""
+    with contextlib.suppress(KafkaError, TimeoutError):
+        async with asyncio.timeout(PRODUCER_STOP_TIMEOUT_S):
+            await producer.stop()
 
 
 async def _partitions(client: ClusterClient, topic: str) -> range:

@@ -11,6 +11,7 @@ Rules
 3. A merge of the dead letter queue is ended first, and none begins while the move is under way: what it had
    merged waits in the merge topic like a retry. Letters that it had not reached are copied.
 4. Copies are made at least once: a try that ended half way leaves dead letters, which the next copies again.
+5. Nothing that waits is left behind: a record that a topic there refuses ends the move, and is named.
 """
 
 from __future__ import annotations

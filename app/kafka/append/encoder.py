@@ -34,8 +34,7 @@ from app.kafka.records.record import Record
 from app.kafka.records.verbatim_copy import CopiedRecord, RecordsMissed, VerbatimCopy, why_not
 
 Headers = Sequence[tuple[str, bytes | None]]
-# A record's source offset and headers to those of its copy; None: it gets no copy.
-Edit = Callable[[int, Headers], Headers | None]
+Edit = Callable[[Record], Headers | None]  # a record to the headers of its copy; None: it gets none
 
 JOINED_BYTES = 128 * 1024  # no longer than producers' own
 SMALL_BYTES = 32 * 1024  # batches below are joined
@@ -172,8 +171,7 @@ def reencoded(
                     (record, headers)
                     for record in opened.take(ENCODED_RECORDS, ENCODED_BYTES)
                     if record.offset >= position
-                    and (headers := edit(record.offset, record.headers) if edit else record.headers)
-                    is not None
+                    and (headers := edit(record) if edit else record.headers) is not None
                 ]
             except BeyondBounds as error:
                 if error.offset >= position:
@@ -214,7 +212,7 @@ def _read_again(
             if record.offset > last:
                 return
             if first <= record.offset:
-                headers = edit(record.offset, record.headers) if edit else record.headers
+                headers = edit(record) if edit else record.headers
                 if headers is not None:
                     yield record.offset, (record.timestamp, record.key, record.value, tuple(headers))
 

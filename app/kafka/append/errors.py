@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 from aiokafka.errors import (
+    BrokerResponseError,
     CorruptRecordException,
     InvalidTimestampError,
     MessageSizeTooLargeError,
@@ -39,6 +43,16 @@ INVALID_RECORD_REMEDY = (
     "or see which schema its broker checks records by"
 )
 TOO_LARGE_ERRORS = (MessageSizeTooLargeError, RecordListTooLargeError)  # aiokafka's of `TOO_LARGE`
+REFUSALS = (*TOO_LARGE_ERRORS, *RECORD_REFUSED)  # of a record by what it is: others of its batch may be taken
+UNSUPPORTED_COMPRESSION = 76
+REMEDIES = {  # by Kafka's code, of what the refused record's topic needs
+    10: "raise max.message.bytes of the destination topic",
+    18: "raise segment.bytes of the destination topic",
+    32: "raise message.timestamp.before.max.ms and message.timestamp.after.max.ms of the destination topic",
+    UNSUPPORTED_COMPRESSION: "let the destination topic take the source's compression",
+    87: INVALID_RECORD_REMEDY,
+}
+OTHER_REMEDY = "see the destination topic's settings"
 NOT_ENOUGH_REPLICAS = 19
 TOO_FEW_REPLICAS = {NOT_ENOUGH_REPLICAS, 20}
 NO_ANSWER = -101  # no codes of Kafka's: the connection was lost, or its answer was
@@ -90,6 +104,21 @@ class AppendIncident:
     partition: int
     message: str
     remedy: str
+
+
+def first_refused(answers: Iterable[asyncio.Future[Any]]) -> tuple[int, BrokerResponseError] | None:
+    """Which of a producer's answers, in the order of sending to one partition, failed first, and how; None:
+    none has, or not by a refusal. What was sent behind a refused one fails for the hole in the numbers."""
+    for number, answer in enumerate(answers):
+        if answer.done() and not answer.cancelled() and (error := answer.exception()) is not None:
+            return (number, error) if isinstance(error, REFUSALS) else None
+    return None
+
+
+def words_of(error: BrokerResponseError) -> str:
+    """A refusal for people: Kafka's number, name and description, and the remedy."""
+    said = ": ".join(map(str, error.args)) or error.description.split(". ")[0].rstrip(".")
+    return f"error {error.errno} ({error.message}): {said}; {REMEDIES.get(error.errno, OTHER_REMEDY)}"
 
 
 def refusal(code: int, cluster: ConfiguredCluster, topic: str) -> str | None:

@@ -9,9 +9,10 @@ tools, and for producers that pass on headers of what they have read.)
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from app.kafka.append.encoder import Headers
+from app.kafka.records.record import Record
 
 ROUTE, ORIGIN = "switchyard-route", "switchyard-origin"
 
@@ -47,8 +48,8 @@ class HeaderEdit:
         self._keeps = keeps
         self._provenance = provenance
 
-    def __call__(self, offset: int, headers: Headers) -> Sequence[tuple[str, bytes | None]] | None:
-        keeps = self._keeps
+    def __call__(self, record: Record) -> Headers | None:
+        offset, headers, keeps = record.offset, record.headers, self._keeps
         if not self._provenance:
             return headers if keeps is None else [header for header in headers if keeps(header[0])]
         kept: list[tuple[str, bytes | None]] = []

@@ -18,7 +18,14 @@ import contextlib
 import heapq
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 
-from app.kafka.append.errors import FOR_A_RECORD, INVALID_RECORD_REMEDY, TOO_LARGE, BatchRefused
+from app.kafka.append.errors import (
+    FOR_A_RECORD,
+    OTHER_REMEDY,
+    REMEDIES,
+    TOO_LARGE,
+    UNSUPPORTED_COMPRESSION,
+    BatchRefused,
+)
 from app.kafka.append.lane import AppendLane
 from app.kafka.fetch.decoder import UndecodableBatch
 from app.kafka.records.verbatim_copy import VerbatimCopy
@@ -28,14 +35,7 @@ from app.replicate.destination.predecessor import divided, halves, is_compressed
 
 BLOCKED_RETRY_INTERVAL_S = 5.0
 CUTS_AT_ONCE = 128
-UNSUPPORTED_COMPRESSION, UNCOMPRESSED = 76, 0
-REMEDIES = {
-    10: "raise max.message.bytes of the destination topic",
-    18: "raise segment.bytes of the destination topic",
-    32: "raise message.timestamp.before.max.ms and message.timestamp.after.max.ms of the destination topic",
-    UNSUPPORTED_COMPRESSION: "let the destination topic take the source's compression",
-    87: INVALID_RECORD_REMEDY,
-}
+UNCOMPRESSED = 0
 
 
 class _Waiting:
@@ -140,7 +140,7 @@ class BlockedBatch:
                 start,
                 end,
                 f"refused with error {error.code}: {error}",
-                REMEDIES.get(error.code, "see the destination topic's settings") + or_divide,
+                REMEDIES.get(error.code, OTHER_REMEDY) + or_divide,
                 BLOCKED_RETRY_INTERVAL_S,
             )
             pieces = [] if skipped else [copy]

@@ -5,20 +5,29 @@ from __future__ import annotations
 import asyncio
 import csv
 import io
+import json
+import time
 from typing import Any
 from urllib.parse import urlencode
 
 import pytest
+from click.testing import CliRunner
 
 from app.audit.api import rest_drilldown
 from app.audit.counts.fingerprint import ids_of, of_ids
 from app.audit.drilldown import search as drilled_down
+from app.audit.drilldown.copy_origins import ClusterPartition
+from app.audit.drilldown.partition_repair import RefusedCopy
 from app.audit.drilldown.prints import EventTimeWindow
+from app.audit.drilldown.repair import CopiedAgain
 from app.audit.drilldown.search import SearchResult as Answered
 from app.audit.drilldown.sides import NotReadable, Question
 from app.audit.jobs.region_query import own_share
 from app.audit.jobs.report_sender import audit_partition
 from app.audit.query.view import WindowQuery, joined
+from app.cli.client import EXIT_PARTIAL
+from app.cli.main import switchyard
+from app.controllog.events import OperatorAct
 from app.web.http.forwarding import HOP_HEADER
 from tests.audit.api.plans import AWAY, HOME, WEST, AuditedTopics, plan
 from tests.audit.api.test_rest import definition, with_loss
@@ -185,6 +194,56 @@ def test_only_the_leader_copies(console: Console) -> None:
     body = {**QUESTION, "start": audited.start_ms(5), "execute": True}
     answer = console.ask("POST", "/api/v1/audit/copy-again", body, **{HOP_HEADER: "1"})
     assert (answer.status, answer.json["title"]) == (503, "Not the leader"), answer.text
+
+
+def test_what_the_destination_refuses_is_told_by_the_command_and_in_the_control_log(
+    console: Console, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The copying itself is tests/audit/drilldown."""
+    audited = AuditedTopics(console)
+    assert console.ask("PUT", "/api/v1/audit/plans/all", plan()).status == 201
+    for back in (6, 5, 4):
+        audited.count("orders", HOME, back, range(10))
+        audited.count("orders", AWAY, back, range(7))
+    audited.close("orders", HOME, AWAY, back=4)
+    start_ms, place = audited.start_ms(5), ClusterPartition("east-regional", "orders", 0)
+    why = "error 10 (TOO_LARGE): raise it"
+
+    async def drilled(self: rest_drilldown.AuditMissingRoutes, question: Question, *_: Any) -> Any:
+        sides: Any = None
+        answer = Answered(question, EventTimeWindow(start_ms, 1), [], {}, 1, 0, [], [], sides)
+        verdict = rest_drilldown.AuditedWindow("lossy", True, None, 0)
+        kept = self._kept[question] = rest_drilldown.CachedAnswer(answer, verdict, 0, time.monotonic())
+        return kept
+
+    async def copied(*_: Any) -> CopiedAgain:
+        named = tuple(RefusedCopy(place, offset, why) for offset in (7, 9))
+        return CopiedAgain(1, 0, 0, 3, named)
+
+    told = {**QUESTION, "start": start_ms, "complete": True}
+    for module, name, made in (
+        (rest_drilldown.AuditMissingRoutes, "_drilled", drilled),
+        (rest_drilldown, "copy_again", copied),
+        (rest_drilldown, "targets", lambda _: {}),
+        (rest_drilldown, "wanted", lambda _: {place: dict.fromkeys(range(4))}),
+        (drilled_down, "result_fields", lambda _: told),
+    ):
+        monkeypatch.setattr(module, name, made)
+    asked = ["--topic", "orders", "--start", str(start_ms), "--url", console.url, "--execute", "--yes"]
+    done = CliRunner().invoke(switchyard, ["audit", "copy-again", *asked, "-o", "json"])
+    assert done.exit_code == EXIT_PARTIAL, done.output
+    answer = json.loads(done.stdout[done.stdout.index("{\n") :])  # behind what the worker logs
+    assert (answer["copied"], answer["left"], answer["refused"]) == (1, 0, 3)
+    assert answer["refused_records"][0] == {
+        **place._asdict(),
+        "offset": 7,
+        "why": why,
+    }
+    assert f"refused: east-regional/orders/0/7: {why}" in done.stderr
+    assert "and 1 others" in done.stderr
+    (act,) = [one for one in console.fed.control.appended if isinstance(one, OperatorAct)]
+    assert "1 of 4 missing records" in act.detail
+    assert f"; the destination refused 3: orders-0 of east-regional, offset 7: {why}; orders-0" in act.detail
 
 
 def test_the_leader_is_asked(counted: Console) -> None:

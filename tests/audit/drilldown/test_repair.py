@@ -10,11 +10,11 @@ import pytest
 from aiokafka.errors import ProducerFenced
 
 from app.audit.definition import AuditPlan
-from app.audit.drilldown import repair
+from app.audit.drilldown import partition_repair, repair
 from app.audit.drilldown.copy_origins import ClusterPartition
 from app.audit.drilldown.findings import Finding, FindingKind, LossExclusions, ObservedRecord
 from app.audit.drilldown.prints import EventTimeWindow
-from app.audit.drilldown.repair import NotLeading, copied_already, targets
+from app.audit.drilldown.repair import CopiedAgain, NotLeading, targets
 from app.audit.drilldown.search import SearchResult
 from app.audit.drilldown.sides import AuditedTopic, CopyRoute, NotReadable, Question, Sides
 from tests.audit.api.plans import plan
@@ -46,38 +46,43 @@ class Log:
         self.looked: list[list[tuple[ClusterPartition, int]]] = []
 
     def stands_in(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        for name in ("_alone", "_there", "_records", "_append", "_shown"):
-            monkeypatch.setattr(repair, name, getattr(self, name))
-        monkeypatch.setattr(repair, "_part", lambda _, place: place)
+        for name in ("_alone", "_append", "_shown"):
+            monkeypatch.setattr(partition_repair, name, getattr(self, name))
+        monkeypatch.setattr(partition_repair.PartitionRepair, "_copies_of_others", self._looked_at)
+        monkeypatch.setattr(repair, "_records", self._records)
+        monkeypatch.setattr(repair, "_part", self._part)
         monkeypatch.setattr(repair, "RECORDS_PER_TRANSACTION", 1)
 
         async def most(*_: Any) -> int:
             return 1_000
 
-        monkeypatch.setattr(repair, "_max_bytes", most)
+        monkeypatch.setattr(partition_repair, "_max_bytes", most)
+
+    def _part(self, _: Any, place: ClusterPartition) -> Any:
+        return SimpleNamespace(reader=SimpleNamespace(place=place), log_end=0)
 
     @contextlib.asynccontextmanager
     async def _alone(self, *_: Any) -> Any:
         yield self
 
-    async def _there(self, _: Any, seen: Any) -> set[tuple[ClusterPartition, int]]:
+    async def _looked_at(self, seen: Any) -> list[ObservedRecord]:
         self.looked.append([(one.place, one.offset) for one in seen])
-        return copied_already(seen, [])
+        return []
 
-    async def _records(self, place: ClusterPartition, left: Any) -> Any:
+    async def _records(self, _: Any, left: Any) -> Any:
         for offset in left:
             yield [SimpleNamespace(offset=offset, timestamp=1, key=None, value=b"v", headers=())], 0
 
-    async def _append(self, producer: Any, place: ClusterPartition, batches: Any) -> int:
+    async def _append(self, producer: Any, place: ClusterPartition, batches: Any) -> list[int]:
         if len(self.appended) >= self.ends_after:
             raise ProducerFenced
         self.appended.append(place)
-        return len(self.appended)
+        return [len(self.appended)]
 
     async def _shown(self, client: Any, place: ClusterPartition, offset: int) -> None:
         assert offset == len(self.appended), "the last one"
 
-    async def copy(self, answer: SearchResult) -> dict[str, int]:
+    async def copy(self, answer: SearchResult) -> CopiedAgain:
         async def get(_: str) -> Any:
             return SimpleNamespace(client=None)
 
@@ -103,7 +108,7 @@ async def test_what_is_there_of_two_that_are_copied_into_one_is_looked_at_before
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     (log := Log(99)).stands_in(monkeypatch)
-    assert await log.copy(several()) == {"copied": 4, "there": 0, "left": 0}
+    assert await log.copy(several()) == CopiedAgain(4, 0, 0, 0, ())
     west = HERE._replace(cluster="west-regional")
     assert log.looked == [[(HERE, 7), (HERE, 9), (west, 7), (west, 9)]]
 

@@ -14,11 +14,12 @@ from aiokafka.errors import KafkaError
 
 from app.audit.counts.counter import CountingSpec
 from app.audit.definition import AuditPlan
-from app.audit.drilldown import repair
+from app.audit.drilldown import partition_repair, repair
 from app.audit.drilldown.copy_origins import ClusterPartition, CopyOrigin
 from app.audit.drilldown.findings import Finding, FindingKind, LossExclusions, ObservedRecord
+from app.audit.drilldown.partition_repair import copied_already
 from app.audit.drilldown.prints import EventTimeWindow, PrintReader
-from app.audit.drilldown.repair import NotLeading, copied_already, copy_again
+from app.audit.drilldown.repair import CopiedAgain, NotLeading, copy_again
 from app.audit.drilldown.scan import ScanRange
 from app.audit.drilldown.search import SearchResult
 from app.audit.drilldown.sides import AuditedTopic, CopyRoute, Question, Sides
@@ -28,11 +29,13 @@ from app.kafka.fetch.decoder import records_of
 from app.kafka.fetch.span_reader import read_span
 from app.kafka.records.batch import ReadCommittedFilter, iter_batches
 from app.kafka.records.record import Record
+from app.kernel.clock import now_ms
 from tests.audit.api.plans import plan
-from tests.kafka.conftest import connected, create, producing
+from tests.kafka.conftest import bound, connected, create, producing
 
 WINDOW = EventTimeWindow(1_000, 601_000)
 MANY = 10
+DAY_MS = 24 * 3_600_000
 
 
 class Stand:
@@ -43,10 +46,11 @@ class Stand:
         self.home = ClusterPartition("east-regional", topic, 0)
         self.away = ClusterPartition("east-regional", f"{topic}-copy", 0)
         self.leads: Callable[[], bool] = lambda: True
+        self.window = WINDOW
 
     async def end(self, place: ClusterPartition) -> int:
         """Once those who commit, or abort, are told so by the partition's leader, too."""
-        return await repair._settled_end(self.client, place)
+        return await partition_repair._settled_end(self.client, place)
 
     async def records(self, place: ClusterPartition) -> list[Record]:
         found: list[Record] = []
@@ -62,7 +66,7 @@ class Stand:
         parts = [
             ScanRange(
                 self.client,
-                PrintReader(place, CountingSpec(records_of), WINDOW),
+                PrintReader(place, CountingSpec(records_of), self.window),
                 0,
                 end,
                 end,
@@ -83,12 +87,14 @@ class Stand:
             for place in (self.home, self.away)
         )
         copier = CopyRoute(self.home.cluster, self.away.cluster, self.home.topic, self.away.topic)
-        sides = Sides(WINDOW, parts, [up], [down], [copier], LossExclusions(), [], {})
+        sides = Sides(self.window, parts, [up], [down], [copier], LossExclusions(), [], {})
         question = Question(self.home.topic, "regional", "aggregate", 0)
         findings = [Finding(FindingKind.MISSING, one) for one in seen]
-        return SearchResult(question, sides.window, findings, {"missing": MANY}, 1, MANY, [], [], sides)
+        return SearchResult(
+            question, sides.window, findings, {"missing": len(seen)}, 1, len(seen), [], [], sides
+        )
 
-    async def copy(self, answer: SearchResult) -> dict[str, int]:
+    async def copy(self, answer: SearchResult) -> CopiedAgain:
         stand = self
 
         class Leader:
@@ -104,7 +110,7 @@ class Stand:
 
     def zombie(self) -> contextlib.AbstractAsyncContextManager[Any]:
         """A predecessor that is at work."""
-        return repair._alone(self.client, self.away, 1_000_000)
+        return partition_repair._alone(self.client, self.away, 1_000_000)
 
     async def is_whole(self) -> bool:
         """All is there once, as it was."""
@@ -133,11 +139,11 @@ async def stand(bootstrap: str, topic_name: str) -> AsyncIterator[Stand]:
 
 async def test_who_asks_again_with_an_answer_of_before_copies_nothing(stand: Stand) -> None:
     answer = await stand.answer()
-    assert await stand.copy(answer) == {"copied": MANY, "there": 0, "left": 0}
+    assert await stand.copy(answer) == CopiedAgain(MANY, 0, 0, 0, ())
     at = stand.away.topic, stand.away.partition
     assert (await stand.client.offsets([at], LATEST, READ_COMMITTED))[at] > MANY, "all can be read now"
     assert await stand.is_whole()
-    assert await stand.copy(answer) == {"copied": 0, "there": MANY, "left": 0}
+    assert await stand.copy(answer) == CopiedAgain(0, MANY, 0, 0, ())
     assert await stand.is_whole()
 
 
@@ -151,7 +157,7 @@ async def test_who_leads_no_more_stops_and_its_successor_copies_the_rest(
     with pytest.raises(NotLeading, match="3 of 10 records were copied"):
         await stand.copy(answer)
     stand.leads = lambda: True
-    assert await stand.copy(answer) == {"copied": MANY - 3, "there": 3, "left": 0}
+    assert await stand.copy(answer) == CopiedAgain(MANY - 3, 3, 0, 0, ())
     assert await stand.is_whole()
 
 
@@ -164,7 +170,7 @@ async def test_what_a_predecessor_has_under_way_comes_no_more(stand: Stand) -> N
         async with stand.zombie() as producer, one_transaction(producer):
             for batch in batches_of(records, 0, 1_000_000):
                 await (await producer.send_batch(batch, stand.away.topic, partition=0))
-            assert (await stand.copy(answer))["copied"] == MANY
+            assert (await stand.copy(answer)).copied == MANY
 
     with pytest.raises(KafkaError):
         await lies_still()
@@ -176,7 +182,7 @@ async def test_who_believes_to_lead_still_is_refused_and_says_so(
 ) -> None:
     """Two workers, so no turns; each looks and finds nothing there before either has copied all."""
     monkeypatch.setattr(repair, "RECORDS_PER_TRANSACTION", 1)
-    monkeypatch.setattr(repair, "_turn", lambda _: asyncio.Lock())
+    monkeypatch.setattr(partition_repair, "_turn", lambda _: asyncio.Lock())
     answer, other = await stand.answer(), list[Any]()
 
     def overtaken() -> bool:
@@ -187,10 +193,10 @@ async def test_who_believes_to_lead_still_is_refused_and_says_so(
 
     asked: list[None] = []
     stand.leads = overtaken
-    monkeypatch.setattr(repair, "_append", _after_the_other(repair._append, other))
+    monkeypatch.setattr(partition_repair, "_append", _after_the_other(partition_repair._append, other))
     with pytest.raises(NotLeading, match=r"another one copies .* 4 of 10 records were copied"):
         await stand.copy(answer)
-    assert await other[0] == {"copied": MANY - 4, "there": 4, "left": 0}
+    assert await other[0] == CopiedAgain(MANY - 4, 4, 0, 0, ())
     assert await stand.is_whole()
 
 
@@ -211,7 +217,7 @@ def _after_the_other(append: Any, other: list[Any]) -> Any:
 async def test_two_at_once_in_one_worker_take_turns(stand: Stand) -> None:
     answer = await stand.answer()
     both = await asyncio.gather(stand.copy(answer), stand.copy(answer))
-    assert sorted(done["copied"] for done in both) == [0, MANY]
+    assert sorted(done.copied for done in both) == [0, MANY]
     assert await stand.is_whole()
 
 
@@ -223,11 +229,139 @@ async def test_while_somebody_elses_transaction_hides_the_end_nothing_is_copied(
     async with other as producer, one_transaction(producer):
         await producer.send_and_wait(stand.away.topic, b"other", partition=0)
         with monkeypatch.context() as patch:
-            patch.setattr(repair, "OPEN_TRANSACTION_TIMEOUT_S", 1.0)
+            patch.setattr(partition_repair, "OPEN_TRANSACTION_TIMEOUT_S", 1.0)
             with pytest.raises(TimeoutError, match="open transaction"):
                 await stand.copy(answer)
     assert [record.value for record in await stand.records(stand.away)] == [b"other"]
-    assert (await stand.copy(answer))["copied"] == MANY
+    assert (await stand.copy(answer)).copied == MANY
+
+
+# -- what the destination refuses --------------------------------------------------------------------------
+
+
+@contextlib.asynccontextmanager
+async def refusing(
+    bootstrap: str, topic: str, records: list[tuple[int, bytes]], **limits: str
+) -> AsyncIterator[Stand]:
+    """A topic of these (timestamp, value), and a copy of it with `limits` that lacks them all."""
+    async with connected(bootstrap) as client:
+        await create(client, topic, retention_ms="-1")
+        await create(client, f"{topic}-copy", retention_ms="-1", **limits)
+        made = Stand(client, bootstrap, topic)
+        made.window = EventTimeWindow(0, 2 * now_ms())
+        async with producing(bootstrap) as producer:
+            for timestamp_ms, value in records:
+                await producer.send(topic, value, key=b"k", partition=0, timestamp_ms=timestamp_ms)
+        yield made
+
+
+async def values(stand: Stand) -> list[bytes | None]:
+    return [one.value for one in await stand.records(stand.away)]
+
+
+def offsets_of(done: CopiedAgain) -> list[int]:
+    return sorted(one.offset for one in done.refused_records)
+
+
+async def test_records_that_the_destination_refuses_are_named_and_hold_up_no_other(
+    bootstrap: str, topic_name: str
+) -> None:
+    """Two are too large for its limit, one is too old for it."""
+    now, tried = now_ms(), [b"%d" % number for number in range(MANY)]
+    tried[3] = tried[7] = bytes(5_000)
+    records = [(now - DAY_MS if number == 5 else now, value) for number, value in enumerate(tried)]
+    limits = {"max_message_bytes": "3000", "message_timestamp_before_max_ms": "3600000"}
+    async with refusing(bootstrap, topic_name, records, **limits) as stand:
+        answer = await stand.answer()
+        done = await stand.copy(answer)
+        assert done[:4] == (MANY - 3, 0, 0, 3)
+        assert offsets_of(done) == [3, 5, 7]
+        large, old, _ = sorted(done.refused_records, key=lambda one: one.offset)
+        assert large.place == stand.home
+        assert large.why.startswith("error 10 (MESSAGE_SIZE_TOO_LARGE): ")
+        assert large.why.endswith("; raise max.message.bytes of the destination topic")
+        assert old.why.startswith("error 32 (INVALID_TIMESTAMP): The timestamp of the message is out of")
+        assert "raise message.timestamp.before.max.ms" in old.why
+        assert sorted(await values(stand)) == sorted(set(tried) - {tried[3], b"5"})  # type: ignore[type-var]
+        assert done.to_json()["refused_records"][0].keys() == {
+            "cluster",
+            "topic",
+            "partition",
+            "offset",
+            "why",
+        }
+
+        await bound(stand.client, None, stand.away.topic)
+        done = await stand.copy(answer)
+        assert done[:4] == (2, MANY - 3, 0, 1), "with the limit raised, what is still missing is copied once"
+
+
+async def test_a_batch_that_is_refused_for_its_size_is_divided_until_all_are_there(
+    bootstrap: str, topic_name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The limit falls after the copier has read it."""
+    append, lowered = partition_repair._append, list[None]()
+
+    async with refusing(bootstrap, topic_name, [(now_ms(), bytes(500))] * MANY) as stand:
+
+        async def lowering(*arguments: Any) -> Any:
+            if not lowered:
+                lowered.append(None)
+                await bound(stand.client, 2_000, stand.away.topic)
+            return await append(*arguments)
+
+        monkeypatch.setattr(partition_repair, "_append", lowering)
+        assert await stand.copy(await stand.answer()) == CopiedAgain(MANY, 0, 0, 0, ())
+        assert await stand.is_whole()
+
+
+async def test_a_window_that_is_too_old_for_its_topic_costs_few_tries(
+    bootstrap: str, topic_name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its older half is; times in the order of offsets, which is the worst for dividing by these."""
+    append, tries = partition_repair._append, list[int]()
+
+    async def counted(*arguments: Any) -> Any:
+        tries.append(1)
+        return await append(*arguments)
+
+    monkeypatch.setattr(partition_repair, "_append", counted)
+    now, half = now_ms(), 200
+    records = [(now - DAY_MS + number, b"old%d" % number) for number in range(half)]
+    records += [(now - half + number, b"new%d" % number) for number in range(half)]
+    async with refusing(bootstrap, topic_name, records, message_timestamp_before_max_ms="3600000") as stand:
+        done = await stand.copy(await stand.answer())
+        assert done[:4] == (half, 0, 0, half)
+        assert len(done.refused_records) == partition_repair.NAMED_REFUSED
+        assert await values(stand) == [b"new%d" % number for number in range(half)], "in order"
+    assert len(tries) <= 2 * half.bit_length()
+
+
+async def test_who_begins_anew_after_a_refusal_copies_nothing_that_another_has_copied_meanwhile(
+    bootstrap: str, topic_name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All are alike but for their times, so that only these tell whose copy one is."""
+    append, others = partition_repair._append, list[Any]()
+    now = now_ms()
+    records = [(now - DAY_MS if number == 2 else now + number, b"v") for number in range(MANY)]
+    async with refusing(bootstrap, topic_name, records, message_timestamp_before_max_ms="3600000") as stand:
+        rows = [(record, record.headers) for record in (await stand.records(stand.home))[5:]]
+
+        async def overtaken(*arguments: Any) -> Any:
+            try:
+                return await append(*arguments)
+            except partition_repair._BatchRefused:
+                if not others:  # its transaction is aborted; before it begins anew
+                    others.append(None)
+                    async with stand.zombie() as other:
+                        await append(other, stand.away, batches_of(rows, 0, 1_000_000))
+                raise
+
+        monkeypatch.setattr(partition_repair, "_append", overtaken)
+        done = await stand.copy(await stand.answer())
+        assert (done[:4], offsets_of(done)) == ((4, 5, 0, 1), [2])
+        expected = Counter(timestamp for timestamp, _ in records if timestamp >= now)
+        assert Counter(record.timestamp for record in await stand.records(stand.away)) == expected
 
 
 def test_a_copy_stands_for_the_record_that_it_is_of() -> None:

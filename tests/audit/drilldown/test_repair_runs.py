@@ -9,13 +9,13 @@ from typing import Any
 from app.audit.counts.counter import CountingSpec
 from app.audit.drilldown.copy_origins import ClusterPartition
 from app.audit.drilldown.findings import ObservedRecord
+from app.audit.drilldown.partition_repair import copied_already
 from app.audit.drilldown.prints import EventTimeWindow, PrintReader
 from app.audit.drilldown.repair import (
     BYTES_PER_TRANSACTION,
     NEAR_OFFSETS,
     RECORDS_PER_TRANSACTION,
     _chunks,
-    copied_already,
     runs_of,
     same_of,
 )
@@ -94,8 +94,8 @@ async def test_a_transaction_is_of_one_compression_and_of_some_bytes() -> None:
     assert await _offsets(found) == [([1, 2], 0), ([3, 4, 5, 6], 4), ([7], 4)]
     assert await _offsets(_found()) == []
 
-    def edit(offset: int, headers: Any) -> Any:
-        return None if offset == 1 else headers
+    def edit(record: Any) -> Any:
+        return None if record.offset == 1 else record.headers
 
     assert await _offsets(_found(([1, 2], 10, 0), ([1], 10, 4)), edit) == [([2], 0)]
 

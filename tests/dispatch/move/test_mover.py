@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 import time
 from collections.abc import AsyncIterator
 from typing import Any
@@ -26,6 +27,7 @@ from app.dispatch.dlq.reader import queue_ends
 from app.dispatch.move.mover import Mover
 from app.dispatch.move.planner import MoveRequest
 from app.kafka.client.cluster import ClusterSpec
+from app.kafka.client.topic_configs import alter
 from app.kafka.client.topics import TopicSpec, ensure_topics
 from app.kafka.data_clusters import DataClusters
 from app.kafka.fetch.deliveries import ByteBudget
@@ -38,6 +40,7 @@ from app.worker.runtime.operators import OperationRefused, OperatorActions
 from tests.dispatch.dlq.queues import headers
 from tests.web.runtime_fake import put
 
+BEFORE_MAX = "message.timestamp.before.max.ms"
 EAST, WEST, GROUP, ME = "east-regional", "east-aggregate", "billing", "w1"
 T0 = (
     now_ms() - 3_600_000
@@ -380,6 +383,61 @@ async def test_dead_letters_stay_when_they_are_to(stage: Stage) -> None:
     await traffic(stage)
     assert (await stage.run(stage.mover(letters=False)))["letters"] == 0
     assert await stage.records(WEST, stage.dlq) == []
+
+
+@pytest.mark.parametrize("setting", ["size", "time", "no key"])
+async def test_a_record_that_is_refused_there_ends_the_move_and_is_named(stage: Stage, setting: str) -> None:
+    """What stands in its batch, and behind it, fails with it, and is not named."""
+    await traffic(stage)
+    west = (await stage.clusters.get(WEST)).client
+    config, why = {
+        "size": ({"max.message.bytes": "20000"}, "error 10 .*; raise max.message.bytes of the destination"),
+        "time": (
+            {BEFORE_MAX: "86400000"},
+            f"error 32 .*; raise {BEFORE_MAX} and",
+        ),
+        "no key": ({"cleanup.policy": "compact"}, "error 87 .*; records without a key cannot be kept"),
+    }[setting]
+    await ensure_topics(west, [TopicSpec(stage.dlq, 2, config=config)])
+    east, now = (await stage.clusters.get(EAST)).client, now_ms()
+    async with AIOKafkaProducer(**east.spec.aiokafka_options()) as producer:
+        sent = []
+        for number in range(2, 400):
+            is_bad = number in {150, 300}
+            sent.append(
+                await producer.send(
+                    stage.dlq, bytes(30_000) if is_bad and setting == "size" else b"%d" % number,
+                    None if is_bad and setting == "no key" else b"k", 0, headers=headers(3),
+                    timestamp_ms=now - 2 * 86_400_000 if is_bad and setting == "time" else now,
+                )
+            )  # fmt: skip
+        await asyncio.gather(*sent)
+    with pytest.raises(OperationRefused) as refused:
+        await stage.run(stage.mover())
+    named = (
+        rf"{stage.dlq} in {WEST} refuses the copy of {stage.dlq}-0, offset 150: {why}.*purge a dead letter"
+    )
+    assert re.match(named, str(refused.value)), refused.value
+    assert (stage.cluster, stage.log.view.is_paused(stage.key, 0)) == (EAST, False)
+    mended = {"max.message.bytes": None, BEFORE_MAX: None, "cleanup.policy": None}
+    assert not await alter(west, {stage.dlq: {name: mended[name] for name in config}})
+    told = await stage.run(stage.mover(), "m2")
+    assert (stage.cluster, told["letters"]) == (WEST, 400)
+    there = {record.value for record in await stage.records(WEST, stage.dlq)}
+    assert there == {record.value for record in await stage.records(EAST, stage.dlq)}
+
+
+async def test_records_that_are_too_large_together_only_are_moved(stage: Stage) -> None:
+    """The topic's limit is below what the copier puts into a batch."""
+    await traffic(stage)
+    west = (await stage.clusters.get(WEST)).client
+    await ensure_topics(west, [TopicSpec(stage.dlq, 2, config={"max.message.bytes": "8000"})])
+    await stage.fill(
+        EAST, stage.dlq, 1, [(f"{n}-" + "v" * 3_000, T0) for n in range(20)], lambda _: headers(3)
+    )
+    assert (await stage.run(stage.mover()))["letters"] == 22
+    here, there = await stage.records(EAST, stage.dlq), await stage.records(WEST, stage.dlq)
+    assert [(r.partition, r.value) for r in there] == [(r.partition, r.value) for r in here]
 
 
 async def test_there_and_back_again(stage: Stage) -> None:

@@ -71,7 +71,7 @@ def test_every_record_that_is_to_be_seen_comes_once_in_order_and_as_it_was(
 ) -> None:
     data, aborted, seen, end = logged(plans)
     end = max(start, end)
-    edit = (lambda offset, headers: [*headers, ("from", str(offset).encode())]) if marked else None
+    edit = (lambda record: [*record.headers, ("from", str(record.offset).encode())]) if marked else None
 
     found = list(copies(fetched(data, start, end, aborted), max_batch_bytes, edit))
 
@@ -137,7 +137,9 @@ def test_a_record_without_a_timestamp_has_none_in_its_copy_either(codec: int) ->
     (copy,) = copies(fetched(data, 1, 4), NO_LIMIT)
     assert [row[1] for row in read(copy.data)] == [-1, 9, -1]
     assert the_batch(copy.data).header.max_timestamp_ms == 9
-    (timeless,) = copies(fetched(as_logged(0, rows[3:], codec=codec), 3, 4), NO_LIMIT, lambda _, found: found)
+    (timeless,) = copies(
+        fetched(as_logged(0, rows[3:], codec=codec), 3, 4), NO_LIMIT, lambda record: record.headers
+    )
     assert [row[1] for row in read(timeless.data)] == [-1]
 
 
@@ -165,7 +167,7 @@ def test_a_batch_in_pieces_keeps_its_compression_and_is_cut_no_finer_than_needed
     rows = rows_of([(1_000 + n, b"k", bytes([n]) * 5_000, []) for n in range(16)])
     data = as_logged(0, rows, codec=CODECS["zstd"])
     assert len(data) < 2_000
-    (whole,) = copies(fetched(data, 0, 16), 2_000, lambda _, headers: headers)
+    (whole,) = copies(fetched(data, 0, 16), 2_000, lambda record: record.headers)
     assert the_batch(whole.data).header.compression == CODECS["zstd"]
     halves = list(copies(fetched(data, 0, 16), len(whole.data) - 1))
     assert [(copy.record_count, copy.source_start, copy.source_end) for copy in halves] == [
@@ -227,7 +229,7 @@ def test_whatever_a_batch_holds_it_is_copied_or_named_and_what_is_behind_it_come
     for plan in plans:
         batch = written_by_a_stranger(end, plan)
         data, end = data + batch, the_batch(batch).header.next_offset
-    edit = (lambda _, headers: [*headers, ("é", None)]) if marked else None
+    edit = (lambda record: [*record.headers, ("é", None)]) if marked else None
     position = 0
     while position < end:
         found: tuple[int, int] = (position, end)
@@ -254,7 +256,7 @@ def test_what_cannot_be_encoded_anew_goes_as_it_is_or_is_named() -> None:
     batches = [without_a_time_and_with_the_last(at) for at in (0, 2)]
     assert [bytes(copy.data) for copy in copies(fetched(b"".join(batches), 0, 4), NO_LIMIT)] == batches
     with pytest.raises(UndecodableBatch, match="OverflowError") as caught:
-        list(copies(fetched(b"".join(batches), 0, 4), NO_LIMIT, lambda _, headers: headers))
+        list(copies(fetched(b"".join(batches), 0, 4), NO_LIMIT, lambda record: record.headers))
     assert (caught.value.start, caught.value.end) == (0, 2)
 
 
@@ -285,4 +287,4 @@ def test_batches_of_which_fewer_records_are_read_than_there_are_are_not_encoded_
         (2, 0, 2), (2, 2, 4), (2, 4, 6)
     ], "they go as they are"  # fmt: skip
     with pytest.raises(UndecodableBatch, match="1 records were read where there are 2"):
-        list(copies(fetched(data, 0, 6), NO_LIMIT, lambda _, headers: headers))
+        list(copies(fetched(data, 0, 6), NO_LIMIT, lambda record: record.headers))

@@ -184,7 +184,7 @@ def test_many_records_are_encoded_again_some_at_a_time() -> None:
     data = batch_of_packed(0, [packed_record(delta) for delta in range(count)], CODECS["zstd"])
 
     with at_most(32 * MIB):  # 100 MiB when all of them were objects at once
-        found = copies(fetched(data, 0, count), 1 << 30, lambda _, headers: headers)
+        found = copies(fetched(data, 0, count), 1 << 30, lambda record: record.headers)
         first, second = next(found), next(found)
 
     ends = [first.source_end, second.source_end, *(copy.source_end for copy in found)]

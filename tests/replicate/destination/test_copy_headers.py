@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -28,8 +29,9 @@ GIVEN = [("id", b"1"), ("secret", b"2"), ("x-a", None), ("id", b""), ("", b"3")]
 def test_what_is_named_is_kept_and_what_is_not_is_dropped(headers: dict[str, Any], left: list[Any]) -> None:
     keeps = definition("a", "b", "t", headers=headers).keeps_header()
     plain, marked = (HeaderEdit("r", "a/t", 0, "b/t", keeps, provenance=told) for told in (False, True))
-    assert plain(7, GIVEN) == left
-    assert marked(7, GIVEN) == [*left, ("switchyard-route", b"r"), (ORIGIN, b"a/t/0/7")]
+    record: Any = SimpleNamespace(offset=7, headers=GIVEN)
+    assert plain(record) == left
+    assert marked(record) == [*left, ("switchyard-route", b"r"), (ORIGIN, b"a/t/0/7")]
 
 
 async def test_records_that_say_they_come_from_the_destination_are_told_and_not_each_time(
