@@ -212,7 +212,7 @@ class ControlLog(Service):
     def _fold(self, state: ControlState, record: Any) -> bool:
         """Takes a record in. False: the log is read from its start again, by rule 2."""
         seals = self._seals
-        if seals is not None and not (seals.has_begun(self.topic) or seals.is_sealed(record)):
+        if seals is not None and not (seals.has_begun(self.topic) or seals.is_sealed(self.topic, record)):
             self._unsealed_to = record.offset + 1
         if record.value is None:  # a tombstone: compaction's business
             key = (record.key or b"").decode("utf-8", "replace")

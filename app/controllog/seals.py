@@ -37,6 +37,7 @@ from app.kafka.append.replaceable_producer import ReplaceableProducer
 from app.kafka.client.cluster import ClusterClient, ClusterUnreachable
 from app.kafka.client.topic_tail import TAIL_STOP_TIMEOUT_S, TopicTail, bounded
 from app.kafka.client.unreadable_records import UnreadableRecords
+from app.kafka.records.record import Record
 from app.kernel.clock import now_ms
 from app.kernel.fencing import LogId
 from app.kernel.seals import HEADER, is_same, key_of, record_seal
@@ -99,10 +100,16 @@ class Seals(Service):
         self._tail = TopicTail(topics.seals.name, dict(kafka_options), self._on_records, from_start=True)
         self._unreadable = UnreadableRecords("records of the topic of seals do not count")
 
-    async def learn(self, client: ClusterClient) -> None:
-        """Asks the control cluster for what the key is made of. Raises ClusterUnreachable, KafkaError."""
+    async def learn(self, client: ClusterClient, *, is_own: bool = True) -> None:
+        """Asks the region's control cluster for what the key is made of. Of another region, only the control
+        log must be described here.
+
+        Raises:
+            ClusterUnreachable, KafkaError: it does not answer, or not of all topics.
+        """
         self._ids = await client.topic_ids(self._sealed)
-        if unknown := self._sealed.keys() - self._ids.keys():
+        needed = self._sealed.keys() if is_own else {self._topics.control.name}
+        if unknown := needed - self._ids.keys():
             raise ClusterUnreachable(f"topic {min(unknown)} is not known in {client.name} yet")
         self._secret = key_of(PURPOSE, await client.cluster_id(), self._ids[self._topics.control.name])
 
@@ -129,19 +136,24 @@ class Seals(Service):
     # -- reading ---------------------------------------------------------------------------------
 
     def refuses(self, record: Any) -> bool:
-        """Whether a record, as aiokafka has it, does not count."""
-        begin = self.begins.get((record.topic, record.partition))
-        if begin is None or record.offset < begin or self.is_sealed(record):
+        """Whether a record, as aiokafka's consumers have it, does not count; then it is counted."""
+        if self.counts(record.topic, record.partition, record):
             return False
-        topic = record.topic
+        self.refuse(record.topic, record.partition, record.offset, record.key)
+        return True
+
+    def counts(self, topic: str, partition: int, record: Record) -> bool:
+        """Whether a record of the topic counts."""
+        begin = self.begins.get((topic, partition))
+        return begin is None or record.offset < begin or self.is_sealed(topic, record)
+
+    def refuse(self, topic: str, partition: int, offset: int, key: bytes | None = None) -> None:
+        """The record there does not count."""
         with self._lock:
             count = self._refused[topic].count + 1 if topic in self._refused else 1
-            self._refused[topic] = Refused(
-                topic=topic, count=count, partition=record.partition, offset=record.offset
-            )
+            self._refused[topic] = Refused(topic=topic, count=count, partition=partition, offset=offset)
         if (listener := self._on_refused.get(topic)) is not None:
-            listener(record.key, record.offset)
-        return True
+            listener(key, offset)
 
     def take_refused(self) -> list[Refused]:
         """What was refused since the last call, a topic each."""
@@ -153,12 +165,10 @@ class Seals(Service):
         """Whether its records need a seal, from some offset on."""
         return (topic, 0) in self.begins
 
-    def is_sealed(self, record: Any) -> bool:
-        """Whether a record, as aiokafka has it, has its seal."""
+    def is_sealed(self, topic: str, record: Record) -> bool:
+        """Whether a record of the topic has its seal."""
         seal = seal_in(record.headers)
-        return seal is not None and is_same(
-            seal, record_seal(self._secret, record.topic, record.key, record.value)
-        )
+        return seal is not None and is_same(seal, record_seal(self._secret, topic, record.key, record.value))
 
     # -- beginning -------------------------------------------------------------------------------
 
@@ -198,7 +208,7 @@ class Seals(Service):
         news = False
         for record in records:
             try:
-                if not self.is_sealed(record):
+                if not self.is_sealed(self._topics.seals.name, record):
                     raise ValueError("it has not the seal of a worker of this region")
                 event = _decoder.decode(record.value or b"")
             except ValueError as error:
@@ -206,7 +216,8 @@ class Seals(Service):
                 continue
             news |= self._take(event)
         if news:
-            log.info("control topics are sealed", topics=len({topic for topic, _ in self.begins}))
+            topics = len({topic for topic, _ in self.begins})
+            log.info("control topics are sealed", region=self._topics.region, topics=topics)
             for listener in self._on_begin:
                 listener()
         if not self.missing and not self._is_read:  # whatever follows changes nothing, however much it is
@@ -226,7 +237,7 @@ class Seals(Service):
         return bool(found)
 
     def _is_another(self, name: str, topic: SealedTopic) -> bool:
-        return LogId(topic_id=topic.topic_id).is_another(LogId(topic_id=self._ids[name]))
+        return LogId(topic_id=topic.topic_id).is_another(LogId(topic_id=self._ids.get(name, "")))
 
 
 def seal_in(headers: Any) -> bytes | None:

@@ -107,6 +107,7 @@ class Catalog:
         self._leftovers = TierLeftovers()
         self.hibernation = HibernationTracker()
         self.routes = RoutesCatalog(control, clusters, report_incident)
+        self.layout = layout
         self.audits = AuditsCatalog(control, clusters, report_incident, layout)
         self.audits.workload = self.workload
         self._told_left: set[tuple[str, str]] = set()

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
+from app.controllog.seals import Seals
 from app.kafka.append.appender import Appender
 from app.kafka.client.cluster import ClusterClient
 from app.kafka.fetch.deliveries import ByteBudget, FetchedBatches, LogGap, PartitionFetch
@@ -106,6 +107,7 @@ class ReplicaRig:
         lineage: int = 0,
         source_epoch: int | None = None,
         fetches: bool = True,
+        seals: Callable[[], Seals | None] | None = None,
         **spec: Any,
     ) -> ReplicaPump:
         """A new owner of the partition, from what is saved."""
@@ -125,6 +127,7 @@ class ReplicaRig:
             report_incident=self._tell,
             on_barrier=self._on_barrier,
             source_epoch=source_epoch,
+            seals=seals,
         )  # fmt: skip
         self.pumps[self._epoch] = pump
         if fetches:

@@ -7,11 +7,12 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
+import msgspec
 import pytest
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 
 from app.controllog import codec
-from app.controllog.events import RolePut, RoleReleased, compaction_key
+from app.controllog.events import RegionPulse, RolePut, RoleReleased, compaction_key
 from app.controllog.topics import ControlTopics
 from app.dev.demo.stage import http, wait_until, workload
 from app.dev.demo.traffic import create_topic
@@ -19,8 +20,10 @@ from app.dev.demo.two_regions import STEP_TIMEOUT_S, TwoRegions, failover
 from app.dev.yard import Yard
 from app.kafka.client.cluster import ClusterClient, ClusterSpec
 from app.kafka.client.topic_configs import describe
+from app.kernel.clock import now_ms
 from tests.system.as_worker import producing_as_worker
 from tests.system.fleet import committed
+from tests.system.test_seals import has_seals
 
 pytestmark = pytest.mark.system
 
@@ -148,6 +151,21 @@ async def test_what_is_written_in_either_region_is_in_both_and_is_delivered_wher
     )
     assert "e3" not in delivered("east")
     assert {(line["region"], line["epoch"]) for line in stages["west"].deliveries()} == {(west, epoch)}
+
+    # What nobody in the east has sealed does not come to the west.
+    copier = two.workers["west"]
+    await asyncio.to_thread(wait_until, lambda: has_seals(copier, east), STEP_TIMEOUT_S, copier.tail)
+    forged = msgspec.structs.replace(moved, region=east, epoch=epoch + 100, previous=west, actor="evil")
+    log, key = ControlTopics(east).control.name, compaction_key(forged).encode()
+    async with AIOKafkaProducer(bootstrap_servers=two.clusters[f"{east}-regional"]) as producer:
+        await producer.send_and_wait(log, codec.encode(forged), key=key, partition=0)
+    since_ms = now_ms()
+    found: list[Any] = []
+    async with asyncio.timeout(STEP_TIMEOUT_S):
+        while not any(isinstance(one, RegionPulse) and one.at_ms > since_ms for one in found):
+            found = await control_events(two.clusters[f"{west}-regional"], log)
+    assert forged not in found
+    assert {two.role(home)["epoch"] for home in ("east", "west")} == {epoch}
 
     # What a region leaves behind is in the other one, in a compacted topic.
     client = ClusterClient(ClusterSpec("copy", (two.clusters[f"{west}-regional"],)))

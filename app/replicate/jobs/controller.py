@@ -31,6 +31,7 @@ from app.offsets.model.offset_map import Barrier, BarrierItem
 from app.offsets.sync.offset_sync_sender import BarrierSender
 from app.replicate.definition import RouteDefinition
 from app.replicate.destination.verification import VerificationBudget
+from app.replicate.jobs.sealed_sources import SealedSources
 from app.replicate.jobs.start_position import find_replica_start, same_target
 from app.replicate.model.route_priority import RoutePriorities
 from app.replicate.pump.intake import to_skip
@@ -75,6 +76,7 @@ class ReplicaController(Service):
         self._report_incident = report_incident
         self._sender = sender
         self._failures = failures
+        self._sealed_sources = SealedSources(catalog, clusters, report_incident)
         self._verify_budget = VerificationBudget()
         self._priorities = RoutePriorities()
         self._unsnapshotted_budget = UnsnapshottedBudget()
@@ -82,6 +84,9 @@ class ReplicaController(Service):
             set()
         )  # those that a changed definition gives another destination, or none
         self._barriers: dict[tuple[ReplicaPump, int], list[Barrier]] = {}  # and its losses then
+
+    async def on_start(self) -> None:
+        await self.add_runtime_dependency(self._sealed_sources)
 
     # -- beginning -------------------------------------------------------------------------------
 
@@ -134,6 +139,7 @@ class ReplicaController(Service):
         ids = beginning.log.cluster_id, ""
         if definition.spec.headers.provenance:
             ids = ids[0], await target.client.cluster_id()
+        seals = await self._sealed_sources.of(definition.spec.source, identity.topic)
         if not is_mine():
             return None
         if self._catalog.route(identity.name) is not definition:
@@ -154,6 +160,7 @@ class ReplicaController(Service):
                 note=note, is_same_log=not answer.log.is_another(beginning.log),
                 is_first=beginning.is_first, source_log=beginning.log, report_incident=self._report_incident,
                 on_barrier=self._on_barrier, source_epoch=None if reset is None else reset.source_epoch,
+                seals=seals,
             )  # fmt: skip
         except BaseException:
             if identity.name not in self.routes:

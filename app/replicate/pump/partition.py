@@ -23,6 +23,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from app.controllog.codec import CopyingStatus, JobStatus
+from app.controllog.seals import Seals
 from app.kafka.append.encoder import copies
 from app.kafka.append.errors import BatchRefused
 from app.kafka.append.local_appends import LaneWrites
@@ -39,6 +40,7 @@ from app.kernel.load import JobWork
 from app.kernel.ranges import Range, Snapshot
 from app.replicate.destination.ledger import CopyLedger, SentBatch
 from app.replicate.destination.predecessor import begins_at
+from app.replicate.destination.sealed_copies import SealedCopies
 from app.replicate.destination.session import DestinationSession
 from app.replicate.destination.verification import ReportIncident
 from app.replicate.pump.blocked_batch import BlockedBatch
@@ -67,7 +69,7 @@ class ReplicaPump:
         next_offset: where copying (again) begins.
         lineage: of the source's offsets. note, is_same_log, source_epoch: see
         `app.replicate.destination.session`. is_first: nothing of this log was ever copied by this route.
-        source_log: which it is. on_barrier: takes barriers of the offset map
+        source_log: which it is. seals: of a control topic. on_barrier: takes barriers of the offset map
         (`app.replicate.pump.offset_sync_emitter`).
 
     Raises:
@@ -89,6 +91,7 @@ class ReplicaPump:
         report_incident: ReportIncident,
         on_barrier: OnBarrier,
         source_epoch: int | None = None,
+        seals: Callable[[], Seals | None] | None = None,
     ) -> None:
         self.job = job
         self.epoch = epoch
@@ -109,6 +112,7 @@ class ReplicaPump:
         self.barrier: tuple[int, int, int] | None = None  # the newest, as in `CopyingStatus`
         self._report_incident = report_incident
         self.edit = runtime.edit(job.topic, job.partition, target_topic)
+        self._sealed = None if seals is None else SealedCopies(job.topic, job.partition, seals, self.edit)
         self._tasks = ReplicaTasks(job, self.lose)
         self._is_first = is_first
         self.source_log = source_log
@@ -213,19 +217,21 @@ class ReplicaPump:
             if batch is not None and batch.header.next_offset > fetched.start_offset:
                 where = f"offsets [{start}, {batch.header.next_offset})"
                 self.runtime.renumbered.record(f"{self.where}, {where}")
+        edit = self.edit if self._sealed is None else self._sealed.edit(fetched.next_offset)
         while True:
             try:
                 most_bytes = self.session.max_batch_bytes if self.runtime.divides else NO_LIMIT
-                for copy in copies(fetched, most_bytes, self.edit, odd):
+                for copy in copies(fetched, most_bytes, edit, odd):
                     await self._send(copy)
                     if copy.read_again is not None:
                         await asyncio.sleep(0)  # encoding the next one takes its time, too
                 return
             except UndecodableBatch as error:
-                await self.blocked_batch.wait(
-                    error.start, error.end, f"they cannot go as they are, nor be decoded: {error}",
-                    "see what wrote them; skip them if they may be lost",
-                )  # fmt: skip
+                if fetched.damage or self._sealed is None or not await self._sealed.refuses(error):
+                    await self.blocked_batch.wait(
+                        error.start, error.end, f"they cannot go as they are, nor be decoded: {error}",
+                        "see what wrote them; skip them if they may be lost",
+                    )  # fmt: skip
                 if error.end >= fetched.next_offset:
                     return
                 self.ledger.pass_over(SentBatch(error.end))

@@ -10,18 +10,18 @@ Rules
 from __future__ import annotations
 
 import time
-from collections import defaultdict
 from collections.abc import Callable
 
 import structlog
 from aiokafka.errors import KafkaError
 from mode import Service
 
-from app.controllog.seals import VERSION, Refused, Seals
+from app.controllog.seals import VERSION, Seals
 from app.controllog.topics import ControlTopics
 from app.kafka.client.cluster import ClusterClient, ClusterUnreachable
 from app.kernel.repeated_trouble import RepeatedTrouble
 from app.worker.jobs.start_position import ReportIncident
+from app.worker.jobs.unsealed_records import UnsealedRecords
 from app.worker.members.membership import Members
 
 log = structlog.get_logger(__name__)
@@ -29,10 +29,6 @@ log = structlog.get_logger(__name__)
 POLL_INTERVAL_S = 1.0
 FORMER_S = 60.0  # a worker that has said goodbye, or paused, writes no more after this
 TELL_AFTER_S = 600.0  # a roll-out takes minutes
-REMEDY = (
-    "see who else writes to that topic, and withdraw their permission (docs/permissions.md); if it is a "
-    "worker of an earlier version, update it"
-)
 
 
 class SealKeeper(Service):
@@ -56,7 +52,7 @@ class SealKeeper(Service):
         self._leads = leads
         self._report_incident = report_incident
         self._read_by_all = {topics.control.name, topics.heartbeats.name, topics.answers.name}
-        self._refused = defaultdict[str, RepeatedTrouble](RepeatedTrouble)
+        self._unsealed = UnsealedRecords(report_incident)
         self._leads_since_s: float | None = None
         self._waits = RepeatedTrouble()
         self._has_warned = False
@@ -67,31 +63,18 @@ class SealKeeper(Service):
             await self.sleep(POLL_INTERVAL_S)
             try:
                 now_s = time.monotonic()
-                for refused in self._seals.take_refused():
-                    self.tell(refused)
-                self._tell_due(now_s)
+                self.tell(now_s)
                 await self._begin(now_s)
             except (KafkaError, ClusterUnreachable, OSError, TimeoutError) as error:
                 log.warning("seals do not begin yet", error=repr(error), retry_s=POLL_INTERVAL_S)
             except Exception:
                 log.exception("looking after seals failed and is tried again")
 
-    def tell(self, refused: Refused) -> None:
-        """So much was refused."""
-        where = f"offset {refused.offset} of partition {refused.partition}"
-        if refused.topic not in self._read_by_all or self._leads():
-            self._refused[refused.topic].record(where, refused.count)
-
-    def _tell_due(self, now_s: float) -> None:
-        for topic, trouble in self._refused.items():
-            if (due := trouble.due(now_s)) is not None:
-                count, where = due
-                self._report_incident(
-                    "unsealed", topic,
-                    f"{count} records without a worker's seal were not read, the last at {where}: somebody "
-                    "else wrote them",
-                    REMEDY,
-                )  # fmt: skip
+    def tell(self, now_s: float) -> None:
+        """Rule 2."""
+        refused = self._seals.take_refused()
+        is_mine = self._leads()
+        self._unsealed.tell([one for one in refused if is_mine or one.topic not in self._read_by_all], now_s)
 
     async def _begin(self, now_s: float) -> None:
         """Rule 1."""

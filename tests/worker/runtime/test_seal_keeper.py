@@ -82,8 +82,6 @@ async def test_what_all_read_is_told_by_the_leader_alone(
             keeper.leads = leads
             for topic in (topics.heartbeats, topics.trackers):
                 assert seals.refuses(at(topic.name, 5))
-            for refused in seals.take_refused():
-                keeper.made.tell(refused)
-            keeper.made._tell_due(0.0)
+            keeper.made.tell(0.0)
         assert [subject for _, subject, *_ in keeper.told] == [topics.trackers.name, topics.heartbeats.name]
         assert "1 records without a worker's seal" in keeper.told[0][2]

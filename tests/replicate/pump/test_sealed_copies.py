@@ -1,0 +1,117 @@
+"""What nobody has sealed is not in the copy of a control topic; all else is, as it was."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from aiokafka import AIOKafkaConsumer, TopicPartition
+
+from app.controllog.seals import Refused
+from app.kafka.append import encoder
+from app.kafka.client.cluster import ClusterClient
+from tests.controllog.test_seals import region, started, until
+from tests.kafka.conftest import ENOUGH_S, create, producing
+from tests.kafka.odd_batches import append, batch
+from tests.kafka.records.batches import zigzag
+from tests.replicate.rig import ReplicaRig
+
+
+def with_a_bad_header_name(value: bytes) -> bytearray:
+    """A record that brokers take, and no decoder: the name of its header is no UTF-8."""
+    body = bytes(1) + zigzag(0) + zigzag(0) + zigzag(-1) + zigzag(len(value)) + value
+    body += zigzag(1) + zigzag(1) + b"\xff" + zigzag(-1)
+    return batch([zigzag(len(body)) + body])
+
+
+async def values(client: ClusterClient, topic: str) -> list[bytes | None]:
+    """What a worker reads of partition 0."""
+    at, found = TopicPartition(topic, 0), []
+    async with AIOKafkaConsumer(**client.spec.aiokafka_options()) as consumer:
+        consumer.assign([at])
+        end = (await consumer.end_offsets([at]))[at]
+        consumer.seek(at, 0)
+        async with asyncio.timeout(ENOUGH_S):
+            while await consumer.position(at) < end:
+                found += [one.value for one in (await consumer.getmany(at, timeout_ms=100)).get(at, [])]
+    return found
+
+
+async def test_a_copy_has_what_is_sealed_and_what_was_there_before(
+    stand: ReplicaRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (bootstrap,) = stand.source.spec.bootstrap
+    async with region(bootstrap, monkeypatch) as (client, topics, options):
+        topic = topics.trackers.name
+        await create(stand.target, topic, topics.trackers.partitions)
+        async with started(topics, options, client) as seals, producing(bootstrap) as producer:
+
+            async def write(value: bytes, headers: Any = ()) -> None:
+                await producer.send_and_wait(topic, value, key=b"k", partition=0, headers=list(headers))
+
+            await write(b"before")
+            pump = await stand.start_pump(topic, seals=lambda: seals if seals.begins else None)
+            await stand.copied([pump])
+            await stand.until(lambda: pump.version == pump.snapshot_version)
+            stand.saves = False
+            await seals.begin(client, "w")
+            await until(lambda: not seals.missing)
+            sealed = [b"sealed %d" % number for number in range(3)]
+            for number, value in enumerate(sealed):
+                await write(value, seals.headers(topic, b"k", value))
+                await write(b"forged %d" % number)
+                await append(stand.source, topic, 0, with_a_bad_header_name(b"forged, and odd"))
+            await write(b"forged with a seal of another", seals.headers(topic, b"k", b"sealed 0"))
+            await stand.copied([pump])
+            target_end = (await stand.target.end_offsets([(topic, 0)]))[topic, 0]
+            assert target_end == 1 + len(sealed)
+            copied = [b"before", *sealed]
+            assert await values(stand.target, topic) == copied
+            assert seals.take_refused() == [Refused(topic=topic, count=7, partition=0, offset=10)]
+            assert stand.incidents == []
+
+            stand.kill(pump)  # with nothing saved since `before`
+            again = await stand.start_pump(topic, seals=lambda: seals)
+            await stand.copied([again])
+            assert await values(stand.target, topic) == copied
+
+
+async def test_a_sealed_batch_by_which_copying_breaks_waits_and_is_no_forgery(
+    stand: ReplicaRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (bootstrap,) = stand.source.spec.bootstrap
+    async with region(bootstrap, monkeypatch) as (client, topics, options):
+        topic = topics.trackers.name
+        await create(stand.target, topic, topics.trackers.partitions)
+
+        def breaks(*_: Any) -> Any:
+            raise ZeroDivisionError("nobody foresaw it")
+
+        async with started(topics, options, client) as seals, producing(bootstrap) as producer:
+            await seals.begin(client, "w")
+            await until(lambda: not seals.missing)
+            sealed = list(seals.headers(topic, b"k", b"v"))
+            await producer.send_and_wait(topic, b"v", key=b"k", partition=0, headers=sealed)
+            with monkeypatch.context() as patch:
+                patch.setattr(encoder, "_copies_of", breaks)
+                pump = await stand.start_pump(topic, seals=lambda: seals)
+                await stand.until(lambda: pump.stuck == ((0, 1),))
+            assert seals.take_refused() == []
+
+
+async def test_what_is_damaged_on_its_way_waits_and_is_no_forgery(
+    stand: ReplicaRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (bootstrap,) = stand.source.spec.bootstrap
+    async with region(bootstrap, monkeypatch) as (client, topics, options):
+        topic = topics.trackers.name
+        await create(stand.target, topic, topics.trackers.partitions)
+        async with started(topics, options, client) as seals:
+            await seals.begin(client, "w")
+            await until(lambda: not seals.missing)
+            pump = await stand.start_pump(topic, seals=lambda: seals, fetches=False)
+            stand.feed(pump, bytes(batch([b""])), 0, 1, damage="its checksum does not match")
+            await stand.until(lambda: stand.incidents)
+            assert stand.kinds() == ["replica-stuck"]
+            assert seals.take_refused() == []
