@@ -97,7 +97,8 @@ PURE = (
     "replicate/api/test_topic_edit",
     "sizing/test_forecasts",
     "sizing/test_recommendation",
-    "worker/tracker/*",
+    "worker/tracker/test_fold*",
+    "worker/tracker/test_write_health",
 )
 BESIDE = (
     *PURE,
