@@ -26,6 +26,7 @@ from app.dispatch.dlq.rules import Span
 from app.dispatch.model import retry_headers as names
 from app.dispatch.model.retry_headers import MERGES
 from app.kafka.client.cluster import ClusterClient, ClusterSpec
+from app.kafka.client.commits import OffsetCommitter
 
 GROUP = "billing"
 RATE = 100_000.0
@@ -154,7 +155,7 @@ class Clusters:
         if self._started is None:
             client = ClusterClient(self.specs[name])
             await client.start()
-            self._started = SimpleNamespace(client=client)
+            self._started = SimpleNamespace(client=client, committer=OffsetCommitter(client))
         return self._started
 
 
