@@ -15,6 +15,8 @@ from app.dispatch.dlq.operation_history import choose
 from app.dispatch.dlq.query import LetterQuery
 from app.dispatch.dlq.reader import NoQueue, read_one
 from app.dispatch.dlq.survey import lines, stats
+from app.dispatch.model.retry_headers import left_out_headers
+from app.kafka.append.producer import Producer
 from tests.dispatch.dlq.queues import DeadLetterQueue, headers
 
 
@@ -67,6 +69,34 @@ async def test_an_export_holds_every_byte_in_both_formats(queue: DeadLetterQueue
     assert told[1]["value"] == {"base64": "/wA="}
     assert rows[0]["key"] == b"\xfe"
     assert {h["name"]: h["value"] for h in rows[0]["headers"]}["own"] == b"\x00kept"
+
+
+async def test_an_export_and_the_figures_tell_a_value_that_is_not_in_its_letter_from_null(
+    queue: DeadLetterQueue, tmp_path: Path
+) -> None:
+    parquet: Any = pytest.importorskip("pyarrow.parquet")
+    await queue.create()
+    large, key = b"v" * 3_000, b"k" * 70
+    lacks_both = left_out_headers(large, "orders", 0, 8, "", key)
+    producer = Producer(queue.client.spec)  # aiokafka's sends nothing without key and value
+    await producer.start()
+    for letter in (
+        (b"k", None, headers()),
+        (b"k", None, [*headers(), *left_out_headers(large, "orders", 0, 7, "")]),
+        (None, None, [*headers(), *lacks_both]),
+        (b"k", b"here", headers()),
+    ):
+        await producer.send(queue.workload.dlq_topic(), *letter, 0)
+    await producer.stop()
+    found = await exported(queue, LetterQuery())
+    table = tmp_path / "letters.parquet"
+    assert export.write_file(table, "parquet", found) == 4
+    columns = "value", "left_out_bytes", "left_out_key_bytes"
+    for rows in (parquet.read_table(table).to_pylist(), [json.loads(line) for line in found]):
+        told = [tuple(row[column] for column in columns) for row in rows]
+        assert told[:3] == [(None, None, None), (None, 3_000, None), (None, 3_000, 70)]
+        assert told[3][1:] == (None, None)
+    assert (await stats(queue.client, queue.workload, LetterQuery(), 30))["value_bytes"] == 6_004
 
 
 def test_an_export_that_breaks_off_leaves_the_file_as_it_was(tmp_path: Path) -> None:

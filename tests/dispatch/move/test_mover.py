@@ -24,6 +24,8 @@ from app.dispatch.dlq.merge import Merger
 from app.dispatch.dlq.operation_progress import OperationTerms
 from app.dispatch.dlq.query import LetterQuery
 from app.dispatch.dlq.reader import queue_ends
+from app.dispatch.model import retry_headers as names
+from app.dispatch.model.retry_headers import left_out_headers
 from app.dispatch.move.mover import Mover
 from app.dispatch.move.planner import MoveRequest
 from app.kafka.client.cluster import ClusterSpec
@@ -38,6 +40,7 @@ from app.worker.jobs.start_position import StartPosition, find_start_position
 from app.worker.members.membership import Members
 from app.worker.runtime.operators import OperationRefused, OperatorActions
 from tests.dispatch.dlq.queues import headers
+from tests.kafka.conftest import producing
 from tests.web.runtime_fake import put
 
 BEFORE_MAX = "message.timestamp.before.max.ms"
@@ -377,6 +380,29 @@ async def test_letters_that_were_merged_are_not_copied_and_what_was_merged_is(st
     assert (told["copied"], told["letters"]) == (4, 1)
     assert [r.value for r in await stage.records(WEST, workload.merge_topic())] == [b"d-0"]
     assert [r.value for r in await stage.records(WEST, stage.dlq)] == [b"d-1"]
+
+
+async def test_letters_whose_values_are_not_in_them_are_counted_and_told(stage: Stage) -> None:
+    """Not those that were merged before, from where their values stand, nor those of a null."""
+    await traffic(stage)
+    merged, lacking = (left_out_headers(b"0-3", stage.topic, 0, offset, "") for offset in (3, 99))
+    first = [*headers(3), (names.ORIGIN_TOPIC, stage.topic.encode())]
+    east = (await stage.clusters.get(EAST)).client
+    async with producing(east.spec.bootstrap[0]) as producer:
+        for key, lacks in ((b"k-0-3", merged), (b"k-lacking", lacking), (b"k-null", [])):
+            letter = stage.dlq, None, key, 0, T0, [*first, *lacks]
+            await producer.send_and_wait(*letter)
+    terms = OperationTerms(LetterQuery(key="k-0-3"))
+    merger = Merger(east, Workload.from_wire(stage.definition()), "once")
+    assert (await merger.run(terms, await queue_ends(east, stage.dlq))).counts()["merged"] == 1
+    told = await stage.run(stage.mover())
+    assert (told["letters"], told["left_out"]) == (4, 1)
+    there = {r.key: (r.value, dict(r.headers)) for r in await stage.records(WEST, stage.dlq)}
+    assert [there[key][0] for key in (b"k-lacking", b"k-null")] == [None, None]
+    assert dict(lacking).items() <= there[b"k-lacking"][1].items(), "it still says what it lacks, and where"
+    (act,) = [e for e in stage.log.recent if e["event"] == "operator-act"]
+    where = f"4 dead letters, of which 1 say only where their values stand, which is in {EAST}"
+    assert act["detail"].endswith(where)
 
 
 async def test_dead_letters_stay_when_they_are_to(stage: Stage) -> None:
