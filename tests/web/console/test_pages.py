@@ -16,6 +16,8 @@ from app.controllog.topics import ControlTopics
 from app.dev.demo.stage import DemoStage, Process, http, wait_until, workload
 from app.dev.demo.traffic import create_topic, messages, produce
 from app.dev.yard import Yard
+from app.dispatch.model.retry_headers import left_out_headers
+from tests.dispatch.dlq.queues import DeadLetterQueue, headers
 from tests.system.conftest import make_stage
 from tests.web.browser import ENOUGH_MS, IN_A_BROWSER, POLL_MS, browsing
 from tests.web.report_rows import EVIL, REPORT
@@ -25,7 +27,8 @@ pytestmark = IN_A_BROWSER
 
 @pytest.fixture(scope="module")
 def console(_shared_yard: Yard) -> Iterator[tuple[DemoStage, Process, str]]:
-    """A worker with a workload that has delivered, retried and stashed; evil text among its dead letters."""
+    """A worker with a workload that has delivered, retried and stashed; evil text among its dead letters,
+    and a null, and one that lacks its value."""
     with make_stage(_shared_yard) as stage:
         topic = f"pages-{stage.region}"
         bootstrap = _shared_yard.bootstrap("east-aggregate")
@@ -54,6 +57,9 @@ def console(_shared_yard: Yard) -> Iterator[tuple[DemoStage, Process, str]]:
         wait_until(lambda: len({d["id"] for d in stage.deliveries()}) >= 401, 60, worker.tail)
         letters = f"{worker.url}/api/v1/dlq/billing/{topic}"  # they come there after their delivery
         wait_until(lambda: http("GET", letters)[1]["messages"] == 5, 60, worker.tail)
+        queue, lacks = DeadLetterQueue(bootstrap, topic), left_out_headers(b"v" * 3_000, topic, 0, 7, "")
+        asyncio.run(queue.put(None, key=b"lacking", headers=[*headers(), *lacks]))
+        asyncio.run(queue.put(None, key=b"tombstone", headers=headers()))
         yield stage, worker, topic
 
 
@@ -82,6 +88,19 @@ def test_the_workload_page_shows_partitions_and_dead_letters_as_text_never_as_ma
     assert page.query_selector("main img") is None
     assert "owned" not in page.title()
     assert "FAILED_PRECONDITION" in page.inner_text("main")
+
+
+def test_the_workload_page_tells_a_value_that_is_not_in_its_letter_from_null(
+    console: Any, browse: Any
+) -> None:
+    _, _, topic = console
+    page = browse(f"/workloads/billing/{topic}")
+    page.get_by_text("tombstone").first.wait_for(timeout=ENOUGH_MS)
+    rows = [page.locator("tr", has_text=key).inner_text().split("\t") for key in ("lacking", "tombstone")]
+    assert [row[-2:] for row in rows] == [
+        ["lacking", "3,000 bytes, not in the letter"],
+        ["tombstone", "null"],
+    ]
 
 
 def test_the_workload_page_tells_how_a_real_receiver_fares(console: Any, browse: Any, tmp_path: Path) -> None:
