@@ -15,6 +15,7 @@ from app.audit.jobs.report_sender import AuditSender
 from app.controllog.codec import Heartbeat
 from app.controllog.events import OperatorAct
 from app.controllog.log import ControlLog
+from app.controllog.seals import Seals
 from app.controllog.topics import ControlTopics
 from app.kafka.client.cluster import ClusterClient, ClusterSpec
 from app.kafka.client.topics import TopicSpec, ensure_topics
@@ -134,6 +135,17 @@ def beating(topics: ControlTopics, spec: ClusterSpec) -> tuple[Any, Callable[[],
     return beats, send
 
 
+def sealing(topics: ControlTopics, spec: ClusterSpec) -> tuple[Any, Callable[[], Awaitable[Any]]]:
+    seals = Seals(topics, spec.aiokafka_options())
+
+    async def begin() -> None:
+        async with connected(",".join(spec.bootstrap)) as client:
+            await seals.learn(client)
+            await seals.begin(client, "me")
+
+    return seals, begin
+
+
 @pytest.mark.parametrize(
     ("topic", "sender"),
     [
@@ -143,6 +155,7 @@ def beating(topics: ControlTopics, spec: ClusterSpec) -> tuple[Any, Callable[[],
         ("checkpoints", mapping),
         ("audit", auditing),
         ("heartbeats", beating),
+        ("seals", sealing),
     ],
 )
 async def test_a_sender_goes_on_after_its_topic_refused_a_batch(
