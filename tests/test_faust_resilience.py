@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -36,10 +37,12 @@ from app.kafka.client.cluster import ClusterClient, ClusterSpec
 from app.kafka.client.commits import OffsetCommitter
 from app.kafka.client.topics import TopicSpec, ensure_topics
 from tests.kafka import bounded
+from tests.kafka.conftest import bound, connected, producing
 
 CLUSTER = "east-aggregate"  # not the one other tests use at the same time
 ENOUGH_S = 60.0
 SOON_S = 0.05
+NOTHING_BYTES = 50  # no record is as small
 
 
 def make_app(bootstrap: str = "127.0.0.1:1", name: str = "patient", **options: Any) -> PatientApp:
@@ -306,6 +309,63 @@ async def test_what_kafka_refuses_at_a_stop_is_no_crash_but_nothing_is_committed
             assert await flushing is False
         await asyncio.sleep(SOON_S)
     assert app.crash_reason is None
+
+
+@asynccontextmanager
+async def a_worker(
+    client: ClusterClient, topic: str
+) -> AsyncIterator[tuple[PatientApp, Callable[[int], Awaitable[bool]]]]:
+    """Real clients: it writes to a table's changelog what an event changed, and commits the next offset."""
+    app = make_app(client.spec.bootstrap[0], f"group-{topic}", broker_commit_interval=3_600.0)
+    table = app.Table("counts", partitions=1, key_type=bytes, value_type=bytes)
+    consumer: Any = app.consumer
+
+    async def process(offset: int) -> bool:
+        written: Any = table.send_changelog(0, b"key", b"value")
+        written.add_done_callback(lambda ended: ended.exception())  # or its loss is told at its end
+        return bool(await consumer._commit_offsets({TP(topic, 0): offset + 1}))
+
+    await app.producer.start()
+    await consumer.start()
+    try:
+        await consumer._thread.call_thread(consumer._thread._consumer.assign, [TopicPartition(topic, 0)])
+        yield app, process
+    finally:
+        await consumer.stop()
+        await app.producer.stop()
+
+
+async def test_a_changelog_that_refuses_one_batch_ends_the_worker_and_the_next_one_goes_on(
+    bootstrap: str, topic_name: str
+) -> None:
+    """Nothing is committed where the refused value is lost, also once the changelog takes all again."""
+    group, place = f"group-{topic_name}", (topic_name, 0)
+    changelog = f"{group}-counts-changelog"
+    async with connected(bootstrap, CLUSTER) as client, asyncio.timeout(ENOUGH_S):
+        await ensure_topics(client, [TopicSpec(topic_name, 1), TopicSpec(changelog, 1)])
+        committed, offset = OffsetCommitter(client).committed, 1
+        async with a_worker(client, topic_name) as (app, process):
+            assert await process(0)
+            await bound(client, NOTHING_BYTES, changelog)
+            while await process(offset):  # a broker learns of it a moment later
+                offset += 1
+                assert await client.end_offsets([(changelog, 0)]) == {(changelog, 0): offset}
+            while app.crash_reason is None:  # noqa: ASYNC110 - a task of its own
+                await asyncio.sleep(0)
+            assert changelog in str(app.crash_reason)
+            assert "MessageSizeTooLarge" in str(app.crash_reason)
+            await bound(client, None, changelog)
+            async with producing(bootstrap) as producer:
+                is_taken = False
+                while not is_taken:
+                    with contextlib.suppress(MessageSizeTooLargeError):
+                        is_taken = bool(await producer.send_and_wait(changelog, b"of another", b"key"))
+            assert not await process(offset + 1)
+        assert await committed(group, [place]) == {place: offset}
+        async with a_worker(client, topic_name) as (app, process):
+            assert await process(offset)
+            assert app.crash_reason is None
+        assert await committed(group, [place]) == {place: offset + 1}
 
 
 @pytest.mark.parametrize("is_left", [False, True])

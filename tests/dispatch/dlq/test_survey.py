@@ -80,22 +80,22 @@ async def test_an_export_and_the_figures_tell_a_value_that_is_not_in_its_letter_
     lacks_both = left_out_headers(large, "orders", 0, 8, "", key)
     producer = Producer(queue.client.spec)  # aiokafka's sends nothing without key and value
     await producer.start()
-    for letter in (
+    for at, value, told in (
         (b"k", None, headers()),
         (b"k", None, [*headers(), *left_out_headers(large, "orders", 0, 7, "")]),
         (None, None, [*headers(), *lacks_both]),
         (b"k", b"here", headers()),
     ):
-        await producer.send(queue.workload.dlq_topic(), *letter, 0)
+        await producer.send(queue.workload.dlq_topic(), at, value, told, 0)
     await producer.stop()
     found = await exported(queue, LetterQuery())
     table = tmp_path / "letters.parquet"
     assert export.write_file(table, "parquet", found) == 4
     columns = "value", "left_out_bytes", "left_out_key_bytes"
     for rows in (parquet.read_table(table).to_pylist(), [json.loads(line) for line in found]):
-        told = [tuple(row[column] for column in columns) for row in rows]
-        assert told[:3] == [(None, None, None), (None, 3_000, None), (None, 3_000, 70)]
-        assert told[3][1:] == (None, None)
+        shown = [tuple(row[column] for column in columns) for row in rows]
+        assert shown[:3] == [(None, None, None), (None, 3_000, None), (None, 3_000, 70)]
+        assert shown[3][1:] == (None, None)
     assert (await stats(queue.client, queue.workload, LetterQuery(), 30))["value_bytes"] == 6_004
 
 
