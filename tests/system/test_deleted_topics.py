@@ -4,6 +4,8 @@ the leader makes it, and no message is lost."""
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
 from collections.abc import Iterator
 
 import orjson
@@ -116,3 +118,60 @@ async def test_reports_of_the_audit_library_never_make_their_topic_and_say_that_
         await stays_away()
     finally:
         await output.close()
+
+
+# A process of its own, as a service's is: where the worker's modules are loaded no client creates topics.
+SERVICE = """
+import asyncio, sys
+from aiokafka.admin import AIOKafkaAdminClient
+from app.sdk.audit.kafka_output import KafkaOutput, NoTopic
+from app.sdk.producer import ProducerError, Region, RegionalProducer
+
+bootstrap, missing, there = sys.argv[1:]
+
+async def failure(producer, topic):
+    try:
+        while True:  # a broker may take some messages until it hears that the topic is deleted
+            await producer.send_and_wait(topic, b"v")
+    except ProducerError as error:
+        return f"{type(error).__name__}: {error}"
+
+async def main():
+    async with RegionalProducer([Region("east", bootstrap)]) as producer:
+        asked = asyncio.create_task(failure(producer, missing))
+        for _ in range(10):
+            await producer.send_and_wait(there, b"v")
+        print(await asked)
+        admin = AIOKafkaAdminClient(bootstrap_servers=bootstrap)
+        await admin.start()
+        await admin.delete_topics([there])
+        await admin.close()
+        print(await failure(producer, there))
+    output = KafkaOutput(bootstrap, "east", topic=missing)
+    try:
+        await output._started()
+    except NoTopic as error:
+        print(error)
+
+asyncio.run(main())
+assert "app.kafka.client" not in sys.modules
+"""
+
+
+async def test_clients_of_a_service_never_make_a_topic_and_its_messages_fail_alone(
+    creating_yard: Yard, topic_name: str
+) -> None:
+    bootstrap, missing = creating_yard.bootstrap(CLUSTER), f"{topic_name}-missing"
+    await create_topic(bootstrap, topic_name, PARTITIONS)
+    done = await asyncio.to_thread(
+        subprocess.run, [sys.executable, "-c", SERVICE, bootstrap, missing, topic_name],
+        capture_output=True, text=True, timeout=SETTLE_S, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    never, deleted, audit = done.stdout.splitlines()
+    why = f"UnknownTopicOrPartitionError: it does not exist in Kafka at {bootstrap}: create it, or mend"
+    assert never.startswith(f"Refused: region east, topic {missing}: {why}")
+    assert f": region east, topic {topic_name}: {why}" in deleted
+    assert f"topic {missing} does not exist" in audit
+    async with connected(bootstrap) as client:
+        assert [await client.partitions(topic) for topic in (missing, topic_name)] == [None, None]

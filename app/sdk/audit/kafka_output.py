@@ -1,33 +1,28 @@
 """Reports into Kafka, through aiokafka.
 
-Workers of the region make the topic. Brokers may create what a producer asks for (Kafka's default), with
-their own partitions and settings. So this one's client asks without that, and a missing topic is an error
-that says so.
+Workers of the region make the topic. This one's client never does (`app.sdk.topic_creation`): a missing topic
+is an error that says so.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import random
 from collections.abc import Mapping, Sequence
-from functools import partial
 from typing import Any
 
 from aiokafka import AIOKafkaProducer
-from aiokafka.client import AIOKafkaClient
-from aiokafka.cluster import ClusterMetadata
 from aiokafka.errors import (
     KafkaConnectionError,
     KafkaError,
     MessageSizeTooLargeError,
     TopicAuthorizationFailedError,
 )
-from aiokafka.protocol.metadata import MetadataRequest
 
 from app.audit.counts.reports import Report
 from app.sdk.audit.errors import NotPassed
 from app.sdk.audit.outputs import encode
+from app.sdk.topic_creation import never_create_topics
 
 SEND_TIMEOUT_S = 30.0
 STOP_TIMEOUT_S = 5.0
@@ -100,7 +95,7 @@ class KafkaOutput:
     async def _started(self) -> AIOKafkaProducer:
         producer = AIOKafkaProducer(bootstrap_servers=self._bootstrap, **{**self._options, "acks": "all"})
         client = producer.client
-        client._metadata_update = partial(_asked_only, client)  # type: ignore[method-assign]
+        never_create_topics(client)
         try:
             await producer.start()
             client.add_topic(self._topic)
@@ -118,23 +113,6 @@ class KafkaOutput:
             raise
         self._producer = producer
         return producer
-
-
-async def _asked_only(client: AIOKafkaClient, known: ClusterMetadata, topics: set[str]) -> bool:
-    """aiokafka's `_metadata_update`, which creates no topic. aiokafka's own has no way to say so."""
-    request = MetadataRequest(list(topics or ()) or None, allow_auto_topic_creation=False)
-    nodes = [broker.nodeId for broker in client.cluster.brokers()]
-    random.shuffle(nodes)
-    for node in nodes:
-        try:
-            found = await client.send(node, request)
-        except Exception:  # noqa: BLE001, S112 - aiokafka's task would end, and whoever waits wait for ever
-            continue
-        if found.brokers:
-            known.update_metadata(found)
-            return True
-    known.failed_update(None)
-    return False
 
 
 async def _ended(producer: AIOKafkaProducer) -> None:

@@ -11,7 +11,8 @@ message was written.
 Rules
 1. What `send` takes is acknowledged by all in-sync replicas of one region, or its future fails: with
    `Refused` it is nowhere, with `NotDelivered` nobody knows. What a region will not take (too large, no such
-   topic or partition) fails alone, and is not offered to another region: let their topics be alike.
+   topic or partition) fails alone, and is not offered to another region: let their topics be alike. The
+   producer never creates a topic; a missing one is asked for during 10 s, since it may be new.
 2. The first region is home. A region is left when it does not answer, or acknowledges nothing of what waits,
    for `unhealthy_after_s`; what it did not acknowledge is sent to the next healthy one, in the order in which
    it was taken. It comes back to home once that has been healthy for `return_after_s`, and longer after each

@@ -27,6 +27,7 @@ from aiokafka.errors import (
 )
 
 from app.sdk.producer.messages import PendingMessage
+from app.sdk.topic_creation import never_create_topics
 
 log = logging.getLogger("switchyard.producer")
 
@@ -129,6 +130,7 @@ class RegionLink:
                 "request_timeout_ms": int(REQUEST_S * 1000),
             },
         )
+        never_create_topics(producer.client)
         try:
             async with asyncio.timeout(REQUEST_S):
                 await producer.start()
@@ -149,7 +151,7 @@ class RegionLink:
             raise InvalidTopicError(f"{topic!r} is no topic's name")
         self._check_works()
         if time.monotonic() - self.missing.get(topic, float("-inf")) < MISSING_TOPIC_RETRY_S:
-            raise UnknownTopicOrPartitionError
+            raise self._no_topic()
         try:
             async with asyncio.timeout(HAND_OVER_TIMEOUT_S) as limit:
                 self._handing.add(limit)
@@ -161,7 +163,7 @@ class RegionLink:
             if not await answers(self.region, BROKER_ANSWER_TIMEOUT_S):
                 raise KafkaConnectionError(f"{topic} is not known, nobody answers") from None
             self.missing[topic] = time.monotonic()
-            raise
+            raise self._no_topic() from None
         self._check_works()  # what is handed over behind `stop` is never sent
         if not self.flying:
             self.waits_s = time.monotonic()
@@ -169,6 +171,11 @@ class RegionLink:
         message.asked.add(self)
         answer.add_done_callback(self._answered)
         return answer
+
+    def _no_topic(self) -> UnknownTopicOrPartitionError:
+        return UnknownTopicOrPartitionError(
+            f"it does not exist in Kafka at {self.region.bootstrap}: create it, or mend the topic's name"
+        )
 
     def _check_works(self) -> None:
         if self.broken:
