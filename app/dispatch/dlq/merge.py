@@ -48,9 +48,8 @@ from app.dispatch.dlq.query import BadQuery
 from app.dispatch.dlq.reader import CHUNK_LETTERS, QueueReader, queue_ends, reading
 from app.dispatch.dlq.rules import DEFAULT_RATE, MergeVerdict, PastOperation, Span, copy_headers
 from app.kafka.append import any_size
-from app.kafka.append.errors import TOO_LARGE_ERRORS
+from app.kafka.append.errors import RECORD_INVALID, TOO_LARGE_ERRORS
 from app.kafka.append.transactions import one_transaction, transactional
-from app.kafka.client.aiokafka_patches import InvalidRecordError
 from app.kafka.client.cluster import ClusterClient, ClusterUnreachable
 from app.kafka.client.needed_settings import DELETE, KEPT_MS, MOST_BYTES, POLICY
 from app.kafka.client.topics import TopicSpec, ensure_topics
@@ -65,7 +64,7 @@ SENT_AT_ONCE = 50  # before the loop, which pushes messages too, gets its turn
 QUIET_CHUNKS = 20  # chunks without a copy before their progress is committed
 MAX_FAILURES = 6  # in a row, without a transaction between
 BACKOFF_S = 0.5
-REFUSALS = (*TOO_LARGE_ERRORS, InvalidRecordError)
+REFUSALS = (*TOO_LARGE_ERRORS, *RECORD_INVALID)  # no timestamp's: it is this moment, not the letter's
 
 ReportOperation = Callable[[OperationProgress], None]
 

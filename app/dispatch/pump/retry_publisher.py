@@ -30,8 +30,8 @@ from app.dispatch.model.retry_headers import (
     postponed_headers,
 )
 from app.dispatch.model.throughput_diagnosis import NO_COPY
+from app.kafka.append.errors import RECORD_INVALID
 from app.kafka.append.producer import RecordTooLarge
-from app.kafka.client.aiokafka_patches import InvalidRecordError
 from app.kernel.clock import now_ms
 from app.kernel.lease import Lease
 
@@ -58,7 +58,9 @@ class Lacks(IntEnum):
     ALL = 2  # neither value nor key nor the producer's headers
 
 
-NOT_AS_A_COPY = (RecordTooLarge, InvalidRecordError)  # no retry topic takes it: it is tried again in place
+# No retry topic takes it: it is tried again in place. A refused timestamp is this worker's and not the
+# message's: such a copy is taken once the clocks agree.
+NOT_AS_A_COPY = (RecordTooLarge, *RECORD_INVALID)
 
 
 class CopyProducer(Protocol):

@@ -37,7 +37,9 @@ TOO_LARGE = {10, 18}  # of the refused ones: smaller batches of the same records
 # CORRUPT_MESSAGE (before Kafka 2.4 for what is INVALID_RECORD now), INVALID_TIMESTAMP, INVALID_RECORD: the
 # others of the batch may be taken
 FOR_A_RECORD = {2, 32, 87}
-RECORD_REFUSED = (CorruptRecordException, InvalidTimestampError, InvalidRecordError)  # aiokafka's of these
+# A record that its topic does not take: INVALID_RECORD, and what brokers before Kafka 2.4 answer for that.
+RECORD_INVALID = (CorruptRecordException, InvalidRecordError)
+RECORD_REFUSED = (*RECORD_INVALID, InvalidTimestampError)  # aiokafka's of `FOR_A_RECORD`
 INVALID_RECORD_REMEDY = (
     "records without a key cannot be kept in a compacted topic: set its cleanup.policy to delete; "
     "or see which schema its broker checks records by"

@@ -14,10 +14,9 @@ from aiokafka.errors import ClusterAuthorizationFailedError, InvalidTimestampErr
 from aiokafka.partitioner import DefaultPartitioner
 
 from app.kafka.append import any_size
-from app.kafka.append.errors import INVALID_RECORD_REMEDY, RECORD_REFUSED, TOO_LARGE_ERRORS
+from app.kafka.append.errors import INVALID_RECORD_REMEDY, RECORD_INVALID, RECORD_REFUSED, TOO_LARGE_ERRORS
 from app.kafka.append.lone_batch import NO_CODEC, Headers, LoneBatch, content_bytes, encoded
 from app.kafka.append.replaceable_producer import ReplaceableProducer
-from app.kafka.client.aiokafka_patches import InvalidRecordError
 from app.kafka.client.cluster import ClusterSpec
 from app.kafka.client.permissions import CLUSTER, allow, lacks
 from app.kafka.records.batch import HEADER_BYTES
@@ -142,8 +141,8 @@ class Producer:
                     f"{topic} refuses this worker's time: compare the clocks of its brokers with the "
                     "control cluster's, by which workers go"
                 ) from None
-            except InvalidRecordError:
-                raise InvalidRecordError(f"{topic} refuses the record: {INVALID_RECORD_REMEDY}") from None
+            except RECORD_INVALID as error:
+                raise type(error)(f"{topic} refuses the record: {INVALID_RECORD_REMEDY}") from None
             except TOO_LARGE_ERRORS:
                 refused_bytes = min(size, self._refused.get(topic, (size, 0.0))[0])
                 self._refused[topic] = refused_bytes, time.monotonic()

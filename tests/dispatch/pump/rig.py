@@ -12,6 +12,7 @@ from typing import Any
 
 from app.dispatch.definition import Workload
 from app.dispatch.pump.partition import DispatchPump
+from app.dispatch.pump.retry_publisher import CopyProducer
 from app.dispatch.scheduler.clients import GrpcTargets
 from app.dispatch.scheduler.workload import WorkloadRuntime
 from app.kafka.append.producer import RecordTooLarge
@@ -54,8 +55,9 @@ class CopyRecorder:
         self.partitions: list[int | None] = []  # that were asked for, of each of them
         self.refuse = False
         self.most_bytes = 1 << 30
-        self.refused: list[str] = []  # topics that a record was too large for
+        self.refused: list[str] = []  # topics that did not take a record
         self.codecs: list[int] = []  # of each of `records`
+        self.keyless: dict[str, Exception] = {}  # how these topics refuse records without a key
 
     async def send(
         self, topic: str, key: bytes | None, value: bytes | None, headers: list[tuple[str, bytes | None]],
@@ -65,6 +67,9 @@ class CopyRecorder:
         await asyncio.sleep(0)
         if self.refuse:
             raise OSError("the cluster is away")
+        if key is None and topic in self.keyless:
+            self.refused.append(topic)
+            raise self.keyless[topic]
         content = (key, value, *(part for header in headers for part in header))
         if sum(len(part or b"") for part in content) > self.most_bytes:
             self.refused.append(topic)
@@ -81,9 +86,12 @@ class CopyRecorder:
 class DispatchRig:
     """A receiver, its `limits`, a runtime, and the pumps of some partitions."""
 
-    def __init__(self, handler: Handler, budget: int = 1 << 30, **limits: Any) -> None:
+    def __init__(
+        self, handler: Handler, budget: int = 1 << 30, copies: CopyProducer | None = None, **limits: Any
+    ) -> None:
         self.seen: list[Message] = []
         self.copied = CopyRecorder()
+        self._copies = copies or self.copied
         self.budget = ByteBudget(budget)
         self.lease = Lease(1e9)
         self.lease.renewed(time.monotonic())
@@ -126,7 +134,7 @@ class DispatchRig:
     def run(self, chain: InterceptorChain | None = None, **spec: Any) -> None:
         """Makes the runtime."""
         workload = definition(f"127.0.0.1:{self.port}", **spec)
-        self.runtime = WorkloadRuntime(workload, GrpcTargets("w1"), self.copied, self.lease, chain)
+        self.runtime = WorkloadRuntime(workload, GrpcTargets("w1"), self._copies, self.lease, chain)
 
     def pump(
         self, partition: int = 0, *, tier: int | None = None, delayed: bool = False, capacity: int = 10_000
@@ -209,10 +217,12 @@ async def dispatch_rig(
     handler: Handler,
     chain: InterceptorChain | None = None,
     limits: Mapping[str, Any] = MappingProxyType({}),
+    copies: CopyProducer | None = None,
     **spec: Any,
 ) -> AsyncIterator[DispatchRig]:
-    """A stand whose receiver runs `handler` within its `limits`, with a workload of this spec."""
-    stand = DispatchRig(handler, **limits)
+    """A stand whose receiver runs `handler` within its `limits`, with a workload of this spec; `copies` go to
+    the stand's recorder unless another producer is given."""
+    stand = DispatchRig(handler, copies=copies, **limits)
     await stand.start_receiver()
     stand.run(chain, **spec)
     try:

@@ -9,13 +9,19 @@ from collections import Counter
 from typing import Any
 
 import pytest
+from aiokafka.errors import CorruptRecordException
 
+from app.dev.demo.traffic import read_all
+from app.dev.yard import Yard
 from app.dispatch.model import retry_headers as names
 from app.dispatch.pump import partition
 from app.dispatch.pump.line_head import free_head
 from app.kafka.append.lone_batch import ZSTD
+from app.kafka.append.producer import Producer, RecordTooLarge
+from app.kafka.client.aiokafka_patches import InvalidRecordError
 from app.sdk.receiver import Message, Retry, Stash
-from tests.dispatch.pump.rig import ENOUGH_S, TOPIC, dispatch_rig, numbers
+from tests.dispatch.pump.rig import ENOUGH_S, TOPIC, DispatchRig, dispatch_rig, numbers
+from tests.kafka.conftest import connected, create
 
 TIERS = [{"delay": "10ms", "attempts": 2}, {"delay": "20ms", "attempts": 1}]
 LARGE = b"x" * 2_000
@@ -53,6 +59,68 @@ async def test_what_no_retry_topic_takes_has_the_attempts_of_its_tiers_in_place_
     assert headers[names.VALUE_AT] == f"{TOPIC}/0/0/an-id".encode()
     assert headers[names.ATTEMPT] == b"4"
     assert stand.copied.codecs == [ZSTD]
+
+
+def in_place(stand: DispatchRig) -> tuple[int, list[int]]:
+    """How often `LARGE` was delivered, and which try its receiver was told each time; all else came once."""
+    assert all(count == 1 for value, count in stand.values().items() if value != LARGE)
+    return stand.values()[LARGE], [message.retry_count for message in stand.seen if message.value == LARGE]
+
+
+@pytest.mark.parametrize("refusal", [RecordTooLarge, InvalidRecordError, CorruptRecordException])
+async def test_what_a_retry_topic_refuses_in_any_way_has_its_attempts_in_place(
+    refusal: type[Exception],
+) -> None:
+    """Brokers before Kafka 2.4 answer CORRUPT_MESSAGE for a record without a key in a compacted topic."""
+
+    def fails(message: Message) -> Retry | None:
+        return Retry() if message.value == LARGE else None
+
+    async with dispatch_rig(fails, retry=TIERS) as stand:
+        stand.copied.keyless = dict.fromkeys(stand.runtime.retry_topics, refusal("not as a copy"))
+        stand.feed(stand.pump(), [(None, LARGE), *numbers(50)])
+        await stand.idle()
+
+    assert in_place(stand) == (4, [0, 1, 2, 3])
+    ((topic, _, value, headers),) = stand.copied.records
+    assert (topic, value, headers[names.ATTEMPT]) == (stand.runtime.dlq_topic, LARGE, b"4")
+
+
+class PrefixedCopies:
+    """Real copies, in topics that no other test uses."""
+
+    def __init__(self, producer: Producer, prefix: str) -> None:
+        self._producer, self._prefix = producer, prefix
+
+    async def send(
+        self, topic: str, key: bytes | None, value: bytes | None, headers: list[names.Header],
+        partition: int | None = None, codec: int = 0,
+    ) -> None:  # fmt: skip
+        """Writes the record."""
+        await self._producer.send(f"{self._prefix}-{topic}", key, value, headers, partition, codec)
+
+
+async def test_what_a_compacted_retry_topic_refuses_has_its_attempts_in_place_on_a_real_broker(
+    yard: Yard, topic_name: str
+) -> None:
+    def fails(message: Message) -> Retry | None:
+        return Retry() if message.value == LARGE else None
+
+    bootstrap = yard.bootstrap("east-regional")
+    async with connected(bootstrap) as client:
+        producer = Producer(client.spec)
+        await producer.start()
+        async with dispatch_rig(fails, copies=PrefixedCopies(producer, topic_name), retry=TIERS) as stand:
+            for topic in stand.runtime.retry_topics:
+                await create(client, f"{topic_name}-{topic}", cleanup_policy="compact")
+            letters = await create(client, f"{topic_name}-{stand.runtime.dlq_topic}")
+            stand.feed(stand.pump(), [(None, LARGE), *numbers(50)])
+            await stand.idle()
+        await producer.stop()
+
+    assert in_place(stand) == (4, [0, 1, 2, 3])
+    (letter,) = await read_all(bootstrap, letters)
+    assert (letter.value, dict(letter.headers)[names.ATTEMPT]) == (LARGE, b"4")
 
 
 @pytest.mark.parametrize(
