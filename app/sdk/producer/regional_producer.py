@@ -14,6 +14,7 @@ import contextlib
 import logging
 import time
 import uuid
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from types import TracebackType
@@ -371,7 +372,14 @@ class RegionalProducer:
             self._patience = min(MAX_RETURN_BACKOFF_FACTOR, 2 * self._patience) if soon else 1
 
     async def _send_again(self, link: RegionLink) -> None:
-        for message in list(self._pending.values()):
+        by_topic = defaultdict[str, list[PendingMessage]](list)
+        for message in self._pending.values():
+            by_topic[message.topic].append(message)
+        await asyncio.gather(*(self._hand_in_order(link, some) for some in by_topic.values()))
+
+    async def _hand_in_order(self, link: RegionLink, messages: Iterable[PendingMessage]) -> None:
+        """Those of one topic, so that a topic which is asked for in vain holds up no other."""
+        for message in messages:
             if link.broken:
                 return
             if not message.future.done():

@@ -67,6 +67,26 @@ async def test_a_message_that_the_next_region_has_no_partition_for_fails_and_the
         assert (await producer.send_and_wait(topic_name, b"and on it goes")).region == AWAY
 
 
+async def test_a_topic_that_the_next_region_lacks_holds_up_no_other(
+    killable_yard: Yard, topic_name: str
+) -> None:
+    yard, lacking = killable_yard, f"{topic_name}-at-home"
+    await topics(yard, topic_name)
+    async with connected(yard.bootstrap(HOME)) as client:
+        await create(client, lacking)
+    async with asyncio.timeout(ENOUGH_S), RegionalProducer(regions(yard), **QUICK) as producer:
+        for topic in (lacking, topic_name):
+            await producer.send_and_wait(topic, b"all is well")
+        await asyncio.to_thread(yard.pause, HOME)
+        fails = await producer.send(lacking, b"v")
+        other = await producer.send(topic_name, b"v")
+        first, _ = await asyncio.wait([fails, other], return_when=asyncio.FIRST_COMPLETED)
+        assert first == {other}
+        assert (await other).region == AWAY
+        with pytest.raises(NotDelivered, match=f"{AWAY}, topic {lacking}: .* does not exist in Kafka at"):
+            await fails
+
+
 async def test_what_is_no_message_at_all_is_refused_and_nothing_waits_for_it(
     yard: Yard, topic_name: str
 ) -> None:
