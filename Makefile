@@ -6,7 +6,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: help demo demo-failover test test-deep check fuzz lint bench docs lock clean
+.PHONY: help demo demo-failover test test-deep check fuzz lint bench docs pictures lock clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -48,6 +48,9 @@ bench: $(STAMP) ## one benchmark: make bench NAME=tracker
 
 docs: $(STAMP) ## the JSON Schema of definitions and the OpenAPI document, to stdout
 	@$(BIN)/switchyard config schema && $(BIN)/switchyard config schema --openapi
+
+pictures: $(STAMP) ## docs/pictures anew: the console over the demo's traffic (needs chromium)
+	$(BIN)/python -m tests.web.pictures
 
 lock: ## requirements.lock anew from pyproject.toml (all versions and hashes)
 	$(BIN)/python -m pip install --quiet "uv>=0.5"

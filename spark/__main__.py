@@ -36,7 +36,7 @@ examples:
   python -m spark JOB --help
 
 Jobs run on all cores of this machine. On a cluster: --conf spark.master=spark://host:7077, or spark-submit
-(README).
+(docs/spark-on-a-cluster.md).
 """
 
 

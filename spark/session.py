@@ -36,7 +36,7 @@ def make_session(name: str, given: Mapping[str, str] | None = None) -> SparkSess
     other.
 
     Raises:
-        NotFit: no Java for Spark. Unreachable: the connector cannot be fetched.
+        InvalidArchive: no Java for Spark. Unreachable: the connector cannot be fetched.
     """
     home = switchyard_home() / "spark"
     home.mkdir(parents=True, exist_ok=True)

@@ -24,8 +24,8 @@ PAGE = TESTS.parent / "docs" / "tests.md"
 INTRODUCTION = """\
 # What the tests hold
 
-This page is for the person who asks what Switchyard guarantees, and what shows that a guarantee is kept. The
-tests of `make test` hold each of them on a laptop. Those of `make test-deep` hold it for longer, and through
+This page lists what Switchyard guarantees, and the tests that show it. The tests of `make test` hold each
+guarantee on a laptop. The tests of `make test-deep` hold it for longer, and through
 more kinds of trouble; CI runs an eighth of them with each commit.
 
 All places are below `tests/`. `python -m tests.guarantees` writes this page from `tests/guarantees.yaml` and

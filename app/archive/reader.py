@@ -1,8 +1,8 @@
 """Reading an archive without Spark: which files, which rows, how far it reaches. Needs pyarrow.
 
     archive = Archive.open(root)
-    reader = Reader(archive)
-    for batch in reader.read(Query("orders", from_ms=..., to_ms=...)):   # pyarrow record batches
+    reader = ArchiveReader(archive)
+    for batch in reader.read(ArchiveQuery("orders", from_ms=..., to_ms=...)):   # pyarrow record batches
         ...
 
 Rules

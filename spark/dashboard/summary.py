@@ -42,7 +42,7 @@ def summarize(spark: SparkSession, root: Path, from_ms: int, to_ms: int, now_ms:
     hours that these times are in: traffic is kept by the hour. Of records without a time: all.
 
     Raises:
-        NotFit: there is none, or another version has made it.
+        InvalidArchive: there is none, or another version has made it.
     """
     stores = daily.open_stores(root)
     world = Archive.create(root / daily.GLOBAL, daily.GLOBAL)
