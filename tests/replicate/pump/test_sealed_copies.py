@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from collections.abc import AsyncIterator, Iterable
+from typing import Any, NamedTuple
 
 import pytest
-from aiokafka import AIOKafkaConsumer, TopicPartition
+from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 
-from app.controllog.seals import Refused
+from app.controllog.seals import Refused, Seals
 from app.kafka.append import encoder
 from app.kafka.client.cluster import ClusterClient
 from tests.controllog.test_seals import region, started, until
@@ -38,80 +39,87 @@ async def values(client: ClusterClient, topic: str) -> list[bytes | None]:
     return found
 
 
-async def test_a_copy_has_what_is_sealed_and_what_was_there_before(
-    stand: ReplicaRig, monkeypatch: pytest.MonkeyPatch
-) -> None:
+class SealedTopic(NamedTuple):
+    """A topic that both sides have, its seals, and how to write to the source."""
+
+    name: str
+    seals: Seals
+    client: ClusterClient
+    producer: AIOKafkaProducer
+
+    async def begin(self) -> None:
+        """Seals begin here."""
+        await self.seals.begin(self.client, "w")
+        await until(lambda: not self.seals.missing)
+
+    async def write(self, value: bytes, headers: Iterable[Any] = ()) -> None:
+        await self.producer.send_and_wait(self.name, value, key=b"k", partition=0, headers=list(headers))
+
+
+@pytest.fixture
+async def topic(stand: ReplicaRig, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[SealedTopic]:
+    """Of a region of its own."""
     (bootstrap,) = stand.source.spec.bootstrap
-    async with region(bootstrap, monkeypatch) as (client, topics, options):
-        topic = topics.trackers.name
-        await create(stand.target, topic, topics.trackers.partitions)
-        async with started(topics, options, client) as seals, producing(bootstrap) as producer:
+    async with (
+        region(bootstrap, monkeypatch) as (client, topics, options),
+        started(topics, options, client) as seals,
+        producing(bootstrap) as producer,
+    ):
+        await create(stand.target, topics.trackers.name, topics.trackers.partitions)
+        yield SealedTopic(topics.trackers.name, seals, client, producer)
 
-            async def write(value: bytes, headers: Any = ()) -> None:
-                await producer.send_and_wait(topic, value, key=b"k", partition=0, headers=list(headers))
 
-            await write(b"before")
-            pump = await stand.start_pump(topic, seals=lambda: seals if seals.begins else None)
-            await stand.copied([pump])
-            await stand.until(lambda: pump.version == pump.snapshot_version)
-            stand.saves = False
-            await seals.begin(client, "w")
-            await until(lambda: not seals.missing)
-            sealed = [b"sealed %d" % number for number in range(3)]
-            for number, value in enumerate(sealed):
-                await write(value, seals.headers(topic, b"k", value))
-                await write(b"forged %d" % number)
-                await append(stand.source, topic, 0, with_a_bad_header_name(b"forged, and odd"))
-            await write(b"forged with a seal of another", seals.headers(topic, b"k", b"sealed 0"))
-            await stand.copied([pump])
-            target_end = (await stand.target.end_offsets([(topic, 0)]))[topic, 0]
-            assert target_end == 1 + len(sealed)
-            copied = [b"before", *sealed]
-            assert await values(stand.target, topic) == copied
-            assert seals.take_refused() == [Refused(topic=topic, count=7, partition=0, offset=10)]
-            assert stand.incidents == []
+async def test_a_copy_has_what_is_sealed_and_what_was_there_before(
+    stand: ReplicaRig, topic: SealedTopic
+) -> None:
+    name, seals = topic.name, topic.seals
+    await topic.write(b"before")
+    pump = await stand.start_pump(name, seals=lambda: seals if seals.begins else None)
+    await stand.copied([pump])
+    await stand.until(lambda: pump.version == pump.snapshot_version)
+    stand.saves = False
+    await topic.begin()
+    sealed = [b"sealed %d" % number for number in range(3)]
+    for number, value in enumerate(sealed):
+        await topic.write(value, seals.headers(name, b"k", value))
+        await topic.write(b"forged %d" % number)
+        await append(stand.source, name, 0, with_a_bad_header_name(b"forged, and odd"))
+    await topic.write(b"forged with a seal of another", seals.headers(name, b"k", b"sealed 0"))
+    await stand.copied([pump])
+    target_end = (await stand.target.end_offsets([(name, 0)]))[name, 0]
+    assert target_end == 1 + len(sealed)
+    copied = [b"before", *sealed]
+    assert await values(stand.target, name) == copied
+    assert seals.take_refused() == [Refused(topic=name, count=7, partition=0, offset=10)]
+    assert stand.incidents == []
 
-            stand.kill(pump)  # with nothing saved since `before`
-            again = await stand.start_pump(topic, seals=lambda: seals)
-            await stand.copied([again])
-            assert await values(stand.target, topic) == copied
+    stand.kill(pump)  # with nothing saved since `before`
+    again = await stand.start_pump(name, seals=lambda: seals)
+    await stand.copied([again])
+    assert await values(stand.target, name) == copied
 
 
 async def test_a_sealed_batch_by_which_copying_breaks_waits_and_is_no_forgery(
-    stand: ReplicaRig, monkeypatch: pytest.MonkeyPatch
+    stand: ReplicaRig, topic: SealedTopic, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (bootstrap,) = stand.source.spec.bootstrap
-    async with region(bootstrap, monkeypatch) as (client, topics, options):
-        topic = topics.trackers.name
-        await create(stand.target, topic, topics.trackers.partitions)
+    def breaks(*_: Any) -> Any:
+        raise ZeroDivisionError("nobody foresaw it")
 
-        def breaks(*_: Any) -> Any:
-            raise ZeroDivisionError("nobody foresaw it")
-
-        async with started(topics, options, client) as seals, producing(bootstrap) as producer:
-            await seals.begin(client, "w")
-            await until(lambda: not seals.missing)
-            sealed = list(seals.headers(topic, b"k", b"v"))
-            await producer.send_and_wait(topic, b"v", key=b"k", partition=0, headers=sealed)
-            with monkeypatch.context() as patch:
-                patch.setattr(encoder, "_copies_of", breaks)
-                pump = await stand.start_pump(topic, seals=lambda: seals)
-                await stand.until(lambda: pump.stuck == ((0, 1),))
-            assert seals.take_refused() == []
+    await topic.begin()
+    await topic.write(b"v", topic.seals.headers(topic.name, b"k", b"v"))
+    with monkeypatch.context() as patch:
+        patch.setattr(encoder, "_copies_of", breaks)
+        pump = await stand.start_pump(topic.name, seals=lambda: topic.seals)
+        await stand.until(lambda: pump.stuck == ((0, 1),))
+    assert topic.seals.take_refused() == []
 
 
 async def test_what_is_damaged_on_its_way_waits_and_is_no_forgery(
-    stand: ReplicaRig, monkeypatch: pytest.MonkeyPatch
+    stand: ReplicaRig, topic: SealedTopic
 ) -> None:
-    (bootstrap,) = stand.source.spec.bootstrap
-    async with region(bootstrap, monkeypatch) as (client, topics, options):
-        topic = topics.trackers.name
-        await create(stand.target, topic, topics.trackers.partitions)
-        async with started(topics, options, client) as seals:
-            await seals.begin(client, "w")
-            await until(lambda: not seals.missing)
-            pump = await stand.start_pump(topic, seals=lambda: seals, fetches=False)
-            stand.feed(pump, bytes(batch([b""])), 0, 1, damage="its checksum does not match")
-            await stand.until(lambda: stand.incidents)
-            assert stand.kinds() == ["replica-stuck"]
-            assert seals.take_refused() == []
+    await topic.begin()
+    pump = await stand.start_pump(topic.name, seals=lambda: topic.seals, fetches=False)
+    stand.feed(pump, bytes(batch([b""])), 0, 1, damage="its checksum does not match")
+    await stand.until(lambda: stand.incidents)
+    assert stand.kinds() == ["replica-stuck"]
+    assert topic.seals.take_refused() == []
