@@ -367,10 +367,7 @@ def _trouble(done: CopiedAgain | None) -> str:
     left = f"; {done.left} are not there any more" if done.left else ""
     if not done.refused:
         return left
-    named = "; ".join(
-        f"{one.place.topic}-{one.place.partition} of {one.place.cluster}, offset {one.offset}: {one.why}"
-        for one in done.refused_records
-    )
+    named = "; ".join(f"{one.place}, offset {one.offset}: {one.why}" for one in done.refused_records)
     return f"{left}; the destination refused {done.refused}: {named}"
 
 

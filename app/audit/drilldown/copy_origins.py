@@ -28,6 +28,9 @@ class ClusterPartition(NamedTuple):
     topic: str
     partition: int
 
+    def __str__(self) -> str:
+        return f"{self.topic}-{self.partition} of {self.cluster}"
+
 
 class CopyOrigin(NamedTuple):
     """The source, and the least and the greatest offset that the record may have there."""
