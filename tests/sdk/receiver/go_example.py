@@ -18,12 +18,15 @@ class Example:
     def __init__(self, program: Path, journal: Path) -> None:
         self._program = program
         self._journal = journal
+        self._journals: list[Path] = []  # one of each process, in order
+        self._killed: set[Path] = set()
         self.port = 0
 
     async def start(self, *arguments: str) -> None:
         """Starts it, again at the same port."""
+        self._journals.append(self._journal.with_name(f"{len(self._journals)}-{self._journal.name}"))
         self.process = await asyncio.create_subprocess_exec(
-            self._program, "-listen", f"127.0.0.1:{self.port}", "-journal", self._journal, *arguments,
+            self._program, "-listen", f"127.0.0.1:{self.port}", "-journal", self._journals[-1], *arguments,
             stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL,
         )  # fmt: skip
         assert self.process.stdout is not None
@@ -33,12 +36,19 @@ class Example:
     async def stop(self, number: int = signal.SIGTERM) -> int:
         """Its exit code."""
         self.process.send_signal(number)
+        if number == signal.SIGKILL:
+            self._killed.add(self._journals[-1])
         async with asyncio.timeout(ENOUGH_S):
             return await self.process.wait()
 
     def lines(self) -> list[dict[str, Any]]:
-        """The journal."""
-        return [json.loads(line) for line in self._journal.read_text().splitlines()]
+        """The journals. A kill may come in the middle of a line: it stands behind no answer."""
+        found: list[dict[str, Any]] = []
+        for journal in self._journals:
+            *lines, torn = journal.read_text().split("\n")
+            assert not torn or journal in self._killed
+            found += map(json.loads, lines)
+        return found
 
     def handled(self) -> Counter[tuple[str, str]]:
         """Deliveries by id and outcome."""
