@@ -34,8 +34,8 @@ def switchyard() -> None:
     switchyard route describe east-to-west
     switchyard offsets map --group billing --from east-aggregate --to west-aggregate
 
-    Exit codes: 0 ok, 1 failure, 2 usage, 3 invalid definition, 4 not found, 5 precondition, 7 unreachable,
-    8 loss found, 9 capacity, 10 the plan has changes.
+    Exit codes: 0 ok, 1 failure, 2 usage, 3 invalid definition, 4 not found, 5 precondition, 6 done in part,
+    7 unreachable, 8 loss found, 9 capacity, 10 the plan has changes.
     """
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 
-HEADER = "switchyard-seal"  # of a record
+HEADER = "switchyard-seal"  # 32 bytes, of a record in a sealed control topic
 
 
 def key_of(purpose: bytes, cluster_id: str, topic_id: str) -> bytes:

@@ -23,9 +23,9 @@ from app.payload.codec import Framing, PayloadCodec, read_frame
 from app.payload.interceptors import SEND, Interceptor, InterceptorChain, Message, Reject, Send, Verdict
 from app.payload.parser import InvalidPayload
 
-FORMAT = "switchyard-payload-format"
-MESSAGE = "switchyard-payload-message"
-SCHEMA_ID = "switchyard-schema-id"
+FORMAT = "switchyard-payload-format"  # added to a delivery: `json` when its value is JSON
+MESSAGE = "switchyard-payload-message"  # added to a delivery: the message that the JSON was
+SCHEMA_ID = "switchyard-schema-id"  # added to a delivery: the id in the frame that was removed
 NAME = "protobuf"
 
 

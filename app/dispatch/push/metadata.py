@@ -16,9 +16,11 @@ from app.kernel.trace_context import derived_traceparent, own_traceparent
 
 Metadata = tuple[tuple[str, str | bytes], ...]
 
-HEADER_PREFIX = "kafka-header-"
-VALUE_NULL = ("kafka-value-null", "true")
-REGION, PRIMARY, PRIMARY_EPOCH = "switchyard-region", "switchyard-primary", "switchyard-primary-epoch"
+HEADER_PREFIX = "kafka-header-"  # before the name of a record header, and `-bin` behind it
+VALUE_NULL = ("kafka-value-null", "true")  # of a tombstone, whose body is empty too
+REGION = "switchyard-region"  # the region that sends, when the workload runs in several
+PRIMARY = "switchyard-primary"  # `true` when that region is the primary (active) one, else `false`
+PRIMARY_EPOCH = "switchyard-primary-epoch"  # the epoch of that role
 MAX_HEADER_NAME_CHARS = 256
 _LEGAL = re.compile(r"[0-9a-z_.-]{1,256}")
 _names: dict[str, str] = {}
@@ -51,9 +53,9 @@ class MetadataTemplate:
     def __init__(self, topic: str, group: str, partition: int) -> None:
         self._topic, self._partition = topic, partition
         self._fixed: Metadata = (
-            ("kafka-topic", topic),
-            ("kafka-consumergroup", group),
-            ("kafka-partition", str(partition)),
+            ("kafka-topic", topic),  # where the message first stood
+            ("kafka-consumergroup", group),  # the workload's group
+            ("kafka-partition", str(partition)),  # where the message first stood
         )
 
     def build(
@@ -77,13 +79,13 @@ class MetadataTemplate:
             self._topic, self._partition, offset, timestamp_ms
         )
         if key is not None:
-            extra.append(("kafka-key-bin", key))
+            extra.append(("kafka-key-bin", key))  # the record's key; absent when it has none
         return (
             *self._fixed,
-            ("kafka-offset", str(offset)),
-            ("kafka-retrycount", str(retry_count)),
-            ("kafka-attemptcount", str(attempt)),
-            ("kafka-timestamp", str(timestamp_ms)),
+            ("kafka-offset", str(offset)),  # where the message first stood
+            ("kafka-retrycount", str(retry_count)),  # times it went through a retry topic
+            ("kafka-attemptcount", str(attempt)),  # deliveries so far, this one included
+            ("kafka-timestamp", str(timestamp_ms)),  # of the record, ms since 1970
             ("traceparent", traceparent),
             *extra,
         )

@@ -23,8 +23,8 @@ from app.kernel.grpc_status import CANCELLED, INTERNAL, OK, RESOURCE_EXHAUSTED, 
 
 CHANNELS = 4  # connections to a receiver: one is limited by its flow control window and stream limit
 MAX_DETAIL_CHARS = 1_000
-ACTION = "kafka-action"
-RETRY_AFTER = "kafka-retry-after-ms"
+ACTION = "kafka-action"  # a trailer of the answer: what becomes of the message
+RETRY_AFTER = "kafka-retry-after-ms"  # a trailer of the answer: how long the message waits
 MAX_DIGITS = 12
 WORDLESS_METADATA_BYTES = 8 * 1024  # the least limit that gRPC implementations have for a call's metadata
 METADATA_ENTRY_BYTES = 32  # HTTP/2 counts so much beside each name and value (RFC 9113, 6.5.2)

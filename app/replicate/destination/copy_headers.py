@@ -14,7 +14,8 @@ from collections.abc import Callable
 from app.kafka.append.encoder import Headers
 from app.kafka.records.record import Record
 
-ROUTE, ORIGIN = "switchyard-route", "switchyard-origin"
+ROUTE = "switchyard-route"  # the route that made the copy
+ORIGIN = "switchyard-origin"  # "cluster id/topic/partition/offset"; one more with each copy
 
 
 class HeaderEdit:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     from app.sdk.producer.region_link import RegionLink
 
-MESSAGE_ID = "switchyard-message-id"
+MESSAGE_ID = "switchyard-message-id"  # so that an audit recognises a message that was sent twice
 Header = tuple[str, bytes | None]
 
 

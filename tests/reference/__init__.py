@@ -1,0 +1,1 @@
+"""docs/reference, written from the code: `python -m tests.reference`, one module for each page."""
