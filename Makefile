@@ -6,7 +6,8 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: help demo demo-failover test test-deep check fuzz lint bench docs pictures lock clean
+.PHONY: help demo demo-failover test test-deep check fuzz lint bench docs site pictures lock clean
+export NO_MKDOCS_2_WARNING := 1  # Material for MkDocs announces its successor with every build
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -36,11 +37,12 @@ check: lint ## lint, and the tests of the folders that differ from your upstream
 fuzz: $(STAMP) ## every property with random seeds: make fuzz MINUTES=60
 	$(BIN)/python -m tests.fuzz --minutes $(or $(MINUTES),10)
 
-lint: $(STAMP) ## format, rules, types, direction of imports
+lint: $(STAMP) ## format, rules, types, direction of imports, links of the documents
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/mkdocs build --strict
 
 bench: $(STAMP) ## one benchmark: make bench NAME=tracker
 	@test -n "$(NAME)" || { echo "make bench: give NAME=..., one of: $$(ls tests/bench/*.py | xargs -n1 basename | grep -vE '^(_|run|simulate|slices)' | sed 's/\.py//;s/_/-/g' | tr '\n' ' ')" >&2; exit 2; }
@@ -48,6 +50,11 @@ bench: $(STAMP) ## one benchmark: make bench NAME=tracker
 
 docs: $(STAMP) ## the JSON Schema of definitions and the OpenAPI document, to stdout
 	@$(BIN)/switchyard config schema && $(BIN)/switchyard config schema --openapi
+
+site: $(STAMP) ## the documents as a site, in build/site; docs/reference anew from the code
+	$(BIN)/python -m tests.reference
+	$(BIN)/mkdocs build --strict
+	@echo "open build/site/index.html"
 
 pictures: $(STAMP) ## docs/pictures anew: the console over the demo's traffic (needs chromium)
 	$(BIN)/python -m tests.web.pictures
