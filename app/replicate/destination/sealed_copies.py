@@ -34,8 +34,10 @@ class SealedCopies:
         self._upto = 0  # so far records were looked at: what is sent again is not counted again
 
     def edit(self, end: int) -> Edit | None:
-        """Leaves out the records that do not count, for batches that end at offset `end` at the latest. Below
-        the seals batches go as they are, whatever is in them."""
+        """Leaves out the records that do not count, for batches that end at offset `end` at the latest.
+
+        Batches below the first seal are copied by the route's own rules: nobody could have sealed them.
+        """
         seals = self._seals()
         if seals is None or end <= seals.begins.get(self._place, end):
             return self._inner
