@@ -20,10 +20,10 @@ $(STAMP): requirements.lock pyproject.toml
 	@touch $@
 
 demo: $(STAMP) ## the whole story on this machine; ONCE=1 runs it to its end and reports, REPORT=DIR adds Spark's reports
-	$(BIN)/python -m app.dev.demo $(if $(ONCE),--once) $(if $(REPORT),--report $(REPORT))
+	$(BIN)/switchyard demo $(if $(ONCE),--once) $(if $(REPORT),--report $(REPORT))
 
 demo-failover: $(STAMP) ## a region is killed, another goes on, it comes back; ONCE=1 reports and ends
-	$(BIN)/python -m app.dev.demo --story failover $(if $(ONCE),--once)
+	$(BIN)/switchyard demo --story failover $(if $(ONCE),--once)
 
 test: $(STAMP) ## every promise once, on real Kafka
 	$(BIN)/python -m tests
@@ -64,6 +64,6 @@ lock: ## requirements.lock anew from pyproject.toml (all versions and hashes)
 	$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url --group dev pyproject.toml -o requirements.lock
 
 clean: ## what make made here; the cache of Kafka's jars stays
-	-$(BIN)/python -m app.dev.yard down
+	-$(BIN)/switchyard yard down
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

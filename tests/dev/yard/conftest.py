@@ -65,13 +65,13 @@ def mirror(cached: JarSet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> P
 
 @dataclass(frozen=True, slots=True)
 class Cli:
-    """`python -m app.dev.yard` with a home of its own."""
+    """`switchyard yard` with a home of its own."""
 
     home: Path
 
     def __call__(self, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            [sys.executable, "-m", "app.dev.yard", *arguments],
+            [sys.executable, "-m", "app.cli", "yard", *arguments],
             env={**os.environ, "SWITCHYARD_HOME": str(self.home), **environment},
             capture_output=True,
             text=True,

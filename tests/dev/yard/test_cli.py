@@ -105,7 +105,7 @@ def test_without_a_java_it_says_how_to_get_one(
 def test_help_shows_examples_to_copy(empty_cli: Cli, arguments: list[str]) -> None:
     shown = empty_cli(*arguments)
     assert shown.returncode == 0
-    assert "python -m app.dev.yard up --regions 1" in shown.stdout
+    assert "\n  switchyard yard " in shown.stdout
 
 
 @pytest.mark.parametrize(
