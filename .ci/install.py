@@ -2,7 +2,7 @@
 
     .venv/bin/python .ci/install.py FILE
 
-A bar on a terminal, a line for each quarter elsewhere. The first half is the packages that pip names as found.
+A bar on a terminal, a line for each quarter elsewhere. The first half is the packages that pip says it found.
 It unpacks them without a word, so the second half is the folders that appear.
 """
 
@@ -64,7 +64,7 @@ def main() -> int:
     """The exit code is pip's, which says itself what went wrong."""
     file = Path(sys.argv[1])
     wanted = len(set(re.findall(r"^([\w.-]+)==", file.read_text(), re.MULTILINE)))
-    sys.stderr.write(f"Installing {wanted} packages into {sys.prefix}\n")
+    sys.stderr.write(f"Installing {wanted} package{'s'[: wanted > 1]} into {sys.prefix}\n")
     installation = Installation(wanted)
     with subprocess.Popen([sys.executable, *PIP, "-r", str(file)], stdout=subprocess.PIPE, text=True) as pip:
         reader = threading.Thread(target=lambda: [installation.read(line) for line in pip.stdout or ()])
