@@ -1,8 +1,8 @@
 """`python -m spark JOB`: one of the jobs of `spark.jobs`; `--help` tells which, and each tells its own.
 
-Exit codes: 0 done, 1 failure, 2 usage, 4 nothing of that is archived, 5 something is not as it must be, PySpark is
-not installed, or another job was first, 7 a cluster or Maven Central cannot be reached, 8 records are missing
-(`verify`), 9 a topic or offsets cannot be read; what else there is was read, but by `verify`.
+Exit codes: 0 done, 1 failure, 2 usage, 4 nothing of that is archived, 5 PySpark is not installed, something
+is not as it must be, or another job was first, 7 a cluster or Maven Central cannot be reached, 8 records are
+missing (`verify`), 9 a topic or offsets cannot be read; what else there is was read, but by `verify`.
 """
 
 from __future__ import annotations
