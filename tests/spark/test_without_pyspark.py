@@ -36,3 +36,11 @@ def test_a_job_without_pyspark_says_how_to_get_it(hidden: dict[str, str], job: s
 def test_the_connectors_jars_can_be_had_without_pyspark(hidden: dict[str, str]) -> None:
     assert spark(hidden, "jars", "--help").returncode == 0
     assert spark(hidden, "--help").returncode == 0
+
+
+def test_a_demo_that_is_to_report_says_so_before_it_starts_anything(hidden: dict[str, str]) -> None:
+    command = [sys.executable, "-m", "app.cli", "demo", "--once", "--report", "out"]
+    ended = subprocess.run(command, env=hidden, capture_output=True, text=True, timeout=150, check=False)
+    assert ended.returncode == 1
+    assert "pip install 'switchyard-kafka[spark]'" in ended.stderr
+    assert "starting" not in ended.stderr
