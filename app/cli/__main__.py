@@ -2,4 +2,5 @@
 
 from app.cli.main import main
 
-main()
+if __name__ == "__main__":  # Faust imports all modules of the application
+    main()
