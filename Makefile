@@ -5,6 +5,7 @@ PYTHON ?= python3.11
 VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+LIBRARIES := app/sdk/receiver app/sdk/producer app/sdk/audit
 
 .PHONY: help demo demo-failover test test-deep check fuzz lint bench docs site pictures lock clean
 export NO_MKDOCS_2_WARNING := 1  # Material for MkDocs announces its successor with every build
@@ -16,7 +17,7 @@ $(STAMP): requirements.lock pyproject.toml
 	@command -v $(PYTHON) >/dev/null || { echo "make: $(PYTHON) is not on PATH; install Python 3.11 or set PYTHON=/path/to/python3.11" >&2; exit 1; }
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --require-hashes -r requirements.lock
-	$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation -e .
+	$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation $(addprefix -e ,$(LIBRARIES)) -e .
 	@touch $@
 
 demo: $(STAMP) ## the whole story on this machine; ONCE=1 runs it to its end and reports, REPORT=DIR adds Spark's reports

@@ -24,7 +24,8 @@ COPY app app
 COPY agents agents
 COPY tables tables
 COPY spark spark
-RUN tools/bin/pip wheel --no-deps --no-build-isolation --wheel-dir dist . \
+RUN tools/bin/pip wheel --no-deps --no-build-isolation --wheel-dir dist \
+      app/sdk/receiver app/sdk/producer app/sdk/audit . \
  && tools/bin/pip --python /opt/switchyard/bin/python install --no-deps --no-index dist/*.whl
 
 FROM ${BASE}

@@ -24,7 +24,7 @@ ONLY_HERE = (worker, yard, demo)  # `faust worker` is Faust's own: it starts one
 
 
 @click.group()
-@click.version_option(package_name="switchyard")
+@click.version_option(package_name="switchyard-kafka")
 def switchyard() -> None:
     """Pushes, copies, proves and moves Kafka traffic.
 

@@ -14,7 +14,6 @@ import msgspec
 from aiohttp import web
 
 from app.audit.api import schemas as audit_schemas
-from app.audit.counts.reports import BadReport, Report, Scope, checked
 from app.audit.definition import AuditPlan
 from app.audit.folds.comparison import WindowState
 from app.audit.folds.plan_terms import PREFIX
@@ -50,6 +49,7 @@ from app.web.http import schemas as http_schemas
 from app.web.http.exports import FORMAT, NDJSON, listed, listing
 from app.web.http.responses import ApiError, json_response, paged
 from app.web.http.route_docs import ACTOR, JSON, PAGE, TEXT, AnswerDoc, Page, Param, described, repeated
+from switchyard.audit.model.reports import BadReport, Report, Scope, checked
 
 if TYPE_CHECKING:
     from app.web.console.api import Api

@@ -21,14 +21,12 @@ from aiohttp import web
 
 from app.audit.api import schemas
 from app.audit.api.rest import AuditRoutes
-from app.audit.counts.fingerprint import Fingerprint
-from app.audit.counts.totals import NO_TOTALS
 from app.audit.drilldown import search
 from app.audit.drilldown.repair import CopiedAgain, copy_again, targets, wanted
 from app.audit.drilldown.search import AuditedDifference, drill
 from app.audit.drilldown.sides import NotReadable, Question, SideFinder
 from app.audit.folds.comparison import WindowState
-from app.audit.folds.tier import group_of, lateness
+from app.audit.folds.tier import lateness
 from app.audit.jobs.region_query import unseen
 from app.audit.query.view import RegionCounts, WindowQuery, verdict_rows
 from app.controllog.events import OperatorAct
@@ -42,6 +40,9 @@ from app.web.http.operations import STARTED, TrackedOperation
 from app.web.http.operator_requests import actor_of, flag_of, read_body, when_of
 from app.web.http.responses import ApiError, json_response, paged
 from app.web.http.route_docs import ACTOR, JSON, PAGE, TEXT, AnswerDoc, Param, described
+from switchyard.audit.model.fingerprint import Fingerprint
+from switchyard.audit.model.places import group_of
+from switchyard.audit.model.totals import NO_TOTALS
 
 if TYPE_CHECKING:
     from app.web.console.api import Api

@@ -23,7 +23,7 @@ from aiokafka.structs import TopicPartition
 from app.kafka.client import aiokafka_patches
 from app.kafka.client.permissions import NOT_AUTHORISED, lacks
 from app.kafka.client.topic_ids import UNKNOWN_ID, TopicIdsRequest, ids_of, leader_epochs_of
-from app.sdk.topic_creation import update_metadata
+from switchyard.producer.topic_creation import update_metadata
 
 log = structlog.get_logger(__name__)
 

@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 from aiohttp import web
 
-from app.audit.counts.client_counter import ClientAudit
-from app.audit.counts.counter import RecordArrays
-from app.audit.counts.reports import Report, Scope
 from app.audit.folds.collector import Collector
-from app.sdk.audit import AuditError, CallOutput, FileOutput, HttpOutput, NotPassed, Refused, outputs
-from app.sdk.audit.outputs import MOST_BATCH_BYTES, batches, encode, json_lines, read_lines
+from switchyard.audit import AuditError, CallOutput, FileOutput, HttpOutput, NotPassed, Refused, outputs
+from switchyard.audit.model.client_counter import ClientAudit
+from switchyard.audit.model.reports import Report, Scope
+from switchyard.audit.model.tally import RecordArrays
+from switchyard.audit.outputs import MOST_BATCH_BYTES, batches, encode, json_lines, read_lines
 
 Handler = Callable[[web.Request], Awaitable[web.Response]]
 Serve = Callable[[Handler], Awaitable[str]]
