@@ -22,6 +22,7 @@ from app.dev.yard.jars import HOME_VARIABLE, JarSet
 from app.dev.yard.java import find_java
 
 ROOT = Path(__file__).parents[2]
+SOURCES = (ROOT, *(folder.parent for folder in (ROOT / "app" / "sdk").glob("*/switchyard")))  # this checkout
 COMMAND_TIMEOUT_S = 120.0
 POLL_S = 0.05
 KILL_TIMEOUT_S = 30.0
@@ -48,7 +49,7 @@ class Terminal:
         env = {
             **os.environ,
             HOME_VARIABLE: str(self._home),
-            "PYTHONPATH": str(ROOT),
+            "PYTHONPATH": os.pathsep.join(map(str, SOURCES)),
             "PYTHONUNBUFFERED": "1",  # lines come in the order of a terminal's
             "SWITCHYARD_WEB_PORT": str(self._ports[WEB_PORT]),
         }
