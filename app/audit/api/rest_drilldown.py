@@ -114,8 +114,10 @@ class AuditMissingRoutes:
 
     @described(answers=FOUND, query=(*QUERY_PARAMS, *PAGE), problems=(409, 502))
     async def get_missing(self, request: web.Request) -> web.Response:
-        """Which records of a window did not come from one tier to another, doubled or altered ones too; 202
-        while the logs are being read: watch the operation, then ask again."""
+        """Records of a window that did not come from one tier to another, and doubled or altered ones.
+
+        202 while the logs are being read: watch the operation, then ask again.
+        """
         query = request.query
         question = _question(lambda name: query.get(name, ""), parse_when)
         form, again = format_of(request), query.get("again", "false")
@@ -242,10 +244,12 @@ class AuditMissingRoutes:
 
     @described(answers=FORESEEN, headers=ACTOR, body=request_bodies.CopyAgainBody, problems=(409, 502))
     async def post_copy_again(self, request: web.Request) -> web.Response:
-        """Copies what is missing again, from where it still is; without `execute` says how much that is. What
-        is missing is looked for anew right before, so that nothing is copied twice. In the end the
-        operation's `progress` counts the records that were `copied`, are `there` already, are `left` as they
-        are gone, and were `refused` by the destination; `refused_records` names the first of the refused."""
+        """Copies missing records again, from where they still are; without `execute` says how many that is.
+
+        It looks for the missing records once more before it copies, so that nothing is copied twice. In the
+        end the operation's `progress` counts records: `copied`, `there` already, `left` (gone everywhere),
+        `refused` by the destination. `refused_records` names the first of the refused.
+        """
         body = await read_body(request, request_bodies.CopyAgainBody)
         question = _question(lambda name: body.get(name, ""), lambda *_: when_of(body, "start"))
         execute = flag_of(body, "execute")

@@ -1,4 +1,4 @@
-"""What crosses the producer SDK: messages on their way, what becomes of them, who is told.
+"""Messages on their way to a region, their outcomes, and the hooks that observe both.
 
 ProducerError
 ├── Refused          the region that was asked will not take this message: it is nowhere
