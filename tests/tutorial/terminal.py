@@ -122,7 +122,7 @@ class Terminal:
 
 
 def free_ports() -> dict[int, int]:
-    """A free port for each that pages name. They keep their order, since outputs are sorted; the yard's adjoin."""
+    """A free port for each that pages name, in the same order, as outputs are sorted. The yard's adjoin."""
     while True:
         first, *others = broker.choose_ports(1 + len(PORTS) - len(YARD_PORTS))
         yard = range(first, first + len(YARD_PORTS))
