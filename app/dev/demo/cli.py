@@ -53,10 +53,16 @@ def demo(story: str, once: bool, report: Path | None, messages: int, regions: in
 
     Exit codes: 0 every figure is what it must be, 1 one is not, or the demo could not go on.
     """
+    from app.archive.errors import MissingSpark, check_spark
     from app.dev.demo.story import Options, play
 
     if report and story == "failover":
         raise click.UsageError(
             "--report tells of the story 'delivery' only; leave out --story failover, or --report"
         )
+    if report:
+        try:
+            check_spark()
+        except MissingSpark as error:
+            raise click.ClickException(str(error)) from error
     sys.exit(play(Options(story, once, report, messages, regions)))

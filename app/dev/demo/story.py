@@ -97,8 +97,10 @@ def _play(options: Options) -> int:
         asyncio.run(create_topic(source, TOPIC, PARTITIONS))
         err.print("[bold]2.[/bold] starting a receiver and two workers (faust -A app worker)")
         receiver = stage.receiver(GROUP, TOPIC)
-        first = stage.worker()
-        second = stage.worker()
+        first, second = (stage.worker(wait=False) for _ in range(2))
+        for worker in (first, second):
+            stage.wait_ready(worker)
+            err.print(f"   {worker.name} is ready")
         err.print(f"   console: [link={first.url}]{first.url}[/link]", highlight=False)
         stage.deploy(first, plan(TOPIC, TOPIC))
         stage.deploy(first, route(ROUTE, SOURCE, TARGET, TOPIC))

