@@ -1,5 +1,5 @@
-"""The REST API under /api/v1, as INTERFACES names it. Reads what this worker knows; changes go through the
-control log, so that it does not matter which worker is asked."""
+"""The REST API under /api/v1. Each worker answers from what it knows, and writes changes into the control
+log: so any worker may be asked."""
 
 from __future__ import annotations
 
