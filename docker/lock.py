@@ -15,7 +15,8 @@ import sys
 from pathlib import Path
 
 PROJECT = "."
-FOR_PROJECT = re.compile(r"^\S+ \(pyproject\.toml\)$")  # of the dev group it is "(pyproject.toml:dev)"
+# Of the dev group it is "(pyproject.toml:dev)". The libraries of this tree stand for themselves.
+FOR_PROJECT = re.compile(r"^(\S+ \(pyproject\.toml\)|switchyard-(receiver|producer|audit))$")
 START = re.compile(r"^([A-Za-z0-9._-]+)==", re.MULTILINE)
 VIA = re.compile(r"^ +#(?: +via)? +(\S.*)$", re.MULTILINE)
 

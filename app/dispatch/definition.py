@@ -88,8 +88,8 @@ class TrackerSpec(Model):
 class HeadOfLine(Model):
     """When a message that blocks its partition is stashed, and where.
 
-    A workload stashes at most `perMinute`; its workers share that as they share its jobs. A worker may
-    always stash one, however small its share.
+    A workload stashes at most `perMinute`; its workers share that as they share its jobs. Each worker may
+    stash one at once, however small its share.
 
     Without `after`: 5 minutes, or twice `target.timeout` where that is longer. Less than the timeout gives up
     handlers that may still answer.

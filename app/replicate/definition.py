@@ -183,9 +183,9 @@ class RouteSpec(Model):
     """Which topics the route copies, and how.
 
     `onGap`: the route's reaction when records were deleted before they were copied, or when the topic was
-    truncated or created again. It reports both in either case. `start`: where a topic begins that was never
-    copied before. `verify`: the route reads copies back and compares them. Of fast flows it samples, or reads
-    all, which costs about as much again as copying.
+    truncated or created again. The route reports it in either case. `start`: where a topic begins that was
+    never copied before. `verify`: the route reads copies back and compares them. It samples fast flows, or
+    reads all records, which costs about as much again as copying.
     """
 
     source: Name = Field(alias="from")

@@ -43,7 +43,11 @@ class Installed:
 
     @property
     def environment(self) -> dict[str, str]:
-        return {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+        return {
+            name: value
+            for name, value in os.environ.items()
+            if name == "SWITCHYARD_HOME" or not name.startswith(("PYTHON", "SWITCHYARD_"))
+        }
 
     def size_mb(self) -> float:
         return sum(path.lstat().st_size for path in self.folder.rglob("*")) / 1e6
@@ -82,8 +86,11 @@ def install(wheels: Path, tmp_path: Path) -> Install:
             pytest.skip(f"there is no Python 3.{minor}")
         environment = Installed(tmp_path / "environment")
         subprocess.run([program, "-m", "venv", "--without-pip", environment.folder], check=True)
+        name, bracket, extra = distribution.partition("[")
+        (wheel,) = wheels.glob(f"{name.replace('-', '_')}-*.whl")  # never one of an index
         pip = [sys.executable, "-m", "pip", "--python", environment.python, "install", "--quiet"]
-        subprocess.run([*pip, "--find-links", wheels, distribution], check=True, timeout=TIMEOUT_S)
+        wanted = f"{wheel}{bracket}{extra}"
+        subprocess.run([*pip, "--find-links", wheels, wanted], check=True, timeout=TIMEOUT_S)
         return environment
 
     return made

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
+import subprocess
+import sys
+import tarfile
 from collections import Counter
 from pathlib import Path
 
@@ -14,13 +18,14 @@ from app.dev.demo.traffic import read_all
 from app.dispatch.push.metadata import MetadataTemplate
 from app.dispatch.push.unary import UnaryTarget
 from switchyard.audit.outputs import read_lines
-from tests.dispatch.push.grpc_servers import METHOD, CountingCaller
+from tests.dispatch.push.grpc_servers import ENOUGH_S, METHOD, CountingCaller
 from tests.dispatch.push.stream_servers import RecordingSender, StreamRecord
 from tests.distributions.conftest import LIBRARIES, ROOT, SCRIPTS, Install
 from tests.kafka.conftest import connected, create
 
 MOST_MB = {"receiver": 40, "producer": 40, "audit": 100}  # numpy alone takes 60 MB with its BLAS
 MESSAGES = 500
+WINDOW = 4  # of the script `receiver.py`
 
 
 def counted(lines: bytes) -> int:
@@ -35,7 +40,22 @@ def test_all_distributions_have_one_version() -> None:
     for project in (ROOT, *(ROOT / "app" / "sdk" / name for name in LIBRARIES)):
         text = (project / "pyproject.toml").read_text()
         assert f'\nversion = "{app.__version__}"\n' in text, project
-        assert all(f"switchyard-{name}=={app.__version__}" in text for name in LIBRARIES if project == ROOT)
+        named = re.findall(r'"switchyard-\w+==(.*?)"', text)
+        assert set(named) <= {app.__version__}, project
+        assert len(named) == len(LIBRARIES) if project == ROOT else True
+
+
+@pytest.mark.parametrize("name", LIBRARIES)
+def test_a_library_carries_the_licence_also_from_its_source(tmp_path: Path, name: str) -> None:
+    project = ROOT / "app" / "sdk" / name
+    assert (project / "LICENSE").read_bytes() == (ROOT / "LICENSE").read_bytes()
+    assert not (project / "LICENSE").is_symlink()
+    hatch = [sys.executable, "-m", "hatchling", "build", "--target", "sdist", "--directory", str(tmp_path)]
+    subprocess.run(hatch, cwd=project, check=True, capture_output=True)
+    (source,) = tmp_path.glob("*.tar.gz")
+    with tarfile.open(source) as found:
+        licence = found.getmember(f"switchyard_{name}-{app.__version__}/LICENSE")
+        assert licence.isreg()
 
 
 @pytest.mark.deep(minutes=0.2)
@@ -49,27 +69,40 @@ async def test_a_receiver_handles_every_message_of_both_contracts(
         environment.python, "-I", str(SCRIPTS / "receiver.py"), env=environment.environment,
         stdout=asyncio.subprocess.PIPE,
     )  # fmt: skip
+    try:
+        async with asyncio.timeout(ENOUGH_S):
+            handled = await delivered(process)
+            assert await process.wait() == 0
+    finally:
+        if process.returncode is None:
+            process.kill()
+    sent = [b"later", *WINDOW * [b"slow"], *(b"%d" % number for number in range(MESSAGES + 10))]
+    assert Counter(handled) == Counter(sent)
+
+
+async def delivered(process: asyncio.subprocess.Process) -> list[bytes]:
+    """Delivers by both contracts, and cancels some; what the receiver has handled when it has ended."""
     assert process.stdout is not None
     port = int(await process.stdout.readline())
     sender = RecordingSender(port)
     call = CountingCaller(UnaryTarget(f"127.0.0.1:{port}", METHOD, channels=1))
     try:
+        slow = sender.send([StreamRecord(number, b"slow") for number in range(WINDOW)])
+        handled = [(await process.stdout.readline()).strip() for _ in range(WINDOW)]
+        sender.target.cancel(slow, 0, WINDOW)
         sender.send([StreamRecord(number, b"%d" % number) for number in range(MESSAGES)])
-        await sender.until(lambda: len(sender.told) == MESSAGES)
+        # They come only once the canceled deliveries have given their credit back.
+        await sender.until(lambda: len(sender.told) == WINDOW + MESSAGES)
         for number in range(MESSAGES, MESSAGES + 10):
             metadata = MetadataTemplate("orders", "billing", 3).build(number, None, [], 0, 1, 2)
             assert (await call(b"%d" % number, metadata)).code == 0
         assert (await call(b"later", metadata)).action == "Retry"
+        assert set(sender.told.values()) == {1}
+        process.terminate()
+        return [*handled, *(await process.stdout.read()).split()]
     finally:
         await sender.target.close()
         await call.target.close()
-        process.terminate()
-    handled = (await process.stdout.read()).split()
-    assert await process.wait() == 0
-    assert Counter(handled) == Counter(b"%d" % number for number in range(MESSAGES + 10)) + Counter(
-        [b"later"]
-    )
-    assert set(sender.told.values()) == {1}
 
 
 @pytest.mark.deep(minutes=0.2)

@@ -57,8 +57,10 @@ def steps(markdown: str) -> list[Step]:
             found.append(Command(line, text))
         elif language == "text":
             command = found[-1] if found else None
-            if re.search(r"^#", prose, re.MULTILINE) or not isinstance(command, Command):
+            if command is None or re.search(r"^#", prose, re.MULTILINE):
                 continue  # a picture: a new section began since the last command
+            if not isinstance(command, Command) or command.output is not None:
+                raise ValueError(f"line {line}: an output stands behind its command, and a command has one")
             found[-1] = replace(command, output=text, is_repeated="Repeat" in prose)
         elif name := FILE_NAME.match(text):
             found.append(File(line, name[1], text))

@@ -47,7 +47,7 @@ class Terminal:
         (self._home / jars.name).symlink_to(jars)
         self._ports = free_ports()
         env = {
-            **os.environ,
+            **{name: value for name, value in os.environ.items() if not name.startswith("SWITCHYARD_")},
             HOME_VARIABLE: str(self._home),
             "PYTHONPATH": os.pathsep.join(map(str, SOURCES)),
             "PYTHONUNBUFFERED": "1",  # lines come in the order of a terminal's
@@ -63,6 +63,8 @@ class Terminal:
             start_new_session=True,
         )
         self._send("set -o pipefail; trap 'failed=$?' ERR")
+        # Where the tests are killed, bash comes to the end of its input.
+        self._send("trap 'kill -9 $(jobs -p); switchyard yard down --wipe' EXIT")
 
     @property
     def cwd(self) -> Path:

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import click
+from click.core import ParameterSource
 
 MIN_MESSAGES = 75  # fewer leave none for the end (`story.LAST_SHARE`)
 DEFAULT_MESSAGES = 30_000
@@ -51,15 +52,18 @@ def demo(story: str, once: bool, report: Path | None, messages: int, regions: in
     switchyard demo --story failover --once  a region is killed, another goes on, it comes back
     switchyard demo --once --report out      Spark's reports on the story, in out/
 
-    Exit codes: 0 every figure is what it must be, 1 one is not, or the demo could not go on.
+    Exit codes: 0 every figure is what it must be, 1 one is not, or the demo could not go on, 2 usage,
+    130 interrupted before its end.
     """
     from app.archive.errors import MissingSpark, check_spark
     from app.dev.demo.story import Options, play
 
-    if report and story == "failover":
-        raise click.UsageError(
-            "--report tells of the story 'delivery' only; leave out --story failover, or --report"
-        )
+    given = click.get_current_context().get_parameter_source
+    for option in ("report", "messages", "regions"):
+        if story == "failover" and given(option) is ParameterSource.COMMANDLINE:
+            raise click.UsageError(
+                f"--{option} is for the story 'delivery' only; leave out --story failover, or --{option}"
+            )
     if report:
         try:
             check_spark()

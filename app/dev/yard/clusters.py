@@ -340,6 +340,7 @@ class Yard:
         self._warden = subprocess.Popen(
             [
                 sys.executable,
+                "-P",  # the folder may have an `app` of its own
                 "-m",
                 "app.dev.yard.warden",
                 str(self.home),

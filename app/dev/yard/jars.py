@@ -31,7 +31,7 @@ HOME_VARIABLE = "SWITCHYARD_HOME"
 LOCK_FILE = Path(__file__).with_name("kafka.lock.json")
 LOCK_TIMEOUT_S = maven.FETCH_TIMEOUT_S + 60.0  # whoever holds it is fetching, which is bounded itself
 LOCK_POLL_INTERVAL_S = 0.2
-ATTEMPTS = 2  # of jars that came with other bytes than the listed ones
+ATTEMPTS = 2  # one lost connection of a hundred, or other bytes than the listed ones, may be chance
 
 
 def switchyard_home() -> Path:
@@ -114,9 +114,7 @@ class JarSet:
             if not bad:
                 progress.say(f"Fetched and verified in {time.monotonic() - started:.0f} s.")
                 return
-            if reason:
-                break  # no network; what has arrived stays
-            reason = f"{bad[0].file_name} came with another SHA-256 than expected"
+            reason = reason or f"{bad[0].file_name} came with another SHA-256 than expected"
         raise FetchError(self._by_hand(bad, reason))
 
     def _attempt(self, bad: list[Jar], arriving: Path, lock: int) -> str:
@@ -144,7 +142,7 @@ class JarSet:
             f"{self.name} could not be fetched from {maven.source()}: {reason}\n"
             f"{len(bad)} of {len(self.jars)} files are missing. Do one of these, then run the same again:\n"
             "- Give this machine a network. A proxy is taken from https_proxy, the address of a mirror\n"
-            f"  of Maven Central from {maven.MIRROR_VARIABLE}.\n"
+            f"  of Maven Central from {maven.MIRROR_VARIABLE} (with user:password@ if it asks).\n"
             f"- Copy the folder {self.folder} from a machine where the yard has been up.\n"
             "- Fetch these jars by hand (group:artifact:version) and put them, named artifact-version.jar,\n"
             f"  into {self.folder}:\n"

@@ -6,6 +6,7 @@ import importlib
 import re
 import shutil
 import subprocess
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -70,3 +71,10 @@ def _major_version(executable: Path) -> int:
         return 0
     match = re.search(r'version "(?:1\.)?(\d+)', done.stderr)
     return int(match.group(1)) if match and done.returncode == 0 else 0
+
+
+if __name__ == "__main__":
+    try:
+        find_java()
+    except MissingJavaError as missing:
+        sys.exit(str(missing))

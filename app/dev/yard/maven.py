@@ -9,6 +9,7 @@ inherits locks: while it still writes, nobody else does, even if we were killed.
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import ssl
@@ -27,10 +28,26 @@ CERTIFICATES_VARIABLES = ("REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE")
 DONE = "done "  # begins the lines by which the process says what is done
 
 
+def mirror() -> str:
+    """The address that the environment names, "" for none.
+
+    Raises `FetchError`, which does not show the address: it may have a password.
+    """
+    address = os.environ.get(MIRROR_VARIABLE, "").rstrip("/")
+    try:
+        found = urllib.parse.urlsplit(address)
+        is_one = found.scheme in {"http", "https"} and bool(found.hostname)
+    except ValueError:
+        is_one = False
+    if address and not is_one:
+        raise FetchError(f"{MIRROR_VARIABLE} is no address; write one such as https://maven.example/maven2")
+    return address
+
+
 def source() -> str:
     """Where jars come from, for people; without the password that a mirror's address may have."""
-    mirror = urllib.parse.urlsplit(os.environ.get(MIRROR_VARIABLE, ""))
-    return mirror._replace(netloc=mirror.netloc.rpartition("@")[2]).geturl().rstrip("/") or "Maven Central"
+    found = urllib.parse.urlsplit(mirror())
+    return found._replace(netloc=found.netloc.rpartition("@")[2]).geturl() or "Maven Central"
 
 
 def download(
@@ -65,16 +82,24 @@ def path_in(target: Path, coordinate: str) -> Path:
 
 
 def _run(arguments: list[str], on_step: Callable[[str], None], keep_open: Sequence[int]) -> None:
-    said = ""
+    mirror()  # of a wrong one nothing is started
+    said, root = "", Path(__file__).parents[3]
+    paths = [str(root), *filter(None, [os.environ.get("PYTHONPATH")])]
     with subprocess.Popen(
-        [sys.executable, "-m", "app.dev.yard.maven", *arguments],
+        [
+            sys.executable,
+            "-P",
+            "-m",
+            "app.dev.yard.maven",
+            *arguments,
+        ],  # -P: the folder may have an `app` itself
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
         errors="replace",
         pass_fds=keep_open,
-        env={**system_certificates(), **os.environ},
+        env={**os.environ, **system_certificates(), "PYTHONPATH": os.pathsep.join(paths)},
     ) as fetching:
         try:
             for line in fetching.stdout or ():
@@ -101,16 +126,35 @@ def system_certificates() -> dict[str, str]:
     return {CERTIFICATES_VARIABLES[0]: chosen} if chosen else {}
 
 
+class AlteredJars(logging.Handler):
+    """jgo takes a jar whose checksum is another than the repository's, and only logs that."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._first = ""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if "Checksum mismatch" in record.getMessage():
+            self._first = self._first or record.getMessage()
+
+    def check(self) -> None:
+        """Raises ValueError with jgo's words."""
+        if self._first:
+            raise ValueError(self._first)
+
+
 def main(arguments: Sequence[str]) -> int:
     """Downloads or resolves, as a process of its own; on failure the last line is the reason."""
     from jgo.maven import MavenContext
 
     signal.alarm(FETCH_TIMEOUT_S)
     what, folder, *coordinates = arguments
-    mirror = os.environ.get(MIRROR_VARIABLE, "").rstrip("/")
+    remote = mirror()
+    altered = AlteredJars()
+    logging.getLogger("jgo").addHandler(altered)
     context = MavenContext(
         repo_cache=Path(folder),
-        remote_repos={"mirror": mirror} if mirror else None,
+        remote_repos={"mirror": remote} if remote else None,
         timeout=SILENCE_TIMEOUT_S,
     )
     wanted = [context.create_dependency(coordinate) for coordinate in coordinates]
@@ -122,6 +166,7 @@ def main(arguments: Sequence[str]) -> int:
         else:
             for coordinate, one in zip(coordinates, wanted, strict=True):
                 one.artifact.resolve()
+                altered.check()
                 _done(coordinate)
     except (
         OSError,
@@ -129,7 +174,7 @@ def main(arguments: Sequence[str]) -> int:
         ValueError,
     ) as failure:  # jgo's, and those of `requests`, which are OSErrors
         reason = _reason(failure)
-        sys.stdout.write(f"{reason.replace(mirror, source()) if mirror else reason}\n")
+        sys.stdout.write(f"{reason.replace(remote, source()) if remote else reason}\n")
         return 1
     return 0
 

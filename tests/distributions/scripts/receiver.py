@@ -5,12 +5,16 @@ import sys
 
 from switchyard.receiver import Message, Receiver, Retry
 
-receiver = Receiver(port=0)
+WINDOW = 4
+receiver = Receiver(port=0, window=WINDOW)
 
 
 @receiver.on(topic="orders", group="billing")
 async def handle(message: Message):
     sys.stdout.write(message.value.decode() + "\n")
+    if message.value == b"slow":
+        sys.stdout.flush()
+        await asyncio.sleep(3600)
     return Retry(after=5.0) if message.value == b"later" else None
 
 

@@ -23,6 +23,7 @@ from grpc import aio
 
 from switchyard.receiver.admission import SLICE_S, AdmissionWindow, TaskGate, Violation, read_batch, read_role
 from switchyard.receiver.outcomes import StreamOutcomes
+from switchyard.receiver.python310 import is_being_cancelled, keep_running
 from switchyard.receiver.unary_service import HandlerRoute
 from switchyard.receiver.verdicts import Message, RegionRole, checked, spread
 from switchyard.v1.receiver_pb2 import DeliverRequest, DeliverResponse, Open
@@ -201,12 +202,12 @@ class Session:
                 self._tasks[start] = (end, task)
                 await self._judged(start, end, argument, answer)
         except asyncio.CancelledError:
-            if task is not None and task.cancelling() and start in self._tasks:
+            if task is not None and is_being_cancelled(task) and start in self._tasks:
                 raise  # the task itself is to end
         finally:
             canceled = self._tasks.pop(start, None) is None
-            if canceled and task is not None and task.cancelling():
-                task.uncancel()  # the delivery is, and not the task that worked on it
+            if canceled and task is not None and is_being_cancelled(task):
+                keep_running(task)  # the delivery is, and not the task that worked on it
             self._settle(end - start, share * (end - start))
 
     async def _judged(self, start: int, end: int, argument: Any, answer: Any) -> None:
