@@ -9,7 +9,6 @@ ProducerError
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -77,7 +76,7 @@ class PendingMessage:
     topic: str
     value: bytes | None
     key: bytes | None
-    headers: Sequence[Header]
+    headers: list[Header]
     partition: int | None
     timestamp_ms: int | None
     future: asyncio.Future[Delivered]

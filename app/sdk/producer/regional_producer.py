@@ -18,7 +18,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 from app.sdk.producer.messages import (
     MESSAGE_ID,
@@ -45,6 +45,7 @@ from app.sdk.producer.region_link import (
 log = logging.getLogger("switchyard.producer")
 
 REGIONS_RETRY_INTERVAL_S = 0.2  # no region answers: they are asked again
+CANCEL_INTERVAL_S = 1.0
 MAX_RETURN_BACKOFF_FACTOR = 16  # times `return_after_s`
 
 
@@ -112,9 +113,8 @@ class RegionalProducer:
         if self._closed:
             raise ProducerClosed("a closed producer is not started again")
         try:
-            async with asyncio.timeout(timeout_s):
-                await self._connect(self._regions)
-        except TimeoutError:
+            await asyncio.wait_for(self._connect(self._regions), timeout_s)
+        except asyncio.TimeoutError:  # noqa: UP041 - Python 3.10's
             names = ", ".join(region.name for region in self._regions)
             raise NotDelivered(f"none of the regions {names} answered within {timeout_s:g} s") from None
         self._gate.set()
@@ -127,9 +127,9 @@ class RegionalProducer:
         deadline_s = time.monotonic() + timeout_s
         while self._pending and self._link is not None and time.monotonic() < deadline_s:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
-        if self._supervisor is not None:
-            self._supervisor.cancel()
-            await asyncio.gather(self._supervisor, return_exceptions=True)
+        while self._supervisor is not None and not self._supervisor.done():
+            self._supervisor.cancel()  # again, as `wait_for` may swallow it before Python 3.12
+            await asyncio.wait({self._supervisor}, timeout=CANCEL_INTERVAL_S)
         link, self._link = self._link, None
         for message in list(self._pending.values()):
             self._fail(message, NotDelivered(f"closed before anybody acknowledged it ({message.topic})"))
@@ -137,7 +137,7 @@ class RegionalProducer:
         if link is not None:
             await link.end()
 
-    async def __aenter__(self) -> Self:
+    async def __aenter__(self) -> RegionalProducer:
         await self.start()
         return self
 
@@ -221,37 +221,32 @@ class RegionalProducer:
         link = message.link = self._link
         assert link is not None, "the gate is open only while there is one"
         try:
-            answer = await link.send(message)
+            await link.send(message)
         except Exception as error:  # noqa: BLE001 - of any type: its future tells it
             if isinstance(error, REGION_ERRORS) and not isinstance(error, REFUSALS):
                 self._breaks(link, f"{error!r}")
             elif message.link is link:
                 self._refuse(message, link, error)
-        else:
-            answer.add_done_callback(partial(self._answered, message, link))
 
-    def _answered(self, message: PendingMessage, link: RegionLink, answer: asyncio.Future[Any]) -> None:
-        if answer.cancelled():
-            self._breaks(link, "it was cancelled")
-            return
-        error = answer.exception()
-        if isinstance(error, NOT_THERE):
+    def _answered(self, link: RegionLink, message: PendingMessage, found: Delivered | BaseException) -> None:
+        if isinstance(found, NOT_THERE):
             message.asked.discard(link)
         is_its = message.link is link and not message.future.done()
-        if error is None:
+        if isinstance(found, Delivered):
             now_s = time.monotonic()
             if link is self._link:
                 self._answered_s = now_s
             if is_its:
-                self._deliver(message, link, answer.result(), now_s)
-        elif isinstance(error, REFUSALS):
+                message.future.set_result(found)
+                self._call_hook(self._hooks.delivered, found, now_s - message.taken_s)
+        elif isinstance(found, REFUSALS):
             self._breaks(link, "a message was refused", has_hole=True)
-            if is_its and isinstance(error, OF_ONE_IN_THE_BATCH) and not message.goes_alone:
+            if is_its and isinstance(found, OF_ONE_IN_THE_BATCH) and not message.goes_alone:
                 message.goes_alone = True
             elif is_its:
-                self._refuse(message, link, error)
+                self._refuse(message, link, found)
         else:  # behind a refused one everything fails, which changes nothing
-            self._breaks(link, f"{error!r}")
+            self._breaks(link, f"{found!r}")
 
     def _breaks(self, link: RegionLink, why: str, *, has_hole: bool = False) -> None:
         """It sends nothing more, and the supervisor goes on with another. The first reason counts."""
@@ -260,12 +255,6 @@ class RegionalProducer:
             link.stop(why)
             self._gate.clear()
             self._wake.set()
-
-    def _deliver(self, message: PendingMessage, link: RegionLink, found: Any, now_s: float) -> None:
-        at_ms = -1 if found.timestamp is None else found.timestamp
-        place = Delivered(link.region.name, found.topic, found.partition, found.offset, at_ms)
-        message.future.set_result(place)
-        self._call_hook(self._hooks.delivered, place, now_s - message.taken_s)
 
     def _refuse(self, message: PendingMessage, link: RegionLink, error: BaseException) -> None:
         why = ": ".join([type(error).__name__, *map(str, error.args)])
@@ -294,9 +283,8 @@ class RegionalProducer:
     async def _supervise(self) -> None:
         interval_s = min(1.0, self._unhealthy_after_s / 4)
         while True:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(interval_s):
-                    await self._wake.wait()
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self._wake.wait(), interval_s)
             self._wake.clear()
             try:
                 self._expire()
@@ -338,7 +326,7 @@ class RegionalProducer:
                 if not address:
                     continue
                 with contextlib.suppress(*REGION_ERRORS):
-                    self._link = await RegionLink.open(region, address)
+                    self._link = await RegionLink.open(region, address, self._answered)
                     self._answered_s = time.monotonic()
                     return self._link
             await asyncio.sleep(REGIONS_RETRY_INTERVAL_S)
@@ -396,7 +384,7 @@ class RegionalProducer:
             return
         self._home_since_s = None
         try:
-            link = await RegionLink.open(home, address)
+            link = await RegionLink.open(home, address, self._answered)
         except REGION_ERRORS:
             return
         self._gate.clear()
