@@ -80,7 +80,15 @@ class PendingMessage:
     partition: int | None
     timestamp_ms: int | None
     future: asyncio.Future[Delivered]
-    taken_s: float
+    taken_s: float = 0.0
     link: RegionLink | None = None
     asked: set[RegionLink] = field(default_factory=set)
     goes_alone: bool = False
+
+    @property
+    def nbytes(self) -> int:
+        """Of the key, the value and the headers, as far as they are what they should be."""
+        parts: list[bytes | str | None] = [self.key, self.value]
+        for header in self.headers:
+            parts += header if isinstance(header, tuple) else ()
+        return sum(len(part) for part in parts if isinstance(part, (bytes, bytearray, str)))

@@ -41,11 +41,13 @@ from app.sdk.producer.region_link import (
     RegionLink,
     answers,
 )
+from app.sdk.producer.room import Room
 
 log = logging.getLogger("switchyard.producer")
 
 REGIONS_RETRY_INTERVAL_S = 0.2  # no region answers: they are asked again
 CANCEL_INTERVAL_S = 1.0
+MESSAGES_A_TURN = 64  # then others in the event loop have theirs
 MAX_RETURN_BACKOFF_FACTOR = 16  # times `return_after_s`
 
 
@@ -58,6 +60,7 @@ class RegionalProducer:
         return_after_s: how long home has to be healthy.
         delivery_timeout_s: a message that nobody acknowledged for so long has failed.
         max_pending: messages that wait for acknowledgements; `send` waits while there are more.
+        max_pending_bytes: of their keys, values and headers.
         message_ids: see rule 3; a message that has such a header keeps it.
         hooks: is told what happens.
 
@@ -73,6 +76,7 @@ class RegionalProducer:
         return_after_s: float = 60.0,
         delivery_timeout_s: float = 120.0,
         max_pending: int = 10_000,
+        max_pending_bytes: int = 32 << 20,
         message_ids: bool = False,
         hooks: Hooks | None = None,
     ) -> None:
@@ -81,14 +85,15 @@ class RegionalProducer:
             raise ValueError("give at least one region, and each a name of its own")
         for region in self._regions:
             region.addresses  # noqa: B018 - tells what is none
-        if min(unhealthy_after_s, return_after_s, delivery_timeout_s, max_pending) <= 0:
-            raise ValueError("times and max_pending have to be above 0")
+        limits = (unhealthy_after_s, return_after_s, delivery_timeout_s, max_pending, max_pending_bytes)
+        if min(limits) <= 0:
+            raise ValueError("times, max_pending and max_pending_bytes have to be above 0")
         self._unhealthy_after_s = unhealthy_after_s
         self._return_after_s = return_after_s
         self._delivery_timeout_s = delivery_timeout_s
         self._message_ids = message_ids
         self._hooks = hooks or Hooks()
-        self._room = asyncio.Semaphore(max_pending)
+        self._room = Room(max_pending, max_pending_bytes)
         self._turn = asyncio.Lock()
         self._gate = asyncio.Event()
         self._wake = asyncio.Event()
@@ -179,7 +184,10 @@ class RegionalProducer:
         headers = list(headers)
         if self._message_ids and all(name != MESSAGE_ID for name, _ in headers):
             headers.append((MESSAGE_ID, uuid.uuid4().hex.encode()))
-        await self._room.acquire()
+        future = asyncio.get_running_loop().create_future()
+        message = PendingMessage(topic, value, key, headers, partition, timestamp_ms, future)
+        nbytes = message.nbytes
+        await self._room.enter(nbytes)
         try:
             async with self._turn:  # who comes when the gate opens goes behind those who wait
                 while not self._gate.is_set():
@@ -187,17 +195,16 @@ class RegionalProducer:
                     await self._gate.wait()
             self._check_open()
         except BaseException:
-            self._room.release()
+            self._room.leave(nbytes)
             raise
-        future = asyncio.get_running_loop().create_future()
-        message = PendingMessage(
-            topic, value, key, headers, partition, timestamp_ms, future, time.monotonic()
-        )
+        message.taken_s = time.monotonic()
         self._count += 1
         self._pending[self._count] = message
-        future.add_done_callback(partial(self._over, self._count))
+        future.add_done_callback(partial(self._over, self._count, nbytes))
         try:
             await self._hand(message)
+            if not self._count % MESSAGES_A_TURN:
+                await asyncio.sleep(0)
         except BaseException:
             future.cancel()  # nobody would learn how it ends
             raise
@@ -211,9 +218,9 @@ class RegionalProducer:
         if self._closed or not self._supervisor:
             raise ProducerClosed("the producer is closed, or was not started")
 
-    def _over(self, number: int, _: object) -> None:
+    def _over(self, number: int, nbytes: int, _: object) -> None:
         if self._pending.pop(number, None) is not None:
-            self._room.release()
+            self._room.leave(nbytes)
 
     async def _hand(self, message: PendingMessage) -> None:
         """Gives it to the active link; whatever is wrong with that is the supervisor's, and whatever is wrong
@@ -367,7 +374,9 @@ class RegionalProducer:
 
     async def _hand_in_order(self, link: RegionLink, messages: Iterable[PendingMessage]) -> None:
         """Those of one topic, so that a topic which is asked for in vain holds up no other."""
-        for message in messages:
+        for number, message in enumerate(messages):
+            if not number % MESSAGES_A_TURN:
+                await asyncio.sleep(0)
             if link.broken:
                 return
             if not message.future.done():
