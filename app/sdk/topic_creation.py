@@ -74,11 +74,10 @@ class Metadata:
         """Asks now, unless that is being done; ends with whether a broker answered."""
         if self._found is None:
             self._found = self._loop.create_future()
-            self._timer.cancel()
             if self._is_closed:  # whoever waits goes on, but not in a loop without a pause
                 self._loop.call_later(RETRY_S, self._tell, False)
             else:
-                self._timer = self._loop.call_later(self._max_age_s, self.update)
+                self._timer.cancel()
                 self._task = self._loop.create_task(self._ask())
         return asyncio.shield(self._found)
 
@@ -89,9 +88,12 @@ class Metadata:
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait({self._task})
+            self._tell(False)  # if it was cancelled before it began
         await self._close_client()  # type: ignore[no-untyped-call]
 
     def _tell(self, is_found: bool) -> None:
+        if not self._is_closed:
+            self._timer = self._loop.call_later(self._max_age_s, self.update)
         found, self._found = self._found, None
         if found is not None:
             found.set_result(is_found)

@@ -38,7 +38,8 @@ class ProducerClosed(ProducerError):
 
 
 class Delivered(NamedTuple):
-    """Where all in-sync replicas have the message."""
+    """Where all in-sync replicas have the message. `offset`: -1 where a broker that has had it for long does
+    not know any more."""
 
     region: str
     topic: str
