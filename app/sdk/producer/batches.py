@@ -101,7 +101,8 @@ class Outbox:
         batches = self._waiting.get(at)
         if batches is None or not batches[-1].takes(message):
             batch = Batch(at, self._producer.create_batch(), self._loop.time() + self._linger_s)
-            batch.takes(message)  # the first of a batch may have any size
+            is_taken = batch.takes(message)
+            assert is_taken, "the first of a batch may have any size"
             batches = self._waiting.setdefault(at, deque())
             batches.append(batch)
         if at not in self._handed and not self._is_stopped:

@@ -113,7 +113,7 @@ class RegionLink:
         self._producer = producer
         self._answered = answered
         self._partitioner = options.get("partitioner", DefaultPartitioner())
-        self._key_serializer = options.get("key_serializer", bytes_as_they_are)
+        self._key_serializer = options.get("key_serializer") or bytes_as_they_are
         self._max_request_bytes = options.get("max_request_size", MAX_REQUEST_BYTES)
         linger_s = options.get("linger_ms", LINGER_MS) / 1000
         self._outbox = Outbox(producer, linger_s, self._partitions_of, self._batch_answered)
@@ -164,7 +164,7 @@ class RegionLink:
             )
         if partition is None:
             available = cluster.available_partitions_for_topic(topic)
-            partition = self._partitioner(key, list(partitions), list(available))
+            partition = self._partitioner(key, list(partitions), list(available or ()))
         self._outbox.add(TopicPartition(topic, partition), message)
         if not self.flying:
             self.waits_s = time.monotonic()
@@ -300,6 +300,6 @@ async def _answers(region: Region, host: str, port: int, timeout_s: float, after
     except REGION_ERRORS:
         return ""
     finally:
-        with contextlib.suppress(*REGION_ERRORS):
+        with contextlib.suppress(Exception):
             await asyncio.wait_for(client.close(), STOP_TIMEOUT_S)
     return address
