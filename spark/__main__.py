@@ -1,8 +1,8 @@
 """`python -m spark JOB`: one of the jobs of `spark.jobs`; `--help` tells which, and each tells its own.
 
-Exit codes: 0 done, 1 failure, 2 usage, 4 nothing of that is archived, 5 something is not as it must be, or
-another job was first, 7 a cluster or Maven Central cannot be reached, 8 records are missing (`verify`), 9 a
-topic or offsets cannot be read; what else there is was read, but by `verify`.
+Exit codes: 0 done, 1 failure, 2 usage, 4 nothing of that is archived, 5 PySpark is not installed, something
+is not as it must be, or another job was first, 7 a cluster or Maven Central cannot be reached, 8 records are
+missing (`verify`), 9 a topic or offsets cannot be read; what else there is was read, but by `verify`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from app.archive.errors import SparkJobError
+from app.archive.errors import MissingSpark, SparkJobError, check_spark
 from app.dev.yard.progress import say
 
 EXIT_INTERRUPTED = 130
@@ -27,6 +27,7 @@ JOBS = {
     "size": "forecasts from loads: workers, partitions, cost, what-if",
     "jars": "print the connector's jars, for spark-submit --jars",
 }
+WITHOUT_SPARK = "jars"  # it only fetches
 EXAMPLES = """\
 examples:
   python -m spark archive --bootstrap 127.0.0.1:9092 --topics 'orders.*' --to ~/archive --once
@@ -52,6 +53,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("job", choices=JOBS, metavar="JOB", help="one of the jobs above")
     name = parser.parse_args(given[:1]).job
+    try:
+        if name != WITHOUT_SPARK:
+            check_spark()
+    except MissingSpark as error:
+        say(str(error))
+        return error.exit_code
     job = importlib.import_module(f"spark.jobs.{name}")
     parser = argparse.ArgumentParser(
         prog=f"python -m spark {name}",

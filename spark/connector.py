@@ -12,7 +12,6 @@ from pathlib import Path
 from app.archive.errors import Unreachable
 from app.dev.yard.errors import YardError
 from app.dev.yard.jars import JarSet
-from app.dev.yard.java import find_java
 
 LOCK_FILE = Path(__file__).with_name("connector.lock.json")
 
@@ -25,8 +24,7 @@ def connector_jars() -> list[Path]:
     """
     jars = JarSet.load(LOCK_FILE)
     try:
-        if jars.bad():
-            jars.ensure(find_java())
+        jars.ensure()
     except YardError as failure:
         raise Unreachable(str(failure)) from failure
     return [jars.folder / jar.file_name for jar in jars.jars]

@@ -97,6 +97,7 @@ PURE = (
     "replicate/api/test_topic_edit",
     "sizing/test_forecasts",
     "sizing/test_recommendation",
+    "tutorial/test_page",
     "worker/tracker/test_fold*",
     "worker/tracker/test_write_health",
 )
@@ -117,8 +118,8 @@ BESIDE = (
     "web/*",
 )
 # Of a second process, with a yard of its own: it takes as long as all others that need brokers.
-SECOND = ("alerts/*", "audit/*", "docker/*", "failover/*", "offsets/*", "system/*", "web/*")
-WHOLE = ("docker/*", "system/*")  # whole workers, and containers
+SECOND = ("alerts/*", "audit/*", "docker/*", "failover/*", "offsets/*", "system/*", "tutorial/*", "web/*")
+WHOLE = ("docker/*", "system/*", "tutorial/*")  # whole workers, and containers
 NEEDS_INSTALLING = {"browser", "containers"}  # markers
 PROPERTY_MINUTES = 0.05  # of one with the examples of the profile `ci`
 

@@ -10,9 +10,9 @@ import pytest
 
 from app.dispatch.dlq.export import write_file
 from app.offsets.store.records import RegionStore
-from app.sdk.audit.outputs import FileOutput
-from app.sdk.audit.write_ahead_log import WriteAheadLog
 from app.worker.runtime.data_directory import prepare_datadir
+from switchyard.audit.outputs import FileOutput
+from switchyard.audit.write_ahead_log import WriteAheadLog
 
 
 @pytest.fixture(autouse=True)

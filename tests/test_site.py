@@ -22,8 +22,8 @@ def test_every_link_of_a_document_leads_to_a_file() -> None:
     [
         (
             "docs/push.md",
-            "../app/sdk/proto/switchyard/v1/receiver.proto",
-            "app/sdk/proto/switchyard/v1/receiver.proto.md",
+            "../app/sdk/receiver/switchyard/v1/receiver.proto",
+            "app/sdk/receiver/switchyard/v1/receiver.proto.md",
         ),
         ("docs/push.md", "../docker/receiver", "docker/receiver/README.md"),
         ("docs/push.md", "limits.md#regions", "limits.md#regions"),

@@ -161,8 +161,9 @@ class Webhook(Model):
 
 
 class Slack(Model):
-    """Slack's incoming webhooks, and those of others that take their format. Whoever has the address can
-    write there: it is a secret."""
+    """Slack's incoming webhooks, and those of others that take their format. Keep the address secret: it
+    needs no password.
+    """
 
     url: Reference
 

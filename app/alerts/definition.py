@@ -89,18 +89,18 @@ On = Annotated[
 
 
 class AlertMetadata(Model):
-    """Who: the name is the alert's identity."""
+    """The alert's identity (its name) and its owner."""
 
     name: Annotated[Name, BeforeValidator(_name)]
     owner: str = Field("", max_length=200)
 
 
 class AlertSpec(Model):
-    """When it fires, and who is told.
+    """When the alert fires, and which channels get it.
 
-    `above` is of a window. `for`: how long it must hold before it fires, and be over before it is resolved.
-    `within`: windows that ended so long ago, or longer, are looked at no more. `repeat`: told again so often
-    while it fires; 0s: never.
+    `above` is a limit for a window. `for`: how long it must be exceeded before the alert fires, and how long
+    it must not be before the alert is resolved. `within`: windows that ended longer ago do not count.
+    `repeat`: how often a firing alert is sent again; 0s: never.
     """
 
     on: On
@@ -120,7 +120,7 @@ class AlertSpec(Model):
 
 
 class AlertDefinition(OfTopics):
-    """What of the audit is told to whom."""
+    """Audit findings that are sent to people."""
 
     api_version: Literal["switchyard/v1"] = Field(alias="apiVersion")
     prefix: ClassVar[str] = PREFIX

@@ -4,6 +4,7 @@ SparkJobError           1  the job could not do what was asked
 ├── BadOption           2  an option cannot be used
 ├── NotArchived         4  the archive has nothing of that topic
 ├── InvalidArchive      5  the archive, topic or machine is not as the job needs it
+├── MissingSpark        5  PySpark is not installed
 ├── ConcurrentCommit    5  another job changed the same part of the archive first
 ├── Unreachable         7  the cluster does not answer
 └── UnreadableTopic     9  a topic, partition or range of offsets cannot be read
@@ -11,6 +12,7 @@ SparkJobError           1  the job could not do what was asked
 
 from __future__ import annotations
 
+import importlib
 from typing import Any
 
 
@@ -32,6 +34,10 @@ class InvalidArchive(SparkJobError):
     exit_code = 5
 
 
+class MissingSpark(SparkJobError):
+    exit_code = 5
+
+
 class ConcurrentCommit(SparkJobError):
     exit_code = 5
 
@@ -42,6 +48,17 @@ class Unreachable(SparkJobError):
 
 class UnreadableTopic(SparkJobError):
     exit_code = 9
+
+
+def check_spark() -> None:
+    """Raises MissingSpark, with the remedy, where there is no PySpark: it is an extra."""
+    try:
+        importlib.import_module("pyspark")
+    except ImportError as failure:
+        raise MissingSpark(
+            "Spark's jobs need PySpark (0.5 GB), which is not installed: "
+            "pip install 'switchyard-kafka[spark]', or `make install` in a clone."
+        ) from failure
 
 
 def cause(failure: Any) -> str:

@@ -289,7 +289,7 @@ def _arrow(name: str) -> Any:
         return importlib.import_module(name)
     except ImportError as failure:
         raise InvalidArchive(
-            "archives are Parquet files, which pyarrow reads: pip install 'switchyard[parquet]'"
+            "archives are Parquet files, which pyarrow reads: pip install 'switchyard-kafka[parquet]'"
         ) from failure
 
 

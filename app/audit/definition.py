@@ -66,19 +66,19 @@ Disorder = Annotated[
 
 
 class AuditMetadata(Model):
-    """Who: the name is the plan's identity."""
+    """The plan's identity (its name) and its owner."""
 
     name: Annotated[Name, BeforeValidator(_name)]
     owner: str = Field("", max_length=200)
 
 
 class Timestamp(Model):
-    """What tells the time of a record: by it records are put into windows, the same ones at every tier.
+    """The event time of a record. It decides the record's window, which is the same at every tier.
 
-    `header`, of source header, its name; `binary`: 8 bytes, big-endian. `field`, of a value, the names that
-    lead to it: meta.createdAt; its schema is a file (or a folder, with framing confluent) of `schema` (Avro)
-    or `descriptor` and `message` (Protobuf), below the folder `schemas` of each worker's switchyard.yaml.
-    `otherwise`: the time of a record that does not tell one so: its own timestamp, or none.
+    `header` is a header's name, `binary` 8 bytes in big-endian order. `field` is a path in the value, such as
+    meta.createdAt. The value's schema is a file below the folder `schemas` of each worker's switchyard.yaml:
+    `schema` (Avro), or `descriptor` and `message` (Protobuf). With framing confluent it is a folder.
+    `otherwise` is the time of a record without such a time: its own timestamp, or none.
     """
 
     source: Literal["record", "header", "json", "avro", "protobuf"] = "record"
@@ -94,12 +94,12 @@ class Timestamp(Model):
 
 
 class MessageId(Model):
-    """The header with a message's id, the same at every tier: equal counts of other messages are found.
+    """The header with a message's id, the same at every tier. It finds other messages behind equal counts.
 
-    `fingerprint`: of ids alone, or with values: also a message that came with another value is found (bytes
-    of the value; of headers and keys nothing is known, so a route may change these). Where something on the
-    way writes values anew it cannot be used: every window would be told as corrupted. Clients tell of ids
-    alone, and are compared by these.
+    `fingerprint` covers ids alone, or ids with values. With values it also finds a message that came with
+    another value. It covers the bytes of values, not headers and keys, so a route may change these. It does
+    not fit where something on the way encodes values again: every window would then look corrupted. Clients
+    report ids alone, and are compared by these.
     """
 
     header: Header
@@ -107,15 +107,18 @@ class MessageId(Model):
 
 
 class AuditSpec(Model):
-    """What is counted, and how.
+    """Which topics and tiers the audit counts, and how.
 
-    `tiers` are compared each with the next, those that count the topic; one that is named here and does not
-    is told as absent. With `consumer` among them, or none at all, what workloads finish is counted, too.
-    `lateness`: how long a window waits at least for what comes late. `keep`: how long windows are remembered.
+    Each of the `tiers` that counts the topic is compared with the next one. A tier that is named here and
+    counts nothing is absent, which the audit reports. With `consumer` among them, or without `tiers`, the
+    audit also counts what workloads finish.
+
+    `lateness`: how long a window waits at least for late records. `keep`: how long windows are remembered.
+
     `disorder`: how much older than the first record of its batch a record may be. With `any`, the default,
-    the timestamps of all records are read (0.2 microseconds each, and decompressing). With a time,
-    whole batches are counted from their headers; records that are older than that are counted in a later
-    window, and copies in other batches may show a loss that there is none of.
+    the audit reads the timestamps of all records (0.2 microseconds each, and decompression). With a time, it
+    counts whole batches from their headers. Records older than that time are counted in a later window.
+    Copies in other batches may then show a loss that did not happen.
     """
 
     clusters: Annotated[tuple[Name, ...], Len(0, MAX_LISTED)] = ()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Any
 
 import click
@@ -10,6 +9,8 @@ import click
 from app.alerts.api.cli import alert
 from app.audit.api.cli import audit
 from app.definitions.api.cli import config
+from app.dev.demo.cli import demo
+from app.dev.yard.cli import yard
 from app.dispatch.api.cli import tracker, worker, workload
 from app.dispatch.api.cli_dlq import dlq
 from app.failover.api.cli import failover
@@ -19,11 +20,11 @@ from app.replicate.api.cli import route
 from app.sizing.api.cli import size
 
 NOUNS = (config, workload, tracker, dlq, route, audit, alert, offsets, failover, placement, size)
-ONLY_HERE = (worker,)  # `faust worker` is Faust's own: it starts one
+ONLY_HERE = (worker, yard, demo)  # `faust worker` is Faust's own: it starts one
 
 
 @click.group()
-@click.version_option(package_name="switchyard")
+@click.version_option(package_name="switchyard-kafka")
 def switchyard() -> None:
     """Pushes, copies, proves and moves Kafka traffic.
 
@@ -52,4 +53,4 @@ def attach(faust_cli: Any) -> None:
 
 def main() -> None:
     """The console script."""
-    sys.exit(switchyard(standalone_mode=True))
+    switchyard(prog_name="switchyard")

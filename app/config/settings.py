@@ -136,7 +136,7 @@ class Logging(_Model):
 
 
 class Capacity(_Model):
-    """What this worker can carry: cores, bytes of memory, bytes a second. What is left out is measured."""
+    """The capacity of this worker: cores, bytes of memory, bytes a second. It measures those left out."""
 
     cpu: float | None = Field(default=None, gt=0, le=1024, allow_inf_nan=False)
     memory: Size | None = None
@@ -144,16 +144,21 @@ class Capacity(_Model):
 
 
 class Alerts(_Model):
-    """Where alerts may be told. `local`: addresses of a worker's machine, its link, or a cloud's metadata
-    service are told of when an alert is deployed (warn), or not taken, nor sent to (refuse)."""
+    """Addresses to which alerts may be sent.
+
+    `local` is about addresses of a worker's machine, its link, or a cloud's metadata service. With `warn`, a
+    deployment shows them. With `refuse`, workers take no such alert, and send nothing there.
+    """
 
     local: Literal["warn", "refuse"] = "warn"
 
 
 class Sizing(_Model):
-    """What of Spark's forecasts counts in recommended workers (`app.sizing.forecasts`): any, of how far
-    ahead, not older than, and how far off in the last week at most (a share of what came). The leader's
-    counts for `/metrics`."""
+    """Which of Spark's forecasts count when workers are recommended (`app.sizing.forecasts`).
+
+    `forecasts: false` ignores all. The others limit how far a forecast looks ahead, its age, and its error in
+    the last week (a share of the real load). For `/metrics` the leader's settings count.
+    """
 
     forecasts: bool = True
     look_ahead_s: Duration = Field(default=3600.0, alias="look_ahead", le=7 * 86_400)

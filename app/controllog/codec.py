@@ -12,7 +12,6 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from app.audit.counts.reports import Report
 from app.audit.folds.collector import CollectorTick
 from app.audit.folds.collector import Event as AuditEvent
 from app.audit.folds.tier import CloseWindows, ForgetWindows, TierRecord
@@ -31,6 +30,7 @@ from app.offsets.model.offset_map import (
     OffsetMapLine,
     PinRequests,
 )
+from switchyard.audit.model.reports import Report
 
 CheckpointEvent = Barriers | PinRequests | EndedLines
 # No client of ours writes a larger record: topics take batches of 2 MiB, and clients send records of 2 MB.

@@ -39,7 +39,7 @@ MAX_MERGES = 1000  # who merges more often has no use for the limit
 
 
 class Metadata(Model):
-    """Who and where: the identity of a workload is group and topic."""
+    """The identity of a workload (group and topic), its cluster and its owner."""
 
     group: Name
     topic: Name
@@ -63,9 +63,11 @@ class Target(Model):
 
 
 class Flow(Model):
-    """How much at once. The rates, and a number of messages in flight, hold over all workers of a region
-    together; they are divided by need (`app.kernel.limit_shares`). Each worker finds `adaptive` for
-    itself."""
+    """How much the receiver gets at once.
+
+    The rates, and a number of messages in flight, hold for all workers of a region together. The region
+    divides them by need (`app.kernel.limit_shares`). Each worker finds `adaptive` for itself.
+    """
 
     max_inflight: Inflight = "adaptive"
     messages_per_second: Rate | None = None
@@ -84,8 +86,10 @@ class TrackerSpec(Model):
 
 
 class HeadOfLine(Model):
-    """When a message that blocks its partition is stashed, and where; at most `perMinute` of the workload,
-    shared among workers as its jobs are (each may stash one at once, however small its share).
+    """When a message that blocks its partition is stashed, and where.
+
+    A workload stashes at most `perMinute`; its workers share that as they share its jobs. A worker may
+    always stash one, however small its share.
 
     Without `after`: 5 minutes, or twice `target.timeout` where that is longer. Less than the timeout gives up
     handlers that may still answer.
@@ -109,7 +113,7 @@ class Dlq(Model):
     A receiver that fails every message must not flush its topic into it. So failed messages may be at most
     `share` of those that finish (1: no limit). `perMinute` more may fail, shared among workers as jobs are.
     Each worker allows 10 at once, and acknowledgements save up `burst`. Beyond that, failed messages wait and
-    are tried again, with their attempts unburnt. What the receiver stashes itself, or an operator, is free.
+    are tried again, with their attempts unburnt. Messages that the receiver or an operator stashes are free.
     """
 
     enabled: bool = True
@@ -142,7 +146,7 @@ class Isolation(Model):
 
     An unknown zone falls back to the target without one. An unknown environment does what `unmatched` says
     and reaches the main target only with `default`. `production` are the values that mean the main target,
-    as does a message without the header. What waits for a target of production is held until it is there.
+    as does a message without the header. Messages for a production target wait until that target is there.
     """
 
     zone: Header | None = None
@@ -189,8 +193,8 @@ class Headers(Model):
     """Which record headers the receiver gets, over either contract.
 
     It gets those that `allow` names (without it all), except those that `deny` names. An entry is a name, or
-    the beginning of names and a `*`; case does not count. A `traceparent` that does not pass does not go on.
-    Interceptors see all headers, and copies in retry topics and the DLQ keep them.
+    the beginning of names and a `*`; case does not count. The receiver gets no `traceparent` that these
+    leave out. Interceptors see all headers, and copies in retry topics and the DLQ keep them.
     """
 
     model_config = ConfigDict(json_schema_extra={"anyOf": [{"required": ["allow"]}, {"required": ["deny"]}]})
@@ -212,12 +216,12 @@ class Hibernate(Model):
 
 
 class Spec(Model):
-    """What is to happen with the messages.
+    """How the messages are delivered.
 
-    `mode`: how a workload of several regions runs. `active-active`: in all of them; receivers are told which
-    region is primary. `active-passive`: in one region only, the active one. `primary` is the region that it
-    begins in (without it, the first of the Failover definition that shares the topic); editing it later moves
-    nothing: a failover does.
+    `mode`: how a workload of several regions runs. With `active-active` it runs in all of them; each message
+    tells the receiver which region is primary. With `active-passive` it runs in the active region only.
+    `primary` is the region that it begins in. Its default is the first region of the Failover definition that
+    shares the topic. Editing it later moves nothing: a failover does.
     """
 
     mode: Literal["active-active", "active-passive"] | None = None

@@ -48,7 +48,7 @@ Regions = Annotated[tuple[RegionName, ...], BeforeValidator(_regions), Len(2, MA
 
 
 class FailoverMetadata(Model):
-    """Who: the name is the definition's identity."""
+    """The definition's identity (its name) and its owner."""
 
     name: Annotated[AnyName, BeforeValidator(_name)]
     owner: str = Field("", max_length=200)

@@ -1,4 +1,4 @@
-"""A workload's Protobuf payload as an interceptor: validates every value, delivers what it is asked to.
+"""A workload's Protobuf payload as an interceptor: validates every value, and delivers it in the wanted form.
 
 | value              | deliver: record | deliver: bytes          | deliver: json                       |
 |--------------------|-----------------|-------------------------|-------------------------------------|

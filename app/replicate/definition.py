@@ -73,7 +73,7 @@ TextEntries = Annotated[tuple[TextEntry, ...], Len(1, MAX_LISTED)]
 
 
 class RouteMetadata(Model):
-    """Who: the name is the route's identity."""
+    """The route's identity (its name) and its owner."""
 
     name: Name
     owner: str = Field("", max_length=200)
@@ -104,10 +104,10 @@ def _or_template(schema: dict[str, Any]) -> None:
 
 
 class Headers(Model):
-    """Which headers come along: only those of `keep`, or all but those of `drop`; names, or expressions.
+    """Which headers are copied: only those of `keep`, or all but those of `drop`; names, or expressions.
 
-    With `provenance` each copy says where it comes from. Either makes every record be encoded anew, which
-    takes far longer than copying batches as they are.
+    With `provenance` each copy names its source. Either option makes the route encode every record again,
+    which takes far longer than copying batches as they are.
     """
 
     keep: TextEntries | None = None
@@ -127,9 +127,12 @@ class Offsets(Model):
 
 
 class Limits(Model):
-    """How much a second, over all its topics and all workers of a region (divided by need,
-    `app.kernel.limit_shares`), and which routes go first on a worker that has not enough for
-    all (`app.replicate.model.route_priority`)."""
+    """How much the route copies a second, and which routes come first.
+
+    The limits hold for all its topics and all workers of a region together; the region divides them by need
+    (`app.kernel.limit_shares`). On a worker with a backlog, routes of a higher priority get the larger share
+    (`app.replicate.model.route_priority`).
+    """
 
     messages_per_second: Rate | None = None
     bytes_per_second: Annotated[Size, Ge(1)] | None = None
@@ -142,16 +145,16 @@ class Limits(Model):
 
 
 class Sync(Model):
-    """What is done to topics at the destination, to be as at the source
-    (`app.replicate.model.destination_topic`).
+    """Which properties of source topics the destination topics get (`app.replicate.model.destination_topic`).
 
-    `leave` are settings never touched; `replication` the factor of those created: 3 unless there are fewer
-    brokers. Access lists are not copied. `onSmallerLimits`: what happens where limits of the destination
-    (`max.message.bytes`, `message.timestamp.before.max.ms`, `message.timestamp.after.max.ms`) are below the
-    source's and cannot be raised. `block` copies nothing to that topic. `copy` copies batches as they are,
-    and one that does not fit waits. `divide` takes such a batch apart, and only a record that does not fit
-    waits. The route tells its offsets, and what follows it in its partition waits, too, until the limit is
-    raised or an operator skips it.
+    `leave` lists settings that the route never touches. `replication` is the factor of the topics that it
+    creates: 3 unless there are fewer brokers. Access lists are not copied.
+
+    `onSmallerLimits` decides when limits of the destination (`max.message.bytes`,
+    `message.timestamp.before.max.ms`, `message.timestamp.after.max.ms`) are below the source's, and cannot be
+    raised. `block` copies nothing to that topic. `copy` copies batches as they are, and one that does not fit
+    waits. `divide` takes such a batch apart, and only a record that does not fit waits. The route shows its
+    offset. The records behind it in its partition wait, too, until an operator raises the limit or skips it.
     """
 
     create: bool = True
@@ -177,12 +180,12 @@ class GroupSync(NamedTuple):
 
 
 class RouteSpec(Model):
-    """What is copied, and how.
+    """Which topics the route copies, and how.
 
-    `onGap`: what happens when records are gone before they were copied, or the topic was truncated or made
-    anew; either way it is told. `start`: where a topic begins that was never copied before.
-    `verify`: of fast flows a sample of the copies is read back and compared, or all are, which costs about as
-    much again as copying.
+    `onGap`: the route's reaction when records were deleted before they were copied, or when the topic was
+    truncated or created again. It reports both in either case. `start`: where a topic begins that was never
+    copied before. `verify`: the route reads copies back and compares them. Of fast flows it samples, or reads
+    all, which costs about as much again as copying.
     """
 
     source: Name = Field(alias="from")

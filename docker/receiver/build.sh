@@ -3,7 +3,7 @@
 # PROTO: folder of the published contract; PROTOC: the compiler, or "python -m grpc_tools.protoc".
 set -eu
 cd "$(dirname "$0")"
-proto=${PROTO:-../../app/sdk/proto}
+proto=${PROTO:-../../app/sdk/receiver}
 file=switchyard/v1/receiver.proto
 package=switchyard.example/receiver/gen
 

@@ -8,9 +8,6 @@ from typing import NamedTuple
 
 import msgspec
 
-from app.audit.counts.counter import UNTIMED
-from app.audit.counts.latencies import CorruptLatencies, Latencies
-from app.audit.counts.totals import Totals
 from app.audit.folds.plan_terms import PlanTerms
 from app.audit.folds.tier import TierKey
 from app.audit.folds.window import WindowKey
@@ -28,6 +25,9 @@ from app.controllog.codec import (
 from app.controllog.events import AuditPut
 from app.kernel.job import JobId
 from app.kernel.load import Load
+from switchyard.audit.model.latencies import CorruptLatencies, Latencies
+from switchyard.audit.model.tally import UNTIMED
+from switchyard.audit.model.totals import Totals
 
 WINDOWS, TIERS, TRACKERS, CHECKPOINTS = "audit_windows", "audit_tiers", "trackers", "checkpoints"
 WORKLOADS, ROUTES, ASSIGNMENTS, ACTIVITY = "workloads", "routes", "assignments", "activity"

@@ -20,7 +20,6 @@ from pyspark.sql.types import (
     StructType,
 )
 
-from app.audit.counts.latencies import Latencies
 from app.audit.folds.tier import TierRecord
 from app.audit.folds.tier_pairs import OF_CLUSTERS, TierPlace, Widths
 from app.audit.folds.tier_pairs import Window as PairedWindow
@@ -29,6 +28,7 @@ from app.controllog.codec import tier_record, window_record
 from spark.dashboard import decode, timeline
 from spark.dashboard.plans import Compared, Comparer
 from spark.rows import mapped
+from switchyard.audit.model.latencies import Latencies
 
 HOUR_MS = 3_600_000
 AMISS = ("lossy", "duplicated", "corrupted", "absent-audit")  # states that the timeline tells

@@ -12,9 +12,8 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
-from app.audit.counts.latencies import Latencies
 from app.audit.folds.plan_terms import PlanTerms
-from app.audit.folds.tier import CONSUMER, place_of
+from app.audit.folds.tier import CONSUMER
 from app.controllog.codec import checkpoint_line, control_event, tracker_record
 from app.controllog.events import Assignment, RoutePut, WorkloadPut
 from app.kernel.fencing import TrackerRecord
@@ -22,6 +21,8 @@ from app.offsets.model.offset_map import OffsetMapLine
 from app.placement.model.plan import name_of, topic_of
 from spark.dashboard import decode
 from spark.dashboard.plans import Plans
+from switchyard.audit.model.latencies import Latencies
+from switchyard.audit.model.places import place_of
 
 NOBODY = "(none)"  # who owns what names no owner
 RANKS = (0.5, 0.95, 0.99)

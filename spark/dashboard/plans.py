@@ -21,10 +21,11 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from app.audit.folds.plan_terms import PlanTerms
-from app.audit.folds.tier import PlanBounds, TierRecord, group_of
+from app.audit.folds.tier import PlanBounds, TierRecord
 from app.audit.folds.tier_pairs import OF_CLUSTERS, ComparisonTerms, Pair, Pairing, TierPlace, Widths
 from app.audit.folds.window import WindowRecord
 from app.failover.topology import AGGREGATE, REGIONAL
+from switchyard.audit.model.places import group_of
 
 Tiers = Mapping[str, Mapping[TierPlace, Sequence[TierRecord]]]  # by topic
 Heard = Mapping[tuple[str, TierPlace], Collection[str]]  # by topic and place: the regions that have heard it

@@ -65,7 +65,8 @@ async def test_what_to_install_is_said_before_the_first_record(
     with pytest.raises(ArchiveUnreadable) as caught:
         await open_archive(str(root), "cluster", "orders", "id-1")
     assert str(caught.value) == (
-        f"archive {root}: archives are Parquet files, which pyarrow reads: pip install 'switchyard[parquet]'"
+        f"archive {root}: archives are Parquet files, which pyarrow reads: "
+        "pip install 'switchyard-kafka[parquet]'"
     )
     assert (await open_archive(str(root), "cluster", "others", "id-2")).spans == {}, "nothing is to be read"
 

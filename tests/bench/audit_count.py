@@ -24,9 +24,7 @@ import uvloop
 from aiokafka.record.default_records import DefaultRecordBatchBuilder
 
 from app.audit.counts.counter import ANY_DISORDER, CountingSpec
-from app.audit.counts.fingerprint import FingerprintSource
 from app.audit.counts.partition_counter import PartitionReader
-from app.audit.counts.reports import Report, Scope
 from app.audit.definition import AuditPlan
 from app.audit.pump.partition import AuditPump
 from app.dev.yard import Yard
@@ -37,6 +35,8 @@ from app.kafka.fetch.service import FetchService
 from app.kafka.records.batch import iter_batches
 from app.kernel.fencing import LogId
 from app.kernel.job import JobId
+from switchyard.audit.model.fingerprint import FingerprintSource
+from switchyard.audit.model.reports import Report, Scope
 from tests.bench.copying.topic import PARTITIONS, Shape, fill
 from tests.bench.run import Pair, Progress, alternate
 

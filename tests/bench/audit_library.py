@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-from app.sdk.audit import FileOutput, SyncAudit
+from switchyard.audit import FileOutput, SyncAudit
 
 RECORDS = 300_000
 TOPICS, BUSY_S = 100, 3.0

@@ -24,7 +24,7 @@ PEER = f"MirrorMaker 2 {mirror_maker.VERSION}"
 def run(progress: Progress) -> dict[str, Any]:
     """Three rounds each."""
     java = find_java()
-    jars = mirror_maker.class_path(java)
+    jars = mirror_maker.class_path()
     rounds: dict[str, list[Round]] = {"ours": [], "back": [], "tuned": [], "default": []}
 
     def keep(name: str, one: Round) -> float:

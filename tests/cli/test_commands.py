@@ -9,6 +9,7 @@ import socket
 import threading
 from typing import Any
 
+import click
 import msgspec
 import pytest
 from ruamel.yaml import YAML
@@ -394,7 +395,8 @@ def every_command() -> list[tuple[str, Any]]:
     found = []
     for noun, group in switchyard.commands.items():
         found.append((noun, group))
-        found += [(f"{noun} {verb}", command) for verb, command in group.commands.items()]  # type: ignore[attr-defined]
+        if isinstance(group, click.Group):
+            found += [(f"{noun} {verb}", command) for verb, command in group.commands.items()]
     return found
 
 

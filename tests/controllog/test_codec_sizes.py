@@ -7,8 +7,6 @@ import random
 import msgspec
 import pytest
 
-from app.audit.counts.reports import Increment, Report
-from app.audit.counts.totals import Totals
 from app.controllog import codec
 from app.controllog.codec import MAX_EVENT_BYTES, Heartbeat, JobStatus, WorkloadStatus
 from app.kernel.fencing import LogId, SnapshotItem, Snapshots, TakeoverAnswer
@@ -16,6 +14,8 @@ from app.kernel.ranges import Snapshot
 from app.kernel.tracker import Tracker
 from app.worker.members.membership import FORGET_WORKER_AFTER_S, MAX_SILENT, STOPPED, Members
 from app.worker.runtime.progress_saver import MAX_SNAPSHOT_BYTES, limited
+from switchyard.audit.model.reports import Increment, Report
+from switchyard.audit.model.totals import Totals
 
 JOB = "dispatch:billing-service/orders.created:orders.created:{}"
 

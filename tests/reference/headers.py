@@ -17,8 +17,8 @@ from tests.reference.markdown import code, escaped, prose, table
 
 APP = Path(__file__).parents[2] / "app"
 NAME = re.compile(r"(switchyard|kafka)-[a-z-]+")
-# Texts of that form that are no headers: a group's beginning, a type of Kafka's resources.
-OTHERS = {"switchyard-drill-", "switchyard-audit-", "kafka-cluster"}
+# Texts of that form that are no headers: a group's beginning, a type of Kafka's resources, our distribution.
+OTHERS = {"switchyard-drill-", "switchyard-audit-", "kafka-cluster", "switchyard-kafka"}
 # Where several modules name a header, these describe it.
 OWNERS = (
     "app.dispatch.model.retry_headers",
@@ -50,9 +50,7 @@ def headers() -> dict[str, dict[str, str]]:
     """Names and descriptions by the module that has the first constant of a name."""
     places: dict[str, dict[str, str]] = defaultdict(dict)
     seen: dict[str, str] = {}
-    modules = {
-        ".".join(("app", *file.relative_to(APP).with_suffix("").parts)): file for file in APP.rglob("*.py")
-    }
+    modules = _modules()
     for module in sorted(modules, key=lambda one: (one not in OWNERS, one)):
         for name, text in _names_in(modules[module].read_text()):
             if name in seen and (not text or places[seen[name]][name]):
@@ -64,9 +62,19 @@ def headers() -> dict[str, dict[str, str]]:
     return {module: names for module, names in places.items() if names}
 
 
+def _modules() -> dict[str, Path]:
+    """Files by the names under which they are imported."""
+    roots = (APP.parent, *(APP / "sdk").iterdir())
+    names = {}
+    for file in APP.rglob("*.py"):
+        root = max((root for root in roots if file.is_relative_to(root)), key=lambda root: len(root.parts))
+        names[".".join(file.relative_to(root).with_suffix("").parts)] = file
+    return names
+
+
 def _about(module: str) -> str:
-    file = APP.joinpath(*module.split(".")[1:]).with_suffix(".py")
-    return prose(ast.get_docstring(ast.parse(file.read_text()))).split("\n\n")[0]
+    text = _modules()[module].read_text()
+    return prose(ast.get_docstring(ast.parse(text))).split("\n\n")[0]
 
 
 def _names_in(source: str) -> Iterator[tuple[str, str]]:

@@ -75,7 +75,7 @@ def page() -> list[str]:
         by_kind[one.kind].append(one)
     lines = [
         "# Incidents",
-        "An incident is an event that somebody must know of. The worker logs it, and writes it to the topic",
+        "An incident is an event that operators must know of. The worker logs it and writes it to the topic",
         "of incidents. The console and `/api/v1/incidents` show it. Names in braces stand for values",
         "that the worker fills in.",
         "",

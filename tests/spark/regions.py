@@ -6,8 +6,6 @@ from typing import Any
 
 import numpy as np
 
-from app.audit.counts.latencies import Latencies
-from app.audit.counts.totals import Totals
 from app.audit.definition import AuditPlan
 from app.audit.folds.tier import Closing, SourceStatus, TierKey, TierRecord
 from app.audit.folds.window import WindowKey, WindowRecord
@@ -17,6 +15,8 @@ from app.controllog.topics import ControlTopics
 from app.kernel.fencing import LogId, TrackerRecord
 from app.kernel.load import Load
 from app.offsets.model.offset_map import Barrier, OffsetMapLine
+from switchyard.audit.model.latencies import Latencies
+from switchyard.audit.model.totals import Totals
 from tests.spark.conftest import NOON_MS, Row, row
 
 WIDTH_MS = 60_000

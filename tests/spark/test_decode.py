@@ -7,12 +7,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from app.audit.counts.totals import Totals
 from app.audit.folds.tier import TierRecord
 from app.audit.folds.window import WindowRecord
 from app.controllog import codec
 from app.controllog.global_report import folded
 from spark.dashboard import decode
+from switchyard.audit.model.totals import Totals
 from tests.spark.conftest import NOON_MS
 from tests.spark.regions import beat, status, tracker
 

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from app.audit.counts.totals import Totals
 from app.audit.definition import AuditPlan
 from app.audit.folds.plan_terms import PlanTerms
 from app.audit.folds.tier import Closing, SourceStatus, TierRecord
 from app.audit.folds.tier_pairs import Pair, TierPlace
 from app.audit.folds.window import WindowRecord
 from spark.dashboard.plans import Comparer, Plans, compared
+from switchyard.audit.model.totals import Totals
 
 WIDTH_MS, HOUR_MS = 600_000, 3_600_000
 START_MS = 100 * HOUR_MS

@@ -7,14 +7,14 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from app.audit.counts.counter import UNTIMED
-from app.audit.folds.tier import place_of
 from app.controllog.global_report import PARTS, folded
 from spark.dashboard import summary
 from spark.dashboard.page import page
 from spark.dashboard.summary import summarize
 from spark.dashboard.times import iso
 from spark.jobs.report import rows
+from switchyard.audit.model.places import place_of
+from switchyard.audit.model.tally import UNTIMED
 from tests.spark.conftest import HOUR_MS, NOON_MS
 from tests.spark.regions import WIDTH_MS, Region, audit_plan, latencies, window, workload
 from tests.spark.test_dashboard import NOW_MS, take, told, two_regions

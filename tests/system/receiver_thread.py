@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Self
 
-from app.sdk.receiver import Message, Receiver
+from switchyard.receiver import Message, Receiver
 
 READY_TIMEOUT_S = 120.0
 

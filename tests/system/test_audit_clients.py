@@ -12,16 +12,16 @@ from typing import Any
 import pytest
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
 
-from app.audit.counts.reports import Increment, Report, Scope, report_id
-from app.audit.counts.totals import Totals
 from app.audit.folds.tier import CloseWindows, ForgetWindows
 from app.controllog import codec
 from app.dev.demo.stage import DemoStage, Process, wait_until
 from app.dev.demo.traffic import create_topic
-from app.sdk.audit import Audit, AuditedConsumer, AuditedProducer, HttpOutput, KafkaOutput
-from app.sdk.audit.kafka_clients import MESSAGE_ID
-from app.sdk.audit.kafka_output import audit_topic
-from app.sdk.audit.outputs import Output
+from switchyard.audit import Audit, AuditedConsumer, AuditedProducer, HttpOutput, KafkaOutput
+from switchyard.audit.kafka_clients import MESSAGE_ID
+from switchyard.audit.kafka_output import audit_topic
+from switchyard.audit.model.reports import Increment, Report, Scope, report_id
+from switchyard.audit.model.totals import Totals
+from switchyard.audit.outputs import Output
 from tests.kafka.conftest import connected
 from tests.system.test_audit import ENOUGH_S, HOME, PARTITIONS, SEED, WIDTH_MS, counted, listed, plan
 

@@ -21,8 +21,8 @@ import pytest
 from app.audit.folds.tier_pairs import ORDER as TIERS
 from app.dev.demo.stage import DemoStage, Process, wait_until
 from app.dev.demo.traffic import create_topic
-from app.sdk.audit import KafkaOutput, SyncAudit
-from app.sdk.audit.kafka_clients import MESSAGE_ID
+from switchyard.audit import KafkaOutput, SyncAudit
+from switchyard.audit.kafka_clients import MESSAGE_ID
 from tests.kafka.conftest import producing
 from tests.system.fleet import assignments
 from tests.system.test_audit import AWAY, ENOUGH_S, HOME, WIDTH_MS, listed, plan

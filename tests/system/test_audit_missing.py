@@ -18,9 +18,6 @@ from aiokafka import TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient, RecordsToDelete
 from click.testing import CliRunner, Result
 
-from app.audit.counts.counter import RecordArrays, Tally
-from app.audit.counts.fingerprint import ids_of
-from app.audit.counts.reports import Scope, client_report
 from app.cli.main import switchyard
 from app.controllog import codec
 from app.dev.demo.stage import DemoStage, Process, http, route, wait_until
@@ -29,6 +26,9 @@ from app.kafka.client.cluster import LATEST, READ_COMMITTED
 from app.kafka.fetch.decoder import records_of
 from app.kafka.fetch.span_reader import read_span
 from app.kafka.records.batch import ReadCommittedFilter, iter_batches
+from switchyard.audit.model.fingerprint import ids_of
+from switchyard.audit.model.reports import Scope, client_report
+from switchyard.audit.model.tally import RecordArrays, Tally
 from tests.audit.query.arrays import numbers
 from tests.kafka.conftest import connected, producing
 from tests.system.test_audit import AWAY, ENOUGH_S, HOME, WIDTH_MS, listed, plan

@@ -20,7 +20,7 @@ from app.dev.demo.traffic import create_topic, read_all
 from app.dev.demo.two_regions import STEP_TIMEOUT_S, TwoRegions, failover
 from app.dev.yard import Yard
 from app.kernel.ranges import Snapshot
-from app.sdk.receiver import Message, Receiver
+from switchyard.receiver import Message, Receiver
 from tests.system.as_worker import producing_as_worker
 
 pytestmark = pytest.mark.system

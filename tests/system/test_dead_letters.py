@@ -12,7 +12,7 @@ import pytest
 from app.dev.demo.stage import DemoStage, Process, http, wait_until, workload
 from app.dev.demo.traffic import SentMessage, create_topic, produce, read_all
 from app.dispatch.model.dead_letter_budget import START_LETTERS
-from app.sdk.receiver import Message
+from switchyard.receiver import Message
 from tests.system.fleet import incidents
 from tests.system.receiver_thread import ReceiverThread
 

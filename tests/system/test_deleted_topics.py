@@ -12,13 +12,13 @@ import orjson
 import pytest
 from aiokafka.admin import AIOKafkaAdminClient
 
-from app.audit.counts.reports import Report
 from app.dev.demo.stage import DemoStage, wait_until, workload
 from app.dev.demo.traffic import SentMessage, create_topic, produce, read_all
 from app.dev.yard import Yard
 from app.dispatch.topics.settings import COPY_MAX_BYTES
 from app.kafka.client.topic_configs import TopicSettings, describe
-from app.sdk.audit import KafkaOutput, kafka_output
+from switchyard.audit import KafkaOutput, kafka_output
+from switchyard.audit.model.reports import Report
 from tests.kafka.conftest import connected
 from tests.system.conftest import make_stage
 from tests.system.fleet import incidents
@@ -124,8 +124,8 @@ async def test_reports_of_the_audit_library_never_make_their_topic_and_say_that_
 SERVICE = """
 import asyncio, sys
 from aiokafka.admin import AIOKafkaAdminClient
-from app.sdk.audit.kafka_output import KafkaOutput, NoTopic
-from app.sdk.producer import ProducerError, Region, RegionalProducer
+from switchyard.audit.kafka_output import KafkaOutput, NoTopic
+from switchyard.producer import ProducerError, Region, RegionalProducer
 
 bootstrap, missing, there = sys.argv[1:]
 

@@ -10,7 +10,7 @@ from app.dev.demo.stage import DemoStage, http, wait_until, workload
 from app.dev.demo.traffic import create_topic, read_all
 from app.kafka.append.appender import Appender
 from app.kafka.client.cluster import ClusterClient, ClusterSpec
-from app.sdk.receiver import Message
+from switchyard.receiver import Message
 from tests.kafka.records.batches import CODECS, batch_of_packed, make_batch, packed_record
 from tests.system.receiver_thread import ReceiverThread
 

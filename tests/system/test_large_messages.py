@@ -16,7 +16,7 @@ from aiokafka import AIOKafkaProducer
 from app.cli.client import EXIT_PARTIAL
 from app.dev.demo.stage import DemoStage, Process, wait_until, workload
 from app.dev.demo.traffic import create_topic, read_all
-from app.sdk.receiver import Message
+from switchyard.receiver import Message
 from tests.kafka.conftest import bound, connected, delete_before
 from tests.system.fleet import run_command, together
 from tests.system.receiver_thread import ReceiverThread

@@ -37,7 +37,7 @@ def main() -> None:
     """Plays the demo, and takes the pictures."""
     FOLDER.mkdir(exist_ok=True)
     demo = subprocess.Popen(
-        [sys.executable, "-m", "app.dev.demo"],
+        [sys.executable, "-m", "app.cli", "demo"],
         stderr=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
         text=True,

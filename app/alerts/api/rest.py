@@ -212,7 +212,7 @@ class AlertRoutes:
 
     @described(http_schemas.Deleted, headers=(*MATCH, *ACTOR), problems=(404, 412))
     async def delete_rule(self, request: web.Request) -> web.Response:
-        """Deletes an alert; nobody is told any more, not even that what fires is resolved."""
+        """Deletes an alert. Its channels get no more messages, not even that a firing alert is resolved."""
         put = self._put_of(request)
         return await delete(self._api, request, put)
 

@@ -14,7 +14,6 @@ import msgspec
 from aiohttp import web
 
 from app.audit.api import schemas as audit_schemas
-from app.audit.counts.reports import BadReport, Report, Scope, checked
 from app.audit.definition import AuditPlan
 from app.audit.folds.comparison import WindowState
 from app.audit.folds.plan_terms import PREFIX
@@ -50,6 +49,7 @@ from app.web.http import schemas as http_schemas
 from app.web.http.exports import FORMAT, NDJSON, listed, listing
 from app.web.http.responses import ApiError, json_response, paged
 from app.web.http.route_docs import ACTOR, JSON, PAGE, TEXT, AnswerDoc, Page, Param, described, repeated
+from switchyard.audit.model.reports import BadReport, Report, Scope, checked
 
 if TYPE_CHECKING:
     from app.web.console.api import Api
@@ -151,7 +151,7 @@ class AuditRoutes:
         problems=(409, 502),
     )
     async def get_windows(self, request: web.Request) -> web.StreamResponse:
-        """What was counted in each window, the newest first."""
+        """The counts of each window, the newest first."""
         known = await self.known(_wanted(request))
         meant = self._meant(known)
         rows = await asyncio.to_thread(window_rows, known, now_ms(), meant.bounds_of, meant.oddity_of)
@@ -193,7 +193,7 @@ class AuditRoutes:
 
     @described({"type": "object"}, query=(*PLACES, *TIMES), problems=(409, 502))
     async def get_share(self, request: web.Request) -> web.Response:
-        """What this worker's books hold of windows and tiers: for the other workers."""
+        """The counts of windows and tiers that this worker holds: for the other workers."""
         share = await own_share(self._api.runtime.audit_books, _wanted(request))
         return web.Response(
             body=msgspec.json.encode(share), content_type=JSON, headers={"Cache-Control": "no-store"}
@@ -212,7 +212,7 @@ class AuditRoutes:
         audit_schemas.Taken, body={"type": "string"}, kinds=(NDJSON,), problems=(422,),
     )  # fmt: skip
     async def post_reports(self, request: web.Request) -> web.Response:
-        """Takes the reports of clients, one a line; all of them or none. What comes again counts once."""
+        """Takes the reports of clients, one a line; all of them or none. A repeated report counts once."""
         try:
             body = await request.clone(client_max_size=MOST_REPORTS_BYTES).read()
             lines = [line for line in body.splitlines() if line.strip()]

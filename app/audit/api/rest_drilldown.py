@@ -21,14 +21,12 @@ from aiohttp import web
 
 from app.audit.api import schemas
 from app.audit.api.rest import AuditRoutes
-from app.audit.counts.fingerprint import Fingerprint
-from app.audit.counts.totals import NO_TOTALS
 from app.audit.drilldown import search
 from app.audit.drilldown.repair import CopiedAgain, copy_again, targets, wanted
 from app.audit.drilldown.search import AuditedDifference, drill
 from app.audit.drilldown.sides import NotReadable, Question, SideFinder
 from app.audit.folds.comparison import WindowState
-from app.audit.folds.tier import group_of, lateness
+from app.audit.folds.tier import lateness
 from app.audit.jobs.region_query import unseen
 from app.audit.query.view import RegionCounts, WindowQuery, verdict_rows
 from app.controllog.events import OperatorAct
@@ -42,6 +40,9 @@ from app.web.http.operations import STARTED, TrackedOperation
 from app.web.http.operator_requests import actor_of, flag_of, read_body, when_of
 from app.web.http.responses import ApiError, json_response, paged
 from app.web.http.route_docs import ACTOR, JSON, PAGE, TEXT, AnswerDoc, Param, described
+from switchyard.audit.model.fingerprint import Fingerprint
+from switchyard.audit.model.places import group_of
+from switchyard.audit.model.totals import NO_TOTALS
 
 if TYPE_CHECKING:
     from app.web.console.api import Api
@@ -113,8 +114,10 @@ class AuditMissingRoutes:
 
     @described(answers=FOUND, query=(*QUERY_PARAMS, *PAGE), problems=(409, 502))
     async def get_missing(self, request: web.Request) -> web.Response:
-        """Which records of a window did not come from one tier to another, doubled or altered ones too; 202
-        while the logs are being read: watch the operation, then ask again."""
+        """Records of a window that did not come from one tier to another, and doubled or altered ones.
+
+        202 while the logs are being read: watch the operation, then ask again.
+        """
         query = request.query
         question = _question(lambda name: query.get(name, ""), parse_when)
         form, again = format_of(request), query.get("again", "false")
@@ -241,10 +244,12 @@ class AuditMissingRoutes:
 
     @described(answers=FORESEEN, headers=ACTOR, body=request_bodies.CopyAgainBody, problems=(409, 502))
     async def post_copy_again(self, request: web.Request) -> web.Response:
-        """Copies what is missing again, from where it still is; without `execute` says how much that is. What
-        is missing is looked for anew right before, so that nothing is copied twice. In the end the
-        operation's `progress` counts the records that were `copied`, are `there` already, are `left` as they
-        are gone, and were `refused` by the destination; `refused_records` names the first of the refused."""
+        """Copies missing records again, from where they still are; without `execute` says how many that is.
+
+        It looks for the missing records once more before it copies, so that nothing is copied twice. In the
+        end the operation's `progress` counts records: `copied`, `there` already, `left` (gone everywhere),
+        `refused` by the destination. `refused_records` names the first of the refused.
+        """
         body = await read_body(request, request_bodies.CopyAgainBody)
         question = _question(lambda name: body.get(name, ""), lambda *_: when_of(body, "start"))
         execute = flag_of(body, "execute")

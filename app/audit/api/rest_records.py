@@ -73,7 +73,7 @@ class AuditRecordRoutes:
 
     @described({"type": "object"}, query=(TOPIC, CLUSTER), problems=(409, 502))
     async def get_index(self, request: web.Request) -> web.Response:
-        """What this worker's books hold of where a topic's windows are: for the other workers."""
+        """The places of a topic's windows in its log that this worker holds: for the other workers."""
         wanted = wanted_of(self._api, *_named(request.query))
         return web.Response(
             body=msgspec.json.encode(await own_share(self._api, wanted)), content_type=JSON,
@@ -84,8 +84,9 @@ class AuditRecordRoutes:
     async def get_records(self, request: web.Request) -> web.StreamResponse:
         """A topic's records of a time, by the event time of its audit plan, as they are read.
 
-        In the order of offsets in each partition. Bounded by `limit`, and by what is read for it. What
-        retention has taken comes from the cluster's archive, where `archive` of switchyard.yaml names one.
+        In the order of offsets in each partition. Bounded by `limit`, and by what is read for it. Records
+        that retention has deleted come from the cluster's archive, where `archive` of switchyard.yaml names
+        one.
         """
         topic, cluster = _named(request.query)
         times, limit = _times(request.query), number(request, "limit", USUAL_RECORDS, 1, MOST_RECORDS)

@@ -7,17 +7,20 @@
     windows + tiers --compare--> ok | provisional | lossy | duplicated | corrupted | late | absent
     two tiers' logs of a window --sieve--> places of what differs --missing--> missing, doubled, altered
 
-Modules, here
+Modules, in `switchyard.audit.model`, which the audit library of clients has in common with workers
     fingerprint        sums that tell whether two tiers saw the same records, whatever their order
     latencies          a histogram of latencies that merges and subtracts exactly
-    totals             what is known of a window's records: count, bytes, both of the above; adds and
-    subtracts counter            a fetched chunk, or a client's records, into a Tally of totals by window
+    totals             what is known of a window's records: count, bytes, both of the above; they add up
+    tally              totals by window of what is counted: records as arrays
+    client_counter     a producer's or consumer's auditor: numbered reports, and what a log keeps of them
+    reports            the report: what a source has counted of one of its parts
+here
+    counter            a fetched chunk into a tally
     partition_counter  a partition's reader: cuts what it counts into parts and makes reports of them
     handover           what it leaves to its successor
     consumer_counter   a consumer's partition: counted when it is fetched, told when all before it is finished
-    client_counter     a producer's or consumer's auditor: numbered reports, what a write-ahead log keeps of
-    them reports            the report, and which of several reports of the same part counts (exactly-once)
 in `app.audit.folds`
+    counted_parts      which of several reports of the same part counts (exactly-once)
     window             a window's record: open, closed, what came late; explicit keys
     tier               a tier's record: watermarks by source, when windows close, who is silent
     collector          the fold of the reports' topic into both tables

@@ -23,13 +23,14 @@ from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from operator import attrgetter
 
-from app.audit.counts.counter import CountingSpec, Tally, count_chunk, count_headers
-from app.audit.counts.fingerprint import FingerprintSource
+from app.audit.counts.counter import CountingSpec, count_chunk, count_headers
 from app.audit.counts.partition_counter import PartitionReader, PartState, by_part, bytes_below, rows_by_part
-from app.audit.counts.reports import PART_OFFSETS, Report, Scope
 from app.kafka.records.batch import ReadCommittedFilter
 from app.kafka.records.header_arrays import BatchHeaderArrays, headers_of_heads
 from app.kernel.ranges import MAX_OFFSET
+from switchyard.audit.model.fingerprint import FingerprintSource
+from switchyard.audit.model.reports import PART_OFFSETS, Report, Scope
+from switchyard.audit.model.tally import Tally
 
 MOST_PIECES = 256  # beyond, neighbours are joined
 MOST_HEADS = 256  # that are counted together; of a chunk of more, its tally is smaller

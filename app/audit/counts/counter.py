@@ -27,10 +27,6 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from app.audit.counts import fingerprint
-from app.audit.counts.fingerprint import FingerprintSource, Words
-from app.audit.counts.latencies import Latencies
-from app.audit.counts.totals import LAST_MS, NEVER_MS, Sums, Totals
 from app.kafka.records.batch import (
     HEADER,
     LOG_OVERHEAD_BYTES,
@@ -43,26 +39,29 @@ from app.kafka.records.batch import (
 from app.kafka.records.header_arrays import BatchHeaderArrays, Numbers, exact, headers_of, heads_of
 from app.kafka.records.record import Record
 from app.kafka.records.scan import MAX_BATCH_RECORDS
+from switchyard.audit.model import fingerprint
+from switchyard.audit.model.fingerprint import FingerprintSource
+from switchyard.audit.model.tally import (
+    MANY_WINDOWS,
+    SKEW_MS,
+    UNTIMED,
+    RecordArrays,
+    Tally,
+    UnsettledTimes,
+    add_spread_latencies,
+    window_of,
+)
+from switchyard.audit.model.totals import LAST_MS, NEVER_MS, Sums
 
-UNTIMED = -1  # the window of records without a timestamp
 ANY_DISORDER = -1
 LOG_APPEND_TIME, TRANSACTIONAL, CONTROL, DELETE_HORIZON = 0x08, 0x10, 0x20, 0x40
 _NOT_BY_HEADERS = TRANSACTIONAL | CONTROL | DELETE_HORIZON
-MANY_WINDOWS = 32  # of records counted together: a histogram of each would take much memory
-_SPREAD = 4  # points a batch's latencies are spread over
-
-SKEW_MS = 120_000  # so far ahead a clock may be; a timestamp beyond says nothing of how far its source is
 LIFTS = 16  # so many times as many records behind are believed more than those that are ahead of them
 
 Decode = Callable[[RecordBatch], Iterable[Record]]
 Lowest = Callable[[RecordBatch], int]
 IdOf = Callable[[Record], bytes | None]
 ContentOf = Callable[[Record], int]
-
-
-def window_of(timestamp_ms: int, width_ms: int) -> int:
-    """The start of the window of an event time."""
-    return timestamp_ms - timestamp_ms % width_ms if 0 <= timestamp_ms <= LAST_MS else UNTIMED
 
 
 def mark_of(windows: Mapping[int, Sums], at_ms: int) -> int:
@@ -81,137 +80,6 @@ def mark_of(windows: Mapping[int, Sums], at_ms: int) -> int:
         if ahead * LIFTS >= total:
             return min(windows[start].last_ms, last_ms)
     return NEVER_MS
-
-
-def believed(timestamps_ms: Numbers) -> Numbers:
-    """The timestamps (one at least), `UNTIMED` in the place of those that are none."""
-    if timestamps_ms.max() <= LAST_MS:
-        return timestamps_ms
-    return np.where(timestamps_ms > LAST_MS, UNTIMED, timestamps_ms)
-
-
-class RecordArrays(NamedTuple):
-    """Records as arrays of one length. `offsets`, `ids`, `contents` (ids that change with what the records
-    hold): None where they are not to be had."""
-
-    timestamps_ms: Numbers
-    nbytes: Numbers
-    offsets: Numbers | None = None
-    ids: Words | None = None
-    contents: Words | None = None
-
-
-class UnsettledTimes(NamedTuple):
-    """Event times of a window whose latencies are not known yet: of batches, each spread evenly over
-    [last - span, last], `counts` of them; of single records without those two."""
-
-    start_ms: int
-    lasts_ms: Numbers
-    spans_ms: Numbers | None = None
-    counts: Numbers | None = None
-
-
-class Tally:
-    """Sums by window.
-
-    Args:
-        timed: remembers event times, until `seen` says when this tier had the records.
-
-    Attributes:
-        windows: start of the window -> its sums.
-        from_headers, decoded, undecodable: batches.
-        max_timestamp_ms: of all that was counted, -1 of none.
-        times: what is remembered; None: nothing is.
-    """
-
-    __slots__ = ("decoded", "from_headers", "max_timestamp_ms", "times", "undecodable", "width_ms", "windows")
-
-    def __init__(self, width_ms: int, *, timed: bool = False) -> None:
-        if width_ms <= 0:
-            raise ValueError(f"a window of {width_ms} ms; it has to be longer than 0")
-        self.width_ms = width_ms
-        self.windows: dict[int, Sums] = {}
-        self.from_headers = self.decoded = self.undecodable = 0
-        self.max_timestamp_ms = NEVER_MS
-        self.times: list[UnsettledTimes] | None = [] if timed else None
-
-    def seen(self, at_ms: int) -> None:
-        """This tier has had at `at_ms` what was counted; `times` end."""
-        are_many = len(self.times or ()) > MANY_WINDOWS
-        for start, lasts_ms, spans_ms, counts in self.times or ():
-            if spans_ms is None or counts is None:
-                self.sums(start).latencies.add(at_ms - lasts_ms)
-            else:
-                _add_latencies(self.sums(start).latencies, at_ms - lasts_ms, spans_ms, counts)
-            if are_many:
-                self.sums(start).pack()
-        self.times = None
-
-    def merge(self, other: Tally) -> None:
-        """Takes in what another one has counted, of other records; times of either are forgotten."""
-        for start, sums in other.windows.items():
-            self.sums(start).add(sums)
-        self.from_headers += other.from_headers
-        self.decoded += other.decoded
-        self.undecodable += other.undecodable
-        self.max_timestamp_ms = max(self.max_timestamp_ms, other.max_timestamp_ms)
-        self.times = None
-
-    def sums(self, start_ms: int) -> Sums:
-        """Of a window, made when first asked for."""
-        found = self.windows.get(start_ms)
-        if found is None:
-            found = self.windows[start_ms] = Sums()
-        return found
-
-    def totals(self) -> dict[int, Totals]:
-        return {start: sums.totals() for start, sums in sorted(self.windows.items())}
-
-    def add(
-        self,
-        rows: RecordArrays,
-        seen_at_ms: int | Numbers | None = None,
-        source: FingerprintSource | None = None,
-    ) -> None:
-        """Counts records.
-
-        Args:
-            seen_at_ms: when this tier had them, all or each; None: nobody knows, or it is the audit that is
-                behind, and its own lag must not look like the tier's.
-            source: of their offsets, if those are to be in the fingerprint.
-        """
-        if not rows.timestamps_ms.size:
-            return
-        timestamps = believed(rows.timestamps_ms)
-        starts = np.where(timestamps < 0, UNTIMED, timestamps - timestamps % self.width_ms)
-        found = np.unique(starts).tolist()
-        for start in found:
-            mask = starts == start
-            sums, here = self.sums(start), timestamps[mask]
-            sums.count += here.size
-            sums.nbytes += int(rows.nbytes[mask].sum())
-            sums.seen(int(here.min()), int(here.max()))
-            if rows.offsets is not None:
-                offsets = rows.offsets[mask]
-                sums.at(int(offsets.min()), int(offsets.max()) + 1)
-            if source is not None and rows.offsets is not None:
-                sums.offsets = sums.offsets.plus(fingerprint.of_offsets(source, offsets))
-                sums.offsets_of.add(source.cluster_id)
-                sums.sourced += here.size
-            if rows.ids is not None:
-                sums.ids = sums.ids.plus(fingerprint.of_ids(rows.ids[mask]))
-                sums.identified += here.size
-            if rows.contents is not None:
-                sums.contents = sums.contents.plus(fingerprint.of_ids(rows.contents[mask]))
-                sums.contained += here.size
-            if seen_at_ms is not None and start != UNTIMED:
-                seen = seen_at_ms if isinstance(seen_at_ms, int) else seen_at_ms[mask]
-                sums.latencies.add(seen - here)
-                if len(found) > MANY_WINDOWS:
-                    sums.pack()
-            elif self.times is not None and start != UNTIMED:
-                self.times.append(UnsettledTimes(start, here))
-        self.max_timestamp_ms = max(self.max_timestamp_ms, int(timestamps.max()))
 
 
 class CountingSpec(NamedTuple):
@@ -434,7 +302,7 @@ def _count_headers(
             if not isinstance(seen, int) and not (known := seen >= 0).all():
                 seen, some_lasts, spans, counts = seen[known], some_lasts[known], spans[known], counts[known]
             if some_lasts.size:
-                _add_latencies(sums.latencies, seen - some_lasts, spans, counts)
+                add_spread_latencies(sums.latencies, seen - some_lasts, spans, counts)
                 if len(found) > MANY_WINDOWS:
                     sums.pack()
         elif tally.times is not None:
@@ -447,19 +315,6 @@ def _ranges(begins: Numbers, ends: Numbers) -> Iterable[tuple[int, int]]:
     firsts = begins[np.concatenate(([0], breaks + 1))]
     lasts = ends[np.concatenate((breaks, [len(ends) - 1]))]
     return zip(firsts.tolist(), lasts.tolist(), strict=True)
-
-
-def _add_latencies(latencies: Latencies, least_ms: Numbers, spans_ms: Numbers, counts: Numbers) -> None:
-    """Counts latencies of batches, each spread evenly over [least, least + span] (rule 6)."""
-    narrow = (spans_ms == 0) | (counts == 1)
-    if narrow.all():
-        latencies.add(least_ms, counts)
-        return
-    latencies.add(least_ms[narrow], counts[narrow])
-    least_ms, spans_ms, counts = least_ms[~narrow], spans_ms[~narrow], counts[~narrow]
-    points = np.arange(_SPREAD)[:, np.newaxis]
-    share = counts * (points + 1) // _SPREAD - counts * points // _SPREAD
-    latencies.add((least_ms + spans_ms * (2 * points + 1) // (2 * _SPREAD)).ravel(), share.ravel())
 
 
 def _count_records(

@@ -7,8 +7,8 @@ from __future__ import annotations
 import msgspec
 
 from app.audit.counts.partition_counter import PartState, new_part
-from app.audit.counts.totals import NEVER_MS
 from app.kernel.ranges import MAX_OFFSET
+from switchyard.audit.model.totals import NEVER_MS
 
 MOST_BYTES = 4 * 1024  # it goes with every snapshot
 

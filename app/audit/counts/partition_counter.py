@@ -17,20 +17,27 @@ import numpy as np
 import numpy.typing as npt
 
 from app.audit.counts.counter import (
-    UNTIMED,
     CountingSpec,
-    Tally,
     count_chunk,
     count_headers,
     countable_from_headers,
     countable_headers,
     mark_of,
 )
-from app.audit.counts.fingerprint import FingerprintSource
-from app.audit.counts.reports import INCARNATION, PART_OFFSETS, Increment, Report, Scope, report_id, shard_of
-from app.audit.counts.totals import NEVER_MS, Sums
 from app.kafka.records.batch import LOG_OVERHEAD_BYTES, ReadCommittedFilter
 from app.kafka.records.header_arrays import BatchHeaderArrays, Numbers
+from switchyard.audit.model.fingerprint import FingerprintSource
+from switchyard.audit.model.reports import (
+    INCARNATION,
+    PART_OFFSETS,
+    Increment,
+    Report,
+    Scope,
+    report_id,
+    shard_of,
+)
+from switchyard.audit.model.tally import UNTIMED, Tally
+from switchyard.audit.model.totals import NEVER_MS, Sums
 
 # A log that was read to its end for so long is believed to have said everything. Knowing where it ends does
 # not help to believe it sooner: a copy's log lies still, too, while whoever copies hangs, and closing its

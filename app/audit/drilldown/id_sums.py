@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from app.audit.counts.fingerprint import Fingerprint, Words, lanes_of
+from switchyard.audit.model.fingerprint import Fingerprint, Words, lanes_of
 
 MOST = 2
 

@@ -26,7 +26,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from app.audit.counts.fingerprint import Words, id_bytes, mix
+from switchyard.audit.model.fingerprint import Words, id_bytes, mix
 
 HASHES = 4
 LEAST_CELLS = 24

@@ -13,7 +13,6 @@ import base64
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from app.audit.counts.fingerprint import Fingerprint, ids_of
 from app.audit.drilldown.findings import (
     Finding,
     FindingKind,
@@ -28,6 +27,7 @@ from app.audit.drilldown.prints import EventTimeWindow
 from app.audit.drilldown.scan import LogsChanged, Scan, Scanned, UnreadRange
 from app.audit.drilldown.sides import Question, SideFinder, Sides
 from app.kernel.clock import iso
+from switchyard.audit.model.fingerprint import Fingerprint, ids_of
 
 if TYPE_CHECKING:
     from app.worker.runtime.service import Runtime

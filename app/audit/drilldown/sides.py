@@ -16,7 +16,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from app.audit.counts.fingerprint import FingerprintSource
 from app.audit.definition import AuditPlan
 from app.audit.drilldown.copy_origins import ClusterPartition, CopyOrigins
 from app.audit.drilldown.findings import LossExclusions
@@ -34,6 +33,7 @@ from app.offsets.model.offset_map import OffsetMapLine
 from app.offsets.model.translation import CopiedLine
 from app.offsets.store.tables import NotRead
 from app.replicate.definition import RouteDefinition
+from switchyard.audit.model.fingerprint import FingerprintSource
 
 if TYPE_CHECKING:
     from app.worker.runtime.service import Runtime

@@ -15,9 +15,9 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from app.audit.counts.fingerprint import Words, mix
 from app.audit.drilldown.reconciliation import MOST_CELLS, InvertibleBloomTable, cells_for
 from app.audit.drilldown.strata_estimator import Strata
+from switchyard.audit.model.fingerprint import Words, mix
 
 Prints = npt.NDArray[np.uint64]
 

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from app.audit.counts.fingerprint import Words, mix
 from app.audit.drilldown.reconciliation import InvertibleBloomTable
+from switchyard.audit.model.fingerprint import Words, mix
 
 STRATA = 24  # of 16 million ids, the last one holds one
 CELLS = 80

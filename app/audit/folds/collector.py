@@ -21,13 +21,14 @@ from typing import NamedTuple
 
 import msgspec
 
-from app.audit.counts.counter import SKEW_MS, UNTIMED
-from app.audit.counts.reports import Report, ReportOutcome, Scope, bounded, checked
-from app.audit.counts.totals import NO_TOTALS
 from app.audit.folds import tier as tiers
 from app.audit.folds import window as windows
+from app.audit.folds.counted_parts import ReportOutcome
 from app.audit.folds.tier import CloseWindows, ForgetWindows, PlanBounds, TierKey, TierRecord
 from app.audit.folds.window import WindowKey, WindowRecord
+from switchyard.audit.model.reports import Report, Scope, bounded, checked
+from switchyard.audit.model.tally import SKEW_MS, UNTIMED
+from switchyard.audit.model.totals import NO_TOTALS
 
 MOST_TIERS = 20_000
 MOST_WINDOWS = 500_000

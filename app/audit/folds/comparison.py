@@ -27,9 +27,9 @@ import enum
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from app.audit.counts.totals import NO_TOTALS, Totals
 from app.audit.folds.tier import TierRecord, closed_at, is_reporting, watermark
 from app.audit.folds.window import WindowPhase, WindowRecord
+from switchyard.audit.model.totals import NO_TOTALS, Totals
 
 NEVER = 1 << 62  # a position that no event has
 IN_ORDER = [WindowPhase.OPEN, WindowPhase.PROVISIONAL, WindowPhase.CLOSED]

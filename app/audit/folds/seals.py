@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import hmac
 
-from app.audit.counts.reports import BadReport, Report
-from app.audit.folds.tier import OF_WORKERS, CloseWindows, ForgetWindows, group_of
+from app.audit.folds.tier import CloseWindows, ForgetWindows
+from switchyard.audit.model.places import is_of_workers
+from switchyard.audit.model.reports import BadReport, Report
 
 
 def seal_of(key: bytes, value: bytes) -> bytes:
@@ -21,11 +22,6 @@ def seal_of(key: bytes, value: bytes) -> bytes:
 def is_sealed(key: bytes, value: bytes, seal: bytes) -> bool:
     """Whether a worker sealed these bytes."""
     return hmac.compare_digest(seal_of(key, value), seal)
-
-
-def is_of_workers(tier: str, cluster: str) -> bool:
-    """Whether workers count the tier: a cluster's topics, or what a workload's group finishes there."""
-    return tier in OF_WORKERS or bool(group_of(cluster)[1])
 
 
 def check_author(event: object, *, is_worker: bool) -> None:

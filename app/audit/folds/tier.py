@@ -21,7 +21,7 @@ from typing import NamedTuple, TypeVar
 
 import msgspec
 
-from app.audit.counts.reports import (
+from switchyard.audit.model.reports import (
     INCARNATION,
     MOST_SOURCE_CHARS,
     MOST_SOURCES,
@@ -39,21 +39,6 @@ MOST_NAMED = 16  # silent sources that a closing names
 # … and that it gives up; the next one goes on. An event that the topic does not take would close nothing.
 MOST_GIVEN_UP, MOST_GIVEN_UP_BYTES = MOST_SOURCES, 500_000
 CONSUMER = "consumer"  # the tier of those who read a cluster's topic
-# Tiers that plans count: two roles of clusters (`failover.topology`), and none of them. They stand here, as
-# the audit library of clients asks for them, and loads nothing of topologies.
-OF_WORKERS = ("regional", "aggregate", "other")
-_GROUP = ":"  # in the name of a consumer's place, before its group; no cluster has it in its name
-
-
-def place_of(cluster: str, group: str) -> str:
-    """What stands for the cluster of what a group has finished there: groups are never added up."""
-    return f"{cluster}{_GROUP}{group}"
-
-
-def group_of(place: str) -> tuple[str, str]:
-    """The inverse: cluster and group, "" for that of a cluster itself."""
-    cluster, _, group = place.partition(_GROUP)
-    return cluster, group
 
 
 class PlanBounds(NamedTuple):

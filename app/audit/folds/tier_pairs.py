@@ -22,11 +22,12 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
-from app.audit.counts.counter import UNTIMED
 from app.audit.folds.comparison import TierSide, WindowState, WindowVerdict, compare, side
-from app.audit.folds.tier import CONSUMER, OF_WORKERS, PlanBounds, TierRecord, group_of, lateness
+from app.audit.folds.tier import CONSUMER, PlanBounds, TierRecord, lateness
 from app.audit.folds.window import WindowPhase, WindowRecord
 from app.failover.topology import AGGREGATE, REGIONAL
+from switchyard.audit.model.places import OF_WORKERS, group_of
+from switchyard.audit.model.tally import UNTIMED
 
 ORDER = ("proxy-client", "proxy-server", REGIONAL, AGGREGATE, CONSUMER)  # in the way of a record
 OF_CLUSTERS = OF_WORKERS  # tiers that plans count; others are told by clients

@@ -16,19 +16,12 @@ from typing import NamedTuple
 
 import msgspec
 
-from app.audit.counts.counter import UNTIMED
-from app.audit.counts.reports import (
-    MOST_SOURCES,
-    NOTHING_COUNTED,
-    Counted,
-    Report,
-    ReportOutcome,
-    Scope,
-    count_report,
-)
-from app.audit.counts.spans import NO_SPAN
-from app.audit.counts.totals import NO_TOTALS, Totals
+from app.audit.folds.counted_parts import NOTHING_COUNTED, Counted, ReportOutcome, count_report
 from app.kernel.ranges import Range
+from switchyard.audit.model.reports import MOST_SOURCES, Report, Scope
+from switchyard.audit.model.spans import NO_SPAN
+from switchyard.audit.model.tally import UNTIMED
+from switchyard.audit.model.totals import NO_TOTALS, Totals
 
 OPEN_MS = -1
 NEVER_MS = 1 << 62  # where the window of records without a timestamp ends

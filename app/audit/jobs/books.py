@@ -27,8 +27,8 @@ import structlog
 from aiokafka.errors import KafkaError
 from mode import Service
 
-from app.audit.counts.reports import MOST_SOURCES, BadReport, Report, ReportOutcome, Scope
 from app.audit.folds.collector import UNKNOWN_MS, Collector, Event, TableChanges
+from app.audit.folds.counted_parts import ReportOutcome
 from app.audit.folds.seals import check_author, is_sealed
 from app.audit.folds.tier import ForgetWindows, PlanBounds, TierKey
 from app.audit.folds.window import WindowKey
@@ -40,6 +40,7 @@ from app.controllog.topics import AUDIT_PARTITIONS
 from app.kafka.client.cluster import ClusterClient, ClusterUnreachable
 from app.kafka.client.unreadable_records import UnreadableRecords
 from app.kernel.clock import now_ms
+from switchyard.audit.model.reports import MOST_SOURCES, BadReport, Report, Scope
 
 log = structlog.get_logger(__name__)
 

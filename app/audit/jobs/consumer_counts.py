@@ -19,11 +19,9 @@ from typing import NamedTuple
 import structlog
 from aiokafka.errors import KafkaError
 
-from app.audit.counts.fingerprint import FingerprintSource
 from app.audit.counts.handover import AuditNote
-from app.audit.counts.reports import PART_OFFSETS, Scope
 from app.audit.definition import AuditPlan
-from app.audit.folds.tier import CONSUMER, place_of
+from app.audit.folds.tier import CONSUMER
 from app.audit.pump.consumer_tap import ConsumerTap
 from app.audit.pump.counting_spec import how_of, needs_schema, open_times
 from app.audit.topics.catalog import AuditsCatalog
@@ -39,6 +37,9 @@ from app.payload.event_time.instant import UnusableField
 from app.payload.event_time.source import EventTime
 from app.payload.schema_loader import SchemaLoader
 from app.worker.jobs.start_position import ReportIncident, StartPosition
+from switchyard.audit.model.fingerprint import FingerprintSource
+from switchyard.audit.model.places import place_of
+from switchyard.audit.model.reports import PART_OFFSETS, Scope
 
 log = structlog.get_logger(__name__)
 

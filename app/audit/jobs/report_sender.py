@@ -13,7 +13,6 @@ from typing import Any
 from aiokafka.partitioner import murmur2
 from mode import Service
 
-from app.audit.counts.reports import Report
 from app.audit.folds.collector import CollectorTick
 from app.audit.folds.seals import seal_of
 from app.audit.folds.tier import CloseWindows, ForgetWindows
@@ -22,6 +21,7 @@ from app.controllog import codec
 from app.controllog.topics import AUDIT_PARTITIONS, ControlTopics
 from app.kafka.append.replaceable_producer import ReplaceableProducer
 from app.kernel.seals import HEADER
+from switchyard.audit.model.reports import Report
 
 
 def audit_partition(topic: str) -> int:

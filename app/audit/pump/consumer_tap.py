@@ -21,14 +21,14 @@ from typing import Protocol
 
 from app.audit.counts.consumer_counter import ConsumerReader
 from app.audit.counts.counter import CountingSpec
-from app.audit.counts.fingerprint import FingerprintSource
 from app.audit.counts.handover import AuditNote
-from app.audit.counts.reports import Report, Scope
 from app.audit.definition import AuditPlan
-from app.audit.folds.tier import group_of
 from app.kafka.fetch.deliveries import FetchedBatches, LogGap
 from app.kernel.clock import now_ms
 from app.kernel.job import JobId
+from switchyard.audit.model.fingerprint import FingerprintSource
+from switchyard.audit.model.places import group_of
+from switchyard.audit.model.reports import Report, Scope
 
 NOTE_INTERVAL_S = 1.0
 PENDING_REPORTS_SENT_NOW = 32  # reports of what has ended that wait: they are sent at once

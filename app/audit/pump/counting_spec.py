@@ -7,7 +7,6 @@ from functools import partial
 from typing import NamedTuple
 
 from app.audit.counts.counter import ANY_DISORDER, CountingSpec, Decode, IdOf
-from app.audit.counts.fingerprint import FingerprintSource
 from app.audit.definition import AuditPlan, Timestamp
 from app.kafka.fetch.decoder import lowest_timestamp, records_of
 from app.kafka.records.batch import RecordBatch
@@ -21,6 +20,7 @@ from app.payload.event_time.protobuf_field import open_protobuf
 from app.payload.event_time.source import NO_TIME, EventTime, HeaderTime
 from app.payload.schema_files import SchemaFiles
 from app.payload.schema_loader import SchemaLoader
+from switchyard.audit.model.fingerprint import FingerprintSource
 
 NO_VALUE = 0x6E756C6C
 

@@ -18,10 +18,8 @@ import time
 from collections import deque
 from collections.abc import Awaitable, Callable
 
-from app.audit.counts.fingerprint import FingerprintSource
 from app.audit.counts.handover import AuditNote
 from app.audit.counts.partition_counter import PartitionReader
-from app.audit.counts.reports import Report, Scope
 from app.audit.definition import AuditPlan, of_job_name
 from app.audit.pump.counting_spec import how_of
 from app.controllog.codec import JobStatus
@@ -32,6 +30,8 @@ from app.kernel.job import JobId
 from app.kernel.load import JobWork
 from app.kernel.ranges import Snapshot
 from app.payload.event_time.source import EventTime
+from switchyard.audit.model.fingerprint import FingerprintSource
+from switchyard.audit.model.reports import Report, Scope
 
 REPORT_INTERVAL_S = 5.0  # what was counted is reported so often
 ALIVE_REPORT_INTERVAL_S = 30.0  # and, when nothing was, that it is heard

@@ -12,11 +12,11 @@ from collections.abc import Iterable, Mapping
 
 import msgspec
 
-from app.audit.counts.counter import UNTIMED
 from app.audit.folds.collector import Collector
 from app.audit.folds.tier import TierRecord
 from app.audit.folds.window import WindowKey, WindowRecord
 from app.audit.query.view import BookShare, WindowQuery
+from switchyard.audit.model.tally import UNTIMED
 
 MOST_WINDOWS = 50_000  # of an answer: a shard each
 

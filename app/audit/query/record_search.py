@@ -23,13 +23,13 @@ from typing import Any, Literal, NamedTuple, Protocol
 from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.errors import OffsetOutOfRangeError
 
-from app.audit.counts.spans import NO_SPAN
 from app.audit.query.time_index import TimeIndex
 from app.kafka.client.cluster import EARLIEST, LATEST, READ_COMMITTED, ClusterClient, ClusterUnreachable
 from app.kafka.client.consumer_shutdown import stop_consumer
 from app.kafka.fetch.offsets_at_time import offsets_at
 from app.kafka.records.record import Record, size_of
 from app.kernel.ranges import Range, Ranges, outside
+from switchyard.audit.model.spans import NO_SPAN
 
 CHUNK_RECORDS = 500
 FETCH_BYTES = 1024 * 1024

@@ -18,13 +18,14 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
-from app.audit.counts.counter import UNTIMED
-from app.audit.counts.reports import INCARNATION, Counted, span_of
-from app.audit.counts.spans import NO_SPAN, Indexed, hull, span_between
 from app.audit.folds.collector import Collector
+from app.audit.folds.counted_parts import Counted, span_of
 from app.audit.folds.window import WindowRecord
 from app.audit.query.view import BookShare, RegionCounts, WindowQuery
 from app.kernel.ranges import Range
+from switchyard.audit.model.reports import INCARNATION
+from switchyard.audit.model.spans import NO_SPAN, Indexed, hull, span_between
+from switchyard.audit.model.tally import UNTIMED
 
 MOST_INDEXED = 100_000  # windows of a share
 EVER_MS = 1 << 62

@@ -17,12 +17,9 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from app.audit.counts.counter import UNTIMED
-from app.audit.counts.reports import Scope
-from app.audit.counts.totals import NO_TOTALS
 from app.audit.definition import AuditPlan
 from app.audit.folds.comparison import WindowState
-from app.audit.folds.tier import PlanBounds, TierKey, TierRecord, group_of, watermark
+from app.audit.folds.tier import PlanBounds, TierKey, TierRecord, watermark
 from app.audit.folds.tier_pairs import (
     OF_CLUSTERS,
     ComparisonTerms,
@@ -35,6 +32,10 @@ from app.audit.folds.tier_pairs import (
 )
 from app.audit.folds.window import WindowKey, WindowPhase, WindowRecord, phase
 from app.kernel.clock import iso
+from switchyard.audit.model.places import group_of
+from switchyard.audit.model.reports import Scope
+from switchyard.audit.model.tally import UNTIMED
+from switchyard.audit.model.totals import NO_TOTALS
 
 PlanOf = Callable[[str, str], AuditPlan | None]  # of a cluster's topic
 # what a client counts otherwise than planned (`app.audit.topics.client_scopes`)

@@ -22,10 +22,9 @@ from typing import Any
 import structlog
 from aiokafka.errors import KafkaError
 
-from app.audit.counts.reports import Scope
 from app.audit.definition import AuditPlan, job_name, of_job_name
 from app.audit.folds.plan_terms import PREFIX as KEYS
-from app.audit.folds.tier import PlanBounds, group_of
+from app.audit.folds.tier import PlanBounds
 from app.audit.folds.tier_pairs import OF_CLUSTERS
 from app.audit.topics.client_scopes import oddity
 from app.controllog.definition_cache import DefinitionCache
@@ -39,6 +38,8 @@ from app.placement.model.round import is_gone
 from app.worker.jobs.start_position import ReportIncident
 from app.worker.jobs.topic_inventory import ClusterTopics
 from app.worker.jobs.vanished_topics import ExpectedTopic, TopicPresence, was_held
+from switchyard.audit.model.places import group_of
+from switchyard.audit.model.reports import Scope
 
 log = structlog.get_logger(__name__)
 

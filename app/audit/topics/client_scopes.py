@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from app.audit.counts.reports import Scope
 from app.audit.definition import AuditPlan
+from switchyard.audit.model.reports import Scope
 
 
 def oddity(

@@ -2,7 +2,7 @@
 The whole region is killed, the other one takes over, the lost one comes back and takes it back; then every
 message is counted.
 
-python -m app.dev.demo --story failover [--once]
+switchyard demo --story failover [--once]
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ from app.dev.demo.background_thread import Background
 from app.dev.demo.stage import StageError, wait_until, workload
 from app.dev.demo.traffic import create_topic, read_all
 from app.dev.demo.two_regions import HOMES, STEP_TIMEOUT_S, TwoRegions, failover
-from app.sdk.producer import Delivered, ProducerError, Region, RegionalProducer
+from switchyard.producer import Delivered, ProducerError, Region, RegionalProducer
 
 PARTITIONS = 4
 PASSIVE, ACTIVE = "billing", "search"  # groups: one active at a time, and both at once

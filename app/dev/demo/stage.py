@@ -203,7 +203,7 @@ class DemoStage:
     def receiver(self, group: str, *topics: str, port: int = 0, extra: tuple[str, ...] = ()) -> Process:
         """Starts a sample receiver with a journal; returns once it listens."""
         name = f"receiver-{len(self.processes)}"
-        arguments = [sys.executable, "-m", "app.sdk.receiver.sample", "--group", group]
+        arguments = [sys.executable, "-m", "app.dev.sample_receiver", "--group", group]
         arguments += [part for topic in topics for part in ("--topic", topic)]
         arguments += ["--port", str(port or free_port()), "--journal", str(self.journal), *extra]
         process = self.start(name, arguments)

@@ -1,10 +1,6 @@
 """The story: real brokers, two workers that copy a topic and push it to a receiver that fails now and then,
 one worker killed on the way.
 
-python -m app.dev.demo            plays it and stays, with the console, until Ctrl-C
-python -m app.dev.demo --once     plays it to its end, reports, exits 0 (1 when a figure is not what it must
-be)
-
 With `--report DIR`, Spark's jobs run over what the story has left, and write their reports there
 (`spark_reports`).
 
@@ -13,10 +9,10 @@ With `--story failover`, another one: two regions, one of which is lost and come
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import sys
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 import orjson
@@ -38,7 +34,6 @@ RETRY = [{"delay": "1s", "attempts": 3}, {"delay": "5s", "attempts": 3}]
 COPYING = PARTITIONS * 3  # copied, and counted in both clusters
 JOBS = COPYING + PARTITIONS * (1 + len(RETRY))  # delivered, and retried in each tier
 AUDITED = ("regional", "aggregate", "consumer")  # tiers
-MESSAGES = 30_000
 LAST_SHARE, LAST_PER_SECOND = 75, 100.0
 MAX_IN_FLIGHT = 200
 SETTLE_S, SHARED_S = 120.0, 30.0
@@ -50,23 +45,24 @@ SNAPSHOT_BOUND_S = 0.6
 err = Console(stderr=True)
 
 
-def main(arguments: list[str] | None = None) -> int:
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What `switchyard demo` was asked for.
+
+    Attributes:
+        story: "delivery" or "failover".
+        report: the folder for Spark's reports; None for none.
+    """
+
+    story: str
+    once: bool
+    report: Path | None
+    messages: int
+    regions: int
+
+
+def play(options: Options) -> int:
     """Plays the story; the exit code."""
-    parser = argparse.ArgumentParser(prog="python -m app.dev.demo", description=__doc__,
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)  # fmt: skip
-    parser.add_argument("--story", choices=("delivery", "failover"), default="delivery",
-                        help="a worker is lost (default), or a region")  # fmt: skip
-    parser.add_argument("--once", action="store_true", help="play to the end, report and exit")
-    parser.add_argument(
-        "--report", type=Path, metavar="DIR", help="what Spark's jobs say of it, as files there"
-    )
-    parser.add_argument("--messages", type=_enough, default=MESSAGES, help=f"how many (default {MESSAGES})")
-    parser.add_argument(
-        "--regions", type=int, choices=(1, 2), default=2, help="regions of the yard (default 2)"
-    )
-    options = parser.parse_args(arguments)
-    if options.report and options.story == "failover":
-        parser.error("--report tells of the story 'delivery' only; leave out --story failover, or --report")
     try:
         return failover_story.play(once=options.once) if options.story == "failover" else _play(options)
     except (StageError, YardError) as error:
@@ -74,13 +70,6 @@ def main(arguments: list[str] | None = None) -> int:
         return 1
     except KeyboardInterrupt:
         return 0
-
-
-def _enough(text: str) -> int:
-    """How many messages: so many that there are some of each kind. Raises ValueError."""
-    if (count := int(text)) < LAST_SHARE:
-        raise argparse.ArgumentTypeError(f"{count} is too few; write {LAST_SHARE} or more")
-    return count
 
 
 class Last(Background):
@@ -95,7 +84,7 @@ class Last(Background):
         asyncio.run(produce(self._bootstrap, TOPIC, self._sent, per_second=LAST_PER_SECOND))
 
 
-def _play(options: argparse.Namespace) -> int:
+def _play(options: Options) -> int:
     err.print(
         f"[bold]1.[/bold] starting real Kafka: {2 * options.regions} brokers in {options.regions} region(s)"
     )
@@ -108,8 +97,10 @@ def _play(options: argparse.Namespace) -> int:
         asyncio.run(create_topic(source, TOPIC, PARTITIONS))
         err.print("[bold]2.[/bold] starting a receiver and two workers (faust -A app worker)")
         receiver = stage.receiver(GROUP, TOPIC)
-        first = stage.worker()
-        second = stage.worker()
+        first, second = (stage.worker(wait=False) for _ in range(2))
+        for worker in (first, second):
+            stage.wait_ready(worker)
+            err.print(f"   {worker.name} is ready")
         err.print(f"   console: [link={first.url}]{first.url}[/link]", highlight=False)
         stage.deploy(first, plan(TOPIC, TOPIC))
         stage.deploy(first, route(ROUTE, SOURCE, TARGET, TOPIC))
@@ -147,7 +138,7 @@ def _play(options: argparse.Namespace) -> int:
         bound = round(MAX_IN_FLIGHT + rate * SNAPSHOT_BOUND_S)
         audited = until_counted(first, TOPIC, report.produced, AUDITED)
         sound = _print(report, copied, audited, took_s, bound)
-        if run:
+        if run and options.report:
             times = spark_reports.middle([record.timestamp for record in copies])
             story = spark_reports.Story(TOPIC, SOURCE, TARGET, first.url, report.produced, *times)
             sound = _reported(yard, options.report, run, story) and sound

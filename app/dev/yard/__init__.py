@@ -12,7 +12,7 @@ Rules:
 - The process table is the only record of what runs: every broker carries its yard's folder and its
   cluster's name on its command line, so no state file can be stale.
 - A yard used as a library ends with its process, even by kill -9 (`warden`); one started by
-  `python -m app.dev.yard up` stays until `down`.
+  `switchyard yard up` stays until `down`.
 - Every wait is bounded, and a broker that does not start shows the end of its log.
 """
 

@@ -99,7 +99,7 @@ class Kit:
         Kafka's formatter needs a second of a Java of its own. What it writes beside ids is the same for
         every cluster, so it runs once and is copied.
         """
-        jars.ensure(java)
+        jars.ensure()
         name = zlib.crc32(str(java.executable.resolve()).encode())
         classes = jars.folder / f"classes-{java.version}-{name:08x}.jsa"
         kit = cls(java, jars, jars.folder / "bootstrap.checkpoint", classes)

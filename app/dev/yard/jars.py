@@ -5,7 +5,7 @@ was chosen (`python -m app.dev.yard.lock_file`). Rules:
 - A jar is good when its bytes are the listed ones. All are hashed at every start (46 MB, a tenth of a
   second), so no manifest in the cache can be stale, and jars put there by hand count like fetched ones.
 - Only what is missing or bad is fetched again; a jar appears under its name whole or not at all.
-- One process fetches; others wait for it (file lock, inherited by Ivy, which may outlive us).
+- One process fetches; others wait for it (file lock, inherited by the child that fetches and may outlive us).
 """
 
 from __future__ import annotations
@@ -24,15 +24,14 @@ from typing import Any
 
 import platformdirs
 
-from app.dev.yard import ivy, progress
+from app.dev.yard import maven, progress
 from app.dev.yard.errors import FetchError, YardTimeoutError
-from app.dev.yard.java import Java
 
 HOME_VARIABLE = "SWITCHYARD_HOME"
 LOCK_FILE = Path(__file__).with_name("kafka.lock.json")
-LOCK_TIMEOUT_S = ivy.FETCH_TIMEOUT_S + 60.0  # whoever holds it is fetching, which is bounded itself
+LOCK_TIMEOUT_S = maven.FETCH_TIMEOUT_S + 60.0  # whoever holds it is fetching, which is bounded itself
 LOCK_POLL_INTERVAL_S = 0.2
-ATTEMPTS = 2  # the second one with an empty Ivy cache, should that be what is broken
+ATTEMPTS = 2  # of jars that came with other bytes than the listed ones
 
 
 def switchyard_home() -> Path:
@@ -87,7 +86,7 @@ class JarSet:
     def classpath(self) -> str:
         return os.pathsep.join(str(self.folder / jar.file_name) for jar in self.jars)
 
-    def ensure(self, java: Java) -> None:
+    def ensure(self) -> None:
         """Makes every jar present and whole, fetching what is not; raises `FetchError` with the remedy."""
         if not self.bad():
             return
@@ -95,55 +94,57 @@ class JarSet:
         with file_lock(self.folder / ".lock", LOCK_TIMEOUT_S, "another process is fetching Kafka") as lock:
             bad = self.bad()  # another process may have fetched them while we waited
             if bad:
-                self._fetch(java, bad, lock)
+                self._fetch(bad, lock)
 
-    def _fetch(self, java: Java, bad: list[Jar], lock: int) -> None:
+    def _fetch(self, bad: list[Jar], lock: int) -> None:
         present = [jar.file_name for jar in bad if (self.folder / jar.file_name).exists()]
         if present:
             progress.say(f"Damaged in {self.folder}, to be replaced: {', '.join(present)}")
         size_mb = sum(jar.size_bytes for jar in bad) / 1e6
         progress.say(
-            f"Fetching {self.name} from Maven Central: {_files(len(bad))}, {size_mb:.1f} MB,"
+            f"Fetching {self.name} from {maven.source()}: {_files(len(bad))}, {size_mb:.1f} MB,"
             f" into {self.folder}"
         )
         started = time.monotonic()
-        work = self.folder / ".ivy"
+        arriving = self.folder / ".arriving"
         for _ in range(ATTEMPTS):
-            reason = self._attempt(java, bad, work, lock)
+            self._keep(bad, arriving)  # what arrived before a process was killed
+            reason = self._attempt(self.bad(), arriving, lock)
             bad = self.bad()
             if not bad:
-                shutil.rmtree(work, ignore_errors=True)
                 progress.say(f"Fetched and verified in {time.monotonic() - started:.0f} s.")
                 return
             if reason:
-                break  # no network: what has arrived stays in Ivy's cache for the next run
-            shutil.rmtree(work, ignore_errors=True)
+                break  # no network; what has arrived stays
             reason = f"{bad[0].file_name} came with another SHA-256 than expected"
         raise FetchError(self._by_hand(bad, reason))
 
-    def _attempt(self, java: Java, bad: list[Jar], work: Path, lock: int) -> str:
-        """Fetches `bad` and moves what is good into place; returns Ivy's reason, or "" if it came through."""
-        arrived = work / "arrived"
-        shutil.rmtree(arrived, ignore_errors=True)
+    def _attempt(self, bad: list[Jar], arriving: Path, lock: int) -> str:
+        """Fetches `bad` and moves what is good into place; returns the reason of a failure, or ""."""
         try:
-            with progress.steps(f"Fetching {self.name}", 2 * len(bad)) as step:
-                ivy.retrieve(
-                    java, [j.coordinate for j in bad], arrived, work, on_step=step, keep_open=(lock,)
-                )
+            with progress.steps(f"Fetching {self.name}", len(bad)) as step:
+                maven.download([jar.coordinate for jar in bad], arriving, on_step=step, keep_open=(lock,))
         except FetchError as failure:
             return str(failure)
-        for jar in bad:
-            if jar.is_good(arrived):
-                (arrived / jar.file_name).replace(self.folder / jar.file_name)
+        finally:
+            self._keep(bad, arriving)
         return ""
+
+    def _keep(self, jars: list[Jar], arriving: Path) -> None:
+        """Moves what is good into place, and removes the rest: it may be half a jar."""
+        for jar in jars:
+            arrived = maven.path_in(arriving, jar.coordinate)
+            if jar.is_good(arrived.parent):
+                arrived.replace(self.folder / jar.file_name)
+        shutil.rmtree(arriving, ignore_errors=True)
 
     def _by_hand(self, bad: list[Jar], reason: str) -> str:
         names = "\n".join(f"    {jar.coordinate}" for jar in bad)
         return (
-            f"{self.name} could not be fetched from Maven Central: {reason}\n"
+            f"{self.name} could not be fetched from {maven.source()}: {reason}\n"
             f"{len(bad)} of {len(self.jars)} files are missing. Do one of these, then run the same again:\n"
-            "- Give this machine a network. A proxy is taken from https_proxy, a mirror from the Ivy\n"
-            f"  settings file named by {ivy.SETTINGS_VARIABLE}.\n"
+            "- Give this machine a network. A proxy is taken from https_proxy, the address of a mirror\n"
+            f"  of Maven Central from {maven.MIRROR_VARIABLE}.\n"
             f"- Copy the folder {self.folder} from a machine where the yard has been up.\n"
             "- Fetch these jars by hand (group:artifact:version) and put them, named artifact-version.jar,\n"
             f"  into {self.folder}:\n"

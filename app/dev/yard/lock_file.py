@@ -2,8 +2,7 @@
 
     python -m app.dev.yard.lock_file
 
-Ivy resolves the roots with everything they need and checks each download against Maven's checksums; what
-came is then pinned by size and SHA-256.
+The roots are resolved with everything they need; what comes is then pinned by size and SHA-256.
 """
 
 from __future__ import annotations
@@ -12,38 +11,42 @@ import hashlib
 import json
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
-from app.dev.yard import ivy, progress
+from app.dev.yard import maven, progress
 from app.dev.yard.jars import LOCK_FILE
-from app.dev.yard.java import find_java
 
 KAFKA_VERSION = "4.2.0"
 # Kafka logs through slf4j 1.7 and brings no binding; without one a broker that fails says nothing.
 ROOTS = (f"org.apache.kafka:kafka_2.13:{KAFKA_VERSION}", "org.slf4j:slf4j-simple:1.7.36")
 # The command line tools run on the broker's own jars; their further needs are Kafka Connect's.
 ALONE = (f"org.apache.kafka:kafka-tools:{KAFKA_VERSION}",)
-PATTERN = "[organisation]+[artifact]+[revision].[ext]"
 
 
-def main() -> int:
-    java = find_java()
-    with tempfile.TemporaryDirectory() as folder:
-        jars, work = Path(folder) / "jars", Path(folder) / "ivy"
-        for roots, transitive in ((ROOTS, True), (ALONE, False)):
-            progress.say(f"Resolving {', '.join(roots)}")
-            ivy.retrieve(java, roots, jars, work, pattern=PATTERN, transitive=transitive)
+def write(lock_file: Path, name: str, coordinates: Sequence[str]) -> None:
+    """Fetches the jars of `coordinates`, and pins them as the set `name`."""
+    chosen = sorted(coordinates, key=lambda coordinate: coordinate.split(":"))
+    with tempfile.TemporaryDirectory() as folder, progress.steps("Fetching", len(coordinates)) as step:
+        maven.download(coordinates, Path(folder), on_step=step)
+        jars = [(coordinate, maven.path_in(Path(folder), coordinate)) for coordinate in chosen]
         entries = [
             {
-                "coordinate": path.stem.replace("+", ":"),
+                "coordinate": coordinate,
                 "size_bytes": path.stat().st_size,
                 "sha256": hashlib.sha256(path.read_bytes()).hexdigest(),
             }
-            for path in sorted(jars.glob("*.jar"))
+            for coordinate, path in jars
         ]
-    content = {"name": f"kafka-{KAFKA_VERSION}", "jars": entries}
-    LOCK_FILE.write_text(json.dumps(content, indent=1) + "\n")
-    progress.say(f"{LOCK_FILE.name}: {len(entries)} jars")
+    lock_file.write_text(json.dumps({"name": name, "jars": entries}, indent=1) + "\n")
+    progress.say(f"{lock_file.name}: {len(entries)} jars")
+
+
+def main() -> int:
+    progress.say(f"Resolving {', '.join(ROOTS)}")
+    with tempfile.TemporaryDirectory() as folder:
+        resolved = maven.resolve(ROOTS, Path(folder))
+    write(LOCK_FILE, f"kafka-{KAFKA_VERSION}", [*resolved, *ALONE])
     return 0
 
 

@@ -92,8 +92,8 @@ class WorkloadRoutes:
     async def put_workload(self, request: web.Request) -> web.Response:
         """Defines or changes a workload; 201, or 200 when it was there. `?dry_run=true` only checks.
 
-        409 when somebody else is a member of the group of a new workload (`?take_over=true` deploys it
-        still), or when its cluster refuses the name of one of its topics, for one that is there.
+        409 when a new workload's group has members already; `?take_over=true` deploys it still. Also 409 when
+        the cluster refuses the name of one of its topics, because an existing topic's name is too similar.
         """
         names, dry_run = self._api.runtime.clusters.specs.keys(), flag(request, "dry_run")
         body = await read_definition(request)

@@ -5,12 +5,12 @@ A receiver that says more has its call or its stream ended, and that is held aga
 
 from __future__ import annotations
 
-from app.sdk.proto.switchyard.v1.receiver_pb2 import Results
+from switchyard.v1.receiver_pb2 import Results
 
 # Twice gRPC's own limit for clients that set none. An answer is not looked at, but must be read to its end:
 # without its status, what was acknowledged would be delivered again.
 MAX_UNARY_BYTES = 8 * 1024 * 1024
-MAX_STREAM_BYTES = 4 * 1024 * 1024  # twice what the receiver SDK says at once (`app.sdk.receiver.outcomes`)
+MAX_STREAM_BYTES = 4 * 1024 * 1024  # twice what `switchyard.receiver.outcomes` says at once
 MAX_RANGES = 100_000  # in a response: ten times the widest window; empty ones take two bytes each
 RANGES_AT_ONCE = 500  # then others have their turn in the loop: a few milliseconds
 

@@ -12,7 +12,7 @@ import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from app.kernel.trace_context import derived_traceparent, own_traceparent
+from switchyard.receiver.trace_context import derived_traceparent, own_traceparent
 
 Metadata = tuple[tuple[str, str | bytes], ...]
 

@@ -69,7 +69,7 @@ class FailoverRoutes:
 
     @described(failover_schemas.FailoverStatus)
     async def get_status(self, request: web.Request) -> web.Response:
-        """Which region is active for each workload with a mode, and how lately other regions were heard."""
+        """The active region of each workload with a mode, and when the other regions' reports came last."""
         runtime = self._api.runtime
         leader = runtime.control.view.leader
         if not runtime.leader.leads and leader and not request.headers.get(HOP_HEADER):

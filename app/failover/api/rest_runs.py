@@ -130,7 +130,7 @@ class FailoverRunRoutes:
 
     @described(schemas_runs.RunDetail, headers=ACTOR, body=schemas_runs.MoveTo, problems=(409,))
     async def plan_failover(self, request: web.Request) -> web.Response:
-        """What it means, partition by partition, to make workloads active in this region; keeps the plan.
+        """The effects, partition by partition, of making workloads active in this region; keeps the plan.
 
         It may be executed for ten minutes, as long as no role changes meanwhile.
         """
@@ -170,7 +170,7 @@ class FailoverRunRoutes:
 
     @described(schemas_runs.Executed, headers=ACTOR, body=schemas_runs.ExecuteBody, problems=(404, 409, 412))
     async def execute_failover(self, request: web.Request) -> web.Response:
-        """Begins a planned failover; with `force` one that waits for the former region goes on at once."""
+        """Begins a planned failover. With `force`, one that waits for the former region stops waiting."""
         body = await read_body(request, schemas_runs.ExecuteBody)
         run = self._of(_id(body))
         force, dry_run = flag_of(body, "force") or run.forced, flag_of(body, "dry_run")

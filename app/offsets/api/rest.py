@@ -113,7 +113,7 @@ class OffsetRoutes:
 
     @described(schemas.OffsetMap, query=MAP, problems=(404, 409, 502))
     async def map_offsets(self, request: web.Request) -> web.Response:
-        """Where a reader of one cluster goes on in another, explained source by source.
+        """The position in one cluster where a reader of another continues, explained source by source.
 
         The positions are a group's, or given by `offset`. Nothing is committed.
         """
@@ -168,7 +168,7 @@ class OffsetRoutes:
     async def sync_offsets(self, request: web.Request) -> web.Response:
         """Commits a group's mapped positions in another cluster; without `execute` says what it would do.
 
-        Never while somebody consumes there, and never backwards, but after the group itself went back.
+        Never while the group has members there, and never backwards, but after the group itself went back.
         """
         body = await read_body(request, schemas.SyncBody)
         group, execute = _name(body.get("group"), "group"), flag_of(body, "execute")
@@ -202,8 +202,10 @@ class OffsetRoutes:
 
     @described(Page[schemas.GroupKept], query=PAGE, problems=(502,))
     async def get_offset_syncs(self, request: web.Request) -> web.Response:
-        """Every group that is kept in step, by a route or as its workload is passive here, and what became of
-        it last; the leader knows."""
+        """Every group that is kept in step, and the last result of each; the leader knows.
+
+        A route keeps groups in step, and so does a passive workload here.
+        """
         runtime = self._api.runtime
         leader, regions = runtime.control.view.leader, self._regions
         if not runtime.leader.leads and leader and not request.headers.get(HOP_HEADER):

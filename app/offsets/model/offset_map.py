@@ -32,8 +32,8 @@ lost.
 A route that is deleted leaves its lines behind: what it copied lies there, and who has not read it must. It
 tells no idle barriers any more; what is known of where nothing of it lies says as much (`LineEnd`).
 
-Source: seeds/003, "offset management service"; its own pairing of the latest checkpoints loses records when
-a source is idle.
+Source: Uber, Disaster Recovery for Multi-Region Kafka, "offset management service". Its own pairing of the
+latest checkpoints loses records when a source is idle.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ How much is read again, at most, of each source: all from the offset up to which
 answer on, to where the reader was. That is (of a COPY it is known) at the barrier behind which it stood, and
 at most as much further as it had read since: records of the copy, whoever's, or up to the next barrier.
 
-Source: seeds/003, "offset management service".
+Source: Uber, Disaster Recovery for Multi-Region Kafka, "offset management service".
 """
 
 from __future__ import annotations

@@ -61,7 +61,7 @@ class PlacementRoutes:
 
     @described(schemas.PlacementPlan, headers=ACTOR, body=request_bodies.PlanBody, problems=(409, 502))
     async def plan(self, request: web.Request) -> web.Response:
-        """What a round would do now, with `moves` by hand, or `even`; changes nothing."""
+        """The moves of a round now, with `moves` by hand, or `even`; changes nothing."""
         body = await read_body(request, request_bodies.PlanBody)
         moves, even = self._moves(body), flag_of(body, "even")
         if (leader := self._other_leader(request)) is not None:

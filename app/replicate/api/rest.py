@@ -128,7 +128,7 @@ class RouteRoutes:
 
     @described(replicate_schemas.RouteTopics, query=PAGE, problems=(404, 502))
     async def get_route_topics(self, request: web.Request) -> web.Response:
-        """What becomes of each topic that the route means: copied where to, or why not; the leader knows."""
+        """Each topic that fits the route: its copy's name, or why it is not copied; the leader knows."""
         put, runtime = self.put_of(request), self._api.runtime
         leader = runtime.control.view.leader
         if not runtime.leader.leads and leader and not request.headers.get(HOP_HEADER):

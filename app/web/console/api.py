@@ -1,5 +1,5 @@
-"""The REST API under /api/v1, as INTERFACES names it. Reads what this worker knows; changes go through the
-control log, so that it does not matter which worker is asked."""
+"""The REST API under /api/v1. Each worker answers from what it knows, and writes changes into the control
+log: so any worker may be asked."""
 
 from __future__ import annotations
 
@@ -204,7 +204,7 @@ class Api:
 
     @described(Page[schemas.Worker], query=PAGE)
     async def get_workers(self, request: web.Request) -> web.Response:
-        """Every worker that was heard lately, the dead too."""
+        """Every worker with a recent heartbeat, and those that died lately."""
         return json_response(paged(self._overview()["workers"], request))
 
     @described(Page[schemas.Job], query=PAGE)
@@ -225,12 +225,12 @@ class Api:
 
     @described(Page[schemas.Activity], query=PAGE)
     async def get_activity(self, request: web.Request) -> web.Response:
-        """What happened in the control log, the newest first."""
+        """Activities of the control log, the newest first."""
         return json_response(paged(list(reversed(self.runtime.control.recent)), request))
 
     @described(Page[schemas.Incident], query=PAGE)
     async def get_incidents(self, request: web.Request) -> web.Response:
-        """What a person must know, the newest first."""
+        """Incidents, the newest first."""
         return json_response(paged([overview.incident(i) for i in reversed(self.runtime.incidents)], request))
 
     @described(Page[schemas.Workload], query=PAGE)

@@ -71,7 +71,7 @@ def openapi(routes: Iterable[web.RouteDef]) -> dict[str, Any]:
         "openapi": "3.1.0",
         "info": {
             "title": "Switchyard",
-            "version": version("switchyard"),
+            "version": version("switchyard-kafka"),
             "description": ABOUT,
         },
         "paths": paths,

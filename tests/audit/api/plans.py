@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from app.audit.counts.counter import RecordArrays, Tally
-from app.audit.counts.fingerprint import ids_of
-from app.audit.counts.reports import Increment, Report, Scope, report_id
 from app.audit.folds.collector import Collector
 from app.audit.folds.tier import CloseWindows
 from app.audit.jobs.books import AuditBook
 from app.audit.jobs.report_sender import audit_partition
 from app.kernel.clock import now_ms
+from switchyard.audit.model.fingerprint import ids_of
+from switchyard.audit.model.reports import Increment, Report, Scope, report_id
+from switchyard.audit.model.tally import RecordArrays, Tally
 from tests.audit.query.arrays import numbers
 from tests.web.client import Console
 

@@ -15,8 +15,8 @@ import pytest
 
 from app.audit.folds.collector import Collector
 from app.dev.demo.stage import free_port, wait_until
-from app.sdk.audit import HttpOutput, SyncAudit, background_thread, write_ahead_log
-from app.sdk.audit.outputs import read_lines
+from switchyard.audit import HttpOutput, SyncAudit, background_thread, write_ahead_log
+from switchyard.audit.outputs import read_lines
 from tests.web.client import Console
 
 ENOUGH_S = 150.0

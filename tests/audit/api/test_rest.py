@@ -11,15 +11,15 @@ import msgspec
 import numpy as np
 import pytest
 
-from app.audit.counts.client_counter import MOST_WINDOWS, ClientAudit
-from app.audit.counts.counter import RecordArrays
-from app.audit.counts.reports import Scope, client_report
-from app.audit.counts.totals import Totals
 from app.audit.jobs.books import AuditBook
 from app.audit.jobs.report_sender import audit_partition
 from app.audit.query import book_share
 from app.controllog import codec
-from app.sdk.audit import outputs
+from switchyard.audit import outputs
+from switchyard.audit.model.client_counter import MOST_WINDOWS, ClientAudit
+from switchyard.audit.model.reports import Scope, client_report
+from switchyard.audit.model.tally import RecordArrays
+from switchyard.audit.model.totals import Totals
 from tests.audit.query.test_view import AWAY, HOME, WIDTH_MS, counted_at_both
 from tests.cli.shell import InProcess
 from tests.web.client import Console

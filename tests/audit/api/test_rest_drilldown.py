@@ -14,7 +14,6 @@ import pytest
 from click.testing import CliRunner
 
 from app.audit.api import rest_drilldown
-from app.audit.counts.fingerprint import ids_of, of_ids
 from app.audit.drilldown import search as drilled_down
 from app.audit.drilldown.copy_origins import ClusterPartition
 from app.audit.drilldown.partition_repair import RefusedCopy
@@ -29,6 +28,7 @@ from app.cli.client import EXIT_PARTIAL
 from app.cli.main import switchyard
 from app.controllog.events import OperatorAct
 from app.web.http.forwarding import HOP_HEADER
+from switchyard.audit.model.fingerprint import ids_of, of_ids
 from tests.audit.api.plans import AWAY, HOME, WEST, AuditedTopics, plan
 from tests.audit.api.test_rest import definition, with_loss
 from tests.audit.query.test_view import WIDTH_MS

@@ -13,13 +13,14 @@ from hypothesis import strategies as st
 
 from app.audit.counts import consumer_counter
 from app.audit.counts.consumer_counter import MOST_PIECES, ConsumerReader
-from app.audit.counts.counter import ANY_DISORDER, SKEW_MS, UNTIMED, CountingSpec
-from app.audit.counts.fingerprint import FingerprintSource
-from app.audit.counts.latencies import BINS, Latencies
+from app.audit.counts.counter import ANY_DISORDER, CountingSpec
 from app.audit.counts.partition_counter import IDLE_MS, PartitionReader
-from app.audit.counts.reports import PART_OFFSETS, Scope
 from app.kafka.fetch.decoder import records_of
 from app.kafka.records.verbatim_copy import TRANSACTIONAL
+from switchyard.audit.model.fingerprint import FingerprintSource
+from switchyard.audit.model.latencies import BINS, Latencies
+from switchyard.audit.model.reports import PART_OFFSETS, Scope
+from switchyard.audit.model.tally import SKEW_MS, UNTIMED
 from tests.audit.counts.logs import Log
 from tests.examples import as_profile
 

@@ -8,21 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.audit.counts.counter import (
-    ANY_DISORDER,
-    UNTIMED,
-    CountingSpec,
-    RecordArrays,
-    Tally,
-    count_chunk,
-    window_of,
-)
-from app.audit.counts.fingerprint import FingerprintSource, ids_of, of_ids, of_offsets
-from app.audit.counts.latencies import Latencies
+from app.audit.counts.counter import ANY_DISORDER, CountingSpec, count_chunk
 from app.kafka.fetch.decoder import records_of
 from app.kafka.records.batch import CorruptBatch, ReadCommittedFilter, RecordBatch, iter_batches
 from app.kafka.records.header_arrays import headers_of
 from app.kafka.records.record import Record
+from switchyard.audit.model.fingerprint import FingerprintSource, ids_of, of_ids, of_offsets
+from switchyard.audit.model.latencies import Latencies
+from switchyard.audit.model.tally import UNTIMED, RecordArrays, Tally, window_of
 from tests.audit.counts.logs import Log
 from tests.kafka.records.batches import make_batch, make_marker, patched
 

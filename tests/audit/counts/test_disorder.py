@@ -11,14 +11,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.audit.counts.consumer_counter import ConsumerReader
-from app.audit.counts.counter import UNTIMED, CountingSpec, Tally, count_chunk, window_of
-from app.audit.counts.fingerprint import FingerprintSource
+from app.audit.counts.counter import CountingSpec, count_chunk
 from app.audit.counts.partition_counter import PartitionReader
-from app.audit.counts.reports import Report, Scope
 from app.audit.pump.counting_spec import how_of
 from app.kafka.fetch.decoder import lowest_timestamp, records_of
 from app.kafka.records.batch import ReadCommittedFilter, RecordBatch, iter_batches
 from app.kafka.records.header_arrays import headers_of_heads, heads_of
+from switchyard.audit.model.fingerprint import FingerprintSource
+from switchyard.audit.model.reports import Report, Scope
+from switchyard.audit.model.tally import UNTIMED, Tally, window_of
 from tests.audit.counts.logs import Log
 from tests.audit.query.test_view import audit_plan
 from tests.kafka.records.batches import make_batch, make_marker, patched

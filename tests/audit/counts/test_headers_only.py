@@ -10,13 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from app.audit.counts.counter import CountingSpec
-from app.audit.counts.fingerprint import FingerprintSource
 from app.audit.counts.partition_counter import PartitionReader
-from app.audit.counts.reports import Scope
 from app.kafka.fetch.decoder import records_of
 from app.kafka.records.batch import HEADER_BYTES
 from app.kafka.records.header_arrays import headers_of_heads
 from app.kafka.records.verbatim_copy import CLEARED
+from switchyard.audit.model.fingerprint import FingerprintSource
+from switchyard.audit.model.reports import Scope
 from tests.audit.counts.logs import Log
 from tests.examples import as_profile
 

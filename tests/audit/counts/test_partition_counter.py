@@ -7,12 +7,13 @@ import tracemalloc
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.audit.counts.counter import LIFTS, SKEW_MS, UNTIMED, CountingSpec
-from app.audit.counts.fingerprint import FingerprintSource
-from app.audit.counts.latencies import BINS
+from app.audit.counts.counter import LIFTS, CountingSpec
 from app.audit.counts.partition_counter import MOST_WINDOWS, PartitionReader, new_part
-from app.audit.counts.reports import Scope
 from app.kafka.fetch.decoder import records_of
+from switchyard.audit.model.fingerprint import FingerprintSource
+from switchyard.audit.model.latencies import BINS
+from switchyard.audit.model.reports import Scope
+from switchyard.audit.model.tally import SKEW_MS, UNTIMED
 from tests.audit.counts.logs import Log
 
 SCOPE = Scope("topic", "regional", "east", 600_000)

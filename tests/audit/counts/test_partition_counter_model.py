@@ -15,15 +15,17 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from app.audit.counts.counter import CountingSpec, window_of
-from app.audit.counts.fingerprint import NOTHING, FingerprintSource, of_offsets
+from app.audit.counts.counter import CountingSpec
 from app.audit.counts.partition_counter import PartitionReader, PartState, new_part
-from app.audit.counts.reports import ReportOutcome, Scope, client_report
-from app.audit.counts.totals import Totals
 from app.audit.folds.collector import Collector, Event
+from app.audit.folds.counted_parts import ReportOutcome
 from app.audit.folds.tier import PlanBounds
 from app.audit.folds.window import WindowKey
 from app.kafka.fetch.decoder import records_of
+from switchyard.audit.model.fingerprint import NOTHING, FingerprintSource, of_offsets
+from switchyard.audit.model.reports import Scope, client_report
+from switchyard.audit.model.tally import window_of
+from switchyard.audit.model.totals import Totals
 from tests.audit.counts.logs import Log
 
 SCOPE = Scope("topic", "regional", "east", 100)

@@ -4,8 +4,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.audit.counts.fingerprint import Fingerprint, Words, of_ids
 from app.audit.drilldown.id_sums import IdDifference, difference_of
+from switchyard.audit.model.fingerprint import Fingerprint, Words, of_ids
 
 ids = st.sets(st.tuples(st.integers(0, (1 << 64) - 1), st.integers(0, 9)), min_size=2, max_size=40)
 

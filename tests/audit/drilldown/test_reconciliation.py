@@ -9,9 +9,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, rule
 
-from app.audit.counts.fingerprint import Words, id_bytes, ids_of
 from app.audit.drilldown.reconciliation import CorruptTable, IdSetDifference, InvertibleBloomTable, cells_for
 from app.audit.drilldown.strata_estimator import Strata
+from switchyard.audit.model.fingerprint import Words, id_bytes, ids_of
 
 words = st.integers(0, (1 << 64) - 1)
 ids = st.lists(st.tuples(words, words) | st.tuples(st.just(0), st.integers(0, 3)), max_size=40)

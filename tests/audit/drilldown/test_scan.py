@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 from aiokafka import AIOKafkaProducer
 
-from app.audit.counts.fingerprint import FingerprintSource
 from app.audit.drilldown.copy_origins import ClusterPartition
 from app.audit.drilldown.findings import Finding, FindingKind, counts, named
 from app.audit.drilldown.prints import EventTimeWindow, PrintReader
@@ -18,6 +17,7 @@ from app.audit.drilldown.scan import LogsChanged, Scan, Scanned, ScanRange
 from app.audit.pump.counting_spec import how_of
 from app.kafka.client.cluster import ClusterClient
 from app.kafka.fetch.offsets_at_time import spans
+from switchyard.audit.model.fingerprint import FingerprintSource
 from tests.audit.query.test_view import audit_plan
 from tests.kafka.conftest import create, producing
 

@@ -15,17 +15,18 @@ from typing import Self
 
 import numpy as np
 
-from app.audit.counts.client_counter import ClientAudit
-from app.audit.counts.counter import CountingSpec, RecordArrays
-from app.audit.counts.fingerprint import FingerprintSource, ids_of
+from app.audit.counts.counter import CountingSpec
 from app.audit.counts.partition_counter import PartitionReader, new_part
-from app.audit.counts.reports import Report, Scope
 from app.audit.folds.collector import Collector, Event
 from app.audit.folds.comparison import TierSide, WindowVerdict, compare, side
 from app.audit.folds.tier import PlanBounds, lateness
 from app.audit.folds.window import WindowKey
 from app.kafka.fetch.decoder import records_of
 from app.kafka.records.record import Record
+from switchyard.audit.model.client_counter import ClientAudit
+from switchyard.audit.model.fingerprint import FingerprintSource, ids_of
+from switchyard.audit.model.reports import Report, Scope
+from switchyard.audit.model.tally import RecordArrays
 from tests.audit.counts.logs import Log
 
 TIERS = ("proxy-client", "proxy-server", "regional", "aggregate", "consumer")

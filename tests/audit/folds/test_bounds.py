@@ -9,15 +9,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.audit.counts.counter import SKEW_MS, UNTIMED
-from app.audit.counts.reports import Increment, Report, ReportOutcome, Scope, client_report, report_id
-from app.audit.counts.totals import Totals
 from app.audit.folds import collector as folds_collector
 from app.audit.folds import tier, window
 from app.audit.folds.collector import Collector
+from app.audit.folds.counted_parts import ReportOutcome
 from app.audit.folds.tier import CloseWindows, ForgetWindows, PlanBounds, TierKey
 from app.audit.folds.window import WindowKey
 from app.audit.query.view import RegionCounts, window_rows
+from switchyard.audit.model.reports import Increment, Report, Scope, client_report, report_id
+from switchyard.audit.model.tally import SKEW_MS, UNTIMED
+from switchyard.audit.model.totals import Totals
 
 WIDTH = 1_000
 SCOPE = Scope("topic", "consumer", "east", WIDTH)

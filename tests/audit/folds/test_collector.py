@@ -8,11 +8,11 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.audit.counts.reports import Increment, Report, Scope, report_id, shards_of
-from app.audit.counts.totals import Totals
 from app.audit.folds.collector import Collector, Event
 from app.audit.folds.tier import CloseWindows, ForgetWindows, TierKey, TierRecord
 from app.audit.folds.window import WindowKey, WindowRecord
+from switchyard.audit.model.reports import Increment, Report, Scope, report_id, shards_of
+from switchyard.audit.model.totals import Totals
 
 SCOPE = Scope("topic", "regional", "east", 10)
 State = tuple[dict[WindowKey, WindowRecord], dict[TierKey, TierRecord]]

@@ -6,12 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.audit.counts.fingerprint import ids_of, of_ids
-from app.audit.counts.latencies import Latencies
-from app.audit.counts.totals import NO_TOTALS, Totals
 from app.audit.folds.comparison import ComparedBy, TierSide, Tolerance, WindowState, compare, side
 from app.audit.folds.tier import Closing, SourceStatus, TierRecord
 from app.audit.folds.window import WindowPhase, WindowRecord
+from switchyard.audit.model.fingerprint import ids_of, of_ids
+from switchyard.audit.model.latencies import Latencies
+from switchyard.audit.model.totals import NO_TOTALS, Totals
 
 END, NOW, PATIENCE = 1_000, 5_000, 2_000
 

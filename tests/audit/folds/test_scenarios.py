@@ -13,10 +13,10 @@ from collections import Counter
 import pytest
 from hypothesis import settings
 
-from app.audit.counts.fingerprint import ids_of
 from app.audit.drilldown.reconciliation import InvertibleBloomTable, cells_for
 from app.audit.drilldown.strata_estimator import Strata
 from app.audit.folds.comparison import WindowState, WindowVerdict
+from switchyard.audit.model.fingerprint import ids_of
 from tests.audit.folds.pipeline import END_MS, PAIRS, TICK_MS, TIERS, WIDTH_MS, WINDOWS, Fault, Kind, Pipeline
 
 SCENARIOS = int(os.environ.get("SWITCHYARD_SCENARIOS") or min(1_000, settings().max_examples))

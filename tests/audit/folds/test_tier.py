@@ -3,18 +3,9 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from app.audit.counts.reports import (
-    CLIENT_SHARDS,
-    MOST_SOURCES,
-    BadReport,
-    ReportOutcome,
-    Scope,
-    client_report,
-)
-from app.audit.counts.totals import Totals
 from app.audit.folds.collector import Collector
+from app.audit.folds.counted_parts import ReportOutcome
 from app.audit.folds.tier import (
-    OF_WORKERS,
     CloseWindows,
     ForgetWindows,
     PlanBounds,
@@ -29,6 +20,9 @@ from app.audit.folds.tier import (
 from app.audit.folds.window import WindowKey, WindowPhase, phase
 from app.controllog import codec
 from app.failover.topology import AGGREGATE, REGIONAL
+from switchyard.audit.model.places import OF_WORKERS
+from switchyard.audit.model.reports import CLIENT_SHARDS, MOST_SOURCES, BadReport, Scope, client_report
+from switchyard.audit.model.totals import Totals
 
 WIDTH = 1_000
 SCOPE = Scope("topic", "regional", "east", WIDTH)

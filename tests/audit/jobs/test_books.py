@@ -15,8 +15,6 @@ from aiokafka.partitioner import DefaultPartitioner
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from app.audit.counts.reports import BadReport, Increment, Report, Scope, report_id
-from app.audit.counts.totals import Totals
 from app.audit.folds import collector
 from app.audit.folds.collector import UNKNOWN_MS, CollectorTick, TableChanges
 from app.audit.folds.seals import seal_of
@@ -28,6 +26,8 @@ from app.audit.jobs.seal_key import PURPOSE, SealKey
 from app.controllog import codec
 from app.controllog.topics import AUDIT_PARTITIONS
 from app.kernel.seals import key_of
+from switchyard.audit.model.reports import BadReport, Increment, Report, Scope, report_id
+from switchyard.audit.model.totals import Totals
 from tests.examples import as_profile
 
 SCOPE = Scope("orders", "regional", "home", 60_000)

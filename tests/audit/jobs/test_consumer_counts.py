@@ -11,7 +11,6 @@ import pytest
 
 from app.audit.counts.handover import AuditNote
 from app.audit.counts.partition_counter import PartState
-from app.audit.counts.reports import PART_OFFSETS
 from app.audit.definition import AuditPlan
 from app.audit.jobs.consumer_counts import MOST_AGAIN, AuditConsumers, CountsFrom
 from app.dispatch.pump.partition import DispatchPump
@@ -21,6 +20,7 @@ from app.kernel.ranges import Snapshot
 from app.offsets.model.producer_progress import with_audit
 from app.payload.schema_loader import SchemaLoader
 from app.worker.jobs.start_position import StartPosition
+from switchyard.audit.model.reports import PART_OFFSETS
 from tests.audit.query.test_view import audit_plan
 from tests.dispatch.pump.rig import DispatchRig, definition, dispatch_rig, numbers
 

@@ -17,10 +17,9 @@ from hypothesis import strategies as st
 
 from app.audit.counts import consumer_counter, partition_counter
 from app.audit.counts import handover as notes
-from app.audit.counts.fingerprint import NOTHING, FingerprintSource, of_offsets
 from app.audit.counts.handover import AuditNote
-from app.audit.counts.reports import Report, ReportOutcome, Scope
 from app.audit.folds.collector import Collector
+from app.audit.folds.counted_parts import ReportOutcome
 from app.audit.jobs.consumer_counts import AuditConsumers
 from app.audit.pump import consumer_tap
 from app.audit.pump.consumer_tap import ConsumerTap
@@ -32,6 +31,8 @@ from app.kernel.tracker import Tracker
 from app.offsets.model.producer_progress import with_audit
 from app.payload.schema_loader import SchemaLoader
 from app.worker.jobs.start_position import StartPosition
+from switchyard.audit.model.fingerprint import NOTHING, FingerprintSource, of_offsets
+from switchyard.audit.model.reports import Report, Scope
 from tests.audit.counts.logs import Log
 from tests.audit.query.test_view import audit_plan
 from tests.examples import as_profile

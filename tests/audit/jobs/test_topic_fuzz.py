@@ -11,17 +11,18 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from app.audit.counts.fingerprint import Fingerprint
-from app.audit.counts.latencies import Latencies
-from app.audit.counts.reports import BadReport, Increment, Report, ReportOutcome, client_report
-from app.audit.counts.totals import Totals
 from app.audit.folds import collector as folds_collector
 from app.audit.folds.collector import CollectorTick, Event
+from app.audit.folds.counted_parts import ReportOutcome
 from app.audit.folds.tier import CloseWindows, ForgetWindows
 from app.audit.jobs.replay_tail import Recorded
 from app.audit.query.book_share import share_of
 from app.audit.query.view import WindowQuery, joined, verdict_rows, window_rows
 from app.controllog import codec
+from switchyard.audit.model.fingerprint import Fingerprint
+from switchyard.audit.model.latencies import Latencies
+from switchyard.audit.model.reports import BadReport, Increment, Report, client_report
+from switchyard.audit.model.totals import Totals
 from tests.audit.jobs.test_books import BOUNDS, SCOPE, Stand, Topic, report
 
 NOW_MS = 1_700_000_000_000

@@ -8,17 +8,17 @@ from typing import Any
 import pytest
 
 from app.audit.counts.counter import CountingSpec
-from app.audit.counts.fingerprint import FingerprintSource
 from app.audit.counts.handover import AuditNote
-from app.audit.counts.reports import Scope
-from app.audit.folds.tier import place_of
 from app.audit.pump.consumer_tap import ConsumerTap
 from app.dispatch.pump.partition import DispatchPump
 from app.kafka.fetch.decoder import records_of
 from app.kafka.fetch.deliveries import LogGap
 from app.kernel.limit_shares import ALL
 from app.offsets.model.producer_progress import FinishedOffsets, audit_of
-from app.sdk.receiver import Message, Stash
+from switchyard.audit.model.fingerprint import FingerprintSource
+from switchyard.audit.model.places import place_of
+from switchyard.audit.model.reports import Scope
+from switchyard.receiver import Message, Stash
 from tests.audit.query.test_view import audit_plan
 from tests.dispatch.pump.rig import DispatchRig, dispatch_rig, numbers
 

@@ -9,13 +9,14 @@ from aiokafka.record.default_records import DefaultRecordBatchBuilder
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.audit.counts.counter import Tally, count_chunk
-from app.audit.counts.fingerprint import NOTHING, FingerprintSource
-from app.audit.counts.totals import NO_TOTALS, Totals
+from app.audit.counts.counter import count_chunk
 from app.audit.definition import AuditPlan
 from app.audit.folds.comparison import ComparedBy, TierSide, WindowState, compare
 from app.audit.folds.window import WindowPhase
 from app.audit.pump.counting_spec import how_of
+from switchyard.audit.model.fingerprint import NOTHING, FingerprintSource
+from switchyard.audit.model.tally import Tally
+from switchyard.audit.model.totals import NO_TOTALS, Totals
 from tests.audit.api.plans import plan
 
 SOURCE = FingerprintSource("c", "t", 0)

@@ -12,10 +12,8 @@ import pytest
 from aiokafka.record.default_records import DefaultRecordBatchBuilder
 
 from app.audit.counts import handover as notes
-from app.audit.counts.counter import UNTIMED
 from app.audit.counts.handover import AuditNote
 from app.audit.counts.partition_counter import new_part
-from app.audit.counts.reports import Report
 from app.audit.definition import AuditPlan
 from app.audit.folds.collector import Collector
 from app.audit.jobs.controller import AuditController
@@ -25,6 +23,8 @@ from app.kafka.fetch.deliveries import ByteBudget, FetchedBatches, LogGap, Parti
 from app.kernel.fencing import LogId
 from app.kernel.job import JobId
 from app.payload.schema_loader import SchemaLoader
+from switchyard.audit.model.reports import Report
+from switchyard.audit.model.tally import UNTIMED
 from tests.audit.counts.logs import Log
 from tests.audit.query.test_view import audit_plan
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.audit.counts.counter import UNTIMED
-from app.audit.counts.reports import Scope, client_report
-from app.audit.counts.totals import Totals
 from app.audit.folds.collector import Collector
 from app.audit.folds.window import WindowKey
 from app.audit.query.book_share import cuts, share_of
 from app.audit.query.view import RegionCounts, WindowQuery, joined
+from switchyard.audit.model.reports import Scope, client_report
+from switchyard.audit.model.tally import UNTIMED
+from switchyard.audit.model.totals import Totals
 
 WIDTH_MS = 1_000
 

@@ -6,15 +6,15 @@ from typing import Any
 
 import msgspec
 
-from app.audit.counts.counter import RecordArrays, Tally
-from app.audit.counts.reports import Increment, Report, Scope, report_id
-from app.audit.counts.spans import Indexed
 from app.audit.folds.collector import Collector
 from app.audit.folds.tier import ForgetWindows
 from app.audit.pump.counting_spec import time_of
 from app.audit.query.record_search import EventTimeRange, SearchRange, _part, _with_archive
 from app.audit.query.time_index import TimeIndex, share, time_index
 from app.audit.query.view import BookShare, WindowQuery, joined
+from switchyard.audit.model.reports import Increment, Report, Scope, report_id
+from switchyard.audit.model.spans import Indexed
+from switchyard.audit.model.tally import RecordArrays, Tally
 from tests.audit.query.arrays import numbers
 from tests.audit.query.test_view import audit_plan
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from app.audit.counts.counter import RecordArrays, Tally
-from app.audit.counts.reports import Increment, Report, Scope, report_id
 from app.audit.definition import AuditPlan
 from app.audit.folds.collector import Collector
 from app.audit.folds.tier import CloseWindows, PlanBounds
 from app.audit.query.view import BookShare, RegionCounts, WindowQuery, joined, verdict_rows, window_rows
+from switchyard.audit.model.reports import Increment, Report, Scope, report_id
+from switchyard.audit.model.tally import RecordArrays, Tally
 from tests.audit.query.arrays import numbers
 
 WIDTH_MS = 60_000

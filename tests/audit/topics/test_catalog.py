@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from app.audit.counts.reports import Scope
 from app.audit.definition import AuditPlan
 from app.audit.topics.catalog import AuditsCatalog
 from app.controllog.events import AuditDeleted, AuditPut
 from app.controllog.state import ControlState
 from app.failover.topology import Layout, Site
+from switchyard.audit.model.reports import Scope
 
 LAYOUT = Layout(
     "east",

@@ -63,7 +63,7 @@ def both_sides(progress: Progress) -> Iterator[Sides]:
     with Yard(regions=1) as yard, DemoStage(yard) as stage:
         progress("fetching the peer")
         java = find_java()
-        yield Sides(stage, stage.worker(), java, mirror_maker.class_path(java))
+        yield Sides(stage, stage.worker(), java, mirror_maker.class_path())
 
 
 def compare(sides: Sides, shape: Shape, progress: Progress) -> Compared:

@@ -32,7 +32,7 @@ from app.dev.yard import Yard
 from app.dev.yard.java import Java
 from app.kafka.client.cluster import ClusterClient, ClusterSpec
 from app.kafka.client.commits import OffsetCommitter
-from app.sdk.producer import Region
+from switchyard.producer import Region
 from tests.bench import mirror_maker
 from tests.bench.failing_over.round import (
     AFTER_S,

@@ -57,9 +57,9 @@ SETTINGS = {
 }
 
 
-def class_path(java: Java) -> str:
+def class_path() -> str:
     """Its jars. Raises FetchError."""
-    return os.pathsep.join(str(jar) for jar in fetched(java, f"mirror-maker-{VERSION}", COORDINATES))
+    return os.pathsep.join(str(jar) for jar in fetched(f"mirror-maker-{VERSION}", COORDINATES))
 
 
 def start(

@@ -40,7 +40,7 @@ def build(work: Path) -> tuple[Java, str]:
         RuntimeError: the source does not compile, with the compiler's words.
     """
     java = find_java()
-    jars = fetched(java, f"parallel-consumer-{VERSION}", COORDINATES)
+    jars = fetched(f"parallel-consumer-{VERSION}", COORDINATES)
     classes = work / "classes"
     classes.mkdir(parents=True, exist_ok=True)
     path = os.pathsep.join(str(jar) for jar in jars)

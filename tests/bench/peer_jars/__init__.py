@@ -7,12 +7,11 @@ import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
-from app.dev.yard import ivy
+from app.dev.yard import maven
 from app.dev.yard.jars import LOCK_TIMEOUT_S, file_lock, switchyard_home
-from app.dev.yard.java import Java
 
 
-def fetched(java: Java, name: str, coordinates: Sequence[str]) -> list[Path]:
+def fetched(name: str, coordinates: Sequence[str]) -> list[Path]:
     """The jars of these coordinates ("group:artifact:version"), in the folder `name`.
 
     Raises:
@@ -22,8 +21,13 @@ def fetched(java: Java, name: str, coordinates: Sequence[str]) -> list[Path]:
     complete = folder / "complete"
     with file_lock(folder / ".lock", LOCK_TIMEOUT_S, "another process is fetching it") as lock:
         if not complete.exists():
-            work = folder / ".ivy"
-            ivy.retrieve(java, coordinates, folder, work, transitive=True, keep_open=(lock,))
-            shutil.rmtree(work, ignore_errors=True)
+            arriving = folder / ".arriving"
+            shutil.rmtree(arriving, ignore_errors=True)
+            needed = maven.resolve(coordinates, arriving)
+            maven.download(needed, arriving, keep_open=(lock,))
+            for coordinate in needed:
+                arrived = maven.path_in(arriving, coordinate)
+                arrived.replace(folder / arrived.name)
+            shutil.rmtree(arriving)
             complete.touch()
     return sorted(folder.glob("*.jar"))

@@ -18,16 +18,17 @@ import pyarrow as pa
 
 from app.archive.layout import ArchiveChange, ArchiveFile, FileSpan
 from app.archive.log import Archive
-from app.audit.counts.fingerprint import Fingerprint
-from app.audit.counts.latencies import Latencies
-from app.audit.counts.reports import Counted
-from app.audit.counts.totals import NO_TOTALS, Totals
-from app.audit.folds.tier import CONSUMER, Closing, SourceStatus, TierKey, TierRecord, place_of
+from app.audit.folds.counted_parts import Counted
+from app.audit.folds.tier import CONSUMER, Closing, SourceStatus, TierKey, TierRecord
 from app.audit.folds.window import WindowKey, WindowRecord
 from app.controllog import codec
 from spark.dashboard.decode import TIERS, UNDATED, WINDOWS, date_of
 from spark.dashboard.frames import ENTRY
 from spark.dashboard.store import STATE
+from switchyard.audit.model.fingerprint import Fingerprint
+from switchyard.audit.model.latencies import Latencies
+from switchyard.audit.model.places import place_of
+from switchyard.audit.model.totals import NO_TOTALS, Totals
 from tests.bench.reporting.files import Progress, arrow_schema, made, write
 
 START_MS = 1_756_684_800_000  # 2025-09-01T00:00Z

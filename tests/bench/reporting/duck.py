@@ -12,7 +12,7 @@ from typing import Any
 
 import duckdb
 
-from app.audit.counts.latencies import GAMMA
+from switchyard.audit.model.latencies import GAMMA
 from tests.bench.reporting import shapes
 
 COLUMNS = (

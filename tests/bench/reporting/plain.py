@@ -11,7 +11,6 @@ from typing import Any
 import pyarrow.parquet as pq
 
 from app.archive.log import Archive
-from app.audit.counts.latencies import Latencies
 from app.audit.folds.comparison import WindowState
 from app.audit.folds.tier import PlanBounds, TierRecord
 from app.audit.folds.tier_pairs import OF_CLUSTERS, TierPlace
@@ -20,6 +19,7 @@ from app.controllog.codec import tier_record, window_record
 from spark.dashboard.decode import TIERS, WINDOWS
 from spark.dashboard.plans import Comparer, Plans, compared
 from spark.dashboard.store import STATE, files_of
+from switchyard.audit.model.latencies import Latencies
 from tests.bench.reporting import audits, shapes
 
 

@@ -19,7 +19,7 @@ from typing import Any
 
 import uvloop
 
-from app.sdk.receiver import Message, Receiver, Stash, Verdict
+from switchyard.receiver import Message, Receiver, Stash, Verdict
 
 WORD_BYTES = 8
 POISON_EVERY = 1_000

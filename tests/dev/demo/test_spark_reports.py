@@ -9,10 +9,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
 from app.dev.demo import spark_reports
+from app.dev.demo.cli import demo
 from app.dev.demo.spark_reports import Story, ended, middle, steps
-from app.dev.demo.story import main
 
 YARD: Any = SimpleNamespace(
     clusters=[SimpleNamespace(region=region) for region in ("east", "west")], bootstrap=lambda name: name
@@ -93,8 +94,7 @@ def test_the_range_that_is_asked_for_holds_as_many_as_are_told(times_ms: list[in
     assert many == sum(from_ms <= at_ms < to_ms for at_ms in times_ms) > 0
 
 
-def test_no_report_is_made_of_the_other_story(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as caught:
-        main(["--story", "failover", "--report", "there"])
-    assert caught.value.code == 2
-    assert "leave out --story failover, or --report" in capsys.readouterr().err
+def test_no_report_is_made_of_the_other_story() -> None:
+    found = CliRunner().invoke(demo, ["--story", "failover", "--report", "there"])
+    assert found.exit_code == 2
+    assert "leave out --story failover, or --report" in found.stderr

@@ -1,25 +1,25 @@
-"""Folders for the yard's own tests: a home with Kafka in it, and a mirror of Maven Central on disk."""
+"""Folders for the yard's own tests: a home with Kafka in it, and a mirror of Maven Central."""
 
 from __future__ import annotations
 
+import functools
 import os
 import shutil
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
 
+from app.dev.yard import maven
 from app.dev.yard.jars import JarSet
-from app.dev.yard.java import find_java
 from tests.conftest import BOOTSTRAP_VARIABLE
 
 COMMAND_TIMEOUT_S = 120
-POM = """<project><modelVersion>4.0.0</modelVersion>
-<groupId>{}</groupId><artifactId>{}</artifactId><version>{}</version></project>
-"""
 
 
 @pytest.fixture(scope="session")
@@ -28,7 +28,7 @@ def cached() -> JarSet:
     if os.environ.get(BOOTSTRAP_VARIABLE):
         pytest.skip(f"starts brokers of its own, and {BOOTSTRAP_VARIABLE} asks for the given one")
     jars = JarSet.load()
-    jars.ensure(find_java())
+    jars.ensure()
     return jars
 
 
@@ -43,35 +43,38 @@ def copy(cached: JarSet, tmp_path: Path) -> JarSet:
 
 
 @pytest.fixture
-def mirror(cached: JarSet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A Maven repository on disk that Ivy uses instead of the network; jars are links to the cache."""
+def mirror(cached: JarSet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A Maven repository that is fetched from instead of Maven Central; its jars are links to the cache."""
     root = tmp_path / "mirror"
     for jar in cached.jars:
-        group, artifact, version = jar.coordinate.split(":")
-        folder = root / group.replace(".", "/") / artifact / version
-        folder.mkdir(parents=True)
-        (folder / jar.file_name).symlink_to(cached.folder / jar.file_name)
-        (folder / f"{artifact}-{version}.pom").write_text(POM.format(group, artifact, version))
-    settings = tmp_path / "mirror.xml"
-    settings.write_text(
-        '<ivysettings><settings defaultResolver="disk"/>'
-        f'<caches defaultCacheDir="{tmp_path / "ivy"}"/>'
-        f'<resolvers><ibiblio name="disk" m2compatible="true" root="{root.as_uri()}/"/></resolvers>'
-        "</ivysettings>"
-    )
-    monkeypatch.setenv("SWITCHYARD_IVY_SETTINGS", str(settings))
-    return root
+        served = maven.path_in(root, jar.coordinate)
+        served.parent.mkdir(parents=True)
+        served.symlink_to(cached.folder / jar.file_name)
+    handler = functools.partial(QuietHandler, directory=str(root))
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        monkeypatch.setenv(
+            "SWITCHYARD_MAVEN_MIRROR", f"http://someone:secret@127.0.0.1:{server.server_port}/"
+        )
+        monkeypatch.setenv("no_proxy", "127.0.0.1")
+        yield root
+        server.shutdown()
+
+
+class QuietHandler(SimpleHTTPRequestHandler):
+    def log_message(self, *_arguments: object) -> None:
+        """Standard error is what tests look at."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cli:
-    """`python -m app.dev.yard` with a home of its own."""
+    """`switchyard yard` with a home of its own."""
 
     home: Path
 
     def __call__(self, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            [sys.executable, "-m", "app.dev.yard", *arguments],
+            [sys.executable, "-m", "app.cli", "yard", *arguments],
             env={**os.environ, "SWITCHYARD_HOME": str(self.home), **environment},
             capture_output=True,
             text=True,

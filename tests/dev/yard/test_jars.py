@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import os
-import shutil
+import signal
+import socket
 import ssl
 import subprocess
 import sys
@@ -13,17 +13,18 @@ from pathlib import Path
 
 import pytest
 
+from app.dev.yard import maven
 from app.dev.yard.errors import FetchError
 from app.dev.yard.jars import Jar, JarSet
-from app.dev.yard.java import TRUST_STORE_PASSWORD, find_java, java_key_store, network_flags
+from app.dev.yard.java import find_java
 
 MEND = """
 import sys
 from pathlib import Path
 from app.dev.yard.jars import JarSet
-from app.dev.yard.java import find_java
+from app.dev.yard.jars import JarSet
 jars = JarSet.load(home=Path(sys.argv[1]))
-jars.ensure(find_java())
+jars.ensure()
 sys.exit(bool(jars.bad()))
 """
 
@@ -48,14 +49,15 @@ def test_only_what_is_bad_is_fetched_again(
 ) -> None:
     bad = damage(copy)
     untouched = {jar: (copy.folder / jar.file_name).stat() for jar in copy.jars if jar not in bad}
-    copy.ensure(find_java())
+    copy.ensure()
     assert copy.bad() == []
     assert {jar: (copy.folder / jar.file_name).stat() for jar in untouched} == untouched
     told = capsys.readouterr()
     assert told.out == ""
     assert f"Damaged in {copy.folder}" in told.err
     assert "3 files" in told.err
-    assert not (copy.folder / ".ivy").exists()
+    assert "secret" not in told.err
+    assert not (copy.folder / ".arriving").exists()
 
 
 def test_two_processes_that_mend_at_once_both_end_with_whole_jars(copy: JarSet, mirror: Path) -> None:
@@ -73,9 +75,61 @@ def test_a_jar_with_another_content_than_pinned_is_never_let_in(copy: JarSet, mi
     served.unlink()
     served.write_bytes(b"something else")
     with pytest.raises(FetchError, match=f"(?s){bad.file_name} came with another SHA-256.*{bad.coordinate}"):
-        copy.ensure(find_java())
+        copy.ensure()
     assert copy.bad() == [bad]
     assert not (copy.folder / bad.file_name).exists()
+
+
+def test_a_jar_that_the_mirror_lacks_is_named_and_what_arrived_before_it_stays(
+    copy: JarSet, mirror: Path
+) -> None:
+    _, lacking, last = damage(copy)
+    maven.path_in(mirror, lacking.coordinate).unlink()
+    with pytest.raises(FetchError, match=r"from http://127.*-csv:jar:2\.19\.2 not found") as failure:
+        copy.ensure()
+    assert "secret" not in str(failure.value)
+    assert copy.bad() == [lacking, last]
+
+
+def test_what_arrived_before_a_kill_is_kept_and_half_a_jar_is_not(copy: JarSet, mirror: Path) -> None:
+    whole, half, _ = damage(copy)
+    for jar in (whole, half):
+        maven.path_in(copy.folder / ".arriving", jar.coordinate).parent.mkdir(parents=True)
+    maven.path_in(copy.folder / ".arriving", half.coordinate).write_bytes(b"PK")
+    served = maven.path_in(mirror, whole.coordinate)
+    served.rename(maven.path_in(copy.folder / ".arriving", whole.coordinate))  # the mirror has it no more
+    copy.ensure()
+    assert copy.bad() == []
+
+
+def test_a_server_that_says_nothing_ends_with_the_time_that_it_may_take(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        monkeypatch.setenv("SWITCHYARD_MAVEN_MIRROR", f"http://127.0.0.1:{silent.getsockname()[1]}")
+        monkeypatch.setenv("no_proxy", "127.0.0.1")
+        code = (
+            "import sys; from app.dev.yard import maven; maven.FETCH_TIMEOUT_S = 1; maven.main(sys.argv[1:])"
+        )
+        done = subprocess.run(
+            [sys.executable, "-c", code, "download", str(tmp_path), "a.group:artifact:1"],
+            timeout=150,
+            check=False,
+        )
+    assert done.returncode == -signal.SIGALRM
+
+
+def test_what_the_system_trusts_is_trusted_and_what_a_user_chose_wins(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in maven.CERTIFICATES_VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    ours = tmp_path / "authorities.pem"
+    ours.touch()
+    monkeypatch.setenv(ssl.get_default_verify_paths().openssl_cafile_env, str(ours))
+    assert maven.system_certificates() == {"REQUESTS_CA_BUNDLE": str(ours)}
+    monkeypatch.setenv("CURL_CA_BUNDLE", "/chosen")
+    assert maven.system_certificates() == {}
 
 
 def test_jars_put_there_by_hand_need_no_network(
@@ -84,10 +138,10 @@ def test_jars_put_there_by_hand_need_no_network(
     monkeypatch.setenv("https_proxy", "http://127.0.0.1:9")
     by_hand = replace(copy, folder=tmp_path / "elsewhere")
     with pytest.raises(FetchError, match=f"{len(copy.jars)} of {len(copy.jars)} files are missing"):
-        by_hand.ensure(find_java())
+        by_hand.ensure()
     for jar in copy.jars:
         (by_hand.folder / jar.file_name).symlink_to(copy.folder / jar.file_name)
-    by_hand.ensure(find_java())
+    by_hand.ensure()
     assert by_hand.bad() == []
 
 
@@ -108,28 +162,3 @@ def test_a_new_enough_java_on_the_path_is_taken(
     monkeypatch.setenv("PATH", folder)
     java = find_java()
     assert (java.executable, java.version, java.bundled) == (Path(folder) / "java", 17, False)
-
-
-def test_a_proxy_for_python_is_a_proxy_for_java(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("https_proxy", "http://proxy.example:3128")
-    flags = network_flags(find_java(), tmp_path)
-    assert "-Dhttps.proxyHost=proxy.example" in flags
-    assert "-Dhttps.proxyPort=3128" in flags
-
-
-def test_java_reads_the_trust_store_written_for_it(tmp_path: Path) -> None:
-    keytool = shutil.which("keytool") or str(find_java().executable.with_name("keytool"))
-    if not os.access(keytool, os.X_OK):
-        pytest.skip("this Java comes without keytool, which reads a trust store")
-    certificates = ssl.create_default_context().get_ca_certs(binary_form=True)[:3]
-    store = tmp_path / "cacerts.jks"
-    store.write_bytes(java_key_store(certificates))
-    listed = subprocess.run(
-        [keytool, "-list", "-keystore", str(store), "-storepass", TRUST_STORE_PASSWORD],
-        capture_output=True,
-        text=True,
-        timeout=150,
-        check=False,
-    )
-    assert listed.returncode == 0, listed.stdout
-    assert listed.stdout.count("trustedCertEntry") == len(certificates)

@@ -23,7 +23,7 @@ from app.kernel.job import JobId, Kind
 from app.kernel.lease import Lease
 from app.kernel.ranges import Snapshot
 from app.payload.interceptors import InterceptorChain
-from app.sdk.receiver import Message, Receiver
+from switchyard.receiver import Message, Receiver
 from tests.kafka.records.batches import make_batch
 
 GROUP, TOPIC = "billing", "orders"

@@ -9,7 +9,7 @@ import pytest
 
 from app.kernel.limit_shares import ALL
 from app.kernel.tracker import Tracker
-from app.sdk.receiver import Message
+from switchyard.receiver import Message
 from tests.dispatch.pump.rig import dispatch_rig, numbers
 
 CONTRACTS = ["unary", "stream"]

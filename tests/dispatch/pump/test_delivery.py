@@ -11,7 +11,7 @@ import pytest
 
 from app.dispatch.jobs.interceptor_chain import make_chain
 from app.payload.schema_loader import SchemaLoader
-from app.sdk.receiver import Message, Retry
+from switchyard.receiver import Message, Retry
 from tests.dispatch.pump.rig import definition, dispatch_rig
 from tests.payload.schemas import file_of, framed, set_of
 

@@ -33,7 +33,7 @@ from app.kafka.client.topics import TopicSpec, ensure_topics
 from app.kafka.fetch.deliveries import ByteBudget, FetchedBatches
 from app.kafka.fetch.service import FetchService
 from app.kernel.job import JobId, Kind
-from app.sdk.receiver import Message, Receiver, Retry
+from switchyard.receiver import Message, Receiver, Retry
 from tests.dispatch.pump.rig import TOPIC, DispatchRig, definition, dispatch_rig, numbers
 
 CONTRACTS = ["unary", "stream"]

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from app.sdk.receiver import Message, Retry, Stash
+from switchyard.receiver import Message, Retry, Stash
 from tests.dispatch.pump.rig import dispatch_rig, numbers
 
 CONTRACTS = ["unary", "stream"]

@@ -16,7 +16,7 @@ from app.dispatch.pump.partition import DispatchPump
 from app.kernel.lease import Lease
 from app.payload.interceptors import InterceptorChain, Send
 from app.payload.interceptors import Message as Outbound
-from app.sdk.receiver import Message
+from switchyard.receiver import Message
 from tests.dispatch.pump.rig import ENOUGH_S, DispatchRig, Row, dispatch_rig
 
 LARGE = 100_000

@@ -23,7 +23,7 @@ from app.kernel.ranges import Snapshot
 from app.offsets.model.offset_map import Barrier, LineSource, OffsetMapLine
 from app.offsets.model.producer_progress import FinishedOffsets
 from app.offsets.model.source_frontier import PassOver, finished
-from app.sdk.receiver import Message
+from switchyard.receiver import Message
 from tests.dispatch.pump.rig import DispatchRig, dispatch_rig
 from tests.kafka.records.batches import make_batch
 

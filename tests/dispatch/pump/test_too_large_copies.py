@@ -19,7 +19,7 @@ from app.dispatch.pump.line_head import free_head
 from app.kafka.append.lone_batch import ZSTD
 from app.kafka.append.producer import Producer, RecordTooLarge
 from app.kafka.client.aiokafka_patches import InvalidRecordError
-from app.sdk.receiver import Message, Retry, Stash
+from switchyard.receiver import Message, Retry, Stash
 from tests.dispatch.pump.rig import ENOUGH_S, TOPIC, DispatchRig, dispatch_rig, numbers
 from tests.kafka.conftest import connected, create
 

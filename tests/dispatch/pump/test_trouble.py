@@ -27,8 +27,8 @@ from app.dispatch.push.answer_limits import MAX_UNARY_BYTES
 from app.kernel.limit_shares import ALL
 from app.payload.interceptors import InterceptorChain, Reject, Send, Skip
 from app.payload.interceptors import Message as Outbound
-from app.sdk.receiver import Message
-from app.sdk.receiver.server import MAX_MESSAGE_BYTES
+from switchyard.receiver import Message
+from switchyard.receiver.server import MAX_MESSAGE_BYTES
 from tests.dispatch.pump.rig import TOPIC, definition, dispatch_rig, numbers
 from tests.dispatch.push.grpc_servers import start_server
 from tests.kafka.records.batches import (

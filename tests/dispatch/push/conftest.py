@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from app.dispatch.push.unary import UnaryTarget
-from app.sdk.receiver import Receiver
+from switchyard.receiver import Receiver
 from tests.dispatch.push.grpc_servers import METHOD, CountingCaller
 from tests.dispatch.push.stream_servers import RecordingSender
 

@@ -15,7 +15,7 @@ from grpc import aio
 from app.dispatch.push.stream.client import METHOD, StreamTarget
 from app.dispatch.push.stream.encoder import OutBatch
 from app.dispatch.push.stream.results import StreamResult
-from app.sdk.proto.switchyard.v1.receiver_pb2 import DeliverRequest, DeliverResponse
+from switchyard.v1.receiver_pb2 import DeliverRequest, DeliverResponse
 from tests.dispatch.push.grpc_servers import ENOUGH_S, ReceiverAddress, listen
 
 EOF: Any = aio.EOF  # type: ignore[attr-defined]

@@ -8,9 +8,9 @@ from typing import Any
 from app.dispatch.push.answer_limits import ANSWER_WORDS, MAX_RANGES, MAX_UNARY_BYTES, RANGES_AT_ONCE
 from app.dispatch.push.stream.encoder import OutBatch
 from app.kernel.grpc_status import OK, RESOURCE_EXHAUSTED, UNAVAILABLE
-from app.sdk.proto.switchyard.v1.receiver_pb2 import DeliverResponse
-from app.sdk.receiver.outcomes import MOST_OTHERS, StreamOutcomes
-from app.sdk.receiver.verdicts import Retry, Skip, Stash
+from switchyard.receiver.outcomes import MOST_OTHERS, StreamOutcomes
+from switchyard.receiver.verdicts import Retry, Skip, Stash
+from switchyard.v1.receiver_pb2 import DeliverResponse
 from tests.dispatch.push.grpc_servers import serving
 from tests.dispatch.push.stream_servers import ReceiverStream, hold, rows, streaming, take_everything
 

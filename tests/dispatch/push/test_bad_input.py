@@ -8,9 +8,9 @@ import pytest
 
 from app.dispatch.push.metadata import MetadataTemplate
 from app.dispatch.push.unary import CallResult, UnaryTarget
-from app.sdk.proto.switchyard.v1.receiver_pb2 import DeliverResponse
-from app.sdk.receiver import Message, Receiver, Stash, Verdict
-from app.sdk.receiver.unary_service import read_message
+from switchyard.receiver import Message, Receiver, Stash, Verdict
+from switchyard.receiver.unary_service import read_message
+from switchyard.v1.receiver_pb2 import DeliverResponse
 from tests.dispatch.push.conftest import CallTo, Serve
 from tests.dispatch.push.grpc_servers import METHOD, CountingCaller, serving
 from tests.dispatch.push.http2_server import ending_with

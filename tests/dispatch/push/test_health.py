@@ -10,7 +10,7 @@ from grpc import aio
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from app.dispatch.push.health import ReceiverHealth, check
-from app.sdk.receiver import Receiver
+from switchyard.receiver import Receiver
 from tests.dispatch.push.grpc_servers import ENOUGH_S, accept, start_server
 
 

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from app.dispatch.push.unary import CallResult, UnaryTarget
-from app.sdk.receiver import Message, Receiver, Skip
-from app.sdk.receiver.server import MAX_MESSAGE_BYTES, MAX_METADATA_BYTES
+from switchyard.receiver import Message, Receiver, Skip
+from switchyard.receiver.server import MAX_MESSAGE_BYTES, MAX_METADATA_BYTES
 from tests.dispatch.push.conftest import CallTo
 from tests.dispatch.push.grpc_servers import ENOUGH_S, METHOD, CountingCaller, accept, serving
 

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.dispatch.push.metadata import InvalidHeaderName, MetadataTemplate
-from app.sdk.receiver import Message, Receiver
-from app.sdk.receiver.unary_service import read_message
+from switchyard.receiver import Message, Receiver
+from switchyard.receiver.unary_service import read_message
 from tests.dispatch.push.conftest import CallTo
 
 Headers = list[tuple[str, bytes | None]]

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from app.dispatch.push.metadata import MetadataTemplate
 from app.dispatch.push.stream.encoder import OutBatch, add_run
-from app.kernel.trace_context import derived_traceparent, own_traceparent
-from app.sdk.proto.switchyard.v1.receiver_pb2 import DeliverRequest, Open
-from app.sdk.receiver.admission import read_batch
-from app.sdk.receiver.unary_service import read_message
+from switchyard.receiver.admission import read_batch
+from switchyard.receiver.trace_context import derived_traceparent, own_traceparent
+from switchyard.receiver.unary_service import read_message
+from switchyard.v1.receiver_pb2 import DeliverRequest, Open
 from tests.dispatch.push.stream_servers import StreamRecord
 
 OWN = b"00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"

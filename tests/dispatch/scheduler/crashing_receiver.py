@@ -15,7 +15,7 @@ import sys
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
-from app.sdk.receiver import Message, Receiver
+from switchyard.receiver import Message, Receiver
 from tests.dispatch.pump.rig import ENOUGH_S, GROUP, TOPIC, DispatchRig
 
 

@@ -12,7 +12,7 @@ from app.dispatch.model.crash_suspicion import Loss, is_planned_end, read_loss
 from app.dispatch.push.unary import CallResult
 from app.dispatch.scheduler.receiver import ReceiverLink
 from app.kernel.grpc_status import UNAVAILABLE
-from app.sdk.receiver import Message
+from switchyard.receiver import Message
 from tests.dispatch.pump.rig import dispatch_rig, numbers
 from tests.sdk.receiver.go_example import Example
 from tests.sdk.receiver.test_go_example import body, example  # noqa: F401 - a fixture

@@ -14,7 +14,7 @@ from app.dispatch.model.dead_letter_budget import START_LETTERS
 from app.dispatch.scheduler.dead_letter_trials import WithheldDeadLetters
 from app.payload.interceptors import InterceptorChain, Reject, Send
 from app.payload.interceptors import Message as Outbound
-from app.sdk.receiver import Message, Stash
+from switchyard.receiver import Message, Stash
 from tests.dispatch.pump.rig import DispatchRig, definition, dispatch_rig, numbers
 from tests.dispatch.push.grpc_servers import start_server
 

@@ -9,7 +9,7 @@ import pytest
 
 from app.dispatch.definition import Workload
 from app.kernel.limit_shares import ALL, NOTHING, WorkerShare
-from app.sdk.receiver import Message, Retry
+from switchyard.receiver import Message, Retry
 from tests.dispatch.pump.rig import DispatchRig, definition, dispatch_rig, numbers
 
 CONTRACTS = ["unary", "stream"]

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.dispatch.scheduler.fair_scheduler import FREE_ROOM_FACTOR, fair_allowance
-from app.sdk.receiver import Message
+from switchyard.receiver import Message
 from tests.dispatch.pump.rig import dispatch_rig, numbers
 
 ISOLATION = {"zone": "zone", "environment": "env"}

@@ -9,7 +9,7 @@ import pytest
 
 from app.dispatch.pump.intake import HELD_LEAST_BYTES
 from app.dispatch.scheduler.isolation_router import MOST_WAITING
-from app.sdk.receiver import Message
+from switchyard.receiver import Message
 from tests.dispatch.pump.rig import DispatchRig, dispatch_rig, numbers
 
 ZONE = [("zone", b"b")]

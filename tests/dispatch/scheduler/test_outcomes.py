@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from app.dispatch.model.outcome import Action, DeliveryDecision
-from app.sdk.receiver import Message, Retry, Skip, Stash
+from switchyard.receiver import Message, Retry, Skip, Stash
 from tests.dispatch.pump.rig import ENOUGH_S, DispatchRig, dispatch_rig, numbers
 
 CONTRACTS = ["unary", "stream"]

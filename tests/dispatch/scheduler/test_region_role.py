@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from app.dispatch.push.metadata import SenderRole
-from app.sdk.receiver import RegionRole as Told
+from switchyard.receiver import RegionRole as Told
 from tests.dispatch.pump.rig import dispatch_rig, numbers
 
 EAST = SenderRole("east", primary=True, epoch=0)

@@ -16,9 +16,7 @@ from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
 from app.audit.counts.counter import CountingSpec
-from app.audit.counts.fingerprint import FingerprintSource
 from app.audit.counts.partition_counter import PartitionReader
-from app.audit.counts.reports import Report, Scope
 from app.kafka.client.cluster import NO_LEADER, ClusterClient, ClusterSpec
 from app.kafka.fetch import shared_read_service as followers_module
 from app.kafka.fetch.decoder import records_of
@@ -33,6 +31,8 @@ from app.kafka.fetch.deliveries import (
 from app.kafka.fetch.service import FetchService
 from app.kafka.fetch.shared_read_service import Counts
 from app.kafka.records.header_arrays import BatchHeaderArrays
+from switchyard.audit.model.fingerprint import FingerprintSource
+from switchyard.audit.model.reports import Report, Scope
 from tests.examples import as_profile
 from tests.kafka.records.batches import make_batch
 

@@ -20,7 +20,7 @@ from app.kernel.ranges import Snapshot
 from app.offsets.model.offset_map import BarrierItem, LineSource, OffsetMapLine, after
 from app.offsets.model.producer_progress import FinishedOffsets
 from app.offsets.model.source_frontier import PassOver, finished
-from app.sdk.receiver import Message
+from switchyard.receiver import Message
 from tests.dispatch.pump import rig as pump_stand
 from tests.kafka.append.test_appender import written
 from tests.kafka.conftest import connected, create, producing

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from aiokafka import AIOKafkaConsumer, TopicPartition
 
-from app.sdk.audit import Audit, AuditedConsumer, KafkaOutput
+from switchyard.audit import Audit, AuditedConsumer, KafkaOutput
 from tests.sdk.audit import processes
 
 RECORDS = 60_000

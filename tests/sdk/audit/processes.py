@@ -23,9 +23,9 @@ from typing import Any
 
 import numpy as np
 
-from app.audit.counts.reports import Report
-from app.sdk.audit import Audit, FileOutput, SyncAudit, background_thread, write_ahead_log
-from app.sdk.audit.outputs import Output, read_lines
+from switchyard.audit import Audit, FileOutput, SyncAudit, background_thread, write_ahead_log
+from switchyard.audit.model.reports import Report
+from switchyard.audit.outputs import Output, read_lines
 
 TOPIC, CLUSTER, WIDTH_MS = "orders", "east", 1_000
 RECORDS = 30_000  # of the partition that is consumed

@@ -11,14 +11,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.audit.counts import client_counter as core_client
-from app.audit.counts.client_counter import ClientAudit
-from app.audit.counts.counter import window_of
-from app.audit.counts.fingerprint import ids_of, of_ids
-from app.audit.counts.reports import Scope
-from app.audit.counts.totals import Totals
-from app.sdk.audit import counter, recovery, topic_counts
-from app.sdk.audit.counter import Counting, Tier
+from switchyard.audit import counter, recovery, topic_counts
+from switchyard.audit.counter import Counting, Tier
+from switchyard.audit.model import client_counter as core_client
+from switchyard.audit.model.client_counter import ClientAudit
+from switchyard.audit.model.fingerprint import ids_of, of_ids
+from switchyard.audit.model.reports import Scope
+from switchyard.audit.model.tally import window_of
+from switchyard.audit.model.totals import Totals
 
 TIER = Tier("consumer", "east", 100, "web@1", 1_000)
 

@@ -16,11 +16,11 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from app.audit.counts.fingerprint import ids_of, of_ids
-from app.audit.counts.reports import Report
-from app.audit.counts.totals import NO_TOTALS
 from app.audit.folds.collector import Collector
-from app.sdk.audit import Fsync, NotPassed, SyncAudit, write_ahead_log
+from switchyard.audit import Fsync, NotPassed, SyncAudit, write_ahead_log
+from switchyard.audit.model.fingerprint import ids_of, of_ids
+from switchyard.audit.model.reports import Report
+from switchyard.audit.model.totals import NO_TOTALS
 
 RECORDS = 60
 MOST_WINDOWS_PASS = 2  # a report has up to ten

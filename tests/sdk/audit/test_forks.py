@@ -13,16 +13,16 @@ from pathlib import Path
 import pytest
 
 from app.audit.folds.collector import Collector
-from app.sdk.audit.outputs import read_lines
+from switchyard.audit.outputs import read_lines
 
 ENOUGH_S = 150.0
 FORKS = {"in C": "ctypes.PyDLL(None).fork()", "by Python": "os.fork()"}
 BEGIN = """
 import contextlib, ctypes, os, signal, sys, time
 from pathlib import Path
-from app.sdk.audit import *
+from switchyard.audit import *
 folder = Path(sys.argv[1])
-from app.sdk.audit import background_thread
+from switchyard.audit import background_thread
 background_thread.BACKOFF_S = background_thread.MOST_BACKOFF_S = 3_600.0
 options = dict(origin="web", tier="consumer", cluster="east", window_ms=1_000, log_interval_s=3_600.0,
                report_interval_s=3_600.0)

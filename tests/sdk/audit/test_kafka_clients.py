@@ -15,13 +15,10 @@ from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 from aiokafka.errors import MessageSizeTooLargeError
 from aiokafka.partitioner import DefaultPartitioner
 
-from app.audit.counts.fingerprint import ids_of, of_ids
-from app.audit.counts.reports import Report
-from app.audit.counts.totals import NO_TOTALS, Totals
 from app.audit.folds.collector import Collector
 from app.audit.jobs.report_sender import audit_partition
 from app.controllog.topics import AUDIT_PARTITIONS, ControlTopics
-from app.sdk.audit import (
+from switchyard.audit import (
     Audit,
     AuditedConsumer,
     AuditedProducer,
@@ -30,9 +27,12 @@ from app.sdk.audit import (
     recovery,
     wal_frames,
 )
-from app.sdk.audit.kafka_clients import MESSAGE_ID
-from app.sdk.audit.kafka_output import audit_topic
-from app.sdk.audit.outputs import read_lines
+from switchyard.audit.kafka_clients import MESSAGE_ID
+from switchyard.audit.kafka_output import audit_topic
+from switchyard.audit.model.fingerprint import ids_of, of_ids
+from switchyard.audit.model.reports import Report
+from switchyard.audit.model.totals import NO_TOTALS, Totals
+from switchyard.audit.outputs import read_lines
 from tests.kafka.conftest import connected, create
 from tests.sdk.audit import kafka_processes
 from tests.sdk.audit.test_session import counted

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from app.audit.counts.fingerprint import ids_of, of_ids
-from app.audit.counts.totals import NO_TOTALS, Totals
 from app.audit.folds.collector import Collector
-from app.sdk.audit.outputs import read_lines
+from switchyard.audit.model.fingerprint import ids_of, of_ids
+from switchyard.audit.model.totals import NO_TOTALS, Totals
+from switchyard.audit.outputs import read_lines
 from tests.sdk.audit import processes
 
 LIVES = 30

@@ -13,13 +13,10 @@ import numpy as np
 import pytest
 from aiohttp import web
 
-from app.audit.counts.client_counter import ClientAudit
-from app.audit.counts.counter import RecordArrays
-from app.audit.counts.reports import Report, Scope
 from app.audit.folds.collector import Collector
 from app.dev.demo.traffic import create_topic
 from app.dev.yard import Yard
-from app.sdk.audit import (
+from switchyard.audit import (
     AuditError,
     CallOutput,
     FileOutput,
@@ -30,7 +27,10 @@ from app.sdk.audit import (
     kafka_output,
     outputs,
 )
-from app.sdk.audit.outputs import MOST_BATCH_BYTES, batches, encode, json_lines, read_lines
+from switchyard.audit.model.client_counter import ClientAudit
+from switchyard.audit.model.reports import Report, Scope
+from switchyard.audit.model.tally import RecordArrays
+from switchyard.audit.outputs import MOST_BATCH_BYTES, batches, encode, json_lines, read_lines
 
 Handler = Callable[[web.Request], Awaitable[web.Response]]
 ENOUGH_S = 90.0  # ends a test that would hang

@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.audit.counts.client_counter import ClientAudit, ClientState
-from app.audit.counts.counter import RecordArrays
-from app.audit.counts.reports import Report, Scope
 from app.audit.folds.collector import Collector
-from app.sdk.audit import recovery
-from app.sdk.audit.recovery import Everything, Position, WalChange, moved
+from switchyard.audit import recovery
+from switchyard.audit.model.client_counter import ClientAudit, ClientState
+from switchyard.audit.model.reports import Report, Scope
+from switchyard.audit.model.tally import RecordArrays
+from switchyard.audit.recovery import Everything, Position, WalChange, moved
 
 IDLE_MS = 1_000
 

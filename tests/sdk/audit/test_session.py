@@ -15,9 +15,8 @@ from typing import Any
 
 import pytest
 
-from app.audit.counts.reports import Report
 from app.audit.folds.collector import Collector
-from app.sdk.audit import (
+from switchyard.audit import (
     Audit,
     AuditError,
     CallOutput,
@@ -31,7 +30,8 @@ from app.sdk.audit import (
     wal_frames,
     write_ahead_log,
 )
-from app.sdk.audit.outputs import Output, read_lines
+from switchyard.audit.model.reports import Report
+from switchyard.audit.outputs import Output, read_lines
 
 ENOUGH_S = 150.0
 QUICK: dict[str, Any] = {"origin": "billing", "tier": "consumer", "cluster": "east", "window_ms": 1_000,
@@ -358,7 +358,7 @@ def test_syncs_are_as_many_as_was_asked_for(
 
 def test_a_process_that_ends_without_a_word_keeps_what_it_has_counted(tmp_path: Path) -> None:
     script = (
-        "from app.sdk.audit import *\n"
+        "from switchyard.audit import *\n"
         f"audit = SyncAudit(origin='a', tier='consumer', wal={str(tmp_path)!r}, log_interval_s=3600,\n"
         "                  output=CallOutput(print))\n"
         "audit.start()\n"
@@ -374,7 +374,7 @@ def test_a_process_that_ends_without_a_word_keeps_what_it_has_counted(tmp_path: 
 def test_a_forked_child_hurts_nobody_and_may_have_an_audit_of_its_own(tmp_path: Path) -> None:
     script = f"""
 import os, sys
-from app.sdk.audit import *
+from switchyard.audit import *
 audit = SyncAudit(origin="a", tier="consumer", wal={str(tmp_path / "parent")!r},
                   output=FileOutput({str(tmp_path / "reports")!r}))
 audit.start()
@@ -445,10 +445,10 @@ def test_the_library_needs_numpy_and_msgspec_only(tmp_path: Path) -> None:
 import sys
 class Only:
     def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] not in {{*sys.stdlib_module_names, "app", "numpy", "msgspec"}}:
+        if name.partition(".")[0] not in {{*sys.stdlib_module_names, "switchyard", "numpy", "msgspec"}}:
             raise ModuleNotFoundError(name)
 sys.meta_path.insert(0, Only())
-from app.sdk.audit import FileOutput, FolderPerWorker, HttpOutput, SyncAudit
+from switchyard.audit import FileOutput, FolderPerWorker, HttpOutput, SyncAudit
 HttpOutput("http://127.0.0.1:9/x")
 with SyncAudit(origin="a", tier="consumer", wal=FolderPerWorker({str(tmp_path / "wal")!r}),
                output=FileOutput({str(tmp_path / "reports")!r})) as audit:
@@ -457,7 +457,7 @@ print(*{{name.partition(".")[0] for name in sys.modules}})
 """
     done = subprocess.run([sys.executable, "-c", script], check=False, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    assert {"numpy", "msgspec", "app"} <= set(done.stdout.split())
+    assert {"numpy", "msgspec", "switchyard"} <= set(done.stdout.split())
     assert counted(list(read_lines((tmp_path / "reports").read_bytes()))) == 1
 
 

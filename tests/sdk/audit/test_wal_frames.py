@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from app.sdk.audit.wal_frames import MAGIC, OVERHEAD_BYTES, found, framed, written
+from switchyard.audit.wal_frames import MAGIC, OVERHEAD_BYTES, found, framed, written
 
 PAYLOADS = st.lists(st.binary(max_size=40), min_size=1, max_size=8)
 

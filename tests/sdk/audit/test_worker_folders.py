@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from app.audit.folds.collector import Collector
-from app.sdk.audit import AuditError, FileOutput, FolderPerWorker, SyncAudit
-from app.sdk.audit.outputs import read_lines
-from app.sdk.audit.write_ahead_log import WriteAheadLog
+from switchyard.audit import AuditError, FileOutput, FolderPerWorker, SyncAudit
+from switchyard.audit.outputs import read_lines
+from switchyard.audit.write_ahead_log import WriteAheadLog
 
 ENOUGH_S = 150.0
 OPTIONS: dict[str, Any] = {"origin": "web", "tier": "consumer", "cluster": "east", "window_ms": 1_000,
@@ -39,7 +39,7 @@ def killed(folder: str, script: str) -> None:
     """A process that counts, is told that it is logged, and is killed; nobody took its reports."""
     script = f"""
 import os, signal
-from app.sdk.audit import *
+from switchyard.audit import *
 def fails(_):
     raise OSError("nobody there")
 audit = SyncAudit(wal={folder}, output=CallOutput(fails), **{OPTIONS!r})
@@ -140,7 +140,7 @@ def test_workers_that_are_killed_and_started_again_lose_nothing_that_was_confirm
     script = f"""
 import ctypes, os, random, signal, sys, time
 from pathlib import Path
-from app.sdk.audit import *
+from switchyard.audit import *
 folder = Path({str(tmp_path)!r})
 audit = SyncAudit(wal=FolderPerWorker(folder / "audit"), output=FileOutput(folder / "reports"),
                   report_interval_s=0.02, **{OPTIONS!r})

@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.sdk.audit import AuditError, wal_frames, write_ahead_log
-from app.sdk.audit.write_ahead_log import WriteAheadLog
+from switchyard.audit import AuditError, wal_frames, write_ahead_log
+from switchyard.audit.write_ahead_log import WriteAheadLog
 
 
 def taken(folder: Path) -> WriteAheadLog:
@@ -82,7 +82,7 @@ def test_two_never_share_a_folder(tmp_path: Path) -> None:
     with pytest.raises(AuditError, match=r"wal='.*another process.*folder of its own"):
         WriteAheadLog(tmp_path).lock_and_read()
     script = (
-        "from pathlib import Path; from app.sdk.audit.write_ahead_log import WriteAheadLog; "
+        "from pathlib import Path; from switchyard.audit.write_ahead_log import WriteAheadLog; "
         f"WriteAheadLog(Path({str(tmp_path)!r})).lock_and_read()"
     )
     other = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)

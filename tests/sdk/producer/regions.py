@@ -9,7 +9,7 @@ from typing import Any
 
 from app.dev.yard import Yard
 from app.kafka.records.record import Record
-from app.sdk.producer import MESSAGE_ID, Delivered, Hooks, ProducerError, Region
+from switchyard.producer import MESSAGE_ID, Delivered, Hooks, ProducerError, Region
 from tests.kafka.conftest import connected, create, pumping
 
 HOME, AWAY = "east-regional", "east-aggregate"

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from app.dev.yard import Yard
-from app.sdk.producer import Delivered, RegionalProducer
+from switchyard.producer import Delivered, RegionalProducer
 from tests.kafka.conftest import connected
 from tests.kafka.second_broker import FIRST, SECOND, create_on, delete, offsets_partitions, second_broker
 from tests.sdk.producer.regions import AWAY, ENOUGH_S, RecordingHooks, records, regions, until

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from app.dev.yard import Yard
-from app.sdk.producer import Delivered, NotDelivered, RegionalProducer
-from app.sdk.producer.room import Room
-from app.sdk.topic_creation import careful_producer, end_producer
+from switchyard.producer import Delivered, NotDelivered, RegionalProducer
+from switchyard.producer.room import Room
+from switchyard.producer.topic_creation import careful_producer, end_producer
 from tests.sdk.producer.regions import AWAY, ENOUGH_S, HOME, QUICK, records, regions, topics, until
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from app.dev.yard import Yard
-from app.sdk.producer import Delivered, NotDelivered, ProducerClosed, Refused, Region, RegionalProducer
+from switchyard.producer import Delivered, NotDelivered, ProducerClosed, Refused, Region, RegionalProducer
 from tests.sdk.producer.regions import (
     AWAY,
     HOME,
@@ -171,6 +171,6 @@ def test_definitions_that_cannot_work_are_refused() -> None:
 
 def test_it_needs_aiokafka_only_and_logs_as_the_application_says() -> None:
     # structlog that nobody configured writes to stdout, into whatever the application prints there
-    asked = "import sys, app.sdk.producer; print({'structlog', 'faust', 'grpc'} & set(sys.modules))"
+    asked = "import sys, switchyard.producer; print({'structlog', 'faust', 'grpc'} & set(sys.modules))"
     told = subprocess.run([sys.executable, "-c", asked], capture_output=True, text=True, check=True)
     assert told.stdout == "set()\n"

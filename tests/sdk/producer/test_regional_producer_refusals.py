@@ -11,9 +11,9 @@ import pytest
 from aiokafka.errors import KafkaConnectionError
 
 from app.dev.yard import Yard
-from app.sdk.producer import Hooks, NotDelivered, Refused, Region, RegionalProducer
-from app.sdk.producer.messages import PendingMessage
-from app.sdk.producer.region_link import RegionLink
+from switchyard.producer import Hooks, NotDelivered, Refused, Region, RegionalProducer
+from switchyard.producer.messages import PendingMessage
+from switchyard.producer.region_link import RegionLink
 from tests.kafka.conftest import connected, create
 from tests.sdk.producer.regions import (
     AWAY,

@@ -21,18 +21,18 @@ import grpc
 import pytest
 from grpc import aio
 
-import app.sdk.proto
+import switchyard.v1
 from app.dispatch.push.health import ReceiverHealth, check
 from app.dispatch.push.metadata import MetadataTemplate, SenderRole
 from app.dispatch.push.stream.client import METHOD as DELIVER
 from app.dispatch.push.unary import CallResult, UnaryTarget
-from app.sdk.proto.switchyard.v1.receiver_pb2 import DeliverRequest, DeliverResponse, Open
+from switchyard.v1.receiver_pb2 import DeliverRequest, DeliverResponse, Open
 from tests.dispatch.push.grpc_servers import ENOUGH_S, METHOD, CountingCaller
 from tests.dispatch.push.stream_servers import EOF, RecordingSender, StreamRecord
 from tests.sdk.receiver.go_example import Example
 
 EXAMPLE = Path(__file__).parents[3] / "docker" / "receiver"
-PROTO = Path(app.sdk.proto.__file__).parent
+PROTO = Path(switchyard.v1.__file__).parents[2]
 BUILD_S = 900.0  # ends a build that would hang; the first one, of gRPC and Go's library, takes minutes
 OK, CANCELLED, UNKNOWN, RESOURCE_EXHAUSTED, FAILED_PRECONDITION = 0, 1, 2, 8, 9
 UNIMPLEMENTED, UNAVAILABLE = 12, 14

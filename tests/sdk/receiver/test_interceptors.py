@@ -10,7 +10,7 @@ import pytest
 
 from app.dispatch.push.metadata import MetadataTemplate
 from app.dispatch.push.unary import CallResult
-from app.sdk.receiver import Ack, Message, Outcome, Receiver, Retry, Skip, Stash, Verdict
+from switchyard.receiver import Ack, Message, Outcome, Receiver, Retry, Skip, Stash, Verdict
 from tests.dispatch.push.conftest import CallTo, Serve
 from tests.dispatch.push.grpc_servers import ENOUGH_S
 from tests.dispatch.push.stream_servers import StreamRecord, rows

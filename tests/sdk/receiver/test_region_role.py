@@ -6,10 +6,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.dispatch.push.metadata import MetadataTemplate, SenderRole
-from app.sdk.proto.switchyard.v1.receiver_pb2 import Role
-from app.sdk.receiver import Message, Receiver
-from app.sdk.receiver import RegionRole as Told
-from app.sdk.receiver.unary_service import read_message
+from switchyard.receiver import Message, Receiver
+from switchyard.receiver import RegionRole as Told
+from switchyard.receiver.unary_service import read_message
+from switchyard.v1.receiver_pb2 import Role
 from tests.dispatch.push.conftest import Serve
 from tests.dispatch.push.stream_servers import ReceiverStream, StreamRecord, hold, rows, streaming
 

@@ -13,8 +13,8 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from app.dispatch.push.metadata import MetadataTemplate
 from app.dispatch.push.unary import CallResult
-from app.sdk.receiver import Ack, Message, Receiver, Retry, Skip, Stash, Verdict
-from app.sdk.receiver.verdicts import MAX_REASON_CHARS
+from switchyard.receiver import Ack, Message, Receiver, Retry, Skip, Stash, Verdict
+from switchyard.receiver.verdicts import MAX_REASON_CHARS
 from tests.dispatch.push.conftest import CallTo
 from tests.dispatch.push.grpc_servers import ENOUGH_S, METHOD
 

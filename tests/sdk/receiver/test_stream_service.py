@@ -14,9 +14,9 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from app.dispatch.push.health import ReceiverHealth, check
 from app.dispatch.push.stream.client import METHOD
-from app.sdk.proto.switchyard.v1.receiver_pb2 import DeliverRequest, DeliverResponse
-from app.sdk.receiver import Ack, Message, Receiver, Retry, Skip, Stash, Verdict
-from app.sdk.receiver.outcomes import StreamOutcomes
+from switchyard.receiver import Ack, Message, Receiver, Retry, Skip, Stash, Verdict
+from switchyard.receiver.outcomes import StreamOutcomes
+from switchyard.v1.receiver_pb2 import DeliverRequest, DeliverResponse
 from tests.dispatch.push.conftest import Serve
 from tests.dispatch.push.grpc_servers import ENOUGH_S
 from tests.dispatch.push.stream_servers import EOF, StreamRecord, rows

@@ -25,9 +25,9 @@ from typing import Any
 import grpc
 import orjson
 
-from app.sdk.receiver import Message, Receiver, Retry, Skip, Stash, Verdict
-from app.sdk.receiver.stream_service import StreamSide
-from app.sdk.receiver.unary_service import UnarySide
+from switchyard.receiver import Message, Receiver, Retry, Skip, Stash, Verdict
+from switchyard.receiver.stream_service import StreamSide
+from switchyard.receiver.unary_service import UnarySide
 from tests.system.soak.plan import Draw, Fault, draw
 
 VERDICTS: dict[Fault, Verdict] = {

@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 
 from app.controllog.events import ALL, Assignment, OperatorAct, Paused
 from app.kernel.lease import Lease
-from app.sdk.receiver import Message
 from app.worker.jobs.operator_acts import (
     MAX_OFFSETS,
     EndedOffsets,
@@ -35,6 +34,7 @@ from app.worker.runtime.operators import (
     OperationRefused,
     OperatorActions,
 )
+from switchyard.receiver import Message
 from tests.dispatch.pump.rig import DispatchRig, dispatch_rig, numbers
 from tests.web.runtime_fake import FakeControlLog
 

@@ -40,7 +40,7 @@ from app.dispatch.push.stream.encoder import OutBatch
 from app.dispatch.push.stream.link import StreamLink
 from app.dispatch.push.stream.results import UNSENT, StreamResult
 from app.kernel.grpc_status import CANCELLED, UNIMPLEMENTED
-from app.sdk.proto.switchyard.v1.receiver_pb2 import Open, Role
+from switchyard.v1.receiver_pb2 import Open, Role
 
 METHOD = "/switchyard.v1.Receiver/Deliver"
 RETRY_MIN_S, RETRY_MAX_S = 5.0, 300.0  # between looks at a receiver that had no such method

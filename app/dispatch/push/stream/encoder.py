@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from app.dispatch.model.header_filter import HeaderFilter
 from app.kafka.records.record import Record
-from app.sdk.proto.switchyard.v1.receiver_pb2 import Batch, DeliverRequest
+from switchyard.v1.receiver_pb2 import Batch, DeliverRequest
 
 if TYPE_CHECKING:
     from app.dispatch.push.unary import CallResult

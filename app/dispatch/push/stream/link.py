@@ -43,7 +43,7 @@ from app.kernel.grpc_status import (
     UNAVAILABLE,
     UNIMPLEMENTED,
 )
-from app.sdk.proto.switchyard.v1.receiver_pb2 import DeliverRequest, DeliverResponse, Open, Role
+from switchyard.v1.receiver_pb2 import DeliverRequest, DeliverResponse, Open, Role
 
 log = structlog.get_logger(__name__)
 

@@ -16,7 +16,7 @@ from app.dispatch.push.stream.book import InFlightBatches
 from app.dispatch.push.stream.encoder import MessageNotEncodable, OutBatch, add_run, alone
 from app.dispatch.push.stream.results import StreamResult, too_large
 from app.kernel.grpc_status import OK
-from app.sdk.proto.switchyard.v1.receiver_pb2 import DeliverRequest, Role
+from switchyard.v1.receiver_pb2 import DeliverRequest, Role
 
 REQUEST_BYTES = 256 * 1024  # longer ones gain nothing, and hold the loop and the first message's answer up
 MAX_LARGE = 64  # lone messages remembered

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from app.dispatch.model.crash_suspicion import NOT_SENT
 from app.dispatch.push.unary import CallResult
 from app.kernel.grpc_status import CANCELLED, FAILED_PRECONDITION, OK, RESOURCE_EXHAUSTED, UNKNOWN
-from app.sdk.proto.switchyard.v1.receiver_pb2 import Range, Results
+from switchyard.v1.receiver_pb2 import Range, Results
 
 MAX_REASON_CHARS = 500
 

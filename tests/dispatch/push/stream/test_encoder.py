@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.dispatch.push.stream.encoder import MessageNotEncodable, OutBatch, add_run, alone
-from app.sdk.proto.switchyard.v1.receiver_pb2 import DeliverRequest, Open
-from app.sdk.receiver.admission import read_batch
+from switchyard.receiver.admission import read_batch
+from switchyard.v1.receiver_pb2 import DeliverRequest, Open
 from tests.dispatch.push.stream_servers import StreamRecord
 
 INT64 = st.integers(-(2**63), 2**63 - 1)

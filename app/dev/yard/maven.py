@@ -1,0 +1,150 @@
+"""Fetches jars from Maven Central with jgo, whose default it is: no address stands in the project.
+
+`SWITCHYARD_MAVEN_MIRROR` has the address of another repository, for networks that only reach a mirror.
+Proxies are those of Python (`https_proxy`, `no_proxy`), and so are certificates: jgo has a list of its own.
+
+A process of its own fetches (`python -m app.dev.yard.maven`). So a deadline ends it wherever it waits, and it
+inherits locks: while it still writes, nobody else does, even if we were killed.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import ssl
+import subprocess
+import sys
+import urllib.parse
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from app.dev.yard.errors import FetchError
+
+FETCH_TIMEOUT_S = 900  # a slow line needs minutes for 46 MB, a dead one must not take for ever
+SILENCE_TIMEOUT_S = 30  # of a connection
+MIRROR_VARIABLE = "SWITCHYARD_MAVEN_MIRROR"
+CERTIFICATES_VARIABLES = ("REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE")
+DONE = "done "  # begins the lines by which the process says what is done
+
+
+def source() -> str:
+    """Where jars come from, for people; without the password that a mirror's address may have."""
+    mirror = urllib.parse.urlsplit(os.environ.get(MIRROR_VARIABLE, ""))
+    return mirror._replace(netloc=mirror.netloc.rpartition("@")[2]).geturl().rstrip("/") or "Maven Central"
+
+
+def download(
+    coordinates: Sequence[str],
+    target: Path,
+    *,
+    on_step: Callable[[str], None] = lambda _coordinate: None,
+    keep_open: Sequence[int] = (),
+) -> None:
+    """Puts the jars of `coordinates` ("group:artifact:version") into the folder `target`.
+
+    They lie there as in a Maven repository (`path_in`). `on_step` gets a coordinate once its jar has arrived.
+    The process that fetches inherits the descriptors `keep_open`. Raises `FetchError` with the reason.
+    """
+    _run(["download", str(target), *coordinates], on_step, keep_open)
+
+
+def resolve(coordinates: Sequence[str], work: Path) -> list[str]:
+    """`coordinates`, and all that they need at run time; descriptions go into the folder `work`.
+
+    Raises `FetchError` with the reason.
+    """
+    found: list[str] = []
+    _run(["resolve", str(work), *coordinates], found.append, ())
+    return sorted(found)
+
+
+def path_in(target: Path, coordinate: str) -> Path:
+    """Where a jar lies in a Maven repository."""
+    group, artifact, version = coordinate.split(":")
+    return target.joinpath(*group.split("."), artifact, version, f"{artifact}-{version}.jar")
+
+
+def _run(arguments: list[str], on_step: Callable[[str], None], keep_open: Sequence[int]) -> None:
+    said = ""
+    with subprocess.Popen(
+        [sys.executable, "-m", "app.dev.yard.maven", *arguments],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        pass_fds=keep_open,
+        env={**system_certificates(), **os.environ},
+    ) as fetching:
+        try:
+            for line in fetching.stdout or ():
+                if line.startswith(DONE):
+                    on_step(line.removeprefix(DONE).strip())
+                else:
+                    said = line.strip() or said
+            status = fetching.wait()
+        finally:
+            fetching.kill()
+    if status == -signal.SIGALRM:
+        raise FetchError(f"it took longer than {FETCH_TIMEOUT_S} s")
+    if status != 0:
+        raise FetchError(said or f"the process that fetches ended with status {status}")
+
+
+def system_certificates() -> dict[str, str]:
+    """The variable by which jgo trusts what the system trusts, where it keeps that for Python at all."""
+    if any(os.environ.get(name) for name in CERTIFICATES_VARIABLES):
+        return {}
+    paths = ssl.get_default_verify_paths()
+    folder = paths.capath if paths.capath and any(Path(paths.capath).glob("*.0")) else None
+    chosen = paths.cafile or folder
+    return {CERTIFICATES_VARIABLES[0]: chosen} if chosen else {}
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Downloads or resolves, as a process of its own; on failure the last line is the reason."""
+    from jgo.maven import MavenContext
+
+    signal.alarm(FETCH_TIMEOUT_S)
+    what, folder, *coordinates = arguments
+    mirror = os.environ.get(MIRROR_VARIABLE, "").rstrip("/")
+    context = MavenContext(
+        repo_cache=Path(folder),
+        remote_repos={"mirror": mirror} if mirror else None,
+        timeout=SILENCE_TIMEOUT_S,
+    )
+    wanted = [context.create_dependency(coordinate) for coordinate in coordinates]
+    try:
+        if what == "resolve":
+            for parts in context.resolver.resolve(wanted):
+                for found in parts:
+                    _done(f"{found.groupId}:{found.artifactId}:{found.version}")
+        else:
+            for coordinate, one in zip(coordinates, wanted, strict=True):
+                one.artifact.resolve()
+                _done(coordinate)
+    except (
+        OSError,
+        RuntimeError,
+        ValueError,
+    ) as failure:  # jgo's, and those of `requests`, which are OSErrors
+        reason = _reason(failure)
+        sys.stdout.write(f"{reason.replace(mirror, source()) if mirror else reason}\n")
+        return 1
+    return 0
+
+
+def _done(coordinate: str) -> None:
+    sys.stdout.write(f"{DONE}{coordinate}\n")
+    sys.stdout.flush()
+
+
+def _reason(failure: BaseException) -> str:
+    """The first cause, in one line: what `requests` says of it names every layer above, too."""
+    while cause := failure.__cause__ or failure.__context__:
+        failure = cause
+    return f"{type(failure).__name__}: {' '.join(str(failure).split())}"
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,1 +1,0 @@
-"""What services build on; none of it needs a worker."""

@@ -1,0 +1,17 @@
+"""What Python 3.10 lacks."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from concurrent import futures
+
+if sys.version_info >= (3, 11):
+    from asyncio import timeout
+else:
+    from async_timeout import timeout
+
+# One class since Python 3.11, three before: of the operating system, of asyncio, and of futures.
+TIMEOUTS = (TimeoutError, asyncio.TimeoutError, futures.TimeoutError)
+
+__all__ = ["TIMEOUTS", "timeout"]

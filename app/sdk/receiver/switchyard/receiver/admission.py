@@ -1,0 +1,113 @@
+"""What streams share: limits, the gate before asynchronous handlers, and how messages are read."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from dataclasses import dataclass
+from time import perf_counter
+from typing import Protocol
+
+from switchyard.receiver.trace_context import derived_traceparent, own_traceparent
+from switchyard.receiver.verdicts import Message, RegionRole
+from switchyard.v1.receiver_pb2 import Batch, Open, Role
+
+SLICE_S = 0.005  # after which the loop gets its turn
+
+
+@dataclass(frozen=True, slots=True)
+class AdmissionWindow:
+    """What a stream may have in flight, and how large a request may be."""
+
+    deliveries: int
+    size: int
+    max_request_bytes: int
+
+
+class PendingWork(Protocol):
+    """Something for a task to do."""
+
+    async def run(self) -> None:
+        """Does it; raises only when its task is cancelled for good."""
+
+
+class TaskGate:
+    """As many tasks at once as `limit`, over all streams. A task that is done with its work goes on with what
+    waits, in order: a new one would begin two turns of the loop later, and costs as much as a quick handler.
+    All tasks together take `SLICE_S` of a turn; what has waited in its handler has lost nothing by that.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self.running = 0
+        self._waiting: deque[PendingWork] = deque()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._until_s = 0.0  # of this turn of the loop; 0: it has just begun
+
+    def enter(self, work: PendingWork) -> None:
+        """Does the work as soon as there is a task for it."""
+        if self.running >= self.limit:
+            self._waiting.append(work)
+            return
+        self.running += 1
+        task = asyncio.get_running_loop().create_task(self._go(work))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _go(self, work: PendingWork) -> None:
+        try:
+            while True:
+                await work.run()
+                if not self._waiting:
+                    return
+                work = self._waiting.popleft()
+                if self._is_over():
+                    await asyncio.sleep(0)
+        finally:
+            self.running -= 1
+
+    def _is_over(self) -> bool:
+        """Whether this turn of the loop has been ours for long enough."""
+        now_s = perf_counter()
+        if self._until_s:
+            return now_s > self._until_s
+        self._until_s = now_s + SLICE_S
+        asyncio.get_running_loop().call_soon(self._begin_turn)
+        return False
+
+    def _begin_turn(self) -> None:
+        self._until_s = 0.0
+
+
+class Violation(Exception):
+    """The sender does not keep to the contract."""
+
+
+def read_role(role: Role) -> RegionRole | None:
+    """None: of a workload of one region."""
+    return RegionRole(role.region, role.primary, role.epoch) if role.region else None
+
+
+def read_batch(batch: Batch, opened: Open, role: RegionRole | None = None) -> list[Message]:
+    """Its messages."""
+    topic, group = batch.topic or opened.topic, opened.group
+    partition, offset, timestamp_ms = batch.partition, batch.base_offset, batch.base_timestamp_ms
+    retry_count, attempt, traceparent = batch.retry_count, batch.attempt or 1, batch.traceparent
+    messages = []
+    for sent in batch.messages:
+        key: bytes | None = sent.key
+        if not key and not sent.HasField("key"):
+            key = None
+        value, headers, own = sent.value, [], traceparent
+        at, sent_ms = offset + sent.offset_delta, timestamp_ms + sent.timestamp_delta_ms
+        if len(sent.headers):
+            headers = [(header.name.lower(), header.value) for header in sent.headers]
+            own = own_traceparent(headers) or traceparent
+        own = own or derived_traceparent(topic, partition, at, sent_ms)
+        messages.append(
+            Message(
+                topic, group, value, partition, at, key, headers, sent_ms, retry_count, attempt, own,
+                not value and not sent.HasField("value"), role,
+            )
+        )  # fmt: skip
+    return messages

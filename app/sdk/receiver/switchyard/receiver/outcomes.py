@@ -1,0 +1,129 @@
+"""Verdicts of deliveries, gathered into the ranges of a response."""
+
+from __future__ import annotations
+
+from collections import deque
+
+import grpc
+
+from switchyard.receiver.verdicts import (
+    Failed,
+    NoVerdict,
+    Retry,
+    Skip,
+    Stash,
+    Verdict,
+    failure_text,
+    plain_text,
+)
+from switchyard.v1.receiver_pb2 import DeliverResponse, Range, Results
+
+_UNKNOWN: int = grpc.StatusCode.UNKNOWN.value[0]
+_INTERNAL: int = grpc.StatusCode.INTERNAL.value[0]
+MAX_AFTER_MS = (1 << 32) - 1
+MOST_OTHERS = 1_000  # in a response: with a reason of 500 characters each it has 2 MiB at most
+
+
+class StreamOutcomes:
+    """What is to be said. Acknowledgements may come in any order, one by one, and cost a list's append.
+
+    Attributes:
+        count: deliveries with an outcome that is not said.
+        acknowledged: their numbers; appended to directly where many come.
+    """
+
+    __slots__ = ("_ranges", "_results", "acknowledged", "others")
+
+    def __init__(self) -> None:
+        self.acknowledged: list[int] = []
+        self.others = 0
+        self._ranges: list[tuple[int, int]] = []
+        self._results: deque[tuple[int, Results]] = deque()  # how many, for a response each
+
+    @property
+    def count(self) -> int:
+        """Deliveries with an outcome that is not said; a range counts as one."""
+        return len(self.acknowledged) + len(self._ranges) + self.others
+
+    def acknowledge(self, start: int, end: int) -> None:
+        """All of [start, end)."""
+        if start < end:
+            self._ranges.append((start, end))
+
+    def add(self, number: int, verdict: Verdict | Failed) -> None:
+        """One delivery's verdict."""
+        if isinstance(verdict, Failed):
+            self.fail(number, number + 1, verdict.error)
+        elif isinstance(verdict, Retry | Stash | Skip):
+            results = self._others()
+            span = Range(start=number, end=number + 1)
+            if isinstance(verdict, Retry):
+                results.retried.add(deliveries=span, after_ms=after_ms(verdict))
+            elif isinstance(verdict, Stash):
+                results.stashed.add(deliveries=span, reason=plain_text(verdict.reason))
+            else:
+                results.skipped.append(span)
+        else:
+            self.acknowledged.append(number)
+
+    def fail(self, start: int, end: int, error: BaseException) -> None:
+        """The handler raised, or returned what is no verdict."""
+        self._others().failed.add(
+            deliveries=Range(start=start, end=end),
+            code=_INTERNAL if isinstance(error, NoVerdict) else _UNKNOWN,
+            message=failure_text(error),
+        )
+
+    def take_into(self, response: DeliverResponse) -> None:
+        """Moves all acknowledgements into `response`, and `MOST_OTHERS` of the others; look at `count`."""
+        if self._results:
+            count, results = self._results.popleft()
+            response.results.CopyFrom(results)
+            self.others -= count
+        if self.acknowledged or self._ranges:
+            add = response.results.acknowledged.add
+            for start, end in merged(self.acknowledged, self._ranges):
+                add(start=start, end=end)
+        self.acknowledged, self._ranges = [], []
+
+    def _others(self) -> Results:
+        """Where one more is to be noted."""
+        self.others += 1
+        count, results = self._results.pop() if self._results else (0, Results())
+        if count == MOST_OTHERS:
+            self._results.append((count, results))
+            count, results = 0, Results()
+        self._results.append((count + 1, results))
+        return results
+
+
+def merged(numbers: list[int], ranges: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """The same as few ranges as it takes, ascending."""
+    joined: list[tuple[int, int]] = []
+    if numbers:
+        start, *rest = sorted(numbers)
+        end = start + 1
+        for number in rest:
+            if number > end:
+                joined.append((start, end))
+                start = number
+            end = number + 1
+        joined.append((start, end))
+    if not ranges:
+        return joined
+    spans, joined = sorted([*joined, *ranges]), []
+    start, end = spans[0]
+    for low, high in spans:
+        if low > end:
+            joined.append((start, end))
+            start = low
+        end = max(end, high)
+    return [*joined, (start, end)]
+
+
+def after_ms(verdict: Retry) -> int:
+    """The wish as it travels: 0 for none, at least 1 for any other that can be told."""
+    after_s = verdict.after
+    if after_s is None or not after_s > 0:
+        return 0
+    return max(1, round(min(after_s * 1000, MAX_AFTER_MS)))
