@@ -137,7 +137,7 @@ async def failure(producer, topic):
         return f"{type(error).__name__}: {error}"
 
 async def main():
-    async with RegionalProducer([Region("east", bootstrap)]) as producer:
+    async with RegionalProducer([Region("east", bootstrap, {"metadata_max_age_ms": 50})]) as producer:
         asked = asyncio.create_task(failure(producer, missing))
         for _ in range(10):
             await producer.send_and_wait(there, b"v")

@@ -6,6 +6,7 @@ The fetch service, the committer and the topic tools share one `ClusterClient` a
 from __future__ import annotations
 
 import asyncio
+import random
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -23,7 +24,6 @@ from aiokafka.structs import TopicPartition
 from app.kafka.client import aiokafka_patches
 from app.kafka.client.permissions import NOT_AUTHORISED, lacks
 from app.kafka.client.topic_ids import UNKNOWN_ID, TopicIdsRequest, ids_of, leader_epochs_of
-from switchyard.producer.topic_creation import update_metadata
 
 log = structlog.get_logger(__name__)
 
@@ -87,7 +87,20 @@ class _Client(AIOKafkaClient):
     """aiokafka's client, which asks another broker for metadata where one does not answer."""
 
     async def _metadata_update(self, cluster_metadata: ClusterMetadata, topics: set[str]) -> bool:
-        return await update_metadata(self, cluster_metadata, topics, METADATA_BROKER_TURN_S)
+        request = MetadataRequest(list(topics or ()) or None, allow_auto_topic_creation=False)
+        nodes = [broker.nodeId for broker in self.cluster.brokers()]
+        random.shuffle(nodes)
+        for node in nodes:
+            try:
+                async with asyncio.timeout(None if node == nodes[-1] else METADATA_BROKER_TURN_S):
+                    found = await self.send(node, request)  # type: ignore[no-untyped-call]
+            except Exception:  # noqa: BLE001, S112 - aiokafka's task would end, and whoever waits wait for ever
+                continue
+            if found.brokers:
+                cluster_metadata.update_metadata(found)
+                return True
+        cluster_metadata.failed_update(None)
+        return False
 
 
 class ClusterClient:

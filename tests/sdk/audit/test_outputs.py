@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import resource
 from collections.abc import AsyncIterator, Awaitable, Callable
 from itertools import pairwise, permutations
@@ -13,13 +14,26 @@ import pytest
 from aiohttp import web
 
 from app.audit.folds.collector import Collector
-from switchyard.audit import AuditError, CallOutput, FileOutput, HttpOutput, NotPassed, Refused, outputs
+from app.dev.demo.traffic import create_topic
+from app.dev.yard import Yard
+from switchyard.audit import (
+    AuditError,
+    CallOutput,
+    FileOutput,
+    HttpOutput,
+    KafkaOutput,
+    NotPassed,
+    Refused,
+    kafka_output,
+    outputs,
+)
 from switchyard.audit.model.client_counter import ClientAudit
 from switchyard.audit.model.reports import Report, Scope
 from switchyard.audit.model.tally import RecordArrays
 from switchyard.audit.outputs import MOST_BATCH_BYTES, batches, encode, json_lines, read_lines
 
 Handler = Callable[[web.Request], Awaitable[web.Response]]
+ENOUGH_S = 90.0  # ends a test that would hang
 Serve = Callable[[Handler], Awaitable[str]]
 
 
@@ -204,3 +218,25 @@ async def test_nobody_there_is_an_error_to_try_again() -> None:
 def test_what_is_no_address_is_refused_with_a_remedy(url: str) -> None:
     with pytest.raises(AuditError, match="give one such as"):
         HttpOutput(url)
+
+
+async def test_an_output_whose_broker_hangs_gives_up_and_leaves_nothing_behind(
+    killable_yard: Yard, topic_name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kafka_output, "SEND_TIMEOUT_S", 2.0)
+    region, bootstrap = "east-regional", killable_yard.bootstrap("east-regional")
+    await create_topic(bootstrap, topic_name, 1)
+    before = asyncio.all_tasks()
+    output = KafkaOutput(bootstrap, "east", topic=topic_name)
+    await output.send(reports(3))
+    await asyncio.to_thread(killable_yard.pause, region)
+    with pytest.raises(TimeoutError):
+        await output.send(reports(3))
+    async with asyncio.timeout(ENOUGH_S):
+        while asyncio.all_tasks() != before:  # noqa: ASYNC110 - they end by themselves
+            await asyncio.sleep(0.01)
+        await asyncio.to_thread(killable_yard.resume, region)
+        await output.send(reports(3))
+        await output.close()
+        while asyncio.all_tasks() != before:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)

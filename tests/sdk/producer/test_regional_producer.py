@@ -162,6 +162,7 @@ def test_definitions_that_cannot_work_are_refused() -> None:
         ([Region("east", "nowhere")], {}),
         ([one], {"unhealthy_after_s": 0}),
         ([one], {"max_pending": 0}),
+        ([one], {"max_pending_bytes": 0}),
     ]
     for given, options in wrong:
         with pytest.raises(ValueError, match=r"region|above 0"):

@@ -139,13 +139,13 @@ async def test_newer_messages_wait_until_older_ones_are_handed_to_a_link_that_wo
         def moved(self, left: str, to: str, why: str, again: int) -> None:
             went_on.append(links[-1].broken)
 
-    async def fails_once(link: RegionLink, message: PendingMessage) -> asyncio.Future[Any]:
+    async def fails_once(link: RegionLink, message: PendingMessage) -> None:
         if link not in links:
             links.append(link)
         if message.value == b"3" and len(links) > 1 and not failed:
             failed.append(link)
             raise KafkaConnectionError("it breaks while half of what waits is handed to it")
-        return await send(link, message)
+        await send(link, message)
 
     monkeypatch.setattr(RegionLink, "send", fails_once)
     async with asyncio.timeout(ENOUGH_S), RegionalProducer(regions(yard, HOME), hooks=Watching()) as producer:

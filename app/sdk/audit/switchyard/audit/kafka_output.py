@@ -7,7 +7,6 @@ topic is an error that says so.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -22,7 +21,7 @@ from aiokafka.errors import (
 from switchyard.audit.errors import NotPassed
 from switchyard.audit.model.reports import Report
 from switchyard.audit.outputs import encode
-from switchyard.producer.topic_creation import never_create_topics
+from switchyard.producer.topic_creation import careful_producer, end_producer
 
 SEND_TIMEOUT_S = 30.0
 STOP_TIMEOUT_S = 5.0
@@ -53,21 +52,22 @@ class KafkaOutput:
 
     async def send(self, reports: Sequence[Report]) -> None:
         try:
-            async with asyncio.timeout(SEND_TIMEOUT_S):
-                producer = self._producer or await self._started()
-                waiting = [
-                    await producer.send(self._topic, encode(report), key=report.topic.encode())
-                    for report in reports
-                ]
-                await asyncio.gather(*waiting)
+            await asyncio.wait_for(self._send(reports), SEND_TIMEOUT_S)
         except MessageSizeTooLargeError as error:
             raise NotPassed(str(error)) from error  # as several reports of fewer windows
         except BaseException as error:
-            lost = isinstance(error, TimeoutError | KafkaError) and self._lacks_topic()
+            lost = isinstance(error, (asyncio.TimeoutError, KafkaError)) and self._lacks_topic()
             await self.close()  # another one is made for the next try
             if lost:
                 raise self._no_topic() from error
             raise
+
+    async def _send(self, reports: Sequence[Report]) -> None:
+        producer = self._producer or await self._started()
+        waiting = [
+            await producer.send(self._topic, encode(report), key=report.topic.encode()) for report in reports
+        ]
+        await asyncio.gather(*waiting)
 
     def _lacks_topic(self) -> bool:
         """Whether somebody has deleted it meanwhile, as far as is known."""
@@ -90,12 +90,11 @@ class KafkaOutput:
     async def close(self) -> None:
         producer, self._producer = self._producer, None
         if producer is not None:
-            await _ended(producer)
+            await end_producer(producer, STOP_TIMEOUT_S)
 
     async def _started(self) -> AIOKafkaProducer:
-        producer = AIOKafkaProducer(bootstrap_servers=self._bootstrap, **{**self._options, "acks": "all"})
+        producer = careful_producer(bootstrap_servers=self._bootstrap, **{**self._options, "acks": "all"})
         client = producer.client
-        never_create_topics(client)
         try:
             await producer.start()
             client.add_topic(self._topic)
@@ -109,13 +108,7 @@ class KafkaOutput:
             if client.cluster.partitions_for_topic(self._topic) is None:
                 raise self._no_topic()
         except BaseException:
-            await _ended(producer)
+            await end_producer(producer, STOP_TIMEOUT_S)
             raise
         self._producer = producer
         return producer
-
-
-async def _ended(producer: AIOKafkaProducer) -> None:
-    with contextlib.suppress(Exception):
-        async with asyncio.timeout(STOP_TIMEOUT_S):
-            await producer.stop()

@@ -23,7 +23,7 @@ Rules
 4. Messages of one key are in order within a region, if `send` was called in that order; after a failover what
    one region has may have come before or after what the other has.
 
-Needs aiokafka only: neither Faust nor gRPC. Logs to the standard logger `switchyard.producer`.
+Needs aiokafka only, 0.13 or newer. Logs to the standard logger `switchyard.producer`.
 """
 
 from switchyard.producer.messages import (

@@ -9,7 +9,6 @@ ProducerError
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -39,7 +38,8 @@ class ProducerClosed(ProducerError):
 
 
 class Delivered(NamedTuple):
-    """Where all in-sync replicas have the message."""
+    """Where all in-sync replicas have the message. `offset`: -1 where a broker that has had it for long does
+    not know any more."""
 
     region: str
     topic: str
@@ -77,11 +77,19 @@ class PendingMessage:
     topic: str
     value: bytes | None
     key: bytes | None
-    headers: Sequence[Header]
+    headers: list[Header]
     partition: int | None
     timestamp_ms: int | None
     future: asyncio.Future[Delivered]
-    taken_s: float
+    taken_s: float = 0.0
     link: RegionLink | None = None
     asked: set[RegionLink] = field(default_factory=set)
     goes_alone: bool = False
+
+    @property
+    def nbytes(self) -> int:
+        """Of the key, the value and the headers, as far as they are what they should be."""
+        parts: list[bytes | str | None] = [self.key, self.value]
+        for header in self.headers:
+            parts += header if isinstance(header, tuple) else ()
+        return sum(len(part) for part in parts if isinstance(part, (bytes, bytearray, str)))

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import inspect
-import logging
 import re
 import time
-from collections.abc import Awaitable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,20 +25,13 @@ from aiokafka.errors import (
     UnknownError,
     UnknownTopicOrPartitionError,
 )
+from aiokafka.partitioner import DefaultPartitioner
+from aiokafka.record.default_records import DefaultRecordBatchBuilder
+from aiokafka.structs import RecordMetadata, TopicPartition
 
-from switchyard.producer.messages import PendingMessage
-from switchyard.producer.topic_creation import never_create_topics
-
-log = logging.getLogger("switchyard.producer")
-
-
-class NoSuchPartition(KafkaError):
-    """The topic has fewer partitions in this region."""
-
-
-class NeverSent(KafkaError):
-    """The link was stopped before the message was on its way."""
-
+from switchyard.producer.batches import Batch, NeverSent, NoSuchPartition, Outbox, no_such_partition
+from switchyard.producer.messages import Delivered, PendingMessage
+from switchyard.producer.topic_creation import careful_producer, end_producer
 
 LINGER_MS = 2
 REQUEST_S = 10.0
@@ -49,7 +42,8 @@ STOP_TIMEOUT_S = 3.0
 BROKER_ANSWER_TIMEOUT_S = 3.0
 BROKER_STAGGER_S = 0.1  # until the next of a region's brokers is asked, too
 MISSING_TOPIC_RETRY_S = 10.0  # what is not there is asked for again after so long: asking may take as long
-REGION_ERRORS = (KafkaError, OSError, TimeoutError)
+MAX_REQUEST_BYTES = 1 << 20  # aiokafka's own
+REGION_ERRORS = (KafkaError, OSError, asyncio.TimeoutError)  # the last is Python 3.10's
 # A whole batch is refused for one of its messages. aiokafka has no name for Kafka's INVALID_RECORD (a message
 # without a key for a compacted topic, say): UnknownError, as what the broker itself does not understand.
 OF_ONE_IN_THE_BATCH = (
@@ -71,6 +65,7 @@ REFUSALS = (
 NOT_THERE = (*(one for one in REFUSALS if one is not UnknownError), NeverSent)
 # Kafka's own rule. aiokafka asks for whatever it is given: a name that cannot be encoded ends its metadata.
 _TOPIC = re.compile(r"[a-zA-Z0-9._-]{1,249}")
+Answered = Callable[["RegionLink", PendingMessage, "Delivered | BaseException"], None]
 _CLIENT_OPTIONS = frozenset(inspect.signature(AIOKafkaClient).parameters)
 
 
@@ -106,7 +101,8 @@ class RegionLink:
         missing: topics that the region does not have, and when that was found.
     """
 
-    def __init__(self, region: Region, producer: AIOKafkaProducer) -> None:
+    def __init__(self, region: Region, producer: AIOKafkaProducer, answered: Answered) -> None:
+        options = region.options
         self.region = region
         self.broken = ""
         self.has_hole = False
@@ -115,33 +111,37 @@ class RegionLink:
         self.missing: dict[str, float] = {}
         self._counted: dict[str, float] = {}  # topics whose partitions were asked for again, and when
         self._producer = producer
-        self._handing: set[asyncio.Timeout] = set()
+        self._answered = answered
+        self._partitioner = options.get("partitioner", DefaultPartitioner())
+        self._key_serializer = options.get("key_serializer") or bytes_as_they_are
+        self._max_request_bytes = options.get("max_request_size", MAX_REQUEST_BYTES)
+        linger_s = options.get("linger_ms", LINGER_MS) / 1000
+        self._outbox = Outbox(producer, linger_s, self._partitions_of, self._batch_answered)
+        self._breaks: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     @classmethod
-    async def open(cls, region: Region, address: str) -> RegionLink:
-        """Through the broker at `address`. Raises one of `REGION_ERRORS`."""
-        producer = AIOKafkaProducer(
+    async def open(cls, region: Region, address: str, answered: Answered) -> RegionLink:
+        """Through the broker at `address`; `answered` gets what becomes of each message. Raises one of
+        `REGION_ERRORS`."""
+        producer = careful_producer(
             bootstrap_servers=address,
             **{
-                "linger_ms": LINGER_MS,
                 **region.options,
+                "linger_ms": 0,  # the outbox waits
                 "acks": "all",
                 "enable_idempotence": True,
                 "request_timeout_ms": int(REQUEST_S * 1000),
             },
         )
-        never_create_topics(producer.client)
         try:
-            async with asyncio.timeout(REQUEST_S):
-                await producer.start()
+            await asyncio.wait_for(producer.start(), REQUEST_S)
         except BaseException:
-            await _bounded(producer.client.close())
-            await _bounded(producer.stop())
+            await end_producer(producer, STOP_TIMEOUT_S)
             raise
-        return cls(region, producer)
+        return cls(region, producer, answered)
 
-    async def send(self, message: PendingMessage) -> asyncio.Future[Any]:
-        """Hands it over; the future ends when the cluster has answered, or with `NeverSent`.
+    async def send(self, message: PendingMessage) -> None:
+        """Takes it; `answered` is called when the cluster has answered, or with `NeverSent`.
 
         Raises:
             One of `REFUSALS`, and whatever else is wrong with the message; else one of `REGION_ERRORS`.
@@ -152,25 +152,24 @@ class RegionLink:
         self._check_works()
         if time.monotonic() - self.missing.get(topic, float("-inf")) < MISSING_TOPIC_RETRY_S:
             raise self._no_topic()
-        try:
-            async with asyncio.timeout(HAND_OVER_TIMEOUT_S) as limit:
-                self._handing.add(limit)
-                try:
-                    answer = await self._hand(message)
-                finally:
-                    self._handing.discard(limit)
-        except UnknownTopicOrPartitionError:
-            if not await answers(self.region, BROKER_ANSWER_TIMEOUT_S):
-                raise KafkaConnectionError(f"{topic} is not known, nobody answers") from None
-            self.missing[topic] = time.monotonic()
-            raise self._no_topic() from None
-        self._check_works()  # what is handed over behind `stop` is never sent
+        cluster, partition = self._producer.client.cluster, message.partition
+        partitions: set[int] | None = cluster.partitions_for_topic(topic)
+        if partitions is None or (partition is not None and partition not in partitions):
+            partitions = await self._unless_it_breaks(self._partitions_for(message))
+        key = self._key_serializer(message.key)
+        nbytes = DefaultRecordBatchBuilder.estimate_size_in_bytes(key, message.value, message.headers)
+        if nbytes > self._max_request_bytes:
+            raise MessageSizeTooLargeError(
+                f"the message has {nbytes} bytes, more than max_request_size={self._max_request_bytes}"
+            )
+        if partition is None:
+            available = cluster.available_partitions_for_topic(topic)
+            partition = self._partitioner(key, list(partitions), list(available or ()))
+        self._outbox.add(TopicPartition(topic, partition), message)
         if not self.flying:
             self.waits_s = time.monotonic()
         self.flying += 1
         message.asked.add(self)
-        answer.add_done_callback(self._answered)
-        return answer
 
     def _no_topic(self) -> UnknownTopicOrPartitionError:
         return UnknownTopicOrPartitionError(
@@ -181,44 +180,61 @@ class RegionLink:
         if self.broken:
             raise KafkaConnectionError(f"region {self.region.name} is left: {self.broken}")
 
-    async def _hand(self, message: PendingMessage) -> asyncio.Future[Any]:
-        if message.partition is not None:
-            await self._check_partition(message.topic, message.partition)
-        if message.goes_alone:
-            return await self._hand_alone(message)
-        answer: asyncio.Future[Any] = await self._producer.send(
-            message.topic, message.value, key=message.key, partition=message.partition,
-            timestamp_ms=message.timestamp_ms, headers=list(message.headers),
-        )  # fmt: skip
-        return answer
+    async def _unless_it_breaks(self, asking: Coroutine[Any, Any, set[int]]) -> set[int]:
+        task = asyncio.get_running_loop().create_task(asking)
+        waits: set[asyncio.Future[Any]] = {task, self._breaks}
+        try:
+            await asyncio.wait(waits, timeout=HAND_OVER_TIMEOUT_S, return_when=asyncio.FIRST_COMPLETED)
+            if task.done():
+                partitions = task.result()
+            self._check_works()  # what is added behind `stop` is never sent
+            if not task.done():
+                raise KafkaConnectionError("nobody tells the topic's partitions")
+            return partitions
+        finally:
+            task.cancel()
 
-    async def _hand_alone(self, message: PendingMessage) -> asyncio.Future[Any]:
-        producer, topic, key, value = self._producer, message.topic, message.key, message.value
-        await producer.partitions_for(topic)
-        partition = producer._partition(topic, message.partition, key, value, key, value)
-        batch = producer.create_batch()
-        batch.append(timestamp=message.timestamp_ms, key=key, value=value, headers=list(message.headers))
-        batch.close()
-        answer: asyncio.Future[Any] = await producer.send_batch(batch, topic, partition=partition)
-        return answer
+    async def _partitions_of(self, topic: str) -> set[int]:
+        try:
+            return await self._producer.partitions_for(topic)  # type: ignore[no-any-return]
+        except UnknownTopicOrPartitionError:
+            if not await answers(self.region, BROKER_ANSWER_TIMEOUT_S):
+                raise KafkaConnectionError(f"{topic} is not known, nobody answers") from None
+            self.missing[topic] = time.monotonic()
+            raise self._no_topic() from None
 
-    async def _check_partition(self, topic: str, partition: int) -> None:
-        partitions = await self._producer.partitions_for(topic)
+    async def _partitions_for(self, message: PendingMessage) -> set[int]:
+        """Those of its topic, among them its own if it has one."""
+        topic, partition = message.topic, message.partition
+        partitions = await self._partitions_of(topic)
         now_s = time.monotonic()
         if (
-            partition not in partitions
+            partition is not None
+            and partition not in partitions
             and now_s - self._counted.get(topic, float("-inf")) >= MISSING_TOPIC_RETRY_S
         ):
             if not await self._producer.client.force_metadata_update():  # it may be new
                 raise KafkaConnectionError(f"nobody tells how many partitions {topic} has")
             self._counted[topic] = now_s
-            partitions = await self._producer.partitions_for(topic)
-        if partition not in partitions:
-            raise NoSuchPartition(f"there is no partition {partition}, the topic has {len(partitions)} here")
+            partitions = await self._partitions_of(topic)
+        if partition is not None and partition not in partitions:
+            raise no_such_partition(partition, partitions)
+        return partitions
 
-    def _answered(self, _: object) -> None:
-        self.flying -= 1
+    def _batch_answered(self, batch: Batch, found: RecordMetadata | BaseException) -> None:
+        self.flying -= len(batch.messages)
         self.waits_s = time.monotonic()
+        if isinstance(found, BaseException):
+            for message in batch.messages:
+                self._answered(self, message, found)
+            return
+        region, (topic, partition) = self.region.name, batch.at
+        for index, message in enumerate(batch.messages):
+            # A broker that has stored the batch before may not know any more where.
+            offset = -1 if found.offset < 0 else found.offset + index
+            log_ms = found.timestamp  # LogAppendTime, of the batch
+            at_ms = batch.times_ms[index] if log_ms is None or log_ms < 0 else log_ms
+            self._answered(self, message, Delivered(region, topic, partition, offset, at_ms))
 
     def stalled(self, limit_s: float) -> str:
         """Why it is of no use, "" unless nothing was answered for so long."""
@@ -229,39 +245,24 @@ class RegionLink:
         """Sends nothing more, at once: else what was handed over later might be stored before what has to be
         sent again. What is on its way may still be answered; what is not yet is given back."""
         self.broken = why
-        handing, self._handing = self._handing, set()
-        for limit in handing:
-            if not limit.expired():
-                limit.reschedule(0.0)
-        self._producer._sender.sender_task.cancel()  # it waits for what is on its way, and ends
-        for batches in list(self._producer._message_accumulator._batches.values()):
-            for batch in list(batches):
-                if not batch.retry_count:
-                    batch.failure(NeverSent())
-                    batch._drain_waiter.exception()  # nobody has to ask
+        if not self._breaks.done():
+            self._breaks.set_result(None)
+        self._outbox.stop()
 
     async def settled(self) -> None:
         """After `stop`: until all that was on its way is answered, one way or the other; not for long."""
-        await asyncio.wait([self._producer._sender.sender_task], timeout=DRAIN_TIMEOUT_S)
+        await self._outbox.settled(DRAIN_TIMEOUT_S)
 
     async def end(self) -> None:
-        """At once, whatever is on its way: it is not answered any more. aiokafka's own `stop` waits until all
-        is delivered, which here may be never."""
+        """At once, whatever is on its way: it is not delivered any more."""
         if not self.broken:
             self.stop("it was ended")
-        await _bounded(self._producer.client.close())
-        sender_task = self._producer._sender.sender_task
-        sender_task.cancel()  # it may wait for metadata, which a closed client never gets
-        await asyncio.wait([sender_task], timeout=STOP_TIMEOUT_S)
-        self._producer._closed = True
+        await end_producer(self._producer, STOP_TIMEOUT_S)
 
 
-async def _bounded(work: Awaitable[Any]) -> None:
-    try:
-        async with asyncio.timeout(STOP_TIMEOUT_S):
-            await work
-    except Exception as error:  # noqa: BLE001 - it is left behind, however it ends
-        log.debug("a producer did not end well: %r", error)
+def bytes_as_they_are(key: bytes | None) -> bytes | None:
+    """The key's serializer where the options name none."""
+    return key
 
 
 async def answers(region: Region, timeout_s: float) -> str:
@@ -287,14 +288,18 @@ async def _answers(region: Region, host: str, port: int, timeout_s: float, after
     address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     options = {name: value for name, value in region.options.items() if name in _CLIENT_OPTIONS}
     client = AIOKafkaClient(bootstrap_servers=address, **options)
+
+    async def connects() -> None:
+        # Spares aiokafka, which logs every connection that fails as an error.
+        _, writer = await asyncio.open_connection(host, port)
+        writer.close()
+        await client.bootstrap()
+
     try:
-        async with asyncio.timeout(timeout_s):
-            # Spares aiokafka, which logs every connection that fails as an error.
-            _, writer = await asyncio.open_connection(host, port)
-            writer.close()
-            await client.bootstrap()
+        await asyncio.wait_for(connects(), timeout_s)
     except REGION_ERRORS:
         return ""
     finally:
-        await _bounded(client.close())
+        with contextlib.suppress(Exception):
+            await asyncio.wait_for(client.close(), STOP_TIMEOUT_S)
     return address

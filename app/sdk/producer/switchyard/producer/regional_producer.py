@@ -18,7 +18,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 from switchyard.producer.messages import (
     MESSAGE_ID,
@@ -41,10 +41,13 @@ from switchyard.producer.region_link import (
     RegionLink,
     answers,
 )
+from switchyard.producer.room import Room
 
 log = logging.getLogger("switchyard.producer")
 
 REGIONS_RETRY_INTERVAL_S = 0.2  # no region answers: they are asked again
+CANCEL_INTERVAL_S = 1.0
+MESSAGES_A_TURN = 64  # then others in the event loop have theirs
 MAX_RETURN_BACKOFF_FACTOR = 16  # times `return_after_s`
 
 
@@ -57,6 +60,7 @@ class RegionalProducer:
         return_after_s: how long home has to be healthy.
         delivery_timeout_s: a message that nobody acknowledged for so long has failed.
         max_pending: messages that wait for acknowledgements; `send` waits while there are more.
+        max_pending_bytes: of their keys, values and headers.
         message_ids: see rule 3; a message that has such a header keeps it.
         hooks: is told what happens.
 
@@ -72,6 +76,7 @@ class RegionalProducer:
         return_after_s: float = 60.0,
         delivery_timeout_s: float = 120.0,
         max_pending: int = 10_000,
+        max_pending_bytes: int = 32 << 20,
         message_ids: bool = False,
         hooks: Hooks | None = None,
     ) -> None:
@@ -80,14 +85,15 @@ class RegionalProducer:
             raise ValueError("give at least one region, and each a name of its own")
         for region in self._regions:
             region.addresses  # noqa: B018 - tells what is none
-        if min(unhealthy_after_s, return_after_s, delivery_timeout_s, max_pending) <= 0:
-            raise ValueError("times and max_pending have to be above 0")
+        limits = (unhealthy_after_s, return_after_s, delivery_timeout_s, max_pending, max_pending_bytes)
+        if min(limits) <= 0:
+            raise ValueError("times, max_pending and max_pending_bytes have to be above 0")
         self._unhealthy_after_s = unhealthy_after_s
         self._return_after_s = return_after_s
         self._delivery_timeout_s = delivery_timeout_s
         self._message_ids = message_ids
         self._hooks = hooks or Hooks()
-        self._room = asyncio.Semaphore(max_pending)
+        self._room = Room(max_pending, max_pending_bytes)
         self._turn = asyncio.Lock()
         self._gate = asyncio.Event()
         self._wake = asyncio.Event()
@@ -112,9 +118,8 @@ class RegionalProducer:
         if self._closed:
             raise ProducerClosed("a closed producer is not started again")
         try:
-            async with asyncio.timeout(timeout_s):
-                await self._connect(self._regions)
-        except TimeoutError:
+            await asyncio.wait_for(self._connect(self._regions), timeout_s)
+        except asyncio.TimeoutError:
             names = ", ".join(region.name for region in self._regions)
             raise NotDelivered(f"none of the regions {names} answered within {timeout_s:g} s") from None
         self._gate.set()
@@ -127,9 +132,9 @@ class RegionalProducer:
         deadline_s = time.monotonic() + timeout_s
         while self._pending and self._link is not None and time.monotonic() < deadline_s:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
-        if self._supervisor is not None:
-            self._supervisor.cancel()
-            await asyncio.gather(self._supervisor, return_exceptions=True)
+        while self._supervisor is not None and not self._supervisor.done():
+            self._supervisor.cancel()  # again, as `wait_for` may swallow it before Python 3.12
+            await asyncio.wait({self._supervisor}, timeout=CANCEL_INTERVAL_S)
         link, self._link = self._link, None
         for message in list(self._pending.values()):
             self._fail(message, NotDelivered(f"closed before anybody acknowledged it ({message.topic})"))
@@ -137,7 +142,7 @@ class RegionalProducer:
         if link is not None:
             await link.end()
 
-    async def __aenter__(self) -> Self:
+    async def __aenter__(self) -> RegionalProducer:
         await self.start()
         return self
 
@@ -179,7 +184,10 @@ class RegionalProducer:
         headers = list(headers)
         if self._message_ids and all(name != MESSAGE_ID for name, _ in headers):
             headers.append((MESSAGE_ID, uuid.uuid4().hex.encode()))
-        await self._room.acquire()
+        future = asyncio.get_running_loop().create_future()
+        message = PendingMessage(topic, value, key, headers, partition, timestamp_ms, future)
+        nbytes = message.nbytes
+        await self._room.enter(nbytes)
         try:
             async with self._turn:  # who comes when the gate opens goes behind those who wait
                 while not self._gate.is_set():
@@ -187,17 +195,16 @@ class RegionalProducer:
                     await self._gate.wait()
             self._check_open()
         except BaseException:
-            self._room.release()
+            self._room.leave(nbytes)
             raise
-        future = asyncio.get_running_loop().create_future()
-        message = PendingMessage(
-            topic, value, key, headers, partition, timestamp_ms, future, time.monotonic()
-        )
+        message.taken_s = time.monotonic()
         self._count += 1
         self._pending[self._count] = message
-        future.add_done_callback(partial(self._over, self._count))
+        future.add_done_callback(partial(self._over, self._count, nbytes))
         try:
             await self._hand(message)
+            if not self._count % MESSAGES_A_TURN:
+                await asyncio.sleep(0)
         except BaseException:
             future.cancel()  # nobody would learn how it ends
             raise
@@ -211,9 +218,9 @@ class RegionalProducer:
         if self._closed or not self._supervisor:
             raise ProducerClosed("the producer is closed, or was not started")
 
-    def _over(self, number: int, _: object) -> None:
+    def _over(self, number: int, nbytes: int, _: object) -> None:
         if self._pending.pop(number, None) is not None:
-            self._room.release()
+            self._room.leave(nbytes)
 
     async def _hand(self, message: PendingMessage) -> None:
         """Gives it to the active link; whatever is wrong with that is the supervisor's, and whatever is wrong
@@ -221,37 +228,32 @@ class RegionalProducer:
         link = message.link = self._link
         assert link is not None, "the gate is open only while there is one"
         try:
-            answer = await link.send(message)
+            await link.send(message)
         except Exception as error:  # noqa: BLE001 - of any type: its future tells it
             if isinstance(error, REGION_ERRORS) and not isinstance(error, REFUSALS):
                 self._breaks(link, f"{error!r}")
             elif message.link is link:
                 self._refuse(message, link, error)
-        else:
-            answer.add_done_callback(partial(self._answered, message, link))
 
-    def _answered(self, message: PendingMessage, link: RegionLink, answer: asyncio.Future[Any]) -> None:
-        if answer.cancelled():
-            self._breaks(link, "it was cancelled")
-            return
-        error = answer.exception()
-        if isinstance(error, NOT_THERE):
+    def _answered(self, link: RegionLink, message: PendingMessage, found: Delivered | BaseException) -> None:
+        if isinstance(found, NOT_THERE):
             message.asked.discard(link)
         is_its = message.link is link and not message.future.done()
-        if error is None:
+        if isinstance(found, Delivered):
             now_s = time.monotonic()
             if link is self._link:
                 self._answered_s = now_s
             if is_its:
-                self._deliver(message, link, answer.result(), now_s)
-        elif isinstance(error, REFUSALS):
+                message.future.set_result(found)
+                self._call_hook(self._hooks.delivered, found, now_s - message.taken_s)
+        elif isinstance(found, REFUSALS):
             self._breaks(link, "a message was refused", has_hole=True)
-            if is_its and isinstance(error, OF_ONE_IN_THE_BATCH) and not message.goes_alone:
+            if is_its and isinstance(found, OF_ONE_IN_THE_BATCH) and not message.goes_alone:
                 message.goes_alone = True
             elif is_its:
-                self._refuse(message, link, error)
+                self._refuse(message, link, found)
         else:  # behind a refused one everything fails, which changes nothing
-            self._breaks(link, f"{error!r}")
+            self._breaks(link, f"{found!r}")
 
     def _breaks(self, link: RegionLink, why: str, *, has_hole: bool = False) -> None:
         """It sends nothing more, and the supervisor goes on with another. The first reason counts."""
@@ -260,12 +262,6 @@ class RegionalProducer:
             link.stop(why)
             self._gate.clear()
             self._wake.set()
-
-    def _deliver(self, message: PendingMessage, link: RegionLink, found: Any, now_s: float) -> None:
-        at_ms = -1 if found.timestamp is None else found.timestamp
-        place = Delivered(link.region.name, found.topic, found.partition, found.offset, at_ms)
-        message.future.set_result(place)
-        self._call_hook(self._hooks.delivered, place, now_s - message.taken_s)
 
     def _refuse(self, message: PendingMessage, link: RegionLink, error: BaseException) -> None:
         why = ": ".join([type(error).__name__, *map(str, error.args)])
@@ -294,9 +290,8 @@ class RegionalProducer:
     async def _supervise(self) -> None:
         interval_s = min(1.0, self._unhealthy_after_s / 4)
         while True:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(interval_s):
-                    await self._wake.wait()
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self._wake.wait(), interval_s)
             self._wake.clear()
             try:
                 self._expire()
@@ -338,7 +333,7 @@ class RegionalProducer:
                 if not address:
                     continue
                 with contextlib.suppress(*REGION_ERRORS):
-                    self._link = await RegionLink.open(region, address)
+                    self._link = await RegionLink.open(region, address, self._answered)
                     self._answered_s = time.monotonic()
                     return self._link
             await asyncio.sleep(REGIONS_RETRY_INTERVAL_S)
@@ -379,7 +374,9 @@ class RegionalProducer:
 
     async def _hand_in_order(self, link: RegionLink, messages: Iterable[PendingMessage]) -> None:
         """Those of one topic, so that a topic which is asked for in vain holds up no other."""
-        for message in messages:
+        for number, message in enumerate(messages):
+            if not number % MESSAGES_A_TURN:
+                await asyncio.sleep(0)
             if link.broken:
                 return
             if not message.future.done():
@@ -396,7 +393,7 @@ class RegionalProducer:
             return
         self._home_since_s = None
         try:
-            link = await RegionLink.open(home, address)
+            link = await RegionLink.open(home, address, self._answered)
         except REGION_ERRORS:
             return
         self._gate.clear()
