@@ -64,6 +64,7 @@ async def test_a_share_group_is_seen_and_takes_no_commit(
 async def test_members_of_kafka_streams_protocol_are_seen(client: ClusterClient, topic_name: str) -> None:
     await create(client, topic_name)
     committer, group = OffsetCommitter(client), f"group-{topic_name}"
+    assert await committer.members(group) == GroupMembers()  # waits for a coordinator: new brokers have none
     node = await client.client.coordinator_lookup(GROUP_COORDINATOR, group)
     answer: Any = await client.send(node, StreamsHeartbeat(group, topic_name), CONNECTION)
     assert answer.error_code == 0, answer.error_message
