@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 from click.core import ParameterSource
 
-MIN_MESSAGES = 75  # fewer leave none for the end (`story.LAST_SHARE`)
+MIN_MESSAGES = 75  # fewer leave none for the end
 DEFAULT_MESSAGES = 30_000
 
 

@@ -23,6 +23,7 @@ from rich.table import Table
 from app.dev.demo import failover_story, spark_reports
 from app.dev.demo.audit_summary import WINDOW, Audited, plan, until_counted
 from app.dev.demo.background_thread import Background
+from app.dev.demo.cli import MIN_MESSAGES
 from app.dev.demo.report import StoryReport, count
 from app.dev.demo.stage import DemoStage, Process, StageError, route, wait_until, workload
 from app.dev.demo.traffic import SentMessage, create_topic, messages, produce, read_all
@@ -35,7 +36,7 @@ COPYING = PARTITIONS * 3  # copied, and counted in both clusters
 JOBS = COPYING + PARTITIONS * (1 + len(RETRY))  # delivered, and retried in each tier
 AUDITED = ("regional", "aggregate", "consumer")  # tiers
 EXIT_INTERRUPTED = 130
-LAST_SHARE, LAST_PER_SECOND = 75, 100.0
+LAST_SHARE, LAST_PER_SECOND = MIN_MESSAGES, 100.0
 MAX_IN_FLIGHT = 200
 SETTLE_S, SHARED_S = 120.0, 30.0
 # What kill -9 may deliver again: what was in flight, and what was acknowledged since the last snapshot that

@@ -11,7 +11,6 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -29,7 +28,7 @@ from app.dev.yard.errors import PortTakenError, UnknownClusterError, YardError, 
 from app.dev.yard.jars import JarSet, file_lock, switchyard_home
 from app.dev.yard.java import find_java
 from app.dev.yard.probe import answers
-from app.dev.yard.processes import POLL_INTERVAL_S, running, send, wait_gone, wait_stopped
+from app.dev.yard.processes import POLL_INTERVAL_S, own_module, running, send, wait_gone, wait_stopped
 from app.dev.yard.security import YardSecurity
 
 REGIONS = ("east", "west")
@@ -335,20 +334,14 @@ class Yard:
     def _start_warden(self) -> None:
         if self._detached or (self._warden is not None and self._warden.poll() is None):
             return
-        root = Path(__file__).parents[3]
-        path = os.pathsep.join([str(root), *filter(None, [os.environ.get("PYTHONPATH")])])
+        command, environment = own_module(
+            "app.dev.yard.warden", str(self.home), "remove" if self._temporary else "keep"
+        )
         self._warden = subprocess.Popen(
-            [
-                sys.executable,
-                "-P",  # the folder may have an `app` of its own
-                "-m",
-                "app.dev.yard.warden",
-                str(self.home),
-                "remove" if self._temporary else "keep",
-            ],
+            command,
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
-            env={**os.environ, "PYTHONPATH": path},
+            env=environment,
             start_new_session=True,
         )
 

@@ -20,6 +20,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from app.dev.yard.errors import FetchError
+from app.dev.yard.processes import own_module
 
 FETCH_TIMEOUT_S = 900  # a slow line needs minutes for 46 MB, a dead one must not take for ever
 SILENCE_TIMEOUT_S = 30  # of a connection
@@ -83,23 +84,17 @@ def path_in(target: Path, coordinate: str) -> Path:
 
 def _run(arguments: list[str], on_step: Callable[[str], None], keep_open: Sequence[int]) -> None:
     mirror()  # of a wrong one nothing is started
-    said, root = "", Path(__file__).parents[3]
-    paths = [str(root), *filter(None, [os.environ.get("PYTHONPATH")])]
+    said = ""
+    command, environment = own_module("app.dev.yard.maven", *arguments)
     with subprocess.Popen(
-        [
-            sys.executable,
-            "-P",
-            "-m",
-            "app.dev.yard.maven",
-            *arguments,
-        ],  # -P: the folder may have an `app` itself
+        command,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
         errors="replace",
         pass_fds=keep_open,
-        env={**os.environ, **system_certificates(), "PYTHONPATH": os.pathsep.join(paths)},
+        env={**environment, **system_certificates()},
     ) as fetching:
         try:
             for line in fetching.stdout or ():

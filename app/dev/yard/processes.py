@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import sys
 import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -21,6 +22,16 @@ POLL_INTERVAL_S = 0.05
 def marks(home: Path, cluster: str) -> list[str]:
     """Java options that mark a broker as `cluster` of the yard in `home`."""
     return [f"-Dswitchyard.yard={home}", f"-Dswitchyard.cluster={cluster}"]
+
+
+def own_module(name: str, *arguments: str) -> tuple[list[str], dict[str, str]]:
+    """The command and the environment that run a module of this project in any working directory.
+
+    `-P` keeps Python from that directory, which may have a package `app` of its own.
+    """
+    root = str(Path(__file__).parents[3])
+    path = os.pathsep.join([root, *filter(None, [os.environ.get("PYTHONPATH")])])
+    return [sys.executable, "-P", "-m", name, *arguments], {**os.environ, "PYTHONPATH": path}
 
 
 def running(home: Path) -> dict[str, psutil.Process]:
