@@ -18,13 +18,13 @@ from pyspark.sql.types import BinaryType, LongType, StringType, StructField, Str
 from app.archive.log import Archive
 from app.audit.folds.tier import CONSUMER
 from app.audit.folds.tier_pairs import ORDER
-from app.controllog.global_report import FORMAT
 from spark.dashboard import daily, decode, people, timeline
 from spark.dashboard.frames import HOUR_MS, audit_runs, differing, happened, merged
 from spark.dashboard.store import LOADS, QUARANTINE, TRAFFICS, VERDICTS, files_of, stored
 from spark.dashboard.times import iso
 from switchyard.audit.model.places import group_of
 
+FORMAT = 2  # 2: `timeline` instead of `incidents`
 MOST_WINDOWS, MOST_SERIES = 100, 24
 MOST_LINES, MOST_POINTS = 8, 240  # of a topic's series
 MOST_PLACES = 200  # of tiers, and of records without a time

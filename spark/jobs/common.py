@@ -41,12 +41,12 @@ def add_session(parser: ArgumentParser) -> None:
     )
 
 
-def add_cluster(parser: ArgumentParser, which: str = "", *, needed: bool = True) -> None:
+def add_cluster(parser: ArgumentParser, which: str = "") -> None:
     """`--bootstrap` and `--command-config`, or `--<which>-bootstrap` and so on."""
     start = f"--{which}-" if which else "--"
     parser.add_argument(
         f"{start}bootstrap",
-        required=needed,
+        required=True,
         metavar="HOST:PORT,...",
         help=f"brokers of the {which} cluster".replace("  ", " "),
     )
@@ -67,6 +67,19 @@ def add_round(parser: ArgumentParser, records: int) -> None:
         metavar="RECORDS",
         help=f"at most so many offsets in one round (default: {records:,})",
     )
+
+
+class _Removed(argparse.Action):
+    """Ends the command with what to do instead of an option of an earlier version."""
+
+    def __call__(self, parser: ArgumentParser, *_: object, **__: object) -> None:
+        parser.error(f"{self.option_strings[0]} was removed: {self.const}")
+
+
+def add_removed(parser: ArgumentParser, options: Mapping[str, str]) -> None:
+    """Options of earlier versions, with what to do instead of each."""
+    for option, instead in options.items():
+        parser.add_argument(option, action=_Removed, nargs="?", const=instead, help=argparse.SUPPRESS)
 
 
 def session(name: str, options: Namespace) -> SparkSession:

@@ -10,7 +10,6 @@ import pytest
 from app.audit.folds.tier import TierRecord
 from app.audit.folds.window import WindowRecord
 from app.controllog import codec
-from app.controllog.global_report import folded
 from spark.dashboard import decode
 from switchyard.audit.model.totals import Totals
 from tests.spark.conftest import NOON_MS
@@ -56,10 +55,3 @@ def test_heartbeats_that_no_column_holds_are_refused() -> None:
     assert decode.add_heartbeat({}, codec.encode(good)) == ""
     far = msgspec.structs.replace(good.jobs[0], high_watermark=TOO_LARGE)
     assert decode.add_heartbeat({}, codec.encode(msgspec.structs.replace(good, jobs=[far])))
-
-
-def test_a_row_of_a_report_that_is_nested_too_deep_is_passed_over() -> None:
-    head = {b'["report"]': b'{"generated":"2026","rows":0}'}
-    whole = folded(head)
-    assert whole is not None
-    assert folded({**head, b'["topics","a"]': DEEP, b"[" * 100_000: b"{}"}) == whole

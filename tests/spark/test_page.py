@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from spark.dashboard.page import page
+from tests.spark.report_rows import EVIL, REPORT
 from tests.web.browser import IN_A_BROWSER, browsing
-from tests.web.report_rows import EVIL, REPORT
 
 pytestmark = IN_A_BROWSER
 

@@ -7,18 +7,15 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from app.controllog.global_report import PARTS, folded
 from spark.dashboard import summary
 from spark.dashboard.page import page
 from spark.dashboard.summary import summarize
 from spark.dashboard.times import iso
-from spark.jobs.report import rows
 from switchyard.audit.model.places import place_of
 from switchyard.audit.model.tally import UNTIMED
 from tests.spark.conftest import HOUR_MS, NOON_MS
 from tests.spark.regions import WIDTH_MS, Region, audit_plan, latencies, window, workload
 from tests.spark.test_dashboard import NOW_MS, take, told, two_regions
-from tests.web.report_rows import REPORT
 
 
 @pytest.mark.deep(minutes=1.3)
@@ -38,7 +35,6 @@ def test_every_regions_aggregate_has_a_row_of_its_own_and_loss_is_added_up(
     assert {(one["region"], one["start_ms"]) for one in found["windows"]} == {
         *(("east", NOON_MS + number * WIDTH_MS) for number in range(3)), ("west", NOON_MS + WIDTH_MS),
     }  # fmt: skip
-    assert len({key for key, _ in rows(found)}) == 1 + sum(len(found[part]) for part in PARTS)
 
 
 @pytest.mark.deep(minutes=0.1)
@@ -136,10 +132,3 @@ def test_traffic_and_verdicts_are_of_the_same_hours_and_what_has_no_time_is_told
     assert "Records without a time" in page(whole)
     none = summarize(session, tmp_path, NOON_MS + HOUR_MS, NOON_MS + 2 * HOUR_MS, NOW_MS)
     assert (none["totals"]["records"], none["totals"]["windows"]) == (0, 0)
-
-
-def test_what_is_written_is_what_the_console_reads() -> None:
-    found = folded({key.encode(): value.encode() for key, value in rows(REPORT)})
-    assert found is not None
-    assert found.pop("complete")
-    assert found == {**REPORT, "rows": sum(len(REPORT[part]) for part in PARTS)}

@@ -1,8 +1,8 @@
 """What Spark's jobs say of the demo's data, as files of a folder: each step is a command of its own, as
 people would give it; its words are in `<folder>/<name>.log`.
 
-<folder>/report.html, report.json   all regions: traffic, loss, owners (also at the console's /report)
-<folder>/size.json                  workers, partitions and cost, of the loads that workers have told; what if
+<folder>/report.html, report.json   all regions: traffic, loss, owners
+<folder>/size.json                  the workers and partitions that the measured loads need
 <folder>/run-*/archive              the topic as Parquet files; store: what `dashboard` keeps. A folder a run,
                                     whose brokers are others than those of the runs before
 <folder>/verify-*.log               the topic compared with its copy, its archive, and what was restored
@@ -25,12 +25,10 @@ import orjson
 from aiokafka import TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient, RecordsToDelete
 
-from app.controllog.topics import ControlTopics
 from app.dev.yard import Yard
 
 SPARK_JOB_TIMEOUT_S = 900.0  # of one job: the first fetches the connector
 TOO_LONG = 124  # what a job that took longer has ended with
-PRICES = ("--price-worker-hour", "0.12", "--price-gb", "0.02")
 MOST_IN_RANGE = 10_000
 SWITCHYARD = "from app.cli.main import main; main()"
 
@@ -82,24 +80,21 @@ def middle(times_ms: list[int]) -> tuple[int, int, int]:
 def steps(yard: Yard, folder: Path, run: Path, story: Story) -> list[Step]:
     """All of them, in their order. `run`: the folder of this run."""
     regions = sorted({cluster.region for cluster in yard.clusters})
-    home = yard.clusters[0].region
     control = {region: yard.bootstrap(f"{region}-regional") for region in regions}
     named = [part for region, at in control.items() for part in ("--region", f"{region}={at}")]
     store, archive = str(run / "store"), str(archive_of(run))
     at, copy, restored = yard.bootstrap(story.source), yard.bootstrap(story.target), f"{story.topic}-restored"
     written = ["--html", str(folder / "report.html"), "--json", str(folder / "report.json")]
-    shown = ["--topic", ControlTopics(home).report.name, "--bootstrap", control[home]]
     of = ["--bootstrap", at, "--topic", story.topic]
     times = ["--from", str(story.from_ms), "--to", str(story.to_ms)]
-    what_if = ["--double", story.topic, "--add-region", home, "--lose-zone", "3", *PRICES]
     restoring = ["restore", "--archive", archive, "--topic", story.topic, *times, "--bootstrap", at]
     every, ranged = {"records": story.records}, {"records": story.in_range}
     asked = ["audit", "records", "--topic", story.topic, "--cluster", story.source, *times]
     asked += ["--limit", "100000", "-o", "json", "--url", story.worker]
     return [
         _spark("dashboard", ["dashboard", *named, "--to", store, "--once"], quarantined=0, away={}),
-        _spark("report", ["report", "--from-store", store, *written, *shown], **every, missing=0, extra=0),
-        _spark("size", ["size", "--from-store", store, "--json", str(folder / "size.json"), *what_if]),
+        _spark("report", ["report", "--from-store", store, *written], **every, missing=0, extra=0),
+        _spark("size", ["size", "--from-store", store, "--json", str(folder / "size.json")]),
         _spark("archive", ["archive", "--bootstrap", at, "--topics", story.topic, "--to", archive, "--once"],
                **every, quarantined=0),
         _spark("verify-copy",

@@ -150,7 +150,7 @@ def _play(options: Options) -> int:
             err.print(f"   {process.name} drained and ended with {code}")
         if options.once:
             return 0 if sound else 1
-        return _stay(stage, source, receiver, is_reported=options.report is not None)
+        return _stay(stage, source, receiver)
 
 
 def _until_settled(
@@ -265,14 +265,12 @@ def _reported(yard: Yard, folder: Path, run: Path, story: spark_reports.Story) -
     return sound
 
 
-def _stay(stage: DemoStage, bootstrap: str, receiver: Process, *, is_reported: bool) -> int:
+def _stay(stage: DemoStage, bootstrap: str, receiver: Process) -> int:
     """Goes on with light traffic until Ctrl-C."""
     worker = stage.worker()
     err.print(f"[bold]4.[/bold] the console is at {worker.url} ; light traffic goes on until Ctrl-C")
     err.print(f"   receiver at {receiver.address}, its journal is {stage.journal}")
     err.print(f"   what arrived, tier by tier: {worker.url}/audit/{TOPIC}", highlight=False)
-    if is_reported:
-        err.print(f"   Spark's report over all regions: {worker.url}/report", highlight=False)
     round_number = 0
     while worker.running:
         asyncio.run(produce(bootstrap, TOPIC, messages(100, prefix=f"live-{round_number}"), per_second=100))

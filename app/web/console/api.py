@@ -33,7 +33,6 @@ from app.replicate.api.rest import RouteRoutes
 from app.replicate.api.rest_operators import RouteActRoutes
 from app.sizing.api.rest import SizingRoutes
 from app.web.console.metrics import exposition
-from app.web.console.rest_report import ReportRoutes
 from app.web.http import schemas
 from app.web.http.forwarding import HOP_HEADER, hand_over
 from app.web.http.openapi import openapi
@@ -105,7 +104,6 @@ class Api:
             *self._audit.routes(),
             *self._audit_missing.routes(),
             *AuditRecordRoutes(self).routes(),
-            *ReportRoutes(self).routes(),
             *AlertRoutes(self).routes(),
             *FailoverRoutes(self).routes(),
             *FailoverRunRoutes(self).routes(),

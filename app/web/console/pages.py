@@ -25,7 +25,7 @@ class Pages:
         partition = "/workloads/{group}/{topic}/partitions/{partition}"
         pages = ["/", "/workloads", "/workloads/{group}/{topic}", partition]
         pages += ["/routes", "/routes/{name}", "/placement", "/failover", "/audit", "/audit/{topic}"]
-        pages += ["/alerts", "/alerts/{name}", "/report", "/activity"]
+        pages += ["/alerts", "/alerts/{name}", "/activity"]
         return [web.get(page, self.shell) for page in pages] + [web.get("/assets/{name}", self.asset)]
 
     async def shell(self, _: web.Request) -> web.Response:

@@ -10,7 +10,7 @@ const LEAST = 54; // of a window's width: its mark and its time have to fit
 export const MOST_DRAWN = 60;
 const WAY = ["proxy-client", "proxy-server", "regional", "aggregate", "consumer"]; // of a record
 
-export const svg = (name, attributes = {}, ...children) => {
+const svg = (name, attributes = {}, ...children) => {
   const node = document.createElementNS(SVG, name);
   for (const [key, value] of Object.entries(attributes)) node.setAttribute(key, value);
   node.append(...children.flat(Infinity));
@@ -19,7 +19,7 @@ export const svg = (name, attributes = {}, ...children) => {
 
 const rank = (tier) => WAY.indexOf(tier.split(" ")[0]) + 1 || 99;
 export const inOrder = (tiers) => [...tiers].sort((a, b) => rank(a) - rank(b) || (a < b ? -1 : 1));
-export const compact = (n) => Intl.NumberFormat("en", { notation: "compact", maximumSignificantDigits: 3 }).format(n);
+const compact = (n) => Intl.NumberFormat("en", { notation: "compact", maximumSignificantDigits: 3 }).format(n);
 
 // Rows of tiers and clusters, and verdicts, put together by window, the newest first.
 export function byWindow(windows, verdicts) {

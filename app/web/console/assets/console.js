@@ -8,7 +8,6 @@ import { failoverPage, roleBadge, roleLine } from "./failover.js";
 import { failoverAct, runSections, runsSection } from "./failover_runs.js";
 import { bound, flowSections, share } from "./flow.js";
 import { clockWords, placementPage, placementPaths, sizingSection, workerPath, workersTable } from "./placement.js";
-import { reportPage } from "./report.js";
 import { routeAct, routePage, routePath, routesTable } from "./routes.js";
 
 const main = document.getElementById("main");
@@ -392,5 +391,4 @@ else if (page === "routes") {
   });
 } else if (page === "audit") poll(auditLoader(get, path[1], { tiles, where }), 3000);
 else if (page === "alerts") poll(alertLoader(get, path[1], { tiles, where }), 2000);
-else if (page === "report") poll(async () => reportPage(await get("/api/v1/report"), tiles), 5000);
 else if (page === "activity") poll(async () => activityPage(await get("/api/v1/activity?limit=200")));

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from app.controllog.global_report import FORMAT
+from spark.dashboard.summary import FORMAT
 
 EVIL = "<img src=x onerror=\"document.title='owned'\">"
 NOON_MS = 1_769_860_800_000  # 2026-01-31T12:00Z
