@@ -38,7 +38,6 @@ from app.offsets.store.tables import RegionAtlas
 from app.payload.interceptor_loader import InterceptorError, load_interceptors
 from app.payload.interceptors import Interceptor
 from app.payload.schema_loader import SchemaLoader
-from app.sizing.forecasts import ForecastRules
 from app.web.console import server as console
 from app.worker.members.advertised_address import loopback_place, own_url
 from app.worker.runtime import open_files
@@ -215,7 +214,6 @@ class SwitchyardApp(PatientApp):
             atlas=atlas(settings),
             layout=settings.layout(),
             refuses_local_alerts=settings.alerts.local == "refuse",
-            forecast_rules=forecast_rules(settings),
             directory=worker_directory(settings.data_path, worker_name(settings)),
         )
         await self.add_runtime_dependency(self.runtime)
@@ -299,12 +297,6 @@ def _end_after(seconds: float, code: int = 1) -> None:
     threading.Thread(target=end, daemon=True, name="shutdown-deadline").start()
 
 
-def forecast_rules(settings: Settings) -> ForecastRules:
-    """What of Spark's forecasts counts, as `sizing` says."""
-    said = settings.sizing
-    return ForecastRules(said.forecasts, said.look_ahead_s, said.max_age_s, said.max_error)
-
-
 def worker_name(settings: Settings) -> str:
     """The name of this worker's place (not of the process): host and web port unless configured."""
     return settings.worker.name or f"{os.uname().nodename}-{settings.web.port}"
@@ -376,6 +368,10 @@ def build() -> SwitchyardApp:
         sys.stderr.write(f"{error}\n")
         raise SystemExit(EXIT_INVALID) from None
     configure_logging(settings.logging)
+    if settings.sizing is not None:
+        log.warning(
+            "switchyard.yaml has sizing, which is ignored: forecasts no longer exist", remedy="remove it"
+        )
     open_files.raise_limit()
     bounded_consumer.install()
     if os.environ.get("SWITCHYARD_LOOP", "uvloop") == "uvloop":

@@ -23,8 +23,8 @@ JOBS = {
     "restore": "a range of an archive back to a topic",
     "verify": "a topic against its copy or its archive, record by record",
     "dashboard": "what all regions' tables say, kept and compared, exactly once",
-    "report": "that as JSON, as an HTML file and as records of a topic",
-    "size": "forecasts from loads: workers, partitions, cost, what-if",
+    "report": "that as JSON and as an HTML file",
+    "size": "workers and partitions that the measured loads need",
     "jars": "print the connector's jars, for spark-submit --jars",
 }
 WITHOUT_SPARK = "jars"  # it only fetches

@@ -16,6 +16,7 @@ from typing import Annotated, Any, Literal
 
 import platformdirs
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic.json_schema import SkipJsonSchema
 
 from app.config.problems import (
     ConfigProblem,
@@ -153,19 +154,6 @@ class Alerts(_Model):
     local: Literal["warn", "refuse"] = "warn"
 
 
-class Sizing(_Model):
-    """Which of Spark's forecasts count when workers are recommended (`app.sizing.forecasts`).
-
-    `forecasts: false` ignores all. The others limit how far a forecast looks ahead, its age, and its error in
-    the last week (a share of the real load). For `/metrics` the leader's settings count.
-    """
-
-    forecasts: bool = True
-    look_ahead_s: Duration = Field(default=3600.0, alias="look_ahead", le=7 * 86_400)
-    max_age_s: Duration = Field(default=7 * 86_400.0, alias="max_age")
-    max_error: float = Field(default=0.5, ge=0, le=1000, allow_inf_nan=False)
-
-
 class Worker(_Model):
     """This worker: its name (host and port when left out), its limits, and the isolation group it serves.
     `stall`: it ends when its event loop stands still for so long; its jobs have moved by then."""
@@ -189,7 +177,9 @@ class Settings(_Model):
     logging: Logging = Logging()
     worker: Worker = Worker()
     alerts: Alerts = Alerts()
-    sizing: Sizing = Sizing()
+    # Earlier versions had limits of forecasts here. Both versions may read the same file while workers are
+    # upgraded, so a worker ignores it with a warning (`app.main.build`).
+    sizing: SkipJsonSchema[object] = None
     data_dir: str | None = None
     schemas: Annotated[str, Field(min_length=1, max_length=4096)] | None = None
     interceptors: tuple[str, ...] = ()

@@ -6,7 +6,7 @@ writes into the control log can delete a workload. A worker seals each record th
 
 Rules
 1. Sealed are the topics that only workers write (`ControlTopics.sealed`). Reports of audits come from
-   clients, too (`app.audit.folds.seals`); the pages' report and the forecasts come from Spark.
+   clients, too (`app.audit.folds.seals`).
 2. Records of versions that sealed nothing stay valid. So seals begin at an offset of each partition; from
    there on a record without its seal is refused. The leader writes these offsets into the topic of seals once
    all workers that live seal (`app.worker.runtime.seal_keeper`). That topic is never compacted, and nothing

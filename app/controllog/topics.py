@@ -103,17 +103,6 @@ class ControlTopics:
         """What happened that a person must know: gaps, undecodable batches, fenced workers."""
         return ControlTopic(f"{self.app_id}-incidents", 1, _expiring(30 * _DAY_MS))
 
-    @property
-    def report(self) -> ControlTopic:
-        """The newest report over all regions (`app.controllog.global_report`), for the console; from
-        Spark."""
-        return ControlTopic(f"{self.app_id}-report", 1, _COMPACTED)
-
-    @property
-    def forecast(self) -> ControlTopic:
-        """What sizes were forecast, a day each (`app.sizing.forecasts`); from Spark."""
-        return ControlTopic(f"{self.app_id}-forecast", 1, _COMPACTED)
-
     def changelog(self, table: str, partitions: int) -> ControlTopic:
         """The changelog of a Faust table."""
         return ControlTopic(f"{self.app_id}-{table}-changelog", partitions, _COMPACTED)
@@ -163,8 +152,6 @@ class ControlTopics:
             self.audit,
             self.answers,
             self.incidents,
-            self.report,
-            self.forecast,
             self.seals,
             self.changelog("workloads", 1),
             self.changelog("routes", 1),

@@ -1,1 +1,1 @@
-"""How large workloads and the fleet should be: recommendation, forecasts."""
+"""How large workloads and the fleet should be, from measured load."""

@@ -90,10 +90,10 @@ RULES = SizingRules()
 def recommend(measured: Measured, worker: Load, rules: SizingRules = RULES) -> Recommendation:
     """The size of one workload, on workers with the capacity `worker`."""
     partitions = recommend_partitions(measured, rules)
-    return Recommendation(partitions, recommend_in_flight(measured, rules), _workers(measured, worker, rules))
+    return Recommendation(partitions, _in_flight(measured, rules), _workers(measured, worker, rules))
 
 
-def recommend_in_flight(measured: Measured, rules: SizingRules = RULES) -> Figure:
+def _in_flight(measured: Measured, rules: SizingRules = RULES) -> Figure:
     """Messages in flight, over all workers (rule 2)."""
     demand, told = _demand(measured, rules)
     latency_s = _figure(measured.latency_s)

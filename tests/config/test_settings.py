@@ -251,16 +251,10 @@ def test_where_alerts_may_be_told_is_warn_or_refuse(tmp_path: Path) -> None:
     assert problems(tmp_path, SETTINGS + "alerts: {local: allow}\n")[0][0] == "alerts.local"
 
 
-def test_what_of_forecasts_counts_may_be_said(tmp_path: Path) -> None:
-    usual = load(tmp_path, SETTINGS).sizing
-    assert (usual.forecasts, usual.look_ahead_s, usual.max_age_s, usual.max_error) == (
-        True, 3600.0, 7 * 86_400.0, 0.5,
-    )  # fmt: skip
-    said = load(tmp_path, SETTINGS + "sizing: {forecasts: false, look_ahead: 30m, max_age: 2d}\n").sizing
-    assert (said.forecasts, said.look_ahead_s, said.max_age_s) == (False, 1800.0, 2 * 86_400.0)
-    for wrong in ("max_error: -1", "max_error: .nan", "look_ahead: 8d", "max_age: soon", "forecast: true"):
-        (problem,) = problems(tmp_path, SETTINGS + f"sizing: {{{wrong}}}\n")
-        assert problem[0] == f"sizing.{wrong.partition(':')[0]}"
+def test_sizing_of_an_earlier_version_does_not_stop_a_workers_start(tmp_path: Path) -> None:
+    assert load(tmp_path, SETTINGS).sizing is None
+    for earlier in ("{forecasts: false, look_ahead: 30m, max_age: 2d, max_error: 0.4}", "{}", "[odd]"):
+        assert load(tmp_path, SETTINGS + f"sizing: {earlier}\n").sizing is not None
 
 
 def test_schemas_are_in_a_folder_beside_the_file_unless_configured(tmp_path: Path) -> None:

@@ -1,26 +1,24 @@
-"""A history of loads as frames, through forecasts and placement to the report, against a plain model."""
+"""A history of loads as frames, through placement to the report, against a plain model."""
 
 from __future__ import annotations
 
 import json
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
-from app.archive.errors import BadOption, InvalidArchive
+from app.archive.errors import InvalidArchive
 from app.archive.log import Archive
-from app.sizing.forecasts import iso
 from spark.__main__ import main
 from spark.dashboard import frames
 from spark.dashboard.fold import fold_round
 from spark.dashboard.store import LOADS, files_of, stored
 from spark.jobs import size as job
-from spark.sizing.advice import Prices
-from spark.sizing.history import LOAD, hourly
-from spark.sizing.report import SizingQuestion, size, tables
-from spark.sizing.scenarios import Scenario
+from spark.sizing.history import HOURLY, LOAD, busiest, hourly
+from spark.sizing.report import size, tables
 from spark.topics import Range
 from tests.spark.archiving import Frames
 from tests.spark.conftest import HOUR_MS, NOON_MS
@@ -54,41 +52,24 @@ def loads(session: SparkSession) -> DataFrame:
     return session.createDataFrame(rows, LOAD)
 
 
-def test_the_size_of_a_fleet_with_its_past_cost_and_what_if(session: SparkSession) -> None:
-    scenarios = [
-        Scenario("as it is"),
-        Scenario("orders x 2", "topic", "orders", 2.0),
-        Scenario("zones", "zone", zones=3),
-    ]
-    asked = SizingQuestion(scenarios, prices=Prices(0.5, 0.1))
-    owners = {("east", "g/orders"): "ann"}
-    found = size(loads(session), asked, owners)
+def test_the_size_of_a_fleet_by_its_busiest_measured_hour_with_its_past(session: SparkSession) -> None:
+    found = size(loads(session))
     (fleet,) = found["fleets"]
     assert fleet["cores"] == pytest.approx(0.3 * JOBS)  # all at noon, not the one at midnight
     assert (fleet["jobs"], fleet["workers_now"]) == (JOBS, 2)
+    assert fleet["hour"].endswith("T12:00Z")
     assert fleet["workers"] == 3  # two jobs a worker; one lost leaves three of 0.3 each on two
     assert fleet["level"] == pytest.approx(0.6)
     assert fleet["level_after_loss"] == pytest.approx(0.9)
-    assert fleet["cost_a_month"] == pytest.approx(3 * 730 * 0.5 + 6e4 * 3600 * 730 / 1e9 * 0.1, abs=0.01)
-    doubled, zones = found["what_if"]
-    assert doubled["workers"] == 7  # 0.6 each: one a worker, and one more
-    assert zones["workers"] == 3
     assert [one["workers_needed"] for one in found["past"]] == [3, 3, 3]
     assert [one["workers_then"] for one in found["past"]] == [2, 2, 2]
-    past = [(one["scenario"], one["workers_needed"]) for one in found["past_what_if"]]
-    assert past == [("orders x 2", 7)] * 3 + [("zones", 3)] * 3
     (workload,) = found["workloads"]
     assert (workload["partitions_now"], workload["partitions"]) == (JOBS, 16)  # 600 x 1.3 / 50
     jobs = {one["job"]: one for one in found["jobs"]}
-    first, last = jobs[ORDERS.format(0)], jobs[ORDERS.format(JOBS - 1)]
-    assert (first["cpu_p50"], first["cpu_p99"], last["cpu_p99"]) == pytest.approx((0.1, 0.3, 0.5))
-    assert first["error"] == pytest.approx(0, abs=1e-9)
-    assert first["growth"] == pytest.approx(0, abs=1e-9)
-    (cost,) = found["cost"]
-    assert (cost["owner"], cost["workers"]) == ("ann", 3)
-    assert cost["cost"] == pytest.approx(fleet["cost_a_month"], abs=0.05)
+    assert {one["cpu"] for one in jobs.values()} == {0.3}
+    assert jobs[ORDERS.format(0)]["network"] == 10_000
     json.dumps(found)
-    assert "orders x 2" in tables(found)
+    assert "Past weeks" in tables(found)
 
 
 @pytest.mark.deep(minutes=0.5)
@@ -96,16 +77,32 @@ def test_jobs_that_are_gone_for_a_week_need_nothing_and_stay_in_the_past(session
     end_h = BEGAN_H + WEEKS * 168 - 1  # the last hour
     gone, lately = ORDERS.format(0), ORDERS.format(1)
     known = loads(session).where(
-        f"(job != '{gone}' or start_ms < {(end_h - 168) * HOUR_MS})"
-        f" and (job != '{lately}' or start_ms <= {(end_h - 168) * HOUR_MS})"
+        f"(job != '{gone}' or start_ms <= {(end_h - 168) * HOUR_MS})"
+        f" and (job != '{lately}' or start_ms <= {(end_h - 167) * HOUR_MS})"
     )
-    found = size(known, SizingQuestion([Scenario("as it is")]), {})
+    found = size(known)
     jobs = {one["job"] for one in found["jobs"]}
     assert gone not in jobs
     assert lately in jobs
     assert found["fleets"][0]["jobs"] == JOBS - 1
     first, *_ = found["past"]
     assert first["workers_needed"] == 3, "with all of them"
+
+
+def test_a_fleet_is_sized_by_its_busiest_hour_of_cpu_and_of_network(session: SparkSession) -> None:
+    hours = [  # cpu, network, arriving, memory, ceiling
+        ("east", "", "a", 0, 0.5, 1.0, 10.0, 5.0, 0.0),  # the hour of most cpu
+        ("east", "", "a", 1, 0.1, 9.0, 20.0, 7.0, 0.0),  # the hour of most network
+        ("east", "", "b", 1, 0.2, 3.0, None, 4.0, 8.0),
+        ("east", "", "c", 2, 0.1, 1.0, 99.0, 9.0, 0.0),  # in neither hour
+    ]
+    found = {row["job"]: row for row in busiest(session.createDataFrame(hours, HOURLY)).collect()}
+    figures = ("week", "hour", "cpu", "network", "memory", "arriving", "ceiling")
+    assert {job: tuple(row[name] for name in figures) for job, row in found.items()} == {
+        "a": (0, 0, 0.5, 9.0, 7.0, 20.0, 0.0),
+        "b": (0, 0, None, 3.0, 4.0, None, 8.0),
+        "c": (0, 0, None, None, None, 99.0, 0.0),
+    }
 
 
 def an_hour(
@@ -122,38 +119,24 @@ def an_hour(
     ]
 
 
-@pytest.mark.deep(minutes=0.5)
-def test_what_if_is_asked_of_each_past_week_that_had_what_it_is_about(session: SparkSession) -> None:
+@pytest.mark.deep(minutes=0.3)
+def test_each_week_has_its_own_busiest_hour_and_a_region_its_own_weeks(session: SparkSession) -> None:
     rows = [
         *an_hour(0, "orders", 4, 0.2, 2, "east"),
         *an_hour(168, "orders", 4, 0.3, 3, "east"),  # the busiest of the weeks
         *an_hour(336, "orders", 4, 0.2, 2, "east"),
-        *an_hour(337, "bills", 2, 0.2, 1, "west"),  # a region that is new
+        *an_hour(337, "bills", 2, 0.2, 1, "west"),  # a new region
     ]
-    scenarios = [
-        Scenario("as it is"),
-        Scenario("orders x 2", "topic", "orders", 2.0),
-        Scenario("bills x 2", "topic", "bills", 2.0),
-        Scenario("another west", "region", "west"),
-    ]
-    found = size(session.createDataFrame(rows, LOAD), SizingQuestion(scenarios), {})
-    first, second, third, last = (iso((BEGAN_H + hour) * HOUR_MS) for hour in (0, 168, 336, 337))
-    told = ("hour", "region", "workers_then", "workers_needed")
-    assert [tuple(one[name] for name in told) for one in found["past"]] == [
+    found = size(session.createDataFrame(rows, LOAD))
+    first, second, third, last = (hour_words(BEGAN_H + hour) for hour in (0, 168, 336, 337))
+    past = ("hour", "region", "workers_then", "workers_needed")
+    assert [tuple(one[name] for name in past) for one in found["past"]] == [
         (first, "east", 2, 2), (second, "east", 3, 3), (third, "east", 2, 2), (last, "west", 1, 2),
     ]  # fmt: skip
-    assert [tuple(one[name] for name in ("scenario", *told)) for one in found["past_what_if"]] == [
-        ("orders x 2", first, "east", 2, 4),  # 0.4 each: one a worker, and two on one when one is lost
-        ("orders x 2", second, "east", 3, 5),  # 0.6 each: one a worker, and one more
-        ("orders x 2", third, "east", 2, 4),
-        ("orders x 2", last, "west", 1, 2),
-        ("bills x 2", third, "east", 2, 2),
-        ("bills x 2", last, "west", 1, 2),
-        ("another west", third, "east", 2, 3),  # copies two partitions more
-        ("another west", last, "west", 1, 2),
-        ("another west", last, "new-west", 0, 3),  # its two, and copies of all six
-    ]
-    assert "What if, past weeks" in tables(found)
+    now = ("hour", "region", "workers_now", "workers")
+    assert [tuple(one[name] for name in now) for one in found["fleets"]] == [
+        (third, "east", 2, 2), (last, "west", 1, 2),
+    ]  # fmt: skip
 
 
 @pytest.mark.deep(minutes=0.1)
@@ -184,18 +167,15 @@ def test_the_store_of_the_dashboard_is_a_history(session: SparkSession, tmp_path
     for _ in range(3):
         fold_round(archive, Frames(session, east.rows), "east", 2, NOON_MS)
     kept = stored(session, archive, files_of(archive.state(), LOADS), LOADS)
-    found = size(_east(kept), SizingQuestion([Scenario("as it is")]), {})
-    assert found["jobs"][0]["hours_seen"] == 4
+    found = size(_east(kept))
+    assert [job["job"] for job in found["jobs"]] == ["dispatch:g/a:a:0"]
     assert found["fleets"][0]["cores"] == pytest.approx(0.2)
 
 
 @pytest.mark.deep(minutes=0.6)
 def test_what_is_not_there_is_told(session: SparkSession) -> None:
     with pytest.raises(InvalidArchive, match="no job's load is known"):
-        size(session.createDataFrame([], LOAD), SizingQuestion([Scenario("as it is")]), {})
-    one_hour = loads(session).where(f"start_ms = {BEGAN_H * HOUR_MS}")
-    with pytest.raises(BadOption, match="no load of topic 'other'"):
-        size(one_hour, SizingQuestion([Scenario("other x 2", "topic", "other", 2.0)]), {})
+        size(session.createDataFrame([], LOAD))
 
 
 @pytest.mark.deep(minutes=0.2)
@@ -205,9 +185,14 @@ def test_the_command_reads_parquet(
     monkeypatch.setattr(job.common, "session", lambda _name, _options: session)
     loads(session).where(f"start_ms < {(BEGAN_H + 30) * HOUR_MS}").write.parquet(str(tmp_path / "loads"))
     answer = tmp_path / "size.json"
-    assert main(["size", "--loads", str(tmp_path / "loads"), "--json", str(answer), "--lose-zone", "2"]) == 0
+    assert main(["size", "--loads", str(tmp_path / "loads"), "--json", str(answer)]) == 0
     assert json.loads(answer.read_text())["fleets"][0]["jobs"] == JOBS
     assert "Past weeks" in capsys.readouterr().err
+
+
+def hour_words(hour: int) -> str:
+    """As the report says it."""
+    return datetime.fromtimestamp(hour * 3600, UTC).strftime("%Y-%m-%dT%H:00Z")
 
 
 def _east(found: DataFrame) -> DataFrame:

@@ -10,13 +10,11 @@ from pyspark.sql import DataFrame, SparkSession
 
 from app.archive.errors import InvalidArchive
 from app.archive.log import Archive
-from app.sizing.recommendation import RULES
 from spark.__main__ import main
 from spark.jobs import size as job
-from spark.sizing import compare, history, hours
-from spark.sizing.history import LOAD, hourly
-from spark.sizing.report import SizingQuestion, size
-from spark.sizing.scenarios import Scenario
+from spark.sizing import history
+from spark.sizing.history import LOAD
+from spark.sizing.report import size
 from tests.spark.archiving import archive_rows
 from tests.spark.conftest import HOUR_MS, row
 from tests.spark.regions import Region, beat, status
@@ -24,7 +22,6 @@ from tests.spark.test_sizing_frames import BEGAN_H, JOBS, ORDERS, loads
 
 END_H = BEGAN_H + 30
 NOW_MS = END_H * HOUR_MS - 1
-AS_IT_IS = Scenario("as it is")
 YEAR_9999_MS = 253_402_300_799_999
 
 
@@ -42,47 +39,30 @@ def odd(session: SparkSession, name: str, at_ms: int = NOW_MS) -> DataFrame:
 
 @pytest.mark.deep(minutes=0.2)
 @pytest.mark.parametrize("name", ["x", "dispatch:g/a:a:x", "dispatch", ":", "dispatch:g/a:a:0\n", "\u2028"])
-def test_a_name_that_no_job_has_is_left_out_and_the_others_are_published(
+def test_a_name_that_no_job_has_is_left_out_and_the_others_are_sized(
     session: SparkSession, name: str
 ) -> None:
-    found = size(
-        known(session).union(odd(session, name)), SizingQuestion([AS_IT_IS], publish_at_ms=NOW_MS), {}
-    )
+    found = size(known(session).union(odd(session, name)), now_ms=NOW_MS)
     assert {one["job"] for one in found["jobs"]} == {ORDERS.format(number) for number in range(JOBS)}
-    assert {record["region"] for record in found["forecasts"]} == {"east"}
+    assert {fleet["region"] for fleet in found["fleets"]} == {"east"}
     told = found["left_out"]["no_job"]
     assert (told["rows"], told["one"]) == (1, {"region": "west", "worker": "w-9", "job": name})
     (line,) = history.left_out_words(found["left_out"])
     assert "1 rows of loads are of no job's name" in line
 
 
-def test_a_name_of_few_parts_is_in_no_series(session: SparkSession) -> None:
-    both = hourly(known(session).union(odd(session, "x")))
-    assert {row["name"] for row in hours.workload_series(both).collect()} == {"g/orders"}
-
-
-@pytest.mark.deep(minutes=0.1)
-def test_a_comparison_leaves_odd_names_and_clocks_out_too(session: SparkSession) -> None:
-    both = known(session).union(odd(session, "x")).union(odd(session, ORDERS.format(0), YEAR_9999_MS))
-    found = compare.compare(both, [], NOW_MS, RULES, 0.0)
-    assert {what: told["rows"] for what, told in found["left_out"].items()} == {"no_job": 1, "after_now": 1}
-
-
 @pytest.mark.deep(minutes=0.3)
-@pytest.mark.parametrize("publish", [True, False])
-def test_a_clock_that_is_far_ahead_moves_no_forecast(session: SparkSession, publish: bool) -> None:
+def test_a_clock_that_is_far_ahead_moves_no_week(session: SparkSession) -> None:
     both = known(session).union(odd(session, ORDERS.format(0), YEAR_9999_MS))
-    asked = SizingQuestion([AS_IT_IS], now_ms=NOW_MS, publish_at_ms=NOW_MS if publish else None)
-    found = size(both, asked, {})
-    assert found["jobs"] == size(known(session), asked, {})["jobs"]
-    assert [record["from_hour"] for record in found.get("forecasts", [])] == [END_H, END_H] * publish
+    found, alone = size(both, now_ms=NOW_MS), size(known(session), now_ms=NOW_MS)
+    assert {**found, "left_out": None} == {**alone, "left_out": None}
     assert found["left_out"]["after_now"]["rows"] == 1
 
 
 @pytest.mark.deep(minutes=0.1)
 def test_when_nothing_is_left_that_is_told_with_what_was_left_out(session: SparkSession) -> None:
     with pytest.raises(InvalidArchive, match="1 rows of loads are of no job's name"):
-        size(odd(session, "x"), SizingQuestion([AS_IT_IS]), {})
+        size(odd(session, "x"))
 
 
 @pytest.mark.deep(minutes=0.1)

@@ -60,6 +60,17 @@ def test_an_invalid_configuration_ends_with_3_and_tells_everything_at_once(tmp_p
         assert part in ended.stderr
 
 
+def test_sizing_of_an_earlier_version_is_ignored_with_a_warning(tmp_path: Path) -> None:
+    file = tmp_path / "switchyard.yaml"
+    file.write_text(
+        "region: east\nclusters:\n  - {name: a, region: east, tier: regional, bootstrap: 'localhost:1'}\n"
+        f"data_dir: {tmp_path}\nsizing: {{forecasts: false}}\n"
+    )
+    ended = faust("agents", SWITCHYARD_CONFIG=str(file))
+    assert ended.returncode == 0, ended.stderr
+    assert "switchyard.yaml has sizing, which is ignored" in ended.stdout + ended.stderr
+
+
 def test_the_application_has_exactly_its_agents_and_tables(standing: DemoStage) -> None:
     script = (
         "from app import app; app.discover(); "

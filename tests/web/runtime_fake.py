@@ -47,7 +47,6 @@ from app.kernel.tracker import Tracker
 from app.payload.schema_loader import SchemaLoader
 from app.replicate.definition import RouteDefinition
 from app.replicate.topics.catalog import RoutesCatalog
-from app.sizing.forecasts import Forecasts
 from app.web.console import server
 from app.worker.jobs.vanished_topics import VanishedTopics
 from app.worker.members.host_clock import HostClock
@@ -285,7 +284,6 @@ class FakeRuntime:
         self.beat: Heartbeat | None = None
         self.regions: Any = None
         self.region = "east"
-        self.forecasts = Forecasts("east")
         nothing: Any = None
         control: Any = self.control
         self.failover = FailoverParticipant(

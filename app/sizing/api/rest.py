@@ -10,8 +10,6 @@ Rules
 4. Each isolation group is a fleet of its own. Its workers are taken to be alike: the median of what they
    have.
 5. A job that was not measured yet counts as estimated from its siblings, and how many those are is told.
-6. What Spark forecast for this and the coming hour may ask for more workers, never for fewer
-   (`app.sizing.forecasts`); of a workload it is told beside what is measured.
 """
 
 from __future__ import annotations
@@ -32,15 +30,12 @@ from app.kernel.load import DEFAULT_WORKER, Load, vector, with_estimates
 from app.placement.inputs import members_of
 from app.placement.model.fleet import DIMENSIONS
 from app.placement.model.plan import Member
-from app.sizing.forecasts import Busiest, Forecasts, Need, joined
 from app.sizing.recommendation import (
     Figure,
     Measured,
     Recommendation,
-    SizingRules,
     recommend,
     recommend_fleet,
-    recommend_in_flight,
     recommend_partitions,
 )
 from app.web.http.responses import json_response, paged
@@ -65,15 +60,12 @@ class Now(msgspec.Struct, frozen=True, kw_only=True):
 class FleetSize(msgspec.Struct, frozen=True, kw_only=True):
     """The workers of an isolation group ("": those without one).
 
-    `workers.value` is the most of `measured` and of what `forecast` says, null: nobody has forecast it.
     `load_ratio` is what the jobs take of all that the workers have, in the `fullest` dimension; null without
     workers. `load` is of all `jobs`, `estimated` of which were not measured yet; `capacity` is one worker's.
     """
 
     group: str
     workers: Now
-    measured: int | None
-    forecast: Need | None
     load_ratio: float | None
     fullest: str | None
     load: Load
@@ -94,16 +86,8 @@ class Rates(msgspec.Struct, frozen=True, kw_only=True):
     load: Load | None
 
 
-class WorkloadForecast(Busiest, frozen=True, kw_only=True):
-    """Its busiest hour to come, and the messages in flight that this takes by the latency measured now."""
-
-    in_flight: int | None
-    in_flight_why: str
-
-
 class WorkloadSize(msgspec.Struct, frozen=True, kw_only=True):
-    """What a workload should have. `hibernated` says why it sleeps, null while it does not; `forecast` is
-    null without one that counts."""
+    """What a workload should have. `hibernated` says why it sleeps, null while it does not."""
 
     key: str
     group: str
@@ -112,22 +96,11 @@ class WorkloadSize(msgspec.Struct, frozen=True, kw_only=True):
     in_flight: Now
     workers: Now
     measured: Rates
-    forecast: WorkloadForecast | None
-
-
-class ForecastsTaken(msgspec.Struct, frozen=True, kw_only=True):
-    """Whether forecasts count, and the records of their topic that this worker passed over, with the last
-    one's reason."""
-
-    used: bool
-    passed_over: int
-    last_passed_over: str
 
 
 class Sizes(TypedDict):
-    """Every fleet, a page of the workloads, and what is the matter with forecasts."""
+    """Every fleet, and a page of the workloads."""
 
-    forecasts: ForecastsTaken
     fleets: list[FleetSize]
     items: list[WorkloadSize]
     next: str | None
@@ -136,12 +109,8 @@ class Sizes(TypedDict):
 class SizeView:
     """Sizes as of one moment; `workload` gives definitions."""
 
-    def __init__(
-        self, jobs: JobsOverview, workload: Callable[[str], Workload | None], forecasts: Forecasts
-    ) -> None:
+    def __init__(self, jobs: JobsOverview, workload: Callable[[str], Workload | None]) -> None:
         self._jobs = jobs
-        self._forecasts = forecasts
-        self._now_ms = now_ms()
         self._workload = workload
         self._able: dict[str, list[Member]] = {}
         for member in members_of(jobs.state, jobs.live):
@@ -179,7 +148,6 @@ class SizeView:
             in_flight=_now(made.in_flight, sum(limits) if limits else None),
             workers=_now(made.workers, len(owners)),
             measured=measured,
-            forecast=self._busiest(put.key, measured, len(main), _is_ordered(defined)),
         )
 
     def fleets(self) -> list[FleetSize]:
@@ -200,7 +168,6 @@ class SizeView:
         figure, estimated = recommend_fleet(loads, capacity), len(jobs) - len(known)
         if estimated:
             figure = Figure(figure.value, f"{figure.why}; {estimated} of {len(jobs)} jobs are estimated")
-        need = self._forecasts.need(group, self._now_ms)
         total = _sum(loads)
         shares = [
             amount / have
@@ -213,29 +180,13 @@ class SizeView:
         fullest = max(range(3), key=shares.__getitem__)
         return FleetSize(
             group=group,
-            workers=_now(joined(figure, need), len(members)),
-            measured=figure.value,
-            forecast=need,
+            workers=_now(figure, len(members)),
             load_ratio=round(shares[fullest], 4) if members else None,
             fullest=DIMENSIONS[fullest] if members else None,
             load=total,
             capacity=capacity,
             jobs=len(jobs),
             estimated=estimated,
-        )
-
-    def _busiest(self, key: str, measured: Rates, partitions: int, ordered: bool) -> WorkloadForecast | None:
-        busiest = self._forecasts.workload(key, self._now_ms)
-        if busiest is None:
-            return None
-        latency_s = None if measured.latency_ms is None else measured.latency_ms / 1000
-        # The rate has its margin already: no headroom above it.
-        made = recommend_in_flight(
-            Measured(rate=busiest.rate_per_s, latency_s=latency_s, partitions=partitions, ordered=ordered),
-            SizingRules(headroom=1.0),
-        )
-        return WorkloadForecast(
-            **msgspec.structs.asdict(busiest), in_flight=made.value, in_flight_why=made.why
         )
 
     def _rates(
@@ -287,25 +238,17 @@ class SizingRoutes:
     async def all(self, request: web.Request) -> web.Response:
         """How many workers each fleet should have, and every workload's recommended size, with reasons."""
         jobs = self._seen()
-        forecasts = self._api.runtime.forecasts
-        sizing = SizeView(jobs, self._api.runtime.catalog.workload, forecasts)
+        sizing = SizeView(jobs, self._api.runtime.catalog.workload)
         page = paged(sizing.keys, request)
         puts = jobs.state.workloads
         page["items"] = [msgspec.to_builtins(sizing.workload(puts[key])) for key in page["items"]]
-        taken = ForecastsTaken(
-            used=forecasts.rules.use,
-            passed_over=forecasts.passed_over,
-            last_passed_over=forecasts.last_passed_over,
-        )
-        whole = {"forecasts": taken, "fleets": sizing.fleets()}
-        return json_response({**msgspec.to_builtins(whole), **page})
+        return json_response({"fleets": msgspec.to_builtins(sizing.fleets()), **page})
 
     @described(WorkloadSize, problems=(404,))
     async def one(self, request: web.Request) -> web.Response:
         """One workload's recommended partitions, messages in flight and workers, each with its reason."""
         key, jobs = self._api.workload_of(request).key, self._seen()
-        runtime = self._api.runtime
-        size = SizeView(jobs, runtime.catalog.workload, runtime.forecasts).workload(jobs.state.workloads[key])
+        size = SizeView(jobs, self._api.runtime.catalog.workload).workload(jobs.state.workloads[key])
         return json_response(msgspec.to_builtins(size))
 
     def _seen(self) -> JobsOverview:

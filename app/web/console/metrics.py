@@ -90,9 +90,7 @@ _TARGET_GAUGES = {
     "failed_ratio": "Share of the last seconds' answers that tell of trouble with it",
 }
 _FLEET_GAUGES = {
-    "recommended_workers": "Workers that an isolation group needs now or is forecast to, and one to lose",
-    "measured_workers": "The same by what is measured now alone",
-    "forecast_workers": "Workers that a forecast which counts says of this and the coming hour",
+    "recommended_workers": "Workers that an isolation group needs for its measured load, and one to lose",
     "fleet_workers": "Live workers of an isolation group that take jobs",
     "fleet_load_ratio": "What its jobs take of all that its workers have, in the fullest dimension",
 }
@@ -184,7 +182,7 @@ def _of_the_region(runtime: Runtime) -> Iterator[Metric]:
     view = runtime.control.view
     keeper, live = runtime.failover.keeper, runtime.members.live(time.monotonic())
     jobs = JobsOverview(view, live, now_ms(), keeper.own, returned=keeper.has_just_returned())
-    sizing = SizeView(jobs, runtime.catalog.workload, runtime.forecasts)
+    sizing = SizeView(jobs, runtime.catalog.workload)
     fleets = _Family("switchyard", ("group",), _FLEET_GAUGES)
     workloads = _Family("switchyard", ("workload",), _SIZE_GAUGES)
     for fleet in sizing.fleets():
@@ -192,8 +190,6 @@ def _of_the_region(runtime: Runtime) -> Iterator[Metric]:
             (fleet.group,),
             {
                 "recommended_workers": fleet.workers.value,
-                "measured_workers": fleet.measured,
-                "forecast_workers": None if fleet.forecast is None else fleet.forecast.workers,
                 "fleet_workers": fleet.workers.now,
                 "fleet_load_ratio": fleet.load_ratio,
             },
@@ -210,11 +206,6 @@ def _of_the_region(runtime: Runtime) -> Iterator[Metric]:
         )
     yield from fleets
     yield from workloads
-    yield CounterMetricFamily(
-        "switchyard_forecasts_passed_over",
-        "Records of the forecast topic that are no forecasts",
-        value=runtime.forecasts.passed_over,
-    )
 
 
 def _of_vanished(runtime: Runtime) -> Iterator[Metric]:

@@ -55,8 +55,6 @@ from app.placement.leader import Leader
 from app.placement.limit_divider import LimitDivider
 from app.replicate.jobs.orphaned_lines import OrphanedLines, own_lines
 from app.replicate.jobs.pinned_offset_syncs import PinnedOffsetSyncs
-from app.sizing.forecast_reader import forecast_tail
-from app.sizing.forecasts import ForecastRules, Forecasts
 from app.worker.catalog import Catalog
 from app.worker.members.host_clock import HostClock
 from app.worker.members.loopback_check import LoopbackCheck
@@ -95,7 +93,7 @@ class Runtime(Service):
     Attributes: `worker` (this process's id, never used twice), `control`, `members`, `jobs`, `lease`,
     `region` (its name), `incidents` (the latest, oldest first), `regions` (None without an atlas and a
     directory), `failover`,
-    `audit_books`, `alerts`, `forecasts` (of sizes, by Spark).
+    `audit_books`, `alerts`.
     """
 
     _jumps = 0  # terms and epochs that were refused
@@ -121,7 +119,6 @@ class Runtime(Service):
         directory: Path | None = None,
         layout: Layout | None = None,
         refuses_local_alerts: bool = False,
-        forecast_rules: ForecastRules = ForecastRules(),  # noqa: B008 - it never changes
     ) -> None:
         super().__init__()
         self.meter, self.group, self.schemas = meter, group, schemas
@@ -229,7 +226,6 @@ class Runtime(Service):
             lambda: self.leader.leads and self._may_act(), self.report_incident, topics.region,
             refuses_local=refuses_local_alerts,
         )  # fmt: skip
-        self.forecasts = Forecasts(topics.region, forecast_rules)
         self.regions: Regions | None = None
         self.ended: OrphanedLines | None = None
         if atlas is not None and directory is not None:
@@ -270,9 +266,6 @@ class Runtime(Service):
             self.heartbeats,
             self.follower,
             self._incident_tail,
-            forecast_tail(
-                self._topics, self._options, self.forecasts, self.report_incident, lambda: self.leader.leads
-            ),
             self.jobs,
             self.failover,
             self.leader,

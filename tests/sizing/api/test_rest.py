@@ -13,9 +13,7 @@ from ruamel.yaml import YAML
 from app.controllog.codec import Heartbeat, JobStatus
 from app.controllog.events import Drain
 from app.dispatch.model.throughput_diagnosis import TargetStatus
-from app.kernel.clock import now_ms
 from app.kernel.load import Load
-from app.sizing.forecasts import HOUR_MS, FleetForecastRecord, WorkloadForecastRecord, key
 from tests.web.client import Console
 from tests.web.runtime_fake import ME, assigned, beat, definition, flowing, job, put
 
@@ -170,58 +168,6 @@ def test_only_the_leader_tells_what_is_of_the_region(console: Console) -> None:
     assert seen['switchyard_recommended_workload_workers{workload="billing/orders"}'] == 2
     console.fed.leader.leads = False
     assert not any("recommended" in name or "fleet" in name for name in metrics(console))
-
-
-def forecast(console: Console, *workers: int, **fields: Any) -> None:
-    """A forecast of the fleet from this hour on, and one of the workload."""
-    hour, made_ms = now_ms() // HOUR_MS, now_ms() - 2 * HOUR_MS
-    common: dict[str, Any] = {
-        "region": "east", "made_ms": made_ms, "from_hour": hour, "history_hours": 672, "error": 0.1,
-        "method": "hour of the week",
-    } | fields  # fmt: skip
-    fleet = FleetForecastRecord(**common, group="", workers=workers)
-    workload = WorkloadForecastRecord(
-        **common, workload="billing/orders", rates=(1000.0, 2000.0, 1000.0), margin=1.5, partitions=4,
-        partitions_now=2, partitions_why="busier on Monday",
-    )  # fmt: skip
-    for record in (fleet, workload):
-        assert console.fed.forecasts.accept(key(record), msgspec.json.encode(record), now_ms()) == ""
-
-
-def test_a_forecast_of_more_is_recommended_with_its_reason_wherever_it_is_asked_for(console: Console) -> None:
-    flow(console)
-    console.fed.observe(told(busy(job(0)), busy(job(1))))
-    forecast(console, 7, 7, 7)
-    (fleet,) = console.ask("GET", ALL).json["fleets"]
-    assert (fleet["workers"]["value"], fleet["measured"], fleet["forecast"]["workers"]) == (7, 2, 7)
-    assert "says 7 (made 2 h ago of 4 weeks, 10% off" in fleet["workers"]["why"]
-    seen = metrics(console)
-    assert seen['switchyard_recommended_workers{group=""}'] == 7
-    assert seen['switchyard_measured_workers{group=""}'] == 2
-    assert seen['switchyard_forecast_workers{group=""}'] == 7
-    assert seen["switchyard_forecasts_passed_over_total"] == 0
-    size = console.ask("GET", ONE).json
-    assert (size["forecast"]["rate_per_s"], size["forecast"]["partitions"]) == (3000.0, 4)
-    assert size["forecast"]["in_flight"] == 60  # 3000/s x 20 ms
-    assert size["in_flight"]["value"] == 26, "what is measured stays what is recommended now"
-
-
-def test_a_forecast_that_does_not_count_changes_nothing_and_is_told(console: Console) -> None:
-    flow(console)
-    console.fed.observe(told(busy(job(0)), busy(job(1))))
-    forecast(console, 7, 7, 7, error=0.9)
-    (fleet,) = console.ask("GET", ALL).json["fleets"]
-    assert (fleet["workers"]["value"], fleet["forecast"]["workers"]) == (2, None)
-    assert "90% off, above 50%" in fleet["workers"]["why"]
-    assert 'switchyard_forecast_workers{group=""}' not in metrics(console)
-    assert console.ask("GET", ONE).json["forecast"] is None
-
-
-def test_records_that_are_no_forecasts_are_told(console: Console) -> None:
-    console.fed.forecasts.accept(b"x", b"<img src=x>", now_ms())
-    taken = console.ask("GET", ALL).json["forecasts"]
-    assert (taken["used"], taken["passed_over"]) == (True, 1)
-    assert "no forecast" in taken["last_passed_over"]
 
 
 def test_the_scaled_object_asks_for_a_metric_that_there_is(console: Console) -> None:

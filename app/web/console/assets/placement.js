@@ -55,16 +55,15 @@ export function sizingSection(size) {
     `arriving ${measured(m.rate_per_s, perSecond)}`, m.retries_per_s ? `again ${perSecond(m.retries_per_s)}` : "", `answered after ${measured(m.latency_ms, (ms) => `${ms.toFixed(1)} ms`)}`,
     `lag ${measured(m.lag_messages, number)}`, m.load ? `takes ${cores(m.load.cpu_cores)} cores, ${bytes(m.load.memory_bytes)}, ${bytes(m.load.network_bytes_per_s)}/s` : "load unknown",
   ];
-  const next = size.forecast ? el("p", { class: "quiet" }, `forecast: up to ${perSecond(size.forecast.rate_per_s)} on ${size.forecast.told}, ${measured(size.forecast.in_flight, number)} in flight, ${measured(size.forecast.partitions, number)} partitions`) : "";
   return [
-    el("h2", {}, "Size"), size.hibernated ? "" : el("p", { class: "quiet" }, facts.filter(Boolean).join(" · ")), next,
+    el("h2", {}, "Size"), size.hibernated ? "" : el("p", { class: "quiet" }, facts.filter(Boolean).join(" · ")),
     table("Size", [["What"], ["Now", "n"], ["Recommended", "n"], ["Why", "wrap"]], rows, ""),
   ];
 }
 
 function fleetTable(fleets) {
-  const columns = [["Isolation group"], ["Workers", "n"], ["Forecast", "n"], ["Load", "n"], ["Jobs", "n"], ["Why", "wrap"]];
-  return table("Fleet", columns, fleets.map((f) => [f.group || "–", figure(f.workers), f.forecast ? el("span", { title: f.forecast.why }, f.forecast.workers === null ? "does not count" : number(f.forecast.workers)) : "–", f.load_ratio === null ? "no worker" : `${percent(f.load_ratio)} of ${f.fullest}`, number(f.jobs), f.workers.why]), "No worker, and no job.");
+  const columns = [["Isolation group"], ["Workers", "n"], ["Load", "n"], ["Jobs", "n"], ["Why", "wrap"]];
+  return table("Fleet", columns, fleets.map((f) => [f.group || "–", figure(f.workers), f.load_ratio === null ? "no worker" : `${percent(f.load_ratio)} of ${f.fullest}`, number(f.jobs), f.workers.why]), "No worker, and no job.");
 }
 
 function sizesTable(items, path) {
