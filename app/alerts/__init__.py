@@ -1,1 +1,1 @@
-"""Alerts told to people (what is told `app.alerts.rules` decides): their rules, and their delivery."""
+"""Audit findings sent to Alertmanager or a webhook: definitions, rules, and the delivery of notices."""

@@ -1,9 +1,8 @@
-"""Where an address of an alert's channel leads, and what in it is a secret. Pure: no name is looked up here.
+"""Whether a channel's address is near the worker, and which parts of it look secret. Pure: looks no name up.
 
-Whoever may deploy an alert has the workers send to an address of his choice, from where the workers are: to
-this machine, its link, or the service that gives a cloud's machines their credentials. That is told when an
-alert is deployed, and refused where the workers' configuration says so (`alerts: {local: refuse}`), by name
-and, when something is sent, by the address that a name leads to.
+An alert makes workers send requests from their own network. Its address may be the worker's machine, its
+link, or the service that gives credentials to a cloud's machines. A deploy warns of such an address. With
+`alerts: {local: refuse}` a deploy refuses it; workers also check the address that a name has when they send.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ METADATA_ADDRESSES = {  # those of AWS (also of others), of AWS by IPv6, Alibaba
     ip_address(text) for text in ("169.254.169.254", "fd00:ec2::254", "100.100.100.200", "192.0.0.192")
 }
 NAT64 = ip_network("64:ff9b::/96")  # holds an address of IPv4 in its last 32 bits
-# Services whose addresses are secrets: whoever has one can write there.
+# Services whose addresses are secrets: everybody who knows one can write there.
 _SECRET_PLACES = re.compile(
     r"//(hooks\.slack\.com/services|[^/]*discord(app)?\.com/api/webhooks|[^/]*\.?webhook\.office\.com/"
     r"|outlook\.office\.com/webhook|api\.telegram\.org/bot|hooks\.zapier\.com/|chat\.googleapis\.com/)",
@@ -33,7 +32,7 @@ _SCHEME = re.compile(r"(bearer|basic|token)\s+\S", re.IGNORECASE)
 
 
 def leads_inside(host: str) -> str:
-    """What of the workers' own surroundings a host is, by its name or address; "": none that is known."""
+    """The part of a worker's surroundings that a host's name or address means; "": none that is known."""
     name = host.strip("[]").rstrip(".").lower()
     if name in METADATA_NAMES:
         return METADATA
@@ -55,7 +54,7 @@ def leads_inside(host: str) -> str:
 
 
 def _address(text: str) -> IPv4Address | IPv6Address | None:
-    """An address in any form that resolvers take: 127.1 and 0x7f000001 are 127.0.0.1, too."""
+    """An address in any form that resolvers accept: 127.1 and 0x7f000001 are 127.0.0.1, too."""
     try:
         return ip_address(text)
     except ValueError:
@@ -67,12 +66,12 @@ def _address(text: str) -> IPv4Address | IPv6Address | None:
 
 
 def inside_of(url: str) -> str:
-    """The same of an address with a scheme."""
+    """As `leads_inside`, for the host of a URL."""
     return leads_inside(urlsplit(url).hostname or "")
 
 
 def secrets_of(url: str, headers: Mapping[str, str]) -> Iterator[str]:
-    """What of an address and headers looks like a secret, by where it stands: never itself."""
+    """The parts of a URL and headers that look like a secret, named without their values."""
     parts = urlsplit(url)
     if _SECRET_PLACES.search(url):
         yield "the address of such a service"

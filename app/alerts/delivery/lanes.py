@@ -1,10 +1,10 @@
-"""Notices on their way: a lane a channel, so that one that is down holds up no other, nor whoever offers.
+"""Sends notices. Each channel has a lane, so a channel that is down delays neither others nor the monitor.
 
 Rules
-1. Of an alert only the newest notice waits. A lane holds `MOST_WAITING` at most; what finds no room is
-   offered again later, as it stands in the control log that it was not taken.
-2. What is not taken is tried again, with a backoff of the lane's, behind those that wait.
-3. What was taken here is not told again from here, also while it could not be written down yet.
+1. Only the newest notice of an alert waits. A lane holds `MOST_WAITING` at most. The monitor offers others
+   again later, because the control log says that the channel did not take them.
+2. A notice that the channel did not take waits for the lane's backoff, behind those that wait already.
+3. A lane sends a notice that it delivered no second time, also before the control log says that it was taken.
 """
 
 from __future__ import annotations
@@ -37,10 +37,12 @@ ReportIncident = Callable[[str, str, str, str], None]  # kind, subject, message,
 
 @dataclass(slots=True)
 class ChannelLane:
-    """A channel. `failures` in a row; `why`: of the last one, "" when it takes what comes.
+    """A channel's notices.
 
-    `waiting`: by alert; `sending`: which one, and its number. `numbers`: by alert, what it took last;
-    `sent_s`: when, by the monotonic clock.
+    Attributes:
+        failures: failures in a row. why: the reason of the last one; "" if the channel takes notices.
+        waiting: by alert. sending: the alert and number of the notice that is being sent.
+        numbers: by alert, the last notice that the channel took; sent_s: when, by the monotonic clock.
     """
 
     key: str
@@ -56,7 +58,7 @@ class ChannelLane:
 
 
 class NoticeDeliveries:
-    """See the module. `counts`: by rule, channel, and "taken" or "failed"."""
+    """All lanes. `counts`: attempts by rule, channel, and "taken" or "failed"."""
 
     def __init__(
         self, sender: NoticeSender, report_incident: ReportIncident, backoff: Backoff = BACKOFF
@@ -69,7 +71,7 @@ class NoticeDeliveries:
         self._outcomes: list[NoticeOutcome] = []
 
     def offer(self, channel: Channel, notice: AlertNotice, *, again: bool = False) -> None:
-        """To be told; what was taken already only if `again`."""
+        """Takes a notice to be sent. One that the channel took before is sent only if `again`."""
         lane = self.lanes.setdefault(channel.key, ChannelLane(channel.key, channel.place))
         if not again and lane.numbers.get(notice.id, 0) >= notice.number:
             return
@@ -83,21 +85,21 @@ class NoticeDeliveries:
             lane.task = asyncio.get_running_loop().create_task(self._run(lane))
 
     def sent_s(self, channel: Channel, alert: str) -> float:
-        """When a channel took anything of an alert last, by the monotonic clock."""
+        """When a channel last took a notice of an alert, by the monotonic clock."""
         lane = self.lanes.get(channel.key)
         return float("-inf") if lane is None else lane.sent_s.get(alert, float("-inf"))
 
     def take_outcomes(self) -> list[NoticeOutcome]:
-        """What became of notices since the last call."""
+        """The outcomes of notices since the last call."""
         outcomes, self._outcomes = self._outcomes, []
         return outcomes
 
     def give_back(self, outcomes: list[NoticeOutcome]) -> None:
-        """They could not be written down."""
+        """Keeps outcomes that could not be written to the control log."""
         self._outcomes = outcomes + self._outcomes
 
     def keep(self, channels: Collection[str], alerts: Collection[str]) -> None:
-        """Forgets all others: what is not to be told any more is not."""
+        """Forgets all other channels and alerts; their notices are not sent any more."""
         for key, lane in list(self.lanes.items()):
             for known in (lane.waiting, lane.numbers, lane.sent_s):
                 for gone in known.keys() - set(alerts):
@@ -108,14 +110,14 @@ class NoticeDeliveries:
                 del self.lanes[key]
 
     def rest(self) -> None:
-        """Somebody else leads."""
+        """Drops all notices, since another worker leads."""
         for lane in self.lanes.values():
             lane.waiting.clear()
             lane.failures, lane.why = 0, ""
         self._outcomes.clear()
 
     async def stop(self) -> None:
-        """Ends; what waits stands in the control log."""
+        """Stops all lanes. The control log has the notices that wait."""
         tasks = [lane.task for lane in self.lanes.values() if lane.task is not None]
         for task in tasks:
             task.cancel()
@@ -158,7 +160,7 @@ class NoticeDeliveries:
     def _failed(
         self, lane: ChannelLane, channel: Channel, notice: AlertNotice, why: str, after_s: float
     ) -> float:
-        """How long the lane rests."""
+        """The lane's pause after a failure, in seconds."""
         lane.waiting.setdefault(notice.id, (channel, notice))  # unless a newer one has come; the last now
         lane.failures += 1
         if lane.failures >= FAILURES_BEFORE_INCIDENT and (
@@ -170,7 +172,7 @@ class NoticeDeliveries:
         if lane.failures == FAILURES_BEFORE_INCIDENT:
             self._report_incident(
                 "alert-channel-down", f"{notice.state.rule}/{channel.kind}", f"{lane.place} {why}",
-                "nobody is told there until it takes notices; try: "
+                "no notice arrives there until it takes them; try: "
                 f"switchyard alert test {notice.state.rule}",
             )  # fmt: skip
         return max(after_s, self._backoff.delay_s(lane.failures, random.random()))  # noqa: S311 - no secret
