@@ -1,19 +1,18 @@
-"""`Alert`: what of the audit is told to whom. The shape of its definition.
+"""`Alert`: the audit findings that an alert watches, and the receivers of its notices.
 
     kind: Alert
     metadata: {name: orders-lost, owner: data-platform}
     spec:
       on: [loss, corruption]                  # or duplication, late, absent-audit; or lag, alone
       topics: [orders, 'payments\\..*']        # as in a Route
-      tiers: [regional, aggregate]            # without it, every two tiers that are compared
-      above: 10                               # records of a window; or 0.1%; of lag a duration
+      tiers: [regional, aggregate]            # without it, every pair of tiers that the audit compares
+      above: 10                               # records of a window, or 0.1%; for lag a duration
       for: 5m
       within: 24h
       severity: critical
-      repeat: 4h
       channels: [...]                         # app.alerts.channel_definition
 
-By which rules it fires: `app.alerts.rules`.
+`app.alerts.rules` decides when an alert fires and when it ends.
 """
 
 from __future__ import annotations
@@ -25,6 +24,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from annotated_types import Len
 from pydantic import BeforeValidator, Field, WithJsonSchema
+from pydantic.json_schema import SkipJsonSchema
 
 from app.alerts.channel_definition import AChannel
 from app.alerts.rules import AlertThreshold, Rule
@@ -96,11 +96,10 @@ class AlertMetadata(Model):
 
 
 class AlertSpec(Model):
-    """When the alert fires, and which channels get it.
+    """When the alert fires, and which channels get its notices.
 
     `above` is a limit for a window. `for`: how long it must be exceeded before the alert fires, and how long
     it must not be before the alert is resolved. `within`: windows that ended longer ago do not count.
-    `repeat`: how often a firing alert is sent again; 0s: never.
     """
 
     on: On
@@ -115,12 +114,12 @@ class AlertSpec(Model):
     for_: Annotated[Duration, duration_within(0, 7 * DAY_S)] = Field(0.0, alias="for")
     within: Annotated[Duration, duration_within(60, 90 * DAY_S)] = DAY_S
     severity: Literal["critical", "warning", "info"] = "warning"
-    repeat: Annotated[Duration, duration_within(0, 30 * DAY_S)] = 4 * 3600.0
+    repeat: SkipJsonSchema[Any] = Field(None, exclude=True)  # an earlier version's; it has no effect
     channels: Annotated[tuple[AChannel, ...], Len(0, MAX_CHANNELS)] = ()
 
 
 class AlertDefinition(OfTopics):
-    """Audit findings that are sent to people."""
+    """Audit findings of which channels get notices."""
 
     api_version: Literal["switchyard/v1"] = Field(alias="apiVersion")
     prefix: ClassVar[str] = PREFIX
@@ -131,16 +130,16 @@ class AlertDefinition(OfTopics):
     @property
     def above(self) -> AlertThreshold:
         """The threshold as a number."""
-        told = self.spec.above
-        if isinstance(told, int):
-            return AlertThreshold("records", told)
-        if told.endswith("%"):
-            return AlertThreshold("share", float(told[:-1]) / 100)
-        return AlertThreshold("ms", parse_duration(told) * 1000)
+        above = self.spec.above
+        if isinstance(above, int):
+            return AlertThreshold("records", above)
+        if above.endswith("%"):
+            return AlertThreshold("share", float(above[:-1]) / 100)
+        return AlertThreshold("ms", parse_duration(above) * 1000)
 
     @cached_property
     def rule(self) -> Rule:
-        """By which it fires."""
+        """The conditions under which the alert fires."""
         spec = self.spec
         return Rule(
             name=self.name,
@@ -150,6 +149,5 @@ class AlertDefinition(OfTopics):
             above=self.above,
             for_ms=round(spec.for_ * 1000),
             within_ms=round(spec.within * 1000),
-            repeat_ms=round(spec.repeat * 1000),
-            channels=tuple(channel.key for channel in spec.channels),
+            channels=tuple(channel.key for channel in spec.channels if channel.target),
         )

@@ -1,26 +1,27 @@
-"""When an alert fires and is resolved: pure, of what is told of windows, of rules, and of a clock.
+"""When an alert fires and is resolved: pure, from verdicts on windows, rules and a clock.
 
-    rows of verdicts --seen--> what holds, by group --+
+    verdicts ------seen--> matches of each subject ---+
     states so far (control log) ----------------------+--step--> states that changed (control log)
-    what channels took -------------------------------+
-    states --due--> what is to be told, to which channel
+    outcomes of notices ------------------------------+
+    states --due--> notices to send, and their channels
 
     nothing --holds--> pending --for--> firing --over, for--> resolved --a day--> gone
                           +-- over --> gone
 
 Rules
-1. One alert a rule, topic and pair of tiers, and of the consumers' tier one a group, whose figures are never
-   added up: its windows stand in it, and nobody is told of each.
-2. What is provisional never fires, nor does what cannot be known. An audit that is absent is told as such
-   only where the rule names it, and never as loss.
-3. A window of the alert of which nothing can be said now (it is provisional again, its audit is absent)
-   neither fires nor resolves: the alert stays what it is.
-4. Nothing is decided while nothing is known (`rows` None). How long something holds is counted through that.
-5. It fires once an episode, and is resolved only after it was over for as long as it has to hold (`for`).
-6. A state is one record, and all that is needed to go on elsewhere: who begins to lead goes on with it.
-7. What is to be told has a number (`notice`), one for firing, each repetition and the resolution. A channel
-   is due while it has not taken the current one: what was told, and not recorded as told, is told again with
-   the same number. What a channel missed meanwhile it is not told: the newest says it all.
+1. A rule, a topic and a pair of tiers have one alert. At the consumers' tier each group has its own, since
+   the figures of groups must not be added up. The alert lists its windows; these cause no further notices.
+2. A provisional or unknown verdict never fires. An absent audit fires only if the rule names it, and never
+   counts as loss.
+3. A window of the alert may lose its verdict: it is provisional again, or its audit is absent. Then it
+   neither fires nor resolves the alert.
+4. While no verdicts are known (`rows` None), no alert fires or is resolved. A rule that held before counts as
+   holding in that time.
+5. An alert fires once in an episode. It is resolved only after the rule did not hold for as long as `for`.
+6. A state is one record, and contains everything that the next leader needs to continue.
+7. A notice has a number: 1 when the alert fires, 2 when it is resolved. A channel is due until it took the
+   newest notice. If the control log does not show that it took one, it gets the notice again, with the same
+   number. A channel that was down gets only the newest notice.
 """
 
 from __future__ import annotations
@@ -54,14 +55,14 @@ VerdictRow = Mapping[str, Any]  # of `app.audit.query.view.verdict_rows`
 
 
 class AlertThreshold(NamedTuple):
-    """What must be exceeded in a window: records, their share of what the first tier has, or a time."""
+    """The limit for a window: records, a share of the first tier's records, or milliseconds."""
 
     kind: Literal["records", "share", "ms"]
     value: float
 
 
 class Rule(NamedTuple):
-    """See the module. `tiers` None: every pair. `channels`: their keys."""
+    """The conditions of one alert definition. `tiers` None: every pair. `channels`: the keys of channels."""
 
     name: str
     on: frozenset[str]
@@ -70,20 +71,19 @@ class Rule(NamedTuple):
     above: AlertThreshold = AlertThreshold("records", 0)
     for_ms: int = 0
     within_ms: int = 24 * 3_600_000
-    repeat_ms: int = 4 * 3_600_000
     channels: tuple[str, ...] = ()
 
 
 class RuleMatches(NamedTuple):
-    """What is known of a group now: windows for which the rule holds, oldest first, and (by their beginnings)
-    those of which nothing can be said."""
+    """A subject's windows: those for which the rule holds, oldest first, and the starts of those without a
+    verdict."""
 
     windows: list[AlertWindow]
     unsure: set[int]
 
 
 class NoticeOutcome(NamedTuple):
-    """A channel took a notice of an alert, or (`why`) did not, several times."""
+    """A channel took a notice of an alert, or did not take it several times (`why`)."""
 
     id: str
     channel: str
@@ -92,11 +92,11 @@ class NoticeOutcome(NamedTuple):
     why: str = ""
 
 
-# -- what holds ------------------------------------------------------------------------------------
+# -- matches of verdicts --------------------------------------------------------------------------
 
 
 def seen(rules: Iterable[Rule], rows: Iterable[VerdictRow], now_ms: int) -> dict[AlertSubject, RuleMatches]:
-    """By group, of those of which anything is known."""
+    """The matches of each subject that has verdicts."""
     by_place: dict[tuple[str, str, str, str], list[VerdictRow]] = {}
     for row in rows:
         place = row["topic"], row["from_tier"], row["to_tier"], row["group"] or ""
@@ -112,8 +112,8 @@ def seen(rules: Iterable[Rule], rows: Iterable[VerdictRow], now_ms: int) -> dict
 
 
 def _seen(rule: Rule, rows: Sequence[VerdictRow]) -> RuleMatches:
-    """Of one group, the rows oldest first."""
-    if "lag" in rule.on:  # of the newest that is known: the others are over
+    """The matches of one subject; `rows` oldest first."""
+    if "lag" in rule.on:  # only the newest known window counts, since older lag is over
         known = [r for r in rows if r["state"] not in UNSURE and r["lag_ms"] is not None]
         holds = [row for row in known[-1:] if row["lag_ms"] > rule.above.value]
         return RuleMatches([_window(row) for row in holds], set())
@@ -124,13 +124,13 @@ def _seen(rule: Rule, rows: Sequence[VerdictRow]) -> RuleMatches:
 
 
 def _exceeds(above: AlertThreshold, row: VerdictRow) -> bool:
-    """Whether a window that is not as it should be is so by more than the threshold."""
+    """Whether a window with a finding exceeds the threshold."""
     match KIND_OF[row["state"]]:
         case "corruption" | "absent-audit":
-            return True  # how many is not known: any
+            return True  # the number of records is unknown
         case "duplication":
             count = row["extra"]
-        case _:  # of what came late, what is still not there
+        case _:  # "late" counts the records that have still not arrived
             count = row["missing"]
     of = row["from_count"] if above.kind == "share" else 1
     return bool(count > above.value * of)
@@ -145,7 +145,7 @@ def _window(row: VerdictRow) -> AlertWindow:
     )  # fmt: skip
 
 
-# -- what follows ----------------------------------------------------------------------------------
+# -- changes of state -----------------------------------------------------------------------------
 
 
 def step(
@@ -158,13 +158,14 @@ def step(
     term: int,
     since: Mapping[str, int] = NOTHING_CUT,
 ) -> list[AlertState]:
-    """States that have changed, to be written.
+    """The states that changed, to be written.
 
     Args:
-        states: those that stand, by id.
-        rules: those that can be read; `defined`: the names of all. One that cannot be read leaves its alerts.
-        rows: verdicts of all that the rules look at; None: not known now (rule 4).
-        since: topics of which nothing is known of windows that begin before.
+        states: the states in the control log, by id.
+        rules: the rules that can be read.
+        defined: the names of all rules. A rule that cannot be read leaves its alerts as they are.
+        rows: verdicts of all topics that the rules watch; None: unknown (rule 4).
+        since: by topic, the start of the oldest window with a known verdict.
     """
     changed: dict[str, AlertState] = {}
 
@@ -188,7 +189,6 @@ def step(
         else:
             found = None if now_seen is None else now_seen.get(state.group, RuleMatches([], set()))
             at = state if found is None else _went_on(state, rule, found, now_ms, since.get(state.topic, 0))
-            at = _repeated(at, rule, now_ms)
             if _differs(state, at, now_ms):
                 put(at)
     room = MOST_LIVE - len(live)
@@ -209,19 +209,19 @@ def step(
 
 
 def again(states: Mapping[str, AlertState], refused: Iterable[str], term: int) -> list[AlertState]:
-    """What stands under ids of which another record was refused, to be written behind that."""
+    """The states whose ids a refused record has, too; written again, they stay in a compacted log."""
     found = (states[one] for one in sorted(refused) if one in states)
     return [msgspec.structs.replace(state, term=term) for state in found]
 
 
 def left_out(states: Mapping[str, AlertState], found: Mapping[AlertSubject, RuleMatches]) -> int:
-    """For how many groups a rule holds that have no alert: there are too many."""
+    """The number of subjects that match a rule and have no alert, because there are too many."""
     live = {state.group for state in states.values() if state.is_live}
     return sum(bool(one.windows) and group not in live for group, one in found.items())
 
 
 def fingerprint(group: AlertSubject) -> str:
-    """The same for a group at any time."""
+    """Identifies a subject; it never changes."""
     return hashlib.sha256("\0".join(filter(None, group)).encode()).hexdigest()[:16]
 
 
@@ -233,7 +233,7 @@ def _new_state(group: AlertSubject, now_ms: int) -> AlertState:
 
 
 def _went_on(state: AlertState, rule: Rule, found: RuleMatches, now_ms: int, since_ms: int) -> AlertState:
-    """A live one, by what is known of its group now, of windows that begin at `since_ms` or later."""
+    """The next state of a live alert. Windows that begin before `since_ms` have no known verdict."""
     if found.windows:
         return _holding(state, rule, found, now_ms)
     looked = [one.start_ms for one in state.windows if one.end_ms >= now_ms - rule.within_ms]
@@ -246,33 +246,25 @@ def _went_on(state: AlertState, rule: Rule, found: RuleMatches, now_ms: int, sin
         return msgspec.structs.replace(state, over_ms=over_ms)
     aged = bool(state.windows) and all(one.end_ms < over_ms - rule.within_ms for one in state.windows)
     return msgspec.structs.replace(
-        state, state="resolved", aged=aged, over_ms=over_ms, resolved_ms=now_ms, notice=state.notice + 1,
-        noticed_ms=now_ms,
-    )  # fmt: skip
+        state, state="resolved", aged=aged, over_ms=over_ms, resolved_ms=now_ms, notice=state.notice + 1
+    )
 
 
 def _holding(state: AlertState, rule: Rule, found: RuleMatches, now_ms: int) -> AlertState:
     newest = tuple(found.windows[-KEPT_WINDOWS:])
     state = msgspec.structs.replace(state, windows=newest, more=len(found.windows) - len(newest), over_ms=0)
     if state.state == "pending" and now_ms - state.since_ms >= rule.for_ms:
-        return msgspec.structs.replace(state, state="firing", fired_ms=now_ms, notice=1, noticed_ms=now_ms)
+        return msgspec.structs.replace(state, state="firing", fired_ms=now_ms, notice=1)
     return state
 
 
-def _repeated(state: AlertState, rule: Rule, now_ms: int) -> AlertState:
-    is_due = rule.repeat_ms and now_ms - state.noticed_ms >= rule.repeat_ms
-    if state.state != "firing" or state.over_ms or not is_due:
-        return state
-    return msgspec.structs.replace(state, notice=state.notice + 1, noticed_ms=now_ms)
-
-
 def _later(state: AlertState) -> tuple[bool, int, str]:
-    """Of several that live, the last is the one: the first that fired, or else began."""
+    """Orders the live alerts of one subject. The last one counts: the first that fired, or else began."""
     return state.state == "firing", -state.since_ms, state.id
 
 
 def _differs(before: AlertState, after: AlertState, now_ms: int) -> bool:
-    """Whether it is worth a record."""
+    """Whether the change is worth a record."""
     if before == after:
         return False
     if msgspec.structs.replace(after, windows=before.windows, more=before.more) != before:
@@ -282,7 +274,7 @@ def _differs(before: AlertState, after: AlertState, now_ms: int) -> bool:
 
 
 def _notices_taken(state: AlertState, outcome: NoticeOutcome) -> dict[str, LastNotice]:
-    """What channels took, with that."""
+    """`state.told` after an outcome."""
     known = state.told.get(outcome.channel, LastNotice(0, 0))
     if outcome.why:
         if outcome.notice <= known.notice:
@@ -294,7 +286,7 @@ def _notices_taken(state: AlertState, outcome: NoticeOutcome) -> dict[str, LastN
     return {**state.told, outcome.channel: known}
 
 
-# -- what is to be told ----------------------------------------------------------------------------
+# -- notices to send ------------------------------------------------------------------------------
 
 
 def due(state: AlertState, rule: Rule) -> Iterator[str]:

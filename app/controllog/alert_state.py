@@ -65,8 +65,9 @@ class AlertState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
         over_ms: of one that fires, since when it does not hold any more; 0: it does.
         aged: it is over only because its windows are longer ago than its rule looks: nothing was mended.
         windows: the newest ones, and how many `more`.
-        notice: the number of what is to be told, 0: nothing yet; noticed_ms: since when.
-        told: by channel, what it took.
+        notice: the number of the newest notice: 0 before the alert fires, 1 when it fires, 2 when it is
+            resolved. An earlier version counted reminders, too.
+        told: by channel, the last notice that it took.
     """
 
     at_ms: int
@@ -86,7 +87,6 @@ class AlertState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
     windows: tuple[AlertWindow, ...] = ()
     more: int = 0
     notice: int = 0
-    noticed_ms: int = 0
     told: dict[str, LastNotice] = {}
 
     @property
@@ -107,11 +107,11 @@ class AlertState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
 
     @property
     def is_news(self) -> bool:
-        """Whether this is what people are told: it has just fired, or was resolved, or is gone while it
-        fires, as with its rule; not what follows."""
+        """Whether this record fires or resolves the alert, or deletes it while it fires, as its rule does.
+        Records that only update an alert are no news."""
         if self.state == "gone":
             return self.fired_ms > 0 and not self.resolved_ms
-        return self.noticed_ms == self.at_ms and (self.notice == 1 or self.state == "resolved")
+        return self.at_ms == (self.resolved_ms or self.fired_ms)
 
 
 def alert_key(of: str) -> str:

@@ -1,8 +1,9 @@
-"""Alerts: what is wrong with one is said at once, and no secret stands in it."""
+"""Definitions of alerts: errors name the field and the remedy, and no definition contains a secret."""
 
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +18,8 @@ from app.definitions.registry import json_schema, load_definitions, parse_alert,
 from tests.config.examples import changed
 
 HOOK = {"webhook": {"url": "https://alerts.example/hook?a=b", "headers": {"X-Team": "data"}}}
-MAIL: dict[str, Any] = {
-    "smtp": "mail.example:587", "from": "yard@example.org", "to": "oncall@example.org", "user": "yard",
-    "password": "env:SWITCHYARD_ALERT_MAIL",
-}  # fmt: skip
+SLACK = {"slack": {"url": "env:SWITCHYARD_ALERT_SLACK"}}
+MAIL = {"email": {"smtp": "mail.example:587", "from": "yard@example.org", "to": ["oncall@example.org"]}}
 ALERT: dict[str, Any] = {
     "apiVersion": "switchyard/v1",
     "kind": "Alert",
@@ -35,8 +34,7 @@ ALERT: dict[str, Any] = {
         "severity": "critical",
         "channels": [
             HOOK,
-            {"slack": {"url": {"env": "SWITCHYARD_ALERT_SLACK"}}},
-            {"email": MAIL},
+            {"webhook": {"url": {"env": "SWITCHYARD_ALERT_URL"}}},
             {"alertmanager": {"url": "http://am:9093", "headers": {"X-Token": "env:SWITCHYARD_ALERT_AM"}}},
         ],
     },
@@ -63,11 +61,11 @@ def test_a_sound_one_comes_back_from_the_wire_and_is_in_the_schema() -> None:
     assert parse_any(ALERT)[0] == found
     rule = found.rule
     assert (rule.for_ms, rule.above, rule.tiers, len(set(rule.channels))) == (
-        300_000, AlertThreshold("records", 10), ("regional", "aggregate"), 4,
+        300_000, AlertThreshold("records", 10), ("regional", "aggregate"), 3,
     )  # fmt: skip
     assert [rule.means(topic) for topic in ("orders", "payments.a", "payments.test", "x")] == [1, 1, 0, 0]
-    slack, mail = found.spec.channels[1], found.spec.channels[2]
-    assert (slack.variables, mail.variables) == (["SWITCHYARD_ALERT_SLACK"], ["SWITCHYARD_ALERT_MAIL"])
+    _, by_name, manager = found.spec.channels
+    assert (by_name.variables, manager.variables) == (["SWITCHYARD_ALERT_URL"], ["SWITCHYARD_ALERT_AM"])
     assert found.spec.channels[0].place == "https://alerts.example"
 
 
@@ -103,7 +101,7 @@ CHANNEL = "spec/channels"
         ("spec/on", ["los"], "spec.on.0", "did you mean loss?"),
         ("spec/on", ["loss", "loss"], "spec.on", "names one twice"),
         ("spec/on", ["loss", "lag"], "spec.on", "an Alert of its own for lag"),
-        ("spec/on", "lag", "spec.above", "of lag it is a duration"),
+        ("spec/on", "lag", "spec.above", "threshold of lag is a duration"),
         ("spec/on", "absent-audit", "spec.above", "leave it out"),
         ("spec/above", "30s", "spec.above", "write a number of records"),
         ("spec/above", "101%", "spec.above", "from 0% to 100%"),
@@ -114,16 +112,17 @@ CHANNEL = "spec/channels"
         ("spec/tiers", ["regional"], "spec.tiers", "not two tiers"),
         ("spec/tiers", ["regional", "regional"], "spec.tiers", "not two tiers"),
         ("spec/severity", "grave", "spec.severity", "critical"),
-        ("spec/repeat", "10s", "spec.repeat", "1m or more"),
         ("spec/within", "5m", "spec.within", "write more than for"),
         ("metadata/name", "a/b", "metadata.name", "not a name"),
         (CHANNEL, [{}], "spec.channels.0", "exactly one of webhook"),
-        (CHANNEL, [{**HOOK, "email": MAIL}], "spec.channels.0", "has webhook and email"),
+        (CHANNEL, [{**HOOK, **MAIL}], "spec.channels.0", "has webhook and email"),
         (CHANNEL, [HOOK, HOOK], "spec.channels.1.webhook", "the same place"),
         (CHANNEL, [{"webhook": {"url": "alerts.example"}}], "spec.channels.0.webhook.url", "not an address"),
         (CHANNEL, [{"webhook": {"url": "https://a:b@c"}}], "spec.channels.0.webhook.url", "holds a user"),
         (CHANNEL, [{"webhook": {"url": "env:AWS_SECRET"}}], "spec.channels.0.webhook.url", "alerts may use"),
-        (CHANNEL, [{"slack": {"url": "https://hooks.slack.com/x"}}], "spec.channels.0.slack.url", "a secret"),
+        (CHANNEL, [SLACK], "spec.channels.0.slack", "name an alertmanager channel, and write slack_configs"),
+        (CHANNEL, [{"slack": "https://a.example/hunter2"}], "spec.channels.0.slack", "no longer a channel"),
+        (CHANNEL, [HOOK, MAIL], "spec.channels.1.email", "email_configs in Alertmanager's configuration"),
         (
             CHANNEL, [{"webhook": {"url": "https://a", "headers": {"X-Api-Key": "k3y"}}}],
             "spec.channels.0.webhook.headers", "a secret",
@@ -132,13 +131,7 @@ CHANNEL = "spec/channels"
             CHANNEL, [{"webhook": {"url": "https://a", "headers": {"X-A": "a\r\nb"}}}],
             "spec.channels.0.webhook.headers", "printable ASCII",
         ),
-        (CHANNEL, [{"email": {**MAIL, "password": "hunter2"}}], "spec.channels.0.email.password", "a secret"),
-        (CHANNEL, [{"email": {**MAIL, "user": None}}], "spec.channels.0.email.user", "missing"),
-        (CHANNEL, [{"email": {**MAIL, "tls": "none"}}], "spec.channels.0.email.tls", "in clear"),
-        (CHANNEL, [{"email": {**MAIL, "to": []}}], "spec.channels.0.email.to", "1"),
-        (CHANNEL, [{"email": {**MAIL, "to": "a@b\nBcc: c@d"}}], "spec.channels.0.email.to.0", "not an add"),
-        (CHANNEL, [{"email": {**MAIL, "smtp": "mail"}}], "spec.channels.0.email.smtp", "not host:port"),
-        (CHANNEL, [{"pager": {"url": "https://a"}}], "spec.channels.0.pager", ""),
+        (CHANNEL, [{"pager": {"url": "https://a"}}], "spec.channels.0.pager", "here: alertmanager, webhook"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_is_refused_where_it_stands(path: str, value: Any, field: str, told: str) -> None:
@@ -149,9 +142,29 @@ def test_what_cannot_be_is_refused_where_it_stands(path: str, value: Any, field:
     assert "hunter2" not in str(problems)
 
 
-def test_nobody_to_tell_is_a_warning() -> None:
+def test_an_alert_without_channels_is_a_warning() -> None:
     _, warnings = parse_alert(edited(CHANNEL, []))
-    assert ["nobody is told" in str(warning) for warning in warnings] == [True]
+    assert ["nobody gets a notice" in str(warning) for warning in warnings] == [True]
+
+
+def test_repeat_of_an_earlier_version_is_a_warning_and_leaves_the_definition_the_same() -> None:
+    found, warnings = parse_alert(edited("spec/repeat", "4h"))
+    assert [(one.field, one.value, one.severity) for one in warnings] == [("spec.repeat", "'4h'", "warning")]
+    assert "repeat_interval in Alertmanager" in warnings[0].remedy
+    assert found.to_wire() == parse_alert(ALERT)[0].to_wire()
+    assert not re.findall('"(repeat|slack|email)"', json.dumps(AlertDefinition.model_json_schema()))
+
+
+@pytest.mark.parametrize("removed", [SLACK, MAIL, {"slack": "x"}, {"email": [1, {"a": 2}]}])
+def test_a_stored_definition_with_a_removed_channel_can_be_read_and_keeps_the_others(removed: Any) -> None:
+    stored = changed(CHANNEL, [removed, HOOK], base=edited("spec/repeat", "4h"))
+    found = AlertDefinition.from_wire(stored)
+    gone, hook = found.spec.channels
+    assert found.rule.channels == (hook.key,)
+    assert (gone.kind, gone.target, gone.place, gone.variables) == (*removed, None, "(removed)", [])
+    assert "Alertmanager" in gone.trouble
+    assert not hook.trouble
+    assert found.to_wire()["spec"]["channels"][0] == removed, "an export shows what is stored"
 
 
 def test_what_a_variable_holds_is_read_when_it_is_needed() -> None:
@@ -168,7 +181,7 @@ def test_a_channel_has_another_key_where_it_leads_elsewhere() -> None:
 
     assert key(HOOK) == key({"webhook": {**HOOK["webhook"], "headers": {}}})
     assert key(HOOK) != key({"webhook": {"url": "https://alerts.example/other"}})
-    assert key({"email": MAIL}) != key({"email": {**MAIL, "to": ["a@example.org"]}})
+    assert key(SLACK) != key({"slack": {"url": "env:SWITCHYARD_ALERT_OTHER"}})
 
 
 def test_it_is_planned_beside_the_others() -> None:

@@ -192,8 +192,8 @@ def test_windows_that_are_too_many_to_be_told_do_not_resolve() -> None:
     assert (over.id, over.state) == (state.id, "resolved")
 
 
-def test_it_is_told_again_while_it_fires_and_only_so_often() -> None:
-    leaders = Leaders(a_rule(repeat_ms=1_000, channels=("a", "b")))
+def test_a_channel_is_due_until_it_took_the_newest_notice_and_there_is_one_for_each_change() -> None:
+    leaders = Leaders(a_rule(channels=("a", "b")))
     lossy = [row(1, "lossy")]
     leaders.step(0, lossy)
     (state,) = leaders.states.values()
@@ -201,19 +201,29 @@ def test_it_is_told_again_while_it_fires_and_only_so_often() -> None:
     leaders.step(500, lossy, NoticeOutcome(state.id, "a", 1, 500))
     (state,) = leaders.states.values()
     assert (list(due(state, leaders.rules["r"])), state.told) == (["b"], {"a": LastNotice(1, 500)})
-    leaders.step(1_000, None, NoticeOutcome(state.id, "b", 1, 900, "answered 503"))
+    month_ms = 30 * 24 * 3_600_000
+    leaders.step(month_ms, None, NoticeOutcome(state.id, "b", 1, 900, "answered 503"))
+    (state,) = leaders.states.values()
+    assert (state.notice, list(due(state, leaders.rules["r"]))) == (1, ["b"]), "there are no reminders"
+    assert state.told["b"] == LastNotice(0, 0, 900, "answered 503")
+    leaders.step(month_ms, [row(1, "ok")])
     (state,) = leaders.states.values()
     assert (state.notice, list(due(state, leaders.rules["r"]))) == (2, ["a", "b"])
-    assert state.told["b"] == LastNotice(0, 0, 900, "answered 503")
-    leaders.step(1_100, lossy, NoticeOutcome(state.id, "b", 2, 1_050))
+    leaders.step(month_ms, None, NoticeOutcome(state.id, "b", 2, 1_050))
     (state,) = leaders.states.values()
     assert state.told["b"] == LastNotice(2, 1_050)
-    assert (
-        leaders.step(
-            1_200, lossy, NoticeOutcome(state.id, "b", 1, 1_150), NoticeOutcome(state.id, "a", 9, 1_150)
-        )
-        == []
-    )
+    stale = NoticeOutcome(state.id, "b", 1, 1_150), NoticeOutcome(state.id, "a", 9, 1_150)
+    assert leaders.step(month_ms, None, *stale) == []
+
+
+def test_an_alert_that_an_earlier_version_sent_reminders_of_is_resolved_with_the_next_number() -> None:
+    leaders = Leaders(a_rule(channels=("a",)))
+    (state,) = leaders.step(0, [row(1, "lossy")])
+    stored = {**msgspec.to_builtins(state), "notice": 7, "noticed_ms": 5, "told": {"a": [7, 6]}}
+    assert leaders.state.apply(codec.control_event(msgspec.json.encode(stored)))
+    leaders.step(1, [row(1, "ok")])
+    (state,) = leaders.states.values()
+    assert (state.state, state.notice, list(due(state, leaders.rules["r"]))) == ("resolved", 8, ["a"])
 
 
 def test_a_deposed_leader_fires_and_resolves_nothing() -> None:
@@ -307,9 +317,9 @@ class AlertsOfTwoTopics(RuleBasedStateMachine):
 
     topics = ("orders", "payments")
 
-    @initialize(for_ms=st.sampled_from([0, 50, 500]), repeat_ms=st.sampled_from([0, 300]))
-    def begin(self, for_ms: int, repeat_ms: int) -> None:
-        self.rule = a_rule(for_ms=for_ms, repeat_ms=repeat_ms, channels=("c",))
+    @initialize(for_ms=st.sampled_from([0, 50, 500]))
+    def begin(self, for_ms: int) -> None:
+        self.rule = a_rule(for_ms=for_ms, channels=("c",))
         self.leaders = Leaders(self.rule)
         self.model = {topic: Model(for_ms) for topic in self.topics}
         self.now_ms = 1_000
@@ -374,7 +384,7 @@ class AlertsOfTwoTopics(RuleBasedStateMachine):
     def what_was_told_is_never_more_than_what_there_is(self) -> None:
         for state in self.leaders.states.values():
             assert all(told.notice <= state.notice for told in state.told.values())
-            assert (state.notice > 0) == (state.state in {"firing", "resolved"})
+            assert state.notice == {"firing": 1, "resolved": 2}.get(state.state, 0)
 
 
 TestAlertsOfTwoTopics = AlertsOfTwoTopics.TestCase

@@ -99,7 +99,7 @@ def test_bookkeeping_is_not_shown_as_activity() -> None:
 
 
 def alert(term: int, at_ms: int = 5, **told: Any) -> AlertState:
-    fields: dict[str, Any] = {"state": "firing", "notice": 1, "noticed_ms": 5, **told}
+    fields: dict[str, Any] = {"state": "firing", "notice": 1, "fired_ms": 5, **told}
     return AlertState(
         at_ms=at_ms, id="f00-1", term=term, rule="r", topic="t", from_tier="a", to_tier="b", since_ms=1,
         **fields,
@@ -107,10 +107,9 @@ def alert(term: int, at_ms: int = 5, **told: Any) -> AlertState:
 
 
 def test_alerts_are_activity_when_they_fire_and_when_they_are_resolved() -> None:
-    over = alert(1, 9, state="resolved", notice=2, noticed_ms=9)
-    log = read(
-        claim(1), alert(1), alert(1, 7, told={"c": LastNotice(1, 6)}), over, alert(1, 99, state="gone")
-    )
+    over = alert(1, 9, state="resolved", notice=2, resolved_ms=9)
+    gone = alert(1, 99, state="gone", resolved_ms=9)
+    log = read(claim(1), alert(1), alert(1, 7, told={"c": LastNotice(1, 6)}), over, gone)
     assert [(told["event"], told.get("state")) for told in log.recent] == [
         ("claim", None), ("alert-state", "firing"), ("alert-state", "resolved"),
     ]  # fmt: skip
@@ -120,7 +119,7 @@ def test_alerts_are_activity_when_they_fire_and_when_they_are_resolved() -> None
 def test_an_alert_that_is_gone_while_it_fires_is_activity() -> None:
     """As when its rule is deleted: who reads only the activity would hold it for firing for ever."""
     fired = {"state": "gone", "fired_ms": 5}
-    log = read(claim(1), alert(1, fired_ms=5), alert(1, 9, **fired), alert(1, 99, resolved_ms=9, **fired))
+    log = read(claim(1), alert(1), alert(1, 9, **fired), alert(1, 99, resolved_ms=9, **fired))
     assert [told["state"] for told in log.recent if told["event"] == "alert-state"] == ["firing", "gone"]
 
 

@@ -1,13 +1,10 @@
-"""Alerts by real workers: loss between two clusters is told by webhook and mail, once, although the leader is
-killed; and that it is over, once the records have come."""
+"""Alerts of real workers: a webhook and Alertmanager learn once that records were lost between two clusters,
+although the leader is killed. They learn that the loss is over once the records have arrived."""
 
 from __future__ import annotations
 
 import asyncio
-import threading
 import time
-from collections.abc import Iterator
-from contextlib import AsyncExitStack, contextmanager
 from functools import partial
 
 import pytest
@@ -16,38 +13,14 @@ from click.testing import CliRunner
 from app.cli.main import switchyard
 from app.dev.demo.stage import DemoStage, Process, http, wait_until
 from app.dev.demo.traffic import create_topic
-from tests.alerts.delivery.receivers import MailServer, WebhookServer, definition, hooks, mailbox
+from app.kernel.clock import iso
+from tests.alerts.api.test_rest import receiving
+from tests.alerts.delivery.receivers import WebhookServer, definition
 from tests.kafka.conftest import producing
 from tests.system.fleet import known_workers, together
 from tests.system.test_audit import AWAY, ENOUGH_S, HOME, PARTITIONS, WIDTH_MS, Traffic, plan
 
 pytestmark = pytest.mark.system
-
-
-@contextmanager
-def receivers() -> Iterator[tuple[WebhookServer, MailServer]]:
-    """Servers of HTTP and SMTP in a thread of their own."""
-    ready, ending = threading.Event(), asyncio.Event()
-    found: list[tuple[WebhookServer, MailServer]] = []
-    loops: list[asyncio.AbstractEventLoop] = []
-
-    async def serve() -> None:
-        async with AsyncExitStack() as stack:
-            loops.append(asyncio.get_running_loop())
-            found.append(
-                (await stack.enter_async_context(hooks()), await stack.enter_async_context(mailbox()))
-            )
-            ready.set()
-            await ending.wait()
-
-    thread = threading.Thread(target=lambda: asyncio.run(serve()))
-    thread.start()
-    assert ready.wait(30)
-    try:
-        yield found[0]
-    finally:
-        loops[0].call_soon_threadsafe(ending.set)
-        thread.join(30)
 
 
 def leads(worker: Process, seen_by: Process) -> bool:
@@ -56,19 +29,15 @@ def leads(worker: Process, seen_by: Process) -> bool:
 
 
 def test_loss_is_told_once_although_the_leader_is_killed_and_so_is_its_end(
-    stage: DemoStage, topic_name: str, monkeypatch: pytest.MonkeyPatch
+    stage: DemoStage, topic_name: str
 ) -> None:
     home, away = stage.yard.bootstrap(HOME), stage.yard.bootstrap(AWAY)
     for bootstrap in (home, away):
         asyncio.run(create_topic(bootstrap, topic_name, PARTITIONS))
-    monkeypatch.setenv("SWITCHYARD_ALERT_WORD", "word")  # the workers' environment
     workers = together(stage)
-    with receivers() as (hook, box), Traffic([home, away], topic_name) as traffic:
-        mail = {
-            "smtp": box.place, "from": "yard@example.org", "to": ["oncall@example.org"], "tls": "none",
-            "user": "yard", "password": "env:SWITCHYARD_ALERT_WORD",
-        }  # fmt: skip
-        alert = definition({"webhook": {"url": hook.url}}, {"email": mail}, topics=[topic_name])
+    with receiving() as hook, receiving() as manager, Traffic([home, away], topic_name) as traffic:
+        channels = {"webhook": {"url": hook.url}}, {"alertmanager": {"url": manager.url}}
+        alert = definition(*channels, topics=[topic_name])
         stage.deploy(workers[0], plan("all", topic_name, clusters=["regional", "aggregate"]))
         stage.deploy(workers[0], alert.to_wire())
         wait_until(lambda: traffic.sent.total() > 500, ENOUGH_S, workers[0].tail)
@@ -80,7 +49,7 @@ def test_loss_is_told_once_although_the_leader_is_killed_and_so_is_its_end(
                     await producer.send_and_wait(topic_name, b"lost", partition=0, timestamp_ms=at_ms)
 
         asyncio.run(write(home))
-        wait_until(lambda: hook.taken and box.mails, ENOUGH_S, workers[0].tail, 0.2)
+        wait_until(lambda: hook.taken and manager.taken, ENOUGH_S, workers[0].tail, 0.2)
         first = hook.bodies[0]
         (window,) = first["windows"]
         assert (first["status"], first["topic"], window["start_ms"], window["missing"]) == (
@@ -98,8 +67,8 @@ def test_loss_is_told_once_although_the_leader_is_killed_and_so_is_its_end(
         wait_until(partial(_is_over, hook), ENOUGH_S, lambda: f"{hook.bodies}\n{workers[0].tail()}", 0.2)
         assert {body["id"] for body in hook.bodies} == {f"{first['alert']}-1", f"{first['alert']}-2"}
         assert len(hook.bodies) == 2, "what was written down as told is not told again"
-        wait_until(lambda: len(box.mails) == 2, ENOUGH_S, workers[0].tail, 0.2)
-        assert ["RESOLVED" in mail["Subject"] for mail in box.mails] == [False, True]
+        wait_until(partial(_has_ended, manager), ENOUGH_S, workers[0].tail, 0.2)
+        assert len({str(alert["labels"]) for (alert,) in manager.bodies}) == 1, "Alertmanager sees one alert"
 
 
 def _is_written(worker: Process) -> bool:
@@ -110,3 +79,9 @@ def _is_written(worker: Process) -> bool:
 
 def _is_over(hook: WebhookServer) -> bool:
     return any(body["status"] == "resolved" for body in hook.bodies)
+
+
+def _has_ended(manager: WebhookServer) -> bool:
+    """Whether the newest request to Alertmanager says that the alert ended."""
+    ((newest,),) = manager.bodies[-1:]
+    return bool(newest["endsAt"] < iso(time.time_ns() // 1_000_000))

@@ -38,7 +38,8 @@ def of_alerts(runtime: Runtime) -> Iterator[Metric]:
     for definition in definitions:
         for channel in definition.spec.channels:
             lane = alerts.deliveries.lanes.get(channel.key)
-            failing.add_metric((definition.name, channel.key), lane is not None and bool(lane.why))
+            is_failing = not channel.target or (lane is not None and bool(lane.why))
+            failing.add_metric((definition.name, channel.key), is_failing)
     notices = CounterMetricFamily(
         "switchyard_alert_notices", "Notices by what became of them", labels=("alert", "channel", "result")
     )

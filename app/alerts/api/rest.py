@@ -15,12 +15,11 @@ import msgspec
 from aiohttp import web
 
 from app.alerts.api import schemas as alerts_schemas
-from app.alerts.channel_definition import Email
 from app.alerts.definition import PREFIX, AlertDefinition
 from app.alerts.delivery.monitor import channel_failure
 from app.alerts.delivery.notice import amount, commands
 from app.alerts.delivery.sender import refusal
-from app.alerts.egress_policy import inside_of, leads_inside
+from app.alerts.egress_policy import inside_of
 from app.alerts.rules import due
 from app.controllog.alert_state import AlertState, LastNotice
 from app.controllog.events import AlertPut
@@ -131,13 +130,13 @@ class AlertRoutes:
         }
 
     def _channels(self, definition: AlertDefinition, state: AlertState | None = None) -> list[dict[str, Any]]:
-        """Who was told; of one alert, or of all of a definition."""
+        """The channels of a definition, and the last notice that each took: of one alert, or of all."""
         states = [one for one in self._states() if one.rule == definition.name] if state is None else [state]
         everywhere = list(self._states())
         found = []
         for channel in definition.spec.channels:
-            told = [one.told.get(channel.key, LastNotice(0, 0)) for one in states]
-            last = max(told, key=lambda one: one.at_ms, default=LastNotice(0, 0))
+            notices = [one.told.get(channel.key, LastNotice(0, 0)) for one in states]
+            last = max(notices, key=lambda one: one.at_ms, default=LastNotice(0, 0))
             waits = any(channel.key in due(one, definition.rule) for one in states)
             trouble = channel_failure(everywhere, channel.key) if waits else None
             found.append(
@@ -146,8 +145,8 @@ class AlertRoutes:
                     "place": channel.place,
                     "notice": last.notice or None,
                     "at_ms": last.at_ms or None,
-                    "waits": waits,
-                    "trouble": trouble.why if trouble else "",
+                    "waits": waits or not channel.target,
+                    "trouble": trouble.why if trouble else channel.trouble,
                     "failing_ms": trouble.failing_ms if trouble else None,
                 }
             )
@@ -235,15 +234,10 @@ def _window(window: Any) -> dict[str, Any]:
 
 
 def _check_places(definition: AlertDefinition) -> None:
-    """Raises ApiError: a channel leads to what this worker's configuration refuses."""
+    """Raises ApiError: this worker's configuration refuses the address of a channel."""
     for number, channel in enumerate(definition.spec.channels):
-        target = channel.target
-        if isinstance(target, Email):
-            name, inside = "smtp", leads_inside(target.smtp.rpartition(":")[0])
-        else:
-            name, inside = "url", inside_of(target.url)
-        if inside:
-            field = f"spec.channels.{number}.{channel.kind}.{name}"
+        if channel.target and (inside := inside_of(channel.target.url)):
+            field = f"spec.channels.{number}.{channel.kind}.url"
             raise ApiError(422, "Refused address", f"{field}: {refusal(inside)}; name another host")
 
 
@@ -251,7 +245,7 @@ def _unset(definition: AlertDefinition, worker: str) -> list[str]:
     """Variables that are not set here."""
     names = {name for channel in definition.spec.channels for name in channel.variables}
     return [
-        f"environment variable {name} is not set on {worker}; nobody is told there until it is, everywhere"
+        f"environment variable {name} is not set on {worker}; no notice arrives there before it is set on all"
         for name in sorted(names)
         if not os.environ.get(name)
     ]

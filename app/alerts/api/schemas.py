@@ -23,8 +23,9 @@ class AlertWindowTold(TypedDict):
 
 
 class ChannelTold(TypedDict):
-    """A channel of an alert: the last notice that it took, and when (null: none), and what keeps it from
-    taking the current one (`trouble`, since `failing_ms`). `waits`: it has not taken that."""
+    """A channel of an alert: the last notice that it took, and when (null: none). `waits`: it has not taken
+    the newest notice; `trouble` says why, since `failing_ms`. A `slack` or `email` channel, which an earlier
+    version stored, always waits."""
 
     channel: str
     place: str

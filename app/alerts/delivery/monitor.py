@@ -1,13 +1,12 @@
-"""Alerts, on the region's leader: looks at the audit every few seconds, writes what changed into the control
-log, and offers what is to be told to the channels.
+"""The region's leader evaluates alerts every few seconds, logs what changed, and sends notices to channels.
 
 Rules
-1. What fires is decided by `app.alerts.rules`, and counts once it stands in the control log under this
-   leader's term. Only what stands there is told: whoever leads next goes on with it.
-2. A channel's word is written down afterwards: killed in between, the next leader tells the same once more,
-   under the same id.
-3. What cannot be known decides nothing. For how long is told after `UNKNOWN_TOLD_S`.
-4. Nobody waits for a channel (`app.alerts.delivery.lanes`), nor the leader's rounds for any of this.
+1. `app.alerts.rules` decides. A change counts once the control log has it under this leader's term, and only
+   then the leader sends a notice. So the next leader continues from the log.
+2. The leader records that a channel took a notice after the channel answered. If the leader is killed in
+   between, the next one sends the same notice again, under the same id.
+3. Without verdicts nothing fires and nothing is resolved; after `UNKNOWN_TOLD_S` that is an incident.
+4. Neither this service nor the leader's rounds wait for a channel (`app.alerts.delivery.lanes`).
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from aiokafka.errors import KafkaError
 from mode import Service
 
 from app.alerts import rules as alerts_rules
-from app.alerts.channel_definition import Channel
+from app.alerts.channel_definition import REMOVED, REMOVED_REMEDY, Channel
 from app.alerts.definition import PREFIX, AlertDefinition
 from app.alerts.delivery.lanes import NoticeDeliveries, ReportIncident
 from app.alerts.delivery.notice import AlertNotice
@@ -54,12 +53,12 @@ class AlertMonitor(Service):
     """See the module.
 
     Attributes:
-        deliveries: what is on its way, on the leader.
-        looked_ms: when the audit was looked at last, 0: never here; `unknown`: why it could not be, "" if it
-            could.
-        left_out: alerts for which there is no room.
-        auditor: asks all workers, for whoever asks for windows, too.
-        refuses_local: nothing is told to addresses that lead inside (`app.alerts.egress_policy`).
+        deliveries: the leader's notices that no channel took yet.
+        looked_ms: the time of the last evaluation by this worker; 0: none.
+        unknown: why the last evaluation got no verdicts; "" if it got them.
+        left_out: subjects that match a rule and have no alert, because there are too many.
+        auditor: requests verdicts from all workers; the API uses it, too.
+        refuses_local: channels must not lead to addresses near a worker (`app.alerts.egress_policy`).
     """
 
     def __init__(
@@ -86,7 +85,7 @@ class AlertMonitor(Service):
         self._may_act = may_act
         self._report_incident = report_incident
         self._region = region
-        self._parsed = DefinitionCache(lambda: control.view.alerts, _parsed, self._unread)
+        self._parsed = DefinitionCache(lambda: control.view.alerts, self._parse, self._unread)
         self._looked_s = float("-inf")
         self._since: Mapping[str, int] = {}  # topics of which older windows are not known
         self._took_s = 0.0
@@ -94,11 +93,11 @@ class AlertMonitor(Service):
         self._told_unknown = self._told_many = False
 
     def definition(self, name: str) -> AlertDefinition | None:
-        """As it stands in the control log, parsed once a change."""
+        """The alert in the control log; None if it does not exist or cannot be read."""
         return self._parsed.get(f"{PREFIX}{name}")
 
     def definitions(self) -> list[AlertDefinition]:
-        """Those that can be read, by name."""
+        """All alerts that this version can read, by name."""
         found = map(self._parsed.get, sorted(self._control.view.alerts))
         return [definition for definition in found if definition is not None]
 
@@ -121,7 +120,8 @@ class AlertMonitor(Service):
                 log.exception("a look at alerts failed and is made again")
 
     async def tick(self) -> None:
-        """Goes on. Raises KafkaError, TimeoutError: it could not be written down, and is tried again."""
+        """Evaluates, writes and sends once. Raises KafkaError, TimeoutError: writing failed; the next tick
+        repeats it."""
         view = self._control.view
         if not view.alerts and not view.alert_states.states:
             return
@@ -151,7 +151,7 @@ class AlertMonitor(Service):
             self._offer(definitions)
 
     async def _evaluate(self, rules: Mapping[str, alerts_rules.Rule]) -> list[dict[str, Any]] | None:
-        """What is known now; None: nothing is, or it is not time yet."""
+        """The verdicts; None if they are unknown, or if it is too early for the next evaluation."""
         now_s = time.monotonic()
         if not rules or now_s - self._looked_s < max(self.look_s, BUSY_SHARE * self._took_s):
             return None
@@ -187,7 +187,7 @@ class AlertMonitor(Service):
         self._told_many = bool(self.left_out)
         return rows
 
-    # -- telling -----------------------------------------------------------------------------------
+    # -- notices -----------------------------------------------------------------------------------
 
     def _offer(self, definitions: Mapping[str, AlertDefinition]) -> None:
         states = self._control.view.alert_states.states
@@ -210,14 +210,14 @@ class AlertMonitor(Service):
                     self.deliveries.offer(channel, notice, again=True)
 
     def notice(self, definition: AlertDefinition, state: AlertState) -> AlertNotice:
-        """What is told of an alert."""
+        """The newest notice of an alert."""
         spec = definition.spec
         return AlertNotice(
             state.id, state.notice, self._region, definition.metadata.owner, spec.severity, spec.on, state
         )
 
     async def test(self, definition: AlertDefinition) -> list[dict[str, Any]]:
-        """Tells every channel that this is a test, from this worker, once; what became of it."""
+        """Sends a test from this worker to every channel, once, and returns the channels' results."""
         at_ms = now_ms()
         window = AlertWindow(
             at_ms - at_ms % 600_000 - 600_000, at_ms - at_ms % 600_000, "lossy", 1000, 999, 1
@@ -238,6 +238,18 @@ class AlertMonitor(Service):
     def _sender(self) -> NoticeSender:
         return NoticeSender(self._env, refuses_local=self.refuses_local)
 
+    def _parse(self, _: str, data: Mapping[str, Any]) -> AlertDefinition:
+        """A stored definition. Channels that an earlier version had become an incident, and get nothing."""
+        definition = AlertDefinition.from_wire(data)
+        channels = enumerate(definition.spec.channels)
+        removed = [f"spec.channels.{number}.{one.kind}" for number, one in channels if not one.target]
+        if removed:
+            self._report_incident(
+                "alert-trouble", definition.name, f"{', '.join(removed)}: {REMOVED}",
+                f"{REMOVED_REMEDY}; then deploy the alert again",
+            )  # fmt: skip
+        return definition
+
     def _unread(self, key: str, why: str) -> None:
         self._report_incident("alert-trouble", key.removeprefix(PREFIX), why, "deploy the alert again")
 
@@ -252,13 +264,8 @@ async def _tried(sender: NoticeSender, channel: Channel, notice: AlertNotice) ->
     return {"channel": channel.kind, "place": channel.place, "taken": not why, "why": why}
 
 
-def _parsed(_: str, data: Mapping[str, Any]) -> AlertDefinition:
-    return AlertDefinition.from_wire(data)
-
-
 def channel_failure(states: Iterable[AlertState], channel: str) -> LastNotice | None:
-    """Why a channel takes nothing, and since when, by what stands in the control log of any of these.
-    None: it takes what comes."""
+    """Why a channel takes no notices, and since when, as the control log says; None: it takes them."""
     failing = [one.told[channel] for one in states if channel in one.told and one.told[channel].why]
     if not failing:
         return None

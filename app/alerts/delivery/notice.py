@@ -1,6 +1,6 @@
-"""What people are told of an alert: what, where, how many, since when, and what to do. Pure.
+"""The words of a notice: the finding, its topic and tiers, the number of records, and what to do. Pure.
 
-Names of topics and tiers come from records and clients: what is not printable is not repeated.
+Names of topics and tiers come from records and clients, so a notice replaces unprintable characters.
 """
 
 from __future__ import annotations
@@ -25,13 +25,14 @@ WITH_LOGS = {
 
 
 class AlertNotice(NamedTuple):
-    """What a channel gets.
+    """The notice that every channel of an alert gets.
 
     Attributes:
-        id, number: the same whenever the same is told again, so that a receiver can tell it.
-        region, owner, severity: of whom it is, and how grave.
+        id, number: the alert's episode, and the notice in it. A notice that is sent again has the same two,
+            so its receiver can recognize it.
+        on: the kinds of findings that the alert watches.
         state: the alert.
-        is_test: nothing has happened; somebody wants to see whether it arrives.
+        is_test: a test of the channel; nothing has happened.
     """
 
     id: str
@@ -45,22 +46,22 @@ class AlertNotice(NamedTuple):
 
     @property
     def is_firing(self) -> bool:
-        """Otherwise it was resolved."""
+        """Whether the alert still fires; otherwise it was resolved."""
         return self.state.state != "resolved"
 
     @property
     def status(self) -> str:
-        """In a word."""
+        """`firing` or `resolved`."""
         return "firing" if self.is_firing else "resolved"
 
     @property
     def dedup_id(self) -> str:
-        """Of this notice: what comes with the same one is the same."""
+        """Identifies the notice: a receiver that got this id before may ignore the notice."""
         return f"{self.id}-{self.number}"
 
     @property
     def title(self) -> str:
-        """One line: what, and where."""
+        """One line: the finding, its topic and its tiers."""
         state = self.state
         mark = "TEST" if self.is_test else f"{self.status.upper()} {self.severity}"
         what = amount(self.on, state.windows, more=state.more)
@@ -68,21 +69,21 @@ class AlertNotice(NamedTuple):
 
     @property
     def summary(self) -> str:
-        """A sentence more: since when, and how it ended."""
+        """A sentence: since when the alert holds, or when and why it ended."""
         state = self.state
         if self.is_test:
             return f"A test of alert {state.rule} in region {self.region}: nothing has happened."
         where = f"Alert {state.rule}, region {self.region}"
         if not self.is_firing:
-            since = f"over since {iso(state.over_ms)}, after it was told at {iso(state.fired_ms)}"
-            aged = "; its windows are looked at no more, and nothing was mended" if state.aged else ""
+            since = f"over since {iso(state.over_ms)}; it fired at {iso(state.fired_ms)}"
+            aged = "; its windows are too old to be checked, and nothing was mended" if state.aged else ""
             return plain(f"{where}: {since}{aged}.")
         windows = f", in windows since {iso(state.windows[0].start_ms)}" if state.windows else ""
         return plain(f"{where}: holds since {iso(state.since_ms)}{windows}.")
 
     @property
     def lines(self) -> list[str]:
-        """A line a window, the newest first."""
+        """A line for each window, the newest first."""
         state = self.state
         shown = [plain(describe_window(window)) for window in reversed(state.windows[-SHOWN_WINDOWS:])]
         left = len(state.windows) - len(shown) + state.more
@@ -90,29 +91,17 @@ class AlertNotice(NamedTuple):
 
     @property
     def todo(self) -> list[str]:
-        """Commands that say more, each with what it is for."""
+        """Commands that show more, each with its purpose; none if the alert was resolved."""
         return list(commands(self.on, self.state)) if self.is_firing else []
-
-    @property
-    def text(self) -> str:
-        """All of it, for mail and terminals."""
-        parts = [self.summary, "\n".join(self.lines)]
-        if self.todo:
-            parts.append("What to do:\n" + "\n".join(f"  {line}" for line in self.todo))
-        owner = f", owner {self.owner}" if self.owner else ""
-        parts.append(
-            plain(f"Switchyard, region {self.region}, alert {self.state.rule}{owner}, {self.dedup_id}")
-        )
-        return "\n\n".join(part for part in parts if part)
 
 
 def plain(text: str) -> str:
-    """Without what is not printable: it could break a header or drive a terminal."""
+    """`text` with `?` for each character that is not printable, since these can control a terminal."""
     return "".join(char if char.isprintable() else "?" for char in text)
 
 
 def amount(on: Sequence[str], windows: Sequence[AlertWindow], more: int = 0) -> str:
-    """How many, of what: of an alert's windows."""
+    """The number of records in an alert's windows, and what happened to them, in words."""
     if "lag" in on:
         newest = windows[-1] if windows else None
         return "lag" if newest is None else f"the median record comes {newest.lag_ms / 1000:g} s later"
@@ -143,7 +132,7 @@ def _of_kind(kind: str, windows: Sequence[AlertWindow]) -> str:
 
 
 def describe_window(window: AlertWindow) -> str:
-    """A window in a line."""
+    """One line about a window."""
     kind = KIND_OF.get(window.state, window.state)
     span = f"{_short(window.start_ms)} to {_short(window.end_ms)}"
     counts = f"{window.from_count} before, {window.to_count} after"
@@ -163,12 +152,12 @@ def _short(at_ms: int) -> str:
 
 
 def _name(text: str) -> str:
-    """A name of others in a command."""
+    """A name from records, quoted for a shell."""
     return shlex.quote(plain(text)[:MAX_NAME_CHARS])
 
 
 def commands(on: Sequence[str], state: AlertState) -> Iterator[str]:
-    """What to run, of an alert that fires."""
+    """Commands that show more about an alert that fires."""
     kinds = set(on) if "lag" in on else {KIND_OF.get(window.state, "") for window in state.windows} or set(on)
     topic = _name(state.topic)
     start = f" --from {_short(state.windows[0].start_ms)}" if state.windows else ""

@@ -1,14 +1,14 @@
-"""One notice to one channel, once: by HTTP or SMTP, within a time.
+"""Sends one notice to one channel by HTTP, once, within a time limit.
 
-A proxy may stand before a receiver, and a receiver has no word of ours. So no answer gives a notice up: the
-lane tries it again (`lanes`). A status from 200 to 299 says that the receiver took it, unless a page for
-people comes with it: a login or a maintenance page of a proxy.
-
-Redirects are not followed: a POST that becomes a GET tells nobody anything, and whoever answers must not say
-where workers go next. What environment variables hold is read when something is sent, and stands in no error.
-Where it is configured, nothing is sent to what is near the workers only (`app.alerts.egress_policy`): neither
-by its name, nor by the address that a name leads to at that moment. No proxy looks that up then: what the
-environment says of proxies is passed over.
+1. A proxy may answer in place of the receiver, so no answer makes the worker give a notice up: the lane sends
+   it again (`lanes`). The receiver took a notice if the status is 200 to 299 and the answer is no HTML page.
+   Proxies answer with such pages for login or maintenance.
+2. The worker follows no redirect. A POST may become a GET, which delivers nothing, and a receiver must not
+   choose the workers' next address.
+3. The worker reads an environment variable when it sends, and no error contains its value.
+4. With `alerts: {local: refuse}` the worker sends nothing to addresses near it (`app.alerts.egress_policy`).
+   It checks the name, and the address that the name has at that moment. It then uses no proxy, since a proxy
+   would resolve the name itself.
 """
 
 from __future__ import annotations
@@ -24,26 +24,17 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import aiohttp
-import aiosmtplib
 import orjson
 
-from app.alerts.channel_definition import (
-    Alertmanager,
-    Channel,
-    Email,
-    MissingVariable,
-    Slack,
-    Webhook,
-    revealed,
-)
-from app.alerts.delivery.message_bodies import alertmanager, mail, slack, webhook
+from app.alerts.channel_definition import Alertmanager, Channel, MissingVariable, Webhook, revealed
+from app.alerts.delivery.message_bodies import alertmanager, webhook
 from app.alerts.delivery.notice import AlertNotice, plain
 from app.alerts.egress_policy import leads_inside
 from app.kernel.clock import now_ms
 
 SEND_TIMEOUT_S = 15.0
 MAX_ANSWER_CHARS = 200
-MOST_READ_BYTES = 2_000  # of an answer: more than is told, so that no secret is cut in two before it is found
+MOST_READ_BYTES = 2_000  # of an answer: more than an error shows, so that no secret is cut before it is found
 API_V2 = "/api/v2/alerts"
 MOST_WAIT_S = 3600.0
 LEAST_SECRET_CHARS = 6
@@ -53,7 +44,7 @@ _PIECES = re.compile(r"[/?&=\s]+")
 
 
 class NotTaken(Exception):
-    """A channel did not take a notice. `after_s`: it asks not to be told before, 0: it says nothing."""
+    """A channel did not take a notice. `after_s`: the pause that its receiver asks for; 0: none."""
 
     def __init__(self, why: str, after_s: float = 0.0) -> None:
         super().__init__(why)
@@ -61,55 +52,29 @@ class NotTaken(Exception):
 
 
 class LeadsInside(OSError):
-    """A name does."""
+    """A name has an address near the worker."""
 
 
 class PublicResolver(aiohttp.ThreadedResolver):
-    """Looks names up, and refuses those that lead inside."""
+    """Looks names up, and refuses those with an address near the worker."""
 
     async def resolve(
         self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_INET
     ) -> list[aiohttp.abc.ResolveResult]:
-        """Raises LeadsInside: any of its addresses does."""
+        """Raises LeadsInside: one of the addresses is near the worker."""
         found = await super().resolve(host, port, family)
         if inside := next(filter(None, (leads_inside(one["host"]) for one in found)), ""):
             raise LeadsInside(errno.EACCES, refusal(inside))
         return found
 
 
-async def connected(host: str, port: int) -> socket.socket:
-    """A connection to one of a host's addresses, none of which leads inside.
-
-    Raises:
-        LeadsInside: one does. OSError: none answers.
-    """
-    loop = asyncio.get_running_loop()
-    found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    if inside := next(filter(None, (leads_inside(str(at[0])) for *_, at in found)), ""):
-        raise LeadsInside(errno.EACCES, refusal(inside))
-    failure = OSError(errno.EADDRNOTAVAIL, os.strerror(errno.EADDRNOTAVAIL))
-    for family, kind, protocol, _, at in found:
-        connection = socket.socket(family, kind, protocol)
-        try:
-            connection.setblocking(False)
-            await loop.sock_connect(connection, at)
-        except BaseException as error:
-            connection.close()
-            if not isinstance(error, OSError):
-                raise
-            failure = error
-        else:
-            return connection
-    raise failure
-
-
 def refusal(inside: str) -> str:
-    """Why nothing is sent there."""
+    """The reason why the worker sends nothing to an address that leads to `inside`."""
     return f"the address leads to {inside}, which this worker's configuration refuses (alerts.local)"
 
 
 class NoticeSender:
-    """Sends; closed when nothing is to be sent any more. `refuses_local`: nothing to what leads inside."""
+    """Sends notices until `close`. `refuses_local`: rule 4 applies."""
 
     def __init__(self, env: Mapping[str, str] = os.environ, *, refuses_local: bool = False) -> None:
         self._env = env
@@ -117,13 +82,13 @@ class NoticeSender:
         self._session: aiohttp.ClientSession | None = None
 
     async def close(self) -> None:
-        """Lets connections go."""
+        """Closes all connections."""
         session, self._session = self._session, None
         if session is not None:
             await session.close()
 
     async def send(self, channel: Channel, notice: AlertNotice, within_s: float = SEND_TIMEOUT_S) -> None:
-        """Raises NotTaken: why, in words that hold no secret."""
+        """Raises NotTaken: with the reason, and no secret in it."""
         try:
             async with asyncio.timeout(within_s):
                 await self._send(channel, notice)
@@ -137,16 +102,14 @@ class NoticeSender:
             case Webhook() as hook:
                 headers = {**self._headers(hook.headers), "Idempotency-Key": notice.dedup_id}
                 await self._post(hook.url, webhook(notice), headers)
-            case Slack() as hook:
-                await self._post(hook.url, slack(notice), {})
             case Alertmanager() as manager:
                 url = revealed(manager.url, self._env).rstrip("/").removesuffix(API_V2) + API_V2
                 await self._post(url, alertmanager(notice, now_ms()), self._headers(manager.headers))
-            case Email() as email:
-                await self._mail(email, notice)
+            case None:
+                raise NotTaken(channel.trouble)
 
-    def _headers(self, told: Mapping[str, str]) -> dict[str, str]:
-        return {name: revealed(text, self._env) for name, text in told.items()}
+    def _headers(self, headers: Mapping[str, str]) -> dict[str, str]:
+        return {name: revealed(text, self._env) for name, text in headers.items()}
 
     async def _post(self, url: str, body: Any, headers: Mapping[str, str]) -> None:
         url = revealed(url, self._env)
@@ -154,7 +117,7 @@ class NoticeSender:
             raise NotTaken(refusal(inside))
         if self._session is None:
             resolver = PublicResolver() if self.refuses_local else None
-            self._session = aiohttp.ClientSession(  # `send` sees to the time
+            self._session = aiohttp.ClientSession(  # `send` limits the time
                 timeout=aiohttp.ClientTimeout(total=None), trust_env=not self.refuses_local,
                 connector=aiohttp.TCPConnector(limit_per_host=4, resolver=resolver),
             )  # fmt: skip
@@ -167,51 +130,21 @@ class NoticeSender:
                 if is_taken and answer.content_type != HTML:
                     return
                 said = (await answer.content.read(MOST_READ_BYTES)).decode("utf-8", "replace")
-                if is_taken and not _PAGE.search(said):  # Slack says "ok" as HTML, as many frameworks do
+                if is_taken and not _PAGE.search(said):  # many frameworks say "ok" as HTML
                     return
-                told = without_secrets(plain(" ".join(said.split())), url, headers)[:MAX_ANSWER_CHARS]
+                shown = without_secrets(plain(" ".join(said.split())), url, headers)[:MAX_ANSWER_CHARS]
                 page = " with a page for people, so that a proxy may have taken it" if is_taken else ""
-                raise NotTaken(f"answered {answer.status}{page}: {told}", _after_s(answer.headers))
+                raise NotTaken(f"answered {answer.status}{page}: {shown}", _after_s(answer.headers))
         except TimeoutError:
             raise
         except (aiohttp.ClientConnectionError, ssl.SSLError, socket.gaierror) as error:
             raise NotTaken(f"cannot be reached: {_why(error)}") from error
-        except (aiohttp.ClientError, ValueError, OSError) as error:  # such as an address that is none
+        except (aiohttp.ClientError, ValueError, OSError) as error:  # such as an invalid address
             raise NotTaken(f"cannot be asked: {type(error).__name__}") from error
-
-    async def _mail(self, email: Email, notice: AlertNotice) -> None:
-        host, _, at = email.smtp.rpartition(":")
-        host, port, connection = host.strip("[]"), int(at), None
-        if self.refuses_local and (inside := leads_inside(host)):
-            raise NotTaken(refusal(inside))
-        user, password = (
-            None if told is None else revealed(told, self._env) for told in (email.user, email.password)
-        )
-        try:
-            if self.refuses_local:
-                connection = await connected(host, port)
-            refused, _ = await aiosmtplib.send(
-                mail(notice, email, now_ms()), hostname=host, port=None if connection else port,
-                sock=connection, use_tls=email.tls == "tls", start_tls=email.tls == "starttls",
-                username=user, password=password, timeout=SEND_TIMEOUT_S,
-            )  # fmt: skip
-        except aiosmtplib.SMTPAuthenticationError as error:
-            raise NotTaken(f"refused user and password: {error.code}") from error
-        except (aiosmtplib.SMTPConnectError, ConnectionError, ssl.SSLError) as error:
-            raise NotTaken(f"cannot be reached: {_why(error.__cause__ or error)}") from error
-        except aiosmtplib.SMTPException as error:
-            raise NotTaken(f"did not take the mail: {plain(str(error))[:MAX_ANSWER_CHARS]}") from error
-        except ValueError as error:  # such as a password that is no text
-            raise NotTaken(f"cannot be asked: {type(error).__name__}") from None
-        except OSError as error:
-            raise NotTaken(f"cannot be reached: {_why(error)}") from error
-        if refused:
-            names = ", ".join(sorted(refused))
-            raise NotTaken(f"took the mail, but not for {plain(names)[:MAX_ANSWER_CHARS]}")
 
 
 def without_secrets(said: str, url: str, headers: Mapping[str, str]) -> str:
-    """What a receiver said, without what it was sent: some repeat the path or the token that they refuse."""
+    """The receiver's answer without the secrets of the request: some repeat the path or the refused token."""
     parts = urlsplit(url)
     sent = [url, parts.path, parts.query, *headers.values()]
     pieces = {piece for text in sent for piece in (text, *_PIECES.split(text))}
@@ -224,14 +157,14 @@ def without_secrets(said: str, url: str, headers: Mapping[str, str]) -> str:
 def _inside(url: str) -> str:
     try:
         return leads_inside(urlsplit(url).hostname or "")
-    except ValueError:  # no address at all: that is told when it is asked
+    except ValueError:  # an invalid address: the request fails with a better error
         return ""
 
 
 def _why(error: BaseException) -> str:
-    """Without addresses, which may be secrets: asyncio puts them beside what the system says."""
+    """The system's words for an error, without the address that asyncio adds: it may be a secret."""
     reason = getattr(error, "os_error", None) or error
-    if isinstance(reason, ssl.SSLError):  # its number is OpenSSL's, and none of the system's
+    if isinstance(reason, ssl.SSLError):  # its number is OpenSSL's, not the system's
         words = getattr(reason, "verify_message", "") or (reason.reason or "failed").replace("_", " ").lower()
         return f"TLS: {plain(words.partition(', certificate is not valid for')[0])}"
     number, words = getattr(reason, "errno", None), getattr(reason, "strerror", None)

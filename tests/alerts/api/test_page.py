@@ -21,7 +21,7 @@ HOOK = {
         "headers": {"Authorization": "env:SWITCHYARD_ALERT_HOOK", "X-Team": WORD},
     }
 }
-SLACK = {"slack": {"url": "env:SWITCHYARD_ALERT_SLACK"}}
+MANAGER = {"alertmanager": {"url": "env:SWITCHYARD_ALERT_MANAGER"}}
 PAGES = ("/alerts", "/alerts/orders-lost")
 
 
@@ -29,18 +29,21 @@ PAGES = ("/alerts", "/alerts/orders-lost")
 def alerts(console: Console) -> Console:
     """An alert in every state, of a topic and tiers with evil names, of which one channel takes nothing."""
     fed = console.fed
-    told = definition(HOOK, SLACK, above=3, **{"for": "5m"})
+    told = definition(HOOK, MANAGER, above=3, **{"for": "5m"})
     told["metadata"]["owner"] = EVIL
     assert console.ask("PUT", "/api/v1/alerts/orders-lost", told).status == 201
-    hook, slack = (channel.key for channel in fed.alerts.definitions()[0].spec.channels)
+    hook, manager = (channel.key for channel in fed.alerts.definitions()[0].spec.channels)
     window = AlertWindow(AT_MS, AT_MS + 60_000, "absent-audit", 100, 0, absent=(EVIL,))
-    taken = {slack: LastNotice(1, AT_MS + 9), hook: LastNotice(0, 0, AT_MS + 7_000, f"answered 500: {EVIL}")}
+    taken = {
+        manager: LastNotice(1, AT_MS + 9),
+        hook: LastNotice(0, 0, AT_MS + 7_000, f"answered 500: {EVIL}"),
+    }
     fed.apply(
         fires(fed, told=taken),
         fires(fed, "f01-1", topic=EVIL, to_tier=EVIL, reader=EVIL, windows=(window,), more=4, told=taken),
         fires(fed, "f02-1", state="pending", notice=0, fired_ms=0, topic="payments"),
         fires(fed, "f03-1", state="resolved", notice=2, over_ms=AT_MS + 8, resolved_ms=AT_MS + 9,
-              topic="refunds", told={slack: LastNotice(2, AT_MS + 9), hook: LastNotice(2, AT_MS + 9)}),
+              topic="refunds", told={manager: LastNotice(2, AT_MS + 9), hook: LastNotice(2, AT_MS + 9)}),
         fires(fed, "f04-1", rule="deleted-since"),
     )  # fmt: skip
     return console
@@ -61,7 +64,7 @@ def test_the_list_tells_what_fires_since_when_and_whom_it_did_not_reach(alerts: 
     assert len(live) == 4
     (orders,) = [row for row in live if row.startswith("orders-lost") and "orders, regional" in row]
     for part in ("firing warning", "orders, regional \u2192 aggregate: 2 of 100 records lost", "2027-01-15",
-                 "slack took notice 1", "webhook does not take it"):  # fmt: skip
+                 "alertmanager took notice 1", "webhook does not take it"):  # fmt: skip
         assert part in orders
     (pending,) = [row for row in live if "payments" in row]
     assert "not yet: it must hold for longer" in pending
@@ -72,7 +75,7 @@ def test_the_list_tells_what_fires_since_when_and_whom_it_did_not_reach(alerts: 
     assert resolved.count("took notice 2") == 2
     (rule,) = rows(page, "Definitions")
     wanted = "loss above 3 for 5m; topics orders; any two tiers"
-    for part in (wanted, "warning", "slack env:SWITCHYARD_ALERT_SLACK"):
+    for part in (wanted, "warning", "alertmanager env:SWITCHYARD_ALERT_MANAGER"):
         assert part in rule
     page.get_by_role("link", name="orders-lost").first.click()
     page.locator("h1", has_text="orders-lost").wait_for(timeout=ENOUGH_MS)
@@ -134,7 +137,7 @@ def test_a_test_of_the_channels_is_sent_by_a_button(console: Console, browse: An
 
     with receiving() as receiver:
         console.ask(
-            "PUT", "/api/v1/alerts/orders-lost", definition({"webhook": {"url": receiver.url}}, SLACK)
+            "PUT", "/api/v1/alerts/orders-lost", definition({"webhook": {"url": receiver.url}}, MANAGER)
         )
         page = browse("/alerts/orders-lost")
         page.on("dialog", heard)
@@ -144,8 +147,8 @@ def test_a_test_of_the_channels_is_sent_by_a_button(console: Console, browse: An
         place = receiver.url
     assert said == [
         "Tell every channel of orders-lost that this is a test?",
-        f"webhook {place}: took it\nslack env:SWITCHYARD_ALERT_SLACK: environment variable "
-        "SWITCHYARD_ALERT_SLACK is not set here; set it on every worker",
+        f"webhook {place}: took it\nalertmanager env:SWITCHYARD_ALERT_MANAGER: environment variable "
+        "SWITCHYARD_ALERT_MANAGER is not set here; set it on every worker",
     ]
 
 

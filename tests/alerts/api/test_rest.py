@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,6 +14,8 @@ from typing import Any
 import pytest
 
 from app.controllog.alert_state import AlertState, AlertWindow, LastNotice
+from app.controllog.events import AlertPut
+from app.definitions.registry import parse_alert
 from tests.alerts.delivery.receivers import WebhookServer, hooks
 from tests.cli.shell import InProcess
 from tests.web.client import Console
@@ -44,8 +47,7 @@ def fires(fed: FakeRuntime, alert: str = "f00-1", rule: str = "orders-lost", **t
         **told,
     }
     return AlertState(
-        at_ms=AT_MS + 5, id=alert, term=fed.control.view.term, rule=rule, since_ms=AT_MS,
-        noticed_ms=AT_MS + 5, **fields,
+        at_ms=AT_MS + 5, id=alert, term=fed.control.view.term, rule=rule, since_ms=AT_MS, **fields,
     )  # fmt: skip
 
 
@@ -67,24 +69,25 @@ def receiving() -> Iterator[WebhookServer]:
 
 
 def test_an_alert_is_defined_changed_and_deleted(console: Console, monkeypatch: pytest.MonkeyPatch) -> None:
-    slack = {"slack": {"url": {"env": "SWITCHYARD_ALERT_SLACK"}}}
-    assert console.ask("PUT", f"{PATH}?dry_run=true", definition(slack)).json["changed"]
+    hook = {"webhook": {"url": {"env": "SWITCHYARD_ALERT_HOOK"}}}
+    assert console.ask("PUT", f"{PATH}?dry_run=true", definition(hook)).json["changed"]
     assert console.ask("GET", PATH).status == 404
-    created = console.ask("PUT", PATH, definition(slack))
+    created = console.ask("PUT", PATH, definition(hook))
     assert (created.status, created.json["key"]) == (201, "alert:orders-lost")
-    assert "SWITCHYARD_ALERT_SLACK is not set" in created.json["warnings"][-1]
-    monkeypatch.setenv("SWITCHYARD_ALERT_SLACK", "https://hooks.example/x")
-    again = console.ask("PUT", PATH, definition(slack))
+    assert "SWITCHYARD_ALERT_HOOK is not set" in created.json["warnings"][-1]
+    monkeypatch.setenv("SWITCHYARD_ALERT_HOOK", "https://hooks.example/x")
+    again = console.ask("PUT", PATH, definition(hook))
     assert (again.status, again.json["changed"], again.json["warnings"]) == (200, False, [])
     found = console.ask("GET", PATH)
-    assert found.json["definition"]["spec"]["channels"] == [{"slack": {"url": "env:SWITCHYARD_ALERT_SLACK"}}]
+    (channel,) = found.json["definition"]["spec"]["channels"]
+    assert channel["webhook"]["url"] == "env:SWITCHYARD_ALERT_HOOK"
     assert "hooks.example" not in found.text
     assert [one["name"] for one in console.ask("GET", "/api/v1/alert-rules").json["items"]] == ["orders-lost"]
-    refused = console.ask("PUT", PATH, definition(slack, above="30s"))
+    refused = console.ask("PUT", PATH, definition(hook, above="30s"))
     assert (refused.status, refused.json["errors"][0]["field"]) == (422, "spec.above")
     assert console.ask("PUT", "/api/v1/alerts/other", definition()).status == 422
     etag = found.headers["ETag"]
-    console.ask("PUT", PATH, definition(slack, above=3))
+    console.ask("PUT", PATH, definition(hook, above=3))
     assert console.ask("DELETE", PATH, If_Match=etag).status == 412
     assert console.ask("DELETE", PATH).json["deleted"]
     assert console.ask("DELETE", PATH).status == 404
@@ -133,25 +136,58 @@ def test_a_test_is_sent_by_whom_is_asked_and_told_by_channel(console: Console, t
     assert console.ask("POST", f"{PATH}/test").status == 404
     assert shell("alert", "test", "orders-lost").returncode == 4
     with receiving() as receiver:
-        slack = {"slack": {"url": "env:SWITCHYARD_ALERT_SLACK"}}
+        manager = {"alertmanager": {"url": "env:SWITCHYARD_ALERT_MANAGER"}}
         hook = {"webhook": {"url": receiver.url}}
-        console.ask("PUT", PATH, definition(slack, hook))
+        console.ask("PUT", PATH, definition(manager, hook))
         answer = console.ask("POST", f"{PATH}/test").json
         assert [(one["channel"], one["taken"]) for one in answer["channels"]] == [
-            ("slack", False), ("webhook", True),
+            ("alertmanager", False), ("webhook", True),
         ]  # fmt: skip
-        assert "SWITCHYARD_ALERT_SLACK is not set here" in answer["channels"][0]["why"]
+        assert "SWITCHYARD_ALERT_MANAGER is not set here" in answer["channels"][0]["why"]
         done = shell("alert", "test", "orders-lost")
         assert (done.returncode, "1 of 2 channels did not take it" in done.stderr) == (6, True)
-        console.fed.env["SWITCHYARD_ALERT_SLACK"] = f"{receiver.url}/slack"
+        console.fed.env["SWITCHYARD_ALERT_MANAGER"] = receiver.url
         assert shell("alert", "test", "orders-lost", "-o", "json").returncode == 0
         receiver.down = True
         assert shell("alert", "test", "orders-lost").returncode == 1
-        assert [path for path, _, _ in receiver.taken].count("/slack") == 1
+        assert [path for path, _, _ in receiver.taken].count("/api/v2/alerts") == 1
         assert receiver.bodies[0]["title"].startswith("[TEST] test-topic")
     assert not console.ask("GET", "/api/v1/alerts").json["items"], "nothing has fired"
     console.ask("PUT", PATH, definition())
     assert "it has no channels" in shell("alert", "test", "orders-lost").stderr
+
+
+def test_a_stored_alert_with_channels_that_are_gone_is_shown_exported_and_replaced(
+    console: Console, tmp_path: Path
+) -> None:
+    """An earlier version deployed it. Pages and commands read it; a file with such a channel is refused."""
+    shell = InProcess(console.url, console.fed, tmp_path)
+    stored = parse_alert(definition(SOUND))[0].to_wire()
+    slack = {"slack": {"url": "env:SWITCHYARD_ALERT_SLACK"}}
+    stored["spec"] |= {"channels": [slack, SOUND], "repeat": "4h"}
+    put = AlertPut(at_ms=1, key="alert:orders-lost", definition=stored, etag="e", actor="test")
+    console.fed.apply(put, fires(console.fed))
+    (row,) = console.ask("GET", "/api/v1/alerts").json["items"]
+    gone, hook = row["channels"]
+    assert [(one["channel"], one["waits"]) for one in (gone, hook)] == [("slack", True), ("webhook", True)]
+    assert hook["trouble"] == ""
+    assert gone["trouble"].startswith("no longer a channel")
+    assert "route it through Alertmanager" in gone["trouble"]
+    assert "slack: no longer a channel" in shell("alert", "list").stdout
+    assert "channel slack (removed): no longer a channel" in shell("alert", "describe", "orders-lost").stdout
+    assert re.search(r'channel_failing{alert="orders-lost",channel="slack-\w+"} 1.0', console.metrics())
+    (tmp_path / "a.yaml").write_text(shell("config", "export").stdout)
+    refused = shell("config", "plan", "-f", "a.yaml")
+    assert refused.returncode == 3
+    for part in ("spec.channels.0.slack: no longer a channel", "email_configs in Alertmanager's"):
+        assert part in refused.stderr
+    answer = console.ask("PUT", PATH, stored)
+    assert (answer.status, answer.json["errors"][0]["field"]) == (422, "spec.channels.0.slack")
+    (tmp_path / "a.yaml").write_text(json.dumps(definition(SOUND, repeat="4h")))
+    deployed = shell("config", "deploy", "-f", "a.yaml", "--execute", "--yes")
+    assert (deployed.returncode, "spec.repeat: has no effect" in deployed.stderr) == (0, True)
+    (row,) = console.ask("GET", "/api/v1/alerts").json["items"]
+    assert [one["channel"] for one in row["channels"]] == ["webhook"]
 
 
 def test_commands_tell_what_people_on_call_ask(console: Console, tmp_path: Path) -> None:

@@ -1,19 +1,15 @@
-"""Receivers of alerts: real servers of HTTP and SMTP on this machine, that take, refuse, or stand still."""
+"""Receivers of alerts: real HTTP servers on this machine, which take, refuse, or never answer."""
 
 from __future__ import annotations
 
 import asyncio
 import ssl
-import warnings
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from email import message_from_bytes
-from email.message import Message
 from typing import Any
 
 import orjson
 from aiohttp import web
-from aiosmtpd.smtp import SMTP, AuthResult, Envelope, LoginPassword, Session
 
 from app.alerts.channel_definition import Channel
 from app.alerts.definition import AlertDefinition
@@ -71,62 +67,6 @@ async def hooks(tls: ssl.SSLContext | None = None) -> AsyncIterator[WebhookServe
         yield found
     finally:
         await runner.cleanup()
-
-
-class MailServer:
-    """Takes mail of `user` with `password`; refuses whom it does not know."""
-
-    def __init__(self, user: str = "yard", password: str = "word", known: str = "example.org") -> None:  # noqa: S107
-        self.mails: list[Message] = []
-        self.to: list[list[str]] = []
-        self.place = ""
-        self._user, self._password, self._known = user, password, known
-
-    async def handle_RCPT(  # noqa: N802 - aiosmtpd's name
-        self, _: SMTP, __: Session, envelope: Envelope, address: str, ___: list[str]
-    ) -> str:
-        """A recipient."""
-        if not address.endswith(self._known):
-            return "550 no such user"
-        envelope.rcpt_tos.append(address)
-        return "250 OK"
-
-    async def handle_DATA(self, _: SMTP, __: Session, envelope: Envelope) -> str:  # noqa: N802
-        """A mail."""
-        assert isinstance(envelope.content, bytes)
-        self.mails.append(message_from_bytes(envelope.content))
-        self.to.append(list(envelope.rcpt_tos))
-        return "250 OK"
-
-    def login(self, _: Any, __: Any, ___: Any, ____: str, data: Any) -> AuthResult:
-        """Whether somebody may send."""
-        good = isinstance(data, LoginPassword) and (data.login, data.password) == (
-            self._user.encode(), self._password.encode(),
-        )  # fmt: skip
-        return AuthResult(success=good, handled=False)
-
-
-@asynccontextmanager
-async def mailbox(tls: ssl.SSLContext | None = None, *, at_once: bool = False) -> AsyncIterator[MailServer]:
-    """A server of SMTP that asks for user and password; with `tls` after STARTTLS, or `at_once`."""
-    found = MailServer()
-    loop = asyncio.get_running_loop()
-    must = tls is not None and not at_once
-
-    def serve() -> SMTP:
-        with warnings.catch_warnings(action="ignore"):  # of passwords without TLS
-            return SMTP(
-                found, authenticator=found.login, auth_required=True, auth_require_tls=must,
-                tls_context=tls if must else None, require_starttls=must, loop=loop,
-            )  # fmt: skip
-
-    server = await loop.create_server(serve, "127.0.0.1", 0, ssl=tls if at_once else None)
-    port = server.sockets[0].getsockname()[1]
-    found.place = f"localhost:{port}" if tls else f"127.0.0.1:{port}"
-    try:
-        yield found
-    finally:
-        server.close()
 
 
 def definition(*channels: dict[str, Any], name: str = "orders-lost", **spec: Any) -> AlertDefinition:

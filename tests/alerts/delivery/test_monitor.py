@@ -33,6 +33,7 @@ class Stand:
         self.fed = FakeRuntime()
         self.log = self.fed.control
         self.told: list[tuple[str, str]] = []
+        self.said: list[str] = []
         self.leaders: list[AlertMonitor] = []
         plan = audit_plan(clusters=["east-regional", "east"])
         self.log.view.apply(
@@ -47,8 +48,9 @@ class Stand:
         log: Any = self.log
         auditor = RegionQuery("w", self.fed.audit_books, self.fed.catalog.audits, dict)
 
-        def tell(kind: str, subject: str, _: str, __: str) -> None:
+        def tell(kind: str, subject: str, message: str, remedy: str) -> None:
             self.told.append((kind, subject))
+            self.said.append(f"{message} -> {remedy}")
 
         self.leader = AlertMonitor(log, auditor, lambda: True, tell, "east", {})
         self.leader.look_s = 0.0
@@ -64,10 +66,11 @@ class Stand:
 
     def deploy(self, *channels: dict[str, Any], **spec: Any) -> None:
         made = definition(*channels, **spec)
+        wire = made.to_wire()
         there = self.log.view.alerts.get(made.key)
         put = AlertPut(
-            at_ms=0, key=made.key, definition=made.to_wire(), etag=made.etag(), actor="test",
-            deployment="" if there is None else there.deployment,
+            at_ms=0, key=made.key, definition={**wire, "spec": wire["spec"] | spec}, etag=made.etag(),
+            actor="test", deployment="" if there is None else there.deployment,
         )  # fmt: skip
         assert self.log.view.apply(put)
 
@@ -276,6 +279,32 @@ async def test_a_deleted_alert_is_told_no_more_and_leaves_nothing(stand: Stand) 
         before = len(stand.log.appended)
         await stand.leader.tick()
         assert len(stand.log.appended) == before
+
+
+async def test_a_stored_alert_with_channels_that_are_gone_still_fires_to_the_others_and_is_an_incident(
+    stand: Stand,
+) -> None:
+    """An earlier version put it into the control log, and nobody deploys it again after the upgrade."""
+    slack = {"slack": {"url": "env:SWITCHYARD_ALERT_SLACK"}}
+    mail = {"email": {"smtp": "mail.example:587", "from": "yard@example.org", "to": ["oncall@example.org"]}}
+    async with hooks() as receiver:
+        stand.deploy(slack, {"webhook": {"url": receiver.url}}, mail, repeat="4h")
+        stand.books(lost=2)
+        await stand.leader.tick()
+        assert [status for _, status in await stand.told_of(receiver, 1)] == ["firing"]
+        await stand.written(lambda state: bool(state.told))
+        stand.books(lost=0)
+        await stand.leader.tick()
+        assert [status for _, status in await stand.told_of(receiver, 2)] == ["firing", "resolved"]
+        tried = await stand.leader.test(stand.leader.definitions()[0])
+        assert [(one["channel"], one["taken"]) for one in tried] == [
+            ("slack", False), ("webhook", True), ("email", False),
+        ]  # fmt: skip
+    assert stand.told == [("alert-trouble", "orders-lost")]
+    (said,) = stand.said
+    assert said.startswith("spec.channels.0.slack, spec.channels.2.email: no longer a channel")
+    assert "slack_configs or email_configs in Alertmanager's configuration" in said
+    assert not [key for state in stand.states for key in state.told if not key.startswith("webhook-")]
 
 
 async def test_a_test_reaches_every_channel_and_changes_nothing(stand: Stand) -> None:
