@@ -2,11 +2,12 @@
 
 - `instant`: numbers and text to milliseconds; `Absent`, the reasons why there is no time.
 - `source`: `EventTime`, the interface; the record's timestamp and headers.
-- `json_field`, `avro_field` (its plans: `avro_plan`), `protobuf_field`: a field of the value, read without
-  decoding what is around it.
+- `json_field`, `avro_field` (by a part of the schema: `avro_prefix`), `protobuf_field`: a field of the value,
+  read without making objects of what is around it.
 
 Rules
-1. Whatever bytes a record holds: the answer is milliseconds since 1970 (UTC) or an `Absent`; nothing raises.
-2. A definition that cannot work is refused when the source is made, with `UnusableField`.
-3. Nothing behind the field is looked at. Where a field is there twice, the first counts.
+1. Any bytes give milliseconds since 1970 (UTC) or an `Absent`. Nothing raises.
+2. Making a source refuses a definition that cannot work, with `UnusableField`.
+3. Avro and Protobuf are read up to the field, and the first of two equal Protobuf fields counts. JSON is read
+   to its end, and the last of two equal keys counts.
 """

@@ -1,8 +1,7 @@
 """Avro schemas from files: one for all values, or a folder of `<schema id>.avsc`.
 
-A folder is looked at again while workers run, as in `app.payload.schema_registry`. It may hold schemas
-without the field (other topics'): values of theirs have no event time, and `AvroSchemaFolder.unusable` says
-why.
+Workers look at a folder again while they run, as in `app.payload.schema_registry`. It may hold schemas of
+other topics, without the field: their values have no event time, and `AvroSchemaFolder.unusable` says why.
 """
 
 from __future__ import annotations
@@ -11,9 +10,11 @@ import time
 from itertools import islice
 from pathlib import Path
 
+from fastavro.types import Schema
+
 from app.payload.codec import Framing
 from app.payload.event_time.avro_field import AvroTime, OneSchema
-from app.payload.event_time.avro_plan import MAX_SCHEMA_BYTES, AvroFieldPlan, compiled
+from app.payload.event_time.avro_prefix import MAX_SCHEMA_BYTES, prefix_of
 from app.payload.event_time.instant import TimeFormat, UnusableField
 from app.payload.schema_files import ANYWHERE, FileRefused, SchemaFiles
 from app.payload.schema_registry import MAX_ENTRIES, MAX_SCHEMA_ID, SETTLED_NS, changed_ns
@@ -24,7 +25,7 @@ _LAYOUT = f"a folder of schemas holds <schema id>{SUFFIX}"
 
 
 class AvroSchemaFolder:
-    """Plans by schema id.
+    """Prefixes of schemas by schema id.
 
     Attributes:
         unusable: schema id -> why the field cannot be read in it.
@@ -47,7 +48,7 @@ class AvroSchemaFolder:
         self._path = path
         self._format = time_format
         self._files = files
-        self._plans: dict[int, AvroFieldPlan] = {}
+        self._prefixes: dict[int, Schema] = {}
         name = ".".join(path)
         self._seen_ns = changed_ns(folder)
         try:
@@ -58,14 +59,14 @@ class AvroSchemaFolder:
             raise UnusableField(name, f"{folder} holds more than {MAX_SCHEMAS} schemas", "split the folder")
         for schema_id in ids:
             self._load(schema_id)
-        if not self._plans:
+        if not self._prefixes:
             why = next(iter(self.unusable.values()), None)
             raise why or UnusableField(name, f"{folder} holds no schema", _LAYOUT)
         files.watch(self)
 
-    def plan(self, schema_id: int) -> AvroFieldPlan | None:
-        """See `avro_field.SchemaPlans`."""
-        return self._plans.get(schema_id)
+    def prefix(self, schema_id: int) -> Schema | None:
+        """As `avro_field.SchemaPrefixes` has it."""
+        return self._prefixes.get(schema_id)
 
     def refresh(self) -> None:
         """Reads the schemas that have come since. To be called off the event loop."""
@@ -78,8 +79,8 @@ class AvroSchemaFolder:
         except OSError:
             return  # what is known stays
         for schema_id in ids:
-            is_new = schema_id not in self._plans and schema_id not in self.unusable
-            if is_new and len(self._plans) + len(self.unusable) < MAX_SCHEMAS:
+            is_new = schema_id not in self._prefixes and schema_id not in self.unusable
+            if is_new and len(self._prefixes) + len(self.unusable) < MAX_SCHEMAS:
                 self._load(schema_id)
 
     def _ids(self) -> list[int]:
@@ -88,7 +89,7 @@ class AvroSchemaFolder:
 
     def _load(self, schema_id: int) -> None:
         try:
-            self._plans[schema_id] = _compiled(
+            self._prefixes[schema_id] = _prefix_in(
                 self._folder / f"{schema_id}{SUFFIX}", self._path, self._format, self._files
             )
         except UnusableField as problem:
@@ -121,12 +122,12 @@ def open_avro(
                 f"name one {SUFFIX} file in it, or say framing confluent",
             )  # fmt: skip
         return AvroTime(AvroSchemaFolder(source, path, time_format, files), framing)
-    return AvroTime(OneSchema(_compiled(source, path, time_format, files)), framing)
+    return AvroTime(OneSchema(_prefix_in(source, path, time_format, files)), framing)
 
 
-def _compiled(
+def _prefix_in(
     file: Path, path: tuple[str, ...], time_format: TimeFormat | None, files: SchemaFiles
-) -> AvroFieldPlan:
+) -> Schema:
     name = ".".join(path)
     try:
         text = files.read(file, MAX_SCHEMA_BYTES)
@@ -136,7 +137,7 @@ def _compiled(
         words = getattr(error, "strerror", None) or str(error)
         raise UnusableField(name, f"{file} cannot be read: {words}", "correct the path") from None
     try:
-        return compiled(text, path, time_format)
+        return prefix_of(text, path, time_format)
     except UnusableField as wrong:
         raise UnusableField(name, f"{file}: {wrong.problem}", wrong.remedy) from None
 

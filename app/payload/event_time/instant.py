@@ -35,7 +35,7 @@ class Absent(StrEnum):
     MALFORMED = "malformed"  # not what the definition says it is, up to the field
     NOT_A_TIME = "not-a-time"
     OUT_OF_RANGE = "out-of-range"
-    BEYOND_LIMIT = "beyond-limit"  # too much stands before the field
+    BEYOND_LIMIT = "beyond-limit"  # too many fields stand before it, or JSON is nested too deep
     UNKNOWN_SCHEMA = "unknown-schema"  # the value names one that is not there, or that lacks the field
 
 

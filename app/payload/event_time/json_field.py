@@ -1,96 +1,106 @@
-"""The event time in a field of a JSON object.
+"""The event time in a field of a JSON object, read by msgspec.
 
-A scan (`json_scanner`) tells what the answer is. In the usual cases `json_decoder` tells the same, sooner.
+msgspec checks the whole value, and makes objects only of the keys on the path. The time it takes is in
+proportion to the value: about 1 ms for a megabyte, at most 8 ms, wherever the field stands.
+
+Rules
+1. A value that is not JSON from its first to its last byte has no event time. Text beside the field may hold
+   invalid UTF-8.
+2. Of equal keys in one object the last counts, as in most parsers: consumers see the same.
+3. A value nested deeper than Python's recursion limit has no event time.
+4. The field's digits are read as they were written: no float rounds them.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
+from typing import Any
 
-import orjson
+import msgspec
 
 from app.payload.event_time.instant import MAX_TEXT_CHARS, Absent, Instant, TimeFormat, UnusableField
-from app.payload.event_time.json_decoder import FieldDecoder
-from app.payload.event_time.json_scanner import NOT_FOUND, OPEN, JsonKey
 from app.payload.event_time.source import ValueTime
 
 MAX_KEYS = 16  # of a path
 MAX_KEY_CHARS = 200
-_SPACE = rb"[ \t\n\r]*+"
-# A value that can be a time, with what must follow it: a number that is cut off is none.
-_WHOLE, _NUMBER, _TEXT, _NULL = range(1, 5)
-_VALUE = re.compile(
-    _SPACE + rb"(?:(-?(?:0|[1-9][0-9]*+))(?![0-9.eE])"
-    rb"|(-?(?:0|[1-9][0-9]*+)(?:\.[0-9]++)?(?:[eE][+-]?[0-9]++)?)"
-    rb'|"((?:[^"\\\x00-\x1f]++|\\.)*+)"'
-    rb"|(null))" + _SPACE + rb"[,}]"
-)
-_OTHER = re.compile(_SPACE + rb"(?:true" + _SPACE + rb"[,}]|false" + _SPACE + rb"[,}]|[\[{])")
-_MAX_ESCAPED_BYTES = 6 * MAX_TEXT_CHARS  # all of it as \u0030
+_MAX_ESCAPED_BYTES = 6 * MAX_TEXT_CHARS + 2  # all of it as \u0030, and the quotes
+_SPACES = b" \t\n\r"
 
 
 class JsonTime(ValueTime):
     """A number or text, by the keys that lead to it from the outermost object."""
 
-    __slots__ = ("_instant", "_keys", "_known")
+    __slots__ = ("_decode", "_instant", "_path")
 
     def __init__(self, path: Sequence[str], time_format: TimeFormat = TimeFormat.EPOCH_MS) -> None:
         """A field.
 
         Raises:
-            UnusableField: no path.
+            UnusableField: no path, or a key that cannot be looked for.
         """
-        told = ".".join(path)
-        if not path or len(path) > MAX_KEYS:
-            raise UnusableField(
-                told, f"a path of {len(path)} keys", f"name 1 to {MAX_KEYS} keys: meta.createdAt"
-            )
-        for name in path:
-            if not 0 < len(name) <= MAX_KEY_CHARS:
-                raise UnusableField(told, f"a key of {len(name)} characters", f"write 1 to {MAX_KEY_CHARS}")
-            if any("\ud800" <= char <= "\udfff" for char in name):
-                raise UnusableField(ascii(told), "half of a character", "write the key as text")
-        self._keys = tuple(map(JsonKey, path))
+        _check(path)
+        kind: Any = msgspec.Raw  # the field as it was written, checked and not decoded
+        for name in reversed(path):
+            kind = msgspec.defstruct("Holder", [("held", kind, None)], rename={"held": name}, gc=False)
+        self._decode = msgspec.json.Decoder(kind).decode
+        self._path = tuple(path)
         self._instant = Instant(time_format)
-        plain = all(key.needle for key in self._keys)
-        self._known = FieldDecoder(path, self._keys, self._instant).read if plain else None
 
     def read(self, value: bytes) -> int | Absent:
-        known = self._known
-        found = known(value) if known is not None else None
-        return self.scan(value) if found is None else found
+        try:
+            found: Any = self._decode(value)
+        except msgspec.ValidationError:  # not an object, where one is expected
+            return Absent.NO_FIELD if value.lstrip(_SPACES).startswith(b"{") else Absent.MALFORMED
+        except msgspec.DecodeError:
+            return Absent.MALFORMED
+        except RecursionError:
+            return Absent.BEYOND_LIMIT
+        for _ in self._path:
+            found = found.held
+            if found is None:
+                return Absent.NO_FIELD
+        return self._time(bytes(found))
 
-    def scan(self, value: bytes) -> int | Absent:
-        """The same, by the scan alone."""
-        at = 0
-        for key in self._keys:
-            opening = OPEN.match(value, at)
-            if opening is None:
-                return Absent.NO_FIELD if at else Absent.MALFORMED
-            at = key.find(value, opening.end())
-            if at < 0:
-                return Absent.NO_FIELD if at == NOT_FOUND else Absent.MALFORMED
-        found = _VALUE.match(value, at)
-        if found is None:
-            return Absent.NOT_A_TIME if _OTHER.match(value, at) else Absent.MALFORMED
-        kind = found.lastindex or _NULL
-        if kind == _WHOLE:
-            digits = found[_WHOLE]
-            return self._instant.of_int(int(digits)) if len(digits) <= MAX_TEXT_CHARS else Absent.OUT_OF_RANGE
-        if kind == _NULL:
-            return Absent.NULL
-        text = found[kind]
-        if kind == _NUMBER:
-            return self._instant.of_number(text.decode("ascii"))
-        if b"\\" in text:
-            return self._escaped(text)
-        return self._instant.of_bytes(text)
+    def _time(self, written: bytes) -> int | Absent:
+        """Of a JSON value that is known to be well-formed, except for the UTF-8 of a text."""
+        if written.isdigit():
+            return (
+                self._instant.of_int(int(written)) if len(written) <= MAX_TEXT_CHARS else Absent.OUT_OF_RANGE
+            )
+        match written[:1]:
+            case b'"' if b"\\" in written:
+                return self._escaped(written)
+            case b'"':
+                return self._instant.of_bytes(written[1:-1])
+            case b"n":
+                return Absent.NULL
+            case b"t" | b"f" | b"{" | b"[":
+                return Absent.NOT_A_TIME
+        return self._instant.of_number(written.decode("ascii"))
 
-    def _escaped(self, text: bytes) -> int | Absent:
-        if len(text) > _MAX_ESCAPED_BYTES:
+    def _escaped(self, written: bytes) -> int | Absent:
+        if len(written) > _MAX_ESCAPED_BYTES:
             return Absent.NOT_A_TIME
         try:
-            return self._instant.of_text(orjson.loads(b'"%b"' % text))
-        except orjson.JSONDecodeError:
+            return self._instant.of_text(msgspec.json.decode(written, type=str))
+        except (msgspec.DecodeError, UnicodeDecodeError):
             return Absent.MALFORMED
+
+
+def _check(path: Sequence[str]) -> None:
+    field = ".".join(path)
+    if not path or len(path) > MAX_KEYS:
+        raise UnusableField(
+            field, f"a path of {len(path)} keys", f"name 1 to {MAX_KEYS} keys: meta.createdAt"
+        )
+    for name in path:
+        if not 0 < len(name) <= MAX_KEY_CHARS:
+            raise UnusableField(field, f"a key of {len(name)} characters", f"write 1 to {MAX_KEY_CHARS}")
+        if any("\ud800" <= char <= "\udfff" for char in name):
+            raise UnusableField(ascii(field), "half of a character", "write the key as text")
+        if any(char < " " or char in '"\\' for char in name):
+            raise UnusableField(
+                ascii(field),
+                "a key with a quote, a backslash or a control character",
+                "use a field of another name",
+            )

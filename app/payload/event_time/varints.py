@@ -1,4 +1,4 @@
-"""Varints of values that nobody trusts: Avro's and Protobuf's numbers of 7 bits a byte."""
+"""Protobuf's varints, numbers of 7 bits a byte, in values that may be damaged or hostile."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def skipped(value: bytes, at: int) -> int:
 
 
 def zigzag(number: int) -> int:
-    """The signed number that a varint of either format's zig-zag stands for."""
+    """The signed number of a zig-zag varint (sint32, sint64)."""
     return (number >> 1) ^ -(number & 1)
 
 

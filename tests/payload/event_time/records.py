@@ -18,7 +18,7 @@ class Sent(NamedTuple):
     offset: int = 0
 
 
-KEYS = ("ts", "meta", "a", "t", "s", "ts\\", 'x"ts', "", "é/\n")
+KEYS = ("ts", "meta", "a", "t", "s", "é/", "ts\\", 'x"ts', "", "\n")
 _CHARS = st.sampled_from(list('ts"\\{}[]:,/ aé\n\u2028😀\x00'))
 _SPACES = st.sampled_from(["", "", "", " ", "\n\t", "\r "])
 _NUMBERS = st.one_of(
@@ -83,10 +83,12 @@ class Number(str):
     __slots__ = ()
 
 
-def first_wins(text: bytes) -> Any:
-    """The whole value decoded: the first of equal keys, numbers as their digits."""
+class Members(list[tuple[str, Any]]):
+    """An object's keys and values, in order, equal keys too."""
 
-    def pairs(found: list[tuple[str, Any]]) -> dict[str, Any]:
-        return dict(reversed(found))
+    __slots__ = ()
 
-    return json.loads(text, object_pairs_hook=pairs, parse_int=Number, parse_float=Number)
+
+def whole(text: bytes) -> Any:
+    """The whole value decoded, objects as `Members` and numbers as `Number`."""
+    return json.loads(text, object_pairs_hook=Members, parse_int=Number, parse_float=Number)

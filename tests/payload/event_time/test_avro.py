@@ -1,4 +1,4 @@
-"""A field of an Avro record: the same as fastavro's full decode, found by a plan."""
+"""A field of an Avro record, read up to the field."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from app.payload.codec import Framing
 from app.payload.event_time.avro_field import AvroTime, OneSchema
-from app.payload.event_time.avro_plan import MAX_STEPS, compiled
+from app.payload.event_time.avro_prefix import MAX_FIELDS, prefix_of
 from app.payload.event_time.avro_schemas import AvroSchemaFolder, open_avro
 from app.payload.event_time.instant import MAX_MS, Absent, Instant, TimeFormat, UnusableField
 from app.payload.schema_files import SchemaFiles
@@ -40,13 +40,13 @@ def _written(schema: Any, value: Any) -> bytes:
 
 
 def _read(schema: Any, value: Any, *path: str, time_format: TimeFormat | None = None) -> int | Absent:
-    plan = compiled(json.dumps(schema), path, time_format)
-    return AvroTime(OneSchema(plan)).read(_written(schema, value))
+    prefix = prefix_of(json.dumps(schema), path, time_format)
+    return AvroTime(OneSchema(prefix)).read(_written(schema, value))
 
 
 def _refused(schema: Any, *path: str, time_format: TimeFormat | None = None) -> str:
     with pytest.raises(UnusableField) as caught:
-        compiled(json.dumps(schema), path, time_format)
+        prefix_of(json.dumps(schema), path, time_format)
     assert caught.value.field == ".".join(path)
     assert caught.value.remedy
     return caught.value.problem
@@ -159,7 +159,7 @@ def test_a_field_in_any_schema_is_what_a_full_decode_gives(
     found: Any = schemaless_reader(io.BytesIO(packed), parse_schema(json.loads(json.dumps(schema))), None)
     for name in path:
         found = found[name]
-    source = AvroTime(OneSchema(compiled(json.dumps(schema), tuple(path), time_format)))
+    source = AvroTime(OneSchema(prefix_of(json.dumps(schema), tuple(path), time_format)))
     assert source.read(packed) == source.read(packed + garbage) == time
     if isinstance(found, datetime):
         moment = found if found.tzinfo else found.replace(tzinfo=UTC)
@@ -178,16 +178,86 @@ def test_any_bytes_give_a_time_or_a_reason(value: bytes) -> None:
         ("d", ["null", _record(("x", ["null", "double", "string"]), name="D")]),
     )  # fmt: skip
     for path in (("a",), ("d", "x")):
-        found = AvroTime(OneSchema(compiled(json.dumps(schema), path, None)), Framing.NONE).read(value)
+        found = AvroTime(OneSchema(prefix_of(json.dumps(schema), path, None)), Framing.NONE).read(value)
         assert isinstance(found, Absent) or 0 <= found <= MAX_MS
 
 
-def test_a_negative_length_is_malformed_and_leads_nowhere_else() -> None:
-    schema = json.dumps(_record(("a", "bytes"), ("ts", "long")))
-    source = AvroTime(OneSchema(compiled(schema, ("ts",), None)))
-    assert source.read(b"\x02x\x0a") == 5
-    assert source.read(b"\x01\x0a") is Absent.MALFORMED  # -1, which would read the length again
-    assert source.read(b"\xc7\x01\x0a") is Absent.MALFORMED
+_FIXED = {"type": "fixed", "name": "F", "size": 3}
+_ENUM = {"type": "enum", "name": "E", "symbols": ["A", "B"]}
+_META = _record(("zone", "string"), ("ts", "long"), name="Meta")
+
+
+@pytest.mark.parametrize(
+    ("fields", "path", "value", "expected"),
+    [  # the bytes are written by hand, from the specification
+        ([("ts", "long")], "ts", "0a", 5),
+        ([("ts", "long")], "ts", "96f0dca5c068", 1_795_335_887_883),
+        ([("ts", "long")], "ts", "09", Absent.OUT_OF_RANGE),  # -5
+        ([("ts", "long")], "ts", "feffffffffffffffff01", Absent.OUT_OF_RANGE),  # 2**63 - 1
+        ([("ts", "long")], "ts", "", Absent.MALFORMED),
+        ([("ts", "long")], "ts", "96f0dc", Absent.MALFORMED),
+        ([("ts", "double")], "ts", "0000000000001440", 5),
+        ([("ts", "double")], "ts", "00000000000014", Absent.MALFORMED),
+        ([("ts", "double")], "ts", "000000000000f87f", Absent.NOT_A_TIME),  # NaN
+        ([("ts", "string")], "ts", "0235", 5),
+        ([("ts", "string")], "ts", "0435", Absent.MALFORMED),  # a byte too few
+        ([("ts", "string")], "ts", "0135", Absent.MALFORMED),  # of length -1
+        ([("ts", "string")], "ts", "02ff", Absent.NOT_A_TIME),
+        ([("ts", "string")], "ts", "00", Absent.NOT_A_TIME),
+        ([("ts", "string")], "ts", "feffffffffffffffff01", Absent.MALFORMED),  # of length 2**63 - 1
+        ([("ts", ["null", "long"])], "ts", "00", Absent.NULL),
+        ([("ts", ["null", "long"])], "ts", "020a", 5),
+        ([("ts", ["null", "long"])], "ts", "040a", Absent.MALFORMED),  # a third branch
+        ([("ts", ["string", "boolean", "double"])], "ts", "0201", Absent.NOT_A_TIME),
+        ([("a", "bytes"), ("ts", "long")], "ts", "02ff0a", 5),
+        ([("a", "string"), ("ts", "long")], "ts", "02ff0a", 5),  # UTF-8 before the field is not looked at
+        ([("a", "bytes"), ("ts", "long")], "ts", "010a", Absent.MALFORMED),
+        ([("a", "bytes"), ("ts", "long")], "ts", "c7010a", Absent.MALFORMED),
+        ([("a", "float"), ("b", "boolean"), ("c", "null"), ("ts", "long")], "ts", "00000000010a", 5),
+        ([("a", "float"), ("ts", "long")], "ts", "000000", Absent.MALFORMED),
+        ([("a", _FIXED), ("b", "F"), ("c", _ENUM), ("ts", "long")], "ts", "112233445566020a", 5),
+        (
+            [("a", {"type": "fixed", "name": "F", "size": 2**70}), ("ts", "long")],
+            "ts",
+            "0a",
+            Absent.MALFORMED,
+        ),
+        ([("a", ["null", "int"]), ("ts", "long")], "ts", "02020a", 5),
+        ([("a", ["null", "int"]), ("ts", "long")], "ts", "0602", Absent.MALFORMED),
+        ([("meta", _META)], "meta.ts", "027a0a", 5),
+        ([("meta", ["null", _META, "string"])], "meta.ts", "02027a0a", 5),
+        ([("meta", ["null", _META, "string"])], "meta.ts", "00", Absent.NO_FIELD),
+        ([("meta", ["null", _META, "string"])], "meta.ts", "0400", Absent.NOT_A_TIME),
+        ([("a", _META), ("meta", "Meta")], "meta.ts", "027a0a027a0c", 6),
+    ],
+)
+def test_what_the_bytes_of_a_record_tell(
+    fields: list[tuple[str, Any]], path: str, value: str, expected: int | Absent
+) -> None:
+    prefix = prefix_of(json.dumps(_record(*fields)), tuple(path.split(".")), None)
+    assert AvroTime(OneSchema(prefix)).read(bytes.fromhex(value)) == expected
+
+
+def test_each_branch_of_a_union_has_its_own_unit() -> None:
+    def event(name: str, logical: str) -> dict[str, Any]:
+        return _record(("id", "string"), ("at", {"type": "long", "logicalType": logical}), name=name)
+
+    schema = [event("Old", "timestamp-millis"), event("New", "timestamp-micros"), _record(name="Other")]
+    source = AvroTime(OneSchema(prefix_of(json.dumps(schema), ("at",), None)))
+    assert source.read(bytes.fromhex("0000d00f")) == 1000
+    assert source.read(bytes.fromhex("0200d00f")) == 1
+    assert source.read(bytes.fromhex("04")) is Absent.NOT_A_TIME
+    leaf = _record(("ts", ["int", {"type": "long", "logicalType": "timestamp-micros"}]))
+    source = AvroTime(OneSchema(prefix_of(json.dumps(leaf), ("ts",), None)))
+    assert source.read(bytes.fromhex("00d00f")) == 1000
+    assert source.read(bytes.fromhex("02d00f")) == 1
+
+
+def test_a_number_without_end_takes_time_in_proportion() -> None:
+    """Were it in proportion to the square, the test would run out of time."""
+    source = AvroTime(OneSchema(prefix_of(json.dumps(_record(("a", "long"), ("ts", "long"))), ("ts",), None)))
+    assert source.read(b"\x80" * 10**6) is Absent.MALFORMED
+    assert source.read(b"\x80" * 10**6 + b"\x01\x0a") in (5, Absent.MALFORMED)
 
 
 # -- the way to the field ----------------------------------------------------------------------------
@@ -230,7 +300,7 @@ def test_a_list_before_the_field_is_refused_with_its_name_wherever_it_is(before:
     assert "has no bound" in _refused(
         _record(("o", _record(("x", before), ("ts", "long"), name="I"))), "o", "ts"
     )
-    compiled(json.dumps(_record(("ts", "long"), ("tags", before))), ("ts",), None)
+    prefix_of(json.dumps(_record(("ts", "long"), ("tags", before))), ("ts",), None)
 
 
 def test_a_record_that_holds_itself_before_the_field_is_refused() -> None:
@@ -246,7 +316,17 @@ def test_a_schema_that_grows_by_its_names_is_refused_and_not_written_out() -> No
     inner: Any = _record(("x", "int"), ("y", "int"), name="R0")
     for level in range(1, 40):  # 2**40 numbers
         inner = _record(("x", inner), ("y", f"R{level - 1}"), name=f"R{level}")
-    assert f"more than {MAX_STEPS} values" in _refused(_record(("r", inner), ("ts", "long")), "ts")
+    assert f"more than {MAX_FIELDS} values" in _refused(_record(("r", inner), ("ts", "long")), "ts")
+
+
+def test_branches_that_multiply_along_the_path_are_refused() -> None:
+    """Two branches at each of 60 steps would be 2**60 records."""
+    fields = ("ts", "long"), ("u", ["A", "B"])
+    left, right = (_record(*fields, name=name) for name in "AB")
+    schema = _record(("u", [left, right]))
+    assert "more than 1000 values" in _refused(schema, *["u"] * 60, "ts")
+    assert "a path of 65 names" in _refused(schema, *["u"] * 64, "ts")
+    assert prefix_of(json.dumps(schema), ("u", "u", "ts"), None)
 
 
 @pytest.mark.parametrize(
@@ -298,7 +378,7 @@ def test_a_format_that_the_schema_contradicts_is_refused() -> None:
 def test_any_json_is_a_schema_or_refused_in_words(schema: Any) -> None:
     for text in (schema, _record(("x", schema), ("ts", "long"))):
         with contextlib.suppress(UnusableField):
-            compiled(json.dumps(text), ("ts",), None)
+            prefix_of(json.dumps(text), ("ts",), None)
 
 
 @pytest.mark.parametrize(
@@ -306,7 +386,7 @@ def test_any_json_is_a_schema_or_refused_in_words(schema: Any) -> None:
 )
 def test_what_is_no_schema_is_refused(text: bytes) -> None:
     with pytest.raises(UnusableField, match="ts: "):
-        compiled(text, ("ts",), None)
+        prefix_of(text, ("ts",), None)
 
 
 # -- framing and folders -----------------------------------------------------------------------------
@@ -338,14 +418,14 @@ def test_a_schema_that_comes_later_is_found_and_hostile_ids_are_not_looked_for_e
     (tmp_path / "1.avsc").write_text(json.dumps(_record(("ts", "long"))))
     files = SchemaFiles(tmp_path)
     folder = AvroSchemaFolder(tmp_path, ("ts",), None, files)
-    assert folder.plan(2) is None
+    assert folder.prefix(2) is None
     (tmp_path / "2.avsc").write_text(json.dumps(_record(("ts", "double"))))
-    assert folder.plan(2) is None, "a value asks memory only"
+    assert folder.prefix(2) is None, "a value asks memory only"
     files.refresh()
-    assert folder.plan(2) is not None
+    assert folder.prefix(2) is not None
     (tmp_path / "3.avsc").write_text(json.dumps(_record(("at", "long"))))
     files.refresh()
-    assert folder.plan(3) is None
+    assert folder.prefix(3) is None
     assert "has no field 'ts'" in folder.unusable[3].problem
 
 

@@ -1,9 +1,27 @@
-"""The way to a field of an Avro record, worked out once from the schema.
+"""The part of an Avro schema that ends at a field: a schema of its own, by which fastavro reads values.
 
-Avro writes the fields of a record one behind the other without their lengths: a field is found by passing
-over those before it. Most types are passed over in a step, however large they are. Arrays and maps are not:
-they are as long as the value says, in pieces. A schema in which one stands before the field, or a record that
-holds itself, is refused: nothing would bound the time that a value takes.
+Avro writes the fields of a record one after the other, without their lengths. A reader has to read all fields
+before the one that it wants, and none behind it.
+
+    record Event                          record T2
+      id: string                            f0: bytes
+      meta: union                           NO_FIELD: union
+        null                                  null
+        record Meta                           record T1
+          zone: string               ->         f0: bytes
+          at: long, timestamp-micros            EPOCH_US: long
+          tags: array
+        string                                record T3, without fields
+      body: string
+
+Rules
+1. No array, no map and no record that holds itself may stand before the field, because fastavro has no
+   limits: a value of 10 bytes can announce 2**62 nulls, and a megabyte of nested records overflows the stack.
+2. All other values take time and memory in proportion to their size: at most 33 ms for a megabyte, which is
+   one number that does not end.
+3. Text before the field is read as bytes, so its UTF-8 does not matter.
+4. The field to follow is the last field of its record. Its name is the `TimeFormat` of its value, or the
+   `Absent` that stands for null. A branch of a union that cannot hold a time is a record without fields.
 
 Source: Apache Avro 1.12, "Binary encoding".
 """
@@ -11,19 +29,20 @@ Source: Apache Avro 1.12, "Binary encoding".
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
-from enum import Enum
-from typing import Any
+from typing import Any, NamedTuple
 
-from app.payload.event_time.instant import Absent, Instant, TimeFormat, UnusableField
+from fastavro import parse_schema
+from fastavro.types import Schema
+
+from app.payload.event_time.instant import Absent, TimeFormat, UnusableField
 
 MAX_SCHEMA_BYTES = 1024 * 1024
-MAX_STEPS = 1_000  # before the field, of all branches together
-MAX_NESTED = 64  # records and unions in each other
-VARINT, LENGTH = -1, -2  # steps: a number; a length and as many bytes. Others are a number of bytes.
+MAX_FIELDS = 1_000  # up to the field, of all branches together
+MAX_NESTED = 64  # records and unions in each other; names of a path
 
-_FIXED = {"null": 0, "boolean": 1, "int": VARINT, "long": VARINT, "float": 4, "double": 8,
-          "bytes": LENGTH, "string": LENGTH}  # fmt: skip
+# Types without parts, as a prefix has them.
+_PLAIN = {"null": "null", "boolean": "boolean", "int": "long", "long": "long", "float": "float",
+          "double": "double", "bytes": "bytes", "string": "bytes"}  # fmt: skip
 _LOGICAL = {
     f"{local}timestamp-{unit}": time_format
     for local in ("", "local-")
@@ -33,51 +52,24 @@ _LOGICAL = {
         ("nanos", TimeFormat.EPOCH_NS),
     )
 }
-_ELSEWHERE = (
+_OTHER_PLACES = (
     "name a field before it, move the field to the front of its record, or take the time from a header"
 )
 _TIMES = "name a long (timestamp-millis), an int, a double or a string"
 
-Skip = int | tuple["Skips", ...]  # a tuple: a union's branches
-Skips = tuple[Skip, ...]
+
+class _Field(NamedTuple):
+    """A field of a prefix."""
+
+    name: str
+    type: Any
 
 
-class FieldEncoding(Enum):
-    """How the field is written."""
-
-    NUMBER = "number"
-    DOUBLE = "double"
-    TEXT = "text"
-
-
-@dataclass(frozen=True, slots=True)
-class PlannedField:
-    """The field itself."""
-
-    kind: FieldEncoding
-    instant: Instant
-
-
-@dataclass(frozen=True, slots=True)
-class UnionPlan:
-    """A union on the way: what follows in each of its branches."""
-
-    branches: tuple[AvroFieldPlan | Absent, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class AvroFieldPlan:
-    """What to pass over, then what stands there."""
-
-    skips: Skips
-    then: PlannedField | UnionPlan
-
-
-def compiled(schema: bytes | str, path: tuple[str, ...], time_format: TimeFormat | None) -> AvroFieldPlan:
-    """The plan for the field to which `path` leads, through records in records.
+def prefix_of(schema: bytes | str, path: tuple[str, ...], time_format: TimeFormat | None) -> Schema:
+    """The prefix of a schema (.avsc) up to the field to which `path` leads, through records in records.
 
     Args:
-        time_format: None: what the field's logical type says, else `EPOCH_MS`.
+        time_format: None: the unit of the field's logical type, else `EPOCH_MS`.
 
     Raises:
         UnusableField: no schema, no such field, none that can be a time, or none that can be reached in
@@ -86,14 +78,16 @@ def compiled(schema: bytes | str, path: tuple[str, ...], time_format: TimeFormat
     name = ".".join(path)
     if len(schema) > MAX_SCHEMA_BYTES:
         raise UnusableField(name, f"a schema of {len(schema)} bytes", f"at most {MAX_SCHEMA_BYTES} are read")
+    if len(path) > MAX_NESTED:
+        raise UnusableField(name, f"a path of {len(path)} names", f"name at most {MAX_NESTED}")
     try:
         parsed = json.loads(schema)
     except (ValueError, RecursionError):
         raise UnusableField(name, "the schema is no JSON", "give an Avro schema (.avsc)") from None
     try:
-        return _Compiler(name, time_format).plan(parsed, path)
+        return _PrefixBuilder(name, time_format).prefix(parsed, path)
     except RecursionError:
-        raise UnusableField(name, "the schema is nested too deep", _ELSEWHERE) from None
+        raise UnusableField(name, "the schema is nested too deep", _OTHER_PLACES) from None
 
 
 class _Named:
@@ -106,16 +100,24 @@ class _Named:
         self.namespace = namespace
 
 
-class _Compiler:
+class _PrefixBuilder:
     def __init__(self, name: str, time_format: TimeFormat | None) -> None:
         self._name = name
         self._format = time_format
         self._named: dict[str, _Named] = {}
-        self._steps = 0
+        self._fields = 0
+        self._types_with_names = 0
 
-    def plan(self, schema: Any, path: tuple[str, ...]) -> AvroFieldPlan:
+    def prefix(self, schema: Any, path: tuple[str, ...]) -> Schema:
         self._learn(schema, "")
-        return self._follow(schema, "", path, ())
+        prefix = self._record_of(self._to_field(schema, "", path))
+        self._count_field(0)  # a union takes the refusal of one branch for a branch without a time
+        return parse_schema(prefix)
+
+    def _count_field(self, fields: int = 1) -> None:
+        self._fields += fields
+        if self._fields > MAX_FIELDS:
+            raise self._wrong(f"more than {MAX_FIELDS} values stand before it", _OTHER_PLACES)
 
     def _wrong(self, problem: str, remedy: str) -> UnusableField:
         return UnusableField(self._name, problem, remedy)
@@ -152,7 +154,7 @@ class _Compiler:
                     f"{namespace}.{schema}" if namespace and "." not in schema else schema
                 )
                 found = found or self._named.get(schema)
-                if schema in _FIXED and found is None:
+                if schema in _PLAIN and found is None:
                     return {"type": schema}, namespace
                 if found is None:
                     raise self._wrong(f"the schema does not define {schema[:200]!r}", "put its definition in")
@@ -162,112 +164,128 @@ class _Compiler:
             kind = schema.get("type")
             if kind in ("record", "error", "enum", "fixed"):
                 return schema, _full_name(schema, namespace)[1]
-            if isinstance(kind, str) and (kind in _FIXED or kind in ("array", "map")):
+            if isinstance(kind, str) and (kind in _PLAIN or kind in ("array", "map")):
                 return schema, namespace
             schema = kind
         raise self._wrong(f"the schema holds {str(schema)[:100]!r}, which is no type", "correct the schema")
 
-    # -- the way -----------------------------------------------------------------------------------
+    # -- up to the field ---------------------------------------------------------------------------
 
-    def _follow(self, schema: Any, namespace: str, path: tuple[str, ...], skips: Skips) -> AvroFieldPlan:
+    def _to_field(self, schema: Any, namespace: str, path: tuple[str, ...]) -> _Field:
+        """The field to follow, of a value of this schema, to where `path` leads in it."""
+        self._count_field()
         schema, namespace = self._resolved(schema, namespace)
         if isinstance(schema, list):
-            return AvroFieldPlan(_joined(skips), self._choice(schema, namespace, path))
+            why_null = Absent.NO_FIELD if path else Absent.NULL
+            return _Field(why_null.name, self._choice(schema, namespace, path))
         if not path:
-            return AvroFieldPlan(_joined(skips), self._field(schema))
+            return self._time(schema)
         if schema.get("type") not in ("record", "error"):
             raise self._wrong(
                 f"{path[0]!r} is looked for in a value of type {schema.get('type')!r}, which has no fields",
                 "correct the path",
             )
-        names = []
+        names: list[str] = []
+        found: list[_Field] = []
         for field in _fields(schema):
+            kind, name = field.get("type"), str(field.get("name"))
             if field.get("name") == path[0]:
-                return self._follow(field.get("type"), namespace, path[1:], skips)
-            names.append(str(field.get("name")))
-            skips = (*skips, *self._skips(field.get("type"), namespace, str(field.get("name")), ()))
+                found.append(self._to_field(kind, namespace, path[1:]))
+                return _Field(Absent.NO_FIELD.name, self._record(found))
+            names.append(name)
+            found.append(_Field(f"f{len(found)}", self._before(kind, namespace, name, ())))
         known = ", ".join(names[:10])
         raise self._wrong(f"record {schema.get('name')!r} has no field {path[0]!r}", f"it has: {known}")
 
-    def _choice(self, branches: list[Any], namespace: str, path: tuple[str, ...]) -> UnionPlan:
-        """Null gives no time, as do branches that cannot; one of them must."""
-        found: list[AvroFieldPlan | Absent] = []
+    def _choice(self, branches: list[Any], namespace: str, path: tuple[str, ...]) -> list[Any]:
+        """The branches of a union. Those that cannot hold a time say so; one of them must."""
+        found: list[Any] = []
         reasons: list[UnusableField] = []
         for branch in branches:
             resolved, inner = self._resolved(branch, namespace)
             if isinstance(resolved, list):
                 raise self._wrong("a union in a union", "correct the schema")
             if resolved.get("type") == "null":
-                found.append(Absent.NO_FIELD if path else Absent.NULL)
+                found.append("null")
                 continue
             try:
-                found.append(self._follow(resolved, inner, path, ()))
+                found.append(self._record_of(self._to_field(resolved, inner, path)))
             except UnusableField as reason:
                 reasons.append(reason)
-                found.append(Absent.NOT_A_TIME)
-        if not any(isinstance(one, AvroFieldPlan) for one in found):
+                found.append(self._record([]))
+        if all(one == "null" or not one["fields"] for one in found):
             raise reasons[0] if reasons else self._wrong("is always null", _TIMES)
-        return UnionPlan(tuple(found))
+        return found
 
-    def _field(self, schema: dict[str, Any]) -> PlannedField:
+    def _time(self, schema: dict[str, Any]) -> _Field:
         kind, logical = schema.get("type"), schema.get("logicalType")
         if kind == "string":
-            return PlannedField(FieldEncoding.TEXT, Instant(self._format or TimeFormat.EPOCH_MS))
-        told = _LOGICAL.get(str(logical)) if kind == "long" else None
-        if told is not None and self._format not in (None, told):
-            raise self._wrong(f"{self._format} is configured, and the schema says {logical}", f"say {told}")
-        if kind not in ("int", "long", "double") or (logical is not None and told is None):
+            return _Field((self._format or TimeFormat.EPOCH_MS).name, _PLAIN[kind])
+        unit = _LOGICAL.get(str(logical)) if kind == "long" else None
+        if unit is not None and self._format not in (None, unit):
+            raise self._wrong(f"{self._format} is configured, and the schema says {logical}", f"say {unit}")
+        if kind not in ("int", "long", "double") or (logical is not None and unit is None):
             word = f"{logical} ({kind})" if logical is not None else str(kind)
             why = ", which holds minutes at best" if kind == "float" else ""
             raise self._wrong(f"is of type {word}{why}, which is no time", _TIMES)
-        time_format = told or self._format or TimeFormat.EPOCH_MS
+        time_format = unit or self._format or TimeFormat.EPOCH_MS
         if time_format is TimeFormat.ISO_8601:
             raise self._wrong(
                 f"iso-8601 is configured, and the field is of type {kind}", "say epoch-ms or -s"
             )
-        return PlannedField(
-            FieldEncoding.DOUBLE if kind == "double" else FieldEncoding.NUMBER, Instant(time_format)
-        )
+        return _Field(time_format.name, _PLAIN[kind])
 
-    # -- what is passed over -----------------------------------------------------------------------
+    def _record(self, fields: list[_Field]) -> dict[str, Any]:
+        return {**self._type_with_name("record"), "fields": [field._asdict() for field in fields]}
 
-    def _skips(self, schema: Any, namespace: str, before: str, around: tuple[int, ...]) -> Skips:
-        """How to pass over a value.
+    def _record_of(self, field: _Field) -> dict[str, Any]:
+        """A record that holds only this field, or the field's own type where that is a record."""
+        return field.type if isinstance(field.type, dict) else self._record([field])
+
+    def _type_with_name(self, kind: str) -> dict[str, Any]:
+        self._types_with_names += 1
+        return {"type": kind, "name": f"T{self._types_with_names}"}
+
+    # -- before the field --------------------------------------------------------------------------
+
+    def _before(self, schema: Any, namespace: str, before: str, around: tuple[int, ...]) -> Any:
+        """The type of a value that stands before the field.
 
         Args:
-            before: the name of the field that holds it, for the words.
+            before: the name of the field that holds it, for the error.
             around: the ids of the records and unions that it lies in.
         """
-        self._steps += 1
-        if self._steps > MAX_STEPS:
-            raise self._wrong(f"more than {MAX_STEPS} values stand before it", _ELSEWHERE)
+        self._count_field()
         schema, namespace = self._resolved(schema, namespace)
         if id(schema) in around:
-            raise self._wrong(f"{before!r} stands before it and holds itself", _ELSEWHERE)
+            raise self._wrong(f"{before!r} stands before it and holds itself", _OTHER_PLACES)
         if len(around) > MAX_NESTED:
-            raise self._wrong(f"{before!r} stands before it and is nested too deep", _ELSEWHERE)
+            raise self._wrong(f"{before!r} stands before it and is nested too deep", _OTHER_PLACES)
         inner = (*around, id(schema))
         if isinstance(schema, list):
-            return (tuple(self._skips(branch, namespace, before, inner) for branch in schema),)
+            return [self._before(branch, namespace, before, inner) for branch in schema]
         kind = schema.get("type")
         if kind in ("array", "map"):
             raise self._wrong(
                 f"{before!r} stands before it, and {'an' if kind == 'array' else 'a'} {kind} has no bound",
-                _ELSEWHERE,
+                _OTHER_PLACES,
             )
         if kind in ("record", "error"):
-            found: list[Skip] = []
+            found: list[_Field] = []
             for field in _fields(schema):
-                found += self._skips(field.get("type"), namespace, f"{before}.{field.get('name')}", inner)
-            return tuple(found)
+                name = f"{before}.{field.get('name')}"
+                found.append(
+                    _Field(f"f{len(found)}", self._before(field.get("type"), namespace, name, inner))
+                )
+            return self._record(found)
         if kind == "enum":
-            return (VARINT,)
+            return "long"
         if kind == "fixed":
             size = schema.get("size")
             if not isinstance(size, int) or isinstance(size, bool) or size < 0:
                 raise self._wrong(f"{before!r} is fixed without a size", "correct the schema")
-            return (size,)
-        return (_FIXED[kind],)
+            return {**self._type_with_name("fixed"), "size": size}
+        return _PLAIN[kind]
 
 
 def _full_name(schema: dict[str, Any], namespace: str) -> tuple[str, str]:
@@ -282,16 +300,3 @@ def _full_name(schema: dict[str, Any], namespace: str) -> tuple[str, str]:
 def _fields(schema: dict[str, Any]) -> list[dict[str, Any]]:
     fields = schema.get("fields")
     return [field for field in fields if isinstance(field, dict)] if isinstance(fields, list) else []
-
-
-def _joined(skips: Skips) -> Skips:
-    """The same with numbers of bytes side by side added up."""
-    joined: list[Skip] = []
-    for skip in skips:
-        if isinstance(skip, tuple):
-            joined.append(tuple(map(_joined, skip)))
-        elif skip >= 0 and joined and isinstance(joined[-1], int) and joined[-1] >= 0:
-            joined[-1] += skip
-        elif skip != 0:
-            joined.append(skip)
-    return tuple(joined)
