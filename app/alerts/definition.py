@@ -119,7 +119,7 @@ class AlertSpec(Model):
 
 
 class AlertDefinition(OfTopics):
-    """Audit findings of which channels get notices."""
+    """An alert: the audit findings that it watches, and the channels that get its notices."""
 
     api_version: Literal["switchyard/v1"] = Field(alias="apiVersion")
     prefix: ClassVar[str] = PREFIX

@@ -26,10 +26,10 @@ examples:
   python -m spark report --from-store /var/lib/dash --html report.html --json report.json
   python -m spark report --from-store /var/lib/dash --since 6h
 """
-REMOVED = {
-    "--topic": "give --json FILE or --html FILE, and serve the file; --json is one document for programs"
-}
-REMOVED |= dict.fromkeys(("--bootstrap", "--command-config"), "report reads the store alone")
+REMOVED = dict.fromkeys(
+    ("--topic", "--bootstrap", "--command-config"),
+    "give --json FILE or --html FILE, and serve the file; --json is one document for programs",
+)
 
 
 def add_arguments(parser: ArgumentParser) -> None:

@@ -45,8 +45,8 @@ _FORECASTS = (
 _SCENARIOS = "change a copy of the loads (Parquet files), and give its folder as --loads"
 _PRICES = "multiply the workers of --json by your price, for example in a spreadsheet"
 REMOVED = {
-    **dict.fromkeys(("--weeks", "--percentile", "--publish", "--compare", "--csv"), _FORECASTS),
-    **dict.fromkeys(("--region", "--command-config"), "size reads no cluster"),
+    **dict.fromkeys(("--weeks", "--percentile", "--csv"), _FORECASTS),
+    **dict.fromkeys(("--publish", "--compare", "--region", "--command-config"), _FORECASTS),
     **dict.fromkeys(("--double", "--add-region"), _SCENARIOS),
     "--lose-zone": "give --spare, with the number of workers in a zone",
     **dict.fromkeys(("--price-worker-hour", "--price-gb"), _PRICES),

@@ -4,7 +4,7 @@ Rules
 1. Only the newest notice of an alert waits. A lane holds `MOST_WAITING` at most. The monitor offers others
    again later, because the control log says that the channel did not take them.
 2. A notice that the channel did not take waits for the lane's backoff, behind those that wait already.
-3. A lane sends a notice that it delivered no second time, also before the control log says that it was taken.
+3. A lane never sends a delivered notice again, even before the control log records it.
 """
 
 from __future__ import annotations

@@ -66,7 +66,7 @@ def recommend_command(name: str | None, check: bool, url: str | None, output: st
 def what_if() -> None:
     """Was removed. Use switchyard size recommend."""
     raise click.UsageError(
-        "size what-if was removed: put the load on a test workload and run switchyard size recommend; "
+        "size what-if was removed: change a copy of the loads and run python -m spark size --loads DIR; "
         "messages in flight are messages/s x seconds until the answer"
     )
 

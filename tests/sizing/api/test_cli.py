@@ -68,5 +68,5 @@ def test_a_worker_that_is_away_is_told() -> None:
 def test_what_if_says_that_it_was_removed_and_where_to_go() -> None:
     ended = run("size", "what-if", "--rate", "5000", "--latency", "20ms")
     assert ended.exit_code == 2
-    assert "size what-if was removed: put the load on a test workload" in ended.stderr
+    assert "size what-if was removed: change a copy of the loads" in ended.stderr
     assert "what-if" not in run("size", "--help").stdout
