@@ -22,8 +22,7 @@ from app.kafka.client.cluster import ClusterClient, ClusterSpec, ClusterUnreacha
 from app.kafka.fetch.decoder import records_of
 from app.kafka.fetch.span_reader import read_span
 from app.kafka.records.batch import ReadCommittedFilter, RecordBatch, iter_batches
-from app.kafka.records.legacy_format import LOG_APPEND_TIME
-from app.kafka.records.verbatim_copy import has_own_offsets
+from app.kafka.records.verbatim_copy import LOG_APPEND_TIME, has_own_offsets
 from spark.archive.restore import client_options
 from spark.topics import Range
 
@@ -171,10 +170,8 @@ async def _batches(
             if piece.damage and skips_damage:
                 continue
             if piece.damage:
-                offsets = f"offsets {piece.start:,} to {piece.end - 1:,}"
-                raise Unreadable(
-                    piece.start, f"the batch of {offsets} is damaged: {piece.damage}", is_damage=True
-                )
+                why = f"the batch of offsets {piece.start:,} to {piece.end - 1:,}: {piece.damage}"
+                raise Unreadable(piece.start, why, is_damage=True)
             shown = ReadCommittedFilter(piece.aborted)
             for batch in iter_batches(piece.data):
                 header = batch.header
@@ -190,8 +187,7 @@ async def _next(batches: AsyncIterator[RecordBatch]) -> RecordBatch | None:
 
 def _rows(one: Range, batch: RecordBatch) -> Iterator[RecordRow]:
     at, header = max(one.start, batch.header.base_offset), batch.header
-    is_log_time = bool(header.attributes & LOG_APPEND_TIME)
-    timestamp_type = int(is_log_time) if header.magic else -1
+    timestamp_type = int(bool(header.attributes & LOG_APPEND_TIME))
     try:
         for record in records_of(batch):
             at = record.offset + 1

@@ -30,7 +30,6 @@ import numpy.typing as npt
 from app.kafka.records.batch import (
     HEADER,
     LOG_OVERHEAD_BYTES,
-    MAGIC,
     BatchHeader,
     ReadCommittedFilter,
     RecordBatch,
@@ -397,8 +396,7 @@ def _numbers(many: list[int]) -> Numbers:
 def _count_undecodable(tally: Tally, batch: RecordBatch) -> None:
     header = batch.header
     tally.undecodable += 1
-    first_ms = header.first_timestamp_ms if header.magic == MAGIC else NEVER_MS
-    first_ms = first_ms if first_ms <= LAST_MS else NEVER_MS
+    first_ms = header.first_timestamp_ms if header.first_timestamp_ms <= LAST_MS else NEVER_MS
     sums = tally.sums(window_of(first_ms, tally.width_ms))
     sums.count += header.record_count
     sums.nbytes += header.length + LOG_OVERHEAD_BYTES

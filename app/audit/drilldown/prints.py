@@ -34,7 +34,6 @@ from app.kafka.fetch.decoder import records_of
 from app.kafka.fetch.span_reader import SpanPiece
 from app.kafka.records.batch import (
     HEADER_BYTES,
-    MAGIC,
     BatchHeader,
     ReadCommittedFilter,
     RecordBatch,
@@ -156,7 +155,7 @@ class PrintReader:
 
     def _may_hold(self, header: BatchHeader) -> bool:
         """Rule 3."""
-        if self._spec.by_value or header.magic < MAGIC:
+        if self._spec.by_value:
             return True
         first_ms, last_ms = header.first_timestamp_ms, header.max_timestamp_ms
         if last_ms < self._window.start_ms:
@@ -203,7 +202,7 @@ class PrintReader:
 
     def _undecodable(self, batch: RecordBatch) -> list[RecordPrint]:
         header = batch.header
-        at_ms = header.first_timestamp_ms if header.magic == MAGIC else -1
+        at_ms = header.first_timestamp_ms
         if not self._window.start_ms <= at_ms < self._window.end_ms:
             return []
         data = bytes(batch.data[HEADER_BYTES:])
@@ -236,7 +235,7 @@ class PrintReader:
 
     def _origin(self, header: BatchHeader) -> CopyOrigin | None:
         """Of the batch's first record, by its lane's numbers."""
-        if self._origins is None or header.magic < MAGIC or header.attributes & CONTROL:
+        if self._origins is None or header.attributes & CONTROL:
             return None
         return self._origins.of(
             header.base_offset, header.next_offset, header.producer_id, header.producer_epoch,
@@ -264,8 +263,8 @@ def batch_print(batch: RecordBatch) -> int:
     header = batch.header
     attributes = header.attributes & (_CODEC | LOG_APPEND_TIME | DELETE_HORIZON)
     last_ms = header.max_timestamp_ms if header.attributes & LOG_APPEND_TIME else 0
-    told = (header.magic, attributes, header.first_timestamp_ms, last_ms, header.record_count)
-    return hash((*told, bytes(batch.data[HEADER_BYTES if header.magic == MAGIC else 0 :]))) & _MASK
+    told = (attributes, header.first_timestamp_ms, last_ms, header.record_count)
+    return hash((*told, bytes(batch.data[HEADER_BYTES:]))) & _MASK
 
 
 def _is_number(text: str) -> bool:

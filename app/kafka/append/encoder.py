@@ -71,9 +71,7 @@ def copies(
     """
     position = fetched.start_offset
     if fetched.damage:
-        raise UndecodableBatch(
-            position, fetched.next_offset, bytes(fetched.data), f"damaged: {fetched.damage}"
-        )
+        raise UndecodableBatch(position, fetched.next_offset, bytes(fetched.data), fetched.damage)
     shown = ReadCommittedFilter(fetched.aborted)
     run: list[RecordBatch] = []  # from `position` to `end`, to travel as one
     end, left_bytes = position, 0
@@ -188,9 +186,7 @@ def reencoded(
     except UndecodableBatch:
         raise
     except Exception as error:
-        # Where the first message lies that a legacy one wraps is not known.
-        start = max(position, header.base_offset) if header.magic == MAGIC else position
-        reason = f"{type(error).__name__}: {error}"
+        start, reason = max(position, header.base_offset), f"{type(error).__name__}: {error}"
         raise UndecodableBatch(start, header.next_offset, bytes(batch.data), reason) from error
 
 

@@ -25,7 +25,7 @@ from __future__ import annotations
 import threading
 from collections import defaultdict, deque
 from collections.abc import Callable, Collection, Iterator
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 from weakref import WeakKeyDictionary
 
 import structlog
@@ -35,8 +35,7 @@ from aiokafka.errors import CorruptRecordException
 from app.kafka.fetch.decoder import BeyondBounds, OpenBatch
 from app.kafka.fetch.decompression import MAX_DECOMPRESSED_BYTES
 from app.kafka.fetch.reader_turns import ReaderTurns
-from app.kafka.records import legacy_format
-from app.kafka.records.batch import CHECKED_FROM, MAGIC, CorruptBatch, RecordBatch, iter_batches
+from app.kafka.records.batch import CorruptBatch, RecordBatch, is_sound, iter_batches
 from app.kafka.records.checksum import crc32c
 from app.kafka.records.record import Record
 from app.kafka.records.scan import MAX_BATCH_RECORDS
@@ -72,18 +71,6 @@ def was_passed_over(topic: str, partition: int, start: int, end: int) -> bool:
         if begin <= at < upto:
             at = upto
     return at >= end
-
-
-class OldRecord(NamedTuple):
-    """A record of format 0 or 1, as aiokafka wants it."""
-
-    offset: int
-    timestamp: int
-    key: bytes | None
-    value: bytes | None
-    headers: tuple[tuple[str, bytes | None], ...]
-    timestamp_type: int | None = None
-    checksum: int | None = None
 
 
 class KeptBatches:
@@ -176,23 +163,16 @@ class BoundedBatch:
     def __init__(self, response: BoundedRecords, batch: RecordBatch) -> None:
         header = batch.header
         self.base_offset, self.next_offset = header.base_offset, header.next_offset
-        self.producer_id = header.producer_id if header.magic == MAGIC else None
-        self.is_control_batch = header.magic == MAGIC and header.is_control
-        self.is_transactional = header.magic == MAGIC and header.is_transactional
+        self.producer_id = header.producer_id
+        self.is_control_batch = header.is_control
+        self.is_transactional = header.is_transactional
         self._response = response
         self._batch = batch
         self._records = self._read()
         self._seen: Any = None  # the first that is wanted, and was not handed on yet
 
     def validate_crc(self) -> bool:
-        header, data = self._batch.header, self._batch.data
-        if header.magic == MAGIC:
-            return crc32c(data[CHECKED_FROM:]) == header.crc & 0xFFFFFFFF
-        at, sound = 0, True
-        while at < len(data):
-            end = at + legacy_format.LOG_OVERHEAD_BYTES + legacy_format.HEAD.unpack_from(data, at)[1]
-            sound, at = sound and legacy_format.is_sound(data[at:end]), end
-        return sound
+        return is_sound(self._batch, crc32c)
 
     def __iter__(self) -> Iterator[Any]:
         return self
@@ -238,8 +218,7 @@ class BoundedBatch:
             else:
                 _kept.forget(opened)
             response.cost_bytes += opened.cost_bytes
-            for record in records:
-                yield _as_aiokafka_has_it(record)
+            yield from records
             if records:
                 at = records[-1].offset + 1
             if not opened.left:
@@ -264,12 +243,6 @@ class BoundedBatch:
             records=count,
             why=why,
         )
-
-
-def _as_aiokafka_has_it(record: Record) -> Any:
-    if hasattr(record, "timestamp_type"):
-        return record
-    return OldRecord(record.offset, record.timestamp, record.key, record.value, tuple(record.headers))
 
 
 class BoundedPartition(fetcher.PartitionRecords):

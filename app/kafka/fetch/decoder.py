@@ -2,8 +2,7 @@
 
 Batches are decompressed one after the other, each only when its first record is asked for; their checksums
 were checked when they came (`app.kafka.records.batch.take`). `app.kafka.records.scan` cuts off as many
-records as may be objects at once, and aiokafka's C decoder makes them. Legacy messages
-(`app.kafka.records.legacy_format`) are decoded here: aiokafka's own decompresses them without bound. What
+records as may be objects at once, and aiokafka's C decoder makes them. Formats 0 and 1 are undecodable. What
 read_committed hides, what compaction took and control batches are skipped: `next_offset` moves over them.
 
 Brokers do not look at the offsets within an uncompressed batch (Kafka's LogValidator), so any producer may
@@ -18,7 +17,7 @@ import struct
 from collections.abc import Callable, Iterator
 from itertools import chain, islice
 from operator import attrgetter, lt
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from aiokafka.record.default_records import DefaultRecordBatch
 
@@ -26,18 +25,17 @@ from app.kafka.fetch.decompression import MAX_DECOMPRESSED_BYTES, TooLarge, unpa
 from app.kafka.records.batch import (
     HEADER_BYTES,
     LOG_OVERHEAD_BYTES,
-    MAGIC,
     BatchHeader,
     CorruptBatch,
     ReadCommittedFilter,
     RecordBatch,
     iter_batches,
     seal,
+    why_unreadable,
 )
 from app.kafka.records.checksum import crc32c
 from app.kafka.records.decode_risks import MOST_OWNERS, DecodeRisks, DecodeVerdict
-from app.kafka.records.legacy_format import LegacyMessage, messages, unwrapped
-from app.kafka.records.record import Record, size_of
+from app.kafka.records.record import Record
 from app.kafka.records.scan import (
     HEADER_COST_BYTES,
     MAX_BATCH_RECORDS,
@@ -59,7 +57,6 @@ CHUNK_BYTES = 1024 * 1024  # they cost at once, unless one alone costs more
 WHOLE_BYTES = SHORT_BYTES  # records of no more need not be looked at before
 # a batch that becomes more is noted before (`app.kafka.records.decode_risks`); few ever do
 RISKY_BYTES = 32 * 1024 * 1024
-MAX_WRAPPED = 250_000  # legacy messages in one: all of them are objects at once, some 60 MB
 _INT, _LENGTH_AT, _COUNT_AT = struct.Struct(">i"), 8, 57
 _HEADERS_OF, _OFFSET_OF = attrgetter("headers"), attrgetter("offset")
 _ATTRIBUTES_LOW_AT, _CODEC = 22, 0x07
@@ -98,23 +95,13 @@ class RiskyBatch(ValueError):
     """It decompresses to more than `RISKY_BYTES`."""
 
 
-class LegacyRecord(NamedTuple):
-    """A record of format 0 or 1; in the first it has no timestamp: -1."""
-
-    offset: int
-    timestamp: int
-    key: bytes | None
-    value: bytes | None
-    headers: tuple[tuple[str, bytes | None], ...] = ()
-
-
 class OpenBatch:
     """The records of one batch, in order, a chunk at a time.
 
     What was decompressed may be forgotten between two chunks (`drop`); the next one decompresses it again.
 
     Attributes:
-        left: records not taken yet, by the batch's header; of a legacy batch 0 once there are none.
+        left: records not taken yet, by the batch's header.
         cost_bytes: of the last chunk as objects, about.
         is_trusted: it may be decompressed to more than `RISKY_BYTES`.
     """
@@ -123,7 +110,6 @@ class OpenBatch:
         "__weakref__",
         "_at",
         "_fault",
-        "_legacy",
         "_most",
         "_next_offset",
         "_records",
@@ -141,12 +127,10 @@ class OpenBatch:
         self.cost_bytes = 0
         self.left = max(0, batch.header.record_count)
         self._at = 0
-        # The lowest that the next record may have; where a legacy batch begins is not known.
-        self._next_offset = batch.header.base_offset if batch.header.magic == MAGIC else 0
+        self._next_offset = batch.header.base_offset  # the lowest that the next record may have
         self._fault = ""  # of the next record
         self._records: bytes | memoryview | None = None
         self._whole: Iterator[Record] | None = None
-        self._legacy = _legacy_records(batch.data) if batch.header.magic < MAGIC else None
 
     @property
     def kept_bytes(self) -> int:
@@ -181,16 +165,15 @@ class OpenBatch:
         """Those before the first whose offset cannot be (see the module). Raises: there are none."""
         if not records:
             return records
-        behind = self.left if self._legacy is None else 0  # how many more a legacy batch has is not known
         offsets = list(map(_OFFSET_OF, records))
         first, last = offsets[0], offsets[-1]
         rises = all(map(lt, offsets, islice(offsets, 1, None)))
         # Of offsets that rise, the last leaves the least room.
-        if rises and self._next_offset <= first and last + behind < self.batch.header.next_offset:
+        if rises and self._next_offset <= first and last + self.left < self.batch.header.next_offset:
             self._next_offset = last + 1
             return records
         for index, record in enumerate(records):
-            self._fault = self._fault_of(record.offset, behind + len(records) - index - 1)
+            self._fault = self._fault_of(record.offset, self.left + len(records) - index - 1)
             if self._fault:
                 if not index:
                     raise UnbelievableOffset(self._fault)
@@ -207,8 +190,6 @@ class OpenBatch:
         return f"a record has offset {offset} where {self._next_offset} to {last} can be"
 
     def _decoded(self, most: int, most_bytes: int) -> list[Record]:
-        if self._legacy is not None:
-            return self._take_legacy(self._legacy, most)
         if self._whole is not None:
             return self._take_whole(self._whole, most)
         data = self._unpacked()
@@ -255,6 +236,8 @@ class OpenBatch:
     def _unpacked(self) -> bytes | memoryview:
         if (known := self._records) is not None:  # once: another thread may drop them
             return known
+        if why := why_unreadable(self.batch.header.magic):
+            raise ValueError(why)
         codec, records = self.batch.header.compression, self.batch.data[HEADER_BYTES:]
         found: bytes | memoryview = records
         if codec:
@@ -277,12 +260,6 @@ class OpenBatch:
             next(records, None)  # the decoder looks whether there are bytes behind them
         headers = _header_count(taken) * HEADER_COST_BYTES
         self.cost_bytes = WHOLE_BYTES + len(taken) * RECORD_COST_BYTES + headers
-        return taken
-
-    def _take_legacy(self, records: Iterator[Record], most: int) -> list[Record]:
-        taken = list(islice(records, most))
-        self.left = int(len(taken) == most)
-        self.cost_bytes = sum(map(size_of, taken))
         return taken
 
 
@@ -314,30 +291,17 @@ def _chunks(batch: RecordBatch) -> Iterator[list[Record]]:
 
 
 def lowest_timestamp(batch: RecordBatch) -> int:
-    """The lowest timestamp of a batch's records (ms), which its header does not tell. Format 2 only.
+    """The lowest timestamp of a batch's records (ms), which its header does not tell.
 
     Raises:
         ValueError: there are too many records, or too many bytes of them, or they cannot be read.
     """
     header = batch.header
-    if header.magic < MAGIC or not 0 < header.record_count <= MAX_BATCH_RECORDS:
-        raise ValueError(f"{header.record_count} records of format {header.magic}")
+    if not 0 < header.record_count <= MAX_BATCH_RECORDS:
+        raise ValueError(f"{header.record_count} records in a batch")
     records = batch.data[HEADER_BYTES:]
     data = unpacked(header.compression, records) if header.compression else bytes(records)
     return header.first_timestamp_ms + lowest_delta(data, header.record_count)
-
-
-def _legacy_records(data: memoryview) -> Iterator[Record]:
-    for message in messages(data):
-        for one in _unwrapped(message) if message.codec else [message]:
-            yield LegacyRecord(one.offset, one.timestamp, one.key, one.value)
-
-
-def _unwrapped(message: LegacyMessage) -> list[LegacyMessage]:
-    wrapped = list(islice(messages(unpacked(message.codec, message.value or b"")), MAX_WRAPPED + 1))
-    if len(wrapped) > MAX_WRAPPED:
-        raise ValueError(f"a message of an old format that wraps more than {MAX_WRAPPED} others")
-    return unwrapped(message, wrapped)
 
 
 class RecordReader:
@@ -522,13 +486,11 @@ class RecordReader:
         fetched = self.fetched
         self.next_offset, self.exhausted = fetched.next_offset, True
         return UndecodableBatch(
-            fetched.start_offset, fetched.next_offset, bytes(fetched.data), f"damaged: {fetched.damage}"
+            fetched.start_offset, fetched.next_offset, bytes(fetched.data), fetched.damage
         )
 
     def _undecodable(self, batch: RecordBatch, error: Exception) -> UndecodableBatch:
-        # Where the first message lies that a legacy one wraps is not known.
-        known = batch.header.base_offset if batch.header.magic == MAGIC else 0
-        start = max(self.next_offset, known)
+        start = max(self.next_offset, batch.header.base_offset)
         end = batch.header.next_offset
         self._current = None
         self.next_offset = max(self.next_offset, end)

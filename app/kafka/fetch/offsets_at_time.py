@@ -6,7 +6,8 @@ the number is beyond the log's end, and one that is too low passes for a later r
 
 Rules
 1. An answer stands if it is the first record of its batch that is new enough, and the batch before it is
-   older. "None" stands if the last batch of the log is older.
+   older. "None" stands if the last batch of the log is older. An answer in offsets that cannot be read
+   stands, so that readers are told of them.
 2. Else the search reads the log from where an earlier time begins. It ends at the first batch of the wanted
    time, with the first offset of that batch: some records too early at most, and never too late.
 3. Nobody can read behind the committed end of a log. An answer from there stands as "none" does, and a search
@@ -30,8 +31,8 @@ from app.kafka.client.cluster import (
     ClusterUnreachable,
 )
 from app.kafka.fetch.decoder import records_of
-from app.kafka.fetch.span_reader import read_span
-from app.kafka.records.batch import MAGIC, RecordBatch, iter_batches
+from app.kafka.fetch.span_reader import SpanPiece, read_span
+from app.kafka.records.batch import RecordBatch, iter_batches
 
 PARTITIONS_AT_ONCE = 16
 FIRST_STEP_MS, STEP_GROWTH = 60_000, 2  # how much earlier the search begins, at first and then
@@ -140,10 +141,10 @@ class _Logs(NamedTuple):
         found = await self._batch_at(at, offset)
         if found is None:
             return False
-        if found.header.magic == MAGIC:
-            first = await asyncio.to_thread(_first, found, self.starts[at], time_ms)
-            if first != answer:
-                return False
+        if isinstance(found, SpanPiece):
+            return await self._is_older(at, offset - 1, time_ms)
+        if await asyncio.to_thread(_first, found, self.starts[at], time_ms) != answer:
+            return False
         return await self._is_older(at, found.header.base_offset - 1, time_ms)
 
     async def searched(self, at: At, time_ms: int) -> tuple[int, int]:
@@ -166,15 +167,17 @@ class _Logs(NamedTuple):
         return self.starts[at]
 
     async def _is_older(self, at: At, offset: int, time_ms: int) -> bool:
-        """Whether the batch with this offset is older than that; one that is not there is."""
+        """Whether the batch with this offset is older than that; one is that is missing or cannot be read."""
         batch = await self._batch_at(at, offset)
-        return batch is None or batch.header.max_timestamp_ms < time_ms
+        return not isinstance(batch, RecordBatch) or batch.header.max_timestamp_ms < time_ms
 
-    async def _batch_at(self, at: At, offset: int) -> RecordBatch | None:
-        """The batch with this offset; None: the log has none."""
+    async def _batch_at(self, at: At, offset: int) -> RecordBatch | SpanPiece | None:
+        """The batch with this offset, or a piece with it that cannot be read; None: the log has none."""
         if offset < self.starts[at]:
             return None
         async for piece in read_span(self.client, *at, offset, offset + 1):
+            if piece.damage:
+                return piece
             for batch in iter_batches(piece.data):
                 if batch.header.base_offset <= offset < batch.header.next_offset:
                     return batch

@@ -6,7 +6,13 @@
 
 Source: Apache Kafka's protocol guide, "Record Batch". `length` counts from the leader epoch on. A fetch
 response may end in the middle of a batch; that piece is left out, it comes again with the next fetch.
-Messages of the formats 0 and 1 (logs from before Kafka 0.11) are framed as batches, too (legacy_batch).
+
+Kafka 0.11 replaced the formats 0 and 1. Switchyard does not read them
+(docs/decisions/012-record-formats-0-and-1.md), but finds where their messages end:
+
+    offset @0 (8)  length @8 (4)  crc32 of all behind it @12 (4)  magic @16 (1)  attributes, key, value
+
+A compressed message holds others, and has the offset of the last of them.
 
 Damage (`take`)
 1. Nothing of a header is believed before the checksum matches; base offset and length lie outside of it.
@@ -14,6 +20,7 @@ Damage (`take`)
    offsets before it end.
 3. A damaged batch ends where its next sound neighbour begins. Until that is known it stays where it is:
    its neighbours' offsets are never passed over with it.
+4. Messages of format 0 or 1 end where their own offsets say, since their checksum matches.
 """
 
 from __future__ import annotations
@@ -21,8 +28,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
-
-from app.kafka.records import legacy_format
+from zlib import crc32
 
 HEADER = struct.Struct(">qiibIhiqqqhii")
 HEADER_BYTES = HEADER.size
@@ -30,10 +36,12 @@ LOG_OVERHEAD_BYTES = 12  # base offset and length
 CHECKED_FROM = 21  # what the checksum covers: from the attributes on
 MIN_LENGTH = HEADER_BYTES - LOG_OVERHEAD_BYTES
 MAGIC = 2
-FORMATS = range(MAGIC + 1)
-LEGACY_BYTES = 64 * 1024
+OLD_PIECE_BYTES = 512 * 1024  # of messages of format 0 or 1 in one piece: a dead letter has room for it
 MAX_BATCH_BYTES = 1 << 30  # Kafka's own sizes are signed 32 bit; beyond this it is garbage
 
+_MAGIC_AT = 16
+_OLD_HEAD = struct.Struct(">qiIb")  # offset, length, checksum, magic
+_OLD_MIN_LENGTH = 14  # of a message of format 0 without key and value
 _CRC, _CRC_AT = struct.Struct(">I"), 17
 _PRODUCER, _PRODUCER_AT = struct.Struct(">qhi"), 43  # id, epoch, base sequence
 
@@ -88,52 +96,43 @@ class RecordBatch(NamedTuple):
 
 
 def iter_batches(buffer: bytes | memoryview) -> Iterator[RecordBatch]:
-    """The complete batches of `buffer`, in order; a truncated last one is left out. Legacy messages that
-    follow each other uncompressed are one batch, up to `LEGACY_BYTES`.
+    """The complete batches of `buffer`, in order; a truncated last one is left out. A message of format 0 or
+    1 is also a batch, which nobody can decode.
 
     Raises:
         CorruptBatch: a length or magic that no batch can have.
     """
-    view = memoryview(buffer)
-    run: RecordBatch | None = None  # of legacy messages
-    start = at = 0
-    for batch in _framed(view):
+    at = 0
+    for batch in _framed(memoryview(buffer)):
         header = batch.header
-        if header.magic not in FORMATS:
-            raise CorruptBatch(f"magic {header.magic} at byte {at}; only formats up to {MAGIC} are read")
+        if not 0 <= header.magic <= MAGIC:
+            raise CorruptBatch(f"{why_unreadable(header.magic)} (at byte {at})")
         if header.last_offset_delta < 0:
             raise CorruptBatch(f"the batch at byte {at} ends before it begins")
-        end = at + len(batch.data)
-        if run is not None and _goes_on(run.header, header) and end - start <= LEGACY_BYTES:
-            length, delta = end - start - LOG_OVERHEAD_BYTES, header.base_offset - run.header.base_offset
-            count = run.header.record_count + 1
-            joined = run.header._replace(length=length, last_offset_delta=delta, record_count=count)
-            run = RecordBatch(joined, view[start:end])
-        else:
-            if run is not None:
-                yield run
-            run, start = None, at
-            if header.magic < MAGIC and not header.compression:
-                run = batch
-            else:
-                yield batch
-        at = end
-    if run is not None:
-        yield run
+        yield batch
+        at += len(batch.data)
 
 
-def _goes_on(run: BatchHeader, header: BatchHeader) -> bool:
-    return header.magic == run.magic and not header.compression and header.base_offset >= run.next_offset
+def why_unreadable(magic: int) -> str:
+    """What is wrong with a format other than `MAGIC`, and what to do about it; "" for `MAGIC`."""
+    if magic == MAGIC:
+        return ""
+    if not 0 <= magic < MAGIC:
+        return f"magic {magic}; only format {MAGIC} is read"
+    return (
+        f"record format {magic}, from before Kafka 0.11, is not read; copy the topic with MirrorMaker 2, or "
+        f"with a consumer and a producer, which writes format {MAGIC}, and use the copy"
+    )
 
 
 def _framed(view: memoryview) -> Iterator[RecordBatch]:
     """The complete batches by nothing but their lengths."""
     at, size = 0, len(view)
-    while size - at > legacy_format.MAGIC_AT:
-        if view[at + legacy_format.MAGIC_AT] < MAGIC:
-            if size - at < legacy_format.LEAST_BYTES:
-                return
-            header, least = _legacy(view, at), legacy_format.MIN_LENGTH
+    while size - at > _MAGIC_AT:
+        if view[at + _MAGIC_AT] < MAGIC:
+            offset, length, crc, magic = _OLD_HEAD.unpack_from(view, at)
+            header = BatchHeader(offset, length, -1, magic, crc, 0, 0, -1, -1, -1, -1, -1, 1)
+            least = _OLD_MIN_LENGTH
         elif size - at >= HEADER_BYTES:
             header, least = BatchHeader._make(HEADER.unpack_from(view, at)), MIN_LENGTH
         else:
@@ -145,15 +144,6 @@ def _framed(view: memoryview) -> Iterator[RecordBatch]:
             return
         yield RecordBatch(header, view[at:end])
         at = end
-
-
-def _legacy(view: memoryview, at: int) -> BatchHeader:
-    """A message as a batch. One that wraps others has the offset of the last of them: where the first lies,
-    and how many they are, is not known before it is decompressed."""
-    offset, length, crc, magic, attributes = legacy_format.HEAD.unpack_from(view, at)
-    return BatchHeader(
-        offset, length, -1, magic, crc, attributes & legacy_format.ATTRIBUTES, 0, -1, -1, -1, -1, -1, 1
-    )
 
 
 def seal(batch: bytearray, checksum: Callable[..., int]) -> None:
@@ -185,8 +175,9 @@ class ResponsePiece(NamedTuple):
 def take(
     buffer: bytes | memoryview, position: int, log_end: int, checksum: Callable[..., int]
 ) -> list[ResponsePiece]:
-    """What a response to a fetch at `position` holds up to the first damage: sound batches, then the damaged
-    one if its end is known. What follows comes with the next fetch; empty: not one whole batch.
+    """What a response to a fetch at `position` holds up to the first damage: sound batches, messages of
+    format 0 or 1, then the damaged batch if its end is known. What follows comes with the next fetch; empty:
+    not one whole batch.
 
     Args:
         log_end: the end that the broker tells of the log.
@@ -203,45 +194,65 @@ def take(
         broken = str(error)
     faults = [_fault(batch, checksum) for batch in batches]
     lowest = _lowest_behind(batches, faults)
+    pieces: list[ResponsePiece] = []
     start_byte = at = 0
     next_offset, epoch = position, -1
     for index, batch in enumerate(batches):
-        moved = next_offset > position
-        fault = faults[index] or _contradiction(batch.header, next_offset, moved, lowest[index])
-        if not fault:
-            next_offset = max(next_offset, batch.header.next_offset)
-            epoch = max(epoch, batch.header.leader_epoch)
+        moved, header = next_offset > position, batch.header
+        fault = faults[index] or _contradiction(header, next_offset, moved, lowest[index])
+        if not fault and header.magic == MAGIC:
+            next_offset = max(next_offset, header.next_offset)
+            epoch = max(epoch, header.leader_epoch)
             at += len(batch.data)
             continue
-        sound = [ResponsePiece(start_byte, at, next_offset, "", epoch)] if moved else []
-        size, end = _end_of_damage(batches[index:], faults[index:], next_offset, moved, lowest[index])
-        if end < 0 and at + size == len(buffer) and batch.header.next_offset == log_end > next_offset:
-            end = log_end  # the broker's word for it
-        if end > next_offset:
-            return [*sound, ResponsePiece(at, at + size, end, fault)]
-        if sound:
-            return sound
-        if end < 0:
-            raise CorruptBatch(
-                f"{fault}; where it ends is not known (base offset {batch.header.base_offset})"
-            )
-        start_byte = at = at + len(batch.data)  # all of it lies before what was asked for
-    if next_offset > position:
-        return [ResponsePiece(start_byte, at, next_offset, "", epoch)]
-    if broken:
+        if moved and at > start_byte:
+            pieces.append(ResponsePiece(start_byte, at, next_offset, "", epoch))
+            start_byte = at
+        if fault:
+            size, end = _end_of_damage(batches[index:], faults[index:], next_offset, moved, lowest[index])
+            if end < 0 and at + size == len(buffer) and header.next_offset == log_end > next_offset:
+                end = log_end  # the broker's word for it
+            if end > next_offset:
+                return [*pieces, ResponsePiece(at, at + size, end, fault)]
+            if pieces:
+                return pieces
+            if end < 0:
+                raise CorruptBatch(f"{fault}; where it ends is not known (base offset {header.base_offset})")
+        elif header.next_offset > next_offset:
+            _add_old(pieces, at, at + len(batch.data), header)
+            next_offset = header.next_offset
+        start_byte = at = at + len(batch.data)  # behind what was told, or lies before what was asked for
+    if next_offset > position and at > start_byte:
+        pieces.append(ResponsePiece(start_byte, at, next_offset, "", epoch))
+    if broken and not pieces:
         raise CorruptBatch(broken)
-    return []
+    return pieces
+
+
+def _add_old(pieces: list[ResponsePiece], start_byte: int, end_byte: int, header: BatchHeader) -> None:
+    """Adds a sound message of format 0 or 1 to the last piece if that has such messages, and room."""
+    damage = why_unreadable(header.magic)
+    if pieces and pieces[-1].damage == damage and end_byte - pieces[-1].start_byte <= OLD_PIECE_BYTES:
+        start_byte = pieces.pop().start_byte
+    pieces.append(ResponsePiece(start_byte, end_byte, header.next_offset, damage))
 
 
 def _fault(batch: RecordBatch, checksum: Callable[..., int]) -> str:
+    """Why a batch is damaged; "" also for a sound message of format 0 or 1."""
     header = batch.header
-    if header.magic not in FORMATS:
-        return f"magic {header.magic}; only formats up to {MAGIC} are read"
-    if header.magic < MAGIC:
-        return "" if legacy_format.is_sound(batch.data) else "its checksum does not match"
-    if checksum(batch.data[CHECKED_FROM:]) != header.crc & 0xFFFFFFFF:
+    if not 0 <= header.magic <= MAGIC:
+        return why_unreadable(header.magic)
+    if not is_sound(batch, checksum):
         return "its checksum does not match"
     return "it ends before it begins" if header.last_offset_delta < 0 else ""
+
+
+def is_sound(batch: RecordBatch, checksum: Callable[..., int]) -> bool:
+    """Whether the checksum of a batch matches. `checksum`: CRC-32C; formats 0 and 1 have CRC-32."""
+    header, data = batch
+    if header.magic < MAGIC:
+        return crc32(data[_MAGIC_AT:]) == header.crc
+    return checksum(data[CHECKED_FROM:]) == header.crc & 0xFFFFFFFF
 
 
 def _lowest_behind(batches: Sequence[RecordBatch], faults: Sequence[str]) -> list[int]:

@@ -106,8 +106,6 @@ def headers_of(data: bytes | memoryview) -> BatchHeaderArrays | None:
         at += LOG_OVERHEAD_BYTES + length
     if at > len(data):
         at = starts.pop()
-    if len(data) - at > _MAGIC_AT and data[at + _MAGIC_AT] < MAGIC:
-        return None  # messages of the old formats may be shorter than a header
     heads = b"".join([data[start : start + HEADER_BYTES] for start in starts])
     return _columns(memoryview(data), np.array(starts, dtype=np.int64), heads)
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from app.controllog.codec import CopyingStatus, JobStatus
-from app.kafka.records.batch import MAGIC
-from app.kafka.records.legacy_format import MAGIC_AT
 from app.kafka.records.verbatim_copy import DELETE_HORIZON, Bytes
 from app.kernel.clock import now_ms
 from app.replicate.destination.copy_headers import ORIGIN
@@ -65,15 +63,17 @@ def _oldest_ms(pump: ReplicaPump) -> int:
     """
     head, held = pump.ledger.head, pump.intake.held
     oldest_ms = pump.copied_ms if pump.halted or 0 <= pump.base < pump.high_watermark else -1
-    if head is not None or held:
-        oldest_ms = _first_ms(held[0].data if head is None else head.data, oldest_ms)
+    if head is not None:
+        oldest_ms = _first_ms(head.data, oldest_ms)
+    elif held and not held[0].damage:
+        oldest_ms = _first_ms(held[0].data, oldest_ms)
     return min(now_ms(), oldest_ms)
 
 
 def _first_ms(data: Bytes, else_ms: int) -> int:
-    """When the first record of a batch was written, where its header says so: in the formats before 2 other
-    things stand there, and the time at which tombstones may go where that is set."""
-    if len(data) < MAX_TIMESTAMP.stop or data[MAGIC_AT] != MAGIC:
+    """When the first record of a batch was written, where its header says so. With a delete horizon, the
+    field has the time at which tombstones may go."""
+    if len(data) < MAX_TIMESTAMP.stop:
         return else_ms
     horizon = int.from_bytes(data[ATTRIBUTES], signed=True) & DELETE_HORIZON
     return int.from_bytes(data[MAX_TIMESTAMP if horizon else FIRST_TIMESTAMP], signed=True)

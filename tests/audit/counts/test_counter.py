@@ -165,22 +165,6 @@ def test_message_ids_are_taken_from_headers() -> None:
     assert tally.windows[1_000].ids == of_ids(ids_of([b"b"]))
 
 
-def legacy_message(offset: int, timestamp_ms: int) -> bytes:
-    from aiokafka.record.legacy_records import LegacyRecordBatchBuilder
-
-    builder = LegacyRecordBatchBuilder(1, 0, 1 << 20)
-    builder.append(offset, timestamp=timestamp_ms, key=b"k", value=b"v")
-    return bytes(builder.build())
-
-
-def test_old_formats_are_counted_too() -> None:
-    data = legacy_message(0, 500) + legacy_message(1, 1_500) + make_batch(2, timestamp_ms=1_600)
-    tally = Tally(WIDTH)
-    assert headers_of(data) is None
-    count_chunk(tally, data, 0, CountingSpec(records_of))
-    assert {window: sums.count for window, sums in tally.windows.items()} == {0: 1, 1_000: 2}
-
-
 def test_bytes_that_are_no_batches_are_refused() -> None:
     bad = patched(make_batch(0), 8, ">i", 3)
     with pytest.raises(CorruptBatch):

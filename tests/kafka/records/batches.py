@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 
 from aiokafka.codec import gzip_encode, lz4_encode, snappy_encode, zstd_encode
 from aiokafka.record.default_records import DefaultRecordBatchBuilder
+from aiokafka.record.legacy_records import LegacyRecordBatchBuilder
 from aiokafka.record.util import calc_crc32c
 
 CODECS = {"none": 0, "gzip": 1, "snappy": 2, "lz4": 3, "zstd": 4}
@@ -39,6 +40,16 @@ def make_batch(
         )
         assert added
     return struct.pack(">q", base_offset) + bytes(builder.build())[8:]
+
+
+def old_messages(base_offset: int, values: Sequence[bytes], *, magic: int = 1, codec: int = 0) -> bytes:
+    """Messages of format 0 or 1; with a codec one message that holds them all."""
+    builder = LegacyRecordBatchBuilder(magic, codec, 1 << 24)
+    for index, value in enumerate(values):
+        offset = index if magic and codec else base_offset + index
+        builder.append(offset, timestamp=1_000, key=b"k", value=value)
+    data = bytes(builder.build())
+    return struct.pack(">q", base_offset + len(values) - 1) + data[8:] if codec else data
 
 
 def make_marker(base_offset: int, producer_id: int) -> bytes:

@@ -92,7 +92,7 @@ def test_a_length_no_batch_can_have_is_told_and_never_loops(length: int) -> None
 
 @pytest.mark.parametrize("magic", [3, -1])
 def test_another_format_is_told_with_its_place(magic: int) -> None:
-    with pytest.raises(CorruptBatch, match=f"magic {magic} at byte 0"):
+    with pytest.raises(CorruptBatch, match=rf"magic {magic};.* \(at byte 0\)"):
         list(iter_batches(patched(make_batch(0), MAGIC_AT, ">b", magic)))
 
 

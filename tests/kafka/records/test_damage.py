@@ -9,8 +9,8 @@ from aiokafka.record.util import calc_crc32c
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.kafka.records.batch import CorruptBatch, ResponsePiece, take
-from tests.kafka.records.batches import LAST_DELTA_AT, LENGTH_AT, MAGIC_AT, make_batch, patched
+from app.kafka.records.batch import OLD_PIECE_BYTES, CorruptBatch, ResponsePiece, take
+from tests.kafka.records.batches import LAST_DELTA_AT, LENGTH_AT, MAGIC_AT, make_batch, old_messages, patched
 
 LENGTH, LEADER_EPOCH, MAGIC = range(8, 12), range(12, 16), range(16, 17)
 ROWS = [(None, b"one")] * 10
@@ -157,6 +157,51 @@ def test_another_format_is_named() -> None:
     (piece,) = take(patched(FIRST, MAGIC_AT, ">b", 3) + SECOND, 0, 20, calc_crc32c)
 
     assert (piece.next_offset, piece.damage[:7]) == (10, "magic 3")
+
+
+old_or_new = st.tuples(st.sampled_from([0, 1, 2]), st.sampled_from([0, 1, 2]), st.integers(1, 4))
+
+
+@given(st.lists(old_or_new, min_size=1, max_size=8), st.data())
+def test_messages_of_formats_0_and_1_are_told_with_their_offsets_wherever_reading_begins(
+    plans: list[tuple[int, int, int]], data: st.DataObject
+) -> None:
+    log: list[tuple[int, bytes]] = []
+    end, formats = 0, list[int]()
+    for magic, codec, count in plans:
+        rows = ROWS[:count]
+        batch = make_batch(end, rows) if magic == 2 else old_messages(end, [b"v"] * count, magic=magic, codec=codec)
+        log.append((end + count - 1, batch))
+        formats += [magic] * count
+        end += count
+    taken, trouble = read_on(log, end)
+    assert trouble == ""
+    assert b"".join(content for _, _, content, _ in taken) == b"".join(batch for _, batch in log)
+    for start, behind, _, damage in taken:
+        (magic,) = set(formats[start:behind])
+        assert (damage == "") == (magic == 2)
+        assert magic == 2 or f"record format {magic}, from before Kafka 0.11" in damage
+    at = data.draw(st.integers(0, end - 1))
+    rest = b"".join(batch for last, batch in log if last >= at)
+    pieces = take(rest[: len(rest) - data.draw(st.integers(0, 20))], at, end, calc_crc32c)
+    assert all(before.next_offset < piece.next_offset <= end for before, piece in pairwise(pieces))
+
+
+def test_a_damaged_message_of_an_old_format_costs_nothing_but_itself() -> None:
+    damaged = old_messages(10, [b"v"])[:-1] + b"w"
+    sound, damage = take(FIRST + damaged + make_batch(11), 0, 12, calc_crc32c)
+    assert (sound.next_offset, damage.next_offset) == (10, 11)
+    assert damage.damage == "its checksum does not match"
+
+
+def test_a_piece_of_old_messages_fits_into_a_dead_letter() -> None:
+    values = [bytes(1000)] * 1500
+    data = old_messages(0, values)
+    pieces = take(data, 0, len(values), calc_crc32c)
+    assert [piece.start_byte for piece in pieces[1:]] == [piece.end_byte for piece in pieces[:-1]]
+    assert (pieces[0].start_byte, pieces[-1].end_byte, pieces[-1].next_offset) == (0, len(data), len(values))
+    assert all(piece.end_byte - piece.start_byte <= OLD_PIECE_BYTES for piece in pieces)
+    assert len(pieces) == -(-len(data) // OLD_PIECE_BYTES)
 
 
 @given(st.binary(max_size=300), st.integers(0, 100))

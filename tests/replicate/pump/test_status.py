@@ -14,9 +14,6 @@ from tests.kafka.records.test_verbatim_copy import as_logged
 
 COPIED_MS = 1_700_000_000_000
 ROWS: Any = [(0, 1_600_000_000_000, None, b"a", []), (1, 1_600_000_000_007, None, b"b", [])]
-# Format 1: offset, length, checksum, magic, attributes, timestamp; then key and value, whose bytes lie where
-# a later format has its timestamps.
-OLD = bytes(8) + (40).to_bytes(4) + bytes(4) + b"\1\0" + (1_600_000_000_000).to_bytes(8) + b"\xff" * 30
 
 
 def with_horizon(batch: Bytes) -> bytes:
@@ -27,22 +24,30 @@ def with_horizon(batch: Bytes) -> bytes:
     return bytes(found)
 
 
+def pump_with(head: Any, held: Any) -> Any:
+    """A pump at offset 5 of 7, with a batch on its way or one that waits."""
+    return SimpleNamespace(
+        ledger=SimpleNamespace(head=head), intake=SimpleNamespace(held=[held]),
+        halted=None, base=5, high_watermark=7, copied_ms=COPIED_MS,
+    )  # fmt: skip
+
+
 @pytest.mark.parametrize("is_under_way", [True, False])
 @pytest.mark.parametrize(
     ("data", "oldest_ms"),
     [
         (as_logged(5, ROWS), 1_600_000_000_000),
         (with_horizon(as_logged(5, ROWS)), 1_600_000_000_007),
-        (OLD, COPIED_MS),
         (b"", COPIED_MS),
     ],
 )
 def test_it_is_as_old_as_its_batch_says_if_that_says_anything(
     data: bytes, oldest_ms: int, is_under_way: bool
 ) -> None:
-    batch = SimpleNamespace(data=data)
-    pump: Any = SimpleNamespace(
-        ledger=SimpleNamespace(head=batch if is_under_way else None), intake=SimpleNamespace(held=[batch]),
-        halted=None, base=5, high_watermark=7, copied_ms=COPIED_MS,
-    )  # fmt: skip
-    assert status._oldest_ms(pump) == oldest_ms
+    batch = SimpleNamespace(data=data, damage="")
+    assert status._oldest_ms(pump_with(batch if is_under_way else None, batch)) == oldest_ms
+
+
+def test_the_time_in_a_batch_that_cannot_be_read_is_not_believed() -> None:
+    batch = SimpleNamespace(data=as_logged(5, ROWS), damage="its checksum does not match")
+    assert status._oldest_ms(pump_with(None, batch)) == COPIED_MS

@@ -1,0 +1,101 @@
+"""A topic from before Kafka 0.11: its records of format 0 and 1 are reported, and all behind them get through.
+
+Today's brokers keep such segments and return them as they are (KIP-724), but write none: the test writes a
+segment while the broker does not run.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from app.dev.demo.stage import DemoStage, Process, http, route, wait_until, workload
+from app.dev.demo.traffic import SentMessage, create_topic, read_all
+from app.dev.yard import Yard
+from tests.kafka.conftest import producing
+from tests.kafka.records.batches import make_batch, old_messages
+from tests.system.fleet import incidents
+from tests.system.test_audit import counted, plan
+
+pytestmark = pytest.mark.system
+
+SOURCE, TARGET, GROUP = "east-regional", "east-aggregate", "billing"
+SETTLE_S = 120.0
+FORMAT_0 = old_messages(0, [b"a", b"b"], magic=0)
+FORMAT_1 = old_messages(2, [b"c"] * 3) + old_messages(5, [b"d"] * 4, codec=1)
+PIECES = [(0, 2, FORMAT_0), (2, 9, FORMAT_1)]
+NEW = [SentMessage(f"new-{at}", "ok") for at in range(20)]
+END = 9 + len(NEW)
+
+
+def write_segment(yard: Yard, cluster: str, topic: str, data: bytes) -> None:
+    """Puts `data` in the place of an empty partition 0."""
+    yard.kill(cluster)
+    folder = yard._broker(cluster).data_dir / f"{topic}-0"
+    for pattern in ("*.index", "*.timeindex", "*.snapshot", "leader-epoch-checkpoint"):
+        for file in folder.glob(pattern):
+            file.unlink()
+    (folder / f"{0:020}.log").write_bytes(data)
+    yard.start(cluster)
+
+
+async def send(bootstrap: str, topic: str, some: list[SentMessage]) -> None:
+    async with producing(bootstrap) as producer:
+        for message in some:
+            await producer.send_and_wait(topic, message.value(), partition=0)
+
+
+def reported(worker: Process, kind: str) -> None:
+    """Waits until incidents of this kind name both formats and the way out."""
+
+    def named() -> bool:
+        told = " ".join(one["message"] for one in incidents(worker, kind))
+        return all(f"record format {magic}, from before" in told for magic in (0, 1)) and "MirrorMaker 2" in told
+
+    wait_until(named, SETTLE_S, worker.tail)
+
+
+@pytest.mark.deep(minutes=0.3)
+def test_old_formats_are_reported_with_the_way_out_and_records_behind_them_get_through(
+    killable_stage: DemoStage, topic_name: str
+) -> None:
+    stage = killable_stage
+    for cluster in (SOURCE, TARGET):
+        asyncio.run(create_topic(stage.yard.bootstrap(cluster), topic_name, 1))
+    first = make_batch(9, [(b"k", one.value()) for one in NEW[:5]], timestamp_ms=1_700_000_000_000)
+    write_segment(stage.yard, SOURCE, topic_name, FORMAT_0 + FORMAT_1 + first)
+    source, target = stage.yard.bootstrap(SOURCE), stage.yard.bootstrap(TARGET)
+    asyncio.run(send(source, topic_name, NEW[5:]))
+    receiver = stage.receiver(GROUP, topic_name)
+    worker = stage.worker()
+    stage.deploy(worker, workload(GROUP, topic_name, SOURCE, receiver.address))
+    stage.deploy(worker, route("copy", SOURCE, TARGET, topic_name))
+    stage.deploy(worker, plan("all", topic_name))
+
+    wanted = {message.id for message in NEW}
+    wait_until(lambda: {one["id"] for one in stage.deliveries()} == wanted, SETTLE_S, worker.tail)
+    letters = asyncio.run(read_all(source, f"{topic_name}__{GROUP}__dlq"))
+    assert [one.value for one in letters] == [raw for _, _, raw in PIECES], "not a byte is lost"
+    for magic, letter in enumerate(letters):
+        told = b" ".join(value for _, value in letter.headers).decode()
+        assert f"record format {magic}, from before Kafka 0.11" in told
+        assert "MirrorMaker 2" in told
+    wait_until(lambda: incidents(worker, "undecodable"), SETTLE_S, worker.tail)
+
+    skip = f"{worker.url}/api/v1/routes/copy/topics/{topic_name}/partitions/0/skip"
+    for start, end, _ in PIECES:
+
+        def skipped(body: dict[str, object]) -> bool:
+            return bool(http("POST", skip, body)[1].get("count"))
+
+        body = {"start": start, "end": end, "reason": "old", "execute": True}
+        wait_until(lambda body=body: skipped(body), SETTLE_S, worker.tail)
+    reported(worker, "replica-stuck")
+    wait_until(lambda: len(asyncio.run(read_all(target, topic_name))) == len(NEW), SETTLE_S, worker.tail)
+    copied = asyncio.run(read_all(target, topic_name))
+    assert [one.value for one in copied] == [one.value() for one in NEW]
+
+    wait_until(lambda: counted(worker, topic_name).total() == len(NEW), SETTLE_S, worker.tail)
+    reported(worker, "audit-damage")
+    assert worker.running
