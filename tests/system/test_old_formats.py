@@ -1,4 +1,4 @@
-"""A topic from before Kafka 0.11: its records of format 0 and 1 are reported, and all behind them get through.
+"""A topic from before Kafka 0.11: records of format 0 and 1 are reported, and those behind them get through.
 
 Today's brokers keep such segments and return them as they are (KIP-724), but write none: the test writes a
 segment while the broker does not run.
@@ -13,7 +13,8 @@ import pytest
 from app.dev.demo.stage import DemoStage, Process, http, route, wait_until, workload
 from app.dev.demo.traffic import SentMessage, create_topic, read_all
 from app.dev.yard import Yard
-from tests.kafka.conftest import producing
+from app.kafka.fetch.offsets_at_time import offsets_at
+from tests.kafka.conftest import connected, producing
 from tests.kafka.records.batches import make_batch, old_messages
 from tests.system.fleet import incidents
 from tests.system.test_audit import counted, plan
@@ -26,7 +27,7 @@ FORMAT_0 = old_messages(0, [b"a", b"b"], magic=0)
 FORMAT_1 = old_messages(2, [b"c"] * 3) + old_messages(5, [b"d"] * 4, codec=1)
 PIECES = [(0, 2, FORMAT_0), (2, 9, FORMAT_1)]
 NEW = [SentMessage(f"new-{at}", "ok") for at in range(20)]
-END = 9 + len(NEW)
+FIRST_MS = 1_700_000_000_000  # of the first new record; those of format 1 are of 1,000
 
 
 def write_segment(yard: Yard, cluster: str, topic: str, data: bytes) -> None:
@@ -40,6 +41,11 @@ def write_segment(yard: Yard, cluster: str, topic: str, data: bytes) -> None:
     yard.start(cluster)
 
 
+async def offset_at(bootstrap: str, topic: str, time_ms: int) -> int:
+    async with connected(bootstrap) as client:
+        return (await offsets_at(client, [(topic, 0)], time_ms))[topic, 0]
+
+
 async def send(bootstrap: str, topic: str, some: list[SentMessage]) -> None:
     async with producing(bootstrap) as producer:
         for message in some:
@@ -51,7 +57,7 @@ def reported(worker: Process, kind: str) -> None:
 
     def named() -> bool:
         told = " ".join(one["message"] for one in incidents(worker, kind))
-        return all(f"record format {magic}, from before" in told for magic in (0, 1)) and "MirrorMaker 2" in told
+        return all(part in told for part in ("record format 0,", "record format 1,", "MirrorMaker 2"))
 
     wait_until(named, SETTLE_S, worker.tail)
 
@@ -63,10 +69,12 @@ def test_old_formats_are_reported_with_the_way_out_and_records_behind_them_get_t
     stage = killable_stage
     for cluster in (SOURCE, TARGET):
         asyncio.run(create_topic(stage.yard.bootstrap(cluster), topic_name, 1))
-    first = make_batch(9, [(b"k", one.value()) for one in NEW[:5]], timestamp_ms=1_700_000_000_000)
+    first = make_batch(9, [(b"k", one.value()) for one in NEW[:5]], timestamp_ms=FIRST_MS)
     write_segment(stage.yard, SOURCE, topic_name, FORMAT_0 + FORMAT_1 + first)
     source, target = stage.yard.bootstrap(SOURCE), stage.yard.bootstrap(TARGET)
     asyncio.run(send(source, topic_name, NEW[5:]))
+    assert asyncio.run(offset_at(source, topic_name, 1_000)) == 2, "a reader from a time on learns of them"
+    assert asyncio.run(offset_at(source, topic_name, FIRST_MS)) == 9
     receiver = stage.receiver(GROUP, topic_name)
     worker = stage.worker()
     stage.deploy(worker, workload(GROUP, topic_name, SOURCE, receiver.address))

@@ -23,7 +23,7 @@ from app.kafka.fetch.decoder import OpenBatch
 from tests.kafka import bounded
 from tests.kafka.conftest import ENOUGH_S
 from tests.kafka.fetch.test_decoder_bounds import MIB, at_most
-from tests.kafka.records.batches import CODECS, batch_of_packed, make_batch, packed_record
+from tests.kafka.records.batches import CODECS, batch_of_packed, make_batch, old_messages, packed_record
 
 
 @pytest.fixture(autouse=True)
@@ -77,6 +77,17 @@ def test_a_record_of_too_many_headers_is_passed_over_and_its_neighbours_come() -
 
     assert [one.offset for one in found] == [0, 2]
     assert [one["records"] for one in logs] == [1]
+
+
+@pytest.mark.parametrize("magic", [0, 1])
+def test_messages_of_old_formats_are_passed_over_logged_and_what_follows_comes(magic: int) -> None:
+    data = old_messages(0, [b"v"], magic=magic) + old_messages(1, [b"v"] * 3, magic=magic, codec=1)
+    with capture_logs() as logs:
+        found = list(part := partition(data + make_batch(4)))
+    assert [one.offset for one in found] == [4]
+    assert part.next_fetch_offset == 5
+    assert [one["end"] for one in logs] == [1, 4]
+    assert all(f"record format {magic}, from before Kafka 0.11" in one["why"] for one in logs)
 
 
 def test_what_was_passed_over_is_known_when_what_follows_it_is_handed_on() -> None:

@@ -169,9 +169,9 @@ def test_messages_of_formats_0_and_1_are_told_with_their_offsets_wherever_readin
     log: list[tuple[int, bytes]] = []
     end, formats = 0, list[int]()
     for magic, codec, count in plans:
-        rows = ROWS[:count]
-        batch = make_batch(end, rows) if magic == 2 else old_messages(end, [b"v"] * count, magic=magic, codec=codec)
-        log.append((end + count - 1, batch))
+        values = [value for _, value in ROWS[:count]]
+        old = old_messages(end, values, magic=min(magic, 1), codec=codec)
+        log.append((end + count - 1, make_batch(end, ROWS[:count]) if magic == 2 else old))
         formats += [magic] * count
         end += count
     taken, trouble = read_on(log, end)
