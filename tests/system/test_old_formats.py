@@ -7,6 +7,7 @@ segment while the broker does not run.
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 
 import pytest
 
@@ -62,6 +63,10 @@ def reported(worker: Process, kind: str) -> None:
     wait_until(named, SETTLE_S, worker.tail)
 
 
+def skips(url: str, body: dict[str, object]) -> bool:
+    return bool(http("POST", url, body)[1].get("count"))
+
+
 @pytest.mark.deep(minutes=0.3)
 def test_old_formats_are_reported_with_the_way_out_and_records_behind_them_get_through(
     killable_stage: DemoStage, topic_name: str
@@ -93,12 +98,8 @@ def test_old_formats_are_reported_with_the_way_out_and_records_behind_them_get_t
 
     skip = f"{worker.url}/api/v1/routes/copy/topics/{topic_name}/partitions/0/skip"
     for start, end, _ in PIECES:
-
-        def skipped(body: dict[str, object]) -> bool:
-            return bool(http("POST", skip, body)[1].get("count"))
-
         body = {"start": start, "end": end, "reason": "old", "execute": True}
-        wait_until(lambda body=body: skipped(body), SETTLE_S, worker.tail)
+        wait_until(partial(skips, skip, body), SETTLE_S, worker.tail)
     reported(worker, "replica-stuck")
     wait_until(lambda: len(asyncio.run(read_all(target, topic_name))) == len(NEW), SETTLE_S, worker.tail)
     copied = asyncio.run(read_all(target, topic_name))
