@@ -37,15 +37,15 @@ from app.kafka.records.checksum import crc32c
 from app.kafka.records.decode_risks import MOST_OWNERS, DecodeRisks, DecodeVerdict
 from app.kafka.records.record import Record
 from app.kafka.records.scan import (
+    COPY_LIMITS,
     HEADER_COST_BYTES,
     MAX_BATCH_RECORDS,
-    OF_COPIES,
     RECORD_COST_BYTES,
     SHORT_BYTES,
-    Most,
+    RecordLimits,
     cut,
+    cut_short,
     lowest_delta,
-    short,
 )
 from app.kafka.records.verbatim_copy import may_have_own_offsets, renumbered
 
@@ -110,7 +110,7 @@ class OpenBatch:
         "__weakref__",
         "_at",
         "_fault",
-        "_most",
+        "_limits",
         "_next_offset",
         "_records",
         "_whole",
@@ -120,9 +120,11 @@ class OpenBatch:
         "left",
     )
 
-    def __init__(self, batch: RecordBatch, *, is_trusted: bool = True, most: Most = OF_COPIES) -> None:
+    def __init__(
+        self, batch: RecordBatch, *, is_trusted: bool = True, limits: RecordLimits = COPY_LIMITS
+    ) -> None:
         self.batch = batch
-        self._most = most
+        self._limits = limits
         self.is_trusted = is_trusted
         self.cost_bytes = 0
         self.left = max(0, batch.header.record_count)
@@ -198,9 +200,9 @@ class OpenBatch:
             self._whole = chain(DefaultRecordBatch(self._batch_of(data, self.left)))
             self._records = None
             return self._take_whole(self._whole, most)
-        found = short(data, self._at, self.left, most, most_bytes)
+        found = cut_short(data, self._at, self.left, most, most_bytes)
         if not found.records:
-            found = cut(data, self._at, self.left, most, most_bytes, self._most)
+            found = cut(data, self._at, self.left, most, most_bytes, self._limits)
         start, self._at = self._at, found.end
         self.left -= found.records
         if not self.left and found.end != len(data):
@@ -311,7 +313,7 @@ class RecordReader:
         wants: is shown the header of each batch that has records to show; one that it does not want is passed
             over without being decoded. None: it does not know yet, and is to be asked again.
         risks: is asked before a batch is decoded that may be too much for the worker; None: all are.
-        most: that a record may have.
+        limits: That a record may have.
 
     Attributes:
         fetched: the response; the caller releases it when `exhausted`.
@@ -328,7 +330,7 @@ class RecordReader:
         "_batches",
         "_current",
         "_filter",
-        "_most",
+        "_limits",
         "_risks",
         "_wants",
         "batch_at",
@@ -343,12 +345,12 @@ class RecordReader:
 
     def __init__(
         self, fetched: FetchedBatches, wants: Callable[[BatchHeader], bool | None] | None = None,
-        risks: DecodeRisks | None = None, most: Most = OF_COPIES,
+        risks: DecodeRisks | None = None, limits: RecordLimits = COPY_LIMITS,
     ) -> None:  # fmt: skip
         self.fetched = fetched
         self._wants = wants
         self._risks = risks
-        self._most = most
+        self._limits = limits
         self.is_waiting = False
         self.next_offset = fetched.start_offset
         self.exhausted = False
@@ -473,7 +475,7 @@ class RecordReader:
                 if self._risks is not None and (why := self._risks.why_given_up(self.batch_at)):
                     raise self._undecodable(batch, ValueError(why))
                 self.codec = header.compression
-                self._current = OpenBatch(batch, is_trusted=self._risks is None, most=self._most)
+                self._current = OpenBatch(batch, is_trusted=self._risks is None, limits=self._limits)
                 return True
         except CorruptBatch as error:
             start, self.next_offset = self.next_offset, max(self.next_offset, self.fetched.next_offset)

@@ -15,7 +15,7 @@ from app.kafka.records.leader_epochs import (
     Epochs,
     EpochStart,
     agree_below,
-    gone_on,
+    joined_epochs,
     read_in,
 )
 
@@ -70,14 +70,14 @@ def test_what_two_readers_are_said_to_have_in_common_is_the_same(seed: int) -> N
                 log.append((epoch, number))
         elif act == "read":
             reader.fetch(log, chance.randint(1, 6))
-            told[at], _ = gone_on(told[at], reader.epochs)
+            told[at], _ = joined_epochs(told[at], reader.epochs)
         elif act == "save":
             reader.saved = len(reader.read), reader.epochs
         elif act == "succeed":
             former, reader = reader, reader.successor(log)
             if reader is not former:
                 reader.fetch(log, chance.randint(1, 9))
-                told[at], holds_below = gone_on(told[at], reader.epochs)
+                told[at], holds_below = joined_epochs(told[at], reader.epochs)
                 assert same(former.read, reader.read, holds_below)
                 readers[at] = reader
         else:
@@ -109,8 +109,8 @@ def test_a_reader_goes_on_in_its_epoch_and_begins_another_where_it_reads_it() ->
 
 def test_what_was_told_before_holds_up_to_where_the_successor_has_read_another_history() -> None:
     told = epochs((1, 0), (3, 50), (5, 71))
-    assert gone_on(told, told) == (told, ENDLESS)
-    assert gone_on(told, epochs((1, 0), (3, 50), (7, 72))) == (epochs((1, 0), (3, 50), (7, 71)), 71)
-    assert gone_on(told, epochs((6, 80))) == (epochs((6, 80)), NOWHERE)
-    assert gone_on((), told) == (told, ENDLESS)
-    assert gone_on(told, ()) == ((), ENDLESS)
+    assert joined_epochs(told, told) == (told, ENDLESS)
+    assert joined_epochs(told, epochs((1, 0), (3, 50), (7, 72))) == (epochs((1, 0), (3, 50), (7, 71)), 71)
+    assert joined_epochs(told, epochs((6, 80))) == (epochs((6, 80)), NOWHERE)
+    assert joined_epochs((), told) == (told, ENDLESS)
+    assert joined_epochs(told, ()) == ((), ENDLESS)

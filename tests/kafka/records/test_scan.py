@@ -10,14 +10,14 @@ from app.kafka.records.batch import HEADER_BYTES
 from app.kafka.records.scan import (
     HEADER_COST_BYTES,
     MAX_HEADERS,
-    OF_PRODUCERS,
     OWN_HEADERS,
+    PRODUCER_LIMITS,
     RECORD_COST_BYTES,
     SHORT_BYTES,
-    Most,
+    RecordLimits,
     cut,
+    cut_short,
     lowest_delta,
-    short,
 )
 from tests.kafka.records.batches import make_batch, packed_record, zigzag
 
@@ -51,9 +51,9 @@ def test_a_record_with_too_many_headers_is_named_and_its_neighbours_are_cut_as_e
     good = packed_record(0)
     data = good + packed_record(7, headers=MAX_HEADERS + 1) + good
 
-    first = cut(data, 0, 3, 100, 1 << 20, OF_PRODUCERS)
-    second = cut(data, first.end, 2, 100, 1 << 20, OF_PRODUCERS)
-    third = cut(data, second.end, 1, 100, 1 << 20, OF_PRODUCERS)
+    first = cut(data, 0, 3, 100, 1 << 20, PRODUCER_LIMITS)
+    second = cut(data, first.end, 2, 100, 1 << 20, PRODUCER_LIMITS)
+    third = cut(data, second.end, 1, 100, 1 << 20, PRODUCER_LIMITS)
 
     assert (first.records, first.excess) == (1, None)
     assert second.excess is not None
@@ -61,7 +61,7 @@ def test_a_record_with_too_many_headers_is_named_and_its_neighbours_are_cut_as_e
     assert f"{MAX_HEADERS + 1} headers" in second.excess.reason
     assert (third.records, third.excess, third.end) == (1, None, len(data))
     most = packed_record(0, headers=MAX_HEADERS)
-    assert cut(most, 0, 1, 1, 1, OF_PRODUCERS).excess is None, "as many as may be"
+    assert cut(most, 0, 1, 1, 1, PRODUCER_LIMITS).excess is None, "as many as may be"
     copy = packed_record(0, headers=MAX_HEADERS + OWN_HEADERS)
     assert cut(copy, 0, 1, 1, 1).excess is None, "and what its copy says of itself"
 
@@ -69,7 +69,7 @@ def test_a_record_with_too_many_headers_is_named_and_its_neighbours_are_cut_as_e
 def test_headers_of_too_many_bytes_are_too_much() -> None:
     data = make_batch(0, headers=[("h", b"v" * 1_000)])[HEADER_BYTES:]
 
-    found = cut(data, 0, 1, 1, 1 << 20, Most(10, 1_000))
+    found = cut(data, 0, 1, 1, 1 << 20, RecordLimits(10, 1_000))
 
     assert found.excess is not None
     assert "bytes" in found.excess.reason
@@ -119,7 +119,7 @@ def test_short_records_end_where_those_that_are_looked_into_end(
     parts = [packed_record(0, b"v" * size) for size in sizes]
     data, at = b"".join(parts), 0
     while parts:
-        found = short(data, at, len(parts), most, most_bytes)
+        found = cut_short(data, at, len(parts), most, most_bytes)
         assert found.records <= most
         if len(parts[0]) > SHORT_BYTES + 3:
             assert found.records == 0, "it is looked into"
@@ -133,5 +133,5 @@ def test_short_records_end_where_those_that_are_looked_into_end(
 
 @given(st.binary(max_size=60), st.integers(0, 60))
 def test_short_records_never_end_beyond_the_bytes_that_there_are(data: bytes, at: int) -> None:
-    found = short(data, at, 100, 100, 1 << 20)
+    found = cut_short(data, at, 100, 100, 1 << 20)
     assert at <= found.end <= max(at, len(data))

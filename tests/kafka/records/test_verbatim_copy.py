@@ -146,7 +146,7 @@ def test_what_a_broker_does_not_take_as_it_is_is_said_with_the_reason() -> None:
         "control": _header(attributes=CONTROL),
         "2 records for 3 offsets": _header(record_count=2),
         "0 records": _header(record_count=0),
-        "source's log": _header(attributes=LOG_APPEND_TIME),
+        "append times": _header(attributes=LOG_APPEND_TIME),
     }.items():
         assert reason in why_not(header, 100, size)
     assert "before offset 101" in why_not(_header(), 101, size)
