@@ -361,7 +361,7 @@ async def test_a_topic_that_the_cluster_does_not_make_is_told_in_its_words_until
     assert await region.jobs() == await region.jobs() == jobs, "they flow, and what can be made is made"
     (told,) = region.told
     assert told == str(refused)
-    assert told.startswith(f"cluster east does not make topic {dlq}: ")
+    assert told.startswith(f"cluster east does not create topic {dlq}: ")
     assert told.endswith(f"collides with existing topic: {other} (InvalidTopicError, error 17)")
     assert region.catalog.troubles[key].startswith(f"{told}; choose another name; it is tried again every")
     await region.delete(other)
@@ -378,7 +378,7 @@ async def test_a_setting_that_the_cluster_refuses_is_told_in_its_words(
     await region.deploy()
     assert await region.jobs() == {region.topic: {0, 1}}
     (told,) = region.told
-    assert "does not make topic" in told
+    assert "does not create topic" in told
     assert "InvalidReplicationFactorError, error 38" in told
     assert "cannot be read" not in told
 
@@ -414,9 +414,11 @@ async def test_own_topics_that_somebody_made_otherwise_are_told_with_what_they_n
     assert (await region.jobs())[tier] == {0, 1}, "it runs"
     await region.jobs()
 
-    compacted = "cleanup.policy is {}, and must be delete (else a record replaces those of its key)"
-    small = "max.message.bytes is {}, and must be {} or more (else larger records do not fit)"
-    short = f"retention.ms is 1000, and must be {7 * DAY_MS} or more (else what waits there is deleted)"
+    compacted = (
+        "cleanup.policy is {}, but must be delete (otherwise a record replaces earlier records of its key)"
+    )
+    small = "max.message.bytes is {}, but must be {} or more (otherwise larger records do not fit)"
+    short = f"retention.ms is 1000, but must be {7 * DAY_MS} or more (otherwise waiting records expire)"
     enough = 1_048_588 + COPY_HEADERS_BYTES  # what its topic takes, and headers
     tiny = small.format(1000, enough)
     assert region.told == [  # once each

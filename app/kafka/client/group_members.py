@@ -1,12 +1,12 @@
-"""Who is in a group, whichever protocol its members speak.
+"""The members of a consumer group, in any protocol.
 
     classic (JoinGroup)    -> DescribeGroups
     consumer (KIP-848)     -> ListGroups 5 --> ConsumerGroupDescribe
     streams (KIP-1071)     -> ListGroups 5
     share (KIP-932)        -> ListGroups 5
 
-DescribeGroups tells a group of a newer protocol as one that does not exist. Brokers before Kafka 3.8, which
-do not know ListGroups 5, have no such groups outside of previews.
+DescribeGroups reports a group of a newer protocol as missing. Brokers before Kafka 3.8 do not know
+ListGroups 5 and have such groups only in previews.
 
 Sources: KIP-848, KIP-932, KIP-1043 (types and states in ListGroups), Apache Kafka's protocol guide.
 """
@@ -35,8 +35,8 @@ from app.kafka.client.topic_ids import KafkaUuid
 
 CONSUMER, STREAMS, SHARE = "consumer", "streams", "share"
 NEWER_TYPES = {CONSUMER: "KIP-848", STREAMS: "KIP-1071", SHARE: "KIP-932"}
-DEAD = "dead"  # the state of a group that there is not, or not of that protocol
-NO_MEMBERS = {"empty", DEAD}  # states
+DEAD = "dead"  # the state of a missing group, or of one with another protocol
+NO_MEMBERS = {"empty", DEAD}  # group states
 GROUP_NOT_FOUND = 69
 SHOWN_CLIENTS = 3
 _TOPICS = CompactArray(
@@ -51,9 +51,9 @@ class GroupMembers(NamedTuple):
     """The members of a group.
 
     Attributes:
-        clients: a client id for each member, as far as the broker tells them.
-        type_: "" of the classic protocol, else one of `NEWER_TYPES`.
-        has_members: also where `clients` is not known.
+        clients: A client id for each member, as far as the broker reports them.
+        type_: "" for the classic protocol, otherwise one of `NEWER_TYPES`.
+        has_members: True also if `clients` is not known.
     """
 
     clients: tuple[str, ...] = ()
@@ -62,9 +62,9 @@ class GroupMembers(NamedTuple):
 
     @property
     def words(self) -> str:
-        """What stands in the way of somebody else's commits, for people; "" for nothing."""
+        """Why another client's commits would fail, for people; "" if they would not."""
         if self.type_ == SHARE:
-            return "is a share group (KIP-932), whose positions nobody can commit"
+            return "is a share group (KIP-932), which takes no commits"
         if not self.has_members:
             return ""
         if not self.clients:
@@ -76,12 +76,9 @@ class GroupMembers(NamedTuple):
 
 
 async def group_members(client: ClusterClient, node: int, connection: str, group: str) -> GroupMembers:
-    """Asks `node`, the group's coordinator. Consumers that assign partitions to themselves are no members.
-
-    Raises:
-        GroupAuthorizationFailedError: the group may not be described.
-        KafkaError, OSError, TimeoutError: the coordinator does not answer, or is another one.
-    """
+    """Asks `node`, the group's coordinator. Consumers that assign partitions to themselves do not count.
+    Raises GroupAuthorizationFailedError: the group may not be described. Raises KafkaError, OSError,
+    TimeoutError: the coordinator does not answer, or has moved."""
     response: Any = await client.send(node, DescribeGroupsRequest([group]), connection)
     code, _, state, _, _, members = response.groups[0][:6]
     if code == GROUP_NOT_AUTHORISED:
@@ -90,11 +87,11 @@ async def group_members(client: ClusterClient, node: int, connection: str, group
         raise for_code(code)
     if members:
         return GroupMembers(tuple(name for _, name, *_ in members), has_members=True)
-    if state.lower() != DEAD:  # a classic group, without members
+    if state.lower() != DEAD:  # a classic group without members
         return GroupMembers()
     try:
         listed: Any = await client.send(node, NewerGroupsRequest(), connection)
-    except NotImplementedError:  # the broker is older
+    except NotImplementedError:  # an older broker
         return GroupMembers()
     if listed.error_code:
         raise for_code(listed.error_code)
@@ -106,7 +103,7 @@ async def group_members(client: ClusterClient, node: int, connection: str, group
         return GroupMembers()
     clients: tuple[str, ...] = ()
     if has_members and kind == CONSUMER:
-        with contextlib.suppress(NotImplementedError):  # it is known that there are some
+        with contextlib.suppress(NotImplementedError):  # the broker is too old to name them
             described: Any = await client.send(node, ConsumerGroupsRequest(group), connection)
             clients = tuple(name for _, _, _, _, name, *_ in described.groups[0][7])
             has_members = bool(clients) or described.groups[0][0] != GROUP_NOT_FOUND
@@ -114,8 +111,6 @@ async def group_members(client: ClusterClient, node: int, connection: str, group
 
 
 class NewerGroupsResponse(Response):
-    """ListGroups response, version 5."""
-
     API_KEY = 16
     API_VERSION = 5
     SCHEMA = Schema(
@@ -150,7 +145,7 @@ class NewerGroupsRequestV5(RequestStruct):
 
 
 class NewerGroupsRequest(Request[NewerGroupsRequestV5]):
-    """A coordinator's groups of `NEWER_TYPES`."""
+    """The groups of `NEWER_TYPES` at a coordinator."""
 
     API_KEY = 16
 
@@ -159,8 +154,6 @@ class NewerGroupsRequest(Request[NewerGroupsRequestV5]):
 
 
 class ConsumerGroupsResponse(Response):
-    """ConsumerGroupDescribe response, version 0."""
-
     API_KEY = 69
     API_VERSION = 0
     SCHEMA = Schema(
@@ -214,7 +207,7 @@ class ConsumerGroupsRequestV0(RequestStruct):
 
 
 class ConsumerGroupsRequest(Request[ConsumerGroupsRequestV0]):
-    """A group of KIP-848's protocol."""
+    """Describes a group of the KIP-848 protocol."""
 
     API_KEY = 69
 

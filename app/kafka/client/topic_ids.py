@@ -1,4 +1,4 @@
-"""The ids of topics: a topic that is deleted and made anew keeps its name and gets another id.
+"""The ids of topics: a recreated topic keeps its name but has another id.
 
 Source: KIP-516; Metadata version 10 of Apache Kafka's protocol guide, which brokers know from 2.8 on and
 aiokafka does not.
@@ -23,12 +23,12 @@ from aiokafka.protocol.types import (
 )
 
 UUID_BYTES = 16
-UNKNOWN_ID = ""  # of a broker that tells none
+UNKNOWN_ID = ""  # from a broker without topic ids
 _ZERO = bytes(UUID_BYTES)
 
 
 class KafkaUuid(AbstractType[bytes]):
-    """Kafka's UUID: sixteen bytes."""
+    """Kafka's UUID, 16 bytes."""
 
     @classmethod
     def encode(cls, value: bytes) -> bytes:
@@ -40,8 +40,6 @@ class KafkaUuid(AbstractType[bytes]):
 
 
 class TopicIdsResponse(Response):
-    """Metadata response, version 10."""
-
     API_KEY = 3
     API_VERSION = 10
     SCHEMA = Schema(
@@ -107,7 +105,7 @@ class TopicIdsRequestV10(RequestStruct):
 
 
 class TopicIdsRequest(Request[TopicIdsRequestV10]):
-    """Asks for some topics by name; creates none. An older broker's connection raises NotImplementedError."""
+    """Describes topics by name; creates none. Raises NotImplementedError at an older broker."""
 
     API_KEY = 3
 
@@ -119,16 +117,16 @@ class TopicIdsRequest(Request[TopicIdsRequestV10]):
 
 
 def ids_of(response: TopicIdsResponse) -> dict[str, str]:
-    """Topic name to id, written as Kafka's own tools do; topics that do not exist are left out."""
+    """Topic name -> id as Kafka's tools show it; topics that do not exist are missing."""
     return {
-        name: written(topic_id)
+        name: id_text(topic_id)
         for code, name, topic_id, *_ in response.topics  # type: ignore[attr-defined]  # set by the schema
         if code == 0
     }
 
 
 def leader_epochs_of(response: TopicIdsResponse) -> dict[tuple[str, int], int]:
-    """(topic, partition) to the epoch of its leader (`app.kafka.client.epoch_ends`)."""
+    """(topic, partition) -> leader epoch (`app.kafka.client.epoch_ends`)."""
     return {
         (name, entry[1]): entry[3]
         for code, name, _, _, partitions, *_ in response.topics  # type: ignore[attr-defined]  # set by the schema
@@ -137,6 +135,6 @@ def leader_epochs_of(response: TopicIdsResponse) -> dict[tuple[str, int], int]:
     }
 
 
-def written(topic_id: bytes) -> str:
-    """`kafka-topics --describe` shows it the same way."""
+def id_text(topic_id: bytes) -> str:
+    """The id as `kafka-topics --describe` shows it."""
     return UNKNOWN_ID if topic_id == _ZERO else base64.urlsafe_b64encode(topic_id).decode().rstrip("=")

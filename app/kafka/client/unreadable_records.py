@@ -1,7 +1,7 @@
-"""Records of a topic that are passed over, told in few lines of the log however many they are.
+"""Logs skipped records of a topic in few lines, however many they are.
 
-Whoever may write to a topic may write a million bad records in one request, and a line of the log takes as
-long as all else that is done with such a record.
+One request may contain a million bad records, and a log line takes as long as all other work on such a
+record.
 """
 
 from __future__ import annotations
@@ -13,16 +13,15 @@ import structlog
 
 log = structlog.get_logger(__name__)
 
-REPORT_DELAY_S = 1.0  # what comes within it is one line
+REPORT_DELAY_S = 1.0  # records within it share a line
 
 
 class UnreadableRecords:
-    """Those since the last report.
+    """The skipped records since the last log line.
 
     Args:
-        message: the line.
-        fields: what it says besides how many they are, their first and last offset, and why the last one is
-            bad.
+        message: The log message.
+        fields: Fields of the line, beside the count, the first and last offset, and the last error.
     """
 
     def __init__(self, message: str, **fields: Any) -> None:
@@ -34,19 +33,18 @@ class UnreadableRecords:
         self._due: asyncio.TimerHandle | None = None
 
     def add(self, offset: int, error: Exception) -> None:
-        """One more, to be reported by who adds it."""
+        """Counts a record; the caller must call `report`."""
         if not self._count:
             self._first = offset
         self._count, self._last, self._why = self._count + 1, offset, str(error)
 
     def add_for_later(self, offset: int, error: Exception) -> None:
-        """One more, reported within `REPORT_DELAY_S`; in the event loop."""
+        """Counts a record and reports within `REPORT_DELAY_S`; call it in the event loop."""
         self.add(offset, error)
         if self._due is None:
             self._due = asyncio.get_running_loop().call_later(REPORT_DELAY_S, self.report)
 
     def report(self) -> None:
-        """Logs them, if there are any."""
         self._due = None
         if self._count:
             log.error(

@@ -96,13 +96,9 @@ class RecordBatch(NamedTuple):
 
 
 def iter_batches(buffer: bytes | memoryview) -> Iterator[RecordBatch]:
-    """The complete batches of `buffer`, in order; a truncated last one is left out.
-
-    A message of format 0 or 1 also counts as a batch, although nothing can decode it.
-
-    Raises:
-        CorruptBatch: A length, an end or a magic that no batch can have.
-    """
+    """The complete batches of `buffer`, in order; a truncated last one is left out. A message of format 0 or
+    1 also counts as a batch, although nothing can decode it. Raises CorruptBatch: a length, an end or a magic
+    that no batch can have."""
     at = 0
     for batch in _framed(memoryview(buffer)):
         header = batch.header
@@ -127,7 +123,6 @@ def why_unreadable(magic: int) -> str:
 
 
 def _framed(view: memoryview) -> Iterator[RecordBatch]:
-    """The complete batches, found by their lengths alone."""
     at, size = 0, len(view)
     while size - at > _MAGIC_AT:
         if view[at + _MAGIC_AT] < MAGIC:
@@ -294,10 +289,8 @@ def _end_of_damage(
 
 class ReadCommittedFilter:
     """Hides aborted transactions and control batches of one fetch response (read_committed, KIP-98).
-
     `aborted` lists (producer id, first offset) of the aborted transactions that overlap the response. From
-    that offset on, the producer's transactional batches are hidden up to its abort marker.
-    """
+    that offset on, the producer's transactional batches are hidden up to its abort marker."""
 
     __slots__ = ("_aborted", "_aborting")
 

@@ -25,8 +25,6 @@ MOST_NOTED = 8  # a job reads at one or two places at once
 
 
 class DecodeVerdict(Enum):
-    """The next step for a batch."""
-
     WAIT = "wait"
     DECODE = "decode"
     STASH = "stash"
@@ -51,7 +49,6 @@ class DecodeRisks:
         )
 
     def inherit(self, noted: Iterable[tuple[int, int]]) -> None:
-        """Takes over a former owner's notes."""
         self._began = dict(list(noted)[:MOST_NOTED])
 
     def give_up(self, at: int, why: str) -> None:

@@ -81,14 +81,12 @@ class BatchHeaderArrays(NamedTuple):
         return self.length + LOG_OVERHEAD_BYTES
 
     def of(self, rows: slice | npt.NDArray[np.bool_]) -> BatchHeaderArrays:
-        """The headers of some rows."""
         columns = (self.starts, self.base_offset, self.length, self.attributes, self.last_offset_delta,
                    self.first_timestamp_ms, self.max_timestamp_ms, self.record_count)  # fmt: skip
         numbers = (column[rows] for column in columns)
         return BatchHeaderArrays._make((self.data, *numbers, self.is_exact[rows]))
 
     def batch(self, row: int) -> RecordBatch:
-        """A row's header and bytes."""
         start = int(self.starts[row])
         data = self.data[start : start + int(self.length[row]) + LOG_OVERHEAD_BYTES]
         return RecordBatch(BatchHeader._make(HEADER.unpack_from(data)), data)

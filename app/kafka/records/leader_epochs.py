@@ -47,10 +47,8 @@ def agree_below(one: Epochs, other: Epochs) -> int:
 
 
 def read_in(epochs: Epochs, epoch: int, start_offset: int) -> Epochs:
-    """The epochs after a response from `start_offset` on whose last epoch is `epoch`.
-
-    A negative `epoch` is unknown and changes nothing.
-    """
+    """The epochs after a response from `start_offset` on whose last epoch is `epoch`. A negative `epoch` is
+    unknown and changes nothing."""
     if epoch < 0 or (epochs and epochs[-1].epoch == epoch):
         return epochs
     # A former owner read the later epochs, in offsets that are read again or no longer exist.

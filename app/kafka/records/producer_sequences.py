@@ -34,7 +34,6 @@ class ProducerStamp(NamedTuple):
         return self.producer_id, self.epoch
 
     def behind(self, count: int) -> ProducerStamp:
-        """The stamp `count` records later."""
         return self._replace(sequence=(self.sequence + count) % SEQUENCES)
 
 

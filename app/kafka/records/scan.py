@@ -32,8 +32,6 @@ _MAX_SHIFT = 63  # a varint has ten bytes at most
 
 
 class RecordLimits(NamedTuple):
-    """The most headers of a record, and the most bytes of header names and values."""
-
     headers: int
     headers_bytes: int
 
@@ -50,10 +48,8 @@ class RecordExcess(NamedTuple):
 
 
 class ScanCut(NamedTuple):
-    """The next `records` records. They end at byte `end` and take about `cost_bytes` as objects.
-
-    With `excess`, the cut is a single record beyond a limit, which must not be decoded.
-    """
+    """The next `records` records. They end at byte `end` and take about `cost_bytes` as objects. With
+    `excess`, the cut is a single record beyond a limit, which must not be decoded."""
 
     end: int
     records: int
@@ -69,14 +65,8 @@ def cut(
     most_bytes: int,
     limits: RecordLimits = COPY_LIMITS,
 ) -> ScanCut:
-    """Finds the records from byte `at` on.
-
-    Takes at most `most_records` of the `left` ones that together cost at most `most_bytes`. A single
-    record may cost more.
-
-    Raises:
-        ValueError: The bytes cannot be records.
-    """
+    """Finds the records from byte `at` on. Takes at most `most_records` of the `left` ones that together cost
+    at most `most_bytes`. A single record may cost more. Raises ValueError: the bytes cannot be records."""
     size, count, cost_bytes = len(data), 0, 0
     try:
         for _ in range(min(left, most_records)):
@@ -127,13 +117,9 @@ def cut_short(data: memoryview | bytes, at: int, left: int, most_records: int, m
 
 
 def lowest_delta(data: bytes, count: int) -> int:
-    """The lowest timestamp delta of the `count` records (at least one) that `data` holds.
-
-    It makes no objects, so headers need no limit. It takes about 0.13 us a record.
-
-    Raises:
-        ValueError: The bytes are not exactly `count` records.
-    """
+    """The lowest timestamp delta of the `count` records (at least one) that `data` holds. It makes no
+    objects, so headers need no limit. It takes about 0.13 us a record. Raises ValueError: the bytes are not
+    exactly `count` records."""
     at = signs = lowest = 0
     is_above = True  # all deltas so far are positive
     try:
@@ -191,11 +177,8 @@ def is_numbered(data: bytes | memoryview, count: int) -> bool:
 
 
 def numbered(data: bytes | memoryview, count: int) -> bytes:
-    """The `count` records with offset deltas 0, 1, 2 ..., otherwise unchanged.
-
-    Raises:
-        ValueError: The bytes are not exactly `count` records.
-    """
+    """The `count` records with offset deltas 0, 1, 2 ..., otherwise unchanged. Raises ValueError: the bytes
+    are not exactly `count` records."""
     found, at = bytearray(), 0
     try:
         for index in range(count):

@@ -55,10 +55,8 @@ CopiedRecord = tuple[int, bytes | None, bytes | None, tuple[tuple[str, bytes | N
 
 
 class RecordsMissed(RuntimeError):
-    """Records between the fetched and the appended offsets are missing, which is a bug in Switchyard.
-
-    The message has the source's offsets. The caller appends nothing after them, and begins again.
-    """
+    """Records between the fetched and the appended offsets are missing, which is a bug in Switchyard. The
+    message has the source's offsets. The caller appends nothing after them, and begins again."""
 
 
 class VerbatimCopy(NamedTuple):
@@ -109,9 +107,7 @@ def why_not(header: BatchHeader, position: int, max_batch_bytes: int) -> str:
 
 def may_have_own_offsets(header: BatchHeader) -> bool:
     """Whether the producer may have written other offsets than the broker's, and these are known (rule 4).
-
-    The broker's offsets are known if compaction removed no record, because they are contiguous then.
-    """
+    The broker's offsets are known if compaction removed no record, because they are contiguous then."""
     is_plain = header.magic == MAGIC and not header.compression and not header.is_control
     return is_plain and header.record_count == header.last_offset_delta + 1
 

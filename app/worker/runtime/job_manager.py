@@ -144,7 +144,7 @@ class JobManager(Service):
                 case LogGap() if item.begun_anew:
                     # Offsets mean something else now: the job starts over in a new lineage.
                     self.restart_in_new_lineage(
-                        pump, pump.lineage + 1, item.goes_on_at(pump.base), item.reason
+                        pump, pump.lineage + 1, item.resume_offset(pump.base), item.reason
                     )
                 case LogGap():
                     pump.skip(item)

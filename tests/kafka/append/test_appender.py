@@ -209,14 +209,14 @@ async def test_a_batch_that_is_too_large_is_its_senders_to_divide_and_what_is_be
         assert not behind[0].done()
         pieces = list(reencoded(the_batch(large), 0, 1_000))
         assert len(pieces) > 1
-        divided = lane.instead([(piece.data, piece.record_count) for piece in pieces])
+        divided = lane.replace_refused([(piece.data, piece.record_count) for piece in pieces])
         await gathered(*divided)
         with pytest.raises(BatchRefused):
             await gathered(alone)
-        assert lane.instead([]) == []
+        assert lane.replace_refused([]) == []
         await gathered(*behind)
         with pytest.raises(ValueError, match="refused"):
-            lane.instead([])
+            lane.replace_refused([])
 
     expected = [b"before %d" % n for n in range(3)] + [b"%d" % n * 300 for n in range(6)]
     expected += [b"behind %d" % n for n in range(12)]

@@ -268,7 +268,7 @@ def three_small() -> bytes:
 def test_a_batch_that_is_not_handed_on_is_found_with_its_offsets(monkeypatch: pytest.MonkeyPatch) -> None:
     joined = encoder._joined
     monkeypatch.setattr(encoder, "_joined", lambda run, *more: joined(run[:-1], *more))
-    with pytest.raises(RecordsMissed, match=r"\[0, 6\) was not copied as a whole: 2 records"):
+    with pytest.raises(RecordsMissed, match=r"2 records of \[0, 6\) are missing"):
         list(copies(fetched(three_small(), 0, 6), NO_LIMIT))
 
 
@@ -286,5 +286,5 @@ def test_batches_of_which_fewer_records_are_read_than_there_are_are_not_encoded_
     assert [(copy.record_count, copy.source_start, copy.source_end) for copy in found] == [
         (2, 0, 2), (2, 2, 4), (2, 4, 6)
     ], "they go as they are"  # fmt: skip
-    with pytest.raises(UndecodableBatch, match="1 records were read where there are 2"):
+    with pytest.raises(UndecodableBatch, match="1 records were read instead of 2"):
         list(copies(fetched(data, 0, 6), NO_LIMIT, lambda record: record.headers))

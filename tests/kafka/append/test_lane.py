@@ -30,7 +30,7 @@ from app.kafka.records.verbatim_copy import SEQUENCES, next_sequence
 OUT_OF_ORDER, OLD_EPOCH, TOO_LARGE, TOO_FEW, TOO_FEW_AFTER_APPEND, NOT_LEADER = 45, 47, 10, 19, 20, 6
 ENOUGH_S = 60.0
 LARGE = 100  # a batch of so many records is refused
-TAKEN_BEFORE = "a batch was taken before the one in front of it; none is lost"
+TAKEN_BEFORE = "a batch was appended before the one in front of it; none is lost"
 
 
 class Partition:
@@ -112,7 +112,7 @@ async def _play(counts: list[int], choose: Any, first_sequence: int, *, forgets:
             if isinstance(future.exception(), BatchRefused):
                 assert count >= LARGE
                 pieces = [(data + b" a", 2), (data + b" b", 2)]
-                made = lane.instead(pieces)
+                made = lane.replace_refused(pieces)
                 waiting.extendleft(
                     (*piece, found) for piece, found in zip(reversed(pieces), reversed(made), strict=True)
                 )
@@ -269,7 +269,8 @@ async def test_the_next_of_large_batches_is_there_before_the_one_in_front_of_it_
 async def test_under_a_further_epoch_nothing_is_sent_before_its_sender_has_written_it_down() -> None:
     """Or a successor takes an epoch that was used: 16 were left to it, whoever needed more was not fenced."""
     bumped: list[ProducerId] = []
-    lane = AppendLane(Side(Partition()), "t", 0, ProducerId(9), 0, bumped=lambda x: bumped.append(x.producer))  # type: ignore[arg-type]
+    side: Any = Side(Partition())
+    lane = AppendLane(side, "t", 0, ProducerId(9), 0, on_epoch_bump=lambda lane: bumped.append(lane.producer))
     await lane.append(b"a", LARGE)
     await lane.append(b"b", 1)
     for code in (NO_ANSWER, TOO_LARGE):  # refused, while it may be under way
@@ -277,10 +278,10 @@ async def test_under_a_further_epoch_nothing_is_sent_before_its_sender_has_writt
         assert pending is not None
         lane.answered(pending, code, -1, "")
         lane.looked_up([])
-    lane.instead([(b"a", 1)])
+    lane.replace_refused([(b"a", 1)])
     assert bumped == [ProducerId(9, 1)]
     assert not lane.is_ready
-    lane.go()
+    lane.epoch_saved()
     assert lane.is_ready
     lane.close()
 
@@ -318,7 +319,7 @@ async def test_what_a_deposed_leader_may_have_appended_behind_a_refused_batch_ke
     again, request = sent()
     assert again is refused
     lane.answered(again, *partition.append(*request), "")
-    futures += lane.instead([(b"b", 2)])
+    futures += lane.replace_refused([(b"b", 2)])
     assert lane.producer == ProducerId(9, 1)
     async with asyncio.timeout(ENOUGH_S):
         while not all(future.done() for future in futures):
@@ -365,7 +366,7 @@ async def _played_out(lane: AppendLane, partition: Partition, futures: list[asyn
     async with asyncio.timeout(ENOUGH_S):
         while not all(future.done() for future in futures):
             await asyncio.sleep(0)
-            while lane.is_ready and lane.is_flying is False:
+            while lane.is_ready and lane.has_in_flight is False:
                 pending, request = _sent(lane)
                 lane.answered(pending, *partition.append(*request), "")
 
@@ -379,9 +380,9 @@ async def test_what_follows_a_batch_that_was_taken_before_the_one_in_front_of_it
     lane, futures = await _jumped(side, TOO_FEW)
     await _played_out(lane, side.partition, futures)
     assert side.partition.log == [b"a", b"c", b"b", b"d", b"e", b"f"]
-    assert [trouble.message.split(": ")[1] for trouble in side.told if "taken before" in trouble.message] == [
-        TAKEN_BEFORE
-    ]
+    assert [
+        trouble.message.split(": ")[1] for trouble in side.told if "appended before" in trouble.message
+    ] == [TAKEN_BEFORE]
     lane.close()
 
 
@@ -420,13 +421,13 @@ async def test_a_batch_that_was_taken_already_is_acknowledged_when_the_one_in_fr
     side = Side(Partition())
     lane, futures = await _jumped(side, TOO_LARGE)
     assert isinstance(futures[1].exception(), BatchRefused)
-    assert lane.instead([]) == []
+    assert lane.replace_refused([]) == []
     assert futures[2].done()
     _sent(lane)
     assert not lane.is_ready, "alone: nobody has acknowledged the one right before it"
     lane.close()
     lane, futures = await _jumped(side := Side(Partition()), TOO_LARGE)
-    lane.instead([])
+    lane.replace_refused([])
     await _played_out(lane, side.partition, futures)
     assert side.partition.log == [b"a", b"c", b"d", b"e", b"f"]
     assert [future.result() for future in (futures[0], *futures[2:])] == [0, 2, 4, 6, 8]

@@ -56,7 +56,7 @@ class Stand:
         self.got: dict[str, list[FetchedBatches]] = {topic: [] for topic in TOPICS}
         self.fetch = FetchService(self.brokers, self._deliver, ByteBudget(1 << 24))
         self.appended = LocalAppends(self.brokers, self.fetch.shared_reads)
-        self.appended._kept = dict.fromkeys(TOPICS, True)
+        self.appended._keeps_batches = dict.fromkeys(TOPICS, True)
         self.appended._checked_s = float("inf")
         self.writers: dict[str, LaneWrites] = {}
         self.sent: dict[str, int] = dict.fromkeys(TOPICS, 0)
@@ -110,10 +110,10 @@ async def test_what_is_waited_for_is_asked_about_now_and_then_unless_much_of_it_
     await stand.round()
     assert stand.part("orders").waits
     for most_rows, spans in ((8_192, [(0, 10)]), (1, [(0, 10), (10, 20)])):
-        stand.writers["orders"].line._most_rows = most_rows
+        stand.writers["orders"].batches._most_rows = most_rows
         if most_rows == 8_192:
             stand.append("orders")
-        await stand.appended._round(1.0, of_all=False)
+        await stand.appended._round(1.0, all_lanes=False)
         while stand.part("orders").is_given:  # noqa: ASYNC110 - a task of its own
             await asyncio.sleep(0)
         assert stand.spans("orders") == spans

@@ -115,7 +115,7 @@ async def test_a_topic_with_other_partitions_is_refused_only_where_they_must_be_
     await create(client, topic_name, 2)
 
     assert await ensure_topics(client, [TopicSpec(topic_name, 3)]) == []
-    with pytest.raises(TopicMismatch, match="has 2 partitions, needs 3"):
+    with pytest.raises(TopicMismatch, match="has 2 partitions but needs 3"):
         await ensure_topics(client, [TopicSpec(topic_name, 3, exact=True)])
 
 
@@ -127,7 +127,7 @@ async def test_what_the_cluster_refuses_is_told_with_the_topics_name(
 ) -> None:
     name = name.format(topic_name)
 
-    with pytest.raises(KafkaError, match=f"cluster east-regional does not make topic {name}: "):
+    with pytest.raises(KafkaError, match=f"cluster east-regional does not create topic {name}: "):
         await ensure_topics(client, [TopicSpec(name, 1, config=config)])
     assert await client.partitions(topic_name) is None
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from app.kafka.client.cluster import ClusterClient
-from app.kafka.client.epoch_ends import AHEAD, FENCED, NOT_KNOWN, EpochEnd, epoch_ends
+from app.kafka.client.epoch_ends import FENCED_EPOCH, NOT_KNOWN, UNKNOWN_EPOCH, EpochEnd, epoch_ends
 from app.kafka.fetch.deliveries import CORRUPT, LogGap, PartitionFetch, name_of
 from app.kafka.fetch.service import FetchService
 from tests.kafka.conftest import ENOUGH_S, Start, create, write
@@ -40,7 +40,7 @@ async def test_a_fetch_names_the_leaders_epoch_and_goes_on_when_the_leader_does_
     async with asyncio.timeout(ENOUGH_S):
         while not refused:  # noqa: ASYNC110 - there is no event to wait for
             await asyncio.sleep(0.02)
-    assert refused[0] == (AHEAD, epoch + 5)
+    assert refused[0] == (UNKNOWN_EPOCH, epoch + 5)
     await write(bootstrap, topic_name, [b"v"])
     await pump.until(lambda: pump.count("k") == 11)
     assert pump.offsets("k") == list(range(11))
@@ -57,9 +57,9 @@ async def test_where_an_epoch_ends_is_told_by_the_leader_and_a_position_behind_i
     at = (topic_name, 0)
     end = (await epoch_ends(client, node, {at: (NOT_KNOWN, 0)}))[at]
     assert end == EpochEnd(0, 0, 10)
-    assert not end.parts_at(10)
-    assert end.parts_at(11)
-    assert not EpochEnd(0, NOT_KNOWN, NOT_KNOWN).parts_at(11), "nobody knows"
+    assert not end.diverges_at(10)
+    assert end.diverges_at(11)
+    assert not EpochEnd(0, NOT_KNOWN, NOT_KNOWN).diverges_at(11), "nobody knows"
     pump = await start()
     pump.service.add("k", topic_name, 0, 4, last_epoch=0)
     await pump.until(lambda: pump.offsets("k") == list(range(4, 10)))
@@ -120,11 +120,11 @@ async def test_what_was_asked_of_a_former_leader_is_not_taken_before_the_logs_ar
 
 def test_who_goes_on_in_a_log_that_was_cut_off_passes_over_nothing_that_is_not_finished() -> None:
     cut_off = LogGap("k", "t", 0, 100, 60, "", begun_anew=True, truncated_in=7)
-    assert (cut_off.goes_on_at(40), cut_off.goes_on_at(90)) == (40, 60)
+    assert (cut_off.resume_offset(40), cut_off.resume_offset(90)) == (40, 60)
     made_anew = LogGap("k", "t", 0, 100, 60, "", begun_anew=True)
-    assert made_anew.goes_on_at(40) == 60
+    assert made_anew.resume_offset(40) == 60
 
 
 def test_what_a_leader_refuses_by_epoch_has_its_name() -> None:
-    names = [name_of(code) for code in (FENCED, AHEAD, CORRUPT)]
+    names = [name_of(code) for code in (FENCED_EPOCH, UNKNOWN_EPOCH, CORRUPT)]
     assert names == ["FencedLeaderEpoch", "UnknownLeaderEpoch", "CorruptRecordException"]

@@ -94,7 +94,7 @@ async def test_a_topic_made_anew_is_read_from_its_beginning_also_when_it_reaches
     assert len(gaps) == 2
     for gap in gaps:
         assert (gap.begun_anew, gap.end) == (True, 0)
-        assert "made anew" in gap.reason
+        assert "recreated" in gap.reason
 
 
 async def test_a_topic_made_anew_while_nobody_fetched_is_told_however_far_it_reaches(

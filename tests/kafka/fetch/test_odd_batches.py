@@ -97,7 +97,7 @@ async def test_a_copy_has_the_offsets_of_the_broker_and_nothing_else_changed(
     )
     assert not is_numbered(content + b"\0", len(rows))
     response = between(batch(rows), 0, len(rows))
-    odd = await own_offsets.mended(response)
+    odd = await own_offsets.renumbered_batches(response)
     found = [
         (one.value, copy.source_start)
         for copy in copies(response, 1 << 20, None, odd)
@@ -119,7 +119,7 @@ async def test_a_batch_whose_last_record_lies_is_read_once_at_the_offsets_of_the
     assert [(one.offset, one.value) for one in records_of(odd_one)] == list(enumerate(values, 1))
     copied = [
         one.value
-        for copy in copies(response, 1 << 24, None, await own_offsets.mended(response))
+        for copy in copies(response, 1 << 24, None, await own_offsets.renumbered_batches(response))
         for one in records_of(next(iter_batches(at(copy.data, copy.source_start))))
     ]
     assert copied == [GOOD[0], *values, GOOD[1]]
@@ -216,5 +216,5 @@ def test_a_record_beyond_bounds_is_told_at_the_offset_that_it_can_have() -> None
     data = at(batch([record(0, b"first"), heavy, record(2, b"last")]), 0)
     opened = OpenBatch(next(iter_batches(data)))
     assert [one.offset for one in opened.take(1)] == [0]
-    with pytest.raises(ValueError, match="offset 0 where 1 to 1 can be"):
+    with pytest.raises(ValueError, match="offset 0; possible are 1 to 1"):
         opened.take(10)

@@ -66,7 +66,7 @@ async def test_what_is_not_committed_holds_up_nothing(client: ClusterClient, top
         await producer.begin_transaction()
         await producer.send_and_wait(topic_name, b"open", partition=0)
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(module._Logs, "searched", None)
+            patch.setattr(module._Logs, "search", None)
             for number in range(5):
                 assert (await offsets_at(client, [at], began_ms + number * STEP_MS))[at] == number
             assert (await offsets_at(client, [at], began_ms + 6 * STEP_MS))[at] == 5

@@ -95,7 +95,11 @@ async def test_a_cluster_that_does_not_answer_is_told_with_its_name_address_and_
 async def test_who_waits_for_a_cluster_says_so_again_and_again_and_never_gives_up(
     monkeypatch: pytest.MonkeyPatch, yard: Yard
 ) -> None:
-    for name, seconds in (("PATIENT_S", 0.01), ("TELL_S", 0.02), ("CONNECT_TIMEOUT_S", 0.0)):
+    for name, seconds in (
+        ("CLUSTER_RETRY_INTERVAL_S", 0.01),
+        ("WAITING_LOG_INTERVAL_S", 0.02),
+        ("CONNECT_TIMEOUT_S", 0.0),
+    ):
         monkeypatch.setattr(cluster, name, seconds)
     client = ClusterClient(ClusterSpec("early", ("127.0.0.1:1", "no-such-host.invalid:9092")))
     with capture_logs() as told:

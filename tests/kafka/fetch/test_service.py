@@ -133,7 +133,7 @@ async def test_a_position_beyond_the_logs_end_is_told_and_begins_again_where_the
     (gap,) = pump.told
     assert isinstance(gap, LogGap)
     assert (gap.start, gap.end) == (100, 0)
-    assert "made anew" in gap.reason
+    assert "recreated" in gap.reason
     assert pump.values("k") == numbered(5)
 
 

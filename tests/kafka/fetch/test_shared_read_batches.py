@@ -234,7 +234,7 @@ async def test_who_is_given_something_while_others_are_looked_at_is_not_fetched(
     gone.failures, stand.leader.polling = 1, True
     stand.slow = {"gone": asyncio.Event(), FOLLOWER: asyncio.Event()}
     looking = asyncio.ensure_future(stand.service._schedule())
-    while not (gone.told or looking.done()):  # noqa: ASYNC110 - it is being told
+    while not (gone.incident or looking.done()):  # noqa: ASYNC110 - it is being told
         await asyncio.sleep(0)
     await stand.answer(stand.leader, batch(0))
     assert stand.follower.is_given

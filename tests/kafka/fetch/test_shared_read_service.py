@@ -40,7 +40,7 @@ async def test_what_comes_is_fetched_once_for_both(
         count += 100
         await both(pump, count)
     pump.service.remove(FOLLOWER)
-    assert followers.of(topic_name, 0) is None
+    assert followers.follower(topic_name, 0) is None
 
 
 async def test_who_has_a_backlog_catches_up_and_follows_then(

@@ -130,7 +130,7 @@ class World:
     def round(self) -> None:
         """As `app.kafka.append.local_appends` does, with anything happening before the leader answers, and
         before that is heard."""
-        self.line.ask(self.known_epoch)
+        self.line.begin_round(self.known_epoch)
         for _ in range(self.chance.randrange(4)):
             self.anything(asked=True)
         epoch, log = self.epoch, list(self.log)
@@ -139,7 +139,7 @@ class World:
         if self.chance.random() < 0.1 or self.line.epoch != epoch or self.known_epoch != self.line.epoch:
             self.line.stop()
             return
-        self.line.confirmed(self.sent)
+        self.line.confirm(self.sent)
         rows = self.line.take(self.position)
         if not rows:
             return
@@ -161,7 +161,7 @@ class World:
             self.chance.choice(acts)()
         else:
             self.round()
-            if not self.line.goes_on_at(self.position):
+            if not self.line.continues_at(self.position):
                 self.fetch()
 
 
@@ -187,24 +187,24 @@ def test_much_of_what_is_written_is_told() -> None:
 
 def test_memory_is_bounded_and_what_is_not_kept_is_read() -> None:
     line = AppendedBatches(most_rows=3)
-    line.ask(0)
-    line.confirmed(0)
+    line.begin_round(0)
+    line.confirm(0)
     for number in range(10):
         line.acknowledged(number, AppendedBatch(number, number + 1, b"", 0))
-    line.ask(0)
-    line.confirmed(10)
-    assert (line.take(0), line.goes_on_at(0), line.goes_on_at(7)) == ([], False, True)
+    line.begin_round(0)
+    line.confirm(10)
+    assert (line.take(0), line.continues_at(0), line.continues_at(7)) == ([], False, True)
     assert [row.base_offset for row in line.take(7)] == [7, 8, 9]
-    assert (line.goes_on_at(10), line.goes_on_at(11)) == (True, False)
+    assert (line.continues_at(10), line.continues_at(11)) == (True, False)
 
 
 @pytest.mark.parametrize("position", [1, 2])
 def test_a_position_in_the_middle_of_a_batch_is_read_from(position: int) -> None:
     line = AppendedBatches()
-    line.ask(4)
-    line.confirmed(0)
+    line.begin_round(4)
+    line.confirm(0)
     line.acknowledged(0, AppendedBatch(0, 3, b"", 0))
-    line.ask(4)
-    line.confirmed(3)
+    line.begin_round(4)
+    line.confirm(3)
     assert line.take(position) == []
-    assert not line.goes_on_at(position)
+    assert not line.continues_at(position)
