@@ -32,8 +32,6 @@ async def read_backlog(cluster: DataCluster, group: str, wanted: Sequence[TopicA
     """Reads the lag of these partitions. Raises ClusterUnreachable: the group's commits cannot be read."""
     if not wanted:
         return ConsumerLag()
-    committed = await cluster.committer.committed(
-        group, wanted
-    )  # read first, so that no commit is above its end
+    committed = await cluster.committer.committed(group, wanted)  # first: no commit is above its end then
     starts = await cluster.client.offsets(wanted, EARLIEST)
     return ConsumerLag(starts, await cluster.client.offsets(wanted, LATEST), committed)

@@ -218,7 +218,5 @@ async def _close(producer: AIOKafkaProducer, timeout_s: float, name: str) -> Non
         producer._message_accumulator.fail_all(error)
         await bounded(producer.client.close(), TAIL_STOP_TIMEOUT_S, f"client of {name}")
         await bounded(producer._sender.close(), TAIL_STOP_TIMEOUT_S, f"sender of {name}")
-    with contextlib.suppress(
-        KafkaError, OSError, asyncio.CancelledError
-    ):  # the records' futures have the errors
+    with contextlib.suppress(KafkaError, OSError, asyncio.CancelledError):  # the futures have the errors
         await stopping

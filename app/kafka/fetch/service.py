@@ -213,9 +213,7 @@ class FetchService(Service):
                 requested[part.topic, part.partition] += 1
                 ready.setdefault((node, turn), []).append(part)
         for (node, _), found in ready.items():
-            parts = [
-                part for part in found if not (part.removed or part.polling)
-            ]  # may have changed during an await
+            parts = [part for part in found if not (part.removed or part.polling)]  # an await may change it
             free = self._free.setdefault(node, set(range(CONNECTIONS)))
             if not free or not parts:
                 continue
@@ -286,9 +284,7 @@ class FetchService(Service):
                         continue
                     try:
                         await self._answered(found, answer)
-                    except (
-                        Exception
-                    ) as error:  # from the sink or from unknown bytes; only this partition fails
+                    except Exception as error:  # of the sink or of unknown bytes: only this partition fails
                         log.exception("fetched data was not accepted", topic=topic, partition=partition)
                         await self._failed(found, UNEXPECTED, repr(error))
         finally:
@@ -337,9 +333,8 @@ class FetchService(Service):
         try:
             pieces = take(data, part.next_offset, part.high_watermark, crc32c)
         except CorruptBatch as error:  # only this partition fails
-            part.max_bytes = min(
-                part.max_bytes * 2, DAMAGE_MAX_BYTES
-            )  # the next batch may show where it ends
+            # The next batch may show where the damage ends.
+            part.max_bytes = min(part.max_bytes * 2, DAMAGE_MAX_BYTES)
             await self._failed(part, CORRUPT, f"{part.topic}-{part.partition}: {error}")
             return
         if not pieces:

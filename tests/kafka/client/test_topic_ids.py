@@ -11,7 +11,7 @@ from aiokafka.conn import AIOKafkaConnection
 
 from app.dev.yard import Yard
 from app.kafka.client.cluster import ClusterClient
-from app.kafka.client.topic_ids import written
+from app.kafka.client.topic_ids import id_text
 from app.kafka.fetch.deliveries import LogGap
 from tests.kafka.conftest import ENOUGH_S, Start, connected, create, write
 from tests.kafka.second_broker import delete
@@ -140,5 +140,5 @@ async def test_what_a_broker_that_is_behind_tells_is_not_believed(
 
 
 def test_an_id_is_written_as_kafkas_tools_write_it() -> None:
-    assert written(bytes(16)) == ""
-    assert written(bytes(range(16))) == "AAECAwQFBgcICQoLDA0ODw"
+    assert id_text(bytes(16)) == ""
+    assert id_text(bytes(range(16))) == "AAECAwQFBgcICQoLDA0ODw"
