@@ -5,13 +5,11 @@
 Rules (tests/kafka/append/test_local_appends.py)
 1. Given headers are those that a fetch would return (`app.kafka.fetch.shared_reads`). The follower's epoch
    was confirmed before the first batch was sent, and again after all in-sync replicas acknowledged the
-   last. Batches in doubt, after other writers' batches, or not contiguous with the follower's position are
-   fetched.
+   last. All others are fetched: batches in doubt, after other writers' batches, or after a gap.
 2. A log that changes batches (own timestamps, own compression) is always fetched. Its settings are checked
    every `SETTINGS_CHECK_INTERVAL_S`; acknowledgements show its own timestamps at once.
 3. A lane that is idle for `IDLE_LANE_S` causes no requests. If its follower waits, only every
-   `ALL_LANES_EVERY_ROUNDS`th round includes it, unless many batches wait: many cost hardly more than a
-   few.
+   `ALL_LANES_EVERY_ROUNDS`th round includes it, unless many batches wait, which cost hardly more.
 4. If the log continues after the given batches, and the lane has none in flight, the follower is fetched,
    because others write too.
 5. A recreated topic begins in epoch 0 again, but acknowledged offsets only grow within one log. If they do
@@ -55,17 +53,17 @@ INCIDENT_INTERVAL_S = 60.0  # between log messages about failing rounds
 
 
 class LaneWrites:
-    """The appends of one lane.
-
-    Args:
-        sent_to: The source offset below which everything has been given to the lane.
-        in_flight: The number of batches that are not acknowledged.
-    """
+    """The appends of one lane. All of its source below `sent_to()` was given to the lane, and
+    `in_flight()` batches of it are not acknowledged."""
 
     def __init__(
-        self, at: tuple[str, int], topic_id: str, sent_to: Callable[[], int], in_flight: Callable[[], int],
-        doubt: Callable[[LaneWrites], None], ended: Callable[[LaneWrites], None],
-    ) -> None:  # fmt: skip
+        self,
+        appends: LocalAppends,
+        at: tuple[str, int],
+        topic_id: str,
+        sent_to: Callable[[], int],
+        in_flight: Callable[[], int],
+    ) -> None:
         self.at = at
         self.topic_id = topic_id
         self.sent_to = sent_to
@@ -74,8 +72,7 @@ class LaneWrites:
         self.heads_of: HeadsOf = heads_of  # takes headers as the follower wants them
         self.acknowledged_s = float("-inf")
         self._end = 0  # of the acknowledged batches
-        self._doubt = doubt
-        self._ended = ended
+        self._appends = appends
 
     def acknowledged(self, base_offset: int, copy: VerbatimCopy) -> None:
         """The log has the batch at this offset; -1: the offset is not known."""
@@ -83,7 +80,7 @@ class LaneWrites:
         end = base_offset + copy.record_count
         if base_offset >= 0:
             if base_offset < self._end:
-                self._doubt(self)  # rule 5
+                self._appends.doubt(self)  # rule 5
             self._end = end
         batches = self.batches
         if batches.is_collecting:
@@ -93,7 +90,7 @@ class LaneWrites:
             batches.acknowledged(copy.source_start, AppendedBatch(start, end, head, now_ms()))
 
     def close(self) -> None:
-        self._ended(self)
+        self._appends.forget(self)
 
 
 class LocalAppends:
@@ -125,14 +122,14 @@ class LocalAppends:
         sent_to: Callable[[], int],
         in_flight: Callable[[], int],
     ) -> LaneWrites:
-        made = LaneWrites((topic, partition), topic_id, sent_to, in_flight, self._doubt, self._end)
+        made = LaneWrites(self, (topic, partition), topic_id, sent_to, in_flight)
         self._written[made] = None
         return made
 
-    def _end(self, written: LaneWrites) -> None:
+    def forget(self, written: LaneWrites) -> None:
         self._written.pop(written, None)
 
-    def _doubt(self, written: LaneWrites) -> None:
+    def doubt(self, written: LaneWrites) -> None:
         """Puts the follower in doubt (rule 5)."""
         written.batches.stop()
         part = self._shared_reads.follower(*written.at)
@@ -211,7 +208,7 @@ class LocalAppends:
     def _update_end(self, written: LaneWrites, part: PartitionFetch, end: EpochEnd | None) -> None:
         batches = written.batches
         if end is not None and end.code in TOPIC_UNKNOWN:
-            self._doubt(written)
+            self.doubt(written)
             return
         is_known = end is not None and not end.code and end.epoch == batches.epoch
         if end is None or not is_known or not _same_log(written, part) or part.epoch != batches.epoch:

@@ -49,8 +49,7 @@ class ClusterUnreachable(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class ClusterSpec:
-    """The address of a cluster. Secrets are resolved already and never shown. `archive`: the folder of the
-    cluster's archive, if it has one."""
+    """The address of a cluster, with resolved secrets, which are never shown; `archive` is a folder."""
 
     name: str
     bootstrap: tuple[str, ...]
@@ -216,8 +215,7 @@ class ClusterClient:
         return self._leader_epochs.get((topic, partition), -1)
 
     async def cluster_id(self) -> str:
-        """The cluster's id; "" if it has none. A recreated cluster has another id. Raises ClusterUnreachable:
-        no broker answered."""
+        """The cluster's id; "" if it has none. Raises ClusterUnreachable: no broker answered."""
         return str((await self.metadata([])).cluster_id or "")
 
     async def broker_count(self) -> int:

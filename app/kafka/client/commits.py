@@ -1,5 +1,4 @@
-"""Commits offsets under a group, so that Kafka's own tools show a workload's lag, and reads commits and
-members.
+"""Commits offsets, so that Kafka's own tools show a workload's lag; reads commits and group members.
 
 Commits are those of a simple consumer (generation -1, no member). Kafka accepts them while the group has
 no live members. Switchyard does its own fencing (`kernel.fencing`, `kernel.lease`).

@@ -7,8 +7,7 @@ offsets that were read, so those offsets become other records. Therefore:
 2. Before the first fetch in a new epoch, its leader reports where the epoch of the last read record ends
    in its log (OffsetForLeaderEpoch). If that is below the position, the logs diverge there.
 
-The epoch of a later record of the same history also works, because a leader that has it has everything
-before it.
+The epoch of a later record also works, because a leader that has the record has everything before it.
 """
 
 from __future__ import annotations
@@ -30,26 +29,17 @@ _CONSUMER, _NO_SESSION, _FINAL_EPOCH = -1, 0, -1
 Partition = tuple[str, int]
 
 
+UTF8 = String("utf-8")
+_ENDS = Array(("error_code", Int16), ("partition", Int32), ("epoch", Int32), ("end_offset", Int64))
+_EPOCHS = Array(("partition", Int32), ("current_epoch", Int32), ("epoch", Int32))
+
+
 class EpochEndResponse(Response):
     """OffsetForLeaderEpoch response, version 3."""
 
     API_KEY = 23
     API_VERSION = 3
-    SCHEMA = Schema(
-        ("throttle_time_ms", Int32),
-        (
-            "topics",
-            Array(
-                ("topic", String("utf-8")),
-                (
-                    "partitions",
-                    Array(
-                        ("error_code", Int16), ("partition", Int32), ("epoch", Int32), ("end_offset", Int64)
-                    ),
-                ),
-            ),
-        ),
-    )
+    SCHEMA = Schema(("throttle_time_ms", Int32), ("topics", Array(("topic", UTF8), ("partitions", _ENDS))))
 
 
 class EpochEndRequestV3(RequestStruct):
@@ -58,16 +48,7 @@ class EpochEndRequestV3(RequestStruct):
     API_KEY = 23
     API_VERSION = 3
     RESPONSE_TYPE = EpochEndResponse
-    SCHEMA = Schema(
-        ("replica_id", Int32),
-        (
-            "topics",
-            Array(
-                ("topic", String("utf-8")),
-                ("partitions", Array(("partition", Int32), ("current_epoch", Int32), ("epoch", Int32))),
-            ),
-        ),
-    )
+    SCHEMA = Schema(("replica_id", Int32), ("topics", Array(("topic", UTF8), ("partitions", _EPOCHS))))
 
 
 class EpochEndRequest(Request[EpochEndRequestV3]):
@@ -84,8 +65,7 @@ class EpochEndRequest(Request[EpochEndRequestV3]):
 
 
 class EpochEnd(NamedTuple):
-    """The latest epoch in a leader's log up to the requested one, and its end; `NOT_KNOWN` if unknown.
-    `code` is Kafka's."""
+    """The latest epoch in a leader's log up to the requested one, and its end; each may be `NOT_KNOWN`."""
 
     code: int
     epoch: int

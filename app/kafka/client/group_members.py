@@ -19,19 +19,11 @@ from typing import Any, NamedTuple
 from aiokafka.errors import GroupAuthorizationFailedError, for_code
 from aiokafka.protocol.admin import DescribeGroupsRequest
 from aiokafka.protocol.api import Request, RequestStruct, Response
-from aiokafka.protocol.types import (
-    Boolean,
-    CompactArray,
-    CompactString,
-    Int16,
-    Int32,
-    Schema,
-    TaggedFields,
-)
+from aiokafka.protocol.types import Boolean, CompactArray, Int16, Int32, Schema, TaggedFields
 
 from app.kafka.client.cluster import ClusterClient
 from app.kafka.client.permissions import GROUP_NOT_AUTHORISED
-from app.kafka.client.topic_ids import KafkaUuid
+from app.kafka.client.topic_ids import NUMBERS, TAGS, TEXT, KafkaUuid
 
 CONSUMER, STREAMS, SHARE = "consumer", "streams", "share"
 NEWER_TYPES = {CONSUMER: "KIP-848", STREAMS: "KIP-1071", SHARE: "KIP-932"}
@@ -39,12 +31,8 @@ DEAD = "dead"  # the state of a missing group, or of one with another protocol
 NO_MEMBERS = {"empty", DEAD}  # group states
 GROUP_NOT_FOUND = 69
 SHOWN_CLIENTS = 3
-_TOPICS = CompactArray(
-    ("topic_id", KafkaUuid),
-    ("name", CompactString()),
-    ("partitions", CompactArray(Int32)),
-    ("tags", TaggedFields),
-)
+_TEXTS = CompactArray(TEXT)
+_TOPICS = CompactArray(("topic_id", KafkaUuid), ("name", TEXT), ("partitions", NUMBERS), TAGS)
 
 
 class GroupMembers(NamedTuple):
@@ -118,15 +106,9 @@ class NewerGroupsResponse(Response):
         ("error_code", Int16),
         (
             "groups",
-            CompactArray(
-                ("group", CompactString()),
-                ("protocol_type", CompactString()),
-                ("state", CompactString()),
-                ("type", CompactString()),
-                ("tags", TaggedFields),
-            ),
+            CompactArray(("group", TEXT), ("protocol_type", TEXT), ("state", TEXT), ("type", TEXT), TAGS),
         ),
-        ("tags", TaggedFields),
+        TAGS,
     )
 
 
@@ -137,11 +119,7 @@ class NewerGroupsRequestV5(RequestStruct):
     API_VERSION = 5
     FLEXIBLE_VERSION = True
     RESPONSE_TYPE = NewerGroupsResponse
-    SCHEMA = Schema(
-        ("states_filter", CompactArray(CompactString())),
-        ("types_filter", CompactArray(CompactString())),
-        ("tags", TaggedFields),
-    )
+    SCHEMA = Schema(("states_filter", _TEXTS), ("types_filter", _TEXTS), TAGS)
 
 
 class NewerGroupsRequest(Request[NewerGroupsRequestV5]):
@@ -153,6 +131,20 @@ class NewerGroupsRequest(Request[NewerGroupsRequestV5]):
         return request_struct_class([], list(NEWER_TYPES), {})
 
 
+_MEMBERS = CompactArray(
+    *((name, TEXT) for name in ("member_id", "instance_id", "rack")),
+    ("epoch", Int32),
+    *((name, TEXT) for name in ("client_id", "host")),
+    ("topics", _TEXTS),
+    ("topic_pattern", TEXT),
+    ("assigned", _TOPICS),
+    ("assigned_tags", TaggedFields),
+    ("target", _TOPICS),
+    ("target_tags", TaggedFields),
+    TAGS,
+)
+
+
 class ConsumerGroupsResponse(Response):
     API_KEY = 69
     API_VERSION = 0
@@ -162,35 +154,16 @@ class ConsumerGroupsResponse(Response):
             "groups",
             CompactArray(
                 ("error_code", Int16),
-                ("error_message", CompactString()),
-                ("group", CompactString()),
-                ("state", CompactString()),
+                *((name, TEXT) for name in ("error_message", "group", "state")),
                 ("epoch", Int32),
                 ("assignment_epoch", Int32),
-                ("assignor", CompactString()),
-                (
-                    "members",
-                    CompactArray(
-                        ("member_id", CompactString()),
-                        ("instance_id", CompactString()),
-                        ("rack", CompactString()),
-                        ("epoch", Int32),
-                        ("client_id", CompactString()),
-                        ("host", CompactString()),
-                        ("topics", CompactArray(CompactString())),
-                        ("topic_pattern", CompactString()),
-                        ("assigned", _TOPICS),
-                        ("assigned_tags", TaggedFields),
-                        ("target", _TOPICS),
-                        ("target_tags", TaggedFields),
-                        ("tags", TaggedFields),
-                    ),
-                ),
+                ("assignor", TEXT),
+                ("members", _MEMBERS),
                 ("operations", Int32),
-                ("tags", TaggedFields),
+                TAGS,
             ),
         ),
-        ("tags", TaggedFields),
+        TAGS,
     )
 
 
@@ -201,9 +174,7 @@ class ConsumerGroupsRequestV0(RequestStruct):
     API_VERSION = 0
     FLEXIBLE_VERSION = True
     RESPONSE_TYPE = ConsumerGroupsResponse
-    SCHEMA = Schema(
-        ("groups", CompactArray(CompactString())), ("operations", Boolean), ("tags", TaggedFields)
-    )
+    SCHEMA = Schema(("groups", _TEXTS), ("operations", Boolean), TAGS)
 
 
 class ConsumerGroupsRequest(Request[ConsumerGroupsRequestV0]):

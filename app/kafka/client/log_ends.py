@@ -1,8 +1,7 @@
 """The ends of leaders' logs, which may be above the high watermark.
 
 Records above the high watermark may become visible later or be lost with the leader. To know that nothing
-more of a writer follows, look up to the log's end. To know where the next record goes, use the high
-watermark.
+more of a writer follows, use the log's end; to know where the next record goes, the high watermark.
 """
 
 from __future__ import annotations

@@ -31,6 +31,10 @@ class TopicSettings(NamedTuple):
     own: Collection[str]
 
 
+UTF8 = String("utf-8")
+_CHANGES = Array(("name", UTF8), ("operation", Int8), ("value", UTF8))
+
+
 class _AlterResponse(Response):
     API_KEY = 44
     API_VERSION = 0
@@ -38,12 +42,7 @@ class _AlterResponse(Response):
         ("throttle_time_ms", Int32),
         (
             "resources",
-            Array(
-                ("error_code", Int16),
-                ("error_message", String("utf-8")),
-                ("resource_type", Int8),
-                ("resource_name", String("utf-8")),
-            ),
+            Array(("error_code", Int16), ("error_message", UTF8), ("resource_type", Int8), ("name", UTF8)),
         ),
     )
 
@@ -53,17 +52,7 @@ class _AlterStruct(RequestStruct):
     API_VERSION = 0
     RESPONSE_TYPE = _AlterResponse
     SCHEMA = Schema(
-        (
-            "resources",
-            Array(
-                ("resource_type", Int8),
-                ("resource_name", String("utf-8")),
-                (
-                    "configs",
-                    Array(("name", String("utf-8")), ("operation", Int8), ("value", String("utf-8"))),
-                ),
-            ),
-        ),
+        ("resources", Array(("resource_type", Int8), ("resource_name", UTF8), ("configs", _CHANGES))),
         ("validate_only", Boolean),
     )
 

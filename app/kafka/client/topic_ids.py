@@ -12,15 +12,7 @@ from io import BytesIO
 
 from aiokafka.protocol.abstract import AbstractType
 from aiokafka.protocol.api import Request, RequestStruct, Response
-from aiokafka.protocol.types import (
-    Boolean,
-    CompactArray,
-    CompactString,
-    Int16,
-    Int32,
-    Schema,
-    TaggedFields,
-)
+from aiokafka.protocol.types import Boolean, CompactArray, CompactString, Int16, Int32, Schema, TaggedFields
 
 UUID_BYTES = 16
 UNKNOWN_ID = ""  # from a broker without topic ids
@@ -39,49 +31,38 @@ class KafkaUuid(AbstractType[bytes]):
         return data.read(UUID_BYTES)
 
 
+TEXT, TAGS = CompactString(), ("tags", TaggedFields)
+NUMBERS = CompactArray(Int32)
+_PARTITIONS = CompactArray(
+    ("error_code", Int16),
+    *((name, Int32) for name in ("partition", "leader", "leader_epoch")),
+    *((name, NUMBERS) for name in ("replicas", "in_sync", "offline")),
+    TAGS,
+)
+
+
 class TopicIdsResponse(Response):
     API_KEY = 3
     API_VERSION = 10
     SCHEMA = Schema(
         ("throttle_time_ms", Int32),
-        (
-            "brokers",
-            CompactArray(
-                ("node_id", Int32),
-                ("host", CompactString()),
-                ("port", Int32),
-                ("rack", CompactString()),
-                ("tags", TaggedFields),
-            ),
-        ),
-        ("cluster_id", CompactString()),
+        ("brokers", CompactArray(("node_id", Int32), ("host", TEXT), ("port", Int32), ("rack", TEXT), TAGS)),
+        ("cluster_id", TEXT),
         ("controller_id", Int32),
         (
             "topics",
             CompactArray(
                 ("error_code", Int16),
-                ("name", CompactString()),
+                ("name", TEXT),
                 ("topic_id", KafkaUuid),
                 ("is_internal", Boolean),
-                (
-                    "partitions",
-                    CompactArray(
-                        ("error_code", Int16),
-                        ("partition", Int32),
-                        ("leader", Int32),
-                        ("leader_epoch", Int32),
-                        ("replicas", CompactArray(Int32)),
-                        ("in_sync", CompactArray(Int32)),
-                        ("offline", CompactArray(Int32)),
-                        ("tags", TaggedFields),
-                    ),
-                ),
+                ("partitions", _PARTITIONS),
                 ("authorized_operations", Int32),
-                ("tags", TaggedFields),
+                TAGS,
             ),
         ),
         ("cluster_authorized_operations", Int32),
-        ("tags", TaggedFields),
+        TAGS,
     )
 
 
@@ -93,14 +74,11 @@ class TopicIdsRequestV10(RequestStruct):
     API_VERSION = 10
     RESPONSE_TYPE = TopicIdsResponse
     SCHEMA = Schema(
-        (
-            "topics",
-            CompactArray(("topic_id", KafkaUuid), ("name", CompactString()), ("tags", TaggedFields)),
-        ),
+        ("topics", CompactArray(("topic_id", KafkaUuid), ("name", TEXT), TAGS)),
         ("allow_auto_topic_creation", Boolean),
         ("include_cluster_authorized_operations", Boolean),
         ("include_topic_authorized_operations", Boolean),
-        ("tags", TaggedFields),
+        TAGS,
     )
 
 

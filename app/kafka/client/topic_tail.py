@@ -111,13 +111,11 @@ class TopicTail(Service):
             await bounded(stop_consumer(consumer), TAIL_STOP_TIMEOUT_S, f"reader of {self.topic}")
 
     def rewind(self) -> None:
-        """Reads the topic again, from the start with `from_start`; `on_records` gets nothing else before
-        that."""
+        """Reads from the start again (with `from_start`); `on_records` gets nothing else before that."""
         self._positioned = False
 
     async def wait_for(self, offset: int, timeout_s: float) -> None:
-        """Waits until `on_records` has had the record at `offset`. Raises TimeoutError: it had not within
-        `timeout_s`."""
+        """Waits until `on_records` has had the record at `offset`. Raises TimeoutError."""
         async with asyncio.timeout(timeout_s), self._progress:
             await self._progress.wait_for(lambda: self.next_offset > offset)
 

@@ -41,8 +41,7 @@ class TopicRefused(KafkaError):
 
 @dataclass(frozen=True, slots=True)
 class TopicSpec:
-    """A topic to create. Without `replication` it has three replicas, or one per broker if there are
-    fewer."""
+    """A topic to create. Without `replication` it has three replicas, or as many as there are brokers."""
 
     name: str
     partitions: int

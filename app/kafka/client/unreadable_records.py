@@ -1,7 +1,6 @@
 """Logs skipped records of a topic in few lines, however many they are.
 
-One request may contain a million bad records, and a log line takes as long as all other work on such a
-record.
+One request may contain a million bad records, and a log line costs as much as all other work on one.
 """
 
 from __future__ import annotations
@@ -17,12 +16,8 @@ REPORT_DELAY_S = 1.0  # records within it share a line
 
 
 class UnreadableRecords:
-    """The skipped records since the last log line.
-
-    Args:
-        message: The log message.
-        fields: Fields of the line, beside the count, the first and last offset, and the last error.
-    """
+    """The skipped records since the last log line. The line has `message` and `fields`, the count, first
+    and last offset, and the last error."""
 
     def __init__(self, message: str, **fields: Any) -> None:
         self._message = message

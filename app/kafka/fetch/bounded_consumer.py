@@ -53,7 +53,9 @@ _passed_over = defaultdict[Any, deque[tuple[int, int]]](lambda: deque(maxlen=SPA
 
 
 def _remember(place: Any, start: int, end: int) -> None:
-    """Remembers a skipped span (rule 5)."""
+    """Remembers a skipped span (rule 5), if the place is known."""
+    if place is None:
+        return
     spans = _passed_over[tuple(place)]
     for at in range(len(spans) - 1, max(-1, len(spans) - READERS), -1):  # several readers add spans
         begin, upto = spans[at]
@@ -139,8 +141,8 @@ class BoundedRecords:
         return first or BoundedBatch(self, batch)
 
     def passes_over(self) -> bool:
-        """Skips some records before the position (rule 7); whether more may follow. Call it before taking the
-        first batch."""
+        """Skips some records before the position, before the first batch is taken; whether more may
+        follow."""
         batch = self._next
         if self._first is None:
             if not isinstance(batch, RecordBatch) or batch.header.base_offset >= self.start_offset:
@@ -208,7 +210,7 @@ class BoundedBatch:
             except BeyondBounds as error:
                 if error.offset >= response.start_offset:
                     unread, why, at = unread + 1, str(error), error.offset + 1
-                    self._remember(self.base_offset, at)  # before later records are handed over
+                    _remember(response.place, self.base_offset, at)  # before later records are handed over
             except Exception as error:  # noqa: BLE001 - decoders raise any error; rule 2
                 _kept.forget(opened)
                 self._log_unreadable(at, end, end - at, f"{type(error).__name__}: {error}")
@@ -228,12 +230,8 @@ class BoundedBatch:
         if unread:
             self._log_unreadable(self.base_offset, at, unread, why)
 
-    def _remember(self, start: int, end: int) -> None:
-        if self._response.place is not None:
-            _remember(self._response.place, start, end)
-
     def _log_unreadable(self, start: int, end: int, count: int, why: str) -> None:
-        self._remember(start, end)
+        _remember(self._response.place, start, end)
         log.error(
             "records cannot be read and are skipped",
             topic=getattr(self._response.place, "topic", ""),
@@ -255,11 +253,8 @@ class BoundedPartition(fetcher.PartitionRecords):
 
 
 class BoundedResult(fetcher.FetchResult):
-    """aiokafka's class, which hands over no more at once than rule 1 allows.
-
-    Attributes:
-        waits: Whether records are left although none were returned (rules 7 and 8).
-    """
+    """aiokafka's class with the limits of rule 1. `waits`: records are left although none were returned
+    (rules 7 and 8)."""
 
     waits = False
     checks: ClassVar[list[Callable[[Any], bool]]] = []
@@ -343,8 +338,8 @@ class BoundedFetcher(fetcher.Fetcher):
 
 
 def check_by(refuses: Callable[[Any], bool]) -> None:
-    """Makes all readers of this process skip the records (as aiokafka makes them) for which `refuses` is
-    true. `refuses` runs in the readers' threads."""
+    """Makes all readers of this process skip records for which `refuses` is true; it runs in their
+    threads."""
     BoundedResult.checks[:] = [refuses]
 
 

@@ -28,25 +28,9 @@ from app.kafka.records.batch import (
 
 Numbers = npt.NDArray[np.int64]
 
-LAYOUT = np.dtype(
-    [
-        ("base_offset", ">i8"),
-        ("length", ">i4"),
-        ("leader_epoch", ">i4"),
-        ("magic", "i1"),
-        ("crc", ">i4"),
-        ("attributes", ">i2"),
-        ("last_offset_delta", ">i4"),
-        ("first_timestamp_ms", ">i8"),
-        ("max_timestamp_ms", ">i8"),
-        ("producer_id", ">i8"),
-        ("producer_epoch", ">i2"),
-        ("base_sequence", ">i4"),
-        ("record_count", ">i4"),
-    ]
-)
+_TYPES = [">i8", ">i4", ">i4", "i1", ">i4", ">i2", ">i4", ">i8", ">i8", ">i8", ">i2", ">i4", ">i4"]
+LAYOUT = np.dtype(list(zip(BatchHeader._fields, _TYPES, strict=True)))
 assert LAYOUT.itemsize == HEADER_BYTES
-assert LAYOUT.names == BatchHeader._fields
 
 _length_at = struct.Struct(">i").unpack_from
 _frame_at = struct.Struct(">i4xb").unpack_from  # length, magic
@@ -118,8 +102,7 @@ def exact(head: bytes, lowest_ms: int) -> bytes:
 
 
 def heads_of(data: bytes) -> list[bytes] | None:
-    """The header bytes of the batches, `HEADER_BYTES` each. None unless `data` is whole batches of format
-    2 only."""
+    """The header bytes of each batch. None unless `data` is nothing but whole batches of format 2."""
     heads: list[bytes] = []
     append, at, last = heads.append, 0, len(data) - HEADER_BYTES
     while at <= last:

@@ -16,6 +16,6 @@ def test_the_one_partition_is_told() -> None:
 
 def test_an_answer_that_a_quota_empties_is_to_be_asked_for_again() -> None:
     """It ended a job of Spark by ValueError, for all topics."""
-    with pytest.raises(RequestTimedOutError, match="quota holds the answer back for 900 ms") as met:
+    with pytest.raises(RequestTimedOutError, match="quota delays the answer by 900 ms") as met:
         only_partition(SimpleNamespace(topics=[], throttle_time_ms=900))
     assert met.value.retriable
