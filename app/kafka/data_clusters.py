@@ -1,9 +1,7 @@
-"""The data clusters of a worker: one client, fetch service, appender and committer each, started on first
-use.
+"""The data clusters of a worker, started on first use: a client, fetches, appends and commits of each.
 
 A cluster that is only read needs no write permission. The producer starts with the first write
-(`DataCluster.written_to`), because it needs a producer id; an appender's lanes get theirs when they are
-made.
+(`DataCluster.written_to`), because it needs a producer id; an appender's lanes get theirs later.
 """
 
 from __future__ import annotations
@@ -77,8 +75,7 @@ async def _stop(parts: list[tuple[str, Any]]) -> None:
 
 
 class DataClusters:
-    """The clusters by name; each starts when first used. Batches are appended while the worker
-    `may_append`."""
+    """The clusters by name, started on first use. Batches are appended while the worker `may_append`."""
 
     def __init__(
         self,

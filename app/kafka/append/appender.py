@@ -115,8 +115,7 @@ class Appender:
     # -- called by lanes ---------------------------------------------------------------------------
 
     def ready(self, lane: AppendLane) -> None:
-        """Registers a lane that may have something to send. Sending waits for the next turn of the event
-        loop."""
+        """Registers a lane that may have something to send, in the next turn of the event loop."""
         self._ready[lane] = None
         self._wake()
 

@@ -117,11 +117,7 @@ def _is_small(batch: RecordBatch) -> bool:
 def _joined(
     batches: list[RecordBatch], start: int, max_batch_bytes: int
 ) -> Generator[VerbatimCopy, None, int]:
-    """Merges batches into one. A single batch, and batches that cannot be merged, stay as they are.
-
-    Returns:
-        The number of records.
-    """
+    """Merges batches into one if possible; otherwise they stay as they are. Returns the record count."""
     joined: list[VerbatimCopy] = []
     if len(batches) > 1:
         # After any error of decoder or encoder the batches go as they are: readers see the original bytes.

@@ -21,8 +21,7 @@ Rules (tests/kafka/append/test_lane.py)
    if batches are renumbered after a refusal and one may be on its way or in the log, they move to the next
    epoch. Batches that may be in the log are first looked up under their old numbers.
 6. In a new epoch nothing is sent until the sender has saved the epoch (`epoch_saved`), if it asked for that.
-7. If a batch was taken before the one in front of it, the lane reports it, and neither gets an offset
-   (`pending_batch`).
+7. If a batch was taken before its predecessor, the lane reports it; neither gets an offset (`pending_batch`).
 """
 
 from __future__ import annotations

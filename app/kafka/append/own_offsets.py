@@ -1,7 +1,6 @@
 """Replaces batches whose records have other offsets than the broker assigned (`verbatim_copy`, rule 4).
 
-The check takes 0.4 us a record of an uncompressed batch. A thread checks large batches, to keep the event
-loop free.
+The check takes 0.4 us a record of an uncompressed batch, so a thread checks large batches.
 """
 
 from __future__ import annotations

@@ -66,9 +66,9 @@ class Producer:
     (`app.kafka.append.replaceable_producer`).
 
     Large records have a producer of their own. It gets one record per partition at a time, and together at
-    most one request's size. For aiokafka loses a batch that waits behind another one when it stops, and
-    puts batches of all partitions of a broker into one request. If the caller is cancelled, its large
-    record is still written, and only then does its turn end.
+    most one request's size. The reason: aiokafka, when it stops, loses a batch that waits behind another,
+    and it puts batches of all partitions of a broker into one request. If the caller is cancelled, its
+    large record is still written, and only then does its turn end.
     """
 
     def __init__(self, spec: ClusterSpec) -> None:

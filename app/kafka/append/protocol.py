@@ -28,7 +28,7 @@ Batches = Mapping[str, Sequence[tuple[int, bytearray]]]
 
 
 class AppendV3(RequestStruct):
-    """Produce, version 3: the first with record batches. aiokafka's own struct copies each batch five
+    """Produce, version 3, the first with record batches. aiokafka's own struct copies each batch five
     times."""
 
     API_KEY = 0

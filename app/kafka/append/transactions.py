@@ -64,8 +64,7 @@ async def transactional(
 
 @asynccontextmanager
 async def one_transaction(producer: AIOKafkaProducer) -> AsyncIterator[None]:
-    """One transaction of at most `TRANSACTION_S`. After an error the producer is unusable; its successor
-    aborts."""
+    """One transaction of at most `TRANSACTION_S`. After an error the producer is unusable."""
     async with asyncio.timeout(TRANSACTION_S):
         await producer.begin_transaction()
         try:

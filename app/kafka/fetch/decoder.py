@@ -139,10 +139,13 @@ class OpenBatch:
         self._records = None
 
     def take(self, most: int, most_bytes: int = CHUNK_BYTES) -> list[Record]:
-        """The next records: at most `most`, and at least one while any are left. Raises BeyondBounds: the
-        next record is beyond a limit and was skipped. Raises RiskyBatch: nothing was taken. Set `is_trusted`
-        to take the records anyway. Raises ValueError, or any error of the decoder: The rest of the batch
-        cannot be read."""
+        """The next records: at most `most`, and at least one while any are left.
+
+        Raises:
+            BeyondBounds: The next record is beyond a limit and was skipped.
+            RiskyBatch: Nothing was taken. Set `is_trusted` to take the records anyway.
+            ValueError, or any error of the decoder: The rest of the batch cannot be read.
+        """
         if self._fault:
             raise UnbelievableOffset(self._fault)
         try:

@@ -15,12 +15,8 @@ BROKER_SILENT_S = 2.0  # after this long without an answer, a broker may be froz
 
 
 class LeaderSeeker:
-    """The leader search of one fetch service.
-
-    Attributes:
-        leaderless: Partitions without a leader, with the broker that failed them.
-        polls: The start time and the partitions of polls under way. Their timeouts end them.
-    """
+    """The leader search of one fetch service. `leaderless`: partitions, with the broker that failed them.
+    `polls`: start and partitions of polls under way, by the timeout that can end them."""
 
     def __init__(self, client: ClusterClient) -> None:
         self.leaderless: dict[PartitionFetch, int | None] = {}

@@ -8,18 +8,15 @@ Rules
    `PARTITION_BUFFER_BYTES` and the budget has room. So a slow partition stalls only itself. Requested
    bytes count as held, so that parallel polls share the room. A partition that holds nothing may request
    `LEAST_BYTES` without room, so that every partition advances.
-3. A partition that got data moves to the end of the list, because a broker fills the first partitions of a
-   request first.
+3. A partition that got data moves to the end, because a broker fills the first partitions of a request first.
 4. A broker works on one request per connection at a time. A partition that becomes ready during a long
    poll is therefore requested on another of the broker's `CONNECTIONS`. The last one polls only for
    `LAST_WAIT_MS`, so that no partition waits long. A partition without data waits for it and joins.
-5. Offsets that the log lost, and a recreated topic, are reported as a `LogGap` (`log_watch`), never
-   skipped silently.
+5. Offsets that the log lost, and a recreated topic, are never skipped silently: see `LogGap`, `log_watch`.
 6. The position moves once the sink has taken the offsets before it. Refused data is fetched again.
 7. A failing partition waits alone, with backoff, or until a new leader is elected (`leader_search`).
 8. A partition is fetched only from a leader whose log is known to be the one that was read (`epoch_ends`).
-9. No header counts before the checksum of its batch matches (`kafka.records.batch`); this costs 0.65 ms a
-   MiB.
+9. No header counts before its batch's checksum matches (`kafka.records.batch`); this costs 0.65 ms a MiB.
 """
 
 from __future__ import annotations

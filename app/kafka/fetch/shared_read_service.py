@@ -9,8 +9,7 @@ Rules (tests/kafka/fetch/test_shared_read_batches.py, test_shared_read_service.p
    truncations and recreated topics.
 2. A follower that gets data is not fetched, nor for `SHARED_READ_WAIT_S` afterwards. One that gets
    nothing, or misses something, is fetched as usual. In a backlog it may overtake the reader. While it is
-   at most `MOST_ANSWERS_AHEAD` ahead, it waits `NEAR_S` for each answer, so only a fast reader holds it
-   up.
+   at most `MOST_ANSWERS_AHEAD` ahead, it waits `NEAR_S` per answer, so only a fast reader delays it.
 3. No reader waits for a follower. A follower without room misses the data.
 4. Data with aborted transactions is taken from its beginning, or not at all.
 5. A follower gets only headers while headers suffice (`Counts`). Headers within `HEADERS_WAIT_S` are

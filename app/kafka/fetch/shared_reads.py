@@ -8,8 +8,7 @@ Rules (tests/kafka/fetch/test_shared_reads.py)
    taken twice or skipped, even if offers are lost, repeated or cut.
 2. A writer's acknowledged batches count only while the log still has them. They were sent once the leader
    was known to lead in an epoch, and it still led in that epoch after they were acknowledged. Epochs only
-   grow, so a fetch in that epoch would have returned these batches. All other acknowledged batches are
-   dropped.
+   grow, so a fetch in that epoch would have returned these batches. All other batches are dropped.
 3. Memory is bounded: only the headers of a writer's last `MOST_ROWS` batches are kept.
 """
 
@@ -105,8 +104,7 @@ class AppendedBatches:
         self._mark = self._first + len(self._rows)
 
     def confirm(self, sent_to: int) -> None:
-        """The leader led in the epoch after `begin_round`. `sent_to`: the writer has sent its source below
-        this offset."""
+        """The leader led in the epoch after `begin_round`; the writer has sent its source below `sent_to`."""
         self._confirmed = self._mark
         if self._since is None:
             self._since = sent_to

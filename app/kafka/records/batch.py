@@ -264,8 +264,7 @@ def _lowest_behind(batches: Sequence[RecordBatch], faults: Sequence[str]) -> lis
 
 
 def _contradiction(header: BatchHeader, next_offset: int, moved: bool, lowest_behind: int) -> str:
-    """Why a batch with a matching checksum cannot be here (rule 2). The batches before it end at
-    `next_offset`."""
+    """Why a batch with a matching checksum cannot follow batches that end at `next_offset` (rule 2)."""
     if moved and header.base_offset < next_offset:
         return f"its base offset {header.base_offset} is below {next_offset}, where the batch before it ends"
     if header.base_offset > next_offset and next_offset <= lowest_behind < header.next_offset:
@@ -276,8 +275,7 @@ def _contradiction(header: BatchHeader, next_offset: int, moved: bool, lowest_be
 def _end_of_damage(
     batches: Sequence[RecordBatch], faults: Sequence[str], next_offset: int, moved: bool, lowest_behind: int
 ) -> tuple[int, int]:
-    """Size in bytes and end offset of the damage that begins with the first batch; -1 if the end is not
-    known (rule 3)."""
+    """Bytes and end offset of the damage that begins with the first batch; -1: unknown end (rule 3)."""
     size = len(batches[0].data)
     for batch, fault in zip(batches[1:], faults[1:], strict=True):
         base_offset = batch.header.base_offset

@@ -7,8 +7,7 @@ Rules (tests/kafka/records/test_decode_risks.py)
 1. Only a batch that decompresses to more than `app.kafka.fetch.decoder.RISKY_BYTES` is noted. A kill
    during any other batch leaves no note.
 2. A note counts the owners that began to decode the batch. It lasts from before the decompression until
-   the first records exist, a fraction of a second. An owner that hands the job over withdraws its own
-   count.
+   the first records exist, a fraction of a second. An owner that hands over the job withdraws its count.
 3. A new owner keeps inherited notes until it meets the batch, or has finished all offsets below it.
 4. A batch at which the job failed repeatedly is also dead-lettered undecoded (`give_up`).
 
@@ -42,8 +41,7 @@ class DecodeRisks:
         self._saved_at: dict[int, int | None] = {}  # own notes: base offset -> version to wait for; -1: saved
 
     def noted(self, base: int) -> tuple[tuple[int, int], ...]:
-        """(base offset, owners that began) of each note to save, once all offsets below `base` are
-        finished."""
+        """(base offset, owners that began) of the notes to save, once all below `base` is finished."""
         return tuple(
             (at, began) for at, began in sorted(self._began.items()) if at >= base or at in self._saved_at
         )
@@ -73,11 +71,8 @@ class DecodeRisks:
         return DecodeVerdict.WAIT
 
     def saved(self, version: int, present: int) -> bool:
-        """Records that the job's `version` is saved while the job is at version `present`.
-
-        Returns:
-            Whether a batch that waited may now be decoded.
-        """
+        """Records that `version` is saved, with the job at `present` now; whether a batch may now be
+        decoded."""
         freed = False
         for offset, known in self._saved_at.items():
             # The saved version may predate the note, unless it is the newest one.

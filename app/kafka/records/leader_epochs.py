@@ -38,8 +38,7 @@ Epochs = tuple[EpochStart, ...]  # ascending; empty: not known
 
 
 def agree_below(one: Epochs, other: Epochs) -> int:
-    """The offset below which two readers with known epochs read one history (rule 1); `NOWHERE` if it is
-    not known."""
+    """The offset below which two readers with known epochs agree (rule 1); `NOWHERE` if not known."""
     common = {start.epoch for start in one} & {start.epoch for start in other}
     if not common:
         return NOWHERE
@@ -59,11 +58,8 @@ def read_in(epochs: Epochs, epoch: int, start_offset: int) -> Epochs:
 
 
 def joined_epochs(former: Epochs, latest: Epochs) -> tuple[Epochs, int]:
-    """Joins a reader's former report with the latest, which may be its successor's.
-
-    Returns:
-        The joined epochs, and the offset below which the former report still holds.
-    """
+    """Joins a reader's former report with its (or its successor's) latest; the former holds below the
+    offset."""
     if not former or not latest:
         return latest, ENDLESS
     holds_below = agree_below(former, latest)

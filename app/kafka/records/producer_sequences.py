@@ -4,8 +4,7 @@ A stamp (id, epoch, n) is a producer's state: its earlier records have numbers b
 more. A barrier that carries a stamp gives the position of the lane's source at that moment.
 
 Rules
-1. Numbers count a producer's records in one partition, from 0 in each epoch; after 2^31 - 1 they begin at
-   0 again.
+1. Numbers count a producer's records in one partition, from 0 in each epoch, and wrap after 2^31 - 1.
 2. Offsets decide which of two numbers is later: records less than `NEAR` offsets apart have numbers less
    than half the circle apart.
 

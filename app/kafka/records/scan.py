@@ -4,8 +4,7 @@
     lengths, deltas and counts are zigzag varints; a key or value of length -1 is null
 
 Source: Apache Kafka's protocol guide, "Record". A header may take two bytes in a batch and a hundred times
-that in memory. A few kilobytes of compressed headers could become gigabytes of objects, so headers are
-counted first.
+that in memory. A few compressed kilobytes could become gigabytes of objects, so headers are counted first.
 
 `cut` never passes a limit: a record beyond one ends the cut and is alone in the next (`ScanCut.excess`).
 Almost all records are short and so within every limit; `cut_short` reads only their lengths.

@@ -13,8 +13,7 @@ Rules (tests/kafka/records/test_verbatim_copy.py)
    record's timestamp changes.
 4. Records, compression, timestamps and other header fields stay as they are, with one exception. In an
    uncompressed batch, the producer may have written other offsets than the broker assigned
-   (`app.kafka.fetch.decoder`). Its copy has the broker's offsets, as Kafka itself assigns them in a
-   compressed batch.
+   (`app.kafka.fetch.decoder`). Its copy has the broker's offsets, as in a compressed batch.
 
 Sources: Apache Kafka's LogValidator (validateBatch, validateTimestamp), DefaultRecordBatch (baseTimestamp,
 deleteHorizonMs, incrementSequence) and ProducerAppendInfo (checkSequence).
@@ -80,12 +79,8 @@ class VerbatimCopy(NamedTuple):
 
 
 def why_not(header: BatchHeader, position: int, max_batch_bytes: int) -> str:
-    """Why a batch with visible records cannot be copied verbatim; "" if it can.
-
-    Args:
-        position: The first source offset that the copy needs.
-        max_batch_bytes: The destination's `max.message.bytes`.
-    """
+    """Why a batch with visible records cannot be copied verbatim to a topic with this `max.message.bytes`;
+    "" if it can. `position` is the first source offset that the copy needs."""
     if header.magic != MAGIC:
         return f"its format is {header.magic}, not {MAGIC}"
     if header.is_control:
