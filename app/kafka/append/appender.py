@@ -5,8 +5,8 @@
 
 Rules (tests/kafka/append/test_appender.py)
 1. A request has any number of partitions, with one batch each (brokers take no more). A broker remembers
-   `IN_FLIGHT` batches per producer and partition, so that many requests may be in flight to it. Batches
-   that become ready meanwhile share the next request.
+   `IN_FLIGHT` batches per producer and partition, so at most this number of requests is in flight to it.
+   Batches that become ready meanwhile share the next request.
 2. Lanes take turns: a served lane goes to the end of the line.
 3. A batch is copied and stamped only when it is sent (`kafka.records.verbatim_copy`); the sender's bytes
    stay unchanged. So at most `REQUEST_BYTES` (or one batch) per request in flight are copies.

@@ -1,8 +1,8 @@
 """Turns fetched batches into batches to append: verbatim if a broker takes them so, otherwise re-encoded.
 
-    fit            -> as it is
-    small, in a row -> merged into one batch
-    not fit        -> its records in new batches
+    can go verbatim          -> as it is
+    several small, in a row  -> merged into one batch
+    cannot go verbatim       -> its records in new batches
 
 A request has one batch per partition, so appending costs per batch. Decoding and encoding cost per record:
 one batch costs as much as 200 records. So small contiguous batches are merged, except compressed ones,
@@ -175,8 +175,8 @@ def reencoded(
                 records = []
             if records:
                 end = records[-1][0].offset + 1 if opened.left else header.next_offset
-                for part, upto in _cut(records, end, cuts):
-                    for copy in _copies_of(part, position, upto, codec, max_batch_bytes, read_again):
+                for part, part_end in _cut(records, end, cuts):
+                    for copy in _copies_of(part, position, part_end, codec, max_batch_bytes, read_again):
                         yield copy
                         position = copy.source_end
             if not opened.left:

@@ -119,8 +119,8 @@ def first_refused(answers: Iterable[asyncio.Future[Any]]) -> tuple[int, BrokerRe
 
 def words_of(error: BrokerResponseError) -> str:
     """A refusal in words: Kafka's number, name and description, and the remedy."""
-    said = ": ".join(map(str, error.args)) or error.description.split(". ")[0].rstrip(".")
-    return f"error {error.errno} ({error.message}): {said}; {REMEDIES.get(error.errno, OTHER_REMEDY)}"
+    reason = ": ".join(map(str, error.args)) or error.description.split(". ")[0].rstrip(".")
+    return f"error {error.errno} ({error.message}): {reason}; {REMEDIES.get(error.errno, OTHER_REMEDY)}"
 
 
 def refusal(code: int, cluster: ConfiguredCluster, topic: str) -> str | None:

@@ -317,12 +317,12 @@ class AppendLane:
         code, alone = head.code, head.alone
         reason = refusal(code, self._appender.cluster.spec, self.topic) or head.message
         reason = reason or (for_code(code).__name__ if code > 0 else "no answer")
-        said = f"{self._name}: {reason}"
+        message = f"{self._name}: {reason}"
         self._out_of_order.see(self._queue)
         self._sent, self._known = 0, False
         if code in FENCED:
             self._end(
-                ProducerFenced(f"{said}; another producer appends in a newer epoch than {self.producer}")
+                ProducerFenced(f"{message}; another producer appends in a newer epoch than {self.producer}")
             )
         elif code in REFUSED and self._unsure:  # a later batch may be in the log: rule 5
             self._in_doubt = True
@@ -330,20 +330,20 @@ class AppendLane:
         elif code in REFUSED:
             self._refused = True
             if not head.future.done():
-                head.future.set_exception(BatchRefused(said, code, head.refused))
+                head.future.set_exception(BatchRefused(message, code, head.refused))
         elif code in OUT_OF_SEQUENCE:
             if alone:
                 self._unsure, self._suspect = True, head
             self._resume()
         else:
-            self.failed(code, said)
+            self.failed(code, message)
 
     def _begin_next_epoch(self) -> None:
-        said = f"{self._name}: {self._queue[0].message or 'out of sequence'}"
+        message = f"{self._name}: {self._queue[0].message or 'out of sequence'}"
         id_, epoch, sequence = *self.producer, self._queue[0].sequence
-        if self._bump(AppendError(f"{said}; producer id {id_} has no epoch left")):
+        if self._bump(AppendError(f"{message}; producer id {id_} has no epoch left")):
             self._report(
-                f"{said}; the log has lost records of producer {id_} in epoch {epoch} before sequence "
+                f"{message}; the log has lost records of producer {id_} in epoch {epoch} before sequence "
                 f"{sequence}, or the broker forgot them; the lane continues in epoch {self.producer.epoch}",
                 "check for an unclean leader election or a recreated topic, and verify the copy",
             )

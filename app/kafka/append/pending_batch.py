@@ -1,8 +1,8 @@
 """A lane's batch that is not acknowledged yet, and its place in the log afterwards.
 
 A broker that forgets a producer between two batches in flight takes the second without the first; the
-first then comes after it. Neither gets an offset, because an offset promises that everything sent earlier
-lies before it.
+first then comes after it. Neither gets an offset, because a known offset promises that earlier batches lie
+before it and later ones after it.
 """
 
 from __future__ import annotations
@@ -53,8 +53,9 @@ class PendingBatch:
         if self.future.done():  # the sender may have cancelled it
             return
         if self.sequence >= 0 and base_offset >= 0:
-            appended, behind = AppendedOffset(base_offset), next_sequence(self.sequence, self.record_count)
-            appended.stamp = ProducerStamp(producer_id, self.epoch, behind)
+            appended = AppendedOffset(base_offset)
+            next_number = next_sequence(self.sequence, self.record_count)
+            appended.stamp = ProducerStamp(producer_id, self.epoch, next_number)
             appended.has_times_of_log = self.log_time_ms >= 0
             base_offset = appended
         self.future.set_result(base_offset)

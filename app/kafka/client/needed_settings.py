@@ -47,10 +47,10 @@ def problem_of(
         f"{_harm(name, value)}"
         for name, value in sorted(wrong.items())
     ]
-    said = f"topic {topic} in {spec.name}: {', '.join(violations)}"
+    problem = f"topic {topic} in {spec.name}: {', '.join(violations)}"
     values = ",".join(f"{name}={value}" for name, value in sorted(wrong.items()))
     command = f"kafka-configs.sh --bootstrap-server {spec.bootstrap[0]} --alter --topic {topic}"
-    message, remedy = f"{said}: {why}" if why else said, f"alter it: {command} --add-config {values}"
+    message, remedy = f"{problem}: {why}" if why else problem, f"alter it: {command} --add-config {values}"
     return SettingsProblem(topic, message, remedy)
 
 

@@ -164,11 +164,11 @@ def _creation_failed(client: ClusterClient, code: int, topic: str, message: str 
 def _error(
     client: ClusterClient, code: int, topic: str, what: str, operation: str, message: str | None
 ) -> KafkaError:
-    said = f"{what} of topic {topic}" if what else f"topic {topic}"
-    said = f"{said} in {client.name}: {message}"
+    reason = f"{what} of topic {topic}" if what else f"topic {topic}"
+    reason = f"{reason} in {client.name}: {message}"
     if code in {NOT_AUTHORISED, CLUSTER_NOT_AUTHORISED}:
-        said = lacks(client.spec, "topic", topic, operation)
-    error: KafkaError = for_code(code)(said)
+        reason = lacks(client.spec, "topic", topic, operation)
+    error: KafkaError = for_code(code)(reason)
     return error
 
 

@@ -58,9 +58,9 @@ def _remember(place: Any, start: int, end: int) -> None:
         return
     spans = _passed_over[tuple(place)]
     for at in range(len(spans) - 1, max(-1, len(spans) - READERS), -1):  # several readers add spans
-        begin, upto = spans[at]
-        if begin <= start <= upto:
-            spans[at] = begin, max(end, upto)
+        begin, until = spans[at]
+        if begin <= start <= until:
+            spans[at] = begin, max(end, until)
             return
     spans.append((start, end))
 
@@ -68,9 +68,9 @@ def _remember(place: Any, start: int, end: int) -> None:
 def was_passed_over(topic: str, partition: int, start: int, end: int) -> bool:
     """Whether consumers of this process recently skipped records in spans that cover all of [start, end)."""
     at = start
-    for begin, upto in sorted(_passed_over.get((topic, partition), ())):
-        if begin <= at < upto:
-            at = upto
+    for begin, until in sorted(_passed_over.get((topic, partition), ())):
+        if begin <= at < until:
+            at = until
     return at >= end
 
 

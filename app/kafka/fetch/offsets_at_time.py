@@ -1,7 +1,7 @@
 """The first offset at or after a time, verified where a broker's answer may be wrong.
 
-A broker finds the first batch that is new enough and answers the offset that a record of it has. A
-producer may have written any offset there (`app.kafka.fetch.decoder`). The broker answers "none" if that
+A broker finds the first batch that is new enough and returns the offset that a record of it has. A
+producer may have written any offset there (`app.kafka.fetch.decoder`). The broker returns "none" if that
 offset is beyond the log's end, and an offset that is too low is mistaken for a later record's.
 
 Rules (tests/kafka/fetch/test_offsets_at_time.py)
@@ -11,7 +11,7 @@ Rules (tests/kafka/fetch/test_offsets_at_time.py)
 2. Otherwise the search reads the log from the start of an earlier time. It ends at the first batch of the
    wanted time, with that batch's first offset: some records too early at most, never too late.
 3. Records after the committed end cannot be read. An answer from there counts as "none", and a search that
-   reaches that end answers it.
+   reaches that end returns it.
 
 Source: Kafka's FileRecords.searchForTimestamp.
 """

@@ -103,10 +103,10 @@ class SharedReadService:
         if fetched is not None:
             end, is_whole = fetched.next_offset, bool(fetched.aborted or fetched.damage)
         part.high_watermark, part.seen_at_s = leader.high_watermark, time.monotonic()
-        what = offered(part.next_offset, start, end, is_whole=is_whole)
-        if what is not SharedReadOffer.MISSES and part.trail:
+        answer = offered(part.next_offset, start, end, is_whole=is_whole)
+        if answer is not SharedReadOffer.MISSES and part.trail:
             forget(part)  # it has caught up
-        match what:
+        match answer:
             case SharedReadOffer.WAITS:
                 self.delay(part)
             case SharedReadOffer.TAKES if fetched is not None and not fetched.damage and self.has_room(part):
@@ -230,10 +230,10 @@ def heads_for(part: PartitionFetch, start: int, fetched: FetchedBatches) -> Unch
 def remember(part: PartitionFetch, start: int, fetched: FetchedBatches, most: int) -> None:
     """Remembers the headers of batches that another reader fetched, up to `most` headers. They must continue
     the remembered ones; otherwise those are forgotten."""
-    trail, of = part.trail, (part.topic_id, part.epoch)
-    if part.trail_of != of or (trail and trail[-1].next_offset != start):
+    trail, log_id = part.trail, (part.topic_id, part.epoch)
+    if part.trail_of != log_id or (trail and trail[-1].next_offset != start):
         forget(part)
-    part.trail_of = of
+    part.trail_of = log_id
     made = heads_for(part, start, fetched)
     if made is None:
         forget(part)
@@ -252,7 +252,7 @@ def forget(part: PartitionFetch) -> None:
 def remembered(part: PartitionFetch) -> list[UncheckedHeaders]:
     """Takes the remembered headers from the position on; none if it is in the middle of a batch."""
     position = part.next_offset
-    found = [one for one in part.trail if one.next_offset > position]
+    found = [piece for piece in part.trail if piece.next_offset > position]
     forget(part)
     if found and found[0].start_offset < position:
         first = found[0]
@@ -273,29 +273,29 @@ def checked_headers(part: PartitionFetch) -> FetchedBatches:
     while given and isinstance(given[0], UncheckedHeaders) and size < MOST_HEADS * HEADED_BYTES:
         size += given[0].nbytes
         found.append(given.popleft())
-    some = [one for one in found if isinstance(one, UncheckedHeaders)]
-    headers = headers_of_heads([head for one in some for head in one.heads])
+    pieces = [piece for piece in found if isinstance(piece, UncheckedHeaders)]
+    headers = headers_of_heads([head for piece in pieces for head in piece.heads])
     count = 0 if headers is None or part.counts is None else part.counts(headers)
     enough = []
-    for one in some:
-        count -= len(one.heads)
+    for piece in pieces:
+        count -= len(piece.heads)
         if count < 0:
             break
-        enough.append(one)
-    given.extendleft(reversed(some[len(enough) :]))
+        enough.append(piece)
+    given.extendleft(reversed(pieces[len(enough) :]))
     if not enough:
         return given.popleft()
     assert headers is not None, "`counts` returned more than 0"
-    counts = [len(one.heads) for one in enough]
-    seen_at_ms = np.repeat(np.array([one.seen_at_ms for one in enough], dtype=np.int64), counts)
+    counts = [len(piece.heads) for piece in enough]
+    seen_at_ms = np.repeat(np.array([piece.seen_at_ms for piece in enough], dtype=np.int64), counts)
     last = enough[-1]
     made = FetchedHeaders(
         part, headers.of(slice(sum(counts))), seen_at_ms, last.next_offset, last.high_watermark,
-        max(one.leader_epoch for one in enough),
+        max(piece.leader_epoch for piece in enough),
     )  # fmt: skip
     made.start_offset = enough[0].start_offset
-    for one in enough:
-        one.hand_over()
+    for piece in enough:
+        piece.hand_over()
     return made
 
 

@@ -13,8 +13,8 @@ An entry `e@s` says that offsets below the lowest later start belong to the hist
 Rules (tests/kafka/records/test_leader_epochs.py)
 1. Two readers agree below the first offset at which either left the newest epoch that both have read.
    Without such an epoch, they need not agree anywhere.
-2. A start may be too low, because a response gives only its last epoch, and the same can hide an epoch.
-   Then less is known. A start is never too high.
+2. A response gives only its last epoch. So a start may be too low and an epoch may be missing, and then
+   less is known. A start is never too high.
 
 Source: Apache Kafka's LeaderEpochFileCache (KIP-101, KIP-279).
 """
@@ -37,12 +37,14 @@ class EpochStart(NamedTuple):
 Epochs = tuple[EpochStart, ...]  # ascending; empty: not known
 
 
-def agree_below(one: Epochs, other: Epochs) -> int:
+def agree_below(first: Epochs, second: Epochs) -> int:
     """The offset below which two readers with known epochs agree (rule 1); `NOWHERE` if not known."""
-    common = {start.epoch for start in one} & {start.epoch for start in other}
+    common = {start.epoch for start in first} & {start.epoch for start in second}
     if not common:
         return NOWHERE
-    return min((start.start_offset for start in (*one, *other) if start.epoch > max(common)), default=ENDLESS)
+    return min(
+        (start.start_offset for start in (*first, *second) if start.epoch > max(common)), default=ENDLESS
+    )
 
 
 def read_in(epochs: Epochs, epoch: int, start_offset: int) -> Epochs:

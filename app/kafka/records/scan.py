@@ -95,7 +95,7 @@ def cut_short(data: memoryview | bytes, at: int, left: int, most_records: int, m
     It ends before a record that is not short, and before bytes that cannot be a record; `cut` tells which.
     It makes no call per record and takes 0.1 us for one, where `cut` takes 1.2 us.
     """
-    upto, count, last = at + most_bytes // SHORT_PART, 0, len(data) - 3
+    most_at, count, last = at + most_bytes // SHORT_PART, 0, len(data) - 3
     most_records = min(left, most_records, max(1, most_bytes // (2 * RECORD_COST_BYTES)))
     while count < most_records and at < last:
         length, body = data[at], at + 1
@@ -109,7 +109,7 @@ def cut_short(data: memoryview | bytes, at: int, left: int, most_records: int, m
         end = body + (length >> 1)
         if length & 1 or length > 2 * SHORT_BYTES or end > last + 3:
             break
-        if end > upto and count:
+        if end > most_at and count:
             break
         at, count = end, count + 1
     return ScanCut(at, count, 0)

@@ -9,8 +9,8 @@ Rules (tests/kafka/records/test_verbatim_copy.py)
 2. Producer id, epoch and base sequence are the copier's own. The transactional flag is cleared, because
    only committed records are copied and the copier's producer is not transactional.
 3. The delete horizon flag is cleared, so the destination's cleaner sets its own time for tombstones. With
-   the flag, the first timestamp is that time, and the records' deltas count from it. It stays, so no
-   record's timestamp changes.
+   the flag, the first timestamp is that time, and the records' deltas count from it. The first timestamp
+   stays, so no record's timestamp changes.
 4. Records, compression, timestamps and other header fields stay as they are, with one exception. In an
    uncompressed batch, the producer may have written other offsets than the broker assigned
    (`app.kafka.fetch.decoder`). Its copy has the broker's offsets, as in a compressed batch.
