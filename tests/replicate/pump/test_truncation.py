@@ -74,8 +74,8 @@ async def test_source_and_destination_that_lost_their_ends_are_told_and_copying_
             watched_end = cut_off(yard, HOME, watched, 30)
             for cluster in (HOME, AWAY):
                 await asyncio.to_thread(yard.start, cluster)
-            await watching.until(lambda: any(isinstance(one, LogGap) for one in watching.told))
-            (gap,) = [one for one in watching.told if isinstance(one, LogGap)]
+            await watching.until(lambda: any(isinstance(one, LogGap) for one in watching.reports))
+            (gap,) = [one for one in watching.reports if isinstance(one, LogGap)]
             assert (gap.start, gap.end, gap.is_truncation) == (100, watched_end, True)
         await until_led(stand, topic_name)
         await write(stand, topic_name, 120, "other")
