@@ -141,7 +141,10 @@ def remedy_of(code: int, cluster: ConfiguredCluster, topic: str) -> str:
         return f"{grant(cluster, 'topic', topic, 'Read', 'Write', 'Describe')}; before Kafka 2.8 also {older}"
     if code in TOO_FEW_REPLICAS:
         return (
-            "bring back the brokers that keep it, or lower min.insync.replicas; it is tried again by itself"
+            "bring back the brokers that keep it, or lower min.insync.replicas; it is tried again by itself. "
+            "If it still waits after that, its leader has not moved the high watermark: take the brokers "
+            "that are down from its replicas (kafka-reassign-partitions.sh), restart the leader, or write "
+            "any record to the partition"
         )
     if code == UNEXPECTED:
         return "a fault of Switchyard's own, its traceback is in the log; it is tried again by itself"
