@@ -160,7 +160,7 @@ def test_the_first_page_says_how_many_fire_and_leads_to_them(
     page = browse("/", dark=dark, width=width)
     line = page.locator(".verdict.bad li", has_text="alerts fire")
     line.wait_for(timeout=ENOUGH_MS)
-    assert line.inner_text() == "3 alerts fire: what the audit finds needs somebody"
+    assert line.inner_text() == "3 alerts fire: the audit found something that needs a person"
     assert page.evaluate("document.documentElement.scrollWidth") <= width
     page.screenshot(path=tmp_path / "overview.png", full_page=True)
     line.get_by_role("link").click()
