@@ -43,6 +43,7 @@ class TrackedOperation:
     state: str = "running"
     ended_ms: int | None = None
     error: str | None = None
+    failure: Exception | None = None
     progress: dict[str, Any] = field(default_factory=dict)
     task: asyncio.Task[None] | None = None
 
@@ -100,7 +101,7 @@ class Operations:
             op.state, op.error = "canceled", "canceled; what is done is done"
             raise
         except Exception as error:  # noqa: BLE001 - told to whoever asks
-            op.state, op.error = "failed", str(error) or repr(error)
+            op.state, op.failure, op.error = "failed", error, str(error) or repr(error)
         finally:
             op.ended_ms = now_ms()
             log.info("an operation ended", operation=op.id, state=op.state, error=op.error)
