@@ -9,5 +9,5 @@ Rules
 1. Any bytes give milliseconds since 1970 (UTC) or an `Absent`. Nothing raises.
 2. Making a source refuses a definition that cannot work, with `UnusableField`.
 3. Avro and Protobuf are read up to the field, and the first of two equal Protobuf fields counts. JSON is read
-   to its end, and the last of two equal keys counts.
+   to its end, and the last of two equal keys counts (`json_field`, rule 3, has the exception).
 """

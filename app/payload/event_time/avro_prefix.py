@@ -18,10 +18,14 @@ Rules
 1. No array, no map and no record that holds itself may stand before the field, because fastavro has no
    limits: a value of 10 bytes can announce 2**62 nulls, and a megabyte of nested records overflows the stack.
 2. All other values take time and memory in proportion to their size: at most 33 ms for a megabyte, which is
-   one number that does not end.
+   one number that does not end. A prefix has at most `MAX_FIELDS` fields and union branches, because a null
+   has no bytes.
 3. Text before the field is read as bytes, so its UTF-8 does not matter.
 4. The field to follow is the last field of its record. Its name is the `TimeFormat` of its value, or the
    `Absent` that stands for null. A branch of a union that cannot hold a time is a record without fields.
+5. A damaged value may have a wrong time, because fastavro checks less than the specification asks for. It
+   reads a number of 11 or more bytes as some other number, and takes the branches -1 to -n of a union for
+   its n branches, beginning with the last.
 
 Source: Apache Avro 1.12, "Binary encoding".
 """
@@ -32,12 +36,13 @@ import json
 from typing import Any, NamedTuple
 
 from fastavro import parse_schema
+from fastavro.schema import SchemaParseException, UnknownType
 from fastavro.types import Schema
 
 from app.payload.event_time.instant import Absent, TimeFormat, UnusableField
 
 MAX_SCHEMA_BYTES = 1024 * 1024
-MAX_FIELDS = 1_000  # up to the field, of all branches together
+MAX_FIELDS = 1_000  # fields and union branches up to the field, those on its path too
 MAX_NESTED = 64  # records and unions in each other; names of a path
 
 # Types without parts, as a prefix has them.
@@ -112,12 +117,18 @@ class _PrefixBuilder:
         self._learn(schema, "")
         prefix = self._record_of(self._to_field(schema, "", path))
         self._count_field(0)  # a union takes the refusal of one branch for a branch without a time
-        return parse_schema(prefix)
+        try:
+            return parse_schema(prefix)
+        except (SchemaParseException, UnknownType) as error:  # of unions that Avro does not allow
+            raise self._wrong(f"fastavro refuses the schema: {error}", "correct the schema") from None
 
     def _count_field(self, fields: int = 1) -> None:
         self._fields += fields
         if self._fields > MAX_FIELDS:
-            raise self._wrong(f"more than {MAX_FIELDS} values stand before it", _OTHER_PLACES)
+            raise self._wrong(
+                f"more than {MAX_FIELDS} fields and union branches lead to it or stand before it",
+                _OTHER_PLACES,
+            )
 
     def _wrong(self, problem: str, remedy: str) -> UnusableField:
         return UnusableField(self._name, problem, remedy)

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import re
 from datetime import UTC, datetime
-from decimal import Decimal
 from enum import StrEnum
 
 MAX_MS = 253_402_300_799_999  # the end of the year 9999
 MAX_TEXT_CHARS = 64  # of a time; whatever is longer is none
-_MAX_EXPONENT = 40  # of a number's first digit; more is out of range in every unit
+_MAX_POWER = 110  # of ten: 64 digits times a higher one are out of range in every unit, a lower one gives 0
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _NUMBER = re.compile(r"(-?)([0-9]+)(?:\.([0-9]+))?(?:[eE]([+-]?[0-9]+))?", re.ASCII)
 _ISO = re.compile(
@@ -32,7 +31,7 @@ class Absent(StrEnum):
     NO_VALUE = "no-value"  # a tombstone
     NO_FIELD = "no-field"
     NULL = "null"  # the field or header is there, and null
-    MALFORMED = "malformed"  # not what the definition says it is, up to the field
+    MALFORMED = "malformed"  # not what the definition says it is, up to the field; JSON: to its end
     NOT_A_TIME = "not-a-time"
     OUT_OF_RANGE = "out-of-range"
     BEYOND_LIMIT = "beyond-limit"  # too many fields stand before it, or JSON is nested too deep
@@ -97,14 +96,17 @@ class Instant:
             return Absent.NOT_A_TIME
         if not self._multiply:
             return Absent.NOT_A_TIME
-        sign, whole, fraction, exponent = found.groups()
-        if sign and Decimal(f"{whole}.{fraction or 0}"):
+        sign, whole, fraction, exponent = found.groups("")
+        digits, power = int(whole + fraction), int(exponent or 0) - len(fraction)
+        if not digits:
+            return 0
+        if sign or power > _MAX_POWER:
             return Absent.OUT_OF_RANGE
-        if exponent is not None:
-            return self._of_decimal(Decimal(text))
-        if self._multiply == 1:
-            return self.of_int(int(whole))
-        return _within(int(whole + ((fraction or "") + "000")[:3]))
+        if power < -_MAX_POWER:
+            return 0
+        if power < 0:
+            return _within(digits * self._multiply // (self._divide * 10**-power))
+        return _within(digits * self._multiply * 10**power // self._divide)
 
     def of_text(self, text: str) -> int | Absent:
         """Of text in the format."""
@@ -124,17 +126,6 @@ class Instant:
         if len(text) > MAX_TEXT_CHARS or not text.isascii():
             return Absent.NOT_A_TIME
         return self.of_text(text.decode("ascii"))
-
-    def _of_decimal(self, number: Decimal) -> int | Absent:
-        if not number:
-            return 0
-        first_digit = number.adjusted()
-        if first_digit > _MAX_EXPONENT:
-            return Absent.OUT_OF_RANGE
-        if first_digit < -_MAX_EXPONENT:
-            return 0
-        numerator, denominator = number.as_integer_ratio()
-        return _within(numerator * self._multiply // (denominator * self._divide))
 
 
 def _within(time_ms: int) -> int | Absent:

@@ -11,10 +11,12 @@ from typing import Any
 
 import pytest
 from fastavro import parse_schema, schemaless_reader, schemaless_writer
+from fastavro.schema import SchemaParseException, UnknownType
 from hypothesis import given
 from hypothesis import strategies as st
 
 from app.payload.codec import Framing
+from app.payload.event_time import avro_prefix
 from app.payload.event_time.avro_field import AvroTime, OneSchema
 from app.payload.event_time.avro_prefix import MAX_FIELDS, prefix_of
 from app.payload.event_time.avro_schemas import AvroSchemaFolder, open_avro
@@ -257,7 +259,29 @@ def test_a_number_without_end_takes_time_in_proportion() -> None:
     """Were it in proportion to the square, the test would run out of time."""
     source = AvroTime(OneSchema(prefix_of(json.dumps(_record(("a", "long"), ("ts", "long"))), ("ts",), None)))
     assert source.read(b"\x80" * 10**6) is Absent.MALFORMED
-    assert source.read(b"\x80" * 10**6 + b"\x01\x0a") in (5, Absent.MALFORMED)
+    assert source.read(b"\x80" * 10**6 + b"\x01\x0a") == 5
+
+
+@pytest.mark.parametrize(
+    ("kinds", "value", "time_ms"),
+    [
+        (["long"], "80" * 10 + "02", 64),
+        (["long"], "8280" + "80" * 11 + "00", 1),
+        (["long", "long"], "80" * 12 + "010a", 5),
+        ([["null", "long"]], "010a", 5),  # branch -1
+        ([["long", "null"]], "030a", 5),  # branch -2
+        ([["null", "string"], "long"], "030a", 5),  # before the field
+        ([["null", "long"]], "03", Absent.NULL),
+        ([["null", "long"]], "050a", Absent.MALFORMED),  # branch -3
+    ],
+)
+def test_a_damaged_number_or_branch_is_read_as_fastavro_reads_it(
+    kinds: list[Any], value: str, time_ms: int | Absent
+) -> None:
+    """Rule 5 of `avro_prefix`. If fastavro begins to refuse them, correct rule, limits and decision."""
+    schema = _record(*[(f"f{number}", kind) for number, kind in enumerate(kinds)])
+    source = AvroTime(OneSchema(prefix_of(json.dumps(schema), (f"f{len(kinds) - 1}",), None)))
+    assert source.read(bytes.fromhex(value)) == time_ms
 
 
 # -- the way to the field ----------------------------------------------------------------------------
@@ -316,7 +340,7 @@ def test_a_schema_that_grows_by_its_names_is_refused_and_not_written_out() -> No
     inner: Any = _record(("x", "int"), ("y", "int"), name="R0")
     for level in range(1, 40):  # 2**40 numbers
         inner = _record(("x", inner), ("y", f"R{level - 1}"), name=f"R{level}")
-    assert f"more than {MAX_FIELDS} values" in _refused(_record(("r", inner), ("ts", "long")), "ts")
+    assert f"more than {MAX_FIELDS} fields" in _refused(_record(("r", inner), ("ts", "long")), "ts")
 
 
 def test_branches_that_multiply_along_the_path_are_refused() -> None:
@@ -324,9 +348,47 @@ def test_branches_that_multiply_along_the_path_are_refused() -> None:
     fields = ("ts", "long"), ("u", ["A", "B"])
     left, right = (_record(*fields, name=name) for name in "AB")
     schema = _record(("u", [left, right]))
-    assert "more than 1000 values" in _refused(schema, *["u"] * 60, "ts")
+    assert "more than 1000 fields and union branches" in _refused(schema, *["u"] * 60, "ts")
     assert "a path of 65 names" in _refused(schema, *["u"] * 64, "ts")
     assert prefix_of(json.dumps(schema), ("u", "u", "ts"), None)
+
+
+def test_fields_on_the_path_and_their_branches_count_too() -> None:
+    plain = [(f"f{number}", "int") for number in range(MAX_FIELDS - 2)]
+    prefix_of(json.dumps(_record(*plain, ("ts", "long"))), ("ts",), None)
+    assert "lead to it or stand before it" in _refused(_record(*plain, ("g", "int"), ("ts", "long")), "ts")
+    assert "lead to it or stand before it" in _refused(_record(*plain, ("ts", ["null", "long"])), "ts")
+    small = _record(("ts", "long"), name="Small")
+    large = _record(*plain, ("ts", "long"), name="Large")
+    assert "lead to it or stand before it" in _refused([small, large], "ts")
+
+
+@pytest.mark.parametrize(
+    "unions",
+    [
+        [("a", ["int", "long"])],  # both are read as long
+        [("a", ["string", "bytes", {"type": "enum", "name": "E", "symbols": ["A"]}])],
+        [("a", ["int", ["null", "long"]])],
+        [("a", [])],
+        [("ts", ["long", "long"])],
+        [("a", "null"), ("b", {"type": "fixed", "name": "F", "size": 0})],
+    ],
+)
+def test_prefixes_with_unions_that_avro_forbids_are_taken_by_fastavro(unions: list[tuple[str, Any]]) -> None:
+    """A release of fastavro that refuses them would take the event time from plans that have it."""
+    assert prefix_of(
+        json.dumps(_record(*unions, *([] if unions[0][0] == "ts" else [("ts", "long")]))), ("ts",), None
+    )
+
+
+def test_a_prefix_that_fastavro_refuses_is_an_unusable_field(monkeypatch: pytest.MonkeyPatch) -> None:
+    for error in (SchemaParseException("duplicate branch"), UnknownType("long")):
+
+        def refuses(_: Any, error: Exception = error) -> Any:
+            raise error
+
+        monkeypatch.setattr(avro_prefix, "parse_schema", refuses)
+        assert "fastavro refuses the schema: " in _refused(_record(("ts", "long")), "ts")
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta, timezone
 from fractions import Fraction
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from app.payload.event_time.instant import MAX_MS, Absent, Instant, TimeFormat
@@ -29,6 +29,19 @@ def _floor(number: Fraction) -> int | Absent:
 @given(NUMBERS, st.sampled_from(sorted(UNITS)))
 def test_a_number_is_cut_to_whole_milliseconds_exactly(text: str, unit: str) -> None:
     assert Instant(TimeFormat(unit)).of_number(text) == _floor(Fraction(text) * UNITS[unit])
+
+
+@pytest.mark.parametrize("unit", sorted(UNITS))
+@given(st.from_regex(r"-?[0-9]{1,20}(\.[0-9]{1,20})?", fullmatch=True), st.integers(10**3, 10**19))
+@example("1", 10**18)
+@example("0", 10**19)
+def test_an_exponent_of_any_size_is_taken(unit: str, digits: str, exponent: int) -> None:
+    """`decimal` refuses exponents of 10**18 and more."""
+    instant, is_zero = Instant(TimeFormat(unit)), not Fraction(digits)
+    too_small = Absent.OUT_OF_RANGE if digits.startswith("-") else 0
+    for read in (instant.of_number, instant.of_text, lambda text: instant.of_bytes(text.encode())):
+        assert read(f"{digits}e{exponent}") == (0 if is_zero else Absent.OUT_OF_RANGE)
+        assert read(f"{digits}E-{exponent}") == (0 if is_zero else too_small)
 
 
 @given(st.integers(-(2**63), 2**63 - 1), st.sampled_from(sorted(UNITS)))
