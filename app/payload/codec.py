@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 from pathlib import Path
-from typing import cast
+from typing import NamedTuple, cast
 
 from google.protobuf.descriptor import Descriptor
 from google.protobuf.message import Message
@@ -30,13 +30,13 @@ from app.payload.json_writer import JsonWriter
 from app.payload.parser import InvalidPayload, Parser
 from app.payload.schema_files import ANYWHERE, SchemaFiles
 from app.payload.schema_registry import SchemaRegistry, open_source
+from app.payload.varints import CUT_OFF, varint, zigzag
 
 MAGIC = 0
 HEADER_BYTES = 5
 FIRST_BYTES = 6  # of a frame for the first message
 MAX_INDEXES = 32  # messages nested deeper are nobody's
 MAX_CACHED_TYPES = 10_000  # by frame; numbers may be written in more than one way
-__all__ = ["Framing", "InvalidPayload", "PayloadCodec", "open_codec", "read_frame"]
 
 
 class Framing(StrEnum):
@@ -46,15 +46,12 @@ class Framing(StrEnum):
     CONFLUENT = "confluent"
 
 
-class _Type:
+class _Type(NamedTuple):
     """A message type with what reads and writes it; one parser and writer a pool."""
 
-    __slots__ = ("kind", "parser", "writer")
-
-    def __init__(self, kind: type[Message], parser: Parser, writer: JsonWriter) -> None:
-        self.kind = kind
-        self.parser = parser
-        self.writer = writer
+    kind: type[Message]
+    parser: Parser
+    writer: JsonWriter
 
 
 class PayloadCodec:
@@ -102,19 +99,11 @@ class PayloadCodec:
         found, body = self.unframed(value)
         return found.parser.parse(found.kind, body)
 
-    def to_json(self, value: bytes) -> bytes:
-        """The message as proto3 JSON on one line, field names as in the `.proto`.
+    def to_named_json(self, value: bytes) -> tuple[str, bytes]:
+        """(the message's full name, the message as proto3 JSON on one line). Field names as in the `.proto`.
 
         Raises:
             InvalidPayload: the value is none, or one that JSON cannot tell.
-        """
-        return self.to_named_json(value)[1]
-
-    def to_named_json(self, value: bytes) -> tuple[str, bytes]:
-        """The same, with the message's full name.
-
-        Raises:
-            InvalidPayload: as above.
         """
         found, body = self.unframed(value)
         message = found.parser.parse(found.kind, body)
@@ -217,16 +206,10 @@ def _read_indexes(value: bytes) -> tuple[tuple[int, ...], int]:
 
 
 def _zigzag(value: bytes, at: int) -> tuple[int, int]:
-    number = 0
-    for shift in range(0, 35, 7):
-        if at >= len(value):
-            break
-        byte = value[at]
-        at += 1
-        number |= (byte & 0x7F) << shift
-        if byte < 0x80:
-            return (number >> 1) ^ -(number & 1), at
-    raise InvalidPayload("message indexes of Confluent's wire format that are cut off")
+    number, at = varint(value, at)
+    if at == CUT_OFF:
+        raise InvalidPayload("message indexes of Confluent's wire format that are cut off")
+    return zigzag(number), at
 
 
 def open_codec(

@@ -117,26 +117,16 @@ class Interceptor(Protocol):
         ...
 
 
-@dataclass(slots=True)
-class InterceptorCounts:
-    """What one interceptor did since the chain was made."""
-
-    seen: int = 0
-    rejected: int = 0
-    skipped: int = 0
-    failed: int = 0
-    slow: int = 0
-    longest_s: float = 0.0
-
-
 class _Link:
-    __slots__ = ("before", "counts", "name", "told_s")
+    """An interceptor in a chain, with the messages that it has seen, and those that it took long for."""
+
+    __slots__ = ("before", "logged_s", "name", "seen_messages", "slow_messages")
 
     def __init__(self, name: str, interceptor: Interceptor) -> None:
         self.name = name
         self.before = interceptor.before
-        self.counts = InterceptorCounts()
-        self.told_s = float("-inf")
+        self.seen_messages = self.slow_messages = 0
+        self.logged_s = float("-inf")
 
 
 class InterceptorChain:
@@ -151,32 +141,25 @@ class InterceptorChain:
         self._links = [_Link(name, interceptor) for name, interceptor in named]
         self._clock = clock
 
-    @property
-    def counts(self) -> dict[str, InterceptorCounts]:
-        """By interceptor, in order."""
-        return {link.name: link.counts for link in self._links}
-
     def before(self, message: Message) -> Outgoing | Reject | Skip:
         """What is to be sent, or why nothing is."""
         clock = self._clock
         metadata: Metadata = ()
         for link in self._links:
-            counts = link.counts
-            counts.seen += 1
+            link.seen_messages += 1
             started_s = clock()
             try:
                 verdict: object = link.before(message)
             except KeyboardInterrupt:
                 raise
             except BaseException as error:  # noqa: BLE001 - `sys.exit()` is no reason to stop a worker (rule 3)
-                counts.failed += 1
                 return Reject(f"interceptor {link.name} raised {type(error).__name__}")
             finally:
                 took_s = clock() - started_s
                 if took_s > SLOW_INTERCEPTOR_S:
                     self._slow(link, took_s, started_s)
             if not isinstance(verdict, Send):
-                return _ended(link, verdict)
+                return _ended(link.name, verdict)
             problem = None
             if isinstance(verdict.value, bytes) or verdict.value is None:
                 message = message._replace(value=verdict.value)
@@ -186,36 +169,31 @@ class InterceptorChain:
                 problem = problem or check_metadata(verdict.metadata, metadata)
                 metadata = (*metadata, *verdict.metadata) if problem is None else ()
             if problem is not None:
-                counts.failed += 1
                 return Reject(f"interceptor {link.name} {problem}")
         return Outgoing(message.value, metadata)
 
     def _slow(self, link: _Link, took_s: float, now_s: float) -> None:
-        counts = link.counts
-        counts.slow += 1
-        counts.longest_s = max(counts.longest_s, took_s)
-        often = counts.slow > counts.seen * SLOW_SHARE
-        if (often or took_s > INTERCEPTOR_STALL_S) and now_s >= link.told_s + LOG_INTERVAL_S:
-            link.told_s = now_s
+        link.slow_messages += 1
+        is_often = link.slow_messages > link.seen_messages * SLOW_SHARE
+        if (is_often or took_s > INTERCEPTOR_STALL_S) and now_s >= link.logged_s + LOG_INTERVAL_S:
+            link.logged_s = now_s
             log.warning(
                 "an interceptor holds up the worker; it must not wait",
-                interceptor=link.name, took_s=round(took_s, 3), slow=counts.slow, seen=counts.seen,
-            )  # fmt: skip
+                interceptor=link.name,
+                took_s=round(took_s, 3),
+                slow=link.slow_messages,
+                seen=link.seen_messages,
+            )
 
 
-def _ended(link: _Link, verdict: object) -> Reject | Skip:
+def _ended(name: str, verdict: object) -> Reject | Skip:
     """The verdict that ends the row; what is none is a Reject."""
-    if isinstance(verdict, Reject):
-        link.counts.rejected += 1
-        return Reject(f"interceptor {link.name}: {_reason_words(verdict.reason)}")
-    if isinstance(verdict, Skip):
-        link.counts.skipped += 1
-        return Skip(f"interceptor {link.name}: {_reason_words(verdict.reason)}")
-    link.counts.failed += 1
+    if isinstance(verdict, Reject | Skip):
+        return type(verdict)(f"interceptor {name}: {_reason_words(verdict.reason)}")
     close = getattr(verdict, "close", None)
     if close is not None and type(verdict).__name__ == "coroutine":
         close()
-    return Reject(f"interceptor {link.name} returned {type(verdict).__name__}, not Send, Reject or Skip")
+    return Reject(f"interceptor {name} returned {type(verdict).__name__}, not Send, Reject or Skip")
 
 
 def _reason_words(reason: object) -> str:

@@ -19,6 +19,8 @@ from typing import cast
 from google.protobuf.descriptor import Descriptor
 from google.protobuf.message import DecodeError, Message
 
+from app.payload.varints import CUT_OFF, varint
+
 MAX_VALUE_BYTES = 8 * 1024 * 1024
 MAX_PARSE_BYTES = 256 * 1024 * 1024
 MAX_WALKED_FIELDS = 200_000  # about a quarter of a second, in which a worker does nothing else
@@ -103,20 +105,22 @@ class Parser:
                 if not around:
                     return
                 end, inside = around.pop()
-            tag, at = _varint(value, at, end)
+            tag, at = varint(value, at)
+            if not 0 <= at <= end:
+                return
             wire = tag & 7
             child = None
             if inside is not None and wire in (BYTES, GROUP):
                 child = self._submessages(inside).get(tag >> 3)
             if wire == VARINT:
-                _, at = _varint(value, at, end)
+                _, at = varint(value, at)
             elif wire == FIXED64:
                 at += 8
             elif wire == FIXED32:
                 at += 4
             elif wire == BYTES:
-                length, at = _varint(value, at, end)
-                if at + length > end or at < 0:
+                length, at = varint(value, at)
+                if at == CUT_OFF or at + length > end:
                     return
                 if child is None:
                     at += length
@@ -130,7 +134,7 @@ class Parser:
                 end, inside = around.pop()
             else:
                 return
-            if at < 0 or len(around) > MAX_DEPTH:
+            if not 0 <= at <= end or len(around) > MAX_DEPTH:
                 return
             budget -= _room(child) if child is not None else 0
             if budget < 0:
@@ -141,19 +145,6 @@ class Parser:
 
 def _room(descriptor: Descriptor) -> int:
     return HEADER_BYTES + FIELD_BYTES * len(descriptor.fields)
-
-
-def _varint(value: bytes, at: int, end: int) -> tuple[int, int]:
-    """(number, position behind it); position -1 when it is cut off or too long."""
-    number = shift = 0
-    while 0 <= at < end and shift < 70:
-        byte = value[at]
-        at += 1
-        number |= (byte & 0x7F) << shift
-        if byte < 0x80:
-            return number, at
-        shift += 7
-    return 0, -1
 
 
 def _guess(value: bytes) -> str:

@@ -33,7 +33,7 @@ class Deliver(StrEnum):
     """What the receiver gets."""
 
     RECORD = "record"
-    MESSAGE = "message"
+    BYTES = "bytes"
     JSON = "json"
 
 
@@ -50,11 +50,11 @@ class ProtobufInterceptor:
     __slots__ = ("_as_json", "_codec", "_reject", "_unframes")
 
     def __init__(
-        self, codec: PayloadCodec, *, deliver: Deliver = Deliver.MESSAGE, invalid: Invalid = Invalid.DLQ
+        self, codec: PayloadCodec, *, deliver: Deliver = Deliver.BYTES, invalid: Invalid = Invalid.DLQ
     ) -> None:
         self._codec = codec
         self._as_json = deliver is Deliver.JSON
-        self._unframes = deliver is Deliver.MESSAGE and codec.framing is Framing.CONFLUENT
+        self._unframes = deliver is Deliver.BYTES and codec.framing is Framing.CONFLUENT
         self._reject = invalid is Invalid.DLQ
 
     def before(self, message: Message) -> Verdict:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Protocol
 
 from google.protobuf.message import Message
 
@@ -31,14 +30,6 @@ MAX_SCHEMA_ID = 2**31 - 1
 REGISTRY_POLL_INTERVAL_S = 1.0
 SETTLED_NS = 2_000_000_000  # a folder that changed within this time may have changed again at the same time
 LAYOUT = "a registry holds <schema id>.binpb or <subject>/<version>.binpb"
-
-
-class SchemaSource(Protocol):
-    """Where messages are defined: a `Schema` or a `SchemaRegistry`."""
-
-    @property
-    def source(self) -> Path: ...
-    def message_class(self, name: str) -> type[Message]: ...
 
 
 class SchemaRegistry:
@@ -185,11 +176,18 @@ def _is_schema(path: Path) -> bool:
     )
 
 
-def _number(path: Path) -> int:
+def number_of(path: Path) -> int | None:
+    """The schema id or version that the file's name gives; None: it gives none."""
     stem = path.stem
-    if not (stem.isascii() and stem.isdigit() and len(stem) <= 10 and int(stem) <= MAX_SCHEMA_ID):
+    is_number = stem.isascii() and stem.isdigit() and len(stem) <= 10 and int(stem) <= MAX_SCHEMA_ID
+    return int(stem) if is_number else None
+
+
+def _number(path: Path) -> int:
+    number = number_of(path)
+    if number is None:
         raise DescriptorError(path, "has no schema id or version for a name", LAYOUT)
-    return int(stem)
+    return number
 
 
 def changed_ns(folder: Path) -> int:

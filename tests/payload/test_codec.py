@@ -46,7 +46,7 @@ def _only_refuses(codec: PayloadCodec, value: bytes) -> None:
     assert problem is None or problem
     try:
         codec.decode(value)
-        json.loads(codec.to_json(value))
+        json.loads(codec.to_named_json(value)[1])
     except InvalidPayload as error:
         assert str(error)  # noqa: PT017 - it may raise or not
     else:
@@ -63,7 +63,7 @@ def test_a_message_is_written_with_the_names_of_its_proto(orders: Schema) -> Non
         b'{"order_id":"o-1","cents":"1152921504606846976","share":0.1,"blob":"/w==","state":"PAID",'
         b'"tags":["a"]}',
     )
-    assert codec.to_json(b"") == b"{}"
+    assert codec.to_named_json(b"")[1] == b"{}"
 
 
 @shared
@@ -71,7 +71,7 @@ def test_a_message_is_written_with_the_names_of_its_proto(orders: Schema) -> Non
 def test_json_is_the_same_as_googles(orders: Schema, data: st.DataObject) -> None:
     message = _message(orders)
     fill(data.draw, message, 3)
-    ours = json.loads(codec_of(orders, "acme.Order").to_json(message.SerializeToString()))
+    ours = json.loads(codec_of(orders, "acme.Order").to_named_json(message.SerializeToString())[1])
     assert ours == _google(orders, message)
 
 
@@ -89,7 +89,7 @@ def test_json_of_proto2_with_groups_and_extensions_is_the_same_as_googles(
     codec = codec_of(old, "old.Thing")
     value = message.SerializeToString()
     assert codec.check(value) is None
-    assert json.loads(codec.to_json(value)) == _google(old, message)
+    assert json.loads(codec.to_named_json(value)[1]) == _google(old, message)
 
 
 @given(st.floats(width=32) | st.decimals(-100, 100, places=4).map(_as_float32))
@@ -111,13 +111,13 @@ def test_an_any_is_unpacked_by_its_own_set_and_refused_when_the_set_lacks_it(ord
         _message(orders, "google.protobuf.Struct"),
     ):
         message.extra.Pack(inner)
-        written = codec.to_json(message.SerializeToString())
+        written = codec.to_named_json(message.SerializeToString())[1]
         assert json.loads(written) == _google(orders, message)
     message.extra.type_url = "type.googleapis.com/secret.Thing"
     value = message.SerializeToString()
     assert codec.check(value) is None
     with pytest.raises(InvalidPayload, match="add its file to the set") as caught:
-        codec.to_json(value)
+        codec.to_named_json(value)
     assert "secret" not in str(caught.value)
 
 
@@ -135,7 +135,7 @@ def test_an_any_is_unpacked_by_its_own_set_and_refused_when_the_set_lacks_it(ord
 def test_what_is_no_message_is_refused_in_words(orders: Schema, value: bytes, words: str) -> None:
     codec = codec_of(orders, "acme.Order")
     assert words in (codec.check(value) or "")
-    for read in (codec.decode, codec.to_json):
+    for read in (codec.decode, codec.to_named_json):
         with pytest.raises(InvalidPayload):
             read(value)
 
@@ -146,16 +146,16 @@ def test_every_cut_of_a_message_that_is_a_fault_is_told_and_unknown_fields_are_n
     assert codec.check(value) is None
     assert all(codec.check(value[:cut]) for cut in range(1, len(value)))
     assert codec.check(value + b"\xf8\x3f\x01") is None
-    assert codec.to_json(b"\xf8\x3f\x01") == b"{}"
+    assert codec.to_named_json(b"\xf8\x3f\x01")[1] == b"{}"
 
 
 def test_a_message_without_its_required_fields_and_text_that_is_not_utf8_are_refused(old: Schema) -> None:
     codec = codec_of(old, "old.Thing")
     assert "without all its required fields" in (codec.check(b"") or "")
     with pytest.raises(InvalidPayload, match="required"):
-        codec.to_json(b"")
+        codec.to_named_json(b"")
     with pytest.raises(InvalidPayload, match="cannot be written as JSON") as caught:
-        codec.to_json(b"\x0a\x06\xffsecre")
+        codec.to_named_json(b"\x0a\x06\xffsecre")
     assert "secre" not in str(caught.value)
 
 
@@ -163,7 +163,7 @@ def test_a_timestamp_out_of_range_is_refused_by_json_without_its_value(orders: S
     message = _message(orders)
     message.at.seconds = 2**62
     with pytest.raises(InvalidPayload) as caught:
-        codec_of(orders, "acme.Order").to_json(message.SerializeToString())
+        codec_of(orders, "acme.Order").to_named_json(message.SerializeToString())
     assert str(2**62) not in str(caught.value)
 
 
@@ -204,7 +204,7 @@ def test_a_message_nested_too_deep_is_refused(orders: Schema, levels: int) -> No
     _only_refuses(codec, value)
     assert (codec.check(value) is None) is (levels == 90)
     if levels == 90:
-        assert codec.to_json(value).count(b"inner") == 90
+        assert codec.to_named_json(value)[1].count(b"inner") == 90
     groups = b"\x0b" * levels + b"\x0c" * levels
     _only_refuses(codec, groups)
 
@@ -216,7 +216,7 @@ def test_an_any_in_an_any_without_end_is_refused(orders: Schema) -> None:
         value = url + b"\x12" + varint(len(value)) + value
     codec = codec_of(orders, "google.protobuf.Any")
     with pytest.raises(InvalidPayload, match="nested deeper"):
-        codec.to_json(value)
+        codec.to_named_json(value)
     wide = url + b"\x12" + varint(5_000_000) + url + b"\x12" + varint(4_999_900) + bytes(4_999_900)
     _only_refuses(codec, wide)
 
@@ -231,10 +231,10 @@ def test_what_all_anys_of_a_message_hold_together_is_bounded(
         message = _message(orders, "google.protobuf.Any")
         message.Pack(inner)
     value = message.SerializeToString()
-    json.loads(codec.to_json(value))
+    json.loads(codec.to_named_json(value)[1])
     monkeypatch.setattr(json_writer, "MAX_ANY_BYTES", len(value))
     with pytest.raises(InvalidPayload, match="too much to unpack"):
-        codec.to_json(value)
+        codec.to_named_json(value)
 
 
 def test_a_bomb_of_wide_submessages_is_refused_before_it_takes_memory(
@@ -272,7 +272,7 @@ def test_values_and_texts_beyond_the_limits_are_refused(
     many = _message(orders, states=[1] * (json_writer.MAX_NODES + 1)).SerializeToString()
     assert codec.check(many) is None
     with pytest.raises(InvalidPayload, match="values: too many"):
-        codec.to_json(many)
+        codec.to_named_json(many)
     monkeypatch.setattr(json_writer, "MAX_JSON_BYTES", 1024 * 1024)
     with pytest.raises(InvalidPayload, match="more than 1 MiB as JSON"):
-        codec.to_json(_message(orders, order_id="\x01" * 200_000).SerializeToString())
+        codec.to_named_json(_message(orders, order_id="\x01" * 200_000).SerializeToString())

@@ -94,7 +94,6 @@ def test_one_that_raises_rejects_this_message_only_and_its_words_are_not_told(er
     chain = _chain(act)
     assert chain.before(MESSAGE) == Reject(f"interceptor i0 raised {type(error).__name__}")
     assert chain.before(MESSAGE) == SENT
-    assert (chain.counts["i0"].seen, chain.counts["i0"].failed) == (2, 1)
 
 
 def test_an_operator_can_still_interrupt() -> None:
@@ -167,9 +166,7 @@ def test_a_slow_one_is_counted_and_told_once_in_a_while() -> None:
         chain.before(MESSAGE)
     assert [entry["slow"] for entry in logged] == [1, 6]
     assert b"value" not in repr(logged).encode()
-    assert chain.counts["slow"].slow == 6
-    assert chain.counts["slow"].longest_s == pytest.approx(SLOW_INTERCEPTOR_S * 2)
-    assert chain.counts["fast"].slow == 0
+    assert {entry["interceptor"] for entry in logged} == {"slow"}
 
 
 def test_a_hiccup_among_many_is_counted_and_not_told_and_a_stall_is() -> None:
@@ -185,10 +182,10 @@ def test_a_hiccup_among_many_is_counted_and_not_told_and_a_stall_is() -> None:
             chain.before(MESSAGE)
         took_s[0] = SLOW_INTERCEPTOR_S * 2
         chain.before(MESSAGE)
-        assert (chain.counts["act"].slow, logged) == (1, [])
+        assert logged == []
         took_s[0] = INTERCEPTOR_STALL_S * 2
         chain.before(MESSAGE)
-    assert (chain.counts["act"].slow, len(logged)) == (2, 1)
+    assert [entry["slow"] for entry in logged] == [2]
 
 
 def _anything() -> st.SearchStrategy[Any]:

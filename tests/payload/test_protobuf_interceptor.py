@@ -39,7 +39,7 @@ def test_a_tombstone_passes_as_it_is(codec: PayloadCodec, deliver: Deliver, inva
 def test_a_valid_value_is_delivered_raw_or_as_json_that_says_so(
     codec: PayloadCodec, invalid: Invalid
 ) -> None:
-    assert _chain(codec, Deliver.MESSAGE, invalid).before(_message(VALID)) == Outgoing(VALID, ())
+    assert _chain(codec, Deliver.BYTES, invalid).before(_message(VALID)) == Outgoing(VALID, ())
     assert _chain(codec, Deliver.JSON, invalid).before(_message(VALID)) == Outgoing(
         b'{"order_id":"x"}',
         (("switchyard-payload-format", "json"), ("switchyard-payload-message", "acme.Refund")),

@@ -95,14 +95,11 @@ def prefix_of(schema: bytes | str, path: tuple[str, ...], time_format: TimeForma
         raise UnusableField(name, "the schema is nested too deep", _OTHER_PLACES) from None
 
 
-class _Named:
+class _Named(NamedTuple):
     """A type with a name, and the namespace that its fields' names are in."""
 
-    __slots__ = ("namespace", "schema")
-
-    def __init__(self, schema: dict[str, Any], namespace: str) -> None:
-        self.schema = schema
-        self.namespace = namespace
+    schema: dict[str, Any]
+    namespace: str
 
 
 class _PrefixBuilder:

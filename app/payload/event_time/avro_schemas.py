@@ -13,11 +13,11 @@ from pathlib import Path
 from fastavro.types import Schema
 
 from app.payload.codec import Framing
-from app.payload.event_time.avro_field import AvroTime, OneSchema
+from app.payload.event_time.avro_field import AvroTime
 from app.payload.event_time.avro_prefix import MAX_SCHEMA_BYTES, prefix_of
 from app.payload.event_time.instant import TimeFormat, UnusableField
 from app.payload.schema_files import ANYWHERE, FileRefused, SchemaFiles
-from app.payload.schema_registry import MAX_ENTRIES, MAX_SCHEMA_ID, SETTLED_NS, changed_ns
+from app.payload.schema_registry import MAX_ENTRIES, SETTLED_NS, changed_ns, number_of
 
 SUFFIX = ".avsc"
 MAX_SCHEMAS = 1_000
@@ -65,7 +65,7 @@ class AvroSchemaFolder:
         files.watch(self)
 
     def prefix(self, schema_id: int) -> Schema | None:
-        """As `avro_field.SchemaPrefixes` has it."""
+        """The prefix; None: there is no such schema, or the field cannot be read in it."""
         return self._prefixes.get(schema_id)
 
     def refresh(self) -> None:
@@ -121,8 +121,9 @@ def open_avro(
                 ".".join(path), f"{source} is a folder, and values without framing name no schema",
                 f"name one {SUFFIX} file in it, or say framing confluent",
             )  # fmt: skip
-        return AvroTime(AvroSchemaFolder(source, path, time_format, files), framing)
-    return AvroTime(OneSchema(_prefix_in(source, path, time_format, files)), framing)
+        return AvroTime(AvroSchemaFolder(source, path, time_format, files).prefix, framing)
+    prefix = _prefix_in(source, path, time_format, files)
+    return AvroTime(lambda _: prefix, framing)
 
 
 def _prefix_in(
@@ -143,12 +144,4 @@ def _prefix_in(
 
 
 def _is_schema(entry: Path) -> bool:
-    stem = entry.stem
-    return (
-        entry.suffix == SUFFIX
-        and stem.isascii()
-        and stem.isdigit()
-        and len(stem) <= 10
-        and int(stem) <= MAX_SCHEMA_ID
-        and stem == str(int(stem))
-    )
+    return entry.suffix == SUFFIX and entry.stem == str(number_of(entry))

@@ -26,7 +26,6 @@ _ISO = re.compile(
 class Absent(StrEnum):
     """Why a record has no event time."""
 
-    NO_TIMESTAMP = "no-timestamp"  # the record's own is -1
     NO_HEADER = "no-header"
     NO_VALUE = "no-value"  # a tombstone
     NO_FIELD = "no-field"

@@ -24,10 +24,10 @@ from google.protobuf.message import Message
 from app.payload.codec import Framing, PayloadCodec
 from app.payload.event_time.instant import MAX_TEXT_CHARS, Absent, Instant, TimeFormat, UnusableField
 from app.payload.event_time.source import ValueTime
-from app.payload.event_time.varints import CUT_OFF, signed, skipped, varint, zigzag
 from app.payload.parser import BYTES, END_GROUP, FIXED32, FIXED64, GROUP, MAX_DEPTH, VARINT, InvalidPayload
 from app.payload.schema_files import ANYWHERE, SchemaFiles
 from app.payload.schema_registry import open_source
+from app.payload.varints import CUT_OFF, signed, varint, zigzag
 
 MAX_TAGS = 256  # about a tenth of a millisecond
 MAX_NANOS = 999_999_999
@@ -244,7 +244,7 @@ def _find(wanted: int, value: bytes, at: int, end: int, left: int) -> tuple[int,
             length, at = varint(value, at)
             at = at + length if at != CUT_OFF else CUT_OFF
         elif wire == VARINT:
-            at = skipped(value, at)
+            _, at = varint(value, at)
         elif wire == FIXED64:
             at += 8
         elif wire == FIXED32:

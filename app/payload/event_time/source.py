@@ -3,24 +3,12 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
-from typing import NamedTuple
 
 from app.kafka.records.record import Record
-from app.payload.event_time.instant import MAX_MS, Absent, Instant, TimeFormat, UnusableField
+from app.payload.event_time.instant import Absent, Instant, TimeFormat, UnusableField
 
 NO_TIME = -1  # as Kafka's own timestamps say it
 INT64_BYTES = 8
-
-
-class EventTimes(NamedTuple):
-    """Event times of many records.
-
-    `times_ms`: one a record, in order, `NO_TIME` where it has none; `absent`: how often for which reason.
-    """
-
-    times_ms: list[int]
-    absent: dict[Absent, int]
 
 
 class EventTime(ABC):
@@ -31,22 +19,6 @@ class EventTime(ABC):
     @abstractmethod
     def of(self, record: Record) -> int | Absent:
         """The record's event time (ms since 1970, UTC), or why it has none."""
-
-    def of_many(self, records: Iterable[Record]) -> EventTimes:
-        """The same of many records."""
-        return collected(map(self.of, records))
-
-
-class RecordTime(EventTime):
-    """The record's timestamp: of its producer, or of the broker where a topic says LogAppendTime."""
-
-    __slots__ = ()
-
-    def of(self, record: Record) -> int | Absent:
-        time_ms = record.timestamp
-        if 0 <= time_ms <= MAX_MS:
-            return time_ms
-        return Absent.NO_TIMESTAMP if time_ms == NO_TIME else Absent.OUT_OF_RANGE
 
 
 class HeaderTime(EventTime):
@@ -102,21 +74,3 @@ class ValueTime(EventTime):
     def of(self, record: Record) -> int | Absent:
         value = record.value
         return Absent.NO_VALUE if value is None else self.read(value)
-
-    def of_values(self, values: Iterable[bytes | None]) -> EventTimes:
-        """Of many values, None for a tombstone."""
-        read = self.read
-        return collected(Absent.NO_VALUE if value is None else read(value) for value in values)
-
-
-def collected(found: Iterable[int | Absent]) -> EventTimes:
-    """Times and reasons apart."""
-    times_ms: list[int] = []
-    absent: dict[Absent, int] = {}
-    for one in found:
-        if isinstance(one, Absent):
-            absent[one] = absent.get(one, 0) + 1
-            times_ms.append(NO_TIME)
-        else:
-            times_ms.append(one)
-    return EventTimes(times_ms, absent)

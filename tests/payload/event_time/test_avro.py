@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from app.payload.codec import Framing
 from app.payload.event_time import avro_prefix
-from app.payload.event_time.avro_field import AvroTime, OneSchema
+from app.payload.event_time.avro_field import AvroTime
 from app.payload.event_time.avro_prefix import MAX_FIELDS, prefix_of
 from app.payload.event_time.avro_schemas import AvroSchemaFolder, open_avro
 from app.payload.event_time.instant import MAX_MS, Absent, Instant, TimeFormat, UnusableField
@@ -41,9 +41,13 @@ def _written(schema: Any, value: Any) -> bytes:
     return file.getvalue()
 
 
+def _time_by(prefix: Any) -> AvroTime:
+    return AvroTime(lambda _: prefix)
+
+
 def _read(schema: Any, value: Any, *path: str, time_format: TimeFormat | None = None) -> int | Absent:
     prefix = prefix_of(json.dumps(schema), path, time_format)
-    return AvroTime(OneSchema(prefix)).read(_written(schema, value))
+    return _time_by(prefix).read(_written(schema, value))
 
 
 def _refused(schema: Any, *path: str, time_format: TimeFormat | None = None) -> str:
@@ -161,7 +165,7 @@ def test_a_field_in_any_schema_is_what_a_full_decode_gives(
     found: Any = schemaless_reader(io.BytesIO(packed), parse_schema(json.loads(json.dumps(schema))), None)
     for name in path:
         found = found[name]
-    source = AvroTime(OneSchema(prefix_of(json.dumps(schema), tuple(path), time_format)))
+    source = _time_by(prefix_of(json.dumps(schema), tuple(path), time_format))
     assert source.read(packed) == source.read(packed + garbage) == time
     if isinstance(found, datetime):
         moment = found if found.tzinfo else found.replace(tzinfo=UTC)
@@ -180,7 +184,7 @@ def test_any_bytes_give_a_time_or_a_reason(value: bytes) -> None:
         ("d", ["null", _record(("x", ["null", "double", "string"]), name="D")]),
     )  # fmt: skip
     for path in (("a",), ("d", "x")):
-        found = AvroTime(OneSchema(prefix_of(json.dumps(schema), path, None)), Framing.NONE).read(value)
+        found = _time_by(prefix_of(json.dumps(schema), path, None)).read(value)
         assert isinstance(found, Absent) or 0 <= found <= MAX_MS
 
 
@@ -237,7 +241,7 @@ def test_what_the_bytes_of_a_record_tell(
     fields: list[tuple[str, Any]], path: str, value: str, expected: int | Absent
 ) -> None:
     prefix = prefix_of(json.dumps(_record(*fields)), tuple(path.split(".")), None)
-    assert AvroTime(OneSchema(prefix)).read(bytes.fromhex(value)) == expected
+    assert _time_by(prefix).read(bytes.fromhex(value)) == expected
 
 
 def test_each_branch_of_a_union_has_its_own_unit() -> None:
@@ -245,19 +249,19 @@ def test_each_branch_of_a_union_has_its_own_unit() -> None:
         return _record(("id", "string"), ("at", {"type": "long", "logicalType": logical}), name=name)
 
     schema = [event("Old", "timestamp-millis"), event("New", "timestamp-micros"), _record(name="Other")]
-    source = AvroTime(OneSchema(prefix_of(json.dumps(schema), ("at",), None)))
+    source = _time_by(prefix_of(json.dumps(schema), ("at",), None))
     assert source.read(bytes.fromhex("0000d00f")) == 1000
     assert source.read(bytes.fromhex("0200d00f")) == 1
     assert source.read(bytes.fromhex("04")) is Absent.NOT_A_TIME
     leaf = _record(("ts", ["int", {"type": "long", "logicalType": "timestamp-micros"}]))
-    source = AvroTime(OneSchema(prefix_of(json.dumps(leaf), ("ts",), None)))
+    source = _time_by(prefix_of(json.dumps(leaf), ("ts",), None))
     assert source.read(bytes.fromhex("00d00f")) == 1000
     assert source.read(bytes.fromhex("02d00f")) == 1
 
 
 def test_a_number_without_end_takes_time_in_proportion() -> None:
     """Were it in proportion to the square, the test would run out of time."""
-    source = AvroTime(OneSchema(prefix_of(json.dumps(_record(("a", "long"), ("ts", "long"))), ("ts",), None)))
+    source = _time_by(prefix_of(json.dumps(_record(("a", "long"), ("ts", "long"))), ("ts",), None))
     assert source.read(b"\x80" * 10**6) is Absent.MALFORMED
     assert source.read(b"\x80" * 10**6 + b"\x01\x0a") == 5
 
@@ -280,7 +284,7 @@ def test_a_damaged_number_or_branch_is_read_as_fastavro_reads_it(
 ) -> None:
     """Rule 5 of `avro_prefix`. If fastavro begins to refuse them, correct rule, limits and decision."""
     schema = _record(*[(f"f{number}", kind) for number, kind in enumerate(kinds)])
-    source = AvroTime(OneSchema(prefix_of(json.dumps(schema), (f"f{len(kinds) - 1}",), None)))
+    source = _time_by(prefix_of(json.dumps(schema), (f"f{len(kinds) - 1}",), None))
     assert source.read(bytes.fromhex(value)) == time_ms
 
 

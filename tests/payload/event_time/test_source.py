@@ -8,18 +8,10 @@ from hypothesis import strategies as st
 
 from app.payload.event_time.instant import MAX_MS, Absent, TimeFormat, UnusableField
 from app.payload.event_time.json_field import JsonTime
-from app.payload.event_time.source import NO_TIME, HeaderTime, RecordTime
+from app.payload.event_time.source import HeaderTime
 from tests.payload.event_time.records import Sent
 
 NOW_MS = 1_795_335_887_123
-
-
-def test_the_records_timestamp_is_its_event_time() -> None:
-    assert RecordTime().of(Sent(timestamp=NOW_MS)) == NOW_MS
-    assert RecordTime().of(Sent(timestamp=0)) == 0
-    assert RecordTime().of(Sent(timestamp=-1)) is Absent.NO_TIMESTAMP
-    assert RecordTime().of(Sent(timestamp=-2)) is Absent.OUT_OF_RANGE
-    assert RecordTime().of(Sent(timestamp=MAX_MS + 1)) is Absent.OUT_OF_RANGE
 
 
 @pytest.mark.parametrize(
@@ -56,6 +48,11 @@ def test_eight_bytes_of_iso_8601_are_refused() -> None:
         HeaderTime("x-time", TimeFormat.ISO_8601, is_binary=True)
 
 
+def test_a_tombstone_has_no_event_time_by_a_field_of_the_value() -> None:
+    assert JsonTime(["ts"]).of(Sent(b'{"ts":5}')) == 5
+    assert JsonTime(["ts"]).of(Sent(None)) is Absent.NO_VALUE
+
+
 @given(
     st.lists(st.tuples(st.sampled_from(["x-time", "y"]), st.none() | st.binary(max_size=9))), st.booleans()
 )
@@ -64,19 +61,3 @@ def test_any_headers_give_a_time_or_a_reason(
 ) -> None:
     found = HeaderTime("x-time", is_binary=is_binary).of(Sent(headers=tuple(headers)))
     assert isinstance(found, Absent) or 0 <= found <= MAX_MS
-
-
-def test_times_of_many_are_in_order_and_reasons_are_counted() -> None:
-    values = [b'{"ts":1}', None, b"{}", b'{"ts":0}', b"[", None, b'{"ts":"x"}', b'{"ts":null}']
-    expected_ms = [1, NO_TIME, NO_TIME, 0, NO_TIME, NO_TIME, NO_TIME, NO_TIME]
-    absent = {
-        Absent.NO_VALUE: 2,
-        Absent.NO_FIELD: 1,
-        Absent.MALFORMED: 1,
-        Absent.NOT_A_TIME: 1,
-        Absent.NULL: 1,
-    }
-    source = JsonTime(["ts"])
-    assert source.of_values(values) == (expected_ms, absent)
-    assert source.of_many(map(Sent, values)) == (expected_ms, absent)
-    assert RecordTime().of_many([]) == ([], {})

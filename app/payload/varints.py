@@ -17,14 +17,6 @@ def varint(value: bytes, at: int) -> tuple[int, int]:
     return 0, CUT_OFF
 
 
-def skipped(value: bytes, at: int) -> int:
-    """The position behind a varint, or `CUT_OFF`."""
-    for length, byte in enumerate(value[at : at + MAX_VARINT_BYTES], 1):
-        if byte < 0x80:
-            return at + length
-    return CUT_OFF
-
-
 def zigzag(number: int) -> int:
     """The signed number of a zig-zag varint (sint32, sint64)."""
     return (number >> 1) ^ -(number & 1)
