@@ -1,23 +1,23 @@
-"""Interceptors on the sending side: code of the operator's that sees every message before it is sent.
+"""Interceptors on the sending side: the operator's code, which sees every message before it is sent.
 
     class Redact:
         def before(self, message: Message) -> Verdict:
             return Send(value=redact(message.value))
 
-Named in the static configuration, as `package.module:object` or as an entry point of the group
-`switchyard.interceptors`; the object is an instance, or a class without arguments. In order: each sees the
-value that the one before it left, and the first Reject or Skip ends the row.
+The static configuration names interceptors, as `package.module:object` or as an entry point of the group
+`switchyard.interceptors`. The object is an instance, or a class that takes no arguments. They run in the
+configured order, each on the value that the previous one left. The first Reject or Skip ends the chain.
 
 Rules
-1. An interceptor changes the value and adds metadata. The message's identity (topic, partition, offset,
-   key, headers) is not its to change, and what goes to a retry topic or DLQ is the record as it was read.
-2. It is asked before every attempt, in the event loop: it must not wait. What takes longer than
-   `SLOW_INTERCEPTOR_S` is counted. It is told in the log, once in `LOG_INTERVAL_S`, when it is more than
-   `SLOW_SHARE` of the messages (a busy machine delays the best now and then) or takes longer than
-   `INTERCEPTOR_STALL_S`.
-3. Whatever it raises or returns wrongly rejects this message, and no other. The reason holds its name and
-   the exception's type; the exception's words may hold the value, and are not told.
-4. Wrong names, and objects that are no interceptors, are an `InterceptorError` at start, all at once.
+1. An interceptor may change the value and add metadata. It cannot change the message's identity (topic,
+   partition, offset, key, headers). Retry topics and the DLQ get the record as it was read.
+2. `before` runs in the event loop, before every attempt, so it must not wait. A call is slow if it takes
+   longer than `SLOW_INTERCEPTOR_S`. A busy machine delays a few calls, so the log warns only if more than
+   `SLOW_SHARE` are slow, or if one takes longer than `INTERCEPTOR_STALL_S`. It warns at most once in
+   `LOG_INTERVAL_S`.
+3. An exception or an invalid verdict rejects this message, and no other. The reason holds the interceptor's
+   name and the exception's type, but not the exception's text, which may hold the value.
+4. `app.payload.interceptor_loader` refuses wrong names and objects at start, all at once.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from app.payload.preview import safe_text
 
 log = structlog.get_logger(__name__)
 
-SLOW_INTERCEPTOR_S = 0.005  # at a thousand messages a second a core does nothing else
+SLOW_INTERCEPTOR_S = 0.005  # at 200 messages a second, such calls take a whole core
 SLOW_SHARE = 0.01
 INTERCEPTOR_STALL_S = 1.0
 LOG_INTERVAL_S = 60.0
@@ -42,12 +42,12 @@ MAX_REASON_CHARS = 500
 
 
 class Message(NamedTuple):
-    """A message about to be sent. For a retry, its identity is where it first stood.
+    """A message about to be sent. A retried message has the identity of its first record.
 
     Attributes:
         value: None for a tombstone.
-        headers: as they were read.
-        timestamp_ms: of the record.
+        headers: The record's headers, as they were read.
+        timestamp_ms: The record's timestamp.
         attempt: 1 for the first delivery.
     """
 
@@ -73,11 +73,11 @@ KEEP: Final = _Keep()
 
 @dataclass(frozen=True, slots=True)
 class Send:
-    """Send it on.
+    """The verdict to send the message.
 
     Attributes:
-        value: in its place; `KEEP`: as it was.
-        metadata: added to the call's; text for names, bytes for names that end in `-bin`.
+        value: The new value; `KEEP`: the value as it was.
+        metadata: Pairs to add to the call's metadata; bytes for names that end in `-bin`, else text.
     """
 
     value: bytes | _Keep | None = KEEP
@@ -86,14 +86,14 @@ class Send:
 
 @dataclass(frozen=True, slots=True)
 class Reject:
-    """It can never be delivered: to the DLQ, with the reason."""
+    """The verdict that the message can never be delivered. It goes to the DLQ, with the reason."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class Skip:
-    """It need not be delivered: finished as if the receiver had acknowledged it."""
+    """The verdict that the message need not be delivered. It counts as acknowledged."""
 
     reason: str
 
@@ -103,22 +103,22 @@ SEND: Final = Send()
 
 
 class Outgoing(NamedTuple):
-    """What a chain lets through: the value to send, and what its interceptors add to the metadata."""
+    """A message that a chain lets through: the value to send, and the metadata that interceptors add."""
 
     value: bytes | None
     metadata: Metadata
 
 
 class Interceptor(Protocol):
-    """See the module."""
+    """An interceptor, see the module."""
 
     def before(self, message: Message) -> Verdict:
-        """What is to happen with the message. Called in the event loop: it must not wait."""
+        """The verdict on the message. Runs in the event loop, so it must not wait."""
         ...
 
 
 class _Link:
-    """An interceptor in a chain, with the messages that it has seen, and those that it took long for."""
+    """An interceptor in a chain, with its counts of calls."""
 
     __slots__ = ("before", "logged_s", "name", "seen_messages", "slow_messages")
 
@@ -130,8 +130,11 @@ class _Link:
 
 
 class InterceptorChain:
-    """Interceptors in a row. Where there are none there is no chain
-    (`app.payload.protobuf_interceptor.workload_chain`), so that messages without interceptors pay nothing."""
+    """Interceptors in order.
+
+    Without interceptors there is no chain (`app.payload.protobuf_interceptor.workload_chain`), so that such
+    messages cost nothing.
+    """
 
     __slots__ = ("_clock", "_links")
 
@@ -142,7 +145,7 @@ class InterceptorChain:
         self._clock = clock
 
     def before(self, message: Message) -> Outgoing | Reject | Skip:
-        """What is to be sent, or why nothing is."""
+        """The value and metadata to send, or the verdict that nothing is sent."""
         clock = self._clock
         metadata: Metadata = ()
         for link in self._links:
@@ -152,7 +155,7 @@ class InterceptorChain:
                 verdict: object = link.before(message)
             except KeyboardInterrupt:
                 raise
-            except BaseException as error:  # noqa: BLE001 - `sys.exit()` is no reason to stop a worker (rule 3)
+            except BaseException as error:  # noqa: BLE001 - not even `sys.exit()` may stop a worker (rule 3)
                 return Reject(f"interceptor {link.name} raised {type(error).__name__}")
             finally:
                 took_s = clock() - started_s
@@ -187,7 +190,7 @@ class InterceptorChain:
 
 
 def _ended(name: str, verdict: object) -> Reject | Skip:
-    """The verdict that ends the row; what is none is a Reject."""
+    """The verdict that ends the chain. An invalid one becomes a Reject."""
     if isinstance(verdict, Reject | Skip):
         return type(verdict)(f"interceptor {name}: {_reason_words(verdict.reason)}")
     close = getattr(verdict, "close", None)

@@ -12,14 +12,14 @@ from app.payload.schema_loader import OPENERS, SchemaLoader
 
 
 async def test_an_opening_that_hangs_is_given_up_and_others_go_on(tmp_path: Path) -> None:
-    schemas, ended = SchemaLoader(tmp_path, open_s=0.2), threading.Event()
+    schemas, ended = SchemaLoader(tmp_path, timeout_s=0.2), threading.Event()
     try:
         for _ in range(OPENERS - 1):
             with pytest.raises(
                 DescriptorError, match=f"{tmp_path}: a schema could not be opened within 0.2 s"
             ):
                 await schemas.run(ended.wait)
-        schemas._open_s = 60.0
+        schemas._timeout_s = 60.0
         assert await schemas.run(threading.get_ident) != threading.get_ident()
     finally:
         ended.set()

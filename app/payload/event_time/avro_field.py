@@ -1,7 +1,7 @@
 """The event time in a field of an Avro record, which fastavro reads up to the field (`avro_prefix`).
 
-Framing as in `app.payload.codec`: `none`, or `confluent`: a byte 0, the schema's id (4 bytes, big-endian),
-the record. The id names the schema that wrote the value; `SchemaPrefixes` has the prefix of that schema.
+The framing is `none`, or `confluent`: a byte 0, the id of the schema that wrote the value (4 bytes,
+big-endian), the record.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class AvroTime(ValueTime):
     __slots__ = ("_framing", "_prefix_of")
 
     def __init__(self, prefix_of: PrefixOf, framing: Framing = Framing.NONE) -> None:
-        """Without framing, the schema id is 0."""
+        """Reads values by `prefix_of(schema id)`. Without framing, the id is 0."""
         self._prefix_of = prefix_of
         self._framing = framing
 

@@ -1,4 +1,4 @@
-"""`EventTime`: what tells a record's event time; by its timestamp, by a header, by its value."""
+"""`EventTime`, the interface of all sources of event times, and event times in headers."""
 
 from __future__ import annotations
 
@@ -7,24 +7,24 @@ from abc import ABC, abstractmethod
 from app.kafka.records.record import Record
 from app.payload.event_time.instant import Absent, Instant, TimeFormat, UnusableField
 
-NO_TIME = -1  # as Kafka's own timestamps say it
+NO_TIME = -1  # Kafka's timestamp for no time
 INT64_BYTES = 8
 
 
 class EventTime(ABC):
-    """Tells event times. Never raises, whatever a record holds."""
+    """Reads event times. Never raises, whatever a record holds."""
 
     __slots__ = ()
 
     @abstractmethod
     def of(self, record: Record) -> int | Absent:
-        """The record's event time (ms since 1970, UTC), or why it has none."""
+        """The record's event time (ms since 1970, UTC), or the reason why it has none."""
 
 
 class HeaderTime(EventTime):
-    """A header's value: text in the format, or a number of 8 bytes, big-endian (Java's long).
+    """The event time in a header: text in the format, or 8 bytes, big-endian (Java's long).
 
-    Where the header is there twice, the first counts: what a hop on the way appends changes nothing.
+    If a record has the header twice, the first counts, so that a proxy that appends one changes nothing.
     """
 
     __slots__ = ("_instant", "_is_binary", "_name")
@@ -32,14 +32,14 @@ class HeaderTime(EventTime):
     def __init__(
         self, name: str, time_format: TimeFormat = TimeFormat.EPOCH_MS, *, is_binary: bool = False
     ) -> None:
-        """`is_binary`: 8 bytes instead of text.
+        """Reads the header `name`; `is_binary`: as 8 bytes.
 
         Raises:
-            UnusableField: a binary header of ISO 8601.
+            UnusableField: The header is binary and the format ISO 8601.
         """
         if is_binary and time_format is TimeFormat.ISO_8601:
             raise UnusableField(
-                name, "8 binary bytes cannot hold iso-8601", "give the number's unit: epoch-ms"
+                name, "8 binary bytes cannot hold iso-8601", "configure the unit of the number: epoch-ms"
             )
         self._name = name
         self._instant = Instant(time_format)
@@ -63,13 +63,13 @@ class HeaderTime(EventTime):
 
 
 class ValueTime(EventTime):
-    """A field of the record's value."""
+    """The event time in a field of the record's value."""
 
     __slots__ = ()
 
     @abstractmethod
     def read(self, value: bytes) -> int | Absent:
-        """The event time that a value holds, or why it holds none."""
+        """The event time of a value, or the reason why it has none."""
 
     def of(self, record: Record) -> int | Absent:
         value = record.value

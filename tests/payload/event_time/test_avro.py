@@ -318,13 +318,14 @@ def test_a_field_in_a_branch_is_found_there_and_absent_in_others() -> None:
 
 @pytest.mark.parametrize("before", [{"type": "array", "items": "int"}, {"type": "map", "values": "int"}])
 def test_a_list_before_the_field_is_refused_with_its_name_wherever_it_is(before: Any) -> None:
-    words = "an array has no bound" if before["type"] == "array" else "a map has no bound"
+    words = "its type (array) has no bound" if before["type"] == "array" else "its type (map) has no bound"
     assert (
-        _refused(_record(("tags", before), ("ts", "long")), "ts") == f"'tags' stands before it, and {words}"
+        _refused(_record(("tags", before), ("ts", "long")), "ts")
+        == f"'tags' comes before the field, but {words}"
     )
-    assert _refused(_record(("tags", ["null", before]), ("ts", "long")), "ts").startswith("'tags' stands")
+    assert _refused(_record(("tags", ["null", before]), ("ts", "long")), "ts").startswith("'tags' comes")
     inner = _record(("x", before), name="Inner")
-    assert _refused(_record(("o", ["null", inner]), ("ts", "long")), "ts").startswith("'o.x' stands before")
+    assert _refused(_record(("o", ["null", inner]), ("ts", "long")), "ts").startswith("'o.x' comes before")
     assert "has no bound" in _refused(
         _record(("o", _record(("x", before), ("ts", "long"), name="I"))), "o", "ts"
     )
@@ -334,7 +335,8 @@ def test_a_list_before_the_field_is_refused_with_its_name_wherever_it_is(before:
 def test_a_record_that_holds_itself_before_the_field_is_refused() -> None:
     chain = _record(("next", ["null", "Chain"]), name="Chain")
     assert (
-        _refused(_record(("c", chain), ("ts", "long")), "ts") == "'c.next' stands before it and holds itself"
+        _refused(_record(("c", chain), ("ts", "long")), "ts")
+        == "'c.next' comes before the field and is recursive"
     )
     schema = _record(("ts", "long"), ("c", chain))
     assert _read(schema, {"ts": NOW_MS, "c": {"next": {"next": None}}}, "ts") == NOW_MS
@@ -353,18 +355,20 @@ def test_branches_that_multiply_along_the_path_are_refused() -> None:
     left, right = (_record(*fields, name=name) for name in "AB")
     schema = _record(("u", [left, right]))
     assert "more than 1000 fields and union branches" in _refused(schema, *["u"] * 60, "ts")
-    assert "a path of 65 names" in _refused(schema, *["u"] * 64, "ts")
+    assert "the path has 65 names" in _refused(schema, *["u"] * 64, "ts")
     assert prefix_of(json.dumps(schema), ("u", "u", "ts"), None)
 
 
 def test_fields_on_the_path_and_their_branches_count_too() -> None:
     plain = [(f"f{number}", "int") for number in range(MAX_FIELDS - 2)]
     prefix_of(json.dumps(_record(*plain, ("ts", "long"))), ("ts",), None)
-    assert "lead to it or stand before it" in _refused(_record(*plain, ("g", "int"), ("ts", "long")), "ts")
-    assert "lead to it or stand before it" in _refused(_record(*plain, ("ts", ["null", "long"])), "ts")
+    assert "lead to the field or come before it" in _refused(
+        _record(*plain, ("g", "int"), ("ts", "long")), "ts"
+    )
+    assert "lead to the field or come before it" in _refused(_record(*plain, ("ts", ["null", "long"])), "ts")
     small = _record(("ts", "long"), name="Small")
     large = _record(*plain, ("ts", "long"), name="Large")
-    assert "lead to it or stand before it" in _refused([small, large], "ts")
+    assert "lead to the field or come before it" in _refused([small, large], "ts")
 
 
 @pytest.mark.parametrize(
@@ -400,22 +404,22 @@ def test_a_prefix_that_fastavro_refuses_is_an_unusable_field(monkeypatch: pytest
     [
         (_record(("ts", "long")), ("at",), "record 'Event' has no field 'at'"),
         (_record(("ts", "long")), ("ts", "at"), "'at' is looked for in a value of type 'long'"),
-        (_record(("ts", "float")), ("ts",), "is of type float, which holds minutes at best"),
+        (_record(("ts", "float")), ("ts",), "is of type float, which is exact to minutes at best"),
         (_record(("ts", {"type": "int", "logicalType": "date"})), ("ts",), "is of type date (int)"),
         (_record(("ts", {"type": "long", "logicalType": "time-micros"})), ("ts",), "time-micros (long)"),
-        (_record(("ts", "boolean")), ("ts",), "is of type boolean, which is no time"),
-        (_record(("ts", ["null", "bytes"])), ("ts",), "is of type bytes, which is no time"),
+        (_record(("ts", "boolean")), ("ts",), "is of type boolean, which cannot be a time"),
+        (_record(("ts", ["null", "bytes"])), ("ts",), "is of type bytes, which cannot be a time"),
         (_record(("ts", ["null"])), ("ts",), "is always null"),
         (_record(("ts", _record(("a", "int"), name="B"))), ("ts",), "is of type record"),
         (_record(("x", "Nowhere"), ("ts", "long")), ("ts",), "does not define 'Nowhere'"),
-        (_record(("x", {"type": "fixed", "name": "F"}), ("ts", "long")), ("ts",), "fixed without a size"),
-        (_record(("x", 5), ("ts", "long")), ("ts",), "holds '5', which is no type"),
+        (_record(("x", {"type": "fixed", "name": "F"}), ("ts", "long")), ("ts",), "a fixed without a size"),
+        (_record(("x", 5), ("ts", "long")), ("ts",), "holds '5', which is not a type"),
         (_record(("x", [["null"]]), ("ts", "long")), ("at",), "has no field"),
-        (_record(("ts", [["null"]])), ("ts",), "a union in a union"),
+        (_record(("ts", [["null"]])), ("ts",), "a union contains a union"),
         ("long", ("ts",), "'ts' is looked for in a value of type 'long'"),
-        ({"type": {"type": {"type": None}}}, ("ts",), "which is no type"),
+        ({"type": {"type": {"type": None}}}, ("ts",), "which is not a type"),
         ([], ("ts",), "is always null"),
-        (None, ("ts",), "which is no type"),
+        (None, ("ts",), "which is not a type"),
         (_record(("a", _record(name="Event"))), ("ts",), "defines Event twice"),
     ],
 )
@@ -428,7 +432,7 @@ def test_a_schema_without_the_field_is_refused_in_words(
 def test_a_format_that_the_schema_contradicts_is_refused() -> None:
     schema = _record(("ts", {"type": "long", "logicalType": "timestamp-micros"}))
     told = _refused(schema, "ts", time_format=TimeFormat.EPOCH_MS)
-    assert told == "epoch-ms is configured, and the schema says timestamp-micros"
+    assert told == "epoch-ms is configured, but the schema says timestamp-micros"
     assert "iso-8601 is configured" in _refused(
         _record(("ts", "long")), "ts", time_format=TimeFormat.ISO_8601
     )
@@ -512,7 +516,7 @@ def test_files_that_cannot_be_used_are_refused_with_their_names(tmp_path: Path) 
         return str(caught.value)
 
     assert f"{tmp_path} holds no schema" in refused(tmp_path)
-    assert "is a folder, and values without framing name no schema" in refused(tmp_path, Framing.NONE)
+    assert "is a folder, but values without framing name no schema" in refused(tmp_path, Framing.NONE)
     assert "cannot be read: No such file" in refused(tmp_path / "gone.avsc")
     (tmp_path / "1.avsc").write_text(json.dumps(_record(("at", "long"))))
     assert f"ts: {tmp_path / '1.avsc'}: record 'Event' has no field 'ts'; it has: at" in refused(tmp_path)

@@ -44,7 +44,7 @@ def test_the_first_header_of_the_name_counts_and_a_missing_one_is_told() -> None
 
 
 def test_eight_bytes_of_iso_8601_are_refused() -> None:
-    with pytest.raises(UnusableField, match="x-time: 8 binary bytes cannot hold iso-8601; give"):
+    with pytest.raises(UnusableField, match="x-time: 8 binary bytes cannot hold iso-8601; configure"):
         HeaderTime("x-time", TimeFormat.ISO_8601, is_binary=True)
 
 

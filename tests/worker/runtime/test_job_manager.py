@@ -148,7 +148,7 @@ async def test_a_job_that_cannot_start_is_let_go_when_the_leader_asks_for_it() -
 @pytest.mark.parametrize(
     ("timestamp", "message"),
     [
-        ({"source": "json", "field": 'x"ts'}, "a key with a quote"),  # earlier versions took it
+        ({"source": "json", "field": 'x"ts'}, "a key holds a quote"),  # earlier versions took it
         ({"source": "avro", "field": "ts", "schema": "gone.avsc"}, "gone.avsc"),
         ({"source": "protobuf", "field": "ts", "descriptor": "gone.binpb", "message": "a.B"}, "gone.binpb"),
     ],
