@@ -1,4 +1,4 @@
-"""A field of an Avro record, read up to the field."""
+"""The event time in an Avro field is that of a full decode."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ _TARGETS: list[tuple[Any, TimeFormat | None, st.SearchStrategy[Any]]] = [
 
 
 class _Names:
-    """Every type that has a name gets another."""
+    """Names for types, each used once."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -97,7 +97,7 @@ class _Names:
 
 
 def _any(draw: st.DrawFn, names: _Names, depth: int, *, bounded: bool) -> tuple[Any, Any]:
-    """(a type, a value of it); `bounded`: it can be passed over in steps."""
+    """(a type, a value of it); `bounded`: without arrays and maps."""
     kind = draw(st.integers(0, (7 if bounded else 9) if depth else 3))
     if kind <= 3:
         schema, values = draw(st.sampled_from(_LEAVES))
@@ -137,15 +137,15 @@ def _members(
 
 
 @given(st.data(), st.integers(0, 2), st.booleans(), st.binary(max_size=9))
-def test_a_field_in_any_schema_is_what_a_full_decode_gives(
+def test_the_time_in_any_schema_is_that_of_a_full_decode(
     data: st.DataObject, outer: int, nullable: bool, garbage: bytes
 ) -> None:
     names = _Names()
     schema, time_format, values = data.draw(st.sampled_from(_TARGETS))
     value = expected = data.draw(values)
     scale = schema.get("logicalType", "")[-6:] if isinstance(schema, dict) else ""
-    told = time_format or {"millis": TimeFormat.EPOCH_MS, "micros": TimeFormat.EPOCH_US}.get(scale)
-    instant = Instant(told or TimeFormat.EPOCH_MS)
+    configured = time_format or {"millis": TimeFormat.EPOCH_MS, "micros": TimeFormat.EPOCH_US}.get(scale)
+    instant = Instant(configured or TimeFormat.EPOCH_MS)
     if isinstance(value, str):
         time: int | Absent = instant.of_text(value)
     else:
@@ -237,7 +237,7 @@ _META = _record(("zone", "string"), ("ts", "long"), name="Meta")
         ([("a", _META), ("meta", "Meta")], "meta.ts", "027a0a027a0c", 6),
     ],
 )
-def test_what_the_bytes_of_a_record_tell(
+def test_times_of_handwritten_records(
     fields: list[tuple[str, Any]], path: str, value: str, expected: int | Absent
 ) -> None:
     prefix = prefix_of(json.dumps(_record(*fields)), tuple(path.split(".")), None)
@@ -259,8 +259,8 @@ def test_each_branch_of_a_union_has_its_own_unit() -> None:
     assert source.read(bytes.fromhex("02d00f")) == 1
 
 
-def test_a_number_without_end_takes_time_in_proportion() -> None:
-    """Were it in proportion to the square, the test would run out of time."""
+def test_an_endless_number_takes_linear_time() -> None:
+    """In quadratic time, the test would time out."""
     source = _time_by(prefix_of(json.dumps(_record(("a", "long"), ("ts", "long"))), ("ts",), None))
     assert source.read(b"\x80" * 10**6) is Absent.MALFORMED
     assert source.read(b"\x80" * 10**6 + b"\x01\x0a") == 5
@@ -291,7 +291,7 @@ def test_a_damaged_number_or_branch_is_read_as_fastavro_reads_it(
 # -- the way to the field ----------------------------------------------------------------------------
 
 
-def test_large_values_before_the_field_are_passed_over_in_a_step() -> None:
+def test_large_values_before_the_field_are_skipped() -> None:
     schema = _record(("a", "bytes"), ("b", ["null", "string"]), ("ts", "long"))
     assert _read(schema, {"a": b"x" * 10**7, "b": "y" * 10**7, "ts": NOW_MS}, "ts") == NOW_MS
 
@@ -317,7 +317,7 @@ def test_a_field_in_a_branch_is_found_there_and_absent_in_others() -> None:
 
 
 @pytest.mark.parametrize("before", [{"type": "array", "items": "int"}, {"type": "map", "values": "int"}])
-def test_a_list_before_the_field_is_refused_with_its_name_wherever_it_is(before: Any) -> None:
+def test_an_array_or_map_before_the_field_is_refused_with_its_name(before: Any) -> None:
     words = "its type (array) has no bound" if before["type"] == "array" else "its type (map) has no bound"
     assert (
         _refused(_record(("tags", before), ("ts", "long")), "ts")
@@ -332,7 +332,7 @@ def test_a_list_before_the_field_is_refused_with_its_name_wherever_it_is(before:
     prefix_of(json.dumps(_record(("ts", "long"), ("tags", before))), ("ts",), None)
 
 
-def test_a_record_that_holds_itself_before_the_field_is_refused() -> None:
+def test_a_recursive_record_before_the_field_is_refused() -> None:
     chain = _record(("next", ["null", "Chain"]), name="Chain")
     assert (
         _refused(_record(("c", chain), ("ts", "long")), "ts")
@@ -342,7 +342,7 @@ def test_a_record_that_holds_itself_before_the_field_is_refused() -> None:
     assert _read(schema, {"ts": NOW_MS, "c": {"next": {"next": None}}}, "ts") == NOW_MS
 
 
-def test_a_schema_that_grows_by_its_names_is_refused_and_not_written_out() -> None:
+def test_a_schema_that_doubles_at_each_level_is_refused_in_time() -> None:
     inner: Any = _record(("x", "int"), ("y", "int"), name="R0")
     for level in range(1, 40):  # 2**40 numbers
         inner = _record(("x", inner), ("y", f"R{level - 1}"), name=f"R{level}")
@@ -350,7 +350,7 @@ def test_a_schema_that_grows_by_its_names_is_refused_and_not_written_out() -> No
 
 
 def test_branches_that_multiply_along_the_path_are_refused() -> None:
-    """Two branches at each of 60 steps would be 2**60 records."""
+    """Two branches at each of 60 steps would make 2**60 records."""
     fields = ("ts", "long"), ("u", ["A", "B"])
     left, right = (_record(*fields, name=name) for name in "AB")
     schema = _record(("u", [left, right]))
@@ -382,8 +382,8 @@ def test_fields_on_the_path_and_their_branches_count_too() -> None:
         [("a", "null"), ("b", {"type": "fixed", "name": "F", "size": 0})],
     ],
 )
-def test_prefixes_with_unions_that_avro_forbids_are_taken_by_fastavro(unions: list[tuple[str, Any]]) -> None:
-    """A release of fastavro that refuses them would take the event time from plans that have it."""
+def test_fastavro_accepts_prefixes_with_unions_that_avro_forbids(unions: list[tuple[str, Any]]) -> None:
+    """If a release of fastavro refused them, stored plans would lose their event time."""
     assert prefix_of(
         json.dumps(_record(*unions, *([] if unions[0][0] == "ts" else [("ts", "long")]))), ("ts",), None
     )
@@ -423,7 +423,7 @@ def test_a_prefix_that_fastavro_refuses_is_an_unusable_field(monkeypatch: pytest
         (_record(("a", _record(name="Event"))), ("ts",), "defines Event twice"),
     ],
 )
-def test_a_schema_without_the_field_is_refused_in_words(
+def test_a_schema_without_the_field_is_refused_with_a_reason(
     schema: Any, path: tuple[str, ...], words: str
 ) -> None:
     assert words in _refused(schema, *path)
@@ -431,8 +431,8 @@ def test_a_schema_without_the_field_is_refused_in_words(
 
 def test_a_format_that_the_schema_contradicts_is_refused() -> None:
     schema = _record(("ts", {"type": "long", "logicalType": "timestamp-micros"}))
-    told = _refused(schema, "ts", time_format=TimeFormat.EPOCH_MS)
-    assert told == "epoch-ms is configured, but the schema says timestamp-micros"
+    problem = _refused(schema, "ts", time_format=TimeFormat.EPOCH_MS)
+    assert problem == "epoch-ms is configured, but the schema says timestamp-micros"
     assert "iso-8601 is configured" in _refused(
         _record(("ts", "long")), "ts", time_format=TimeFormat.ISO_8601
     )
@@ -445,7 +445,7 @@ def test_a_format_that_the_schema_contradicts_is_refused() -> None:
     ),
     max_leaves=12,
 ))  # fmt: skip
-def test_any_json_is_a_schema_or_refused_in_words(schema: Any) -> None:
+def test_any_json_is_accepted_as_a_schema_or_refused(schema: Any) -> None:
     for text in (schema, _record(("x", schema), ("ts", "long"))):
         with contextlib.suppress(UnusableField):
             prefix_of(json.dumps(text), ("ts",), None)
@@ -454,7 +454,7 @@ def test_any_json_is_a_schema_or_refused_in_words(schema: Any) -> None:
 @pytest.mark.parametrize(
     "text", [b"", b"{", b"\xff", b"[" * 100_000, b'{"type":' * 900 + b'"int"' + b"}" * 900]
 )
-def test_what_is_no_schema_is_refused(text: bytes) -> None:
+def test_bytes_that_are_not_a_schema_are_refused(text: bytes) -> None:
     with pytest.raises(UnusableField, match="ts: "):
         prefix_of(text, ("ts",), None)
 
@@ -482,7 +482,7 @@ def test_a_framed_value_is_read_by_the_schema_that_it_names(tmp_path: Path) -> N
     assert source.read(b"") is Absent.MALFORMED
 
 
-def test_a_schema_that_comes_later_is_found_and_hostile_ids_are_not_looked_for_each_time(
+def test_a_schema_that_is_added_later_is_found_and_unknown_ids_read_no_files(
     tmp_path: Path,
 ) -> None:
     (tmp_path / "1.avsc").write_text(json.dumps(_record(("ts", "long"))))
@@ -499,7 +499,7 @@ def test_a_schema_that_comes_later_is_found_and_hostile_ids_are_not_looked_for_e
     assert "has no field 'ts'" in folder.unusable[3].problem
 
 
-def test_one_file_stands_for_every_id(tmp_path: Path) -> None:
+def test_one_file_counts_for_every_id(tmp_path: Path) -> None:
     schema = _record(("ts", "long"))
     (tmp_path / "event.avsc").write_text(json.dumps(schema))
     body = _written(schema, {"ts": NOW_MS})

@@ -1,4 +1,4 @@
-"""A field of a JSON value: what a full decode of the value gives."""
+"""The event time in a JSON field is that of a full decode."""
 
 from __future__ import annotations
 
@@ -11,7 +11,15 @@ from hypothesis import strategies as st
 
 from app.payload.event_time.instant import MAX_MS, Absent, Instant, TimeFormat, UnusableField
 from app.payload.event_time.json_field import MAX_LENIENT_BYTES, JsonTime
-from tests.payload.event_time.records import KEYS, Members, Number, json_objects, json_texts, spelled, whole
+from tests.payload.event_time.records import (
+    KEYS,
+    Members,
+    Number,
+    decode_fully,
+    json_objects,
+    json_string,
+    json_texts,
+)
 
 FORMATS = st.sampled_from(list(TimeFormat))
 PATHS = st.lists(st.sampled_from(KEYS[:6]), min_size=1, max_size=3)
@@ -19,8 +27,8 @@ LARGE = 1_000_000
 
 
 def _decoded(text: bytes, path: list[str], time_format: TimeFormat) -> int | Absent:
-    """The time that a full decode of the value finds."""
-    found: Any = whole(text)
+    """The time that a full decode of the value gives."""
+    found: Any = decode_fully(text)
     if not isinstance(found, Members):
         return Absent.MALFORMED
     for name in path:
@@ -54,20 +62,22 @@ def _decoded(text: bytes, path: list[str], time_format: TimeFormat) -> int | Abs
 @example('{"meta":[{"ts":4}],"ts":5}', ["meta", "ts"], TimeFormat.EPOCH_MS)
 @example('{"ts" \n: "ts", "x":1}', ["ts"], TimeFormat.EPOCH_MS)
 @example('{"a":"ts","ts":"\\u0031700000000"}', ["ts"], TimeFormat.EPOCH_S)
-def test_any_json_gives_what_a_full_decode_gives(text: str, path: list[str], time_format: TimeFormat) -> None:
+def test_the_time_of_any_json_is_that_of_a_full_decode(
+    text: str, path: list[str], time_format: TimeFormat
+) -> None:
     value = text.encode()
     source = JsonTime(path, time_format)
     assert source.read(value) == _decoded(value, path, time_format)
 
 
 @given(json_objects(), PATHS, FORMATS, st.data())
-def test_a_field_is_found_in_an_object_that_holds_it(
+def test_the_time_of_an_object_with_the_field_is_that_of_a_full_decode(
     text: str, path: list[str], time_format: TimeFormat, data: st.DataObject
 ) -> None:
-    """As above, and the path leads somewhere more often."""
+    """As above, but the path leads to a field more often."""
     member = data.draw(json_texts())
     for name in reversed(path):
-        key = data.draw(spelled(name))
+        key = data.draw(json_string(name))
         first, last = data.draw(json_objects(2))[1:-1].strip(), data.draw(json_objects(2))[1:-1].strip()
         member = "{" + ", ".join(part for part in (first, f"{key} : {member}", last) if part) + "}"
     value = member.encode()
@@ -76,8 +86,8 @@ def test_a_field_is_found_in_an_object_that_holds_it(
 
 
 @given(json_objects(), st.binary(min_size=1), st.integers(0, 10**9))
-def test_a_value_is_read_to_its_end(text: str, garbage: bytes, time_ms: int) -> None:
-    """A record that is cut off, or has something behind its object, is damaged: its time is not believed."""
+def test_a_cut_off_or_continued_value_has_no_time(text: str, garbage: bytes, time_ms: int) -> None:
+    """Such a record is damaged, so its time cannot be trusted."""
     members = text[1:-1].strip()
     value = ("{" + f'"ts":{time_ms}' + ("," if members else "") + members + "}").encode()
     for end in range(len(value)):
@@ -169,7 +179,7 @@ def _assert_time_of_json_only(value: bytes, path: list[str]) -> None:
         (b'{"Ts":1}', Absent.NO_FIELD),
     ],
 )
-def test_what_a_value_tells(value: bytes, expected: int | Absent) -> None:
+def test_times_of_handwritten_values(value: bytes, expected: int | Absent) -> None:
     assert JsonTime(["ts"]).read(value) == expected
 
 
@@ -189,8 +199,8 @@ def test_what_a_value_tells(value: bytes, expected: int | Absent) -> None:
         b'"a":1' + b" " * LARGE,
     ],
 )
-def test_a_field_behind_a_megabyte_of_anything_is_found_in_time_in_proportion(before: bytes) -> None:
-    """Were it in proportion to the square, the test would run out of time."""
+def test_a_field_behind_a_megabyte_is_found_in_linear_time(before: bytes) -> None:
+    """In quadratic time, the test would time out."""
     assert JsonTime(["ts"]).read(b"{" + before + b',"ts":5}') == 5
     assert JsonTime(["ts"]).read(b"{" + before) is Absent.MALFORMED
     assert JsonTime(["tt"]).read(b"{" + before + b',"ts":5}') is Absent.NO_FIELD
@@ -199,7 +209,7 @@ def test_a_field_behind_a_megabyte_of_anything_is_found_in_time_in_proportion(be
 @pytest.mark.parametrize(
     "nested", [b"[" * LARGE + b"]" * LARGE, b'{"ts":' * LARGE + b"1" + b"}" * LARGE, b"[" * LARGE]
 )
-def test_a_value_that_is_nested_without_end_has_no_time(nested: bytes) -> None:
+def test_an_endlessly_nested_value_has_no_time(nested: bytes) -> None:
     assert JsonTime(["ts"]).read(b'{"ts":5,"a":' + nested + b"}") is Absent.BEYOND_LIMIT
     assert JsonTime(["ts"]).read(b'{"ts":' + nested + b"}") is Absent.BEYOND_LIMIT
     assert JsonTime(["ts"]).read(b'{"a":' + b"[" * 500 + b"]" * 500 + b',"ts":5}') == 5
@@ -224,8 +234,8 @@ def test_a_path_leads_through_objects_only() -> None:
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("digits", ["1700000000.123456789", '"1700000000.123456789"', "17000000001234e-4"])
-def test_json_that_only_lenient_parsers_take_has_its_time(text: str, digits: str) -> None:
-    """As JSON.stringify and Python's json write it. The digits count as they were written."""
+def test_json_that_only_lenient_parsers_accept_has_a_time(text: str, digits: str) -> None:
+    """JSON.stringify and Python's json write such values. The digits are read as they were written."""
     source, expected = JsonTime(["meta", "ts"], TimeFormat.EPOCH_S), 1_700_000_000_123
     for members in (f'"a":{text},"meta":{{"ts":{digits}}}', f'"meta":{{"ts":{digits},"a":{text}}}'):
         assert source.read(f"{{{members}}}".encode()) == expected
@@ -235,7 +245,7 @@ def test_json_that_only_lenient_parsers_take_has_its_time(text: str, digits: str
     assert source.read(large.encode()) is Absent.MALFORMED
 
 
-def test_a_larger_value_with_unequal_values_of_a_key_lacks_the_field() -> None:
+def test_in_a_larger_value_all_equal_keys_on_the_path_must_hold_objects() -> None:
     rest = b',"a":"' + b"x" * MAX_LENIENT_BYTES + b'"}'
     source = JsonTime(["meta", "ts"])
     assert source.read(b'{"meta":5,"meta":{"ts":5}' + rest) is Absent.NO_FIELD
@@ -246,7 +256,7 @@ def test_a_larger_value_with_unequal_values_of_a_key_lacks_the_field() -> None:
 @pytest.mark.parametrize(
     "path", [[], ["a"] * 17, [""], ["a" * 201], ["\ud800"], ['x"ts'], ["ts\\"], ["a", "\n"]]
 )
-def test_a_path_that_cannot_be_is_refused(path: list[str]) -> None:
+def test_an_invalid_path_is_refused(path: list[str]) -> None:
     with pytest.raises(UnusableField) as caught:
         JsonTime(path)
     assert caught.value.remedy
@@ -256,7 +266,7 @@ _NAMES = st.text(st.characters(exclude_categories=["Cs"], exclude_characters='"\
 
 
 @given(_NAMES.filter(lambda name: name.isprintable()))
-def test_any_key_is_found_however_it_is_written(name: str) -> None:
+def test_a_key_is_found_with_any_escapes(name: str) -> None:
     plain, ascii_only = json.dumps({name: 7}, ensure_ascii=False), json.dumps({"": 1, name: 7})
     every = '{"' + "".join(f"\\u{unit:04X}" for unit in _units(name)) + '":7}'
     for text in (plain, ascii_only, every):

@@ -1,4 +1,4 @@
-"""A record's own timestamp and its headers."""
+"""Event times in headers, and values that are missing."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from app.payload.event_time.instant import MAX_MS, Absent, TimeFormat, UnusableField
 from app.payload.event_time.json_field import JsonTime
 from app.payload.event_time.source import HeaderTime
-from tests.payload.event_time.records import Sent
+from tests.payload.event_time.records import FakeRecord
 
 NOW_MS = 1_795_335_887_123
 
@@ -33,14 +33,14 @@ def test_a_header_holds_text_or_eight_bytes(
     time_format: TimeFormat, is_binary: bool, value: bytes | None, time: int | Absent
 ) -> None:
     header = HeaderTime("x-time", time_format, is_binary=is_binary)
-    assert header.of(Sent(headers=(("other", b"1"), ("x-time", value)))) == time
+    assert header.of(FakeRecord(headers=(("other", b"1"), ("x-time", value)))) == time
 
 
-def test_the_first_header_of_the_name_counts_and_a_missing_one_is_told() -> None:
+def test_the_first_of_equal_headers_counts_and_a_missing_header_is_reported() -> None:
     header = HeaderTime("x-time")
-    assert header.of(Sent(headers=(("x-time", b"1"), ("x-time", b"2")))) == 1
-    assert header.of(Sent(headers=(("X-Time", b"1"),))) is Absent.NO_HEADER
-    assert header.of(Sent()) is Absent.NO_HEADER
+    assert header.of(FakeRecord(headers=(("x-time", b"1"), ("x-time", b"2")))) == 1
+    assert header.of(FakeRecord(headers=(("X-Time", b"1"),))) is Absent.NO_HEADER
+    assert header.of(FakeRecord()) is Absent.NO_HEADER
 
 
 def test_eight_bytes_of_iso_8601_are_refused() -> None:
@@ -48,9 +48,9 @@ def test_eight_bytes_of_iso_8601_are_refused() -> None:
         HeaderTime("x-time", TimeFormat.ISO_8601, is_binary=True)
 
 
-def test_a_tombstone_has_no_event_time_by_a_field_of_the_value() -> None:
-    assert JsonTime(["ts"]).of(Sent(b'{"ts":5}')) == 5
-    assert JsonTime(["ts"]).of(Sent(None)) is Absent.NO_VALUE
+def test_a_tombstone_has_no_event_time_in_its_value() -> None:
+    assert JsonTime(["ts"]).of(FakeRecord(b'{"ts":5}')) == 5
+    assert JsonTime(["ts"]).of(FakeRecord(None)) is Absent.NO_VALUE
 
 
 @given(
@@ -59,5 +59,5 @@ def test_a_tombstone_has_no_event_time_by_a_field_of_the_value() -> None:
 def test_any_headers_give_a_time_or_a_reason(
     headers: list[tuple[str, bytes | None]], is_binary: bool
 ) -> None:
-    found = HeaderTime("x-time", is_binary=is_binary).of(Sent(headers=tuple(headers)))
+    found = HeaderTime("x-time", is_binary=is_binary).of(FakeRecord(headers=tuple(headers)))
     assert isinstance(found, Absent) or 0 <= found <= MAX_MS
