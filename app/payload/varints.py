@@ -8,6 +8,8 @@ CUT_OFF = -1  # as a position: the number is cut off or too long
 
 def varint(value: bytes, at: int) -> tuple[int, int]:
     """(number of at most 64 bits, position behind it). The position is `CUT_OFF` if there is no number."""
+    if at < len(value) and (byte := value[at]) < 0x80:  # most varints have one byte
+        return byte, at + 1
     number = shift = 0
     for byte in value[at : at + MAX_VARINT_BYTES]:
         number |= (byte & 0x7F) << shift
