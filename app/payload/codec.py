@@ -73,12 +73,11 @@ class PayloadCodec:
         """A codec of one configured message, or of all messages that frames name.
 
         Args:
-            message_class: The type of the values; None with framing confluent: the type that each frame
-                names.
+            message_class: The configured message; None with framing confluent: any that a frame names.
             framing: The bytes in front of each message.
             source: The schemas for framing confluent. A registry finds a schema by its id. A single schema
-                counts for every id, and the indexes count in the configured message's file. None: every value
-                is a `message_class`, whatever its frame names.
+                counts for every id, and the indexes count in the configured message's file. None: every
+                value is a `message_class`, whatever its frame names.
 
         Raises:
             ValueError: Neither the class nor the framing names the message.
@@ -93,11 +92,7 @@ class PayloadCodec:
         self.name = str(message_class.DESCRIPTOR.full_name) if message_class is not None else ""
 
     def decode(self, value: bytes) -> Message:
-        """The message.
-
-        Raises:
-            InvalidPayload: The value is not a valid message.
-        """
+        """The message, or InvalidPayload: the value is not valid."""
         found, body = self.unframed(value)
         return found.parser.parse(found.kind, body)
 
@@ -109,13 +104,13 @@ class PayloadCodec:
         """
         found, body = self.unframed(value)
         message = found.parser.parse(found.kind, body)
-        _require(message)
+        _require_fields(message)
         return str(found.kind.DESCRIPTOR.full_name), found.writer.write(message)
 
     def check(self, value: bytes) -> str | None:
         """Why the value is invalid; None if it is valid."""
         try:
-            _require(self.decode(value))
+            _require_fields(self.decode(value))
         except InvalidPayload as error:
             return str(error)
         return None
@@ -134,11 +129,7 @@ class PayloadCodec:
         return known, value[at:]
 
     def _find(self, schema_id: int, indexes: tuple[int, ...]) -> _Type:
-        """The type that a frame names.
-
-        Raises:
-            InvalidPayload: There is no such type, or another message is configured.
-        """
+        """The type that a frame names, or InvalidPayload: no such type, or another one is configured."""
         source = self._source
         if source is None:
             assert self._named is not None
@@ -171,18 +162,13 @@ class PayloadCodec:
         return _Type(kind, *tools)
 
 
-def _require(message: Message) -> None:
-    """Refuses a proto2 message that lacks required fields."""
+def _require_fields(message: Message) -> None:
     if not message.IsInitialized():
         raise InvalidPayload(f"a {message.DESCRIPTOR.full_name} that lacks required fields")
 
 
 def read_frame(value: bytes) -> tuple[int, tuple[int, ...], int]:
-    """(schema id, message indexes, position of the message) of Confluent's wire format.
-
-    Raises:
-        InvalidPayload: The value does not begin with such a frame.
-    """
+    """(schema id, message indexes, position of the message), or InvalidPayload: there is no such frame."""
     if len(value) <= HEADER_BYTES or value[0] != MAGIC:
         raise InvalidPayload(
             "not in Confluent's wire format, which begins with a 0, a schema id and indexes (framing none?)"
@@ -192,11 +178,7 @@ def read_frame(value: bytes) -> tuple[int, tuple[int, ...], int]:
 
 
 def _read_indexes(value: bytes) -> tuple[tuple[int, ...], int]:
-    """(indexes, position of the message).
-
-    Raises:
-        InvalidPayload: The indexes are cut off, negative or too many.
-    """
+    """(indexes, position of the message), or InvalidPayload: they are cut off, negative or too many."""
     count, at = _zigzag(value, HEADER_BYTES)
     if not 0 < count <= MAX_INDEXES:
         raise InvalidPayload(

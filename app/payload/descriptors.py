@@ -47,14 +47,7 @@ Path_ = tuple[int, ...]
 
 
 class DescriptorError(ValueError):
-    """A schema or descriptor that cannot be used.
-
-    Attributes:
-        field: The definition's field that is wrong: `descriptor` or `message`.
-        source: The file or folder.
-        problem: The fault, for people.
-        remedy: The next step, for people.
-    """
+    """A schema that cannot be used. `field` is the definition's wrong one: `descriptor` or `message`."""
 
     def __init__(self, source: Path | str, problem: str, remedy: str, field: str = "descriptor") -> None:
         super().__init__(f"{source}: {problem}; {remedy}")
@@ -65,13 +58,7 @@ class DescriptorError(ValueError):
 
 
 class Schema:
-    """A loaded descriptor set.
-
-    Attributes:
-        source: Its file.
-        pool: Its private pool.
-        files: Its message files, in the order of the set.
-    """
+    """A loaded descriptor set: `source` is its file, `pool` is private, `files` have the order of the set."""
 
     def __init__(self, source: Path, files: Sequence[FileProto]) -> None:
         self.source = source
@@ -95,13 +82,10 @@ class Schema:
         return [name for file in files for _, name in _indexed(file, entries=False)]
 
     def by_index(self, indexes: Path_, in_file_of: str = "") -> list[str]:
-        """The full names of the messages that Confluent's indexes may mean.
-
-        Java's count comes first, then the count that includes the entry types of map fields.
+        """The full names of the messages that Confluent's indexes may mean, by Java's count first.
 
         Args:
-            indexes: The index of the outermost message in its file, then of each nested message in its
-                parent.
+            indexes: The outermost message's index in its file, then each nested message's in its parent.
             in_file_of: The full name of a message; the indexes count in its file. "": in the last file.
         """
         if in_file_of not in self._indexes:
@@ -116,11 +100,7 @@ class Schema:
         return [names[indexes] for names in self._indexes[in_file_of] if indexes in names]
 
     def message_class(self, name: str) -> type[Message]:
-        """The class of the message with this full name.
-
-        Raises:
-            DescriptorError: The set has no such message.
-        """
+        """The class of the message with this full name, or DescriptorError: the set has none."""
         name = name.lstrip(".")
         found = self._classes.get(name)
         if found is None:
@@ -145,11 +125,7 @@ def unknown_message(source: Path, name: str, known: Sequence[str]) -> Descriptor
 
 
 def load_schema(path: Path, files: SchemaFiles = ANYWHERE) -> Schema:
-    """The schema of one descriptor set or `.proto` source among `files`.
-
-    Raises:
-        DescriptorError: The file cannot be used (rule 3).
-    """
+    """The schema of a descriptor set or `.proto` source among `files`, or DescriptorError (rule 3)."""
     if path.suffix == ".proto":
         from app.payload.proto_compiler import compile_source
 
@@ -158,11 +134,7 @@ def load_schema(path: Path, files: SchemaFiles = ANYWHERE) -> Schema:
 
 
 def read_limited(path: Path, files: SchemaFiles = ANYWHERE) -> bytes:
-    """The file's bytes.
-
-    Raises:
-        DescriptorError: The file is missing, not regular, not readable, or larger than `MAX_SET_BYTES`.
-    """
+    """The file's bytes, or DescriptorError: it cannot be read, or is larger than `MAX_SET_BYTES`."""
     try:
         data = files.read(path, MAX_SET_BYTES)
     except FileRefused as error:
@@ -179,11 +151,7 @@ def read_limited(path: Path, files: SchemaFiles = ANYWHERE) -> bytes:
 
 
 def parse_set(source: Path, data: bytes) -> list[FileProto]:
-    """The message files of a descriptor set, each once.
-
-    Raises:
-        DescriptorError: The bytes are not a set, or two files of the same name differ.
-    """
+    """The message files of a set, each once, or DescriptorError: these bytes are not a proper set."""
     start = data[:4096].lstrip()
     if start.startswith((b"{", b"[")):
         raise DescriptorError(source, "is JSON (a JSON Schema?), not a descriptor set", HOW)

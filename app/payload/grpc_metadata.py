@@ -19,10 +19,7 @@ _TEXT = re.compile(r"[\x20-\x7e]*")
 
 
 def check_metadata(added: object, before: Metadata = ()) -> str | None:
-    """Why these pairs may not be added to those of `before`; None if they may.
-
-    gRPC refuses malformed pairs. Reserved names are refused because receivers trust them.
-    """
+    """Why gRPC, or a receiver's trust in reserved names, forbids to add these pairs; None: it may be done."""
     if not isinstance(added, tuple):
         return f"added metadata as a {type(added).__name__}, not a tuple of pairs"
     size = sum(len(name) + len(value) + PAIR_BYTES for name, value in before)

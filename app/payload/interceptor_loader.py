@@ -27,11 +27,7 @@ class InterceptorError(ValueError):
 
 
 def load_interceptors(names: Sequence[str]) -> list[tuple[str, Interceptor]]:
-    """(name, interceptor) for each of the names, in order.
-
-    Raises:
-        InterceptorError: Some names are wrong. It names them all.
-    """
+    """(name, interceptor) for each of the names, or InterceptorError: it has all that are wrong."""
     problems: list[str] = []
     found: list[tuple[str, Interceptor]] = []
     if len(names) > MAX_INTERCEPTORS:

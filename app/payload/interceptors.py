@@ -46,8 +46,6 @@ class Message(NamedTuple):
 
     Attributes:
         value: None for a tombstone.
-        headers: The record's headers, as they were read.
-        timestamp_ms: The record's timestamp.
         attempt: 1 for the first delivery.
     """
 
@@ -73,12 +71,7 @@ KEEP: Final = _Keep()
 
 @dataclass(frozen=True, slots=True)
 class Send:
-    """The verdict to send the message.
-
-    Attributes:
-        value: The new value; `KEEP`: the value as it was.
-        metadata: Pairs to add to the call's metadata; bytes for names that end in `-bin`, else text.
-    """
+    """The verdict to send the message with this value (`KEEP`: its own) and these additional metadata."""
 
     value: bytes | _Keep | None = KEEP
     metadata: Metadata = ()
@@ -118,8 +111,6 @@ class Interceptor(Protocol):
 
 
 class _Link:
-    """An interceptor in a chain, with its counts of calls."""
-
     __slots__ = ("before", "logged_s", "name", "seen_messages", "slow_messages")
 
     def __init__(self, name: str, interceptor: Interceptor) -> None:
@@ -130,11 +121,7 @@ class _Link:
 
 
 class InterceptorChain:
-    """Interceptors in order.
-
-    Without interceptors there is no chain (`app.payload.protobuf_interceptor.workload_chain`), so that such
-    messages cost nothing.
-    """
+    """Interceptors in order. Without any, `workload_chain` makes no chain, so that messages cost nothing."""
 
     __slots__ = ("_clock", "_links")
 

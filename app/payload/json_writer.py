@@ -43,21 +43,13 @@ class WriteBudget:
         self.any_bytes = MAX_ANY_BYTES
 
     def spend(self, nodes: int) -> None:
-        """Counts values before they are made.
-
-        Raises:
-            InvalidPayload: There are too many.
-        """
+        """Counts values before they are made, or raises InvalidPayload: there are too many."""
         self.nodes -= nodes
         if self.nodes < 0:
             raise InvalidPayload(f"more than {MAX_NODES} values: too many to write as JSON")
 
     def enter(self) -> None:
-        """Goes one level deeper; `depth -= 1` goes back.
-
-        Raises:
-            InvalidPayload: It is too deep.
-        """
+        """Goes one level deeper, or raises InvalidPayload: it is too deep. `depth -= 1` goes back."""
         self.depth += 1
         if self.depth > MAX_DEPTH:
             raise InvalidPayload(f"nested deeper than {MAX_DEPTH} levels")
@@ -79,8 +71,7 @@ class JsonWriter:
         """The message as JSON, on one line.
 
         Raises:
-            InvalidPayload: JSON cannot express it (a Timestamp out of range, an Any of an unknown type), or
-                it is too large.
+            InvalidPayload: It is too large, or JSON cannot express it (an Any of an unknown type).
         """
         descriptor = cast(Descriptor, message.DESCRIPTOR)
         try:

@@ -43,11 +43,7 @@ class Parser:
         self._children: dict[str, dict[int, Descriptor]] = {}
 
     def parse(self, kind: type[Message], value: bytes) -> Message:
-        """The message.
-
-        Raises:
-            InvalidPayload: The value is not a message of this type, or exceeds a bound.
-        """
+        """The message, or InvalidPayload: the value is not of this type, or exceeds a bound."""
         descriptor = cast(Descriptor, kind.DESCRIPTOR)
         size = len(value)
         if size > MAX_VALUE_BYTES:
@@ -90,11 +86,7 @@ class Parser:
         return found
 
     def _walk(self, descriptor: Descriptor, value: bytes) -> None:
-        """Counts the memory of the submessages; stops at the byte where the parser would stop.
-
-        Raises:
-            InvalidPayload: They take too much.
-        """
+        """Counts the memory of submessages up to a fault, or raises InvalidPayload: they take too much."""
         budget = MAX_PARSE_BYTES - len(value)
         at, end = 0, len(value)
         # (end, type or None) of each enclosing message. Only its end tag shows where a group ends.

@@ -40,10 +40,8 @@ class Preview:
     """A value to show.
 
     Attributes:
-        kind: The form of the value.
-        text: The value itself (text, json), its JSON (protobuf), its bytes in hexadecimal (binary), or "".
+        text: The value (text, json), its JSON (protobuf), its bytes in hexadecimal (binary), or "".
         truncated: Whether `text` lacks a part of the value.
-        size_bytes: The size of the value.
         message: The full name of the Protobuf message; "" for other kinds.
         problem: The codec's reason for its refusal; "" without one.
     """
@@ -57,13 +55,7 @@ class Preview:
 
 
 def preview(value: bytes | None, codec: PayloadCodec | None = None, limit: int = LIMIT_CHARS) -> Preview:
-    """The preview of a value.
-
-    Args:
-        value: A record's value, None for a tombstone.
-        codec: The workload's codec; None if its payload is not described.
-        limit: The most characters of text, at least 1.
-    """
+    """The preview of a record's value, with at most `limit` (at least 1) characters of text."""
     if value is None:
         return Preview(PreviewKind.NULL, "", truncated=False, size_bytes=0)
     size = len(value)

@@ -34,13 +34,7 @@ Signature = tuple[int, int, int]  # inode, size, time of the last change (ns)
 
 
 class Compiled(NamedTuple):
-    """A cached result.
-
-    Attributes:
-        at_s: The time of the compilation (monotonic).
-        signatures: The source and the possible places of its imports, as they were.
-        result: The descriptor set, or the reason why there is none.
-    """
+    """A cached set or failure, of files with these signatures, at this time (monotonic)."""
 
     at_s: float
     signatures: dict[Path, Signature | None]
@@ -52,11 +46,7 @@ _lock = threading.Lock()
 
 
 def compile_source(path: Path, files: SchemaFiles = ANYWHERE) -> bytes:
-    """The descriptor set of one `.proto` file, with its imports.
-
-    Args:
-        path: The source.
-        files: The schema files that it belongs to.
+    """The descriptor set of one `.proto` file among `files`, with its imports.
 
     Raises:
         DescriptorError: The source cannot be read, grpcio-tools is missing, or protoc refuses the source.

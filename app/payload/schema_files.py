@@ -47,12 +47,8 @@ class SchemaFiles:
         self._lock = threading.Lock()
 
     def find(self, name: str | Path) -> Path:
-        """The path that a definition names, relative to the folder.
-
-        Raises:
-            FileRefused: It leads out of the folder.
-            ValueError: It holds a NUL.
-        """
+        """The path that a definition names, or FileRefused: it leads out of the folder. A NUL is a
+        ValueError."""
         if self.root is None:
             return Path(name)
         found = Path(os.path.normpath(self.root.absolute() / name))
@@ -73,9 +69,7 @@ class SchemaFiles:
         """The first `limit_bytes` of a regular file, and one byte more of a longer one.
 
         Raises:
-            FileRefused: The file may not be read.
-            OSError: It cannot be read.
-            ValueError: Its path holds a NUL.
+            OSError: It cannot be read, or may not be (`FileRefused`). A NUL in its path is a ValueError.
         """
         if not self.has(path):
             raise FileRefused(

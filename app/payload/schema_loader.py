@@ -35,11 +35,7 @@ class SchemaLoader:
         self._refresh: asyncio.Future[None] | None = None
 
     async def run(self, opening: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """The result of `opening`, which runs in one of the threads.
-
-        Raises:
-            DescriptorError: It takes too long. Other errors are those of `opening`.
-        """
+        """The result of `opening` in one of the threads, its error, or DescriptorError: it takes too long."""
         running = asyncio.get_running_loop().run_in_executor(self._openers, partial(opening, *args, **kwargs))
         done, _ = await asyncio.wait([running], timeout=self._timeout_s)
         if not done:

@@ -33,20 +33,10 @@ LAYOUT = "a registry holds <schema id>.binpb or <subject>/<version>.binpb"
 
 
 class SchemaRegistry:
-    """A folder of schemas.
-
-    Attributes:
-        source: The folder.
-        by_id: Schema id -> schema, as Confluent's wire format names them.
-        by_subject: Subject -> version -> schema.
-    """
+    """A folder of schemas: `by_id`, and `by_subject` by version."""
 
     def __init__(self, folder: Path, files: SchemaFiles = ANYWHERE) -> None:
-        """Reads the folder, which is among `files`.
-
-        Raises:
-            DescriptorError: It is not a folder, holds no schema or too many, or one of its files is bad.
-        """
+        """Reads the folder, or raises DescriptorError: it has no schema, too many, or a bad one."""
         self.source = folder
         self.by_id: dict[int, Schema] = {}
         self.by_subject: dict[str, dict[int, Schema]] = {}
@@ -57,13 +47,9 @@ class SchemaRegistry:
         files.watch(self)
 
     def message_class(self, name: str) -> type[Message]:
-        """The class of the message with this full name.
+        """The message's class from the latest version of the first subject that defines it.
 
-        It comes from the latest version of the first subject that defines it, else from the highest schema
-        id.
-
-        Raises:
-            DescriptorError: No schema of the folder has it.
+        If no subject does, the highest schema id that defines it counts; if none does, DescriptorError.
         """
         wanted = name.lstrip(".")
         for schema in self._latest_first():
@@ -73,21 +59,14 @@ class SchemaRegistry:
         raise unknown_message(self.source, name, known)
 
     def schema(self, schema_id: int) -> Schema | None:
-        """The schema with this id, as the folder was last read; None: there is none.
-
-        Raises:
-            DescriptorError: Its file was added later, and is bad.
-        """
+        """The schema with this id, or None; DescriptorError: its file was added later, and is bad."""
         found = self.by_id.get(schema_id)
         if found is None and (bad := self._bad.get(schema_id)) is not None:
             raise bad[1]
         return found
 
     def refresh(self) -> None:
-        """Reads sets `<schema id>` that are new since the last look, but no `.proto` sources.
-
-        Call it off the event loop.
-        """
+        """Reads sets `<schema id>` that are new, but no `.proto` sources. Call it off the event loop."""
         at_ns = changed_ns(self.source)
         if at_ns == self._seen_ns and not self._bad and time.time_ns() - at_ns > SETTLED_NS:
             return
@@ -204,11 +183,7 @@ def changed_ns(folder: Path) -> int:
 
 
 def open_source(name: str | Path, files: SchemaFiles = ANYWHERE) -> Schema | SchemaRegistry:
-    """A descriptor set, a `.proto` source or a registry folder among `files`.
-
-    Raises:
-        DescriptorError: It cannot be used.
-    """
+    """The set, `.proto` source or registry folder of this name among `files`, or DescriptorError."""
     try:
         path = files.find(name)
         is_folder = path.is_dir()

@@ -72,8 +72,6 @@ _TIMES = "name a long (timestamp-millis), an int, a double or a string"
 
 
 class _Field(NamedTuple):
-    """A field of a prefix."""
-
     name: str
     type: Any
 
@@ -85,8 +83,7 @@ def prefix_of(schema: bytes | str, path: tuple[str, ...], time_format: TimeForma
         time_format: The configured format; None: the unit of the field's logical type, else `EPOCH_MS`.
 
     Raises:
-        UnusableField: The schema is not valid, lacks the field, or a bounded reader cannot reach it. Or the
-            field cannot be a time.
+        UnusableField: The schema lacks the field, it cannot be a time, or fastavro cannot reach it safely.
     """
     name = ".".join(path)
     if len(schema) > MAX_SCHEMA_BYTES:
@@ -273,9 +270,7 @@ class _PrefixBuilder:
     def _type_before(self, schema: Any, namespace: str, field_name: str, enclosing: tuple[int, ...]) -> Any:
         """The type of a value that comes before the field.
 
-        Args:
-            field_name: The name of the field that holds the value, for errors.
-            enclosing: The ids of the enclosing records and unions.
+        `field_name` holds the value, for errors; `enclosing` has the ids of the records and unions around it.
         """
         self._count_field()
         schema, namespace = self._resolved(schema, namespace)

@@ -26,11 +26,7 @@ _LAYOUT = f"a folder of schemas holds <schema id>{SUFFIX}"
 
 
 class AvroSchemaFolder:
-    """Prefixes of a folder's schemas.
-
-    Attributes:
-        unusable: Schema id -> the reason why the field cannot be read in that schema.
-    """
+    """Prefixes of a folder's schemas. `unusable`: schema id -> why it has no prefix."""
 
     def __init__(
         self,
@@ -39,11 +35,7 @@ class AvroSchemaFolder:
         time_format: TimeFormat | None,
         files: SchemaFiles = ANYWHERE,
     ) -> None:
-        """Reads the folder, which is among `files`.
-
-        Raises:
-            UnusableField: The folder cannot be read, or the field can be read in none of its schemas.
-        """
+        """Reads the folder, or raises UnusableField: it cannot be read, or no schema has the field."""
         self.unusable: dict[int, UnusableField] = {}
         self._folder = folder
         self._path = path

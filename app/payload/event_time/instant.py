@@ -38,13 +38,7 @@ class Absent(StrEnum):
 
 
 class UnusableField(ValueError):
-    """A field or header that cannot give an event time.
-
-    Attributes:
-        field: The field's path, as in the definition.
-        problem: The fault, for people.
-        remedy: The next step, for people.
-    """
+    """A field or header that cannot give an event time. `field` is its path in the definition."""
 
     def __init__(self, field: str, problem: str, remedy: str) -> None:
         super().__init__(f"{field}: {problem}; {remedy}")
@@ -114,7 +108,6 @@ class Instant:
         return _within(digits * self._multiply * 10**power // self._divide)
 
     def of_text(self, text: str) -> int | Absent:
-        """The time of text in the format."""
         if self._multiply:
             return self.of_number(text)
         if len(text) > MAX_TEXT_CHARS or not _ISO.fullmatch(text := text.upper()):

@@ -43,11 +43,7 @@ class JsonTime(ValueTime):
     __slots__ = ("_decode", "_instant", "_path")
 
     def __init__(self, path: Sequence[str], time_format: TimeFormat = TimeFormat.EPOCH_MS) -> None:
-        """Reads the field at the path.
-
-        Raises:
-            UnusableField: The path is empty or too long, or msgspec cannot look for one of its keys.
-        """
+        """Raises UnusableField: the path is empty or too long, or msgspec cannot look for one of its keys."""
         _check(path)
         kind: Any = msgspec.Raw  # the field as it was written: checked, but not decoded
         for name in reversed(path):

@@ -58,13 +58,10 @@ _FIXED = {
 
 @dataclass(frozen=True, slots=True)
 class ProtobufFieldPlan:
-    """The way to a field and its type.
+    """The tags of the messages on the path, then the field's, and how the field is written.
 
-    Attributes:
-        tags: The tags of the messages on the path, then the field's.
-        instant: The reader of the time; None: the field is a Timestamp.
-        decode: The decoder of a varint.
-        fixed: The decoder of a number of fixed size. Without `decode` and `fixed`, the field is text.
+    `decode` reads a varint, `fixed` a number of fixed size; with neither, the field is text. Without an
+    `instant`, it is a Timestamp.
     """
 
     tags: tuple[int, ...]
@@ -78,8 +75,7 @@ def plan_for(
 ) -> ProtobufFieldPlan:
     """The plan for the field at `path`, with names as in the `.proto`.
 
-    Args:
-        time_format: The configured format; None: `EPOCH_MS`. A Timestamp must not have one.
+    `time_format` None is `EPOCH_MS`; a Timestamp must not have one.
 
     Raises:
         UnusableField: There is no such field, or it cannot be a time.
@@ -153,10 +149,7 @@ class ProtobufTime(ValueTime):
         time_format: TimeFormat | None = None,
         codec: PayloadCodec | None = None,
     ) -> None:
-        """Reads a field of messages of `kind`.
-
-        Args:
-            codec: The decoder of frames; None: values have no frame.
+        """Reads a field of messages of `kind`. `codec` None: values have no frame.
 
         Raises:
             UnusableField: `kind` has no such field, or it cannot be a time.
@@ -233,9 +226,8 @@ def _read(plan: ProtobufFieldPlan, value: bytes) -> int | Absent:
 
 
 def _find(wanted: int, value: bytes, at: int, end: int, tags_left: int) -> tuple[int, int]:
-    """(position behind the first tag that is `wanted`, tags that may still be skipped).
-
-    The position may be `_NO_FIELD`, `_MALFORMED` or `_BEYOND`.
+    """(position behind the first tag that is `wanted`, tags that may still be skipped). The position may
+    be `_NO_FIELD`, `_MALFORMED` or `_BEYOND`.
     """
     groups: list[int] = []  # numbers of the open groups
     while at < end:

@@ -32,11 +32,7 @@ class HeaderTime(EventTime):
     def __init__(
         self, name: str, time_format: TimeFormat = TimeFormat.EPOCH_MS, *, is_binary: bool = False
     ) -> None:
-        """Reads the header `name`; `is_binary`: as 8 bytes.
-
-        Raises:
-            UnusableField: The header is binary and the format ISO 8601.
-        """
+        """Raises UnusableField: the header is binary (8 bytes) and the format ISO 8601."""
         if is_binary and time_format is TimeFormat.ISO_8601:
             raise UnusableField(
                 name, "8 binary bytes cannot hold iso-8601", "configure the unit of the number: epoch-ms"
