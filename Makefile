@@ -42,7 +42,7 @@ install: $(STAMP) ## everything: also what tests, lint and Spark's jobs need, an
 demo: $(if $(REPORT),$(STAMP),$(DEMO_STAMP)) ## the whole story on this machine; ONCE=1 runs it to its end and reports, REPORT=DIR adds Spark's reports
 	$(BIN)/switchyard demo $(if $(ONCE),--once) $(if $(REPORT),--report $(REPORT))
 
-demo-failover: $(DEMO_STAMP) ## a region is killed, another goes on, it comes back; ONCE=1 reports and ends
+demo-failover: $(DEMO_STAMP) ## a region is killed, another takes over, it comes back; ONCE=1 reports and ends
 	$(BIN)/switchyard demo --story failover $(if $(ONCE),--once)
 
 test: $(STAMP) ## every promise once, on real Kafka

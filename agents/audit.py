@@ -1,4 +1,4 @@
-"""Agent `audit`: fetched batches from the channel to the pumps that count them."""
+"""Agent `audit`: hands fetched batches from the channel to the pumps that count them."""
 
 from __future__ import annotations
 

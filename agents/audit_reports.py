@@ -1,11 +1,12 @@
-"""Agent `audit_reports`: the single writer of the tables of windows and tiers. It writes what an event of the
-audit topic has changed in this worker's fold of it (`app.audit.jobs.books`).
+"""Agent `audit_reports`: the single writer of the tables of windows and tiers. It writes the rows that an
+event of the audit topic changed in this worker's fold (`app.audit.jobs.books`).
 
-A partition that comes to this worker is taken over from the tables: Faust commits an event once it has sent
-what was made of it, mostly; what had not arrived in the changelogs is made anew of the topic's last events.
-Each value knows which events are in it (`app.audit.folds.collector`).
-Nothing here raises: an exception would skip the event anyway and stall the agent. What is no event is
-counted, told and passed over.
+When a partition comes to this worker, the fold is restored from the tables. Faust may commit an event
+before its rows are in the changelogs, so the rows are completed from the topic's last events. Each row
+knows which events it contains (`app.audit.folds.collector`).
+
+Nothing here raises, because an exception would skip the event and stall the agent. A record that is not an
+event is counted, logged and skipped.
 """
 
 from __future__ import annotations
@@ -35,21 +36,21 @@ source = app.raw_topic(app.topics_declared.audit)
 
 @app.agent(source, name="audit_reports")
 async def collect_reports(stream: Any) -> None:
-    """Folds each event in, and writes the records that it changed."""
+    """Folds each event, and writes the rows that it changed."""
     async for event in stream.events():
         partition, offset = event.message.partition, event.message.offset
         books = (await app.started_runtime()).audit_books
         try:
             while not books.goes_on_at(partition, offset):
                 await _take_over(books, partition, offset)
-            recorded_ms = round(event.message.timestamp * 1000)  # the brokers', by the topic's settings
+            recorded_ms = round(event.message.timestamp * 1000)  # the brokers' time, by the topic's settings
             seal = dict(event.message.headers or ()).get(HEADER, b"")
             written = books.fold(partition, offset, event.value, recorded_ms, seal)
             _write(written, books.encoded(partition))
         except (codec.BadEvent, BadReport) as error:
             books.pass_over(partition, offset, error)
         except Exception as error:
-            books.forget(partition)  # what was written of it is read anew, with the next event
+            books.forget(partition)  # the next event restores the partition
             log.exception("an event of the audit topic failed", offset=offset, error=repr(error))
             books.pass_over(partition, offset, error)
 

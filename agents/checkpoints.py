@@ -1,6 +1,7 @@
-"""Agent `checkpoints`: the single writer of the offset map. What it writes is a fold
-(`app.offsets.model.offset_map`): events that come again change nothing. Nothing here raises: an exception
-would skip the event anyway and stall the agent.
+"""Agent `checkpoints`: the single writer of the offset map. It folds events
+(`app.offsets.model.offset_map`), so repeated events change nothing.
+
+Nothing here raises, because an exception would skip the event and stall the agent.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ source = app.raw_topic(app.topics_declared.checkpoints)
 
 @app.agent(source, name="checkpoints")
 async def write_checkpoints(stream: Any) -> None:
-    """Adds barriers to the lines that they are of, and notes what is asked for of them, or known."""
+    """Adds offset syncs, pins and known ends to their lines."""
     async for event in stream.events():
         try:
             items = codec.checkpoint_event(event.value).items
@@ -35,7 +36,11 @@ async def write_checkpoints(stream: Any) -> None:
             try:
                 _write(item)
             except Exception as error:
-                log.exception("a line was not written; later ones go on", line=item.key, error=repr(error))
+                log.exception(
+                    "a line of the offset map was not written; its next event writes it",
+                    line=item.key,
+                    error=repr(error),
+                )
 
 
 def _write(item: BarrierItem | NeedItem | EndedItem) -> None:
@@ -46,7 +51,9 @@ def _write(item: BarrierItem | NeedItem | EndedItem) -> None:
             line = codec.checkpoint_line(stored)
         except codec.BadEvent as error:
             log.error(
-                "a line of the offset map cannot be read and begins anew", line=item.key, error=str(error)
+                "a line of the offset map cannot be read; the agent starts it again",
+                line=item.key,
+                error=str(error),
             )
     match item:
         case BarrierItem():

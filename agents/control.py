@@ -1,10 +1,11 @@
-"""Agent `control`: the single writer of the tables that people and Spark read of the control log.
+"""Agent `control`: the single writer of the tables of the control log that people and Spark read.
 
-What stands in a table is what stands in this worker's own fold of the log (`app.controllog.log`), as soon as
-it has the event: what the log refused does not reach the tables. The fold may be ahead by then; a replay, or
-another worker, writes the same in the end. The activity is a ring: see `tables.activity`. What was refused is
-in it, and told as such, unless it was read so long ago that the fold does not remember.
-Nothing here raises: an exception would skip the event anyway and stall the agent.
+A row is the state of this worker's own fold (`app.controllog.log`) once it has the event, so refused
+events do not reach the tables. The fold may be ahead; a replay, or another worker, writes the same row in
+the end. The activity table (`tables.activity`) also has refused events, marked as refused unless they are
+too old for the fold to know.
+
+Nothing here raises, because an exception would skip the event and stall the agent.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ source = app.raw_topic(app.topics_declared.control)
 
 @app.agent(source, name="control")
 async def write_control_tables(stream: Any) -> None:
-    """Writes down what an event changed."""
+    """Writes the rows that an event changed."""
     async for event in stream.events():
         offset = event.message.offset
         try:
@@ -60,7 +61,7 @@ async def write_control_tables(stream: Any) -> None:
         except codec.BadEvent as error:
             unreadable.add_for_later(offset, error)
         except Exception as error:
-            log.exception("a control event failed and is passed over", error=repr(error))
+            log.exception("a control event failed and was skipped", error=repr(error))
 
 
 def _write(event: AnyControlEvent, offset: int, view: ControlState, counted: Callable[[int], bool]) -> None:
@@ -75,12 +76,12 @@ def _write(event: AnyControlEvent, offset: int, view: ControlState, counted: Cal
             _show(assignments, event.job, view.assignments.get(event.job))
         case _:
             pass
-    is_told = (
+    is_activity = (
         event.is_news
         if isinstance(event, AlertState)
         else not isinstance(event, StartRecorded | LimitShares | RegionPulse)
     )
-    if is_told:
+    if is_activity:
         key, entry = codec.activity_entry(offset, event, counted=counted(offset))
         activity[key] = entry
 

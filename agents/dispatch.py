@@ -1,4 +1,5 @@
-"""Agent `dispatch`: fetched batches from the channel to their pumps. One event, many messages."""
+"""Agent `dispatch`: hands fetched batches from the channel to their pumps. An event is a batch of
+messages."""
 
 from __future__ import annotations
 
@@ -9,6 +10,6 @@ from app import app
 
 @app.agent(app.dispatch_channel, name="dispatch")
 async def dispatch(batches: Any) -> None:
-    """Hands each batch to the pump of its job; the pump pushes, tracks and finishes."""
+    """Hands each batch to the pump of its job, which delivers and tracks its messages."""
     async for batch in batches:
         app.runtime.jobs.hand_to_pump(batch)

@@ -1,9 +1,10 @@
-"""Agent `trackers`: the single writer of the tracker table. It writes down what this worker has folded of the
-topic (`app.worker.tracker.follower`), for those who begin to follow it, for Spark and for people.
+"""Agent `trackers`: the single writer of the tracker table. It writes the rows that this worker folded
+from the tracker topic (`app.worker.tracker.follower`), for new followers, for Spark and for people.
 
-The fold is not made from the table: one that was restored from a changelog in which a deposed writer has
-written last would be behind, and nobody could tell (`app.worker.tracker.fold`, rules 2 and 4).
-Nothing here raises: an exception would skip the event anyway and stall the agent.
+The fold does not start from this table. A table restored from a changelog with a deposed writer's late row
+would be behind, and no reader could see that (`app.worker.tracker.fold`, rules 2 and 4).
+
+Nothing here raises, because an exception would skip the event and stall the agent.
 """
 
 from __future__ import annotations
@@ -19,14 +20,14 @@ from tables.trackers import trackers
 
 log = structlog.get_logger(__name__)
 
-RECORDS_PER_TURN = 100  # records are written before others get the loop
+RECORDS_PER_TURN = 100  # rows that are written before other tasks run
 
 source = app.raw_topic(app.topics_declared.trackers)
 
 
 @app.agent(source, name="trackers")
 async def write_trackers(stream: Any) -> None:
-    """Writes the records that changed, once the event has been folded in; those of later events with them."""
+    """Writes the rows that changed, once the event is folded, with those of later events."""
     async for event in stream.events():
         try:
             runtime = await app.started_runtime()
@@ -37,4 +38,4 @@ async def write_trackers(stream: Any) -> None:
                 if count % RECORDS_PER_TURN == RECORDS_PER_TURN - 1:
                     await asyncio.sleep(0)
         except Exception as error:
-            log.exception("tracker records were not written and are written with the next", error=repr(error))
+            log.exception("tracker rows were not written; the next event writes them", error=repr(error))

@@ -1,7 +1,7 @@
 """Switchyard: one Faust application that pushes, copies, proves and moves Kafka traffic.
 
-`app` (what `faust -A app worker` loads) is built on first use (PEP 562), so that importing
-`app.kernel` or `app.dev.yard` loads no Faust and needs no configuration.
+`app`, which `faust -A app worker` loads, is built on first use (PEP 562). So an import of `app.kernel` or
+`app.dev.yard` loads no Faust and needs no configuration.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
-"""Table `activity`: who did what, when: the last `ACTIVITY_KEEP` events of the control log.
+"""Table `activity`: the last `ACTIVITY_KEEP` events of the control log, for who did what and when.
 
 Writer: `agents.control`, alone. Changelog: `{app}-activity-changelog`. Readers: Spark and people.
-The key is the event's offset in the control log modulo that (a ring: neither table nor changelog grows for
-ever); the value is the event with its `offset`, and whether it `counted` or the log refused it
-(`app.controllog.codec.activity_entry`). An event replayed writes the same entry.
+
+The key is the event's offset modulo `ACTIVITY_KEEP`, so that table and changelog do not grow for ever. The
+value is the event with its `offset` and whether it `counted` (`app.controllog.codec.activity_entry`). A
+replayed event writes the same entry.
 """
 
 from __future__ import annotations

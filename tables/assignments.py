@@ -1,4 +1,4 @@
-"""Table `assignments`: job -> its valid `Assignment` (worker, "" once it was released, epoch, term, reason).
+"""Table `assignments`: job -> its valid `Assignment` (worker, "" once released; epoch, term, reason).
 
 Writer: `agents.control`, alone. Changelog: `{app}-assignments-changelog`. Readers: Spark and people.
 """

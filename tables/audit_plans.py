@@ -1,7 +1,7 @@
-"""Table `audit_plans`: audit:name -> the `AuditPut` that stands, with who deployed it and when.
+"""Table `audit_plans`: audit:name -> the current `AuditPut`, with who deployed it and when.
 
-Writer: `agents.control`, alone. Changelog: `{app}-audit_plans-changelog`. Readers: Spark and people; the data
-plane follows the control log itself (app.worker), which is seconds ahead during a rebalance.
+Writer: `agents.control`, alone. Changelog: `{app}-audit_plans-changelog`. Readers: Spark and people.
+Workers follow the control log itself, which is seconds ahead during a rebalance.
 """
 
 from __future__ import annotations

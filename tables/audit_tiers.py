@@ -1,7 +1,7 @@
-"""Table `audit_tiers`: topic/tier/cluster/shard -> `TierRecord` (watermarks, closings, who was heard).
+"""Table `audit_tiers`: topic/tier/cluster/shard -> `TierRecord` (watermarks, closed windows, reporters).
 
 Writer: the agent `agents.audit_reports`, alone; the partition is that of the topic's reports. Changelog:
-`{app}-audit_tiers-changelog`, compacted. Readers: as of `tables.audit_windows`
+`{app}-audit_tiers-changelog`, compacted. Readers: as for `tables.audit_windows`
 (`app.controllog.codec.tier_record`).
 """
 

@@ -1,8 +1,8 @@
-"""Table `checkpoints`: route/topic/partition -> `Line` (the offset map's barriers of a source partition).
+"""Table `checkpoints`: route/topic/partition -> `OffsetMapLine`, the offset syncs of a source partition.
 
-Writer: the agent `agents.checkpoints`, alone. Changelog: `{app}-checkpoints-changelog`, compacted: whoever
-reads it to its end knows the map, in another region too. Readers: failover, offset sync, Spark and people
-(`app.controllog.codec.checkpoint_line`).
+Writer: the agent `agents.checkpoints`, alone. Changelog: `{app}-checkpoints-changelog`, compacted; a
+reader of all of it has the whole map, in another region too. Readers: failover, offset sync, Spark and
+people (`app.controllog.codec.checkpoint_line`).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""What all tables share: bytes in, bytes out, and RocksDB sized for many small tables.
+"""Options of all tables: keys and values are bytes, and RocksDB is sized for many small tables.
 
-Bytes, because typed keys send Faust's table routes to the wrong worker, and because decoding inside the
-agent is the only place where bad data can be told instead of killing it.
+Faust's typed keys would send a table's web route to the wrong worker. Bad data can be reported only where
+the agent decodes it; typed values would end the agent.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ ROCKSDB_OPTIONS: dict[str, Any] = {
 
 
 def raw_table(app: Any, name: str, *, partitions: int) -> Any:
-    """A table of bytes by bytes, whose changelog has the partitions of its agent's topic."""
+    """A table of bytes, whose changelog has as many partitions as its agent's topic."""
     return app.Table(
         name,
         partitions=partitions,
@@ -34,6 +34,6 @@ def raw_table(app: Any, name: str, *, partitions: int) -> Any:
 
 
 def items_of(table: Any, partition: int) -> Iterator[tuple[bytes, bytes]]:
-    """All of a partition of a table, as its agent finds it on this worker's disk."""
+    """All items of a partition, from this worker's disk."""
     store = table.data  # Faust's own iteration mixes all partitions
     yield from store._visible_items(store._db_for_partition(partition))

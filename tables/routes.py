@@ -1,7 +1,7 @@
-"""Table `routes`: name -> the `RoutePut` that stands, with who deployed it and when.
+"""Table `routes`: name -> the current `RoutePut`, with who deployed it and when.
 
-Writer: `agents.control`, alone. Changelog: `{app}-routes-changelog`. Readers: Spark and people; the data
-plane follows the control log itself (app.worker), which is seconds ahead during a rebalance.
+Writer: `agents.control`, alone. Changelog: `{app}-routes-changelog`. Readers: Spark and people. Workers
+follow the control log itself, which is seconds ahead during a rebalance.
 """
 
 from __future__ import annotations

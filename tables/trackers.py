@@ -1,8 +1,8 @@
 """Table `trackers`: job -> `TrackerRecord` (epoch, base, snapshot).
 
-Writer: the agent `agents.trackers`, alone; the job's partition is `tracker_partition(job)`, that of the
-events. Changelog: `{app}-trackers-changelog`, compacted. Readers: whoever begins to answer takeovers
-(`app.worker.tracker.follower`), Spark.
+Writer: the agent `agents.trackers`, alone; a job's partition is `tracker_partition(job)`, as for its
+events. Changelog: `{app}-trackers-changelog`, compacted. Readers: a worker that begins to answer takeovers
+(`app.worker.tracker.follower`), and Spark.
 """
 
 from __future__ import annotations

@@ -57,7 +57,7 @@ def revealed(text: str, env: Mapping[str, str]) -> str:
     """The value of the variable that `text` names, or `text` if it names none.
 
     Raises:
-        MissingVariable: the variable is not set.
+        MissingVariable: The variable is not set.
     """
     if not text.startswith(REFERENCE):
         return text

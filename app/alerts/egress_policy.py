@@ -19,7 +19,7 @@ METADATA_ADDRESSES = {  # those of AWS (also of others), of AWS by IPv6, Alibaba
     ip_address(text) for text in ("169.254.169.254", "fd00:ec2::254", "100.100.100.200", "192.0.0.192")
 }
 NAT64 = ip_network("64:ff9b::/96")  # holds an address of IPv4 in its last 32 bits
-# Services whose addresses are secrets: everybody who knows one can write there.
+# Services whose addresses are secrets: anyone with the address can write there.
 _SECRET_PLACES = re.compile(
     r"//(hooks\.slack\.com/services|[^/]*discord(app)?\.com/api/webhooks|[^/]*\.?webhook\.office\.com/"
     r"|outlook\.office\.com/webhook|api\.telegram\.org/bot|hooks\.zapier\.com/|chat\.googleapis\.com/)",

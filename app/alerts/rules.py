@@ -161,11 +161,11 @@ def step(
     """The states that changed, to be written.
 
     Args:
-        states: the states in the control log, by id.
-        rules: the rules that can be read.
-        defined: the names of all rules. A rule that cannot be read leaves its alerts as they are.
-        rows: verdicts of all topics that the rules watch; None: unknown (rule 4).
-        since: by topic, the start of the oldest window with a known verdict.
+        states: The states in the control log, by id.
+        rules: The rules that can be read.
+        defined: The names of all rules. A rule that cannot be read leaves its alerts as they are.
+        rows: Verdicts of all topics that the rules watch; None: unknown (rule 4).
+        since: By topic, the start of the oldest window with a known verdict.
     """
     changed: dict[str, AlertState] = {}
 
@@ -199,9 +199,9 @@ def step(
     for one in outcomes:
         of = changed.get(one.id, states.get(one.id))
         if of is not None and of.state != "gone":
-            told = _notices_taken(of, one)
-            if told != of.told:
-                put(msgspec.structs.replace(of, told=told))
+            taken = _notices_taken(of, one)
+            if taken != of.told:
+                put(msgspec.structs.replace(of, told=taken))
     resolved = sorted((s for s in states.values() if s.state == "resolved"), key=lambda s: s.resolved_ms)
     for state in resolved[: max(0, len(resolved) - MOST_RESOLVED)]:
         put(msgspec.structs.replace(state, state="gone"))
@@ -293,6 +293,6 @@ def due(state: AlertState, rule: Rule) -> Iterator[str]:
     """Channels that have not taken the current notice (rule 7)."""
     if state.notice and state.state in {"firing", "resolved"}:
         for channel in rule.channels:
-            told = state.told.get(channel)
-            if told is None or told.notice < state.notice:
+            taken = state.told.get(channel)
+            if taken is None or taken.notice < state.notice:
                 yield channel

@@ -1,1 +1,1 @@
-"""Archives that Spark's jobs keep: layout, log, reader; without Spark."""
+"""Archives that Spark's jobs write: layout, log and reader, without Spark."""

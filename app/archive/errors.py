@@ -1,9 +1,9 @@
-"""What can go wrong in a job, each with the exit code of the command line.
+"""Errors of a Spark job, each with the command line's exit code.
 
-SparkJobError           1  the job could not do what was asked
+SparkJobError           1  the job failed
 ├── BadOption           2  an option cannot be used
-├── NotArchived         4  the archive has nothing of that topic
-├── InvalidArchive      5  the archive, topic or machine is not as the job needs it
+├── NotArchived         4  the archive does not have the topic
+├── InvalidArchive      5  the archive, topic or machine lacks what the job needs
 ├── MissingSpark        5  PySpark is not installed
 ├── ConcurrentCommit    5  another job changed the same part of the archive first
 ├── Unreachable         7  the cluster does not answer
@@ -17,7 +17,7 @@ from typing import Any
 
 
 class SparkJobError(Exception):
-    """The job could not do what was asked; the text says why, and what to do."""
+    """The job failed; the text says why, and what to do."""
 
     exit_code = 1
 
@@ -51,7 +51,7 @@ class UnreadableTopic(SparkJobError):
 
 
 def check_spark() -> None:
-    """Raises MissingSpark, with the remedy, where there is no PySpark: it is an extra."""
+    """Raises MissingSpark, with the remedy, when PySpark is not installed: it is an extra."""
     try:
         importlib.import_module("pyspark")
     except ImportError as failure:
@@ -62,7 +62,7 @@ def check_spark() -> None:
 
 
 def cause(failure: Any) -> str:
-    """In one line why Java failed: the innermost exception's words; of a Python task, its last line."""
+    """Why Java failed, in one line: the innermost exception's message; for a Python task its last line."""
     thrown = getattr(failure, "java_exception", None)
     if thrown is None:
         text = str(failure)

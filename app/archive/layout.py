@@ -1,4 +1,4 @@
-"""What the log says of files and positions: small values, and how they stand in JSON.
+"""Types of the archive's log: files, positions and changes, with their JSON.
 
 Offsets are half-open ranges `[start, end)`; times are milliseconds since 1970, UTC.
 """
@@ -11,13 +11,12 @@ from typing import Any
 
 RECORDS, QUARANTINE = "records", "quarantine"
 VISIBLE = "id-"  # before the topic's id in a file's name
-HIDDEN = ("_", ".")  # what begins so is hidden from Spark
+HIDDEN = ("_", ".")  # Spark ignores files with this prefix
 
 
 @dataclass(frozen=True, slots=True)
 class FileSpan:
-    """What a file holds of one partition: offsets and timestamps from the least to the greatest, and how
-    many."""
+    """A file's records of one partition: the range of offsets, the range of timestamps, and their number."""
 
     partition: int
     start: int
@@ -27,7 +26,7 @@ class FileSpan:
     last_ms: int
 
     def overlaps(self, start: int, end: int) -> bool:
-        """Whether an offset in [start, end) may be in it."""
+        """Whether it may have an offset in [start, end)."""
         return self.start < end and start < self.end
 
 
@@ -46,12 +45,12 @@ class ArchiveFile:
 
     @property
     def hidden(self) -> bool:
-        """Whether Spark passes over it, as over those of earlier versions for some topics' ids."""
+        """Whether Spark ignores it; earlier versions made such names from some topics' ids."""
         return is_hidden(self.path)
 
     @property
     def rows(self) -> int:
-        """How many records are in it."""
+        """The number of records."""
         return sum(span.rows for span in self.spans)
 
     @property
@@ -65,7 +64,7 @@ class ArchiveFile:
         return max(span.last_ms for span in self.spans)
 
     def as_json(self) -> dict[str, Any]:
-        """As it stands in the log."""
+        """Its JSON in the log."""
         spans = [[s.partition, s.start, s.end, s.rows, s.first_ms, s.last_ms] for s in self.spans]
         return {
             "path": self.path,
@@ -80,7 +79,7 @@ class ArchiveFile:
 
     @classmethod
     def from_json(cls, found: Mapping[str, Any]) -> ArchiveFile:
-        """From the log."""
+        """The file with this JSON."""
         known = {name: found[name] for name in cls.__slots__ if name != "spans"}
         return cls(**known, spans=tuple(FileSpan(*span) for span in found["spans"]))
 
@@ -96,7 +95,7 @@ class ArchivedPartition:
 
 @dataclass(frozen=True, slots=True)
 class ArchivedReach:
-    """How far a partition is archived: every record in [start, end), but for what stands in `ArchiveGap`s."""
+    """The archived part of a partition: every record in [start, end), except those in `ArchiveGap`s."""
 
     start: int
     end: int
@@ -104,7 +103,7 @@ class ArchivedReach:
 
 @dataclass(frozen=True, slots=True)
 class ArchiveGap:
-    """Offsets [start, end) that were gone from the topic before they were archived."""
+    """Offsets [start, end) that the topic had lost before they were archived."""
 
     partition: ArchivedPartition
     start: int
@@ -114,8 +113,8 @@ class ArchiveGap:
 
 @dataclass(frozen=True, slots=True)
 class ArchiveChange:
-    """One entry of the log. `reach` says the new reach of partitions, `based_on` what they must have had
-    before."""
+    """An entry of the log. `reach` is the new reach of partitions, `based_on` the reach that they must
+    have had before."""
 
     kind: str  # land | compact
     at_ms: int
@@ -126,7 +125,7 @@ class ArchiveChange:
     gaps: tuple[ArchiveGap, ...] = ()
 
     def as_json(self) -> dict[str, Any]:
-        """As it stands in the log; what it was based on was checked, and does not."""
+        """Its JSON in the log, without `based_on`, which the commit checks."""
         return {
             "kind": self.kind,
             "at_ms": self.at_ms,
@@ -138,7 +137,7 @@ class ArchiveChange:
 
     @classmethod
     def from_json(cls, found: Mapping[str, Any]) -> ArchiveChange:
-        """From the log."""
+        """The change with this JSON."""
         return cls(
             kind=found["kind"],
             at_ms=found["at_ms"],
@@ -150,7 +149,7 @@ class ArchiveChange:
 
 
 def is_hidden(path: str) -> bool:
-    """Whether Spark passes over a file of this name."""
+    """Whether Spark ignores a file of this name."""
     return path.rpartition("/")[2].startswith(HIDDEN)
 
 
@@ -160,17 +159,17 @@ def reach_as_json(reach: Mapping[ArchivedPartition, ArchivedReach]) -> list[list
 
 
 def reach_from_json(rows: list[list[Any]]) -> dict[ArchivedPartition, ArchivedReach]:
-    """The other way."""
+    """The inverse of `reach_as_json`."""
     return {ArchivedPartition(*row[:3]): ArchivedReach(*row[3:]) for row in rows}
 
 
 def gaps_as_json(gaps: tuple[ArchiveGap, ...]) -> list[list[Any]]:
-    """Rows of topic, topic id, partition, start, end, when it was noticed."""
+    """Rows of topic, topic id, partition, start, end, time of detection."""
     return [
         [g.partition.topic, g.partition.topic_id, g.partition.number, g.start, g.end, g.at_ms] for g in gaps
     ]
 
 
 def gaps_from_json(rows: list[list[Any]]) -> tuple[ArchiveGap, ...]:
-    """The other way."""
+    """The inverse of `gaps_as_json`."""
     return tuple(ArchiveGap(ArchivedPartition(*row[:3]), *row[3:]) for row in rows)

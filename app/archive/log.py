@@ -1,12 +1,12 @@
-"""The archive's log: which files count, and how far each partition is archived.
+"""The archive's log decides which files count, and how far each partition is archived.
 
 Rules
-1. Change n is the file `log/<n>.json`. It is written aside, brought to the disk and then linked to its name,
-   which fails where that is there: of two writers one makes change n.
-2. Whoever was second reads what the first one changed. If what its own change rests on still holds
-   (`ArchiveState.refuse`) it is made as the next change, else it is given up.
-3. Every `SNAPSHOT_EVERY` changes the whole state is written beside them, so that opening reads few files. A
-   snapshot is made of changes only and may be missing.
+1. Change n is the file `log/<n>.json`. A job writes it under another name, syncs it to the disk and links
+   it to its name. The link fails where the name exists, so only one of two writers makes change n.
+2. The second writer reads the first one's change. If its own change is still valid
+   (`ArchiveState.refuse`), it makes the next change; otherwise it gives up.
+3. Every `SNAPSHOT_EVERY` changes the log gets a snapshot of its state, so that a reader opens few files. A
+   snapshot is derived from the changes and may be missing.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ from app.archive.layout import (
 FORMAT = 1
 SNAPSHOT_EVERY = 32
 SNAPSHOTS_KEPT = 2
-REMEMBERED_MS = 7 * 86_400_000  # when a file was removed; `vacuum` deletes it sooner
-ATTEMPTS = 100  # changes of others that one change is made after; each of them was one that came through
+REMEMBERED_MS = 7 * 86_400_000  # how long a file's removal is known; `vacuum` deletes it sooner
+ATTEMPTS = 100  # changes by other jobs that may come first
 
 
 @dataclass(slots=True)
 class ArchiveState:
-    """The log up to change `number`: files that count by path, reach by partition, what was removed and
-    when."""
+    """The log up to change `number`: current files by path, reach by partition, and when files were
+    removed."""
 
     number: int = 0
     files: dict[str, ArchiveFile] = field(default_factory=dict)
@@ -52,7 +52,7 @@ class ArchiveState:
     removed_ms: dict[str, int] = field(default_factory=dict)
 
     def refuse(self, change: ArchiveChange) -> str:
-        """Why the change cannot be made here; "" if it can."""
+        """Why the change is not valid here; "" if it is."""
         for partition, reach in (change.based_on or {}).items():
             if self.reach.get(partition, reach) != reach:
                 return f"{partition.topic} [{partition.number}] was archived by another job meanwhile"
@@ -62,7 +62,7 @@ class ArchiveState:
         return ""
 
     def apply(self, change: ArchiveChange) -> None:
-        """The state after the change."""
+        """Applies the change."""
         for path in change.removed:
             del self.files[path]
             self.removed_ms[path] = change.at_ms
@@ -75,15 +75,15 @@ class ArchiveState:
         self.number += 1
 
     def topics(self) -> list[str]:
-        """Whatever has been archived."""
+        """All archived topics."""
         return sorted({partition.topic for partition in self.reach})
 
     def lineages(self, topic: str) -> list[str]:
-        """The ids that the topic had, in the order in which they were first archived."""
+        """The topic's ids, in the order in which they were first archived."""
         return list(dict.fromkeys(partition.topic_id for partition in self.reach if partition.topic == topic))
 
     def as_json(self) -> dict[str, Any]:
-        """For a snapshot."""
+        """The JSON of a snapshot."""
         return {
             "format": FORMAT,
             "number": self.number,
@@ -113,7 +113,7 @@ class ArchiveState:
 
 
 class Archive:
-    """An archive on the disk: `Archive.create(root, cluster_id)` or `Archive.open(root)`."""
+    """An archive on disk: `Archive.create(root, cluster_id)` or `Archive.open(root)`."""
 
     __slots__ = ("_log", "cluster_id", "root")
 
@@ -124,10 +124,10 @@ class Archive:
 
     @classmethod
     def create(cls, root: Path, cluster_id: str) -> Archive:
-        """The archive of this cluster, begun if there is none.
+        """The archive of this cluster; creates it if there is none.
 
         Raises:
-            InvalidArchive: the folder holds another cluster's archive, or something else.
+            InvalidArchive: The folder has another cluster's archive, or other files.
         """
         card = root / "archive.json"
         if not card.exists():
@@ -144,10 +144,10 @@ class Archive:
 
     @classmethod
     def open(cls, root: Path) -> Archive:
-        """The archive there.
+        """The archive in this folder.
 
         Raises:
-            InvalidArchive: there is none, or one of a later version.
+            InvalidArchive: There is none, or a later version wrote it.
         """
         try:
             found = json.loads((root / "archive.json").read_text())
@@ -160,23 +160,23 @@ class Archive:
         return cls(root, found["cluster_id"])
 
     def state(self) -> ArchiveState:
-        """The log up to its end."""
+        """The state at the log's end."""
         for path in sorted(self._log.glob("*.snapshot"), reverse=True):
-            with contextlib.suppress(FileNotFoundError):  # a newer one has just taken its place
+            with contextlib.suppress(FileNotFoundError):  # a newer one replaced it just now
                 return self.newer(ArchiveState.from_json(json.loads(path.read_text())))
         return self.newer(ArchiveState())
 
     def newer(self, state: ArchiveState) -> ArchiveState:
-        """`state` brought to the log's end, in place."""
+        """Brings `state` to the log's end, in place."""
         while (path := self._path(state.number + 1)).exists():
             state.apply(ArchiveChange.from_json(json.loads(path.read_text())))
         return state
 
     def commit(self, change: ArchiveChange) -> ArchiveState:
-        """Makes the change, and gives the state with it.
+        """Makes the change; returns the state with it.
 
         Raises:
-            ConcurrentCommit: another job changed what this change rests on; nothing was changed.
+            ConcurrentCommit: Another job changed a part that this change needs; nothing was changed.
         """
         state = self.state()
         for _ in range(ATTEMPTS):
@@ -190,14 +190,14 @@ class Archive:
                         old.unlink(missing_ok=True)
                 return state
             state = self.newer(state)
-        raise ConcurrentCommit(f"{self.root}: {ATTEMPTS} changes of others came first; run it again")
+        raise ConcurrentCommit(f"{self.root}: {ATTEMPTS} changes by other jobs came first; run it again")
 
     def _path(self, number: int, ending: str = "json") -> Path:
         return self._log / f"{number:020}.{ending}"
 
 
 def _publish(path: Path, content: dict[str, Any]) -> bool:
-    """The file, whole and on the disk; False if its name is taken."""
+    """Writes a whole file to the disk; False if its name is taken."""
     handle, name = tempfile.mkstemp(prefix=".", dir=path.parent)
     try:
         with os.fdopen(handle, "w") as file:
@@ -215,7 +215,7 @@ def _publish(path: Path, content: dict[str, Any]) -> bool:
 
 
 def sync(path: Path) -> None:
-    """Brings a file, or a folder's names, to the disk."""
+    """Syncs a file, or a folder's names, to the disk."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)

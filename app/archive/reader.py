@@ -1,4 +1,4 @@
-"""Reading an archive without Spark: which files, which rows, how far it reaches. Needs pyarrow.
+"""Reads an archive without Spark. Needs pyarrow.
 
     archive = Archive.open(root)
     reader = ArchiveReader(archive)
@@ -6,11 +6,11 @@
         ...
 
 Rules
-1. Memory is bounded: a row group at a time, at most `max_records` records in all, and the reader says when
-   there were more.
-2. Files are chosen by the log, row groups by Parquet's statistics, rows by what was asked.
-3. `read` gives rows file by file, in order of partition and offset as far as one file holds them; late
-   records are in files of their own. `records` gives each partition's records in the order of their offsets.
+1. Memory is bounded: one row group at a time, and at most `max_records` records in all. `truncated` says
+   that there were more.
+2. The log selects files, Parquet's statistics select row groups, and the query selects rows.
+3. `read` gives rows file by file, in order of partition and offset within a file; late records are in
+   files of their own. `records` gives each partition's records in the order of their offsets.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from app.archive.layout import QUARANTINE, RECORDS, ArchivedReach, ArchiveFile, 
 from app.archive.log import Archive, ArchiveState
 
 LAST_OFFSET = LAST_MS = 2**63 - 1
-MAX_RECORDS = 1_000_000  # of one query, unless it says otherwise
+MAX_RECORDS = 1_000_000  # a query's default limit
 BATCH_ROWS = 8_192
 ARROW = ("pyarrow", "pyarrow.compute", "pyarrow.parquet")
 
@@ -38,8 +38,8 @@ COLUMNS = ("partition", "offset", "timestamp_ms", "timestamp_type", "key", "valu
 class ArchiveQuery:
     """Records of a topic with timestamps in [from_ms, to_ms) and offsets in [start, end).
 
-    `topic_id` chooses one lineage of a topic that was made anew; None takes the newest. Quarantined records
-    have no usable timestamp and come only with `quarantined=True`, whatever times are asked for.
+    `topic_id` selects one lineage of a recreated topic; None: the newest. Quarantined records have no
+    usable timestamp; only `quarantined=True` returns them, whatever the times.
     """
 
     topic: str
@@ -59,7 +59,7 @@ class ArchiveQuery:
             raise BadOption(f"start {self.start} is not below end {self.end}")
 
     def wants(self, file: ArchiveFile, span: FileSpan) -> bool:
-        """Whether records of the query may be in this part of the file."""
+        """Whether this part of the file may have records of the query."""
         if self.partitions is not None and span.partition not in self.partitions:
             return False
         if not span.overlaps(self.start, self.end):
@@ -81,7 +81,7 @@ class ArchivedRecord(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Coverage:
-    """How far a partition is archived, and what was gone before it could be."""
+    """The archived part of a partition, and its gaps."""
 
     partition: int
     reach: ArchivedReach
@@ -89,7 +89,7 @@ class Coverage:
 
 
 class ArchiveReader:
-    """Reads what the archive's log said when the reader was made, or when `refresh` was last called."""
+    """Reads the archive as its log was when the reader was made, or at the last `refresh`."""
 
     __slots__ = ("archive", "state", "truncated")
 
@@ -99,14 +99,14 @@ class ArchiveReader:
         self.truncated = False  # the last query had more than `max_records`
 
     def refresh(self) -> None:
-        """Brings it to the log's end."""
+        """Reads the log to its end."""
         self.archive.newer(self.state)
 
     def lineage(self, topic: str, topic_id: str | None = None) -> str:
-        """The topic's id that is meant: the given one, else the newest.
+        """`topic_id`, or the topic's newest id.
 
         Raises:
-            NotArchived: nothing of it is archived.
+            NotArchived: The archive does not have it.
         """
         known = self.state.lineages(topic)
         if not known:
@@ -119,7 +119,7 @@ class ArchiveReader:
         return topic_id or known[-1]
 
     def coverage(self, topic: str, topic_id: str | None = None) -> list[Coverage]:
-        """By partition, what the archive has; what comes after it is in the topic itself."""
+        """The archived part of each partition; later records are in the topic itself."""
         lineage = self.lineage(topic, topic_id)
         ours = {
             partition: reach
@@ -132,7 +132,7 @@ class ArchiveReader:
         ]
 
     def files(self, query: ArchiveQuery) -> list[ArchiveFile]:
-        """The files that may hold records of the query, by partition and offset of their first one."""
+        """The files that may have records of the query, by partition and first offset."""
         lineage = self.lineage(query.topic, query.topic_id)
         tables = {RECORDS, QUARANTINE} if query.quarantined else {RECORDS}
         found = [
@@ -144,10 +144,9 @@ class ArchiveReader:
         return sorted(found, key=lambda file: (file.spans[0].partition, file.spans[0].start, file.path))
 
     def offset_at(self, topic: str, time_ms: int, topic_id: str | None = None) -> dict[int, int]:
-        """By partition, the first archived offset with a timestamp at or after `time_ms`; none where there is
-        none.
+        """By partition, the first archived offset with a timestamp at or after `time_ms`, if there is one.
 
-        As Kafka's `offsetsForTimes`: the least offset, whatever comes after it.
+        As Kafka's `offsetsForTimes`: the least offset, whatever timestamps follow.
         """
         query = ArchiveQuery(topic, from_ms=time_ms, topic_id=topic_id)
         found: dict[int, int] = {}
@@ -155,17 +154,17 @@ class ArchiveReader:
             for span in file.spans:
                 if span.last_ms < time_ms or span.start >= found.get(span.partition, LAST_OFFSET):
                     continue
-                if span.first_ms >= time_ms:  # the index knows it
+                if span.first_ms >= time_ms:  # no need to open the file
                     found[span.partition] = span.start
                     continue
-                asked = ArchiveQuery(
+                later = ArchiveQuery(
                     topic,
                     from_ms=time_ms,
                     partitions=frozenset({span.partition}),
                     end=found.get(span.partition, LAST_OFFSET),
                     topic_id=topic_id,
                 )
-                least = [min(batch["offset"].to_pylist()) for batch in self._rows(file, asked, ("offset",))]
+                least = [min(batch["offset"].to_pylist()) for batch in self._rows(file, later, ("offset",))]
                 if least:
                     found[span.partition] = min(least)
         return found
@@ -185,9 +184,9 @@ class ArchiveReader:
                 yield batch
 
     def records(self, query: ArchiveQuery) -> Iterator[ArchivedRecord]:
-        """The records partition by partition, each in the order of offsets; bounded and told as in `read`.
+        """The records partition by partition, in the order of offsets; limited as in `read`.
 
-        Files are opened as the offsets reach them: only those that overlap are open at once.
+        Files are opened when their offsets come, so only overlapping files are open at once.
         """
         self.truncated = False
         left = query.max_records
@@ -236,7 +235,7 @@ class ArchiveReader:
                 yield ArchivedRecord._make((*fields, pairs))
 
     def _rows(self, file: ArchiveFile, query: ArchiveQuery, columns: Sequence[str]) -> Iterator[Any]:
-        """Rows of the file that were asked for; columns that it lacks are null."""
+        """The query's rows of the file; columns that the file lacks are null."""
         pa, pc, parquet = (_arrow(name) for name in ARROW)
         schema = record_schema(pa)
         wanted = pa.schema([schema.field(name) for name in columns])
@@ -261,8 +260,8 @@ class ArchiveReader:
 
 
 def record_schema(pa: Any) -> Any:
-    """The columns of an archived record as pyarrow's schema (headers in their order, names may repeat;
-    `reason` says why it is quarantined)."""
+    """The columns of an archived record as pyarrow's schema. Headers keep their order and may repeat;
+    `reason` says why a record is quarantined."""
     header = pa.struct([("key", pa.string()), ("value", pa.binary())])
     return pa.schema(
         [
@@ -279,7 +278,7 @@ def record_schema(pa: Any) -> Any:
 
 
 def check_arrow() -> None:
-    """Raises InvalidArchive: what reads an archive's files is not installed; it says what to install."""
+    """Raises InvalidArchive, with the remedy, when pyarrow is not installed."""
     for name in ARROW:
         _arrow(name)
 
@@ -294,7 +293,7 @@ def _arrow(name: str) -> Any:
 
 
 def _bounds(file: ArchiveFile, query: ArchiveQuery) -> list[tuple[str, int, int]]:
-    """Columns with the closed range that is asked for."""
+    """Columns with their closed range in the query."""
     bounds = [("offset", query.start, query.end - 1)]
     if file.table == RECORDS:
         bounds.append(("timestamp_ms", query.from_ms, query.to_ms - 1))
@@ -302,7 +301,7 @@ def _bounds(file: ArchiveFile, query: ArchiveQuery) -> list[tuple[str, int, int]
 
 
 def _may_hold(content: Any, group: int, file: ArchiveFile, query: ArchiveQuery) -> bool:
-    """By Parquet's statistics; what has none is read."""
+    """Whether a row group may have rows of the query, by Parquet's statistics; without statistics it may."""
     row_group = content.metadata.row_group(group)
     found = {}
     for at in range(row_group.num_columns):
@@ -319,7 +318,7 @@ def _may_hold(content: Any, group: int, file: ArchiveFile, query: ArchiveQuery) 
 
 
 def _mask(pc: Any, batch: Any, file: ArchiveFile, query: ArchiveQuery) -> Any:
-    """Which rows are asked for; None for all, where the file's index says so."""
+    """The query's rows of a batch; None: all, by the file's spans."""
     masks = []
     for name, least, most in _bounds(file, query):
         if name == "offset":

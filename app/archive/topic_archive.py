@@ -1,6 +1,5 @@
-"""Archives of topics (`spark.archive`) as a reader of records sees them: what they have of a topic, and its
-records. Reads in threads; needs pyarrow on the worker that is asked, and no Spark.
-"""
+"""A topic's archive as a source of records, like its log. Reads in threads; needs pyarrow on the worker,
+but no Spark."""
 
 from __future__ import annotations
 
@@ -19,11 +18,11 @@ CHUNK_RECORDS = 500
 
 
 class ArchiveUnreadable(OSError):
-    """Why an archive cannot be used; what to do."""
+    """The archive cannot be used; the text says why and what to do."""
 
 
 class ArchivedMessage(NamedTuple):
-    """A record of an archive, as one of a log."""
+    """An archived record, in the form of a log's record."""
 
     offset: int
     timestamp: int
@@ -33,10 +32,10 @@ class ArchivedMessage(NamedTuple):
 
 
 class TopicArchive:
-    """See the module.
+    """The archived records of a topic.
 
     Attributes:
-        spans: by partition the offsets it has, as it was when it was opened.
+        spans: By partition, the archived offsets, as they were when it was opened.
     """
 
     def __init__(
@@ -50,11 +49,11 @@ class TopicArchive:
     async def read(
         self, partition: int, span: Range, timestamps: Range | None
     ) -> AsyncIterator[Sequence[ArchivedMessage]]:
-        """Records of these offsets, some at a time, in the order of their offsets. `timestamps`: of others
-        none need be among them.
+        """Records with these offsets, in chunks, in the order of their offsets. Records outside
+        `timestamps` may be missing.
 
         Raises:
-            ArchiveUnreadable.
+            ArchiveUnreadable: A file cannot be read.
         """
         from_ms, to_ms = timestamps or (-reader.LAST_MS, reader.LAST_MS)
         query = reader.ArchiveQuery(
@@ -65,7 +64,7 @@ class TopicArchive:
             start=span[0],
             end=span[1],
             topic_id=self._topic_id,
-            quarantined=True,  # their timestamps are of no use, but their event times may be
+            quarantined=True,  # their timestamps are unusable, but their event times may be usable
             max_records=reader.LAST_OFFSET,
         )
         records = self._reader.records(query)
@@ -74,10 +73,10 @@ class TopicArchive:
 
 
 async def open_archive(folder: str, cluster_id: str, topic: str, topic_id: str) -> TopicArchive:
-    """What the archive in this folder has of a topic; nothing, where it has never seen it.
+    """The topic's part of the archive in this folder; empty if the archive does not have the topic.
 
     Raises:
-        ArchiveUnreadable: it is none, or another cluster's, or its files cannot be read.
+        ArchiveUnreadable: The folder is no archive, or another cluster's, or its files cannot be read.
     """
     return await asyncio.to_thread(_opened, folder, cluster_id, topic, topic_id)
 
@@ -95,7 +94,7 @@ def _opened(folder: str, cluster_id: str, topic: str, topic_id: str) -> TopicArc
         except NotArchived:
             found = []
         if found:
-            reader.check_arrow()  # now, and not in the middle of an answer
+            reader.check_arrow()  # before the answer begins
     except ArchiveUnreadable:
         raise
     except (SparkJobError, KeyError, ValueError, OSError) as error:
@@ -115,5 +114,5 @@ def _some(records: Iterator[reader.ArchivedRecord]) -> list[ArchivedMessage]:
             ArchivedMessage(one.offset, one.timestamp_ms, one.key, one.value, one.headers)
             for one in islice(records, CHUNK_RECORDS)
         ]
-    except (SparkJobError, ValueError, OSError) as error:  # pyarrow's errors of content are ValueErrors
+    except (SparkJobError, ValueError, OSError) as error:  # pyarrow raises ValueError for damaged files
         raise ArchiveUnreadable(f"the archive cannot be read: {error}") from error

@@ -1,4 +1,4 @@
-"""A small client of a worker's REST API, with an operator's words for what goes wrong."""
+"""A small client of a worker's REST API, whose errors say what to do."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ class CommandFailure(Exception):
     def __init__(self, message: str, code: int = EXIT_FAILURE, title: str = "") -> None:
         super().__init__(message)
         self.code = code
-        self.title = title  # of the worker's problem
+        self.title = title  # the title of the worker's problem
 
 
 def worker_url(given: str | None) -> str:
-    """Where to ask: the option, SWITCHYARD_URL, or the web port of this place's configuration."""
+    """The worker's address: the option, SWITCHYARD_URL, or the web port of the local configuration."""
     url = given or os.environ.get("SWITCHYARD_URL")
     if not url:
         from app.config.problems import InvalidConfiguration
@@ -57,7 +57,7 @@ class Client:
         """One request's JSON.
 
         Raises:
-            CommandFailure: the worker does not answer, or answers with a problem.
+            CommandFailure: The worker does not answer, or answers with a problem.
         """
         import http.client
         import urllib.error
@@ -106,7 +106,7 @@ def _failure(status: int, content: bytes) -> CommandFailure:
 
 
 def workload_path(name: str) -> str:
-    """The API's path of "group/topic". Raises Failure."""
+    """The API's path of "group/topic". Raises CommandFailure."""
     group, slash, topic = name.partition("/")
     if not (group and slash and topic) or "/" in topic:
         raise CommandFailure(f"{name!r} names no workload; write group/topic", EXIT_USAGE)
@@ -114,42 +114,42 @@ def workload_path(name: str) -> str:
 
 
 def route_path(name: str) -> str:
-    """The API's path of a route. Raises Failure."""
+    """The API's path of a route. Raises CommandFailure."""
     if not name or "/" in name:
         raise CommandFailure(f"{name!r} names no route; write its name, as route list tells it", EXIT_USAGE)
     return f"/routes/{quote(name, safe='')}"
 
 
 def failover_path(name: str) -> str:
-    """The API's path of a failover definition. Raises Failure."""
+    """The API's path of a failover definition. Raises CommandFailure."""
     if not name or "/" in name:
         raise CommandFailure(f"{name!r} names no failover definition; write its name", EXIT_USAGE)
     return f"/failovers/{quote(name, safe='')}"
 
 
 def audit_path(name: str) -> str:
-    """The API's path of an audit plan. Raises Failure."""
+    """The API's path of an audit plan. Raises CommandFailure."""
     if not name or "/" in name:
         raise CommandFailure(f"{name!r} names no audit plan; write its name", EXIT_USAGE)
     return f"/audit/plans/{quote(name, safe='')}"
 
 
 def alert_path(name: str) -> str:
-    """The API's path of an alert. Raises Failure."""
+    """The API's path of an alert. Raises CommandFailure."""
     if not name or "/" in name:
-        raise CommandFailure(f"{name!r} names no alert; write its name, as alert list tells it", EXIT_USAGE)
+        raise CommandFailure(f"{name!r} names no alert; write its name, as alert list shows it", EXIT_USAGE)
     return f"/alerts/{quote(name, safe='')}"
 
 
 def actor() -> str:
-    """Who asks, for the activity log."""
+    """The user's name, for the activity log."""
     user = os.environ.get("USER") or os.environ.get("LOGNAME") or "unknown"
-    return f"{user.encode('ascii', 'replace').decode()} (command line)"  # a header bears no more
+    return f"{user.encode('ascii', 'replace').decode()} (command line)"  # headers are ASCII
 
 
 def guarded(command: Any) -> Any:
-    """Turns a `CommandFailure` into its message and exit code; by SystemExit, since mode makes 1 of all
-    else."""
+    """Turns a `CommandFailure` into its message and exit code. It raises SystemExit, because mode would
+    make 1 of any other exception."""
     import functools
 
     from app.config.problems import InvalidConfiguration

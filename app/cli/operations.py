@@ -1,4 +1,4 @@
-"""Long answers of a worker: a stream of lines, and an operation that is watched to its end."""
+"""Long answers of a worker: a stream of lines, and an operation that the command follows to its end."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ OPERATION_POLL_INTERVAL_S = 0.3
 
 
 def progress_bar(shown: bool) -> Progress:
-    """On stderr, and only on a terminal."""
+    """A progress bar on stderr, if that is a terminal."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     return Progress(*columns, console=Console(stderr=True), disable=not shown or not sys.stderr.isatty())
 
@@ -38,7 +38,7 @@ def letters_of(client: Client, path: str) -> Iterator[bytes]:
     """The lines of an export.
 
     Raises:
-        CommandFailure: the worker refuses, or the stream breaks off before its end.
+        CommandFailure: The worker refuses, or the stream ends early.
     """
     request = urllib.request.Request(  # noqa: S310 - the client has checked the scheme
         f"{client.url}/api/v1{path}", headers={"X-Switchyard-Actor": actor()}
@@ -75,32 +75,40 @@ def _problem(words: str) -> str:
 
 
 def watch(
-    client: Client, begun: dict[str, Any], go_on: str, end_by: str = "switchyard dlq operation {id} --cancel"
+    client: Client,
+    operation: dict[str, Any],
+    resume_by: str,
+    end_by: str = "switchyard dlq operation {id} --cancel",
 ) -> dict[str, Any]:
-    """Waits until an operation has ended; its last state. `go_on` says how it is taken up again, `end_by` how
-    it is ended by somebody who does not wait.
+    """Waits until an operation has ended; returns its last state.
+
+    `resume_by` says how to continue a failed operation, `end_by` how to end it after Ctrl-C.
 
     Raises:
-        CommandFailure: it failed or was canceled, or nobody can be asked any more.
+        CommandFailure: The operation failed or was canceled, or the worker does not answer any more.
     """
-    state = begun
+    state = operation
     try:
         with progress_bar(shown=True) as bar:
-            task = bar.add_task(str(begun["kind"]), total=None)
+            task = bar.add_task(str(operation["kind"]), total=None)
             while state["state"] == "running":
                 time.sleep(OPERATION_POLL_INTERVAL_S)
-                state = client.ask("GET", f"/operations/{begun['id']}")
-                told = state["progress"]
-                what = " ".join([str(begun["kind"]), told.get("step", "")]).strip()
-                bar.update(task, description=what, completed=told.get("looked_at", 0), total=told.get("of"))
+                state = client.ask("GET", f"/operations/{operation['id']}")
+                progress = state["progress"]
+                what = " ".join([str(operation["kind"]), progress.get("step", "")]).strip()
+                bar.update(
+                    task, description=what, completed=progress.get("looked_at", 0), total=progress.get("of")
+                )
     except CommandFailure as failure:
-        raise CommandFailure(f"{failure}. What was done stays done; {go_on}", failure.code) from failure
+        raise CommandFailure(f"{failure}. Changes so far stay; {resume_by}", failure.code) from failure
     except KeyboardInterrupt:
-        stop = end_by.format(id=begun["id"])
-        click.echo(f"\n{begun['id']} goes on without you; end it with: {stop}", err=True)
+        stop = end_by.format(id=operation["id"])
+        click.echo(f"\n{operation['id']} continues on the worker; end it with: {stop}", err=True)
         raise SystemExit(EXIT_PARTIAL) from None
     if state["state"] == "failed":
-        raise CommandFailure(f"{state['kind']} {state['id']} failed: {state['error']}; {go_on}", EXIT_FAILURE)
+        raise CommandFailure(
+            f"{state['kind']} {state['id']} failed: {state['error']}; {resume_by}", EXIT_FAILURE
+        )
     if state["state"] == "canceled":
-        raise CommandFailure(f"{state['kind']} {state['id']} was canceled; {go_on}", EXIT_PARTIAL)
+        raise CommandFailure(f"{state['kind']} {state['id']} was canceled; {resume_by}", EXIT_PARTIAL)
     return state

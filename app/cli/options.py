@@ -1,4 +1,4 @@
-"""Options that the DLQ commands share, and what the API is asked with for them."""
+"""Options of the DLQ commands, and the API parameters that they become."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def query_options(command: Any) -> Any:
         click.option(
             "--partition", type=click.IntRange(0), multiple=True, help="In this partition (again: or)."
         ),
-        click.option("--attempt-min", type=click.IntRange(0), help="Delivered at least so often."),
+        click.option("--attempt-min", type=click.IntRange(0), help="Delivered at least this many times."),
         click.option("--key", help="The whole key: text, or base64:..."),
         click.option("--until", metavar="TIME", help="Moved here before this time."),
         click.option(
@@ -35,7 +35,7 @@ def query_options(command: Any) -> Any:
 
 
 def query_of(options: dict[str, Any]) -> dict[str, Any]:
-    """The given conditions, times as milliseconds. Raises Failure."""
+    """The given conditions, times as milliseconds. Raises CommandFailure."""
     now_ms = time.time_ns() // 1_000_000
     found: dict[str, Any] = {}
     for name in ("reason", "code", "key", "attempt_min", "partition"):
@@ -56,12 +56,12 @@ def query_of(options: dict[str, Any]) -> dict[str, Any]:
 
 
 def query_string(query: dict[str, Any]) -> str:
-    """`query` as GET takes it."""
+    """`query` as the query string of a GET."""
     return urlencode({name.removesuffix("_ms"): value for name, value in query.items()}, doseq=True)
 
 
 def dlq_path(name: str) -> str:
-    """The API's path of a workload's queue. Raises Failure."""
+    """The API's path of a workload's queue. Raises CommandFailure."""
     return workload_path(name).replace("/workloads/", "/dlq/", 1)
 
 
@@ -73,9 +73,9 @@ def when(at_ms: int | None) -> str | None:
 def change_options(command: Any) -> Any:
     """--execute, --yes and --range."""
     command = click.option("--yes", is_flag=True, help="Do not ask.")(command)
-    command = click.option("--execute", is_flag=True, help="Do it; else it is only said what would be.")(
-        command
-    )
+    command = click.option(
+        "--execute", is_flag=True, help="Do it; without this, only show what would change."
+    )(command)
     return click.option(
         "--range",
         "ranges",
@@ -86,7 +86,7 @@ def change_options(command: Any) -> Any:
 
 
 def spans_of(texts: tuple[str, ...]) -> dict[str, dict[str, int]]:
-    """--range as the API takes it. Raises Failure."""
+    """--range in the API's form. Raises CommandFailure."""
     try:
         spans = [parse_range(text) for text in texts]
     except BadQuery as error:
@@ -97,9 +97,9 @@ def spans_of(texts: tuple[str, ...]) -> dict[str, dict[str, int]]:
 
 
 def confirm(question: str, yes: bool) -> None:
-    """Asks, unless told not to. Raises Failure: there is nobody to ask."""
+    """Asks for confirmation unless `yes`. Raises CommandFailure when there is no terminal."""
     if yes:
         return
     if not sys.stdin.isatty():
-        raise CommandFailure("nobody is there to ask; add --yes", EXIT_PRECONDITION)
+        raise CommandFailure("standard input is no terminal to confirm on; add --yes", EXIT_PRECONDITION)
     click.confirm(question, abort=True, err=True)

@@ -1,1 +1,2 @@
-"""switchyard.yaml and whatever else people write: trees with places, problems with remedies, fields."""
+"""switchyard.yaml and definitions as people write them: texts with positions, problems with remedies,
+fields."""

@@ -1,7 +1,7 @@
-"""What every kind of definition has: a canonical form on the wire, and an etag of it.
+"""The base of all definitions: their canonical form on the wire, and its etag.
 
-Fields that came after the first release are left out of the wire while they have their default
-(`added`), so that the etag of what was deployed before them stays.
+Fields added after the first release are absent from the wire while they have their default (`added`). So
+the etag of a definition deployed earlier stays.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from app.replicate.model.route import Route
 
 
 def added(default: Any, **options: Any) -> Any:
-    """A field that came later."""
+    """A field that was added after the first release."""
     return Field(default, exclude_if=lambda value: value == default, **options)
 
 
 class Definition(Model):
-    """A document of definitions, of any kind."""
+    """A definition of any kind."""
 
     def to_wire(self) -> dict[str, Any]:
         """The canonical form, ready for JSON."""
@@ -32,10 +32,10 @@ class Definition(Model):
 
     @classmethod
     def from_wire(cls, data: Mapping[str, Any]) -> Self:
-        """The inverse; fields that only a newer version knows are passed over.
+        """The inverse of `to_wire`; ignores fields that only a newer version knows.
 
         Raises:
-            pydantic.ValidationError: it is none of this kind.
+            pydantic.ValidationError: The data is not a definition of this kind.
         """
         return cls.model_validate(_known(cls, data))
 
@@ -46,7 +46,7 @@ class Definition(Model):
 
 
 class Named(Definition):
-    """A definition that its name identifies. `prefix`: of its key; no other kind's key begins so."""
+    """A definition that its name identifies. `prefix` begins its key, and no other kind's key."""
 
     prefix: ClassVar[str]
     if TYPE_CHECKING:  # fields of each kind, which keep the order they have there
@@ -54,17 +54,17 @@ class Named(Definition):
 
     @property
     def name(self) -> str:
-        """Its name."""
+        """The definition's name."""
         return str(self.metadata.name)
 
     @property
     def key(self) -> str:
-        """What it stands under in the control log, beside workloads and routes."""
+        """Its key in the control log."""
         return f"{self.prefix}{self.name}"
 
 
 class OfTopics(Named):
-    """One that names topics as a route does: `spec.topics`, but for `spec.exclude`."""
+    """A definition that names topics as a route does: `spec.topics` without `spec.exclude`."""
 
     if TYPE_CHECKING:
         spec: Any
@@ -74,7 +74,7 @@ class OfTopics(Named):
         return Route(self.name, "", "", self.spec.topics, self.spec.exclude)
 
     def means(self, topic: str) -> bool:
-        """Whether it is about a topic of this name. Raises what `Route` raises."""
+        """Whether it covers the topic. Raises what `Route` raises."""
         return self._topics.destination(topic) is not None
 
 

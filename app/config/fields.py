@@ -1,6 +1,6 @@
-"""The types of a definition's fields: names, addresses, methods, headers, delays, rates.
+"""Types of definitions' fields: names, addresses, methods, headers, delays, rates.
 
-Each refuses what it is not with "what is wrong; what to do", which `problems` shows apart.
+Each refuses a wrong value with "what is wrong; what to do", which `problems` shows in two parts.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainValidat
 from app.config.quantities import Duration, duration_within
 
 DAY_S = 86_400.0
-MAX_LISTED = 1000  # a list longer than this is a mistake
+MAX_LISTED = 1000  # a longer list is a mistake
 
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,200}")
 _ADDRESS = re.compile(
@@ -28,7 +28,7 @@ _MESSAGE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*")
 
 
 class Model(BaseModel):
-    """A part of a definition: unknown fields are errors, and nothing changes after it is read."""
+    """A part of a definition: unknown fields are errors, and it is immutable."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -46,7 +46,7 @@ def _address(value: Any) -> Any:
 
 
 def _possible(address: str) -> bool:
-    """Whether the ports are ports and the IP addresses are IP addresses."""
+    """Whether each port is a valid port and each IP address a valid address."""
     scheme, _, rest = address.partition(":")
     if scheme == "unix":
         return True
@@ -108,9 +108,9 @@ Address = Annotated[str, BeforeValidator(_address)]
 Method = Annotated[str, BeforeValidator(_method)]
 MessageName = Annotated[str, BeforeValidator(_message)]
 Header = Annotated[str, BeforeValidator(_header)]
-HeaderPattern = Annotated[str, BeforeValidator(_header_pattern)]  # a header's name, or its beginning and a *
-Label = Annotated[str, BeforeValidator(_label)]  # what stands in a header
-Rate = Annotated[float, Strict(), Field(ge=0.001, le=1e12, allow_inf_nan=False)]  # a second; none is slower
+HeaderPattern = Annotated[str, BeforeValidator(_header_pattern)]  # a header's name, or a prefix and *
+Label = Annotated[str, BeforeValidator(_label)]  # a header's value
+Rate = Annotated[float, Strict(), Field(ge=0.001, le=1e12, allow_inf_nan=False)]  # per second
 Delay = Annotated[Duration, duration_within(0, 30 * DAY_S)]
 Inflight = Annotated[
     Literal["adaptive"] | int,

@@ -1,7 +1,7 @@
-"""What is wrong with a file, all of it at once: where, what, and what to do.
+"""All problems of a file at once, each with its place, its cause and a remedy.
 
-`syntax_tree` reads YAML and JSON with positions; pydantic says what is wrong; this module brings both
-together. Values of secrets are never shown.
+`syntax_tree` reads YAML and JSON with positions, pydantic finds the problems, and this module joins the
+two. No problem shows the value of a secret.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from pydantic.json_schema import SkipJsonSchema
 
 from app.config.syntax_tree import Node, Path_, UnreadableText, read_trees
 
-MAX_FILE_BYTES = 4 * 1024 * 1024  # a configuration larger than this is a mistake
+MAX_FILE_BYTES = 4 * 1024 * 1024  # a larger configuration is a mistake
 MAX_SHOWN_CHARS = 80
-# Marks a field of an earlier version, which no remedy names. To mypy it is a form of Annotated, not a class.
+# Marks a field of an earlier version, which no remedy suggests. mypy takes it for a form of Annotated.
 REMOVED_FIELD = SkipJsonSchema()  # type: ignore[type-arg]
 SECRET_FIELDS = {"password", "username", "secret", "token", "key"}
 _CREDENTIALS = re.compile(r"[^\s'\"/]+@")  # as in sasl://me:secret@host
 
-# pydantic's kinds of mistakes in our words: what is wrong, and what to do.
+# For each of pydantic's error types: the problem and the remedy.
 _WORDS = {
     "string_type": ("must be text", "put it in quotes"),
     "bool_type": ("must be true or false", "write true or false"),
@@ -49,7 +49,7 @@ _WORDS = {
 
 @dataclass(frozen=True, slots=True)
 class ConfigProblem:
-    """One thing that is wrong (error) or not as expected (warning). Lines and columns count from 1."""
+    """An error, or a warning. Lines and columns count from 1."""
 
     message: str
     remedy: str = ""
@@ -71,7 +71,7 @@ class ConfigProblem:
 
 
 class InvalidConfiguration(Exception):
-    """A file or definition that cannot be used; `problems` says everything that is wrong with it."""
+    """A file or definition that cannot be used, with all its `problems`."""
 
     def __init__(self, problems: Sequence[ConfigProblem]) -> None:
         self.problems = sorted(problems, key=lambda p: (p.file, p.line, p.column, p.field))
@@ -83,16 +83,16 @@ class InvalidConfiguration(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """One document as plain data; `node` knows where its parts stand, when it comes from a text."""
+    """A document as plain data; `node` has the positions of its parts, if it comes from a text."""
 
     file: str
     data: Any
     node: Node | None
 
     def position(self, path: Path_, *, key: bool = False) -> tuple[int, int]:
-        """Line and column (from 1) of the value at `path`, or of its key, or of what is nearest above it.
+        """Line and column (from 1) of the value at `path`, of its key, or of its nearest parent.
 
-        (0, 0) when the data comes from no text.
+        (0, 0) when the data does not come from a text.
         """
         if self.node is None:
             return 0, 0
@@ -111,7 +111,7 @@ def read_text(path: Path, remedy: str) -> str:
     """The file's text.
 
     Raises:
-        InvalidConfiguration: it is missing, a directory, too large or not UTF-8.
+        InvalidConfiguration: The file is missing, a directory, too large or not UTF-8.
     """
     problem: str
     try:
@@ -131,10 +131,10 @@ def read_text(path: Path, remedy: str) -> str:
 
 
 def read_documents(text: str, file: str) -> list[Document]:
-    """The YAML documents of `text`, or the one of JSON; empty ones are left out.
+    """The YAML documents of `text`, or its one JSON document; empty ones are left out.
 
     Raises:
-        InvalidConfiguration: not YAML, a key twice, a foreign tag, nested or aliased beyond all measure.
+        InvalidConfiguration: Not YAML, a repeated key, an unknown tag, or too many levels or aliases.
     """
     try:
         return [Document(file, data, node) for data, node in read_trees(text)]
@@ -147,22 +147,22 @@ def read_documents(text: str, file: str) -> list[Document]:
 
 
 def first_wrong(error: ValidationError) -> str:
-    """Field, fault and value of the first thing that is wrong, in one line."""
+    """Field, problem and value of the first error, in one line."""
     wrong = error.errors()[0]
     place = ".".join(map(str, wrong["loc"])) or "definition"
     return f"{place}: {wrong['msg']} (got {str(wrong['input'])[:MAX_SHOWN_CHARS]})"
 
 
 def not_readable(error: ValidationError) -> str:
-    """Of a definition that stands in the control log, and is none to this version."""
+    """The message for a definition in the control log that this version cannot read."""
     return f"this version cannot read it: {first_wrong(error)}; deploy it again"
 
 
 def validate(model: type[BaseModel], document: Document, data: Any = None) -> Any:
-    """`model` of the document's data.
+    """The document's data as a `model`.
 
     Raises:
-        InvalidConfiguration: with a problem for each thing that is wrong.
+        InvalidConfiguration: The data has problems; the error has all of them.
     """
     try:
         return model.model_validate(document.data if data is None else data)
@@ -172,12 +172,12 @@ def validate(model: type[BaseModel], document: Document, data: Any = None) -> An
 
 
 def _echo(entry: Any) -> bool:
-    """pydantic counts a list as too short when its items are invalid; the items are told by themselves."""
+    """pydantic counts a list with invalid items as too short, too; the items have errors of their own."""
     return bool(entry["type"] == "too_short") and len(entry["input"]) >= entry["ctx"]["min_length"]
 
 
 def _problem(model: type[BaseModel], document: Document, entry: Any) -> ConfigProblem:
-    path: Path_ = tuple(entry["loc"])  # no model has a union whose branches pydantic would name in it
+    path: Path_ = tuple(entry["loc"])  # no model has a union, whose branch pydantic would add
     kind, context = entry["type"], entry.get("ctx", {})
     value: Any = entry.get("input")
     name = str(path[-1]) if path else ""
@@ -234,7 +234,7 @@ def _model_in(annotation: Any) -> Any:
 
 
 def suggest(name: str, known: Sequence[str]) -> str:
-    """A remedy for a name that does not exist."""
+    """A remedy for an unknown name."""
     close = difflib.get_close_matches(name, known, 1, 0.5)
     listed = ", ".join(sorted(known)) or "none"
     return f"did you mean {close[0]}?" if close else f"known: {listed}"

@@ -1,6 +1,6 @@
 """Durations and sizes as people write them: "90s", "1h30m", "500ms", 2.5 (seconds); "4MiB", 1024 (bytes).
 
-A duration is a whole number of milliseconds, a size a whole number of bytes: what is finer is refused and not
+A duration is a whole number of milliseconds, a size a whole number of bytes. Finer values are refused, not
 rounded, so that `parse(format(x)) == x` always holds.
 """
 
@@ -14,7 +14,7 @@ from pydantic import AfterValidator, BeforeValidator, PlainSerializer, WithJsonS
 
 from app.kernel.durations import DURATION, NUMBER, format_duration, parse_duration
 
-MAX_SIZE_BYTES = 2**63 - 1  # what Kafka counts bytes in
+MAX_SIZE_BYTES = 2**63 - 1  # Kafka's int64
 
 _UNIT_BYTES = {
     "GiB": 2**30, "MiB": 2**20, "KiB": 2**10, "GB": 10**9, "MB": 10**6, "kB": 10**3, "B": 1,
@@ -27,7 +27,7 @@ def parse_size(value: Any) -> int:
     """Bytes of "4MiB", "10kB", "1.5GiB" or a number of bytes.
 
     Raises:
-        ValueError: anything else, below zero, no whole number of bytes, or more than 2**63 - 1.
+        ValueError: Anything else, below zero, no whole number of bytes, or more than 2**63 - 1.
     """
     if isinstance(value, str):
         found = re.fullmatch(_SIZE, value.strip())

@@ -1,7 +1,8 @@
-"""`switchyard.yaml`: what a process needs to start. Everything else is a definition, changed live.
+"""`switchyard.yaml`: the settings that a process needs to start. Everything else is a definition, changed
+while workers run.
 
-Secrets stand in it by reference only (`env:NAME`, `file:PATH`); they are read when a connection is made,
-and never appear in a representation, an error or a log.
+The file refers to secrets (`env:NAME`, `file:PATH`) and does not contain them. A worker reads a secret
+when it connects, and no representation, error or log shows it.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ class Secret:
         """The secret itself.
 
         Raises:
-            InvalidConfiguration: the variable or file does not exist.
+            InvalidConfiguration: The variable or file does not exist.
         """
         kind, _, name = self.reference.partition(":")
         if kind == "env":
@@ -225,7 +226,7 @@ def load_settings(path: str | Path | None = None, env: Mapping[str, str] = os.en
     override it; without a `data_dir` it is `data` in `SWITCHYARD_HOME`, when that is set.
 
     Raises:
-        InvalidConfiguration: with everything that is wrong.
+        InvalidConfiguration: With everything that is wrong.
     """
     file = Path(path or env.get("SWITCHYARD_CONFIG") or DEFAULT_FILE)
     text = read_text(file, f"write one, or point SWITCHYARD_CONFIG at it; {EXAMPLE}")
@@ -257,13 +258,13 @@ def load_settings(path: str | Path | None = None, env: Mapping[str, str] = os.en
 
 
 def _free_port() -> int:
-    """A port nobody listens on; found here since Faust takes no 0."""
+    """A free port; Faust does not accept 0."""
     with socket.create_server(("", 0)) as server:
         return int(server.getsockname()[1])
 
 
 def _named_by_environment(problem: ConfigProblem, env: Mapping[str, str]) -> ConfigProblem:
-    """The problem at its true place, which for what the environment overrides is not the file."""
+    """The problem at its true place: an environment variable, where that overrides the file."""
     variable = {"region": "SWITCHYARD_REGION", "web.port": "SWITCHYARD_WEB_PORT"}.get(problem.field)
     if variable and env.get(variable):
         return replace(problem, file=f"environment variable {variable}", line=0, column=0)
@@ -271,7 +272,8 @@ def _named_by_environment(problem: ConfigProblem, env: Mapping[str, str]) -> Con
 
 
 def _security(security: Any) -> Iterator[tuple[str, str, str]]:
-    """Security that would not secure: parts that are missing, or that the protocol would pass over."""
+    """Settings that do not give the security they seem to: missing parts, and parts that the protocol
+    ignores."""
     protocol = security.get("protocol", "plaintext") if isinstance(security, dict) else None
     if not isinstance(protocol, str):
         return
@@ -294,13 +296,13 @@ def _security(security: Any) -> Iterator[tuple[str, str, str]]:
 
 
 def _cross_checks(document: Document, data: dict[str, Any]) -> list[ConfigProblem]:
-    """What no single field shows; works on raw data, so that it is told together with all else."""
+    """Problems between fields. They are found in the raw data, so one report has all problems."""
     clusters = data.get("clusters")
     if not isinstance(clusters, list):
         return []
     problems: list[ConfigProblem] = []
 
-    def tell(message: str, remedy: str, path: tuple[str | int, ...], value: Any) -> None:
+    def add(message: str, remedy: str, path: tuple[str | int, ...], value: Any) -> None:
         line, column = document.position(path)
         field = ".".join(map(str, path))
         shown = "" if value is None else repr(value)
@@ -310,7 +312,7 @@ def _cross_checks(document: Document, data: dict[str, Any]) -> list[ConfigProble
     for index, cluster in enumerate(clusters):
         name = cluster.get("name") if isinstance(cluster, dict) else None
         if isinstance(name, str) and name in seen:
-            tell(
+            add(
                 "a second cluster of this name",
                 "give each cluster a name of its own",
                 ("clusters", index, "name"),
@@ -322,19 +324,19 @@ def _cross_checks(document: Document, data: dict[str, Any]) -> list[ConfigProble
         for name, message, remedy in _security(
             cluster.get("security") if isinstance(cluster, dict) else None
         ):
-            tell(message, remedy, ("clusters", index, "security", name), None)
+            add(message, remedy, ("clusters", index, "security", name), None)
     dicts = [cluster for cluster in clusters if isinstance(cluster, dict)]
     region = data.get("region")
     regions = sorted({str(cluster["region"]) for cluster in dicts if "region" in cluster})
     if isinstance(region, str) and regions and region not in regions:
-        tell("no cluster is in this region", suggest(region, regions), ("region",), region)
+        add("no cluster is in this region", suggest(region, regions), ("region",), region)
     control = data.get("control_cluster")
     if isinstance(control, str) and control not in seen:
-        tell("no such cluster", suggest(str(control), list(seen)), ("control_cluster",), control)
+        add("no such cluster", suggest(str(control), list(seen)), ("control_cluster",), control)
     elif control is None and isinstance(region, str) and region in regions and not any(
         cluster.get("region") == region and cluster.get("tier") == "regional" for cluster in dicts
     ):  # fmt: skip
-        tell(
+        add(
             "the region has no regional cluster to hold the control topics",
             "add one, or name another in control_cluster", ("region",), region,
         )  # fmt: skip

@@ -1,11 +1,11 @@
-"""YAML and JSON as plain data, and where in the text each part of it stands.
+"""YAML and JSON as plain data, with the position of each part in the text.
 
-YAML is composed by ruamel.yaml and made into data here, so that nothing a document says can make an object:
-text, numbers, true and false, null, lists and mappings are all there is, and a tag for anything else is an
-error. JSON is checked by orjson and read by its own rules; what is not JSON is read as YAML.
+ruamel.yaml composes YAML, and this module builds the data. So a document cannot create objects. It has text,
+numbers, true and false, null, lists and mappings; any other tag is an error. orjson checks JSON; a text that
+is not JSON is read as YAML.
 
-Keys are text as it is written: `1` and `'1'` are the same key, and the same key twice is an error. No error
-shows a value, which may be a secret.
+A key is its text: `1` and `'1'` are the same key, and a repeated key is an error. Errors show no values,
+because a value may be a secret.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from ruamel.yaml.nodes import MappingNode, ScalarNode, SequenceNode
 from ruamel.yaml.reader import ReaderError
 
 MAX_DEPTH = 32
-MAX_OPEN_BRACKETS = 200  # far above MAX_DEPTH: brackets in strings are counted, too
-MAX_NODES = 200_000  # aliases can blow a few bytes up to gigabytes
+MAX_OPEN_BRACKETS = 200  # far above MAX_DEPTH, because brackets in strings count, too
+MAX_NODES = 200_000  # aliases can expand a few bytes to gigabytes
 
 _BRACKETS = re.compile(r"[\[\]{}]")
 _JSON_TOKEN = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"|[\[\]{}]|[^\s\[\]{}:,"]+')
@@ -40,7 +40,7 @@ Path_ = tuple[str | int, ...]
 
 
 class UnreadableText(Exception):
-    """What keeps a text from being read; lines and columns count from 1, 0 is unknown."""
+    """Why a text cannot be read; lines and columns count from 1, 0 is unknown."""
 
     def __init__(
         self, message: str, remedy: str = _SYNTAX, line: int = 0, column: int = 0, path: Path_ = ()
@@ -55,7 +55,7 @@ class UnreadableText(Exception):
 
 @dataclass(slots=True)
 class Node:
-    """Where a value begins; of a mapping or list also what is in it, and where a mapping's keys begin."""
+    """The position of a value; for a mapping or list also of its items, and of a mapping's keys."""
 
     line: int
     column: int
@@ -67,14 +67,13 @@ def read_trees(text: str) -> list[tuple[Any, Node]]:
     """The documents of `text`, each with its positions; empty ones are left out.
 
     Raises:
-        UnreadableText: neither JSON nor YAML, a key twice, a foreign tag, nested or aliased beyond all
-        measure.
+        UnreadableText: Neither JSON nor YAML, a repeated key, an unknown tag, or too many levels or aliases.
     """
     text = text.removeprefix("\ufeff")
     _check_brackets(text)
     if text.lstrip()[:1] in {"{", "["}:
         try:
-            orjson.loads(text)  # no NaN, no half characters
+            orjson.loads(text)  # no NaN, no lone surrogates
         except orjson.JSONDecodeError:
             pass
         else:
@@ -83,7 +82,7 @@ def read_trees(text: str) -> list[tuple[Any, Node]]:
 
 
 def _check_brackets(text: str) -> None:
-    """The parsers would take minutes to say the same."""
+    """Refuses deep nesting early: the parsers would take minutes."""
     depth = 0
     for bracket in _BRACKETS.finditer(text):
         depth += 1 if bracket[0] in "[{" else -1
@@ -92,7 +91,7 @@ def _check_brackets(text: str) -> None:
 
 
 class _Lines:
-    """Line and column, from 1, of an index into a text."""
+    """Maps an index of a text to line and column, from 1."""
 
     def __init__(self, text: str) -> None:
         self._starts = [0, *(end.end() for end in _LINE_END.finditer(text))]
@@ -103,7 +102,7 @@ class _Lines:
 
 
 class _Measure:
-    """Counts what is read, and ends it when it is too much."""
+    """Stops the reading of too many values or levels."""
 
     def __init__(self) -> None:
         self._left = MAX_NODES
@@ -122,7 +121,7 @@ def _twice(path: Path_, line: int, column: int) -> UnreadableText:
 
 
 class _JsonReader:
-    """Reads a text that is known to be JSON."""
+    """Reads a text that orjson has accepted."""
 
     def __init__(self, text: str) -> None:
         self._tokens = _JSON_TOKEN.finditer(text)
@@ -160,7 +159,7 @@ def _read_yaml(text: str) -> Iterator[tuple[Any, Node]]:
     yaml = YAML(typ="safe", pure=True)
     yaml.composer.warn_double_anchors = False  # YAML allows it
     try:
-        yaml.get_constructor_parser(text)  # not `compose_all`, which forgets how far it came
+        yaml.get_constructor_parser(text)  # not `compose_all`, which loses the position
         while yaml.composer.check_node():
             yield _YamlReader(yaml).read(yaml.composer.get_node())
     except UnreadableText:
@@ -169,7 +168,7 @@ def _read_yaml(text: str) -> Iterator[tuple[Any, Node]]:
         mark = error.problem_mark or error.context_mark
         message = (error.problem or error.context or "the syntax is wrong").split("\n")[0]
         if message.startswith(("found undefined", "found duplicate", "duplicate")):
-            message = message.split(" '")[0].split(' "')[0]  # what follows may be a secret
+            message = message.split(" '")[0].split(' "')[0]  # the rest may be a secret
         place = (mark.line + 1, mark.column + 1) if mark else (0, 0)
         raise UnreadableText(message, _SYNTAX, *place) from None
     except ReaderError as error:
@@ -177,7 +176,7 @@ def _read_yaml(text: str) -> Iterator[tuple[Any, Node]]:
         raise UnreadableText("a character that YAML does not allow", "remove it", *place) from None
     except RecursionError:
         raise UnreadableText("nested too deeply", _DEPTH, *_reached(yaml)) from None
-    except Exception:  # noqa: BLE001 - ruamel raises what its code happens to: ValueError, IndexError, …
+    except Exception:  # noqa: BLE001 - ruamel raises many types: ValueError, IndexError, …
         raise UnreadableText("the syntax is wrong", _SYNTAX, *_reached(yaml)) from None
 
 
@@ -222,7 +221,7 @@ class _YamlReader:
             place = (key_node.start_mark.line + 1, key_node.start_mark.column + 1)
             if not isinstance(key_node, ScalarNode):
                 raise UnreadableText("a key that is no text", "write text before the colon", *place, path)
-            self._scalar(key_node, path, Node(*place))  # its type does not matter, but a foreign tag does
+            self._scalar(key_node, path, Node(*place))  # only to refuse an unknown tag
             key = _text(key_node, path, Node(*place))
             if key in at.keys:
                 raise _twice((*path, key), *place)
@@ -232,7 +231,7 @@ class _YamlReader:
                 merged += value_node.value if many else [value_node]
             else:
                 data[key], at.children[key] = self._value(value_node, (*path, key))
-        for base_node in merged:  # what the mapping says itself comes first, then the earlier of its bases
+        for base_node in merged:  # the mapping's own keys win, then those of an earlier base
             base, base_at = self._value(base_node, (*path, "<<"))
             if not isinstance(base, dict):
                 raise UnreadableText(
@@ -251,7 +250,7 @@ class _YamlReader:
         if tag in self._scalars:
             try:
                 return self._scalars[tag](node)
-            except Exception:  # noqa: BLE001 - KeyError, ValueError, IndexError: as ruamel's code has it
+            except Exception:  # noqa: BLE001 - ruamel raises KeyError, ValueError, IndexError, …
                 raise UnreadableText(_TYPE, _QUOTE, at.line, at.column, path) from None
         if tag == f"{_YAML}str" or (tag in _TEXTS and node.ctag.handle is None):
             return _text(node, path, at)
@@ -268,7 +267,7 @@ def _foreign_tag(path: Path_, at: Node) -> UnreadableText:
 
 
 def _text(node: ScalarNode, path: Path_, at: Node) -> str:
-    """The text; characters that JSON writes as two escaped halves are made whole."""
+    """The text; two escaped surrogates, as JSON writes some characters, become one character."""
     try:
         return str(node.value).encode("utf-16", "surrogatepass").decode("utf-16")
     except UnicodeDecodeError:

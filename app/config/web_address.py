@@ -1,4 +1,4 @@
-"""The `web` section of `switchyard.yaml`: where a worker listens, and by which addresses it is reached."""
+"""The `web` section of `switchyard.yaml`: the address that a worker listens on, and those that reach it."""
 
 from __future__ import annotations
 

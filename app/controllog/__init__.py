@@ -1,1 +1,2 @@
-"""The control log: events, their fold, roles and runs; every control topic, and its codec."""
+"""The control log: its events, their fold, regions' roles, failover runs, every control topic and its
+codec."""

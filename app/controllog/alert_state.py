@@ -1,11 +1,11 @@
-"""What stands in the control log of alerts, and its fold.
+"""Alert states in the control log, and their fold.
 
 Rules
-1. A state counts only under the current leader's term: one that was deposed fires and resolves nothing. What
-   a refused one may overwrite in compaction is written again (as by rule 5 of `app.controllog.state`), by
-   whom it is written always: nobody else's older one comes behind a newer one.
-2. An id is one episode's, from pending to its end, and never used again: what is dropped when it is over
-   cannot be what a later one has written.
+1. A state counts only under the current leader's term, so a deposed leader neither fires nor resolves an
+   alert. The leader writes the valid state again where compaction could keep a refused one (rule 5 of
+   `app.controllog.state`). Only the leader writes states, so no older state follows a newer one.
+2. An id belongs to one episode, from pending to its end, and is never used again. So a dropped record
+   cannot belong to a later episode.
 """
 
 from __future__ import annotations
@@ -19,8 +19,11 @@ AlertPhase = Literal["pending", "firing", "resolved", "gone"]
 
 
 class AlertWindow(msgspec.Struct, frozen=True, array_like=True):
-    """A window of an alert, as `app.audit.query.view` tells it. `missing`, `extra` -1: they differ, by an
-    unknown number. `lag_ms` -1: not known, or earlier."""
+    """A window of an alert, as in `app.audit.query.view`.
+
+    `missing` or `extra` -1: the counts differ by an unknown number. `lag_ms` -1: not known, or recorded by
+    an earlier version.
+    """
 
     start_ms: int
     end_ms: int
@@ -34,8 +37,10 @@ class AlertWindow(msgspec.Struct, frozen=True, array_like=True):
 
 
 class LastNotice(msgspec.Struct, frozen=True, array_like=True):
-    """The last notice that a channel took, and when (0: none). `why`: since `failing_ms` it does not take the
-    one that came behind it."""
+    """The last notice that a channel accepted, and when (0: none).
+
+    Since `failing_ms` the channel refuses the next notice, because of `why`.
+    """
 
     notice: int
     at_ms: int
@@ -44,7 +49,7 @@ class LastNotice(msgspec.Struct, frozen=True, array_like=True):
 
 
 class AlertSubject(NamedTuple):
-    """What one alert is about. `reader`: the group whose work is compared, "" where a tier is none's."""
+    """The subject of an alert. `reader` is the consumer group compared; "" where no tier is a group's."""
 
     rule: str
     topic: str
@@ -55,19 +60,20 @@ class AlertSubject(NamedTuple):
 
 class AlertState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="event",
                  tag="alert-state"):  # fmt: skip
-    """An alert, in one of its states.
+    """An alert in one of its states.
 
     Attributes:
-        at_ms: when this was written.
-        id: of this episode; the first part is the same for all episodes of a group.
-        reader: as in `AlertSubject`.
-        since_ms: since when it holds. fired_ms, resolved_ms: when it fired, and was resolved.
-        over_ms: of one that fires, since when it does not hold any more; 0: it does.
-        aged: it is over only because its windows are longer ago than its rule looks: nothing was mended.
-        windows: the newest ones, and how many `more`.
-        notice: the number of the newest notice: 0 before the alert fires, 1 when it fires, 2 when it is
+        at_ms: When this record was written.
+        id: The episode; its first part is the same for all episodes of a subject.
+        reader: As in `AlertSubject`.
+        since_ms: Since when the condition holds.
+        fired_ms, resolved_ms: When the alert fired, and was resolved.
+        over_ms: For a firing alert, since when its condition no longer holds; 0: it holds.
+        aged: The condition no longer holds only because its windows are older than the rule's range.
+        windows: The newest windows, and how many `more` there are.
+        notice: The number of the newest notice: 0 before the alert fires, 1 when it fires, 2 when it is
             resolved. An earlier version counted reminders, too.
-        told: by channel, the last notice that it took.
+        told: By channel, the last notice that it accepted.
     """
 
     at_ms: int
@@ -91,24 +97,24 @@ class AlertState(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, 
 
     @property
     def group(self) -> AlertSubject:
-        """What it is about."""
+        """The alert's subject."""
         return AlertSubject(self.rule, self.topic, self.from_tier, self.to_tier, self.reader)
 
     @property
     def tiers(self) -> str:
-        """Between which tiers, in words."""
+        """The two tiers, for people."""
         group = f" (group {self.reader})" if self.reader else ""
         return f"{self.from_tier} to {self.to_tier}{group}"
 
     @property
     def is_live(self) -> bool:
-        """Pending or firing: its group has no other one."""
+        """Whether it is pending or firing; a subject has one live alert at most."""
         return self.state in {"pending", "firing"}
 
     @property
     def is_news(self) -> bool:
-        """Whether this record fires or resolves the alert, or deletes it while it fires, as its rule does.
-        Records that only update an alert are no news."""
+        """Whether this record fires or resolves the alert, or deletes it while it fires. Other records
+        only update it."""
         if self.state == "gone":
             return self.fired_ms > 0 and not self.resolved_ms
         return self.at_ms == (self.resolved_ms or self.fired_ms)
@@ -120,7 +126,7 @@ def alert_key(of: str) -> str:
 
 
 class AlertStates:
-    """All that stand, by id."""
+    """The current states, by id."""
 
     __slots__ = ("states",)
 
@@ -128,7 +134,7 @@ class AlertStates:
         self.states: dict[str, AlertState] = {}
 
     def put(self, event: AlertState, term: int) -> bool:
-        """Whether it counted (rule 1)."""
+        """Takes a state; returns whether it counted (rule 1)."""
         if event.term != term:
             return False
         self.states[event.id] = event
@@ -137,6 +143,6 @@ class AlertStates:
         return True
 
     def drop(self, key: str) -> None:
-        """Nothing stands under this record key any more."""
+        """Forgets the state under this record key: the log has a tombstone for it."""
         if key.startswith(KEY):
             self.states.pop(key.removeprefix(KEY), None)

@@ -1,7 +1,7 @@
-"""What crosses a control topic: JSON by msgspec, typed on both sides.
+"""The codec of all control topics: JSON by msgspec, typed on both sides.
 
-JSON, because Spark and people read the changelogs too. Decoding untrusted bytes raises one error
-only, `BadEvent`, so that an agent can count it, tell it, and go on.
+JSON, because Spark and people read the changelogs too. Decoding untrusted bytes raises `BadEvent` only, so
+an agent counts the record, reports it and continues.
 """
 
 from __future__ import annotations
@@ -33,42 +33,43 @@ from app.offsets.model.offset_map import (
 from switchyard.audit.model.reports import Report
 
 CheckpointEvent = Barriers | PinRequests | EndedLines
-# No client of ours writes a larger record: topics take batches of 2 MiB, and clients send records of 2 MB.
+# Workers write no larger records: the topics take batches of 2 MiB, and producers send records of 2 MB.
 MAX_READ_BYTES = 2 * 1024 * 1024
-MAX_EVENT_BYTES = 900_000  # below what brokers and producers take unless told otherwise: 1 MB
-ACTIVITY_KEEP = 10_000  # events that the activity table remembers
-TRACKER_CAPACITY = 10_000  # of a definition that names none: left out, as it is the same object
-MIN_INTEGER, MAX_INTEGER = -(1 << 63), (1 << 63) - 1  # what Spark, JVMs and orjson read
-MAX_LANE = (1 << 64) - 1  # of audits' fingerprints
-# As many digits as the former has, and one more than a lane has: fingerprints are not looked at one by one.
+MAX_EVENT_BYTES = 900_000  # below the default limit of brokers and producers, 1 MB
+ACTIVITY_KEEP = 10_000  # events in the activity table
+TRACKER_CAPACITY = 10_000  # the default; msgspec leaves out a field with this object
+MIN_INTEGER, MAX_INTEGER = -(1 << 63), (1 << 63) - 1  # the integers that Spark, JVMs and orjson read
+MAX_LANE = (1 << 64) - 1  # a lane of an audit's fingerprint
+# As many digits as MAX_INTEGER has, or one more than a lane has: only such numbers are checked one by one.
 _LONG_NUMBER, _LONG_LANE = (re.compile(rb"[:,\[]\s*-?[0-9]{%d}" % digits) for digits in (19, 21))
-_FRAME_BYTES = 2_000  # of an event without its items
+_FRAME_BYTES = 2_000  # an event without its items
 
 T = TypeVar("T")
 
 
 class BadEvent(ValueError):
-    """Bytes on a control topic that are not an event of it."""
+    """The bytes are not an event of this control topic."""
 
 
 class CopyingStatus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What the owner of a replica says of its copies; records, since it began here.
+    """A replica's report on its copies; counts are records since this owner began.
 
     Attributes:
-        halted: why it goes on no more, until an operator says so; "" while it does.
-        stuck: offsets [start, end) of the source that wait for an operator.
-        encoded: of those delivered, in batches that were encoded anew; the others went as they were.
-        left_out: have been where the route leads (`app.replicate.destination.copy_headers`).
-        lost, lost_ms: offsets that were gone from the source before they were copied, since copying began, by
-            whomever; some may have had no record. When the last were found missing, 0: none were.
-        compared, differing: read back, and as they were sent or not
-        (`app.replicate.destination.verification`). uncompared: of a route that compares all, those that could
-        not be, since copying began, by whomever. begun_anew: how often the source was truncated, or made
-        anew, since copying began. destination_losses:
-            how often the destination was, and had lost what it had acknowledged.
-        limited: the route's own limits hold it back now, or routes of a higher priority do.
-        rate: records a second, below 0 while unknown.
-        barrier: the newest of the offset map: next offsets of source and copy, and when.
+        halted: Why copying stopped until an operator acts; "" while it runs.
+        stuck: Offsets [start, end) of the source that wait for an operator.
+        encoded: Delivered records whose batches were encoded again; the others are verbatim.
+        left_out: Records that had been in the destination before (`app.replicate.destination.copy_headers`).
+        lost: Offsets that the source dropped before they were copied, under any owner. Some may have had
+            no record.
+        lost_ms: When the last ones were found missing; 0: none.
+        compared, differing: Copies read back, and those that differ
+            (`app.replicate.destination.verification`).
+        uncompared: Copies that a route which compares all could not read back, under any owner.
+        begun_anew: How often the source was truncated or recreated, under any owner.
+        destination_losses: How often the destination was, and lost acknowledged records.
+        limited: The route's limits, or routes of a higher priority, hold it back now.
+        rate: Records per second; below 0: not known.
+        barrier: The newest offset sync: next offsets of source and copy, and its time.
     """
 
     halted: str = ""
@@ -88,15 +89,21 @@ class CopyingStatus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
 
 
 class JobStatus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What the owner of a job says of it, twice a second.
+    """The owner's report on a job, twice a second.
 
-    Offsets are next offsets (half-open); `-1` is unknown. What is unfinished and not in flight is `ready`,
-    waits `behind` another of its key, for its time (`postponed`, the first until `due_ms`), or for its next
-    attempt (`backoff`), or is on its way to a retry topic or the DLQ (`outgoing`). `used` and `capacity` are
-    the tracker's, `buffered_bytes` were fetched and wait. `load` is what it takes of its worker, once that
-    was measured. `arriving` and `ceiling` are rates in messages a second (`app.kernel.rates`), below 0 while
-    unknown. `passed_over` were finished in another copy of the topic
-    (`app.dispatch.pump.remote_progress_filter`). What only a replica has is in `copying`.
+    Offsets are next offsets (half-open); -1: not known. `used` and `capacity` are the tracker's, `load` is
+    the job's part of the worker's load. Only replicas have `copying`.
+
+    Attributes:
+        ready: Messages that could be sent now.
+        behind: Messages that wait for an earlier one of their key.
+        postponed: Messages that wait for their delivery time; the first one's is `due_ms`.
+        backoff: Messages that wait for their next attempt.
+        outgoing: Messages on their way to a retry topic or the DLQ.
+        passed_over: Messages finished in another copy of the topic
+            (`app.dispatch.pump.remote_progress_filter`).
+        buffered_bytes: Bytes that were fetched and wait.
+        arriving, ceiling: Messages per second (`app.kernel.rates`); below 0: not known.
     """
 
     job: str
@@ -129,10 +136,10 @@ class JobStatus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class HeadStatus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The message that holds a partition's offset back, and why it was not moved away yet.
+    """A message that holds back its partition's offset, and why it was not moved away yet.
 
-    `tracker_used` is the share of the tracker in use, `unfinished_share` that of it which is unfinished (both
-    0 to 1): what the thresholds are for. `age_s` None: the receiver does not have it.
+    `tracker_used` is the share of the tracker in use, `unfinished_share` the unfinished part of that (both
+    0 to 1), as the thresholds use them. `age_s` None: no receiver has the message.
     """
 
     topic: str
@@ -157,22 +164,22 @@ class HeadDecision(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
 
 
 class WorkloadStatus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What a worker says of a workload and its receivers as it sees them.
+    """A worker's report on a workload and its receivers.
 
     Attributes:
-        breaker, limit: the main target's; `in_flight`, `held`: of all.
-        targets: every receiver, the main one first.
-        rate_messages, rate_bytes: this worker's shares of the rates, a second, 0 without one; `tokens_*` of
-            them are there, below 0 for a debt.
-        blocked: why this worker may send nothing at all: "lease", "snapshots" or "".
-        budget_used: share of the worker's memory for fetched messages, 0 to 1.
-        stashed: messages moved away because they blocked their partition; `decisions` are the last of them,
-            `heads` those that may be next, the oldest first; `more_heads` are not told.
-        withheld: messages that failed and may not be dead-lettered yet
-        (`app.dispatch.model.dead_letter_budget`);
-            `withheld_by` counts the answers that would have dead-lettered one, by status, `withheld_last` is
-            the newest of them.
-        letters: dead letters that may be written now; below 0: without a limit.
+        breaker, limit: The main target's.
+        in_flight, held: All targets' together.
+        targets: Every receiver, the main one first.
+        rate_messages, rate_bytes: This worker's shares of the rates, per second; 0 without a rate.
+        tokens_messages, tokens_bytes: The tokens left of them; below 0: a debt.
+        blocked: Why this worker may not send: "lease", "snapshots" or "".
+        budget_used: The share of the worker's memory for fetched messages in use, 0 to 1.
+        stashed: Messages moved away because they blocked their partition. `decisions` are the last of them.
+        heads: Messages that may be moved next, the oldest first, and `more_heads` beyond the list.
+        withheld: Messages that failed and may not be dead-lettered yet
+            (`app.dispatch.model.dead_letter_budget`).
+        withheld_by: By status, the answers that would have dead-lettered one; `withheld_last` is the newest.
+        letters: Dead letters that may be written now; below 0: no limit.
     """
 
     key: str
@@ -198,23 +205,27 @@ class WorkloadStatus(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tr
 
 
 class WorkloadTrouble(msgspec.Struct, frozen=True, kw_only=True):
-    """What is wrong with a workload now, beyond its jobs, and the remedy (`app.worker.catalog`)."""
+    """A present problem of a workload as a whole, with its remedy (`app.worker.catalog`)."""
 
     key: str
     why: str
 
 
 class Heartbeat(msgspec.Struct, frozen=True, kw_only=True):
-    """A worker lives: who, where its web address is, and what it does.
+    """A worker is alive: its id, its web address, and the state of its jobs.
 
-    One that is too large comes in `parts`, of which this is the `part`th. `presence` is what the worker is
-    called where it counts since when it is there (`app.failover.run.presence`). `place` tells whether the
-    worker shares its loopback addresses with another (`app.worker.members.advertised_address`); "" is an
-    older version's. `read` is how far it had read, and applied, the control log (a next offset); `needs` are
-    of what has limits (`app.kernel.limit_shares`). `unsaved`: it has not saved anything for a while
-    (`app.worker.runtime.save_watch`). `troubles`: the leader tells of them. `clock_ahead_s`: by how much its
-    host's clock is ahead of the brokers' (`app.worker.members.host_clock`); None: not known. `seals`:
-    which topics it seals (`app.controllog.seals.VERSION`); 0: none.
+    A large heartbeat comes in `parts` events; this is number `part`.
+
+    Attributes:
+        presence: The worker's name for `app.failover.run.presence`.
+        place: Whether it shares its loopback addresses with other workers
+            (`app.worker.members.advertised_address`); "": an older version.
+        read: The next offset of the control log, up to which it has applied all events.
+        needs: Its demand for limits (`app.kernel.limit_shares`).
+        unsaved: It has not saved progress for a while (`app.worker.runtime.save_watch`).
+        troubles: Problems that the leader reports.
+        clock_ahead_s: The host's clock minus the brokers' (`app.worker.members.host_clock`); None: not known.
+        seals: The version of its seals (`app.controllog.seals.VERSION`); 0: it writes none.
     """
 
     worker: str
@@ -241,7 +252,7 @@ class Heartbeat(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class IncidentRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """Something a person must know, with the remedy."""
+    """A problem that a person must know of, with its remedy."""
 
     at_ms: int
     worker: str
@@ -269,7 +280,7 @@ encode = msgspec.json.encode
 
 
 def _decode(decoder: msgspec.json.Decoder[T], what: str, data: bytes | None, *, lanes: bool = False) -> T:
-    """`lanes`: it may have fingerprints."""
+    """`lanes`: the event may have fingerprints, whose integers have 64 bits without a sign."""
     long, most = (_LONG_LANE, MAX_LANE) if lanes else (_LONG_NUMBER, MAX_INTEGER)
     if data is not None and len(data) > MAX_READ_BYTES:
         raise BadEvent(f"not a {what}: {len(data)} bytes; at most {MAX_READ_BYTES} are read")
@@ -285,7 +296,7 @@ def _decode(decoder: msgspec.json.Decoder[T], what: str, data: bytes | None, *, 
 
 
 def _has_above(most: int, found: Any) -> bool:
-    """Whether an integer in it is one that nobody else reads. Raises RecursionError."""
+    """Whether `found` has an integer that other readers cannot read. Raises RecursionError."""
     match found:
         case dict():
             return any(_has_above(most, one) for one in found.values())
@@ -356,8 +367,10 @@ def tier_record(data: bytes | None) -> TierRecord:
 
 
 def report_events(report: Report) -> list[bytes]:
-    """A report as one event, or as several of its windows each, to be below `MAX_EVENT_BYTES`; only the last
-    of them tells how far the source has come: nothing may be closed in between."""
+    """A report as events below `MAX_EVENT_BYTES`, each with some of its windows.
+
+    Only the last one has the source's watermark, so that no window closes before all have arrived.
+    """
     whole = encode(report)
     if len(whole) <= MAX_EVENT_BYTES:
         return [whole]
@@ -367,14 +380,14 @@ def report_events(report: Report) -> list[bytes]:
 
 
 def activity_entry(offset: int, event: AnyControlEvent, *, counted: bool = True) -> tuple[bytes, bytes]:
-    """Key and value, in the activity table, of the event at `offset` of the control log. `counted`: the log
-    did not refuse it."""
-    told = msgspec.to_builtins(for_people(event))
-    return b"%05d" % (offset % ACTIVITY_KEEP), encode({"offset": offset, "counted": counted, **told})
+    """Key and value in the activity table for the event at `offset` of the control log; `counted` as in
+    `ControlState.apply`."""
+    fields = msgspec.to_builtins(for_people(event))
+    return b"%05d" % (offset % ACTIVITY_KEEP), encode({"offset": offset, "counted": counted, **fields})
 
 
 def heartbeat_events(beat: Heartbeat) -> list[bytes]:
-    """`beat` as one event, or as many as it takes to keep each below `MAX_EVENT_BYTES`."""
+    """A heartbeat as events below `MAX_EVENT_BYTES`."""
     whole = encode(beat)
     if len(whole) <= MAX_EVENT_BYTES:
         return [whole]
@@ -395,22 +408,22 @@ def heartbeat_events(beat: Heartbeat) -> list[bytes]:
 
 
 def snapshots_events(worker: str, at_ms: int, items: Sequence[SnapshotItem]) -> list[bytes]:
-    """Snapshots as events below `MAX_EVENT_BYTES`, unless one of them alone is larger."""
+    """Snapshots as events below `MAX_EVENT_BYTES`, unless one snapshot alone is larger."""
     return [encode(Snapshots(worker=worker, at_ms=at_ms, items=run)) for run in _runs(items)]
 
 
 def barriers_events(worker: str, at_ms: int, items: Sequence[BarrierItem]) -> list[bytes]:
-    """Barriers as events below `MAX_EVENT_BYTES`, unless one item alone is larger."""
+    """Offset syncs as events below `MAX_EVENT_BYTES`, unless one item alone is larger."""
     return [encode(Barriers(worker=worker, at_ms=at_ms, items=run)) for run in _runs(items)]
 
 
 def needed_events(worker: str, at_ms: int, items: Sequence[NeedItem]) -> list[bytes]:
-    """What is asked for of lines, as events below `MAX_EVENT_BYTES`."""
+    """Requests for pinned offset syncs, as events below `MAX_EVENT_BYTES`."""
     return [encode(PinRequests(worker=worker, at_ms=at_ms, items=run)) for run in _runs(items)]
 
 
 def ended_events(worker: str, at_ms: int, items: Sequence[EndedItem]) -> list[bytes]:
-    """What is known of lines without an owner, as events below `MAX_EVENT_BYTES`."""
+    """Offset ranges of lines without an owner, as events below `MAX_EVENT_BYTES`."""
     return [encode(EndedLines(worker=worker, at_ms=at_ms, items=run)) for run in _runs(items)]
 
 

@@ -1,4 +1,4 @@
-"""Definitions as they stand in the control log, parsed once a change."""
+"""Parsed definitions of the control log; each is parsed once per change."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ T = TypeVar("T")
 
 
 class DefinitionCache(Generic[T]):
-    """Those of one kind.
+    """The definitions of one kind.
 
     Args:
-        puts: what stands in the log, by key.
-        parse: what is made of a key and its definition; raises ValueError.
-        report_incident: of which key, and why, a definition cannot be read, told once.
+        puts: The definitions in the control log, by key.
+        parse: Parses a key's definition; raises ValueError.
+        report_incident: Takes a key and why its definition cannot be read; called once per change.
     """
 
     def __init__(
@@ -31,8 +31,11 @@ class DefinitionCache(Generic[T]):
         self._known: dict[str, tuple[str, T | None]] = {}
 
     def get(self, key: str) -> T | None:
-        """The definition of `key`; None when there is none. Written past the API, or by a version that means
-        something else, it stays as it was."""
+        """The definition of `key`; None when there is none.
+
+        The last readable definition stays when the new one cannot be parsed: it was written past the API,
+        or by a version with other rules.
+        """
         put = self._puts().get(key)
         if put is None:
             self._known.pop(key, None)

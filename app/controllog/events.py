@@ -1,4 +1,4 @@
-"""What may stand in the control log: definitions, claims, assignments, releases, acts, roles, alerts.
+"""The events of the control log: definitions, claims, assignments, releases, operators' acts, roles, alerts.
 
 `app.controllog.state` has the rules by which they count.
 """
@@ -14,29 +14,30 @@ from app.kernel.limit_shares import LimitGrant
 
 
 class ControlEvent(msgspec.Struct, frozen=True, tag_field="event", kw_only=True):
-    """Base of everything that stands in the control log. `at_ms` is for people only."""
+    """Base of all events of the control log. `at_ms` is for people; no rule uses it."""
 
     at_ms: int
 
 
 class StartOffsets(msgspec.Struct, frozen=True, array_like=True):
-    """Offsets to begin at, by partition, of the topic with this id ("": the broker is too old to tell)."""
+    """Offsets to begin at, by partition, of the topic with this id ("": the broker does not give it)."""
 
     topic_id: str
     offsets: list[int]
 
 
 class StartRecorded(ControlEvent, frozen=True, tag="begun"):
-    """Where a workload begins on a log of which nothing is known: with `start: latest`, at the ends that its
-    topic's partitions had when it was deployed; after a move, where it was mapped to.
+    """Where a workload begins on a log without committed offsets.
 
-    Resolved once for all, so that no takeover skips what came meanwhile, and partitions that are added later
-    begin at their beginning. It is of one `deployment` of the definition, whatever came before or behind it
-    in the log; `topic_id` is the topic's. A move sets `cluster_id`, and `others`: the same of retry topics.
+    With `start: latest` these are the ends of the topic's partitions at the deployment; after a move, the
+    mapped offsets. They are recorded once, so that a takeover does not skip messages that arrived since,
+    and partitions added later begin at their start. The record belongs to one `deployment` of the
+    definition, wherever it is in the log. `topic_id` is the topic's. A move also sets `cluster_id` and
+    `others` (retry topics).
 
-    Of a route (`key` is its name) `others` has all of its topics, in as many `parts` as fit into an event
-    each, of which this is the `part`th. An offset below 0 was not to be known. Every try to record it has
-    another `nonce`, and so keys of its own: none is compacted away in favour of a later one.
+    For a route (`key` is its name) `others` has all of its topics, divided into `parts` events; this is
+    number `part`. An offset below 0 could not be read. Each attempt to record a start has another `nonce`,
+    and so keys of its own: compaction does not drop an attempt in favour of a later one.
     """
 
     key: str
@@ -50,7 +51,7 @@ class StartRecorded(ControlEvent, frozen=True, tag="begun"):
     parts: int = 1
 
     def mapped(self, topic: str, partition: int, cluster_id: str, topic_id: str) -> int | None:
-        """Where a move begins on this partition of this very log; None: it recorded nothing of it."""
+        """Where a move begins on this partition of this log; None: the move recorded no offset for it."""
         if not self.cluster_id or self.cluster_id != cluster_id:
             return None
         is_main = topic == self.key.rpartition("/")[2]
@@ -61,10 +62,10 @@ class StartRecorded(ControlEvent, frozen=True, tag="begun"):
 
 
 class DefinitionPut(ControlEvent, frozen=True):
-    """Something is defined or changed: `definition` is the validated document (wire form).
+    """A definition is created or changed: `definition` is the validated document (wire form).
 
-    `expected` is the etag of the definition it replaces, "" for none, None for whatever there is.
-    `deployment` is the same from a definition to its deletion, and never used again.
+    `expected` is the etag of the definition that it replaces, "" for none, None for any. `deployment`
+    stays the same from a definition's creation to its deletion, and is never used again.
     """
 
     key: str
@@ -76,7 +77,8 @@ class DefinitionPut(ControlEvent, frozen=True):
 
 
 class DefinitionDeleted(ControlEvent, frozen=True):
-    """It is gone; its jobs finish what is in flight and stop. `expected` as in `DefinitionPut`."""
+    """A definition is deleted; its jobs finish the messages in flight and stop. `expected` as in
+    `DefinitionPut`."""
 
     key: str
     actor: str
@@ -84,8 +86,9 @@ class DefinitionDeleted(ControlEvent, frozen=True):
 
 
 class WorkloadPut(DefinitionPut, frozen=True, tag="workload-put"):
-    """A workload. A move ends with one that has its name, and says where the workload has `begun` in its new
-    cluster; all that follow say so, too.
+    """A workload. `move` is the name of the move that this record ends.
+
+    `begun` is where the workload begins in the cluster that it moved to; all later definitions repeat it.
     """
 
     move: str = ""
@@ -93,55 +96,57 @@ class WorkloadPut(DefinitionPut, frozen=True, tag="workload-put"):
 
 
 class WorkloadDeleted(DefinitionDeleted, frozen=True, tag="workload-deleted"):
-    """A workload is gone."""
+    """A workload is deleted."""
 
 
 class RoutePut(DefinitionPut, frozen=True, tag="route-put"):
-    """A route; its key is its name, which has no '/' as a workload's has. `made_by` is the failover
-    definition that it is derived from, "" for one that somebody defined."""
+    """A route. Its key is its name, which has no '/', unlike a workload's key.
+
+    `made_by` is the failover definition that the route is derived from; "" for a route of its own.
+    """
 
     made_by: str = ""
 
 
 class RouteDeleted(DefinitionDeleted, frozen=True, tag="route-deleted"):
-    """A route is gone; what it copied stays where it is."""
+    """A route is deleted; its copies stay."""
 
 
 class FailoverPut(DefinitionPut, frozen=True, tag="failover-put"):
-    """Regions that share topics; its key begins with "failover:", which no workload's nor route's does."""
+    """Regions that share topics. Its key begins with "failover:", as no workload's or route's does."""
 
 
 class FailoverDeleted(DefinitionDeleted, frozen=True, tag="failover-deleted"):
-    """A failover definition is gone, and with it the routes that are derived from it; roles stay."""
+    """A failover definition is deleted, with the routes derived from it; roles stay."""
 
 
 class AuditPut(DefinitionPut, frozen=True, tag="audit-put"):
-    """A plan of what is audited; its key begins with "audit:", which no other definition's does."""
+    """An audit plan. Its key begins with "audit:"."""
 
 
 class AuditDeleted(DefinitionDeleted, frozen=True, tag="audit-deleted"):
-    """A plan is gone; what was counted stays until it is too old."""
+    """An audit plan is deleted; its counts stay until they expire."""
 
 
 class AlertPut(DefinitionPut, frozen=True, tag="alert-put"):
-    """What of the audit is told to whom; its key begins with "alert:"."""
+    """An alert definition. Its key begins with "alert:"."""
 
 
 class AlertDeleted(DefinitionDeleted, frozen=True, tag="alert-deleted"):
-    """It is gone, and so are its alerts: nobody is told of them any more."""
+    """An alert definition is deleted, with its alerts; no channel gets a notice of them any more."""
 
 
 class Claim(ControlEvent, frozen=True, tag="claim"):
-    """`worker` wants to lead `term`."""
+    """`worker` claims the leadership of `term`."""
 
     term: int
     worker: str
 
 
 class Assignment(ControlEvent, frozen=True, tag="assignment"):
-    """Job `job` belongs to `worker` under `epoch` ("" = nobody), by the leader of `term`.
+    """Job `job` belongs to `worker` ("": no worker) under `epoch`, by the leader of `term`.
 
-    `release` asks the owner to finish what is in flight and let go (it answers `Released`).
+    `release` requests that the owner finishes what is in flight and hands over; it answers `Released`.
     """
 
     job: str
@@ -153,10 +158,10 @@ class Assignment(ControlEvent, frozen=True, tag="assignment"):
 
 
 class Released(ControlEvent, frozen=True, tag="released"):
-    """The owner under `epoch` has let go. `known_epoch` is the highest epoch it was told of.
+    """The owner under `epoch` has handed over. `known_epoch` is the highest epoch that it has seen.
 
-    A tracker table that outlived the control log knows higher epochs than the log: the next
-    assignment must be above them.
+    A tracker table that outlived the control log has higher epochs than the log; the next assignment must
+    be above them.
     """
 
     job: str
@@ -167,10 +172,9 @@ class Released(ControlEvent, frozen=True, tag="released"):
 
 
 class Paused(ControlEvent, frozen=True, tag="paused"):
-    """A partition of a workload's main topic is paused, or resumed; `ALL` stands for all, retry topics too.
-    Of a route (`key` is its name) there is but `ALL`.
+    """A partition of a workload's main topic is paused or resumed; `ALL` means all, with the retry topics.
 
-    Resuming all ends every pause of the workload.
+    A route (`key` is its name) has only `ALL`. Resuming all ends every pause of the workload.
     """
 
     key: str
@@ -180,7 +184,7 @@ class Paused(ControlEvent, frozen=True, tag="paused"):
 
 
 class Drain(ControlEvent, frozen=True, tag="drain"):
-    """A worker is to give its jobs away and to get no more, or may have some again."""
+    """A worker hands over its jobs and gets no more, until a `Drain` with `draining` false."""
 
     worker: str
     draining: bool
@@ -188,8 +192,11 @@ class Drain(ControlEvent, frozen=True, tag="drain"):
 
 
 class MoveWish(ControlEvent, frozen=True, tag="move-wish"):
-    """Somebody wants `job`, which has `epoch`, on `worker`; it is moved there if that one may have it. With
-    "" as worker the wish is taken back."""
+    """An operator wants `job`, which has `epoch`, on `worker`. The leader moves it if that worker may have
+    it.
+
+    A wish with worker "" cancels the last one.
+    """
 
     job: str
     worker: str
@@ -199,10 +206,11 @@ class MoveWish(ControlEvent, frozen=True, tag="move-wish"):
 
 
 class LimitShares(ControlEvent, frozen=True, tag="limit-shares"):
-    """How the limits of a workload or route are divided among workers from here on, by the leader of `term`
-    (`app.kernel.limit_shares`). A worker that is not among `grants` may use nothing of them.
+    """The leader of `term` divides the limits of a workload or route among workers
+    (`app.kernel.limit_shares`).
 
-    `number` grows with every record of `key`. `slots` calls in flight are divided, 0: they have no limit.
+    A worker that is not in `grants` may use nothing. `number` grows with every record of `key`. `slots` is
+    the number of calls in flight divided; 0: they have no limit.
     """
 
     key: str
@@ -213,7 +221,7 @@ class LimitShares(ControlEvent, frozen=True, tag="limit-shares"):
 
 
 class OperatorAct(ControlEvent, frozen=True, tag="operator-act"):
-    """Somebody skipped, stashed or reset what `subject` names; told here for the record, done elsewhere."""
+    """An operator skipped, stashed or reset `subject`; recorded here for people only."""
 
     subject: str
     action: str
@@ -222,7 +230,7 @@ class OperatorAct(ControlEvent, frozen=True, tag="operator-act"):
 
 
 class Moving(ControlEvent, frozen=True, tag="moving"):
-    """A workload is being moved to cluster `to`, and paused for it; `move` is this try's own name, "" when it
+    """A workload is moved to cluster `to`, and paused meanwhile. `move` names this attempt; "": the move
     was given up."""
 
     key: str
@@ -232,10 +240,10 @@ class Moving(ControlEvent, frozen=True, tag="moving"):
 
 
 class RolePut(ControlEvent, frozen=True, tag="role-put"):
-    """Under `epoch` region `region` is active for workload `key`, or (state `moving`) is to be. See
-    `app.controllog.roles`, by whose rules it counts; it is the same in every region's log.
+    """Under `epoch`, `region` is active for workload `key`, or becomes active (state `moving`).
 
-    `previous` is the region that was active before, `plan` the failover that did it, "" for none.
+    It counts by the rules of `app.controllog.roles`, and is the same in every region's log. `previous` is
+    the region that was active before, `plan` the failover that changed it; "" for none.
     """
 
     key: str
@@ -249,8 +257,8 @@ class RolePut(ControlEvent, frozen=True, tag="role-put"):
 
 
 class RoleReleased(ControlEvent, frozen=True, tag="role-released"):
-    """Region `region` has heard that `epoch` is another region's, and does nothing any more for workload
-    `key` that only the active one may do."""
+    """`region` has read that `epoch` belongs to another region, and has stopped the active region's work
+    on workload `key`."""
 
     key: str
     region: str
@@ -258,16 +266,17 @@ class RoleReleased(ControlEvent, frozen=True, tag="role-released"):
 
 
 class RegionPulse(ControlEvent, frozen=True, tag="region-pulse"):
-    """Region `region` lives, says its leader, and what it hears. Names are those of
-    `app.failover.run.presence`.
+    """The leader of `region` reports that the region is alive, and what it hears from other regions.
+
+    Names are those of `app.failover.run.presence`.
 
     Attributes:
-        heard: when a pulse of each other region came here last, by the clock of who wrote this.
-        returned_ms: since then the region lives again, after it lay still as a whole, and others may have
-            taken its roles: it has not heard from them yet. 0: it goes on.
-        leader: the name of who wrote this.
-        workers: the names of those that live here.
-        answers: of each other region the `leader` of its newest pulse that had come here by then.
+        heard: When the last pulse of each other region arrived here, by the writer's clock.
+        returned_ms: Since when the region is alive again after it was suspended as a whole. Others may
+            have taken its roles, and it has not heard from them yet. 0: it was not suspended.
+        leader: The writer's name.
+        workers: The names of the region's live workers.
+        answers: For each other region, the `leader` of its newest pulse that had arrived here.
     """
 
     region: str
@@ -279,7 +288,7 @@ class RegionPulse(ControlEvent, frozen=True, tag="region-pulse"):
 
 
 class RunWorkload(msgspec.Struct, frozen=True, array_like=True):
-    """A workload of a run: where it was active, and under which epoch, when planned."""
+    """A workload of a run: its active region and epoch when the run was planned."""
 
     key: str
     region: str
@@ -287,12 +296,11 @@ class RunWorkload(msgspec.Struct, frozen=True, array_like=True):
 
 
 class FailoverRun(ControlEvent, frozen=True, tag="failover-run"):
-    """Workloads are to become active in region `to`, which keeps the run. See `app.controllog.failover_run`,
-    by whose rules it counts.
+    """Workloads are to become active in region `to`, which keeps the run (`app.controllog.failover_run`).
 
-    `actor` and `reason` are of this state; `expires_ms` is how long it may be begun, `began_ms` when it was.
-    `back_of` is the run whose workloads go back by it. `result` says what became of it, `plan` (of the first
-    state only, and if it is not too large) what was read before.
+    `actor` and `reason` belong to this state. `expires_ms` is the latest time to start the run, `began_ms`
+    the time it started. `back_of` is the run whose workloads this one moves back. `result` describes the
+    outcome. `plan` (in the first state only, unless it is too large) is the plan document.
     """
 
     id: str
@@ -342,11 +350,11 @@ AnyControlEvent = (
     | Moving
 )
 ALL = -1
-SHOWN = 20  # workloads of a run, for people
+SHOWN = 20  # workloads of a run that people see
 
 
 def deletion_of(event: DefinitionPut | DefinitionDeleted) -> type[AnyDeleted]:
-    """What deletes a definition of the event's kind."""
+    """The event type that deletes a definition of the event's kind."""
     match event:
         case AlertPut() | AlertDeleted():
             return AlertDeleted
@@ -361,10 +369,10 @@ def deletion_of(event: DefinitionPut | DefinitionDeleted) -> type[AnyDeleted]:
 
 
 def compaction_key(event: AnyControlEvent) -> str:
-    """The record key under which compaction may drop all but the last event.
+    """The record key, of which compaction keeps the last event only.
 
-    Claims have a key each: dropping an accepted claim in favour of a later, refused one of the same
-    term would let a fresh reader believe in another leader than everyone else.
+    Claims have a key each. Otherwise compaction could drop an accepted claim in favour of a refused one
+    for the same term, and a new reader would see another leader than all others.
     """
     match event:
         case WorkloadPut() | WorkloadDeleted():
@@ -379,14 +387,14 @@ def compaction_key(event: AnyControlEvent) -> str:
             return f"alert/{event.key}"
         case AlertState():
             return alert_key(event.id)
-        case RolePut():  # one each: whatever compaction leaves, the newest is among it
+        case RolePut():  # a key each, so compaction keeps the newest
             plan = f"/{event.plan}" if event.plan else ""
             return f"role/{event.key}/{event.epoch}/{event.region}/{event.state}{plan}"
         case RoleReleased():
             return f"role-released/{event.key}/{event.epoch}/{event.region}"
         case RegionPulse():
             return f"pulse/{event.region}"
-        case FailoverRun():  # one each, as of roles
+        case FailoverRun():  # a key each, as for roles
             return f"failover-run/{event.id}/{event.state}{'/forced' if event.forced else ''}"
         case Claim():
             return f"claim/{event.term}/{event.worker}"
@@ -412,7 +420,7 @@ def compaction_key(event: AnyControlEvent) -> str:
 
 
 def for_people(event: AnyControlEvent) -> AnyControlEvent:
-    """The event without an offset for every partition, or all of a large plan."""
+    """The event without large parts: an offset for every partition, or the whole of a plan."""
     if isinstance(event, FailoverRun):
         return msgspec.structs.replace(event, plan=None, workloads=event.workloads[:SHOWN])
     return msgspec.structs.replace(event, begun=None) if isinstance(event, WorkloadPut) else event

@@ -1,27 +1,29 @@
-"""A failover run: a plan that is carried out step by step. Pure.
+"""A failover run: a plan and its execution, step by step.
 
-    planned --execute--> executing --> done         of each workload, while the run is executing:
+    planned --execute--> executing --> done         for each workload, while the run is executing:
        |                     |          ^
        +------- abort -------+--> aborted           to begin --> moving --> released --> positions --> active
                                                        +------------------- forced ---------------------^
 
 Rules
-1. How far a run is stands in the workloads' roles (`app.controllog.roles`), which carry its id, and nowhere
-   else: any leader of the region goes on where another one stopped, and what a deposed one writes late is a
-   step that was due once, under an epoch that is this region's.
-2. A run's state only goes forward, and `forced` is never taken back: what is known is a maximum, as of roles.
-   Each state has a key of its own in the log, so that compaction takes none of them. `done` is the last one:
-   it says that there was nothing left to be given back, and an abort that comes late changes nothing.
-3. A workload goes under a new epoch: `moving`, which stops it where it was; then `active`, once that region
-   has let go and its last positions have come here. Forced, `active` at once, also later, under the epoch
-   that it has.
-4. A role that somebody else has changed since it was planned is that one's, and is left alone.
-5. What has ended leaves no role `moving`: an aborted run gives it back to the region that had it, under a new
-   epoch of that one's; a run that was done goes on (a deposed leader had begun it once more).
+1. A run's progress is in the workloads' roles (`app.controllog.roles`), which carry its id, and nowhere
+   else. So any leader of the region continues it. A deposed leader's late record is a step that was due
+   once, under an epoch of this region.
+2. A run's state only advances, and `forced` is never withdrawn: the known state is a maximum, as for
+   roles. Each state has a record key of its own, so compaction drops none. `done` is last: nothing was
+   left to give back, so a late abort changes nothing.
+3. A workload moves under a new epoch: first `moving`, which stops it in its region; then `active`, once
+   that region has released it and its last positions have arrived here. A forced run makes it `active` at
+   once, also later, under the same epoch.
+4. A role that was changed otherwise since the plan is left alone.
+5. An ended run leaves no role `moving`. An aborted run gives it back to its former region, under a new
+   epoch of that region. A run that is done continues with it: a deposed leader began that workload again.
 6. Every run ends, or says what it waits for.
-7. The log does not keep them for ever: a leader has compaction drop what nobody asks for any more
-   (`FailoverRunLog.outlived`), and with that record of no value every reader forgets it. States are dropped
-   in their order: what is left never says that an ended run goes on.
+7. The log does not keep runs for ever: a leader has compaction drop old ones (`FailoverRunLog.outlived`),
+   and with the tombstone every reader forgets them. States are dropped in their order, so that no
+   remaining state shows an ended run as executing.
+
+`tests/controllog/test_failover_run.py` holds these rules.
 """
 
 from __future__ import annotations
@@ -41,23 +43,25 @@ EXECUTING: Final = "executing"
 DONE: Final = "done"
 ABORTED: Final = "aborted"
 _ORDER = (PLANNED, EXECUTING, ABORTED, DONE)
-MAX_NOTES = 3  # in what is told of a run that has ended
-MAX_RUNS = 200  # that are remembered, beside those under way: the newest
-EXPIRED_KEPT_MS = 3_600_000  # a plan that was never begun, once it has expired: some have 300 kB
-ENDED_KEPT_MS = 30 * 86_400_000  # a run that has ended
+MAX_NOTES = 3  # in the result of a run
+MAX_RUNS = 200  # remembered runs, the newest, beside those that execute
+EXPIRED_KEPT_MS = 3_600_000  # a plan that was never executed, after it expired; some have 300 kB
+ENDED_KEPT_MS = 30 * 86_400_000  # a run, after it ended
 
 
 class FailoverRunLog:
-    """What `put` was told of runs, by id; the maximum of each (rule 2)."""
+    """The runs that `put` has taken, by id; of each the maximum (rule 2)."""
 
     __slots__ = ("_held", "_keys")
 
     def __init__(self) -> None:
         self._held: dict[str, FailoverRun] = {}
-        self._keys: dict[str, dict[str, FailoverRun]] = {}  # id -> keys in the log -> without workloads, plan
+        self._keys: dict[
+            str, dict[str, FailoverRun]
+        ] = {}  # id -> record keys -> events without workloads and plan
 
     def put(self, event: FailoverRun) -> bool:
-        """Whether it says more than is known; if so, it is known now. The plan stays with it."""
+        """Takes a state; returns whether it advances the run. The plan of the first state is kept."""
         known = self._held.get(event.id)
         bare = msgspec.structs.replace(event, workloads=[], plan=None)
         self._keys.setdefault(event.id, {})[compaction_key(event)] = bare
@@ -70,8 +74,8 @@ class FailoverRunLog:
         return True
 
     def forget(self) -> list[str]:
-        """Forgets the oldest above `MAX_RUNS`; the keys under which they stand in the log, in the order in
-        which they may be dropped there."""
+        """Forgets the oldest runs above `MAX_RUNS`; returns their record keys, in the order in which they
+        may be dropped."""
         keys: list[str] = []
         ended = [one for one in self._held.values() if one.state != EXECUTING]
         ended.sort(key=lambda one: (one.made_ms, one.id), reverse=True)
@@ -82,8 +86,10 @@ class FailoverRunLog:
         return keys
 
     def outlived(self, at_ms: int, under_way: Collection[str]) -> list[str]:
-        """Keys in the log of runs that nobody asks for any more, in the order in which they may be dropped
-        there. `under_way`: those by which a role is still `moving`."""
+        """Record keys of runs that are too old to keep, in the order in which they may be dropped.
+
+        `under_way` are the runs that a role is still `moving` by.
+        """
         return [
             key
             for run in self._held.values()
@@ -96,7 +102,7 @@ class FailoverRunLog:
         return sorted(keys, key=lambda key: (*_place(keys[key]), key))
 
     def drop(self, key: str) -> None:
-        """The log has no record of this key any more (rule 7)."""
+        """Forgets the record of this key: the log has a tombstone for it (rule 7)."""
         for name, keys in self._keys.items():
             if keys.pop(key, None) is not None:
                 if not keys:
@@ -104,7 +110,7 @@ class FailoverRunLog:
                 return
 
     def get(self, name: str) -> FailoverRun | None:
-        """The run, as it stands."""
+        """The run in its current state."""
         return self._held.get(name)
 
     def __iter__(self) -> Iterator[FailoverRun]:
@@ -114,7 +120,7 @@ class FailoverRunLog:
         return len(self._held)
 
     def executing(self, key: str) -> FailoverRun | None:
-        """The run that is being carried out for a workload."""
+        """The run that executes for a workload."""
         found = (run for run in self if run.state == EXECUTING and any(w.key == key for w in run.workloads))
         return next(found, None)
 
@@ -130,32 +136,34 @@ def _is_outlived(run: FailoverRun, at_ms: int) -> bool:
 
 
 class Missing(NamedTuple):
-    """What is missing of a workload's last positions, in words (with numbers that change in brackets); "":
-    they are all here. `behind`: by how many offsets; None: that is not known."""
+    """The positions of a workload that have not arrived here, for people; "": all have.
+
+    Numbers that change are in brackets. `behind` is the number of missing offsets; None: not known.
+    """
 
     words: str = ""
     behind: int | None = 0
 
     def is_nearer(self, than: Missing) -> bool:
-        """Whether some have come since."""
+        """Whether positions have arrived since `than`."""
         return self.behind is not None and (than.behind is None or self.behind < than.behind)
 
 
-COMING = Missing("its last positions to come here", None)
+COMING = Missing("its last positions to arrive here", None)
 
 
 class WorkloadStage(StrEnum):
-    """How far a workload is."""
+    """The progress of a workload in a run."""
 
     TO_BEGIN = "to-begin"
-    RELEASING = "releasing"  # the region that had it has not let go yet
-    POSITIONS = "positions"  # its last positions are on their way here
-    ACTIVATING = "activating"  # nothing else is waited for: it is written that it is active
-    RETURNING = "returning"  # the run was aborted: it is written that it goes back
+    RELEASING = "releasing"  # its former region has not released it yet
+    POSITIONS = "positions"  # its last positions have not arrived here yet
+    ACTIVATING = "activating"  # the leader writes that it is active
+    RETURNING = "returning"  # the run was aborted, and the leader gives it back
     ACTIVE = "active"
-    BACK = "back"  # where it was, after the run was aborted
-    LEFT = "left"  # where it was: the run ended before it was begun
-    TAKEN = "taken"  # somebody else has decided since
+    BACK = "back"  # given back, after the run was aborted
+    LEFT = "left"  # the run ended before this workload began to move
+    TAKEN = "taken"  # its role was changed otherwise since the plan
     GONE = "gone"  # its definition was deleted
 
 
@@ -166,14 +174,15 @@ ENDED = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class KnownWorkload:
-    """What is known of a workload.
+    """The leader's knowledge of a workload.
 
     Attributes:
-        role: the highest of this region's log and what was heard.
-        held_by: of those that may act for it (`holders`), the regions that have not let go of its epoch.
-        regions: those that share its topic. exists: whether it is defined.
-        positions: what is missing of the last positions; "" when they are here, or not waited for.
-        note: told with the step that makes it active.
+        role: The highest role of this region's log and of other regions' messages.
+        held_by: The regions of `holders` that have not released its epoch.
+        regions: The regions that share its topic.
+        exists: Whether it is defined.
+        positions: The missing last positions; "": none, or the run does not wait for them.
+        note: Added to the reason of the step that makes it active.
     """
 
     role: RolePut | None
@@ -186,8 +195,10 @@ class KnownWorkload:
 
 @dataclass(frozen=True, slots=True)
 class WorkloadStanding:
-    """How far a workload is, what that waits for, and what the leader has to write: until it has, that is
-    what is waited for. `note`: what was not waited for, of one that is active."""
+    """A workload's stage, what it waits for, and the role that the leader must write next.
+
+    `note`: for an active workload, what the run did not wait for.
+    """
 
     key: str
     stage: WorkloadStage
@@ -197,12 +208,12 @@ class WorkloadStanding:
 
     @property
     def has_ended(self) -> bool:
-        """Whether nothing more becomes of it."""
+        """Whether the workload's part of the run has ended."""
         return self.stage in ENDED
 
 
 def stand(run: FailoverRun, planned: RunWorkload, known: KnownWorkload, at_ms: int) -> WorkloadStanding:
-    """How far a workload of a run is."""
+    """The standing of a workload in a run."""
     key, role = planned.key, known.role
     mine = role is not None and (role.plan, role.region) == (run.id, run.to)
     if role is not None and mine:
@@ -218,11 +229,11 @@ def stand(run: FailoverRun, planned: RunWorkload, known: KnownWorkload, at_ms: i
         return WorkloadStanding(key, WorkloadStage.GONE)
     if role is None or role.epoch < planned.epoch:
         return WorkloadStanding(
-            key, WorkloadStage.TO_BEGIN, "its role to be known here, as it was when this was planned"
+            key, WorkloadStage.TO_BEGIN, "its role to arrive here, as it was when this was planned"
         )
     if (role.epoch, role.region) != (planned.epoch, planned.region):
         return WorkloadStanding(
-            key, WorkloadStage.TAKEN, f"it went to {role.region} under epoch {role.epoch} since"
+            key, WorkloadStage.TAKEN, f"it moved to {role.region} under epoch {role.epoch} since"
         )
     if run.state in {DONE, ABORTED}:
         return WorkloadStanding(key, WorkloadStage.LEFT)
@@ -236,7 +247,7 @@ def _moving(run: FailoverRun, role: RolePut, known: KnownWorkload, at_ms: int) -
     if not run.forced:
         if known.held_by:
             return WorkloadStanding(
-                role.key, WorkloadStage.RELEASING, f"region {' and '.join(known.held_by)} to let go of it"
+                role.key, WorkloadStage.RELEASING, f"region {' and '.join(known.held_by)} to release it"
             )
         if known.positions:
             return WorkloadStanding(role.key, WorkloadStage.POSITIONS, known.positions)
@@ -255,13 +266,13 @@ def _written(
     stage: WorkloadStage,
     state: str,
 ) -> WorkloadStanding:
-    """A step under a new epoch; while there is none, as the regions are others now, that is waited for."""
+    """A step under a new epoch. Without one, because the list of regions changed, it waits for the list."""
     role = known.role
     assert role is not None
     try:
         epoch = next_epoch(role.epoch, region, known.regions)
     except LookupError as error:
-        return WorkloadStanding(planned.key, stage, f"its regions to be as they were: {error}")
+        return WorkloadStanding(planned.key, stage, f"its list of regions to be as planned: {error}")
     write = RolePut(
         at_ms=at_ms, key=planned.key, region=region, epoch=epoch, state=ACTIVE if state == ACTIVE else MOVING,
         previous=_had_it(role), plan=run.id, actor=run.actor, reason=_reason(run, known),
@@ -270,12 +281,12 @@ def _written(
 
 
 def _had_it(role: RolePut) -> str:
-    """The region that acts until it lets go: of a role that had not come anywhere yet, the one before."""
+    """The region that acts until it releases: for a role that is still `moving`, the region before it."""
     return role.previous or role.region if role.state == MOVING else role.region
 
 
 def holders(run: FailoverRun, planned: RunWorkload, role: RolePut | None) -> set[str]:
-    """The regions that have to let go before the workload is active by the run."""
+    """The regions that must release the workload before the run makes it active."""
     previous = planned.region if role is None else role.previous
     return {previous, planned.region} - {run.to, ""}
 
@@ -287,18 +298,18 @@ def _reason(run: FailoverRun, known: KnownWorkload) -> str:
 
 
 def _note_of(run: FailoverRun, role: RolePut) -> str:
-    """What `_reason` was told with it."""
+    """The `note` within a reason of `_reason`."""
     bare = f"{_reason(run, KnownWorkload(role))}; "
     return role.reason.removeprefix(bare) if role.reason.startswith(bare) else ""
 
 
 def leader_of(run: FailoverRun) -> str:
-    """Who has to write what is due."""
+    """The writer of the next step."""
     return f"the leader of {run.to}"
 
 
 def conclusion(run: FailoverRun, standings: Iterable[WorkloadStanding], at_ms: int) -> FailoverRun | None:
-    """The run as it ends, when nothing of it is under way any more; None: it goes on."""
+    """The run's last state, when no workload is under way any more; None: it continues."""
     found = list(standings)
     if run.state != EXECUTING or not all(one.has_ended for one in found):
         return None
@@ -308,14 +319,13 @@ def conclusion(run: FailoverRun, standings: Iterable[WorkloadStanding], at_ms: i
 
 
 def describe_outcome(standings: Iterable[WorkloadStanding]) -> str:
-    """What became of a run's workloads, for people; of those that were not waited for until all was here
-    some are named."""
+    """The outcome of a run's workloads, for people, with the notes of some."""
     found = list(standings)
     words = {
         WorkloadStage.ACTIVE: "active",
         WorkloadStage.BACK: "back where they were",
         WorkloadStage.LEFT: "left where they were",
-        WorkloadStage.TAKEN: "decided otherwise meanwhile",
+        WorkloadStage.TAKEN: "changed otherwise meanwhile",
         WorkloadStage.GONE: "no longer defined",
     }
     counts: dict[str, int] = {}
@@ -323,6 +333,6 @@ def describe_outcome(standings: Iterable[WorkloadStanding]) -> str:
         word = words.get(one.stage, "under way")
         counts[word] = counts.get(word, 0) + 1
     noted = [f"{one.key}: {one.note}" for one in found if one.note]
-    more = [f"likewise {len(noted) - MAX_NOTES} more"] if len(noted) > MAX_NOTES else []
+    more = [f"and {len(noted) - MAX_NOTES} more with such a note"] if len(noted) > MAX_NOTES else []
     became = ", ".join(f"{count} {word}" for word, count in counts.items()) or "no workload"
     return "; ".join([became, *noted[:MAX_NOTES], *more])

@@ -1,21 +1,25 @@
-"""The control log of a region: every worker's own copy of `ControlState`, and the way to append.
+"""A worker's copy of the control log (`ControlState`), and the way to append to it.
 
-`view` is what has been read so far. Changes are told to listeners after each batch. `append` returns
-when the event is in the log *and* has been read back here, so that a caller sees its own write.
+`view` is the state that has been read so far; listeners are called after each batch. `append` returns when
+its events are in the log *and* have been read back, so a caller sees its own write.
 
-Compaction may overtake a reader: it has read a definition, lies still, and the next one that it finds
-replaces one that is gone by then, so that the fold would refuse it (`app.controllog.state`, rules 6 and 13).
-Who begins after a compaction does not have that trouble (rule 10). So
-1. who has caught up and then finds offsets missing reads the log again from its start, beside the view, which
-   becomes the new one once that is as far;
-2. who still reads what there was, and refuses a definition behind missing offsets, begins once more. Then it
-   counts as refused: to be overtaken twice takes two compactions, and half of the log is new before each.
+Compaction may overtake a reader. The reader has read a definition and is then suspended; the next record
+that it finds replaces a definition that compaction dropped, and the fold would refuse it
+(`app.controllog.state`, rules 6 and 13). A reader that begins after the compaction has no such problem
+(rule 10). So:
+1. A reader that has caught up and then misses offsets reads the log again from its start, beside the view.
+   The new state replaces the view once it has read as far.
+2. A reader that is still catching up, and refuses a definition after missing offsets, begins again once.
+   After that the definition counts as refused: a second overtaking takes two compactions, each of a log
+   half of which is new.
 
-Who reads here gets no record without a worker's seal (`app.controllog.seals`). Compaction keeps it all the
-same, and drops the valid one of its key. So
-3. what counted last under each key is remembered. The leader writes it again where a record without a seal
-   stands behind it (`app.placement.repairs`);
-4. who has read such a record, before it knew that seals begin, reads the log again, as in 1.
+No reader here gets a record without a worker's seal (`app.controllog.seals`). Compaction still keeps such
+a record, and drops the valid one of its key. So:
+3. The log remembers what counted last under each key. The leader writes it again where a record without a
+   seal follows (`app.placement.repairs`).
+4. A reader that has read such a record, before it knew that seals begin, reads the log again as in rule 1.
+
+`tests/controllog/test_log.py` holds these rules.
 """
 
 from __future__ import annotations
@@ -60,9 +64,9 @@ READ_BACK_S = 10.0
 Repairable = Assignment | LimitShares | AnyDefinitionEvent
 KEEP_RECENT = 1000
 EVENTS_DROPPED_AT_ONCE = 100
-MAX_KEY_CHARS = 200  # of an event, for people
-MAX_KEY_BYTES = 4_000  # of an event of ours
-KEYS_REMEMBERED = 1_000  # of records without a seal, before those under which nothing stands are dropped
+MAX_KEY_CHARS = 200  # of an event's key in messages
+MAX_KEY_BYTES = 4_000  # longer keys are no worker's
+KEYS_REMEMBERED = 1_000  # of records without a seal, before keys without an event are dropped
 
 
 class ControlLog(Service):
@@ -73,20 +77,20 @@ class ControlLog(Service):
         self.topic = topic
         self.view = ControlState()
         self._refused: dict[str, Repairable] = {}
-        self._jump = ""  # the last event that named a term or epoch that cannot be
+        self._jump = ""  # the last event with an impossible term or epoch
         self.refused_alerts: set[str] = set()  # ids: `app.alerts.delivery.monitor` writes these again
-        self._rewound: ControlState | None = None  # the log read again, which is to become the view
-        self._anew_to = -1  # once it has this offset
-        self._misses = self._began_again = False  # both: while what there was is read
-        self.recent: deque[dict[str, Any]] = deque(maxlen=KEEP_RECENT)  # what the activity page shows
+        self._rewound: ControlState | None = None  # the log read again from its start, to replace the view
+        self._reread_to = -1  # once it has read this offset
+        self._misses = self._began_again = False  # both while catching up
+        self.recent: deque[dict[str, Any]] = deque(maxlen=KEEP_RECENT)  # for the activity page
         self._tail = TopicTail(
             topic, kafka_options, self._on_records,
             from_start=True, is_first=True, on_position=self._on_position,
         )  # fmt: skip
         self._producer = ReplaceableProducer("the control log", kafka_options, seal=seals)
-        self._last: dict[str, tuple[int, AnyControlEvent]] = {}  # key -> offset, and what counted there
+        self._last: dict[str, tuple[int, AnyControlEvent]] = {}  # key -> offset and event that counted last
         self._covered: dict[str, int] = {}  # key -> the offset of a record without a seal
-        self._unsealed_to = 0  # behind the last record without a seal that was read
+        self._unsealed_to = 0  # next offset after the last record read without a seal
         self._seals = seals
         if seals is not None:
             seals.on_refused(topic, self._cover)
@@ -104,29 +108,29 @@ class ControlLog(Service):
 
     @property
     def caught_up(self) -> bool:
-        """Everything that was in the log at the start has been read."""
+        """Whether everything that was in the log at the start has been read."""
         return self._tail.caught_up.is_set()
 
     async def read_to_end(self, client: ClusterClient, timeout_s: float) -> None:
-        """Returns once all that stands in the log by now has been read here; `client` is of its cluster.
+        """Returns once everything that is in the log now has been read; `client` is of its cluster.
 
         Raises:
-            ClusterUnreachable, KafkaError: where the log ends cannot be known.
-            TimeoutError: it was not read within `timeout_s`.
+            ClusterUnreachable, KafkaError: The log's end offset is not known.
+            TimeoutError: The records were not read within `timeout_s`.
         """
         at = (self.topic, 0)
         async with asyncio.timeout(timeout_s):
             end = (await client.offsets([at], LATEST)).get(at)
             if end is None:
-                raise ClusterUnreachable(f"the leader of {self.topic} does not tell where it ends")
+                raise ClusterUnreachable(f"the broker that leads {self.topic} does not give its end offset")
             await self._tail.wait_for(end - 1, timeout_s)
 
     def on_change(self, listener: Callable[[], None]) -> None:
-        """`listener` is called after every batch of events that were read."""
+        """Calls `listener` after every batch of events."""
         self._listeners.append(listener)
 
     async def up_to(self, offset: int) -> ControlState:
-        """The view, once the record at `offset` has been read here, however long that takes."""
+        """The view, once the record at `offset` has been read, however long that takes."""
         while True:
             with contextlib.suppress(TimeoutError):
                 await self._tail.wait_for(offset, READ_BACK_S)
@@ -142,58 +146,61 @@ class ControlLog(Service):
                 return
             self._end_rewinding(record.offset + 1)
         if self._rewound is None:
-            self._tell_listeners()
+            self._call_listeners()
 
     def _on_position(self, next_offset: int) -> None:
-        """Where no record is read: what stands there is refused, or was compacted."""
+        """Moves past offsets without a readable record: refused, or compacted."""
         if self._end_rewinding(next_offset):
-            self._tell_listeners()
+            self._call_listeners()
         if len(self._covered) > KEYS_REMEMBERED + len(self._last):
             self._covered = {one: at for one, at in self._covered.items() if one in self._last}
 
     def _end_rewinding(self, next_offset: int) -> bool:
-        """Ends reading the log again, if it was read so far. Whether it does."""
-        if self._rewound is None or next_offset <= max(self._anew_to, self._tail.end - 1):
+        """Replaces the view once the second reading is as far; returns whether it did."""
+        if self._rewound is None or next_offset <= max(self._reread_to, self._tail.end - 1):
             return False
         self.view, self._rewound = self._rewound, None
         return True
 
-    def _tell_listeners(self) -> None:
+    def _call_listeners(self) -> None:
         for listener in self._listeners:
             listener()
 
     def _is_overtaken(self, start: int, offset: int) -> bool:
-        """Offsets from `start` to before this one are missing: rule 1."""
+        """Whether rule 1 applies: the offsets from `start` to `offset` are missing."""
         if was_passed_over(self.topic, 0, start, offset):
             return False
         if not self.caught_up:
             self._misses = True
         elif self._rewound is None:
-            log.warning("compaction has overtaken the reader of the control log; it is read again", to=offset)
+            log.warning(
+                "compaction has overtaken the reader of the control log; the worker reads the log again",
+                to=offset,
+            )
             self._read_again(offset)
             return True
         return False
 
     def _read_again(self, to: int) -> None:
-        """From the start, beside the view."""
-        self._rewound, self._anew_to = ControlState(), to
+        """Reads the log again from its start, beside the view."""
+        self._rewound, self._reread_to = ControlState(), to
         self._refused.clear()
         self.refused_alerts.clear()
         self._restart_tail()
 
     def _read_again_if_unsealed(self) -> None:
-        """Rule 4."""
-        assert self._seals is not None, "it calls this"
+        """Rule 4: the log is read again when a record without a seal was read."""
+        assert self._seals is not None, "only seals call this"
         if self._unsealed_to <= self._seals.begins[self.topic, 0]:
             return
-        log.warning("the control log is read again, without the records that have no seal")
+        log.warning("the worker reads the control log again, without the records that have no seal")
         if self.caught_up:
             self._read_again(self.view.next_offset - 1)
         else:
             self._begin_again()
 
     def _begin_again(self) -> None:
-        """From the start, before all of it was read once."""
+        """Reads the log again from its start, before it was caught up."""
         self.view = ControlState()
         self._restart_tail()
 
@@ -203,18 +210,19 @@ class ControlLog(Service):
         self._tail.rewind()
 
     def _cover(self, key: bytes | None, offset: int) -> None:
-        """Rule 3: a record without a seal stands under `key`. Faust's reader tells the same in its thread."""
+        """Rule 3: notes a record without a seal under `key`. Calls from Faust's reading thread repeat it,
+        and are ignored."""
         if not key or len(key) > MAX_KEY_BYTES or threading.current_thread() is not threading.main_thread():
             return
         name = key.decode("utf-8", "replace")
         self._covered[name] = max(offset, self._covered.get(name, -1))
 
     def _fold(self, state: ControlState, record: Any) -> bool:
-        """Takes a record in. False: the log is read from its start again, by rule 2."""
+        """Takes a record in. Returns False when the log is read from its start again (rule 2)."""
         seals = self._seals
         if seals is not None and not (seals.has_begun(self.topic) or seals.is_sealed(self.topic, record)):
             self._unsealed_to = record.offset + 1
-        if record.value is None:  # a tombstone: compaction's business
+        if record.value is None:  # a tombstone
             key = (record.key or b"").decode("utf-8", "replace")
             state.dropped(key)
             self._last.pop(key, None)
@@ -230,25 +238,25 @@ class ControlLog(Service):
         if counted:
             self._last[compaction_key(event)] = record.offset, event
         if isinstance(event, StartRecorded | RegionPulse | LimitShares):
-            return True  # bookkeeping, with an offset for every partition or again and again
+            return True  # bookkeeping: large, or frequent
         if counted:
-            self._refused.pop(compaction_key(event), None)  # compaction keeps this one
+            self._refused.pop(compaction_key(event), None)  # compaction keeps this event
         elif self.caught_up:
-            if self._rewound is None or record.offset >= self._anew_to:
+            if self._rewound is None or record.offset >= self._reread_to:
                 self._refuse(event)
         elif self._misses and not self._began_again and isinstance(event, DefinitionPut | DefinitionDeleted):
             self._began_again = True
             self._begin_again()
             return False
         if isinstance(event, AlertState) and not event.is_news:
-            return True  # bookkeeping, too
+            return True  # only an update
         if not self.recent or record.offset > self.recent[-1]["offset"]:
-            told = msgspec.to_builtins(for_people(event))
-            self.recent.append({"offset": record.offset, "counted": counted, **told})
+            fields = msgspec.to_builtins(for_people(event))
+            self.recent.append({"offset": record.offset, "counted": counted, **fields})
         return True
 
     def take_jump(self) -> str:
-        """The last event that was refused because of its term or epoch, since the last call; "": none."""
+        """The last event refused for an impossible term or epoch since the last call; "": none."""
         jump, self._jump = self._jump, ""
         return jump
 
@@ -257,7 +265,7 @@ class ControlLog(Service):
             case DefinitionPut() | DefinitionDeleted() if isinstance(event, DefinitionPut) or (
                 event.expected is not None
             ):
-                self._refused[compaction_key(event)] = event  # at most one each, whether it is taken or not
+                self._refused[compaction_key(event)] = event  # at most one for each key
             case AlertState():
                 self.refused_alerts.add(event.id)
             case Assignment() if event.job in self.view.assignments:
@@ -266,14 +274,18 @@ class ControlLog(Service):
                 self._refused[compaction_key(event)] = event
 
     def take_refused(self) -> list[Repairable]:
-        """The last refused assignment of each job, and definition of each workload and route, since the last
-        call; the leader repairs what they overwrote (rule 5)."""
+        """The last refused event of each key since the last call. The leader repairs what they overwrote
+        (rule 5 of the fold)."""
         refused, self._refused = self._refused, {}
         return list(refused.values())
 
     def take_erased(self) -> list[AnyControlEvent]:
-        """What counted last under keys that a record without a seal has taken since (rule 3). Nothing while
-        the log is read again: what is known then is old. `refused_alerts` has the alerts among it."""
+        """The last valid event of each key that a record without a seal has taken since the last call
+        (rule 3).
+
+        Empty while the log is read again, because the state is old then. `refused_alerts` has the alerts
+        among them.
+        """
         if self._rewound is not None:
             return []
         read = {key: at for key, at in self._covered.items() if at < self._tail.next_offset}
@@ -288,24 +300,28 @@ class ControlLog(Service):
         return erased
 
     def erase_again(self, erased: Iterable[AnyControlEvent]) -> None:
-        """They were taken, and could not be repaired."""
+        """Returns events of `take_erased` that could not be repaired."""
         for event in erased:
             self._covered.setdefault(compaction_key(event), self._tail.next_offset - 1)
 
     def refuse_again(self, refused: Iterable[Repairable]) -> None:
-        """They were taken, and could not be repaired."""
+        """Returns events of `take_refused` that could not be repaired."""
         for event in refused:
             self._refused.setdefault(compaction_key(event), event)
 
     def counted(self, offset: int) -> bool:
-        """Whether the event at `offset` counted; True when it was read too long ago to be known."""
+        """Whether the event at `offset` counted; True when it is no longer remembered."""
         for event in reversed(self.recent):
             if event["offset"] <= offset:
                 return event["offset"] != offset or bool(event["counted"])
         return True
 
     async def drop_stale(self) -> None:
-        """Has compaction drop what nobody needs any more (rules 8 and 12 of the fold). Raises KafkaError."""
+        """Has compaction drop records that are not needed any more (rules 8 and 12 of the fold).
+
+        Raises:
+            KafkaError: The log did not take the tombstones.
+        """
         dropped = list(self.view.stale)[:EVENTS_DROPPED_AT_ONCE]
         futures = [
             await self._producer.send(self.topic, None, key=key.encode(), partition=0) for key in dropped
@@ -315,11 +331,11 @@ class ControlLog(Service):
             self.view.stale.pop(key, None)
 
     async def append(self, *events: AnyControlEvent, read_back: bool = True) -> int:
-        """Appends `events` in order and waits until they have been read here; returns the last offset.
+        """Appends `events` in order and waits until they have been read back; returns the last offset.
 
         Raises:
-            aiokafka.errors.KafkaError: the log did not take them.
-            TimeoutError: they are in the log but were not read back in time.
+            aiokafka.errors.KafkaError: The log did not take them.
+            TimeoutError: They are in the log but were not read back in time.
         """
         last = -1
         futures = [

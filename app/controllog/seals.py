@@ -1,25 +1,25 @@
-"""Which records of the control topics count: those that a worker of this region has sealed.
+"""Seals decide which records of the control topics count: those that a worker of this region has sealed.
 
-Whoever writes a snapshot into the tracker topic can say that messages are finished which nobody got; whoever
-writes into the control log can delete a workload. A worker seals each record that it writes
-(`app.kernel.seals`), and passes over those without their seal.
+A client that may write into the tracker topic could mark messages as finished that no receiver got; one
+that may write into the control log could delete a workload. So a worker seals each record that it writes
+(`app.kernel.seals`), and ignores records without a seal.
 
 Rules
-1. Sealed are the topics that only workers write (`ControlTopics.sealed`). Reports of audits come from
-   clients, too (`app.audit.folds.seals`).
-2. Records of versions that sealed nothing stay valid. So seals begin at an offset of each partition; from
-   there on a record without its seal is refused. The leader writes these offsets into the topic of seals once
-   all workers that live seal (`app.worker.runtime.seal_keeper`). That topic is never compacted, and nothing
-   in it expires: an offset that stood there once stands.
-3. For each topic the first offsets count that a sealed record of the topic of seals names. A control topic
-   that was made anew since has another id: it is sealed from its start.
-4. No reader of a worker's process gets a record that is refused (`app.kafka.fetch.bounded_consumer`). Who
-   read one before it knew of the offsets reads anew (`on_begin`).
-5. What was refused is counted by topic, for an incident. `on_refused` hears of each.
+1. Seals cover the topics that only workers write (`ControlTopics.sealed`). Audit reports come from
+   clients, too; `app.audit.folds.seals` covers them.
+2. Records of versions without seals stay valid. So seals begin at one offset in each partition, and from
+   there on a record without a seal is refused. The leader writes these offsets into the topic of seals
+   once all live workers seal (`app.worker.runtime.seal_keeper`). That topic is never compacted and does
+   not expire.
+3. For each topic, the first offsets count that a sealed record of the topic of seals names. A control
+   topic that was recreated since has another id; it is sealed from its start.
+4. No reader in a worker's process gets a refused record (`app.kafka.fetch.bounded_consumer`). A reader
+   that read one before it knew the offsets reads again (`on_begin`).
+5. Refused records are counted by topic, for an incident. `on_refused` gets each one.
 
-A seal is valid at each offset of its topic: who can read and write a topic can write a record of old again.
-And who can write into a compacted topic can have compaction erase what stands under a key: of the control log
-the leader writes it again (`app.controllog.log`).
+A seal is valid at each offset of its topic. So a client that may read and write a topic can repeat an old
+record. A client that may write into a compacted topic can also make compaction erase the record of a key;
+in the control log the leader writes it again (`app.controllog.log`).
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class SealedTopic(msgspec.Struct, frozen=True, array_like=True):
 
 
 class SealsBegin(msgspec.Struct, frozen=True, tag="seals-begin", tag_field="event", kw_only=True):
-    """From these offsets on `worker`, then the leader, wants seals."""
+    """The offsets from which on seals are required. `worker` was the leader when it wrote this."""
 
     at_ms: int
     worker: str
@@ -63,7 +63,7 @@ class SealsBegin(msgspec.Struct, frozen=True, tag="seals-begin", tag_field="even
 
 
 class Refused(msgspec.Struct, frozen=True, kw_only=True):
-    """What of a topic was refused since the last look: how many records, and where the last one stands."""
+    """A topic's refused records since the last call: how many, and where the last one is."""
 
     topic: str
     count: int
@@ -71,17 +71,17 @@ class Refused(msgspec.Struct, frozen=True, kw_only=True):
     offset: int
 
 
-PURPOSE = b"switchyard control record"  # of the key
-VERSION = 1  # of what is sealed: a version that seals more topics has a higher one
+PURPOSE = b"switchyard control record"  # makes the key differ from other keys
+VERSION = 1  # a release that seals more topics has a higher one
 
 _decoder = msgspec.json.Decoder(SealsBegin)
 
 
 class Seals(Service):
-    """See the module. To be `learn`ed before it starts; it has caught up once it has started.
+    """The seals of a region's control topics. Call `learn` before it starts; once started, it has caught up.
 
     Attributes:
-        begins: (topic, partition) -> the offset from which on its records have a seal.
+        begins: (topic, partition) -> the offset from which on its records need a seal.
     """
 
     def __init__(self, topics: ControlTopics, kafka_options: Mapping[str, Any]) -> None:
@@ -101,11 +101,11 @@ class Seals(Service):
         self._unreadable = UnreadableRecords("records of the topic of seals do not count")
 
     async def learn(self, client: ClusterClient, *, is_own: bool = True) -> None:
-        """Asks the region's control cluster for what the key is made of. Of another region, only the control
-        log must be described here.
+        """Reads the ids that the key consists of from the control cluster. `is_own` False: another
+        region's, where only the control log's topic must be known.
 
         Raises:
-            ClusterUnreachable, KafkaError: it does not answer, or not of all topics.
+            ClusterUnreachable, KafkaError: The cluster does not answer, or not for all topics.
         """
         self._ids = await client.topic_ids(self._sealed)
         needed = self._sealed.keys() if is_own else {self._topics.control.name}
@@ -118,17 +118,17 @@ class Seals(Service):
         await self._tail.caught_up.wait()
 
     def on_begin(self, listener: Callable[[], None]) -> None:
-        """`listener` is called when seals begin while this process runs."""
+        """Calls `listener` when seals begin while this process runs."""
         self._on_begin.append(listener)
 
     def on_refused(self, topic: str, listener: Callable[[bytes | None, int], None]) -> None:
-        """`listener` gets key and offset of each record of `topic` that is refused, in any thread."""
+        """Calls `listener` with key and offset of each refused record of `topic`, in any thread."""
         self._on_refused[topic] = listener
 
     # -- writing ---------------------------------------------------------------------------------
 
     def headers(self, topic: str, key: bytes | None, value: bytes | None) -> Headers:
-        """A record's header with its seal; none of a topic that is not sealed."""
+        """The header with a record's seal; none for a topic without seals."""
         if topic not in self._sealed and topic != self._topics.seals.name:
             return []
         return [(HEADER, record_seal(self._secret, topic, key, value))]
@@ -136,7 +136,7 @@ class Seals(Service):
     # -- reading ---------------------------------------------------------------------------------
 
     def refuses(self, record: Any) -> bool:
-        """Whether a record, as aiokafka's consumers have it, does not count; then it is counted."""
+        """Whether to ignore a record, as aiokafka's consumers give it; counts it then."""
         if self.counts(record.topic, record.partition, record):
             return False
         self.refuse(record.topic, record.partition, record.offset, record.key)
@@ -148,7 +148,7 @@ class Seals(Service):
         return begin is None or record.offset < begin or self.is_sealed(topic, record)
 
     def refuse(self, topic: str, partition: int, offset: int, key: bytes | None = None) -> None:
-        """The record there does not count."""
+        """Counts a refused record."""
         with self._lock:
             count = self._refused[topic].count + 1 if topic in self._refused else 1
             self._refused[topic] = Refused(topic=topic, count=count, partition=partition, offset=offset)
@@ -156,17 +156,17 @@ class Seals(Service):
             listener(key, offset)
 
     def take_refused(self) -> list[Refused]:
-        """What was refused since the last call, a topic each."""
+        """The refused records since the last call, by topic."""
         with self._lock:
             refused, self._refused = self._refused, {}
         return list(refused.values())
 
     def has_begun(self, topic: str) -> bool:
-        """Whether its records need a seal, from some offset on."""
+        """Whether the topic's records need a seal, from some offset on."""
         return (topic, 0) in self.begins
 
     def is_sealed(self, topic: str, record: Record) -> bool:
-        """Whether a record of the topic has its seal."""
+        """Whether a record of the topic has a valid seal."""
         seal = seal_in(record.headers)
         return seal is not None and is_same(seal, record_seal(self._secret, topic, record.key, record.value))
 
@@ -179,14 +179,15 @@ class Seals(Service):
 
     @property
     def has_key(self) -> bool:
-        """Whether the brokers tell topics' ids. Else anybody could make the key (before Kafka 2.8)."""
+        """Whether the brokers give topic ids. Without them (before Kafka 2.8) anyone could compute the
+        key."""
         return bool(self._ids[self._topics.control.name])
 
     async def begin(self, client: ClusterClient, worker: str) -> None:
-        """Wants seals from here on: all that live write them.
+        """Requires seals from the present end offsets on; all live workers write them.
 
         Raises:
-            ClusterUnreachable, KafkaError, TimeoutError: not now.
+            ClusterUnreachable, KafkaError, TimeoutError: It is not possible now.
         """
         missing = self.missing
         places = [(name, at) for name in missing for at in range(self._sealed[name].partitions)]
@@ -209,7 +210,7 @@ class Seals(Service):
         for record in records:
             try:
                 if not self.is_sealed(self._topics.seals.name, record):
-                    raise ValueError("it has not the seal of a worker of this region")
+                    raise ValueError("it lacks the seal of a worker of this region")
                 event = _decoder.decode(record.value or b"")
             except ValueError as error:
                 self._unreadable.add_for_later(record.offset, error)
@@ -220,13 +221,13 @@ class Seals(Service):
             log.info("control topics are sealed", region=self._topics.region, topics=topics)
             for listener in self._on_begin:
                 listener()
-        if not self.missing and not self._is_read:  # whatever follows changes nothing, however much it is
+        if not self.missing and not self._is_read:  # later records change nothing
             self._is_read = True
             self._tail.caught_up.set()
             self.add_future(bounded(self._tail.stop(), TAIL_STOP_TIMEOUT_S, "reader of seals"))
 
     def _take(self, event: SealsBegin) -> bool:
-        """Rule 3."""
+        """Takes the first offsets of each topic (rule 3)."""
         found = {
             (name, partition): 0 if self._is_another(name, event.topics[name]) else end
             for name in self.missing
@@ -241,7 +242,7 @@ class Seals(Service):
 
 
 def seal_in(headers: Any) -> bytes | None:
-    """The seal among a record's headers, as aiokafka has them."""
+    """The seal among a record's headers, as aiokafka gives them."""
     for name, value in headers or ():
         if name == HEADER and isinstance(value, bytes):
             return value

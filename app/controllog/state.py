@@ -1,46 +1,46 @@
-"""The fold of the control log's events: who leads, which workloads and routes exist, who owns which job.
+"""The fold of the control log's events: the leader, all definitions, and the owner of each job.
 
-The control log is one Kafka partition, read by every worker from its beginning (it is compacted).
-Kafka gives it a total order, so every worker that has read up to the same offset holds the same
-`ControlState`; nobody needs to ask anybody. What is decided here is decided by position in the log,
-never by a clock.
+The control log is one compacted Kafka partition, which every worker reads from its beginning. Kafka orders
+it, so all workers that have read up to one offset hold the same `ControlState` without asking each other.
+Positions in the log decide, never a clock.
 
 Rules
-1. A `Claim` makes its worker the leader when its term is above the current one; of two claims for
-   one term the first in the log wins.
-2. Only an assignment that carries the current term counts, and names a job: a leader that was deposed
-   while it slept cannot move anything, whatever it still writes.
-3. A job's epoch only grows. The new owner of a job has a higher epoch than any before it; the same
-   epoch may be written again only by its leader to ask for a release.
-4. A `Released` counts for the epoch it names and no other.
-5. Refused events change nothing and are counted; the leader that sees one writes the valid record
-   again, so that compaction (which keeps the last record a key) cannot keep the refused one. Of a definition
-   it says that it replaces itself, or that what it deletes is gone: that changes nothing, and is refused and
-   repaired in turn when an operator's change came in between.
-6. A definition that says which one it replaces (`expected`) counts only while that one stands: of two changes
-   of the same definition, made at the same moment at two workers, one is refused. The leader repairs as in 5.
-7. A `MoveWish` stands until the job is given to somebody under a later epoch than it names, whoever that is,
-   or until it is taken back: by one without a worker.
-8. A `StartRecorded` counts for the deployment that it names, wherever compaction puts it: that may be before
-   what is left of the definition. The first one of which all parts are there stays; all have keys of their
-   own, so none is lost. Those of deployments that are over are `stale`: the leader has compaction drop them.
-9. `Moving` pauses its workload until the next definition, deletion, or word on pausing all of it. A
-   definition with a move's name counts only while that move is the last and under way: this one record ends
-   the pause, names the new cluster and says where the workload begins there (`begun`), as all that follow do.
-10. The first definition that a reader finds of a workload counts in spite of 6 and 9: compaction dropped what
-   it replaced. What was deleted is known as such until then. Whom compaction overtakes begins anew
-   (`app.controllog.log`).
-11. What is said of workloads' definitions holds for routes' and failovers' too. Their keys cannot be the
-   same.
-12. Regions' roles and failover runs count by the rules of `app.controllog.roles` and
-    `app.controllog.failover_run`, which ask for no order. Runs of long ago are `stale`, too.
-13. A change keeps its definition's `deployment`, and counts only while that one stands.
-14. A term or an epoch above `app.kernel.counters.highest` is a jump that nobody honest makes. It is refused;
-    of a `Released` the part that may be counts. So there is always a next term and a next epoch.
-15. `LimitShares` count when they carry the current term and a higher number than what stands: each rests on
-    what stood when it was made. The leader repairs as in 5.
+1. A `Claim` makes its worker the leader when its term is above the current one. Of two claims for one
+   term, the first in the log wins.
+2. An assignment counts only when it has the current term and names a job. So a leader that was suspended
+   and deposed cannot move anything, whatever it still writes.
+3. A job's epoch only grows: a new owner has a higher epoch than any before it. The leader may write the
+   same epoch and worker again, to request a release.
+4. A `Released` counts only for the epoch that it names.
+5. A refused event changes nothing, and is counted. The leader that reads one writes the valid record
+   again, because compaction keeps the last record of a key. For a definition, the repair names itself as
+   the one it replaces, or deletes what is deleted already. So it changes nothing, and when an operator's
+   change came in between, the repair is refused and repaired in turn.
+6. A definition that names the one it replaces (`expected`) counts only while that one is current. So of
+   two changes made at the same moment at two workers, one is refused. The leader repairs as in 5.
+7. A `MoveWish` lasts until the job gets an owner under a later epoch than the wish names, or until a wish
+   without a worker cancels it.
+8. A `StartRecorded` counts for the deployment that it names, wherever compaction leaves it, even before
+   that definition. The first complete set of parts counts; all have keys of their own, so none is
+   compacted away. Those of ended deployments are `stale`: the leader has compaction drop them.
+9. `Moving` pauses its workload until its next definition, its deletion, or a `Paused` event for all of it.
+   A definition with a move's name counts only while that move is the current one. This one record ends the
+   pause, names the new cluster, and says where the workload begins there (`begun`), as all later
+   definitions do.
+10. A reader accepts the first definition that it finds for a workload in spite of 6 and 9, because
+    compaction dropped the one it replaced. A deletion is remembered until then. A reader that compaction
+    overtakes begins again (`app.controllog.log`).
+11. The rules for workloads' definitions hold for all other kinds too. Keys of two kinds are never equal.
+12. Roles and failover runs count by the rules of `app.controllog.roles` and `app.controllog.failover_run`,
+    which need no order. Old runs become `stale`.
+13. A change keeps its definition's `deployment`, and counts only while that deployment is current.
+14. A term or epoch above `app.kernel.counters.highest` is a jump that no worker makes. It is refused,
+    except that a `Released` counts up to that bound. So there is always a next term and a next epoch.
+15. `LimitShares` count with the current term and a higher number than the current record, because each is
+    computed from the one before. The leader repairs as in 5.
 
-Invariants: `term` and every job's epoch never decrease; a job has at most one owner.
+Invariants (`tests/controllog/test_state.py`): `term` and every job's epoch never decrease; a job has at
+most one owner.
 """
 
 from __future__ import annotations
@@ -96,28 +96,28 @@ class ControlState:
     """The fold of the control log up to `next_offset`.
 
     Attributes:
-        term: the current leader's term, 0 before the first claim.
-        leader: the current leader's worker id, "" before the first claim.
-        workloads: key ("group/topic") -> `WorkloadPut`.
-        routes: name -> `RoutePut`.
-        assignments: job -> the valid `Assignment`; one whose worker is "" has no owner.
-        floor: job -> the highest epoch ever named for it.
-        moves: key -> the `Moving` that is under way.
-        deleted: keys whose last word was their deletion.
-        paused: key -> the partitions that are paused, `ALL` among them when the whole workload is.
-        limits: key -> the `LimitShares` in force, and the offset behind them.
-        draining: worker -> the `Drain` that asks it to give its jobs away.
-        wishes: job -> the `MoveWish` that is not decided yet.
-        failovers: key ("failover:name") -> `FailoverPut`.
-        audits: key ("audit:name") -> `AuditPut`.
-        alerts: key ("alert:name") -> `AlertPut`; `alert_states`: what of them fires
-        (`app.controllog.alert_state`). roles: which region is active for a workload (`app.controllog.roles`);
-        they outlive its deletion. runs: failover runs to this region (`app.controllog.failover_run`).
-        pulses: region -> its last `RegionPulse`; its own only, unless another's stands in the log.
-        stale: compaction keys of what nobody needs any more, in the order in which they may be dropped:
-            where deployments began that are over (rule 8), pauses of what is deleted, failover runs of long
-            ago.
-        refused: events that did not count (rule 5).
+        term: The current leader's term, 0 before the first claim.
+        leader: The current leader's worker id, "" before the first claim.
+        workloads: Key ("group/topic") -> `WorkloadPut`.
+        routes: Name -> `RoutePut`.
+        failovers: Key ("failover:name") -> `FailoverPut`.
+        audits: Key ("audit:name") -> `AuditPut`.
+        alerts: Key ("alert:name") -> `AlertPut`.
+        alert_states: The alerts' states (`app.controllog.alert_state`).
+        assignments: Job -> the valid `Assignment`; with worker "" the job has no owner.
+        floor: Job -> the highest epoch ever named for it.
+        moves: Key -> the current `Moving`.
+        deleted: Keys whose last event was their deletion.
+        paused: Key -> the paused partitions, `ALL` among them when the whole workload is paused.
+        limits: Key -> the current `LimitShares`, and the next offset after it.
+        draining: Worker -> the `Drain` that makes it hand over its jobs.
+        wishes: Job -> the pending `MoveWish`.
+        roles: The active region of each workload (`app.controllog.roles`); roles outlive the workload.
+        runs: Failover runs to this region (`app.controllog.failover_run`).
+        pulses: Region -> its last `RegionPulse`. Usually the region's own only.
+        stale: Compaction keys that are not needed any more, in the order in which they may be dropped:
+            starts of ended deployments (rule 8), pauses of deleted definitions, old failover runs.
+        refused: The number of events that did not count (rule 5).
     """
 
     __slots__ = (
@@ -133,7 +133,7 @@ class ControlState:
         self.routes: dict[str, RoutePut] = {}
         self.assignments: dict[str, Assignment] = {}
         self.floor: dict[str, int] = {}
-        # Where deployments begin: key -> (deployment, nonce) -> parts; the first of which all are there.
+        # Where deployments begin: key -> (deployment, nonce) -> parts; then the first complete set.
         self._tries: dict[str, dict[tuple[str, str], dict[int, StartRecorded]]] = {}
         self._first: dict[tuple[str, str], dict[int, StartRecorded]] = {}
         self.moves: dict[str, Moving] = {}
@@ -154,18 +154,18 @@ class ControlState:
         self.next_offset = 0
 
     def apply(self, event: AnyControlEvent) -> bool:
-        """Folds one event in; returns whether it counted."""
+        """Applies one event; returns whether it counted."""
         counted = self._apply(event)
         if not counted:
             self.refused += 1
         return counted
 
     def drop_soon(self, keys: Iterable[str]) -> None:
-        """The leader is to have compaction drop what stands under these."""
+        """Marks these keys for the leader, which has compaction drop them."""
         self.stale |= dict.fromkeys(keys)
 
     def dropped(self, key: str) -> None:
-        """Nothing stands under this key any more: a record without a value says so."""
+        """Forgets the record of this key: the log has a tombstone for it."""
         self.stale.pop(key, None)
         self.runs.drop(key)
         self.alert_states.drop(key)
@@ -250,7 +250,7 @@ class ControlState:
         defined = self._defined(event)
         if event.key in defined or event.key in self.deleted:
             stands = defined.get(event.key)
-            if stands is not None and not event.deployment:  # it was written by hand, or by an older version
+            if stands is not None and not event.deployment:  # written by hand, or by an older version
                 event = msgspec.structs.replace(event, deployment=stands.deployment)
             if not self._is_expected(event) or (stands and stands.deployment != event.deployment):
                 return False
@@ -268,7 +268,7 @@ class ControlState:
                 self.audits[event.key] = event
             case AlertPut():
                 self.alerts[event.key] = event
-            case WorkloadPut():  # without the move's name: as a repair (rule 5) it has to count again
+            case WorkloadPut():  # without the move's name, so that a repair (rule 5) counts later
                 self.workloads[event.key] = msgspec.structs.replace(event, move="") if event.move else event
         return True
 
@@ -276,10 +276,10 @@ class ControlState:
         if not self._is_expected(event):
             return False
         self.deleted.add(event.key)
-        if event.expected != "":  # a repair changes nothing: what was paused meanwhile stays so
+        if event.expected != "":  # a repair changes nothing, so a later pause stays
             self._end_deployments(event.key)
             self.moves.pop(event.key, None)
-            ended = self.paused.pop(event.key, set())  # compaction may keep these longer than this event
+            ended = self.paused.pop(event.key, set())  # compaction may keep these longer than the deletion
             self.drop_soon(f"paused/{event.key}/{partition}" for partition in ended)
         return self._defined(event).pop(event.key, None) is not None or event.expected == ""
 
@@ -289,7 +289,7 @@ class ControlState:
         dict[str, WorkloadPut] | dict[str, RoutePut] | dict[str, FailoverPut] | dict[str, AuditPut]
         | dict[str, AlertPut]
     ):  # fmt: skip
-        """Those of the event's kind."""
+        """The definitions of the event's kind."""
         match event:
             case AlertPut() | AlertDeleted():
                 return self.alerts
@@ -303,7 +303,7 @@ class ControlState:
                 return self.workloads
 
     def standing(self, event: DefinitionPut | DefinitionDeleted) -> AnyPut | None:
-        """The definition that stands where `event` wants to change one."""
+        """The current definition that `event` changes."""
         return self._defined(event).get(event.key)
 
     def _is_moving(self, event: WorkloadPut) -> bool:
@@ -315,8 +315,8 @@ class ControlState:
         return event.expected is None or event.expected == ("" if stands is None else stands.etag)
 
     def replacing(self, event: Put, deployment: str) -> Put:
-        """The event as it has to be written to change what stands; or, where nothing does, to begin a
-        `deployment`, a name that was never used."""
+        """`event` as it must be written to replace the current definition, or, without one, to begin
+        `deployment` (a name that was never used)."""
         stands = self.standing(event)
         if stands is None:
             return msgspec.structs.replace(event, expected="", deployment=deployment)
@@ -343,7 +343,7 @@ class ControlState:
                 del tries[name]
 
     def start_parts_of(self, key: str) -> list[StartRecorded]:
-        """All parts of where a workload or route begins; none until all of them are there."""
+        """All parts of where a workload or route begins; none until they are complete."""
         put = self.workloads.get(key) or self.routes.get(key)
         if put is None:
             return []
@@ -357,7 +357,8 @@ class ControlState:
         return next(iter(self.start_parts_of(workload)), None)
 
     def begins_at(self, route: str, topic: str, partition: int, topic_id: str) -> int | None:
-        """Where a route with `start: latest` begins on a partition of this very log; None: it came later."""
+        """Where a route with `start: latest` begins on a partition of this log; None: the log was not
+        recorded."""
         for begun in self.start_parts_of(route):
             at = begun.others.get(topic)
             if at is not None and not LogId(topic_id=at.topic_id).is_another(LogId(topic_id=topic_id)):
@@ -368,7 +369,7 @@ class ControlState:
     def _pause(self, event: Paused) -> None:
         self.stale.pop(compaction_key(event), None)
         found = self.paused.setdefault(event.key, set())
-        if event.partition == ALL:  # the last word on all of them, whatever compaction left of those before
+        if event.partition == ALL:  # overrides older pauses that compaction kept
             self.moves.pop(event.key, None)
             found.clear()
         if event.paused:
@@ -379,7 +380,7 @@ class ControlState:
             del self.paused[event.key]
 
     def is_paused(self, key: str, partition: int | None) -> bool:
-        """Whether a partition of the main topic is paused; None asks for the workload's retry topics."""
+        """Whether a partition of the main topic is paused; None: the workload's retry topics."""
         found = self.paused.get(key, ())
         return ALL in found or partition in found or key in self.moves
 
@@ -389,21 +390,21 @@ class ControlState:
         current = self.assignments.get(event.job)
         floor = self.floor.get(event.job, 0)
         if current is not None and event.epoch == current.epoch:
-            # The same epoch again: only its own leader asking for the release, or repeating itself.
+            # The same epoch again: the leader requests a release, or repeats itself.
             if event.worker != current.worker:
                 return False
         elif event.epoch <= floor:
             return False
         self.assignments[event.job] = event
         self.floor[event.job] = max(floor, event.epoch)
-        # A repair that gives it to nobody takes an epoch, too (`app.placement.repairs`): that grants no wish.
+        # A repair without a worker uses an epoch, too (`app.placement.repairs`), but grants no wish.
         given = event.epoch if event.worker else event.epoch - 1
         if event.job in self.wishes and self.wishes[event.job].epoch < given:
             del self.wishes[event.job]
         return True
 
     def is_jump(self, event: AnyControlEvent) -> bool:
-        """Whether the log's last event so far names a term or an epoch that cannot be (rule 14)."""
+        """Whether the log's last event names an impossible term or epoch (rule 14)."""
         limit = highest(self.next_offset)
         match event:
             case Claim():
@@ -428,14 +429,14 @@ class ControlState:
         return True
 
     def next_epoch(self, job: str) -> int:
-        """The epoch a new owner of `job` gets."""
+        """The epoch for a new owner of `job`."""
         return self.floor.get(job, 0) + 1
 
     def owner(self, job: JobId | str) -> Assignment | None:
-        """The assignment of `job` when somebody owns it."""
+        """The assignment of `job`; None: it has no owner."""
         found = self.assignments.get(str(job))
         return found if found is not None and found.worker else None
 
     def owned_by(self, worker: str) -> dict[str, Assignment]:
-        """Every job that belongs to `worker`."""
+        """Every job that `worker` owns."""
         return {job: a for job, a in self.assignments.items() if a.worker == worker}

@@ -1,5 +1,5 @@
-"""Control topics that an earlier version or somebody else made: they get the brokers' time
-(`app.controllog.topics.TIMES`), and what else is not as it must be is told."""
+"""Settings of existing control topics: workers set the brokers' time (`app.controllog.topics.TIMES`), and
+warn of other wrong settings."""
 
 from __future__ import annotations
 
@@ -15,9 +15,12 @@ log = structlog.get_logger(__name__)
 
 
 async def use_brokers_time(client: ClusterClient, topics: ControlTopics) -> None:
-    """Alters what has not got it. A worker whose clock is right works without, and so it starts.
+    """Sets `TIMES` on the topics that lack it, and logs a warning where it may not.
 
-    Raises: ClusterUnreachable: the cluster does not answer.
+    A worker whose clock is right works without it, so the worker starts.
+
+    Raises:
+        ClusterUnreachable: The cluster does not answer.
     """
     try:
         found = await describe(client, [topic.name for topic in topics.all()], TIMES)
@@ -35,7 +38,7 @@ async def use_brokers_time(client: ClusterClient, topics: ControlTopics) -> None
         return
     topic = min(refused)
     log.warning(
-        "control topics may keep the time of their writers: then a worker whose clock is wrong does not work",
+        "control topics may keep their writers' timestamps; a worker whose clock is wrong then does not work",
         topics=sorted(refused), why=str(refused[topic]),
         remedy="grant this worker AlterConfigs and DescribeConfigs on them, or use kafka-configs.sh "
         f"--alter --topic {topic} --add-config message.timestamp.type=LogAppendTime",
@@ -43,9 +46,10 @@ async def use_brokers_time(client: ClusterClient, topics: ControlTopics) -> None
 
 
 async def warn_of_settings(client: ClusterClient, topics: ControlTopics) -> None:
-    """Logs what would lose or refuse records of control topics; alters nothing.
+    """Logs settings that would lose or refuse records of control topics; changes nothing.
 
-    Raises: ClusterUnreachable: the cluster does not answer.
+    Raises:
+        ClusterUnreachable: The cluster does not answer.
     """
     names = LEAST | {POLICY}
     needed = {
@@ -55,10 +59,10 @@ async def warn_of_settings(client: ClusterClient, topics: ControlTopics) -> None
     try:
         found = await describe(client, needed, names)
     except (KafkaError, NotImplementedError):
-        return  # `use_brokers_time` has told it
+        return  # `use_brokers_time` has warned already
     for topic, settings in sorted(found.items()):
         if isinstance(settings, KafkaError):
             continue
         if wrong := wrong_settings(settings.config, needed[topic]):
             problem = problem_of(client.spec, topic, settings.config, wrong)
-            log.warning("a control topic is not as it must be", why=problem.message, remedy=problem.remedy)
+            log.warning("a control topic has a wrong setting", why=problem.message, remedy=problem.remedy)

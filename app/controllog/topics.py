@@ -1,36 +1,34 @@
-"""Every control topic of a region, declared once: name, partitions, retention.
+"""The control topics of a region, declared once: name, partitions, settings.
 
-All of them are created before anything starts, because a topic that Kafka makes by itself (or one
-that appears after a Faust agent has started) is not consumed for minutes or crashes the table.
-A table's changelog has exactly as many partitions as the topic its agent reads.
+All of them are created before anything starts. Faust would crash, or not consume for minutes, if a topic
+appeared after its agent had started. A table's changelog has exactly as many partitions as the topic that
+its agent reads.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-TRACKER_PARTITIONS = 8  # how far writing the tracker table and answering takeovers can be spread over workers
-AUDIT_PARTITIONS = 8  # the same of what is audited: a topic's tiers are in one
-CHECKPOINT_PARTITIONS = 4  # the same of the offset map: a tenth of the trackers' events, and no answers
+TRACKER_PARTITIONS = 8  # at most this many workers write the tracker table and answer takeovers
+AUDIT_PARTITIONS = 8  # the same for audits; all tiers of a topic are in one partition
+CHECKPOINT_PARTITIONS = 4  # the same for the offset map, which has a tenth of the trackers' events
 
 _HOUR_MS = 3_600_000
 _DAY_MS = 24 * _HOUR_MS
 
-# Events are kept below 1 MB (app.controllog.codec): a broker whose own limit is lower must not stop the
-# control plane.
+# Events stay below 1 MB (app.controllog.codec). The topics take more, whatever the brokers' own limit is.
 _MAX_MESSAGE_BYTES = str(2 * 1024 * 1024)
 
-# The brokers' time: no worker's clock, nor a client's, is trusted to be right, and brokers refuse timestamps
-# that lie an hour ahead of theirs.
+# Brokers set the timestamps: clocks of workers and clients may be wrong, and brokers refuse timestamps an
+# hour in the future.
 TIMES = {"message.timestamp.type": "LogAppendTime"}
 
 _COMPACTED = {
     **TIMES,
     "max.message.bytes": _MAX_MESSAGE_BYTES,
     "cleanup.policy": "compact",
-    # A fresh reader must never find that compaction kept a refused event before the leader could
-    # write the valid one again (controllog.state, rule 5), nor an old record of the tracker table that a
-    # paused writer wrote behind a newer one (worker.tracker.fold).
+    # Compaction waits until the leader has written a valid event after a refused one (controllog.state, rule
+    # 5), and a newer row after a paused writer's older row of the tracker table (worker.tracker.fold).
     "min.compaction.lag.ms": str(10 * 60_000),
     "segment.bytes": str(16 * 1024 * 1024),
     "segment.ms": str(_HOUR_MS),
@@ -73,34 +71,35 @@ class ControlTopics:
 
     @property
     def heartbeats(self) -> ControlTopic:
-        """Workers prove that they live, and say what they do."""
+        """Workers' heartbeats, with the state of their jobs."""
         return ControlTopic(f"{self.app_id}-heartbeats", 1, _expiring(_HOUR_MS))
 
     @property
     def trackers(self) -> ControlTopic:
-        """Snapshots and takeovers: its order is the fence (`app.worker.tracker.fold`)."""
+        """Snapshots and takeovers; their order fences old owners (`app.worker.tracker.fold`)."""
         return ControlTopic(f"{self.app_id}-trackers", TRACKER_PARTITIONS, _expiring(7 * _DAY_MS))
 
     @property
     def checkpoints(self) -> ControlTopic:
-        """Barriers of the offset map (`app.offsets.model.offset_map`). An event carries those of many lines:
-        what is kept is the table, whose changelog is compacted, by line."""
+        """Offset syncs (`app.offsets.model.offset_map`), many lines in an event. The table keeps them: its
+        changelog is compacted by line."""
         return ControlTopic(f"{self.app_id}-checkpoints", CHECKPOINT_PARTITIONS, _expiring(7 * _DAY_MS))
 
     @property
     def audit(self) -> ControlTopic:
-        """Audit reports and what closes windows (`app.audit.counts`), by audited topic. What is kept are the
-        tables."""
+        """Audit reports and events that close windows (`app.audit.counts`), by audited topic. Tables keep
+        the results."""
         return ControlTopic(f"{self.app_id}-audit", AUDIT_PARTITIONS, _expiring(7 * _DAY_MS))
 
     @property
     def answers(self) -> ControlTopic:
-        """Answers to takeovers, by those who follow the tracker topic; all workers read them from the end."""
+        """Answers to takeovers from the followers of the tracker topic; all workers read them from the
+        end."""
         return ControlTopic(f"{self.app_id}-answers", 1, _expiring(_HOUR_MS))
 
     @property
     def incidents(self) -> ControlTopic:
-        """What happened that a person must know: gaps, undecodable batches, fenced workers."""
+        """Incidents that a person must know of: gaps, undecodable batches, fenced workers."""
         return ControlTopic(f"{self.app_id}-incidents", 1, _expiring(30 * _DAY_MS))
 
     def changelog(self, table: str, partitions: int) -> ControlTopic:
@@ -109,14 +108,15 @@ class ControlTopics:
 
     @property
     def seals(self) -> ControlTopic:
-        """From which offset on records have a seal (`app.controllog.seals`). Never compacted, and without an
-        end: what stood there once stands."""
+        """The offsets from which on records need a seal (`app.controllog.seals`). Never compacted, and
+        without expiry, so that no offset is lost."""
         config = {**_expiring(-1), "retention.bytes": "-1"}
         return ControlTopic(f"{self.app_id}-seals", 1, config)
 
     @property
     def sealed(self) -> list[ControlTopic]:
-        """What only workers of the region write, each record with a seal (`app.controllog.seals`)."""
+        """The topics that only workers of the region write, each record with a seal
+        (`app.controllog.seals`)."""
         return [
             self.control,
             self.heartbeats,
@@ -128,8 +128,8 @@ class ControlTopics:
 
     @property
     def needed_by_other_regions(self) -> list[ControlTopic]:
-        """What other regions need when this one is lost: who does what, how far it is, how offsets map.
-        Compacted, all of it."""
+        """The topics that other regions need when this one is lost: assignments, progress, the offset map.
+        All are compacted."""
         return [
             self.control,
             self.changelog("checkpoints", CHECKPOINT_PARTITIONS),
@@ -138,12 +138,12 @@ class ControlTopics:
 
     @property
     def followed_by_other_regions(self) -> list[ControlTopic]:
-        """What other regions read the end of: how far this one is, and where its copies lie, before the
-        tables' writers say so."""
+        """The topics whose end other regions read: newer progress and offset syncs than the tables'
+        changelogs have."""
         return [self.trackers, self.checkpoints]
 
     def all(self) -> list[ControlTopic]:
-        """Everything that must exist before a worker starts."""
+        """Every topic that must exist before a worker starts."""
         return [
             self.control,
             self.heartbeats,

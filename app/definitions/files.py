@@ -1,12 +1,12 @@
-"""Which files of a folder are definitions, and which only look so.
+"""Finds the definitions in a folder, and the files that only look like definitions.
 
 Rules
-1. A definition's name ends with one of `SUFFIXES`, in any case. Links are followed, to folders too. Each file
-   and folder is read once, by where it really is.
-2. A name that begins with a dot is passed over: editors' locks, macOS' `._x.yaml`, folders of version
-   control. So are the folders in which Kubernetes keeps the contents of a ConfigMap; its links lead there.
-3. What is passed over and reads like a definition is doubtful: a deployment that deletes what is not defined
-   must not take it for gone. So is what cannot be looked into.
+1. A definition's file name ends with one of `SUFFIXES`, in any case. Links are followed, also to folders.
+   Each file and folder is read once, by its real path.
+2. Names that begin with a dot are ignored: editors' locks, macOS' `._x.yaml`, folders of version control.
+   So are the folders in which Kubernetes keeps a ConfigMap's contents; its links lead there.
+3. An ignored file that reads like a definition is doubtful, and so is one that cannot be read. A
+   deployment that deletes undefined things must not take its definitions for removed.
 
 Source: Kubernetes' atomic_writer.go.
 """
@@ -23,23 +23,23 @@ from typing import NamedTuple
 
 SUFFIXES = (".yaml", ".yml", ".json")
 LOOKED_AT_BYTES = 64 * 1024
-CONTENTS = "..data"  # the link that a ConfigMap's files lead through
+CONTENTS = "..data"  # the link on the way to a ConfigMap's files
 _OF_CONFIG_MAP = re.compile(r"\.\.(data|data_tmp|\d{4}_.*)$")
 _NAMED_ALIKE = re.compile(r"\.(ya?ml|json)(?![a-z0-9])", re.IGNORECASE)
-_MAY_BE_ONE = re.compile(r"\.(ya?ml|json)|^\.*[^.]+$", re.IGNORECASE)  # or a name without an ending
+_MAY_BE_ONE = re.compile(r"\.(ya?ml|json)|^\.*[^.]+$", re.IGNORECASE)  # or a name without a suffix
 _READS_ALIKE = re.compile(rb"""apiVersion["']?\s*:\s*["']?switchyard/""")
 
 
 class Weight(Enum):
-    """What a deployment makes of a file or folder that was not read."""
+    """The effect of an unread file or folder on a deployment."""
 
-    TOLD = "a warning"
+    WARNED = "a warning"
     DOUBTFUL = "it deletes nothing"
     WRONG = "refused"
 
 
 class Unread(NamedTuple):
-    """It was not read, and why."""
+    """A file or folder that was not read, and why."""
 
     path: Path
     why: str
@@ -48,12 +48,13 @@ class Unread(NamedTuple):
 
 @dataclass(slots=True)
 class DefinitionFiles:
-    """What a folder has, each in order of its path.
+    """The files of a folder, in order of their paths.
 
     Attributes:
-        files: the definitions.
-        unread: what people have to know of the rest.
-        contents: folder -> where its `CONTENTS` led: another place tells that it was swapped meanwhile.
+        files: The definitions.
+        unread: Other files and folders that people should know of.
+        contents: Folder -> the target of its `CONTENTS`. Another target later means that the ConfigMap was
+            swapped.
     """
 
     files: list[Path] = field(default_factory=list)
@@ -62,10 +63,10 @@ class DefinitionFiles:
 
 
 def find(folder: Path) -> DefinitionFiles:
-    """See the module."""
+    """The definitions below `folder`, and the doubtful files."""
     walk = _Walk()
     walk.enter(folder, is_hidden=False)
-    for one in walk.hidden:  # last: what a link leads to is read as the link's
+    for one in walk.hidden:  # last, so that a linked file is found under its link
         walk.enter(one, is_hidden=True)
     found = walk.found
     read = {os.path.realpath(file) for file in found.files}
@@ -73,18 +74,18 @@ def find(folder: Path) -> DefinitionFiles:
         if os.path.realpath(path) in read:
             continue
         if _reads_alike(path):
-            why = "looks like a definition, and is not read"
+            why = "looks like a definition, but is not read"
             found.unread.append(Unread(path, why, Weight.DOUBTFUL))
         elif not is_hidden and _NAMED_ALIKE.search(path.name):
-            found.unread.append(Unread(path, "is not read", Weight.TOLD))
+            found.unread.append(Unread(path, "is not read", Weight.WARNED))
     found.files.sort()
     found.unread.sort(key=lambda one: one.path)
     return found
 
 
 class _Walk:
-    """`hidden`: folders whose names begin with a dot. `others`: files that are no definitions by their names,
-    and whether they are in such a folder."""
+    """`hidden`: folders whose names begin with a dot. `others`: files that are not definitions by name,
+    and whether they are in a hidden folder."""
 
     def __init__(self) -> None:
         self.found = DefinitionFiles()
@@ -93,7 +94,7 @@ class _Walk:
         self._seen: set[str] = set()
 
     def enter(self, folder: Path, *, is_hidden: bool) -> None:
-        """Looks through a folder and those in it."""
+        """Searches a folder and its subfolders."""
         real = os.path.realpath(folder)
         if real in self._seen:
             return
@@ -117,12 +118,12 @@ class _Walk:
             is_folder = stat.S_ISDIR(entry.stat().st_mode)
         except OSError as error:
             if is_definition:
-                self.found.files.append(path)  # who reads it tells why it cannot be read
+                self.found.files.append(path)  # reading it gives the reason
             elif not passes:
                 why = f"cannot be followed: {error.strerror}"
                 self.found.unread.append(Unread(path, why, Weight.DOUBTFUL))
             elif not is_hidden and _NAMED_ALIKE.search(entry.name):
-                self.found.unread.append(Unread(path, "is not read", Weight.TOLD))
+                self.found.unread.append(Unread(path, "is not read", Weight.WARNED))
             return
         if not is_folder:
             if is_definition:
@@ -136,7 +137,7 @@ class _Walk:
 
 
 def contents_of(folder: Path) -> str:
-    """Where its `CONTENTS` lead now; "": nowhere."""
+    """The target of the folder's `CONTENTS`; "": none."""
     try:
         return str((folder / CONTENTS).readlink())
     except OSError:
@@ -150,5 +151,5 @@ def _reads_alike(path: Path) -> bool:
         with path.open("rb") as file:
             begin = file.read(LOOKED_AT_BYTES)
     except OSError:
-        return True  # nobody knows
+        return True  # it may be one
     return b"\0" not in begin and _READS_ALIKE.search(begin) is not None

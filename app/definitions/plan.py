@@ -1,4 +1,5 @@
-"""What a deployment would change: pure, so that a dry run and the deployment cannot differ."""
+"""The plan of a deployment: its changes, conflicts and warnings. Pure, so that a dry run and the
+deployment agree."""
 
 from __future__ import annotations
 
@@ -19,15 +20,15 @@ from app.replicate.definition_checks import conflicts as route_conflicts
 from app.replicate.definition_checks import folded_copies
 from app.replicate.model.copy_graph import ALONE, OtherRegions
 
-# Of a route: what makes its copies other topics.
+# Fields of a route whose change means other copies.
 IDENTITY = ("spec.from", "spec.to", "spec.rename.from", "spec.rename.to")
-SHOWN = 5  # topics, in a warning
-RECOUNTED = ("spec.window", "spec.timestamp")  # of an audit plan: which window a record is in
+SHOWN = 5  # topics in a warning
+RECOUNTED = ("spec.window", "spec.timestamp")  # fields of an audit plan that decide a record's window
 
 
 @dataclass(frozen=True, slots=True)
 class FieldChange:
-    """One field, before and after (None: not there)."""
+    """A field's old and new value (None: absent)."""
 
     field: str
     old: Any
@@ -36,7 +37,7 @@ class FieldChange:
 
 @dataclass(frozen=True, slots=True)
 class DefinitionChange:
-    """What happens to one definition: create, update, delete or unchanged."""
+    """The change of one definition: create, update, delete or unchanged."""
 
     action: str
     key: str
@@ -50,23 +51,21 @@ class DefinitionChange:
 
     @property
     def name(self) -> str:
-        """What it happens to, for people."""
+        """The definition's name for people."""
         return f"route {self.key}" if self.kind == "Route" else self.key
 
     @property
     def definition(
         self,
     ) -> Workload | RouteDefinition | FailoverDefinition | AuditPlan | AlertDefinition | None:
-        """What there is to be; None: nothing."""
+        """The new definition; None for a deletion."""
         return self.workload or self.route or self.failover or self.audit or self.alert
 
 
 @dataclass(frozen=True, slots=True)
 class UnreadableDefinition:
-    """What stands in the control log as a definition of this `kind`, and is none as far as is known here.
-
-    A newer version may have written it. `data` is it; `why` is for people.
-    """
+    """A definition of this `kind` in the control log that this version cannot read, because of `why`. A
+    newer version may have written it."""
 
     kind: str
     data: Any
@@ -75,7 +74,7 @@ class UnreadableDefinition:
 
 @dataclass(frozen=True, slots=True)
 class DefinitionsPlan:
-    """All changes, what forbids them, and what to know before they are carried out."""
+    """All changes, the conflicts that forbid them, and warnings."""
 
     changes: tuple[DefinitionChange, ...]
     conflicts: tuple[str, ...] = ()
@@ -83,7 +82,7 @@ class DefinitionsPlan:
 
     @property
     def empty(self) -> bool:
-        """Nothing would change."""
+        """Whether nothing would change."""
         return all(change.action == "unchanged" for change in self.changes)
 
 
@@ -102,15 +101,17 @@ def plan(
     is_local: bool = True,
     clusters: Collection[str] | None = None,
 ) -> DefinitionsPlan:
-    """The changes from `current` workloads, `routes`, `failovers`, `audits` and `alerts` (by key) to
-    `wanted`; `other_regions` is what is known beyond this region's routes. Unless `is_local`, clusters of
-    workloads with a mode are as they were written, which may be any region's: whether one changes is not
-    known. `clusters` are those that switchyard.yaml names; one that it does not name any more has another
-    alias now.
+    """The changes from the current definitions (by key) to `wanted`.
 
-    What is not wanted is deleted only with `prune`. Routes that a failover definition makes are not among it.
-    Unless `allow_empty`, that is neither all of a kind nor more than half of everything. What is
-    `unreadable`, by key, is replaced or deleted like any other, and compared with nothing.
+    Args:
+        current: The current workloads.
+        prune: Delete definitions that `wanted` lacks, except routes that a failover definition makes.
+        allow_empty: `prune` may delete all definitions of a kind, or more than half of all.
+        unreadable: By key. They are replaced or deleted like others, but not compared.
+        other_regions: Routes beyond this region.
+        is_local: False: workloads with a mode may name any region's cluster, so a change of cluster is not
+            known.
+        clusters: The clusters of switchyard.yaml. A current cluster that is not among them was renamed there.
     """
     changes: list[DefinitionChange] = []
     conflicts: list[str] = []
@@ -173,7 +174,8 @@ def plan(
 def _with_unreadable(
     changes: Sequence[DefinitionChange], unreadable: Mapping[str, UnreadableDefinition], *, prune: bool
 ) -> list[DefinitionChange]:
-    """What is wanted under the key of one is its update; what is not is deleted only with `prune`."""
+    """The changes, where a new definition under the key of an unreadable one is an update; others are
+    deleted only with `prune`."""
     found = [
         replace(change, action="update") if change.key in unreadable and change.action == "create" else change
         for change in changes
@@ -186,7 +188,7 @@ def _with_unreadable(
 def _of_unreadable(
     changes: Sequence[DefinitionChange], unreadable: Mapping[str, UnreadableDefinition]
 ) -> list[str]:
-    """What becomes of each."""
+    """A warning for each unreadable definition."""
     actions = {change.key: change.action for change in changes}
     fates = {"update": "is replaced", "delete": "is deleted"}
     stays = "stays as it is. Deploy it again, or delete it, with the version that wrote it"
@@ -198,7 +200,7 @@ def _of_unreadable(
 
 
 def _deletes_too_much(changes: Sequence[DefinitionChange]) -> list[str]:
-    """Why a prune is more likely the wrong files than what somebody wants."""
+    """Conflicts where a prune would delete so much that the files are probably the wrong ones."""
     there = Counter(change.kind for change in changes if change.action != "create")
     deleted = [change for change in changes if change.action == "delete"]
     gone = Counter(change.kind for change in deleted)
@@ -288,12 +290,12 @@ def _plan_routes(
     prune: bool,
     other_regions: OtherRegions,
 ) -> DefinitionsPlan:
-    """Routes: what is to run together must neither loop nor copy twice."""
+    """The changes of routes. All routes together must neither loop nor copy twice."""
     ordered = sorted(wanted, key=lambda route: route.key)
     keys = Counter(route.key for route in ordered)
     once = [route for route in ordered if keys[route.key] == 1]
     changes, warnings = [], []
-    if prune:  # before what may only be without them
+    if prune:  # first: new routes may depend on it
         changes += [
             DefinitionChange("delete", key, kind="Route") for key in sorted(current.keys() - keys.keys())
         ]
@@ -325,13 +327,13 @@ def _plan_routes(
 
 
 def _makes(current: Mapping[str, RouteDefinition], name: str, copy: str, cluster: str) -> bool:
-    """Whether the route makes this copy already."""
+    """Whether the current route makes this copy already."""
     before = current.get(name)
     return before is not None and (before.spec.target == cluster and copy in before.route().named_copies())
 
 
 def _renamed(before: RouteDefinition, after: RouteDefinition) -> list[str]:
-    """Topics whose copies go to another topic by `rename.names`."""
+    """A warning where `rename.names` sends copies to another topic."""
     names = before.spec.rename.names.keys() | after.spec.rename.names.keys()
     ends = [
         (name, before.route().destination(name), after.route().destination(name)) for name in sorted(names)
@@ -347,7 +349,7 @@ def _renamed(before: RouteDefinition, after: RouteDefinition) -> list[str]:
 
 
 def _stranded(before: Workload, after: Workload) -> list[str]:
-    """Retry tiers that go: what waits in them does not wait any longer."""
+    """Warnings about removed retry tiers: their waiting messages lose their delay."""
     kept = len(after.spec.retry)
     return [
         f"{after.key}: what waits in {topic} is delivered at once, without its delay of "
@@ -357,13 +359,16 @@ def _stranded(before: Workload, after: Workload) -> list[str]:
 
 
 def _own_topics(workload: Workload) -> tuple[str, tuple[str, ...]]:
-    """Their cluster, and their names."""
+    """The cluster and names of the workload's own topics."""
     return workload.metadata.cluster, workload.own_topics()
 
 
 def _shared_topics(workloads: Sequence[Workload]) -> list[tuple[str, str, str]]:
-    """Keys of two workloads, and the words for it: an own topic of both would be the same, so that each got
-    the other's messages, or one to Kafka, so that the second's were never made."""
+    """Pairs of workloads that would share a topic of their own, each with the conflict's text.
+
+    With the same topic, each would get the other's messages. With names that are one to Kafka, the second
+    topic could not be created.
+    """
     owners: dict[tuple[str, str], tuple[str, str]] = {}
     found: dict[tuple[str, str], str] = {}
     for workload in workloads:

@@ -1,8 +1,8 @@
-"""Definitions: what runs, kept in the control log and changed live: `Workload`, `Route`, `AuditPlan`, `Alert`
-and `Failover`.
+"""Definitions: `Workload`, `Route`, `AuditPlan`, `Alert` and `Failover`, kept in the control log and
+changed while workers run.
 
-The whole shape is accepted and checked; what is not in force yet is said so: as a warning where ignoring it
-is harmless, as an error where a user would rely on it.
+All fields are accepted and checked. A field that has no effect yet gives a warning where that is harmless,
+and an error where a user would rely on it.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ NAMED = ("Route", "AuditPlan", "Alert", "Failover")  # by metadata.name
 
 
 def json_schema() -> dict[str, Any]:
-    """The JSON Schema of all kinds there are."""
+    """The JSON Schema of all kinds."""
     roots, schema = models_json_schema(
         [
             (kind, "validation")
@@ -78,10 +78,10 @@ def parse_definition(
     file: str = "",
     node: Any = None,
 ) -> tuple[Workload, list[ConfigProblem]]:
-    """A workload of plain data (a YAML document, a PUT's body), and the warnings about it.
+    """A workload from plain data (a YAML document, a PUT's body), and its warnings.
 
     Raises:
-        InvalidConfiguration: with everything that is wrong.
+        InvalidConfiguration: The data has errors; the exception has all of them.
     """
     return _workload(_document(data, file, node), clusters, layout)
 
@@ -89,10 +89,10 @@ def parse_definition(
 def parse_route(
     data: Any, *, clusters: Collection[str] | None = None, file: str = "", node: Any = None
 ) -> tuple[RouteDefinition, list[ConfigProblem]]:
-    """A route of plain data, and the warnings about it; what it does together with others is not looked at.
+    """A route from plain data, and its warnings, without a check against other routes.
 
     Raises:
-        InvalidConfiguration: with everything that is wrong.
+        InvalidConfiguration: The data has errors.
     """
     return _route(_document(data, file, node), clusters)
 
@@ -100,11 +100,10 @@ def parse_route(
 def parse_failover(
     data: Any, *, layout: Layout | None = None, file: str = "", node: Any = None
 ) -> tuple[FailoverDefinition, list[ConfigProblem]]:
-    """A failover definition of plain data, and the warnings about it; what its routes do together with others
-    is not looked at.
+    """A failover definition from plain data, and its warnings, without a check of the routes that it makes.
 
     Raises:
-        InvalidConfiguration: with everything that is wrong.
+        InvalidConfiguration: The data has errors.
     """
     return _failover(_document(data, file, node), layout)
 
@@ -112,10 +111,10 @@ def parse_failover(
 def parse_audit(
     data: Any, *, layout: Layout | None = None, file: str = "", node: Any = None
 ) -> tuple[AuditPlan, list[ConfigProblem]]:
-    """An audit plan of plain data, and the warnings about it.
+    """An audit plan from plain data, and its warnings.
 
     Raises:
-        InvalidConfiguration: with everything that is wrong.
+        InvalidConfiguration: The data has errors.
     """
     return _audit(_document(data, file, node), layout)
 
@@ -123,10 +122,10 @@ def parse_audit(
 def parse_alert(
     data: Any, *, file: str = "", node: Any = None
 ) -> tuple[AlertDefinition, list[ConfigProblem]]:
-    """An alert of plain data, and the warnings about it.
+    """An alert from plain data, and its warnings.
 
     Raises:
-        InvalidConfiguration: with everything that is wrong.
+        InvalidConfiguration: The data has errors.
     """
     return _alert(_document(data, file, node))
 
@@ -139,10 +138,10 @@ def parse_any(
     file: str = "",
     node: Any = None,
 ) -> tuple[AnyDefinition, list[ConfigProblem]]:
-    """A definition of whatever kind it says it is, and the warnings about it.
+    """A definition of the kind that `data` names, and its warnings.
 
     Raises:
-        InvalidConfiguration: with everything that is wrong.
+        InvalidConfiguration: The data has errors.
     """
     document = _document(data, file, node)
     match difflib.get_close_matches(str(data.get("kind")), KINDS, 1, 0.5):
@@ -159,7 +158,6 @@ def parse_any(
 
 
 def _document(data: Any, file: str, node: Any) -> Document:
-    """The document."""
     if not isinstance(data, Mapping):
         raise InvalidConfiguration(
             [
@@ -229,7 +227,7 @@ def _validated(model: type[T], document: Document, problems: list[ConfigProblem]
 
 
 def _sound(definition: T | None, problems: list[ConfigProblem]) -> tuple[T, list[ConfigProblem]]:
-    """The definition and its warnings. Raises InvalidConfiguration: there are errors."""
+    """The definition and its warnings. Raises InvalidConfiguration when there are errors."""
     warnings = [problem for problem in problems if problem.severity == "warning"]
     if definition is None or len(warnings) < len(problems):
         raise InvalidConfiguration(problems)
@@ -244,15 +242,15 @@ def load_definitions(
     prune: bool = False,
     may_be_empty: bool = False,
 ) -> tuple[list[AnyDefinition], list[ConfigProblem]]:
-    """The definitions of files and folders (`app.definitions.files`), and the warnings about them.
+    """The definitions of files and folders (`app.definitions.files`), and their warnings.
 
     Args:
-        prune: what they do not define is to be deleted: nothing that looks like a definition may be passed
-            over.
-        may_be_empty: a file or folder that defines nothing is no mistake.
+        prune: A deployment will delete everything else, so no file that looks like a definition may be
+            ignored.
+        may_be_empty: Accept a file or folder without definitions.
 
     Raises:
-        InvalidConfiguration: with everything that is wrong in all of them.
+        InvalidConfiguration: Some files have errors; the exception has all of them.
     """
     problems: list[ConfigProblem] = []
     documents = _read(sources, problems, prune=prune, may_be_empty=may_be_empty)
@@ -280,9 +278,9 @@ def load_definitions(
 def _read(
     sources: Sequence[str | Path], problems: list[ConfigProblem], *, prune: bool, may_be_empty: bool
 ) -> list[Document]:
-    """The documents of all files, each file once; what cannot be read goes to `problems`.
+    """The documents of all files, each file once; problems go to `problems`.
 
-    A ConfigMap that is swapped meanwhile is read again: its files would be of two deployments.
+    Files of a ConfigMap that is swapped meanwhile would belong to two deployments, so they are read again.
     """
     for tries_left in reversed(range(READ_TRIES)):
         wrong: list[ConfigProblem] = []
@@ -299,7 +297,7 @@ def _read(
 def _read_once(
     sources: Sequence[str | Path], problems: list[ConfigProblem], *, prune: bool, may_be_empty: bool
 ) -> tuple[list[Document], dict[Path, str]]:
-    """As `_read`; and where the contents of ConfigMaps were."""
+    """The documents as in `_read`, and where the contents of ConfigMaps were."""
     documents: list[Document] = []
     read: set[str] = set()
     unread: dict[str, Unread] = {}
@@ -343,7 +341,7 @@ def _unread(one: Unread, *, prune: bool) -> ConfigProblem:
 
 
 def _twice(documents: Sequence[Document]) -> Iterable[ConfigProblem]:
-    """The same thing defined again; by its name alone, so that other mistakes in it hide nothing."""
+    """Problems for things that are defined twice. Names alone decide, so that other errors hide none."""
     first: dict[tuple[str, ...], Document] = {}
     for document in documents:
         kind = value_at(document.data, ("kind",))
@@ -351,7 +349,7 @@ def _twice(documents: Sequence[Document]) -> Iterable[ConfigProblem]:
         names = [value_at(document.data, ("metadata", name)) for name in named]
         if not all(isinstance(n, str) for n in names):
             continue
-        place = [*names, kind] if kind in NAMED[1:] else names  # a route may have its name
+        place = [*names, kind] if kind in NAMED[1:] else names  # a route may have the same name
         before = first.setdefault(tuple(place), document)
         if before is not document:
             line, _ = before.position(("metadata",), key=True)

@@ -1,6 +1,7 @@
-"""Whether a definition's schemas can be used, told by the field that names them.
+"""Checks that a definition's schemas can be used, and names the field of a problem.
 
-As the process that checks sees the files: the workers need them at the same path below their folders.
+The check reads the files of its own process; workers need them at the same paths below their folders of
+schemas.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from app.payload.schema_loader import SchemaLoader
 async def schema_problem(
     definition: AnyDefinition, schemas: SchemaLoader, document: Document
 ) -> ConfigProblem | None:
-    """What is wrong with the schemas of a workload or an audit plan; None: nothing."""
+    """The problem with the schemas of a workload or audit plan; None: there is none."""
     try:
         match definition:
             case Workload():

@@ -1,1 +1,1 @@
-"""For developers and stories; no part of a worker."""
+"""Kafka on this machine and the demo: for developers; no part of a worker."""

@@ -1,8 +1,9 @@
-"""A sample receiver for the demo and the tests: does what each message tells it, and keeps a journal.
+"""A sample receiver for the demo and the tests: each message says how to handle it, and a journal records
+every delivery.
 
 A message's body is JSON: {"id": "...", "behaviour": "ok|slow|retryable|poison|crash", "ms": 50, "fails": 1}.
-The journal has a line a delivery, written before the answer is given, so that whoever is killed, it tells
-what was really delivered.
+The journal has a line for each delivery, written before the answer. So it shows all deliveries, whichever
+process is killed.
 
     python -m app.dev.sample_receiver --group billing --topic orders --journal /tmp/journal.jsonl
 """
@@ -25,7 +26,7 @@ from switchyard.receiver import Ack, Message, Receiver, Retry, Stash, Verdict
 
 
 class Behaviours:
-    """Does as the message says; counts deliveries by id for those that fail a number of times."""
+    """Handles messages as they say; counts deliveries by id, for those that fail a number of times."""
 
     def __init__(self, journal: Path, latency_s: float) -> None:
         self._file = os.open(journal, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
@@ -33,7 +34,7 @@ class Behaviours:
         self._seen: Counter[str] = Counter()
 
     async def handle(self, message: Message) -> Verdict:
-        """One delivery."""
+        """Handles one delivery."""
         try:
             body: Any = orjson.loads(message.value)
             name, behaviour = str(body["id"]), body.get("behaviour", "ok")
@@ -76,12 +77,12 @@ class Behaviours:
 
 
 def instant(_: Message) -> Verdict:
-    """Takes everything at once: for benchmarks."""
+    """Acknowledges everything at once, for benchmarks."""
     return None
 
 
 def build(options: argparse.Namespace) -> Receiver:
-    """The receiver that the options ask for."""
+    """The receiver for these options."""
     receiver = Receiver(options.host, options.port)
     if options.instant and options.latency_ms:
 

@@ -1,1 +1,1 @@
-"""What all others speak in: jobs, offsets, the tracker, leases, fencing, load, rates. Pure."""
+"""Types and rules that all rooms share: jobs, offsets, trackers, leases, fencing, load, rates."""

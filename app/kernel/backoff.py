@@ -1,9 +1,9 @@
-"""Capped exponential backoff with jitter. Randomness is passed in, so that everything replays.
+"""Capped exponential backoff with jitter. The caller passes the random number, so that runs can be replayed.
 
     delay(n) = min(cap, base * factor ** (n - 1)), of which the share `jitter` is random
 
-A share of jitter keeps messages that failed together from coming back together; a full one would
-make the shortest wait no wait at all.
+Jitter keeps messages that failed together from being retried together. Full jitter would allow a wait of
+nearly 0, so only a share of the delay is random.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ class Backoff:
     """How long to wait before the next attempt.
 
     Attributes:
-        base_s: before the second attempt, seconds.
-        cap_s: never more than this, seconds.
-        factor: from one wait to the next.
-        jitter: share of the wait that is random, 0 to 1.
+        base_s: The wait before the second attempt, in seconds.
+        cap_s: The longest wait, in seconds.
+        factor: The growth from one wait to the next.
+        jitter: The share of the wait that is random, 0 to 1.
 
     Raises:
-        ValueError: a figure is out of its bounds.
+        ValueError: A figure is outside its bounds.
     """
 
     base_s: float = 0.1

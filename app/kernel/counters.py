@@ -1,18 +1,18 @@
-"""How far numbers may have come that only grow: terms, epochs, lineages. Pure.
+"""A bound for numbers that only grow: terms, epochs, lineages.
 
-Anybody who may write to a log may write a number there that leaves no room for the next one. So a number in a
-log is bounded by its position. An honest one is the former one and one more, and each takes a record: behind
-`next_offset` records none is above `highest(next_offset)`, and the next honest one always fits.
+Any client that may write to a log could write the highest possible number and leave no room for the next one.
+So a number is bounded by its position in the log. An honest writer adds one to the last number, in a record
+of its own. So no honest number within the first `next_offset` records exceeds `highest(next_offset)`.
 
-Offsets survive compaction, so every reader decides the same, whenever it began. A bound relative to the
-former number would not do, because compaction may have removed that one.
+Offsets survive compaction, so every reader decides alike, wherever it begins to read. A bound relative to the
+number before would not do: compaction may have removed the record that held it.
 """
 
 from __future__ import annotations
 
-HEADROOM = 1 << 32  # what a log that was restored, at smaller offsets, or an older release may bring with it
+HEADROOM = 1 << 32  # for logs restored at smaller offsets, and for numbers of older releases
 
 
 def highest(next_offset: int) -> int:
-    """The highest number that may stand in the first `next_offset` records of a log."""
+    """The highest number that the first `next_offset` records of a log may hold."""
     return HEADROOM + next_offset

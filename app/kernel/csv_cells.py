@@ -1,4 +1,4 @@
-"""Cells of CSV that spreadsheets may open: names and texts are others', and none may become a formula."""
+"""CSV cells that are safe to open in a spreadsheet: text from other people must not become a formula."""
 
 from __future__ import annotations
 
@@ -6,5 +6,6 @@ FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")
 
 
 def text_cell(text: str) -> str:
-    """The text, with an apostrophe before what a spreadsheet would take for a formula (OWASP)."""
+    """The text, with an apostrophe in front where a spreadsheet would read a formula (OWASP, CSV
+    injection)."""
     return f"'{text}" if text.startswith(FORMULA) else text

@@ -1,6 +1,6 @@
 """Durations as people write them: "90s", "1h30m", "500ms", 2.5 (seconds).
 
-A duration is a whole number of milliseconds: what is finer is refused and not rounded, so that
+A duration is a whole number of milliseconds. Finer values are refused, not rounded, so that
 `parse(format(x)) == x` always holds.
 """
 
@@ -10,7 +10,7 @@ import re
 from decimal import Decimal
 from typing import Any
 
-MAX_DURATION_MS = 366 * 86_400_000  # nothing here waits longer than a year; keeps arithmetic exact
+MAX_DURATION_MS = 366 * 86_400_000  # no wait is longer than a year; keeps the arithmetic exact
 NUMBER = r"[0-9]{1,19}(?:\.[0-9]{1,9})?"
 
 _UNIT_MS = {"d": 86_400_000, "h": 3_600_000, "m": 60_000, "s": 1000, "ms": 1}
@@ -19,10 +19,10 @@ _HINT = "write one like 10s, 500ms or 1h30m"
 
 
 def parse_duration(value: Any) -> float:
-    """Seconds of "10s", "1m", "500ms", "1h30m" or a number of seconds.
+    """The seconds of "10s", "1m", "500ms", "1h30m", or of a number of seconds.
 
     Raises:
-        ValueError: anything else, below zero, finer than a millisecond, or longer than a year.
+        ValueError: Not a duration, below zero, finer than a millisecond, or longer than 366 days.
     """
     if isinstance(value, str):
         found = re.fullmatch(DURATION, value.strip())
@@ -42,7 +42,7 @@ def parse_duration(value: Any) -> float:
 
 
 def format_duration(seconds: float) -> str:
-    """The writing that `parse_duration` reads back to the same number of milliseconds: 5400.0 is "1h30m"."""
+    """The text that `parse_duration` reads back to the same number of milliseconds: 5400.0 is "1h30m"."""
     left_ms, parts = round(seconds * 1000), []
     for unit, unit_ms in _UNIT_MS.items():
         count, left_ms = divmod(left_ms, unit_ms)

@@ -1,28 +1,28 @@
-"""The tracker table's record and how events change it: takeovers fence older epochs.
+"""A job's row in the tracker table, and how events change it: a takeover fences all older epochs.
 
-Events of one job arrive in the order of the tracker topic. The record of a job is a fold over them,
-so that replaying events (Faust delivers them again after kill -9) or losing the table and reading
-its changelog gives the same record.
+A row is a fold over the job's events in the order of the tracker topic. Replayed events (Faust repeats some
+after a kill -9) and a table rebuilt from its changelog therefore give the same row.
 
 Rules
-1. `takeover(epoch)` is granted when `epoch` is at or above the record's; the record then carries it.
-   The same epoch by the same worker is granted again (the answer may have been lost).
-2. `snapshot(epoch)` counts only under exactly the record's epoch: an older owner is refused, and so
-   is one that never took over.
-3. Snapshots of one lineage join (union of finished offsets, highest base): nothing finished becomes
-   unfinished. A new lineage (the log was truncated or made anew) replaces what was known of the old one,
-   and only there may the base go back.
-4. A record says of which log it speaks: the ids of its cluster and topic. Within a lineage they are only
-   ever filled in, never changed: a new owner that finds another log begins a new lineage.
-5. A snapshot may carry a note, the owner's own words to its successor (`app.replicate.destination.handover`).
-   The note of the last snapshot that counted stands; it is not joined with others, so that it has to say
-   itself of which base it speaks.
-
-6. An epoch that no control log gives (above `HEADROOM`) fences nobody for ever: a takeover that names it
-   (`over`) is granted below it. Its asker names it only when it cannot have come from its control log
+1. `takeover(epoch)` is granted when `epoch` is above the row's; the row then has that epoch. The same
+epoch by
+   the same worker is granted too, because the first answer may have been lost.
+2. `snapshot(epoch)` counts only under exactly the row's epoch and worker. So an older owner is refused,
+and so
+   is a worker that never took over.
+3. Snapshots of one lineage join (union of finished offsets, highest base), so no finished offset becomes
+   unfinished. A new lineage (the log was truncated or recreated) replaces the old snapshot; only then may the
+   base decrease.
+4. A row names its log by the ids of cluster and topic. Within a lineage an id may be filled in but not
+   changed; a new owner that finds another log begins a new lineage.
+5. A snapshot may carry a note from the owner to its successor (`app.replicate.destination.handover`). A row
+   keeps the last snapshot's note. Notes are not joined, so each one names the base that it belongs to.
+6. A forged epoch above `HEADROOM` must not fence a job for ever, so a takeover that names it (`over`) is
+   granted below it. A worker names it only when its control log cannot have given it
    (`app.worker.runtime.job_starter`). A lineage above `app.kernel.counters.highest` is refused.
 
-Invariants: a record's epoch decreases by rule 6 only; within a lineage its base never decreases.
+Invariants (`tests/kernel/test_fencing.py`): only rule 6 decreases a row's epoch; within a lineage its base
+never decreases.
 """
 
 from __future__ import annotations
@@ -36,23 +36,24 @@ from app.kernel.ranges import CorruptSnapshot, Snapshot
 
 
 class LogId(msgspec.Struct, frozen=True, array_like=True):
-    """Which log offsets are of: another topic of the same name, or of another cluster, has other ids.
+    """The log that offsets belong to. A topic of the same name, recreated or in another cluster, has other
+    ids.
 
-    "" is not known: the broker is too old to tell, or it was written before ids were.
+    "" means not known: the broker does not give the id, or an older release wrote the record.
     """
 
     cluster_id: str = ""
     topic_id: str = ""
 
     def is_another(self, present: LogId) -> bool:
-        """Whether `present` is certainly not this log."""
+        """Whether `present` is certainly another log."""
         return bool(
             (self.cluster_id and present.cluster_id and self.cluster_id != present.cluster_id)
             or (self.topic_id and present.topic_id and self.topic_id != present.topic_id)
         )
 
     def filled_in(self, present: LogId) -> LogId:
-        """This one, with what it does not know from `present`."""
+        """This id, with its unknown parts taken from `present`."""
         return LogId(self.cluster_id or present.cluster_id, self.topic_id or present.topic_id)
 
     def __str__(self) -> str:
@@ -60,18 +61,18 @@ class LogId(msgspec.Struct, frozen=True, array_like=True):
 
 
 class TrackerRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """What the tracker table holds for a job.
+    """A job's row in the tracker table.
 
     Attributes:
-        epoch: the highest epoch that took the job over.
-        worker: who did.
-        base: next offset to commit; everything below is finished (readable without decoding).
+        epoch: The highest epoch that took the job over.
+        worker: The worker that took it over.
+        base: The next offset to commit; all offsets below are finished (readable without decoding).
         snapshot: `Snapshot` bytes: base and the finished offsets above it; b"" before the first.
-        lineage: how often the offsets have begun to mean something else.
-        cluster_id, topic_id: of the log that the offsets are of; "" is not known.
-        at_ms: when it last changed, by the event's own time.
-        offset: of the last event of the tracker topic that is in it (`app.worker.tracker.fold`).
-        note: of the last snapshot (rule 5).
+        lineage: How many times the log was truncated or recreated.
+        cluster_id, topic_id: The log that the offsets belong to; "" is not known.
+        at_ms: The time of the event that last changed the row.
+        offset: The offset in the tracker topic of the last event applied (`app.worker.tracker.fold`).
+        note: The last snapshot's note (rule 5).
     """
 
     epoch: int = 0
@@ -87,12 +88,12 @@ class TrackerRecord(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def log(self) -> LogId:
-        """The log that it speaks of."""
+        """The log that the offsets belong to."""
         return LogId(self.cluster_id, self.topic_id)
 
 
 class SnapshotItem(msgspec.Struct, frozen=True, array_like=True):
-    """One job's snapshot on its way to the table: (job, epoch, bytes, lineage, log, note)."""
+    """One job's snapshot in a `Snapshots` event."""
 
     job: str
     epoch: int
@@ -103,7 +104,7 @@ class SnapshotItem(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Snapshots(msgspec.Struct, frozen=True, tag="snapshots", tag_field="event", kw_only=True):
-    """Snapshots of many jobs of one worker, all of one partition of the tracker topic."""
+    """Snapshots of one worker's jobs in one partition of the tracker topic."""
 
     worker: str
     at_ms: int
@@ -111,8 +112,10 @@ class Snapshots(msgspec.Struct, frozen=True, tag="snapshots", tag_field="event",
 
 
 class Takeover(msgspec.Struct, frozen=True, tag="takeover", tag_field="event", kw_only=True):
-    """`worker` takes `job` over under `epoch` and asks for its record; `nonce` pairs the answer. `over`: the
-    epoch that has to give way though it is higher (rule 6), -1 for none."""
+    """`worker` takes `job` over under `epoch` and requests its row; `nonce` pairs request and answer.
+
+    `over` is the higher epoch that rule 6 overrides; -1 for none.
+    """
 
     job: str
     epoch: int
@@ -126,8 +129,7 @@ TrackerEvent = Snapshots | Takeover
 
 
 class TakeoverAnswer(msgspec.Struct, frozen=True, tag="takeover-answer", tag_field="event", kw_only=True):
-    """Granted with the latest snapshot, or refused with the epoch that is known
-    (`app.worker.tracker.fold`)."""
+    """A takeover granted with the latest snapshot, or refused with the row's epoch."""
 
     job: str
     epoch: int
@@ -142,7 +144,7 @@ class TakeoverAnswer(msgspec.Struct, frozen=True, tag="takeover-answer", tag_fie
 
 
 def on_takeover(record: TrackerRecord | None, event: Takeover) -> tuple[TrackerRecord, TakeoverAnswer]:
-    """The record after `event` and the answer to it."""
+    """The row after `event`, and the answer to it."""
     current = record or TrackerRecord()
     granted = (
         event.epoch > current.epoch
@@ -171,10 +173,10 @@ def on_takeover(record: TrackerRecord | None, event: Takeover) -> tuple[TrackerR
 def on_snapshot(
     record: TrackerRecord | None, item: SnapshotItem, *, worker: str, at_ms: int
 ) -> TrackerRecord | None:
-    """The record after `item`, or None when it is refused (rule 2) or changes nothing.
+    """The row after `item`; None when the item is refused (rules 2 to 4) or changes nothing.
 
     Raises:
-        CorruptSnapshot: the item's bytes are not a snapshot; the record stays as it is.
+        CorruptSnapshot: The item's bytes are not a snapshot; the row stays as it is.
     """
     if record is None or item.epoch != record.epoch or worker != record.worker:
         return None
@@ -184,8 +186,7 @@ def on_snapshot(
     log = record.log.filled_in(item.log) if same else item.log
     new = Snapshot.from_bytes(item.snapshot)
     if record.snapshot and same:
-        # A stored one that cannot be read any more gives way: the new one is the best truth there is, and a
-        # lost acknowledgement costs a duplicate, never a message.
+        # An unreadable stored snapshot is replaced: lost acknowledgements cost duplicates, never a message.
         with contextlib.suppress(CorruptSnapshot):
             new = Snapshot.from_bytes(record.snapshot).merge(new)
     packed = new.to_bytes()

@@ -1,4 +1,4 @@
-"""gRPC's status numbers, by the names that its specification gives them."""
+"""gRPC's status codes, under the names of its specification."""
 
 from __future__ import annotations
 
@@ -25,5 +25,5 @@ CODE_NAMES = (
 
 
 def code_name(code: int) -> str:
-    """The name of a gRPC status number; "CODE_42" for one that gRPC does not define."""
+    """The name of a gRPC status code; "CODE_42" for a code that gRPC does not define."""
     return CODE_NAMES[code] if 0 <= code < len(CODE_NAMES) else f"CODE_{code}"

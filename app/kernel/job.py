@@ -1,11 +1,9 @@
-"""The job: a partition that somebody must pump, and what its records are pumped for.
+"""The job: one partition of one topic, which one worker delivers, copies or audits.
 
     job = (kind, name, topic, partition)        "dispatch:billing/orders:orders:3"
 
-Rules
-1. The text form is the identity everywhere outside (table keys, logs, pages); `parse` and `str` are
-   inverse to each other, so a job has exactly one text form.
-2. Neither a name nor a topic can hold ':', which separates the four parts.
+The text form is the identity in table keys, logs and pages. `parse` and `str` are inverse to each other, so a
+job has exactly one text form. Neither a name nor a topic may contain ':', which separates the parts.
 """
 
 from __future__ import annotations
@@ -15,14 +13,14 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple
 
-MAX_NAME_CHARS = 512  # a consumer group (Kafka allows 255 on most clients), '/' and a topic
-MAX_TOPIC_CHARS = 249  # Kafka's own limit: a folder's name with "-partition" behind it
+MAX_NAME_CHARS = 512  # a consumer group (255 in most clients), '/' and a topic
+MAX_TOPIC_CHARS = 249  # Kafka's limit: its folders are named topic-partition
 MAX_PARTITION = 2**31 - 1  # int32 on the wire
 
 _NAME = re.compile(r"[A-Za-z0-9._/-]+", re.ASCII)
 _TOPIC = re.compile(r"[A-Za-z0-9._-]+", re.ASCII)
 _PARTITION = re.compile(r"0|[1-9][0-9]{0,9}", re.ASCII)
-PATTERN = (  # all rules at once but the partition's bound: the control log has a hundred thousand
+PATTERN = (  # all rules but the partition's bound in one match: a control log has 100,000 jobs
     rf"(?:dispatch|replicate|audit):[A-Za-z0-9._/-]{{1,{MAX_NAME_CHARS}}}"
     rf":[A-Za-z0-9._-]{{1,{MAX_TOPIC_CHARS}}}:(0|[1-9][0-9]{{0,9}})"
 )
@@ -30,15 +28,15 @@ _JOB = re.compile(PATTERN, re.ASCII)
 
 
 class Kind(StrEnum):
-    """What a partition is pumped for."""
+    """The kinds of jobs."""
 
-    DISPATCH = "dispatch"  # pushed to a service
-    REPLICATE = "replicate"  # copied into another cluster
+    DISPATCH = "dispatch"  # delivered to a receiver
+    REPLICATE = "replicate"  # copied to another cluster
     AUDIT = "audit"  # counted
 
 
 class JobFault(NamedTuple):
-    """A job cannot go on, as handling the batch at base offset `at` raised `error`."""
+    """Handling the batch at base offset `at` raised `error`, and the job had to stop."""
 
     at: int
     error: Exception
@@ -49,13 +47,13 @@ class JobId:
     """A job's identity; ordered by kind, name, topic, partition.
 
     Attributes:
-        kind: what for.
-        name: of the workload ("group/topic"), route or audit plan.
-        topic: the topic to read, which may be one of the workload's retry topics.
-        partition: the partition to read, from 0.
+        kind: The kind of job.
+        name: The workload ("group/topic"), route or audit plan.
+        topic: The topic to read; for a workload also one of its retry topics.
+        partition: The partition to read, from 0.
 
     Raises:
-        ValueError: a part is empty, too long, holds a character it must not, or the partition is no int32.
+        ValueError: A part is empty, too long or has a forbidden character, or the partition is no int32.
     """
 
     kind: Kind
@@ -64,7 +62,7 @@ class JobId:
     partition: int
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "kind", Kind(self.kind))  # also from plain text, as it stands in JSON
+        object.__setattr__(self, "kind", Kind(self.kind))  # JSON gives plain text
         _check("name", self.name, _NAME, MAX_NAME_CHARS, "letters, digits, '.', '_', '/' and '-'")
         _check("topic", self.topic, _TOPIC, MAX_TOPIC_CHARS, "letters, digits, '.', '_' and '-'")
         if not 0 <= self.partition <= MAX_PARTITION:
@@ -75,10 +73,10 @@ class JobId:
 
     @classmethod
     def parse(cls, text: str) -> JobId:
-        """The job that `text` names.
+        """The job with this text form.
 
         Raises:
-            ValueError: `text` is not exactly what `str(job)` gives for some job.
+            ValueError: No job has exactly this text as `str(job)`.
         """
         parts = text.split(":")
         if len(parts) != 4:
@@ -95,7 +93,7 @@ class JobId:
 
 
 def names_a_job(text: str) -> bool:
-    """Whether `JobId.parse` takes it."""
+    """Whether `JobId.parse` accepts the text."""
     found = _JOB.fullmatch(text)
     return found is not None and int(found[1]) <= MAX_PARTITION
 

@@ -1,27 +1,27 @@
-"""A worker's right to act, by time: what it may do alone, it may do only while its lease holds.
+"""A worker's lease: it may act only while the control cluster has acknowledged its heartbeats.
 
-Rule: the lease counts from the moment a heartbeat was *sent* that the control cluster later acknowledged,
-and only once the control log was read to the end that it had after that: a worker that lay still knows what
-was given to others meanwhile before it acts again. Once it has lapsed it takes two heartbeats: whoever leads
-has heard the first when the log is read behind the second. The leader counts a worker dead only after it has
-seen no heartbeat for `dead_after_s`, which is longer, and counts from the moment the heartbeat *arrived*.
-Both count durations on their own monotonic clock, so that skewed clocks do not matter: the worker stops
-first, always. A process that was paused (SIGSTOP, a long GC of its host) finds its lease expired when it
-wakes.
+- The lease counts from the moment a heartbeat was *sent*. It counts once the control cluster acknowledged the
+  heartbeat and the worker then read the control log to its end. So a worker that was suspended learns which
+  of its jobs moved before it acts again.
+- After a lapse the lease takes two heartbeats: when the worker reads the log after the second one, the leader
+  has seen the first.
+- The leader declares a worker dead after `dead_after_s` without a heartbeat, counted from its *arrival*.
+  `dead_after_s` is longer than the lease. Both sides measure durations on their own monotonic clocks, so the
+  worker always stops first, however their clocks differ.
+- A process that was paused (SIGSTOP, a suspended host) finds its lease expired when it resumes.
 
-A second promise is kept here too: after kill -9 only what was in flight and one snapshot interval of
-acknowledgements is delivered again. While the control cluster is slow to take snapshots, no new call is
-started, so that what is acknowledged but not saved stays bounded in time: a snapshot interval and
-`MAX_LATE_S`.
+The lease also bounds repeats. After a kill -9, only messages in flight and one snapshot interval of
+acknowledgements are delivered again. So while snapshots are late, no new call starts: unsaved
+acknowledgements are at most a snapshot interval plus `MAX_LATE_S` old.
 """
 
 from __future__ import annotations
 
-MAX_LATE_S = 0.4  # a snapshot takes milliseconds to write; this long only when the cluster is in trouble
+MAX_LATE_S = 0.4  # a snapshot takes milliseconds to write unless the cluster has a problem
 
 
 class Lease:
-    """Holds until `duration_s` after the last acknowledged heartbeat was sent."""
+    """A right to act until `duration_s` after the last acknowledged heartbeat was sent."""
 
     __slots__ = ("duration_s", "expires_at_s", "save_by_s")
 
@@ -31,7 +31,8 @@ class Lease:
         self.save_by_s = float("-inf")
 
     def renewed(self, sent_at_s: float) -> None:
-        """A heartbeat sent at `sent_at_s` (monotonic seconds) was acknowledged, and the log read since."""
+        """Renews the lease: a heartbeat sent at `sent_at_s` (monotonic seconds) was acknowledged and the
+        log read."""
         self.expires_at_s = max(self.expires_at_s, sent_at_s + self.duration_s)
 
     def holds(self, now_s: float) -> bool:
@@ -39,14 +40,14 @@ class Lease:
         return now_s < self.expires_at_s
 
     def lapsed(self, now_s: float) -> bool:
-        """Whether it was held once, and is not any more."""
+        """Whether the worker held the lease once and lost it."""
         return float("-inf") < self.expires_at_s <= now_s
 
     def saved(self, at_s: float, interval_s: float) -> None:
-        """What was acknowledged before `at_s` (monotonic seconds) is in snapshots that were taken; the next
-        ones are due `interval_s` later."""
+        """Snapshots cover all acknowledgements before `at_s` (monotonic seconds); the next are due
+        `interval_s` later."""
         self.save_by_s = max(self.save_by_s, at_s + interval_s + MAX_LATE_S)
 
     def may_push(self, now_s: float) -> bool:
-        """Whether a call may be started at `now_s`."""
+        """Whether a call may start at `now_s` (monotonic seconds)."""
         return now_s < self.expires_at_s and now_s < self.save_by_s

@@ -1,26 +1,24 @@
-"""How a limit is divided among the workers of a region, so that the sum is never above it.
+"""How the leader divides a limit among a region's workers, so that their sum never exceeds it.
 
-    heartbeats: what each worker uses and wants ──▶ `aims` ──▶ `step` ──▶ `LimitShares` in the control log
+    heartbeats: each worker's use and demand ──▶ `aims` ──▶ `step` ──▶ `LimitShares` in the control log
         ▲                                                                        │
         └───────── how far it has read the log ◀── the worker applies it ◀───────┘
 
 Rules
-1. A worker uses what the newest record that it has read in the control log grants it, and only while its
-   lease holds. A worker that the record does not name uses nothing.
-2. A record also says of each worker the most that it may still use because of earlier records
-   (`GrantedShare.most`). A heartbeat that was composed behind the record ends that: from then on the grant is
-   the most.
-3. A record never raises the sum of these above the limit. So what one worker gains, another has lost before,
-   and the leader has heard so. What a dead worker had is free once the leader counts it dead: its lease is
-   over by then.
-4. `aims` satisfies small needs first, then shares the rest among those that want more, by how many of their
-   partitions have work. Idle workers keep `1 / IDLE_PART` of the limit together, so that
-   they can begin at once. What nobody needs is spread evenly.
-5. Where there are fewer calls in flight than workers, those that want one take turns.
-6. Little is gained by small changes: `is_worth` says when a new record should be written.
+1. A worker uses its grant in the newest record that it has read in the control log, and only while its lease
+   holds. A worker that the record does not name uses nothing.
+2. A record also holds the most that each worker may still use because of earlier records
+   (`GrantedShare.most`). A heartbeat composed after the worker read the record lowers that to the grant.
+3. A record never raises the sum of `most` above the limit. So a worker gains only what another one has
+   confirmed that it lost. A dead worker's part is free once the leader declares it dead, after its lease.
+4. `aims` satisfies small demands first, and shares the rest by how many partitions with work a worker has.
+   Idle workers together keep `1 / IDLE_PART` of the limit, so that they can begin at once. The remainder is
+   spread evenly.
+5. Where a limit has fewer slots than there are workers, those with demand take turns.
+6. Small changes are not worth a record: `is_worth` decides when to write the next one.
 
 Units: a rate is divided into `WHOLE` parts, a number of calls in flight into slots. All amounts are integers,
-so that sums are exact.
+so sums are exact (`tests/kernel/test_limit_shares.py`).
 """
 
 from __future__ import annotations
@@ -31,16 +29,16 @@ from math import ceil, exp
 import msgspec
 
 WHOLE = 1_000_000  # parts of a rate
-IDLE_PART = 100  # all idle workers together keep one in so many parts
-HEADROOM = 1.25  # a worker that is not held back may grow by a quarter before it has to ask
-WORTH_PART = 20  # a gain of a twentieth of the limit is worth a record,
-WORTH_OWN = 4  # and so is one of a quarter of what the worker has
-USED_OVER_S = 2.0  # use is averaged over so long
-WANTS_FOR_S = 1.5  # a worker that was held back wants more for so long: three heartbeats
+IDLE_PART = 100  # all idle workers together keep one part in this many
+HEADROOM = 1.25  # a worker below its limit may grow by a quarter before it needs more
+WORTH_PART = 20  # a gain of a twentieth of the limit is worth a record;
+WORTH_OWN = 4  # so is a quarter of the worker's grant
+USED_OVER_S = 2.0  # the window over which use is averaged
+WANTS_FOR_S = 1.5  # how long a worker wants more after a limit held it back: three heartbeats
 
 
 class LimitGrant(msgspec.Struct, frozen=True, array_like=True):
-    """What a record says of a worker: parts of the rate and slots; `most_*` by rule 2."""
+    """A worker's part of a limit in a `LimitShares` record: parts of the rate and slots; `most_*`: rule 2."""
 
     parts: int
     most_parts: int
@@ -49,14 +47,14 @@ class LimitGrant(msgspec.Struct, frozen=True, array_like=True):
 
 
 class LimitNeed(msgspec.Struct, frozen=True, array_like=True):
-    """What a worker says of a limited workload or route in its heartbeat.
+    """A worker's use of and demand for one workload's or route's limits, in its heartbeat.
 
     Attributes:
-        key: of the workload or route.
-        used: of the rate, lately; 1.0 is the whole.
-        wants: the rate held it back lately; `wants_slots`: the calls in flight did.
-        in_flight: messages at the receiver that has the most of them.
-        weight: partitions that have work, at least 1.
+        key: The workload or route.
+        used: The share of the rate used lately; 1.0 is the whole rate.
+        wants: The rate held the worker back lately; `wants_slots`: the limit of calls in flight did.
+        in_flight: Messages at the receiver with the most of them.
+        weight: Partitions with work, at least 1.
     """
 
     key: str
@@ -68,13 +66,14 @@ class LimitNeed(msgspec.Struct, frozen=True, array_like=True):
 
 
 class WorkerShare(msgspec.Struct, frozen=True):
-    """What a worker may use of all limits of one workload or route.
+    """A worker's part of all limits of one workload or route.
 
     Attributes:
-        jobs: its part (0 to 1) of the jobs. topic: of those that read the workload's own topic, which alone
-            catch up: retry topics do not count there.
-        rate: its part (0 to 1) of the rates.
-        slots, of: so many of so many calls in flight; `of` 0: by its part of the rates.
+        jobs: Its part (0 to 1) of the jobs.
+        topic: Its part (0 to 1) of the jobs on the workload's own topic. Only these catch up; retry topics
+            do not.
+        rate: Its part (0 to 1) of the rates.
+        slots, of: Its calls in flight, out of how many; `of` 0: its part of the rates decides.
     """
 
     jobs: float = 0.0
@@ -84,7 +83,7 @@ class WorkerShare(msgspec.Struct, frozen=True):
     topic: float = 0.0
 
     def in_flight(self, limit: int) -> int:
-        """How many of `limit` calls in flight are this worker's."""
+        """How many of `limit` calls in flight this worker may have."""
         if self.of:
             return scaled(self.slots, self.of, limit)
         return max(1, round(limit * self.rate)) if self.rate > 0 else 0
@@ -94,7 +93,7 @@ ALL, NOTHING = WorkerShare(1.0, 1.0, topic=1.0), WorkerShare()
 
 
 class LimitDemand(msgspec.Struct, frozen=True):
-    """What a worker needs of one limit, in the limit's unit; `more`: as much as it can get."""
+    """A worker's use of one limit, in the limit's unit; `more`: it would use more."""
 
     used: int = 0
     more: bool = False
@@ -102,17 +101,18 @@ class LimitDemand(msgspec.Struct, frozen=True):
 
 
 class GrantedShare(msgspec.Struct, frozen=True):
-    """What a worker was granted, and the most that it may use until it has read that (rule 2)."""
+    """A worker's grant, and the most that it may use until it has read the record of it (rule 2)."""
 
     now: int = 0
     most: int = 0
 
 
 def aims(total: int, wants: Mapping[str, LimitDemand], turn: int = 0) -> dict[str, int]:
-    """What each worker should have of `total` (rules 4 and 5); the sum is `total` unless nobody is there.
+    """Each worker's intended part of `total` (rules 4 and 5). The parts sum to `total`, unless there are
+    no workers.
 
     Args:
-        turn: a number that grows with time; it decides who is first where there is not one for each.
+        turn: A number that grows with time; it decides which worker is first where slots are scarce.
     """
     names = sorted(wants)
     if len(names) > total:
@@ -124,14 +124,14 @@ def aims(total: int, wants: Mapping[str, LimitDemand], turn: int = 0) -> dict[st
         return {}
     floor = max(1, total // (IDLE_PART * len(names)))
     left = total - floor * len(names)
-    asked = {
+    demands = {
         name: left if want.more else min(left, max(0, ceil(want.used * HEADROOM) - floor))
         for name, want in wants.items()
     }
     found, weights = {}, sum(max(1, want.weight) for want in wants.values())
-    for name in sorted(names, key=lambda name: (asked[name] / max(1, wants[name].weight), name)):
+    for name in sorted(names, key=lambda name: (demands[name] / max(1, wants[name].weight), name)):
         weight = max(1, wants[name].weight)
-        given = min(asked[name], left * weight // weights)
+        given = min(demands[name], left * weight // weights)
         found[name] = floor + given
         left, weights = left - given, weights - weight
     for number, name in enumerate(names):
@@ -142,7 +142,7 @@ def aims(total: int, wants: Mapping[str, LimitDemand], turn: int = 0) -> dict[st
 def is_worth(
     total: int, wants: Mapping[str, LimitDemand], aimed: Mapping[str, int], held: Mapping[str, GrantedShare]
 ) -> bool:
-    """Whether the aims differ from what is held by so much that a record should be written (rule 6)."""
+    """Whether `aimed` differs enough from `held` for a new record (rule 6)."""
     if sum(one.now for one in held.values()) > total:
         return True
     for name, want in wants.items():
@@ -158,7 +158,7 @@ def is_worth(
 
 
 def step(total: int, aimed: Mapping[str, int], held: Mapping[str, GrantedShare]) -> dict[str, GrantedShare]:
-    """The next record: as near to the aims as rule 3 allows. `held` is of all workers that are not dead."""
+    """The next record: as close to `aimed` as rule 3 allows. `held` has all workers that are not dead."""
     granted = {
         name: min(aimed.get(name, 0), held[name].most if name in held else 0) for name in {*aimed, *held}
     }
@@ -175,12 +175,12 @@ def step(total: int, aimed: Mapping[str, int], held: Mapping[str, GrantedShare])
 
 
 def scaled(amount: int, of: int, total: int) -> int:
-    """A grant of `amount` slots of `of` where the limit is `total` by now; sums stay within it."""
+    """A grant of `amount` of `of` slots, after the limit changed to `total`; the sum stays within `total`."""
     return amount if of == total else amount * total // of if of > 0 else 0
 
 
 class LimitUsage:
-    """What is used of a limit by one worker, and whether it is held back. Times in monotonic seconds."""
+    """One worker's use of a limit, and whether the limit holds it back. Times are monotonic seconds."""
 
     __slots__ = ("_at_s", "_short_s", "_sum")
 
@@ -189,20 +189,20 @@ class LimitUsage:
         self._short_s = float("-inf")
 
     def add(self, now_s: float, amount: float) -> None:
-        """So much was used."""
+        """Counts `amount` as used."""
         self._sum = self._sum * self._left(now_s) + amount
         self._at_s = now_s
 
     def short(self, now_s: float) -> None:
-        """Something waits, and the limit is why."""
+        """Notes that work waits because of the limit."""
         self._short_s = now_s
 
     def per_s(self, now_s: float) -> float:
-        """The mean over the last `USED_OVER_S`."""
+        """The mean use per second over the last `USED_OVER_S`."""
         return self._sum * self._left(now_s) / USED_OVER_S
 
     def wants(self, now_s: float) -> bool:
-        """Whether it was held back lately."""
+        """Whether the limit held the worker back within the last `WANTS_FOR_S`."""
         return now_s - self._short_s < WANTS_FOR_S
 
     def _left(self, now_s: float) -> float:

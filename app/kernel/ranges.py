@@ -1,17 +1,18 @@
 """Finished offsets: as half-open ranges [start, end), as a snapshot, as compact bytes.
 
 Rules
-1. A normal list of ranges is sorted, its ranges are not empty and do not touch each other; there is
-   exactly one normal list for a set of offsets.
-2. `pack` gives the smaller of two forms, runs (sparse) and bitmap (scattered), and always the same bytes
-   for the same set, so that equal sets can be compared as bytes.
-3. `unpack` trusts nothing: what comes out is normal, whatever came in, or it raises ValueError.
-4. A snapshot is a set of facts "finished". `merge` is the union of facts: commutative, associative and
-   idempotent, so that replayed, reordered or lost snapshots never un-finish anything.
+1. A normal list of ranges is sorted; its ranges are not empty and do not touch. Each set of offsets has
+   exactly one normal list.
+2. `pack` writes the smaller of two forms, runs (sparse) or bitmap (scattered), and always the same bytes for
+   the same set. So sets can be compared as bytes.
+3. `unpack` does not trust its input: it returns a normal list or raises ValueError.
+4. A snapshot is a set of facts "this offset is finished", and `merge` is their union: commutative,
+associative
+   and idempotent. So replayed, reordered or lost snapshots never make an offset unfinished.
 
-The two forms are those of Confluent Parallel Consumer's offset encodings (RunLengthEncoder,
-BitSetEncoder); its measurements also hold here: scattered acknowledgements want the bitmap, stragglers
-the runs.
+The forms are Confluent Parallel Consumer's RunLengthEncoder and BitSetEncoder. Its measurements hold here
+too:
+the bitmap suits scattered acknowledgements, the runs suit stragglers.
 """
 
 from __future__ import annotations
@@ -33,18 +34,19 @@ _ONES = re.compile("1+")
 
 
 class CorruptSnapshot(ValueError):
-    """Bytes that are no snapshot, or not any more."""
+    """The bytes are not a snapshot, or they are damaged."""
 
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """Which offsets are finished: all below `base`, and the ranges in `finished`.
+    """The finished offsets of a partition: all below `base`, and the ranges in `finished`.
 
-    The constructor takes ranges in any order, overlapping, touching `base`, and makes them normal: sorted,
-    apart from each other and from `base` (which moves up). Equal snapshots are equal facts, and bytes.
+    The constructor takes ranges in any order, overlapping or touching `base`, and makes them normal
+    (`base` may
+    move up). Equal snapshots have equal bytes.
 
     Raises:
-        ValueError: an offset is negative or above int64.
+        ValueError: An offset is negative or above int64.
     """
 
     base: int
@@ -59,7 +61,7 @@ class Snapshot:
         object.__setattr__(self, "finished", tuple(above))
 
     def merge(self, other: Snapshot) -> Snapshot:
-        """All that either knows to be finished: a join (rule 4)."""
+        """The union of both snapshots (rule 4)."""
         return Snapshot(max(self.base, other.base), self.finished + other.finished)
 
     def to_bytes(self) -> bytes:
@@ -72,7 +74,7 @@ class Snapshot:
         """The inverse of `to_bytes`.
 
         Raises:
-            CorruptSnapshot: `data` was not written by `to_bytes` of a version known here, or was damaged.
+            CorruptSnapshot: `data` is damaged, or of a version that this release does not read.
         """
         if len(data) < 7:
             raise CorruptSnapshot(f"snapshot of {len(data)} bytes; the shortest has 7")
@@ -89,7 +91,7 @@ class Snapshot:
 
 
 def union(*many: Iterable[Range]) -> Ranges:
-    """The normal form of all offsets from -1 on in any of `many`, which may overlap, in any order."""
+    """The normal form of all offsets from -1 on in any of `many`; their ranges may overlap, in any order."""
     merged: list[Range] = []
     last_start = last_end = -1
     for start, end in sorted(chain(*many)):  # timsort merges sorted inputs in linear time
@@ -105,7 +107,7 @@ def union(*many: Iterable[Range]) -> Ranges:
 
 
 def outside(ranges: Iterable[Range], start: int, end: int) -> list[Range]:
-    """The parts of [start, end) that are in none of the normal `ranges`."""
+    """The parts of [start, end) that no range of the normal `ranges` covers."""
     left: list[Range] = []
     for first, last in ranges:
         if first >= end:
@@ -119,10 +121,11 @@ def outside(ranges: Iterable[Range], start: int, end: int) -> list[Range]:
 
 
 def pack(base: int, ranges: Sequence[Range]) -> bytes:
-    """The normal `ranges`, all of them above `base`, as one byte for the form and its data.
+    """The normal `ranges`, all above `base`, as one byte for the form and its data.
 
-    Runs: varints (LEB128), by turns the length of a hole and of a range. Bitmap: a bit an offset from
-    `base`, the most significant bit of the first byte first.
+    Runs: LEB128 varints, the lengths of hole and range in turn. Bitmap: a bit for each offset from `base`,
+    the
+    most significant bit of a byte first.
     """
     if not ranges:
         return bytes([RUNS])
@@ -141,11 +144,11 @@ def unpack(base: int, data: bytes) -> Ranges:
         ValueError: `data` is not what `pack` gives.
     """
     if not data:
-        raise ValueError("no byte that tells the form")
+        raise ValueError("the byte that names the form is missing")
     if data[0] == RUNS:
         return _from_runs(base, data)
     if data[0] == BITMAP:
-        bits = bin(int.from_bytes(data, "big"))[3:]  # without "0b" and the bit of the form itself
+        bits = bin(int.from_bytes(data, "big"))[3:]  # without "0b" and the bit of the form
         return tuple((base + ones.start(), base + ones.end()) for ones in _ONES.finditer(bits))
     raise ValueError(f"unknown form {data[0]}")
 
@@ -161,10 +164,10 @@ def varint(value: int) -> bytes:
 
 
 def read_varint(data: bytes, at: int) -> tuple[int, int]:
-    """The LEB128 number that begins at `at`, and where the next byte stands.
+    """The LEB128 number at index `at`, and the index after it.
 
     Raises:
-        ValueError: it is cut off or above `MAX_OFFSET`.
+        ValueError: It is cut off or above `MAX_OFFSET`.
     """
     value = shift = 0
     while True:
@@ -208,7 +211,7 @@ def _from_runs(base: int, data: bytes) -> Ranges:
 
 
 def _bitmap(base: int, ranges: Sequence[Range], size_bytes: int) -> bytes:
-    bits: list[str] = ["1"]  # the form: BITMAP, and what keeps leading zeros in the number
+    bits: list[str] = ["1"]  # the form, BITMAP; it also keeps the leading zeros of the number
     at = base
     for start, end in ranges:
         bits += ("0" * (start - at), "1" * (end - start))

@@ -1,19 +1,19 @@
-"""How fast counters grow: what arrives for a job, how long its receiver takes, what one partition can carry.
+"""Rates from growing counters: a job's arrivals, its receiver's latency, one partition's highest throughput.
 
     counter ▲                    ╭──●  now
             │              ╭─────╯  ┊
             │      ╭───────╯        ┊      the rate is the growth since `older`, so over one
-            │  ────╯  ┊         ┊   ┊      to two windows: no burst of a second moves it much
+            │  ────╯  ┊         ┊   ┊      to two windows: a burst of a second hardly moves it
             └────────older────newer─now─▶
 
 Rules
-1. Two marks are kept and no history: memory does not grow, and samples may come at any interval.
-2. Less than `MIN_GROWTH_WINDOW_S` of growth tells nothing. A counter that fell is another one: the marks
-   begin anew.
-3. What a partition can carry shows only while it is busy with nothing else in its way: for `BUSY_STRETCH_S`
-   on end more waited than arrives in a second, and either its worker's cpu was full, or nothing was ready
-   that the receiver did not take (then the time went into the partition's own order, or into reading it).
-   What it carried without that says nothing of what it could.
+1. A window keeps two marks and no history. So memory does not grow, and samples may come at any interval.
+2. Less than `MIN_GROWTH_WINDOW_S` of growth gives no rate. A counter that fell is a new counter, so both
+marks
+   move to the sample.
+3. A partition's highest throughput shows only while nothing else limits it. For `BUSY_STRETCH_S` in a row,
+   more messages must wait than arrive in a second. Also, either the worker's cpu is full, or no ready message
+   waits for the receiver (the partition's order or the fetch is the limit).
 
 Times are monotonic seconds, passed in.
 """
@@ -23,9 +23,9 @@ from __future__ import annotations
 WINDOW_S = 30.0
 MIN_GROWTH_WINDOW_S = 5.0
 BUSY_STRETCH_S = 10.0
-BACKLOG_S = 1.0  # of arrivals: less than that waits for a moment in a stream that is kept up with
+BACKLOG_S = 1.0  # of arrivals; a stream without a backlog also has this many waiting for a moment
 
-CounterSample = tuple[float, tuple[float, ...]]  # when, and the counters then
+CounterSample = tuple[float, tuple[float, ...]]  # time and counters
 
 
 class RateWindow:
@@ -39,7 +39,7 @@ class RateWindow:
         self._now: CounterSample | None = None
 
     def sample(self, now_s: float, *counters: float) -> None:
-        """The counters as they are at `now_s`; always as many of them."""
+        """Takes the counters at `now_s`; each call has the same number of them."""
         mark = (now_s, counters)
         last = self._now
         if last is None or now_s < last[0] or _fell(last[1], counters):
@@ -49,7 +49,7 @@ class RateWindow:
             self._older, self._newer = self._newer, mark
 
     def growth(self) -> tuple[float, tuple[float, ...]] | None:
-        """Over how many seconds, and by how much each counter grew; None: not known yet."""
+        """The length of the interval in seconds, and each counter's growth in it; None: not known yet."""
         if self._older is None or self._now is None or self._now[0] - self._older[0] < MIN_GROWTH_WINDOW_S:
             return None
         (then_s, then), (now_s, now) = self._older, self._now
@@ -61,11 +61,11 @@ def _fell(before: tuple[float, ...], now: tuple[float, ...]) -> bool:
 
 
 class JobRates:
-    """One job's rates, for as long as one worker has it.
+    """One job's rates while one worker owns it.
 
     Attributes:
-        ceiling: the most messages a second that the partition was seen to carry at its limit (rule 3); None:
-            it was never there.
+        ceiling: The most messages per second that the partition carried at its limit (rule 3); None: it never
+            reached its limit.
     """
 
     __slots__ = ("_arrived", "_busy_since", "_finished", "ceiling")
@@ -78,22 +78,22 @@ class JobRates:
 
     @property
     def arriving(self) -> float | None:
-        """Messages that arrive a second; None: not known yet."""
+        """Messages that arrive per second; None: not known yet."""
         return _per_s(self._arrived)
 
     @property
     def finishing(self) -> float | None:
-        """Messages that are finished a second; None: not known yet."""
+        """Messages that are finished per second; None: not known yet."""
         return _per_s(self._finished)
 
     def sample(self, now_s: float, high_watermark: int, finished: float, waiting: int, alone: bool) -> None:
-        """Takes one look in.
+        """Takes a sample.
 
         Args:
-            high_watermark: the log's end; below 0: not known.
-            finished: messages finished since the job began.
-            waiting: messages that could be worked on and are not in flight.
-            alone: nothing but the partition and its worker is in their way (rule 3).
+            high_watermark: The log's end; below 0: not known.
+            finished: Messages finished since the job started.
+            waiting: Messages that are ready for work and not in flight.
+            alone: Only the partition and its worker limit the job (rule 3).
         """
         self._finished.sample(now_s, finished)
         if high_watermark >= 0:
@@ -117,7 +117,7 @@ def _per_s(window: RateWindow) -> float | None:
 
 
 class MeanLatency:
-    """The mean time from push to answer over the last one to two windows that had answers."""
+    """The mean time from a call to its answer over the last one to two windows that had answers."""
 
     __slots__ = ("_answers", "_last_s", "_sum_s", "_window")
 
@@ -128,12 +128,12 @@ class MeanLatency:
         self._window = RateWindow()
 
     def add(self, latency_s: float, count: int) -> None:
-        """`count` messages were answered after `latency_s` each."""
+        """Counts `count` messages, each answered after `latency_s`."""
         self._answers += count
         self._sum_s += latency_s * count
 
     def mean_s(self, now_s: float) -> float | None:
-        """As of now; None: nothing was answered yet."""
+        """The mean at `now_s`; None: no answer yet."""
         self._window.sample(now_s, self._answers, self._sum_s)
         grown = self._window.growth()
         if grown is not None and grown[1][0] > 0:

@@ -1,35 +1,36 @@
-"""Trouble that may come by the thousand: people hear of it at once, then seldom, with how often it came."""
+"""Trouble that may come thousands of times: the first is reported at once, later ones seldom, with a
+count."""
 
 from __future__ import annotations
 
-TELL_AGAIN_S = 600.0
+REPORT_INTERVAL_S = 600.0
 
 
 class RepeatedTrouble:
-    """See the module: once every `TELL_AGAIN_S` at most.
+    """Counts one kind of trouble, and reports it at most once per `REPORT_INTERVAL_S`.
 
     Attributes:
-        count: so many since the worker began.
+        count: Occurrences since the worker started.
     """
 
-    __slots__ = ("_last", "_told", "_told_s", "count")
+    __slots__ = ("_last", "_reported", "_reported_s", "count")
 
     def __init__(self) -> None:
-        self.count = self._told = 0
+        self.count = self._reported = 0
         self._last = ""
-        self._told_s = float("-inf")
+        self._reported_s = float("-inf")
 
     def record(self, details: str, times: int = 1) -> None:
-        """It came so many times more; `details` are of the last."""
+        """Counts `times` more occurrences; `details` describe the last one."""
         self.count += times
         self._last = details
 
     def due(self, now_s: float) -> tuple[int, str] | None:
-        """How often it came since it was last told, and the last details; None: there is nothing to tell now.
+        """The occurrences since the last report, and the last details; None: no report is due.
 
-        What is returned counts as told.
+        The call counts as the report.
         """
-        if self.count == self._told or now_s < self._told_s + TELL_AGAIN_S:
+        if self.count == self._reported or now_s < self._reported_s + REPORT_INTERVAL_S:
             return None
-        count, self._told, self._told_s = self.count - self._told, self.count, now_s
+        count, self._reported, self._reported_s = self.count - self._reported, self.count, now_s
         return count, self._last

@@ -1,7 +1,8 @@
-"""Topic names that Kafka takes for one.
+"""Topic names that collide in Kafka.
 
-Its metrics write `_` for `.`, so that a broker makes no topic whose name differs from another's in these only
-(Topic.hasCollision). It refuses the second one as an invalid name.
+Kafka's metrics write `_` for `.`. So a broker refuses a topic, as an invalid name, when an existing name
+differs
+only in these characters (Topic.hasCollision).
 """
 
 from __future__ import annotations
@@ -10,5 +11,5 @@ NAME_REFUSED = "Topic name refused"  # the title of the API's problem
 
 
 def folded(topic: str) -> str:
-    """Two topics whose names are the same by this cannot stand beside each other in a cluster."""
+    """The name that collides: two topics with the same one cannot exist in one cluster."""
     return topic.replace(".", "_")

@@ -1,33 +1,37 @@
-"""The tracker, one a job: offsets are fetched in order, finished in any order, committed as a prefix.
+"""A partition's tracker: offsets are fetched in order, finished in any order, committed as a prefix.
 
            base                          end
     ────────┼──○──●──●──○──┊ gap ┊──○──●──┼────────▶      ○ unfinished   ● finished
     finished│          the window         │not fetched
 
 Rules
-1. `fetched` registers offsets in the log's order. What the log skips (compaction, control records,
-   filtered records) is a gap and finished at once.
-2. An offset is finished by `ack` (the receiver took it), `nack` (it is safe in a retry topic or the DLQ)
-   or `skip`. Finishing twice, or what was never fetched, changes nothing and returns False: late answers
-   are harmless.
+1. `fetched` registers offsets in the log's order. Offsets missing from the log (compaction, control records,
+   filtered records) are a gap, and finished at once.
+2. An offset is finished by `ack` (the receiver took the message), `nack` (the message is safe in a retry
+topic
+   or the DLQ) or `skip`. To finish an offset twice, or before it was fetched, changes nothing and returns
+   False. So late answers are harmless.
 3. `cancel` marks a message whose call was given up; it stays unfinished until it is stashed (nack).
-4. What an inherited snapshot says is finished is finished here too and is never to be delivered again.
-5. A snapshot says all that is finished, inherited facts included (`app.kernel.ranges.Snapshot`).
+4. Offsets finished by an inherited snapshot are finished here too and never delivered again.
+5. A snapshot has all finished offsets, the inherited ones included (`app.kernel.ranges.Snapshot`).
 
-Invariants
+Invariants (`tests/kernel/test_tracker_model.py`)
 - Everything below `base` is finished; `base` itself is unfinished, unless the tracker is idle.
 - base <= end; neither ever decreases.
-- At most `capacity` fetched offsets are in the window. Gaps and what was inherited as finished take no
-  place in it, however wide: a topic that compaction left sparse is pumped as widely as a dense one.
+- At most `capacity` fetched offsets are in the window. Gaps and inherited offsets take no place in it,
+however
+  wide. So a sparse, compacted topic is delivered with as many messages at once as a dense one.
 
-Why a bytearray: a byte an offset (0 = open), found, counted and overwritten in C. Measured with a window
-of 10,000 and random acknowledgements, on a core of the machine this was written on, in millions of
-single acks a second: bytearray 3.5 to 4.5, set of open offsets 2.2 to 3.7, int as bitmap 1.4 to 2.1,
-dict and heap 1.2 to 1.6; and only the first acknowledges a range in one step. The window's dead front is
-dropped when it outgrows the living part, which costs O(1) amortised.
+The window is a bytearray, one byte per offset (0 = open), which C code searches, counts and overwrites.
+Measured on one core with a window of 10,000 and random acknowledgements, in millions of acks per second:
 
-A gap needs no bytes: the window is cut into segments of consecutive offsets, looked up by bisection
-while there is more than one, which is only while a gap is in the window.
+    bytearray 3.5 to 4.5, set of open offsets 2.2 to 3.7, int as bitmap 1.4 to 2.1, dict and heap 1.2 to 1.6
+
+Only the bytearray acknowledges a range in one step. The finished front is dropped when it outgrows the rest:
+O(1) amortised.
+
+A gap takes no bytes: the window consists of segments of consecutive offsets. While a gap lies in the window,
+offsets are found by bisection over the segments.
 """
 
 from __future__ import annotations
@@ -43,44 +47,44 @@ from app.kernel.ranges import CorruptSnapshot, Range, Snapshot, outside, union
 
 __all__ = ["CorruptSnapshot", "OffsetState", "Snapshot", "Tracker", "TrackerError"]
 
-TRIM_BYTES = 4096  # below this much dead front a trim costs more than it frees
+TRIM_BYTES = 4096  # a shorter front costs more to trim than it frees
 
 _OPEN, _ACKED, _NACKED, _GAP = range(4)
 _MARK = [bytes([mark]) for mark in range(4)]
-_FINISH = [bytes([mark, *range(1, 256)]) for mark in range(4)]  # translates open to mark, nothing else
+_FINISH = [bytes([mark, *range(1, 256)]) for mark in range(4)]  # translates open to mark; other bytes stay
 _OPEN_RUN = re.compile(rb"\0+")
 
 
 class TrackerError(ValueError):
-    """The caller broke the tracker's rules: a programming error that must stop the job."""
+    """The caller broke the tracker's rules: a programming error, which must stop the job."""
 
 
 class OffsetState(StrEnum):
-    """What became of an offset."""
+    """The state of an offset."""
 
     IN_FLIGHT = "in-flight"
     CANCELED = "canceled"
     ACKED = "acked"
     NACKED = "nacked"
-    GAP = "gap"  # nothing to deliver: not in the log, skipped, or inherited as finished
-    FINISHED = "finished"  # below the base, or inherited above the end: how it ended is forgotten
+    GAP = "gap"  # no message to deliver: not in the log, skipped, or inherited as finished
+    FINISHED = "finished"  # below the base, or inherited above the end; its outcome is no longer known
 
 
 _STATES = (OffsetState.IN_FLIGHT, OffsetState.ACKED, OffsetState.NACKED, OffsetState.GAP)
 
 
 class Tracker:
-    """See the module. Owned by one job, used from one thread.
+    """The state of one job's offsets. One thread uses it.
 
     Args:
-        next_offset: the next offset to fetch; all below it counts as finished.
-        capacity: how many fetched offsets may wait between `base` and `end`; may be changed later.
-        snapshot: what an earlier owner finished. Its base may be above `next_offset`: fetch from `end`.
+        next_offset: The next offset to fetch; all below it counts as finished.
+        capacity: How many fetched offsets the window may hold; may be changed later.
+        snapshot: Offsets finished by an earlier owner. Its base may be above `next_offset`: fetch from `end`.
 
     Attributes (read only, but `capacity`):
-        base: the first unfinished offset: what to commit.
-        end: the next offset to be fetched.
-        unfinished: how many offsets are fetched and not finished.
+        base: The first unfinished offset, which is the offset to commit.
+        end: The next offset to fetch.
+        unfinished: The number of fetched, unfinished offsets.
     """
 
     __slots__ = (
@@ -100,24 +104,25 @@ class Tracker:
         self.base = self.end = known.base
         self.unfinished = 0
         self._canceled: set[int] = set()
-        self._inherited = deque(known.finished)  # what of the snapshot lies above `end`
-        self._window = bytearray()  # a slot an offset; those before `_head` are below base
+        self._inherited = deque(known.finished)  # finished offsets of the snapshot above `end`
+        self._window = bytearray()  # a slot per offset; those before `_head` are below base
         self._head = 0
         self._trimmed = 0  # slots dropped from the window's front so far
-        self._gaps = 0  # grows with every gap, and what is inherited, for `version`
-        self._firsts = [self.end]  # segments: first offset, and its slot counted from the
-        self._slots = [0]  # very first one ever
+        self._gaps = 0  # gaps and inherited offsets so far, for `version`
+        self._firsts = [self.end]  # each segment's first offset,
+        self._slots = [0]  # and its slot, counted from the tracker's first one
         self._split = False  # more than one segment
         self._origin = self.end  # with one segment: the offset of the window's first slot
 
     # -- registering -----------------------------------------------------------------------------
 
     def fetched(self, start: int, end: int) -> list[Range]:
-        """Registers [start, end) as read from the log, and what lies between `self.end` and it as a gap.
+        """Registers [start, end) as read from the log, and the offsets from `self.end` to `start` as a gap.
 
-        Returns: the ranges to deliver, those not known as finished from the inherited snapshot.
+        Returns: the ranges to deliver, those that the inherited snapshot does not have.
+
         Raises:
-            TrackerError: [start, end) lies below `self.end`, or more is to be delivered than `room`.
+            TrackerError: [start, end) lies below `self.end`, or has more to deliver than `room`.
         """
         if not self.end <= start <= end:
             raise TrackerError(f"fetched [{start}, {end}), but the next offset to fetch is {self.end}")
@@ -135,10 +140,10 @@ class Tracker:
         """Finishes [start, end) as a gap, in the window and beyond it. Returns how many were unfinished.
 
         Raises:
-            TrackerError: `start` is above `self.end`: what lies between would be lost.
+            TrackerError: `start` is above `self.end`, so the offsets between them would be lost.
         """
         if start > self.end:
-            raise TrackerError(f"skip [{start}, {end}) would lose what lies from {self.end} on")
+            raise TrackerError(f"skip [{start}, {end}) would lose the offsets from {self.end} on")
         newly = self._finish(start, end, _GAP)
         if end > self.end:
             self._gaps += 1
@@ -146,7 +151,8 @@ class Tracker:
         return newly
 
     def inherit(self, finished: Iterable[Range]) -> int:
-        """More of rule 4: what of it lies at or above `end`. Returns how many offsets of that are new."""
+        """Adds offsets that another owner finished (rule 4), as far as they lie at or above `end`. Returns
+        how many are new."""
         before = sum(end - start for start, end in self._inherited)
         above = ((max(start, self.end), end) for start, end in finished if end > self.end)
         self._inherited = deque(union(self._inherited, above))
@@ -190,7 +196,8 @@ class Tracker:
         return self._finish(start, end, _ACKED)
 
     def nack(self, offset: int) -> bool:
-        """The message is safe elsewhere. Returns False when it was finished before, or never fetched."""
+        """The message is safe in another topic. Returns False when it was finished before, or never
+        fetched."""
         return self._finish(offset, offset + 1, _NACKED) == 1
 
     def nack_range(self, start: int, end: int) -> int:
@@ -204,11 +211,11 @@ class Tracker:
         self._canceled.add(offset)
         return True
 
-    # -- asking ----------------------------------------------------------------------------------
+    # -- reading ---------------------------------------------------------------------------------
 
     @property
     def tracked(self) -> int:
-        """Offsets in the window, finished or not; more than `capacity` for a while after that was lowered."""
+        """Offsets in the window, finished or not. May exceed a `capacity` that was lowered."""
         return len(self._window) - self._head
 
     @property
@@ -218,12 +225,12 @@ class Tracker:
 
     @property
     def idle(self) -> bool:
-        """Everything fetched is finished."""
+        """Whether every fetched offset is finished."""
         return self.base == self.end
 
     @property
     def version(self) -> int:
-        """Grows whenever something becomes finished, that is, with the snapshot's content."""
+        """A number that grows with each finished offset, and so with each change of the snapshot."""
         return self._gaps + self._trimmed + len(self._window) - self.unfinished
 
     @property
@@ -248,12 +255,12 @@ class Tracker:
 
     @property
     def utilisation(self) -> float:
-        """Share of the capacity in use, 0 to 1; a full tracker stops the fetching."""
-        return min(1.0, self.tracked / self.capacity)  # more is in use after the capacity was lowered
+        """The share of the capacity in use, 0 to 1; a full tracker stops fetching."""
+        return min(1.0, self.tracked / self.capacity)  # a lowered capacity may be exceeded for a while
 
     @property
     def unfinished_share(self) -> float:
-        """Share of what is in use that is unfinished; near 0 in a full tracker: the head blocks the line."""
+        """The unfinished share of the window; near 0 in a full tracker means that the head blocks it."""
         return self.unfinished / tracked if (tracked := self.tracked) else 0.0
 
     @property
@@ -262,11 +269,11 @@ class Tracker:
         return None if self.idle else self.base
 
     def is_finished(self, offset: int) -> bool:
-        """Whether `offset` is finished, by this owner or an earlier one."""
+        """Whether this owner or an earlier one finished `offset`."""
         return self.state(offset) not in (None, OffsetState.IN_FLIGHT, OffsetState.CANCELED)
 
     def state(self, offset: int) -> OffsetState | None:
-        """What became of `offset`; None when it is not fetched and not known as finished."""
+        """The state of `offset`; None when it is neither fetched nor known as finished."""
         if offset < self.base:
             return OffsetState.FINISHED
         if offset >= self.end:
@@ -284,7 +291,7 @@ class Tracker:
         return list(islice(self._open_ranges(), limit))
 
     def snapshot(self) -> Snapshot:
-        """All that is finished, by this owner and what it inherited."""
+        """All finished offsets, the inherited ones included."""
         finished: list[Range] = []
         at = self.base
         for start, end in self._open_ranges():
@@ -298,7 +305,7 @@ class Tracker:
     # -- inside ----------------------------------------------------------------------------------
 
     def _append(self, start: int, end: int) -> None:
-        """Gives [start, end) open slots behind the last, in a segment of its own when there is a hole."""
+        """Appends [start, end) as open slots; after a hole they begin a new segment."""
         window, head = self._window, self._head
         if head == len(window) or (head > TRIM_BYTES and 2 * head > len(window)):
             del window[:head]
@@ -317,7 +324,7 @@ class Tracker:
         self.unfinished += end - start
 
     def _reach(self, end: int) -> None:
-        """All below `end` has been fetched."""
+        """Moves `end`: all offsets below it are fetched."""
         inherited = self._inherited
         while inherited and inherited[0][0] < end:
             _, last = inherited.popleft()
@@ -328,7 +335,8 @@ class Tracker:
             self.base = end
 
     def _index(self, offset: int) -> int:
-        """The index of the offset's slot (below `_head` or beyond the window when out of it), -1 in a gap."""
+        """The index of the offset's slot in the window; -1 in a gap. Below `_head` or past the end: not in
+        it."""
         firsts, slots = self._firsts, self._slots
         segment = bisect_right(firsts, offset)
         slot = offset - firsts[segment - 1] + slots[segment - 1]
@@ -337,7 +345,7 @@ class Tracker:
         return slot - self._trimmed
 
     def _finish(self, start: int, end: int, mark: int) -> int:
-        """Marks what is open in [start, end), segment by segment. Returns how many that was."""
+        """Marks the open slots of [start, end), segment by segment. Returns how many that were."""
         start = max(start, self.base)
         window, firsts, slots, newly = self._window, self._firsts, self._slots, 0
         for segment in range(max(0, bisect_right(firsts, start) - 1), bisect_left(firsts, end)):
@@ -358,13 +366,13 @@ class Tracker:
         return newly
 
     def _finished(self, newly: int) -> None:
-        """Some slots were marked: counts them, and moves the base when they were at the head."""
+        """Counts newly marked slots, and moves the base when the head is among them."""
         self.unfinished -= newly
         if self._window[self._head]:
             self._advance()
 
     def _advance(self) -> None:
-        """Moves head and base to the first open slot, and forgets the segments before it."""
+        """Moves head and base to the first open slot, and drops the segments before it."""
         head = self._window.find(_OPEN, self._head)
         if head < 0:
             self._head = len(self._window)

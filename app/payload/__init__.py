@@ -1,1 +1,1 @@
-"""Values: Protobuf, JSON, Avro; schemas, and interceptors of senders."""
+"""Record values: Protobuf, JSON and Avro, their schemas, event times, and the senders' interceptors."""

@@ -1,26 +1,27 @@
-"""`PayloadCodec`: a workload's values to Protobuf messages, to JSON, or to the reason why they are neither.
+"""`PayloadCodec` decodes a workload's values into Protobuf messages and JSON, or says why they are invalid.
 
 Framing
 - `none`: the value is the message.
-- `confluent`: a byte 0, the schema id (4 bytes, big-endian), the message's indexes in the schema's file
-  (zig-zag varints: how many, then each; a single 0 stands for [0], the first message), the message.
+- `confluent`: a byte 0, the schema id (4 bytes, big-endian), the message indexes, the message. The indexes
+  are zig-zag varints: their count, then each index. A single 0 stands for [0], the file's first message.
 
 Rules
-1. A null value (tombstone) is no message: `decode`, `to_json` and `check` take only bytes.
-2. Hostile bytes end as `InvalidPayload`, in bounded time and memory (`app.payload.parser`, `.to_json`), and
-   its words hold nothing of the value.
-3. Unknown fields are allowed, as everywhere in Protobuf: producers may be newer than the descriptor.
-4. Where both a message is named and the framing names one, they must agree.
+1. The methods take bytes only. Callers handle null values (tombstones) themselves.
+2. Hostile bytes raise `InvalidPayload` in bounded time and memory (`app.payload.parser`, `.json_writer`). The
+   error's text holds nothing of the value.
+3. Unknown fields are allowed, as in all of Protobuf, because producers may be newer than the descriptor.
+4. If a message is configured and the framing names one, both must agree.
 
-Clients disagree on indexes: Confluent's Java serializer numbers what stands in the source, others count
-the entry types of map fields, too. Java's numbers hold, unless only the others' give the named message.
+Clients count indexes in two ways. Confluent's Java serializer counts the messages in the source; others also
+count the entry types of map fields. Java's count holds, unless only the other one gives the configured
+message.
 """
 
 from __future__ import annotations
 
 from enum import StrEnum
 from pathlib import Path
-from typing import cast
+from typing import NamedTuple, cast
 
 from google.protobuf.descriptor import Descriptor
 from google.protobuf.message import Message
@@ -30,39 +31,36 @@ from app.payload.json_writer import JsonWriter
 from app.payload.parser import InvalidPayload, Parser
 from app.payload.schema_files import ANYWHERE, SchemaFiles
 from app.payload.schema_registry import SchemaRegistry, open_source
+from app.payload.varints import CUT_OFF, varint, zigzag
 
 MAGIC = 0
 HEADER_BYTES = 5
-FIRST_BYTES = 6  # of a frame for the first message
-MAX_INDEXES = 32  # messages nested deeper are nobody's
-MAX_CACHED_TYPES = 10_000  # by frame; numbers may be written in more than one way
-__all__ = ["Framing", "InvalidPayload", "PayloadCodec", "open_codec", "read_frame"]
+FIRST_BYTES = 6  # the whole frame of a file's first message
+MAX_INDEXES = 32  # no schema nests messages this deep
+MAX_CACHED_TYPES = 10_000  # frames; a producer can write the same numbers in many ways
 
 
 class Framing(StrEnum):
-    """What stands before the message; see the module."""
+    """The bytes in front of the message, see the module."""
 
     NONE = "none"
     CONFLUENT = "confluent"
 
 
-class _Type:
-    """A message type with what reads and writes it; one parser and writer a pool."""
+class _Type(NamedTuple):
+    """A message type with the parser and the JSON writer of its pool."""
 
-    __slots__ = ("kind", "parser", "writer")
-
-    def __init__(self, kind: type[Message], parser: Parser, writer: JsonWriter) -> None:
-        self.kind = kind
-        self.parser = parser
-        self.writer = writer
+    kind: type[Message]
+    parser: Parser
+    writer: JsonWriter
 
 
 class PayloadCodec:
-    """See the module.
+    """Decodes and checks the values of one workload.
 
     Attributes:
-        framing: see the module.
-        name: the message's full name; "" when the framing alone tells it.
+        framing: The bytes in front of each message.
+        name: The full name of the configured message; "" if only the framing names messages.
     """
 
     def __init__(
@@ -72,20 +70,20 @@ class PayloadCodec:
         *,
         source: Schema | SchemaRegistry | None = None,
     ) -> None:
-        """A codec.
+        """A codec of one configured message, or of all messages that frames name.
 
         Args:
-            message_class: what values are; None with framing confluent: whatever they say they are.
-            framing: see the module.
-            source: where framing confluent looks indexes up: a registry by the schema id; a single schema
-                stands for every id, and its file with the named message is meant. None: every value is a
-                `message_class`, whatever its frame says.
+            message_class: The configured message; None with framing confluent: any that a frame names.
+            framing: The bytes in front of each message.
+            source: The schemas for framing confluent. A registry finds a schema by its id. A single schema
+                counts for every id, and the indexes count in the configured message's file. None: every
+                value is a `message_class`, whatever its frame names.
 
         Raises:
-            ValueError: neither class nor framing tells what the values are.
+            ValueError: Neither the class nor the framing names the message.
         """
         if message_class is None and (framing is Framing.NONE or source is None):
-            raise ValueError("a codec needs a message; or framing confluent and a registry folder")
+            raise ValueError("a codec needs a message, or framing confluent and a registry folder")
         self.framing = framing
         self._source = source
         self._tools: dict[int, tuple[Parser, JsonWriter]] = {}
@@ -94,37 +92,25 @@ class PayloadCodec:
         self.name = str(message_class.DESCRIPTOR.full_name) if message_class is not None else ""
 
     def decode(self, value: bytes) -> Message:
-        """The message.
-
-        Raises:
-            InvalidPayload: the value is none.
-        """
+        """The message, or InvalidPayload: the value is not valid."""
         found, body = self.unframed(value)
         return found.parser.parse(found.kind, body)
 
-    def to_json(self, value: bytes) -> bytes:
-        """The message as proto3 JSON on one line, field names as in the `.proto`.
-
-        Raises:
-            InvalidPayload: the value is none, or one that JSON cannot tell.
-        """
-        return self.to_named_json(value)[1]
-
     def to_named_json(self, value: bytes) -> tuple[str, bytes]:
-        """The same, with the message's full name.
+        """(the message's full name, the message as proto3 JSON on one line). Field names as in the `.proto`.
 
         Raises:
-            InvalidPayload: as above.
+            InvalidPayload: The value is not a valid message, or JSON cannot express it.
         """
         found, body = self.unframed(value)
         message = found.parser.parse(found.kind, body)
-        _require(message)
+        _require_fields(message)
         return str(found.kind.DESCRIPTOR.full_name), found.writer.write(message)
 
     def check(self, value: bytes) -> str | None:
-        """Why the value is invalid; None when it is valid."""
+        """Why the value is invalid; None if it is valid."""
         try:
-            _require(self.decode(value))
+            _require_fields(self.decode(value))
         except InvalidPayload as error:
             return str(error)
         return None
@@ -143,11 +129,7 @@ class PayloadCodec:
         return known, value[at:]
 
     def _find(self, schema_id: int, indexes: tuple[int, ...]) -> _Type:
-        """The type that a frame names.
-
-        Raises:
-            InvalidPayload: none, or not the one that was configured.
-        """
+        """The type that a frame names, or InvalidPayload: no such type, or another one is configured."""
         source = self._source
         if source is None:
             assert self._named is not None
@@ -159,15 +141,17 @@ class PayloadCodec:
         if schema is None:
             assert isinstance(source, SchemaRegistry)
             raise InvalidPayload(
-                f"schema id {schema_id} is not in {source.source} (there: {source.known_ids()}); "
+                f"schema id {schema_id} is not in {source.source}, which has {source.known_ids()}; "
                 f"add {schema_id}.binpb to it"
             )
-        told = schema.by_index(indexes, "" if isinstance(source, SchemaRegistry) else self.name)
-        if not told:
+        names = schema.by_index(indexes, "" if isinstance(source, SchemaRegistry) else self.name)
+        if not names:
             raise InvalidPayload(f"schema {schema.source.name} has no message with indexes {list(indexes)}")
-        if self.name and self.name not in told:
-            raise InvalidPayload(f"a {told[0]} (schema id {schema_id}), and {self.name} is expected")
-        return self._type(schema.message_class(self.name or told[0]))
+        if self.name and self.name not in names:
+            raise InvalidPayload(
+                f"the frame names {names[0]} (schema id {schema_id}), but {self.name} is configured"
+            )
+        return self._type(schema.message_class(self.name or names[0]))
 
     def _type(self, kind: type[Message]) -> _Type:
         pool = cast(Descriptor, kind.DESCRIPTOR).file.pool
@@ -178,66 +162,56 @@ class PayloadCodec:
         return _Type(kind, *tools)
 
 
-def _require(message: Message) -> None:
-    """Refuses a proto2 message without its required fields."""
+def _require_fields(message: Message) -> None:
     if not message.IsInitialized():
-        raise InvalidPayload(f"a {message.DESCRIPTOR.full_name} without all its required fields")
+        raise InvalidPayload(f"a {message.DESCRIPTOR.full_name} that lacks required fields")
 
 
 def read_frame(value: bytes) -> tuple[int, tuple[int, ...], int]:
-    """(schema id, message indexes, where the message begins) of Confluent's wire format.
-
-    Raises:
-        InvalidPayload: the value does not begin with such a frame.
-    """
+    """(schema id, message indexes, position of the message), or InvalidPayload: there is no such frame."""
     if len(value) <= HEADER_BYTES or value[0] != MAGIC:
         raise InvalidPayload(
-            "not in Confluent's wire format: no byte 0, schema id and indexes in front (framing none?)"
+            "not in Confluent's wire format, which begins with a 0, a schema id and indexes (framing none?)"
         )
     indexes, at = ((0,), FIRST_BYTES) if value[HEADER_BYTES] == 0 else _read_indexes(value)
     return int.from_bytes(value[1:HEADER_BYTES], "big"), indexes, at
 
 
 def _read_indexes(value: bytes) -> tuple[tuple[int, ...], int]:
-    """(indexes, where the message begins).
-
-    Raises:
-        InvalidPayload: they are cut off, negative or too many.
-    """
+    """(indexes, position of the message), or InvalidPayload: they are cut off, negative or too many."""
     count, at = _zigzag(value, HEADER_BYTES)
     if not 0 < count <= MAX_INDEXES:
-        raise InvalidPayload("message indexes of Confluent's wire format that cannot be: wrong count")
+        raise InvalidPayload(
+            f"message indexes in Confluent's wire format: their count is not 1 to {MAX_INDEXES}"
+        )
     indexes = []
     for _ in range(count):
         index, at = _zigzag(value, at)
         if index < 0:
-            raise InvalidPayload("message indexes of Confluent's wire format that cannot be: negative")
+            raise InvalidPayload("message indexes in Confluent's wire format: one is negative")
         indexes.append(index)
     return tuple(indexes), at
 
 
 def _zigzag(value: bytes, at: int) -> tuple[int, int]:
-    number = 0
-    for shift in range(0, 35, 7):
-        if at >= len(value):
-            break
-        byte = value[at]
-        at += 1
-        number |= (byte & 0x7F) << shift
-        if byte < 0x80:
-            return (number >> 1) ^ -(number & 1), at
-    raise InvalidPayload("message indexes of Confluent's wire format that are cut off")
+    number, at = varint(value, at)
+    if at == CUT_OFF:
+        raise InvalidPayload("message indexes in Confluent's wire format: they are cut off")
+    return zigzag(number), at
 
 
 def open_codec(
     name: str | Path, message: str = "", framing: Framing = Framing.NONE, files: SchemaFiles = ANYWHERE
 ) -> PayloadCodec:
-    """The codec of a workload's definition: descriptor set, `.proto` or registry folder of `files`, and the
-    message.
+    """The codec for a workload's definition.
+
+    Args:
+        name: A descriptor set, a `.proto` source or a registry folder among `files`.
+        message: The full name of the values' message; "": each frame names it.
 
     Raises:
-        DescriptorError: the descriptor cannot be used, or lacks the message.
-        ValueError: no message is named, and the framing names none either.
+        DescriptorError: The descriptor cannot be used, or lacks the message.
+        ValueError: Neither `message` nor the framing names a message.
     """
     source = open_source(name, files)
     kind = source.message_class(message) if message else None

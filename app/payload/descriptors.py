@@ -1,19 +1,19 @@
-"""Protobuf descriptors: from a file or a registry folder to message classes in pools of their own.
+"""Protobuf descriptors: message classes from a descriptor set, a `.proto` source or a registry folder.
 
-A descriptor set is what `protoc --include_imports -o x.binpb` and `buf build -o x.binpb` write. `.proto`
-sources are compiled by `app.payload.proto_compiler` where grpcio-tools is installed. A registry folder holds
+`protoc --include_imports -o x.binpb` and `buf build -o x.binpb` write descriptor sets. If grpcio-tools is
+installed, `app.payload.proto_compiler` compiles `.proto` sources. A registry folder holds any mixture of
 
-    <folder>/<schema id>.binpb              what Confluent's wire format names; or .proto
+    <folder>/<schema id>.binpb              the schema that Confluent's wire format names; or .proto
     <folder>/<subject>/<version>.binpb      versions count from 1, the highest is the latest; or .proto
 
-in any mixture. A file of a registry is one schema: its last message file (protoc and buf write imports
-first) is the one whose messages Confluent's indexes count, and imports stand in the same set.
+Each file of a registry is one schema. Confluent's indexes count the messages of the set's last message file,
+because protoc and buf write imports first.
 
 Rules
-1. Every schema has a private pool: two files may define the same message differently, and nothing leaks
+1. Every schema has a private pool. So two files may define the same message differently, and nothing gets
    into the process's default pool.
-2. Well-known imports (google/protobuf/*.proto) may be left out of a set; all others must be in it.
-3. Whatever is wrong is a `DescriptorError` at load: it names the file, the message and the remedy.
+2. A set may lack the well-known imports (google/protobuf/*.proto). It must hold all others.
+3. Every fault raises a `DescriptorError` at load. It names the file, the problem and the remedy.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from google.protobuf.message import DecodeError, Message
 
 from app.payload.schema_files import ANYWHERE, FileRefused, SchemaFiles
 
-MAX_SET_BYTES = 16 * 1024 * 1024  # a set this large is no schema but an accident
+MAX_SET_BYTES = 16 * 1024 * 1024  # a larger file is hardly a schema
 MAX_LISTED = 10  # names in an error
 SET_SUFFIXES = (".binpb", ".pb", ".desc", ".protoset")
 WELL_KNOWN = {
@@ -47,8 +47,7 @@ Path_ = tuple[int, ...]
 
 
 class DescriptorError(ValueError):
-    """A descriptor that cannot be used: `source` is its file, `remedy` what to do, `field` which of the
-    definition's (`descriptor` or `message`) is wrong."""
+    """A schema that cannot be used. `field` is the definition's wrong one: `descriptor` or `message`."""
 
     def __init__(self, source: Path | str, problem: str, remedy: str, field: str = "descriptor") -> None:
         super().__init__(f"{source}: {problem}; {remedy}")
@@ -59,13 +58,7 @@ class DescriptorError(ValueError):
 
 
 class Schema:
-    """A loaded descriptor set.
-
-    Attributes:
-        source: its file.
-        pool: private to it.
-        files: its message files, imports first.
-    """
+    """A loaded descriptor set: `source` is its file, `pool` is private, `files` have the order of the set."""
 
     def __init__(self, source: Path, files: Sequence[FileProto]) -> None:
         self.source = source
@@ -76,7 +69,7 @@ class Schema:
         for file in _ordered(source, self.files):
             try:
                 self.pool.Add(file)
-            except (TypeError, ValueError) as error:  # TypeError is upb's word for whatever is wrong
+            except (TypeError, ValueError) as error:  # upb raises TypeError for every fault
                 words = str(error).removeprefix("Couldn't build proto file into descriptor pool: ")
                 raise DescriptorError(
                     source, f"file {file.name!r} does not fit the others: {words}", f"correct it, or {HOW}"
@@ -84,31 +77,30 @@ class Schema:
 
     @cached_property
     def messages(self) -> list[str]:
-        """The full names of all messages of the set, well-known ones left out."""
-        return [name for file in self.files if file.name not in WELL_KNOWN for name in _names(file)]
+        """The full names of all messages of the set, without the well-known ones."""
+        files = (file for file in self.files if file.name not in WELL_KNOWN)
+        return [name for file in files for _, name in _indexed(file, entries=False)]
 
-    def by_index(self, indexes: Path_, beside: str = "") -> list[str]:
-        """The full names of the messages that Confluent's indexes may mean: as its Java serializer counts,
-        and as clients count that go by descriptors, where the entries of map fields have numbers, too.
+    def by_index(self, indexes: Path_, in_file_of: str = "") -> list[str]:
+        """The full names of the messages that Confluent's indexes may mean, by Java's count first.
 
         Args:
-            indexes: the message's in its file, then in the message around it.
-            beside: the full name of a message whose file is meant; "": the last file.
+            indexes: The outermost message's index in its file, then each nested message's in its parent.
+            in_file_of: The full name of a message; the indexes count in its file. "": in the last file.
         """
-        if beside not in self._indexes:
+        if in_file_of not in self._indexes:
             file = self.files[-1]
-            if beside:
-                name = self.message_class(beside).DESCRIPTOR.file.name
-                file = next((one for one in self.files if one.name == name), file)
-            self._indexes[beside] = dict(_indexed(file, entries=False)), dict(_indexed(file, entries=True))
-        return [names[indexes] for names in self._indexes[beside] if indexes in names]
+            if in_file_of:
+                name = self.message_class(in_file_of).DESCRIPTOR.file.name
+                file = next((other for other in self.files if other.name == name), file)
+            self._indexes[in_file_of] = (
+                dict(_indexed(file, entries=False)),
+                dict(_indexed(file, entries=True)),
+            )
+        return [names[indexes] for names in self._indexes[in_file_of] if indexes in names]
 
     def message_class(self, name: str) -> type[Message]:
-        """The class of the message with this full name.
-
-        Raises:
-            DescriptorError: the set has no such message.
-        """
+        """The class of the message with this full name, or DescriptorError: the set has none."""
         name = name.lstrip(".")
         found = self._classes.get(name)
         if found is None:
@@ -121,23 +113,19 @@ class Schema:
 
 
 def unknown_message(source: Path, name: str, known: Sequence[str]) -> DescriptorError:
-    """The error for a message that does not exist, with what may have been meant."""
-    same_end = [full for full in known if full.rsplit(".", 1)[-1] == name.rsplit(".", 1)[-1]]
-    close = same_end or difflib.get_close_matches(name, known, 1, 0.5)
+    """The error for a message that does not exist. It suggests a similar name, or lists known ones."""
+    same_name = [full for full in known if full.rsplit(".", 1)[-1] == name.rsplit(".", 1)[-1]]
+    close = same_name or difflib.get_close_matches(name, known, 1, 0.5)
     if close:
         remedy = f"did you mean {close[0]}?"
     else:
         more = f" and {len(known) - MAX_LISTED} more" if len(known) > MAX_LISTED else ""
-        remedy = f"known: {', '.join(sorted(known)[:MAX_LISTED])}{more}" if known else "it defines none"
+        remedy = f"known: {', '.join(sorted(known)[:MAX_LISTED])}{more}" if known else "it has no messages"
     return DescriptorError(source, f"no message {name[:200]!r}", remedy, "message")
 
 
 def load_schema(path: Path, files: SchemaFiles = ANYWHERE) -> Schema:
-    """The schema of one descriptor set file or `.proto` source, among `files`.
-
-    Raises:
-        DescriptorError: see the module's rule 3.
-    """
+    """The schema of a descriptor set or `.proto` source among `files`, or DescriptorError (rule 3)."""
     if path.suffix == ".proto":
         from app.payload.proto_compiler import compile_source
 
@@ -146,11 +134,7 @@ def load_schema(path: Path, files: SchemaFiles = ANYWHERE) -> Schema:
 
 
 def read_limited(path: Path, files: SchemaFiles = ANYWHERE) -> bytes:
-    """The file's bytes.
-
-    Raises:
-        DescriptorError: it is missing, no regular file, larger than `MAX_SET_BYTES` or not to be read.
-    """
+    """The file's bytes, or DescriptorError: it cannot be read, or is larger than `MAX_SET_BYTES`."""
     try:
         data = files.read(path, MAX_SET_BYTES)
     except FileRefused as error:
@@ -167,11 +151,7 @@ def read_limited(path: Path, files: SchemaFiles = ANYWHERE) -> bytes:
 
 
 def parse_set(source: Path, data: bytes) -> list[FileProto]:
-    """The message files of a descriptor set, each once.
-
-    Raises:
-        DescriptorError: these bytes are none, or two files of the same name differ.
-    """
+    """The message files of a set, each once, or DescriptorError: these bytes are not a proper set."""
     start = data[:4096].lstrip()
     if start.startswith((b"{", b"[")):
         raise DescriptorError(source, "is JSON (a JSON Schema?), not a descriptor set", HOW)
@@ -192,32 +172,34 @@ def parse_set(source: Path, data: bytes) -> list[FileProto]:
         first = found.setdefault(file.name, file)
         if first is not file and first != file:
             raise DescriptorError(
-                source, f"holds two different files {file.name!r}", "leave one out, or make a set of each"
+                source,
+                f"holds two different files {file.name!r}",
+                "remove one, or make a set of each",
             )
     return list(found.values())
 
 
 def _ordered(source: Path, files: Iterable[FileProto]) -> Iterator[FileProto]:
-    """The files with every import before who imports it, well-known ones supplied (rule 2)."""
+    """The files, each behind its imports, with the well-known imports that the set lacks (rule 2)."""
     known = {file.name: file for file in files}
     missing: dict[str, str] = {}
     done: set[str] = set()
-    open_: set[str] = set()
+    entered: set[str] = set()
     stack = [(name, False) for name in reversed(known)]
     ordered: list[FileProto] = []
     while stack:
         name, leaving = stack.pop()
         file = known[name]
         if leaving:
-            open_.discard(name)
+            entered.discard(name)
             done.add(name)
             ordered.append(file)
             continue
         if name in done:
             continue
-        if name in open_:
-            raise DescriptorError(source, f"file {name!r} imports itself in a circle", "break the circle")
-        open_.add(name)
+        if name in entered:
+            raise DescriptorError(source, f"file {name!r} is in an import cycle", "remove one of its imports")
+        entered.add(name)
         stack.append((name, True))
         for wanted in file.dependency:
             if wanted not in known and wanted in WELL_KNOWN:
@@ -227,31 +209,27 @@ def _ordered(source: Path, files: Iterable[FileProto]) -> Iterator[FileProto]:
             elif wanted not in done:
                 stack.append((wanted, False))
     if missing:
-        told = ", ".join(
+        imports = ", ".join(
             f"{wanted!r} (imported by {by!r})" for wanted, by in list(missing.items())[:MAX_LISTED]
         )
-        raise DescriptorError(source, f"lacks imports: {told}", "add --include_imports to protoc's call")
+        raise DescriptorError(source, f"lacks imports: {imports}", "call protoc with --include_imports")
     return iter(ordered)
 
 
 def _well_known(name: str) -> FileProto:
-    """The file as this installation of protobuf has it."""
+    """The file as the installed protobuf has it."""
     module: Any = importlib.import_module(WELL_KNOWN[name])
     return FileProto.FromString(module.DESCRIPTOR.serialized_pb)
 
 
-def _names(file: FileProto) -> Iterator[str]:
-    yield from dict.fromkeys(name for _, name in _indexed(file, entries=False))
-
-
 def _indexed(file: FileProto, *, entries: bool) -> Iterator[tuple[Path_, str]]:
-    """(path of indexes, full name) of each message in the file; `entries`: map entries are counted, too."""
+    """(path of indexes, full name) of each message; `entries`: the entry types of map fields count too."""
     prefix = f"{file.package}." if file.package else ""
     stack: list[tuple[Path_, str, Any]] = [((), prefix, file.message_type)]
     while stack:
-        at, before, messages = stack.pop()
-        kept = [message for message in messages if entries or not message.options.map_entry]
-        for index, message in enumerate(kept):
+        path, prefix, messages = stack.pop()
+        counted = [message for message in messages if entries or not message.options.map_entry]
+        for index, message in enumerate(counted):
             if not message.options.map_entry:
-                yield (*at, index), before + message.name
-                stack.append(((*at, index), f"{before}{message.name}.", message.nested_type))
+                yield (*path, index), prefix + message.name
+                stack.append(((*path, index), f"{prefix}{message.name}.", message.nested_type))

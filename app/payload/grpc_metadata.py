@@ -1,4 +1,4 @@
-"""gRPC metadata that interceptors add: what is refused before gRPC refuses the whole call.
+"""Checks gRPC metadata that interceptors add, because gRPC would refuse the whole call for one bad pair.
 
 Source: gRPC over HTTP/2, "Requests": names of lower-case letters, digits, '_', '-' and '.', text of
 printable ASCII, bytes under names that end in `-bin`.
@@ -10,8 +10,8 @@ import re
 
 Metadata = tuple[tuple[str, str | bytes], ...]
 
-MAX_METADATA_BYTES = 4096  # gRPC takes 8 KiB of a whole call before it begins to refuse
-PAIR_BYTES = 32  # what HTTP/2 counts for each pair beside its text
+MAX_METADATA_BYTES = 4096  # half of the 8 KiB from which gRPC may refuse a call
+PAIR_BYTES = 32  # HTTP/2 counts these for each pair, besides its text
 RESERVED = ("kafka-", "grpc-")
 RESERVED_NAMES = {"traceparent", "content-type", "te", "user-agent"}
 _NAME = re.compile(r"[0-9a-z_.-]{1,256}")
@@ -19,8 +19,7 @@ _TEXT = re.compile(r"[\x20-\x7e]*")
 
 
 def check_metadata(added: object, before: Metadata = ()) -> str | None:
-    """Why gRPC, or a receiver's trust in `kafka-…`, forbids to add these to the ones before; None when
-    nothing does."""
+    """Why gRPC, or a receiver's trust in reserved names, forbids to add these pairs; None: it may be done."""
     if not isinstance(added, tuple):
         return f"added metadata as a {type(added).__name__}, not a tuple of pairs"
     size = sum(len(name) + len(value) + PAIR_BYTES for name, value in before)
@@ -29,11 +28,9 @@ def check_metadata(added: object, before: Metadata = ()) -> str | None:
             return "added metadata that is not a tuple of pairs"
         name, value = pair
         if not isinstance(name, str) or not _NAME.fullmatch(name):
-            return (
-                "added a metadata name that gRPC does not take: lower-case letters, digits, '.', '_' and '-'"
-            )
+            return "added a metadata name that gRPC refuses: use lower-case letters, digits, '.', '_' and '-'"
         if name.startswith(RESERVED) or name in RESERVED_NAMES:
-            return f"added metadata {name!r}, which is not its to set"
+            return f"added metadata {name!r}, which is a reserved name"
         if name.endswith("-bin"):
             if not isinstance(value, bytes):
                 return f"added metadata {name!r} that is not bytes"

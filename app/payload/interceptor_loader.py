@@ -1,4 +1,4 @@
-"""Interceptors by name, at start: see `app.payload.interceptors` for what the names are."""
+"""Loads the configured interceptors at start, by the names that `app.payload.interceptors` describes."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from app.payload.interceptors import Interceptor, Message
 GROUP = "switchyard.interceptors"
 MAX_INTERCEPTORS = 20
 _DOTTED = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*", re.ASCII)
-_EXAMPLE = "name it package.module:object"
+_EXAMPLE = "write package.module:object"
 
 
 class InterceptorError(ValueError):
-    """Interceptors that cannot be used; `problems` has a line for each."""
+    """Interceptors that cannot be used. `problems` has a text for each, with its remedy."""
 
     def __init__(self, problems: Sequence[str]) -> None:
         super().__init__("\n".join(problems))
@@ -27,60 +27,56 @@ class InterceptorError(ValueError):
 
 
 def load_interceptors(names: Sequence[str]) -> list[tuple[str, Interceptor]]:
-    """The interceptors with these names, each with its name; [] for no names.
-
-    Raises:
-        InterceptorError: with everything that is wrong.
-    """
+    """(name, interceptor) for each of the names, or InterceptorError: it has all that are wrong."""
     problems: list[str] = []
     found: list[tuple[str, Interceptor]] = []
     if len(names) > MAX_INTERCEPTORS:
-        raise InterceptorError([f"{len(names)} interceptors are more than {MAX_INTERCEPTORS}; join some"])
+        raise InterceptorError([f"{len(names)} interceptors are more than {MAX_INTERCEPTORS}; combine some"])
     for number, name in enumerate(names):
         if name in names[:number]:
             problems.append(f"interceptor {name}: named twice; name it once")
             continue
         try:
             found.append((name, _interceptor(name)))
-        except _Wrong as error:
+        except _LoadError as error:
             problems.append(f"interceptor {str(name)[:200]}: {error}")
     if problems:
         raise InterceptorError(problems)
     return found
 
 
-class _Wrong(Exception):
-    """What is wrong with one of them, and the remedy."""
+class _LoadError(Exception):
+    """A problem with one interceptor, and its remedy."""
 
 
 def _interceptor(name: str) -> Interceptor:
     target = name if isinstance(name, str) and ":" in name else _entry_point(name).value
     target = target.partition(" [")[0]  # an entry point's extras
     if not _DOTTED.fullmatch(target):
-        raise _Wrong(f"not a name; {_EXAMPLE}")
+        raise _LoadError(f"not a valid name; {_EXAMPLE}")
     module_name, _, path = target.partition(":")
-    thing: Any = _import(module_name)
+    loaded: Any = _import(module_name)
     for part in path.split("."):
-        if not hasattr(thing, part):
-            close = difflib.get_close_matches(part, dir(thing), 1, 0.6)
-            hint = f"did you mean {close[0]}?" if close else "look at its spelling"
-            raise _Wrong(f"{module_name} has no {path}; {hint}")
-        thing = getattr(thing, part)
-    if inspect.isclass(thing):
+        if not hasattr(loaded, part):
+            close = difflib.get_close_matches(part, dir(loaded), 1, 0.6)
+            hint = f"did you mean {close[0]}?" if close else "correct its spelling"
+            raise _LoadError(f"{module_name} has no {path}; {hint}")
+        loaded = getattr(loaded, part)
+    if inspect.isclass(loaded):
         try:
-            thing = thing()
+            loaded = loaded()
         except Exception as error:
-            raise _Wrong(
-                f"cannot be made: {type(error).__name__}: {error}; it is made without arguments"
+            raise _LoadError(
+                f"cannot be created without arguments: {type(error).__name__}: {error}; correct the class"
             ) from error
-    return _checked(thing)
+    return _checked(loaded)
 
 
 def _entry_point(name: object) -> EntryPoint:
     installed = {point.name: point for point in entry_points(group=GROUP)}
     if not isinstance(name, str) or name not in installed:
         known = ", ".join(sorted(installed)) or "none"
-        raise _Wrong(f"no entry point of {GROUP} (installed: {known}); install its package, or {_EXAMPLE}")
+        raise _LoadError(f"no entry point of {GROUP} (installed: {known}); install it, or {_EXAMPLE}")
     return installed[name]
 
 
@@ -89,27 +85,27 @@ def _import(module_name: str) -> Any:
         return importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         if error.name is not None and (module_name == error.name or module_name.startswith(f"{error.name}.")):
-            raise _Wrong(
+            raise _LoadError(
                 f"no module {error.name}; install its package beside Switchyard, or set PYTHONPATH"
             ) from error
-        raise _Wrong(f"{module_name} needs module {error.name}; install it") from error
+        raise _LoadError(f"{module_name} needs module {error.name}; install it") from error
     except (Exception, SystemExit) as error:
-        raise _Wrong(
+        raise _LoadError(
             f"{module_name} cannot be imported: {type(error).__name__}: {error}; correct the module"
         ) from error
 
 
-def _checked(thing: Any) -> Interceptor:
-    before = getattr(thing, "before", None)
+def _checked(loaded: Any) -> Interceptor:
+    before = getattr(loaded, "before", None)
     if not callable(before):
-        raise _Wrong("has no method before(message); write one that returns Send, Reject or Skip")
+        raise _LoadError("has no method before(message); write one that returns Send, Reject or Skip")
     if inspect.iscoroutinefunction(before):
-        raise _Wrong("its before is async, and would be waited for; write it without await")
+        raise _LoadError("its method before is async, but no worker waits for it; write it without async")
     try:
         inspect.signature(before).bind(Message("t", 0, 0, None, None))
     except TypeError as error:
-        raise _Wrong(f"its before does not take one message: {error}; write before(self, message)") from error
-    except ValueError:  # built in C, and does not tell
+        raise _LoadError(f"before does not take one message: {error}; write before(self, message)") from error
+    except ValueError:  # a method written in C may have no signature
         pass
-    interceptor: Interceptor = thing
+    interceptor: Interceptor = loaded
     return interceptor

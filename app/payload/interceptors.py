@@ -1,23 +1,23 @@
-"""Interceptors on the sending side: code of the operator's that sees every message before it is sent.
+"""Interceptors on the sending side: the operator's code, which sees every message before it is sent.
 
     class Redact:
         def before(self, message: Message) -> Verdict:
             return Send(value=redact(message.value))
 
-Named in the static configuration, as `package.module:object` or as an entry point of the group
-`switchyard.interceptors`; the object is an instance, or a class without arguments. In order: each sees the
-value that the one before it left, and the first Reject or Skip ends the row.
+The static configuration names interceptors, as `package.module:object` or as an entry point of the group
+`switchyard.interceptors`. The object is an instance, or a class that takes no arguments. They run in the
+configured order, each on the value that the previous one left. The first Reject or Skip ends the chain.
 
 Rules
-1. An interceptor changes the value and adds metadata. The message's identity (topic, partition, offset,
-   key, headers) is not its to change, and what goes to a retry topic or DLQ is the record as it was read.
-2. It is asked before every attempt, in the event loop: it must not wait. What takes longer than
-   `SLOW_INTERCEPTOR_S` is counted. It is told in the log, once in `LOG_INTERVAL_S`, when it is more than
-   `SLOW_SHARE` of the messages (a busy machine delays the best now and then) or takes longer than
-   `INTERCEPTOR_STALL_S`.
-3. Whatever it raises or returns wrongly rejects this message, and no other. The reason holds its name and
-   the exception's type; the exception's words may hold the value, and are not told.
-4. Wrong names, and objects that are no interceptors, are an `InterceptorError` at start, all at once.
+1. An interceptor may change the value and add metadata. It cannot change the message's identity (topic,
+   partition, offset, key, headers). Retry topics and the DLQ get the record as it was read.
+2. `before` runs in the event loop, before every attempt, so it must not wait. A call is slow if it takes
+   longer than `SLOW_INTERCEPTOR_S`. A busy machine delays a few calls, so the log warns only if more than
+   `SLOW_SHARE` are slow, or if one takes longer than `INTERCEPTOR_STALL_S`. It warns at most once in
+   `LOG_INTERVAL_S`.
+3. An exception or an invalid verdict rejects this message, and no other. The reason holds the interceptor's
+   name and the exception's type, but not the exception's text, which may hold the value.
+4. `app.payload.interceptor_loader` refuses wrong names and objects at start, all at once.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from app.payload.preview import safe_text
 
 log = structlog.get_logger(__name__)
 
-SLOW_INTERCEPTOR_S = 0.005  # at a thousand messages a second a core does nothing else
+SLOW_INTERCEPTOR_S = 0.005  # at 200 messages a second, such calls take a whole core
 SLOW_SHARE = 0.01
 INTERCEPTOR_STALL_S = 1.0
 LOG_INTERVAL_S = 60.0
@@ -42,12 +42,10 @@ MAX_REASON_CHARS = 500
 
 
 class Message(NamedTuple):
-    """A message about to be sent. For a retry, its identity is where it first stood.
+    """A message about to be sent. A retried message has the identity of its first record.
 
     Attributes:
         value: None for a tombstone.
-        headers: as they were read.
-        timestamp_ms: of the record.
         attempt: 1 for the first delivery.
     """
 
@@ -73,12 +71,7 @@ KEEP: Final = _Keep()
 
 @dataclass(frozen=True, slots=True)
 class Send:
-    """Send it on.
-
-    Attributes:
-        value: in its place; `KEEP`: as it was.
-        metadata: added to the call's; text for names, bytes for names that end in `-bin`.
-    """
+    """The verdict to send the message with this value (`KEEP`: its own) and these additional metadata."""
 
     value: bytes | _Keep | None = KEEP
     metadata: Metadata = ()
@@ -86,14 +79,14 @@ class Send:
 
 @dataclass(frozen=True, slots=True)
 class Reject:
-    """It can never be delivered: to the DLQ, with the reason."""
+    """The verdict that the message can never be delivered. It goes to the DLQ, with the reason."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class Skip:
-    """It need not be delivered: finished as if the receiver had acknowledged it."""
+    """The verdict that the message need not be delivered. It counts as acknowledged."""
 
     reason: str
 
@@ -103,45 +96,32 @@ SEND: Final = Send()
 
 
 class Outgoing(NamedTuple):
-    """What a chain lets through: the value to send, and what its interceptors add to the metadata."""
+    """A message that a chain lets through: the value to send, and the metadata that interceptors add."""
 
     value: bytes | None
     metadata: Metadata
 
 
 class Interceptor(Protocol):
-    """See the module."""
+    """An interceptor, see the module."""
 
     def before(self, message: Message) -> Verdict:
-        """What is to happen with the message. Called in the event loop: it must not wait."""
+        """The verdict on the message. Runs in the event loop, so it must not wait."""
         ...
 
 
-@dataclass(slots=True)
-class InterceptorCounts:
-    """What one interceptor did since the chain was made."""
-
-    seen: int = 0
-    rejected: int = 0
-    skipped: int = 0
-    failed: int = 0
-    slow: int = 0
-    longest_s: float = 0.0
-
-
 class _Link:
-    __slots__ = ("before", "counts", "name", "told_s")
+    __slots__ = ("before", "logged_s", "name", "seen_messages", "slow_messages")
 
     def __init__(self, name: str, interceptor: Interceptor) -> None:
         self.name = name
         self.before = interceptor.before
-        self.counts = InterceptorCounts()
-        self.told_s = float("-inf")
+        self.seen_messages = self.slow_messages = 0
+        self.logged_s = float("-inf")
 
 
 class InterceptorChain:
-    """Interceptors in a row. Where there are none there is no chain
-    (`app.payload.protobuf_interceptor.workload_chain`), so that messages without interceptors pay nothing."""
+    """Interceptors in order. Without any, `workload_chain` makes no chain, so that messages cost nothing."""
 
     __slots__ = ("_clock", "_links")
 
@@ -151,32 +131,25 @@ class InterceptorChain:
         self._links = [_Link(name, interceptor) for name, interceptor in named]
         self._clock = clock
 
-    @property
-    def counts(self) -> dict[str, InterceptorCounts]:
-        """By interceptor, in order."""
-        return {link.name: link.counts for link in self._links}
-
     def before(self, message: Message) -> Outgoing | Reject | Skip:
-        """What is to be sent, or why nothing is."""
+        """The value and metadata to send, or the verdict that nothing is sent."""
         clock = self._clock
         metadata: Metadata = ()
         for link in self._links:
-            counts = link.counts
-            counts.seen += 1
+            link.seen_messages += 1
             started_s = clock()
             try:
                 verdict: object = link.before(message)
             except KeyboardInterrupt:
                 raise
-            except BaseException as error:  # noqa: BLE001 - `sys.exit()` is no reason to stop a worker (rule 3)
-                counts.failed += 1
+            except BaseException as error:  # noqa: BLE001 - not even `sys.exit()` may stop a worker (rule 3)
                 return Reject(f"interceptor {link.name} raised {type(error).__name__}")
             finally:
                 took_s = clock() - started_s
                 if took_s > SLOW_INTERCEPTOR_S:
                     self._slow(link, took_s, started_s)
             if not isinstance(verdict, Send):
-                return _ended(link, verdict)
+                return _ended(link.name, verdict)
             problem = None
             if isinstance(verdict.value, bytes) or verdict.value is None:
                 message = message._replace(value=verdict.value)
@@ -186,36 +159,31 @@ class InterceptorChain:
                 problem = problem or check_metadata(verdict.metadata, metadata)
                 metadata = (*metadata, *verdict.metadata) if problem is None else ()
             if problem is not None:
-                counts.failed += 1
                 return Reject(f"interceptor {link.name} {problem}")
         return Outgoing(message.value, metadata)
 
     def _slow(self, link: _Link, took_s: float, now_s: float) -> None:
-        counts = link.counts
-        counts.slow += 1
-        counts.longest_s = max(counts.longest_s, took_s)
-        often = counts.slow > counts.seen * SLOW_SHARE
-        if (often or took_s > INTERCEPTOR_STALL_S) and now_s >= link.told_s + LOG_INTERVAL_S:
-            link.told_s = now_s
+        link.slow_messages += 1
+        is_often = link.slow_messages > link.seen_messages * SLOW_SHARE
+        if (is_often or took_s > INTERCEPTOR_STALL_S) and now_s >= link.logged_s + LOG_INTERVAL_S:
+            link.logged_s = now_s
             log.warning(
                 "an interceptor holds up the worker; it must not wait",
-                interceptor=link.name, took_s=round(took_s, 3), slow=counts.slow, seen=counts.seen,
-            )  # fmt: skip
+                interceptor=link.name,
+                took_s=round(took_s, 3),
+                slow=link.slow_messages,
+                seen=link.seen_messages,
+            )
 
 
-def _ended(link: _Link, verdict: object) -> Reject | Skip:
-    """The verdict that ends the row; what is none is a Reject."""
-    if isinstance(verdict, Reject):
-        link.counts.rejected += 1
-        return Reject(f"interceptor {link.name}: {_reason_words(verdict.reason)}")
-    if isinstance(verdict, Skip):
-        link.counts.skipped += 1
-        return Skip(f"interceptor {link.name}: {_reason_words(verdict.reason)}")
-    link.counts.failed += 1
+def _ended(name: str, verdict: object) -> Reject | Skip:
+    """The verdict that ends the chain. An invalid one becomes a Reject."""
+    if isinstance(verdict, Reject | Skip):
+        return type(verdict)(f"interceptor {name}: {_reason_words(verdict.reason)}")
     close = getattr(verdict, "close", None)
     if close is not None and type(verdict).__name__ == "coroutine":
         close()
-    return Reject(f"interceptor {link.name} returned {type(verdict).__name__}, not Send, Reject or Skip")
+    return Reject(f"interceptor {name} returned {type(verdict).__name__}, not Send, Reject or Skip")
 
 
 def _reason_words(reason: object) -> str:

@@ -1,8 +1,9 @@
-"""Messages to proto3 JSON (protobuf.dev, "ProtoJSON Format"), field names as they stand in the `.proto`.
+"""Writes messages as proto3 JSON (protobuf.dev, "ProtoJSON Format"), with field names as in the `.proto`.
 
-The same as `google.protobuf.json_format` (a property in the tests), a few times faster because what a type
-needs is worked out once, and bounded: `MAX_DEPTH` levels, `MAX_NODES` values, `MAX_JSON_BYTES` of text,
-`MAX_ANY_BYTES` unpacked from `google.protobuf.Any`, which begins anew what the parser bounds.
+The JSON equals that of `google.protobuf.json_format` (a property in `tests/payload/test_codec.py`). It takes
+less time, because the conversion of each type is built once. The bounds are `MAX_DEPTH` levels, `MAX_NODES`
+values, `MAX_JSON_BYTES` of text, and `MAX_ANY_BYTES` unpacked from `google.protobuf.Any`. The last is needed
+because the parser bounds each Any alone.
 """
 
 from __future__ import annotations
@@ -22,17 +23,17 @@ from google.protobuf.message import Message
 from app.payload.parser import InvalidPayload, Parser
 
 MAX_NODES = 250_000  # about a quarter of a second
-MAX_DEPTH = 100  # what the parser takes at most, too
+MAX_DEPTH = 100  # the parser's own bound
 MAX_JSON_BYTES = 16 * 1024 * 1024
 MAX_ANY_BYTES = 16 * 1024 * 1024
 _PACKAGE = "google.protobuf."
-_SPOKEN = {f"{_PACKAGE}{name}" for name in ("Timestamp", "Duration", "FieldMask")}  # they write themselves
+_SELF_WRITTEN = {f"{_PACKAGE}{name}" for name in ("Timestamp", "Duration", "FieldMask")}  # `ToJsonString`
 _WRAPPERS = "google/protobuf/wrappers.proto"
 _SPECIAL_FLOATS = {math.inf: "Infinity", -math.inf: "-Infinity"}
 
 
 class WriteBudget:
-    """What is left for one message."""
+    """The bounds that are left for one message."""
 
     __slots__ = ("any_bytes", "depth", "nodes")
 
@@ -42,13 +43,13 @@ class WriteBudget:
         self.any_bytes = MAX_ANY_BYTES
 
     def spend(self, nodes: int) -> None:
-        """Counts values before they are made."""
+        """Counts values before they are made, or raises InvalidPayload: there are too many."""
         self.nodes -= nodes
         if self.nodes < 0:
             raise InvalidPayload(f"more than {MAX_NODES} values: too many to write as JSON")
 
     def enter(self) -> None:
-        """One level deeper; the way back is `depth -= 1`."""
+        """Goes one level deeper, or raises InvalidPayload: it is too deep. `depth -= 1` goes back."""
         self.depth += 1
         if self.depth > MAX_DEPTH:
             raise InvalidPayload(f"nested deeper than {MAX_DEPTH} levels")
@@ -70,7 +71,7 @@ class JsonWriter:
         """The message as JSON, on one line.
 
         Raises:
-            InvalidPayload: it has none (a Timestamp out of range, an unknown type in an Any), or too much.
+            InvalidPayload: It is too large, or JSON cannot express it (an Any of an unknown type).
         """
         descriptor = cast(Descriptor, message.DESCRIPTOR)
         try:
@@ -78,7 +79,7 @@ class JsonWriter:
         except InvalidPayload:
             raise
         except (ValueError, TypeError, KeyError, OverflowError, RecursionError) as error:
-            # orjson's TypeError: a proto2 string that is not UTF-8. Its words may hold the value.
+            # orjson raises TypeError for a proto2 string that is not UTF-8. Its text may hold the value.
             raise InvalidPayload(
                 f"a {descriptor.full_name} that cannot be written as JSON ({type(error).__name__})"
             ) from None
@@ -88,12 +89,12 @@ class JsonWriter:
         return text
 
     def _convert(self, descriptor: Descriptor) -> Convert:
-        """How messages of a type are converted, worked out once."""
+        """The conversion of a message type, built once."""
         name = descriptor.full_name
         found = self._converts.get(name)
         if found is None:
-            if name in _SPOKEN:
-                found = _spoken
+            if name in _SELF_WRITTEN:
+                found = _self_written
             elif descriptor.file.name == _WRAPPERS:
                 found = _wrapper(_scalar(descriptor.fields_by_name["value"]))
             else:
@@ -109,19 +110,19 @@ class JsonWriter:
     def _regular(self) -> Convert:
         fields: dict[int, Field] = {}
 
-        def convert(message: Any, run: WriteBudget) -> dict[str, Any]:
-            run.enter()
+        def convert(message: Any, budget: WriteBudget) -> dict[str, Any]:
+            budget.enter()
             present = message.ListFields()
-            run.spend(len(present) + 1)
+            budget.spend(len(present) + 1)
             out: dict[str, Any] = {}
-            for described, value in present:
-                number = described.number
+            for descriptor, value in present:
+                number = descriptor.number
                 field = fields.get(number)
-                if field is None:  # now, not before: types may hold themselves
-                    field = fields[number] = self._field(described)
+                if field is None:  # built at first use, because a type may contain itself
+                    field = fields[number] = self._field(descriptor)
                 name, convert = field
-                out[name] = value if convert is None else convert(value, run)
-            run.depth -= 1
+                out[name] = value if convert is None else convert(value, budget)
+            budget.depth -= 1
             return out
 
         return convert
@@ -131,20 +132,22 @@ class JsonWriter:
         kind = field.message_type
         if kind is not None and kind.GetOptions().map_entry:
             return name, self._map(kind)
-        one = self._single(field)
-        return name, _repeated(one) if field.is_repeated else one
+        convert_item = self._single(field)
+        return name, _repeated(convert_item) if field.is_repeated else convert_item
 
     def _single(self, field: FieldDescriptor) -> Convert | None:
         return _scalar(field) if field.message_type is None else self._convert(field.message_type)
 
     def _map(self, entry: Descriptor) -> Convert:
-        one = self._single(entry.fields_by_name["value"])
-        truth = entry.fields_by_name["key"].type == FieldDescriptor.TYPE_BOOL
+        convert_item = self._single(entry.fields_by_name["value"])
+        is_bool = entry.fields_by_name["key"].type == FieldDescriptor.TYPE_BOOL
 
-        def convert(value: Any, run: WriteBudget) -> dict[str, Any]:
-            run.spend(len(value))
+        def convert(value: Any, budget: WriteBudget) -> dict[str, Any]:
+            budget.spend(len(value))
             return {
-                (str(key).lower() if truth else str(key)): inner if one is None else one(inner, run)
+                (str(key).lower() if is_bool else str(key)): inner
+                if convert_item is None
+                else convert_item(inner, budget)
                 for key, inner in value.items()
             }
 
@@ -152,14 +155,16 @@ class JsonWriter:
 
     # -- well-known types ------------------------------------------------------------------------
 
-    def _any(self, message: Any, run: WriteBudget) -> dict[str, Any]:
+    def _any(self, message: Any, budget: WriteBudget) -> dict[str, Any]:
         if not message.ListFields():
             return {}
-        run.enter()
+        budget.enter()
         url, packed = message.type_url, message.value
-        run.any_bytes -= len(packed)
-        if run.any_bytes < 0:
-            raise InvalidPayload("an Any in an Any in an Any: too much to unpack")
+        budget.any_bytes -= len(packed)
+        if budget.any_bytes < 0:
+            raise InvalidPayload(
+                f"more than {MAX_ANY_BYTES // 1024 // 1024} MiB in nested Any messages: too much to unpack"
+            )
         try:
             descriptor = self._pool.FindMessageTypeByName(url.rpartition("/")[2])
         except (KeyError, ValueError):
@@ -168,58 +173,58 @@ class JsonWriter:
             ) from None
         inner = self._parser.parse(message_factory.GetMessageClass(descriptor), packed)
         convert = self._convert(descriptor)
-        written = convert(inner, run)
-        run.depth -= 1
+        written = convert(inner, budget)
+        budget.depth -= 1
         if descriptor.full_name in _OWN_FORM or descriptor.file.name == _WRAPPERS:
             return {"@type": url, "value": written}
         return {"@type": url, **written}
 
-    def _struct(self, message: Any, run: WriteBudget) -> dict[str, Any]:
-        run.enter()
-        run.spend(len(message.fields) + 1)
-        out = {key: self._value(value, run) for key, value in message.fields.items()}
-        run.depth -= 1
+    def _struct(self, message: Any, budget: WriteBudget) -> dict[str, Any]:
+        budget.enter()
+        budget.spend(len(message.fields) + 1)
+        out = {key: self._value(value, budget) for key, value in message.fields.items()}
+        budget.depth -= 1
         return out
 
-    def _list_value(self, message: Any, run: WriteBudget) -> list[Any]:
-        run.enter()
-        run.spend(len(message.values) + 1)
-        out = [self._value(value, run) for value in message.values]
-        run.depth -= 1
+    def _list_value(self, message: Any, budget: WriteBudget) -> list[Any]:
+        budget.enter()
+        budget.spend(len(message.values) + 1)
+        out = [self._value(value, budget) for value in message.values]
+        budget.depth -= 1
         return out
 
-    def _value(self, message: Any, run: WriteBudget) -> Any:
+    def _value(self, message: Any, budget: WriteBudget) -> Any:
         kind = message.WhichOneof("kind")
         if kind is None or kind == "null_value":
             return None
         value = getattr(message, kind)
         if kind == "struct_value":
-            return self._struct(value, run)
+            return self._struct(value, budget)
         if kind == "list_value":
-            return self._list_value(value, run)
+            return self._list_value(value, budget)
         if kind == "number_value" and not math.isfinite(value):
-            raise InvalidPayload("a google.protobuf.Value of a number that JSON does not have")
+            raise InvalidPayload("a google.protobuf.Value of NaN or Infinity, which JSON cannot express")
         return value
 
 
-_OWN_FORM = _SPOKEN | {f"{_PACKAGE}{name}" for name in ("Any", "Struct", "ListValue", "Value")}
+_OWN_FORM = _SELF_WRITTEN | {f"{_PACKAGE}{name}" for name in ("Any", "Struct", "ListValue", "Value")}
 
 
-def _spoken(message: Any, run: WriteBudget) -> Any:
+def _self_written(message: Any, budget: WriteBudget) -> Any:
     return message.ToJsonString()
 
 
-def _wrapper(one: Convert | None) -> Convert:
-    def convert(message: Any, run: WriteBudget) -> Any:
-        return message.value if one is None else one(message.value, run)
+def _wrapper(convert_item: Convert | None) -> Convert:
+    def convert(message: Any, budget: WriteBudget) -> Any:
+        return message.value if convert_item is None else convert_item(message.value, budget)
 
     return convert
 
 
-def _repeated(one: Convert | None) -> Convert:
-    def convert(value: Any, run: WriteBudget) -> list[Any]:
-        run.spend(len(value))
-        return list(value) if one is None else [one(inner, run) for inner in value]
+def _repeated(convert_item: Convert | None) -> Convert:
+    def convert(value: Any, budget: WriteBudget) -> list[Any]:
+        budget.spend(len(value))
+        return list(value) if convert_item is None else [convert_item(inner, budget) for inner in value]
 
     return convert
 
@@ -228,7 +233,7 @@ def _repeated(one: Convert | None) -> Convert:
 
 
 def _scalar(field: FieldDescriptor) -> Convert | None:
-    """How a scalar is converted; None: as it is."""
+    """The conversion of a scalar; None: JSON takes the value as it is."""
     kind = field.cpp_type
     if kind in (FieldDescriptor.CPPTYPE_INT64, FieldDescriptor.CPPTYPE_UINT64):
         return _text
@@ -241,21 +246,21 @@ def _scalar(field: FieldDescriptor) -> Convert | None:
     return _base64 if field.type == FieldDescriptor.TYPE_BYTES else None
 
 
-def _text(value: int, run: WriteBudget) -> str:
+def _text(value: int, budget: WriteBudget) -> str:
     return str(value)
 
 
-def _base64(value: bytes, run: WriteBudget) -> str:
+def _base64(value: bytes, budget: WriteBudget) -> str:
     return base64.b64encode(value).decode()
 
 
-def _double(value: float, run: WriteBudget) -> float | str:
+def _double(value: float, budget: WriteBudget) -> float | str:
     if math.isfinite(value):
         return value
     return _SPECIAL_FLOATS.get(value, "NaN")
 
 
-def _float(value: float, run: WriteBudget) -> float | str:
+def _float(value: float, budget: WriteBudget) -> float | str:
     """The shortest number that is the same 32-bit float."""
     if not math.isfinite(value):
         return _SPECIAL_FLOATS.get(value, "NaN")
@@ -264,7 +269,7 @@ def _float(value: float, run: WriteBudget) -> float | str:
         try:
             if struct.unpack("<f", struct.pack("<f", short))[0] == value:
                 return short
-        except OverflowError:  # rounded up beyond the greatest
+        except OverflowError:  # rounded up beyond the largest float
             continue
     return float(f"{value:.9g}")
 
@@ -273,6 +278,6 @@ def _enum(field: FieldDescriptor) -> Convert:
     kind = field.enum_type
     assert kind is not None
     if kind.full_name == f"{_PACKAGE}NullValue":
-        return lambda value, run: None
+        return lambda value, budget: None
     names = {number: value.name for number, value in kind.values_by_number.items()}
-    return lambda value, run: names.get(value, value)
+    return lambda value, budget: names.get(value, value)

@@ -1,15 +1,15 @@
-"""Bytes to messages within bounds that hostile bytes cannot move.
+"""Parses bytes into messages, within bounds that hostile bytes cannot exceed.
 
-protobuf's parser itself bounds depth (100 levels). Memory it does not bound: two bytes make an empty
-submessage, which takes the room of all the fields its type has, kilobytes for a wide one. So
+protobuf's own parser bounds the depth (100 levels), but not the memory. Two bytes make an empty submessage,
+which takes room for all fields of its type: kilobytes for a wide one.
 
 Rules
 1. A value larger than `MAX_VALUE_BYTES` is not parsed.
-2. When a value of this size could take more than `MAX_PARSE_BYTES`, its submessages are counted first, by
-   a walk over the wire format that allocates nothing; the walk itself is bounded.
-3. Whatever is wrong with the bytes is an `InvalidPayload`, in words that hold nothing of the value.
+2. If a value of its size could take more than `MAX_PARSE_BYTES`, a walk over the wire format counts its
+   submessages first. The walk allocates nothing and visits at most `MAX_WALKED_FIELDS` fields.
+3. Every fault of the bytes raises `InvalidPayload`, whose text holds nothing of the value.
 
-Source of the wire format: protobuf.dev, "Encoding".
+Source of the wire format: protobuf.dev, "Encoding". Tests: `tests/payload/test_codec.py`, "hostile bytes".
 """
 
 from __future__ import annotations
@@ -19,18 +19,20 @@ from typing import cast
 from google.protobuf.descriptor import Descriptor
 from google.protobuf.message import DecodeError, Message
 
+from app.payload.varints import CUT_OFF, varint
+
 MAX_VALUE_BYTES = 8 * 1024 * 1024
 MAX_PARSE_BYTES = 256 * 1024 * 1024
 MAX_WALKED_FIELDS = 200_000  # about a quarter of a second, in which a worker does nothing else
-MAX_DEPTH = 100  # protobuf's own
-ELEMENT_BYTES = 32  # at most, of a one-byte element while its array grows
-HEADER_BYTES = 64  # of a message without fields
-FIELD_BYTES = 16  # at most, of a field without value
+MAX_DEPTH = 100  # the bound of protobuf's parser
+ELEMENT_BYTES = 32  # the most that a one-byte element takes while its array grows
+HEADER_BYTES = 64  # a message without fields takes these
+FIELD_BYTES = 16  # the most that a field without a value takes
 VARINT, FIXED64, BYTES, GROUP, END_GROUP, FIXED32 = range(6)
 
 
 class InvalidPayload(ValueError):
-    """A value that is not what its definition says."""
+    """A value that does not have the form that its definition names."""
 
 
 class Parser:
@@ -41,17 +43,13 @@ class Parser:
         self._children: dict[str, dict[int, Descriptor]] = {}
 
     def parse(self, kind: type[Message], value: bytes) -> Message:
-        """The message.
-
-        Raises:
-            InvalidPayload: see the module.
-        """
+        """The message, or InvalidPayload: the value is not of this type, or exceeds a bound."""
         descriptor = cast(Descriptor, kind.DESCRIPTOR)
         size = len(value)
         if size > MAX_VALUE_BYTES:
             limit = MAX_VALUE_BYTES // 1024 // 1024
             raise InvalidPayload(f"{size} bytes are more than the {limit} MiB that are decoded")
-        growth = self._growth.get(descriptor.full_name) or self._grown(descriptor)
+        growth = self._growth.get(descriptor.full_name) or self._growth_of(descriptor)
         if size * growth > MAX_PARSE_BYTES:
             self._walk(descriptor, value)
         message = kind()
@@ -62,8 +60,8 @@ class Parser:
             raise InvalidPayload(f"not {descriptor.full_name}: {words.lower()}{_guess(value)}") from None
         return message
 
-    def _grown(self, descriptor: Descriptor) -> float:
-        """Bytes of memory that one byte may become, at most, in a message of this type."""
+    def _growth_of(self, descriptor: Descriptor) -> float:
+        """The most memory, in bytes, that a byte of a value of this type may take."""
         seen: dict[str, Descriptor] = {}
         stack = [descriptor]
         widest = 0
@@ -88,49 +86,47 @@ class Parser:
         return found
 
     def _walk(self, descriptor: Descriptor, value: bytes) -> None:
-        """Counts what the submessages would take; stops where the parser would stop.
-
-        Raises:
-            InvalidPayload: too much.
-        """
+        """Counts the memory of submessages up to a fault, or raises InvalidPayload: they take too much."""
         budget = MAX_PARSE_BYTES - len(value)
         at, end = 0, len(value)
-        # (end, type or None) of each message around; a group's end is only known by its end tag.
-        around: list[tuple[int, Descriptor | None]] = []
-        inside: Descriptor | None = descriptor
+        # (end, type or None) of each enclosing message. Only its end tag shows where a group ends.
+        enclosing: list[tuple[int, Descriptor | None]] = []
+        current_type: Descriptor | None = descriptor
         for _ in range(MAX_WALKED_FIELDS):
             while at >= end:
-                if not around:
+                if not enclosing:
                     return
-                end, inside = around.pop()
-            tag, at = _varint(value, at, end)
+                end, current_type = enclosing.pop()
+            tag, at = varint(value, at)
+            if not 0 <= at <= end:
+                return
             wire = tag & 7
             child = None
-            if inside is not None and wire in (BYTES, GROUP):
-                child = self._submessages(inside).get(tag >> 3)
+            if current_type is not None and wire in (BYTES, GROUP):
+                child = self._submessages(current_type).get(tag >> 3)
             if wire == VARINT:
-                _, at = _varint(value, at, end)
+                _, at = varint(value, at)
             elif wire == FIXED64:
                 at += 8
             elif wire == FIXED32:
                 at += 4
             elif wire == BYTES:
-                length, at = _varint(value, at, end)
-                if at + length > end or at < 0:
+                length, at = varint(value, at)
+                if at == CUT_OFF or at + length > end:
                     return
                 if child is None:
                     at += length
                 else:
-                    around.append((end, inside))
-                    end, inside = at + length, child
+                    enclosing.append((end, current_type))
+                    end, current_type = at + length, child
             elif wire == GROUP:
-                around.append((end, inside))
-                inside = child
-            elif wire == END_GROUP and around:
-                end, inside = around.pop()
+                enclosing.append((end, current_type))
+                current_type = child
+            elif wire == END_GROUP and enclosing:
+                end, current_type = enclosing.pop()
             else:
                 return
-            if at < 0 or len(around) > MAX_DEPTH:
+            if not 0 <= at <= end or len(enclosing) > MAX_DEPTH:
                 return
             budget -= _room(child) if child is not None else 0
             if budget < 0:
@@ -143,21 +139,8 @@ def _room(descriptor: Descriptor) -> int:
     return HEADER_BYTES + FIELD_BYTES * len(descriptor.fields)
 
 
-def _varint(value: bytes, at: int, end: int) -> tuple[int, int]:
-    """(number, position behind it); position -1 when it is cut off or too long."""
-    number = shift = 0
-    while 0 <= at < end and shift < 70:
-        byte = value[at]
-        at += 1
-        number |= (byte & 0x7F) << shift
-        if byte < 0x80:
-            return number, at
-        shift += 7
-    return 0, -1
-
-
 def _guess(value: bytes) -> str:
-    """What the value may be instead."""
+    """A hint what the value may be instead, or ""."""
     if value[:1] == b"\x00" and len(value) > 5:
         return " (it begins like Confluent's wire format: framing confluent?)"
     if value.lstrip()[:1] in (b"{", b"["):

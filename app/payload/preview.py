@@ -1,10 +1,10 @@
-"""A value as people may see it: decoded where it can be, safe to show, bounded.
+"""A value's preview for people: decoded if possible, safe to show, and bounded.
 
 Rules
-1. The text holds no control or formatting characters (Unicode C*, Zl, Zp): they are written as escapes, so
-   that a value can neither move a terminal's cursor nor turn its line around.
-2. It is cut to `limit` characters; `truncated` says so.
-3. A value that its codec refuses is shown as what it looks like, with the codec's `problem`.
+1. The text holds no control or formatting characters (Unicode C*, Zl, Zp). They become escapes, so that a
+   value can neither move a terminal's cursor nor reverse its line.
+2. The text has at most `limit` characters. `truncated` says whether some are missing.
+3. If the codec refuses a value, the preview shows what its bytes look like, with the codec's `problem`.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from app.payload.codec import PayloadCodec
 from app.payload.parser import InvalidPayload
 
 LIMIT_CHARS = 4096
-MAX_JSON_BYTES = 1024 * 1024  # larger is not parsed to tell JSON from text
+MAX_JSON_BYTES = 1024 * 1024  # a larger value counts as text, without parsing it
 _NAMED = {"\n": "\\n", "\r": "\\r", "\t": "\\t"}
 
 
 class PreviewKind(StrEnum):
-    """What a value is, or looks like."""
+    """The form of a value, or its likely form."""
 
     NULL = "null"
     EMPTY = "empty"
@@ -37,15 +37,13 @@ class PreviewKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Preview:
-    """A value to be shown.
+    """A value to show.
 
     Attributes:
-        kind: see `PreviewKind`.
-        text: itself (text, json), as JSON (protobuf), as hexadecimal bytes (binary), else "".
-        truncated: there is more than `text` tells.
-        size_bytes: of the value.
-        message: the Protobuf message's full name, with kind protobuf; else "".
-        problem: why the codec refused it; "" when it did not, or there is none.
+        text: The value (text, json), its JSON (protobuf), its bytes in hexadecimal (binary), or "".
+        truncated: Whether `text` lacks a part of the value.
+        message: The full name of the Protobuf message; "" for other kinds.
+        problem: The codec's reason for its refusal; "" without one.
     """
 
     kind: PreviewKind
@@ -57,13 +55,7 @@ class Preview:
 
 
 def preview(value: bytes | None, codec: PayloadCodec | None = None, limit: int = LIMIT_CHARS) -> Preview:
-    """How to show `value`; see the module.
-
-    Args:
-        value: a record's value, None for a tombstone.
-        codec: the workload's, None when its payload is not described.
-        limit: characters of text, at least 1.
-    """
+    """The preview of a record's value, with at most `limit` (at least 1) characters of text."""
     if value is None:
         return Preview(PreviewKind.NULL, "", truncated=False, size_bytes=0)
     size = len(value)
@@ -74,12 +66,12 @@ def preview(value: bytes | None, codec: PayloadCodec | None = None, limit: int =
         except InvalidPayload as error:
             problem, _ = safe_text(str(error), limit)
         else:
-            # The cut may fall into a character; what is left of it is dropped.
+            # The cut may fall into a character, whose first bytes are then dropped.
             shown, cut = safe_text(written[: limit * 4].decode("utf-8", "ignore"), limit)
             return Preview(PreviewKind.PROTOBUF, shown, cut or len(written) > limit * 4, size, name)
     if not value:
         return Preview(PreviewKind.EMPTY, "", truncated=False, size_bytes=0, problem=problem)
-    piece = value[: limit * 4]  # a character is 4 bytes at most
+    piece = value[: limit * 4]  # a character has at most 4 bytes
     try:
         text, _ = codecs.utf_8_decode(piece, "strict", len(piece) == size)
     except UnicodeDecodeError:
@@ -93,7 +85,7 @@ def preview(value: bytes | None, codec: PayloadCodec | None = None, limit: int =
 
 
 def safe_text(text: str, limit: int) -> tuple[str, bool]:
-    """At most `limit` characters of `text` made safe, and whether any are missing."""
+    """(at most `limit` characters of the text, made safe to show; whether some are missing)"""
     cut = len(text) > limit
     text = text[:limit]
     if not text.isprintable():
@@ -107,7 +99,9 @@ def _escape(char: str) -> str:
     return _NAMED.get(char) or (f"\\x{code:02x}" if code < 256 else f"\\u{{{code:x}}}")
 
 
-_BINARY_CONTROLS = re.compile(r"[\x00-\x08\x0e-\x1a\x1c-\x1f]")  # none of them is in text; \x1b colours some
+_BINARY_CONTROLS = re.compile(
+    r"[\x00-\x08\x0e-\x1a\x1c-\x1f]"
+)  # text has none of them; \x1b colours some text
 
 
 def _is_text(text: str) -> bool:

@@ -1,11 +1,11 @@
-"""`.proto` sources to descriptor sets, by grpcio-tools where it is installed; no network.
+"""Compiles `.proto` sources to descriptor sets with grpcio-tools, if it is installed. Needs no network.
 
-protoc runs as a process of its own: it writes its errors to the descriptor 2 of its process, and a source
-that makes it stumble takes nothing down. Imports are looked for beside the source and in the folder above,
-then among the well-known ones.
+protoc runs as a process of its own, because it writes errors to its file descriptor 2, and because a source
+may crash it. It looks for imports beside the source, then in the folder above if that belongs to the
+schemas, then among the well-known ones.
 
-What was compiled is kept for as long as neither the source nor one of its imports changes, so that a job that
-starts does not wait for a compiler; what does not compile is tried again after `COMPILE_RETRY_INTERVAL_S`.
+A set is cached until the source or one of its imports changes, so that a starting job does not wait for a
+compiler. A failure is cached for `COMPILE_RETRY_INTERVAL_S`.
 """
 
 from __future__ import annotations
@@ -26,63 +26,62 @@ from app.payload.descriptors import HOW, DescriptorError, read_limited
 from app.payload.schema_files import ANYWHERE, SchemaFiles
 
 COMPILE_TIMEOUT_S = 30.0
-MAX_WORDS_CHARS = 500
-MAX_KEPT = 200  # of sets, or of why there is none
+MAX_ERROR_CHARS = 500
+MAX_CACHED = 200  # sets and failures
 COMPILE_RETRY_INTERVAL_S = 10.0
 
 Signature = tuple[int, int, int]  # inode, size, time of the last change (ns)
 
 
 class Compiled(NamedTuple):
-    """What became of a source: of files as they were, when (monotonic seconds)."""
+    """A cached set or failure, of files with these signatures, at this time (monotonic)."""
 
     at_s: float
-    of: dict[Path, Signature | None]
-    found: bytes | DescriptorError
+    signatures: dict[Path, Signature | None]
+    result: bytes | DescriptorError
 
 
-_kept: OrderedDict[tuple[Path, Path | None], Compiled] = OrderedDict()
+_cache: OrderedDict[tuple[Path, Path | None], Compiled] = OrderedDict()
 _lock = threading.Lock()
 
 
 def compile_source(path: Path, files: SchemaFiles = ANYWHERE) -> bytes:
-    """The descriptor set of one `.proto` file, its imports in it.
-
-    Args:
-        path: where it stands.
-        files: among which it is.
+    """The descriptor set of one `.proto` file among `files`, with its imports.
 
     Raises:
-        DescriptorError: it cannot be read, grpcio-tools is missing, or protoc refuses it, and why.
+        DescriptorError: The source cannot be read, grpcio-tools is missing, or protoc refuses the source.
     """
     source = read_limited(path, files)
     key = path.absolute(), files.root
     with _lock:
-        kept = _kept.get(key)
-    if kept is None or not _is_fresh(kept):
+        cached = _cache.get(key)
+    if cached is None or not _is_fresh(cached):
         before = _signature(path)
-        found: bytes | DescriptorError
+        result: bytes | DescriptorError
         try:
-            found = _compiled(path, source, files)
+            result = _run_protoc(path, source, files)
         except DescriptorError as error:
-            found = error
-        of = {path: before}
-        if isinstance(found, bytes):
-            of |= {import_: _signature(import_) for import_ in _imports(path, found)}
-        kept = Compiled(time.monotonic(), of, found)
+            result = error
+        signatures = {path: before}
+        if isinstance(result, bytes):
+            signatures |= {file: _signature(file) for file in _imports(path, result)}
+        cached = Compiled(time.monotonic(), signatures, result)
         with _lock:
-            _kept[key] = kept
-            while len(_kept) > MAX_KEPT:
-                _kept.popitem(last=False)
-    if isinstance(kept.found, DescriptorError):
-        raise kept.found
-    return kept.found
+            _cache[key] = cached
+            while len(_cache) > MAX_CACHED:
+                _cache.popitem(last=False)
+    if isinstance(cached.result, DescriptorError):
+        raise cached.result
+    return cached.result
 
 
-def _is_fresh(kept: Compiled) -> bool:
-    if isinstance(kept.found, DescriptorError) and time.monotonic() >= kept.at_s + COMPILE_RETRY_INTERVAL_S:
+def _is_fresh(cached: Compiled) -> bool:
+    if (
+        isinstance(cached.result, DescriptorError)
+        and time.monotonic() >= cached.at_s + COMPILE_RETRY_INTERVAL_S
+    ):
         return False
-    return all(_signature(path) == was for path, was in kept.of.items())
+    return all(_signature(path) == signature for path, signature in cached.signatures.items())
 
 
 def _signature(path: Path) -> Signature | None:
@@ -93,19 +92,19 @@ def _signature(path: Path) -> Signature | None:
     return found.st_ino, found.st_size, found.st_mtime_ns
 
 
-def _imports(path: Path, found: bytes) -> list[Path]:
-    """Where protoc may find what the set has; a file that appears in front of another one counts, too."""
+def _imports(path: Path, descriptor_set: bytes) -> list[Path]:
+    """The places where protoc may find the set's files; a new file in an earlier place counts as a change."""
     try:
-        names = [file.name for file in descriptor_pb2.FileDescriptorSet.FromString(found).file]
-    except Exception:  # noqa: BLE001 - the set is parsed, and told of, by others
+        names = [file.name for file in descriptor_pb2.FileDescriptorSet.FromString(descriptor_set).file]
+    except Exception:  # noqa: BLE001 - the caller parses the set and reports its faults
         return []
     folder = path.absolute().parent
     return [place / name for name in names for place in (folder, folder.parent)]
 
 
-def _compiled(path: Path, source: bytes, files: SchemaFiles) -> bytes:
+def _run_protoc(path: Path, source: bytes, files: SchemaFiles) -> bytes:
     if importlib.util.find_spec("grpc_tools") is None:
-        raise DescriptorError(path, "is source, and grpcio-tools is not installed to compile it", HOW)
+        raise DescriptorError(path, "is source, but grpcio-tools is not installed to compile it", HOW)
     if not source.strip():
         raise DescriptorError(path, "is empty", "write a message into it")
     folder = path.absolute().parent
@@ -124,9 +123,9 @@ def _compiled(path: Path, source: bytes, files: SchemaFiles) -> bytes:
         except (OSError, subprocess.TimeoutExpired) as error:
             raise DescriptorError(path, f"protoc does not run: {type(error).__name__}", HOW) from error
         if done.returncode != 0 or not out.exists():
-            words = " ".join(done.stderr.decode("utf-8", "replace").split())[:MAX_WORDS_CHARS]
+            error_text = " ".join(done.stderr.decode("utf-8", "replace").split())[:MAX_ERROR_CHARS]
             raise DescriptorError(
-                path, f"does not compile: {words or 'no reason given'}", "correct the source"
+                path, f"does not compile: {error_text or 'no reason given'}", "correct the source"
             )
         return read_limited(out)
 

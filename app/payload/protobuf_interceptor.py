@@ -1,4 +1,4 @@
-"""A workload's Protobuf payload as an interceptor: validates every value, and delivers it in the wanted form.
+"""An interceptor that validates a workload's Protobuf values and delivers them in the configured form.
 
 | value              | deliver: record | deliver: bytes          | deliver: json                       |
 |--------------------|-----------------|-------------------------|-------------------------------------|
@@ -9,9 +9,8 @@
 | invalid            | `invalid: dlq`: to the DLQ with the reason; `invalid: deliver`: as it is, but  |
 |                    | with `bytes` without a frame that can be read                                  |
 
-Generated code of a receiver reads a message, not Confluent's frame before it: hence `bytes`. Without
-framing it is `record`. The interceptor stands behind the operator's, which may have to decrypt or unpack
-the value first.
+`bytes` exists because a receiver's generated code cannot read Confluent's frame. Without framing, it is the
+same as `record`. This interceptor runs after the operator's, which may have to decrypt or unpack the value.
 """
 
 from __future__ import annotations
@@ -24,41 +23,41 @@ from app.payload.interceptors import SEND, Interceptor, InterceptorChain, Messag
 from app.payload.parser import InvalidPayload
 
 FORMAT = "switchyard-payload-format"  # added to a delivery: `json` when its value is JSON
-MESSAGE = "switchyard-payload-message"  # added to a delivery: the message that the JSON was
+MESSAGE = "switchyard-payload-message"  # added to a delivery: the full name of the message that became JSON
 SCHEMA_ID = "switchyard-schema-id"  # added to a delivery: the id in the frame that was removed
 NAME = "protobuf"
 
 
 class Deliver(StrEnum):
-    """What the receiver gets."""
+    """The form that the receiver gets."""
 
     RECORD = "record"
-    MESSAGE = "message"
+    BYTES = "bytes"
     JSON = "json"
 
 
 class Invalid(StrEnum):
-    """What happens with a value that is not what it should be."""
+    """The treatment of an invalid value."""
 
     DLQ = "dlq"
     DELIVER = "deliver"
 
 
 class ProtobufInterceptor:
-    """See the module."""
+    """Does what the module's table says."""
 
     __slots__ = ("_as_json", "_codec", "_reject", "_unframes")
 
     def __init__(
-        self, codec: PayloadCodec, *, deliver: Deliver = Deliver.MESSAGE, invalid: Invalid = Invalid.DLQ
+        self, codec: PayloadCodec, *, deliver: Deliver = Deliver.BYTES, invalid: Invalid = Invalid.DLQ
     ) -> None:
         self._codec = codec
         self._as_json = deliver is Deliver.JSON
-        self._unframes = deliver is Deliver.MESSAGE and codec.framing is Framing.CONFLUENT
+        self._unframes = deliver is Deliver.BYTES and codec.framing is Framing.CONFLUENT
         self._reject = invalid is Invalid.DLQ
 
     def before(self, message: Message) -> Verdict:
-        """The table's line for this message."""
+        """The verdict of the module's table."""
         value = message.value
         if value is None:
             return SEND
@@ -85,6 +84,6 @@ class ProtobufInterceptor:
 def workload_chain(
     operators: Sequence[tuple[str, Interceptor]], protobuf: ProtobufInterceptor | None
 ) -> InterceptorChain | None:
-    """A workload's chain: the operator's interceptors, then its payload's; None when there are none."""
+    """The operator's interceptors, then the payload's; None if there are none."""
     named = [*operators, (NAME, protobuf)] if protobuf is not None else operators
     return InterceptorChain(named) if named else None

@@ -1,8 +1,8 @@
-"""Files of schemas: regular ones only, below one folder, read within a limit.
+"""Reads schema files safely: regular files only, within one folder, and up to a size.
 
-Definitions name them, so anybody's names come here. A device or a FIFO would hold its reader for ever, and a
-path may lead to what is no schema at all: nothing is opened that is not a regular file below the folder,
-symbolic links resolved.
+Definitions name these files, so any user's paths come here. A device or a FIFO would block its reader for
+ever, and a path may lead to any file of the host. So only regular files within the folder are opened, after
+symbolic links are resolved.
 """
 
 from __future__ import annotations
@@ -15,19 +15,22 @@ from pathlib import Path
 from typing import Protocol
 
 KINDS = {
-    stat.S_IFCHR: "a device", stat.S_IFBLK: "a device", stat.S_IFIFO: "a FIFO", stat.S_IFSOCK: "a socket",
-}  # fmt: skip
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+    stat.S_IFIFO: "a FIFO",
+    stat.S_IFSOCK: "a socket",
+}
 
 
 class SchemaFinder(Protocol):
-    """What was opened, and looks for schemas that have come since."""
+    """An opened folder of schemas, which can look for new ones."""
 
     def refresh(self) -> None:
-        """Reads files: to be called off the event loop. Never raises."""
+        """Reads new files. Call it off the event loop. Never raises."""
 
 
 class FileRefused(OSError):
-    """A file that is not opened; `why` and `remedy` are for people."""
+    """A file that may not be opened. `why` and `remedy` are for people."""
 
     def __init__(self, why: str, remedy: str) -> None:
         super().__init__(0, why)
@@ -36,7 +39,7 @@ class FileRefused(OSError):
 
 
 class SchemaFiles:
-    """Reads below `root`; None: anywhere, for those who name files themselves."""
+    """Finds and reads files below `root`; None: anywhere, for callers that choose the files themselves."""
 
     def __init__(self, root: Path | None = None) -> None:
         self.root = root
@@ -44,16 +47,13 @@ class SchemaFiles:
         self._lock = threading.Lock()
 
     def find(self, name: str | Path) -> Path:
-        """The path that a definition names, relative to the folder.
-
-        Raises:
-            FileRefused: it leads out of the folder. ValueError: it has a NUL.
-        """
+        """The path that a definition names, or FileRefused: it leads out of the folder. A NUL is a
+        ValueError."""
         if self.root is None:
             return Path(name)
         found = Path(os.path.normpath(self.root.absolute() / name))
         roots = self.root.absolute(), self.root.resolve()
-        # By its words first: not even the state of what lies outside is asked for.
+        # First by the path's text, so that files outside are not even looked up.
         if not any(found.is_relative_to(root) for root in roots) or not self.has(found):
             raise FileRefused(
                 f"is not in the folder of schemas {self.root}",
@@ -62,43 +62,43 @@ class SchemaFiles:
         return found
 
     def has(self, path: Path) -> bool:
-        """Whether it stays below the folder where links lead."""
+        """Whether the path lies in the folder after its links are resolved."""
         return self.root is None or path.resolve().is_relative_to(self.root.resolve())
 
     def read(self, path: Path, limit_bytes: int) -> bytes:
         """The first `limit_bytes` of a regular file, and one byte more of a longer one.
 
         Raises:
-            OSError: it cannot be read; `FileRefused` where it may not be. ValueError: a NUL in its path.
+            OSError: It cannot be read, or may not be (`FileRefused`). A NUL in its path is a ValueError.
         """
         if not self.has(path):
             raise FileRefused(
                 f"leads out of the folder of schemas {self.root}", "copy the file itself into it"
             )
-        _check(path.stat().st_mode)  # opening alone does something to some devices
+        _check(path.stat().st_mode)  # because opening alone acts on some devices
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)
         with os.fdopen(descriptor, "rb") as file:
             _check(os.fstat(descriptor).st_mode)
             return file.read(limit_bytes + 1)
 
-    def watch(self, opened: SchemaFinder) -> None:
-        """`refresh` will ask it, for as long as somebody uses it."""
+    def watch(self, finder: SchemaFinder) -> None:
+        """Has `refresh` call this finder until the finder is no longer used."""
         with self._lock:
-            self._opened.add(opened)
+            self._opened.add(finder)
 
     def refresh(self) -> None:
-        """Finds schemas that have come since. Reads files: to be called off the event loop."""
+        """Has all finders look for new schemas. Reads files, so call it off the event loop."""
         with self._lock:
             opened = list(self._opened)
-        for one in opened:
-            one.refresh()
+        for finder in opened:
+            finder.refresh()
 
 
 def _check(mode: int) -> None:
     if stat.S_ISDIR(mode):
         raise FileRefused("is a folder", "name a file in it")
     if not stat.S_ISREG(mode):
-        kind = KINDS.get(stat.S_IFMT(mode), "no file")
+        kind = KINDS.get(stat.S_IFMT(mode), "of an unknown kind")
         raise FileRefused(f"is {kind}, not a regular file", "name a regular file")
 
 

@@ -1,7 +1,7 @@
-"""A registry folder (its layout: `app.payload.descriptors`), read when it is opened.
+"""A registry folder of schemas (`app.payload.descriptors` shows its layout).
 
-A worker looks at it again every `REGISTRY_POLL_INTERVAL_S`, off its event loop (`refresh`), so that a schema
-may be added while workers run, and an id that a value names costs no more than a look into a dict.
+The folder is read when it is opened. Workers look for new files every `REGISTRY_POLL_INTERVAL_S`, off their
+event loop (`refresh`). So a schema may be added while workers run, and an id costs one dict lookup.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Protocol
 
 from google.protobuf.message import Message
 
@@ -24,53 +23,33 @@ from app.payload.descriptors import (
 )
 from app.payload.schema_files import ANYWHERE, FileRefused, SchemaFiles
 
-MAX_SCHEMAS = 1_000  # each has a pool of its own in memory
+MAX_SCHEMAS = 1_000  # each has its own pool in memory
 MAX_SOURCES = 100  # compiled one by one when the folder is opened
-MAX_ENTRIES = 20_000  # of the folder, looked at
+MAX_ENTRIES = 20_000  # directory entries
 MAX_SCHEMA_ID = 2**31 - 1
 REGISTRY_POLL_INTERVAL_S = 1.0
-SETTLED_NS = 2_000_000_000  # a folder that changed within this time may have changed again at the same time
+SETTLED_NS = 2_000_000_000  # a younger change may have been followed by another with the same time
 LAYOUT = "a registry holds <schema id>.binpb or <subject>/<version>.binpb"
 
 
-class SchemaSource(Protocol):
-    """Where messages are defined: a `Schema` or a `SchemaRegistry`."""
-
-    @property
-    def source(self) -> Path: ...
-    def message_class(self, name: str) -> type[Message]: ...
-
-
 class SchemaRegistry:
-    """A folder of schemas.
-
-    Attributes:
-        source: the folder.
-        by_id: the schemas that Confluent's wire format names.
-        by_subject: subject -> version -> schema.
-    """
+    """A folder of schemas: `by_id`, and `by_subject` by version."""
 
     def __init__(self, folder: Path, files: SchemaFiles = ANYWHERE) -> None:
-        """Reads the folder, which is among `files`.
-
-        Raises:
-            DescriptorError: it is none, holds no schema or too many, or one of its files is bad.
-        """
+        """Reads the folder, or raises DescriptorError: it has no schema, too many, or a bad one."""
         self.source = folder
         self.by_id: dict[int, Schema] = {}
         self.by_subject: dict[str, dict[int, Schema]] = {}
         self._files = files
-        self._bad: dict[int, tuple[int, DescriptorError]] = {}  # with the size of its file
+        self._bad: dict[int, tuple[int, DescriptorError]] = {}  # id -> (size of its file, fault)
         self._seen_ns = changed_ns(folder)
         self._read()
         files.watch(self)
 
     def message_class(self, name: str) -> type[Message]:
-        """The message's class, by the latest version of the first subject that defines it, else by the
-        highest schema id.
+        """The message's class from the latest version of the first subject that defines it.
 
-        Raises:
-            DescriptorError: no schema of the folder has it.
+        If no subject does, the highest schema id that defines it counts; if none does, DescriptorError.
         """
         wanted = name.lstrip(".")
         for schema in self._latest_first():
@@ -80,31 +59,27 @@ class SchemaRegistry:
         raise unknown_message(self.source, name, known)
 
     def schema(self, schema_id: int) -> Schema | None:
-        """The schema with this id, or None, as the folder was last read.
-
-        Raises:
-            DescriptorError: its file has come since, and is bad.
-        """
+        """The schema with this id, or None; DescriptorError: its file was added later, and is bad."""
         found = self.by_id.get(schema_id)
         if found is None and (bad := self._bad.get(schema_id)) is not None:
             raise bad[1]
         return found
 
     def refresh(self) -> None:
-        """Reads the sets that have come since. To be called off the event loop."""
+        """Reads sets `<schema id>` that are new, but no `.proto` sources. Call it off the event loop."""
         at_ns = changed_ns(self.source)
         if at_ns == self._seen_ns and not self._bad and time.time_ns() - at_ns > SETTLED_NS:
             return
         self._seen_ns = at_ns
         try:
-            for path in _limited(self.source, self.source):
+            for path in _entries(self.source, self.source):
                 if path.suffix in SET_SUFFIXES and _is_schema(path) and path.is_file():
                     self._add(path)
         except (DescriptorError, OSError):
-            return  # what is known stays; the next look may see more
+            return  # known schemas stay, and the next look may find more
 
     def _add(self, path: Path) -> None:
-        """Raises DescriptorError, OSError: it is none, or gone."""
+        """Raises DescriptorError, OSError: The file has no id for a name, or is gone."""
         number, size = _number(path), path.stat().st_size
         bad = self._bad.get(number)
         if number in self.by_id or len(self.by_id) >= MAX_SCHEMAS or (bad is not None and bad[0] == size):
@@ -116,7 +91,7 @@ class SchemaRegistry:
             self._bad[number] = size, error
 
     def known_ids(self) -> str:
-        """The ids, for an error."""
+        """The ids, for an error message."""
         ids = sorted(self.by_id)
         more = f" and {len(ids) - MAX_LISTED} more" if len(ids) > MAX_LISTED else ""
         return ", ".join(map(str, ids[:MAX_LISTED])) + more if ids else "none"
@@ -146,19 +121,19 @@ class SchemaRegistry:
                 versions = self.by_subject.setdefault(path.parent.name, {})
             if number in versions:
                 other = versions[number].source.name
-                raise DescriptorError(path, f"is there twice, as {other}, too", "remove one of them")
+                raise DescriptorError(path, f"has the same number as {other}", "remove one of them")
             versions[number] = load_schema(path, self._files)
         if not self.by_id and not self.by_subject:
             raise DescriptorError(self.source, "holds no schema", LAYOUT)
 
 
 def _files(folder: Path) -> Iterator[Path]:
-    """The schema files, in a fixed order. Imports of `.proto` files, named by words, are passed over."""
+    """The schema files in a fixed order, without `.proto` files that other sources import."""
     try:
-        below = list(_limited(folder, folder))
+        below = list(_entries(folder, folder))
         for entry in below:
             if entry.is_dir():
-                yield from (path for path in _limited(folder, entry) if _is_schema(path))
+                yield from (path for path in _entries(folder, entry) if _is_schema(path))
             elif _is_schema(entry):
                 yield entry
     except OSError as error:
@@ -167,7 +142,7 @@ def _files(folder: Path) -> Iterator[Path]:
         ) from error
 
 
-def _limited(folder: Path, part: Path) -> Iterator[Path]:
+def _entries(folder: Path, part: Path) -> Iterator[Path]:
     entries: list[Path] = []
     for entry in part.iterdir():
         entries.append(entry)
@@ -177,7 +152,7 @@ def _limited(folder: Path, part: Path) -> Iterator[Path]:
 
 
 def _is_schema(path: Path) -> bool:
-    """A descriptor set by its suffix (named by a word, that is an error), a source only by its number."""
+    """A set by its suffix alone, so that a wrong name is an error; a source only with a number for a name."""
     if path.name.startswith("."):
         return False
     return path.suffix in SET_SUFFIXES or (
@@ -185,15 +160,22 @@ def _is_schema(path: Path) -> bool:
     )
 
 
-def _number(path: Path) -> int:
+def number_of(path: Path) -> int | None:
+    """The schema id or version that is the file's name; None: the name is not a number."""
     stem = path.stem
-    if not (stem.isascii() and stem.isdigit() and len(stem) <= 10 and int(stem) <= MAX_SCHEMA_ID):
-        raise DescriptorError(path, "has no schema id or version for a name", LAYOUT)
-    return int(stem)
+    is_number = stem.isascii() and stem.isdigit() and len(stem) <= 10 and int(stem) <= MAX_SCHEMA_ID
+    return int(stem) if is_number else None
+
+
+def _number(path: Path) -> int:
+    number = number_of(path)
+    if number is None:
+        raise DescriptorError(path, "has a name that is not a schema id or version", LAYOUT)
+    return number
 
 
 def changed_ns(folder: Path) -> int:
-    """When something was last put into the folder, or taken out of it."""
+    """The time of the last file added to the folder or removed from it; -1: it cannot be read."""
     try:
         return folder.stat().st_mtime_ns
     except OSError:
@@ -201,20 +183,12 @@ def changed_ns(folder: Path) -> int:
 
 
 def open_source(name: str | Path, files: SchemaFiles = ANYWHERE) -> Schema | SchemaRegistry:
-    """A descriptor set file, a `.proto` source or a registry folder of `files`, whichever stands there.
-
-    Raises:
-        DescriptorError: it cannot be used; the error says why and what to do.
-    """
+    """The set, `.proto` source or registry folder of this name among `files`, or DescriptorError."""
     try:
         path = files.find(name)
         is_folder = path.is_dir()
     except FileRefused as error:
         raise DescriptorError(name, error.why, error.remedy) from None
-    except (
-        OSError,
-        ValueError,
-        RuntimeError,
-    ) as error:  # a NUL in the path, too long a name, a circle of links
-        raise DescriptorError(name, f"is no path: {error}", "correct the path") from None
+    except (OSError, ValueError, RuntimeError) as error:  # a NUL, a name too long, a circle of links
+        raise DescriptorError(name, f"is not a valid path: {error}", "correct the path") from None
     return SchemaRegistry(path, files) if is_folder else load_schema(path, files)

@@ -1,1 +1,1 @@
-"""Which worker runs which job: the leader's rounds, what they decide by, limits divided."""
+"""Placement: the leader's rounds decide which worker runs which job, and divide limits among workers."""

@@ -1,9 +1,8 @@
-"""What placement decides by, as the leader knows it: from heartbeats, definitions and the control log.
+"""The inputs of a placement round, as the leader knows them: heartbeats, definitions and the control log.
 
-A job's load is what its owner measured last; where the owner is dead, what was measured before. A new owner
-has measured for a short while only: what was known before counts for as long as a peak does
-(`app.kernel.load`, rule 5). A leader that has just begun knows what the next heartbeats say, half a second
-later.
+A job's load is its owner's last measurement, also after the owner died. A new owner has measured for a
+short while only, so the earlier load counts for as long as a peak does (`app.kernel.load`, rule 5). A new
+leader knows all loads after the next heartbeats, half a second later.
 """
 
 from __future__ import annotations
@@ -26,9 +25,9 @@ from app.worker.members.membership import DRAINING
 
 
 class PlacementInputs:
-    """Remembers between rounds what one round alone cannot know: loads, planned moves, what was told.
+    """The leader's memory between rounds: loads, planned moves, reported notices.
 
-    `why_gone` says why a job that should not be any more is let go.
+    `why_gone` gives the reason for a job that should not exist any more.
     """
 
     def __init__(
@@ -38,17 +37,17 @@ class PlacementInputs:
         why_gone: Callable[[str], str] = lambda _: GONE,
     ) -> None:
         self.loads: dict[str, Load] = {}
-        self.took_s = 0.0  # the last look
+        self.took_s = 0.0  # the last plan's computation
         self._known: dict[str, InheritedLoad] = {}
         self._heard: dict[str, Heartbeat] = {}
         self._workload = workload
         self._report_incident = report_incident
         self._why_gone = why_gone
-        self._planned: dict[str, tuple[int, PlacementDecision]] = {}  # with the epoch that is to end
-        self._told: set[tuple[str, str]] = set()
+        self._planned: dict[str, tuple[int, PlacementDecision]] = {}  # with the epoch that the move ends
+        self._reported: set[tuple[str, str]] = set()
 
     def observe(self, state: ControlState, beats: Iterable[Heartbeat], now_s: float | None = None) -> None:
-        """Takes in what the owners of jobs measured; `now_s` in monotonic seconds, by default now."""
+        """Takes the loads in heartbeats; `now_s` in monotonic seconds, by default now."""
         at_s = time.monotonic() if now_s is None else now_s
         held, heard = state.assignments, self._heard
         self._heard = {beat.worker: beat for beat in beats}
@@ -77,7 +76,7 @@ class PlacementInputs:
         wishes: Mapping[str, str] | None = None,
         rules: PlacementRules = PlacementRules(),  # noqa: B008  frozen
     ) -> RoundPlan:
-        """What should be done now; changes nothing. `wishes` are in addition to those in the log."""
+        """Plans a round; changes nothing. `wishes` are added to those in the log."""
         groups = {
             key: group
             for key, put in state.workloads.items()
@@ -112,21 +111,22 @@ class PlacementInputs:
         return msgspec.structs.replace(decision, reason=reason)
 
     def decided(self, state: ControlState, made: RoundPlan) -> None:
-        """`made` is being carried out: keeps where its moves lead, and tells what could not be done."""
+        """Notes the moves of `made`, which the leader carries out, and reports its new notices."""
         for decision in made.decisions:
             if decision.release:
                 self._planned[decision.job] = (state.assignments[decision.job].epoch, decision)
         for notice in made.notices:
-            if (notice.kind, notice.subject) not in self._told:
+            if (notice.kind, notice.subject) not in self._reported:
                 self._report_incident(notice.kind, notice.subject, notice.message, notice.remedy)
-        self._told = {(notice.kind, notice.subject) for notice in made.notices}
+        self._reported = {(notice.kind, notice.subject) for notice in made.notices}
 
 
 def group_of(put: WorkloadPut, workload: Workload | None) -> str:
-    """The isolation group of a workload, "" without one; `UNREAD` when it cannot be told.
+    """A workload's isolation group, "" for none; `UNREAD` when the group cannot be read.
 
     Args:
-        workload: the definition; None: it cannot be read here; where its jobs may run is not guessed.
+        workload: The definition; None: this version cannot read it, and does not guess where its jobs may
+            run.
     """
     if workload is not None:
         return "" if workload.spec.placement is None else workload.spec.placement.group
@@ -139,7 +139,7 @@ def group_of(put: WorkloadPut, workload: Workload | None) -> str:
 
 
 def members_of(state: ControlState, live: Mapping[str, Heartbeat]) -> list[Member]:
-    """The live workers as placement sees them."""
+    """The live workers as input of placement."""
     return [
         Member(worker, beat.state == DRAINING or worker in state.draining, beat.capacity, beat.group)
         for worker, beat in sorted(live.items())

@@ -1,15 +1,15 @@
-"""The leader's rounds: notice who lives, place every job, create the topics that workloads need.
+"""The leader's rounds: find the live workers, place every job, and run the leader's other work.
 
-Every worker runs this service; only the one whose claim stands in the control log acts. A worker
-claims when the leader has been silent for `dead_after_s` (plus a share by its rank among the living, so
-that claims rarely race; when they do, the log decides). All that a round of the leader writes carries the
-term it began with: a deposed one can write what it likes, nobody counts it.
+Every worker runs this service; only the worker whose claim is current in the control log acts. A worker
+claims the leadership when the leader has been silent for `dead_after_s`. It adds a share by its rank among
+the live workers, so that claims rarely race; if they do, the log decides. All events of a round carry the
+term that the round began with, so those of a deposed leader do not count.
 
-A leader whose rounds come to no good end, while its heartbeats go on, says in these after `SLOW_ROUND_S` that
-it does not lead (`term`). To the others that is the same silence, and the next in line claims.
+A leader may send heartbeats while its rounds fail. After `SLOW_ROUND_S` its heartbeats say that it does
+not lead (`term`). Other workers treat that as silence, and the next in rank claims.
 
-It acts only while its own lease holds *and* it has heard its own heartbeat lately: after a pause it
-would otherwise take everybody for dead before it has read what they said meanwhile.
+A worker acts only while its own lease holds *and* it has received its own heartbeat lately. After a
+suspension it would otherwise declare all workers dead before it has read their heartbeats.
 """
 
 from __future__ import annotations
@@ -37,18 +37,17 @@ from app.worker.members.membership import DRAINING, Members
 log = structlog.get_logger(__name__)
 
 PLACEMENT_INTERVAL_S = 0.25
-# What others erase is written again within `min.compaction.lag.ms`, and no more often than this.
+# Erased events are repaired within `min.compaction.lag.ms`, at most this often.
 REPAIR_INTERVAL_S = 30.0
-SLOW_ROUND_S = 5.0  # a good round takes two seconds at the most, where a data cluster is slow
-ROUND_TIMEOUT_S = 60.0  # what waits for longer will not come: the round begins afresh
-# events: a region's first assignments are told to be progress before they are all written
-EVENTS_PER_WRITE = 5_000
+SLOW_ROUND_S = 5.0  # a successful round takes two seconds at most, with a slow data cluster
+ROUND_TIMEOUT_S = 60.0  # a longer wait will not end, so the round begins again
+EVENTS_PER_WRITE = 5_000  # a region's first assignments then count as progress before all are written
 
 JobsOf = Callable[[], Awaitable[Collection[str]]]
 
 
 class Leader(Service):
-    """Claims leadership when there is none, and leads while its claim stands."""
+    """Claims the leadership when there is no leader, and leads while its claim is current."""
 
     def __init__(
         self,
@@ -70,30 +69,30 @@ class Leader(Service):
         self._jobs = jobs
         self._inputs = inputs
         self._asleep = asleep
-        self._chores = chores  # what else a leader writes with each round
+        self._chores = chores  # the leader's other work in each round
         self._limits = limits
         self._buried: set[str] = set()
         self._wake = asyncio.Event()
         self._repaired_s = float("-inf")
         self._acting_since_s = float("inf")
-        self._well_until_s = float("-inf")  # by then another round has to come to a good end
-        self._led = (0, float("-inf"))  # the term seen last, and when its leader was last heard to lead
+        self._well_until_s = float("-inf")  # the deadline of the next successful round
+        self._led = (0, float("-inf"))  # the last term, and when its leader's last heartbeat with it arrived
 
     @property
     def term(self) -> int:
-        """The term that this worker leads, for its heartbeat; 0 when it does not, or does it badly."""
+        """The term that this worker leads, for its heartbeat; 0 when it does not lead, or its rounds fail."""
         return self._control.view.term if self.leads and time.monotonic() < self._well_until_s else 0
 
     @property
     def leads(self) -> bool:
-        """Whether this worker's claim stands."""
+        """Whether this worker's claim is current."""
         return self._control.view.leader == self.worker
 
     async def on_start(self) -> None:
         self._control.on_change(self._wake.set)
 
     def start_round(self) -> None:
-        """Makes a round now: somebody died."""
+        """Starts a round now, because a worker died."""
         self._wake.set()
 
     @Service.task
@@ -103,22 +102,23 @@ class Leader(Service):
                 async with asyncio.timeout(ROUND_TIMEOUT_S):
                     await self._round()
             except (KafkaError, TimeoutError, OSError) as error:
-                log.warning("the leader's round failed and is tried again", error=repr(error))
+                log.warning("the leader's round failed; the leader tries again", error=repr(error))
             except Exception:
-                # A mistake in one round must not end leadership silently.
-                log.exception("the leader's round failed; the next one starts afresh")
+                # A bug in one round must not end the leadership silently.
+                log.exception("the leader's round failed; the leader begins another")
                 await self.sleep(1.0)
             try:
                 async with asyncio.timeout(max(PLACEMENT_INTERVAL_S, self._pause_s)):
                     await self._wake.wait()
-                await self.sleep(max(0.01, self._pause_s))  # gather what comes together
+                await self.sleep(max(0.01, self._pause_s))  # several changes become one round
             except TimeoutError:
                 pass
             self._wake.clear()
 
     @property
     def _pause_s(self) -> float:
-        """Nine tenths of the time of a very large region's leader are left to its messages."""
+        """The wait between rounds: in a very large region nine tenths of the time, for the worker's
+        messages."""
         return 9 * self._inputs.took_s
 
     def _is_well(self) -> None:
@@ -126,18 +126,18 @@ class Leader(Service):
 
     @Service.task
     async def _report_when_stalled(self) -> None:
-        seen = told = False
+        seen = is_logged = False
         while not self.should_stop:
             await self.sleep(1.0)
             sick = self.leads and not self.term
-            if sick and seen and not told:  # once is what a worker sees that lay still
-                told = True
+            if sick and seen and not is_logged:  # twice: a worker that was suspended sees it once
+                is_logged = True
                 log.error(
-                    "this worker's rounds as the leader come to no good end; another one may lead now",
+                    "this worker's rounds as the leader fail or hang; another worker may lead now",
                     remedy="the lines before this say why; restart this worker if it happens again",
                     term=self._control.view.term,
                 )
-            seen, told = sick, told and sick
+            seen, is_logged = sick, is_logged and sick
 
     async def _round(self) -> None:
         now_s = time.monotonic()
@@ -171,29 +171,32 @@ class Leader(Service):
             led_at_s = max(led_at_s, heard[0])
         self._led = term, led_at_s
         silent_s = max(self._members.silent_s(state.leader, now_s), now_s - led_at_s)
-        # A leader never heard since this worker started may live: give it the whole time.
+        # A leader without a heartbeat since this worker started may be alive: wait the whole time.
         silent_s = min(silent_s, now_s - self._acting_since_s)
-        said_goodbye = self._members.ended(state.leader)
-        patience_s = 0.0 if not state.leader or said_goodbye else self._members.dead_after_s
+        has_ended = self._members.ended(state.leader)
+        patience_s = 0.0 if not state.leader or has_ended else self._members.dead_after_s
         if silent_s < patience_s + 0.2 * live.index(self.worker):
             return
         log.info("claiming leadership", term=state.term + 1, silent_leader=state.leader or None)
         await self._control.append(Claim(at_ms=now_ms(), term=state.term + 1, worker=self.worker))
 
     async def _repair(self, term: int) -> None:
-        """Writes the valid record again where a refused one may outlive it in compaction."""
+        """Writes valid records again where compaction could keep a refused one instead."""
         now_s, refused, erased = time.monotonic(), self._control.take_refused(), list[AnyControlEvent]()
         if now_s > self._repaired_s + REPAIR_INTERVAL_S and (erased := self._control.take_erased()):
             self._repaired_s = now_s
         try:
             if any(isinstance(event, Claim) and event.term == term for event in erased):
                 await self._control.append(Claim(at_ms=now_ms(), term=term + 1, worker=self.worker))
-                if not self.leads:  # another one claimed that term; it repairs
+                if not self.leads:  # another worker claimed that term, and repairs
                     return
-            if again := repairs(self._control.view, [*refused, *erased], self._control.view.term):
-                log.warning("records that do not count are overwritten with what counts", count=len(again))
-                for start in range(0, len(again), EVENTS_PER_WRITE):
-                    await self._control.append(*again[start : start + EVENTS_PER_WRITE])
+            if repeated := repairs(self._control.view, [*refused, *erased], self._control.view.term):
+                log.warning(
+                    "the leader writes valid records again over records that do not count",
+                    count=len(repeated),
+                )
+                for start in range(0, len(repeated), EVENTS_PER_WRITE):
+                    await self._control.append(*repeated[start : start + EVENTS_PER_WRITE])
         except Exception:
             self._control.refuse_again(refused)
             self._control.erase_again(erased)
@@ -206,7 +209,7 @@ class Leader(Service):
         await self._bury(live, now_s)
         jobs = await self._jobs()
         if not state.assignments and not self._settled(now_s):
-            return  # a region that just begins: who starts with this worker is to have a share
+            return  # a new region: workers that start together get a share each
         if state.term != term:
             return  # deposed meanwhile
         made = self._inputs.plan(state, jobs, self._able(now_s), asleep=self._asleep())
@@ -215,7 +218,7 @@ class Leader(Service):
             held = state.assignments.get(decision.job)
             if decision.release:
                 if held is None or held.worker not in live:
-                    continue  # nobody to ask (an owner not heard yet): the next round knows more
+                    continue  # its owner has sent no heartbeat yet; the next round knows more
                 events.append(
                     msgspec.structs.replace(
                         held, release=True, term=term, reason=decision.reason, at_ms=now_ms()
@@ -244,7 +247,8 @@ class Leader(Service):
             self._is_well()
 
     async def foresee(self, wishes: Mapping[str, str], rules: PlacementRules) -> RoundPlan:
-        """What a round would do now with these wishes and rules; changes nothing. Of use on the leader."""
+        """The round that the leader would make now with these wishes and rules; changes nothing. For the
+        leader only."""
         jobs = await self._jobs()
         able = self._able(time.monotonic())
         view = self._control.view
@@ -253,7 +257,7 @@ class Leader(Service):
     def _divided(
         self, live: Mapping[str, Heartbeat], now_s: float, made: Collection[Assignment]
     ) -> list[AnyControlEvent]:
-        """New shares of limits; `made` are the assignments that come behind them."""
+        """New shares of limits; `made` are the assignments that follow them."""
         if self._limits is None:
             return []
         settled = self._settled(now_s)
@@ -272,8 +276,8 @@ class Leader(Service):
         self._inputs.observe(state, (beat for _, beat in heard.values()))
         able = members_of(state, live)
         if not self._settled(now_s):
-            # Nobody was heard for a moment, by a new leader or while the control cluster was away: whose
-            # silence is all that is known of it is not dead yet.
+            # A new leader has few heartbeats yet, and none came while the control cluster was unreachable. An
+            # owner without a heartbeat is not dead yet.
             owners = {held.worker for held in state.assignments.values() if held.worker}
             silent = [owner for owner in owners if owner not in live and not self._members.ended(owner)]
             able += [Member(owner, draining=True) for owner in silent]
@@ -291,7 +295,7 @@ class Leader(Service):
                 self._buried.add(worker)
                 log.warning("a worker is gone; its jobs move", worker=worker)
         self._buried &= set(gone)
-        # Names of workers are never used twice: a drain ends with its worker.
+        # Workers' names are never used twice, so a drain ends with its worker.
         ended = [worker for worker in self._control.view.draining if worker in self._buried]
         if ended:
             await self._control.append(

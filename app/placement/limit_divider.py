@@ -1,8 +1,8 @@
-"""Limits of workloads and routes, divided among the workers: the leader's part, and every worker's.
+"""Divides the limits of workloads and routes among the workers: the leader's part, and every worker's.
 
-`app.kernel.limit_shares` has the rules. The leader looks at what heartbeats need and writes `LimitShares`
-into the control log; each worker reads its share from there. Where no record stands (a leader of an older
-version), a worker's share is its share of the jobs.
+`app.kernel.limit_shares` has the rules. The leader reads the workers' needs in heartbeats and writes
+`LimitShares` into the control log; each worker reads its share there. Without a record (an older leader),
+a worker's share of a limit is its share of the jobs.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ from app.kernel.limit_shares import (
 from app.placement.model.plan import name_of, topic_of
 from app.replicate.definition import RouteDefinition
 
-DIVISION_INTERVAL_S = 0.5  # heartbeats come as often
+DIVISION_INTERVAL_S = 0.5  # the interval of heartbeats
 MIN_CHANGE_INTERVAL_S = 2.0  # between two changes of the same limits
-SLOT_TURN_S = 5.0  # where there are fewer calls in flight than workers, each has them for so long
+SLOT_TURN_S = 5.0  # with fewer slots than workers, each worker's turn
 
 _AUDIT = f"{Kind.AUDIT}:"
-Jobs = dict[str, Counter[str]]  # key -> worker -> how many of its jobs it has
+Jobs = dict[str, Counter[str]]  # key -> worker -> number of jobs
 
 
 def jobs_of(assignments: Collection[Assignment]) -> Jobs:
-    """Who has how many jobs of each workload and route."""
+    """The number of jobs of each workload and route, by worker."""
     found: Jobs = {}
     for held in assignments:
         if held.worker and not held.job.startswith(_AUDIT):
@@ -49,12 +49,12 @@ def jobs_of(assignments: Collection[Assignment]) -> Jobs:
 
 
 def is_of_own_topic(job: str) -> bool:
-    """Whether the job reads its workload's own topic, and not one of its retry topics."""
+    """Whether the job reads its workload's own topic, not a retry topic."""
     return name_of(job).rpartition("/")[2] == topic_of(job)
 
 
 def shares_of(view: ControlState, worker: str) -> dict[str, WorkerShare]:
-    """What `worker` may use of the limits of each workload and route that it has jobs of."""
+    """The shares of `worker` in the limits of each workload and route that it has jobs of."""
     here = {name_of(job) for job, held in view.assignments.items() if held.worker == worker}
     of_here = [held for job, held in view.assignments.items() if name_of(job) in here] if here else []
     jobs = jobs_of(of_here)
@@ -75,14 +75,14 @@ def shares_of(view: ControlState, worker: str) -> dict[str, WorkerShare]:
 
 
 class LimitDivider:
-    """Of use on the leader only. `workload` and `route` give definitions as they stand."""
+    """The leader's part. `workload` and `route` give the current definitions."""
 
     def __init__(
         self, workload: Callable[[str], Workload | None], route: Callable[[str], RouteDefinition | None]
     ) -> None:
         self._workload = workload
         self._route = route
-        self._looked_s = float("-inf")
+        self._divided_s = float("-inf")
         self._not_before_s: dict[str, float] = {}
         self._jobs: tuple[int, Jobs] = -1, {}
 
@@ -93,13 +93,13 @@ class LimitDivider:
         """The records to write now.
 
         Args:
-            is_gone: whether a worker is dead for certain: its lease is over.
-            made: assignments that are written right behind these records.
-            now_s: monotonic seconds.
+            is_gone: Whether a worker is certainly dead, so that its lease is over.
+            made: Assignments that the leader writes after these records.
+            now_s: Monotonic seconds.
         """
-        if now_s - self._looked_s < DIVISION_INTERVAL_S and not made:
+        if now_s - self._divided_s < DIVISION_INTERVAL_S and not made:
             return
-        self._looked_s = now_s
+        self._divided_s = now_s
         if self._jobs[0] != view.next_offset:
             self._jobs = view.next_offset, jobs_of(view.assignments.values())
         begin = jobs_of(made)
@@ -124,7 +124,7 @@ class LimitDivider:
         self._not_before_s = {key: at_s for key, at_s in self._not_before_s.items() if at_s > now_s}
 
     def _slots(self, key: str) -> int | None:
-        """Calls in flight to divide, 0 where only rates are; None: there are no limits."""
+        """The calls in flight to divide, 0 when there are only rates; None: no limits."""
         workload = self._workload(key)
         if workload is not None:
             flow = workload.spec.flow
@@ -168,7 +168,7 @@ class LimitDivider:
         self, view: ControlState, key: str, slots: int, live: Mapping[str, Heartbeat],
         is_gone: Callable[[str], bool],
     ) -> tuple[dict[str, GrantedShare], dict[str, GrantedShare]]:  # fmt: skip
-        """What workers that may live hold by now, of the rate and of the slots (rule 2)."""
+        """The shares of the rate and the slots that workers may use now, without dead workers (rule 2)."""
         stands = view.limits.get(key)
         if stands is None:
             jobs = self._jobs[1].get(key, Counter())
@@ -187,8 +187,8 @@ class LimitDivider:
                 continue
             beat = live.get(worker)
             has_read = beat is not None and beat.read >= behind
-            told = () if beat is None else beat.needs
-            in_flight = next((need.in_flight for need in told if need.key == key), 0)
+            needs = () if beat is None else beat.needs
+            in_flight = next((need.in_flight for need in needs if need.key == key), 0)
             parts_held[worker] = GrantedShare(grant.parts, grant.parts if has_read else grant.most_parts)
             now = scaled(grant.slots, record.slots, slots)
             most = now if has_read else scaled(grant.most_slots, record.slots, slots)

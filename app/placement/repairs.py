@@ -1,9 +1,9 @@
-"""What the leader writes again, so that compaction keeps what counts: of each event under whose key a record
-stands that does not count (`app.controllog.state`, rule 5; `app.controllog.seals`).
+"""The events that the leader writes again, so that compaction keeps them (`app.controllog.state`, rule 5;
+`app.controllog.seals`).
 
-Compaction keeps the last record of a key, valid or not. So the valid one is to be the last, in the words that
-make it count for those who read the log from its start, and that change nothing for all others. One thing is
-not kept: which of two leaders was the first to record where a deployment begins, when both did.
+Compaction keeps the last record of a key, valid or not. So after a record that does not count, the leader
+repeats the valid one, in a form that counts for new readers and changes nothing for others. One fact is lost:
+if two leaders recorded where a deployment begins, which of them was first.
 """
 
 from __future__ import annotations
@@ -38,18 +38,18 @@ ACTOR = "repair"
 
 
 def repairs(state: ControlState, events: Iterable[AnyControlEvent], term: int) -> list[AnyControlEvent]:
-    """For each event what is to be written again; `term` is the leader's own."""
-    ordered = sorted(events, key=lambda event: not isinstance(event, MoveWish))  # which are of epochs so far
-    return [again for event in ordered for again in _repair(state, event, term)]
+    """The events to write again for `events`, under the leader's own `term`."""
+    ordered = sorted(events, key=lambda event: not isinstance(event, MoveWish))  # wishes name present epochs
+    return [repair for event in ordered for repair in _repair(state, event, term)]
 
 
 def _repair(state: ControlState, event: AnyControlEvent, term: int) -> list[AnyControlEvent]:
     match event:
         case DefinitionPut() | DefinitionDeleted():
-            # For what stands, and for nothing that came after: that outlives the refused one by itself.
+            # Only for the current definition; a later one outlives the refused one by itself.
             if (put := state.standing(event)) is not None:
                 return [msgspec.structs.replace(put, expected=put.etag), *_moves(state, event.key)]
-            return [  # which ends no pause; the former one did
+            return [  # this deletion ends no pause; the first one did
                 deletion_of(event)(at_ms=now_ms(), key=event.key, actor=ACTOR, expected=""),
                 *_pauses(state, Paused(at_ms=0, key=event.key, partition=ALL, paused=False, actor=ACTOR)),
             ]
@@ -57,7 +57,7 @@ def _repair(state: ControlState, event: AnyControlEvent, term: int) -> list[AnyC
             return [_assignment(state, event.job, term)] if event.job in state.assignments else []
         case LimitShares():
             return _shares(state, event.key, term)
-        case Claim():  # what was written under a term counts only where its claim is read
+        case Claim():  # events of a term count only for readers of its claim
             return [
                 *(
                     _assignment(state, job, term)
@@ -65,10 +65,10 @@ def _repair(state: ControlState, event: AnyControlEvent, term: int) -> list[AnyC
                     if valid.term == event.term
                 ),
                 *(
-                    again
+                    repair
                     for key, (shares, _) in list(state.limits.items())
                     if shares.term == event.term
-                    for again in _shares(state, key, term)
+                    for repair in _shares(state, key, term)
                 ),
             ]
         case Paused():
@@ -80,13 +80,14 @@ def _repair(state: ControlState, event: AnyControlEvent, term: int) -> list[AnyC
             is_on = event.worker in state.draining
             return [Drain(at_ms=now_ms(), worker=event.worker, draining=is_on, actor=ACTOR)]
         case FailoverRun() | MoveWish() | Released() | RolePut() | RoleReleased() | StartRecorded():
-            return [event]  # which may come twice, and late
+            return [event]  # repeated and late ones are harmless
         case _:
             return []
 
 
 def _assignment(state: ControlState, job: str, term: int) -> Assignment:
-    """That nobody has it is said under an epoch of its own: readers may know a former owner only."""
+    """The job's assignment. Without a worker it gets a new epoch, because a reader may know a former owner
+    only."""
     valid = state.assignments[job]
     return msgspec.structs.replace(
         valid, term=term, epoch=valid.epoch if valid.worker else state.next_epoch(job)
@@ -100,16 +101,16 @@ def _shares(state: ControlState, key: str, term: int) -> list[AnyControlEvent]:
 
 
 def _pauses(state: ControlState, event: Paused) -> list[AnyControlEvent]:
-    """The word on all partitions ends those on single ones, and a move: these come behind it."""
+    """A pause of all partitions ends those of single ones, and a move, so these follow it."""
     paused = state.paused.get(event.key, set())
     partitions = [event.partition] if event.partition != ALL else [ALL, *sorted(paused - {ALL})]
-    again: list[AnyControlEvent] = [
+    pauses: list[AnyControlEvent] = [
         Paused(at_ms=now_ms(), key=event.key, partition=one, paused=one in paused, actor=ACTOR)
         for one in partitions
     ]
-    return [*again, *_moves(state, event.key)] if event.partition == ALL else again
+    return [*pauses, *_moves(state, event.key)] if event.partition == ALL else pauses
 
 
 def _moves(state: ControlState, key: str) -> list[AnyControlEvent]:
-    """The move that is under way: a definition, or a word on all partitions, would end it."""
+    """The current move, which a definition or a pause of all partitions would end."""
     return [state.moves[key]] if key in state.moves else []

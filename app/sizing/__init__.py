@@ -1,1 +1,1 @@
-"""How large workloads and the fleet should be, from measured load."""
+"""Recommended sizes of workloads and fleets, from measured load."""

@@ -1,19 +1,21 @@
-"""How large a workload should be, and when it may sleep: from what was measured, each figure with its reason.
+"""Recommends the size of a workload, and decides when it may sleep, from measurements. Each figure has a
+reason.
 
 Rules
-1. Demand is the arriving rate, and what works the lag off within `catch_up_s`.
+1. Demand is the arriving rate, plus the rate that removes the lag within `catch_up_s`.
 2. In flight: Little's law, messages in flight = rate x latency; with `headroom`, because both vary.
-3. Partitions: demand with headroom over the most that one partition was seen to carry; with strict order, at
-   most one message in flight each, 1 / latency. Never fewer than there are: Kafka cannot remove partitions.
-4. Workers: what the load takes at the fill mark of placement, in the fullest dimension, and one more, so that
-   one may be lost. A workload cannot use more workers than it has partitions.
-5. The fleet: the sum of all loads over one worker's capacity, likewise with one to lose. This is the figure
-   an autoscaler goes by; loads rise fast and fall slowly (`app.kernel.load`), so it does not flap.
-6. A workload sleeps after `after_s` in which nothing arrived, nothing lagged and nothing was in flight, and
-   wakes at the first sign of any. What is not known is no idleness, and no reason to wake: a sleeper whose
-   cluster is away has nothing to do.
+3. Partitions: demand with headroom, divided by the highest throughput measured of one partition. In strict
+   order a partition has one message in flight, so its throughput is 1 / latency. Never fewer than there
+   are, because Kafka cannot remove partitions.
+4. Workers: the load at placement's fill mark, in the fullest dimension, plus one that may be lost. A
+   workload cannot use more workers than it has partitions.
+5. The fleet: the sum of all loads over one worker's capacity, plus one that may be lost. An autoscaler
+   follows this figure. Loads rise fast and fall slowly (`app.kernel.load`), so it does not flap.
+6. A workload sleeps after `after_s` in which no message arrived, lagged or was in flight, and wakes at the
+   first sign of any. An unknown figure neither counts as idle nor wakes it: while its cluster is
+   unreachable, a sleeping workload has no work.
 
-What was not measured, or cannot be, gives no figure: the value is None, and the reason says what is missing.
+A figure without a measurement is None, and its reason says what is missing.
 """
 
 from __future__ import annotations
@@ -26,22 +28,22 @@ import msgspec
 from app.kernel.load import Load, capacity_or_default, vector
 from app.placement.model.fleet import DIMENSIONS, percent
 
-MAX_PARTITIONS = 10_000  # of one topic; more is a mistake in a figure
+MAX_PARTITIONS = 10_000  # of one topic; more comes from a wrong figure
 MAX_IN_FLIGHT = 1_000_000
-MAX_FIGURE = 1e15  # of anything that is measured here: what is above is none
+MAX_FIGURE = 1e15  # a higher measurement is invalid
 
 
 class Measured(msgspec.Struct, frozen=True, kw_only=True):
-    """What is known of a workload; None, or what is no figure, is not known.
+    """Measurements of a workload; None, or an impossible figure, is not known.
 
     Attributes:
-        rate: messages that arrive a second.
-        latency_s: mean time from push to answer.
-        lag_messages: what waits in the log.
-        partitions: of its topic, now.
-        partition_ceiling: the most messages a second that one partition was seen to carry.
-        load: of all its jobs together.
-        ordered: strict order by partition: one message in flight each.
+        rate: Messages that arrive per second.
+        latency_s: Mean time from a call to its answer.
+        lag_messages: Messages that wait in the log.
+        partitions: The topic's partitions now.
+        partition_ceiling: The most messages per second that one partition carried.
+        load: The load of all its jobs.
+        ordered: Strict order by partition: each has one message in flight.
     """
 
     rate: float | None = None
@@ -54,13 +56,13 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SizingRules(msgspec.Struct, frozen=True):
-    """What to leave room for.
+    """The room to leave.
 
     Attributes:
-        headroom: factor over what is measured.
-        fill: placement's mark, up to which a worker is given jobs.
-        catch_up_s: within which a lag should be gone.
-        spare_workers: how many may be lost at once.
+        headroom: Factor over the measurement.
+        fill: Placement's fill mark for workers.
+        catch_up_s: The time in which a lag should disappear.
+        spare_workers: How many workers may be lost at once.
     """
 
     headroom: float = 1.3
@@ -70,14 +72,14 @@ class SizingRules(msgspec.Struct, frozen=True):
 
 
 class Figure(msgspec.Struct, frozen=True):
-    """A recommended number, and how it came about."""
+    """A recommended number and its reason."""
 
     value: int | None
     why: str
 
 
 class Recommendation(msgspec.Struct, frozen=True):
-    """What a workload should have."""
+    """The recommended size of a workload."""
 
     partitions: Figure
     in_flight: Figure
@@ -94,14 +96,14 @@ def recommend(measured: Measured, worker: Load, rules: SizingRules = RULES) -> R
 
 
 def _in_flight(measured: Measured, rules: SizingRules = RULES) -> Figure:
-    """Messages in flight, over all workers (rule 2)."""
-    demand, told = _demand(measured, rules)
+    """The messages in flight, over all workers (rule 2)."""
+    demand, words = _demand(measured, rules)
     latency_s = _figure(measured.latency_s)
     if demand is None or latency_s is None:
-        return Figure(None, f"not known: {told if demand is None else 'the latency was not measured'}")
+        return Figure(None, f"not known: {words if demand is None else 'the latency was not measured'}")
     value = _whole(demand * latency_s * rules.headroom, MAX_IN_FLIGHT)
     why = (
-        f"{told} x {_short(latency_s * 1000)} ms until they are answered, x {rules.headroom:g} headroom "
+        f"{words} x {_short(latency_s * 1000)} ms until they are answered, x {rules.headroom:g} headroom "
         f"(Little's law)"
     )
     if measured.ordered and value > measured.partitions:
@@ -113,24 +115,28 @@ def _in_flight(measured: Measured, rules: SizingRules = RULES) -> Figure:
 
 
 def recommend_partitions(measured: Measured, rules: SizingRules = RULES) -> Figure:
-    """Partitions of its topic (rule 3)."""
-    demand, told = _demand(measured, rules)
+    """The partitions of the topic (rule 3)."""
+    demand, words = _demand(measured, rules)
     latency_s, ceiling = _figure(measured.latency_s), _figure(measured.partition_ceiling)
-    by = "the most that one was seen to carry"
+    by = "the highest throughput measured of one"
     if measured.ordered and latency_s and (not ceiling or 1 / latency_s < ceiling):
         ceiling, by = 1 / latency_s, f"in strict order, one message each {_short(latency_s * 1000)} ms"
     if demand is None or not ceiling:
-        missing = told if demand is None else "what one can carry was not measured, as none was at its limit"
+        missing = (
+            words
+            if demand is None
+            else "the throughput of one was not measured, because none was at its limit"
+        )
         return Figure(None, f"not known: {missing}; there are {measured.partitions}")
     value = _whole(demand * rules.headroom / ceiling, MAX_PARTITIONS)
-    why = f"{told} x {rules.headroom:g} headroom / {_short(ceiling)} a partition and second ({by})"
+    why = f"{words} x {rules.headroom:g} headroom / {_short(ceiling)} a partition and second ({by})"
     if value <= measured.partitions:
         return Figure(measured.partitions, f"{why} needs {value}, and there are {measured.partitions}")
     return Figure(value, f"{why}; there are {measured.partitions}")
 
 
 def recommend_fleet(loads: Iterable[Load], worker: Load, rules: SizingRules = RULES) -> Figure:
-    """Workers for all jobs together (rule 5): the autoscaling signal."""
+    """The workers for all jobs together (rule 5): the signal for autoscaling."""
     total = [0.0, 0.0, 0.0]
     for load in loads:
         for dimension, amount in enumerate(vector(load)):
@@ -146,7 +152,7 @@ def _workers(measured: Measured, worker: Load, rules: SizingRules) -> Figure:
     more = demand / rate if demand and rate else 1.0
     needed = _for_load([amount * more for amount in total[:1]] + [*total[1:]], worker, rules)
     assert needed.value is not None, "a load always gives a number"
-    why = needed.why if more < 1.01 else f"{needed.why}; cpu x {more:.2g} to work the lag off"
+    why = needed.why if more < 1.01 else f"{needed.why}; cpu x {more:.2g} to remove the lag"
     if needed.value > measured.partitions:
         return Figure(
             measured.partitions, f"{why}; but no more than its {measured.partitions} partitions can have work"
@@ -183,7 +189,7 @@ def _demand(measured: Measured, rules: SizingRules) -> tuple[float | None, str]:
 
 
 class Activity(msgspec.Struct, frozen=True):
-    """What goes on in a workload now; None: not known."""
+    """A workload's present activity; None: not known."""
 
     arriving: float | None  # messages a second
     lag_messages: float | None
@@ -194,8 +200,8 @@ class Hibernation:
     """Whether a workload sleeps (rule 6).
 
     Args:
-        after_s: of idleness; infinite = never.
-        asleep: as it was found, by a new leader for example.
+        after_s: The idle time after which it sleeps; infinite: never.
+        asleep: The state that a new leader, for example, has found.
 
     Raises:
         ValueError: `after_s` is not above 0.
@@ -211,11 +217,12 @@ class Hibernation:
         self._idle_since_s: float | None = None
 
     def observe(self, activity: Activity, now_s: float) -> str:
-        """Takes in what is known at `now_s` (monotonic seconds). Returns why it sleeps, "" if it does not."""
-        told = (_figure(activity.arriving), _figure(activity.lag_messages), _figure(activity.in_flight))
-        if any(figure for figure in told if figure is not None):
+        """Takes the activity at `now_s` (monotonic seconds). Returns why the workload sleeps, "" if it
+        does not."""
+        figures = (_figure(activity.arriving), _figure(activity.lag_messages), _figure(activity.in_flight))
+        if any(figure for figure in figures if figure is not None):
             self.asleep, self._idle_since_s = False, None
-        elif None in told:
+        elif None in figures:
             self._idle_since_s = None
         else:
             if self._idle_since_s is None:
@@ -227,7 +234,7 @@ class Hibernation:
 
 
 def _figure(value: float | None) -> float | None:
-    """The value when it can be one."""
+    """The value, if it is possible."""
     return value if value is not None and 0 <= value <= MAX_FIGURE else None
 
 
@@ -236,5 +243,5 @@ def _whole(value: float, most: int) -> int:
 
 
 def _short(value: float) -> str:
-    """A number for people: three digits, thousands apart."""
+    """A number for people: three digits, or thousands with separators."""
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"

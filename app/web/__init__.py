@@ -1,1 +1,1 @@
-"""What a worker serves."""
+"""The web side: REST API, console and metrics."""

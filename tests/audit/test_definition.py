@@ -79,7 +79,7 @@ TIMESTAMP = "spec/timestamp"
         (TIMESTAMP, {"source": "header"}, "spec.timestamp.header", "source header needs it"),
         (TIMESTAMP, {"source": "avro", "field": "at"}, "spec.timestamp.schema", "source avro needs it"),
         (TIMESTAMP, {"source": "record", "field": "at"}, "spec.timestamp.field", "no meaning with source"),
-        (TIMESTAMP, {"source": "json", "field": "a..b"}, "spec.timestamp.field", "a key of 0 characters"),
+        (TIMESTAMP, {"source": "json", "field": "a..b"}, "spec.timestamp.field", "a key has 0 characters"),
         (TIMESTAMP, {"source": "jsno", "field": "a"}, "spec.timestamp.source", "did you mean json?"),
         (TIMESTAMP, {"source": "json", "field": "a", "otherwise": "now"}, "spec.timestamp.otherwise", "none"),
         (

@@ -287,7 +287,7 @@ def test_it_moves_waits_for_release_then_for_positions_and_is_active_under_the_s
     )  # fmt: skip
     waits = after(RUN, begun, held_by=("east",))
     assert (waits.stage, waits.waits_for, waits.write) == (
-        WorkloadStage.RELEASING, "region east to let go of it", None,
+        WorkloadStage.RELEASING, "region east to release it", None,
     )  # fmt: skip
     assert after(RUN, begun, positions="p").stage is WorkloadStage.POSITIONS
     active = after(RUN, begun, note="it went on").write
@@ -341,7 +341,7 @@ def test_what_somebody_else_decided_since_is_left_alone(at: RolePut | None, stag
 def test_a_run_of_which_nothing_came_is_aborted_and_one_that_waits_for_its_regions_says_so() -> None:
     taken = conclusion(RUN, [after(RUN, role("north", 1))], 7)
     assert taken is not None
-    assert (taken.state, taken.result) == (ABORTED, "1 decided otherwise meanwhile")
+    assert (taken.state, taken.result) == (ABORTED, "1 changed otherwise meanwhile")
     alone = stand(RUN, RUN.workloads[0], KnownWorkload(role("east", 0), regions=("east", "north")), 5)
     assert alone.write is None
     assert "region west is none of those that share the topic" in alone.waits_for

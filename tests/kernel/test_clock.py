@@ -20,17 +20,17 @@ class Host:
 
     def ask(self, there_ms: int, back_ms: int) -> None:
         """A broker tells its time between the two."""
-        asked_ms = self.clock.steady_ms()
+        sent_ms = self.clock.steady_ms()
         self.true_ms += there_ms
-        told_ms = self.true_ms
+        broker_ms = self.true_ms
         self.true_ms += back_ms
-        self.clock.told(told_ms, asked_ms)
+        self.clock.observe(broker_ms, sent_ms)
 
 
 def test_before_the_brokers_have_told_theirs_it_is_the_host_s() -> None:
     host = Host(7_200_000)
     assert host.clock.now_ms() == NOW_MS + 7_200_000
-    assert host.clock.ahead_ms is None
+    assert host.clock.host_offset_ms is None
 
 
 def test_a_host_that_is_right_keeps_its_own_to_the_millisecond() -> None:
@@ -51,7 +51,7 @@ def test_whatever_the_host_s_says_it_is_the_brokers_within_the_time_of_an_answer
     for there_ms, back_ms in answers:
         host.ask(there_ms, back_ms)
         best_ms = min(best_ms, there_ms + back_ms)
-        known = host.clock.ahead_ms
+        known = host.clock.host_offset_ms
         assert known is not None
         assert abs(known - ahead_ms) <= best_ms + 1
         assert abs(host.clock.now_ms() - host.true_ms) <= TOLERANCE_MS + best_ms + 1
@@ -71,5 +71,5 @@ def test_a_clock_that_jumps_moves_nothing_also_before_the_next_answer() -> None:
 def test_brokers_whose_own_clock_was_set_are_followed_at_once() -> None:
     host = Host()
     host.ask(1, 1)
-    host.clock.told(host.true_ms + 60_000, host.clock.steady_ms())
+    host.clock.observe(host.true_ms + 60_000, host.clock.steady_ms())
     assert abs(host.clock.now_ms() - host.true_ms - 60_000) <= 1

@@ -18,7 +18,7 @@ from app.kernel.load import (
     SmoothedLoad,
     apportion,
     capacity_or_default,
-    true_or,
+    valid_or,
     vector,
     with_estimates,
 )
@@ -89,7 +89,7 @@ def test_whatever_is_measured_a_load_is_finite_and_not_negative(samples: list[tu
 
 @given(wild)
 def test_an_impossible_measurement_leaves_the_last_true_one(measured: Load) -> None:
-    sound = true_or(measured, QUIET)
+    sound = valid_or(measured, QUIET)
     for name in Load.__struct_fields__:
         figure, most = getattr(measured, name), getattr(CEILING, name)
         assert getattr(sound, name) == (figure if 0 <= figure <= most else getattr(QUIET, name))

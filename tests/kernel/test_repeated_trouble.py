@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from app.kernel.repeated_trouble import TELL_AGAIN_S, RepeatedTrouble
+from app.kernel.repeated_trouble import REPORT_INTERVAL_S, RepeatedTrouble
 
 
 def test_what_comes_again_and_again_is_told_at_once_and_then_seldom_with_how_often() -> None:
@@ -13,6 +13,6 @@ def test_what_comes_again_and_again_is_told_at_once_and_then_seldom_with_how_oft
     for number in range(100):
         trouble.record(f"again {number}")
     assert trouble.due(1.0) is None
-    assert trouble.due(TELL_AGAIN_S) == (100, "again 99")
-    assert trouble.due(3 * TELL_AGAIN_S) is None
+    assert trouble.due(REPORT_INTERVAL_S) == (100, "again 99")
+    assert trouble.due(3 * REPORT_INTERVAL_S) is None
     assert trouble.count == 101

@@ -136,7 +136,7 @@ def test_offsets_that_are_not_next_are_refused(start: int, end: int) -> None:
 
 def test_a_skip_that_would_lose_unread_offsets_is_refused() -> None:
     tracker = Tracker(10, 100)
-    with pytest.raises(TrackerError, match="would lose what lies from 10 on"):
+    with pytest.raises(TrackerError, match="would lose the offsets from 10 on"):
         tracker.skip(11, 20)
     assert tracker.end == 10
 

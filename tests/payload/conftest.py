@@ -1,4 +1,4 @@
-"""Schemas compiled once."""
+"""Schemas that are compiled once."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from tests.payload.schemas import OLD, ORDERS, schema_of
 
 @pytest.fixture(scope="session")
 def orders(tmp_path_factory: pytest.TempPathFactory) -> Schema:
-    """`schemas.ORDERS`."""
+    """The schema `ORDERS`, proto3."""
     return schema_of(tmp_path_factory.mktemp("orders"), ORDERS)
 
 
 @pytest.fixture(scope="session")
 def old(tmp_path_factory: pytest.TempPathFactory) -> Schema:
-    """`schemas.OLD`, proto2."""
+    """The schema `OLD`, proto2."""
     return schema_of(tmp_path_factory.mktemp("old"), OLD)

@@ -1,4 +1,4 @@
-"""Random messages of any type, for properties."""
+"""Random messages of any type, for property tests."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _RANGES = {"google.protobuf.Timestamp": (-62135596800, 253402300799), "google.pr
 
 
 def fill(draw: Callable[..., Any], message: Any, depth: int) -> None:
-    """Sets some fields at random, nested at most `depth` levels; what ProtoJSON cannot tell is left out."""
+    """Sets some fields at random, nested at most `depth` levels, but none that ProtoJSON cannot express."""
     descriptor = message.DESCRIPTOR
     name = descriptor.full_name
     if name in _RANGES:

@@ -1,4 +1,4 @@
-"""Schemas for the tests: built as descriptors, and by protoc from source."""
+"""Schemas for tests: from `.proto` sources by protoc, and built as descriptors."""
 
 from __future__ import annotations
 
@@ -67,14 +67,14 @@ extend Thing { optional Thing more = 100; optional int64 number = 101; }
 
 
 def write_source(folder: Path, text: str, name: str = "orders.proto") -> Path:
-    """A `.proto` file."""
+    """The path of a new `.proto` file."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / name
     path.write_text(text)
     return path
 
 
-def compiled(folder: Path, text: str, name: str = "orders.proto") -> bytes:
+def compile_set(folder: Path, text: str, name: str = "orders.proto") -> bytes:
     """The descriptor set of a source."""
     path = write_source(folder, text, name)
     return compile_source(path)
@@ -82,7 +82,7 @@ def compiled(folder: Path, text: str, name: str = "orders.proto") -> bytes:
 
 def schema_of(folder: Path, text: str) -> Schema:
     """The schema of a source."""
-    return Schema(folder / "orders.proto", parse_set(folder, compiled(folder, text)))
+    return Schema(folder / "orders.proto", parse_set(folder, compile_set(folder, text)))
 
 
 def codec_of(schema: Schema, message: str) -> PayloadCodec:
@@ -91,7 +91,7 @@ def codec_of(schema: Schema, message: str) -> PayloadCodec:
 
 
 def file_of(name: str, *messages: str, package: str = "acme", imports: tuple[str, ...] = ()) -> Any:
-    """A message file of messages with one string field each."""
+    """A message file whose messages have one string field each."""
     file = descriptor_pb2.FileDescriptorProto(name=name, package=package, syntax="proto3")
     file.dependency.extend(imports)
     for message in messages:
@@ -100,12 +100,12 @@ def file_of(name: str, *messages: str, package: str = "acme", imports: tuple[str
 
 
 def set_of(*files: Any) -> bytes:
-    """A descriptor set."""
+    """The bytes of a descriptor set."""
     return descriptor_pb2.FileDescriptorSet(file=files).SerializeToString()
 
 
 def varint(number: int) -> bytes:
-    """As Protobuf writes it."""
+    """The varint as Protobuf writes it."""
     out = bytearray()
     while number > 0x7F:
         out.append(number & 0x7F | 0x80)
@@ -114,6 +114,6 @@ def varint(number: int) -> bytes:
 
 
 def framed(schema_id: int, indexes: list[int], body: bytes) -> bytes:
-    """Confluent's wire format with its indexes written out."""
-    told = [len(indexes), *indexes]
-    return b"\0" + schema_id.to_bytes(4, "big") + b"".join(varint(number << 1) for number in told) + body
+    """A value in Confluent's wire format, with its indexes in full."""
+    numbers = [len(indexes), *indexes]
+    return b"\0" + schema_id.to_bytes(4, "big") + b"".join(varint(number << 1) for number in numbers) + body

@@ -1,4 +1,4 @@
-"""Descriptor sets and registry folders: what is loaded, and what is told when it cannot be."""
+"""Descriptor sets, sources and registry folders are loaded, or refused with a remedy."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from app.payload import schema_registry
 from app.payload.descriptors import MAX_SET_BYTES, DescriptorError, Schema, load_schema, parse_set
 from app.payload.schema_files import SchemaFiles
 from app.payload.schema_registry import SchemaRegistry, open_source
-from tests.payload.schemas import ORDERS, compiled, file_of, set_of, write_source
+from tests.payload.schemas import ORDERS, compile_set, file_of, set_of, write_source
 
 
 def _written(path: Path, data: bytes) -> Path:
@@ -35,7 +35,7 @@ def _refused(path: Path) -> str:
 
 
 def test_a_descriptor_set_gives_its_messages_and_leaves_the_default_pool_alone(tmp_path: Path) -> None:
-    schema = load_schema(_written(tmp_path / "x.binpb", compiled(tmp_path, ORDERS)))
+    schema = load_schema(_written(tmp_path / "x.binpb", compile_set(tmp_path, ORDERS)))
     assert schema.messages == ["acme.Order", "acme.Refund", "acme.Order.Line"]
     order = schema.message_class("acme.Order")
     assert order.DESCRIPTOR.file.pool is schema.pool
@@ -53,7 +53,7 @@ def test_two_sets_may_define_the_same_message_differently(tmp_path: Path) -> Non
     assert [f.name for f in two.message_class("acme.Order").DESCRIPTOR.fields] == ["other"]
 
 
-def test_files_in_any_order_with_well_known_imports_left_out_are_a_set() -> None:
+def test_a_set_may_have_any_order_and_lack_well_known_imports() -> None:
     upper = file_of("b.proto", "B", imports=("a.proto", "google/protobuf/timestamp.proto"))
     upper.message_type[0].field.add(name="a", number=2, label=1, type=11, type_name=".acme.A")
     upper.message_type[0].field.add(
@@ -66,7 +66,7 @@ def test_files_in_any_order_with_well_known_imports_left_out_are_a_set() -> None
     message.at.FromJsonString("2026-01-01T00:00:00Z")  # type: ignore[attr-defined]
 
 
-def test_imports_shared_by_many_files_are_walked_once() -> None:
+def test_imports_shared_by_many_files_are_visited_once() -> None:
     files, before = [], ()
     for layer in range(60):  # 2**60 ways from the top to the bottom
         names = (f"{layer}a.proto", f"{layer}b.proto")
@@ -91,20 +91,20 @@ def test_imports_shared_by_many_files_are_walked_once() -> None:
             set_of(
                 file_of("a.proto", "A", imports=("b.proto",)), file_of("b.proto", "B", imports=("a.proto",))
             ),
-            "imports itself in a circle",
+            "is in an import cycle",
         ),
     ],
 )
-def test_what_is_no_usable_set_is_refused_with_its_file_and_a_remedy(
+def test_an_unusable_set_is_refused_with_its_file_and_a_remedy(
     tmp_path: Path, data: bytes, words: str
 ) -> None:
     path = _written(tmp_path / "x.binpb", data)
-    told = _refused(path)
-    assert words in told
-    assert str(path) in told
+    problem = _refused(path)
+    assert words in problem
+    assert str(path) in problem
 
 
-def test_a_missing_a_huge_and_an_impossible_file_are_told(tmp_path: Path) -> None:
+def test_missing_huge_and_impossible_files_are_refused(tmp_path: Path) -> None:
     assert "does not exist" in _refused(tmp_path / "gone.binpb")
     with (tmp_path / "huge.binpb").open("wb") as file:
         file.truncate(MAX_SET_BYTES + 1)
@@ -112,7 +112,7 @@ def test_a_missing_a_huge_and_an_impossible_file_are_told(tmp_path: Path) -> Non
     assert "cannot be read" in _refused(tmp_path / "a\0b")
 
 
-def test_an_unknown_message_is_told_with_what_may_have_been_meant(tmp_path: Path) -> None:
+def test_the_error_for_an_unknown_message_suggests_another(tmp_path: Path) -> None:
     schema = Schema(Path("x.binpb"), [file_of("a.proto", "Order", "Refund")])
     for name, words in [
         ("acme.Ordr", "did you mean acme.Order?"),
@@ -128,12 +128,12 @@ def test_an_unknown_message_is_told_with_what_may_have_been_meant(tmp_path: Path
 
 
 @given(st.binary(max_size=400))
-def test_random_bytes_are_refused_in_words_and_never_crash(data: bytes) -> None:
+def test_random_bytes_are_loaded_or_refused(data: bytes) -> None:
     _load_or_refuse(data)
 
 
 @given(st.data())
-def test_a_damaged_set_is_loaded_or_refused_in_words(data: st.DataObject) -> None:
+def test_a_damaged_set_is_loaded_or_refused(data: st.DataObject) -> None:
     whole = bytearray(
         set_of(file_of("a.proto", "A", "B"), file_of("b.proto", "C", imports=("a.proto",), package="b"))
     )
@@ -163,20 +163,20 @@ def test_a_proto_source_is_compiled_with_its_imports(tmp_path: Path) -> None:
     assert set(schema.messages) == {"Cart", "acme.Item"}
 
 
-def test_a_source_that_does_not_compile_is_refused_in_the_words_of_protoc(tmp_path: Path) -> None:
-    told = _refused(write_source(tmp_path, 'syntax = "proto3"; message Broken { strin x = 1; }'))
-    assert "orders.proto: does not compile" in told
-    assert '"strin" is not defined' in told
+def test_a_source_that_does_not_compile_is_refused_with_protocs_error(tmp_path: Path) -> None:
+    problem = _refused(write_source(tmp_path, 'syntax = "proto3"; message Broken { strin x = 1; }'))
+    assert "orders.proto: does not compile" in problem
+    assert '"strin" is not defined' in problem
     assert "is empty" in _refused(write_source(tmp_path, " ", "empty.proto"))
 
 
-def test_without_grpcio_tools_a_source_is_refused_with_the_way_out(
+def test_without_grpcio_tools_a_source_is_refused_with_a_remedy(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    told = _refused(write_source(tmp_path, ORDERS))
-    assert "grpcio-tools is not installed" in told
-    assert "protoc --include_imports" in told
+    problem = _refused(write_source(tmp_path, ORDERS))
+    assert "grpcio-tools is not installed" in problem
+    assert "protoc --include_imports" in problem
 
 
 # -- registry folders --------------------------------------------------------------------------------
@@ -209,10 +209,10 @@ def test_a_registry_with_a_bad_file_is_refused_as_a_whole(
     _written(tmp_path / "7.binpb", good)
     for name, data, words in [
         ("8.binpb", b"{}", "8.binpb: is JSON"),
-        ("orders.binpb", good, "orders.binpb: has no schema id or version"),
-        ("99999999999.binpb", good, "has no schema id"),
-        ("7.pb", good, "is there twice"),
-        ("orders/x.binpb", good, "has no schema id or version"),
+        ("orders.binpb", good, "orders.binpb: has a name that is not a schema id"),
+        ("99999999999.binpb", good, "has a name that is not a schema id"),
+        ("7.pb", good, "has the same number as 7.binpb"),
+        ("orders/x.binpb", good, "has a name that is not a schema id"),
     ]:
         bad = _written(tmp_path / name, data)
         assert words in _refused(tmp_path), name
@@ -222,7 +222,7 @@ def test_a_registry_with_a_bad_file_is_refused_as_a_whole(
     assert "more than 1 schemas" in _refused(tmp_path)
 
 
-def test_a_schema_added_while_workers_run_is_found_without_asking_the_folder_for_every_message(
+def test_an_added_schema_is_found_without_reading_the_folder_for_every_message(
     tmp_path: Path,
 ) -> None:
     _written(tmp_path / "7.binpb", set_of(file_of("a.proto", "Order")))
@@ -246,7 +246,7 @@ def test_a_schema_added_while_workers_run_is_found_without_asking_the_folder_for
     assert found.schema(7) is not None
 
 
-def test_a_file_that_is_none_or_leads_out_of_the_folder_is_refused_at_once(tmp_path: Path) -> None:
+def test_a_file_that_is_not_regular_or_not_in_the_folder_is_refused_at_once(tmp_path: Path) -> None:
     folder, outside = tmp_path / "schemas", tmp_path / "outside.binpb"
     good = set_of(file_of("a.proto", "Order"))
     _written(outside, good)
@@ -267,9 +267,9 @@ def test_a_file_that_is_none_or_leads_out_of_the_folder_is_refused_at_once(tmp_p
         ("ptmx", "is not in the folder of schemas"),
         ("fifo.binpb", "is a FIFO, not a regular file"),
         ("in.binpb/x", "cannot be read"),
-        ("x" * 5000, "no path"),
-        ("\0", "no path"),
-        ("circle", "no path"),
+        ("x" * 5000, "is not a valid path"),
+        ("\0", "is not a valid path"),
+        ("circle", "is not a valid path"),
     ]:
         with pytest.raises(DescriptorError, match=words) as caught:
             open_source(name, files)

@@ -1,4 +1,4 @@
-"""Interceptors by name: found at start, or refused with what to do."""
+"""Interceptors are loaded by name at start, or refused with a remedy."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from app.payload.interceptor_loader import MAX_INTERCEPTORS, InterceptorError, l
 from app.payload.interceptors import InterceptorChain, Message, Outgoing, Reject
 
 MESSAGE = Message("orders", 0, 0, None, b"value")
-GOOD = """
+SOURCE = """
 from app.payload.interceptors import Reject, Send
 
 class Upper:
@@ -48,8 +48,8 @@ Module = Callable[[str, str], None]
 
 
 @pytest.fixture
-def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Module:
-    """Writes a module that can be imported."""
+def write_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Module:
+    """A function that writes a module that can be imported."""
     monkeypatch.syspath_prepend(tmp_path)
 
     def write(name: str, text: str) -> None:
@@ -69,10 +69,10 @@ def _refused(*names: str) -> str:
     return str(caught.value)
 
 
-def test_a_class_an_instance_and_a_nested_name_are_loaded_in_order(module: Module) -> None:
-    module("yard_good", GOOD)
+def test_a_class_an_instance_and_a_nested_name_are_loaded_in_order(write_module: Module) -> None:
+    write_module("yard_good", SOURCE)
     chain = _chain(["yard_good:Upper", "yard_good:refuse"])
-    assert list(chain.counts) == ["yard_good:Upper", "yard_good:refuse"]
+    assert [link.name for link in chain._links] == ["yard_good:Upper", "yard_good:refuse"]
     assert chain.before(MESSAGE) == Reject("interceptor yard_good:refuse: no")
     assert _chain(["yard_good:Upper"]).before(MESSAGE) == Outgoing(b"VALUE", ())
     assert _chain(["yard_good:Many.refuse"]).before(MESSAGE) == Reject(
@@ -81,8 +81,8 @@ def test_a_class_an_instance_and_a_nested_name_are_loaded_in_order(module: Modul
     assert load_interceptors([]) == []
 
 
-def test_an_entry_point_is_loaded_by_its_name(module: Module, tmp_path: Path) -> None:
-    module("yard_plugin", GOOD)
+def test_an_entry_point_is_loaded_by_its_name(write_module: Module, tmp_path: Path) -> None:
+    write_module("yard_plugin", SOURCE)
     info = tmp_path / "yard_plugin-1.0.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: yard-plugin\nVersion: 1.0\n")
@@ -95,38 +95,38 @@ def test_an_entry_point_is_loaded_by_its_name(module: Module, tmp_path: Path) ->
     ("name", "words"),
     [
         ("upper", "no entry point of switchyard.interceptors (installed: none)"),
-        ("", "name it package.module:object"),
-        ("yard_bad:", "not a name; name it package.module:object"),
-        ("../x:y", "not a name"),
+        ("", "write package.module:object"),
+        ("yard_bad:", "not a valid name; write package.module:object"),
+        ("../x:y", "not a valid name"),
         ("yard_none:Upper", "no module yard_none; install its package"),
         ("yard_bad.sub:Upper", "no module yard_bad.sub"),
         ("yard_bad:Uper", "yard_bad has no Uper; did you mean Upper?"),
         ("yard_bad:number", "has no method before(message)"),
-        ("yard_bad:Waits", "its before is async"),
-        ("yard_bad:Nothing", "its before does not take one message"),
-        ("yard_bad:Refuse", "cannot be made: TypeError"),
-        ("yard_bad:Broken", "cannot be made: OSError: no disk"),
+        ("yard_bad:Waits", "its method before is async"),
+        ("yard_bad:Nothing", "before does not take one message"),
+        ("yard_bad:Refuse", "cannot be created without arguments: TypeError"),
+        ("yard_bad:Broken", "cannot be created without arguments: OSError: no disk"),
         ("yard_raises:x", "yard_raises cannot be imported: ZeroDivisionError"),
         ("yard_exits:x", "yard_exits cannot be imported: SystemExit"),
         ("yard_needs:x", "yard_needs needs module yard_lacking; install it"),
         ("yard_syntax:x", "yard_syntax cannot be imported: SyntaxError"),
     ],
 )
-def test_a_name_that_gives_no_interceptor_is_refused_with_the_remedy(
-    module: Module, name: str, words: str
+def test_a_name_without_an_interceptor_is_refused_with_the_remedy(
+    write_module: Module, name: str, words: str
 ) -> None:
-    module("yard_bad", GOOD)
-    module("yard_raises", "1 / 0")
-    module("yard_exits", "raise SystemExit(3)")
-    module("yard_needs", "import yard_lacking")
-    module("yard_syntax", "def")
-    told = _refused(name)
-    assert words in told
-    assert f"interceptor {name}" in told
+    write_module("yard_bad", SOURCE)
+    write_module("yard_raises", "1 / 0")
+    write_module("yard_exits", "raise SystemExit(3)")
+    write_module("yard_needs", "import yard_lacking")
+    write_module("yard_syntax", "def")
+    problem = _refused(name)
+    assert words in problem
+    assert f"interceptor {name}" in problem
 
 
-def test_everything_that_is_wrong_is_told_at_once(module: Module) -> None:
-    module("yard_twice", GOOD)
+def test_all_wrong_names_are_reported_together(write_module: Module) -> None:
+    write_module("yard_twice", SOURCE)
     with pytest.raises(InterceptorError) as caught:
         load_interceptors(["nope", "yard_twice:Upper", "yard_twice:Upper", "yard_twice:number"])
     assert len(caught.value.problems) == 3

@@ -1,4 +1,4 @@
-"""Interceptors: what they may change, what they may not, and what becomes of those that misbehave."""
+"""Interceptors change only what they may, and a chain bounds the harm of the ones that misbehave."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ MESSAGE = Message("orders", 3, 42, b"key", b"value", (("h", b"1"),), 1_000, 1)
 SENT = Outgoing(b"value", ())
 
 
-class Do:
-    """An interceptor that does as it is told, and remembers what it saw."""
+class Scripted:
+    """An interceptor that calls `act` and remembers the messages."""
 
     def __init__(self, act: Callable[[Message], Any]) -> None:
         self.act = act
@@ -42,7 +42,7 @@ class Do:
 
 
 def _chain(*acts: Callable[[Message], Any]) -> InterceptorChain:
-    return InterceptorChain([(f"i{number}", Do(act)) for number, act in enumerate(acts)])
+    return InterceptorChain([(f"i{number}", Scripted(act)) for number, act in enumerate(acts)])
 
 
 def _raise(error: BaseException) -> Callable[[Message], Any]:
@@ -52,9 +52,12 @@ def _raise(error: BaseException) -> Callable[[Message], Any]:
     return act
 
 
-def test_each_sees_the_value_the_one_before_it_left_and_the_same_identity() -> None:
-    first, second = Do(lambda m: Send(b"<" + m.value + b">", (("a", "1"),))), Do(lambda m: Send(m.value * 2))
-    last = Do(lambda m: Send(metadata=(("b-bin", b"\xff"),)))
+def test_an_interceptor_sees_the_value_of_the_previous_one_and_the_same_identity() -> None:
+    first, second = (
+        Scripted(lambda m: Send(b"<" + m.value + b">", (("a", "1"),))),
+        Scripted(lambda m: Send(m.value * 2)),
+    )
+    last = Scripted(lambda m: Send(metadata=(("b-bin", b"\xff"),)))
     chain = InterceptorChain([("first", first), ("second", second), ("last", last)])
     assert chain.before(MESSAGE) == Outgoing(b"<value><value>", (("a", "1"), ("b-bin", b"\xff")))
     assert second.saw == [MESSAGE._replace(value=b"<value>")]
@@ -63,19 +66,19 @@ def test_each_sees_the_value_the_one_before_it_left_and_the_same_identity() -> N
         MESSAGE.offset = 7  # type: ignore[misc]
 
 
-def test_a_value_may_become_a_tombstone_and_unchanged_ones_are_kept() -> None:
+def test_a_value_may_become_a_tombstone_and_an_unchanged_value_is_kept() -> None:
     assert _chain(lambda m: Send(None)).before(MESSAGE) == Outgoing(None, ())
     assert _chain(lambda m: SEND, lambda m: Send()).before(MESSAGE) == SENT
     assert _chain(lambda m: Send(None), lambda m: Send()).before(MESSAGE) == Outgoing(None, ())
 
 
-def test_the_first_reject_or_skip_ends_the_row() -> None:
-    last = Do(lambda m: SEND)
+def test_the_first_reject_or_skip_ends_the_chain() -> None:
+    last = Scripted(lambda m: SEND)
     for verdict, expected in [
         (Reject("no"), Reject("interceptor first: no")),
         (Skip("not mine"), Skip("interceptor first: not mine")),
     ]:
-        chain = InterceptorChain([("first", Do(lambda m, verdict=verdict: verdict)), ("last", last)])
+        chain = InterceptorChain([("first", Scripted(lambda m, verdict=verdict: verdict)), ("last", last)])
         assert chain.before(MESSAGE) == expected
     assert last.saw == []
 
@@ -83,7 +86,7 @@ def test_the_first_reject_or_skip_ends_the_row() -> None:
 @pytest.mark.parametrize(
     "error", [ValueError("secret"), SystemExit("secret"), asyncio.CancelledError(), RecursionError()]
 )
-def test_one_that_raises_rejects_this_message_only_and_its_words_are_not_told(error: BaseException) -> None:
+def test_an_exception_rejects_this_message_only_and_its_text_stays_secret(error: BaseException) -> None:
     left = [error]
 
     def act(message: Message) -> Send:
@@ -94,16 +97,15 @@ def test_one_that_raises_rejects_this_message_only_and_its_words_are_not_told(er
     chain = _chain(act)
     assert chain.before(MESSAGE) == Reject(f"interceptor i0 raised {type(error).__name__}")
     assert chain.before(MESSAGE) == SENT
-    assert (chain.counts["i0"].seen, chain.counts["i0"].failed) == (2, 1)
 
 
-def test_an_operator_can_still_interrupt() -> None:
+def test_a_keyboard_interrupt_still_ends_the_process() -> None:
     with pytest.raises(KeyboardInterrupt):
         _chain(_raise(KeyboardInterrupt())).before(MESSAGE)
 
 
 async def _forgotten() -> None:
-    """A coroutine, which an interceptor must not be."""
+    """A coroutine that no interceptor may return."""
 
 
 @pytest.mark.parametrize(
@@ -116,11 +118,11 @@ async def _forgotten() -> None:
         (lambda m: Send(metadata=[("a", "b")]), "metadata as a list"),
         (lambda m: Send(metadata=None), "metadata as a NoneType"),
         (lambda m: Send(metadata=("ab",)), "not a tuple of pairs"),
-        (lambda m: Send(metadata=(("A", "b"),)), "name that gRPC does not take"),
-        (lambda m: Send(metadata=((7, "b"),)), "name that gRPC does not take"),
-        (lambda m: Send(metadata=(("kafka-offset", "7"),)), "'kafka-offset', which is not its to set"),
-        (lambda m: Send(metadata=(("traceparent", "x"),)), "not its to set"),
-        (lambda m: Send(metadata=(("grpc-timeout", "x"),)), "not its to set"),
+        (lambda m: Send(metadata=(("A", "b"),)), "name that gRPC refuses"),
+        (lambda m: Send(metadata=((7, "b"),)), "name that gRPC refuses"),
+        (lambda m: Send(metadata=(("kafka-offset", "7"),)), "'kafka-offset', which is a reserved name"),
+        (lambda m: Send(metadata=(("traceparent", "x"),)), "a reserved name"),
+        (lambda m: Send(metadata=(("grpc-timeout", "x"),)), "a reserved name"),
         (lambda m: Send(metadata=(("a", b"b"),)), "'a' that is not printable ASCII"),
         (lambda m: Send(metadata=(("a", "b\n"),)), "'a' that is not printable ASCII"),
         (lambda m: Send(metadata=(("a-bin", "b"),)), "'a-bin' that is not bytes"),
@@ -129,7 +131,7 @@ async def _forgotten() -> None:
         (lambda m: Skip(""), "no reason given"),
     ],
 )
-def test_a_verdict_that_cannot_be_rejects_the_message_in_words(
+def test_an_invalid_verdict_rejects_the_message_with_a_reason(
     act: Callable[[Message], Any], words: str
 ) -> None:
     verdict = _chain(lambda m: SEND, act, _raise(AssertionError("not reached"))).before(MESSAGE)
@@ -138,7 +140,7 @@ def test_a_verdict_that_cannot_be_rejects_the_message_in_words(
     assert "interceptor i1" in verdict.reason
 
 
-def test_metadata_of_all_together_is_bounded() -> None:
+def test_the_metadata_of_all_interceptors_together_is_bounded() -> None:
     add = lambda m: Send(metadata=(("a", "b" * 2000),))  # noqa: E731
     assert isinstance(_chain(add).before(MESSAGE), Outgoing)
     assert isinstance(_chain(add, add, add).before(MESSAGE), Reject)
@@ -151,14 +153,16 @@ def test_a_reason_is_made_safe_and_cut() -> None:
     assert len(verdict.reason) <= MAX_REASON_CHARS + 50
 
 
-def test_a_slow_one_is_counted_and_told_once_in_a_while() -> None:
+def test_a_slow_interceptor_is_logged_once_in_an_interval() -> None:
     now = [0.0]
 
     def slow(message: Message) -> Send:
         now[0] += SLOW_INTERCEPTOR_S * 2
         return SEND
 
-    chain = InterceptorChain([("slow", Do(slow)), ("fast", Do(lambda m: SEND))], clock=lambda: now[0])
+    chain = InterceptorChain(
+        [("slow", Scripted(slow)), ("fast", Scripted(lambda m: SEND))], clock=lambda: now[0]
+    )
     with structlog.testing.capture_logs() as logged:
         for _ in range(5):
             chain.before(MESSAGE)
@@ -167,28 +171,26 @@ def test_a_slow_one_is_counted_and_told_once_in_a_while() -> None:
         chain.before(MESSAGE)
     assert [entry["slow"] for entry in logged] == [1, 6]
     assert b"value" not in repr(logged).encode()
-    assert chain.counts["slow"].slow == 6
-    assert chain.counts["slow"].longest_s == pytest.approx(SLOW_INTERCEPTOR_S * 2)
-    assert chain.counts["fast"].slow == 0
+    assert {entry["interceptor"] for entry in logged} == {"slow"}
 
 
-def test_a_hiccup_among_many_is_counted_and_not_told_and_a_stall_is() -> None:
+def test_one_slow_call_among_many_is_not_logged_but_a_stall_is() -> None:
     now, took_s = [0.0], [0.0]
 
     def act(message: Message) -> Send:
         now[0] += took_s[0]
         return SEND
 
-    chain = InterceptorChain([("act", Do(act))], clock=lambda: now[0])
+    chain = InterceptorChain([("act", Scripted(act))], clock=lambda: now[0])
     with structlog.testing.capture_logs() as logged:
         for _ in range(200):
             chain.before(MESSAGE)
         took_s[0] = SLOW_INTERCEPTOR_S * 2
         chain.before(MESSAGE)
-        assert (chain.counts["act"].slow, logged) == (1, [])
+        assert logged == []
         took_s[0] = INTERCEPTOR_STALL_S * 2
         chain.before(MESSAGE)
-    assert (chain.counts["act"].slow, len(logged)) == (2, 1)
+    assert [entry["slow"] for entry in logged] == [2]
 
 
 def _anything() -> st.SearchStrategy[Any]:
@@ -199,7 +201,7 @@ def _anything() -> st.SearchStrategy[Any]:
 
 
 @given(st.lists(st.one_of(_anything(), st.builds(Send, _anything(), _anything())), max_size=3))
-def test_whatever_interceptors_return_the_verdict_is_one_that_can_be_sent(results: list[Any]) -> None:
+def test_any_returned_object_becomes_a_valid_verdict(results: list[Any]) -> None:
     verdict = _chain(*(lambda m, result=result: result for result in results)).before(MESSAGE)
     if isinstance(verdict, Outgoing):
         assert verdict.value is None or isinstance(verdict.value, bytes)

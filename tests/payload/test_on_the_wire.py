@@ -1,4 +1,4 @@
-"""What a chain lets through is what a real gRPC receiver gets."""
+"""A real gRPC receiver gets the value and metadata that a chain lets through."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.payload.schemas import codec_of
 Pairs = tuple[tuple[str, str | bytes], ...]
 
 
-class Adds:
+class AddsMetadata:
     """An interceptor that adds metadata."""
 
     def __init__(self, metadata: Pairs) -> None:
@@ -50,13 +50,13 @@ async def _received(chain: InterceptorChain, value: bytes | None) -> tuple[bytes
         (("n" * 256, "1"),),
     ],
 )
-async def test_metadata_that_is_let_through_arrives_as_it_was_added(metadata: Pairs) -> None:
-    body, arrived = await _received(InterceptorChain([("adds", Adds(metadata))]), b"value")
+async def test_accepted_metadata_arrives_as_it_was_added(metadata: Pairs) -> None:
+    body, arrived = await _received(InterceptorChain([("adds", AddsMetadata(metadata))]), b"value")
     assert body == b"value"
     assert {name: arrived.get(name) for name, _ in metadata} == dict(metadata)
 
 
-async def test_a_protobuf_message_arrives_as_json_that_says_so(orders: Schema) -> None:
+async def test_a_protobuf_message_arrives_as_json_with_metadata(orders: Schema) -> None:
     protobuf = ProtobufInterceptor(codec_of(orders, "acme.Refund"), deliver=Deliver.JSON)
     body, arrived = await _received(InterceptorChain([("protobuf", protobuf)]), b"\x0a\x01x")
     assert body == b'{"order_id":"x"}'

@@ -1,4 +1,4 @@
-"""What people are shown of a value: decoded where it can be, harmless, bounded."""
+"""Previews of values are decoded if possible, harmless and bounded."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from tests.payload.schemas import codec_of
         (b"a\x00b", PreviewKind.BINARY, "61 00 62"),
     ],
 )
-def test_a_value_is_shown_as_what_it_is(value: bytes | None, kind: PreviewKind, text: str) -> None:
+def test_a_value_is_shown_by_its_form(value: bytes | None, kind: PreviewKind, text: str) -> None:
     assert preview(value) == Preview(kind, text, truncated=False, size_bytes=len(value or b""))
 
 
@@ -43,14 +43,14 @@ def test_a_protobuf_message_is_shown_as_json_with_its_name(orders: Schema) -> No
     assert preview(b"", codec).text == "{}"
 
 
-def test_a_value_its_codec_refuses_is_shown_as_what_it_looks_like_with_the_reason(orders: Schema) -> None:
+def test_a_refused_value_is_shown_by_its_likely_form_with_the_reason(orders: Schema) -> None:
     shown = preview(b'{"order_id": "x"}', codec_of(orders, "acme.Refund"))
     assert shown.kind is PreviewKind.JSON
     assert shown.text == '{"order_id": "x"}'
     assert "it begins like JSON" in shown.problem
 
 
-def test_what_is_longer_than_the_limit_is_cut_and_says_so(orders: Schema) -> None:
+def test_a_longer_text_than_the_limit_is_cut_and_marked(orders: Schema) -> None:
     assert preview(b"x" * 10, limit=10) == Preview(PreviewKind.TEXT, "x" * 10, truncated=False, size_bytes=10)
     assert preview(b"x" * 11, limit=10) == Preview(PreviewKind.TEXT, "x" * 10, truncated=True, size_bytes=11)
     assert preview(b"\n" * 10, limit=10) == Preview(
@@ -70,9 +70,7 @@ def test_what_is_longer_than_the_limit_is_cut_and_says_so(orders: Schema) -> Non
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.one_of(st.binary(max_size=200), st.text(max_size=50).map(str.encode)), st.integers(1, 60))
-def test_whatever_the_value_its_text_is_printable_and_bounded(
-    orders: Schema, value: bytes, limit: int
-) -> None:
+def test_the_text_of_any_value_is_printable_and_bounded(orders: Schema, value: bytes, limit: int) -> None:
     for codec in (None, codec_of(orders, "acme.Order")):
         shown = preview(value, codec, limit)
         assert len(shown.text) <= limit

@@ -1,4 +1,4 @@
-"""Protobuf payloads by way of the chain: validated, delivered as JSON, dead-lettered with the reason."""
+"""The chain checks Protobuf values, delivers them as JSON, or rejects them with the reason."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ def test_a_tombstone_passes_as_it_is(codec: PayloadCodec, deliver: Deliver, inva
 
 
 @pytest.mark.parametrize("invalid", list(Invalid))
-def test_a_valid_value_is_delivered_raw_or_as_json_that_says_so(
+def test_a_valid_value_is_delivered_raw_or_as_json_with_metadata(
     codec: PayloadCodec, invalid: Invalid
 ) -> None:
-    assert _chain(codec, Deliver.MESSAGE, invalid).before(_message(VALID)) == Outgoing(VALID, ())
+    assert _chain(codec, Deliver.BYTES, invalid).before(_message(VALID)) == Outgoing(VALID, ())
     assert _chain(codec, Deliver.JSON, invalid).before(_message(VALID)) == Outgoing(
         b'{"order_id":"x"}',
         (("switchyard-payload-format", "json"), ("switchyard-payload-message", "acme.Refund")),
@@ -56,7 +56,7 @@ def test_an_invalid_value_is_rejected_with_the_reason_or_delivered_as_it_is(
     assert _chain(codec, deliver, Invalid.DELIVER).before(_message(BROKEN)) == Outgoing(BROKEN, ())
 
 
-def test_it_stands_behind_the_operators_interceptors(codec: PayloadCodec) -> None:
+def test_it_runs_after_the_operators_interceptors(codec: PayloadCodec) -> None:
     class Unpack:
         def before(self, message: Message) -> Send:
             assert message.value is not None
@@ -70,5 +70,5 @@ def test_it_stands_behind_the_operators_interceptors(codec: PayloadCodec) -> Non
     assert verdict.metadata[0] == ("unpacked", "yes")
 
 
-def test_a_workload_without_any_has_no_chain() -> None:
+def test_a_workload_without_interceptors_has_no_chain() -> None:
     assert workload_chain([], None) is None

@@ -1,4 +1,4 @@
-"""Schemas are opened off the event loop, by a bounded number of threads, and nobody waits for ever."""
+"""Schemas are opened off the event loop, by a bounded number of threads and within a time limit."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from app.payload.descriptors import DescriptorError
 from app.payload.schema_loader import OPENERS, SchemaLoader
 
 
-async def test_an_opening_that_hangs_is_given_up_and_others_go_on(tmp_path: Path) -> None:
-    schemas, ended = SchemaLoader(tmp_path, open_s=0.2), threading.Event()
+async def test_a_hanging_open_times_out_and_others_continue(tmp_path: Path) -> None:
+    schemas, ended = SchemaLoader(tmp_path, timeout_s=0.2), threading.Event()
     try:
         for _ in range(OPENERS - 1):
             with pytest.raises(
                 DescriptorError, match=f"{tmp_path}: a schema could not be opened within 0.2 s"
             ):
                 await schemas.run(ended.wait)
-        schemas._open_s = 60.0
+        schemas._timeout_s = 60.0
         assert await schemas.run(threading.get_ident) != threading.get_ident()
     finally:
         ended.set()
         schemas.close()
 
 
-async def test_an_error_of_opening_is_told_as_it_is(tmp_path: Path) -> None:
+async def test_an_error_of_opening_is_raised_unchanged(tmp_path: Path) -> None:
     schemas = SchemaLoader(tmp_path)
 
     def refused() -> None:

@@ -1,4 +1,4 @@
-"""alert list|describe|test: what fires, who was told, and whether channels take anything."""
+"""alert list|describe|test: firing alerts, their notices, and tests of channels."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from app.cli.client import EXIT_FAILURE, EXIT_PARTIAL, Client, alert_path, guard
 from app.cli.output import emit, output_option, printable, url_option
 from app.config.problems import not_readable
 
-COLUMNS = ["name", "state", "severity", "topic", "tiers", "what", "since", "told"]
+COLUMNS = ["name", "state", "severity", "topic", "tiers", "what", "since", "notices"]
 TESTED = ["channel", "place", "taken", "why"]
 STATES = ("firing", "pending", "resolved")
 
 
 @click.group()
 def alert() -> None:
-    """Alerts: what of the audit fires, and who was told.
+    """Alerts: firing audit findings, and their notices.
 
     \b
     switchyard alert list
@@ -37,7 +37,7 @@ def alert() -> None:
 @output_option
 @guarded
 def list_command(states: tuple[str, ...], topic: str | None, url: str | None, output: str) -> None:
-    """What fires, what is pending, and what was resolved within a day.
+    """Lists alerts that fire, are pending, or were resolved within a day.
 
     \b
     switchyard alert list --state firing
@@ -50,7 +50,7 @@ def list_command(states: tuple[str, ...], topic: str | None, url: str | None, ou
     if not rows:
         rules = client.all("/alert-rules")
         said = f"none, of {len(rules)} that are defined" if rules else (
-            "no alert is defined: nobody is told when records are missing. Write one (kind: Alert), then: "
+            "no alert is defined, so no person learns of missing records. Write one (kind: Alert), then: "
             "switchyard config deploy -f alert.yaml --execute"
         )  # fmt: skip
         click.echo(said, err=True)
@@ -62,7 +62,7 @@ def list_command(states: tuple[str, ...], topic: str | None, url: str | None, ou
 @output_option
 @guarded
 def describe(name: str, url: str | None, output: str) -> None:
-    """An alert: its channels, its windows, and what to do.
+    """Shows an alert: its channels, its windows, and what to do.
 
     \b
     switchyard alert describe orders-lost
@@ -83,7 +83,11 @@ def describe(name: str, url: str | None, output: str) -> None:
     for row in rows:
         click.echo()
         click.echo(printable(f"{row['state']}: {row['topic']}, {_tiers(row)}: {row['what']}"))
-        for label, field in (("holds since", "since_ms"), ("told at", "fired_ms"), ("over since", "over_ms")):
+        for label, field in (
+            ("holds since", "since_ms"),
+            ("fired at", "fired_ms"),
+            ("over since", "over_ms"),
+        ):
             if row[field]:
                 click.echo(f"  {label} {_time(row[field])}")
         for window in row["windows"]:
@@ -101,9 +105,10 @@ def describe(name: str, url: str | None, output: str) -> None:
 @output_option
 @guarded
 def test(name: str, url: str | None, output: str) -> None:
-    """Tells every channel that this is a test. Exit code 1 when none takes it, 6 when some do not.
+    """Sends a test notice to every channel. Exit code 1 when none takes it, 6 when some do not.
 
-    It is sent by the worker that is asked; each has to have the environment variables that channels name.
+    The worker that gets this request sends it. Every worker needs the environment variables that channels
+    name.
 
     \b
     switchyard alert test orders-lost
@@ -113,7 +118,7 @@ def test(name: str, url: str | None, output: str) -> None:
     emit(tried, TESTED, output, whole=answer)
     taken = sum(one["taken"] for one in tried)
     if not tried:
-        click.echo("it has no channels: nobody is told; add some to its definition", err=True)
+        click.echo("it has no channels, so no one gets a notice; add some to its definition", err=True)
     elif taken < len(tried):
         click.echo(f"{len(tried) - taken} of {len(tried)} channels did not take it", err=True)
         raise SystemExit(EXIT_PARTIAL if taken else EXIT_FAILURE)
@@ -121,12 +126,12 @@ def test(name: str, url: str | None, output: str) -> None:
 
 def _row(row: dict[str, Any]) -> dict[str, Any]:
     troubles = [f"{one['channel']}: {_channel_words(one)}" for one in row["channels"] if one["waits"]]
-    told = sum(not one["waits"] for one in row["channels"])
+    notified = sum(not one["waits"] for one in row["channels"])
     return {
         **row,
         "tiers": _tiers(row),
         "since": _time(row["since_ms"]),
-        "told": "; ".join(troubles) or ("" if row["state"] == "pending" else f"{told} channels"),
+        "notices": "; ".join(troubles) or ("" if row["state"] == "pending" else f"{notified} channels"),
     }
 
 
@@ -140,8 +145,8 @@ def _channel_words(channel: dict[str, Any]) -> str:
     if channel["trouble"]:
         return "; ".join(filter(None, [channel["trouble"], last]))
     if channel["waits"]:
-        return "is being told"
-    return last or "nothing was to be told"
+        return "has a notice to take"
+    return last or "had no notice to take"
 
 
 def _condition(definition: dict[str, Any]) -> str:

@@ -1,4 +1,4 @@
-"""Prometheus metrics of alerts, told by the leader."""
+"""Prometheus metrics of alerts, from the leader."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ LABELS = ("alert", "severity", "topic", "from_tier", "to_tier", "group")
 
 
 def of_alerts(runtime: Runtime) -> Iterator[Metric]:
-    """What fires and is pending, what became of notices, and whether the audit could be looked at."""
+    """Firing and pending alerts, results of notices, and the age of the last evaluation."""
     alerts, view = runtime.alerts, runtime.control.view
     definitions = alerts.definitions()
     severities = {definition.name: definition.spec.severity for definition in definitions}
@@ -41,13 +41,13 @@ def of_alerts(runtime: Runtime) -> Iterator[Metric]:
             is_failing = not channel.target or (lane is not None and bool(lane.why))
             failing.add_metric((definition.name, channel.key), is_failing)
     notices = CounterMetricFamily(
-        "switchyard_alert_notices", "Notices by what became of them", labels=("alert", "channel", "result")
+        "switchyard_alert_notices", "Notices by their result", labels=("alert", "channel", "result")
     )
     for labels, count in sorted(alerts.deliveries.counts.items()):
         notices.add_metric(labels, count)
     left_out = GaugeMetricFamily("switchyard_alerts_left_out", "Alerts without room", value=alerts.left_out)
     age = GaugeMetricFamily(
-        "switchyard_alerts_look_age_seconds", "Since the audit was looked at last, while there are alerts",
+        "switchyard_alerts_look_age_seconds", "Age of the last evaluation of alerts, while there are alerts",
         labels=(),
     )  # fmt: skip
     if alerts.looked_ms and definitions:

@@ -1,7 +1,7 @@
-"""The REST side of alerts: definitions, what fires and who was told, tests of channels.
+"""Alerts by REST: definitions, firing alerts with their notices, and tests of channels.
 
-All of it stands in the control log, so that it does not matter which worker is asked. A test is sent by the
-worker that is asked: its environment must have what the channels name, as every worker's must.
+All state is in the control log, so every worker answers alike. A test is sent by the worker that gets the
+request; its environment needs the variables that channels name, as every worker's does.
 """
 
 from __future__ import annotations
@@ -60,13 +60,13 @@ FILTERS = (
 
 
 class AlertRoutes:
-    """Handlers; `api` finds the runtime."""
+    """The handlers."""
 
     def __init__(self, api: Api) -> None:
         self._api = api
 
     def routes(self) -> list[web.RouteDef]:
-        """Everything there is."""
+        """All routes of alerts."""
         one = "/api/v1/alerts/{name}"
         return [
             web.get("/api/v1/alerts", self.get_alerts),
@@ -82,12 +82,12 @@ class AlertRoutes:
     @described(Page[alerts_schemas.Alert], query=(*FILTERS, *PAGE))
     async def get_alerts(self, request: web.Request) -> web.Response:
         """Alerts that fire, that are pending, and that were resolved within a day; the newest first."""
-        told = request.query.getall("state", list(STATES))
-        wanted = set(told)
+        states = request.query.getall("state", list(STATES))
+        wanted = set(states)
         if unknown := sorted(wanted - set(STATES)):
             raise ApiError(400, "Bad query", f"state={unknown[0][:40]!r} must be {', '.join(STATES)}")
-        if len(told) > len(STATES):
-            raise ApiError(400, "Bad query", f"state stands {len(told)} times; give each once")
+        if len(states) > len(STATES):
+            raise ApiError(400, "Bad query", f"state is given {len(states)} times; give each value once")
         name, topic = request.query.get("name", ""), request.query.get("topic", "")
         found = [
             state

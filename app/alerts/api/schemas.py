@@ -1,4 +1,4 @@
-"""What the API answers of alerts: definitions, what fires, who was told."""
+"""The API's answers about alerts: definitions, firing alerts, and channels."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any, Literal, TypedDict
 from app.web.http.schemas import Deployed
 
 
-class AlertWindowTold(TypedDict):
+class AlertWindowFields(TypedDict):
     """A window of an alert; null: not known."""
 
     start_ms: int
@@ -22,10 +22,12 @@ class AlertWindowTold(TypedDict):
     absent: list[str]
 
 
-class ChannelTold(TypedDict):
-    """A channel of an alert: the last notice that it took, and when (null: none). `waits`: it has not taken
-    the newest notice; `trouble` says why, since `failing_ms`. A `slack` or `email` channel, which an earlier
-    version stored, always waits."""
+class ChannelNotices(TypedDict):
+    """A channel of an alert: the last notice that it took, and when (null: none).
+
+    `waits`: it has not taken the newest notice; `trouble` says why, since `failing_ms`. A `slack` or
+    `email` channel, which an earlier version stored, always waits.
+    """
 
     channel: str
     place: str
@@ -37,11 +39,14 @@ class ChannelTold(TypedDict):
 
 
 class Alert(TypedDict):
-    """An alert: one for a rule, topic and pair of tiers; `group`: who consumes, where the second tier is what
-    a workload has finished. `since_ms`: the rule holds; `fired_ms`: it was told;
-    `over_ms`: it holds no more, and is resolved once that has lasted; null: not yet. `aged`: only because its
-    windows are looked at no more. `windows` are the newest ones, beside `more_windows`. `todo`: commands that
-    say more."""
+    """An alert: one for a rule, topic and pair of tiers; `group` is the consumer group at the consumers'
+    tier.
+
+    `since_ms`: the rule holds; `fired_ms`: the alert fired; `over_ms`: the rule holds no more, and the
+    alert is resolved once that has lasted; null: not yet. `aged`: the rule holds no more only because its
+    windows are too old to be checked. `windows` are the newest ones, beside `more_windows`. `todo`:
+    commands that show more.
+    """
 
     id: str
     name: str
@@ -61,26 +66,26 @@ class Alert(TypedDict):
     resolved_ms: int | None
     aged: bool
     notice: int
-    windows: list[AlertWindowTold]
+    windows: list[AlertWindowFields]
     more_windows: int
-    channels: list[ChannelTold]
+    channels: list[ChannelNotices]
     todo: list[str]
 
 
 class AlertRule(TypedDict):
-    """An alert's definition as PUT takes it back; how many of it are in which state, and its channels."""
+    """An alert's definition in the form of a PUT, the number of its alerts by state, and its channels."""
 
     name: str
     definition: dict[str, Any]
     etag: str
     firing: int
     pending: int
-    channels: list[ChannelTold]
+    channels: list[ChannelNotices]
     deployed: Deployed
 
 
 class ChannelTested(TypedDict):
-    """What became of a test."""
+    """A channel's answer to a test notice."""
 
     channel: str
     place: str
@@ -89,7 +94,7 @@ class ChannelTested(TypedDict):
 
 
 class AlertTested(TypedDict):
-    """Which worker told the channels that this is a test, and what became of it."""
+    """The worker that sent a test notice, and the channels' answers."""
 
     name: str
     worker: str

@@ -40,9 +40,9 @@ class ChannelLane:
     """A channel's notices.
 
     Attributes:
-        failures: failures in a row. why: the reason of the last one; "" if the channel takes notices.
-        waiting: by alert. sending: the alert and number of the notice that is being sent.
-        numbers: by alert, the last notice that the channel took; sent_s: when, by the monotonic clock.
+        failures: Failures in a row. why: the reason of the last one; "" if the channel takes notices.
+        waiting: By alert. sending: the alert and number of the notice that is being sent.
+        numbers: By alert, the last notice that the channel took; sent_s: when, by the monotonic clock.
     """
 
     key: str

@@ -5,7 +5,7 @@ Rules
    then the leader sends a notice. So the next leader continues from the log.
 2. The leader records that a channel took a notice after the channel answered. If the leader is killed in
    between, the next one sends the same notice again, under the same id.
-3. Without verdicts nothing fires and nothing is resolved; after `UNKNOWN_TOLD_S` that is an incident.
+3. Without verdicts nothing fires and nothing is resolved; after `UNKNOWN_REPORTED_S` that is an incident.
 4. Neither this service nor the leader's rounds wait for a channel (`app.alerts.delivery.lanes`).
 """
 
@@ -40,25 +40,25 @@ log = structlog.get_logger(__name__)
 
 MONITOR_TICK_S = 1.0
 EVALUATION_INTERVAL_S = 5.0
-BUSY_SHARE = 20  # what takes long to look at is looked at rarely: a twentieth of the time
-UNKNOWN_TOLD_S = 120.0
-RESEND_INTERVAL_S = 60.0  # Alertmanager forgets what it does not hear of; several times within its patience
+BUSY_SHARE = 20  # evaluations take at most a twentieth of the time
+UNKNOWN_REPORTED_S = 120.0
+RESEND_INTERVAL_S = 60.0  # several times before Alertmanager resolves the alert
 STATES_PER_WRITE = 500  # states that are written together
 MONITOR_STOP_TIMEOUT_S = 5.0
-TEST_NOTICE_TIMEOUT_S = 8.0  # whoever asked waits for it
+TEST_NOTICE_TIMEOUT_S = 8.0  # the request waits for it
 TEST_GROUP = AlertSubject("", "test-topic", "regional", "aggregate")
 
 
 class AlertMonitor(Service):
-    """See the module.
+    """Evaluates the alerts, and sends their notices, on the leader.
 
     Attributes:
-        deliveries: the leader's notices that no channel took yet.
-        looked_ms: the time of the last evaluation by this worker; 0: none.
-        unknown: why the last evaluation got no verdicts; "" if it got them.
-        left_out: subjects that match a rule and have no alert, because there are too many.
-        auditor: requests verdicts from all workers; the API uses it, too.
-        refuses_local: channels must not lead to addresses near a worker (`app.alerts.egress_policy`).
+        deliveries: The leader's notices that no channel took yet.
+        looked_ms: The time of the last evaluation by this worker; 0: none.
+        unknown: Why the last evaluation got no verdicts; "" if it got them.
+        left_out: Subjects that match a rule and have no alert, because there are too many.
+        auditor: Requests verdicts from all workers; the API uses it, too.
+        refuses_local: Channels must not lead to addresses near a worker (`app.alerts.egress_policy`).
     """
 
     def __init__(
@@ -87,10 +87,10 @@ class AlertMonitor(Service):
         self._region = region
         self._parsed = DefinitionCache(lambda: control.view.alerts, self._parse, self._unread)
         self._looked_s = float("-inf")
-        self._since: Mapping[str, int] = {}  # topics of which older windows are not known
+        self._since: Mapping[str, int] = {}  # topics whose older windows are not known
         self._took_s = 0.0
         self._known_s = float("-inf")
-        self._told_unknown = self._told_many = False
+        self._reported_unknown = self._reported_many = False
 
     def definition(self, name: str) -> AlertDefinition | None:
         """The alert in the control log; None if it does not exist or cannot be read."""
@@ -115,9 +115,9 @@ class AlertMonitor(Service):
             try:
                 await self.tick()
             except (KafkaError, OSError, TimeoutError) as error:
-                log.warning("alerts cannot be written down now", error=repr(error))
+                log.warning("alerts cannot be written to the control log now", error=repr(error))
             except Exception:
-                log.exception("a look at alerts failed and is made again")
+                log.exception("an evaluation of alerts failed; the leader evaluates them again")
 
     async def tick(self) -> None:
         """Evaluates, writes and sends once. Raises KafkaError, TimeoutError: writing failed; the next tick
@@ -164,8 +164,8 @@ class AlertMonitor(Service):
             )  # fmt: skip
         except NotKnown as error:
             self.unknown = str(error)
-            if now_s - self._known_s >= UNKNOWN_TOLD_S and not self._told_unknown:
-                self._told_unknown = True
+            if now_s - self._known_s >= UNKNOWN_REPORTED_S and not self._reported_unknown:
+                self._reported_unknown = True
                 self._report_incident(
                     "alerts-blind", self._region, f"the audit cannot be looked at: {error}",
                     "no alert fires or is resolved until it can; if there is too much of it, "
@@ -174,17 +174,17 @@ class AlertMonitor(Service):
             return None
         finally:
             self._took_s = time.monotonic() - now_s
-        self._known_s, self.unknown, self._told_unknown, self.looked_ms = now_s, "", False, at_ms
+        self._known_s, self.unknown, self._reported_unknown, self.looked_ms = now_s, "", False, at_ms
         states, self.left_out = self._control.view.alert_states.states, 0
         if len(states) >= alerts_rules.MOST_LIVE:
             self.left_out = alerts_rules.left_out(states, alerts_rules.seen(rules.values(), rows, at_ms))
-        if self.left_out and not self._told_many:
+        if self.left_out and not self._reported_many:
             self._report_incident(
                 "alerts-left-out", self._region,
                 f"{self.left_out} alerts more than the {alerts_rules.MOST_LIVE} there may be",
                 "see audit loss: something large is wrong, or thresholds are too low",
             )  # fmt: skip
-        self._told_many = bool(self.left_out)
+        self._reported_many = bool(self.left_out)
         return rows
 
     # -- notices -----------------------------------------------------------------------------------
@@ -269,5 +269,5 @@ def channel_failure(states: Iterable[AlertState], channel: str) -> LastNotice | 
     failing = [one.told[channel] for one in states if channel in one.told and one.told[channel].why]
     if not failing:
         return None
-    newest = max(failing, key=lambda told: told.failing_ms)
-    return msgspec.structs.replace(newest, failing_ms=min(told.failing_ms for told in failing))
+    newest = max(failing, key=lambda notice: notice.failing_ms)
+    return msgspec.structs.replace(newest, failing_ms=min(notice.failing_ms for notice in failing))

@@ -28,11 +28,11 @@ class AlertNotice(NamedTuple):
     """The notice that every channel of an alert gets.
 
     Attributes:
-        id, number: the alert's episode, and the notice in it. A notice that is sent again has the same two,
+        id, number: The alert's episode, and the notice in it. A notice that is sent again has the same two,
             so its receiver can recognize it.
-        on: the kinds of findings that the alert watches.
-        state: the alert.
-        is_test: a test of the channel; nothing has happened.
+        on: The kinds of findings that the alert watches.
+        state: The alert.
+        is_test: A test of the channel; nothing has happened.
     """
 
     id: str

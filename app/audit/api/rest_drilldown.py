@@ -190,7 +190,9 @@ class AuditMissingRoutes:
             op = operations.start(name, "missing", subject, actor_of(request), work)
         if op.task is not None:
             await asyncio.wait([op.task], timeout=INLINE_ANSWER_TIMEOUT_S)
-        if op.state == "failed":
+        if isinstance(op.failure, NotReadable):
+            raise NotReadable(str(op.failure))  # asking again would not help
+        if op.failure is not None:
             raise ApiError(502, "Not read", f"{op.error}; ask again in seconds")
         # Another one may have come in between, and taken it away, or put others in its place.
         return op if op.state != "done" else self._kept.get(question, op)

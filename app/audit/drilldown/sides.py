@@ -32,6 +32,9 @@ from app.kernel.fencing import LogId
 from app.offsets.model.offset_map import OffsetMapLine
 from app.offsets.model.translation import CopiedLine
 from app.offsets.store.tables import NotRead
+from app.payload.descriptors import DescriptorError
+from app.payload.event_time.instant import UnusableField
+from app.payload.event_time.source import EventTime
 from app.replicate.definition import RouteDefinition
 from switchyard.audit.model.fingerprint import FingerprintSource
 
@@ -166,7 +169,9 @@ class SideFinder:
             NotReadable. ClusterUnreachable, KafkaError: some cluster cannot be asked now.
         """
         before, after = self.plans()
-        plan = next(iter([*before.values(), *after.values()]))
+        plans = {one.name: one for one in (*before.values(), *after.values())}
+        times = {name: await self._times(one) for name, one in plans.items()}
+        plan = next(iter(plans.values()))
         start_ms = self._question.start_ms
         window = EventTimeWindow(start_ms, start_ms + plan.width_ms)
         copiers = self._copiers(before, after)
@@ -186,7 +191,6 @@ class SideFinder:
         ends: dict[ClusterPartition, int] = {}
         for topic in (*upstream, *downstream):
             is_up = topic in upstream
-            times = await open_times(topic.plan, self._runtime.schemas)
             for partition, span in (await self._spans(topic, window)).items():
                 place = ClusterPartition(topic.cluster, topic.name, partition)
                 if span.is_cut:
@@ -200,7 +204,7 @@ class SideFinder:
                     end = max(end, min(_copied_by(of_log, partition, ends), span.log_end))
                 source = FingerprintSource(topic.cluster_id, topic.topic_id, partition)
                 reader = PrintReader(
-                    place, how_of(topic.plan, source, times), window,
+                    place, how_of(topic.plan, source, times[topic.plan.name]), window,
                     keeps=keeps.get(topic.cluster) if is_up else None, timed=timed, origins=origins,
                     others=others, names=names,
                 )  # fmt: skip
@@ -224,6 +228,14 @@ class SideFinder:
         ups = {place: why for place, why in cut.items() if place in ends}
         bounds = LossExclusions(reached, unread, ups, elsewhere)
         return Sides(window, parts, upstream, downstream, copiers, bounds, self._notes, cut)
+
+    async def _times(self, plan: AuditPlan) -> EventTime | None:
+        try:
+            return await open_times(plan, self._runtime.schemas)
+        except (UnusableField, DescriptorError) as error:
+            raise NotReadable(
+                f"plan {plan.name} names a time that this worker cannot read: {error}; deploy it with another"
+            ) from error
 
     # -- what is there -----------------------------------------------------------------------------
 

@@ -49,11 +49,11 @@ from app.replicate.model.copy_graph import ALONE, OtherRegions
 FILES = click.option("-f", "--file", "files", multiple=True, required=True, metavar="PATH",
                      help="A file or folder of definitions; may be given several times.")  # fmt: skip
 TAKE_OVER = click.option(
-    "--take-over", is_flag=True, help="Deploy a new workload although other consumers are in its group."
+    "--take-over", is_flag=True, help="Deploy a new workload although its group has other consumers."
 )
 PRUNE = click.option(
     "--prune", is_flag=True,
-    help="Also delete what the files do not define. Refused where a file that looks like a definition is not"
+    help="Also delete what the files do not define. Refused where a file looks like a definition but is not"
     " read, or where much would be deleted (--allow-empty).",
 )  # fmt: skip
 ALLOW_EMPTY = click.option(
@@ -97,7 +97,7 @@ def _load(
 @click.option("--allow-empty", is_flag=True, help="Files may define nothing.")
 @guarded
 def validate(files: tuple[str, ...], allow_empty: bool) -> None:
-    """Checks files without a worker. Exit code 3 when something is wrong; everything is told at once.
+    """Checks files without a worker. Exit code 3 when there are errors; the output has all of them.
 
     Clusters and regions are checked when switchyard.yaml is here, or SWITCHYARD_CONFIG names one.
 
@@ -142,7 +142,7 @@ def schema(of_api: bool) -> None:
 
 
 class _Current(NamedTuple):
-    """All definitions in force, but the routes that are derived from others. No two have the same key."""
+    """All current definitions, except derived routes. No two have the same key."""
 
     workloads: dict[str, Workload]
     routes: dict[str, RouteDefinition]
@@ -177,7 +177,7 @@ def _current(client: Client) -> _Current:
 def _read(
     kind: str, model: type[Any], key: str, data: Any, etag: str, kept: dict[str, Any], current: _Current
 ) -> None:
-    """One definition goes to `kept`, or to what is unreadable."""
+    """Puts one definition into `kept`, or into the unreadable ones."""
     current.etags[key] = etag
     try:
         definition = model.from_wire(data)
@@ -197,17 +197,17 @@ def _listed(client: Client, path: str) -> list[Any]:
     except CommandFailure as failure:
         if failure.code != EXIT_NOT_FOUND:
             raise
-        return []  # a worker of a release before there were any
+        return []  # a worker of a release without this kind
 
 
 def _beside(client: Client) -> OtherRegions:
     try:
-        told = client.ask("GET", "/routes-elsewhere")
+        remote = client.ask("GET", "/routes-elsewhere")
     except CommandFailure as failure:
         if failure.code != EXIT_NOT_FOUND:
             raise
         return ALONE  # likewise
-    return beside_of(told["clusters"], [RemoteRoute(**one) for one in told["routes"]])
+    return beside_of(remote["clusters"], [RemoteRoute(**one) for one in remote["routes"]])
 
 
 def _path(change: DefinitionChange) -> str:
@@ -221,9 +221,9 @@ def _path(change: DefinitionChange) -> str:
 
 
 def _address(change: DefinitionChange, **flags: bool) -> str:
-    """Where the change is PUT. `take_over` is for workloads only."""
-    told = [f"{name}=true" for name, is_set in flags.items() if is_set]
-    return _path(change) + ("?" + "&".join(told) if told else "")
+    """The path and query of the change's PUT. `take_over` is for workloads only."""
+    query = "&".join(f"{name}=true" for name, is_set in flags.items() if is_set)
+    return _path(change) + (f"?{query}" if query else "")
 
 
 def _plan(
@@ -237,11 +237,11 @@ def _plan(
         current.workloads, wanted, prune=prune, allow_empty=allow_empty, routes=current.routes,
         failovers=current.failovers, audits=current.audits, alerts=current.alerts,
         unreadable=current.unreadable, other_regions=beside, is_local=False,
-        clusters=(),  # the worker, which is asked next, knows which there are
+        clusters=(),  # the worker knows them, and gets each change as a dry run next
     )  # fmt: skip
     doubts: list[str] = []
     if not planned.conflicts:
-        for change in planned.changes:  # the worker knows what files cannot: which clusters there are
+        for change in planned.changes:  # the worker checks more: it knows the clusters
             definition = change.definition
             if definition is None or change.action not in {"create", "update"}:
                 continue
@@ -250,7 +250,7 @@ def _plan(
                 address = _address(change, dry_run=True, take_over=takes)
                 answer = client.ask("PUT", address, definition.to_wire())
             except CommandFailure as failure:
-                # One route beside those that this plan changes, too, says nothing of all of them together.
+                # A conflict of one route may end with the other changes of this plan.
                 is_of_all = change.route is not None and failure.code == EXIT_PRECONDITION
                 if not is_of_all or failure.title == NAME_REFUSED:
                     raise
@@ -269,10 +269,10 @@ def _show(planned: DefinitionsPlan, output: str) -> None:
             for f in change.fields
         ]
     emit(rows, ["action", "workload", "field", "old", "new"], output)
-    _tell(planned)
+    _show_notes(planned)
 
 
-def _tell(planned: DefinitionsPlan) -> None:
+def _show_notes(planned: DefinitionsPlan) -> None:
     """Prints warnings and conflicts."""
     for warning in planned.warnings:
         click.echo(f"warning: {warning}", err=True)
@@ -291,7 +291,7 @@ def _tell(planned: DefinitionsPlan) -> None:
 def plan_command(
     files: tuple[str, ...], prune: bool, allow_empty: bool, take_over: bool, url: str | None, output: str
 ) -> None:
-    """What a deployment would change. Exit code 10 when there are changes, 0 when there are none.
+    """Shows what a deployment would change. Exit code 10 when there are changes, 0 when there are none.
 
     \b
     switchyard config plan -f workloads/ --prune
@@ -341,7 +341,7 @@ def deploy(
         return
     if not yes:
         if not sys.stdin.isatty():
-            raise CommandFailure("nobody is there to ask; add --yes", EXIT_PRECONDITION)
+            raise CommandFailure("standard input is no terminal to confirm on; add --yes", EXIT_PRECONDITION)
         click.confirm("Deploy this?", abort=True, err=True)
     done: list[str] = []
     for change in planned.changes:
@@ -354,14 +354,14 @@ def deploy(
                 raise
             raise CommandFailure(
                 f"{change.name}: {failure}; before it, {len(done)} changed: {', '.join(done)}. "
-                "Deploy again: what is done is not done twice", EXIT_PARTIAL,
+                "Deploy again: changes that were made are not repeated", EXIT_PARTIAL,
             ) from failure  # fmt: skip
         done.append(change.name)
         click.echo(f"{change.action}d {change.name}", err=True)
 
 
 def _apply(client: Client, change: DefinitionChange, current: _Current, take_over: bool) -> None:
-    """One change, if it is still the one that was planned."""
+    """Makes one change, if its definition is still the planned one."""
     etag = current.etags.get(change.key)
     headers = {"If-None-Match": "*"} if etag is None else {"If-Match": f'"{etag}"'}
     definition = change.definition
@@ -380,13 +380,13 @@ def _apply(client: Client, change: DefinitionChange, current: _Current, take_ove
 @url_option
 @guarded
 def diff(files: tuple[str, ...], prune: bool, allow_empty: bool, take_over: bool, url: str | None) -> None:
-    """The same as plan, as lines with - and +.
+    """Shows the plan as lines with - and +.
 
     \b
     switchyard config diff -f billing.yaml
     """
     _, planned, _ = _plan(files, url, prune, allow_empty, take_over)
-    _tell(planned)
+    _show_notes(planned)
     for change in planned.changes:
         if change.action != "unchanged":
             click.echo(f"{change.action} {change.name}")
@@ -403,9 +403,10 @@ def diff(files: tuple[str, ...], prune: bool, allow_empty: bool, take_over: bool
 @url_option
 @guarded
 def export(url: str | None) -> None:
-    """Every definition in force, as YAML that deploy takes back.
+    """Writes every current definition as YAML that deploy accepts.
 
-    What this version cannot read comes last, as it is. Deploy refuses that; a newer version takes it.
+    Definitions that this version cannot read come last, unchanged. Deploy refuses them;
+    a newer version accepts them.
 
     \b
     switchyard config export > definitions.yaml

@@ -1,8 +1,9 @@
-"""What requests that define, change or delete something have in common: a definition as their body,
-conditions (RFC 9110, 13.1), dry runs.
+"""Common parts of requests that create, change or delete definitions: bodies, conditions (RFC 9110, 13.1),
+dry runs.
 
-A change is made only if the one it replaces is still there: conditions are compared here for a clear answer,
-and by the fold of the control log at the change's own place in it.
+A change counts only if the definition that it replaces is still current. This module compares the
+conditions for a clear answer; the fold of the control log compares them again at the change's position in
+the log.
 """
 
 from __future__ import annotations
@@ -39,8 +40,8 @@ log = structlog.get_logger(__name__)
 T = TypeVar("T")
 
 TRIES = 10
-CHECK_TIMEOUT_S = 5.0  # a cluster that is away holds up no deployment for longer
-AWAY_S = 10.0  # and is not asked again for so long: a deployment may have many definitions
+CHECK_TIMEOUT_S = 5.0  # an unreachable cluster delays a deployment for this long at most,
+AWAY_S = 10.0  # and gets no further request for this long: a deployment may have many definitions
 YAML = ("application/yaml", "application/x-yaml", "text/yaml")
 DRY_RUN = (Param("dry_run", {"type": "boolean", "default": False}, "only check it"),)
 MATCH = (
@@ -50,29 +51,30 @@ MATCH = (
 
 
 async def ask_cluster(api: Api, cluster: str, ask: Callable[[ClusterClient], Awaitable[T]]) -> T | None:
-    """What the cluster says; None: it does not answer."""
+    """The cluster's answer; None: it does not answer."""
     if time.monotonic() < api.away_until_s.get(cluster, float("-inf")):
         return None
     try:
         async with asyncio.timeout(CHECK_TIMEOUT_S):
             return await ask((await api.runtime.clusters.get(cluster)).client)
     except KafkaError as error:
-        log.info("a cluster did not tell what a definition needs", cluster=cluster, error=repr(error))
+        log.info("a cluster did not answer a check of a definition", cluster=cluster, error=repr(error))
     except (ClusterUnreachable, TimeoutError, OSError) as error:
         api.away_until_s[cluster] = time.monotonic() + AWAY_S
-        log.info("a cluster did not tell what a definition needs", cluster=cluster, error=repr(error))
+        log.info("a cluster did not answer a check of a definition", cluster=cluster, error=repr(error))
     return None
 
 
 async def unmade_topics(
     api: Api, cluster: str, ask: Callable[[ClusterClient], Awaitable[list[TopicRefused]]], remedy: str
 ) -> list[str]:
-    """Warnings about topics that `cluster` would not make; `ask` asks it, `remedy` is for a name of them.
+    """Warnings about topics that `cluster` would refuse to create.
 
-    A cluster that does not answer refuses nothing: what it does not make is told then.
+    `ask` gets them; `remedy` is for a refused name. A cluster that does not answer gives no warning; the
+    worker reports a refusal later.
 
     Raises:
-        ApiError: Kafka takes the name of one for another that is there.
+        ApiError: The name of a topic collides with an existing one.
     """
     refused = await ask_cluster(api, cluster, ask) or []
     for one in refused:
@@ -82,22 +84,24 @@ async def unmade_topics(
 
 
 def put_answers(what: str) -> dict[int, AnswerDoc]:
-    """What a PUT of a definition answers."""
-    told = {200: "changed, as it was, or a dry run", 201: f"there is a new {what}"}
-    return {status: AnswerDoc({JSON: schemas.Put}, about, ("ETag",)) for status, about in told.items()}
+    """The answers of a PUT of a definition."""
+    answers = {200: "changed, as it was, or a dry run", 201: f"there is a new {what}"}
+    return {status: AnswerDoc({JSON: schemas.Put}, about, ("ETag",)) for status, about in answers.items()}
 
 
 async def append(api: Api, event: AnyControlEvent) -> None:
-    """Into the control log. Raises ApiError: it did not count, since another change came before it."""
+    """Appends the event to the control log. Raises ApiError when it did not count, because another change
+    came first."""
     control = api.runtime.control
     if not control.counted(await control.append(event)):
         raise ApiError(
-            412, "Changed meanwhile", "somebody else changed it at the same moment; read it, then decide"
+            412, "Changed meanwhile", "another request changed it at the same moment; read it, then decide"
         )
 
 
 async def _write(api: Api, event: AnyPut, expected: str | None) -> None:
-    """Writes it down as a change of what stands; without a condition, of whatever stands by then."""
+    """Writes a change of the current definition; without a condition, of any definition that is current by
+    then."""
     control = api.runtime.control
     for _ in range(TRIES):
         change = control.view.replacing(event, uuid4().hex)
@@ -105,7 +109,7 @@ async def _write(api: Api, event: AnyPut, expected: str | None) -> None:
             return await append(api, msgspec.structs.replace(change, expected=expected))
         if control.counted(await control.append(change)):
             return None
-    raise ApiError(409, "Changed at once", "others changed it at the same moments; try again")
+    raise ApiError(409, "Changed at once", "other requests change it all the time; try again")
 
 
 async def define(
@@ -119,9 +123,7 @@ async def define(
     *,
     dry_run: bool,
 ) -> dict[str, Any]:
-    """Writes a definition down, if it changes anything and goes together with all others; what to answer.
-    Raises ApiError.
-    """
+    """Writes a definition, if it changes anything; returns the answer. Raises ApiError on conflicts."""
     if planned.conflicts:
         raise ApiError(409, "Conflict", "; ".join(planned.conflicts))
     key, etag = definition.key, definition.etag()
@@ -175,28 +177,28 @@ async def read_definition(request: web.Request) -> Document:
 
 
 def check_address(request: web.Request, name: str) -> None:
-    """Raises ApiError: the definition of `name` was sent to the address of another."""
-    if name != (told := request.match_info["name"]):
-        detail = f"the definition is of {name}, the address of {told[:100]}"
+    """Raises ApiError when the address of the request names another definition than `name`."""
+    if name != (addressed := request.match_info["name"]):
+        detail = f"the definition is of {name}, the address of {addressed[:100]}"
         raise ApiError(422, "Wrong address", detail)
 
 
 def condition(request: web.Request, current: DefinitionPut | None) -> str | None:
-    """The etag of what a conditional change replaces, "" for nothing; None when there is no condition.
+    """The etag of the definition that a conditional change replaces, "" for none; None without a condition.
 
     Raises:
-        ApiError: the condition does not hold.
+        ApiError: The condition does not hold.
     """
-    told = {name: ",".join(request.headers.getall(name, [])) for name in ("If-Match", "If-None-Match")}
-    if current is None and told["If-Match"]:
+    given = {name: ",".join(request.headers.getall(name, [])) for name in ("If-Match", "If-None-Match")}
+    if current is None and given["If-Match"]:
         raise ApiError(412, "Not there", "If-Match: there is no such definition any more; read, then decide")
-    if current is not None and told["If-Match"] and not _names(told["If-Match"], current.etag):
+    if current is not None and given["If-Match"] and not _names(given["If-Match"], current.etag):
         raise ApiError(
             412, "Changed meanwhile", f"the definition's ETag is {current.etag}; read it again, then decide"
         )
-    if current is not None and told["If-None-Match"] and _names(told["If-None-Match"], current.etag):
+    if current is not None and given["If-None-Match"] and _names(given["If-None-Match"], current.etag):
         raise ApiError(412, "There already", f"If-None-Match: {current.key} is there; read it, then decide")
-    if not any(told.values()):
+    if not any(given.values()):
         return None
     return "" if current is None else current.etag
 

@@ -1,7 +1,7 @@
-"""What the audit says of the story: how many records each tier has counted, and what differs between tiers.
+"""The audit of the story: the records counted by each tier, and the differences between tiers.
 
-`taken` is pure, so that it can be tested with known answers. Nobody waits until windows are closed, which
-takes minutes where nothing is written any more: one that is not over yet is counted, and told as such.
+`taken` is pure, so that tests can use known answers. It does not wait until windows close, which takes
+minutes after the last message: open windows count too, and are reported as such.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from app.audit.folds.comparison import WindowState
 from app.dev.demo.stage import Process, StageError, http, wait_until
 
 WINDOW, LATENESS = "2s", "2s"
-MOST_ROWS = 1000  # of an answer: a page
+MOST_ROWS = 1000  # in one page of an answer
 ENOUGH_S, LOOK_S = 120.0, 0.25
 # as long as nothing is missing
 SOUND = {WindowState.OK.value, WindowState.LATE.value, WindowState.PROVISIONAL.value}
@@ -25,13 +25,13 @@ SOUND = {WindowState.OK.value, WindowState.LATE.value, WindowState.PROVISIONAL.v
 
 @dataclass(frozen=True, slots=True)
 class Audited:
-    """What was counted.
+    """The audit's counts.
 
     Attributes:
-        tiers: tier -> records, of all its clusters.
-        missing, extra: of a tier, less or more than of the one before it, in all windows, also those that are
-            not over yet.
-        states: how many comparisons of two tiers in a window came to which state.
+        tiers: Tier -> records, over all its clusters.
+        missing, extra: By tier, fewer or more records than the tier before, in all windows, open ones
+            included.
+        states: The number of comparisons by state.
     """
 
     tiers: Mapping[str, int]
@@ -40,20 +40,20 @@ class Audited:
     states: Mapping[str, int]
 
     def is_all(self, produced: int, tiers: Iterable[str]) -> bool:
-        """Whether each of these tiers has counted as many, and what is compared does not differ."""
+        """Whether each of these tiers has counted all records, and no comparison differs."""
         counted = all(self.tiers.get(tier, 0) == produced for tier in tiers)
         return counted and not self.missing and not self.extra and set(self.states) <= SOUND
 
     @property
     def describe(self) -> str:
-        """What the comparisons came to."""
-        told = {WindowState.OK.value: "arrived", WindowState.PROVISIONAL.value: "not over yet"}
-        found = (f"{many:,} {told.get(state, state)}" for state, many in sorted(self.states.items()))
+        """The results of the comparisons, for people."""
+        labels = {WindowState.OK.value: "arrived", WindowState.PROVISIONAL.value: "not over yet"}
+        found = (f"{many:,} {labels.get(state, state)}" for state, many in sorted(self.states.items()))
         return ", ".join(found) or "none yet"
 
 
 def taken(windows: Iterable[Mapping[str, Any]], verdicts: Iterable[Mapping[str, Any]]) -> Audited:
-    """The sums of what the API lists: windows, and comparisons of all states."""
+    """The sums of the API's lists of windows and comparisons."""
     tiers: Counter[str] = Counter()
     for row in windows:
         tiers[row["tier"]] += row["count"]
@@ -67,7 +67,7 @@ def taken(windows: Iterable[Mapping[str, Any]], verdicts: Iterable[Mapping[str, 
 
 
 def plan(name: str, topic: str, **spec: Any) -> dict[str, Any]:
-    """An audit plan's definition, with short windows."""
+    """An audit plan with short windows."""
     return {
         "apiVersion": "switchyard/v1",
         "kind": "AuditPlan",
@@ -77,8 +77,8 @@ def plan(name: str, topic: str, **spec: Any) -> dict[str, Any]:
 
 
 def until_counted(worker: Process, topic: str, produced: int, tiers: Iterable[str]) -> Audited:
-    """Waits until each of these tiers has counted so many, and nothing differs; for `ENOUGH_S` at most: then
-    it is what is known by then."""
+    """Waits until each of these tiers has counted all records without a difference, for `ENOUGH_S` at
+    most; returns the last counts."""
     wanted, known = list(tiers), Audited({}, 0, 0, {})
 
     def counted() -> bool:
@@ -89,13 +89,13 @@ def until_counted(worker: Process, topic: str, produced: int, tiers: Iterable[st
         known = taken(windows, verdicts)
         return known.is_all(produced, wanted)
 
-    with contextlib.suppress(StageError):  # the report says what there is
+    with contextlib.suppress(StageError):  # the report shows the present figures
         wait_until(counted, ENOUGH_S, lambda: str(known), LOOK_S)
     return known
 
 
 def _listed(worker: Process, what: str, topic: str) -> list[dict[str, Any]] | None:
-    """All of a list; None: the workers cannot tell it now, since another one was lost a moment ago."""
+    """All pages of a list; None: the workers cannot give it now, because one was lost a moment ago."""
     states = [("state", state.value) for state in WindowState] if what == "loss" else []
     rows: list[dict[str, Any]] = []
     cursor: str | None = "0"

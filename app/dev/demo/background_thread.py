@@ -1,4 +1,4 @@
-"""The frame of a thread that works while a `with` block lasts."""
+"""A thread that works while a `with` block lasts."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Self
 
 
 class Background:
-    """Runs `work`, which returns soon after `ended` is set; what it raised is raised at the end of the block,
-    unless the block raised itself."""
+    """Runs `work`, which returns soon after `ended` is set. Its exception is raised at the end of the
+    block, unless the block raised one itself."""
 
     def __init__(self) -> None:
         self.ended = threading.Event()
@@ -17,7 +17,7 @@ class Background:
         self._thread = threading.Thread(target=self._run, name=type(self).__name__, daemon=True)
 
     def work(self) -> None:
-        """What is done meanwhile."""
+        """The thread's work."""
         raise NotImplementedError
 
     def __enter__(self) -> Self:

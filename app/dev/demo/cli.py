@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 from click.core import ParameterSource
 
-MIN_MESSAGES = 75  # fewer leave none for the end
+MIN_MESSAGES = 75  # fewer leave none for the story's end
 DEFAULT_MESSAGES = 30_000
 
 
@@ -49,10 +49,10 @@ def demo(story: str, once: bool, report: Path | None, messages: int, regions: in
     \b
     switchyard demo                          stays, with the console open, until Ctrl-C
     switchyard demo --once                   runs to its end, and accounts for every message
-    switchyard demo --story failover --once  a region is killed, another goes on, it comes back
+    switchyard demo --story failover --once  a region is killed, another takes over, it comes back
     switchyard demo --once --report out      Spark's reports on the story, in out/
 
-    Exit codes: 0 every figure is what it must be, 1 one is not, or the demo could not go on, 2 usage,
+    Exit codes: 0 every figure is right, 1 a figure is wrong or the demo failed, 2 usage,
     130 interrupted before its end.
     """
     from app.archive.errors import MissingSpark, check_spark

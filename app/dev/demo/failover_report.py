@@ -1,16 +1,16 @@
-"""Counts what became of every message while regions were lost and came back: pure, so that it can be tested
-with known answers.
+"""Counts the outcome of every message while regions are lost and return. Pure, so that tests can use known
+answers.
 
 Rules
-1. A message that a producer was told is acknowledged is to be delivered: of an active-passive workload once,
-   wherever that is; of an active-active one in every region.
-2. A producer that fails over sends again what was not acknowledged: one message may be several records, and
-   each is to be delivered. Only what exceeds the records of a message was read again.
-3. What was read again is told by what had happened last: how many, and how long before that the message had
-   been delivered first.
-4. A region acts by a role that another one has replaced if it says that it is primary under a lower epoch
-   than somebody has done before. Of an active-passive workload it delivers nothing at all then; one that has
-   heard of another's epoch finishes what it has under way as not primary, before that one begins.
+1. Every acknowledged message must be delivered: for an active-passive workload once, in any region; for an
+   active-active workload in every region.
+2. A producer that fails over sends unacknowledged messages again. So a message may be several records,
+   each of which is delivered. Only deliveries beyond its records are repeats.
+3. Repeats are reported by the last switch before them: their number, and the longest time from a first
+   delivery to the switch.
+4. A region acts under a stale role if it says that it is primary under a lower epoch than another has used
+   before. Then it delivers nothing of an active-passive workload. A region that has read a newer epoch
+   finishes its messages in flight as not primary, before the other one starts.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Switch:
-    """Something that made somebody else go on: what, and when."""
+    """An event that moved workloads: its name and time."""
 
     name: str
     at_ms: float
@@ -32,7 +32,7 @@ class Switch:
 
 @dataclass(slots=True)
 class Again:
-    """Read again after a switch: how many, and how long before it the oldest had been delivered first."""
+    """Repeats after a switch: their number, and the longest time from a first delivery to the switch."""
 
     count: int = 0
     oldest_s: float = 0.0
@@ -40,16 +40,16 @@ class Again:
 
 @dataclass(frozen=True, slots=True)
 class Balance:
-    """What it came to, of one workload.
+    """The outcome for one workload.
 
     Attributes:
-        messages: acknowledged to producers.
-        sent_twice: records beyond the first of a message.
-        delivered: home -> deliveries.
-        lost: messages that nobody got; of an active-active workload, that one region did not.
-        again: switch -> what was read again after it (rule 3).
-        stale: deliveries by a role that another one had replaced (rule 4).
-        epochs: epoch -> the regions that acted under it.
+        messages: Messages acknowledged to producers.
+        sent_twice: Records beyond the first one of a message.
+        delivered: Home -> deliveries.
+        lost: Messages without a delivery; for an active-active workload, in one region.
+        again: Switch -> the repeats after it (rule 3).
+        stale: Deliveries under a stale role (rule 4).
+        epochs: Epoch -> the regions that acted under it.
     """
 
     messages: int
@@ -77,10 +77,10 @@ def active_passive(
     journals: Mapping[str, Sequence[Mapping[str, Any]]],
     switches: Sequence[Switch],
 ) -> Balance:
-    """Of journals by home, of one workload.
+    """The outcome of one active-passive workload, from its journals by home.
 
     Args:
-        records: of a message, in all regional clusters together.
+        records: The number of records of each message, in all regional clusters.
     """
     taken = _in_time(chain.from_iterable(journals.values()))
     lost = sorted(set(acknowledged) - {line["id"] for line in taken})
@@ -94,7 +94,7 @@ def active_active(
     journals: Mapping[str, Sequence[Mapping[str, Any]]],
     switches: Sequence[Switch],
 ) -> Balance:
-    """Likewise; every region is to deliver everything."""
+    """The outcome of one active-active workload, as above; every region must deliver everything."""
     homes = [_in_time(lines) for lines in journals.values()]
     wanted = set(acknowledged)
     lost = sorted({name for lines in homes for name in wanted - {line["id"] for line in lines}})
@@ -103,7 +103,7 @@ def active_active(
 
 
 def _stale(lines: Iterable[Mapping[str, Any]]) -> tuple[list[Mapping[str, Any]], dict[int, set[str]]]:
-    """Those by a role that was replaced (rule 4); and who said to be primary under each epoch."""
+    """The deliveries under a stale role (rule 4), and the regions that were primary under each epoch."""
     found, highest, acts = [], -1, ""
     epochs: dict[int, set[str]] = defaultdict(set)
     for line in lines:

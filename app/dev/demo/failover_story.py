@@ -1,6 +1,6 @@
-"""The failover story: two regions with real brokers, traffic into both, a workload that is active in one.
-The whole region is killed, the other one takes over, the lost one comes back and takes it back; then every
-message is counted.
+"""The failover story: two regions with real brokers, traffic into both, and a workload that is active in
+one. A whole region is killed, the other one takes over, and the lost one returns and takes the workload
+back. Then every message is counted.
 
 switchyard demo --story failover [--once]
 """
@@ -26,14 +26,17 @@ from app.dev.yard import Yard
 TOPIC = "orders"
 PER_SECOND = {"east": 300.0, "west": 100.0}
 WARM_S, BETWEEN_S, SETTLE_S = 8.0, 6.0, 2.0
-TIERS = ("regional", "aggregate")  # what a workload finishes is shared between the regions: not compared
+TIERS = (
+    "regional",
+    "aggregate",
+)  # finished messages are shared between the regions, so the consumers' tier is not compared
 LOST, BACK = "east was killed", "failback to east"
 
 err = Console(stderr=True)
 
 
 def play(*, once: bool) -> int:
-    """Plays it; the exit code. Raises StageError, YardError."""
+    """Plays the story; returns the exit code. Raises StageError, YardError."""
     _hush()
     _print_step(1, "starting real Kafka: 4 brokers in 2 regions, east and west")
     with Yard(regions=2) as yard:
@@ -138,11 +141,11 @@ def _fail_back(moving: MovingWorkloads) -> Switch:
     return Switch(BACK, began_ms)
 
 
-def _print_plan(told: Mapping[str, Any]) -> None:
+def _print_plan(run: Mapping[str, Any]) -> None:
     columns = ("partition", "goes on at", "again", "passed over", "not here yet, at least", "lag")
     keys = ("partition", "next_offset", "again", "passed_over", "not_replicated", "lag")
-    table = Table(*columns, title=f"{told['id']}: {PASSIVE}/{TOPIC}", title_justify="left")
-    for one in told["plan"]["workloads"]:
+    table = Table(*columns, title=f"{run['id']}: {PASSIVE}/{TOPIC}", title_justify="left")
+    for one in run["plan"]["workloads"]:
         if one["workload"].startswith(f"{PASSIVE}/"):
             for row in one["partitions"]:
                 table.add_row(*("unknown" if row[key] is None else f"{row[key]:,}" for key in keys))
@@ -150,7 +153,7 @@ def _print_plan(told: Mapping[str, Any]) -> None:
 
 
 def report(balances: Mapping[str, Balance], unknown: int) -> bool:
-    """Prints the report to stdout; whether every figure is what it must be."""
+    """Prints the report to stdout; returns whether every figure is right."""
     table = Table("what", *balances, "must be", title="Switchyard: a region was lost", title_justify="left")
 
     def row(name: str, figures: list[int], must: str = "") -> None:
@@ -183,7 +186,7 @@ def report(balances: Mapping[str, Balance], unknown: int) -> bool:
 
 
 def print_audit(audited: Mapping[str, Audited], records: int) -> bool:
-    """Prints what the audit of each region says; whether all records are in each."""
+    """Prints the audit of each region; returns whether all records are in each."""
     for home, found in audited.items():
         counted = min(found.tiers.get(tier, 0) for tier in TIERS)
         Console().print(
@@ -195,7 +198,7 @@ def print_audit(audited: Mapping[str, Audited], records: int) -> bool:
 
 
 def _hush() -> None:
-    """What the producers' Kafka client has to say of brokers that are away drowns the story."""
+    """Silences the producers' Kafka client, whose messages about missing brokers would bury the story."""
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR))
     for name in ("aiokafka", "asyncio", "switchyard.producer"):
         logging.getLogger(name).setLevel(logging.CRITICAL)

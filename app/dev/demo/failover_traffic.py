@@ -1,5 +1,5 @@
-"""Traffic into two regions, a workload that moves between them, and the commands that move it: what the
-failover story, its test and its bench are made of.
+"""Traffic into two regions, a workload that moves between them, and the commands that move it. The
+failover story, its test and its bench use them.
 
     producers homed in east ──> east-regional ─┬─> east-aggregate ──> receivers of east
     producers homed in west ──> west-regional ─┴─> west-aggregate ──> receivers of west
@@ -25,7 +25,7 @@ from app.dev.demo.two_regions import HOMES, STEP_TIMEOUT_S, TwoRegions, failover
 from switchyard.producer import Delivered, ProducerError, Region, RegionalProducer
 
 PARTITIONS = 4
-PASSIVE, ACTIVE = "billing", "search"  # groups: one active at a time, and both at once
+PASSIVE, ACTIVE = "billing", "search"  # groups: active in one region, and active in both
 SLOW_EVERY, SLOW_MS = 40, 300
 TICK_S = 0.005
 UNHEALTHY_S, RETURN_S = 3.0, 3.0
@@ -33,11 +33,12 @@ DONE = ("done", "aborted")
 
 
 class Writer(Background):
-    """Writes messages evenly into all partitions, by the producer that fails over, while it is entered; into
-    the first of the regions while that answers. Which messages depends on `name` and time only.
+    """Writes messages evenly into all partitions while it is entered, by the producer that fails over:
+    into the first region that answers. `name` and time alone decide the messages.
 
     Attributes:
-        sent: id -> where a region took it. failed: id -> why nobody knows where it is.
+        sent: Id -> the region that acknowledged it.
+        failed: Id -> why its outcome is unknown.
     """
 
     def __init__(self, name: str, regions: Sequence[Region], topic: str, per_second: float) -> None:
@@ -48,7 +49,7 @@ class Writer(Background):
         self._topic, self._per_second = topic, per_second
 
     def work(self) -> None:
-        """Writes."""
+        """Writes messages."""
         asyncio.run(self._write())
 
     async def _write(self) -> None:
@@ -85,7 +86,7 @@ class Journal:
         self._path, self._at = path, 0
 
     def read(self) -> list[dict[str, Any]]:
-        """All lines so far, in the order of writing."""
+        """All lines so far, in order."""
         if self._path.exists():
             with self._path.open("rb") as file:
                 file.seek(self._at)
@@ -97,11 +98,11 @@ class Journal:
 
 @dataclass
 class MovingWorkloads:
-    """A workload of each mode on one topic, in two regions that are up.
+    """A workload of each mode on one topic, in two running regions.
 
     Attributes:
-        active: whether there is one that is active in both regions, too.
-        journals: group -> home -> what was delivered.
+        active: Whether there is also a workload that is active in both regions.
+        journals: Group -> home -> its deliveries.
     """
 
     two: TwoRegions
@@ -111,15 +112,15 @@ class MovingWorkloads:
 
     @property
     def groups(self) -> list[str]:
-        """Of the workloads."""
+        """The workloads' groups."""
         return [PASSIVE, *([ACTIVE] if self.active else [])]
 
     def key(self, group: str = PASSIVE) -> str:
-        """A workload's."""
+        """A workload's key."""
         return f"{group}/{self.topic}"
 
     def start(self) -> None:
-        """Topics, routes and workloads, until the passive one is active in the east."""
+        """Creates topics, routes and workloads; returns once the passive one is active in the east."""
         two = self.two
         for home in HOMES:
             asyncio.run(create_topic(two.bootstrap(home, "regional"), self.topic, PARTITIONS))
@@ -138,7 +139,7 @@ class MovingWorkloads:
         self.until_role("east", HOMES)
 
     def until_role(self, home: str, seen_by: tuple[str, ...] = HOMES) -> float:
-        """Waits until these homes know that the passive workload is active in `home`; seconds."""
+        """Waits until these homes know that the passive workload is active in `home`; returns the seconds."""
         began_s, region = time.monotonic(), self.two.names[home]
 
         def known() -> bool:
@@ -151,8 +152,8 @@ class MovingWorkloads:
     def until_flows(
         self, home: str, since_ms: float, group: str = PASSIVE, least: int = 1
     ) -> dict[int, float]:
-        """Waits until every partition has had so many deliveries in `home` since then; when the first came,
-        by partition."""
+        """Waits until every partition has at least this many deliveries in `home` since `since_ms`;
+        returns the time of the first ones by partition."""
         journal = self.journals[group][home]
         at = 0
         first: dict[int, float] = {}
@@ -177,7 +178,7 @@ class MovingWorkloads:
         return "\n".join(worker.tail(30) for worker in self.two.running(home))
 
     def writers(self, per_second: Mapping[str, float], name: str = "") -> dict[str, Writer]:
-        """One at home in each of these."""
+        """A writer for each home."""
         found = {}
         for home, rate in per_second.items():
             homes = [home, *(other for other in HOMES if other != home)]
@@ -188,14 +189,14 @@ class MovingWorkloads:
     # -- commands --------------------------------------------------------------------------------
 
     def plan(self, to: str, *, force: bool = False) -> dict[str, Any]:
-        """What a failover to this home would do, and its `id`; asked of that home. With `force`: without
-        waiting for the region that has the workloads."""
+        """Requests a plan for a failover to this home, with its `id`. `force`: without waiting for the
+        region that has the workloads."""
         body = {"to": self.two.names[to], "force": force}
         return dict(self.two.ask(to, "failover/plan", "POST", body))
 
     def failback(self, home: str) -> dict[str, Any]:
-        """A plan to take back here what the last failover took away, once nothing is in its way: a region
-        that has come back first hears what the others decided."""
+        """Requests a plan that moves back here the workloads of the last failover, once the region that
+        returned has heard from the others."""
         plan: dict[str, Any] = {}
 
         def may_go() -> bool:
@@ -206,11 +207,11 @@ class MovingWorkloads:
         return plan
 
     def execute(self, to: str, run: str) -> None:
-        """Begins to carry out a plan."""
+        """Starts the execution of a plan."""
         self.two.ask(to, "failover/execute", "POST", {"id": run})
 
     def until_done(self, home: str, run: str) -> dict[str, Any]:
-        """Waits until it is done, and returns it. Raises StageError."""
+        """Waits until the run is done, and returns it. Raises StageError."""
         found: dict[str, Any] = {}
 
         def over() -> bool:
@@ -225,7 +226,7 @@ class MovingWorkloads:
     # -- the end ---------------------------------------------------------------------------------
 
     def records(self) -> Counter[str]:
-        """How many records of each message there are in the regional clusters."""
+        """The number of records of each message in the regional clusters."""
         found: Counter[str] = Counter()
         for home in HOMES:
             records = asyncio.run(read_all(self.two.bootstrap(home, "regional"), self.topic))
@@ -233,8 +234,8 @@ class MovingWorkloads:
         return found
 
     def until_delivered(self, wanted: set[str], settle_s: float) -> None:
-        """Waits until each was delivered where it has to be; what never comes shows in the count. Then until
-        nothing came for `settle_s`."""
+        """Waits until each message was delivered wherever it must be, or the time is over; then until no
+        delivery came for `settle_s`."""
 
         def missing() -> set[str]:
             by_home = {

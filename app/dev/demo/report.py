@@ -1,4 +1,4 @@
-"""Counts what became of every message: pure, so that it can be tested with known answers."""
+"""Counts the outcome of every message. Pure, so that tests can use known answers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from app.dev.demo.traffic import SentMessage
 
 @dataclass(frozen=True, slots=True)
 class StoryReport:
-    """What the story came to. `lost` are ids neither delivered nor in the DLQ."""
+    """The outcome of the story. `lost` are ids neither delivered nor in the DLQ."""
 
     produced: int
     delivered: int
@@ -24,17 +24,17 @@ class StoryReport:
 
     @property
     def sound(self) -> bool:
-        """Nothing lost, everything where it belongs."""
+        """Whether no message is lost or in the wrong place."""
         return not self.lost and not self.unexpected and self.delivered + self.dead_lettered >= self.produced
 
 
 def count(
     sent: Iterable[SentMessage], deliveries: Iterable[Mapping[str, Any]], dead: Iterable[str]
 ) -> StoryReport:
-    """The report of a set of messages, the receiver's journal, and the ids found in the DLQ.
+    """The report of a set of messages, the receiver's journal, and the ids in the DLQ.
 
     A duplicate is a second acknowledged delivery of an id. `unexpected` are good messages in the DLQ and
-    poison that was acknowledged.
+    acknowledged poison.
     """
     by_id = {message.id: message.behaviour for message in sent}
     acknowledged: Counter[str] = Counter()

@@ -1,12 +1,12 @@
-"""What Spark's jobs say of the demo's data, as files of a folder: each step is a command of its own, as
-people would give it; its words are in `<folder>/<name>.log`.
+"""Spark's jobs over the demo's data, with files in one folder. Each step is a command as people would type
+it; its output is in `<folder>/<name>.log`.
 
 <folder>/report.html, report.json   all regions: traffic, loss, owners
 <folder>/size.json                  the workers and partitions that the measured loads need
-<folder>/run-*/archive              the topic as Parquet files; store: what `dashboard` keeps. A folder a run,
-                                    whose brokers are others than those of the runs before
-<folder>/verify-*.log               the topic compared with its copy, its archive, and what was restored
-<folder>/records.ndjson             records of a time, asked of a worker after the log has lost them
+<folder>/run-*/archive              the topic as Parquet files; store: the data of `dashboard`. One folder for
+                                    each run, because its brokers differ from those of earlier runs
+<folder>/verify-*.log               the topic compared with its copy, its archive, and the restored topic
+<folder>/records.ndjson             records of a time range, from a worker, after the log has lost them
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from aiokafka.admin import AIOKafkaAdminClient, RecordsToDelete
 
 from app.dev.yard import Yard
 
-SPARK_JOB_TIMEOUT_S = 900.0  # of one job: the first fetches the connector
-TOO_LONG = 124  # what a job that took longer has ended with
+SPARK_JOB_TIMEOUT_S = 900.0  # for one job; the first one fetches the connector
+TOO_LONG = 124  # the exit code of a job that took longer
 MOST_IN_RANGE = 10_000
 SWITCHYARD = "from app.cli.main import main; main()"
 
 
 @dataclass(frozen=True, slots=True)
 class Story:
-    """What the jobs are given, and what they must find."""
+    """The inputs of the jobs, and the expected results."""
 
     topic: str
     source: str
@@ -44,12 +44,12 @@ class Story:
     records: int
     from_ms: int  # a range of the records' timestamps, [from_ms, to_ms)
     to_ms: int
-    in_range: int  # how many records are in it
+    in_range: int  # the number of records in it
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """A command; `wrong` says what of its result is not as it must be, "" for nothing."""
+    """A command; `wrong` returns the problem with its result, "" for none."""
 
     name: str
     arguments: list[str]
@@ -58,7 +58,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """How a step ended."""
+    """The result of a step."""
 
     name: str
     code: int
@@ -68,8 +68,8 @@ class StepResult:
 
 
 def middle(times_ms: list[int]) -> tuple[int, int, int]:
-    """From when to when the second quarter of these times goes, `MOST_IN_RANGE` at most, and how many of
-    them are in it: the last one's milliseconds are not."""
+    """The second quarter of these times, `MOST_IN_RANGE` at most: from, to, and the number of records;
+    records of the last millisecond are not included."""
     times_ms = sorted(times_ms)
     first = len(times_ms) // 4
     from_ms = times_ms[first]
@@ -78,7 +78,7 @@ def middle(times_ms: list[int]) -> tuple[int, int, int]:
 
 
 def steps(yard: Yard, folder: Path, run: Path, story: Story) -> list[Step]:
-    """All of them, in their order. `run`: the folder of this run."""
+    """All steps in order. `run` is this run's folder."""
     regions = sorted({cluster.region for cluster in yard.clusters})
     control = {region: yard.bootstrap(f"{region}-regional") for region in regions}
     named = [part for region, at in control.items() for part in ("--region", f"{region}={at}")]
@@ -89,8 +89,8 @@ def steps(yard: Yard, folder: Path, run: Path, story: Story) -> list[Step]:
     times = ["--from", str(story.from_ms), "--to", str(story.to_ms)]
     restoring = ["restore", "--archive", archive, "--topic", story.topic, *times, "--bootstrap", at]
     every, ranged = {"records": story.records}, {"records": story.in_range}
-    asked = ["audit", "records", "--topic", story.topic, "--cluster", story.source, *times]
-    asked += ["--limit", "100000", "-o", "json", "--url", story.worker]
+    records = ["audit", "records", "--topic", story.topic, "--cluster", story.source, *times]
+    records += ["--limit", "100000", "-o", "json", "--url", story.worker]
     return [
         _spark("dashboard", ["dashboard", *named, "--to", store, "--once"], quarantined=0, away={}),
         _spark("report", ["report", "--from-store", store, *written], **every, missing=0, extra=0),
@@ -105,24 +105,24 @@ def steps(yard: Yard, folder: Path, run: Path, story: Story) -> list[Step]:
         _spark("verify-restored",
                ["verify", "topic", *of, "--copy-bootstrap", at, "--copy", restored, *times],
                **ranged, findings={}),
-        Step("records", ["-c", SWITCHYARD, *asked], _must(**ranged)),
+        Step("records", ["-c", SWITCHYARD, *records], _must(**ranged)),
     ]  # fmt: skip
 
 
 def archive_of(run: Path) -> Path:
-    """Where the archive of a run is: a worker's configuration names it, too."""
+    """The path of a run's archive, which a worker's configuration names, too."""
     return run / "archive"
 
 
 def new_run(folder: Path) -> Path:
-    """A folder of its own for this run's store and archive."""
+    """A new folder for this run's store and archive."""
     folder.mkdir(parents=True, exist_ok=True)
     return Path(tempfile.mkdtemp(prefix="run-", dir=folder.absolute()))
 
 
 def make(yard: Yard, folder: Path, run: Path, story: Story) -> Iterator[StepResult]:
-    """Runs step by step, and tells how each has ended. Before the last one, the source's log loses what it
-    had of the topic, as to retention: what is told then comes from the archive."""
+    """Runs step by step, and yields each result. Before the last step the source's log loses the topic's
+    records, as by retention, so the last answer comes from the archive."""
     for step in steps(yard, folder, run, story):
         if step.name == "records":
             asyncio.run(forget(yard.bootstrap(story.source), story.topic))
@@ -130,25 +130,25 @@ def make(yard: Yard, folder: Path, run: Path, story: Story) -> Iterator[StepResu
 
 
 async def forget(bootstrap: str, topic: str) -> None:
-    """Deletes all records that the topic has now, as retention does."""
+    """Deletes all records of the topic, as retention does."""
     admin = AIOKafkaAdminClient(bootstrap_servers=bootstrap)
     await admin.start()
     try:
-        told = await admin.describe_topics([topic])
-        partitions = [TopicPartition(topic, one["partition"]) for one in told[0]["partitions"]]
+        described = await admin.describe_topics([topic])
+        partitions = [TopicPartition(topic, one["partition"]) for one in described[0]["partitions"]]
         await admin.delete_records({one: RecordsToDelete(before_offset=-1) for one in partitions})  # -1: all
     finally:
         await admin.close()
 
 
 def ended(step: Step, folder: Path, within_s: float = SPARK_JOB_TIMEOUT_S) -> StepResult:
-    """Runs a step to its end; its words go to `<folder>/<name>.log`, as does what it tells, but records."""
+    """Runs a step to its end. Its messages, and its output without records, go to `<folder>/<name>.log`."""
     began_s = time.monotonic()
     out = folder / (f"{step.name}.ndjson" if step.name == "records" else f".{step.name}.out")
-    with (folder / f"{step.name}.log").open("wb") as words, out.open("wb") as told:
+    with (folder / f"{step.name}.log").open("wb") as words, out.open("wb") as output:
         try:
             code = subprocess.run(
-                [sys.executable, *step.arguments], stdout=told, stderr=words, timeout=within_s, check=False
+                [sys.executable, *step.arguments], stdout=output, stderr=words, timeout=within_s, check=False
             ).returncode
         except subprocess.TimeoutExpired:
             words.write(f"it did not end within {within_s:g} s\n".encode())
@@ -189,7 +189,7 @@ def _result(lines: list[bytes]) -> Mapping[str, Any]:
 
 
 def _result_words(result: Mapping[str, Any]) -> str:
-    """What it has come to, in a few words."""
+    """The result in a few words."""
     words = [f"{value:,} {name}" for name, value in result.items() if name == "records"]
     words += [
         f"{name} {value or 'none' if name == 'findings' else value}"

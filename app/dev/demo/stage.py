@@ -1,7 +1,8 @@
-"""The stage: a yard, workers, a receiver, all real processes in a folder of their own.
+"""The stage of the demo and of the system tests: a yard, workers and a receiver, all real processes in one
+folder.
 
-The demo and the system tests stand on it. Whatever is started here ends with this process: workers and
-receivers get the kernel's parent-death signal, brokers the yard's warden.
+Every process ends with this one: workers and receivers get the kernel's parent-death signal, brokers have
+the yard's warden.
 """
 
 from __future__ import annotations
@@ -35,16 +36,16 @@ STOP_TIMEOUT_S = 60.0
 
 
 class StageError(RuntimeError):
-    """Something on the stage did not start, with the end of its log."""
+    """A process did not start; the text has the end of its log."""
 
 
 def free_port() -> int:
-    """A port that is free now, below the ephemeral range: no outgoing connection takes it meanwhile."""
+    """A free port below the ephemeral range, so that no outgoing connection takes it."""
     return choose_ports(1)[0]
 
 
-# Run before a process of the stage is executed. Not as a `preexec_fn`: after a fork with one, handlers of
-# gRPC run in the child and abort it now and then.
+# Runs before a process of the stage. A `preexec_fn` would fork, and gRPC's fork handlers sometimes abort the
+# child.
 DIE_WITH_PARENT = (
     "import ctypes, os, sys; "
     f"ctypes.CDLL(None).prctl({PR_SET_PDEATHSIG}, {int(signal.SIGKILL)}); "
@@ -76,17 +77,18 @@ class Process:
         self.popen.send_signal(number)
 
     def kill(self) -> None:
-        """kill -9, and waits until it is gone."""
+        """Kills it (-9), and waits until it has ended."""
         self.popen.kill()
         self.popen.wait(STOP_TIMEOUT_S)
 
     def terminate(self, timeout_s: float = STOP_TIMEOUT_S) -> int:
-        """SIGTERM; the exit code. Raises subprocess.TimeoutExpired."""
+        """Sends SIGTERM; returns the exit code. Raises subprocess.TimeoutExpired."""
         self.popen.terminate()
         return self.popen.wait(timeout_s)
 
     def jobs(self) -> Counter[str]:
-        """How many jobs each worker has by its console's address, as this worker knows it; "" = nobody."""
+        """The number of jobs of each worker, by its console's address, as this worker knows it; "": no
+        worker."""
         workers = http("GET", f"{self.url}/api/v1/workers?limit=1000")[1]["items"]
         urls = {item["worker"]: item["url"] for item in workers}
         items = http("GET", f"{self.url}/api/v1/assignments?limit=1000")[1]["items"]
@@ -100,7 +102,7 @@ class Process:
 
 @dataclass
 class DemoStage:
-    """See the module. Use as a context manager."""
+    """The stage, as a context manager."""
 
     yard: Yard
     region: str = "east"
@@ -132,11 +134,11 @@ class DemoStage:
     # -- processes -------------------------------------------------------------------------------
 
     def config(self, name: str = "") -> Path:
-        """Writes this region's switchyard.yaml, or that of a worker: settings may change in between."""
+        """Writes the switchyard.yaml of the region, or of one worker: settings may change in between."""
         path = self.home / f"switchyard-{self.region}{name and '-'}{name}.yaml"
         home = self.yard.clusters[0].region
         clusters = [
-            # Another name for the region gives control topics of one's own in the same brokers.
+            # Another region's name gives separate control topics in the same brokers.
             {"name": c.cluster, "region": self.region if c.region == home else c.region, "tier": c.tier,
              "bootstrap": c.bootstrap}
             for c in self.yard.clusters
@@ -153,7 +155,7 @@ class DemoStage:
     def start(
         self, name: str, command: list[str], env: Mapping[str, str] | None = None, **fields: Any
     ) -> Process:
-        """Starts a command with its output in a log of its own."""
+        """Starts a command whose output goes to a log of its own."""
         log = self.home / f"{name}.log"
         with log.open("ab") as output:
             popen = subprocess.Popen(
@@ -187,7 +189,7 @@ class DemoStage:
         return process
 
     def wait_ready(self, process: Process, timeout_s: float = READY_TIMEOUT_S) -> None:
-        """Waits until a worker says it is ready. Raises StageError."""
+        """Waits until a worker is ready. Raises StageError."""
 
         def ready() -> bool:
             if not process.running:
@@ -223,7 +225,7 @@ class DemoStage:
 
     @property
     def journal(self) -> Path:
-        """Where receivers note every delivery."""
+        """The journal of all deliveries."""
         return self.home / "journal.jsonl"
 
     def deliveries(self) -> list[dict[str, Any]]:
@@ -231,7 +233,7 @@ class DemoStage:
         if not self.journal.exists():
             return []
         lines = self.journal.read_bytes().split(b"\n")
-        return [orjson.loads(line) for line in lines[:-1]]  # the last is empty, or being written
+        return [orjson.loads(line) for line in lines[:-1]]  # the last one is empty or incomplete
 
     # -- definitions -----------------------------------------------------------------------------
 
@@ -270,7 +272,8 @@ def route(name: str, source: str, target: str, *topics: str, **spec: Any) -> dic
 
 
 def http(method: str, url: str, body: Any = None, timeout_s: float = 30.0) -> tuple[int, Any]:
-    """One request to a worker; status and decoded JSON (or text). Raises OSError when nobody answers."""
+    """Sends one request to a worker; returns status and decoded JSON (or text). Raises OSError when there
+    is no answer."""
     data = None if body is None else orjson.dumps(body)
     request = urllib.request.Request(  # noqa: S310 - our own worker
         url, data=data, method=method, headers={"Content-Type": "application/json"}

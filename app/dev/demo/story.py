@@ -1,10 +1,9 @@
-"""The story: real brokers, two workers that copy a topic and push it to a receiver that fails now and then,
-one worker killed on the way.
+"""The story: real brokers, and two workers that copy a topic and deliver it to a receiver that sometimes
+fails. One worker is killed on the way.
 
-With `--report DIR`, Spark's jobs run over what the story has left, and write their reports there
-(`spark_reports`).
-
-With `--story failover`, another one: two regions, one of which is lost and comes back (`failover_story`).
+With `--report DIR`, Spark's jobs run over the story's data and write their reports there
+(`spark_reports`). `--story failover` plays another story, in which one of two regions is lost and returns
+(`failover_story`).
 """
 
 from __future__ import annotations
@@ -32,16 +31,15 @@ from app.dev.yard import Yard, YardError
 SOURCE, TARGET, ROUTE = "east-regional", "east-aggregate", "east-up"
 GROUP, TOPIC, PARTITIONS = "billing", "orders", 4
 RETRY = [{"delay": "1s", "attempts": 3}, {"delay": "5s", "attempts": 3}]
-COPYING = PARTITIONS * 3  # copied, and counted in both clusters
-JOBS = COPYING + PARTITIONS * (1 + len(RETRY))  # delivered, and retried in each tier
+COPYING = PARTITIONS * 3  # copies, and audits of both clusters
+JOBS = COPYING + PARTITIONS * (1 + len(RETRY))  # deliveries, and retries of each tier
 AUDITED = ("regional", "aggregate", "consumer")  # tiers
 EXIT_INTERRUPTED = 130
 LAST_SHARE, LAST_PER_SECOND = MIN_MESSAGES, 100.0
 MAX_IN_FLIGHT = 200
 SETTLE_S, SHARED_S = 120.0, 30.0
-# What kill -9 may deliver again: what was in flight, and what was acknowledged since the last snapshot that
-# was taken. A snapshot is due every 0.1 s; while the control cluster is slow to take one, pushing stops at
-# 0.5 s.
+# After kill -9 the messages in flight, and those acknowledged since the last snapshot, may be delivered
+# again. A snapshot is due every 0.1 s; while the control cluster is slow, deliveries stop after 0.5 s.
 SNAPSHOT_BOUND_S = 0.6
 
 err = Console(stderr=True)
@@ -49,11 +47,11 @@ err = Console(stderr=True)
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What `switchyard demo` was asked for.
+    """The options of `switchyard demo`.
 
     Attributes:
         story: "delivery" or "failover".
-        report: the folder for Spark's reports; None for none.
+        report: The folder for Spark's reports; None for none.
     """
 
     story: str
@@ -64,18 +62,18 @@ class Options:
 
 
 def play(options: Options) -> int:
-    """Plays the story; the exit code."""
+    """Plays the story; returns the exit code."""
     try:
         return failover_story.play(once=options.once) if options.story == "failover" else _play(options)
     except (StageError, YardError) as error:
         err.print(f"[red]the demo cannot go on:[/red] {error}", markup=True, highlight=False)
         return 1
     except KeyboardInterrupt:
-        return EXIT_INTERRUPTED if options.once else 0  # without `once`, that is how it ends
+        return EXIT_INTERRUPTED if options.once else 0  # without `once`, Ctrl-C is the normal end
 
 
 class Last(Background):
-    """The last messages come bit by bit: only what comes later tells an audit that a window is over."""
+    """Produces the last messages slowly: an audit's window ends only when later messages arrive."""
 
     def __init__(self, bootstrap: str, sent: list[SentMessage]) -> None:
         super().__init__()
@@ -156,13 +154,13 @@ def _play(options: Options) -> int:
 def _until_settled(
     stage: DemoStage, sent: list[SentMessage], witness: Process, victim: Process
 ) -> tuple[float, Process]:
-    """Waits until every id has been delivered or stashed; kills `victim` on the way, starts another.
+    """Waits until every id was delivered or stashed; kills `victim` on the way and starts another worker.
 
-    Returns: deliveries a second just before the kill, and the worker started in its place.
+    Returns: deliveries per second just before the kill, and the new worker.
     """
     wanted = {message.id for message in sent}
     final: set[str] = set()
-    deadline_s = time.monotonic() + SETTLE_S  # while nothing comes
+    deadline_s = time.monotonic() + SETTLE_S  # extended by each delivery
     replacement: Process | None = None
     moving = 0
     rate, began_s, killed_s = 0.0, 0.0, 0.0
@@ -189,7 +187,7 @@ def _until_settled(
                 err.print(f"   {took_s:.1f} s later other workers have its {moving} jobs")
                 moving = 0
             if wanted <= final and replacement is not None:
-                time.sleep(1.0)  # what was given out twice arrives now, and belongs into the count
+                time.sleep(1.0)  # repeats arrive now, and must be counted
                 return rate, replacement
             if now_s > deadline_s:
                 missing = sorted(wanted - final)
@@ -200,7 +198,7 @@ def _until_settled(
 
 
 def _print(report: StoryReport, copied: list[str], audited: Audited, took_s: float, bound: int) -> bool:
-    """Prints the report to stdout; whether every figure is what it must be."""
+    """Prints the report to stdout; returns whether every figure is right."""
     replicated, twice = len(set(copied)), len(copied) - len(set(copied))
     within = report.duplicates <= bound and replicated == report.produced and not twice
     is_audited = audited.is_all(report.produced, AUDITED)
@@ -237,7 +235,7 @@ def _print(report: StoryReport, copied: list[str], audited: Audited, took_s: flo
 
 
 def _name_archive(stage: DemoStage, folder: Path) -> None:
-    """Tells the workers where the source cluster's archive is going to be."""
+    """Configures the workers with the future archive of the source cluster."""
     clusters = orjson.loads(stage.config().read_bytes())["clusters"]
     stage.settings["clusters"] = [
         {**one, "archive": str(folder)} if one["name"] == SOURCE else one for one in clusters
@@ -245,7 +243,7 @@ def _name_archive(stage: DemoStage, folder: Path) -> None:
 
 
 def _reported(yard: Yard, folder: Path, run: Path, story: spark_reports.Story) -> bool:
-    """Has Spark's jobs run; whether all of them found what they must."""
+    """Runs Spark's jobs; returns whether all found the expected results."""
     err.print(f"   Spark's jobs read what the story has left; their reports come to {folder}",
               highlight=False, soft_wrap=True)  # fmt: skip
     names = [step.name for step in spark_reports.steps(yard, folder, run, story)]
@@ -266,7 +264,7 @@ def _reported(yard: Yard, folder: Path, run: Path, story: spark_reports.Story) -
 
 
 def _stay(stage: DemoStage, bootstrap: str, receiver: Process) -> int:
-    """Goes on with light traffic until Ctrl-C."""
+    """Continues with light traffic until Ctrl-C."""
     worker = stage.worker()
     err.print(f"[bold]4.[/bold] the console is at {worker.url} ; light traffic goes on until Ctrl-C")
     err.print(f"   receiver at {receiver.address}, its journal is {stage.journal}")

@@ -1,4 +1,4 @@
-"""A known set of messages, failures among them; and what must become of each."""
+"""A known set of messages, with failures among them, and the expected outcome of each."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class SentMessage:
     behaviour: str
 
     def value(self) -> bytes:
-        """Its body, as the sample receiver reads it."""
+        """Its body, in the sample receiver's format."""
         return orjson.dumps({"id": self.id, "behaviour": self.behaviour, "ms": 300, "fails": 1})
 
 
@@ -43,7 +43,8 @@ def messages(count: int, prefix: str = "m") -> Iterator[SentMessage]:
 
 
 async def create_topic(bootstrap: str, topic: str, partitions: int, **config: str) -> None:
-    """Creates a topic and waits for its leaders. Settings of the topic: `message_timestamp_type="..."`."""
+    """Creates a topic and waits for its leaders; more arguments are settings, such as
+    `message_timestamp_type="..."`."""
     client = ClusterClient(ClusterSpec("demo", (bootstrap,)))
     await client.start()
     try:
@@ -81,7 +82,7 @@ async def produce(
 
 
 async def read_all(bootstrap: str, topic: str) -> list[Any]:
-    """Every record of a topic as it stands now; [] when it does not exist."""
+    """Every record of a topic now; [] when it does not exist."""
     consumer = AIOKafkaConsumer(
         bootstrap_servers=bootstrap, enable_auto_commit=False, auto_offset_reset="earliest"
     )

@@ -1,4 +1,4 @@
-"""Two regions on one machine, each with workers and receivers of its own; one can be lost as a whole."""
+"""Two regions on one machine, each with its own workers and receivers; one can be lost as a whole."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ REQUEST_TIMEOUT_S = 30.0
 
 @dataclass(frozen=True, slots=True)
 class Listening:
-    """A receiver, to be started again where definitions say that it is."""
+    """A receiver that can be started again at the address in its definitions."""
 
     group: str
     topics: tuple[str, ...]
@@ -34,11 +34,12 @@ class Listening:
 
 
 class TwoRegions:
-    """Two regions; `plain` names are the yard's, others are used by nobody else.
+    """Two regions. `plain` names are the yard's; otherwise names are unique.
 
     Attributes:
-        names: home -> region. clusters: name -> bootstrap.
-        workers: home -> the worker that is asked.
+        names: Home -> region.
+        clusters: Name -> bootstrap address.
+        workers: Home -> the worker that gets the requests.
     """
 
     def __init__(self, yard: Yard, prefix: str, *, plain: bool = False) -> None:
@@ -65,13 +66,13 @@ class TwoRegions:
         self._listening: dict[str, list[Listening]] = {home: [] for home in HOMES}
 
     def bootstrap(self, home: str, tier: str) -> str:
-        """A cluster's address."""
+        """A cluster's bootstrap address."""
         return self.clusters[f"{self.names[home]}-{tier}"]
 
     # -- processes -------------------------------------------------------------------------------
 
     def start(self, workers: Mapping[str, int] | None = None) -> None:
-        """Starts as many workers in each home, side by side; one if not told."""
+        """Starts workers in each home, in parallel; one by default."""
         wanted = {home: (workers or {}).get(home, 1) for home in HOMES}
         started = {
             home: [self.stages[home].worker(wait=False) for _ in range(n)] for home, n in wanted.items()
@@ -82,18 +83,18 @@ class TwoRegions:
             self.workers[home] = processes[0]
 
     def running(self, home: str) -> list[Process]:
-        """Its workers that run."""
+        """The home's running workers."""
         return [p for p in self.stages[home].processes if p.name.startswith("worker") and p.running]
 
     def receiver(self, home: str, group: str, *topics: str) -> tuple[Process, Path]:
-        """Starts a receiver, that of definitions of this home; and where it notes every delivery."""
+        """Starts the receiver of this home's definitions; returns it with the path of its journal."""
         stage = self.stages[home]
         one = Listening(group, topics, stage.home / f"journal-{group}.jsonl", free_port())
         self._listening[home].append(one)
         return one.on(stage), one.journal
 
     def lose(self, home: str) -> None:
-        """kill -9 of all there is of a region: workers, receivers, both brokers."""
+        """Kills (-9) a whole region: workers, receivers, both brokers."""
         processes = [process for process in self.stages[home].processes if process.running]
         for process in processes:
             process.popen.kill()
@@ -103,8 +104,8 @@ class TwoRegions:
             process.kill()
 
     def bring_back(self, home: str, workers: int = 1) -> None:
-        """Its brokers with the data they had, receivers where they were, other workers; returns once those
-        are ready."""
+        """Starts the brokers with their data, the receivers, and new workers; returns once the workers are
+        ready."""
         self.yard.up()
         for one in self._listening[home]:
             one.on(self.stages[home])
@@ -116,14 +117,14 @@ class TwoRegions:
     # -- what workers say ------------------------------------------------------------------------
 
     def ask(self, home: str, path: str, method: str = "GET", body: Any = None) -> Any:
-        """An answer of the home's worker. Raises StageError when it is refused."""
+        """The answer of the home's worker. Raises StageError when it refuses."""
         status, answer = http(method, f"{self.workers[home].url}/api/v1/{path}", body, REQUEST_TIMEOUT_S)
         if status >= 300:
             raise StageError(f"{method} {path} in {home} answered {status}: {answer}")
         return answer
 
     def deploy(self, definition: dict[str, Any]) -> None:
-        """The same text in every region."""
+        """Deploys the same definition in every region."""
         for home, stage in self.stages.items():
             stage.deploy(self.workers[home], definition)
 
@@ -132,18 +133,18 @@ class TwoRegions:
         return {role["workload"]: role for role in self.ask(home, "failover")["roles"]}
 
     def role(self, home: str) -> dict[str, Any]:
-        """That of the only workload."""
+        """The role of the only workload."""
         (role,) = self.roles(home).values()
         return role
 
     def leader(self, home: str) -> Process | None:
-        """The worker that leads, as the one that is asked knows it."""
+        """The leading worker, as the home's worker knows it."""
         items = self.ask(home, "workers?limit=1000")["items"]
         urls = [item["url"] for item in items if item["leader"]]
         return next((worker for worker in self.running(home) if worker.url in urls), None)
 
     def until_routes(self, home: str, name: str = "shared") -> None:
-        """Waits until the region has the routes that follow from a failover definition, and no others."""
+        """Waits until the region has exactly the routes that its failover definition makes."""
         own, regions = self.names[home], self.names.values()
         wanted = {f"{name}-{region}-to-{own}" for region in regions}
         for region in set(regions) - {own}:
@@ -155,7 +156,7 @@ class TwoRegions:
         wait_until(lambda: routes() == wanted, STEP_TIMEOUT_S, lambda: f"{routes()}")
 
     def close(self) -> None:
-        """Ends everything but the brokers."""
+        """Ends everything except the brokers."""
         for stage in self.stages.values():
             stage.close()
 

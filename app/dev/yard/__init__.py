@@ -8,11 +8,11 @@
         yard.start("east-regional")        # same port, same data
 
 Rules:
-- It stands alone: it imports nothing else of the project, so that a broken application can still be tested.
-- The process table is the only record of what runs: every broker carries its yard's folder and its
-  cluster's name on its command line, so no state file can be stale.
-- A yard used as a library ends with its process, even by kill -9 (`warden`); one started by
-  `switchyard yard up` stays until `down`.
+- It imports nothing else of the project, so that a broken application can still be tested.
+- The process table is the only record of running brokers. Each has its yard's folder and its cluster's
+  name on its command line, so no state file can be stale.
+- A yard used as a library ends with its process, even after kill -9 (`warden`). A yard started by
+  `switchyard yard up` runs until `down`.
 - Every wait is bounded, and a broker that does not start shows the end of its log.
 """
 

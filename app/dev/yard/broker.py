@@ -3,10 +3,11 @@
     <home>/<cluster>/server.properties   written at every start; its ports outlive stop and kill
     <home>/<cluster>/data                log and metadata
     <home>/<cluster>/broker.log          warnings and errors of Kafka
-    <home>/<cluster>/wanted              there while the broker should run; tells "stopped" from "died"
+    <home>/<cluster>/wanted              exists while the broker should run; distinguishes "stopped" from
+    "died"
 
-Rules: nothing here waits; `Yard` waits for many brokers at once. Processes are detached from birth (own
-session, no pipe), so that whoever started one may go.
+Nothing here waits; `Yard` waits for many brokers at once. Processes are detached from the start (own
+session, no pipe), so that they outlive the process that started them.
 """
 
 from __future__ import annotations
@@ -36,12 +37,12 @@ HEAP_MB = 512  # four brokers of 300 MB resident fit a laptop
 LOG_LIMIT_BYTES = 5_000_000
 LOG_TAIL_LINES = 15
 FORMAT_TIMEOUT_S = 60.0
-# Below the range from which Linux and macOS draw ports for outgoing connections: a client that keeps
-# calling a killed broker could otherwise be given the broker's own port and keep it from coming back.
+# Below the range that Linux and macOS use for outgoing connections. A client that retries a killed broker
+# could otherwise get the broker's own port, and the broker could not start again.
 AUTOMATIC_PORTS = range(20_000, 32_000)
 _chosen: deque[int] = deque(maxlen=500)
 
-# Why each value differs from Kafka's own:
+# Why each value differs from Kafka's default:
 _PROPERTIES = """\
 # one copy is all that one broker can keep
 offsets.topic.replication.factor=1
@@ -79,11 +80,11 @@ background.threads=2
 
 @dataclass(frozen=True, slots=True)
 class Kit:
-    """What a broker is started with: a Java, Kafka's jars and a formatted metadata log's first snapshot.
+    """The parts that a broker starts with: a Java, Kafka's jars and the first snapshot of a metadata log.
 
-    `classes` is Java's archive of the classes that a broker loads (JEP 350): with it a broker starts in two
-    thirds of the time and takes 60 MB less. An empty file says that this Java makes none. A broker of a kit
-    that `records` writes the archive when it ends.
+    `classes` is Java's archive of the classes that a broker loads (JEP 350). With it a broker starts in
+    two thirds of the time and takes 60 MB less. An empty file means that this Java makes no archive. A
+    broker whose kit `records` writes the archive when it ends.
     """
 
     java: Java
@@ -94,10 +95,10 @@ class Kit:
 
     @classmethod
     def prepare(cls, java: Java, jars: JarSet) -> Kit:
-        """Fetches and formats what is not there yet.
+        """Fetches and formats the missing parts.
 
-        Kafka's formatter needs a second of a Java of its own. What it writes beside ids is the same for
-        every cluster, so it runs once and is copied.
+        Kafka's formatter needs a second and a Java of its own. Its output is the same for every cluster
+        except for ids, so it runs once and is copied.
         """
         jars.ensure()
         name = zlib.crc32(str(java.executable.resolve()).encode())
@@ -108,7 +109,7 @@ class Kit:
         return kit
 
     def class_options(self) -> Sequence[str]:
-        """Java's, for `classes`."""
+        """Java's options for `classes`."""
         if self.records:
             return (f"-XX:ArchiveClassesAtExit={self.classes}",)
         has_some = self.classes.exists() and self.classes.stat().st_size
@@ -139,8 +140,8 @@ class Kit:
 
 @dataclass(frozen=True, slots=True)
 class Broker:
-    """A cluster of one broker in the yard at `home`. With `security` clients have to log in. `settings` come
-    before the yard's."""
+    """A cluster of one broker in the yard at `home`. With `security` clients must log in. `settings`
+    override the yard's."""
 
     home: Path
     cluster: str
@@ -193,7 +194,7 @@ class Broker:
         """Starts the process and returns its pid at once."""
         (self.folder / "tmp").mkdir(parents=True, exist_ok=True)
         properties = self.folder / "server.properties"
-        properties.touch(mode=0o600)  # it has passwords, where the cluster is secured
+        properties.touch(mode=0o600)  # it has passwords if the cluster is secured
         own = "".join(f"{name}={value}\n" for name, value in self.settings)
         properties.write_text(_server_properties(self.data_dir, ports, self.region, self.security) + own)
         self._format(kit.snapshot)
@@ -210,9 +211,9 @@ class Broker:
         return os.posix_spawn(
             command[0],
             command,
-            {**os.environ, "LC_ALL": "C.UTF-8"},  # else Java cannot open a path with an umlaut in it
-            setsigmask=(),  # a signal its parent's thread has blocked must still stop it
-            setsid=True,  # a Ctrl-C for the one who started it is none for the broker
+            {**os.environ, "LC_ALL": "C.UTF-8"},  # otherwise Java cannot open a path with an umlaut
+            setsigmask=(),  # signals that the parent's thread has blocked must still stop it
+            setsid=True,  # a Ctrl-C for the parent does not reach the broker
             file_actions=[
                 (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
                 (os.POSIX_SPAWN_OPEN, 1, str(self.log), append, 0o644),
@@ -224,7 +225,7 @@ class Broker:
         meta = self.data_dir / "meta.properties"
         if meta.exists():
             return
-        shutil.rmtree(self.data_dir, ignore_errors=True)  # half formatted: it has never run
+        shutil.rmtree(self.data_dir, ignore_errors=True)  # formatted in part: the broker has never run
         self.data_dir.mkdir(parents=True)
         shutil.copy(snapshot, self.data_dir)
         text = f"version=1\ncluster.id={_new_id()}\nnode.id=1\ndirectory.id={_new_id()}\n"
@@ -242,9 +243,9 @@ class Broker:
 
 
 def choose_ports(count: int) -> list[int]:
-    """Ports nobody listens on now, below those drawn for outgoing connections.
+    """Free ports below those for outgoing connections.
 
-    None that was chosen here lately: somebody may be about to listen on it.
+    Ports that were chosen lately are left out, because a process may be about to listen on them.
     """
     chance = random.Random()  # noqa: S311 - tests set back the one that all share: the same would come again
     shuffled = chance.sample(AUTOMATIC_PORTS, len(AUTOMATIC_PORTS))
@@ -259,7 +260,7 @@ def choose_ports(count: int) -> list[int]:
 
 def is_free(port: int) -> bool:
     with socket.socket() as attempt:
-        # As Kafka binds: connections that a former broker left waiting do not count.
+        # As Kafka binds: waiting connections of an earlier broker do not count.
         attempt.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             attempt.bind(("127.0.0.1", port))
@@ -269,7 +270,7 @@ def is_free(port: int) -> bool:
 
 
 def _new_id() -> str:
-    """A Kafka uuid: 22 characters, without a dash in front, which a command line would take for an option."""
+    """A Kafka uuid: 22 characters, without a leading dash, which a command line would read as an option."""
     while (text := base64.urlsafe_b64encode(uuid.uuid4().bytes)[:22].decode()).startswith("-"):
         pass
     return text

@@ -24,7 +24,7 @@ from app.dev.yard.progress import say
 
 EXIT_PARTIAL = 6
 EXIT_INTERRUPTED = 130
-LOCK_TIMEOUT_S = 1200.0  # another `up` may be fetching Kafka over a slow line
+LOCK_TIMEOUT_S = 1200.0  # another `up` may be fetching Kafka over a slow connection
 
 json_option = click.option(
     "--json", "as_json", is_flag=True, help="Print a JSON list of clusters to standard output."
@@ -54,7 +54,7 @@ def yard() -> None:
 
 
 def _command(work: Callable[..., int]) -> click.Command:
-    """A command of the yard: it ends with the code that `work` gives, or with the one of its error."""
+    """A command of the yard. Its exit code is that of `work`, or of its error."""
 
     @wraps(work)
     def run(**options: Any) -> None:

@@ -1,8 +1,8 @@
-"""The yard itself: one or two regions of two clusters each, started, ended and hurt by name.
+"""The yard: one or two regions of two clusters each, whose brokers start, stop and fail by name.
 
-Rules: every operation holds one lock and is bounded in time; brokers start and stop side by side; a start
-that fails ends what it had started and raises with the end of the broker's log. What runs is read from the
-process table each time, so a broker killed behind our back is simply down.
+Every operation holds one lock and is bounded in time; brokers start and stop in parallel. A failed start
+ends the brokers that it started, and raises with the end of the broker's log. The running brokers are read
+from the process table each time, so a broker killed by someone else is simply down.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ from app.dev.yard.security import YardSecurity
 
 REGIONS = ("east", "west")
 TIERS = ("regional", "aggregate")
-START_TIMEOUT_S = 90.0  # six seconds on a quiet machine; a loaded one must not fail for it
-STOP_TIMEOUT_S = 30.0  # then kill -9: a broker's stop may wait on what is down itself
+START_TIMEOUT_S = 90.0  # six seconds on a quiet machine, more on a loaded one
+STOP_TIMEOUT_S = 30.0  # then kill -9, because a broker may wait for another one that is down
 KILL_TIMEOUT_S = 10.0
 WARDEN_TIMEOUT_S = 20.0
-PORTS_TIMEOUT_S = 5.0  # the kernel takes a moment to free those of a killed broker
+PORTS_TIMEOUT_S = 5.0  # the kernel frees a killed broker's ports after a moment
 START_ATTEMPTS = 3  # a port that was free may be taken before Kafka binds it
 
 
@@ -57,11 +57,11 @@ class ClusterInfo:
 class Yard:
     """Real Kafka brokers on this machine.
 
-    `home` holds data, logs and ports; without one a temporary folder is used and removed by `down`.
-    `regions` is 1 (two clusters) or 2 (four). `port_base` makes the brokers listen on port_base … +3 and
-    their controllers on +4 … +7 instead of free ports. `detached` brokers outlive this process; others
-    end with it, also when it is killed. With `security` clients have to log in. `settings` are brokers', and
-    come before the yard's own.
+    `home` has data, logs and ports; without it the yard uses a temporary folder, which `down` removes.
+    `regions` is 1 (two clusters) or 2 (four). With `port_base` brokers listen on port_base … +3 and
+    controllers on +4 … +7, otherwise on free ports. `detached` brokers outlive this process; others end
+    with it, even if it is killed. With `security` clients must log in. `settings` are for the brokers, and
+    override the yard's own.
     """
 
     def __init__(
@@ -97,15 +97,15 @@ class Yard:
     # --- the whole yard
 
     def up(self, regions: int | None = None) -> list[ClusterInfo]:
-        """Starts what is not running, resumes what is paused, and returns when all brokers answer.
+        """Starts stopped brokers, resumes paused ones, and returns when all answer.
 
-        `regions` may raise the number of regions of a yard that is up already.
+        `regions` may raise the number of regions of a running yard.
         """
         with self._lock:
             alive = running(self.home)
             in_use = {
                 name.split("-")[0] for name in [*alive, *self.missing()]
-            }  # a former run may have had more
+            }  # an earlier run may have had more
             present = max((REGIONS.index(region) + 1 for region in in_use), default=0)
             self._regions = max(self._regions, regions or 0, present)
             self.home.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -115,7 +115,7 @@ class Yard:
             return self.clusters
 
     def down(self) -> None:
-        """Stops every broker, also those of a former run, and ends the warden."""
+        """Stops every broker, those of an earlier run too, and ends the warden."""
         with self._lock:
             self._stop(running(self.home))
             for broker in self._brokers(len(REGIONS)):
@@ -170,7 +170,7 @@ class Yard:
 
     @property
     def security(self) -> YardSecurity | None:
-        """Who may log in; None: nobody has to."""
+        """The users that may log in; None: no login."""
         return self._security
 
     def start(self, name: str) -> ClusterInfo:
@@ -180,13 +180,13 @@ class Yard:
             return next(info for info in self.clusters if info.cluster == name)
 
     def stop(self, name: str) -> None:
-        """Stops a broker in order (SIGTERM) and waits until it is gone."""
+        """Stops a broker with SIGTERM and waits until it has ended."""
         with self._lock:
             self._stop(self._running(name))
             self._broker(name).wanted.unlink(missing_ok=True)
 
     def kill(self, name: str) -> None:
-        """Kills a broker (SIGKILL) and waits until it is gone; its data stays."""
+        """Kills a broker with SIGKILL and waits until it has ended; its data stays."""
         with self._lock:
             processes = self._running(name)
             for process in processes.values():
@@ -194,14 +194,15 @@ class Yard:
             self._ensure_gone(processes.values())
 
     def pause(self, name: str) -> None:
-        """Freezes a broker (SIGSTOP): its connections stay open and nothing answers once this returns."""
+        """Suspends a broker with SIGSTOP: its connections stay open, and it answers no request once this
+        returns."""
         with self._lock:
             for process in self._running(name).values():
                 send(process, signal.SIGSTOP)
                 wait_stopped(process, STOP_TIMEOUT_S)
 
     def resume(self, name: str) -> None:
-        """Lets a paused broker go on (SIGCONT), and waits until it answers again."""
+        """Resumes a paused broker with SIGCONT, and waits until it answers again."""
         with self._lock:
             processes = self._running(name)
             for process in processes.values():
@@ -290,7 +291,7 @@ class Yard:
         return ports
 
     def _wait_ready(self, brokers: list[Broker], processes: Mapping[str, psutil.Process]) -> list[Broker]:
-        """Waits until all answer; returns those whose process ended instead; raises when time is over."""
+        """Waits until all answer; returns those whose process ended. Raises when the time is over."""
         deadline = time.monotonic() + START_TIMEOUT_S
         waiting = list(brokers)
         while waiting:
@@ -315,7 +316,7 @@ class Yard:
     def _stop(self, processes: dict[str, psutil.Process], grace_s: float = STOP_TIMEOUT_S) -> None:
         for process in processes.values():
             send(process, signal.SIGTERM)
-            send(process, signal.SIGCONT)  # a paused one would never see the other signal
+            send(process, signal.SIGCONT)  # a paused process would never get the other signal
         left = wait_gone(processes.values(), grace_s)
         for process in left:
             send(process, signal.SIGKILL)
@@ -359,7 +360,8 @@ class Yard:
 
 
 def _former_ports(broker: Broker) -> tuple[int, int] | None:
-    """The ports of its last start, which clients know; None when it has none or another process took them."""
+    """The ports of its last start, which clients know; None when it has none, or another process uses
+    them."""
     ports = broker.ports()
     deadline = time.monotonic() + PORTS_TIMEOUT_S
     while ports is not None and not all(map(is_free, ports)):

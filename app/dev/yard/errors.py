@@ -1,10 +1,10 @@
-"""What can go wrong in the yard, each with the exit code of the command line.
+"""Errors of the yard, each with the command line's exit code.
 
-YardError                    1  a broker did not start, did not stop
-├── UnknownClusterError      4  no cluster of that name
+YardError                    1  a broker did not start or stop
+├── UnknownClusterError      4  no cluster has that name
 ├── MissingJavaError         5  no Java 17 or newer
-├── PortTakenError           5  a port that was asked for is in use
-├── YardTimeoutError         7  a broker, or another process at work, took longer than it may
+├── PortTakenError           5  a requested port is in use
+├── YardTimeoutError         7  a broker, or another process, took too long
 └── FetchError               7  Kafka is not here and could not be fetched
 """
 
@@ -12,7 +12,7 @@ from __future__ import annotations
 
 
 class YardError(Exception):
-    """The yard could not do what was asked; the text says why and what to do."""
+    """The command failed; the text says why and what to do."""
 
     exit_code = 1
 

@@ -1,11 +1,12 @@
-"""The jars of Kafka: which ones, where they are kept, whether they are whole, and how they come back.
+"""Kafka's jars: the list, the cache, their checks, and how they are fetched.
 
-`kafka.lock.json` in this folder lists every jar with coordinate, size and SHA-256, written when the version
-was chosen (`python -m app.dev.yard.lock_file`). Rules:
-- A jar is good when its bytes are the listed ones. All are hashed at every start (46 MB, a tenth of a
-  second), so no manifest in the cache can be stale, and jars put there by hand count like fetched ones.
-- Only what is missing or bad is fetched again; a jar appears under its name whole or not at all.
-- One process fetches; others wait for it (file lock, inherited by the child that fetches and may outlive us).
+`kafka.lock.json` in this folder lists every jar with coordinate, size and SHA-256, as `python -m
+app.dev.yard.lock_file` wrote it for this version. Rules:
+- A jar is good when its bytes match the list. All are hashed at every start (46 MB, a tenth of a second).
+  So no manifest can be stale, and jars copied there by hand count, too.
+- Only missing or bad jars are fetched. A jar appears under its name whole or not at all.
+- One process fetches; others wait for it. The file lock is inherited by the child that fetches, which may
+  outlive its parent.
 """
 
 from __future__ import annotations
@@ -29,13 +30,13 @@ from app.dev.yard.errors import FetchError, YardTimeoutError
 
 HOME_VARIABLE = "SWITCHYARD_HOME"
 LOCK_FILE = Path(__file__).with_name("kafka.lock.json")
-LOCK_TIMEOUT_S = maven.FETCH_TIMEOUT_S + 60.0  # whoever holds it is fetching, which is bounded itself
+LOCK_TIMEOUT_S = maven.FETCH_TIMEOUT_S + 60.0  # its holder fetches, which has a timeout of its own
 LOCK_POLL_INTERVAL_S = 0.2
-ATTEMPTS = 2  # one lost connection of a hundred, or other bytes than the listed ones, may be chance
+ATTEMPTS = 2  # a lost connection, or wrong bytes, may be chance
 
 
 def switchyard_home() -> Path:
-    """The folder for everything Switchyard keeps: `SWITCHYARD_HOME`, else the user's cache folder."""
+    """Switchyard's folder on this machine: `SWITCHYARD_HOME`, otherwise in the user's cache folder."""
     chosen = os.environ.get(HOME_VARIABLE)
     return Path(chosen).expanduser().resolve() if chosen else Path(platformdirs.user_cache_dir("switchyard"))
 
@@ -79,7 +80,7 @@ class JarSet:
         return cls(content["name"], (home or switchyard_home()) / content["name"], jars)
 
     def bad(self) -> list[Jar]:
-        """The jars that are missing, cut short or altered."""
+        """The jars that are missing, cut off or altered."""
         return [jar for jar in self.jars if not jar.is_good(self.folder)]
 
     @property
@@ -87,12 +88,12 @@ class JarSet:
         return os.pathsep.join(str(self.folder / jar.file_name) for jar in self.jars)
 
     def ensure(self) -> None:
-        """Makes every jar present and whole, fetching what is not; raises `FetchError` with the remedy."""
+        """Makes every jar present and good. Raises `FetchError` with the remedy."""
         if not self.bad():
             return
         self.folder.mkdir(parents=True, exist_ok=True)
         with file_lock(self.folder / ".lock", LOCK_TIMEOUT_S, "another process is fetching Kafka") as lock:
-            bad = self.bad()  # another process may have fetched them while we waited
+            bad = self.bad()  # another process may have fetched them meanwhile
             if bad:
                 self._fetch(bad, lock)
 
@@ -108,7 +109,7 @@ class JarSet:
         started = time.monotonic()
         arriving = self.folder / ".arriving"
         for _ in range(ATTEMPTS):
-            self._keep(bad, arriving)  # what arrived before a process was killed
+            self._keep(bad, arriving)  # jars that arrived before a process was killed
             reason = self._attempt(self.bad(), arriving, lock)
             bad = self.bad()
             if not bad:
@@ -118,7 +119,7 @@ class JarSet:
         raise FetchError(self._by_hand(bad, reason))
 
     def _attempt(self, bad: list[Jar], arriving: Path, lock: int) -> str:
-        """Fetches `bad` and moves what is good into place; returns the reason of a failure, or ""."""
+        """Fetches `bad` and moves good jars into place; returns the reason of a failure, or ""."""
         try:
             with progress.steps(f"Fetching {self.name}", len(bad)) as step:
                 maven.download([jar.coordinate for jar in bad], arriving, on_step=step, keep_open=(lock,))
@@ -129,7 +130,7 @@ class JarSet:
         return ""
 
     def _keep(self, jars: list[Jar], arriving: Path) -> None:
-        """Moves what is good into place, and removes the rest: it may be half a jar."""
+        """Moves good jars into place, and removes the rest, which may be incomplete."""
         for jar in jars:
             arrived = maven.path_in(arriving, jar.coordinate)
             if jar.is_good(arrived.parent):
@@ -159,7 +160,7 @@ def file_lock(path: Path, timeout_s: float, waiting_for: str) -> Iterator[int]:
     """Holds an exclusive lock on `path` and yields its descriptor; says once what it waits for."""
     path.parent.mkdir(parents=True, exist_ok=True)
     deadline = time.monotonic() + timeout_s
-    told = False
+    is_reported = False
     with path.open("w") as file:
         while True:
             try:
@@ -169,8 +170,8 @@ def file_lock(path: Path, timeout_s: float, waiting_for: str) -> Iterator[int]:
                 if time.monotonic() > deadline:
                     msg = f"{path} is still locked after {timeout_s:.0f} s: {waiting_for}."
                     raise YardTimeoutError(msg) from None
-                if not told:
+                if not is_reported:
                     progress.say(f"Waiting: {waiting_for}.")
-                    told = True
+                    is_reported = True
                 time.sleep(LOCK_POLL_INTERVAL_S)
         yield file.fileno()

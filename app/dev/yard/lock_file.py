@@ -1,8 +1,8 @@
-"""Writes `kafka.lock.json` anew: run it after changing the version below, and review the difference.
+"""Writes `kafka.lock.json` again: run it after a change of the version below, and review the difference.
 
     python -m app.dev.yard.lock_file
 
-The roots are resolved with everything they need; what comes is then pinned by size and SHA-256.
+It resolves the roots with all that they need, and pins each jar by size and SHA-256.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from app.dev.yard import maven, progress
 from app.dev.yard.jars import LOCK_FILE
 
 KAFKA_VERSION = "4.2.0"
-# Kafka logs through slf4j 1.7 and brings no binding; without one a broker that fails says nothing.
+# Kafka logs through slf4j 1.7 without a binding; without a binding a failing broker logs nothing.
 ROOTS = (f"org.apache.kafka:kafka_2.13:{KAFKA_VERSION}", "org.slf4j:slf4j-simple:1.7.36")
-# The command line tools run on the broker's own jars; their further needs are Kafka Connect's.
+# The command line tools need the broker's jars and Kafka Connect's.
 ALONE = (f"org.apache.kafka:kafka-tools:{KAFKA_VERSION}",)
 
 

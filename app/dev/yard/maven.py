@@ -1,10 +1,11 @@
-"""Fetches jars from Maven Central with jgo, whose default it is: no address stands in the project.
+"""Fetches jars from jgo's default repository, Maven Central, so the project contains no address.
 
-`SWITCHYARD_MAVEN_MIRROR` has the address of another repository, for networks that only reach a mirror.
-Proxies are those of Python (`https_proxy`, `no_proxy`), and so are certificates: jgo has a list of its own.
+`SWITCHYARD_MAVEN_MIRROR` is the address of another repository, for networks that reach a mirror only.
+Proxies and certificates are Python's (`https_proxy`, `no_proxy`), although jgo has a list of certificates
+of its own.
 
-A process of its own fetches (`python -m app.dev.yard.maven`). So a deadline ends it wherever it waits, and it
-inherits locks: while it still writes, nobody else does, even if we were killed.
+A process of its own fetches (`python -m app.dev.yard.maven`), so that a deadline can end it wherever it
+waits. It inherits the locks, so no other process writes until it has ended, even if its parent was killed.
 """
 
 from __future__ import annotations
@@ -22,17 +23,17 @@ from pathlib import Path
 from app.dev.yard.errors import FetchError
 from app.dev.yard.processes import own_module
 
-FETCH_TIMEOUT_S = 900  # a slow line needs minutes for 46 MB, a dead one must not take for ever
-SILENCE_TIMEOUT_S = 30  # of a connection
+FETCH_TIMEOUT_S = 900  # a slow connection needs minutes for 46 MB; a dead one must not wait for ever
+SILENCE_TIMEOUT_S = 30  # the longest pause of a connection
 MIRROR_VARIABLE = "SWITCHYARD_MAVEN_MIRROR"
 CERTIFICATES_VARIABLES = ("REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE")
-DONE = "done "  # begins the lines by which the process says what is done
+DONE = "done "  # the prefix of the process's lines about finished steps
 
 
 def mirror() -> str:
-    """The address that the environment names, "" for none.
+    """The mirror's address from the environment, "" for none.
 
-    Raises `FetchError`, which does not show the address: it may have a password.
+    Raises `FetchError`, without the address: it may contain a password.
     """
     address = os.environ.get(MIRROR_VARIABLE, "").rstrip("/")
     try:
@@ -46,7 +47,7 @@ def mirror() -> str:
 
 
 def source() -> str:
-    """Where jars come from, for people; without the password that a mirror's address may have."""
+    """The repository for people, without a mirror's password."""
     found = urllib.parse.urlsplit(mirror())
     return found._replace(netloc=found.netloc.rpartition("@")[2]).geturl() or "Maven Central"
 
@@ -58,16 +59,17 @@ def download(
     on_step: Callable[[str], None] = lambda _coordinate: None,
     keep_open: Sequence[int] = (),
 ) -> None:
-    """Puts the jars of `coordinates` ("group:artifact:version") into the folder `target`.
+    """Fetches the jars of `coordinates` ("group:artifact:version") into the folder `target`.
 
-    They lie there as in a Maven repository (`path_in`). `on_step` gets a coordinate once its jar has arrived.
-    The process that fetches inherits the descriptors `keep_open`. Raises `FetchError` with the reason.
+    The folder has the layout of a Maven repository (`path_in`). `on_step` gets a coordinate once its jar
+    has arrived. The fetching process inherits the descriptors `keep_open`. Raises `FetchError` with the
+    reason.
     """
     _run(["download", str(target), *coordinates], on_step, keep_open)
 
 
 def resolve(coordinates: Sequence[str], work: Path) -> list[str]:
-    """`coordinates`, and all that they need at run time; descriptions go into the folder `work`.
+    """`coordinates` and all jars that they need at run time; descriptions go into the folder `work`.
 
     Raises `FetchError` with the reason.
     """
@@ -77,13 +79,13 @@ def resolve(coordinates: Sequence[str], work: Path) -> list[str]:
 
 
 def path_in(target: Path, coordinate: str) -> Path:
-    """Where a jar lies in a Maven repository."""
+    """The path of a jar in a Maven repository."""
     group, artifact, version = coordinate.split(":")
     return target.joinpath(*group.split("."), artifact, version, f"{artifact}-{version}.jar")
 
 
 def _run(arguments: list[str], on_step: Callable[[str], None], keep_open: Sequence[int]) -> None:
-    mirror()  # of a wrong one nothing is started
+    mirror()  # an invalid mirror raises before the process starts
     said = ""
     command, environment = own_module("app.dev.yard.maven", *arguments)
     with subprocess.Popen(
@@ -112,7 +114,7 @@ def _run(arguments: list[str], on_step: Callable[[str], None], keep_open: Sequen
 
 
 def system_certificates() -> dict[str, str]:
-    """The variable by which jgo trusts what the system trusts, where it keeps that for Python at all."""
+    """The variable that makes jgo trust the system's certificates, where Python has a path to them."""
     if any(os.environ.get(name) for name in CERTIFICATES_VARIABLES):
         return {}
     paths = ssl.get_default_verify_paths()
@@ -122,7 +124,7 @@ def system_certificates() -> dict[str, str]:
 
 
 class AlteredJars(logging.Handler):
-    """jgo takes a jar whose checksum is another than the repository's, and only logs that."""
+    """Finds jars with a wrong checksum: jgo accepts them, and only logs it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -133,13 +135,13 @@ class AlteredJars(logging.Handler):
             self._first = self._first or record.getMessage()
 
     def check(self) -> None:
-        """Raises ValueError with jgo's words."""
+        """Raises ValueError with jgo's message."""
         if self._first:
             raise ValueError(self._first)
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Downloads or resolves, as a process of its own; on failure the last line is the reason."""
+    """Downloads or resolves, as a process of its own. After a failure the last line is the reason."""
     from jgo.maven import MavenContext
 
     signal.alarm(FETCH_TIMEOUT_S)
@@ -167,7 +169,7 @@ def main(arguments: Sequence[str]) -> int:
         OSError,
         RuntimeError,
         ValueError,
-    ) as failure:  # jgo's, and those of `requests`, which are OSErrors
+    ) as failure:  # jgo's errors; those of `requests` are OSErrors
         reason = _reason(failure)
         sys.stdout.write(f"{reason.replace(remote, source()) if remote else reason}\n")
         return 1
@@ -180,7 +182,7 @@ def _done(coordinate: str) -> None:
 
 
 def _reason(failure: BaseException) -> str:
-    """The first cause, in one line: what `requests` says of it names every layer above, too."""
+    """The innermost cause in one line; the message of `requests` repeats every layer."""
     while cause := failure.__cause__ or failure.__context__:
         failure = cause
     return f"{type(failure).__name__}: {' '.join(str(failure).split())}"

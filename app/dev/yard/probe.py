@@ -1,8 +1,8 @@
-"""Asks a broker whether it serves clients: one Metadata request over a plain socket.
+"""Checks whether a broker serves clients: one Metadata request over a plain socket.
 
-A KRaft broker opens its port before it serves; it answers requests only once the controller has unfenced
-it. So an answer that names at least one broker means ready, and an open port means nothing.
-A secured broker answers nobody who has not logged in: the probe does, by SASL PLAIN.
+A KRaft broker opens its port before it serves, and answers requests only once the controller has unfenced
+it. So an answer that names a broker means ready, and an open port means nothing. A secured broker answers
+only after a login: the probe uses SASL PLAIN.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ import socket
 import struct
 
 METADATA, SASL_HANDSHAKE, SASL_AUTHENTICATE = 3, 17, 36
-METADATA_VERSION = 1  # the oldest that lists no topics when asked for none; Kafka 4 still serves it
+METADATA_VERSION = 1  # the oldest version that can request no topics; Kafka 4 still serves it
 MAX_ANSWER_BYTES = 1 << 20  # a yard's broker answers in some fifty bytes
 
 
 def answers(bootstrap: str, timeout_s: float = 1.0, login: tuple[str, str] | None = None) -> bool:
-    """True when the broker at `host:port` answers a Metadata request that names a live broker.
+    """Whether the broker at `host:port` answers a Metadata request with a live broker.
 
-    `login`: the name and the password for a listener that wants them.
+    `login`: name and password for a listener that needs them.
     """
     host, _, port = bootstrap.rpartition(":")
     try:
@@ -44,7 +44,7 @@ def _logged_in(connection: socket.socket, name: str, password: str) -> bool:
 
 
 def _ask(connection: socket.socket, kind: int, version: int, body: bytes) -> bytes:
-    """The answer without its correlation id; b"" when it is none. Raises OSError."""
+    """The answer without its correlation id; b"" for an invalid answer. Raises OSError."""
     client_id = b"yard"
     request = struct.pack(">hhih", kind, version, 1, len(client_id)) + client_id + body
     connection.sendall(struct.pack(">i", len(request)) + request)

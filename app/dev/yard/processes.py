@@ -1,7 +1,7 @@
-"""The yard's processes, found in the process table and ended for certain.
+"""The yard's processes: found in the process table, and ended reliably.
 
-A broker carries two marks on its command line, its yard's folder and its cluster's name; whoever knows the
-folder finds the brokers, whatever became of the process that started them.
+A broker has two marks on its command line, its yard's folder and its cluster's name. So the folder alone
+finds the brokers, even if the process that started them is gone.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ def marks(home: Path, cluster: str) -> list[str]:
 
 
 def own_module(name: str, *arguments: str) -> tuple[list[str], dict[str, str]]:
-    """The command and the environment that run a module of this project in any working directory.
+    """The command and environment that run a module of this project in any working directory.
 
-    `-P` keeps Python from that directory, which may have a package `app` of its own.
+    `-P` keeps Python from importing a package `app` of that directory.
     """
     root = str(Path(__file__).parents[3])
     path = os.pathsep.join([root, *filter(None, [os.environ.get("PYTHONPATH")])])
@@ -48,14 +48,14 @@ def running(home: Path) -> dict[str, psutil.Process]:
 
 
 def send(process: psutil.Process, number: signal.Signals) -> None:
-    """Sends a signal; a process that is gone already is fine (psutil knows a reused pid)."""
+    """Sends a signal; a process that has ended is fine (psutil recognizes a reused pid)."""
     with contextlib.suppress(psutil.NoSuchProcess):
         process.send_signal(number)
 
 
 def wait_stopped(process: psutil.Process, timeout_s: float) -> None:
-    """Waits until a SIGSTOP has taken hold: on a busy machine its threads go on for a while. One that is gone
-    is fine."""
+    """Waits until a SIGSTOP has taken effect: on a busy machine threads run on for a while. A process that
+    has ended is fine."""
     deadline = time.monotonic() + timeout_s
     with contextlib.suppress(psutil.NoSuchProcess):
         while process.status() != psutil.STATUS_STOPPED and time.monotonic() < deadline:
@@ -63,7 +63,7 @@ def wait_stopped(process: psutil.Process, timeout_s: float) -> None:
 
 
 def wait_gone(processes: Iterable[psutil.Process], timeout_s: float) -> list[psutil.Process]:
-    """Waits until all are gone and returns those that are not; a zombie counts as gone."""
+    """Waits until all have ended and returns those that have not; a zombie counts as ended."""
     deadline = time.monotonic() + timeout_s
     left = list(_alive(processes))
     while left and time.monotonic() < deadline:
@@ -75,8 +75,8 @@ def wait_gone(processes: Iterable[psutil.Process], timeout_s: float) -> list[psu
 def _alive(processes: Iterable[psutil.Process]) -> Iterator[psutil.Process]:
     for process in processes:
         with contextlib.suppress(ChildProcessError):
-            # A child of ours leaves a zombie until asked, and looks like one while its threads still end:
-            # they hold its ports.
+            # A child is a zombie until it is waited for, and looks like one while its threads, which hold its
+            # ports, still end.
             if os.waitpid(process.pid, os.WNOHANG) == (0, 0):
                 yield process
             continue
@@ -86,7 +86,7 @@ def _alive(processes: Iterable[psutil.Process]) -> Iterator[psutil.Process]:
 
 
 def kill_all(home: Path, timeout_s: float) -> None:
-    """Kills (-9) every broker of the yard in `home`, also one that is being started meanwhile."""
+    """Kills (-9) every broker of the yard in `home`, also those that start meanwhile."""
     deadline = time.monotonic() + timeout_s
     while (found := list(running(home).values())) and time.monotonic() < deadline:
         for process in found:

@@ -1,4 +1,4 @@
-"""Shows a download's progress on standard error: a bar on a terminal, a few plain lines elsewhere."""
+"""Shows a download's progress on standard error: a bar on a terminal, otherwise a few plain lines."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ PLAIN_LINE_EVERY_PERCENT = 25
 
 
 def say(text: str) -> None:
-    """One plain sentence for the person who waits."""
+    """Prints a sentence for the person who waits."""
     sys.stderr.write(f"{text}\n")
     sys.stderr.flush()
 
 
 @contextlib.contextmanager
 def steps(title: str, total: int) -> Iterator[Callable[[str], None]]:
-    """Yields a function to call once a step, with what is being done; `total` steps are expected."""
+    """Yields a function to call for each step, with a text; `total` steps are expected."""
     if sys.stderr.isatty():
         columns = (
             TextColumn("{task.description}"),

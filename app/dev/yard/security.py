@@ -1,6 +1,6 @@
-"""A secured yard: clients log in by SASL PLAIN, and may do what access control lists allow, nothing else.
+"""A secured yard: clients log in by SASL PLAIN, and may do only what access control lists allow.
 
-The controllers' own listeners stay as they are, on loopback: who comes by them has no name and is trusted.
+The controllers' own listeners stay open on loopback: their clients have no name and are trusted.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ _MODULE = "org.apache.kafka.common.security.plain.PlainLoginModule"
 
 @dataclass(frozen=True, slots=True)
 class YardSecurity:
-    """Who may log in.
+    """The users of a secured yard.
 
     Attributes:
-        users: name -> password, `ADMIN` among them, who may do everything. Letters and digits only, as they
-            stand in a configuration file.
+        users: Name -> password, with `ADMIN`, who may do everything. Letters and digits only, because they
+            are written into a configuration file.
 
     Raises:
-        ValueError: a name or a password has other characters, or there is no `ADMIN`.
+        ValueError: A name or password has other characters, or there is no `ADMIN`.
     """
 
     users: Mapping[str, str] = field(repr=False)
@@ -35,11 +35,11 @@ class YardSecurity:
 
     @property
     def login(self) -> tuple[str, str]:
-        """The name and the password of who may do everything."""
+        """The administrator's name and password."""
         return ADMIN, self.users[ADMIN]
 
     def properties(self) -> str:
-        """What a broker's configuration says of it."""
+        """A broker's settings for these users."""
         name, password = self.login
         known = " ".join(f'user_{one}="{word}"' for one, word in self.users.items())
         return (

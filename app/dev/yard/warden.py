@@ -1,10 +1,9 @@
-"""Ends a yard's brokers when the process that uses them is gone, however it went.
+"""Ends a yard's brokers when the process that uses them has ended, in any way.
 
-`Yard` starts one warden, and keeps the write end of its standard input. End of file means that the user of
-the yard closed it or died; kill -9 included. A forked child of the user may hold that pipe open, so the
-warden also looks once a second whether its parent is still the same. Rules: it has a session of its own, so
-that no Ctrl-C reaches it; it finds the brokers by their marks, so nothing need be reported to it and no
-broker can be started unnoticed.
+`Yard` starts one warden and keeps the write end of its standard input. End of file means that the user
+closed the yard or died, even by kill -9. A forked child may hold that pipe open, so the warden also checks
+its parent every second. It has a session of its own, so no Ctrl-C reaches it. It finds the brokers by
+their marks, so no broker escapes it.
 
     python -m app.dev.yard.warden HOME keep|remove        # remove: the folder too
 """

@@ -11,7 +11,6 @@ from app.payload.protobuf_interceptor import Deliver, Invalid, ProtobufIntercept
 from app.payload.schema_loader import SchemaLoader
 
 FRAMINGS = {"raw": Framing.NONE, "confluent": Framing.CONFLUENT}
-DELIVERS = {"bytes": Deliver.MESSAGE, "record": Deliver.RECORD, "json": Deliver.JSON}
 
 
 async def payload_codec(workload: Workload, schemas: SchemaLoader) -> PayloadCodec | None:
@@ -46,6 +45,6 @@ async def make_chain(
     unframes = wanted.deliver == "bytes" and wanted.framing == "confluent"
     if unframes or wanted.deliver == "json" or wanted.invalid == "dlq":
         interceptor = ProtobufInterceptor(
-            codec, deliver=DELIVERS[wanted.deliver], invalid=Invalid(wanted.invalid)
+            codec, deliver=Deliver(wanted.deliver), invalid=Invalid(wanted.invalid)
         )
     return workload_chain(operators, interceptor)

@@ -63,7 +63,7 @@ def status(url: str | None, output: str) -> None:
         for seen in whole["regions"]:
             if not seen["own"]:
                 age_s = seen["copy_age_s"]
-                age = "nothing was heard of it" if age_s is None else f"last heard {age_s:.1f} s ago"
+                age = "no message from it yet" if age_s is None else f"last heard {age_s:.1f} s ago"
                 click.echo(f"region {printable(seen['region'])}: {age}", err=True)
     emit([_row(role) for role in whole["roles"]], COLUMNS, output, whole=whole)
 

@@ -23,7 +23,7 @@ from dataclasses import replace
 
 from app.controllog.events import AnyControlEvent, RegionPulse, RolePut, RoleReleased
 from app.controllog.log import ControlLog
-from app.controllog.roles import ACTIVE, ACTIVE_PASSIVE, MOVING, Roles, initial, says_more
+from app.controllog.roles import ACTIVE, ACTIVE_PASSIVE, MOVING, Roles, initial, is_higher
 from app.dispatch.definition import Workload
 from app.dispatch.push.metadata import SenderRole
 from app.failover.run.derived_routes import DerivedRoutes
@@ -103,7 +103,7 @@ class RoleKeeper:
         for workload in moded:
             key, role = workload.key, view.roles.of(workload.key)
             told = self._bridge.roles.of(key)
-            if told is not None and says_more(told, role):
+            if told is not None and is_higher(told, role):
                 if role is not None or not self._is_premature(workload, told.region, now_s):
                     events.append(told)
                 continue

@@ -227,11 +227,10 @@ class Appender:
         try:
             found, last = await self._in_log(lane)
         except (KafkaError, OSError, TimeoutError, ClusterUnreachable) as error:
-            code = NO_LEADER
-            if isinstance(error, TopicAuthorizationFailedError):
-                code = NOT_AUTHORISED
-            elif isinstance(error, TooFewReplicas):
-                code = NOT_ENOUGH_REPLICAS
+            if isinstance(error, TooFewReplicas):
+                lane.failed(NOT_ENOUGH_REPLICAS, str(error))
+                return
+            code = NOT_AUTHORISED if isinstance(error, TopicAuthorizationFailedError) else NO_LEADER
             lane.failed(code, f"the log of {lane.topic}-{lane.partition} cannot be read: {error!r}")
             return
         except Exception as error:

@@ -140,7 +140,12 @@ def remedy_of(code: int, cluster: ConfiguredCluster, topic: str) -> str:
         older = allow(cluster, "cluster", CLUSTER, "IdempotentWrite")
         return f"{grant(cluster, 'topic', topic, 'Read', 'Write', 'Describe')}; before Kafka 2.8 also {older}"
     if code in TOO_FEW_REPLICAS:
-        return "restart brokers with its replicas, or lower min.insync.replicas; the worker retries by itself"
+        return (
+            "restart brokers with its replicas, or lower min.insync.replicas; the worker retries by itself. "
+            "If it still waits then, its leader has not moved the high watermark: remove the stopped brokers "
+            "from its replicas (kafka-reassign-partitions.sh), restart the leader, or write "
+            "any record to the partition"
+        )
     if code == UNEXPECTED:
         return "this is a bug in Switchyard; report the traceback in the log. The worker retries by itself"
     return "check that the broker runs; the worker retries by itself"

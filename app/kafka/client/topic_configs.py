@@ -78,15 +78,20 @@ class _Alter(Request[_AlterStruct]):
 
 
 async def describe(
-    client: ClusterClient, topics: Iterable[str], names: Collection[str] | None = None
+    client: ClusterClient,
+    topics: Iterable[str],
+    names: Collection[str] | None = None,
+    node: int | None = None,
 ) -> dict[str, TopicSettings | KafkaError]:
-    """Topic -> its settings, or why they cannot be read. `names` selects settings; None: all. Raises
-    KafkaError, ClusterUnreachable, NotImplementedError: nothing could be read."""
+    """Topic -> its settings, or why they cannot be read. `names` selects settings; None: all. `node` is the
+    broker to ask; None: any. Raises KafkaError, ClusterUnreachable, NotImplementedError: nothing could be
+    read."""
     found: dict[str, TopicSettings | KafkaError] = {}
     rest = iter(sorted(set(topics)))
     while batch := list(islice(rest, TOPICS_PER_REQUEST)):
         wanted = [(TOPIC, topic, None if names is None else sorted(names)) for topic in batch]
-        answer = await client.send(await client.any_node(), DescribeConfigsRequest(wanted))
+        broker = await client.any_node() if node is None else node
+        answer = await client.send(broker, DescribeConfigsRequest(wanted))
         for code, message, _, topic, entries in answer.resources:
             if code:
                 found[topic] = _error(client, code, topic, "settings", "DescribeConfigs", message)

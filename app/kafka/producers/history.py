@@ -17,13 +17,14 @@ from typing import NamedTuple
 
 from aiokafka.errors import KafkaError, for_code
 from aiokafka.protocol.fetch import FetchRequest
+from aiokafka.protocol.metadata import MetadataRequest
 
 from app.kafka.client.cluster import EARLIEST, READ_UNCOMMITTED, ClusterClient, ClusterUnreachable
 from app.kafka.client.epoch_ends import epoch_ends
 from app.kafka.client.only_partition import only_partition
 from app.kafka.client.permissions import NOT_AUTHORISED, lacks
+from app.kafka.client.topic_configs import describe
 from app.kafka.producers.state import remembered
-from app.kafka.producers.transaction_marker import mark
 from app.kafka.records.batch import RecordBatch, iter_batches
 from app.kafka.records.producer_sequences import ProducerStamp
 
@@ -32,10 +33,15 @@ FETCH_WAIT_MS = 50
 FETCH_BYTES = 1024 * 1024
 OFFSET_OUT_OF_RANGE = 1
 CONNECTION = "append-seek"
+MIN_IN_SYNC = "min.insync.replicas"
 
 
 class TooFewReplicas(ClusterUnreachable):
-    """What the leader has appended is not in as many replicas as it takes to count."""
+    """The leader has appended more than its high watermark covers, and the high watermark does not move.
+
+    While `min.insync.replicas` are in sync (KIP-966), a leader moves it after an append, a follower's fetch
+    of new records, and a change of the replicas. So lowering that setting moves nothing by itself.
+    """
 
 
 class OwnBatches(NamedTuple):
@@ -112,8 +118,7 @@ async def walk(
     cluster: ClusterClient, topic: str, partition: int, start_offset: int, take: Callable[[RecordBatch], bool]
 ) -> int:
     """Hands every batch from `start_offset` to where the log ends now to `take`, in order, committed or not,
-    or until `take` returns True. Where the leader has more than it shows for `WAIT_S`, it is asked to append
-    a marker (`transaction_marker`).
+    or until `take` returns True.
 
     Returns:
         Where it has read to; -1 when the log does not reach to `start_offset` (any more).
@@ -123,7 +128,6 @@ async def walk(
     """
     next_offset, deadline_s = start_offset, time.monotonic() + WAIT_S
     log_end = -1  # asked of each leader once: what comes later is not looked for
-    is_marked = False
     while True:
         trouble: Exception = ClusterUnreachable("it has no leader")
         node: int | None = None
@@ -152,8 +156,8 @@ async def walk(
                     if next_offset < high_watermark:
                         continue
                     trouble = TooFewReplicas(
-                        f"its leader has offset {log_end}, too few replicas have more than {high_watermark} "
-                        "(NotEnoughReplicas)"
+                        f"Nothing is appended, since records in [{high_watermark}, {log_end}) may still be "
+                        f"lost: the leader's high watermark stays at {high_watermark} (NotEnoughReplicas)"
                     )
                 else:
                     trouble = _error(code, cluster, topic, "Read")
@@ -164,12 +168,9 @@ async def walk(
             raise trouble
         if time.monotonic() > deadline_s:
             at = f"{topic}-{partition} in {cluster.name}"
-            if node is None or not isinstance(trouble, TooFewReplicas):
-                raise ClusterUnreachable(f"{at}: {trouble!r}") from trouble
-            why = "it took one already" if is_marked else await mark(cluster, node, topic, partition)
-            if why:
-                raise TooFewReplicas(f"{at}: {trouble}; no marker behind it: {why}") from trouble
-            is_marked, deadline_s = True, time.monotonic() + WAIT_S
+            if node is not None and isinstance(trouble, TooFewReplicas):
+                raise TooFewReplicas(f"{at}: {await _in_sync(cluster, node, topic, partition)}. {trouble}")
+            raise ClusterUnreachable(f"{at}: {trouble!r}") from trouble
         cluster.client.force_metadata_update()
         await asyncio.sleep(RETRY_S)
 
@@ -178,6 +179,21 @@ def _error(code: int, cluster: ClusterClient, topic: str, operation: str) -> Kaf
     words = [lacks(cluster.spec, "topic", topic, operation)] if code == NOT_AUTHORISED else []
     error: KafkaError = for_code(code)(*words)
     return error
+
+
+async def _in_sync(cluster: ClusterClient, node: int, topic: str, partition: int) -> str:
+    """How many replicas are in sync and how many are needed, as the leader knows; for people."""
+    try:
+        request = MetadataRequest([topic], allow_auto_topic_creation=False)
+        (found,) = (await cluster.send(node, request, CONNECTION)).topics
+        ((replicas, in_sync),) = [(one[3], one[4]) for one in found[3] if one[1] == partition]
+        settings = (await describe(cluster, [topic], [MIN_IN_SYNC], node))[topic]
+    except (KafkaError, OSError, TimeoutError, NotImplementedError, LookupError, ValueError) as error:
+        return f"how many of its replicas are in sync is not known ({error!r})"
+    least = (
+        f"not known ({settings})" if isinstance(settings, KafkaError) else settings.config.get(MIN_IN_SYNC)
+    )
+    return f"{len(in_sync)} of {len(replicas)} replicas are in sync, {MIN_IN_SYNC} is {least}"
 
 
 async def _log_end(cluster: ClusterClient, node: int, topic: str, partition: int) -> int:

@@ -41,13 +41,13 @@ class ProducerId(NamedTuple):
         return ProducerId(self.id, self.epoch + 1) if self.epoch < MAX_EPOCH else None
 
 
-async def new_producer(cluster: ClusterClient, timeout_s: float = WAIT_S) -> ProducerId:
+async def new_producer(cluster: ClusterClient) -> ProducerId:
     """An id that nobody has had.
 
     Raises:
         ClusterUnreachable: no broker gave one in time. KafkaError: not authorised (IdempotentWrite).
     """
-    deadline_s = time.monotonic() + timeout_s
+    deadline_s = time.monotonic() + WAIT_S
     while True:
         request = InitProducerIdRequest(None, _UNUSED_TIMEOUT_MS)  # type: ignore[arg-type]  # null is allowed
         try:

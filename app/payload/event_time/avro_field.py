@@ -1,13 +1,14 @@
 """The event time in a field of an Avro record, which fastavro reads up to the field (`avro_prefix`).
 
-Framing as in `app.payload.codec`: `none`, or `confluent`: a byte 0, the schema's id (4 bytes, big-endian),
-the record. The id names the schema that wrote the value; `SchemaPrefixes` has the prefix of that schema.
+The framing is `none`, or `confluent`: a byte 0, the id of the schema that wrote the value (4 bytes,
+big-endian), the record.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from io import BytesIO
-from typing import Any, Protocol
+from typing import Any
 
 from fastavro import schemaless_reader
 from fastavro.types import Schema
@@ -19,33 +20,17 @@ from app.payload.event_time.source import ValueTime
 _INSTANTS = {time_format.name: Instant(time_format) for time_format in TimeFormat}
 
 
-class SchemaPrefixes(Protocol):
-    """Prefixes of the schemas that framing confluent names."""
-
-    def prefix(self, schema_id: int) -> Schema | None:
-        """None: there is no such schema, or the field cannot be read in it."""
-
-
-class OneSchema:
-    """One prefix for every schema id."""
-
-    __slots__ = ("_prefix",)
-
-    def __init__(self, prefix: Schema) -> None:
-        self._prefix = prefix
-
-    def prefix(self, schema_id: int) -> Schema | None:
-        return self._prefix
+PrefixOf = Callable[[int], Schema | None]  # by schema id; None: no such schema, or no such field in it
 
 
 class AvroTime(ValueTime):
     """A field of an Avro record."""
 
-    __slots__ = ("_framing", "_schemas")
+    __slots__ = ("_framing", "_prefix_of")
 
-    def __init__(self, schemas: SchemaPrefixes, framing: Framing = Framing.NONE) -> None:
-        """Without framing, `schemas` is asked for the schema 0."""
-        self._schemas = schemas
+    def __init__(self, prefix_of: PrefixOf, framing: Framing = Framing.NONE) -> None:
+        """Reads values by `prefix_of(schema id)`. Without framing, the id is 0."""
+        self._prefix_of = prefix_of
         self._framing = framing
 
     def read(self, value: bytes) -> int | Absent:
@@ -56,7 +41,7 @@ class AvroTime(ValueTime):
             if len(header) < HEADER_BYTES or header[0] != MAGIC:
                 return Absent.MALFORMED
             schema_id = int.from_bytes(header[1:], "big")
-        prefix = self._schemas.prefix(schema_id)
+        prefix = self._prefix_of(schema_id)
         return Absent.UNKNOWN_SCHEMA if prefix is None else _read(prefix, file)
 
 

@@ -1,7 +1,8 @@
 """Avro schemas from files: one for all values, or a folder of `<schema id>.avsc`.
 
-Workers look at a folder again while they run, as in `app.payload.schema_registry`. It may hold schemas of
-other topics, without the field: their values have no event time, and `AvroSchemaFolder.unusable` says why.
+Workers look for new files in the folder while they run, as in `app.payload.schema_registry`. The folder may
+hold schemas of other topics, which lack the field. Values of these have no event time, and
+`AvroSchemaFolder.unusable` has the reason.
 """
 
 from __future__ import annotations
@@ -13,11 +14,11 @@ from pathlib import Path
 from fastavro.types import Schema
 
 from app.payload.codec import Framing
-from app.payload.event_time.avro_field import AvroTime, OneSchema
+from app.payload.event_time.avro_field import AvroTime
 from app.payload.event_time.avro_prefix import MAX_SCHEMA_BYTES, prefix_of
 from app.payload.event_time.instant import TimeFormat, UnusableField
 from app.payload.schema_files import ANYWHERE, FileRefused, SchemaFiles
-from app.payload.schema_registry import MAX_ENTRIES, MAX_SCHEMA_ID, SETTLED_NS, changed_ns
+from app.payload.schema_registry import MAX_ENTRIES, SETTLED_NS, changed_ns, number_of
 
 SUFFIX = ".avsc"
 MAX_SCHEMAS = 1_000
@@ -25,11 +26,7 @@ _LAYOUT = f"a folder of schemas holds <schema id>{SUFFIX}"
 
 
 class AvroSchemaFolder:
-    """Prefixes of schemas by schema id.
-
-    Attributes:
-        unusable: schema id -> why the field cannot be read in it.
-    """
+    """Prefixes of a folder's schemas. `unusable`: schema id -> why it has no prefix."""
 
     def __init__(
         self,
@@ -38,11 +35,7 @@ class AvroSchemaFolder:
         time_format: TimeFormat | None,
         files: SchemaFiles = ANYWHERE,
     ) -> None:
-        """Reads the folder, which is among `files`.
-
-        Raises:
-            UnusableField: it cannot be read, or the field in none of its schemas.
-        """
+        """Reads the folder, or raises UnusableField: it cannot be read, or no schema has the field."""
         self.unusable: dict[int, UnusableField] = {}
         self._folder = folder
         self._path = path
@@ -65,11 +58,11 @@ class AvroSchemaFolder:
         files.watch(self)
 
     def prefix(self, schema_id: int) -> Schema | None:
-        """As `avro_field.SchemaPrefixes` has it."""
+        """The prefix; None: there is no such schema, or the field cannot be read in it."""
         return self._prefixes.get(schema_id)
 
     def refresh(self) -> None:
-        """Reads the schemas that have come since. To be called off the event loop."""
+        """Reads the schemas that were added since the last look. Call it off the event loop."""
         at_ns = changed_ns(self._folder)
         if at_ns == self._seen_ns and time.time_ns() - at_ns > SETTLED_NS:
             return
@@ -77,7 +70,7 @@ class AvroSchemaFolder:
         try:
             ids = self._ids()
         except OSError:
-            return  # what is known stays
+            return  # known schemas stay
         for schema_id in ids:
             is_new = schema_id not in self._prefixes and schema_id not in self.unusable
             if is_new and len(self._prefixes) + len(self.unusable) < MAX_SCHEMAS:
@@ -103,10 +96,10 @@ def open_avro(
     framing: Framing,
     files: SchemaFiles = ANYWHERE,
 ) -> AvroTime:
-    """A field by the schema of a file of `files`, which stands for every schema id, or by those of a folder.
+    """Event times by one schema file, which counts for every schema id, or by a folder of them.
 
     Raises:
-        UnusableField: the schemas cannot be used.
+        UnusableField: The schemas cannot be used.
     """
     try:
         source = files.find(name)
@@ -114,15 +107,19 @@ def open_avro(
     except FileRefused as error:
         raise UnusableField(".".join(path), f"{name} {error.why}", error.remedy) from None
     except (OSError, ValueError, RuntimeError) as error:
-        raise UnusableField(".".join(path), f"{name} is no path: {error}", "correct the path") from None
+        raise UnusableField(
+            ".".join(path), f"{name} is not a valid path: {error}", "correct the path"
+        ) from None
     if is_folder:
         if framing is Framing.NONE:
             raise UnusableField(
-                ".".join(path), f"{source} is a folder, and values without framing name no schema",
-                f"name one {SUFFIX} file in it, or say framing confluent",
-            )  # fmt: skip
-        return AvroTime(AvroSchemaFolder(source, path, time_format, files), framing)
-    return AvroTime(OneSchema(_prefix_in(source, path, time_format, files)), framing)
+                ".".join(path),
+                f"{source} is a folder, but values without framing name no schema",
+                f"name one {SUFFIX} file in it, or configure framing confluent",
+            )
+        return AvroTime(AvroSchemaFolder(source, path, time_format, files).prefix, framing)
+    prefix = _prefix_in(source, path, time_format, files)
+    return AvroTime(lambda _: prefix, framing)
 
 
 def _prefix_in(
@@ -134,21 +131,13 @@ def _prefix_in(
     except FileRefused as error:
         raise UnusableField(name, f"{file} {error.why}", error.remedy) from None
     except (OSError, ValueError) as error:
-        words = getattr(error, "strerror", None) or str(error)
-        raise UnusableField(name, f"{file} cannot be read: {words}", "correct the path") from None
+        reason = getattr(error, "strerror", None) or str(error)
+        raise UnusableField(name, f"{file} cannot be read: {reason}", "correct the path") from None
     try:
         return prefix_of(text, path, time_format)
-    except UnusableField as wrong:
-        raise UnusableField(name, f"{file}: {wrong.problem}", wrong.remedy) from None
+    except UnusableField as error:
+        raise UnusableField(name, f"{file}: {error.problem}", error.remedy) from None
 
 
 def _is_schema(entry: Path) -> bool:
-    stem = entry.stem
-    return (
-        entry.suffix == SUFFIX
-        and stem.isascii()
-        and stem.isdigit()
-        and len(stem) <= 10
-        and int(stem) <= MAX_SCHEMA_ID
-        and stem == str(int(stem))
-    )
+    return entry.suffix == SUFFIX and entry.stem == str(number_of(entry))

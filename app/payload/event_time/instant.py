@@ -1,19 +1,18 @@
-"""Numbers and text to milliseconds since 1970 (UTC), and the reasons why there are none.
+"""Converts numbers and text to milliseconds since 1970 (UTC), or gives the reason why they are no time.
 
-A fraction of a millisecond is cut off. What lies before 1970 or behind the year 9999 is out of range: that is
-mostly another unit than the one that was configured.
+Fractions of a millisecond are cut off. Times before 1970 or after the year 9999 are out of range: most of
+them are numbers of another unit than the configured one.
 """
 
 from __future__ import annotations
 
 import re
 from datetime import UTC, datetime
-from decimal import Decimal
 from enum import StrEnum
 
 MAX_MS = 253_402_300_799_999  # the end of the year 9999
-MAX_TEXT_CHARS = 64  # of a time; whatever is longer is none
-_MAX_EXPONENT = 40  # of a number's first digit; more is out of range in every unit
+MAX_TEXT_CHARS = 64  # longer text is no time
+_MAX_POWER = 110  # of ten. With 64 digits, a higher power is out of range in every unit; a lower one gives 0
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _NUMBER = re.compile(r"(-?)([0-9]+)(?:\.([0-9]+))?(?:[eE]([+-]?[0-9]+))?", re.ASCII)
 _ISO = re.compile(
@@ -25,22 +24,21 @@ _ISO = re.compile(
 
 
 class Absent(StrEnum):
-    """Why a record has no event time."""
+    """The reason why a record has no event time."""
 
-    NO_TIMESTAMP = "no-timestamp"  # the record's own is -1
     NO_HEADER = "no-header"
     NO_VALUE = "no-value"  # a tombstone
     NO_FIELD = "no-field"
-    NULL = "null"  # the field or header is there, and null
-    MALFORMED = "malformed"  # not what the definition says it is, up to the field
+    NULL = "null"  # the field or header exists and is null
+    MALFORMED = "malformed"  # not in the defined form up to the field; for JSON, up to its end
     NOT_A_TIME = "not-a-time"
     OUT_OF_RANGE = "out-of-range"
-    BEYOND_LIMIT = "beyond-limit"  # too many fields stand before it, or JSON is nested too deep
-    UNKNOWN_SCHEMA = "unknown-schema"  # the value names one that is not there, or that lacks the field
+    BEYOND_LIMIT = "beyond-limit"  # too many Protobuf fields before the field, or JSON nested too deep
+    UNKNOWN_SCHEMA = "unknown-schema"  # the value names a schema that does not exist or lacks the field
 
 
 class UnusableField(ValueError):
-    """A field that cannot give an event time: `field` as in the definition, `problem`, `remedy`."""
+    """A field or header that cannot give an event time. `field` is its path in the definition."""
 
     def __init__(self, field: str, problem: str, remedy: str) -> None:
         super().__init__(f"{field}: {problem}; {remedy}")
@@ -50,9 +48,9 @@ class UnusableField(ValueError):
 
 
 class TimeFormat(StrEnum):
-    """How a time is written: a number since 1970 (UTC), or ISO 8601 with date and time of day.
+    """The form of a time: a number since 1970 (UTC), or ISO 8601 with date and time of day.
 
-    ISO 8601 without an offset is UTC. A number may also stand in text, as JSON's writers of 64 bits do.
+    ISO 8601 without an offset is UTC. A number may also be text, because JSON writers write 64 bits as text.
     """
 
     EPOCH_S = "epoch-s"
@@ -80,7 +78,7 @@ class Instant:
         self._multiply, self._divide = _SCALES.get(time_format, (0, 1))
 
     def of_int(self, number: int) -> int | Absent:
-        """Of a whole number of the format's units."""
+        """The time of a whole number of the format's units."""
         if self.format is not TimeFormat.EPOCH_MS:
             if not self._multiply:
                 return Absent.NOT_A_TIME
@@ -88,26 +86,28 @@ class Instant:
         return number if 0 <= number <= MAX_MS else Absent.OUT_OF_RANGE
 
     def of_float(self, number: float) -> int | Absent:
-        """Of a number as its shortest decimals tell it: 0.123 s are 123 ms, though the float is below."""
+        """The time of a float by its shortest decimals: 0.123 s is 123 ms, although the float is less."""
         return self.of_number(repr(number))  # "nan" and "inf" are no numbers
 
     def of_number(self, text: str) -> int | Absent:
-        """Of decimal digits, with or without fraction and exponent."""
+        """The time of decimal digits, with or without a fraction and an exponent."""
         if len(text) > MAX_TEXT_CHARS or not (found := _NUMBER.fullmatch(text)):
             return Absent.NOT_A_TIME
         if not self._multiply:
             return Absent.NOT_A_TIME
-        sign, whole, fraction, exponent = found.groups()
-        if sign and Decimal(f"{whole}.{fraction or 0}"):
+        sign, whole, fraction, exponent = found.groups("")
+        digits, power = int(whole + fraction), int(exponent or 0) - len(fraction)
+        if not digits:
+            return 0
+        if sign or power > _MAX_POWER:
             return Absent.OUT_OF_RANGE
-        if exponent is not None:
-            return self._of_decimal(Decimal(text))
-        if self._multiply == 1:
-            return self.of_int(int(whole))
-        return _within(int(whole + ((fraction or "") + "000")[:3]))
+        if power < -_MAX_POWER:
+            return 0
+        if power < 0:
+            return _within(digits * self._multiply // (self._divide * 10**-power))
+        return _within(digits * self._multiply * 10**power // self._divide)
 
     def of_text(self, text: str) -> int | Absent:
-        """Of text in the format."""
         if self._multiply:
             return self.of_number(text)
         if len(text) > MAX_TEXT_CHARS or not _ISO.fullmatch(text := text.upper()):
@@ -115,26 +115,15 @@ class Instant:
         try:
             found = datetime.fromisoformat(text)
             since = (found if found.tzinfo is not None else found.replace(tzinfo=UTC)) - _EPOCH
-        except (ValueError, OverflowError):  # a thirteenth month, an offset of 99 hours
+        except (ValueError, OverflowError):  # such as a month 13, or an offset of 99 hours
             return Absent.NOT_A_TIME
         return _within((since.days * 86_400 + since.seconds) * 1000 + since.microseconds // 1000)
 
     def of_bytes(self, text: bytes) -> int | Absent:
-        """Of ASCII text in the format."""
+        """The time of ASCII text in the format."""
         if len(text) > MAX_TEXT_CHARS or not text.isascii():
             return Absent.NOT_A_TIME
         return self.of_text(text.decode("ascii"))
-
-    def _of_decimal(self, number: Decimal) -> int | Absent:
-        if not number:
-            return 0
-        first_digit = number.adjusted()
-        if first_digit > _MAX_EXPONENT:
-            return Absent.OUT_OF_RANGE
-        if first_digit < -_MAX_EXPONENT:
-            return 0
-        numerator, denominator = number.as_integer_ratio()
-        return _within(numerator * self._multiply // (denominator * self._divide))
 
 
 def _within(time_ms: int) -> int | Absent:

@@ -1,1 +1,1 @@
-"""Placement by REST and on the command line: shown, planned, moved by hand, drained."""
+"""Placement by REST and on the command line: show it, plan it, move jobs, drain workers."""

@@ -1,4 +1,4 @@
-"""placement show|plan|move, worker drain: where jobs are and why. Changes are dry runs until --execute."""
+"""placement show|plan|move, worker drain: where jobs run and why. Changes are dry runs until --execute."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ def placement() -> None:
 
 
 @placement.command("show")
-@click.option("--why", is_flag=True, help="Also why each job is where it is, and since when.")
+@click.option("--why", is_flag=True, help="Also show why each job is where it is, and since when.")
 @click.option("--worker", help="Jobs of this worker only.")
 @click.option("--workload", metavar="GROUP/TOPIC", help="Jobs of this workload only.")
 @url_option
 @output_option
 @guarded
 def show(why: bool, worker: str | None, workload: str | None, url: str | None, output: str) -> None:
-    """Every job and its worker.
+    """Shows every job and its worker.
 
     \b
     switchyard placement show --workload billing/orders --why
@@ -51,17 +51,17 @@ def show(why: bool, worker: str | None, workload: str | None, url: str | None, o
 
 
 @placement.command("plan")
-@click.option("--even", is_flag=True, help="Also what would make workers even by count; else jobs stay.")
-@click.option("--execute", is_flag=True, help="Carry the moves out; else it is only said what would be.")
+@click.option("--even", is_flag=True, help="Also make the workers' job counts even; without this, jobs stay.")
+@click.option("--execute", is_flag=True, help="Carry the moves out; without this, only show them.")
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @url_option
 @output_option
 @guarded
 def plan(even: bool, execute: bool, yes: bool, url: str | None, output: str) -> None:
-    """What placement would do now, each move with its reason. Exit code 10: there are moves.
+    """Shows the moves that placement would make now, with reasons. Exit code 10: there are moves.
 
     \b
-    switchyard placement plan                     # usually nothing: what is due is done at once
+    switchyard placement plan                     # usually nothing: due moves are made at once
     switchyard placement plan --even --execute    # a worker that joined gets its share
     """
     _plan({"even": even}, execute, yes, url, output)
@@ -70,7 +70,7 @@ def plan(even: bool, execute: bool, yes: bool, url: str | None, output: str) -> 
 @placement.command("move")
 @click.argument("job")
 @click.option("--to", metavar="WORKER", help="A live worker's name (worker list).")
-@click.option("--release", is_flag=True, help="Take the wish back: it stays, and may move as others do.")
+@click.option("--release", is_flag=True, help="Cancel the wish: the job stays, and may move as others do.")
 @click.option("--reason", default="", help="Why, for the activity log.")
 @act_options
 @guarded
@@ -78,27 +78,27 @@ def move(
     job: str, to: str | None, release: bool, reason: str, execute: bool, yes: bool, url: str | None,
     output: str,
 ) -> None:  # fmt: skip
-    """Moves one job to a worker; it hands over what it has acknowledged, so nothing is delivered twice.
+    """Moves one job to a worker. Its owner hands over its acknowledgements, so nothing is delivered twice.
 
-    A wish that cannot be fulfilled (its worker ended) stands until it can, or until it is released.
+    A wish that cannot be fulfilled (its worker ended) stays until it can be, or until --release.
 
     \b
     switchyard placement move dispatch:billing/orders:orders:3 --to east-2-4711-6920af3b --execute
     switchyard placement move dispatch:billing/orders:orders:3 --release --execute
     """
     if release == (to is not None):
-        raise CommandFailure("name a worker with --to, or take the wish back with --release", EXIT_USAGE)
+        raise CommandFailure("name a worker with --to, or cancel the wish with --release", EXIT_USAGE)
     if to is not None:
         _plan({"moves": [{"job": job, "to": to}]}, execute, yes, url, output, reason=reason, only=job)
         return
     client, body = Client(url), {"job": job, "reason": reason}
-    told = client.ask("POST", "/placement/release", body)
-    if not told["changed"]:
-        raise CommandFailure(f"nobody wants {job} anywhere", EXIT_PRECONDITION)
+    answer = client.ask("POST", "/placement/release", body)
+    if not answer["changed"]:
+        raise CommandFailure(f"no operator wants {job} on a certain worker", EXIT_PRECONDITION)
     if execute:
-        confirm(f"Take back that {job} is wanted on {told['wish']}?", yes)
-        told = client.ask("POST", "/placement/release", {**body, "execute": True})
-    emit([told], ["job", "wish", "changed"], output)
+        confirm(f"Cancel the wish for {job} on {answer['wish']}?", yes)
+        answer = client.ask("POST", "/placement/release", {**body, "execute": True})
+    emit([answer], ["job", "wish", "changed"], output)
     if not execute:
         click.echo(DRY, err=True)
 
@@ -116,7 +116,7 @@ def _plan(
     if not shown:
         if only:
             raise CommandFailure(
-                "it would not move: it is there already, or the notices say why", EXIT_PRECONDITION
+                "the job would not move: it is there already, or the notices say why", EXIT_PRECONDITION
             )
         click.echo("nothing would move", err=True)
         return
@@ -126,17 +126,17 @@ def _plan(
     confirm(f"Carry out {len(shown)} moves?", yes)
     done = client.ask("POST", "/placement/apply", {**wanted, "plan": made["plan"], "reason": reason})
     click.echo(
-        f"{done['wished']} moves are under way; 'placement show --why' tells when they are done", err=True
+        f"{done['wished']} moves are under way; 'placement show --why' shows when they are done", err=True
     )
 
 
 @click.command("drain")
 @click.argument("name", metavar="WORKER")
-@click.option("--undo", is_flag=True, help="Let it have jobs again.")
+@click.option("--undo", is_flag=True, help="Give it jobs again.")
 @act_options
 @guarded
 def drain(name: str, undo: bool, execute: bool, yes: bool, url: str | None, output: str) -> None:
-    """Lets a worker hand its jobs over and get no more, before it is stopped or looked at.
+    """Makes a worker hand over its jobs and get no more, before you stop or examine it.
 
     \b
     switchyard worker drain east-2-4711-6920af3b --execute
@@ -146,11 +146,11 @@ def drain(name: str, undo: bool, execute: bool, yes: bool, url: str | None, outp
         raise CommandFailure("WORKER: name one of 'worker list'", EXIT_USAGE)
     client, path = Client(url), f"/workers/{quote(name, safe='')}/drain"
     body = {"draining": not undo}
-    told = client.ask("POST", path, body)
+    answer = client.ask("POST", path, body)
     columns = ["worker", "draining", "changed", "jobs"]
     if not execute:
-        emit([told], columns, output)
+        emit([answer], columns, output)
         click.echo(DRY, err=True)
         return
-    confirm(f"{'Give jobs to' if undo else 'Drain'} {name}, which has {told['jobs']}?", yes)
+    confirm(f"{'Give jobs to' if undo else 'Drain'} {name}, which has {answer['jobs']}?", yes)
     emit([client.ask("POST", path, {**body, "execute": True})], columns, output)

@@ -1,6 +1,6 @@
-"""The REST side of placement: why every job is where it is, what a round would do, moves by hand, drains.
+"""Placement by REST: why every job is where it is, the moves of a round, moves by hand, drains.
 
-Plans are the leader's, whoever is asked. A plan has an id; it is applied as it was read or not at all.
+Any worker answers with the leader's plan. A plan has an id; it is applied as it was read or not at all.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ EVEN = PlacementRules(even=2, moves=MAX_MOVES, worker_share=1.0, region_share=1.
 
 
 class WishReleased(TypedDict):
-    """The wish that was taken back: the worker on which somebody wanted the job; null: there was none."""
+    """The canceled wish: the worker that an operator wanted the job on; null: there was none."""
 
     job: str
     wish: str | None
@@ -45,13 +45,13 @@ class WishReleased(TypedDict):
 
 
 class PlacementRoutes:
-    """Handlers; `api` finds the runtime."""
+    """The handlers."""
 
     def __init__(self, api: Api) -> None:
         self._api = api
 
     def routes(self) -> list[web.RouteDef]:
-        """Everything there is."""
+        """All routes of placement."""
         return [
             web.post("/api/v1/placement/plan", acting(self.plan)),
             web.post("/api/v1/placement/apply", acting(self.apply)),
@@ -73,17 +73,17 @@ class PlacementRoutes:
         schemas.PlacementApplied, headers=ACTOR, body=request_bodies.ApplyBody, problems=(409, 412, 502)
     )
     async def apply(self, request: web.Request) -> web.Response:
-        """Carries out the moves of a plan, if it still is what it was."""
+        """Carries out the moves of a plan, if the plan is still current."""
         body = await read_body(request, request_bodies.ApplyBody)
         moves, even = self._moves(body), flag_of(body, "even")
         reason = reason_of(body)
         if not isinstance(body.get("plan"), str):
-            raise BadQuery("plan: missing; POST /api/v1/placement/plan first, and give the id it tells")
+            raise BadQuery("plan: missing; POST /api/v1/placement/plan first, and give the id of its answer")
         if (leader := self._other_leader(request)) is not None:
             return await hand_over(self._api, request, leader, body)
         made, plan_id = await self._planned(moves, even)
         if plan_id != body["plan"]:
-            raise ApiError(412, "Stale plan", "something changed since that plan was made; make another")
+            raise ApiError(412, "Stale plan", "something changed since that plan was made; make another plan")
         view = self._api.runtime.control.view
         wishes = [
             MoveWish(
@@ -99,11 +99,11 @@ class PlacementRoutes:
 
     @described(WishReleased, headers=ACTOR, body=request_bodies.ReleaseBody, problems=(404,))
     async def release(self, request: web.Request) -> web.Response:
-        """Takes back the wish that a job be on a worker, as long as the move has not been made."""
+        """Cancels the wish for a job, unless its move was made already."""
         body = await read_body(request, request_bodies.ReleaseBody)
         job, execute, reason = body.get("job"), flag_of(body, "execute"), reason_of(body)
         if not isinstance(job, str):
-            raise BadQuery("job: missing; GET /api/v1/assignments lists the jobs and what is wished of them")
+            raise BadQuery("job: missing; GET /api/v1/assignments lists the jobs and their wishes")
         control = self._api.runtime.control
         wish = control.view.wishes.get(job)
         if wish is None and job not in control.view.assignments:
@@ -113,12 +113,12 @@ class PlacementRoutes:
                 at_ms=now_ms(), job=job, worker="", epoch=wish.epoch, actor=actor_of(request), why=reason
             )
             await control.append(back)
-        told = None if wish is None else wish.worker
-        return json_response({"job": job, "wish": told, "changed": wish is not None, "execute": execute})
+        wished = None if wish is None else wish.worker
+        return json_response({"job": job, "wish": wished, "changed": wish is not None, "execute": execute})
 
     @described(schemas.Drained, headers=ACTOR, body=request_bodies.DrainBody, problems=(404, 409))
     async def drain(self, request: web.Request) -> web.Response:
-        """Lets a worker give its jobs away and get no more (`draining: false`: have some again)."""
+        """Makes a worker hand over its jobs and get no more (`draining: false`: get jobs again)."""
         worker = request.match_info["worker"]
         body = await read_body(request, request_bodies.DrainBody)
         draining = flag_of({"draining": True} | dict(body), "draining")
@@ -138,7 +138,9 @@ class PlacementRoutes:
             group, count = stuck.most_common(1)[0]
             whose = f" of the isolation group {group!r}" if group else ""
             raise ApiError(
-                409, "Refused", f"nobody could take {count} of its jobs; start another worker{whose} first"
+                409,
+                "Refused",
+                f"no other worker could take {count} of its jobs; start another worker{whose} first",
             )
         changed = draining != (worker in view.draining)
         execute = flag_of(body, "execute")
@@ -146,31 +148,31 @@ class PlacementRoutes:
             await runtime.control.append(
                 Drain(at_ms=now_ms(), worker=worker, draining=draining, actor=actor_of(request))
             )
-        told = {
+        answer = {
             "worker": worker,
             "draining": draining,
             "changed": changed,
             "jobs": len(owned),
             "execute": execute,
         }
-        return json_response(told)
+        return json_response(answer)
 
     def _group(self, key: str) -> str:
         put = self._api.runtime.control.view.workloads.get(key)
         return "" if put is None else group_of(put, self._api.runtime.catalog.workload(key))
 
     def _other_leader(self, request: web.Request) -> str | None:
-        """The leader, when it is another worker. Raises ApiError."""
+        """The leader, when it is another worker. Raises ApiError when there is none."""
         runtime = self._api.runtime
         leader = runtime.control.view.leader
         if runtime.leader.leads:
             return None
         if not leader or request.headers.get(HOP_HEADER):
-            raise ApiError(503, "No leader", "the region is about to choose its leader; ask again in seconds")
+            raise ApiError(503, "No leader", "the region is choosing its leader; try again in some seconds")
         return leader
 
     def _moves(self, body: Mapping[str, Any]) -> dict[str, str]:
-        """Job -> worker, as the body asks. Raises BadQuery."""
+        """The body's moves, job -> worker. Raises BadQuery."""
         wanted = body.get("moves", [])
         if not isinstance(wanted, list) or len(wanted) > MAX_MOVES:
             raise BadQuery(f"moves: must be a list of at most {MAX_MOVES}")
@@ -181,14 +183,14 @@ class PlacementRoutes:
                 raise BadQuery('moves: write [{"job": "dispatch:group/topic:topic:0", "to": "worker"}]')
             job, worker = str(move["job"]), str(move["to"])
             if view.owner(job) is None:
-                raise BadQuery(f"moves: nobody owns {job[:200]!r}; GET /api/v1/assignments lists the jobs")
+                raise BadQuery(f"moves: no worker owns {job[:200]!r}; GET /api/v1/assignments lists the jobs")
             if worker not in live:
                 raise BadQuery(f"moves: no worker {worker[:100]!r} lives; GET /api/v1/workers lists them")
             moves[job] = worker
         return moves
 
     async def _planned(self, moves: Mapping[str, str], even: bool) -> tuple[RoundPlan, str]:
-        """The plan and its id, which is that of its decisions and of the epochs they are about."""
+        """The plan and its id, a hash of its decisions and the epochs that they end."""
         made = await self._api.runtime.leader.foresee(moves, EVEN if even else PlacementRules())
         view = self._api.runtime.control.view
         basis = [[d.job, d.worker, d.release, d.target, _epoch(view, d.job)] for d in made.decisions]

@@ -1,4 +1,4 @@
-"""What the API answers of moves and placement, as `app.web.http.schemas` does of everything else."""
+"""The API's answers about moves and placement; `app.web.http.schemas` has the others."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from app.placement.model.plan import Notice
 
 
 class MovedPartition(TypedDict):
-    """Where a partition stands, and where it begins in the other cluster."""
+    """A partition's position, and where it begins in the other cluster."""
 
     partition: int
     position: int | None
@@ -20,13 +20,13 @@ class MovedPartition(TypedDict):
 
 
 class MovedLetters(TypedDict):
-    """What becomes of the dead letters."""
+    """The dead letters, and what the move does with them."""
 
     offsets: int
     action: Literal["copy", "leave"]
 
 
-# What a cluster move would do.
+# The plan of a move to another cluster.
 ForeseenMove = TypedDict(
     "ForeseenMove",
     {
@@ -45,12 +45,12 @@ ForeseenMove = TypedDict(
     },
 )
 
-# A job's move, with its reason; null: nobody.
+# A job's move, with its reason; null: no worker.
 PlacementMove = TypedDict("PlacementMove", {"job": str, "from": str | None, "to": str | None, "reason": str})
 
 
 class PlacementPlan(TypedDict):
-    """What a round would do. `plan` is its id, to be given to apply; `levels`: how full workers would be."""
+    """The plan of a round. `plan` is its id, for apply; `levels`: how full the workers would be."""
 
     plan: str
     moves: list[PlacementMove]
@@ -59,13 +59,13 @@ class PlacementPlan(TypedDict):
 
 
 class PlacementApplied(PlacementPlan):
-    """What was asked for: `wished` moves, which the leader makes one after the other."""
+    """The applied plan: `wished` moves, which the leader makes one after the other."""
 
     wished: int
 
 
 class Drained(TypedDict):
-    """Whether a worker gives its jobs away, and how many it has."""
+    """Whether a worker hands over its jobs, and how many it has."""
 
     worker: str
     draining: bool

@@ -1,37 +1,41 @@
-"""Which worker runs which job, and why: sticky bin packing over cpu, memory and network.
+"""Placement: which worker runs which job, and why. Sticky bin packing over cpu, memory and network.
 
-`plan` is pure and sees everything it may decide by: the jobs there should be, the workers that live, who
-owns what, what every job takes. Its answer is a list of decisions, each with its reason, and of notices: what
-could not be done, and what would help. An empty list means that all is as it should be.
+`plan` is pure and gets all its inputs: the jobs, the live workers, the owners, and each job's load. It
+returns decisions with reasons, and notices: problems with remedies. Without decisions, all jobs are well
+placed. This module has the rules; `round.py` carries them out.
 
-    nobody ──place──▶ owned ──asked to release──▶ leaving ──released──▶ nobody ──place──▶ owned elsewhere
-                        └───── its worker is dead ─────────────────────────┘
+    no owner ──place──▶ owned ──release requested──▶ leaving ──released──▶ no owner ──place──▶ another owner
+                          └───── its worker is dead ─────────────────────────┘
 
-When a job moves, and only then
-1. Its worker is dead: it is placed at once (those beyond the first `placements` in the next round). A worker
-   lost moves its own jobs and no others.
-2. It should not exist any more, or (bounded) its worker is draining: its owner is asked to release it.
-3. An operator wants it elsewhere (`wishes`), or its isolation group has other workers: likewise, bounded.
-4. Its worker is over capacity, above the mark `high`: as few jobs as bring it back to the mark, bounded. They
-   go only to workers that stay below the lower mark `fill` with them (hysteresis), so that whoever takes them
-   is not the next to be relieved. Nobody has such room: a worker above all that it has still gives to the one
-   that ends lowest, when that leaves it `gain` better off than the giver was.
-A job is never moved for evenness. A worker that joins gets what is homeless, what is new, and what others are
-too small for; an imbalance, however large, is resolved when somebody is over capacity by measured load and
-not before. Who wants evenness by count all the same asks for it (`PlacementRules.even`): an operator's own
-plan, or a fleet in which nothing is measured yet.
+Jobs move only for these reasons:
+1. Its worker is dead: the job is placed at once (beyond the first `placements`, in the next round). A lost
+   worker moves its own jobs and no others.
+2. The job should not exist any more, or its worker drains (bounded): the owner is requested to release it.
+3. An operator wants it on another worker (`wishes`), or its isolation group has other workers: likewise,
+   bounded.
+4. Its worker is above the mark `high`: as few jobs as bring it back to the mark leave, bounded. They go only
+   to workers that stay below the lower mark `fill` (hysteresis), so that those are not relieved next. If
+   there is no such worker, a worker above its whole capacity still gives jobs away. They go to the worker
+   that ends lowest, if that level is `gain` below the giver's.
 
-How a place is chosen (`app.placement.model.fleet`): the emptiest that has room, the largest jobs first, two
-hot partitions of one topic apart if possible. What nobody has room for goes to the least loaded all the same,
-and is told: a job is never left lying, except when no live worker is of its isolation group.
+A job never moves for evenness. A worker that joins gets new jobs, jobs without an owner, and jobs that
+other workers are too small for. An imbalance, however large, is resolved when a worker is over capacity by
+measured load. `PlacementRules.even` adds evenness by count: for an operator's own plan, or a fleet without
+measurements.
 
-How few moves are found: while no single job is enough, the one that takes most of what is too much; then the
-smallest that is enough. With one dimension too high and room elsewhere this is the least possible number; in
-general that is NP-hard, and tests/placement/model/test_bin_packing_optimum.py shows how near it comes.
+Where a job goes (`app.placement.model.fleet`): to the emptiest worker with room, the largest jobs first,
+hot partitions of one topic apart if possible. Without room, it goes to the least loaded worker, with a
+notice. A job stays without a worker only when no live worker has its isolation group.
 
-Invariants: a decision never gives a job that has a live owner to somebody else without its release; only
-live, not draining workers are given jobs; one decision a job; the same input gives the same answer, in
-whatever order. Rounds come to rest: with every planned move the sorted list of levels becomes smaller.
+How few moves: while no single job is enough, the one that takes most of the excess; then the smallest that is
+enough. With one dimension in excess and room on other workers this is the minimum. In general the minimum is
+NP-hard; tests/placement/model/test_bin_packing_optimum.py shows how near this comes.
+
+Invariants (`tests/placement/model/`)
+- No decision gives a job with a live owner to another worker without its release.
+- Only live workers that do not drain get jobs.
+- A job has one decision at most; the same input gives the same plan, in any order.
+- Rounds come to rest, because every planned move makes the sorted list of levels smaller.
 """
 
 from __future__ import annotations
@@ -77,16 +81,16 @@ def plan(
     asleep: Mapping[str, str] | None = None,
     rules: PlacementRules = PlacementRules(),  # noqa: B008  frozen
 ) -> RoundPlan:
-    """Decides this round's changes.
+    """Decides a round's changes.
 
     Args:
-        jobs: all jobs there should be.
-        loads: what each takes (`app.kernel.load.with_estimates`); without one, `DEFAULT_JOB`.
-        groups: workload or route (the job's name) -> its isolation group; `UNREAD`: its jobs stay where they
-            are, and those without a worker wait.
-        wishes: job -> the worker on which an operator wants it; while the wish stands, it stays there.
-        planned: job -> the release that was decided for it in an earlier round, for its target and reason.
-        asleep: workload -> why it is hibernated: its jobs have no owner.
+        jobs: All jobs that should exist.
+        loads: Each job's load (`app.kernel.load.with_estimates`); others count as `DEFAULT_JOB`.
+        groups: Workload or route (the job's name) -> its isolation group. Jobs of `UNREAD` stay where they
+            are, or wait without a worker.
+        wishes: Job -> the worker that an operator wants it on; the job stays there while the wish lasts.
+        planned: Job -> the release decided in an earlier round, for its target and reason.
+        asleep: Workload -> why it is hibernated; its jobs have no owner.
     """
     return PlacementRound(
         jobs,

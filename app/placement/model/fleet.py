@@ -1,15 +1,16 @@
-"""The workers as bins: how full each is in three dimensions, and who has room for the next job.
+"""The workers as bins: each one's level in three dimensions, and which one gets the next job.
 
 Rules
-1. A worker's level is the fullest of its dimensions, 1.0 = all that it has.
-2. A job goes to the worker with the lowest level that stays at or below the fill mark with it (worst fit):
-   work spreads, and whoever is empty gets what comes. Ties go to the one with fewer jobs, then by name.
-3. A hot partition goes past workers that have another one of its topic, if somebody else has room.
-4. When nobody has room, it goes where the level ends lowest: of the `MIN_CANDIDATES` emptiest.
+1. A worker's level is that of its fullest dimension; 1.0 is its whole capacity.
+2. A job goes to the worker with the lowest level that stays at or below the fill mark with it (worst fit).
+   So load spreads, and an empty worker gets the next jobs. Ties go to the worker with fewer jobs, then by
+   name.
+3. A hot partition avoids workers with another hot one of its topic, if a third worker has room.
+4. Without room, the job goes where the level ends lowest, among the `MIN_CANDIDATES` emptiest workers.
 
-A heap gives the emptiest first. Entries are not removed when a level changes but told stale by their level,
-so that a job costs a few heap operations whatever the number of workers. A search that finds no room leaves
-behind the most that anybody had, in each dimension: what wants more need not search.
+A heap gives the emptiest worker first. When a level changes, its entry stays and is stale, so a job costs
+a few heap operations whatever the number of workers. A search without success remembers the most room of
+any worker in each dimension; a larger job does not search again.
 
 Invariant: after `open`, every worker has an entry that is not stale.
 """
@@ -22,14 +23,14 @@ from collections.abc import Sequence
 from app.kernel.load import Load, Vector, vector
 
 DIMENSIONS = ("cpu", "memory", "network")
-MIN_CANDIDATES = 4  # candidates when nobody has room
-ROUNDING = 1e-9  # of a worker: sums of floats that should be equal differ by less
+MIN_CANDIDATES = 4  # when no worker has room
+ROUNDING = 1e-9  # more than equal sums of floats differ by
 NONE: Vector = (0.0, 0.0, 0.0)
 UNLIMITED: Vector = (float("inf"), float("inf"), float("inf"))
 
 
 class WorkerSlot:
-    """One worker: what it has and what is on it. `add` and `remove` leave `level` to `measure`."""
+    """A worker's capacity and load. `add` and `remove` leave `level` to `measure`."""
 
     __slots__ = ("capacity", "count", "group", "hot", "leaving", "level", "name", "used")
 
@@ -39,28 +40,28 @@ class WorkerSlot:
         self.capacity = vector(capacity)
         self.used = NONE
         self.count = 0
-        self.leaving = 0  # jobs that it was asked to release and still has
-        self.hot: set[str] = set()  # topics of which it has a hot partition
+        self.leaving = 0  # its jobs whose release was requested
+        self.hot: set[str] = set()  # topics with a hot partition on it
         self.level = 0.0
 
     def add(self, size: Vector) -> None:
-        """A job of this size is here, or will be."""
+        """Adds a job of this size."""
         used = self.used
         self.used = (used[0] + size[0], used[1] + size[1], used[2] + size[2])
         self.count += 1
 
     def remove(self, size: Vector) -> None:
-        """It is not, or will not be."""
+        """Removes a job of this size."""
         used = self.used
         self.used = (used[0] - size[0], used[1] - size[1], used[2] - size[2])
         self.count -= 1
 
     def measure(self) -> None:
-        """Brings the level up to date."""
+        """Updates the level."""
         self.level = self.level_with(NONE)
 
     def level_with(self, size: Vector) -> float:
-        """The level with a job of this size in addition."""
+        """The level with another job of this size."""
         used, capacity = self.used, self.capacity
         cpu = (used[0] + size[0]) / capacity[0]
         memory = (used[1] + size[1]) / capacity[1]
@@ -69,7 +70,7 @@ class WorkerSlot:
         return network if network > fullest else fullest
 
     def room(self, mark: float) -> Vector:
-        """What fits until a dimension reaches `mark`; negative where it is above."""
+        """The size that fits until a dimension reaches `mark`; negative above it."""
         used, capacity = self.used, self.capacity
         return (
             capacity[0] * mark - used[0],
@@ -89,7 +90,7 @@ class WorkerSlot:
 
 
 class WorkerBins:
-    """The workers of one isolation group that may be given jobs."""
+    """The workers of an isolation group that may get jobs."""
 
     __slots__ = ("_fill", "_heap", "_most", "slots")
 
@@ -100,7 +101,7 @@ class WorkerBins:
         self._most = UNLIMITED
 
     def open(self) -> None:
-        """All that is there has been added: from here on `choose` and `put` keep the order."""
+        """Ends the setup: from here on `choose` and `put` keep the order."""
         for slot in self.slots.values():
             slot.measure()
         self._heap = [(slot.level, slot.count, slot.name) for slot in self.slots.values()]
@@ -108,15 +109,16 @@ class WorkerBins:
 
     @property
     def lowest(self) -> float:
-        """The level of the emptiest."""
+        """The level of the emptiest worker."""
         heap, slots = self._heap, self.slots
         while (slot := slots[heap[0][2]]).level != heap[0][0] or slot.count != heap[0][1]:
             heapq.heappop(heap)
         return heap[0][0]
 
     def give(self, size: Vector, hot: str = "") -> tuple[WorkerSlot | None, bool]:
-        """`choose` and `put` in one: who got it, and whether there was room. Nearly always it is the
-        emptiest, and a first placement asks a hundred thousand times."""
+        """`choose` and `put` in one: the worker that gets the job, and whether it had room. A fast path,
+        because a first placement calls it a hundred thousand times and nearly always gets the emptiest
+        worker."""
         heap = self._heap
         if not hot and heap:
             level, count, name = heap[0]
@@ -136,11 +138,11 @@ class WorkerBins:
     def choose(
         self, size: Vector, hot: str = "", but: WorkerSlot | None = None
     ) -> tuple[WorkerSlot | None, bool]:
-        """Who is to get a job of this size, and whether there is room (rules 2 to 4).
+        """The worker for a job of this size, and whether it has room (rules 2 to 4).
 
         Args:
-            hot: the job's topic when the job is one of its hot partitions.
-            but: a worker that is to lose it, and so does not count.
+            hot: The job's topic when the job is one of its hot partitions.
+            but: The worker that loses the job; it is not a candidate.
         """
         most = self._most
         if size[0] > most[0] or size[1] > most[1] or size[2] > most[2]:
@@ -156,7 +158,7 @@ class WorkerBins:
                 heapq.heappop(heap)
                 continue
             if level >= fill:
-                break  # nor has anybody behind it
+                break  # all others are fuller
             if slot is not but and slot.level_with(size) <= fill:
                 if not hot or hot not in slot.hot:
                     found = slot
@@ -174,7 +176,7 @@ class WorkerBins:
         return self._least(size, but), False
 
     def put(self, slot: WorkerSlot, size: Vector, hot: str = "") -> None:
-        """`slot` gets a job."""
+        """Gives `slot` a job."""
         slot.level = slot.level_with(size)
         slot.add(size)
         if hot:
@@ -186,7 +188,7 @@ class WorkerBins:
             heapq.heappush(self._heap, entry)
 
     def remove_job(self, slot: WorkerSlot, size: Vector) -> None:
-        """`slot` loses a job."""
+        """Takes a job from `slot`."""
         slot.remove(size)
         slot.measure()
         self._has_room(slot)
@@ -199,7 +201,7 @@ class WorkerBins:
     def _least(self, size: Vector, but: WorkerSlot | None) -> WorkerSlot | None:
         heap, passed = self._heap, list[tuple[float, int, str]]()
         best: WorkerSlot | None = None
-        # One more where nobody is left out: whom a move was planned to is then looked at again.
+        # One more without `but`, so that the target of a planned move is among them again.
         best_level, seen, wanted = float("inf"), 0, MIN_CANDIDATES if but is not None else MIN_CANDIDATES + 1
         while heap and seen < wanted:
             entry = heapq.heappop(heap)
@@ -207,7 +209,7 @@ class WorkerBins:
             if slot.level != entry[0] or slot.count != entry[1]:
                 continue
             if passed and passed[-1] == entry:
-                continue  # its level came back to what an older entry says: one of them is enough
+                continue  # an older entry with the same level: one is enough
             passed.append(entry)
             if slot is but:
                 continue
@@ -221,7 +223,7 @@ class WorkerBins:
 
 
 def mean_of(vectors: Sequence[Vector]) -> Vector:
-    """The mean in each dimension, of at least one."""
+    """The mean in each dimension of at least one vector."""
     cpu, memory, network = (sum(one[d] for one in vectors) / len(vectors) for d in range(3))
     return cpu, memory, network
 

@@ -1,5 +1,4 @@
-"""What placement is asked and what it answers: workers, rules, decisions, notices
-(`app.placement.model.bin_packing`)."""
+"""Types of a placement plan: workers, rules, decisions, notices. `round.py` makes the plan."""
 
 from __future__ import annotations
 
@@ -7,14 +6,14 @@ import msgspec
 
 from app.kernel.load import DEFAULT_WORKER, Load
 
-HIBERNATED = "hibernated: "  # begins the reason of whatever is done to a job of a sleeping workload
-UNREAD = "?"  # the isolation group of a workload whose own cannot be read: no worker is of it
-MOVES_PER_ROUND = 8  # planned moves at once: each stops one partition for a moment
+HIBERNATED = "hibernated: "  # begins the reasons of decisions about hibernated workloads
+UNREAD = "?"  # the group of a workload whose definition cannot be read; no worker has it
+MOVES_PER_ROUND = 8  # planned moves at once; each stops one partition for a moment
 
 
 class Member(msgspec.Struct, frozen=True):
-    """A live worker: its id, whether it is leaving, what it has, and the isolation group it serves ("" = all
-    jobs that have none)."""
+    """A live worker: its id, whether it is draining, its capacity, and its isolation group ("": it takes
+    jobs without a group)."""
 
     worker: str
     draining: bool = False
@@ -23,7 +22,7 @@ class Member(msgspec.Struct, frozen=True):
 
 
 class PlacementDecision(msgspec.Struct, frozen=True, gc=False):
-    """What is to happen with `job`: be owned by `worker`, or (release) be let go by it, to go to `target`."""
+    """`worker` gets `job`, or (release) hands it over so that `target` gets it."""
 
     job: str
     worker: str
@@ -33,7 +32,8 @@ class PlacementDecision(msgspec.Struct, frozen=True, gc=False):
 
 
 class Notice(msgspec.Struct, frozen=True):
-    """What placement could not do as it should: of which job, worker or group, why, and what helps."""
+    """A problem that placement could not solve: its subject (job, worker or group), the cause, and the
+    remedy."""
 
     kind: str
     subject: str
@@ -42,22 +42,23 @@ class Notice(msgspec.Struct, frozen=True):
 
 
 class PlacementRules(msgspec.Struct, frozen=True):
-    """How full a worker may be, as shares of what it has, and how many moves there may be at once.
+    """How full workers may be, as shares of their capacity, and how many moves may run at once.
 
     Attributes:
-        fill: up to here a worker is given jobs: what is above is spare, for peaks and for a lost neighbour's
+        fill: A worker gets jobs up to this level. The rest is spare, for peaks and for a lost neighbour's
             jobs.
-        high: above this it is relieved.
-        gain: so much better off than its giver, of a worker, must be who takes a job without having room.
-        hot: a partition that takes this much of a worker is kept away from another such of its topic.
-        moves: so many planned moves at once are always allowed, of one worker and in the region.
-        worker_share, region_share: and as many as are this share of the worker's, the region's jobs.
-        placements: so many jobs without a worker are given one at once, the largest first, and the others in
-            the next round: a round stands in the leader's loop.
-        even: a worker with this many jobs more than another of its group gives one up; 0: never.
+        high: Above this level a worker gives jobs away.
+        gain: A worker without room takes a job only if it ends this much below the giver's level.
+        hot: A partition that takes this share of a worker is kept apart from other hot ones of its topic.
+        moves: This many planned moves at once are always allowed, for a worker and for the region.
+        worker_share, region_share: As many moves as this share of the worker's or region's jobs are
+            allowed, too.
+        placements: The most jobs that a round gives a first worker, the largest first. A round runs
+            in the leader's event loop.
+        even: A worker with this many jobs more than another of its group gives one away; 0: never.
 
     Raises:
-        ValueError: the marks are not in order, or another figure is outside its range.
+        ValueError: The marks are not in order, or a figure is outside its range.
     """
 
     fill: float = 0.75
@@ -88,7 +89,7 @@ class PlacementRules(msgspec.Struct, frozen=True):
 
 
 class RoundPlan(msgspec.Struct, frozen=True):
-    """One round: what to do, what could not be done, every able worker's level once all is done."""
+    """The plan of a round: decisions, notices, and the levels of all usable workers afterwards."""
 
     decisions: list[PlacementDecision]
     notices: list[Notice]
@@ -96,7 +97,8 @@ class RoundPlan(msgspec.Struct, frozen=True):
 
 
 def name_of(job: str) -> str:
-    """The workload, route or plan of a job; not by JobId.parse, which checks every character."""
+    """The name of the job's workload, route or plan; faster than JobId.parse, which checks every
+    character."""
     parts = job.split(":", 2)
     return parts[1] if len(parts) > 1 else job
 

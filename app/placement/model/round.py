@@ -1,5 +1,5 @@
-"""One round of placement: `app.placement.model.bin_packing` says by which rules, this carries them out in
-their order."""
+"""One round of placement: carries out the rules of `app.placement.model.bin_packing` in their order.
+`plan.py` has the types."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ GONE = "the job is gone"
 
 
 def is_gone(held: Assignment) -> bool:
-    """Whether it was let go for good: it stands in the log for its epoch only."""
+    """Whether the job was released because it does not exist any more; the record keeps its epoch only."""
     return not held.worker and held.reason.startswith(GONE)
 
 
 def _why_homeless(held: Assignment) -> str:
-    """What its last owner was asked to let it go for: that is why it will be elsewhere."""
+    """The reason of its release, which is the reason for its next worker."""
     if not held.reason or held.reason.startswith((GONE, HIBERNATED)):
         return "it had no owner"
     return held.reason
 
 
 class PlacementRound:
-    """One call of `plan`: reads everything once, then decides in the order of the rules."""
+    """One call of `plan`: reads the inputs once, then decides in the order of the rules."""
 
     def __init__(
         self,
@@ -79,7 +79,7 @@ class PlacementRound:
         self.left = max(rules.moves, int(rules.region_share * len(self.wanted)))
 
     def run(self) -> RoundPlan:
-        """See `plan`."""
+        """The plan of the round."""
         self._read()
         for bins in self.bins.values():
             bins.open()
@@ -114,7 +114,7 @@ class PlacementRound:
                 self.homeless.append((job, f"{owner} is dead"))
             elif held.release:
                 housed += 1
-                self.arriving.append(job)  # it counts for whoever gets it, not for whom it leaves
+                self.arriving.append(job)  # it counts for its next worker, not for this one
             elif slot is None and self._group(job) not in self.bins:
                 housed += 1
                 stranded.setdefault(owner, []).append(job)
@@ -135,15 +135,15 @@ class PlacementRound:
                 self.left -= 1
                 if slot is not None:
                     slot.leaving += 1
-        for job, owner in leaving[: max(0, self.left)]:  # the others in the next rounds
+        for job, owner in leaving[: max(0, self.left)]:  # the rest in the next rounds
             self.left -= 1
             self.decisions.append(PlacementDecision(job, owner, release=True, reason=f"{owner} is draining"))
         for owner, jobs in stranded.items():
             self._report(
                 "no-worker",
                 owner,
-                f"{owner} is draining, or not heard, and keeps {len(jobs)} jobs, {jobs[0]} among them: "
-                "nobody else may run them",
+                f"{owner} is draining or silent, and keeps {len(jobs)} jobs, {jobs[0]} among them: "
+                "no other worker may run them",
                 "start a worker of their isolation group",
             )
         if housed < len(wanted):
@@ -155,7 +155,7 @@ class PlacementRound:
             ]
 
     def _end(self, job: str, held: Assignment) -> None:
-        """A job that should not run."""
+        """Ends a job that should not run."""
         why = self.asleep.get(name_of(job)) if self.asleep else None
         why = GONE if why is None else f"{HIBERNATED}{why}"
         if held.worker not in self.live:
@@ -172,7 +172,7 @@ class PlacementRound:
         return vector(self.loads.get(job, DEFAULT_JOB))
 
     def _hot(self, job: str, size: Vector) -> str:
-        """The job's topic when it is one of its hot partitions."""
+        """The job's topic when the job is a hot partition, else ""."""
         hot = self.hot_from
         return topic_of(job) if size[0] >= hot[0] or size[1] >= hot[1] or size[2] >= hot[2] else ""
 
@@ -180,12 +180,12 @@ class PlacementRound:
         return self.groups.get(name_of(job), "") if self.grouped else ""
 
     def _able(self, job: str, worker: str) -> WorkerSlot | None:
-        """`worker`, when it can be given the job."""
+        """`worker`, when it may get the job."""
         slot = self.slots.get(worker)
         return slot if slot is not None and slot.group == self._group(job) else None
 
     def _is_pinned(self, job: str) -> bool:
-        """Whether an operator wants it where it is, or on its way; who is gone cannot be meant any more."""
+        """Whether an operator wants the job on a worker that may run it."""
         wish = self.wishes.get(job)
         return wish is not None and self._able(job, wish) is not None
 
@@ -199,8 +199,8 @@ class PlacementRound:
         homeless.sort()
         sizes = [vector(loads.get(job, DEFAULT_JOB)) for job, _ in homeless]
         levels = [max(size[0] / cpu, size[1] / memory, size[2] / network) for size in sizes]
-        asked_for = bool(self.wishes or self.planned)
-        nobody = f"nobody has room for it below {percent(self.rules.fill)}"
+        has_requests = bool(self.wishes or self.planned)
+        no_room = f"no worker has room for it below {percent(self.rules.fill)}"
         until = len(decisions) + self.rules.placements
         for at in sorted(range(len(homeless)), key=levels.__getitem__, reverse=True):
             if len(decisions) >= until:
@@ -213,9 +213,9 @@ class PlacementRound:
             if bins is None:
                 lost.setdefault(group, []).append(job)
                 continue
-            asked = self._requested_home(job, size, why) if asked_for else None
-            if asked is not None:
-                target, reason, room = asked
+            requested = self._requested_home(job, size, why) if has_requests else None
+            if requested is not None:
+                target, reason, room = requested
                 bins.put(target, size, hot)
             else:
                 found, room = bins.give(size, hot)
@@ -226,7 +226,7 @@ class PlacementRound:
                         f"{why}; with it {target.describe()}, the emptiest of {len(bins.slots)} with room"
                     )
                 else:
-                    reason = f"{why}; {nobody}, and {target.describe()} with it, the least loaded"
+                    reason = f"{why}; {no_room}, and {target.describe()} with it, the least loaded"
                     room = target.level <= self.high
             if not room:
                 crowded[group] = crowded.get(group, 0) + 1
@@ -234,14 +234,14 @@ class PlacementRound:
         self._report_homeless(crowded, lost)
 
     def _requested_home(self, job: str, size: Vector, why: str) -> tuple[WorkerSlot, str, bool] | None:
-        """Where an operator or an earlier round wants it, if it may go there; why; whether that worker stays
-        at or below the high mark with it."""
-        if (wish := self.wishes.get(job)) is not None and (asked := self._able(job, wish)) is not None:
-            return asked, f"{why}; an operator wants it on {wish}", asked.level_with(size) <= self.high
+        """The worker that an operator or an earlier round chose, with the reason, and whether it stays at
+        or below the high mark; None: no such worker may run the job."""
+        if (wish := self.wishes.get(job)) is not None and (slot := self._able(job, wish)) is not None:
+            return slot, f"{why}; an operator wants it on {wish}", slot.level_with(size) <= self.high
         if (before := self.planned.get(job)) is not None:
-            asked = self._able(job, before.target)
-            if asked is not None and asked.level_with(size) <= self.high:
-                return asked, f"moved to {before.target} as planned: {before.reason}", True
+            slot = self._able(job, before.target)
+            if slot is not None and slot.level_with(size) <= self.high:
+                return slot, f"moved to {before.target} as planned: {before.reason}", True
         return None
 
     def _report_homeless(self, crowded: Mapping[str, int], lost: Mapping[str, list[str]]) -> None:
@@ -266,7 +266,7 @@ class PlacementRound:
             )
 
     def _expect_arriving(self) -> None:
-        """Whoever will get what is being released has less room from now on."""
+        """Reserves room on the next workers of jobs whose release was requested."""
         for job in self.arriving:
             bins = self.bins.get(self._group(job))
             if bins is None:
@@ -315,19 +315,20 @@ class PlacementRound:
                     "wish-impossible",
                     job,
                     f"{job} is wanted on {wish}, which {what}",
-                    "take the wish back (placement move --release), or wish for another worker",
+                    "cancel the wish (placement move --release), or wish for another worker",
                 )
             elif slot is not None and slot is not target and self._may_leave(slot):
                 self.settled[slot.name].remove(job)
                 self._release(job, slot, target, f"an operator wants it on {wish}; {target.describe()}")
 
     def _regroup(self) -> None:
-        """Jobs on workers of another group leave as soon as there is one of theirs, and flow until then."""
+        """Jobs on workers of another isolation group leave as soon as their own has a worker; until then
+        they run on."""
         for job in self.misplaced:
             slot, group = self.slots[self.assignments[job].worker], self._group(job)
             bins = self.bins.get(group)
             if group == UNREAD:
-                continue  # it is told that its definition cannot be read
+                continue  # another notice says that its definition cannot be read
             if bins is None:
                 self._report(
                     "no-worker",
@@ -344,7 +345,8 @@ class PlacementRound:
                 self._release(job, slot, target, f"{whose}; {target.describe()}")
 
     def _relieve(self, slot: WorkerSlot) -> bool:
-        """As few moves as bring `slot` back to the mark. Returns False when nobody can take so much."""
+        """Makes as few moves as bring `slot` back to the mark. Returns False when no worker can take the
+        excess."""
         high, bins = self.high, self.bins[slot.group]
         over = [(d, -room) for d, room in enumerate(slot.room(high)) if room < 0]
         weighed = []
@@ -367,7 +369,7 @@ class PlacementRound:
                     if size[0] >= -rooms[0] and size[1] >= -rooms[1] and size[2] >= -rooms[2]
                 )
                 at = next(enough, -1)
-            # What finds no place now finds none later in this round: it is not tried again.
+            # A job without a place now finds none later in this round, so it is not tried again.
             _, job, size = weighed.pop(at)
             target, room = bins.choose(size, self._hot(job, size), slot)
             if target is None or not (room or self._worth_it(slot, target.level_with(size))):
@@ -382,7 +384,7 @@ class PlacementRound:
         return slot.level <= high or not self._may_leave(slot)
 
     def _worth_it(self, slot: WorkerSlot, level: float) -> bool:
-        """Whether it helps that a job leaves `slot` for a worker without room, which is then at `level`."""
+        """Whether a move helps although the target has no room and ends at `level`."""
         return slot.level > 1 and level <= slot.level - self.rules.gain
 
     def _relieve_all(self) -> None:
@@ -392,13 +394,13 @@ class PlacementRound:
             self._report(
                 "overloaded",
                 stuck[0].name,
-                f"{len(stuck)} workers stay above {percent(self.rules.high)}, and nobody has room for what "
-                f"they could give up: {stuck[0].describe()}",
+                f"{len(stuck)} workers stay above {percent(self.rules.high)}, and no worker has room for "
+                f"the jobs that they could give away: {stuck[0].describe()}",
                 "start more workers, or larger ones",
             )
 
     def _level(self, bins: WorkerBins) -> None:
-        """Evenness by count, for those who ask for it (`PlacementRules.even`)."""
+        """Evens the job counts, if the rules say so (`PlacementRules.even`)."""
         slots, left = bins.slots.values(), self.rules.moves
         while left and self.left > 0:
             left -= 1

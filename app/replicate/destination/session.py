@@ -20,9 +20,10 @@ from typing import TYPE_CHECKING, TypeVar
 import msgspec
 from aiokafka.errors import BrokerResponseError, KafkaError
 
-from app.kafka.append.errors import AppendIncident, LaneClosed, remedy_of
+from app.kafka.append.errors import NOT_ENOUGH_REPLICAS, AppendIncident, LaneClosed, remedy_of
 from app.kafka.append.lane import AppendLane
 from app.kafka.client.cluster import ClusterUnreachable
+from app.kafka.producers.history import TooFewReplicas
 from app.kafka.producers.ids import new_producer
 from app.kafka.records.producer_sequences import ProducerStamp
 from app.kafka.records.verbatim_copy import VerbatimCopy
@@ -380,8 +381,11 @@ class DestinationSession:
                 raise
             except (ClusterUnreachable, KafkaError, OSError, TimeoutError) as error:
                 self.why = f"append: {error or repr(error)}, for {time.monotonic() - since_s:.0f} s"
+                code = NOT_ENOUGH_REPLICAS if isinstance(error, TooFewReplicas) else None
                 if isinstance(error, BrokerResponseError) and not error.retriable:
-                    remedy = remedy_of(error.errno, self._runtime.target.spec, self.target[0])
+                    code = error.errno
+                if code is not None:
+                    remedy = remedy_of(code, self._runtime.target.spec, self.target[0])
                     self.why += f"; {remedy}"
                     if not is_told:
                         is_told = True

@@ -1,4 +1,4 @@
-"""size recommend: how large workloads and the fleet should be, each figure with its reason."""
+"""size recommend: the recommended size of workloads and fleets, each figure with its reason."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ WHAT = {"partitions": "partitions", "in_flight": "in flight", "workers": "worker
 
 @click.group()
 def size() -> None:
-    """Sizes: partitions, messages in flight and workers that there should be.
+    """Sizes: recommended partitions, messages in flight and workers.
 
     \b
     switchyard size recommend
@@ -64,7 +64,7 @@ def recommend_command(name: str | None, check: bool, url: str | None, output: st
 @size.command("what-if", hidden=True, context_settings={"ignore_unknown_options": True})
 @click.argument("given", nargs=-1, expose_value=False)
 def what_if() -> None:
-    """Was removed. Use switchyard size recommend."""
+    """Removed. Use switchyard size recommend."""
     raise click.UsageError(
         "size what-if was removed: change a copy of the loads and run python -m spark size --loads DIR; "
         "messages in flight are messages/s x seconds until the answer"

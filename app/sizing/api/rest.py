@@ -1,15 +1,14 @@
-"""How large workloads and the fleet should be, from what workers measure: the REST side of
-`app.sizing.recommendation`.
+"""Recommended sizes of workloads and fleets by REST, from `app.sizing.recommendation`.
 
 Rules
-1. Any worker tells the same: all of it comes from heartbeats, nothing is kept here.
-2. Partitions are recommended for the main topic by what arrives there; calls in flight and workers for the
-   retry tiers too, whose messages are worked on again.
-3. What arrived within `spec.delay` waits because it should, and what arrived within the last second flows:
-   commits come twice a second. Neither is a lag.
-4. Each isolation group is a fleet of its own. Its workers are taken to be alike: the median of what they
-   have.
-5. A job that was not measured yet counts as estimated from its siblings, and how many those are is told.
+1. Every worker answers alike, because all figures come from heartbeats.
+2. Partitions are recommended for the main topic, by its arrivals. Calls in flight and workers also include
+   the retry tiers, whose messages are delivered again.
+3. Messages younger than `spec.delay` wait on purpose, and those of the last second are on their way,
+   because commits come twice a second. Neither counts as lag.
+4. Each isolation group is a fleet of its own. Its workers count as equal: with the median of their
+   capacities.
+5. A job without a measurement gets an estimate from its siblings; the answer has the number of such jobs.
 """
 
 from __future__ import annotations
@@ -46,11 +45,11 @@ if TYPE_CHECKING:
     from app.web.console.api import Api
 
 
-FLOWING_S = 1.0  # see rule 3
+FLOWING_S = 1.0  # rule 3
 
 
 class Now(msgspec.Struct, frozen=True, kw_only=True):
-    """A recommended number, what there is now, and how the recommendation came about. Null: not known."""
+    """A recommended number, the present one, and the reason for the recommendation. Null: not known."""
 
     value: int | None
     now: int | None
@@ -60,8 +59,9 @@ class Now(msgspec.Struct, frozen=True, kw_only=True):
 class FleetSize(msgspec.Struct, frozen=True, kw_only=True):
     """The workers of an isolation group ("": those without one).
 
-    `load_ratio` is what the jobs take of all that the workers have, in the `fullest` dimension; null without
-    workers. `load` is of all `jobs`, `estimated` of which were not measured yet; `capacity` is one worker's.
+    `load_ratio` is the load of all jobs over the capacity of all workers, in the `fullest` dimension; null
+    without workers. `load` is the load of all `jobs`, of which `estimated` were not measured yet;
+    `capacity` is one worker's.
     """
 
     group: str
@@ -75,8 +75,11 @@ class FleetSize(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Rates(msgspec.Struct, frozen=True, kw_only=True):
-    """What a workload's size is recommended by; null: not measured. `rate_per_s` is of the main topic,
-    `retries_per_s` of what comes again; `partition_ceiling_per_s` was seen of a partition at its limit."""
+    """The measurements behind a recommendation; null: not measured.
+
+    `rate_per_s` is of the main topic, `retries_per_s` of the retry tiers. `partition_ceiling_per_s` is the
+    most that one partition carried at its limit.
+    """
 
     rate_per_s: float | None
     retries_per_s: float | None
@@ -87,7 +90,7 @@ class Rates(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class WorkloadSize(msgspec.Struct, frozen=True, kw_only=True):
-    """What a workload should have. `hibernated` says why it sleeps, null while it does not."""
+    """The recommended size of a workload. `hibernated` says why it sleeps; null: it does not."""
 
     key: str
     group: str
@@ -107,7 +110,7 @@ class Sizes(TypedDict):
 
 
 class SizeView:
-    """Sizes as of one moment; `workload` gives definitions."""
+    """Sizes at one moment; `workload` gives definitions."""
 
     def __init__(self, jobs: JobsOverview, workload: Callable[[str], Workload | None]) -> None:
         self._jobs = jobs
@@ -151,14 +154,14 @@ class SizeView:
         )
 
     def fleets(self) -> list[FleetSize]:
-        """Every isolation group that has workers or jobs."""
+        """Every isolation group with workers or jobs."""
         jobs: dict[str, list[JobStatus]] = {group: [] for group in self._able}
         for key in self.keys:
             group = _group_of(self._workload(key))
             awake = [job for job in self._jobs.statuses(key) if job.state != ASLEEP]
             jobs.setdefault(group, []).extend(awake)
         for name in self._jobs.state.routes:
-            jobs.setdefault("", []).extend(self._jobs.statuses(name))  # a route has no group of its own
+            jobs.setdefault("", []).extend(self._jobs.statuses(name))  # routes have no isolation group
         return [self._fleet(group, jobs[group]) for group in sorted(jobs)]
 
     def _fleet(self, group: str, jobs: Sequence[JobStatus]) -> FleetSize:
@@ -210,25 +213,25 @@ class SizeView:
         )
 
     def _latency_ms(self, key: str) -> float | None:
-        """Over all workers and receivers, each as often as it answered lately."""
-        told = [
+        """The mean over all workers and receivers, weighted by their recent answers."""
+        latencies = [
             (max(1, target.calls), target.latency_ms)
             for _, of in self._jobs.receivers(key)
             for target in of.targets
             if target.latency_ms >= 0
         ]
-        answers = sum(calls for calls, _ in told)
-        return round(sum(calls * ms for calls, ms in told) / answers, 3) if told else None
+        answers = sum(calls for calls, _ in latencies)
+        return round(sum(calls * ms for calls, ms in latencies) / answers, 3) if latencies else None
 
 
 class SizingRoutes:
-    """Handlers; `api` finds the runtime."""
+    """The handlers."""
 
     def __init__(self, api: Api) -> None:
         self._api = api
 
     def routes(self) -> list[web.RouteDef]:
-        """Everything there is."""
+        """All routes of sizes."""
         return [
             web.get("/api/v1/sizing", self.all),
             web.get("/api/v1/workloads/{group}/{topic}/sizing", self.one),
@@ -236,8 +239,8 @@ class SizingRoutes:
 
     @described(Sizes, query=PAGE)
     async def all(self, request: web.Request) -> web.Response:
-        """How many workers each fleet should have, and every workload's recommended size, with reasons."""
-        jobs = self._seen()
+        """Recommends the workers of each fleet, and every workload's size, with reasons."""
+        jobs = self._overview()
         sizing = SizeView(jobs, self._api.runtime.catalog.workload)
         page = paged(sizing.keys, request)
         puts = jobs.state.workloads
@@ -246,12 +249,12 @@ class SizingRoutes:
 
     @described(WorkloadSize, problems=(404,))
     async def one(self, request: web.Request) -> web.Response:
-        """One workload's recommended partitions, messages in flight and workers, each with its reason."""
-        key, jobs = self._api.workload_of(request).key, self._seen()
+        """Recommends one workload's partitions, messages in flight and workers, with reasons."""
+        key, jobs = self._api.workload_of(request).key, self._overview()
         size = SizeView(jobs, self._api.runtime.catalog.workload).workload(jobs.state.workloads[key])
         return json_response(msgspec.to_builtins(size))
 
-    def _seen(self) -> JobsOverview:
+    def _overview(self) -> JobsOverview:
         runtime = self._api.runtime
         live = runtime.members.live(time.monotonic())
         returned = runtime.failover.keeper.has_just_returned()
@@ -263,7 +266,7 @@ def _recommend(
 ) -> Recommendation:  # fmt: skip
     latency_s = None if measured.latency_ms is None else measured.latency_ms / 1000
     if not jobs:
-        nothing = Figure(None, "not known: no partition of it is assigned yet")
+        nothing = Figure(None, "not known: none of its partitions is assigned yet")
         return Recommendation(nothing, nothing, nothing)
     arriving = Measured(
         rate=measured.rate_per_s,
@@ -273,10 +276,10 @@ def _recommend(
         partition_ceiling=measured.partition_ceiling_per_s,
         ordered=ordered,
     )
-    again, rate = measured.retries_per_s, measured.rate_per_s
+    retries, rate = measured.retries_per_s, measured.rate_per_s
     worked_on = msgspec.structs.replace(
         arriving,
-        rate=None if rate is None or again is None else rate + again,
+        rate=None if rate is None or retries is None else rate + retries,
         partitions=jobs,
         load=measured.load,
     )
@@ -307,7 +310,7 @@ def _now(figure: Figure, now: int | None) -> Now:
 
 
 def _total(rates: Iterable[float]) -> float | None:
-    """The sum; None when there is no part, or one is unknown (below 0)."""
+    """The sum; None for no rates, or when one is unknown (below 0)."""
     listed = list(rates)
     return round(sum(listed), 2) if listed and min(listed) >= 0 else None
 

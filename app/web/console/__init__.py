@@ -1,1 +1,1 @@
-"""The API assembled, the console's pages and assets, metrics."""
+"""Assembles the API, the console's pages with their assets, and the metrics."""

@@ -1,5 +1,5 @@
-"""The REST API under /api/v1. Each worker answers from what it knows, and writes changes into the control
-log: so any worker may be asked."""
+"""The REST API under /api/v1. Any worker of the region answers any request: it reads its own copy of the
+region's state, and writes changes into the control log."""
 
 from __future__ import annotations
 
@@ -52,12 +52,12 @@ READY = {503: AnswerDoc({JSON: schemas.Ready, "application/problem+json": schema
 
 
 class Api:
-    """Handlers over one worker's `Runtime`."""
+    """The handlers of one worker's `Runtime`."""
 
     def __init__(self, runtime: Callable[[], Runtime | None], region: str) -> None:
         self._runtime = runtime
         self.region = region
-        self.away_until_s: dict[str, float] = {}  # clusters that did not answer a deployment
+        self.away_until_s: dict[str, float] = {}  # clusters that did not answer a check of a definition
         self._streams = 0
         self._snapshot: tuple[float, bytes] = (float("-inf"), b"")
         self.dlq_tools = DlqTools(self)
@@ -66,8 +66,8 @@ class Api:
 
     @property
     def runtime(self) -> Runtime:
-        """Raises ApiError while the worker is starting: before it has read the control log, "there is no such
-        workload" would be a lie."""
+        """The runtime. Raises ApiError while the worker starts: before it has read the control log, it
+        cannot say "no such workload"."""
         runtime = self._runtime()
         if runtime is None or not runtime.control.caught_up:
             raise ApiError(503, "Starting", "the worker is starting; ask again in a moment")
@@ -75,16 +75,16 @@ class Api:
 
     @property
     def operators(self) -> OperatorActions:
-        """What people do to jobs. Raises as `runtime`."""
+        """Operators' actions on jobs. Raises as `runtime`."""
         runtime = self.runtime
         return OperatorActions(runtime.jobs, runtime.control)
 
     def beats(self) -> dict[str, Heartbeat]:
-        """The last word of every worker that lives."""
+        """The last heartbeat of every live worker."""
         return self.runtime.members.live(time.monotonic())
 
     def routes(self) -> list[web.RouteDef]:
-        """Everything there is."""
+        """All routes."""
         workload = "/api/v1/workloads/{group}/{topic}"
         dlq_path = "/api/v1/dlq/{group}/{topic}"
         return [
@@ -124,13 +124,13 @@ class Api:
 
     @described(schemas.Live)
     async def live(self, _: web.Request) -> web.Response:
-        """The process answers, and says which one it is (`app.worker.members.sentinel` asks)."""
+        """The process answers with its worker's id (`app.worker.members.sentinel` calls this)."""
         runtime = self._runtime()
         return json_response({"status": "live", "worker": runtime.worker if runtime else ""})
 
     @described(schemas.Ready, answers=READY)
     async def ready(self, _: web.Request) -> web.Response:
-        """It has read the control log, holds its lease, can save, and its event loop runs."""
+        """Ready: the worker has read the control log, holds its lease, can save, and its event loop runs."""
         runtime = self.runtime
         holds = runtime.lease.holds(time.monotonic())
         unsaved = runtime.save_watch.unsaved(time.monotonic())
@@ -165,7 +165,7 @@ class Api:
         )  # fmt: skip
 
     def _shared_overview(self) -> bytes:
-        """The overview as JSON, made about once a second however many pages are open."""
+        """The overview as JSON, made about once a second for all open pages."""
         now_s = time.monotonic()
         if now_s - self._snapshot[0] > EVENTS_INTERVAL_S / 2:
             self._snapshot = (now_s, orjson.dumps(self._overview()))
@@ -173,14 +173,14 @@ class Api:
 
     @described(schemas.Overview)
     async def get_overview(self, _: web.Request) -> web.Response:
-        """Everything the first page shows: workers, workloads, totals, the last incidents."""
+        """Everything on the first page: workers, workloads, totals, the last incidents."""
         return json_response(self._overview())
 
     @described(answers={200: AnswerDoc({"text/event-stream": TEXT}, "one `data:` a second, an Overview")})
     async def events(self, request: web.Request) -> web.StreamResponse:
         """The overview every second, as server-sent events."""
         if self._streams >= MAX_STREAMS:
-            raise ApiError(503, "Too many streams", f"{MAX_STREAMS} pages are live already; close some")
+            raise ApiError(503, "Too many streams", f"{MAX_STREAMS} pages are open already; close some")
         runtime = self.runtime
         answer = web.StreamResponse(
             headers={"Content-Type": "text/event-stream", "Cache-Control": "no-store",
@@ -190,7 +190,7 @@ class Api:
         try:
             await answer.prepare(request)
             while not runtime.should_stop:
-                # a page that no longer reads must not be kept
+                # the stream of a page that no longer reads must end
                 async with asyncio.timeout(EVENT_STREAM_TIMEOUT_S):
                     await answer.write(b"data: " + self._shared_overview() + b"\n\n")
                 await asyncio.sleep(EVENTS_INTERVAL_S)
@@ -207,7 +207,7 @@ class Api:
 
     @described(Page[schemas.Job], query=PAGE)
     async def get_assignments(self, request: web.Request) -> web.Response:
-        """Every job: its worker, why it is there, since when, and what it takes of it."""
+        """Every job: its worker, why and since when it runs there, and its load."""
         view = self.runtime.control.view
         loads = {status.job: status.load for beat in self.beats().values() for status in beat.jobs}
         items = [
@@ -233,11 +233,11 @@ class Api:
 
     @described(Page[schemas.Workload], query=PAGE)
     async def get_workloads(self, request: web.Request) -> web.Response:
-        """Every workload, in numbers."""
+        """Every workload in numbers."""
         return json_response(paged(self._overview()["workloads"], request))
 
     def put_of(self, request: web.Request) -> WorkloadPut:
-        """What the control log says of the workload that the request's address names. Raises ApiError."""
+        """The definition of the workload in the request's address. Raises ApiError when there is none."""
         key = f"{request.match_info['group']}/{request.match_info['topic']}"
         put = self.runtime.control.view.workloads.get(key)
         if put is None:
@@ -260,7 +260,7 @@ class Api:
 
     @described(schemas.Tracker, query=TIER, problems=(404, 502))
     async def get_tracker(self, request: web.Request) -> web.Response:
-        """One partition's tracker, by the worker that owns it (`?topic=` for a retry topic)."""
+        """One partition's tracker, from the worker that owns it (`?topic=` for a retry topic)."""
         put = self.put_of(request)
         text = request.match_info["partition"]
         topic = request.query.get("topic") or request.match_info["topic"]
@@ -273,7 +273,7 @@ class Api:
         held = self.runtime.control.view.owner(job)
         if held is None:
             raise ApiError(
-                404, "No such partition", f"nobody owns {job}; GET the workload to see its partitions"
+                404, "No such partition", f"no worker owns {job}; GET the workload to see its partitions"
             )
         pump = self.runtime.jobs.pumps.get(job)
         if pump is not None and held.worker == self.runtime.worker:
@@ -297,7 +297,7 @@ class Api:
 
     @described(schemas_dlq.Queue, problems=(404, 502))
     async def get_dlq(self, request: web.Request) -> web.Response:
-        """How many messages the dead letter queue holds, by partition."""
+        """The number of messages in the dead letter queue, by partition."""
         workload = self.workload_of(request)
         return json_response(await dlq_view.sizes(await self.cluster_of(workload), workload))
 
@@ -319,7 +319,7 @@ class Api:
         return json_response(await dlq_view.newest(cluster, workload, limit, cursor, query))
 
     def workload_of(self, request: web.Request) -> Workload:
-        """The workload that the request's address names. Raises ApiError."""
+        """The workload in the request's address. Raises ApiError when there is none."""
         put = self.put_of(request)
         workload = self.runtime.catalog.workload(put.key)
         if workload is None:

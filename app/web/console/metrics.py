@@ -1,8 +1,8 @@
-"""Prometheus metrics, read from the runtime when they are asked for. Base units, own registry.
+"""Prometheus metrics, read from the runtime at each scrape. Base units, a registry of its own.
 
-Of this worker only: a sum over the workers is a sum over the region, which every series names. Counters
-begin anew when a job moves.
-What is of the whole region (recommended sizes, how loaded the fleet is) only the leader tells.
+Each worker has its own series, with the region as a label; their sum over the workers is the region's.
+Counters start at 0 when a job moves. The region's own figures (recommended sizes, the fleet's load) come
+from the leader only.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ JOB = ("workload", "topic", "partition")
 ROUTE_JOB = ("route", "topic", "partition")
 TARGET = ("workload", "target")
 DISPATCH, REPLICATE = f"{Kind.DISPATCH}:", f"{Kind.REPLICATE}:"
-SERVING = {"serving": 1, "not-serving": 0}  # a receiver that says nothing of its health has no such series
+SERVING = {"serving": 1, "not-serving": 0}  # without a health check there is no series
 
 _JOB_GAUGES = {
     "lag_messages": "Messages not committed yet",
@@ -47,14 +47,14 @@ _JOB_GAUGES = {
     "tracker_capacity_messages": "Places of the tracker",
     "fetched_bytes": "Fetched bytes that wait to be decoded",
     "paused": "1 while it sends nothing new: an operator's pause, or another region has it",
-    "catching_up": "1 while a backlog is worked off beside the latest",
+    "catching_up": "1 while a backlog is delivered beside new messages",
     "emptying": "1 while a retry tier that is no longer defined is emptied",
 }
 _JOB_COUNTERS = {
     "delivered": "Messages acknowledged",
     "retried": "Messages moved to a retry topic",
     "dead_lettered": "Messages moved to the dead letter queue",
-    "passed_over": "Messages not delivered here, as another region had finished them",
+    "passed_over": "Messages not delivered here, because another region had finished them",
 }
 _ROUTE_GAUGES = {
     "lag_messages": "Records that the destination does not have yet",
@@ -62,54 +62,54 @@ _ROUTE_GAUGES = {
     "unfinished_messages": "Records read whose copies are not acknowledged",
     "fetched_bytes": "Fetched bytes that wait to be copied",
     "paused": "1 while an operator's pause holds",
-    "halted": "1 while it goes on no more, as the route stops at gaps",
-    "stuck_messages": "Offsets that cannot be copied and wait for somebody",
+    "halted": "1 while it is stopped, because the route stops at gaps",
+    "stuck_messages": "Offsets that cannot be copied and wait for an operator",
     "limited": "1 while the route's own limits hold it back, or routes of a higher priority do",
     "barrier_seconds": "Age of the newest entry of the offset map",
 }
 _ROUTE_COUNTERS = {
     "copied_messages": "Records that the destination acknowledged",
-    "encoded_messages": "Those of them that went in batches encoded anew",
-    "left_out": "Records that got no copy, as they have been where the route leads",
+    "encoded_messages": "Those whose batches were encoded again",
+    "left_out": "Records without a copy, because they come from the destination",
     "lost_records": "Offsets that were gone from the source before they were copied, since copying began",
-    "compared": "Copies that were read back, and are as they were sent",
-    "differing": "Copies that were read back, and are not",
+    "compared": "Copies that were read back and are equal",
+    "differing": "Copies that were read back and differ",
     "uncompared": "Copies that could not be read back, of a route that compares all, since copying began",
-    "logs_begun_anew": "How often the source was truncated, or deleted and made anew, since copying began",
-    "destination_losses": "How often the destination had lost acknowledged records, or was made anew",
+    "logs_begun_anew": "How often the source was truncated or recreated, since copying began",
+    "destination_losses": "How often the destination lost acknowledged records, or was recreated",
 }
 _TARGET_GAUGES = {
     "limit_messages": "Messages that may be in flight",
-    "allowed_messages": "The limit, or what slow start leaves of it",
-    "limit_ceiling_messages": "The most that the adaptive limit may become",
+    "allowed_messages": "The limit, as far as slow start allows it",
+    "limit_ceiling_messages": "The highest value of the adaptive limit",
     "in_flight_messages": "Messages on their way to this receiver",
     "held_messages": "Messages that wait for this receiver",
-    "credit_messages": "Messages that its stream takes now",
+    "credit_messages": "Messages that its stream accepts now",
     "timeout_seconds": "Timeout of a call in force",
-    "serving": "1 when it says that it serves, 0 when it says that it does not",
-    "failed_ratio": "Share of the last seconds' answers that tell of trouble with it",
+    "serving": "1 when its health check says SERVING, 0 when NOT_SERVING",
+    "failed_ratio": "Share of the last seconds' answers that are failures of the receiver",
 }
 _FLEET_GAUGES = {
     "recommended_workers": "Workers that an isolation group needs for its measured load, and one to lose",
     "fleet_workers": "Live workers of an isolation group that take jobs",
-    "fleet_load_ratio": "What its jobs take of all that its workers have, in the fullest dimension",
+    "fleet_load_ratio": "Load of its jobs over the capacity of its workers, in the fullest dimension",
 }
 _SIZE_GAUGES = {
-    "recommended_partitions": "Partitions that its topic should have",
-    "recommended_in_flight_messages": "Messages that should be in flight, over all workers",
-    "recommended_workload_workers": "Workers that its jobs alone would need",
+    "recommended_partitions": "Recommended partitions of the topic",
+    "recommended_in_flight_messages": "Recommended messages in flight, over all workers",
+    "recommended_workload_workers": "Recommended workers for its jobs alone",
 }
 _WORKLOAD_GAUGES = {
     "rate_limit_messages_per_second": "This worker's share of flow.messages_per_second",
     "rate_limit_bytes_per_second": "This worker's share of flow.bytes_per_second",
-    "head_candidates": "Partitions whose first unfinished message has stood for a while",
+    "head_candidates": "Partitions that their first unfinished message holds back",
     "withheld_messages": "Messages that failed and may not be dead-lettered yet (spec.dlq)",
-    "dead_letters_allowed": "Dead letters that spec.dlq allows at this moment",
+    "dead_letters_allowed": "Dead letters that spec.dlq allows now",
 }
 
 
 class _Family:
-    """Gauges of one kind of thing, each made when it first has a value."""
+    """Gauges with the same labels; each exists once it has a value."""
 
     def __init__(self, prefix: str, labels: Sequence[str], gauges: dict[str, str]) -> None:
         self._labels = labels
@@ -118,7 +118,7 @@ class _Family:
         }
 
     def add(self, labels: Sequence[str], values: dict[str, float | None]) -> None:
-        """One thing's values; what is unknown has no series."""
+        """Adds the values of one set of labels; None has no series."""
         for name, value in values.items():
             if value is not None:
                 self._gauges[name].add_metric(labels, value)
@@ -132,7 +132,7 @@ class _Collector:
         self.runtime = runtime
 
     def collect(self) -> Iterator[Metric]:
-        """Every series with the region, so that one Prometheus may have several."""
+        """Adds the region to every series, so that one Prometheus may have several regions."""
         region = {"region": self.runtime.region}
         for family in self._families():
             family.samples = [
@@ -163,16 +163,20 @@ class _Collector:
         for name, text, value in (
             ("buffered_bytes", "Fetched bytes in memory", budget.used_bytes),
             ("buffer_limit_bytes", "The memory budget for fetched bytes", budget.capacity_bytes),
-            ("leader_term", "Term this worker knows", runtime.control.view.term),
+            ("leader_term", "The leader's term that this worker has read", runtime.control.view.term),
             ("leads", "1 on the leader", runtime.leader.leads),
             ("lease_holds", "1 while this worker may act", holds),
-            ("clock_ahead_seconds", "By how much the host's clock is ahead of the brokers'", ahead_s),
+            ("clock_ahead_seconds", "The host's clock minus the brokers'", ahead_s),
             (
                 "loop_still_seconds",
-                "Time of the last minute in which its loop stood still",
+                "Time of the last minute in which the event loop stood still",
                 stops.still_s,
             ),
-            ("loop_longest_stop_seconds", "The longest of those at a time", stops.longest_s),
+            (
+                "loop_longest_stop_seconds",
+                "The longest stop of the event loop in the last minute",
+                stops.longest_s,
+            ),
         ):
             if value is not None:
                 yield GaugeMetricFamily(f"switchyard_{name}", text, value=value)
@@ -211,7 +215,7 @@ def _of_the_region(runtime: Runtime) -> Iterator[Metric]:
 def _of_vanished(runtime: Runtime) -> Iterator[Metric]:
     gauge = GaugeMetricFamily(
         "switchyard_topic_vanished",
-        "1 for a topic that a definition means and that is not there any more, or may not be described",
+        "1 for a topic of a definition that no longer exists, or may not be described",
         labels=("kind", "name", "cluster", "topic", "state"),
     )
     for (kind, name, cluster, topic), state in runtime.catalog.vanished_topics.of.values():
@@ -220,7 +224,7 @@ def _of_vanished(runtime: Runtime) -> Iterator[Metric]:
 
 
 def _of_any_job(status: JobStatus) -> tuple[tuple[str, ...], dict[str, float | None]]:
-    """Labels and values of a job, whatever it is for."""
+    """Labels and values of a job of any kind."""
     job = JobId.parse(status.job)
     return (job.name, job.topic, str(job.partition)), {
         "lag_messages": lag_messages(status),
@@ -286,13 +290,15 @@ def _of_routes(jobs: Sequence[JobStatus]) -> Iterator[Metric]:
 def _of_workloads(workloads: Sequence[WorkloadStatus], jobs: Sequence[JobStatus]) -> Iterator[Metric]:
     gauges = _Family("switchyard", ("workload",), _WORKLOAD_GAUGES)
     open_ = GaugeMetricFamily(
-        "switchyard_breaker_open", "1 while a breaker of it is not closed", labels=("workload",)
+        "switchyard_breaker_open", "1 while one of its circuit breakers is not closed", labels=("workload",)
     )
     bounds = GaugeMetricFamily(
-        "switchyard_bound", "1 for what holds the workload back on this worker", labels=("workload", "by")
+        "switchyard_bound",
+        "1 for the bound that holds the workload back on this worker",
+        labels=("workload", "by"),
     )
     stashed = CounterMetricFamily(
-        "switchyard_head_of_line_stashed_messages", "Messages moved away as they blocked their partition",
+        "switchyard_head_of_line_stashed_messages", "Messages moved away from the head of their partition",
         labels=("workload",),
     )  # fmt: skip
     withheld = CounterMetricFamily(
@@ -327,7 +333,7 @@ def _of_targets(workloads: Sequence[WorkloadStatus]) -> Iterator[Metric]:
     gauges = _Family("switchyard_receiver", TARGET, _TARGET_GAUGES)
     states = GaugeMetricFamily(
         "switchyard_receiver_breaker_state",
-        "1 for the state that the breaker is in",
+        "1 for the breaker's state",
         labels=(*TARGET, "state"),
     )
     for workload in workloads:

@@ -1,7 +1,7 @@
-"""The console's pages: one shell, filled in the browser from the API. No request leaves this host.
+"""The console's pages: one shell, filled in the browser from the API. The pages load nothing from another
+host.
 
-What the pages show is untrusted: it reaches the document as text nodes only (assets/dom.js), never as
-markup.
+All content is untrusted. It reaches the document as text nodes only (assets/dom.js), never as markup.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class Pages:
         self._assets = {path.name: path.read_bytes() for path in ASSETS.iterdir() if path.suffix in KINDS}
 
     def routes(self) -> list[web.RouteDef]:
-        """Every page there is."""
+        """All pages."""
         partition = "/workloads/{group}/{topic}/partitions/{partition}"
         pages = ["/", "/workloads", "/workloads/{group}/{topic}", partition]
         pages += ["/routes", "/routes/{name}", "/placement", "/failover", "/audit", "/audit/{topic}"]

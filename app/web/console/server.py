@@ -1,4 +1,4 @@
-"""Puts API and pages on Faust's web app. Everything is in place before the server listens."""
+"""Installs API and pages in Faust's web app, before the server listens."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from app.worker.runtime.service import Runtime
 
 
 def options(settings: Web, runtime: Callable[[], Runtime | None]) -> dict[str, Any]:
-    """What Faust's aiohttp application is made with."""
+    """The options of Faust's aiohttp application."""
 
     def worker() -> str:
         made = runtime()
@@ -28,7 +28,7 @@ def options(settings: Web, runtime: Callable[[], Runtime | None]) -> dict[str, A
 
 
 def install(web_app: Any, runtime: Callable[[], Runtime | None], region: str) -> None:
-    """Adds the routes; `runtime` gives the worker's runtime once it has been made."""
+    """Adds the routes; `runtime` gives the worker's runtime once it exists."""
 
     async def name_worker(_: web.Request, answer: web.StreamResponse) -> None:
         if (made := runtime()) is not None:

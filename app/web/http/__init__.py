@@ -1,1 +1,2 @@
-"""How REST is answered: access, bodies, problems, schemas, OpenAPI, operations, other workers asked."""
+"""HTTP for all routes: access, bodies, problems, schemas, OpenAPI, operations, and forwarding to other
+workers."""

@@ -1,9 +1,10 @@
-"""Which requests are taken: by Host, by the page that sends them, and by the worker that is meant.
+"""Decides which requests the server accepts: by Host, by the page that sends them, and by the requested
+worker.
 
-The server has no authentication, and a page of somebody else in the operator's browser must not use it. So
-a foreign Host (DNS rebinding), a foreign Origin on a change, and any request for the API that a browser
-makes for another site are refused: a GET may read a topic or an archive for minutes. Host and Origin may be
-those of a reverse proxy that the configuration names (`web.public`).
+The server has no authentication, and another site's page in the operator's browser must not use it. So it
+refuses a foreign Host (DNS rebinding), a foreign Origin on a change, and any API request that a browser
+makes for another site: even a GET may read a topic or an archive for minutes. Host and Origin may be those
+of a reverse proxy in the configuration (`web.public`).
 """
 
 from __future__ import annotations
@@ -20,12 +21,12 @@ from app.web.http.responses import ApiError
 from app.worker.members.peer_requests import INTENDED_WORKER_HEADER
 
 SAFE_METHODS = {"GET", "HEAD", "OPTIONS"}
-OWN_SITE = {"same-origin", "none"}  # none: typed in, or a bookmark; same-site may be another port
-PROBES = "/health/"  # orchestrators ask by any name; the answers hold nothing but the worker's name and state
+OWN_SITE = {"same-origin", "none"}  # none: typed, or a bookmark; same-site may be another port
+PROBES = "/health/"  # orchestrators use any name; the answers have the worker's name and state only
 
 
 class AccessControl:
-    """`worker` gives this worker's id, "" as long as it has none."""
+    """`worker` gives this worker's id, "" until it has one."""
 
     def __init__(self, settings: Web, worker: Callable[[], str]) -> None:
         self._host = settings.host.strip("[]").lower()
@@ -37,7 +38,8 @@ class AccessControl:
         self.worker = worker
 
     def check(self, request: web.Request) -> None:
-        """Raises ApiError: this request is not for this server, this worker, or not from its own pages."""
+        """Raises ApiError for a request that is not for this server or this worker, or comes from another
+        site."""
         name = _name_of(request.host)
         if not (self._is_own(name) or name in self._public_names or request.path.startswith(PROBES)):
             raise ApiError(
@@ -64,8 +66,8 @@ class AccessControl:
     def _is_own(self, name: str) -> bool:
         """Whether a Host is this server's own.
 
-        A page of somebody else can make a name of its own point here, but never an address: addresses are
-        taken as they are where the server listens on every one of its machine's.
+        Another site can make its own name resolve to this host, but cannot forge an address. So where the
+        server listens on every address, any address of the machine is its own.
         """
         if name in self._names:
             return True
@@ -76,30 +78,31 @@ class AccessControl:
         return address.is_loopback or self._host in EVERYWHERE
 
     def _is_own_page(self, page: str, host: str) -> bool:
-        """Whether a page (URL or origin) is this console's, as it is reached at `host` or through a proxy."""
+        """Whether a page (URL or origin) is this console's, reached at `host` or through a proxy."""
         try:
             origin, place = normal_origin(page), urlsplit(page).netloc
         except ValueError:
             return False
-        # By a public name only with the scheme and the port that are configured: other pages are not ours.
+        # A public name counts only with the configured scheme and port; other pages are not this console's.
         return origin in self._public or (place == host and self._is_own(_name_of(host)))
 
     def _is_cross_site(self, request: web.Request) -> bool:
-        """Whether a page of another site has a browser ask the API, or leads it there.
+        """Whether another site's page makes a browser send the request, or leads it here.
 
-        Browsers say so in Sec-Fetch-Site where they trust the connection (HTTPS, loopback), else perhaps in
-        Origin or Referer, which this console's own pages do not send with a GET. Programs send none of them.
+        Browsers say so in Sec-Fetch-Site where they trust the connection (HTTPS, loopback), otherwise
+        often in Origin or Referer. This console's pages send neither with a GET, and programs send none of
+        the three.
         """
         site = request.headers.get("Sec-Fetch-Site")
         if site is not None:
             return site not in OWN_SITE
-        told = [request.headers.get(name) for name in ("Origin", "Referer")]
-        foreign = any(not self._is_own_page(page, request.host) for page in told if page)
+        pages = [request.headers.get(name) for name in ("Origin", "Referer")]
+        foreign = any(not self._is_own_page(page, request.host) for page in pages if page)
         return request.method in SAFE_METHODS and foreign
 
 
 def _name_of(host: str) -> str:
-    """The name or address in a Host header, lower case, without brackets and port; "" for what is none."""
+    """The name or address in a Host header, lower case, without brackets and port; "" for an invalid one."""
     try:
         return urlsplit(f"//{host}").hostname or ""
     except ValueError:

@@ -1,6 +1,6 @@
-"""Lists as files: CSV or JSON lines, all rows in one stream, beside the pages of JSON.
+"""Lists as files: CSV or JSON lines with all rows in one stream, beside JSON in pages.
 
-What is asked for stands in `format`, or else in Accept. A stream that breaks off is not whole.
+`format` selects the format, otherwise Accept. A stream that ends early is incomplete.
 """
 
 from __future__ import annotations
@@ -25,30 +25,30 @@ FORMAT = Param(
     "json: pages; csv or ndjson: all rows, without limit and cursor. Without it, as Accept says",
 )  # fmt: skip
 ROWS_A_PIECE = 500
-EXPORT_READER_TIMEOUT_S = 30.0  # a reader that takes nothing for so long is gone
+EXPORT_READER_TIMEOUT_S = 30.0  # a reader that takes nothing for this long is gone
 
 
 def listing(shape: Any) -> dict[int, AnswerDoc]:
-    """What a route that is `listed` answers; of this shape as JSON."""
+    """The answers of a route with `listed`; `shape` is that of its JSON."""
     return {200: AnswerDoc({JSON: shape, CSV: TEXT, NDJSON: TEXT})}
 
 
 def format_of(request: web.Request) -> str:
-    """One of `KINDS`. Raises ApiError."""
-    told = request.query.get("format")
-    if told is None:
+    """The requested format, one of `KINDS`. Raises ApiError."""
+    given = request.query.get("format")
+    if given is None:
         kinds = request.headers.get("Accept", "").lower().split(",")
         accepted = [kind.partition(";")[0].strip() for kind in kinds]
         return next((name for kind in accepted for name, known in KINDS.items() if kind == known), "json")
-    if told not in KINDS:
+    if given not in KINDS:
         raise ApiError(
-            400, "Bad query", f"format={told[:40]!r}: no such format; there are {', '.join(KINDS)}"
+            400, "Bad query", f"format={given[:40]!r}: no such format; there are {', '.join(KINDS)}"
         )
-    return told
+    return given
 
 
 def check_whole(request: web.Request, name: str) -> None:
-    """Raises ApiError: a page of a list is asked for in a format that has all rows."""
+    """Raises ApiError when a request wants a page of a list in a format that has all rows."""
     if paging := [param for param in ("limit", "cursor") if param in request.query]:
         detail = f"{paging[0]}: not with {name}, which has all rows; leave it out"
         raise ApiError(400, "Bad query", detail)
@@ -57,10 +57,11 @@ def check_whole(request: web.Request, name: str) -> None:
 async def listed(
     request: web.Request, rows: Sequence[Mapping[str, Any]], columns: Sequence[str], notes: Sequence[str] = ()
 ) -> web.StreamResponse:
-    """`rows` as they are asked for. With `notes` they are not all: JSON says so, no file is made of them.
+    """`rows` in the requested format. With `notes` the rows are incomplete: JSON says so, and files are
+    refused.
 
     Raises:
-        ApiError: a format or limit that there is not, or not all rows are known.
+        ApiError: The format or limit is not valid, or the rows are incomplete.
     """
     name = format_of(request)
     if name == "json":
@@ -83,14 +84,14 @@ async def listed(
             await write(answer, text)
         async with asyncio.timeout(EXPORT_READER_TIMEOUT_S):
             await answer.write_eof()
-    except (ConnectionResetError, TimeoutError):  # nobody reads any more: what was sent must not look whole
+    except (ConnectionResetError, TimeoutError):  # the reader is gone; the stream must not look complete
         if request.transport is not None:
             request.transport.abort()
     return answer
 
 
 async def write(answer: web.StreamResponse, data: bytes) -> None:
-    """Raises TimeoutError: nobody reads."""
+    """Raises TimeoutError when the reader takes nothing."""
     async with asyncio.timeout(EXPORT_READER_TIMEOUT_S):
         await answer.write(data)
 
@@ -103,7 +104,7 @@ def csv_lines(rows: Sequence[Sequence[Any]]) -> bytes:
 
 
 def cell(value: Any) -> Any:
-    """A value in one cell."""
+    """A value as a cell."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, Mapping):

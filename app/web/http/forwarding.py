@@ -1,4 +1,4 @@
-"""Requests that only one worker can answer go to it, marked so that it does not hand them on again."""
+"""Forwards requests that only one worker can answer. A mark keeps that worker from forwarding them again."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ if TYPE_CHECKING:
     from app.web.console.api import Api
 
 HOP_HEADER = "X-Switchyard-Hop"
-# an owner's reset, the longest, takes no longer than its drain and what follows it
+# the longest request, an owner's reset, takes as long as its drain and the steps after it
 FORWARDED_CHANGE_TIMEOUT_S = 12.0
-FORWARDED_READ_TIMEOUT_S = 5.0  # what changes nothing
+FORWARDED_READ_TIMEOUT_S = 5.0  # for requests that change nothing
 
 
 async def ask_worker(
@@ -29,19 +29,22 @@ async def ask_worker(
     path: str = "",
     method: str = "",
 ) -> tuple[int, bytes]:
-    """Status and content of `worker`'s answer to the same request (or to one for another `path`, by another
-    `method`), with `body` if there is one.
+    """Status and content of `worker`'s answer to the same request.
+
+    `path`, `method` and `body` replace those of the request.
 
     Raises:
-        ApiError: it is not heard, or does not answer within `patience_s` (by default as long as the method's
-            timeout above).
+        ApiError: The worker sends no heartbeats, or does not answer within `patience_s` (by default the
+        method's timeout above).
     """
     method = method or request.method
     if patience_s is None:
         patience_s = FORWARDED_READ_TIMEOUT_S if method == "GET" else FORWARDED_CHANGE_TIMEOUT_S
     beat = api.beats().get(worker)
     if beat is None:
-        raise ApiError(503, "Worker away", f"{worker} is asked for it but is not heard; ask again in seconds")
+        raise ApiError(
+            503, "Worker away", f"{worker} has the answer, but sends no heartbeats; ask again in some seconds"
+        )
     headers = {HOP_HEADER: "1", "X-Switchyard-Actor": actor_of(request)}
     if body is not None:
         headers["Content-Type"] = "application/json"
@@ -63,7 +66,7 @@ async def hand_over(
     body: Any = None,
     patience_s: float | None = None,
 ) -> web.Response:
-    """`worker`'s answer as ours. Raises ApiError."""
+    """`worker`'s answer as the answer of this one. Raises ApiError."""
     status, content = await ask_worker(api, request, worker, body, patience_s)
     kind = "application/json" if status < 400 else "application/problem+json"
     return web.Response(body=content, status=status, content_type=kind, headers={"Cache-Control": "no-store"})

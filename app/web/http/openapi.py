@@ -1,7 +1,8 @@
-"""The API's description, made of its routes and of what is said beside their handlers (`route_docs`).
+"""The API's OpenAPI document, from its routes and the descriptions beside their handlers (`route_docs`).
 
-What every route of a kind answers is added here: problems for a foreign Host, for a parameter that there is
-not, for a page of another site, while the worker starts; for bodies that are too large, or of another kind.
+This module adds the answers common to all routes of a kind. These are problems for a foreign Host, an
+unknown parameter, another site's page, a worker that starts, and bodies that are too large or of another
+type.
 """
 
 from __future__ import annotations
@@ -21,9 +22,9 @@ from app.web.http.route_docs import TEXT, AnswerDoc, Param, RouteDoc, described_
 
 API = "/api/v1/"
 REFERENCE = "#/components/schemas/{}"
-ABOUT = """Errors are problems (RFC 9457). Any worker of a region may be asked.
+ABOUT = """Errors are problems (RFC 9457). Any worker of a region answers.
 A request line has at most 8190 bytes, a body 65536."""
-NO_RUNTIME = {"get_schema", "get_openapi"}  # answer while the worker starts, too
+NO_RUNTIME = {"get_schema", "get_openapi"}  # these answer while the worker starts, too
 READING = {"GET", "HEAD"}
 WORDS = {
     400: "a parameter or the body is wrong; `detail` says which, and what to write",
@@ -80,8 +81,11 @@ def openapi(routes: Iterable[web.RouteDef]) -> dict[str, Any]:
 
 
 class _Schemas:
-    """The schemas of types, as references where they are components: msgspec's of answers and plain bodies,
-    pydantic's of definitions, whose names begin with "Definition", since answers have some of the same."""
+    """The schemas of types, as references to components.
+
+    Answers and plain bodies are msgspec's types, definitions are pydantic's. The latter's names begin with
+    "Definition", because some names occur in both.
+    """
 
     def __init__(self) -> None:
         self._types: list[Any] = [http_schemas.Problem]
@@ -89,7 +93,7 @@ class _Schemas:
         self._definitions: list[type[BaseModel]] = []
 
     def add(self, *given: Any) -> None:
-        """Takes types in; what is a schema already, or None, needs nothing."""
+        """Adds types; schemas and None are ignored."""
         for shape in given:
             if isinstance(shape, tuple):
                 self.add(*shape)
@@ -99,7 +103,7 @@ class _Schemas:
                 self._types.append(shape)
 
     def components(self) -> dict[str, Any]:
-        """All of them by name."""
+        """All schemas by name."""
         made, found = msgspec.json.schema_components(self._types, ref_template=REFERENCE.format("{name}"))
         self._made = list(made)
         for definition in self._definitions:
@@ -110,7 +114,7 @@ class _Schemas:
         return found
 
     def of(self, shape: Any) -> Any:
-        """The schema of a type that was taken in, of one of several, or of what is a schema already."""
+        """The schema of an added type, of a union of them, or `shape` itself if it is a schema."""
         if isinstance(shape, tuple):
             return {"anyOf": [self.of(one) for one in shape]}
         if _is_definition(shape):
@@ -123,7 +127,7 @@ def _is_definition(shape: Any) -> bool:
 
 
 def _path(route: web.RouteDef) -> str:
-    """Without the expressions that parameters may have."""
+    """The path without the expressions that parameters may have."""
     return re.sub(r"\{(\w+):[^}]*\}", r"{\1}", route.path)
 
 
@@ -186,7 +190,7 @@ def _answer(answer: AnswerDoc, schemas: _Schemas) -> dict[str, Any]:
 
 
 def _tidy(schema: Any) -> Any:
-    """Docstrings without the indentation of their lines."""
+    """The schema with docstrings whose lines are not indented."""
     if isinstance(schema, dict):
         return {
             name: inspect.cleandoc(value)

@@ -1,8 +1,8 @@
-"""Work that outlasts its request: started with 202, watched and canceled under /api/v1/operations/{id}.
+"""Work that outlasts its request: started with 202, then followed and canceled under /api/v1/operations/{id}.
 
-What runs is in the memory of the worker that was asked; any worker asked for it asks the others. What an
-operation has done is not kept here but where it was done, so that a worker's end loses a progress bar and
-nothing else: a merge goes on when it is asked for again under its id.
+A running operation is in the memory of the worker that started it; other workers forward requests for it.
+Its results are kept where it makes them, not here. So when a worker ends, only the progress is lost: a
+merge continues when it is requested again under its id.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from app.web.http.route_docs import JSON, AnswerDoc
 
 log = structlog.get_logger(__name__)
 
-MAX_KEPT = 200  # operations that have ended, for those who ask late
-MAX_RUNNING = 8  # they share the loop that pushes messages
+MAX_KEPT = 200  # ended operations, for late requests
+MAX_RUNNING = 8  # they share the event loop with deliveries
 
 STARTED = {202: AnswerDoc({JSON: schemas.Operation}, "it has begun; watch it at Location", ("Location",))}
 
@@ -33,7 +33,7 @@ Work = Callable[[ReportProgress], Awaitable[dict[str, Any]]]
 
 @dataclass
 class TrackedOperation:
-    """One piece of work. `state`: running, done, failed or canceled."""
+    """An operation. `state`: running, done, failed or canceled."""
 
     id: str
     kind: str
@@ -43,11 +43,12 @@ class TrackedOperation:
     state: str = "running"
     ended_ms: int | None = None
     error: str | None = None
+    failure: Exception | None = None
     progress: dict[str, Any] = field(default_factory=dict)
     task: asyncio.Task[None] | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """For the API."""
+        """Its JSON in the API."""
         return {
             "id": self.id, "kind": self.kind, "subject": self.subject, "actor": self.actor,
             "state": self.state, "error": self.error, "progress": self.progress,
@@ -62,10 +63,10 @@ class Operations:
         self._all: dict[str, TrackedOperation] = {}
 
     def start(self, operation_id: str, kind: str, subject: str, actor: str, work: Work) -> TrackedOperation:
-        """Begins `work`, which tells its progress and returns the last of it.
+        """Starts `work`, which reports its progress and returns the result.
 
         Raises:
-            ApiError: the same is under way, or too much is.
+            ApiError: The same work runs already, or too many operations run.
         """
         running = [op for op in self._all.values() if op.state == "running"]
         for op in running:
@@ -80,7 +81,7 @@ class Operations:
                 503, "Busy", f"{MAX_RUNNING} operations run here; wait for one, or ask another worker"
             )
         op = TrackedOperation(operation_id, kind, subject, actor, now_ms())
-        self._all.pop(operation_id, None)  # begun again: it is the newest
+        self._all.pop(operation_id, None)  # started again: now the newest
         self._all[operation_id] = op
         ended = [name for name, other in self._all.items() if other.state != "running"]
         for name in ended[:-MAX_KEPT]:
@@ -89,38 +90,38 @@ class Operations:
         return op
 
     async def _run(self, op: TrackedOperation, work: Work) -> None:
-        def tell(progress: dict[str, Any]) -> None:
+        def report(progress: dict[str, Any]) -> None:
             op.progress = progress
 
         log.info("an operation begins", operation=op.id, kind=op.kind, subject=op.subject, actor=op.actor)
         try:
-            op.progress = await work(tell)
+            op.progress = await work(report)
             op.state = "done"
         except asyncio.CancelledError:
             op.state, op.error = "canceled", "canceled; what is done is done"
             raise
         except Exception as error:  # noqa: BLE001 - told to whoever asks
-            op.state, op.error = "failed", str(error) or repr(error)
+            op.state, op.failure, op.error = "failed", error, str(error) or repr(error)
         finally:
             op.ended_ms = now_ms()
             log.info("an operation ended", operation=op.id, state=op.state, error=op.error)
 
     def running(self, kind: str, subject: str) -> TrackedOperation | None:
-        """The same work, if it is under way here."""
+        """The same work, if it runs here."""
         of = (op for op in self._all.values() if op.state == "running")
         return next((op for op in of if (op.kind, op.subject) == (kind, subject)), None)
 
     def get(self, operation_id: str) -> TrackedOperation | None:
-        """The operation, if it is (or was) here."""
+        """The operation, if it is or was here."""
         return self._all.get(operation_id)
 
     async def cancel(self, op: TrackedOperation) -> None:
-        """Ends it, and waits until it has ended."""
+        """Cancels it, and waits until it has ended."""
         if op.task is not None and not op.task.done():
             op.task.cancel()
             await asyncio.wait([op.task])
 
     async def stop(self, _: web.Application) -> None:
-        """The server stops: so does all that runs."""
+        """Cancels all operations, because the server stops."""
         for op in list(self._all.values()):
             await self.cancel(op)

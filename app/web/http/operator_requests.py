@@ -1,4 +1,4 @@
-"""What operators' requests say, and what they are answered."""
+"""Reads operators' requests, and forms the answers to them."""
 
 from __future__ import annotations
 
@@ -27,28 +27,28 @@ def reset_fields(partition: int, move: PositionMove) -> dict[str, Any]:
 
 
 def ended_fields(ended: EndedOffsets) -> dict[str, Any]:
-    """What became of single offsets."""
+    """The result for single offsets."""
     counts = {"ended": count(ended.ended), "pending": count(ended.pending)}
     counts["refused"] = sum(count(spans) for spans in ended.refused.values())
     return {"ended": ended.ended, "pending": ended.pending, "refused": ended.refused, "counts": counts}
 
 
 def actor_of(request: web.Request) -> str:
-    """Who asks: by header, since there is no authentication here; else the address."""
-    told = request.headers.get("X-Switchyard-Actor") or request.remote or "unknown"
-    return told[:200].encode("utf-8", "replace").decode()  # it is handed on, and written down
+    """The operator's name, from a header because there is no authentication; otherwise the address."""
+    actor = request.headers.get("X-Switchyard-Actor") or request.remote or "unknown"
+    return actor[:200].encode("utf-8", "replace").decode()  # it goes into the control log
 
 
 async def read_body(request: web.Request, shape: Any) -> Mapping[str, Any]:
-    """The body as an object with no other fields than `shape` (a type of `request_bodies`); {} when there is
-    none.
+    """The body as an object with fields of `shape` (a type of `request_bodies`) only; {} for no body.
 
     Raises:
-        BadQuery: also for a name that stands twice, of which JSON does not say which one counts.
+        BadQuery: The body is not valid. A repeated name is not valid either, because JSON does not say
+        which one counts.
     """
     raw = await request.read() or b"{}"
     try:
-        body = orjson.loads(raw)  # no NaN, no half characters, not too deep
+        body = orjson.loads(raw)  # no NaN, no lone surrogates, not too deep
         json.loads(raw, object_pairs_hook=_once)
     except (ValueError, RecursionError) as error:
         raise BadQuery(f"the body is not JSON: {error}") from error
@@ -75,7 +75,7 @@ def check_fields(body: Mapping[str, Any], shape: Any, place: str = "") -> None:
 
 
 def flag_of(body: Mapping[str, Any], name: str) -> bool:
-    """The field `name`, False when it is not there. Raises BadQuery."""
+    """The field `name`, False when it is missing. Raises BadQuery."""
     value = body.get(name, False)
     if not isinstance(value, bool):
         raise BadQuery(f"{name}: must be true or false")
@@ -83,7 +83,7 @@ def flag_of(body: Mapping[str, Any], name: str) -> bool:
 
 
 def reason_of(body: Mapping[str, Any]) -> str:
-    """The field `reason`, "" when it is not there. Raises BadQuery."""
+    """The field `reason`, "" when it is missing. Raises BadQuery."""
     reason = body.get("reason", "")
     if not isinstance(reason, str) or len(reason) > MAX_REASON_CHARS:
         raise BadQuery(f"reason: must be text of at most {MAX_REASON_CHARS} characters")
@@ -112,7 +112,7 @@ def offsets_of(body: Mapping[str, Any]) -> dict[int, int]:
 
 
 def partitions_of(body: Mapping[str, Any]) -> list[int]:
-    """The field `partitions`, [] when it is not there. Raises BadQuery."""
+    """The field `partitions`, [] when it is missing. Raises BadQuery."""
     wanted = body.get("partitions", [])
     if not isinstance(wanted, list) or not all(type(partition) is int for partition in wanted):
         raise BadQuery("partitions: must be a list of numbers")
@@ -120,7 +120,7 @@ def partitions_of(body: Mapping[str, Any]) -> list[int]:
 
 
 def end_of(body: Mapping[str, Any]) -> int:
-    """Where a body leads that has no offsets: `to` an end of the log, or `at` a time. Raises BadQuery."""
+    """The target of a body without offsets: `to` (an end of the log) or `at` (a time). Raises BadQuery."""
     if "to" not in body:
         return when_of(body, "at")
     to = str(body["to"])

@@ -1,5 +1,7 @@
-"""What requests may say, as types: the fields that there are, with their bounds. OpenAPI is made of these;
-`operator_requests.read_body` takes no other field, and the handlers check the values, in words for people.
+"""Types of request bodies: their fields, with bounds. OpenAPI is made from them.
+
+`operator_requests.read_body` refuses other fields, and the handlers check the values with messages for
+people.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ from app.dispatch.dlq.query import MAX_ITEMS, MAX_NUMBER, MAX_TEXT_CHARS
 MAX_REASON_CHARS = 300
 MAX_MOVES = 1_000
 MAX_OFFSET = 2**63 - 1
-LEAST_MS, MOST_MS = 10**10, 10**15  # what is a time in milliseconds, and no year nor duration
+LEAST_MS, MOST_MS = 10**10, 10**15  # the range of times in milliseconds; other numbers are years or durations
 
 Offset = Annotated[int, Meta(ge=0, le=MAX_OFFSET)]
 Partitions = list[Annotated[int, Meta(ge=0, le=2**31 - 1)]]
@@ -32,13 +34,13 @@ class Body(msgspec.Struct, forbid_unknown_fields=True, kw_only=True, frozen=True
 
 
 class PauseBody(Body, kw_only=True, frozen=True):
-    """Which partitions of the main topic; none: all, and the retry topics."""
+    """Partitions of the main topic; none: all of them, and the retry topics."""
 
     partitions: Partitions = []
 
 
 class ResetBody(Body, kw_only=True, frozen=True):
-    """Where to: exactly one of `to`, `at` and `offsets` (by partition)."""
+    """The new position: exactly one of `to`, `at` and `offsets` (by partition)."""
 
     to: Annotated[str, Meta(extra_json_schema={"enum": ["earliest", "latest"]})] | UnsetType = UNSET
     at: When | UnsetType = UNSET
@@ -52,7 +54,7 @@ RESET_BODY = Annotated[ResetBody, ONE_OF]
 
 
 class CopyAgainBody(Body, kw_only=True, frozen=True):
-    """Which window of a topic, by when it begins, and which tiers."""
+    """A window of a topic, by its start, and two tiers."""
 
     topic: Annotated[str, Meta(min_length=1, max_length=249)]
     from_tier: Annotated[str, Meta(min_length=1, max_length=249)]
@@ -62,8 +64,10 @@ class CopyAgainBody(Body, kw_only=True, frozen=True):
 
 
 class RouteResetBody(ResetBody, kw_only=True, frozen=True):
-    """Where to: exactly one of `to`, `at` and `offsets` (by partition). `topic` is one of the source's; none:
-    all of the route's, which `offsets` and `partitions` are not for."""
+    """The new position: exactly one of `to`, `at` and `offsets` (by partition).
+
+    `topic` is a topic of the source; none: all of the route's, without `offsets` and `partitions`.
+    """
 
     topic: Annotated[str, Meta(min_length=1, max_length=249)] | UnsetType = UNSET
 
@@ -81,7 +85,7 @@ class SkipBody(Body, kw_only=True, frozen=True):
 
 
 class EndBody(Body, kw_only=True, frozen=True):
-    """Which offsets, as [from, before)."""
+    """Offsets, as ranges [from, before)."""
 
     ranges: Annotated[list[Annotated[list[Offset], Meta(min_length=2, max_length=2)]], Meta(min_length=1)]
     reason: Reason = ""
@@ -96,8 +100,8 @@ class Span(Body, kw_only=True, frozen=True):
 
 
 class Letters(Body, kw_only=True, frozen=True):
-    """Which dead letters: every condition that is given must hold. `reason` between slashes is an RE2
-    expression, `key` may be base64:..."""
+    """Conditions for dead letters; a letter must meet all that are given. `reason` between slashes is an
+    RE2 expression, `key` may be base64:..."""
 
     reason: Annotated[str, Meta(max_length=MAX_TEXT_CHARS)] | None = None
     code: Annotated[
@@ -117,7 +121,7 @@ Resume = Annotated[bool, Meta(description="go on with `operation` under its own 
 
 
 class MergeBody(Body, kw_only=True, frozen=True):
-    """Which letters are merged back, how often at most, and how fast (letters a second)."""
+    """The letters to merge, how often at most, and how fast (letters per second)."""
 
     query: Letters | UnsetType = UNSET
     max_merges: Annotated[int, Meta(ge=0, le=1000)] | UnsetType = UNSET
@@ -130,8 +134,11 @@ class MergeBody(Body, kw_only=True, frozen=True):
 
 
 class PurgeBody(Body, kw_only=True, frozen=True):
-    """Which letters go: those before a bound, or those that a `query` chooses (then neither `before` nor
-    `partitions`). With `execute` the `ranges` that the look told."""
+    """The letters to delete: those before a bound, or those of a `query` (then neither `before` nor
+    `partitions`).
+
+    With `execute`: the `ranges` of the answer without it.
+    """
 
     before: When | None = None
     ranges: dict[Number, Span] = {}
@@ -143,8 +150,8 @@ class PurgeBody(Body, kw_only=True, frozen=True):
 
 
 class MoveBody(Body, kw_only=True, frozen=True):
-    """To which cluster, and what becomes of the dead letters. `margin` is read again before what was
-    finished: "10s", or seconds."""
+    """The target cluster, and what to do with the dead letters. Messages of `margin` ("10s", or seconds)
+    before the position are read again."""
 
     to: Annotated[str, Meta(min_length=1)]
     margin: str | Annotated[float, Meta(ge=0)] = "10s"
@@ -153,28 +160,28 @@ class MoveBody(Body, kw_only=True, frozen=True):
 
 
 class JobTo(Body, kw_only=True, frozen=True):
-    """A job, and the worker it is wanted on."""
+    """A job, and the worker that an operator wants it on."""
 
     job: str
     to: str
 
 
 class PlanBody(Body, kw_only=True, frozen=True):
-    """Moves by hand, or evenness by number of jobs."""
+    """Moves by hand, or even numbers of jobs."""
 
     moves: Annotated[list[JobTo], Meta(max_length=MAX_MOVES)] = []
     even: bool = False
 
 
 class ApplyBody(PlanBody, kw_only=True, frozen=True):
-    """The same as was planned, with the plan's id."""
+    """The planned moves, with the plan's id."""
 
     plan: str
     reason: Reason = ""
 
 
 class ReleaseBody(Body, kw_only=True, frozen=True):
-    """The job of which the wish is taken back."""
+    """The job whose wish is canceled."""
 
     job: str
     reason: Reason = ""
@@ -182,12 +189,12 @@ class ReleaseBody(Body, kw_only=True, frozen=True):
 
 
 class DrainBody(Body, kw_only=True, frozen=True):
-    """`draining` false: it may have jobs again."""
+    """`draining` false: the worker gets jobs again."""
 
     draining: bool = True
     execute: Execute = False
 
 
 def fields(body: Any) -> set[str]:
-    """The names that a body may have."""
+    """The names of a body's fields."""
     return {field.encode_name for field in msgspec.structs.fields(body)}

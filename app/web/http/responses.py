@@ -1,4 +1,4 @@
-"""Answers of the API: JSON, problems (RFC 9457), pages of lists; and the guard before every handler."""
+"""Answers of the API: JSON, problems (RFC 9457), pages of lists; and the guard around every handler."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from app.web.http.route_docs import DEFAULT_LIMIT, MAX_LIMIT, described_of
 log = structlog.get_logger(__name__)
 
 MAX_BODY_BYTES = 64 * 1024  # a definition has a few kilobytes
-PROBLEM = "urn:switchyard:problem:"  # what a problem's `type` begins with
+PROBLEM = "urn:switchyard:problem:"  # the prefix of a problem's `type`
 SECURITY_HEADERS = {
     "Content-Security-Policy": (
         "default-src 'self'; frame-ancestors 'none'; base-uri 'none'; form-action 'self'"
@@ -33,7 +33,7 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 class ApiError(Exception):
-    """An answer that is a problem. `title` names its kind, and is the same for all of it."""
+    """An answer that is a problem. `title` names its kind."""
 
     def __init__(
         self,
@@ -53,7 +53,7 @@ class ApiError(Exception):
 
     @property
     def type(self) -> str:
-        """A name for programs: of the title, unless that says no more than the status."""
+        """A name of the kind for programs, from the title, unless the title only repeats the status."""
         if self.title == HTTPStatus(self.status).phrase:
             return "about:blank"
         return PROBLEM + re.sub(r"[^a-z0-9]+", "-", self.title.lower()).strip("-")
@@ -99,15 +99,15 @@ def problem_response(error: ApiError, path: str) -> web.Response:
 
 
 def invalid(error: InvalidConfiguration) -> ApiError:
-    """A definition that cannot be used."""
+    """The problem of a definition that is not valid."""
     return ApiError(422, "Invalid definition", str(error), problems=error.problems)
 
 
 def paged(items: Sequence[Any], request: web.Request) -> dict[str, Any]:
-    """`items` from `cursor` on, at most `limit`; `next` is the cursor of the rest.
+    """At most `limit` of `items`, from `cursor` on; `next` is the cursor of the rest.
 
     Raises:
-        ApiError: limit or cursor is not a number in its bounds.
+        ApiError: Limit or cursor is not a number within its bounds.
     """
     limit = number(request, "limit", DEFAULT_LIMIT, 1, MAX_LIMIT)
     start = number(request, "cursor", 0, 0, 1 << 53)
@@ -116,7 +116,7 @@ def paged(items: Sequence[Any], request: web.Request) -> dict[str, Any]:
 
 
 def is_number(text: str) -> bool:
-    """Whether `text` is a number that every system can count: ASCII digits, at most 18."""
+    """Whether `text` is a number in ASCII digits, at most 18 of them."""
     return text.isascii() and text.isdigit() and len(text) <= 18
 
 
@@ -131,28 +131,30 @@ def number(request: web.Request, name: str, default: int, least: int, most: int)
 
 
 def _check(request: web.Request) -> None:
-    """Holds a request to what is said of its route: a parameter that was mistyped must not change what is
-    done, and a body of another kind is not read as if it were JSON. Raises ApiError."""
-    told = described_of(request.match_info.handler)
-    if told is None or not request.path.startswith("/api/"):
+    """Raises ApiError for an unknown parameter, which may be a typing error, and for a body of a type that
+    the route does not take."""
+    documented = described_of(request.match_info.handler)
+    if documented is None or not request.path.startswith("/api/"):
         return
-    known = {param.name: param.schema.get("type") == "array" for param in told.query}
+    known = {param.name: param.schema.get("type") == "array" for param in documented.query}
     for name in request.query:
         if name not in known:
             there = f"there are {', '.join(sorted(known))}" if known else "there is none"
             raise ApiError(400, "Bad query", f"{name[:60]}: no such parameter; {there}")
         if not known[name] and len(request.query.getall(name)) > 1:
             raise ApiError(400, "Bad query", f"{name}: stands more than once; give it once")
-    if told.body is not None and request.body_exists and "Content-Type" in request.headers:
+    if documented.body is not None and request.body_exists and "Content-Type" in request.headers:
         kind = request.content_type
-        if kind not in told.kinds:
+        if kind not in documented.kinds:
             raise ApiError(
-                415, "Unsupported Media Type", f"Content-Type {kind[:60]!r}: send {' or '.join(told.kinds)}"
+                415,
+                "Unsupported Media Type",
+                f"Content-Type {kind[:60]!r}: send {' or '.join(documented.kinds)}",
             )
 
 
 def _unanswered(error: web.HTTPException, request: web.Request) -> ApiError:
-    """What aiohttp refused."""
+    """The problem for a request that aiohttp refused."""
     detail, headers = error.text or error.reason, {}
     if isinstance(error, web.HTTPMethodNotAllowed):
         headers = {"Allow": ", ".join(sorted(error.allowed_methods))}
@@ -165,13 +167,13 @@ def _unanswered(error: web.HTTPException, request: web.Request) -> ApiError:
 
 
 async def add_security_headers(_: web.Request, answer: web.StreamResponse) -> None:
-    """On every answer just before it is sent: streams, redirects and refusals too."""
+    """Adds headers to every answer: streams, redirects and refusals too."""
     for name, value in SECURITY_HEADERS.items():
         answer.headers.setdefault(name, value)
 
 
 def guard(check: Callable[[web.Request], None]) -> Any:
-    """The middleware around every handler: `check` (see `app.web.http.access`), and errors as problems."""
+    """The middleware around every handler: `check` (`app.web.http.access`), and errors as problems."""
 
     @web.middleware
     async def around(request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -191,7 +193,7 @@ def guard(check: Callable[[web.Request], None]) -> Any:
             detail = "the body cannot be read: its length or its Content-Encoding is not what was said"
             answer = problem_response(ApiError(400, "Bad body", detail), request.path)
         except (KafkaError, ClusterUnreachable, TimeoutError) as error:
-            # Somebody else's trouble, and told as such: the same request may do well in a moment.
+            # A cluster's problem, with a status of its own: the same request may succeed in a moment.
             log.warning("a request failed at Kafka", path=request.path, error=repr(error))
             detail = f"Kafka did not answer as it should: {error or type(error).__name__}; ask again"
             answer = problem_response(ApiError(503, "Kafka away", detail), request.path)

@@ -1,8 +1,8 @@
-"""What a route takes and answers, said beside its handler: `openapi` makes the document of it, `guard` holds
-every request's query string to it, `read_body` every body.
+"""Descriptions of routes, beside their handlers. `openapi` makes the document from them, `guard` checks
+every query string, and `read_body` every body.
 
-A status or a field that is not named here is not answered, nor taken: tests/web/http/test_openapi.py asks
-every route, and compares.
+A route answers only statuses, and takes only fields, that are described: tests/web/http/test_openapi.py
+calls every route and compares.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ H = TypeVar("H", bound=Callable[..., Any])
 
 
 class Page(TypedDict, Generic[T]):
-    """A piece of a list. `next` is the `cursor` of what follows, null at the end."""
+    """A page of a list. `next` is the `cursor` of the next one, null at the end."""
 
     items: list[T]
     next: str | None
@@ -36,8 +36,8 @@ class Param:
 
 @dataclass(frozen=True, slots=True)
 class AnswerDoc:
-    """An answer that is no problem: its shape (a type, one of several, or a JSON Schema) by content type,
-    and headers."""
+    """An answer that is not a problem: its shape by content type (a type, a union of types, or a JSON
+    Schema), and headers."""
 
     content: Mapping[str, Any]
     about: str = "done"
@@ -46,8 +46,10 @@ class AnswerDoc:
 
 @dataclass(frozen=True, slots=True)
 class RouteDoc:
-    """See the module. `body` is a type; `kinds` are the content types it may have. `problems` are those
-    statuses that are this route's own (`openapi` adds what every route of its kind has)."""
+    """A route's description. `body` is a type, `kinds` are its content types.
+
+    `problems` are the statuses of this route alone; `openapi` adds those of all routes of its kind.
+    """
 
     answers: Mapping[int, AnswerDoc]
     query: tuple[Param, ...] = ()
@@ -67,21 +69,21 @@ def described(
     kinds: Iterable[str] = (JSON,),
     problems: Iterable[int] = (),
 ) -> Callable[[H], H]:
-    """Says of a handler what it answers: 200 with `shape` as JSON, and, or else, `answers`."""
-    told = {} if shape is None else {200: AnswerDoc({JSON: shape})}
+    """Describes a handler: it answers 200 with `shape` as JSON, and `answers`."""
+    answered = {} if shape is None else {200: AnswerDoc({JSON: shape})}
     found = RouteDoc(
-        {**told, **(answers or {})}, tuple(query), tuple(headers), body, tuple(kinds), frozenset(problems)
+        {**answered, **(answers or {})}, tuple(query), tuple(headers), body, tuple(kinds), frozenset(problems)
     )
 
     def mark(handler: H) -> H:
-        handler.__dict__["described"] = found  # functools.wraps hands it on
+        handler.__dict__["described"] = found  # functools.wraps copies it
         return handler
 
     return mark
 
 
 def described_of(handler: Any) -> RouteDoc | None:
-    """What was said of it, if anything was."""
+    """The handler's description, if it has one."""
     found = getattr(handler, "described", None)
     return found if isinstance(found, RouteDoc) else None
 

@@ -1,6 +1,6 @@
-"""What the API answers, as types: OpenAPI is made of these, and the tests hold every answer to them.
+"""Types of the API's answers. OpenAPI is made from them, and the tests check every answer against them.
 
-Answers may gain fields; a client ignores those it does not know. Null is unknown, or that there is none.
+Answers may get more fields; a client ignores those that it does not know. Null means unknown, or none.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ Spans = list[Annotated[list[int], Meta(min_length=2, max_length=2)]]  # offsets 
 
 
 class ProblemError(TypedDict):
-    """One thing that is wrong with a definition, where (`field`, `line` from 1), and what to do about it."""
+    """A problem of a definition: its place (`field`, `line` from 1) and the remedy."""
 
     field: str
     value: str
@@ -28,7 +28,7 @@ class ProblemError(TypedDict):
 
 
 class Problem(TypedDict):
-    """A problem (RFC 9457). `errors` are all that is wrong with a definition."""
+    """A problem (RFC 9457). `errors` are all problems of a definition."""
 
     type: str
     title: str
@@ -49,12 +49,12 @@ class Live(TypedDict):
 
 
 class Ready(TypedDict):
-    """Whether it takes part: it has read the control log, holds its lease, and is not about to stop.
+    """Whether the worker takes part: it has read the control log, holds its lease, and does not stop.
 
-    `clock`: that the host's clock differs from the brokers', by which it goes; "": it does not.
-    `open_files`: that it can hardly open any more files, and so is not ready; "": it can.
-    `unsaved`: why it has not saved its jobs' progress for 30 s, and so is not ready; "": it can. `loop`: how
-    long its event loop stood still in the last minute, and so is not ready; "": for less than half of it.
+    `clock`: how far the host's clock differs from the brokers'; "": it does not. Three reasons make a
+    worker not ready; "" means that all is well. `open_files`: it can hardly open more files. `unsaved`:
+    why it has not saved its jobs' progress for 30 s. `loop`: how long its event loop stood still in the
+    last minute, if that was half of it or more.
     """
 
     status: Literal["ready", "not ready"]
@@ -71,9 +71,9 @@ class Ready(TypedDict):
 
 
 class Worker(TypedDict):
-    """A worker that was heard lately: `capacity` is what it has, `used` what is taken of it.
+    """A worker with a recent heartbeat: its `capacity`, and how much of it is `used`.
 
-    `clock_ahead_s`: by how much its host's clock is ahead of the brokers', below 0 behind; null: not known.
+    `clock_ahead_s`: its host's clock minus the brokers', in seconds; null: not known.
     """
 
     worker: str
@@ -90,7 +90,8 @@ class Worker(TypedDict):
 
 
 class Job(TypedDict):
-    """Whose a job is, why, since when, and what it takes. `wish`: the worker an operator wants it on."""
+    """A job: its worker, why and since when it runs there, and its load. `wish`: the worker that an
+    operator wants it on."""
 
     job: str
     worker: str | None
@@ -114,7 +115,7 @@ class Activity(TypedDict):
 
 
 class Incident(TypedDict):
-    """Something a person must know, with the remedy."""
+    """A problem that a person must know of, with the remedy."""
 
     at_ms: int
     worker: str
@@ -126,7 +127,9 @@ class Incident(TypedDict):
 
 class Workload(TypedDict):
     """A workload in numbers, summed over its partitions and retry tiers; `bound` is what holds it back.
-    `role` is of one with a mode; `passed_over` counts messages that another region had finished."""
+
+    `role` is for workloads with a mode; `passed_over` counts messages that another region had finished.
+    """
 
     key: str
     group: str | None
@@ -155,15 +158,15 @@ class Workload(TypedDict):
     troubles: list[str]
 
 
-# A route in numbers, summed over its partitions. `copied` counts the records that the destination has, since
-# the jobs' owners began: `verbatim` ones in batches as they were, `encoded` ones in others. `left_out` have
-# been where the route leads; `lost` offsets were gone from the source before they were copied, since copying
-# began, the last of them found missing at `lost_ms`; `compared` were read back as they were sent, `differing`
-# were not; of a route that compares all, `uncompared` ones could not be read back. `begun_anew` times the
-# source, and `destination_losses` times the destination, was truncated or made anew, of each partition; these
-# three since copying began. `halted`, `stuck` and `limited` count partitions: that stopped at a gap, that
-# have a batch that cannot be copied, and that wait for the route's own limits, or for routes of a higher
-# priority. `rate` is in records a second.
+# A route in numbers, summed over its partitions.
+# - Since the jobs' owners began: `copied` records that the destination has; of them `verbatim` in unchanged
+#   batches, `encoded` in others. `left_out` records come from the destination. `compared` copies were read
+#   back and are equal, `differing` are not.
+# - Since copying began: `lost` offsets that the source dropped before they were copied, the last found at
+#   `lost_ms`. `uncompared` copies could not be read back, for a route that compares all. `begun_anew` counts
+#   how often the source, `destination_losses` how often the destination, was truncated or recreated.
+# - Partitions: `halted` at a gap, `stuck` at a batch that cannot be copied, `limited` by the route's limits
+#   or by routes of a higher priority. `rate` is records per second.
 Route = TypedDict(
     "Route",
     {
@@ -201,7 +204,7 @@ Route = TypedDict(
 
 
 class Totals(TypedDict):
-    """Of the region; `lag_messages` is of workloads, `alerts_firing` of what the audit finds."""
+    """Sums of the region; `lag_messages` is for workloads, `alerts_firing` for audit findings."""
 
     workloads: int
     routes: int
@@ -213,7 +216,7 @@ class Totals(TypedDict):
 
 
 class Overview(TypedDict):
-    """Everything the first page shows."""
+    """Everything on the first page."""
 
     region: str
     at_ms: int
@@ -227,7 +230,7 @@ class Overview(TypedDict):
 
 
 class Partition(TypedDict):
-    """One job of a workload as it stands; offsets are the next ones."""
+    """One job of a workload; offsets are next offsets."""
 
     job: str
     topic: str
@@ -262,14 +265,14 @@ class Partition(TypedDict):
 
 
 class Deployed(TypedDict):
-    """When the definition came into force, and by whom."""
+    """When the definition was deployed, and by whom."""
 
     at_ms: int
     by: str
 
 
 class WorkloadDetail(TypedDict):
-    """One workload: its definition as PUT takes it back, its partitions, and what holds it back."""
+    """One workload: its definition in the form of a PUT, its partitions, and what holds it back."""
 
     definition: dict[str, Any]
     status: Workload
@@ -279,8 +282,8 @@ class WorkloadDetail(TypedDict):
 
 
 class Put(TypedDict):
-    """What became of a definition; `etag` is its own, without quotes. `doubts` are the warnings that only a
-    worker can have."""
+    """The result of a PUT; `etag` is the definition's, without quotes. `doubts` are warnings that only a
+    worker can give."""
 
     key: str
     etag: str
@@ -291,15 +294,15 @@ class Put(TypedDict):
 
 
 class Deleted(TypedDict):
-    """It stops once what is in flight has ended."""
+    """The definition is deleted; its jobs stop once the messages in flight have ended."""
 
     key: str
     deleted: Literal[True]
 
 
 class Tracker(TypedDict):
-    """What is finished, in flight and waiting between `base` and `end`; ranges and offsets are the first
-    2000 of each, `more_ranges` are not told."""
+    """Finished, in-flight and waiting offsets between `base` and `end`; the first 2000 ranges and offsets
+    of each, and the number of `more_ranges`."""
 
     job: str
     worker: str
@@ -327,7 +330,7 @@ class Tracker(TypedDict):
 
 
 class PausedNow(TypedDict):
-    """What is paused now: `all`, or these partitions of the main topic."""
+    """The paused partitions: `all`, or these of the main topic."""
 
     key: str
     changed: bool
@@ -335,8 +338,8 @@ class PausedNow(TypedDict):
     partitions: list[int]
 
 
-# Of a partition: from where to where. `skipped` are passed over, `again` are read again. With `execute`:
-# whether it is `done`, or else `why` not; those of another worker that failed tell nothing else.
+# A partition's reset: old and new position, messages that it skips, and messages read `again`. With
+# `execute`: whether it is `done`, or `why` not; a partition whose worker failed has nothing else.
 ResetRow = TypedDict(
     "ResetRow",
     {
@@ -353,7 +356,7 @@ ResetRow = TypedDict(
 
 
 class Reset(TypedDict):
-    """What a reset would do, or (`execute`) did; `done` counts partitions."""
+    """The plan of a reset, or (`execute`) its result; `done` counts partitions."""
 
     key: str
     execute: bool
@@ -362,7 +365,7 @@ class Reset(TypedDict):
 
 
 class EndedCounts(TypedDict):
-    """Of offsets."""
+    """The numbers of offsets."""
 
     ended: int
     pending: int
@@ -370,8 +373,8 @@ class EndedCounts(TypedDict):
 
 
 class Ended(TypedDict):
-    """What became, or would become, of single offsets; `refused` by the reason why they cannot be ended now,
-    `pending`: their call or copy is under way."""
+    """The result for single offsets, or its plan. `refused`: by reason, those that cannot be ended now.
+    `pending`: their call or copy is in progress."""
 
     job: str
     action: Literal["skip", "stash"]
@@ -383,7 +386,7 @@ class Ended(TypedDict):
 
 
 class Operation(TypedDict):
-    """Long work. What `progress` holds depends on the kind; in the end it is the result."""
+    """Long work. The content of `progress` depends on the kind; at the end it is the result."""
 
     id: str
     kind: Literal["merge", "purge", "move", "drill", "missing", "copy-again"]

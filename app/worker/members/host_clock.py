@@ -38,7 +38,7 @@ class HostClock:
     def acknowledged(self, metadata: Any, sent_ms: int) -> None:
         """A heartbeat that was sent then (steady) is in the log. `metadata`: aiokafka's of the record."""
         if metadata.timestamp_type == LOG_APPEND_TIME:
-            self._clock.told(metadata.timestamp, sent_ms)
+            self._clock.observe(metadata.timestamp, sent_ms)
             self.look()
 
     def refused(self, error: object) -> None:
@@ -49,20 +49,20 @@ class HostClock:
 
     def look(self) -> None:
         """Compares."""
-        ahead_ms = self._clock.ahead_ms
-        if ahead_ms is None or abs(ahead_ms) < RIGHT_MS:
+        offset_ms = self._clock.host_offset_ms
+        if offset_ms is None or abs(offset_ms) < RIGHT_MS:
             self.trouble = ""
-        elif abs(ahead_ms) >= TOLD_MS:
+        elif abs(offset_ms) >= TOLD_MS:
             is_news = not self.trouble
-            side = "ahead of" if ahead_ms > 0 else "behind"
-            self.trouble = f"this worker's clock is {_words(abs(ahead_ms))} {side} the brokers'"
+            side = "ahead of" if offset_ms > 0 else "behind"
+            self.trouble = f"this worker's clock is {_words(abs(offset_ms))} {side} the brokers'"
             if is_news:
                 self._report("clock", f"{self.trouble}; it goes by theirs meanwhile", REMEDY)
 
     @property
     def ahead_s(self) -> float | None:
         """By so much the host's clock is ahead, below 0 behind; None: not known."""
-        return None if self._clock.ahead_ms is None else self._clock.ahead_ms / 1000
+        return None if self._clock.host_offset_ms is None else self._clock.host_offset_ms / 1000
 
 
 def _words(ms: int) -> str:

@@ -28,6 +28,8 @@ from app.kernel.counters import highest
 from app.kernel.fencing import TakeoverAnswer
 from app.kernel.job import JobId, Kind
 from app.kernel.lease import Lease
+from app.payload.descriptors import DescriptorError
+from app.payload.event_time.instant import UnusableField
 from app.payload.interceptors import Interceptor
 from app.payload.schema_loader import SchemaLoader
 from app.replicate.jobs.controller import ReplicaController
@@ -101,7 +103,10 @@ class JobStarter:
                 told, self.troubles[job] = self.troubles.get(job) == message, message
                 if not told and not isinstance(error, StartPostponed):
                     log.warning("a job cannot start yet and is tried again", job=job, error=message)
-                    self._report_incident("job-cannot-start", job, message, "it is tried again every second")
+                    remedy = "it is tried again every second"
+                    if isinstance(error, UnusableField | DescriptorError):
+                        remedy = "deploy the definition with a field or schema that this worker can read"
+                    self._report_incident("job-cannot-start", job, message, remedy)
                 await asyncio.sleep(START_RETRY_S)
             else:
                 self.troubles.pop(job, None)

@@ -1,4 +1,4 @@
-"""The pages of alerts in a real browser: what fires, who was told, by which rules; no secret, no markup."""
+"""The pages of alerts in a real browser: firing alerts, notices, definitions; no secret, no markup."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_the_list_tells_what_fires_since_when_and_whom_it_did_not_reach(alerts: 
     page = browse("/alerts")
     said = page.inner_text(".verdict.bad")
     assert "3 alerts fire: " in said
-    assert "orders-lost: webhook https://alerts.example does not take what it is told: answered 500" in said
+    assert "orders-lost: webhook https://alerts.example does not take notices: answered 500" in said
     live = rows(page, "Firing and pending")
     assert len(live) == 4
     (orders,) = [row for row in live if row.startswith("orders-lost") and "orders, regional" in row]
@@ -117,13 +117,13 @@ def test_no_page_shows_a_secret_or_takes_a_name_for_markup(
 
 def test_what_fires_is_shown_without_a_reload_and_what_is_over_goes(console: Console, browse: Any) -> None:
     page = browse("/alerts")
-    assert "nobody is told when records are missing" in page.inner_text(".verdict.plain")
+    assert "no person learns of missing records" in page.inner_text(".verdict.plain")
     assert "No alert is defined yet" in page.inner_text("main")
     console.ask("PUT", "/api/v1/alerts/orders-lost", definition())
     page.get_by_text("Nothing fires.").wait_for(timeout=ENOUGH_MS)
     console.fed.apply(fires(console.fed))
     page.get_by_text("1 alert fires: orders").wait_for(timeout=ENOUGH_MS)
-    assert "nobody: it has no channels" in rows(page, "Firing and pending")[0]
+    assert "none: it has no channels" in rows(page, "Firing and pending")[0]
     console.fed.apply(fires(console.fed, state="resolved", resolved_ms=AT_MS + 9))
     page.get_by_text("Nothing fires.").wait_for(timeout=ENOUGH_MS)
 
@@ -146,7 +146,7 @@ def test_a_test_of_the_channels_is_sent_by_a_button(console: Console, browse: An
         assert [body["test"] for body in receiver.bodies] == [True]
         place = receiver.url
     assert said == [
-        "Tell every channel of orders-lost that this is a test?",
+        "Send a test notice to every channel of orders-lost?",
         f"webhook {place}: took it\nalertmanager env:SWITCHYARD_ALERT_MANAGER: environment variable "
         "SWITCHYARD_ALERT_MANAGER is not set here; set it on every worker",
     ]
@@ -160,7 +160,7 @@ def test_the_first_page_says_how_many_fire_and_leads_to_them(
     page = browse("/", dark=dark, width=width)
     line = page.locator(".verdict.bad li", has_text="alerts fire")
     line.wait_for(timeout=ENOUGH_MS)
-    assert line.inner_text() == "3 alerts fire: what the audit finds needs somebody"
+    assert line.inner_text() == "3 alerts fire: the audit found something that needs a person"
     assert page.evaluate("document.documentElement.scrollWidth") <= width
     page.screenshot(path=tmp_path / "overview.png", full_page=True)
     line.get_by_role("link").click()

@@ -203,7 +203,7 @@ def test_commands_tell_what_people_on_call_ask(console: Console, tmp_path: Path)
     described = shell("alert", "describe", "orders-lost").stdout
     for part in (
         "loss for 5m, topics orders, any two tiers, warning", "1 fire, 0 are pending",
-        "channel webhook https://a.example: is being told", "holds since 2027-01-15 08:00:00 UTC",
+        "channel webhook https://a.example: has a notice to take", "holds since 2027-01-15 08:00:00 UTC",
         "lossy  100 before, 98 after", "> switchyard audit missing --topic orders",
     ):  # fmt: skip
         assert part in described
@@ -229,7 +229,7 @@ def test_where_it_is_configured_addresses_that_lead_inside_are_refused(console: 
 
 def test_who_asks_for_alerts_where_there_are_none_is_told_why(console: Console, tmp_path: Path) -> None:
     shell = InProcess(console.url, console.fed, tmp_path)
-    assert "no alert is defined: nobody is told" in shell("alert", "list").stderr
+    assert "no alert is defined, so no person learns of missing records" in shell("alert", "list").stderr
     console.ask("PUT", PATH, definition(SOUND))
     assert shell("alert", "list").stderr == "none, of 1 that are defined\n"
 

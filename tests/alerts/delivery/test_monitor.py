@@ -215,7 +215,7 @@ async def test_alertmanager_is_told_again_and_again_while_it_fires(stand: Stand)
 async def test_what_cannot_be_known_decides_nothing_and_is_told_after_a_while(
     stand: Stand, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "UNKNOWN_TOLD_S", 0.0)
+    monkeypatch.setattr(module, "UNKNOWN_REPORTED_S", 0.0)
     stand.deploy()
     stand.books(lost=2)
     await stand.leader.tick()

@@ -48,14 +48,14 @@ def test_the_list_tells_what_is_worst_of_each_topic_and_leads_to_it(
     assert "77 records missing in 2 windows" in row("orders")
     assert "arrived" in row("payments")
     assert "the audit of aggregate is absent" in row("refunds")
-    assert "not heard now: aggregate/east" in row("refunds")
+    assert "no reports now from: aggregate/east" in row("refunds")
     assert "records missing" not in row("refunds")
     assert "not compared" in row(EVIL)
     assert "1 of 5 topics differ" in page.inner_text(".verdict")
     page.get_by_label("Topics with").fill("pay")
     page.locator("select[name=from]").select_option("7d")
     page.get_by_role("button", name="Show").click()
-    page.get_by_text("All that is known to be over has arrived").wait_for(timeout=ENOUGH_MS)
+    page.get_by_text("All records of the compared windows have arrived").wait_for(timeout=ENOUGH_MS)
     assert page.locator("main tbody").first.locator("tr").count() == 1
     page.get_by_role("link", name="payments").click()
     page.locator("h1", has_text="payments").wait_for(timeout=ENOUGH_MS)
@@ -97,7 +97,7 @@ def test_an_absent_audit_is_told_as_absent_and_never_as_loss(audited: AuditedTop
     assert set(page.locator(".chart .mark").all_text_contents()) == {"?"}
     assert page.locator(".chart .edge.lost").count() == 0
     assert page.locator(".verdict.bad").count() == 0
-    assert "an audit is absent: nothing is said of loss there" in page.inner_text(".verdict")
+    assert "without an audit of one tier: loss is not known there" in page.inner_text(".verdict")
     rows = page.locator('[aria-label="Differences"] tbody tr')
     assert rows.count() == 1, "windows that follow on each other are one row"
     assert "9 windows: the audit of aggregate is absent" in rows.inner_text()
@@ -106,7 +106,7 @@ def test_an_absent_audit_is_told_as_absent_and_never_as_loss(audited: AuditedTop
 @pytest.mark.deep(minutes=0.1)
 def test_what_changes_is_shown_without_a_reload(audited: AuditedTopics, browse: Any) -> None:
     page = browse("/audit/payments?from=24h")
-    assert "All that is over has arrived" in page.inner_text(".verdict")
+    assert "All records of the compared windows have arrived" in page.inner_text(".verdict")
     audited.count("payments", HOME, 2, range(100))
     audited.count("payments", AWAY, 2, range(93))
     audited.close("payments", HOME, AWAY, back=1)

@@ -14,6 +14,7 @@ import pytest
 from click.testing import CliRunner
 
 from app.audit.api import rest_drilldown
+from app.audit.definition import AuditPlan
 from app.audit.drilldown import search as drilled_down
 from app.audit.drilldown.copy_origins import ClusterPartition
 from app.audit.drilldown.partition_repair import RefusedCopy
@@ -26,7 +27,7 @@ from app.audit.jobs.report_sender import audit_partition
 from app.audit.query.view import WindowQuery, joined
 from app.cli.client import EXIT_PARTIAL
 from app.cli.main import switchyard
-from app.controllog.events import OperatorAct
+from app.controllog.events import AuditPut, OperatorAct
 from app.web.http.forwarding import HOP_HEADER
 from switchyard.audit.model.fingerprint import ids_of, of_ids
 from tests.audit.api.plans import AWAY, HOME, WEST, AuditedTopics, plan
@@ -78,6 +79,29 @@ def test_a_cluster_that_cannot_be_read_is_told(counted: Console) -> None:
     answer = ask(counted)
     assert (answer.status, answer.json["title"]) == (502, "Not read")
     assert "does not answer" in answer.json["detail"]
+
+
+@pytest.mark.parametrize(
+    "timestamp",
+    [
+        {"source": "json", "field": 'x"ts'},  # earlier versions took it
+        {"source": "avro", "field": "ts", "schema": "gone.avsc"},
+        {"source": "protobuf", "field": "ts", "descriptor": "gone.binpb", "message": "shop.Order"},
+    ],
+)
+def test_a_stored_plan_with_an_unusable_time_answers_with_a_remedy(
+    counted: Console, timestamp: dict[str, Any]
+) -> None:
+    data = definition()
+    data["spec"]["timestamp"] = timestamp
+    stored = AuditPlan.model_validate(data)
+    counted.fed.apply(
+        AuditPut(at_ms=1, key=stored.key, definition=stored.to_wire(), etag=stored.etag(), actor="test")
+    )
+    answer = ask(counted)
+    assert (answer.status, answer.json["title"]) == (409, "Not to be read"), answer.text
+    assert "plan all names a time that this worker cannot read: " in answer.json["detail"]
+    assert answer.json["detail"].endswith("deploy it with another")
 
 
 def test_nothing_is_copied_again_while_the_audit_is_not_sure(counted: Console) -> None:

@@ -169,6 +169,6 @@ def test_a_worker_that_dies_under_a_merge_is_told_with_the_way_to_go_on(place: P
     from app.cli.operations import watch
 
     begun = {"id": "merge-1", "kind": "merge", "state": "running"}
-    with pytest.raises(CommandFailure, match=r"What was done stays done; resume it") as failure:
+    with pytest.raises(CommandFailure, match=r"Changes so far stay; resume it") as failure:
         watch(Client("http://127.0.0.1:1"), begun, "resume it")
     assert failure.value.code == 7

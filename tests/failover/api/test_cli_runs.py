@@ -113,7 +113,7 @@ def test_one_that_waits_says_for_what_is_forced_or_aborted(shell: Shell) -> None
     assert (begun.returncode, f"{first} is executing" in begun.stderr) == (0, True), begun.stderr
     asyncio.run(shell.fed.failover.step())
     waits = shell("failover", "show", first)
-    assert f"{KEY} waits for region west to let go of it: " in waits.stderr
+    assert f"{KEY} waits for region west to release it: " in waits.stderr
     assert f"switchyard failover execute {first} --force" in waits.stderr
     with leading(shell):
         forced = shell("failover", "execute", first, "--force", "--yes")

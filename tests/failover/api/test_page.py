@@ -24,7 +24,7 @@ def test_a_plan_is_read_executed_and_given_up_on_the_page(console: Console, tmp_
         page.on("pageerror", lambda error: problems.append(str(error)))
         page.on("dialog", lambda dialog: dialog.accept("because"))
         page.goto(f"{console.url}/failover?run={name}")
-        page.get_by_text("The plan, as it was read").wait_for(timeout=60_000)
+        page.get_by_role("heading", name="The plan", exact=True).wait_for(timeout=60_000)
         text = page.inner_text("main")
         assert "billing/refunds: this worker has no offset map" in text
         assert "onerror" in text
@@ -38,7 +38,7 @@ def test_a_plan_is_read_executed_and_given_up_on_the_page(console: Console, tmp_
         page.locator("h2 .pill.bad", has_text="aborted").wait_for(timeout=60_000)
         page.get_by_role("button", name="Plan a failover to here…").click()
         page.wait_for_url(lambda url: "run=failover-" in url and name not in url, timeout=60_000)
-        page.get_by_text("The plan, as it was read").wait_for(timeout=60_000)
+        page.get_by_role("heading", name="The plan", exact=True).wait_for(timeout=60_000)
         page.screenshot(path=tmp_path / "failover.png", full_page=True)
         assert "owned" not in page.title()
     assert not problems

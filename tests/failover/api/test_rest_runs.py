@@ -93,7 +93,7 @@ def test_a_plan_is_kept_and_executed_step_by_step_until_it_is_done(console: Cons
         ("east", "moving", 128, "west", name)
     }  # fmt: skip
     (waits, _) = console.ask("GET", f"{API}/{name}").json["rows"]
-    assert (waits["stage"], waits["waits_for"]) == ("releasing", "region west to let go of it")
+    assert (waits["stage"], waits["waits_for"]) == ("releasing", "region west to release it")
     assert f"switchyard failover execute {name} --force" in waits["remedy"]
     released(console, KEY, 128)
     step(console)

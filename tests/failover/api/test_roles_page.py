@@ -38,7 +38,7 @@ def test_the_pages_show_roles_as_text_on_any_screen(console: Console, browse: An
     for path, width, wanted in (
         ("/workloads", 1280, "active in west"),
         (f"/workloads/{KEY}", 380, "passive here"),
-        ("/failover", 380, "nothing was heard of it"),
+        ("/failover", 380, "no message from it yet"),
         ("/failover", 1280, "active in west"),
     ):
         page = browse(url + path, dark=width < 1000, width=width)

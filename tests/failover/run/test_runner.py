@@ -51,7 +51,7 @@ async def test_it_waits_until_the_other_region_has_let_go_then_is_active_and_don
     assert east.role == west.role == ("west", 1, MOVING)
     assert (west.keeper.runs_here(the(west)), east.keeper.runs_here(the(east))) == (False, False)
     (one,) = west.runs.standings(west.log.view.runs.get("f1"))
-    assert one.waits_for == "region east to let go of it"
+    assert one.waits_for == "region east to release it"
     let_go(east)
     await settled(east, west)
     await settled(west, east)
@@ -67,7 +67,8 @@ async def test_one_that_nobody_answers_is_told_with_the_remedy_once_and_goes_on_
     for _ in range(4):
         await west.round(STUCK_AFTER_S / 2)
     (told,) = west.told
-    assert told.startswith(f"failover-stuck f1: failover f1 of {KEY} to west waits for region east to let go")
+    expected = f"failover-stuck f1: failover f1 of {KEY} to west waits for region east to release it"
+    assert told.startswith(expected)
     assert "switchyard failover execute f1 --force" in told
     assert "switchyard failover abort f1" in told
     west.log.apply(run(west, forced=True))

@@ -378,7 +378,7 @@ async def test_worker_without_alter_permission_on_control_topics_starts_and_name
         for lacked, granted in (("DescribeConfigs", DESCRIBE_CONFIGS), ("AlterConfigs", ALTER_CONFIGS)):
             await use_brokers_time(client, topics)
             told = capsys.readouterr().out
-            assert "control topics may keep the time of their writers" in told
+            assert "control topics may keep their writers' timestamps" in told
             assert lacked in told
             assert "kafka-configs.sh" in told
             for topic in topics.all():

@@ -1,4 +1,4 @@
-"""Numbers and text to milliseconds."""
+"""Numbers and text become exact milliseconds."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta, timezone
 from fractions import Fraction
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from app.payload.event_time.instant import MAX_MS, Absent, Instant, TimeFormat
@@ -31,6 +31,19 @@ def test_a_number_is_cut_to_whole_milliseconds_exactly(text: str, unit: str) -> 
     assert Instant(TimeFormat(unit)).of_number(text) == _floor(Fraction(text) * UNITS[unit])
 
 
+@pytest.mark.parametrize("unit", sorted(UNITS))
+@given(st.from_regex(r"-?[0-9]{1,20}(\.[0-9]{1,20})?", fullmatch=True), st.integers(10**3, 10**19))
+@example("1", 10**18)
+@example("0", 10**19)
+def test_an_exponent_of_any_size_is_read(unit: str, digits: str, exponent: int) -> None:
+    """Python's `decimal` refuses exponents of 10**18 and more."""
+    instant, is_zero = Instant(TimeFormat(unit)), not Fraction(digits)
+    too_small = Absent.OUT_OF_RANGE if digits.startswith("-") else 0
+    for read in (instant.of_number, instant.of_text, lambda text: instant.of_bytes(text.encode())):
+        assert read(f"{digits}e{exponent}") == (0 if is_zero else Absent.OUT_OF_RANGE)
+        assert read(f"{digits}E-{exponent}") == (0 if is_zero else too_small)
+
+
 @given(st.integers(-(2**63), 2**63 - 1), st.sampled_from(sorted(UNITS)))
 def test_a_whole_number_is_the_same_as_its_digits(number: int, unit: str) -> None:
     instant = Instant(TimeFormat(unit))
@@ -38,7 +51,7 @@ def test_a_whole_number_is_the_same_as_its_digits(number: int, unit: str) -> Non
 
 
 @given(st.integers(0, MAX_MS))
-def test_a_float_of_seconds_tells_the_milliseconds_that_were_written(time_ms: int) -> None:
+def test_a_float_of_seconds_gives_the_milliseconds_that_were_written(time_ms: int) -> None:
     assert Instant(TimeFormat.EPOCH_S).of_float(time_ms / 1000) == time_ms
 
 
@@ -46,7 +59,7 @@ def test_a_float_of_seconds_tells_the_milliseconds_that_were_written(time_ms: in
     "text",
     ["", "-", "1.", ".5", "1e", "+1", " 1", "1_0", "\u0661\u0667", "nan", "inf", "0x10", "1" * 65, "1\n"],
 )
-def test_what_is_no_number_is_no_time(text: str) -> None:
+def test_text_that_is_not_a_number_is_no_time(text: str) -> None:
     instant = Instant(TimeFormat.EPOCH_MS)
     assert instant.of_text(text) is Absent.NOT_A_TIME
     assert instant.of_bytes(text.encode()) is Absent.NOT_A_TIME
@@ -82,7 +95,7 @@ def test_iso_8601_with_an_offset_is_the_instant(local: datetime, minutes: int, b
         ("20261122T082447Z", 1795335887000),
     ],
 )
-def test_iso_8601_is_read_as_people_write_it(text: str, time_ms: int) -> None:
+def test_common_forms_of_iso_8601_are_read(text: str, time_ms: int) -> None:
     assert Instant(TimeFormat.ISO_8601).of_text(text) == time_ms
 
 
@@ -94,11 +107,11 @@ def test_iso_8601_is_read_as_people_write_it(text: str, time_ms: int) -> None:
         "\u0662026-11-22T08:24:47Z", "0000-01-01T00:00:00Z", "2026-11-22T08:24:47." + "1" * 99,
     ],
 )  # fmt: skip
-def test_what_is_no_iso_8601_instant_is_no_time(text: str) -> None:
+def test_text_that_is_not_iso_8601_is_no_time(text: str) -> None:
     assert Instant(TimeFormat.ISO_8601).of_text(text) is Absent.NOT_A_TIME
 
 
-def test_iso_8601_outside_of_the_range_is_told_as_that() -> None:
+def test_iso_8601_outside_the_range_is_out_of_range() -> None:
     iso = Instant(TimeFormat.ISO_8601)
     assert iso.of_text("1969-12-31T23:59:59.999Z") is Absent.OUT_OF_RANGE
     assert iso.of_text("9999-12-31T23:59:59.999Z") == MAX_MS

@@ -1,4 +1,4 @@
-"""A field of a Protobuf message: the same as Protobuf's own parser gives, found by its tags."""
+"""The event time in a Protobuf field is that of Protobuf's own parser."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from app.payload.descriptors import Schema
 from app.payload.event_time.instant import MAX_MS, Absent, Instant, TimeFormat, UnusableField
 from app.payload.event_time.protobuf_field import MAX_TAGS, ProtobufTime, open_protobuf
 from tests.payload.random_messages import fill
-from tests.payload.schemas import compiled, framed, schema_of, varint
+from tests.payload.schemas import compile_set, framed, schema_of, varint
 
 TIMES = """
 syntax = "proto3";
@@ -66,7 +66,7 @@ NOW_MS = 1_795_335_887_123
 
 @pytest.fixture(scope="session")
 def times(tmp_path_factory: pytest.TempPathFactory) -> Schema:
-    """`TIMES`."""
+    """The schema `TIMES`."""
     return schema_of(tmp_path_factory.mktemp("times"), TIMES)
 
 
@@ -75,7 +75,7 @@ def _source(schema: Schema, path: str, time_format: TimeFormat | None = None) ->
 
 
 def _parsed(message: Any, path: str, time_format: TimeFormat | None) -> int | Absent:
-    """What the parsed message tells."""
+    """The time that the parsed message gives."""
     *outer, last = path.split(".")
     for name in outer:
         if not message.HasField(name):
@@ -95,7 +95,7 @@ def _parsed(message: Any, path: str, time_format: TimeFormat | None) -> int | Ab
 
 
 @given(st.data(), st.sampled_from(PATHS), st.booleans())
-def test_a_field_of_any_message_is_what_the_parser_gives(
+def test_the_time_of_any_message_is_that_of_the_parser(
     times: Schema, data: st.DataObject, path: str, in_order: bool
 ) -> None:
     message: Any = times.message_class("acme.Event")()
@@ -128,7 +128,7 @@ def test_a_field_of_any_message_is_what_the_parser_gives(
 
 
 def _shuffled(draw: Any, message: Any) -> bytes:
-    """The message's fields in any order, as a writer may send them that knows only some of them."""
+    """The message's fields in random order, as a relay that knows only some of them may write them."""
     pieces = []
     for field, found in message.ListFields():
         piece: Any = type(message)()
@@ -159,14 +159,14 @@ def test_a_damaged_message_gives_a_time_or_a_reason(times: Schema, data: st.Data
     assert isinstance(found, Absent) or 0 <= found <= MAX_MS
 
 
-def test_large_and_unknown_fields_before_it_are_passed_over(times: Schema) -> None:
+def test_large_and_unknown_fields_before_the_field_are_skipped(times: Schema) -> None:
     unknown = varint(999 << 3 | 2) + varint(10**7) + b"x" * 10**7
     group = varint(998 << 3 | 3) + b"\x10\x05" + varint(998 << 3 | 4)  # holds a field of the same number
     value = unknown + group + b"\x10" + varint(NOW_MS)
     assert _source(times, "i64").read(value) == NOW_MS
 
 
-def test_more_fields_before_it_than_the_limit_are_told(times: Schema) -> None:
+def test_too_many_fields_before_the_field_are_beyond_the_limit(times: Schema) -> None:
     tag = varint(24 << 3 | 2) + b"\x00"
     value = tag * MAX_TAGS + b"\x10" + varint(NOW_MS)
     assert _source(times, "i64").read(value) == NOW_MS
@@ -174,7 +174,7 @@ def test_more_fields_before_it_than_the_limit_are_told(times: Schema) -> None:
     assert _source(times, "i64").read(varint(998 << 3 | 3) * 101) is Absent.MALFORMED  # groups without end
 
 
-def test_the_first_of_two_counts_and_one_of_another_type_is_none_of_them(times: Schema) -> None:
+def test_the_first_of_equal_fields_counts_and_another_wire_type_does_not(times: Schema) -> None:
     assert _source(times, "i64").read(b"\x10\x01\x10\x02") == 1
     assert _source(times, "i64").read(b"\x12\x01\x05\x10\x02") == 2
     first, second = b"\x82\x01\x02\x10\x01", b"\x82\x01\x02\x10\x02"
@@ -207,16 +207,16 @@ def test_a_timestamp_is_read_by_its_seconds_and_nanos(
     [
         ("when", None, "acme.Event has no field 'when'; it has: blob, i64"),
         ("meta.when", None, "acme.Meta has no field 'when'; it has: id, ms"),
-        ("i64.ms", None, "'i64' is no message"),
+        ("i64.ms", None, "'i64' is not a message"),
         ("many", None, "'many' is repeated"),
         ("by_name", None, "'by_name' is repeated"),
         ("meta.others.ms", None, "'others' is repeated"),
-        ("meta", None, "is a acme.Meta, which is no time"),
-        ("small", None, "is a float, which holds minutes at best"),
-        ("flag", None, "is of a type that is no time"),
-        ("blob", None, "is of a type that is no time"),
-        ("i64", TimeFormat.ISO_8601, "iso-8601 is configured, and it is a number"),
-        ("at", TimeFormat.EPOCH_MS, "epoch-ms is configured, and it is a Timestamp"),
+        ("meta", None, "is a acme.Meta, which cannot be a time"),
+        ("small", None, "is a float, which is exact to minutes at best"),
+        ("flag", None, "is of a type that cannot be a time"),
+        ("blob", None, "is of a type that cannot be a time"),
+        ("i64", TimeFormat.ISO_8601, "iso-8601 is configured, but the field is a number"),
+        ("at", TimeFormat.EPOCH_MS, "epoch-ms is configured, but the field is a Timestamp"),
     ],
 )
 def test_a_field_that_cannot_be_a_time_is_refused(
@@ -229,11 +229,11 @@ def test_a_field_that_cannot_be_a_time_is_refused(
     assert caught.value.remedy
 
 
-def test_a_group_of_proto2_is_refused_and_passed_over(old: Schema) -> None:
+def test_a_proto2_group_is_refused_as_a_field_and_skipped_before_one(old: Schema) -> None:
     kind = old.message_class("old.Thing")
     with pytest.raises(UnusableField, match="'part' is a group"):
         ProtobufTime(kind, ("part", "size"))
-    with pytest.raises(UnusableField, match="no field is named"):
+    with pytest.raises(UnusableField, match="the path is empty"):
         ProtobufTime(kind, ())
     message: Any = kind()
     message.part.size = 5
@@ -251,7 +251,7 @@ def test_a_framed_message_is_read_by_the_schema_that_it_names(tmp_path: Path) ->
     registry = tmp_path / "registry"
     registry.mkdir()
     for schema_id, text in ((7, older), (8, newer), (5, other), (6, lacks)):
-        (registry / f"{schema_id}.binpb").write_bytes(compiled(tmp_path / str(schema_id), text))
+        (registry / f"{schema_id}.binpb").write_bytes(compile_set(tmp_path / str(schema_id), text))
     source = open_protobuf(registry, "acme.Event", ("ts",), None, Framing.CONFLUENT)
     assert source.read(framed(7, [1], b"\x10" + varint(NOW_MS))) == NOW_MS
     assert source.read(framed(8, [1], b"\x18" + varint(NOW_MS))) == NOW_MS
@@ -262,7 +262,7 @@ def test_a_framed_message_is_read_by_the_schema_that_it_names(tmp_path: Path) ->
 
 
 def test_without_framing_the_value_is_the_message(tmp_path: Path) -> None:
-    (tmp_path / "x.binpb").write_bytes(compiled(tmp_path, TIMES))
+    (tmp_path / "x.binpb").write_bytes(compile_set(tmp_path, TIMES))
     source = open_protobuf(tmp_path / "x.binpb", "acme.Event", ("i64",), TimeFormat.EPOCH_S, Framing.NONE)
     assert source.read(b"\x10\x05") == 5000
     framed_source = open_protobuf(

@@ -1,4 +1,4 @@
-"""A record's own timestamp and its headers."""
+"""Event times in headers, and values that are missing."""
 
 from __future__ import annotations
 
@@ -8,18 +8,10 @@ from hypothesis import strategies as st
 
 from app.payload.event_time.instant import MAX_MS, Absent, TimeFormat, UnusableField
 from app.payload.event_time.json_field import JsonTime
-from app.payload.event_time.source import NO_TIME, HeaderTime, RecordTime
-from tests.payload.event_time.records import Sent
+from app.payload.event_time.source import HeaderTime
+from tests.payload.event_time.records import FakeRecord
 
 NOW_MS = 1_795_335_887_123
-
-
-def test_the_records_timestamp_is_its_event_time() -> None:
-    assert RecordTime().of(Sent(timestamp=NOW_MS)) == NOW_MS
-    assert RecordTime().of(Sent(timestamp=0)) == 0
-    assert RecordTime().of(Sent(timestamp=-1)) is Absent.NO_TIMESTAMP
-    assert RecordTime().of(Sent(timestamp=-2)) is Absent.OUT_OF_RANGE
-    assert RecordTime().of(Sent(timestamp=MAX_MS + 1)) is Absent.OUT_OF_RANGE
 
 
 @pytest.mark.parametrize(
@@ -41,19 +33,24 @@ def test_a_header_holds_text_or_eight_bytes(
     time_format: TimeFormat, is_binary: bool, value: bytes | None, time: int | Absent
 ) -> None:
     header = HeaderTime("x-time", time_format, is_binary=is_binary)
-    assert header.of(Sent(headers=(("other", b"1"), ("x-time", value)))) == time
+    assert header.of(FakeRecord(headers=(("other", b"1"), ("x-time", value)))) == time
 
 
-def test_the_first_header_of_the_name_counts_and_a_missing_one_is_told() -> None:
+def test_the_first_of_equal_headers_counts_and_a_missing_header_is_reported() -> None:
     header = HeaderTime("x-time")
-    assert header.of(Sent(headers=(("x-time", b"1"), ("x-time", b"2")))) == 1
-    assert header.of(Sent(headers=(("X-Time", b"1"),))) is Absent.NO_HEADER
-    assert header.of(Sent()) is Absent.NO_HEADER
+    assert header.of(FakeRecord(headers=(("x-time", b"1"), ("x-time", b"2")))) == 1
+    assert header.of(FakeRecord(headers=(("X-Time", b"1"),))) is Absent.NO_HEADER
+    assert header.of(FakeRecord()) is Absent.NO_HEADER
 
 
 def test_eight_bytes_of_iso_8601_are_refused() -> None:
-    with pytest.raises(UnusableField, match="x-time: 8 binary bytes cannot hold iso-8601; give"):
+    with pytest.raises(UnusableField, match="x-time: 8 binary bytes cannot hold iso-8601; configure"):
         HeaderTime("x-time", TimeFormat.ISO_8601, is_binary=True)
+
+
+def test_a_tombstone_has_no_event_time_in_its_value() -> None:
+    assert JsonTime(["ts"]).of(FakeRecord(b'{"ts":5}')) == 5
+    assert JsonTime(["ts"]).of(FakeRecord(None)) is Absent.NO_VALUE
 
 
 @given(
@@ -62,21 +59,5 @@ def test_eight_bytes_of_iso_8601_are_refused() -> None:
 def test_any_headers_give_a_time_or_a_reason(
     headers: list[tuple[str, bytes | None]], is_binary: bool
 ) -> None:
-    found = HeaderTime("x-time", is_binary=is_binary).of(Sent(headers=tuple(headers)))
+    found = HeaderTime("x-time", is_binary=is_binary).of(FakeRecord(headers=tuple(headers)))
     assert isinstance(found, Absent) or 0 <= found <= MAX_MS
-
-
-def test_times_of_many_are_in_order_and_reasons_are_counted() -> None:
-    values = [b'{"ts":1}', None, b"{}", b'{"ts":0}', b"[", None, b'{"ts":"x"}', b'{"ts":null}']
-    expected_ms = [1, NO_TIME, NO_TIME, 0, NO_TIME, NO_TIME, NO_TIME, NO_TIME]
-    absent = {
-        Absent.NO_VALUE: 2,
-        Absent.NO_FIELD: 1,
-        Absent.MALFORMED: 1,
-        Absent.NOT_A_TIME: 1,
-        Absent.NULL: 1,
-    }
-    source = JsonTime(["ts"])
-    assert source.of_values(values) == (expected_ms, absent)
-    assert source.of_many(map(Sent, values)) == (expected_ms, absent)
-    assert RecordTime().of_many([]) == ([], {})

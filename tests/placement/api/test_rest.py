@@ -68,7 +68,7 @@ def test_a_job_is_moved_by_hand_and_what_cannot_be_is_told_with_the_field(consol
     made = console.ask("POST", PLAN, {"moves": [{"job": job(1), "to": "w2"}]}).json
     assert [(move["job"], move["to"]) for move in made["moves"]] == [(job(1), "w2")]
     for body, words in (
-        ({"moves": [{"job": "dispatch:no/such:such:0", "to": "w2"}]}, "nobody owns"),
+        ({"moves": [{"job": "dispatch:no/such:such:0", "to": "w2"}]}, "no worker owns"),
         ({"moves": [{"job": job(1), "to": "w9"}]}, "no worker 'w9' lives"),
         ({"moves": [{"job": job(1)}]}, "moves: write"),
         ({"moves": 7}, "must be a list"),

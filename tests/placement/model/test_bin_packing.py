@@ -135,7 +135,7 @@ def test_what_nobody_has_room_for_is_placed_on_the_least_loaded_and_told() -> No
     assignments = owned({job(0): "a", job(1): "b"})
     decided = plan(loads, fleet("ab"), assignments, loads)
     assert [(d.job, d.worker) for d in decided.decisions] == [(job(2), "b")]
-    assert "nobody has room" in decided.decisions[0].reason
+    assert "no worker has room" in decided.decisions[0].reason
     assert {notice.kind for notice in decided.notices} == {"no-room", "overloaded"}
 
 

@@ -14,13 +14,14 @@ from app.kafka.client.cluster import LATEST
 from app.kafka.client.topic_configs import alter
 from app.kafka.producers.history import _log_end
 from app.replicate.pump.partition import ReplicaPump
-from tests.kafka.conftest import create
+from tests.kafka.conftest import create, producing
 from tests.kafka.second_broker import FIRST, SECOND, SecondBroker, create_on, delete, second_broker
 from tests.replicate.rig import ReplicaRig, replica_rig
-from tests.replicate.source_topics import same, write
+from tests.replicate.source_topics import rows, same, write
 
 HOME, AWAY = "east-regional", "east-aggregate"
 IN_SYNC = "min.insync.replicas"
+OTHERS = b"another producer's"
 
 
 async def without_elr(yard: Yard) -> None:
@@ -58,7 +59,7 @@ async def in_doubt(
         await stand.until(lambda: pump.intake.expected == 100)
         await second.kill()
         pump.pause(False)
-        await stand.until(lambda: "NotEnoughReplicas" in pump.status().trouble)
+        await stand.until(lambda: "1 of 2 replicas are in sync" in pump.status().trouble)
         yield stand, second, pump
 
 
@@ -69,14 +70,16 @@ async def test_while_the_destination_has_too_few_replicas_nothing_is_lost_skippe
     async with in_doubt(killable_yard, topic_name, tmp_path) as (stand, second, former):
         status = former.status()
         assert (status.state, status.committed, status.in_flight) == ("flowing", 50, 50)
-        assert "lower min.insync.replicas" in status.trouble
+        assert f"{topic_name}-0 in {stand.target.name}: 1 of 2 replicas" in status.trouble
+        assert "min.insync.replicas is 2. Nothing is appended, since records in [50, 100)" in status.trouble
+        assert "bring back the brokers" in status.trouble
         assert status.oldest_ms > 0
         assert "append-trouble" in stand.kinds()
 
         stand.kill(former)  # nor is it otherwise with the next owner
         pump = await stand.start_pump(topic_name)
         await write(stand, topic_name, 50, "still")
-        await stand.until(lambda: "NotEnoughReplicas" in pump.status().trouble)
+        await stand.until(lambda: "bring back the brokers" in pump.status().trouble)
         assert pump.base == 50
 
         await second.start()
@@ -86,23 +89,35 @@ async def test_while_the_destination_has_too_few_replicas_nothing_is_lost_skippe
         assert "replica-resumed-unsure" not in stand.kinds()
 
 
-@pytest.mark.deep(minutes=0.6)
-@pytest.mark.parametrize("is_succeeded", [False, True])
-async def test_once_fewer_replicas_are_enough_what_was_in_doubt_is_known_and_copying_goes_on(
-    killable_yard: Yard, topic_name: str, tmp_path: Path, is_succeeded: bool
+@pytest.mark.deep(minutes=1.5)
+@pytest.mark.parametrize("remedy", ["reassign", "restart", "write"])
+async def test_a_lowered_setting_is_not_enough_and_each_remedy_lets_copying_go_on(
+    killable_yard: Yard, topic_name: str, tmp_path: Path, remedy: str
 ) -> None:
-    async with in_doubt(killable_yard, topic_name, tmp_path) as (stand, _, former):
+    async with in_doubt(killable_yard, topic_name, tmp_path) as (stand, second, former):
         pump, away, at = former, stand.target, (topic_name, 0)
         assert await away.offsets([at], LATEST) == {at: 50}
         assert await _log_end(away, FIRST, *at) > 50, "the leader has what it does not show"
-        if is_succeeded:
+        assert await alter(away, {topic_name: {IN_SYNC: "1"}}) == {}
+        if remedy != "reassign":
             stand.kill(former)
             pump = await stand.start_pump(topic_name)
-            await stand.until(lambda: "NotEnoughReplicas" in pump.status().trouble)
-        assert pump.base == 50
-        assert await alter(away, {topic_name: {IN_SYNC: "1"}}) == {}
         await write(stand, topic_name, 50, "still")
+        await stand.until(lambda: f"{IN_SYNC} is 1. " in pump.status().trouble)
+        assert (pump.base, await away.offsets([at], LATEST)) == (50, {at: 50}), "it waits"
+        assert "kafka-reassign-partitions.sh" in pump.status().trouble
+
+        if remedy == "reassign":
+            await second.assign({at: [FIRST]})
+        elif remedy == "restart":
+            await asyncio.to_thread(killable_yard.kill, AWAY)
+            await asyncio.to_thread(killable_yard.start, AWAY)
+        else:
+            async with producing(killable_yard.bootstrap(AWAY)) as other:
+                await other.send_and_wait(topic_name, OTHERS, partition=0)
         await stand.copied([pump])
-        assert await same(stand, topic_name) == 150
+        copied = [row for row in await rows(away, topic_name) if row[2] != OTHERS]
+        assert copied == await rows(stand.source, topic_name)
+        assert len(copied) == 150
         assert pump.status().trouble == ""
         assert "replica-resumed-unsure" not in stand.kinds()

@@ -196,7 +196,7 @@ def test_the_activity_page_tells_drains_and_wishes_in_words(page: Any, fed: Fake
     with serving(fed) as url:
         page.goto(f"{url}/activity")
         for words in (
-            "w2 is to give its jobs away and to get no more, by ann", "w3 may have jobs again, by ann",
+            "w2 hands over its jobs and gets no more, by ann", "w3 gets jobs again, by ann",
             f"{job(0)} is wanted on w2 by bob: <b>hot</b>", "billing/orders is paused to be moved",
         ):  # fmt: skip
             says(page, words)

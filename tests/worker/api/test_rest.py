@@ -179,7 +179,7 @@ def test_a_partition_whose_owner_is_away_or_starting_is_asked_for_again(orders: 
     body = {"ranges": [[1, 2]], "execute": True}
     problem(orders.ask("POST", SKIP, body), 503, "starting or stopping")
     orders.fed.apply(assigned(job(0), "worker-b", epoch=2))
-    problem(orders.ask("POST", SKIP, body), 503, "not heard")
+    problem(orders.ask("POST", SKIP, body), 503, "sends no heartbeats")
     problem(orders.ask("POST", f"{PATH}/partitions/9/tracker/stash", body), 404, "nobody owns")
 
 
@@ -262,7 +262,7 @@ def test_a_partition_that_cannot_be_reset_now_is_told_and_the_answer_counts_none
         )
     )
     told = log_of_50.ask("POST", log_of_50.path, {"to": "earliest", "execute": True}).json
-    assert "not heard" in told["partitions"][0]["why"]
+    assert "sends no heartbeats" in told["partitions"][0]["why"]
 
 
 # -- who, and the buttons --------------------------------------------------------------------------

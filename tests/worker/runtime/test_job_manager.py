@@ -8,10 +8,13 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import msgspec
+import pytest
 
+from app.audit.definition import AuditPlan
+from app.audit.pump.counting_spec import open_times
 from app.controllog.events import AnyControlEvent, Assignment, Claim, Released
 from app.controllog.state import ControlState
 from app.kernel.job import JobId
@@ -19,7 +22,8 @@ from app.kernel.lease import Lease
 from app.payload.schema_loader import SchemaLoader
 from app.worker.catalog import Catalog
 from app.worker.runtime.job_manager import JobManager
-from app.worker.runtime.job_starter import START_RETRY_S
+from app.worker.runtime.job_starter import START_RETRY_S, JobStarter
+from tests.audit.api.plans import plan as audit_plan
 from tests.web.runtime_fake import definition, put
 
 JOB = "dispatch:billing/orders:orders:0"
@@ -139,6 +143,37 @@ async def test_a_job_that_cannot_start_is_let_go_when_the_leader_asks_for_it() -
         assert [type(event) for event in log.appended] == [Released]
         assert log.view.owner(JOB) is None
         await until(lambda: not jobs.statuses())
+
+
+@pytest.mark.parametrize(
+    ("timestamp", "message"),
+    [
+        ({"source": "json", "field": 'x"ts'}, "a key holds a quote"),  # earlier versions took it
+        ({"source": "avro", "field": "ts", "schema": "gone.avsc"}, "gone.avsc"),
+        ({"source": "protobuf", "field": "ts", "descriptor": "gone.binpb", "message": "a.B"}, "gone.binpb"),
+    ],
+)
+async def test_a_job_of_a_stored_plan_with_an_unusable_time_says_what_to_deploy(
+    timestamp: dict[str, Any], message: str
+) -> None:
+    incidents: list[tuple[str, ...]] = []
+    plan = AuditPlan.model_validate(audit_plan(timestamp=timestamp))
+    schemas, nothing = SchemaLoader(Path("schemas")), cast("Any", None)
+
+    async def check(_: JobId) -> None:
+        await open_times(plan, schemas)
+
+    starter = JobStarter(
+        "me", nothing, nothing, nothing, nothing, Lease(2.0), {}, lambda *fields: incidents.append(fields),
+        (), nothing, cast("Any", SimpleNamespace(check=check)), nothing, schemas,
+    )  # fmt: skip
+    job = "audit:all/east:orders:0"
+    starting = asyncio.create_task(starter.start(job, assigned()))
+    await until(lambda: incidents)
+    starting.cancel()
+    ((kind, subject, problem, remedy),) = incidents
+    assert (kind, subject, message in problem) == ("job-cannot-start", job, True)
+    assert remedy == "deploy the definition with a field or schema that this worker can read"
 
 
 async def test_a_job_of_a_cluster_that_is_not_configured_here_says_so() -> None:

@@ -1,9 +1,9 @@
-// Alerts: what of the audit fires, since when, who was told of it, and by which rules.
+// The pages of alerts: firing audit findings, their notices, and the definitions.
 
 import { badge, several, tierOf } from "./audit_words.js";
 import { clock, duration, el, link, number, pill, table } from "./dom.js";
 
-const MOST = 200; // alerts that are asked for; the API has the others
+const MOST = 200; // alerts in one request; the API has the others
 const MOST_SHOWN = 20; // episodes of one rule with all their windows
 const SHOWN_URL = /^(https?:\/\/)(?:[^/?#]*@)?([^/?#]*)([/?#].*)?$/i;
 const SEVERITIES = { critical: "bad", warning: "warn" };
@@ -16,17 +16,17 @@ const severity = (text) => pill(text, SEVERITIES[text] ?? "");
 const ago = (ms) => `${duration(Math.max(0, Date.now() - ms) / 1000)} ago`;
 const lines = (parts) => parts.map((part) => el("div", {}, part));
 
-// What a channel was told last, and what keeps it from taking the current notice.
+// A channel's last notice, and why it has not taken the current one.
 function said(channel) {
   const last = channel.at_ms ? `took notice ${number(channel.notice)} at ${clock(channel.at_ms)}` : "";
   if (channel.trouble) return [pill("does not take it", "bad"), `: ${[channel.trouble, channel.failing_ms ? `since ${clock(channel.failing_ms)}` : "", last || "took nothing yet"].filter(Boolean).join("; ")}`];
-  if (channel.waits) return [pill("is being told", "warn"), last ? ` ${last}` : ""];
-  return [last || "nothing was to be told"];
+  if (channel.waits) return [pill("has a notice to take", "warn"), last ? ` ${last}` : ""];
+  return [last || "had no notice to take"];
 }
 
-const told = (one) => (one.channels.length ? lines(one.channels.map((c) => [`${c.channel} ${c.place}: `, ...said(c)])) : one.severity === "unknown" ? "its definition was deleted" : "nobody: it has no channels");
+const notices = (one) => (one.channels.length ? lines(one.channels.map((c) => [`${c.channel} ${c.place}: `, ...said(c)])) : one.severity === "unknown" ? "its definition was deleted" : "none: it has no channels");
 
-// When it holds, in a sentence, as the command tells it.
+// The alert's condition in a sentence, as the command prints it.
 function condition(spec) {
   const above = spec.above ? ` above ${spec.above}` : "";
   const holds = spec.for && spec.for !== "0s" ? ` for ${spec.for}` : "";
@@ -34,7 +34,7 @@ function condition(spec) {
   return `${[spec.on].flat().join(", ")}${above}${holds}; ${of}; ${spec.tiers ? spec.tiers.join(" → ") : "any two tiers"}`;
 }
 
-// A definition for people: no paths and queries of addresses, nor what headers hold, which may be secrets.
+// A definition for people: without values that may be secrets (paths and queries of addresses, headers).
 function shown(definition) {
   const clean = (value, name) => {
     if (Array.isArray(value)) return value.map((one) => clean(one, ""));
@@ -46,18 +46,18 @@ function shown(definition) {
   return { ...definition, spec: { ...definition.spec, channels: clean(definition.spec.channels ?? [], "channels") } };
 }
 
-// The same in a word for each channel; the alert's own page says more.
-function toldShort(one) {
+// The same in short; the alert's own page has more.
+function noticesShort(one) {
   if (one.state === "pending") return "not yet: it must hold for longer";
-  if (!one.channels.length) return told(one);
-  return lines(one.channels.map((c) => [`${c.channel} `, c.trouble ? pill("does not take it", "bad") : c.waits ? pill("is being told", "warn") : c.at_ms ? `took notice ${number(c.notice)}` : "nothing was to be told"]));
+  if (!one.channels.length) return notices(one);
+  return lines(one.channels.map((c) => [`${c.channel} `, c.trouble ? pill("does not take it", "bad") : c.waits ? pill("has a notice to take", "warn") : c.at_ms ? `took notice ${number(c.notice)}` : "had no notice to take"]));
 }
 
 function alertsTable(caption, alerts, empty) {
-  const columns = [["Alert"], ["What", "wrap"], ["Holds since"], ["Told"]];
+  const columns = [["Alert"], ["What", "wrap"], ["Holds since"], ["Notices"]];
   return table(caption, columns, alerts.map((one) => [
     lines([one.severity === "unknown" ? one.name : link(alertPath(one.name), one.name), [pill(one.state, STATES[one.state] ?? ""), " ", severity(one.severity)]]), [el("b", {}, one.topic), `, ${tiers(one)}: ${one.what}`],
-    lines([clock(one.since_ms), one.resolved_ms ? `over ${clock(one.resolved_ms)}` : ago(one.since_ms)]), toldShort(one),
+    lines([clock(one.since_ms), one.resolved_ms ? `over ${clock(one.resolved_ms)}` : ago(one.since_ms)]), noticesShort(one),
   ]), empty);
 }
 
@@ -65,24 +65,24 @@ function rulesTable(rules) {
   const columns = [["Alert"], ["Fires on", "wrap"], ["Firing", "n"], ["Pending", "n"], ["Channels"]];
   return table("Definitions", columns, rules.map((rule) => [
     lines([link(alertPath(rule.name), rule.name), severity(rule.definition.spec.severity ?? "warning")]), condition(rule.definition.spec), number(rule.firing), number(rule.pending),
-    rule.channels.length ? lines(rule.channels.map((c) => [`${c.channel} ${c.place}`, c.trouble ? [" ", pill("does not take it", "bad")] : ""])) : "none: nobody is told",
+    rule.channels.length ? lines(rule.channels.map((c) => [`${c.channel} ${c.place}`, c.trouble ? [" ", pill("does not take it", "bad")] : ""])) : "none: no one gets a notice",
   ]), "No alert is defined yet. Deploy one (kind: Alert): switchyard config deploy -f alert.yaml --execute");
 }
 
-// The first thing to read.
+// The headline of the page.
 function verdict(alerts, rules) {
   const firing = alerts.filter((one) => one.state === "firing");
-  const deaf = rules.flatMap((rule) => rule.channels.filter((c) => c.trouble).map((c) => [link(alertPath(rule.name), rule.name), `: ${c.channel} ${c.place} does not take what it is told: ${c.trouble}`]));
+  const deaf = rules.flatMap((rule) => rule.channels.filter((c) => c.trouble).map((c) => [link(alertPath(rule.name), rule.name), `: ${c.channel} ${c.place} does not take notices: ${c.trouble}`]));
   const words = [];
   if (firing.length) words.push([`${several(firing.length, "alert")} fire${firing.length === 1 ? "s" : ""}: ${[...new Set(firing.map((one) => one.topic))].slice(0, 5).join(", ")}`]);
   if (deaf.length) words.push(...deaf);
   if (words.length) return el("div", { class: "verdict bad" }, words.length > 1 ? el("ul", {}, words.map((one) => el("li", {}, one))) : el("b", {}, words[0]));
   const pending = alerts.filter((one) => one.state === "pending").length;
-  if (pending) return el("p", { class: "verdict plain" }, `Nothing fires; ${several(pending, "alert")} would, if it goes on.`);
-  return rules.length ? el("p", { class: "verdict good" }, "Nothing fires.") : el("p", { class: "verdict plain" }, "No alert is defined: nobody is told when records are missing.");
+  if (pending) return el("p", { class: "verdict plain" }, `Nothing fires; ${several(pending, "alert")} would fire, if this continues.`);
+  return rules.length ? el("p", { class: "verdict good" }, "Nothing fires.") : el("p", { class: "verdict plain" }, "No alert is defined, so no person learns of missing records.");
 }
 
-// What the leader has to say of alerts as such: that it cannot look at the audit, that there are too many.
+// Incidents about alerts in general: the leader cannot read the audit, or there are too many alerts.
 const incidents = (list) => list.filter((one) => one.kind.startsWith("alert")).map((one) => el("div", { class: "note" }, el("b", {}, one.kind), ` ${one.subject}: ${one.message}`, el("small", {}, `${clock(one.at_ms)} · ${one.worker} · ${one.remedy}`)));
 
 function alertsPage(alerts, rules, notes, more) {
@@ -101,10 +101,10 @@ function episode(one) {
   const columns = [["Window"], ["State"], ["Before", "n"], ["After", "n"], ["Missing", "n"], ["Too many", "n"], ["Audit absent of"]];
   const known = (value) => (value === null ? "unknown" : number(value));
   const rows = one.windows.map((w) => [link(`/audit/${encodeURIComponent(one.topic)}?window=${w.start_ms}`, clock(w.start_ms)), badge(w.state), number(w.from_count), number(w.to_count), known(w.missing), known(w.extra), w.absent.join(", ")]);
-  const facts = [`holds since ${clock(one.since_ms)}`, one.fired_ms ? `told at ${clock(one.fired_ms)}` : "", one.over_ms ? `over since ${clock(one.over_ms)}` : "", one.resolved_ms ? `resolved at ${clock(one.resolved_ms)}` : "", one.aged ? "only because its windows are looked at no more: nothing was mended" : ""];
+  const facts = [`holds since ${clock(one.since_ms)}`, one.fired_ms ? `fired at ${clock(one.fired_ms)}` : "", one.over_ms ? `over since ${clock(one.over_ms)}` : "", one.resolved_ms ? `resolved at ${clock(one.resolved_ms)}` : "", one.aged ? "only because its windows are too old to be checked: nothing was repaired" : ""];
   return [
     el("h3", {}, pill(one.state, STATES[one.state] ?? ""), ` ${one.topic}, ${tiers(one)}: ${one.what}`), el("p", { class: "quiet" }, facts.filter(Boolean).join(" · ")),
-    one.state === "pending" ? "" : el("div", {}, told(one)), table(`Windows of ${one.topic}`, columns, rows, "No window is known of it any more."),
+    one.state === "pending" ? "" : el("div", {}, notices(one)), table(`Windows of ${one.topic}`, columns, rows, "Its windows are not known any more."),
     one.more_windows ? el("p", { class: "quiet" }, `and ${several(one.more_windows, "window")} more`) : "",
     one.todo.length ? el("pre", { tabindex: "0" }, one.todo.join("\n")) : "",
   ].flat();
@@ -117,15 +117,15 @@ function rulePage(rule, alerts, { tiles, where }) {
   return [
     where(link("/alerts", "Alerts")), el("h1", {}, rule.name), el("p", {}, severity(spec.severity ?? "warning"), ` ${condition(spec)}`),
     tiles([["firing", number(rule.firing)], ["pending", number(rule.pending)], ["resolved within a day", number(alerts.filter((one) => one.state === "resolved").length)]]),
-    el("h2", {}, "Channels"), table("Channels", [["Channel"], ["Told", "wrap"]], channels, "None: nobody is told. Add some to its definition."), test,
-    el("h2", {}, "What it found"), alerts.length ? alerts.slice(0, MOST_SHOWN).flatMap(episode) : el("p", { class: "quiet" }, "Nothing fires, nor did within a day."),
+    el("h2", {}, "Channels"), table("Channels", [["Channel"], ["Notices", "wrap"]], channels, "None, so no one gets a notice. Add channels to its definition."), test,
+    el("h2", {}, "Findings"), alerts.length ? alerts.slice(0, MOST_SHOWN).flatMap(episode) : el("p", { class: "quiet" }, "Nothing fires, and nothing was resolved within a day."),
     alerts.length > MOST_SHOWN ? alertsTable("Others", alerts.slice(MOST_SHOWN), "") : "",
     el("h2", {}, "Definition"), el("p", { class: "quiet" }, `deployed ${clock(rule.deployed.at_ms)} by ${rule.deployed.by}; paths of addresses are not shown, as they may be secrets`),
     el("pre", { tabindex: "0" }, JSON.stringify(shown(rule.definition), null, 2)),
   ].flat();
 }
 
-// What to load and show at an address of these pages.
+// The loader for an address of these pages.
 export function alertLoader(get, name, parts) {
   if (name) {
     return async () => {
@@ -139,11 +139,11 @@ export function alertLoader(get, name, parts) {
   };
 }
 
-// What the button does; what is to be said afterwards.
+// Sends a test; returns the text to show.
 export async function alertAct({ of }) {
-  if (!confirm(`Tell every channel of ${of} that this is a test?`)) return "";
+  if (!confirm(`Send a test notice to every channel of ${of}?`)) return "";
   const answer = await fetch(`/api/v1${alertPath(of)}/test`, { method: "POST", headers: { "X-Switchyard-Actor": "console" }, signal: AbortSignal.timeout(PATIENCE_MS) });
-  const told = await answer.json();
-  if (!answer.ok) throw new Error(told.detail);
-  return told.channels.map((c) => `${c.channel} ${c.place}: ${c.taken ? "took it" : c.why}`).join("\n");
+  const result = await answer.json();
+  if (!answer.ok) throw new Error(result.detail);
+  return result.channels.map((c) => `${c.channel} ${c.place}: ${c.taken ? "took it" : c.why}`).join("\n");
 }

@@ -21,7 +21,7 @@ const ms = (value) => (value === null ? "–" : duration(value / 1000));
 const short = (at) => clock(at).replace(/:00$/, ""); // windows seldom begin within a minute
 const span = (row) => (row.start_ms === null ? "records without a time" : `${short(row.start_ms)} – ${short(row.end_ms).slice(11)}`);
 
-// What others write into the address is kept in the fields; they are sent as a query, and change nothing.
+// The page's address fills the fields; they become a query, which changes nothing.
 function filter(name, value, hint) {
   const options = RANGES.some(([known]) => known === from) ? RANGES : [[from, `since ${from}`], ...RANGES];
   return el("form", { class: "acts", method: "get" },
@@ -37,7 +37,7 @@ function downloads(topic) {
   return el("p", { class: "where" }, "Windows as ", file("windows", "csv", []), " or ", file("windows", "ndjson", []), ", differences as ", file("loss", "csv", states), " or ", file("loss", "ndjson", states), ".");
 }
 
-// Alerts that fire: whoever does not tell of any is no reason to show nothing.
+// Firing alerts; the page shows the rest when they cannot be read.
 function alertNotes(alerts) {
   const firing = alerts.filter((one) => (one.state ?? "firing") === "firing");
   return firing.map((one) => el("div", { class: "note" }, pill(one.severity ?? "alert", one.severity === "info" ? "" : "bad"), " ", link(`/alerts/${encodeURIComponent(one.name)}`, one.name), ` ${[one.topic, one.from_tier ? `${one.from_tier} → ${tierOf(one.to_tier, one.group)}` : "", one.what].filter(Boolean).join(": ")}`,
@@ -50,8 +50,8 @@ function topicVerdict(t) {
   if (t.states.corrupted) words.push(`contents differ in ${several(t.states.corrupted, "window")}`);
   if (t.states.duplicated) words.push(`${several(t.extra, "record")} too many in ${several(t.states.duplicated, "window")}`);
   if (t.states.late) words.push(`${several(t.states.late, "window")} late`);
-  if (t.states["absent-audit"]) words.push(`of ${several(t.states["absent-audit"], "window")} not known: the audit of ${t.absent.join(", ")} is absent`);
-  if (t.silent.length) words.push(`not heard now: ${t.silent.join(", ")}`);
+  if (t.states["absent-audit"]) words.push(`${several(t.states["absent-audit"], "window")} not known: the audit of ${t.absent.join(", ")} is absent`);
+  if (t.silent.length) words.push(`no reports now from: ${t.silent.join(", ")}`);
   return words;
 }
 
@@ -60,7 +60,7 @@ function topicsTable(topics) {
   return table("Topics", columns, topics.map((t) => [
     link(topicPath(t.topic), t.topic), [badge(t.state), t.silent.length ? [" ", pill("silent", "warn")] : ""], topicVerdict(t).join("; "), number(t.missing), number(t.extra), number(t.late), number(t.duplicates),
     number(t.windows), number(t.states.ok), inOrder(t.tiers).join(" → "), t.newest_ms === null ? "none" : short(t.newest_ms),
-  ]), "No topic that is audited was counted in this time.");
+  ]), "No audited topic was counted in this time.");
 }
 
 function plansTable(plans) {
@@ -73,9 +73,9 @@ function topicsPage({ topics, notes: unsaid, more, plans, alerts }) {
   const shown = topics.filter((t) => t.topic.includes(wanted));
   const wrong = shown.filter((t) => ["lossy", "corrupted", "duplicated"].includes(t.state));
   const unknown = shown.filter((t) => t.state === "absent-audit" || t.silent.length);
-  const said = wrong.length ? el("p", { class: "verdict bad" }, el("b", {}, `${number(wrong.length)} of ${number(shown.length)} topics differ between their tiers.`), unknown.length ? ` Of ${number(unknown.length)} not all is known.` : "")
-    : unknown.length ? el("p", { class: "verdict plain" }, `Nothing is known to be missing; of ${number(unknown.length)} of ${number(shown.length)} topics not all is known.`)
-      : shown.length ? el("p", { class: "verdict good" }, "All that is known to be over has arrived.") : "";
+  const said = wrong.length ? el("p", { class: "verdict bad" }, el("b", {}, `${number(wrong.length)} of ${number(shown.length)} topics differ between their tiers.`), unknown.length ? ` ${number(unknown.length)} are not fully known.` : "")
+    : unknown.length ? el("p", { class: "verdict plain" }, `No missing record is known; ${number(unknown.length)} of ${number(shown.length)} topics are not fully known.`)
+      : shown.length ? el("p", { class: "verdict good" }, "All records of the compared windows have arrived.") : "";
   return [
     el("h1", {}, "Audit"), said, alertNotes(alerts), filter("topic", wanted, "part of a name"), partial(unsaid), topicsTable(shown),
     more ? el("p", { class: "quiet" }, "These are the first topics by name; the API has the others.") : "",
@@ -84,12 +84,12 @@ function topicsPage({ topics, notes: unsaid, more, plans, alerts }) {
 }
 
 const tierColumns = [["Window"], ["Tier"], ["Cluster"], ["State"], ["Records", "n"], ["Late", "n"], ["Duplicates", "n"], ["p50", "n"], ["p95", "n"], ["p99", "n"], ["Told", "wrap"]];
-const notes = (row) => [row.complete ? "" : "incomplete: counting began after it had", row.remark ?? "", row.without.length ? `closed without ${row.without.join(", ")}` : ""].filter(Boolean).join("; ");
+const notes = (row) => [row.complete ? "" : "incomplete: counting began later", row.remark ?? "", row.without.length ? `closed without ${row.without.join(", ")}` : ""].filter(Boolean).join("; ");
 const tierRow = (row, href) => [
   href ? link(href, span(row)) : span(row), row.tier, row.cluster, PHASES[row.state] ?? row.state, number(row.count), number(row.late), number(row.duplicates), ms(row.p50_ms), ms(row.p95_ms), ms(row.p99_ms), notes(row),
 ];
 
-// An audit that is absent is so for many windows: those that follow on each other are one row.
+// An audit is absent for many windows at a time: consecutive ones are one row.
 function together(verdicts) {
   const runs = [];
   for (const v of verdicts) {
@@ -108,7 +108,7 @@ function differences(verdicts, href) {
     const when = span({ start_ms: oldest.start_ms, end_ms: newest.end_ms });
     const lag = run.length > 1 || newest.lag_ms === null ? "–" : `${newest.lag_ms < 0 ? "-" : ""}${duration(Math.abs(newest.lag_ms) / 1000)}`;
     return [href ? link(href(newest), when) : when, badge(newest.state), run.length > 1 ? `${several(run.length, "window")}: the audit of ${newest.absent.join(", ")} is absent: whether anything is missing is not known` : sentence(newest), lag];
-  }), "None: what was over when it was compared is the same at every tier.");
+  }), "None: all windows that could be compared are the same at every tier.");
 }
 
 const of = (row) => topicPath(row.topic, { window: row.start_ms });
@@ -122,22 +122,22 @@ function topicPage(topic, { windows, verdicts, notes: unsaid, cut, alerts }, { t
   const missing = sum(found.filter((v) => v.state === "lossy"), "missing");
   const wrong = found.filter((v) => !["ok", "provisional"].includes(v.state));
   const part = all.filter((window) => !window.complete);
-  const over = wrong.length ? "" : found.some((v) => v.state === "ok") ? "All that is over has arrived." : "";
+  const over = wrong.length ? "" : found.some((v) => v.state === "ok") ? "All records of the compared windows have arrived." : "";
   const lines = [
     missing ? `${several(missing, "record")} missing, at least` : "", many("corrupted") ? `contents differ in ${several(many("corrupted"), "window")}` : "", many("duplicated") ? `${several(sum(found.filter((v) => v.state === "duplicated"), "extra"), "record")} too many` : "",
-    many("late") ? `${several(many("late"), "window")} late` : "", many("absent-audit") ? `of ${several(many("absent-audit"), "window")} an audit is absent: nothing is said of loss there` : "",
+    many("late") ? `${several(many("late"), "window")} late` : "", many("absent-audit") ? `${several(many("absent-audit"), "window")} without an audit of one tier: loss is not known there` : "",
   ].filter(Boolean);
   const bad = missing || many("corrupted") || many("duplicated");
   return [
     where(link(`/audit?${query([])}`, "Audit")), el("h1", {}, topic),
-    over ? el("p", { class: "verdict good" }, over) : lines.length ? el("div", { class: `verdict ${bad ? "bad" : "plain"}` }, el("b", {}, lines[0][0].toUpperCase() + lines[0].slice(1)), lines.length > 1 ? el("ul", {}, lines.slice(1).map((words) => el("li", {}, words))) : "") : el("p", { class: "verdict plain" }, all.length ? "Nothing that is over could be compared yet." : "Nothing was counted in this time."),
+    over ? el("p", { class: "verdict good" }, over) : lines.length ? el("div", { class: `verdict ${bad ? "bad" : "plain"}` }, el("b", {}, lines[0][0].toUpperCase() + lines[0].slice(1)), lines.length > 1 ? el("ul", {}, lines.slice(1).map((words) => el("li", {}, words))) : "") : el("p", { class: "verdict plain" }, all.length ? "No window could be compared yet." : "Nothing was counted in this time."),
     alertNotes(alerts.filter((one) => !one.topic || one.topic === topic)), filter("", "", ""), partial(unsaid),
     tiles([["windows", number(all.length)], ["arrived", number(many("ok"))], ["records missing", number(missing)], ["came late", number(sum(windows, "late"))], ["duplicates", number(sum(windows, "duplicates"))]]),
     el("h2", {}, "Windows"), chart(all, (window) => topicPath(topic, { window: window.start })),
-    part.length ? el("p", { class: "quiet" }, `${several(part.length, "window")} incomplete: counting began after they had, so they are not compared.`) : "",
+    part.length ? el("p", { class: "quiet" }, `${several(part.length, "window")} incomplete: counting began later, so they are not compared.`) : "",
     downloads(topic), cut ? el("p", { class: "quiet" }, "These are the newest; the files have all.") : "",
     el("h2", {}, "What differs"), differences(wrong, of),
-    wrong.length ? el("p", { class: "where" }, `switchyard audit loss --topic ${quoted(topic)}; a window names what is missing of it.`) : "",
+    wrong.length ? el("p", { class: "where" }, `switchyard audit loss --topic ${quoted(topic)}; a window's page names its missing records.`) : "",
     el("h2", {}, "Counted, tier by tier"), table("Tiers", tierColumns, all.flatMap((window) => window.rows).slice(0, MOST_ROWS).map((row) => tierRow(row, row.start_ms === null ? "" : of(row))), "Nothing was counted in this time."),
   ].flat();
 }
@@ -148,8 +148,8 @@ function windowPage(topic, start, { windows, verdicts, alerts }, { where }) {
   if (!window) return [back, el("h1", {}, topic), el("div", { class: "note" }, `No window that begins at ${time(start)} is kept.`)];
   const v = worst(window);
   const kind = { good: "good", bad: "bad" }[STATES[v?.state]?.[0]] ?? "plain";
-  const told = v ? window.verdicts.map(sentence) : [window.complete ? "One tier only: there is nothing to compare it with." : "Counting began after it had: it may lack what was gone before, and is not compared."];
-  const rows = window.rows.map((row) => [...tierRow(row, "").slice(1), el("code", { title: "sum of all message ids; the same wherever the same records are" }, row.ids ?? "–")]);
+  const told = v ? window.verdicts.map(sentence) : [window.complete ? "One tier only: there is nothing to compare it with." : "Counting began after this window: it may lack earlier records, and is not compared."];
+  const rows = window.rows.map((row) => [...tierRow(row, "").slice(1), el("code", { title: "sum of all message ids; equal where the records are equal" }, row.ids ?? "–")]);
   const differing = window.verdicts.filter((one) => ["lossy", "corrupted", "duplicated"].includes(one.state));
   return [
     back, el("h1", {}, `${topic}, ${span({ start_ms: window.start, end_ms: window.end })}`),
@@ -158,14 +158,14 @@ function windowPage(topic, start, { windows, verdicts, alerts }, { where }) {
     el("h2", {}, "Between tiers"), differences(window.verdicts),
     ...differing.flatMap(missingSection),
     el("h2", {}, "At each tier"), table("Tiers", [...tierColumns.slice(1), ["Sum of message ids"]], rows, "Nothing was counted."),
-    el("p", { class: "where" }, "Latencies (p50, p95, p99 of the records) are from a record's time to when it was counted; within one percent."),
+    el("p", { class: "where" }, "Latencies (p50, p95, p99) are from a record's time to its counting; exact to one percent."),
   ];
 }
 
-// Of what there is too much of to be told at once.
+// A list that may be too long for one answer.
 const partial = (unsaid) => unsaid.map((words) => el("div", { class: "note" }, words));
 
-// What this worker may not tell (an older one) is not asked for all the time.
+// A request that an older worker does not know is not repeated.
 function maybe(get, url) {
   let known = [];
   let next = 0;
@@ -190,7 +190,7 @@ function scrollToNewest() {
   isScrolled = true;
 }
 
-// What to load and show at an address of these pages.
+// The loader for an address of these pages.
 export function auditLoader(get, topic, parts) {
   const alerts = maybe(get, "/api/v1/alerts?limit=200");
   if (!topic) {

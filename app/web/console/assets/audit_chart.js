@@ -1,5 +1,5 @@
-// Windows of an audited topic over time: a bar for every tier, side by side. What is missing at a tier is told
-// three times, never by colour alone: hatched up to what the tier before has, a mark above, words on pointing.
+// Windows of an audited topic over time: a bar for every tier, side by side. Missing records show in three ways,
+// never by colour alone: hatching up to the earlier tier's count, a mark above, and a tooltip.
 
 import { el, number, time } from "./dom.js";
 import { minus, sentence, tierOf } from "./audit_words.js";
@@ -21,7 +21,7 @@ const rank = (tier) => WAY.indexOf(tier.split(" ")[0]) + 1 || 99;
 export const inOrder = (tiers) => [...tiers].sort((a, b) => rank(a) - rank(b) || (a < b ? -1 : 1));
 const compact = (n) => Intl.NumberFormat("en", { notation: "compact", maximumSignificantDigits: 3 }).format(n);
 
-// Rows of tiers and clusters, and verdicts, put together by window, the newest first.
+// Rows of tiers and clusters, and verdicts, by window, the newest first.
 export function byWindow(windows, verdicts) {
   const found = new Map();
   const at = (row) => {
@@ -106,6 +106,6 @@ export function chart(windows, href) {
       el("div", { class: "scroll chart", tabindex: "0", role: "region", "aria-label": "Windows, a bar for every tier" },
         svg("svg", { width, height: tall, role: "group", "aria-label": `${shown.length} windows` }, patterns(), axis, groups))),
     el("p", { class: "legend" }, legend.map(([kind, text]) => el("span", {}, el("i", { class: `key ${kind}` }), text)), windows.length > MOST_DRAWN ? el("span", {}, `the newest ${MOST_DRAWN} windows`) : ""),
-    el("p", { class: "where" }, `From ${time(shown[0].start)} to ${time(shown.at(-1).end)}, by the time of the records. A window leads to all that is known of it.`),
+    el("p", { class: "where" }, `From ${time(shown[0].start)} to ${time(shown.at(-1).end)}, by the records' time. Click a window for its details.`),
   ];
 }

@@ -1,4 +1,4 @@
-// What of a window is missing, record by record: asked for by a button, since logs are read for it.
+// The missing records of a window. A button starts the search, because it reads the logs.
 
 import { quoted } from "./audit_words.js";
 import { el, number, pill, table } from "./dom.js";
@@ -20,13 +20,13 @@ function findings(told) {
   ]);
   const counts = Object.entries(told.counts).filter(([, n]) => n).map(([kind, n]) => `${number(n)} ${kind}`).join(", ");
   return [
-    el("p", { class: told.complete ? "" : "note" }, counts || "Nothing differs, as the logs are now.", told.complete ? "" : " These are not all: some could not be named."),
+    el("p", { class: told.complete ? "" : "note" }, counts || "Nothing differs in the logs now.", told.complete ? "" : " These are not all: some could not be named."),
     told.notes.map((words) => el("p", { class: "quiet" }, words)), table("Missing", columns, rows, "No record is named."),
     told.next || told.items.length > MOST_SHOWN ? el("p", { class: "quiet" }, "These are the first; the command, with -o csv, has all.") : "",
   ];
 }
 
-// Of a verdict that says that something differs.
+// For a verdict with a difference.
 export function missingSection(v) {
   const asked = named?.key === keyOf(v) ? named : null;
   const data = { "data-act": "name", "data-of": v.topic, "data-from": v.from_tier, "data-to": v.to_tier, "data-start": v.start_ms };
@@ -38,12 +38,12 @@ export function missingSection(v) {
   ].flat(Infinity);
 }
 
-// What the button does; what is to be said afterwards.
+// Does the button's action; returns the text to show.
 export async function auditAct({ of, from, to, start }) {
   const wanted = { topic: of, from_tier: from, to_tier: to, start };
   const key = keyOf({ ...wanted, start_ms: start });
   const until = Date.now() + MOST_S * 1000;
-  named = { key, words: "The logs are being read…" };
+  named = { key, words: "Reading the logs…" };
   try {
     for (;;) {
       const answer = await fetch(`/api/v1/audit/missing?${new URLSearchParams({ ...wanted, limit: MOST_SHOWN })}`, { signal: AbortSignal.timeout(30000) });

@@ -1,23 +1,23 @@
-// What states of an audit mean, in words.
+// The states of an audit in words.
 
 import { number, pill } from "./dom.js";
 
 export const minus = "−";
 
-// State -> its kind, and what it is called.
+// State -> its kind and its name.
 export const STATES = {
   ok: ["good", "arrived"], provisional: ["", "not over yet"], lossy: ["bad", "records missing"], duplicated: ["warn", "too many"],
   corrupted: ["bad", "contents differ"], late: ["warn", "late"], "absent-audit": ["warn", "audit absent"], "not-compared": ["", "not compared"],
 };
-// A tier; that of a group that consumes by its name: groups are never added up.
+// A tier's name; the consumers' tier has the group's name, because groups are never added up.
 export const tierOf = (tier, group) => (group ? `${tier} (${group})` : tier);
 export const several = (n, what) => `${number(n)} ${what}${n === 1 ? "" : "s"}`;
 export const quoted = (word) => (/^[\w.-]+$/.test(word) ? word : `'${word.replaceAll("'", "'\\''")}'`); // for a shell
 export const badge = (state) => pill(STATES[state]?.[1] ?? state, STATES[state]?.[0] ?? "");
-export const PHASES = { open: "open", provisional: "over, waits for late ones", closed: "closed" };
+export const PHASES = { open: "open", provisional: "over, waits for late records", closed: "closed" };
 const BY = { count: "counts", ids: "message ids", values: "message ids and values", offsets: "offsets of the source" };
 
-// A verdict in a sentence. Where an audit is absent nothing is said of loss.
+// A verdict in a sentence. Without an audit it says nothing of loss.
 export function sentence(v) {
   const to = tierOf(v.to_tier, v.group);
   const of = `of ${number(v.from_count)} records at ${v.from_tier}`;
@@ -28,7 +28,7 @@ export function sentence(v) {
     lossy: () => `${number(v.missing)} ${of} are missing at ${to}`,
     duplicated: () => `${number(v.extra)} more at ${to} than ${number(v.from_count)} at ${v.from_tier}`,
     corrupted: () => `as many at ${to} as at ${v.from_tier}, ${number(v.to_count)}, but not the same: their ${BY[v.by] ?? v.by} differ`,
-    late: () => (v.missing ? `${number(v.missing)} ${of} have not come to ${to} yet, which lags` : `all ${of} are at ${to}, some of them came after the window was closed`),
+    late: () => (v.missing ? `${number(v.missing)} ${of} have not arrived at ${to} yet, which lags` : `all ${of} are at ${to}, some of them arrived after the window was closed`),
     "absent-audit": () => `the audit of ${v.absent.join(", ")} is absent: whether anything is missing is not known`,
   })[v.state]?.() ?? v.state;
   return v.remark ? `${said}; ${v.remark}` : said;

@@ -29,7 +29,7 @@ const where = (...places) => el("p", { class: "where" }, places.flatMap((place, 
 const rests = (x) => x.hibernated || x.bound === "passive"; // nobody reads it here: there is nothing to wait for
 const lag = (x) => (rests(x) ? "–" : number(x.lag_messages));
 
-// Unknown is said. Where only a part is (messages that were not fetched yet tell no age), so is what is known.
+// Unknown values are shown as such. A value known in part (unfetched messages have no age) is a lower bound.
 function lagTime(x) {
   if (x.lag_s !== null && x.lag_s !== undefined) return duration(x.lag_s);
   if (rests(x)) return "–";
@@ -67,11 +67,11 @@ function incidents(list) {
     el("small", {}, `${clock(i.at_ms)} · ${i.worker} · ${i.remedy}`))));
 }
 
-// The first thing to read: what needs somebody, or that nothing does.
+// The headline: what needs a person, or that all is well.
 function verdict(o) {
   const wrong = [];
   if (!o.leader) wrong.push([link("/activity", "no leader"), "no worker leads; jobs that lose their worker wait"]);
-  for (const w of o.workers) if (w.state === "dead" && w.silent_s < NEWS_S) wrong.push([w.worker, `not heard for ${duration(w.silent_s)}`]);
+  for (const w of o.workers) if (w.state === "dead" && w.silent_s < NEWS_S) wrong.push([w.worker, `no heartbeat for ${duration(w.silent_s)}`]);
   for (const w of o.workers) if (clockWords(w)) wrong.push([link(workerPath(w.worker), w.worker), clockWords(w)]);
   for (const w of o.workloads) {
     const words = [];
@@ -84,12 +84,12 @@ function verdict(o) {
   }
   for (const r of o.routes) {
     const words = r.waiting ? [`${r.waiting} of ${r.partitions} partitions wait for a worker`] : [];
-    if (!r.partitions && !r.paused) words.push("nothing of it is copied; its page says why");
+    if (!r.partitions && !r.paused) words.push("it copies nothing; its page says why");
     words.push(...r.troubles.filter((trouble) => !r.waiting || !trouble.includes("worker")));
     if (words.length) wrong.push([link(routePath(r.name), r.name), words.join("; ")]);
   }
   const firing = o.totals.alerts_firing;
-  if (firing) wrong.push([link("/alerts", firing === 1 ? "1 alert fires" : `${number(firing)} alerts fire`), "what the audit finds needs somebody"]);
+  if (firing) wrong.push([link("/alerts", firing === 1 ? "1 alert fires" : `${number(firing)} alerts fire`), "the audit found something that needs a person"]);
   if (!wrong.length) return el("p", { class: "verdict good" }, o.workloads.length ? "All workloads flow." : o.routes.length ? "All routes flow." : "Nothing runs yet.");
   return el("div", { class: "verdict bad" }, el("b", {}, wrong.length === 1 ? "One thing needs attention" : `${wrong.length} things need attention`),
     el("ul", {}, wrong.map(([who, what]) => el("li", {}, who, `: ${what}`))));
@@ -124,10 +124,10 @@ function workloadPage(w, dlq, size) {
     where(link("/workloads", "Workloads")), el("h1", {}, s.key), roleLine(s.role),
     s.bound === "passive" ? "" : pauses(s.key, w.partitions.some((p) => p.state !== "paused"), w.partitions.some((p) => p.state === "paused"), "workload pause|resume|reset"),
     tiles([["breaker", s.breaker], ["lag, messages", lag(s)], ["lag in time", lagTime(s)], ["in flight", number(s.in_flight)], ["delivered", number(s.delivered)], ["dead letters", number(s.dead_lettered)], ...(s.role ? [["finished in another region", number(s.passed_over)]] : [])]),
-    s.breaker === "closed" || s.breaker === "unknown" ? "" : el("div", { class: "note" }, "A receiver is away or overloaded. Nothing is burnt: messages wait here, and flow again once it answers."),
+    s.breaker === "closed" || s.breaker === "unknown" ? "" : el("div", { class: "note" }, "A receiver is away or overloaded. Messages wait here without losing attempts, and flow again once it answers."),
     s.troubles.map((trouble) => el("div", { class: "note" }, trouble)),
     ...flowSections(w), ...sizingSection(size),
-    el("h2", {}, "Partitions"), table("Partitions", columns, rows, s.bound === "passive" ? "It runs in another region." : "Nobody runs it yet."),
+    el("h2", {}, "Partitions"), table("Partitions", columns, rows, s.bound === "passive" ? "It runs in another region." : "No region runs it yet."),
     el("h2", {}, "Dead letters, newest first"),
     el("p", { class: "quiet" }, dlq.queue ? `${number(dlq.queue.messages)} in ${dlq.queue.topic}` : ""),
     table("Dead letters", [["When"], ["Origin"], ["Code"], ["Reason", "wrap"], ["Attempt", "n"], ["Key"], ["Value", "wrap"]], dead, "The dead letter queue is empty."),
@@ -136,8 +136,8 @@ function workloadPage(w, dlq, size) {
   ];
 }
 
-// Buttons keep no listener of their own: the page is patched every second (see `patch`), what is pressed is
-// looked up when it is pressed.
+// Buttons have no listeners of their own, because the page is patched every second (see `patch`). One listener
+// finds the pressed button.
 function pauses(of, canPause, canResume, command, more = "") {
   const button = (verb, text) => el("button", { type: "button", "data-act": verb, "data-of": of }, text);
   return el("p", { class: "acts" },
@@ -148,7 +148,7 @@ async function act(button) {
   const { act: verb, of } = button.dataset;
   if (verb !== "pause" && verb !== "resume") return other(button);
   const what = page === "routes" ? "Copy" : "Deliver";
-  if (!confirm(verb === "pause" ? `${what} nothing of ${of} until it is resumed?` : `${what} ${of} again?`)) return;
+  if (!confirm(verb === "pause" ? `${what} nothing of ${of} until you resume it?` : `${what} ${of} again?`)) return;
   button.disabled = true;
   try {
     const answer = await fetch(`${api}/${verb}`, { method: "POST", headers: { "X-Switchyard-Actor": "console" }, signal: AbortSignal.timeout(PATIENCE_MS) });
@@ -214,7 +214,7 @@ function trackerPage(t) {
     el("h2", {}, `The window from ${number(t.base)} to ${number(t.end)}`), strip(t),
     el("p", { class: "legend" }, legend.map(([kind, text]) => el("span", {}, el("i", { class: kind }), text))),
     room(t),
-    el("p", { class: "quiet" }, t.end === t.base ? "Everything fetched is finished; nothing holds back the commit." : `The commit stands at ${number(t.base)}: that offset is not finished. ${number(t.acked)} acknowledged and ${number(t.nacked)} moved elsewhere wait behind it.`),
+    el("p", { class: "quiet" }, t.end === t.base ? "Everything fetched is finished; nothing holds back the commit." : `The commit stands at ${number(t.base)}: that offset is not finished. ${number(t.acked)} acknowledged and ${number(t.nacked)} moved to other topics wait behind it.`),
     t.trouble ? el("div", { class: "note" }, t.trouble) : "",
     t.unfinished_ranges.length ? el("p", { class: "quiet" }, `To take a message out of the way: switchyard tracker stash ${key} ${partition} ${t.unfinished_ranges[0][0]}${topic === of ? "" : ` --topic ${topic}`}`) : "",
     el("p", { class: "quiet" }, `owned by ${t.worker}`),
@@ -236,22 +236,22 @@ function activityPage(list) {
     "failover-deleted": () => `failover definition ${a.key.replace("failover:", "")} deleted by ${a.actor}`,
     "failover-run": () => `failover ${a.id} to ${a.to} ${a.state}${a.forced ? ", forced" : ""} by ${a.actor}${[a.reason, a.result].filter(Boolean).map((words) => `: ${words}`).join("")}`,
     "role-put": () => `${a.key} ${a.state === "moving" ? "moves to" : "is active in"} region ${a.region} under epoch ${a.epoch}, by ${a.actor}${a.reason ? `: ${a.reason}` : ""}`,
-    "role-released": () => `region ${a.region} has let go of ${a.key} for epoch ${a.epoch}`,
+    "role-released": () => `region ${a.region} has released ${a.key} for epoch ${a.epoch}`,
     claim: () => `${a.worker} leads term ${a.term}`,
-    assignment: () => (a.release ? `${a.worker} is asked to release ${a.job}: ${a.reason}` : `${a.job} goes to ${a.worker || "nobody"} under epoch ${a.epoch}: ${a.reason}`),
+    assignment: () => (a.release ? `${a.worker} must release ${a.job}: ${a.reason}` : `${a.job} goes to ${a.worker || "no worker"} under epoch ${a.epoch}: ${a.reason}`),
     released: () => `${a.worker} released ${a.job}: ${a.reason}`,
-    drain: () => (a.draining ? `${a.worker} is to give its jobs away and to get no more, by ${a.actor}` : `${a.worker} may have jobs again, by ${a.actor}`),
-    "move-wish": () => !a.worker ? `the wish to move ${a.job} was taken back by ${a.actor}` : `${a.job} is wanted on ${a.worker} by ${a.actor}${a.why ? `: ${a.why}` : ""}`,
+    drain: () => (a.draining ? `${a.worker} hands over its jobs and gets no more, by ${a.actor}` : `${a.worker} gets jobs again, by ${a.actor}`),
+    "move-wish": () => !a.worker ? `the wish to move ${a.job} was canceled by ${a.actor}` : `${a.job} is wanted on ${a.worker} by ${a.actor}${a.why ? `: ${a.why}` : ""}`,
     moving: () => (a.move ? `${a.key} is paused to be moved to cluster ${a.to} by ${a.actor}` : `the move of ${a.key} was given up by ${a.actor}`),
-    begun: () => `it is recorded where ${a.key} begins`,
+    begun: () => `the start of ${a.key} was recorded`,
     paused: () => `${a.partition < 0 ? "all" : `partition ${a.partition}`} of ${a.key} ${a.paused ? "paused" : "resumed"} by ${a.actor}`,
     "operator-act": () => `${a.action} of ${a.subject} by ${a.actor}: ${a.detail}`,
   })[a.event]?.() ?? a.event;
   return [el("h1", {}, "Activity"), table("Activity", [["When"], ["What", "wrap"], ["Counted"]], list.items.map((a) => [clock(a.at_ms), what(a), a.counted ? "" : pill("refused", "warn")]), "Nothing yet.")];
 }
 
-// Changes `old` into `next` where they differ, and nothing else: a link keeps its focus and the click that
-// is under way, marked text stays marked, a table stays where it was scrolled to.
+// Changes `old` into `next` only where they differ. So a link keeps its focus and a click in progress, and
+// selections and scroll positions stay.
 function patch(old, next) {
   if (old.nodeType !== next.nodeType || old.nodeName !== next.nodeName) return old.replaceWith(next);
   if (old.nodeType === Node.TEXT_NODE) {
@@ -282,7 +282,7 @@ function tell(kind, words) {
   live.textContent = words;
 }
 
-// What is on the page may be old: that is said above it, with its age, and never left to be guessed.
+// The page's content may be old: a line above it says so, with its age.
 function failed(error) {
   tell("off", "not live");
   banner.hidden = !heard;
@@ -295,7 +295,7 @@ async function get(url) {
   try {
     answer = await fetch(url, { headers: { Accept: "application/json" }, signal: AbortSignal.timeout(PATIENCE_MS) });
   } catch {
-    throw new Error("The worker does not answer; it is asked again every second");
+    throw new Error("The worker does not answer; this page tries again every second");
   }
   const body = await answer.json();
   if (!answer.ok) throw new Error(`${body.title}: ${body.detail ?? answer.statusText}`);
@@ -327,11 +327,11 @@ function follow(render) {
       if (!before || overview.at_ms > before.at_ms) before = overview;
     };
   };
-  // By the clock, not by `onerror`: a worker that hangs raises none, and one that answers 503 while it starts
-  // ends the stream for good.
+  // By the clock, not by `onerror`: a worker that hangs causes no error event, and a worker that answers 503
+  // while it starts ends the stream.
   setInterval(() => {
     if (Date.now() - said > SILENT_MS || source.readyState === EventSource.CLOSED) {
-      failed(new Error("The worker does not answer; it is asked again every few seconds"));
+      failed(new Error("The worker does not answer; this page tries again every few seconds"));
       if (Date.now() - said > SILENT_MS) open();
     }
   }, 1000);

@@ -1,5 +1,5 @@
-// What every page is made of. Data reaches the page as text nodes only (see `el`), so that nothing a producer
-// or receiver wrote can become markup.
+// Elements of all pages. Data reaches a page as text nodes only (see `el`), so that no text of a producer or
+// receiver can become markup.
 
 export function el(name, attributes = {}, ...children) {
   const node = document.createElement(name);

@@ -1,11 +1,11 @@
-// Regions: which one is active for a workload, and how lately the others were heard.
+// The page of regions: the active one of each workload, and how recent the other regions' messages are.
 
 import { clock, duration, el, link, number, pill, table } from "./dom.js";
 
 const passive = (role) => role.mode === "active-passive" && role.region !== null && !role.active_here;
 const chosen = (role) => (role.mode === "active-active" ? "primary" : "active");
 
-// Of a workload with a mode, beside its name; the rest of what is known in the title.
+// The role of a workload with a mode, beside its name; details are in the title.
 export function roleBadge(role) {
   if (!role) return "";
   const title = role.region === null ? "its role is not recorded yet" : `${role.mode}, epoch ${role.epoch}, since ${clock(role.since_ms)}`;
@@ -24,11 +24,11 @@ export function roleLine(role) {
 }
 
 function regionsTable(regions) {
-  const heard = (r) => (r.own ? "this one" : r.copy_age_s === null ? pill("nothing was heard of it", "warn") : `${duration(r.copy_age_s)} ago`);
+  const heard = (r) => (r.own ? "this one" : r.copy_age_s === null ? pill("no message from it yet", "warn") : `${duration(r.copy_age_s)} ago`);
   return table("Regions", [["Region"], ["Last heard", "n"]], regions.map((r) => [r.region, heard(r)]), "No region is known.");
 }
 
-// How positions here follow the active region's; known to the leader.
+// How positions here follow the active region's. Only the leader knows.
 function offsets(sync) {
   if (!sync) return "";
   const good = sync.state === "synced" || sync.state === "unchanged";
@@ -47,6 +47,6 @@ export function failoverPage(told, workloadPath) {
     el("h1", {}, `Regions, as ${told.region} knows them`), regionsTable(told.regions),
     told.returned ? el("div", { class: "note" }, `Region ${told.region} has just returned: ${told.returned.why}. ${told.returned.remedy}.`) : "",
     el("h2", {}, "Workloads of several regions"), table("Roles", columns, rows, "No workload has a mode. See spec.mode of a workload, and kind: Failover."),
-    el("p", { class: "quiet" }, "switchyard failover plan --to REGION says what moving them would do."),
+    el("p", { class: "quiet" }, "switchyard failover plan --to REGION shows what a move would do."),
   ];
 }

@@ -1,4 +1,4 @@
-// Failovers to this region: plans, how far each is, and what may be done about it.
+// Failovers to this region: plans, their progress, and actions.
 
 import { clock, duration, el, link, number, pill, table } from "./dom.js";
 
@@ -27,7 +27,7 @@ function checks(plan) {
   const order = Object.keys(LEVELS).reverse();
   found.sort(([, a], [, b]) => order.indexOf(a.level) - order.indexOf(b.level));
   const rows = found.map(([of, c]) => [pill(c.level, LEVELS[c.level]), of, c.name, c.detail, c.remedy]);
-  return table("Preconditions", [["Level"], ["Of"], ["What"], ["Found", "wrap"], ["Remedy", "wrap"]], rows, "Nothing was checked.");
+  return table("Preconditions", [["Level"], ["Of"], ["What"], ["Found", "wrap"], ["Remedy", "wrap"]], rows, "No check ran.");
 }
 
 function partitions(plan) {
@@ -44,16 +44,16 @@ export function runSections(r, tiles) {
   if (r.state === "executing") acts.push(r.forced ? "" : button("force", "Force it", r.id), button("abort", "Abort", r.id));
   const rows = r.rows.map((one) => [one.workload, one.region, pill(one.stage, one.stage === "active" ? "good" : DONE.includes(one.stage) ? "" : "warn"), one.epoch === null ? "–" : number(one.epoch), one.waits_for, one.remedy, one.note]);
   const columns = [["Workload"], ["From"], ["Stage"], ["Epoch", "n"], ["Waits for", "wrap"], ["Remedy", "wrap"], ["Note", "wrap"]];
-  const facts = [`by ${r.by}`, r.reason, r.state === "planned" ? `may be executed until ${clock(r.expires_ms)}` : "", r.took_s === null ? "" : `${r.took_s.toFixed(1)} s`, r.back_of ? `takes back what ${r.back_of} took away` : "", r.result];
+  const facts = [`by ${r.by}`, r.reason, r.state === "planned" ? `may be executed until ${clock(r.expires_ms)}` : "", r.took_s === null ? "" : `${r.took_s.toFixed(1)} s`, r.back_of ? `moves back the workloads of ${r.back_of}` : "", r.result];
   const total = r.plan?.totals;
   return [
     el("h2", {}, [r.id, " ", pill(r.state, KINDS[r.state] ?? ""), r.forced ? [" ", pill("forced", "warn")] : ""]), el("p", { class: "quiet" }, facts.filter(Boolean).join(" · ")),
-    r.waits_for ? el("div", { class: "note" }, `Its end waits for ${r.waits_for}: ${r.remedy}`) : "",
+    r.waits_for ? el("div", { class: "note" }, `It waits for ${r.waits_for}: ${r.remedy}`) : "",
     acts.length ? el("p", { class: "acts" }, acts, el("span", { class: "quiet" }, ` or: switchyard failover execute|abort ${r.id}`)) : "",
     table("Workloads", columns, rows, "It has no workload."),
-    r.plan ? el("h2", {}, "The plan, as it was read") : "",
+    r.plan ? el("h2", {}, "The plan") : "",
     total ? tiles([["partitions", number(total.partitions)], ["read again, at most", number(total.again)], ["of these passed over", number(total.passed_over)], ["not here yet, at least", number(total.not_replicated)], ["unreachable, at least", number(total.unreachable)], ["to deliver", number(total.lag)]]) : "",
-    total?.as_of_ms ? el("p", { class: "quiet" }, `What is not here is known as of ${clock(total.as_of_ms)}: what was written in its cluster since is not counted.`) : "",
+    total?.as_of_ms ? el("p", { class: "quiet" }, `Messages that are not here are counted up to ${clock(total.as_of_ms)}; later ones in its cluster are not known here.`) : "",
     r.plan ? [el("h2", {}, "Preconditions"), checks(r.plan), el("h2", {}, "Partitions"), partitions(r.plan)] : el("p", { class: "quiet" }, "The plan is not kept any more."),
   ].flat(Infinity);
 }
@@ -67,22 +67,22 @@ async function post(verb, body) {
 }
 
 async function plan(verb, body) {
-  const reason = prompt("Why? It is told in the activity. A plan changes nothing.", "");
+  const reason = prompt("Why? The activity page shows it. A plan changes nothing.", "");
   if (reason === null) return "";
   const told = await post(verb, { ...body, reason: reason.slice(0, 300) });
   location.assign(runPath(told.id));
   return "";
 }
 
-// What a button of the page does; what is to be said afterwards.
+// Does a button's action; returns the text to show.
 export async function failoverAct(region, { act, of }) {
   if (act === "plan" || act === "plan-forced") return plan("plan", { to: region, force: act === "plan-forced" });
   if (act === "failback") return plan("failback", {});
   if (act === "abort") {
-    if (confirm(`Abort ${of}? What is under way goes back to where it was; what is active here stays.`)) await post("abort", { id: of });
+    if (confirm(`Abort ${of}? Workloads in progress go back to their region; those active here stay.`)) await post("abort", { id: of });
   } else {
     const force = act === "force";
-    const how = force ? "its workloads become active here at once, whether or not the region that had them still acts" : "its workloads become active here";
+    const how = force ? "its workloads become active here at once, even if their region still runs them" : "its workloads become active here";
     if (confirm(`Execute ${of}: ${how}?`)) await post("execute", { id: of, force });
   }
   return "";

@@ -1,10 +1,10 @@
-// Why a workload goes no faster: its receivers, its workers, and what blocks its partitions.
+// What limits a workload: its receivers, its workers, and messages that block partitions.
 
 import { clock, duration, el, number, pill, state, table } from "./dom.js";
 
-// What holds a workload back, in one word each; the sentence with the numbers comes from the worker.
+// The bounds of a workload in short words; the sentence with numbers comes from the worker.
 const WORDS = {
-  worker: ["bad", "no worker runs it"], lease: ["bad", "the worker may not act"], health: ["bad", "the receiver says it does not serve"],
+  worker: ["bad", "no worker runs it"], lease: ["bad", "the worker may not act"], health: ["bad", "the receiver's health check says NOT_SERVING"],
   breaker: ["bad", "the receiver is away or overloaded"], "dead-letters": ["bad", "messages fail, and no more may be dead-lettered now"], copying: ["warn", "copies to a retry topic or the dead letter queue"], paused: ["warn", "an operator paused it, or another region may have it"], "head-of-line": ["bad", "one message blocks its partition"],
   rate: ["warn", "the definition's rate"], "slow-start": ["warn", "the receiver has just come back"], limit: ["warn", "the receiver has as much as it can take"],
   credit: ["warn", "the receiver asks for no more"], tracker: ["warn", "tracker.capacity"], order: ["warn", "the order of keys"],
@@ -71,7 +71,7 @@ export function flowSections(w) {
   if (!f) return []; // asked of a worker of an older version
   return [
     el("p", { class: `verdict ${grave(f.bound) ? "bad" : f.bound === "none" ? "good" : "plain"}` }, el("b", {}, f.bound === "none" ? "Nothing holds it back" : f.bound === "hibernated" ? "Hibernated" : f.bound === "passive" ? "Passive here" : `Held back by: ${WORDS[f.bound]?.[1] ?? f.bound}`), `. ${f.why}${f.worker ? ` (${f.worker})` : ""}`),
-    el("h2", {}, "Receivers"), f.receivers.length ? el("div", { class: "cards" }, f.receivers.map(receiverCard)) : el("p", { class: "quiet" }, "No worker has told of them yet."),
+    el("h2", {}, "Receivers"), f.receivers.length ? el("div", { class: "cards" }, f.receivers.map(receiverCard)) : el("p", { class: "quiet" }, "No worker has reported them yet."),
     el("h2", {}, "Workers"), f.workers.length ? el("div", { class: "cards" }, f.workers.map(workerCard)) : el("p", { class: "quiet" }, "No worker runs it."),
     ...headOfLine(f.head_of_line),
   ];

@@ -1,4 +1,4 @@
-// Where jobs are and why, how full workers are, and how large things should be.
+// The page of placement: where jobs run and why, the workers' load, and recommended sizes.
 
 import { clock, duration, el, link, number, pill, state, table } from "./dom.js";
 import { bytes } from "./flow.js";
@@ -10,7 +10,7 @@ const percent = (part) => `${(part * 100).toFixed(part && part < 0.01 ? 1 : 0)} 
 const FORM = { cpu_cores: cores, memory_bytes: bytes, network_bytes_per_s: (n) => `${bytes(n)}/s` };
 export const workerPath = (worker) => `/placement?worker=${encodeURIComponent(worker)}`;
 
-// How much of what there is is used: a bar, and the same in words.
+// The used share of a capacity: a bar, and the same in words.
 function level(used, capacity, key, name) {
   const [have, taken] = [capacity?.[key], used?.[key]];
   if (!have || taken === undefined || taken === null) return "unknown";
@@ -18,7 +18,7 @@ function level(used, capacity, key, name) {
     el("span", {}, `${FORM[key](taken)} of ${FORM[key](have)}, ${percent(taken / have)}`));
 }
 
-// Where a worker's clock is wrong; it goes by the brokers' meanwhile.
+// A worker with a wrong clock; it uses the brokers' time.
 const CLOCK_TOLD_S = 5;
 export function clockWords(w) {
   const ahead = w.clock_ahead_s ?? 0;
@@ -35,10 +35,10 @@ export function workersTable(workers) {
       link(workerPath(w.worker), w.worker), [state(w.state), w.leader ? [" ", pill("leader", "good")] : "", clockWords(w) ? [" ", el("span", { title: clockWords(w) }, pill("wrong clock", "warn"))] : ""], w.group || "–", number(w.jobs), bar("cpu_cores", "cpu"), bar("memory_bytes", "memory"), bar("network_bytes_per_s", "network"),
       el("span", { title: `started ${clock(w.started_ms)}` }, `${w.silent_s.toFixed(1)} s ago`), /^https?:\/\//.test(w.url) ? link(`${w.url}/`, "open") : "",
     ];
-  }), "No worker is heard.");
+  }), "No worker sends heartbeats.");
 }
 
-// What there should be, next to what there is. "3 → 5" where they differ.
+// The present and the recommended number: "3 → 5" where they differ.
 function figure(f) {
   const same = f.value === null || f.now === null || f.now === f.value;
   return el(same ? "span" : "b", { title: f.why }, same ? number(f.value) : `${number(f.now)} → ${number(f.value)}`);

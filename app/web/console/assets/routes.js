@@ -1,14 +1,14 @@
-// Routes: what is copied from where to where, how that fares, and what is not copied.
+// The pages of routes: what they copy, their progress, and what they do not copy.
 
 import { clock, el, link, number, pill, state, table } from "./dom.js";
 
 export const routePath = (name) => `/routes/${encodeURIComponent(name)}`;
 const workerPath = (worker) => `/placement?worker=${encodeURIComponent(worker)}`;
 
-// Of what was copied, the share that went in batches as they were.
+// The share of copied records in unchanged batches.
 const asTheyWere = (x, copied) => (copied ? `${Math.floor((100 * x.verbatim) / copied)}%` : "–");
 
-// Offsets that retention took before they were copied: never quite over, as nobody can copy them any more.
+// Offsets that retention removed before they were copied. They stay on the page, because they are lost.
 const lost = (x) => el("span", { class: "pill bad", title: `gone from the source before they were copied, since copying began; the last found missing at ${clock(x.lost_ms)}` }, `${number(x.lost)} lost, last ${clock(x.lost_ms)}`);
 
 export function routesTable(routes, rate, lagTime) {
@@ -26,18 +26,18 @@ function topicsSection(topics, from) {
   const rows = topics.items.map((t) => [
     t.topic, number(t.partitions), t.copy ?? "–", t.copy ? (t.copy_partitions === null ? "none yet" : number(t.copy_partitions)) : "–", state(t.state), t.why,
   ]);
-  const facts = [`${number(topics.others)} other topics of ${from} are not meant`, topics.next ? "These are the first; GET …/topics has all" : "", `listed ${number(topics.read_s_ago)} s ago`];
-  return [table("Topics", columns, rows, `No topic of ${from} is meant by it.`), el("p", { class: "quiet" }, facts.filter(Boolean).join(" · "))];
+  const facts = [`the route does not match ${number(topics.others)} other topics of ${from}`, topics.next ? "These are the first; GET …/topics has all" : "", `listed ${number(topics.read_s_ago)} s ago`];
+  return [table("Topics", columns, rows, `The route matches no topic of ${from}.`), el("p", { class: "quiet" }, facts.filter(Boolean).join(" · "))];
 }
 
-// What is done to the destination's topics, to be as at the source.
+// The changes of the destination's topics, so that they match the source's.
 function there(sync) {
   const done = [["create", "created"], ["partitions", "given partitions"], ["configuration", "configured"]].filter(([name]) => sync[name] !== false).map(([, text]) => text);
   const leave = (sync.leave ?? []).length ? `, but not ${sync.leave.join(", ")}` : "";
   return done.length ? `${done.join(", ")} as at the source${leave}` : "left as they are";
 }
 
-// What is set, in one line each; all of it stands in the definition below.
+// The settings, a line each; the definition below has all of them.
 function settings(spec, begins) {
   const rename = spec.rename ?? {};
   const names = rename.names ? Object.entries(rename.names).map(([from, to]) => `${from} as ${to}`) : [];
@@ -50,7 +50,7 @@ function settings(spec, begins) {
   return table("Settings", [["What"], ["Setting", "wrap"]], facts, "");
 }
 
-// What somebody has to decide: a partition that stopped at a gap, one with a batch that cannot be copied.
+// Decisions for an operator: a partition that stopped at a gap, or has a batch that cannot be copied.
 function needsSomebody(r) {
   const name = r.status.name;
   return r.partitions.filter((p) => p.halted || p.stuck).map((p) => {
@@ -71,7 +71,7 @@ async function post(url, body) {
 }
 
 async function reset(api, name) {
-  const to = prompt(`Where shall ${name} go on? earliest, latest, or a time such as 2h (ago) or 2026-01-31T12:00 (UTC)`, "2h");
+  const to = prompt(`Where shall ${name} continue? earliest, latest, or a time such as 2h (ago) or 2026-01-31T12:00 (UTC)`, "2h");
   if (!to) return "";
   const where = ["earliest", "latest"].includes(to.trim()) ? { to: to.trim() } : { at: to.trim() };
   const { partitions } = await post(`${api}/reset`, where);
@@ -94,7 +94,7 @@ async function skip(api, { topic, partition, start, end }) {
   return "";
 }
 
-// What a button of this page does, beside pausing; what is to be said afterwards.
+// Does a button's action, except pausing; returns the text to show.
 export const routeAct = (api, data) => (data.act === "reset" ? reset(api, data.of) : skip(api, data));
 
 export function routePage(r, topics, speed, { lagTime, pauses, tiles, where }) {
@@ -107,7 +107,7 @@ export function routePage(r, topics, speed, { lagTime, pauses, tiles, where }) {
   ]);
   return [
     where(link("/routes", "Routes")), el("h1", {}, s.name), el("p", {}, `${s.from} → ${s.to}`), pauses(s.name, !s.paused, s.paused, "route pause|resume|reset", el("button", { type: "button", "data-act": "reset", "data-of": s.name }, "Reset…")),
-    tiles([["lag, messages", number(s.lag_messages)], ["lag in time", lagTime(s)], ["copied", number(s.copied)], ["rate", speed || "–"], ["copied verbatim", asTheyWere(s, s.copied)], ["read back, as sent", number(s.compared)], ["read back, differ", number(s.differing)], ["not read back, of all", number(s.uncompared)], ["sources begun anew", number(s.begun_anew)], ["destinations lost", number(s.destination_losses)], ["left out", number(s.left_out)], ["lost at the source", number(s.lost)], ["topics", number(s.topics)], ["partitions", number(s.partitions)]]),
+    tiles([["lag, messages", number(s.lag_messages)], ["lag in time", lagTime(s)], ["copied", number(s.copied)], ["rate", speed || "–"], ["copied verbatim", asTheyWere(s, s.copied)], ["read back, as sent", number(s.compared)], ["read back, differ", number(s.differing)], ["not read back", number(s.uncompared)], ["sources recreated", number(s.begun_anew)], ["destinations lost", number(s.destination_losses)], ["left out", number(s.left_out)], ["lost at the source", number(s.lost)], ["topics", number(s.topics)], ["partitions", number(s.partitions)]]),
     s.paused ? el("div", { class: "note" }, "Paused: nothing is copied until it is resumed. Positions stay.") : "",
     s.lost ? el("p", {}, lost(s), " Its source had dropped these offsets before they were copied: lengthen the topic's retention.") : "",
     s.limited ? el("div", { class: "note" }, "Its limits hold it back: spec.limits, its own, or routes of a higher priority on the same worker.") : "",
