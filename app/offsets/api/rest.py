@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import structlog
@@ -58,6 +60,7 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 def offset_errors_as_problems(handler: Handler) -> Handler:
     """`handler`, with what stands in its way as problems."""
 
+    @functools.wraps(handler)
     async def around(request: web.Request) -> web.StreamResponse:
         try:
             return await handler(request)
@@ -72,9 +75,6 @@ def offset_errors_as_problems(handler: Handler) -> Handler:
         except (ClusterUnreachable, KafkaError, OSError, TimeoutError) as error:
             raise ApiError(502, "Cluster unreachable", str(error) or repr(error)) from error
 
-    around.__name__ = handler.__name__
-    around.__doc__ = handler.__doc__
-    around.__dict__.update(handler.__dict__)
     return around
 
 
@@ -142,10 +142,7 @@ class OffsetRoutes:
                 unmapped[name] = str(error)
                 continue
             found += [_topic(one, next_offsets, names) for one in joined]
-        known = [
-            {"region": one.region, "state": one.state, "read_ms": one.read_ms, "why": one.why}
-            for _, one in sorted(regions.tables.regions.items())
-        ]
+        known = [asdict(one) for _, one in sorted(regions.tables.regions.items())]
         return json_response(
             {"from": source, "to": target, "group": group, "topics": found, "unmapped": unmapped,
              "regions": known}

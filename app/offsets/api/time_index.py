@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlencode
 
@@ -82,11 +83,7 @@ async def at_time_in(
         found = []
     if found is None:
         return None
-    told["partitions"] = [
-        {"partition": at.partition, "next_offset": at.next_offset, "timestamp_ms": at.timestamp_ms,
-         "log_start": at.log_start, "log_end": at.log_end, "note": at.note}
-        for at in found
-    ]  # fmt: skip
+    told["partitions"] = [asdict(at) for at in found]
     if plan is None or not (by_value or told["error"]):
         return told
     try:

@@ -24,7 +24,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import msgspec
 
@@ -39,6 +39,8 @@ AHEAD_OF_MAP = (
 QUIET_GROUP_S = 60.0
 MAX_GROUPS = 100_000
 NOT_KNOWN = "left as it is: the map leads to the log's start only"
+
+T = TypeVar("T")
 
 
 class SyncMark(msgspec.Struct, frozen=True, array_like=True, tag="switchyard-offsets"):
@@ -103,7 +105,7 @@ class ForeignCommitWatch:
         self, cluster: str, group: str, have: Mapping[tuple[str, int], GroupPosition], now_s: float
     ) -> str:
         """Who may be alive there, in words; "" when every position is ours, or lies still."""
-        others = {hash((at, one)): at for at, one in have.items() if _read_mark(one.metadata) is None}
+        others = {hash((at, one)): at for at, one in have.items() if _decoded(_mark, one.metadata) is None}
         key = cluster, group
         before = self._seen.pop(key, None)
         new = [at for one, at in others.items() if before is None or one not in before.positions]
@@ -130,25 +132,17 @@ class ForeignCommitWatch:
 
 def is_own(metadata: str) -> bool:
     """Whether Switchyard wrote the position that this stands beside: a worker, or who keeps it in step."""
-    if _read_mark(metadata) is not None:
-        return True
-    try:
-        _stamp.decode(metadata)
-    except (msgspec.DecodeError, UnicodeEncodeError):
-        return False
-    return True
+    return _decoded(_mark, metadata) is not None or _decoded(_stamp, metadata) is not None
 
 
 def _committer(have: GroupPosition) -> str:
-    try:
-        return f"Switchyard worker {_stamp.decode(have.metadata).worker[:100]}"
-    except (msgspec.DecodeError, UnicodeEncodeError):
-        return "somebody who need not be a member"
+    stamp = _decoded(_stamp, have.metadata)
+    return "somebody who need not be a member" if stamp is None else f"Switchyard worker {stamp.worker[:100]}"
 
 
-def _read_mark(metadata: str) -> SyncMark | None:
+def _decoded(decoder: msgspec.json.Decoder[T], metadata: str) -> T | None:
     try:
-        return _mark.decode(metadata)
+        return decoder.decode(metadata)
     except (msgspec.DecodeError, UnicodeEncodeError):
         return None
 
@@ -177,9 +171,7 @@ def _marked(answer: ResumePosition, read: TopicIdentity, next_offsets: dict[int,
 
 
 def _went_back(have: GroupPosition, read: TopicIdentity, next_offsets: dict[int, int]) -> bool:
-    mark = _read_mark(have.metadata)
-    if mark is None:
-        return False
-    if (mark.cluster_id, mark.topic, mark.topic_id) != (read.cluster_id, read.topic, read.topic_id):
+    mark = _decoded(_mark, have.metadata)
+    if mark is None or (mark.cluster_id, mark.topic, mark.topic_id) != read:
         return False
     return any(next_offsets.get(partition, at) < at for partition, at in mark.read.items())

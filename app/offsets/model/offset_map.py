@@ -73,7 +73,20 @@ class Barrier(msgspec.Struct, frozen=True, array_like=True):
     stamp: ProducerStamp | None = None
 
 
-class BarrierItem(msgspec.Struct, frozen=True, array_like=True):
+class _LineItem(msgspec.Struct, frozen=True, array_like=True):
+    """An item about one line, named by its source partition as in the route's job."""
+
+    route: str
+    topic: str
+    partition: int
+
+    @property
+    def key(self) -> str:
+        """The line's."""
+        return line_key(self.route, self.topic, self.partition)
+
+
+class BarrierItem(_LineItem, frozen=True, array_like=True):
     """New barriers of one source partition on their way to the table, oldest first.
 
     Attributes:
@@ -86,9 +99,6 @@ class BarrierItem(msgspec.Struct, frozen=True, array_like=True):
         epochs: in which the source was read, by who recorded them; (): not known.
     """
 
-    route: str
-    topic: str
-    partition: int
     epoch: int
     lineage: int
     source: LogId
@@ -99,11 +109,6 @@ class BarrierItem(msgspec.Struct, frozen=True, array_like=True):
     source_epoch: int = 0
     losses: int = 0
     epochs: Epochs = ()
-
-    @property
-    def key(self) -> str:
-        """The line's."""
-        return line_key(self.route, self.topic, self.partition)
 
 
 class Barriers(msgspec.Struct, frozen=True, tag="barriers", tag_field="event", kw_only=True):
@@ -124,19 +129,11 @@ class PinnedOffsets(msgspec.Struct, frozen=True, array_like=True):
 NO_PINS = PinnedOffsets()
 
 
-class NeedItem(msgspec.Struct, frozen=True, array_like=True):
+class NeedItem(_LineItem, frozen=True, array_like=True):
     """What is asked for of one line from now on; `target` is the copy's log that this was seen of."""
 
-    route: str
-    topic: str
-    partition: int
     target: LogId
     needs: PinnedOffsets
-
-    @property
-    def key(self) -> str:
-        """The line's."""
-        return line_key(self.route, self.topic, self.partition)
 
 
 class PinRequests(msgspec.Struct, frozen=True, tag="needed", tag_field="event", kw_only=True):
@@ -162,20 +159,12 @@ class LineEnd(msgspec.Struct, frozen=True, array_like=True):
     until: int
 
 
-class EndedItem(msgspec.Struct, frozen=True, array_like=True):
+class EndedItem(_LineItem, frozen=True, array_like=True):
     """That of one line; `lineage` and `source`: those of the line that this was seen of."""
 
-    route: str
-    topic: str
-    partition: int
     lineage: int
     source: LogId
     ended: LineEnd
-
-    @property
-    def key(self) -> str:
-        """The line's."""
-        return line_key(self.route, self.topic, self.partition)
 
 
 class EndedLines(msgspec.Struct, frozen=True, tag="ended", tag_field="event", kw_only=True):

@@ -18,10 +18,10 @@ Rules
 
 from __future__ import annotations
 
-import contextlib
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from itertools import islice
+from operator import attrgetter
 from typing import Annotated, NamedTuple
 
 import msgspec
@@ -95,34 +95,39 @@ class FinishedOffsets(msgspec.Struct, frozen=True, array_like=True):
 
 
 _decoder = msgspec.msgpack.Decoder(FinishedOffsets)
+_start = attrgetter("start")
 
 
 def with_audit(note: bytes, base: int, audit: bytes) -> bytes:
     """A note of progress, or none of who has finished all below `base`, with what the audit leaves."""
-    progress = FinishedOffsets.from_bytes(note) if note else FinishedOffsets(base)
-    return msgspec.structs.replace(progress, audit=audit).to_bytes()
+    return msgspec.structs.replace(_progress(note, base), audit=audit).to_bytes()
 
 
 def audit_of(note: bytes) -> bytes:
     """The inverse; b"": there is none."""
-    try:
-        return FinishedOffsets.from_bytes(note).audit if note else b""
-    except CorruptProgress:
-        return b""
+    return _readable_progress(note, 0).audit
 
 
 def with_risks(note: bytes, base: int, risks: tuple[tuple[int, int], ...]) -> bytes:
     """The same, with what may end its successor."""
-    progress = FinishedOffsets.from_bytes(note) if note else FinishedOffsets(base)
-    return msgspec.structs.replace(progress, risks=risks).to_bytes()
+    return msgspec.structs.replace(_progress(note, base), risks=risks).to_bytes()
 
 
 def risks_of(note: bytes) -> tuple[tuple[int, int], ...]:
     """The inverse; (): there are none."""
+    return _readable_progress(note, 0).risks
+
+
+def _progress(note: bytes, base: int) -> FinishedOffsets:
+    return FinishedOffsets.from_bytes(note) if note else FinishedOffsets(base)
+
+
+def _readable_progress(note: bytes, base: int) -> FinishedOffsets:
+    """The note's progress; that of no note where it cannot be read."""
     try:
-        return FinishedOffsets.from_bytes(note).risks if note else ()
+        return _progress(note, base)
     except CorruptProgress:
-        return ()
+        return FinishedOffsets(base)
 
 
 class Segment(NamedTuple):
@@ -143,10 +148,7 @@ class ProducerProgress:
         self._segments: list[Segment] = []  # in the log's order
         self._below: dict[Producer, int] = {}  # whose numbers below it lie below the base; the last seen last
         self._lost: Range | None = None  # what was not remembered lies in it
-        progress = FinishedOffsets(base)
-        if note:
-            with contextlib.suppress(CorruptProgress):  # says nothing
-                progress = FinishedOffsets.from_bytes(note)
+        progress = _readable_progress(note, base)
         if progress.base <= base:
             self._below = {
                 (one.producer_id, one.epoch): one.sequence
@@ -231,10 +233,6 @@ class ProducerProgress:
             del below[next(iter(below))]
         if self._lost is not None and self._lost[1] <= base:
             self._lost = None
-
-
-def _start(segment: Segment) -> int:
-    return segment.start
 
 
 def _both(segments: Sequence[Segment], finished: Sequence[Range]) -> Iterator[tuple[Segment, int, int]]:

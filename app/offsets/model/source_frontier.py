@@ -28,7 +28,7 @@ from collections import defaultdict
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from functools import reduce
 from itertools import pairwise
-from operator import attrgetter
+from operator import attrgetter, itemgetter
 from typing import NamedTuple
 
 from app.kafka.records.leader_epochs import ENDLESS, NOWHERE
@@ -276,7 +276,7 @@ class _Marks:
         if lowest > highest:
             return []
         found: list[Range] = []
-        first = bisect_right(self._done, highest, key=_end)
+        first = bisect_right(self._done, highest, key=itemgetter(1))
         for done_from, done_to in self._done[first:]:
             if done_from >= highest + end - start:
                 break
@@ -295,7 +295,3 @@ class _Marks:
         distance = later(sequence, stamp.sequence)
         known = 0 <= distance <= start - barrier.target_end < NEAR
         return barrier.source_end + distance if known else 0
-
-
-def _end(span: Range) -> int:
-    return span[1]

@@ -22,13 +22,14 @@ import contextlib
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 import structlog
 from rocksdict import Options, Rdict, WriteBatch
 
 from app.controllog import codec
+from app.controllog.events import RoutePut, WorkloadPut
 from app.kernel.fencing import LogId
 from app.offsets.model.line_preview import gathered, with_barriers
 from app.offsets.model.offset_map import BarrierItem, OffsetMapLine
@@ -43,6 +44,8 @@ MEMTABLE_BYTES = 4 * 1024 * 1024
 MAX_LINES = 20_000  # of one topic, into or from it: more cannot be held to answer a question
 
 _SEP = b"\0"  # in no name
+
+P = TypeVar("P", RoutePut, WorkloadPut)
 
 
 class ChangelogOrigin(msgspec.Struct, frozen=True, kw_only=True):
@@ -136,14 +139,14 @@ class RegionStore:
 
     def origin(self, table: str, region: str) -> ChangelogOrigin | None:
         """Where the records are from; None: there are none."""
-        with _Damage():
+        with _damage():
             found = self._db.get(_key(b"o", table, region))
             return None if found is None else _origin.decode(found)
 
     def reset(self, table: str, region: str, origin: ChangelogOrigin) -> None:
         """Throws the region's records of a table away: they are read anew. Barriers of an end stay true, and
         go with their table."""
-        with _Damage():
+        with _damage():
             batch = WriteBatch(raw_mode=True)
             prefixes = [] if table == BARRIERS else [_key(b"v", table, region, "")]
             if table == CHECKPOINTS:
@@ -161,7 +164,7 @@ class RegionStore:
         self, table: str, region: str, records: Mapping[bytes, bytes | None], origin: ChangelogOrigin
     ) -> None:
         """The newest record of each key, and how far was read (rule 2)."""
-        with _Damage():
+        with _damage():
             batch = WriteBatch(raw_mode=True)
             for key, value in records.items():
                 if _SEP in key:
@@ -171,13 +174,13 @@ class RegionStore:
                     continue
                 if table == CHECKPOINTS:
                     self._index(batch, region, key, value)
-                batch.put(_key(b"v", table, region) + _SEP + key, value)
+                batch.put(_key(b"v", table, region, key), value)
             batch.put(_key(b"o", table, region), msgspec.json.encode(origin))
             self._db.write(batch)
 
     def add(self, region: str, items: Iterable[BarrierItem], origin: ChangelogOrigin) -> None:
         """Barriers that the region's table may not hold yet, in order, and how far was read (rule 2)."""
-        with _Damage():
+        with _damage():
             batch = WriteBatch(raw_mode=True)
             found: dict[bytes, list[BarrierItem]] = {}
             for item in items:
@@ -189,22 +192,23 @@ class RegionStore:
                 found[key] = gathered(found[key], item)
             for key, known in found.items():
                 value = msgspec.json.encode(known)
-                if self._db.get(_key(b"i", region) + _SEP + key) is None:
+                if self._db.get(_key(b"i", region, key)) is None:
                     self._index(batch, region, key, msgspec.json.encode(_head_of(known[-1])))
-                batch.put(_key(b"v", BARRIERS, region) + _SEP + key, value)
+                batch.put(_key(b"v", BARRIERS, region, key), value)
             batch.put(_key(b"o", BARRIERS, region), msgspec.json.encode(origin))
             self._db.write(batch)
 
     def _gathered(self, region: str, key: bytes) -> list[BarrierItem]:
-        stored = self._db.get(_key(b"v", BARRIERS, region) + _SEP + key)
+        stored = self._db.get(_key(b"v", BARRIERS, region, key))
         return [] if stored is None else _items.decode(stored)
 
     def _delete(self, batch: Any, table: str, region: str, key: bytes) -> None:
-        batch.delete(_key(b"v", table, region) + _SEP + key)
-        if table == CHECKPOINTS:
-            batch.delete(_key(b"v", BARRIERS, region) + _SEP + key)
-        if table == CHECKPOINTS and (former := self._db.get(_key(b"i", region) + _SEP + key)) is not None:
-            batch.delete(_key(b"i", region) + _SEP + key)
+        batch.delete(_key(b"v", table, region, key))
+        if table != CHECKPOINTS:
+            return
+        batch.delete(_key(b"v", BARRIERS, region, key))
+        if (former := self._db.get(_key(b"i", region, key))) is not None:
+            batch.delete(_key(b"i", region, key))
             for row in _rows_of(_ends.decode(former), region, key):
                 batch.delete(row)
 
@@ -223,7 +227,7 @@ class RegionStore:
             source, head.target.cluster_id, head.target_topic, head.target_partition, head.source.topic_id,
             head.target.topic_id,
         )  # fmt: skip
-        at, new = _key(b"i", region) + _SEP + key, msgspec.json.encode(ends)
+        at, new = _key(b"i", region, key), msgspec.json.encode(ends)
         former = self._db.get(at)
         if former == new:
             return
@@ -246,7 +250,7 @@ class RegionStore:
 
     def _lines(self, prefix: bytes, skip: int) -> list[CopiedLine]:
         found: list[CopiedLine] = []
-        with _Damage():
+        with _damage():
             for row, _ in self._rows(prefix):
                 if len(found) == MAX_LINES:
                     raise ValueError(f"more than {MAX_LINES} lines of the offset map are of one topic")
@@ -255,9 +259,9 @@ class RegionStore:
         return found
 
     def _copying(self, region: str, key: bytes) -> CopiedLine:
-        ends = _ends.decode(self._db.get(_key(b"i", region) + _SEP + key))
+        ends = _ends.decode(self._db.get(_key(b"i", region, key)))
         route = key.decode().split("/")[0]
-        line, stored = None, self._db.get(_key(b"v", CHECKPOINTS, region) + _SEP + key)
+        line, stored = None, self._db.get(_key(b"v", CHECKPOINTS, region, key))
         with contextlib.suppress(codec.BadEvent):
             line = None if stored is None else codec.checkpoint_line(stored)
         if line is not None or stored is None:
@@ -274,20 +278,30 @@ class RegionStore:
 
     def record(self, table: str, region: str, key: str) -> bytes | None:
         """One record."""
-        with _Damage():
+        with _damage():
             found: bytes | None = self._db.get(_key(b"v", table, region, key))
             return found
 
     def records(self, table: str, region: str, beginning: str = "") -> Iterable[tuple[str, bytes]]:
         """Records of a region's table whose keys begin so, one after the other."""
-        with _Damage():
+        with _damage():
             skip = len(_key(b"v", table, region, ""))
             for row, value in self._rows(_key(b"v", table, region, beginning)):
                 yield row[skip:].decode("utf-8", "replace"), value
 
+    def definitions(self, region: str, kind: type[P], beginning: str) -> Iterator[tuple[str, P]]:
+        """A region's definitions of a kind with their keys, which begin so. Unreadable ones are left out."""
+        for key, value in self.records(ROUTES, region, beginning):
+            try:
+                put = codec.control_event(value)
+            except codec.BadEvent:
+                continue
+            if isinstance(put, kind):
+                yield key, put
+
     def cluster_of(self, region: str, route: str, *, target: bool) -> str:
         """The id of the cluster that a route leads to, or from, as its lines tell it; "" when none does."""
-        with _Damage():
+        with _damage():
             for _, value in self._rows(_key(b"i", region, f"{route}/")):
                 ends = _ends.decode(value)
                 return ends.target_cluster if target else ends.source.cluster_id
@@ -295,12 +309,12 @@ class RegionStore:
 
     def named(self, cluster: str) -> str:
         """The id of a cluster when it was last heard; "" when it never was."""
-        with _Damage():
+        with _damage():
             return (self._db.get(_key(b"c", cluster)) or b"").decode()
 
     def name(self, cluster: str, cluster_id: str) -> None:
         """A cluster was heard, and has this id."""
-        with _Damage():
+        with _damage():
             self._db.put(_key(b"c", cluster), cluster_id.encode())
 
     def _rows(self, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
@@ -321,26 +335,26 @@ def _leads_there(line: OffsetMapLine, ends: _Ends) -> bool:
     return leads == (ends.source.cluster_id, ends.target_cluster, ends.target_topic, ends.target_partition)
 
 
-def _key(kind: bytes, *parts: str) -> bytes:
-    return _SEP.join([kind, *(part.encode() for part in parts)])
+def _key(*parts: bytes | str) -> bytes:
+    return _SEP.join(part.encode() if isinstance(part, str) else part for part in parts)
 
 
 def _rows_of(ends: _Ends, region: str, key: bytes) -> list[bytes]:
     source = ends.source
     return [
-        _key(b"s", source.cluster_id, source.topic, str(source.partition), region) + _SEP + key,
-        _key(b"t", ends.target_cluster, ends.target_topic, region) + _SEP + key,
+        _key(b"s", source.cluster_id, source.topic, str(source.partition), region, key),
+        _key(b"t", ends.target_cluster, ends.target_topic, region, key),
     ]
 
 
-class _Damage:
+@contextlib.contextmanager
+def _damage() -> Iterator[None]:
     """Whatever the database raises is damage; what we raise ourselves is not."""
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        if isinstance(error, Exception) and not isinstance(error, ValueError | StoreDamaged):
-            raise StoreDamaged(f"the store of regions cannot be used: {error}") from error
-        if isinstance(error, msgspec.MsgspecError):
-            raise StoreDamaged(f"the store of regions cannot be read: {error}") from error
+    try:
+        yield
+    except msgspec.MsgspecError as error:  # a ValueError, too
+        raise StoreDamaged(f"the store of regions cannot be read: {error}") from error
+    except (ValueError, StoreDamaged):
+        raise
+    except Exception as error:
+        raise StoreDamaged(f"the store of regions cannot be used: {error}") from error

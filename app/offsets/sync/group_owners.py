@@ -9,10 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from app.controllog import codec
 from app.controllog.events import WorkloadPut
 from app.controllog.roles import ACTIVE_PASSIVE
-from app.offsets.store.records import ROUTES, RegionStore
+from app.offsets.store.records import RegionStore
 from app.offsets.store.tables import RegionTables
 
 IsActive = Callable[[str, str], bool]
@@ -30,23 +29,18 @@ class GroupOwners:
         `RegionTables.read` before. Raises NotRead."""
         atlas = self._tables.atlas
 
-        def asked(store: RegionStore) -> list[tuple[str, Mapping[str, Any], str]]:
-            found: list[tuple[str, Mapping[str, Any], str]] = []
-            for region in atlas.regions:
-                if region == atlas.region:
-                    continue
-                for _, value in store.records(ROUTES, region, f"workload/{group}/"):
-                    try:
-                        put = codec.control_event(value)
-                    except codec.BadEvent:
-                        continue  # its positions still show who lives
-                    if isinstance(put, WorkloadPut) and (topic is None or put.key == f"{group}/{topic}"):
-                        found.append((put.key, put.definition, region))
-            return found
+        def workloads(store: RegionStore) -> list[tuple[str, WorkloadPut]]:
+            return [
+                (region, put)
+                for region in atlas.regions
+                if region != atlas.region
+                for _, put in store.definitions(region, WorkloadPut, f"workload/{group}/")
+                if topic is None or put.key == f"{group}/{topic}"
+            ]
 
-        for key, definition, region in await self._tables.ask(asked):
-            if self._runs(key, definition, region, cluster):
-                return f"workload {key} of region {region} consumes it there"
+        for region, put in await self._tables.ask(workloads):
+            if self._runs(put.key, put.definition, region, cluster):
+                return f"workload {put.key} of region {region} consumes it there"
         return ""
 
     def _runs(self, key: str, definition: Mapping[str, Any], region: str, cluster: str) -> bool:

@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from app.controllog import codec
 from app.controllog.events import RoutePut
 from app.kafka.client.cluster import EARLIEST, LATEST, ClusterClient, ClusterUnreachable
 from app.kernel.job import JobId, Kind
@@ -29,8 +28,8 @@ from app.offsets.model.translation import (
     resume,
     roads,
 )
-from app.offsets.store.records import ROUTES, RegionStore
-from app.offsets.store.tables import NotRead, ReadableClusters, RegionTables
+from app.offsets.store.records import RegionStore
+from app.offsets.store.tables import ReadableClusters, RegionTables
 from app.replicate.definition import RouteDefinition
 from app.replicate.model.route import Route
 
@@ -129,13 +128,8 @@ class OffsetMapper:
 
     def _from_routes(self, store: RegionStore, name: str) -> str:
         for region in self.tables.atlas.regions:
-            for key, value in store.records(ROUTES, region, "route/"):
-                try:
-                    put = codec.control_event(value)
-                except codec.BadEvent:
-                    continue
-                route = key.removeprefix("route/")
-                spec = put.definition.get("spec", {}) if isinstance(put, RoutePut) else {}
+            for key, put in store.definitions(region, RoutePut, "route/"):
+                route, spec = key.removeprefix("route/"), put.definition.get("spec", {})
                 for end in ("from", "to"):
                     if spec.get(end) == name and (
                         found := store.cluster_of(region, route, target=end == "to")
@@ -277,6 +271,3 @@ async def _logs(client: ClusterClient, topic: str) -> dict[int, Log]:
     if missing := [at for at in wanted if at not in starts or at not in ends]:
         raise ClusterUnreachable(f"{client.name}: the leader of {topic}-{missing[0][1]} does not answer")
     return {at[1]: Log(starts[at], ends[at]) for at in wanted}
-
-
-__all__ = ["JoinedTopics", "NoRoad", "NotRead", "OffsetMapper"]

@@ -17,7 +17,6 @@ import structlog
 from aiokafka.errors import KafkaError
 from mode import Service
 
-from app.controllog import codec
 from app.controllog.events import RoutePut
 from app.kafka.client.cluster import ClusterUnreachable
 from app.offsets.store.records import ROUTES, RegionStore
@@ -91,13 +90,8 @@ class RemoteRoutes(Service):
 
 def _routes(store: RegionStore, region: str) -> list[RemoteRoute]:
     found = []
-    for key, value in store.records(ROUTES, region, "route/"):
-        try:
-            put = codec.control_event(value)
-        except codec.BadEvent:
-            continue
-        if isinstance(put, RoutePut):
-            name = key.removeprefix("route/")
-            ids = [store.cluster_of(region, name, target=target) for target in (False, True)]
-            found.append(RemoteRoute(region, put.definition, *ids))
+    for key, put in store.definitions(region, RoutePut, "route/"):
+        name = key.removeprefix("route/")
+        ids = [store.cluster_of(region, name, target=target) for target in (False, True)]
+        found.append(RemoteRoute(region, put.definition, *ids))
     return found
