@@ -289,7 +289,7 @@ def _partition(answer: ResumePosition, names: Mapping[str, str]) -> dict[str, An
         "partition": answer.partition, "next_offset": answer.next_offset,
         "log_start": answer.log.start, "log_end": answer.log.end,
         "least": None if answer.least is None else _place(answer.least, names),
-        "again": answer.again, "why": answer.why,
+        "again": answer.reread_messages, "why": answer.why,
         "sources": [_source(told, names) for told in answer.sources],
     }  # fmt: skip
 
@@ -300,7 +300,7 @@ def _source(told: SourceReading, names: Mapping[str, str]) -> dict[str, Any]:
         "cluster": names.get(source.cluster_id, source.cluster_id), "topic": source.topic,
         "partition": source.partition, "readings": [_reading(one) for one in told.readings],
         "region": told.region, "route": told.route, "read_up_to": told.k, "barrier": _barrier(told.barrier),
-        "next_offset": told.x, "again": told.again, "why": told.why,
+        "next_offset": told.x, "again": told.reread_messages, "why": told.why,
     }  # fmt: skip
 
 

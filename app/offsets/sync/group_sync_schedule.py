@@ -30,7 +30,7 @@ from mode import Service
 
 from app.kafka.client.cluster import ClusterUnreachable
 from app.kernel.clock import now_ms
-from app.offsets.model.group_sync import AHEAD_OF_MAP
+from app.offsets.model.group_sync import BEYOND_MAPPED
 from app.offsets.store.tables import NotRead, ReadableClusters
 from app.offsets.sync.group_syncer import GroupOutcome, GroupState, GroupSyncer, OffsetMapViews, Wanted
 from app.replicate.definition import GroupSync, RouteDefinition
@@ -335,12 +335,12 @@ def _of_passive(made: GroupOutcome, topic: str) -> GroupOutcome:
     """Rule 2; and of a topic that nothing joins, that."""
     if made.state == "nothing":
         return replace(made, why=made.unmapped.get(topic, made.why))
-    foreign = [row for row in made.rows if row.decision.why == AHEAD_OF_MAP and row.is_foreign]
+    foreign = [row for row in made.rows if row.decision.why == BEYOND_MAPPED and row.is_foreign]
     if foreign and made.state in {"synced", "unchanged", "refused"}:
         first, more = foreign[0], f" and {len(foreign) - 1} more" * (len(foreign) > 1)
         where = f"it is {first.have}, {first.answer.next_offset} mapped"
-        why = f"partition {first.answer.partition}{more}: {AHEAD_OF_MAP} ({where}), and {FOREIGN}"
+        why = f"partition {first.answer.partition}{more}: {BEYOND_MAPPED} ({where}), and {FOREIGN}"
         return replace(made, state="refused", why=why)
-    if made.state == "refused" and {row.decision.why for row in made.rows} <= {"", AHEAD_OF_MAP}:
+    if made.state == "refused" and {row.decision.why for row in made.rows} <= {"", BEYOND_MAPPED}:
         return replace(made, state="unchanged", why="")
     return made

@@ -257,7 +257,7 @@ def outcome_fields(made: GroupOutcome) -> dict[str, Any]:
             {
                 "topic": row.topic, "to_topic": row.to_topic, "partition": row.answer.partition,
                 "have": row.have, "mapped": row.answer.next_offset, "commit": row.decision.next_offset,
-                "again": row.answer.again, "why": row.decision.why or row.answer.why,
+                "again": row.answer.reread_messages, "why": row.decision.why or row.answer.why,
             }
             for row in made.rows
         ],

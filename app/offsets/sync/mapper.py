@@ -25,8 +25,8 @@ from app.offsets.model.translation import (
     ResumePlan,
     TopicIdentity,
     TopicRelation,
+    related_topics,
     resume,
-    roads,
 )
 from app.offsets.store.records import RegionStore
 from app.offsets.store.tables import ReadableClusters, RegionTables
@@ -166,7 +166,7 @@ class OffsetMapper:
         shared = await self.tables.of(read.cluster_id, topic)
         for cluster_id, source in sorted({c.source[:2] for c in into_read}):
             shared += await self.tables.of(cluster_id, source)
-        by_topic = roads(read, into_read, shared, to_id)
+        by_topic = related_topics(read, into_read, shared, to_id)
         if to_topic is not None:
             by_topic = {name: road for name, road in by_topic.items() if name == to_topic}
         if not by_topic:

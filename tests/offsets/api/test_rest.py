@@ -7,7 +7,7 @@ from typing import Any
 
 from app.controllog.events import OperatorAct
 from app.dev.yard import Yard
-from app.offsets.model.group_sync import AHEAD_OF_MAP
+from app.offsets.model.group_sync import BEYOND_MAPPED
 from tests.offsets.clusters import HERE, NOWHERE, THERE
 from tests.offsets.console import served
 from tests.web.client import Console
@@ -56,7 +56,7 @@ def test_positions_are_mapped_explained_committed_and_found_by_time(
             "what was done, once"
         )
         wrong_way = client.ask("POST", SYNC, body={"from": THERE, "to": HERE, "group": at.group}).json()
-        assert (wrong_way["state"], wrong_way["why"]) == ("refused", AHEAD_OF_MAP), (
+        assert (wrong_way["state"], wrong_way["why"]) == ("refused", BEYOND_MAPPED), (
             "the map's answer is not further"
         )
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from app.kernel.fencing import LogId
 from app.offsets.model.group_sync import (
-    AHEAD_OF_MAP,
+    BEYOND_MAPPED,
     MAX_MARK_BYTES,
     QUIET_GROUP_S,
     CommitDecision,
@@ -71,10 +71,10 @@ def test_it_goes_back_only_after_its_group_went_back() -> None:
     assert have is not None
     assert have.next_offset == 600
     fewer = EVERY[:20]
-    assert step(have, 500, *fewer)[1] == CommitDecision(None, why=AHEAD_OF_MAP), (
+    assert step(have, 500, *fewer)[1] == CommitDecision(None, why=BEYOND_MAPPED), (
         "the map knows less: it stays"
     )
-    assert step(have, 510, *fewer)[1] == CommitDecision(None, why=AHEAD_OF_MAP)
+    assert step(have, 510, *fewer)[1] == CommitDecision(None, why=BEYOND_MAPPED)
     back, _ = step(have, 400)
     assert back is not None
     assert back.next_offset == 480
@@ -82,7 +82,7 @@ def test_it_goes_back_only_after_its_group_went_back() -> None:
 
 @pytest.mark.parametrize("metadata", ["", "mine", '["switchyard-offsets"]', '{"a":1}', "\ud800"])
 def test_what_somebody_else_committed_is_passed_and_never_moved_back(metadata: str) -> None:
-    assert step(GroupPosition(700, metadata), 400)[1] == CommitDecision(None, why=AHEAD_OF_MAP)
+    assert step(GroupPosition(700, metadata), 400)[1] == CommitDecision(None, why=BEYOND_MAPPED)
     assert step(GroupPosition(100, metadata), 400)[1].next_offset == 480
 
 
@@ -90,7 +90,7 @@ def test_a_mark_of_another_log_does_not_let_it_go_back() -> None:
     have, _ = step(None, 500)
     assert have is not None
     for other in (READ._replace(topic_id="anew"), READ._replace(cluster_id="n"), READ._replace(topic="x")):
-        assert decide(have, mapped({0: 400}, *EVERY), other, {0: 400}).why == AHEAD_OF_MAP
+        assert decide(have, mapped({0: 400}, *EVERY), other, {0: 400}).why == BEYOND_MAPPED
 
 
 def test_what_the_map_does_not_know_is_the_logs_start_for_who_has_nothing_and_nothing_for_others() -> None:
@@ -114,7 +114,7 @@ def test_a_mark_that_is_too_long_is_written_without_the_way_back() -> None:
     assert (made.next_offset, len(made.mark) < 50) == (0, True)
     have = {("orders", 0): GroupPosition(900, made.mark)}
     assert ForeignCommitWatch().observe("west", "g", have, 0.0) == "", "it is still known for ours"
-    assert decide(have["orders", 0], answer, long, {0: 5}).why == AHEAD_OF_MAP
+    assert decide(have["orders", 0], answer, long, {0: 5}).why == BEYOND_MAPPED
 
 
 STEPS = st.tuples(
@@ -148,7 +148,7 @@ def test_no_position_is_moved_within_a_minute_of_its_owners_last_commit_and_any_
                 continue
             looked_s = now_s if looked_s is None else looked_s
             if now_s - max(moved_s.values()) < QUIET_GROUP_S:
-                assert "left alone until nobody has moved it" in why
+                assert "left alone until no position has changed" in why
             if now_s - looked_s >= QUIET_GROUP_S:
                 assert why == ""
 
@@ -165,14 +165,12 @@ def test_who_commits_there_is_said_as_far_as_it_is_known() -> None:
     watch, at = ForeignCommitWatch(), ("orders", 0)
     assert watch.observe("west", "g", {}, 0.0) == ""
     told = watch.observe("west", "g", {at: GroupPosition(5, stamped("west-7", 1))}, 0.0)
-    assert told.startswith("orders-0 was committed there by Switchyard worker west-7; it is left alone")
-    assert "of which 30 s are over" in watch.observe(
-        "west", "g", {at: GroupPosition(5, stamped("west-7", 1))}, 30.0
-    )
+    assert told.startswith("Switchyard worker west-7 committed orders-0 there; the group is left alone")
+    assert "(30 s so far)" in watch.observe("west", "g", {at: GroupPosition(5, stamped("west-7", 1))}, 30.0)
     assert watch.observe("west", "g", {at: GroupPosition(5, stamped("west-7", 1))}, QUIET_GROUP_S) == ""
     again = watch.observe("west", "g", {at: GroupPosition(5, stamped("west-7", 2))}, QUIET_GROUP_S)
     assert again, "a worker that has nothing to do says every half a minute that it is there"
-    assert "somebody who need not be a member" in watch.observe(
+    assert "a client that need not be a member" in watch.observe(
         "west", "g", {at: GroupPosition(6, "")}, 2 * QUIET_GROUP_S
     )
     assert watch.observe("east", "g", {at: GroupPosition(6, "")}, 9 * QUIET_GROUP_S), (

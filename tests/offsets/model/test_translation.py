@@ -1,5 +1,5 @@
-"""Where a reader goes on in another cluster: nothing that it had not read is passed over on any of the three
-roads, and the bound of what it reads again holds."""
+"""A translated position passes over no unread record, for all three relations of topics, and re-reads no
+more than it says."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ from app.offsets.model.translation import (
     ResumePlan,
     TopicIdentity,
     TopicRelation,
+    related_topics,
     resume,
-    roads,
 )
 from tests.offsets.model.aggregates import ACTS, Act, Copier, Record, World
 from tests.offsets.model.aggregates import Log as Records
@@ -74,7 +74,7 @@ def again_of(resumed: ResumePlan, logs: list[Records], read: set[Record | None])
         seen = {record for record in logs[partition].records[answer.next_offset :] if record in read}
         for told in answer.sources:
             mine = {record for record in seen if record is not None and record[0] == told.source.topic}
-            assert told.again is None or len(mine) <= told.again
+            assert told.reread_messages is None or len(mine) <= told.reread_messages
 
 
 @given(histories, shapes, st.booleans(), st.integers(0, 9))
@@ -138,7 +138,7 @@ def test_the_way_back_to_a_source_passes_over_nothing_that_was_not_read_in_the_c
         } <= read
         told = resumed.answers[0].sources
         again = {record for record in read if record and record[:2] == topic_of(source) and record[2] >= at}
-        assert not told or told[0].again is None or len(again) <= told[0].again
+        assert not told or told[0].reread_messages is None or len(again) <= told[0].reread_messages
 
 
 def topic_of(source: object) -> tuple[str, int]:
@@ -175,14 +175,17 @@ def test_the_worked_example_of_the_seed_comes_out_as_one_and_says_which_source_h
     assert (told["A"].k, told["A"].barrier, told["A"].x) == (2, Barrier(2, 2), 2)
     assert (told["B"].k, told["B"].barrier, told["B"].x) == (4, Barrier(4, 8), 8)
     assert told["A"].readings[0].barrier == Barrier(2, 4)
-    assert (told["A"].again, told["B"].again) == (3, 5)  # three more were read behind A2, one behind B4
+    assert (told["A"].reread_messages, told["B"].reread_messages) == (
+        3,
+        5,
+    )  # three more were read behind A2, one behind B4
 
 
 def test_what_was_read_beyond_a_barrier_counts_as_read_again_also_where_the_source_skips_offsets() -> None:
     """5 is not kept; 6 is the record at 4 in both copies, was read, and comes again."""
     read, to = [of((5, 4), (10, 7))], [of((5, 4), (6, 4), (8, 6))]
     found = resume(TopicRelation.COMMON, TO, TO, {0: 5}, read, to, {0: Log(0, 9)}).answers[0]
-    assert (found.next_offset, found.again) == (4, 1)
+    assert (found.next_offset, found.reread_messages) == (4, 1)
 
 
 LINES = [of((0, 0), (10, 15), (20, 30))]
@@ -218,7 +221,7 @@ def test_what_is_not_known_leads_to_the_logs_start_and_says_why(
     at = {} if expected is why.NOT_COMMITTED else {0: 3}
     known: dict[str, object] = {"into_read": LINES, "into_to": LINES, **told}
     found = resume(road, read, to, at, logs={0: Log(2, 99)}, **known).answers[0]  # type: ignore[arg-type]
-    assert (found.next_offset, found.why, found.again) == (2, expected, None)
+    assert (found.next_offset, found.why, found.reread_messages) == (2, expected, None)
     good = {"into_read": LINES, "into_to": LINES}
     assert resume(road, read, to, {0: 16}, logs={0: Log(2, 99)}, **good).answers[0].why == ""  # type: ignore[arg-type]
 
@@ -236,10 +239,12 @@ def test_topics_are_joined_by_what_was_copied_and_a_copy_comes_before_common_sou
         replace_target(of((0, 0), topic="other"), "t"),
         replace_target(of((0, 0), topic="x"), "u"),
     ]
-    assert roads(READ, [], shared, "west") == {"t": TopicRelation.COPY, "u": TopicRelation.COMMON}
-    assert roads(READ, [], shared, "north") == {}
-    assert roads(TO, LINES, [], "east") == {"orders": TopicRelation.BACK}
-    assert roads(TO, LINES, shared, "west") == {"u": TopicRelation.COMMON}, "nothing is joined with itself"
+    assert related_topics(READ, [], shared, "west") == {"t": TopicRelation.COPY, "u": TopicRelation.COMMON}
+    assert related_topics(READ, [], shared, "north") == {}
+    assert related_topics(TO, LINES, [], "east") == {"orders": TopicRelation.BACK}
+    assert related_topics(TO, LINES, shared, "west") == {"u": TopicRelation.COMMON}, (
+        "nothing is joined with itself"
+    )
 
 
 def replace_target(copying: CopiedLine, topic: str) -> CopiedLine:
@@ -271,7 +276,7 @@ def test_a_route_that_was_deleted_holds_back_nobody_who_has_read_all_that_it_cop
     assert resume(TopicRelation.COPY, READ, TO, {0: 1_000}, [], [old, new], log).next_offsets == {0: 100}
     old = ended(old, 100, 100, 1_100)
     answer = resume(TopicRelation.COPY, READ, TO, {0: 1_000}, [], [old, new], log).answers[0]
-    assert (answer.next_offset, answer.again) == (1_100, 0)
+    assert (answer.next_offset, answer.reread_messages) == (1_100, 0)
     for at in (0, 60, 99):
         answer = resume(TopicRelation.COPY, READ, TO, {0: at}, [], [old, new], log).answers[0]
         assert answer.next_offset == 0, "what was not read lies there"

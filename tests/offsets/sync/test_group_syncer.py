@@ -17,7 +17,7 @@ from app.controllog.events import WorkloadDeleted, WorkloadPut
 from app.controllog.topics import ControlTopics
 from app.kernel.clock import now_ms
 from app.kernel.fencing import LogId
-from app.offsets.model.group_sync import AHEAD_OF_MAP, QUIET_GROUP_S, stamped
+from app.offsets.model.group_sync import BEYOND_MAPPED, QUIET_GROUP_S, stamped
 from app.offsets.model.translation import NOTHING_HERE, CopiedPartition
 from app.offsets.sync import group_syncer as sync
 from app.offsets.sync.group_syncer import GroupOutcome, OffsetMapViews
@@ -39,20 +39,20 @@ async def test_a_group_is_brought_in_step_forwards_always_and_back_only_after_it
     await case.at(55, 100)
     foreseen = await case.sync(execute=False)
     assert (foreseen.state, await case.there()) == ("synced", {})
-    assert [row.answer.again for row in foreseen.rows] == [5, 0]
+    assert [row.answer.reread_messages for row in foreseen.rows] == [5, 0]
     assert (await case.sync()).state == "synced"
     assert await case.there() == {0: 60, 1: 110}
     assert (await case.sync()).state == "unchanged"
     await case.map(*EVERY[:3])  # the map knows less
     refused = await case.sync()
-    assert (refused.state, refused.why, await case.there()) == ("refused", AHEAD_OF_MAP, {0: 60, 1: 110})
+    assert (refused.state, refused.why, await case.there()) == ("refused", BEYOND_MAPPED, {0: 60, 1: 110})
     await case.map(*EVERY)
     await case.at(20, 100)  # an operator reset it
     assert (await case.sync()).state == "synced"
     assert await case.there() == {0: 30, 1: 110}
     await case.at(90, 100, cluster=THERE)  # somebody consumed there meanwhile
     await case.at(5, 100)
-    assert (await case.sync()).rows[0].decision.why == AHEAD_OF_MAP
+    assert (await case.sync()).rows[0].decision.why == BEYOND_MAPPED
     assert (await case.there())[0] == 90
 
 
@@ -135,7 +135,7 @@ async def test_who_commits_there_without_being_a_member_is_left_alone_until_he_h
     await commits(20, stamped("west-1", 1))  # a worker of a region of which nothing is known here
     live = await sync(0)
     assert (live.state, await case.there()) == ("live", {0: 20})
-    assert f"{case.topic}-0 was committed there by Switchyard worker west-1" in live.why
+    assert f"Switchyard worker west-1 committed {case.topic}-0 there" in live.why
     await commits(20, stamped("west-1", 2))  # it has nothing to do
     assert (await sync(QUIET_GROUP_S)).state == "live"
     assert (await sync(QUIET_GROUP_S / 2)).state == "live"
@@ -218,7 +218,7 @@ async def test_a_reader_of_one_aggregate_goes_on_in_another_where_the_source_tha
     await copied("east", THERE, (0, 10), (20, 30), (50, 110))
     await case.at(77)
     (first,) = [row for row in (await case.sync()).rows if row.answer.partition == 0]
-    assert (first.answer.next_offset, first.answer.again) == (30, 30)
+    assert (first.answer.next_offset, first.answer.reread_messages) == (30, 30)
     await copied("west", HERE, (0, 0), (3, 60))
     await copied("west", THERE, (0, 10), (2, 12), (4, 90))
     made = await case.sync()

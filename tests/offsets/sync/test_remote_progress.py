@@ -188,7 +188,7 @@ async def test_what_is_not_known_is_told_and_never_taken_for_finished(
         await stand.trackers(stand.other, a_record(130), a_record(5))
         of_one = await stand.carried(1)
         assert (of_one.next_offset, of_one.was_read) == (None, True)
-        assert "position is not known here: no source's copies are known in this partition" in of_one.why
+        assert "position is not known here: the offset map has no line into this partition" in of_one.why
         assert (await stand.carried()).why == ""
         await stand.trackers(stand.other, a_record(130, LogId("another", "log"), at_ms=9), a_record(5))
         found = await stand.carried()

@@ -235,7 +235,7 @@ class World:
                         seen.setdefault((source.place, route), set()).add(record)
             for told in answer.sources:
                 count = len(seen.get((told.source, told.route), ()))
-                if not answer.why and told.again is not None and count > told.again:
+                if not answer.why and told.reread_messages is not None and count > told.reread_messages:
                     raise Broken(f"{count} records are read again of {told}, partition {partition}")
 
     def _not_passed(self, stint: Stint) -> None:
