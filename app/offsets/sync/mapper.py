@@ -111,7 +111,9 @@ class OffsetMapper:
         try:
             return await (await self.tables.reach(name)).client.cluster_id()
         except ClusterUnreachable as error:
-            found = await self.tables.ask(lambda store: store.named(name) or self._from_routes(store, name))
+            found = await self.tables.ask(
+                lambda store: store.cluster_id(name) or self._from_routes(store, name)
+            )
             if not found:
                 raise NoRoad(
                     f"{error}, and nothing here says which cluster it was; ask when it answers"
@@ -122,7 +124,7 @@ class OffsetMapper:
         """The names here of clusters by their ids, as they were heard last."""
 
         def heard(store: RegionStore) -> dict[str, str]:
-            return {found: name for name in sorted(self._clusters.specs) if (found := store.named(name))}
+            return {found: name for name in sorted(self._clusters.specs) if (found := store.cluster_id(name))}
 
         return await self.tables.ask(heard)
 
@@ -162,10 +164,10 @@ class OffsetMapper:
         """The same, where nobody has to be asked which topic `read` is; nor, with what was `found` of it,
         about `to_topic`."""
         to_id, topic = found.cluster_id if found else await self.cluster_id(to), read.topic
-        into_read = await self.tables.into(read.cluster_id, topic)
-        shared = await self.tables.of(read.cluster_id, topic)
+        into_read = await self.tables.lines_into(read.cluster_id, topic)
+        shared = await self.tables.lines_from(read.cluster_id, topic)
         for cluster_id, source in sorted({c.source[:2] for c in into_read}):
-            shared += await self.tables.of(cluster_id, source)
+            shared += await self.tables.lines_from(cluster_id, source)
         by_topic = related_topics(read, into_read, shared, to_id)
         if to_topic is not None:
             by_topic = {name: road for name, road in by_topic.items() if name == to_topic}
@@ -191,7 +193,7 @@ class OffsetMapper:
     ) -> JoinedTopics:
         # Before the logs: should the topic be made anew in between, its lines are of another one.
         topic_id = found.topic_id if found else await self._topic_id_of(to_name, to.topic)
-        into_to = await self.tables.into(to.cluster_id, to.topic)
+        into_to = await self.tables.lines_into(to.cluster_id, to.topic)
         unknown = await self._unknown(to_name, to.topic, into_to)
         logs = found.logs if found else await _logs((await self.tables.reach(to_name)).client, to.topic)
         return JoinedTopics(

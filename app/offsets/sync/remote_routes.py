@@ -76,7 +76,7 @@ class RemoteRoutes(Service):
                 log.warning("other regions' routes are known as they were", error=str(error))
 
         def asked(store: RegionStore) -> tuple[dict[str, str], list[RemoteRoute]]:
-            ids = {name: store.named(name) for name in sorted(self._clusters.specs)}
+            ids = {name: store.cluster_id(name) for name in sorted(self._clusters.specs)}
             return ids, [found for region in others for found in _routes(store, region)]
 
         try:

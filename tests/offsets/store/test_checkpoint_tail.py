@@ -41,7 +41,7 @@ async def told(stand: Regions, region: str, *values: bytes, ago_s: float = 0.0, 
 async def known(stand: Regions) -> dict[str, int]:
     """Region/route -> the last source end, of all lines into `TOPIC`."""
     await stand.tables.read(30.0)
-    found = await stand.tables.into("d", TOPIC)
+    found = await stand.tables.lines_into("d", TOPIC)
     return {f"{c.region}/{c.route}": c.line.barriers[-1].source_end for c in found}
 
 

@@ -47,7 +47,7 @@ def keys(
 ) -> set[tuple[str, str, CopiedPartition, int]]:
     return {
         (c.region, c.route, c.source, c.line.barriers[-1].source_end if c.line.barriers else -1)
-        for c in store.into(cluster, topic)
+        for c in store.lines_into(cluster, topic)
     }
 
 
@@ -59,9 +59,9 @@ def test_lines_are_found_by_what_they_lead_from_and_to_of_all_regions(store: Reg
     assert keys(store) == {("east", "r", p, 9) for p in place} | {
         ("west", "r", CopiedPartition("b", "orders", 0), 9)
     }
-    assert [c.source for c in store.of("a", "orders")] == [place[0], place[1], place[2]]
-    assert [c.route for c in store.of("a", "other")] == ["x"]
-    assert store.of("a", "order") == [], "a name that begins another one is not that one"
+    assert [c.source for c in store.lines_from("a", "orders")] == [place[0], place[1], place[2]]
+    assert [c.route for c in store.lines_from("a", "other")] == ["x"]
+    assert store.lines_from("a", "order") == [], "a name that begins another one is not that one"
     assert store.cluster_of("east", "r", target=True) == "d"
     assert store.cluster_of("east", "r", target=False) == "a"
     assert store.cluster_of("east", "nobody", target=False) == ""
@@ -74,7 +74,7 @@ def test_a_line_that_leads_elsewhere_now_is_not_found_where_it_was(store: Region
     assert keys(store, topic="copies") == {("east", "r", CopiedPartition("a", "orders", 0), 12)}
     store.write(CHECKPOINTS, "east", {b"r/orders/0": None}, ORIGIN)
     assert keys(store, topic="copies") == set()
-    assert store.of("a", "orders") == []
+    assert store.lines_from("a", "orders") == []
 
 
 def test_a_line_that_cannot_be_read_any_more_still_counts_as_one_that_tells_nothing(
@@ -139,17 +139,17 @@ def test_who_is_killed_while_it_begins_anew_has_all_that_it_says_it_has(store: R
 
 def test_a_damaged_store_says_so_and_is_made_anew(store: RegionStore) -> None:
     store.write(CHECKPOINTS, "east", {b"r/orders/0": line()}, ORIGIN)
-    store.name("east", "id-1")
-    assert store.named("east") == "id-1"
+    store.put_cluster_id("east", "id-1")
+    assert store.cluster_id("east") == "id-1"
     store.close()
     with pytest.raises(StoreDamaged):
-        store.named("east")
+        store.cluster_id("east")
     for file in store.path.glob("*"):
         if file.name.startswith(("MANIFEST", "CURRENT")):
             file.write_bytes(b"rubbish")
     store.open()
     assert keys(store) == set()
-    assert store.named("east") == ""
+    assert store.cluster_id("east") == ""
     store.write(CHECKPOINTS, "east", {b"r/orders/0": line()}, ORIGIN)
     assert len(keys(store)) == 1
     store._db.put(b"i\0east\0r/orders/0", b"rubbish")

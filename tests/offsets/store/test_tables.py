@@ -22,7 +22,7 @@ TOPIC = "orders"
 async def known(stand: Regions) -> dict[str, int]:
     """Region/route -> the last source end, of all lines into `TOPIC`."""
     await stand.tables.read(30.0)
-    found = await stand.tables.into("d", TOPIC)
+    found = await stand.tables.lines_into("d", TOPIC)
     return {f"{c.region}/{c.route}": c.line.barriers[-1].source_end for c in found}
 
 
@@ -67,7 +67,7 @@ async def test_other_regions_are_read_here_if_there_is_a_copy_else_there_and_onl
         # Another process goes on with what this one has read.
         await stand.tables.close()
         stand.tables = stand.opened()
-        assert await stand.tables.into("d", TOPIC) != []
+        assert await stand.tables.lines_into("d", TOPIC) != []
 
 
 async def test_a_changelog_that_was_made_anew_and_a_damaged_store_are_read_anew(
@@ -94,8 +94,8 @@ async def test_a_changelog_that_was_made_anew_and_a_damaged_store_are_read_anew(
         await stand.send(HERE, own, {b"s/orders/0": None})
         assert f"{stand.own}/s" not in await known(stand)
         stand.tables._store._db.put(f"i\0{stand.own}\0r/orders/0".encode(), b"rubbish")
-        with pytest.raises(NotRead, match="made anew"):
-            await stand.tables.into("d", TOPIC)
+        with pytest.raises(NotRead, match="rebuilt"):
+            await stand.tables.lines_into("d", TOPIC)
         assert not stand.tables.regions[stand.own].is_known
         assert await known(stand) == {f"{stand.own}/r": 5, f"{stand.own}/t": 7}
 
@@ -147,6 +147,6 @@ async def test_the_id_of_a_cluster_that_is_away_is_known_from_before_or_from_rou
         assert await mapper.cluster_id(NOWHERE) == "d"
         kept = await stand.tables.ask(lambda store: list(store.records(ROUTES, stand.own)))
         assert [key for key, _ in kept] == ["route/to-nowhere", "route/x"]
-        await stand.tables.ask(lambda store: store.name(NOWHERE, "heard"))
+        await stand.tables.ask(lambda store: store.put_cluster_id(NOWHERE, "heard"))
         assert await mapper.cluster_id(NOWHERE) == "heard"
         assert await mapper.cluster_id(HERE) == (await stand.log_id(HERE, log)).cluster_id
