@@ -24,7 +24,7 @@ def row(
     where this region has finished it itself, which it does not read again."""
     at = max(answer.next_offset, own or 0)
     sources = [_source(told, answer, joined, done, names, at) for told in answer.sources]
-    counts = [one.reread_messages for one in sources]
+    counts = [one.again for one in sources]
     again = None if answer.reread_messages is None or None in counts else sum(count or 0 for count in counts)
     return PlannedPartition(
         partition=answer.partition, mapped=answer.next_offset, log_end=answer.log.end, again=again,

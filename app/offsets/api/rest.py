@@ -22,7 +22,7 @@ from app.offsets.model.offset_map import Barrier
 from app.offsets.model.translation import CopiedPartition, LineReading, ResumePosition, SourceReading
 from app.offsets.store.tables import NotRead
 from app.offsets.sync.group_syncer import outcome_fields
-from app.offsets.sync.mapper import JoinedTopics, NoRoad
+from app.offsets.sync.mapper import JoinedTopics, NotJoined
 from app.offsets.sync.regions import Regions
 from app.offsets.sync.time_lookup import copies_of
 from app.web.http.forwarding import HOP_HEADER, hand_over
@@ -66,7 +66,7 @@ def offset_errors_as_problems(handler: Handler) -> Handler:
             return await handler(request)
         except BadQuery as error:
             raise ApiError(400, "Bad request", str(error)) from error
-        except NoRoad as error:
+        except NotJoined as error:
             raise ApiError(404, "Nothing joins them", str(error)) from error
         except NotRead as error:
             raise ApiError(503, "Offset map not read", str(error)) from error
@@ -136,7 +136,7 @@ class OffsetRoutes:
         for name, next_offsets in sorted(at.items()):
             try:
                 joined = await regions.mapper.join(source, name, target)
-            except NoRoad as error:
+            except NotJoined as error:
                 if topic:
                     raise
                 unmapped[name] = str(error)
@@ -219,8 +219,8 @@ class OffsetRoutes:
                 for group, one in sorted(kept.outcomes.items())
             ]  # fmt: skip
         rows += [
-            {"route": None, "workload": key, "from": one.of.source, "to": one.of.target,
-             "group": one.of.group, "state": one.state, "why": one.why, "at_ms": one.at_ms,
+            {"route": None, "workload": key, "from": one.workload.source, "to": one.workload.target,
+             "group": one.workload.group, "state": one.state, "why": one.why, "at_ms": one.at_ms,
              "good_ms": one.good_ms}
             for key, one in regions.sync.passive_statuses().items()
         ]  # fmt: skip

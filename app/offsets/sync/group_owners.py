@@ -1,7 +1,8 @@
-"""Which workload of another region consumes a group in a cluster, as that region's control log says.
+"""The workload of another region that consumes a group in a cluster, by that region's control log.
 
-Also one that sleeps, or has committed nothing yet, whom nothing in the cluster shows. With a mode a workload
-runs in the region's own cluster: in that of the active region, or (active/active) in each one's.
+It is found also when it is asleep or has committed nothing, so that the cluster does not show it. An
+active-passive workload runs in the active region's own cluster, an active-active one in each region's own
+cluster.
 """
 
 from __future__ import annotations
@@ -18,15 +19,17 @@ IsActive = Callable[[str, str], bool]
 
 
 class GroupOwners:
-    """`is_active(workload, region)`: whether the region has the role, or is about to get or to lose it."""
+    """`is_active(workload, region)`: whether the region has the role, or is about to get or lose it."""
 
     def __init__(self, tables: RegionTables, is_active: IsActive) -> None:
         self._tables = tables
         self._is_active = is_active
 
     async def describe_owners(self, group: str, cluster: str, topic: str | None = None) -> str:
-        """Who consumes it there, of all its topics or of one, in words; "": nobody is known.
-        `RegionTables.read` before. Raises NotRead."""
+        """The workload that consumes the group in the cluster, for people; "": none is known.
+
+        `topic`: only a workload of this topic counts. Call `RegionTables.read` before. Raises NotRead.
+        """
         atlas = self._tables.atlas
 
         def workloads(store: RegionStore) -> list[tuple[str, WorkloadPut]]:

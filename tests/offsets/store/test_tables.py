@@ -13,7 +13,7 @@ from app.kernel.fencing import LogId
 from app.offsets.store import tables as module
 from app.offsets.store.records import CHECKPOINTS, ROUTES, TRACKERS
 from app.offsets.store.tables import NotRead, RegionAtlas
-from app.offsets.sync.mapper import NoRoad, OffsetMapper
+from app.offsets.sync.mapper import NotJoined, OffsetMapper
 from tests.offsets.clusters import COMPACTED, HERE, NOWHERE, THERE, Regions, a_line, a_route, put_of, regions
 
 TOPIC = "orders"
@@ -133,7 +133,7 @@ async def test_the_id_of_a_cluster_that_is_away_is_known_from_before_or_from_rou
     async with regions(yard, tmp_path) as stand:
         mapper = OffsetMapper(stand.tables, stand.clusters, dict, list)
         await stand.tables.read(30.0)
-        with pytest.raises(NoRoad, match="which cluster it was"):
+        with pytest.raises(NotJoined, match="its id is not known here"):
             await mapper.cluster_id(NOWHERE)
         # As lines and definitions that another region left say.
         log = ControlTopics(stand.own).control.name

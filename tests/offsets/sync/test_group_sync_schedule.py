@@ -125,7 +125,7 @@ async def test_the_group_of_a_passive_workload_follows_the_active_one_forth_and_
         await case.at(70, 80)
         await follows.until_there(80, 90)
         told = await follows.until("unchanged")
-        assert told.of == follows.passive[0]
+        assert told.workload == follows.passive[0]
         assert told.lag_s((told.good_ms or 0) + 1_500) == 1.5
         await case.at(20, 80)  # an operator reset it, where it is active
         await follows.until_there(30, 90)
@@ -191,8 +191,8 @@ async def test_somebody_else_s_position_that_is_further_is_left_and_told_as_what
     await case.at(50, 50)
     async with following(case) as follows:
         told = await follows.until("refused")
-        assert "partition 0: the position here is further" in told.why
-        assert "it is 95, 60 mapped" in told.why
+        assert "partition 0: the position here is ahead" in told.why
+        assert "(95, mapped 60)" in told.why
         assert "Switchyard did not commit it" in told.why
         assert (told.good_ms, told.lag_s(0)) == (None, None)
         await until(lambda: follows.service.passive[HERE].rounds >= 3)

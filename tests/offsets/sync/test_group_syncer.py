@@ -21,7 +21,7 @@ from app.offsets.model.group_sync import BEYOND_MAPPED, QUIET_GROUP_S, stamped
 from app.offsets.model.translation import NOTHING_HERE, CopiedPartition
 from app.offsets.sync import group_syncer as sync
 from app.offsets.sync.group_syncer import GroupOutcome, OffsetMapViews
-from app.offsets.sync.mapper import NoRoad, OffsetMapper
+from app.offsets.sync.mapper import NotJoined, OffsetMapper
 from app.offsets.sync.time_lookup import at_time, copies_of
 from app.replicate.model.route import Route
 from tests.offsets.clusters import HERE, THERE, a_line, a_route
@@ -33,7 +33,7 @@ async def test_a_group_is_brought_in_step_forwards_always_and_back_only_after_it
 ) -> None:
     mapper = case.syncer().mapper
     await mapper.read(30.0)
-    with pytest.raises(NoRoad, match="no barrier joins topic"):
+    with pytest.raises(NotJoined, match="no offset sync relates topic"):
         await mapper.join(HERE, case.topic, THERE)
     await case.map(*EVERY)
     await case.at(55, 100)

@@ -193,7 +193,7 @@ async def test_what_is_not_known_is_told_and_never_taken_for_finished(
         await stand.trackers(stand.other, a_record(130, LogId("another", "log"), at_ms=9), a_record(5))
         found = await stand.carried()
         assert (found.next_offset, found.over, found.was_read) == (None, None, True)
-        assert "no barrier joins topic" in found.why
+        assert "no offset sync relates topic" in found.why
 
 
 async def test_many_jobs_that_begin_together_share_readings(
@@ -201,7 +201,7 @@ async def test_many_jobs_that_begin_together_share_readings(
 ) -> None:
     async with carrying(yard, tmp_path, topic_name) as stand:
         await stand.trackers(stand.other, a_record(130), a_record(5))
-        tables, joined, reads, joins = stand.stand.tables, stand.carrier._mapper.joined, 0, 0
+        tables, joined, reads, joins = stand.stand.tables, stand.carrier._mapper.join_known, 0, 0
         read = tables.read
 
         async def counted(*words: Any) -> Any:
@@ -215,7 +215,7 @@ async def test_many_jobs_that_begin_together_share_readings(
             return await joined(*words)
 
         monkeypatch.setattr(tables, "read", counted)
-        monkeypatch.setattr(stand.carrier._mapper, "joined", counted_joins)
+        monkeypatch.setattr(stand.carrier._mapper, "join_known", counted_joins)
         first = asyncio.create_task(stand.carried())
         await asyncio.sleep(0)
         await asyncio.sleep(0)
