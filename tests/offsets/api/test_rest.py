@@ -91,11 +91,11 @@ def test_positions_are_mapped_explained_committed_and_found_by_time(
 
         refused(400, "group=NAME", "GET", MAP, query=BETWEEN)
         refused(400, "name the topic", "GET", MAP, query={**BETWEEN, "offset": ["0:1"]})
-        refused(400, "stands twice", "GET", MAP, query={**BETWEEN, "topic": "t", "offset": ["0:1", "0:2"]})
+        refused(400, "is given twice", "GET", MAP, query={**BETWEEN, "topic": "t", "offset": ["0:1", "0:2"]})
         refused(400, "there are here, nowhere, there", "GET", MAP, query={"group": "g", "to": THERE})
         refused(404, "there is no cluster 'x'", "GET", MAP, query={"from": "x", "to": THERE, "group": "g"})
         refused(404, "has no position", "GET", MAP, query={**BETWEEN, "group": "nobody"})
-        refused(404, "no offset sync relates", "GET", MAP, query={**BETWEEN, "topic": "none", "offset": ["0:1"]})
+        refused(404, "no offset sync relates", "GET", MAP, query={**BETWEEN, "topic": "x", "offset": ["0:1"]})
         refused(404, "is in none of", "GET", AT_TIME, query={"topic": "none", "time": "1h", "cluster": HERE})
         refused(400, "is no time", "GET", AT_TIME, query={"topic": topic_name, "time": "soon"})
         refused(400, "another cluster", "POST", SYNC, body={"from": HERE, "to": HERE, "group": at.group})
