@@ -181,7 +181,7 @@ PassiveSync = TypedDict(
     },
 )
 PassiveSync.__doc__ = (
-    "How the positions of a workload that is passive here follow the active region's; states as in GroupKept. "
+    "How the positions of a workload that is passive here follow the active region's. States: see GroupKept. "
     "`lag_s`: seconds since they were in step; null: not since this worker leads."
 )
 

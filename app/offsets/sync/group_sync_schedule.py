@@ -333,7 +333,7 @@ class GroupSyncSchedule(Service):
             status.good_ms[part.name] = outcome.at_ms
             self._reported.discard((route, part.name))
         elif outcome.state in {"refused", "failed"}:
-            message = f"offset sync of group {part.group} to {status.target} failed: {outcome.why}"
+            message = f"group {part.group} is not in step in {status.target}: {outcome.why}"
             self._report(route, part.name, message)
 
     def _report(self, route: str, name: str, message: str) -> None:
