@@ -62,11 +62,9 @@ async def index_of(
 async def at_time_in(
     api: Api, request: web.Request, cluster: str, topic: str, time_ms: int
 ) -> dict[str, Any] | None:
-    """A topic's first offsets at or after a time, as `TimeTopic`; None: it does not exist in the cluster.
-
-    The broker answers by the records' timestamps. The audit answers if the audit plan has another event
-    time, or the cluster does not answer.
-    """
+    """A topic's first offsets at or after a time, as `TimeTopic`; None: it does not exist in the cluster. The
+    broker answers by the records' timestamps. The audit answers if the audit plan has another event time, or
+    the cluster does not answer."""
     answer: dict[str, Any] = {
         "cluster": cluster, "topic": topic, "by": "timestamps", "why": "", "partitions": [], "error": "",
     }  # fmt: skip

@@ -88,11 +88,9 @@ class _Seen(NamedTuple):
 
 
 class ForeignCommitWatch:
-    """Finds clients that commit without joining the group, by comparing positions over time (rule 4).
-
-    It keeps hashes of the positions of `MAX_GROUPS` groups. A group beyond that counts as seen for the
-    first time.
-    """
+    """Finds clients that commit without joining the group, by comparing positions over time (rule 4). It
+    keeps hashes of the positions of `MAX_GROUPS` groups. A group beyond that counts as seen for the first
+    time."""
 
     def __init__(self) -> None:
         self._seen: OrderedDict[tuple[str, str], _Seen] = OrderedDict()

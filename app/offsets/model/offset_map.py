@@ -58,12 +58,10 @@ _target_end = attrgetter("target_end")
 
 
 class Barrier(msgspec.Struct, frozen=True, array_like=True):
-    """An offset sync, recorded at `at_ms`; both ends are next offsets.
-
-    With a `stamp` (`app.kafka.records.producer_sequences`): records that its producer wrote before the
-    stamp are copies from below `source_end`. Its later records are copies from `source_end` on. This holds
-    as long as the offset sync.
-    """
+    """An offset sync, recorded at `at_ms`; both ends are next offsets. With a `stamp`
+    (`app.kafka.records.producer_sequences`): records that its producer wrote before the stamp are copies from
+    below `source_end`. Its later records are copies from `source_end` on. This holds as long as the offset
+    sync."""
 
     source_end: int
     target_end: int
@@ -142,12 +140,9 @@ class PinRequests(msgspec.Struct, frozen=True, tag="needed", tag_field="event", 
 
 class LineEnd(msgspec.Struct, frozen=True, array_like=True):
     """Where the log `target` has no copies of a line whose job has no owner, so that nothing is copied.
-
     [since, until) has no copies of the line. No record of its source from `source_end` on (`ENDLESS`: not
     known) has a copy below `until`. Both stay true under a later owner, because it copies from `until` on.
-
-    `epoch`: the job's highest so far. While the line has no higher one, the job had no owner in between.
-    """
+    `epoch`: the job's highest so far. While the line has no higher one, the job had no owner in between."""
 
     epoch: int
     target: LogId
@@ -236,11 +231,9 @@ def line_key(route: str, topic: str, partition: int) -> str:
 
 
 def after(line: OffsetMapLine | None, item: BarrierItem) -> OffsetMapLine | None:
-    """The line with the offset syncs of `item`; None when they are refused or change nothing.
-
-    Items of an older epoch, lineage or loss are refused, and so are offset syncs behind the newest one.
-    Applying the same items again, in their order, ends in the same line.
-    """
+    """The line with the offset syncs of `item`; None when they are refused or change nothing. Items of an
+    older epoch, lineage or loss are refused, and so are offset syncs behind the newest one. Applying the same
+    items again, in their order, ends in the same line."""
     if line is not None and (item.epoch, item.lineage, item.losses) < (line.epoch, line.lineage, line.losses):
         return None
     continues = (
@@ -304,11 +297,9 @@ def needs_of(read: Iterable[int], resumed: Iterable[int]) -> PinnedOffsets:
 
 
 def _still_true(barriers: Sequence[Barrier], below: int) -> list[Barrier]:
-    """The offset syncs that hold when the source is known to be unchanged only below that offset.
-
-    Copies behind a former owner's last offset sync may be of records beyond it:
-    `app.offsets.model.source_frontier` checks those.
-    """
+    """The offset syncs that hold when the source is known to be unchanged only below that offset. Copies
+    behind a former owner's last offset sync may be of records beyond it: `app.offsets.model.source_frontier`
+    checks those."""
     return [one for one in barriers if one.source_end <= below]
 
 
@@ -318,12 +309,10 @@ def _newest_ends(barriers: Sequence[Barrier]) -> tuple[int, int]:
 
 
 def _extended(barriers: Sequence[Barrier], more: Iterable[Barrier]) -> list[Barrier]:
-    """Appends `more`, without the middle of three offset syncs with one source end.
-
-    The first has the least T that a reader may have reached, the last the greatest T where one may
-    continue. The same holds for three with one target end. A middle one
-    stays if neither neighbour has its stamp, because no other stamp covers that lane's records.
-    """
+    """Appends `more`, without the middle of three offset syncs with one source end. The first has the least T
+    that a reader may have reached, the last the greatest T where one may continue. The same holds for three
+    with one target end. A middle one stays if neither neighbour has its stamp, because no other stamp covers
+    that lane's records."""
     extended = list(barriers)
     for new in more:
         last = extended[-1] if extended else None
@@ -353,10 +342,8 @@ def _is_stamped(barriers: Sequence[Barrier], new: Barrier) -> bool:
 
 
 def thinned(barriers: Sequence[Barrier], needs: PinnedOffsets = NO_PINS) -> list[Barrier]:
-    """The offset syncs in order: all of them up to `MAX_BARRIERS`, otherwise `THINNED_TO` at most.
-
-    The genesis, the newest and those that `needs` pins always stay, even if they are more than that.
-    """
+    """The offset syncs in order: all of them up to `MAX_BARRIERS`, otherwise `THINNED_TO` at most. The
+    genesis, the newest and those that `needs` pins always stay, even if they are more than that."""
     if len(barriers) <= MAX_BARRIERS:
         return list(barriers)
     pinned = {bisect_right(barriers, at, key=_target_end) - 1 for at in needs.read}
@@ -369,11 +356,9 @@ def thinned(barriers: Sequence[Barrier], needs: PinnedOffsets = NO_PINS) -> list
 
 
 def _spaced(barriers: Sequence[Barrier], pinned: Container[int], share: float) -> list[Barrier]:
-    """Keeps the pinned offset syncs, and as many others as the share requires.
-
-    Neighbours are then no wider apart than `share` of the older one's distance from the newest, in offsets
-    of the copy, unless they were before.
-    """
+    """Keeps the pinned offset syncs, and as many others as the share requires. Neighbours are then no wider
+    apart than `share` of the older one's distance from the newest, in offsets of the copy, unless they were
+    before."""
     newest = barriers[-1].target_end
     kept = [barriers[-1]]
     for index in range(len(barriers) - 2, -1, -1):

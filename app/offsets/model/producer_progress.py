@@ -198,10 +198,8 @@ class ProducerProgress:
         self._lost = min(lost[0], start), max(lost[1], end)
 
     def note(self, snapshot: Snapshot, seen_to: int, carried: int = -1) -> bytes:
-        """`FinishedOffsets` as bytes, at most `MOST_BYTES`.
-
-        `seen_to`: all batches between the base and this offset were seen.
-        """
+        """`FinishedOffsets` as bytes, at most `MOST_BYTES`. `seen_to`: all batches between the base and this
+        offset were seen."""
         base = snapshot.base
         self._forget(base)
         if self._lost is not None:

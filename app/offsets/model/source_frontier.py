@@ -50,10 +50,8 @@ _source_end = attrgetter("source_end")
 
 class SourceFinished(NamedTuple):
     """The finished records of a source partition, as offsets that mean the same records in all `lines`.
-
     `beyond`: records up to this offset are finished, too, but a line cannot confirm yet that they are the
-    same. It has not read that far, or not since the source has another leader.
-    """
+    same. It has not read that far, or not since the source has another leader."""
 
     offsets: Snapshot
     lines: tuple[OffsetMapLine, ...]
@@ -142,11 +140,9 @@ def _finished(line: OffsetMapLine, progress: FinishedOffsets) -> Snapshot:
 
 
 def _known_to(line: OffsetMapLine, last: Barrier) -> int:
-    """The source offset up to which a former owner's producer certainly wrote this source's records.
-
-    `last` is that producer's last offset sync. Behind it, a later leader epoch may begin below copied
-    records, so that the source has other records at their offsets.
-    """
+    """The source offset up to which a former owner's producer certainly wrote this source's records. `last`
+    is that producer's last offset sync. Behind it, a later leader epoch may begin below copied records, so
+    that the source has other records at their offsets."""
     starts = [start.start_offset for start in line.epochs]
     if starts and last.source_end < starts[0]:
         return last.source_end  # that time's epochs are not kept
@@ -247,10 +243,8 @@ class PassOver:
         return bool(self._ends)
 
     def may_grow(self, start: int, end: int, producer_id: int, epoch: int) -> bool:
-        """Whether newer offset syncs may show more of a batch of offsets [start, end) as finished.
-
-        The batch's lane must copy a source that `lags`, or have no offset sync yet.
-        """
+        """Whether newer offset syncs may show more of a batch of offsets [start, end) as finished. The
+        batch's lane must copy a source that `lags`, or have no offset sync yet."""
         if not self._ends or producer_id < 0:
             return False
         if (producer_id, epoch) in self._marks:

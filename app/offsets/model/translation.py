@@ -34,7 +34,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from itertools import combinations
 from operator import attrgetter
@@ -169,7 +169,7 @@ class ResumePlan:
 
     relation: TopicRelation
     answers: dict[int, ResumePosition]
-    not_copied: tuple[CopiedPartition, ...] = field(default=())
+    not_copied: tuple[CopiedPartition, ...] = ()
 
     @property
     def next_offsets(self) -> dict[int, int]:
@@ -179,10 +179,8 @@ class ResumePlan:
 def related_topics(
     read: TopicIdentity, into_read: Iterable[CopiedLine], from_shared: Iterable[CopiedLine], to: str
 ) -> dict[str, TopicRelation]:
-    """The topics of cluster `to` (an id) that are related to `read`, without `read` itself.
-
-    `from_shared`: all lines from `read` itself, and from its sources.
-    """
+    """The topics of cluster `to` (an id) that are related to `read`, without `read` itself. `from_shared`:
+    all lines from `read` itself, and from its sources."""
     found: dict[str, TopicRelation] = {}
     for copying in from_shared:
         if copying.line.target.cluster_id == to:
@@ -302,10 +300,8 @@ def _reading(
 def _read_to(
     readings: list[LineReading], to: OffsetMapLine | None, read: TopicIdentity
 ) -> tuple[int | None, str]:
-    """k of a source for the line `to`, and why it is not known.
-
-    It counts all readings, or only those that rule 6 keeps, if that leads further.
-    """
+    """k of a source for the line `to`, and why it is not known. It counts all readings, or only those that
+    rule 6 keeps, if that leads further."""
     k, why = _least_k(readings, to)
     by_partition: dict[int, list[LineReading]] = defaultdict(list)
     for reading in readings:
@@ -350,10 +346,8 @@ def _least_k(readings: Iterable[LineReading], to: OffsetMapLine | None) -> tuple
 
 
 def _read_beyond(readings: Iterable[LineReading], begins: int) -> int:
-    """At most this many records of the source were read from offset `begins` on.
-
-    Records read beyond an offset sync may have any later offsets, because the source may skip some.
-    """
+    """At most this many records of the source were read from offset `begins` on. Records read beyond an
+    offset sync may have any later offsets, because the source may skip some."""
     below = max(reading.k or 0 for reading in readings)
     return max(0, below - begins) + sum(reading.more for reading in readings)
 
@@ -410,10 +404,8 @@ def _answer(
     lines = {(c.source, c.region, c.route): c.line for c in into_to if c.line.target_partition == partition}
     sources = tuple(_with_reread(one, lines.get((one.source, one.region, one.route)), at) for one in readings)
     counts = [one.reread_messages for one in sources]
-    reread_messages = None if why or None in counts else sum(count for count in counts if count is not None)
-    return ResumePosition(
-        partition, at, log, sources, None if least is None else least.source, why, reread_messages
-    )
+    reread = None if why or None in counts else sum(count for count in counts if count is not None)
+    return ResumePosition(partition, at, log, sources, None if least is None else least.source, why, reread)
 
 
 def _with_reread(reading: SourceReading, line: OffsetMapLine | None, at: int) -> SourceReading:

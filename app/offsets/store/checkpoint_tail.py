@@ -34,9 +34,7 @@ def add_tail(
     items: list[BarrierItem] = []
     for at, read in records.items():
         unreadable = UnreadableRecords(
-            "unreadable events of a region's checkpoint topic are skipped",
-            region=region,
-            partition=at.partition,
+            "unreadable events of a checkpoint topic are skipped", region=region, partition=at.partition
         )
         for record in read:
             try:

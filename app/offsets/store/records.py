@@ -157,7 +157,7 @@ class RegionStore:
                         batch.delete(index)
                 batch.delete(_key(b"o", BARRIERS, region))  # its tail is read again, too
             for prefix in prefixes:
-                batch.delete_range(prefix, prefix[:-1] + b"\x01")  # a prefix endpoints with the separator, 0
+                batch.delete_range(prefix, prefix[:-1] + b"\x01")  # a prefix ends with the separator, 0
             batch.put(_key(b"o", table, region), msgspec.json.encode(origin))
             self._db.write(batch)
 
@@ -222,18 +222,13 @@ class RegionStore:
                 raise ValueError("a name contains a null character")
         except (ValueError, msgspec.MsgspecError) as error:
             # Its former endpoints stay, as a line without offset syncs (`_copied_line`).
-            log.error(
-                "a line of the offset map cannot be read and is not used",
-                region=region,
-                key=key,
-                error=str(error),
-            )
+            log.error("a line of the offset map cannot be read", region=region, key=key, error=str(error))
             return
-        endpoints = _Endpoints(
+        ends = _Endpoints(
             source, head.target.cluster_id, head.target_topic, head.target_partition, head.source.topic_id,
             head.target.topic_id,
         )  # fmt: skip
-        at, new = _key(b"i", region, key), msgspec.json.encode(endpoints)
+        at, new = _key(b"i", region, key), msgspec.json.encode(ends)
         former = self._db.get(at)
         if former == new:
             return
@@ -241,7 +236,7 @@ class RegionStore:
             for row in _index_rows(_endpoints.decode(former), region, key):
                 batch.delete(row)
         batch.put(at, new)
-        for row in _index_rows(endpoints, region, key):
+        for row in _index_rows(ends, region, key):
             batch.put(row, b"")
 
     # -- reading -----------------------------------------------------------------------------------
@@ -265,22 +260,22 @@ class RegionStore:
         return found
 
     def _copied_line(self, region: str, key: bytes) -> CopiedLine:
-        endpoints = _endpoints.decode(self._db.get(_key(b"i", region, key)))
+        ends = _endpoints.decode(self._db.get(_key(b"i", region, key)))
         route = key.decode().split("/")[0]
         line, stored = None, self._db.get(_key(b"v", CHECKPOINTS, region, key))
         with contextlib.suppress(codec.BadEvent):
             line = None if stored is None else codec.checkpoint_line(stored)
         if line is not None or stored is None:
             further = with_barriers(line, self._gathered(region, key))
-            if further is not None and _has_endpoints(further, endpoints):
+            if further is not None and _has_endpoints(further, ends):
                 line = further
         if line is None:
             line = OffsetMapLine(
-                target_topic=endpoints.target_topic, target_partition=endpoints.target_partition,
-                epoch=0, lineage=0, source=LogId(endpoints.source.cluster_id, endpoints.source_topic_id),
-                target=LogId(endpoints.target_cluster, endpoints.target_topic_id), barriers=[],
+                target_topic=ends.target_topic, target_partition=ends.target_partition, epoch=0, lineage=0,
+                source=LogId(ends.source.cluster_id, ends.source_topic_id),
+                target=LogId(ends.target_cluster, ends.target_topic_id), barriers=[],
             )  # fmt: skip
-        return CopiedLine(region, route, endpoints.source, line)
+        return CopiedLine(region, route, ends.source, line)
 
     def record(self, table: str, region: str, key: str) -> bytes | None:
         """One record; None: there is none."""
@@ -309,8 +304,8 @@ class RegionStore:
         """The id of the cluster at the target or source of a route, from its lines; "": it has none."""
         with _damage():
             for _, value in self._rows(_key(b"i", region, f"{route}/")):
-                endpoints = _endpoints.decode(value)
-                return endpoints.target_cluster if target else endpoints.source.cluster_id
+                ends = _endpoints.decode(value)
+                return ends.target_cluster if target else ends.source.cluster_id
         return ""
 
     def cluster_id(self, cluster: str) -> str:
@@ -334,26 +329,21 @@ def _head_of(item: BarrierItem) -> _Head:
     return _Head(item.target_topic, item.target_partition, item.source, item.target)
 
 
-def _has_endpoints(line: OffsetMapLine, endpoints: _Endpoints) -> bool:
+def _has_endpoints(line: OffsetMapLine, ends: _Endpoints) -> bool:
     """Whether the line still has these endpoints; otherwise the table will soon have the new ones."""
     of_line = line.source.cluster_id, line.target.cluster_id, line.target_topic, line.target_partition
-    return of_line == (
-        endpoints.source.cluster_id,
-        endpoints.target_cluster,
-        endpoints.target_topic,
-        endpoints.target_partition,
-    )
+    return of_line == (ends.source.cluster_id, ends.target_cluster, ends.target_topic, ends.target_partition)
 
 
 def _key(*parts: bytes | str) -> bytes:
     return _SEP.join(part.encode() if isinstance(part, str) else part for part in parts)
 
 
-def _index_rows(endpoints: _Endpoints, region: str, key: bytes) -> list[bytes]:
-    source = endpoints.source
+def _index_rows(ends: _Endpoints, region: str, key: bytes) -> list[bytes]:
+    source = ends.source
     return [
         _key(b"s", source.cluster_id, source.topic, str(source.partition), region, key),
-        _key(b"t", endpoints.target_cluster, endpoints.target_topic, region, key),
+        _key(b"t", ends.target_cluster, ends.target_topic, region, key),
     ]
 
 

@@ -55,13 +55,7 @@ from app.offsets.store.records import (
     RegionStore,
     StoreDamaged,
 )
-from app.offsets.store.tracker_tail import (
-    continues,
-    fold_tail,
-    is_far_behind,
-    tail_beginning,
-    with_newest_times,
-)
+from app.offsets.store.tracker_tail import continues, fold_tail, is_far_behind, tail_beginning, with_newest
 
 log = structlog.get_logger(__name__)
 
@@ -357,9 +351,7 @@ class RegionTables:
                     fresh = await tail_beginning(fresh, consumer, starts, ends, known)
                 origin = fresh
                 if table == CHECKPOINTS:
-                    self.regions[region] = RegionMap(
-                        region, "away", None, "its offset map is being read again"
-                    )
+                    self.regions[region] = RegionMap(region, "away", None, "its map is being read again")
                 await self.ask(lambda store: store.reset(table, region, fresh))
             nexts = {at: origin.next_offsets.get(at.partition, starts[at]) for at in parts}
             for at, next_offset in nexts.items():
@@ -369,7 +361,7 @@ class RegionTables:
                 # Compaction may have removed the last records, so the position counts.
                 nexts = {at: await consumer.position(at) for at in parts}
                 if table in TABLE_OF.values():
-                    origin = with_newest_times(origin, records)
+                    origin = with_newest(origin, records)
                 origin = await self._write(table, region, records, origin, nexts, generation)
             at_end = msgspec.structs.replace(origin, complete=True, read_ms=now_ms())
             await self._write(table, region, {}, at_end, nexts, generation)

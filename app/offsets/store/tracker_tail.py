@@ -70,10 +70,8 @@ async def tail_beginning(
     table: ChangelogOrigin | None,
 ) -> ChangelogOrigin:
     """The `fresh` origin with the offsets where a tail begins, and the times from which it has all events.
-
-    `table`: the origin of the table's copy. It should be read to its end first, or the tail begins later
-    than it could (rule 1). Raises KafkaError.
-    """
+    `table`: the origin of the table's copy. It should be read to its end first, or the tail begins later than
+    it could (rule 1). Raises KafkaError."""
     newest_ms = {} if table is None else table.newest_ms
     wanted = {at: newest_ms[at.partition] - MARGIN_MS for at in ends if at.partition in newest_ms}
     found = await consumer.offsets_for_times(wanted) if wanted else {}
@@ -166,18 +164,11 @@ def _read(value: bytes | None, region: str, job: str) -> TrackerRecord | None:
         JobId.parse(job)
         return codec.tracker_record(value)
     except ValueError as error:
-        log.error(
-            "the position of a region's job cannot be read and is ignored",
-            region=region,
-            job=job,
-            error=str(error),
-        )
+        log.error("the position of a region's job cannot be read", region=region, job=job, error=str(error))
         return None
 
 
-def with_newest_times(
-    origin: ChangelogOrigin, records: Mapping[TopicPartition, Iterable[Any]]
-) -> ChangelogOrigin:
+def with_newest(origin: ChangelogOrigin, records: Mapping[TopicPartition, Iterable[Any]]) -> ChangelogOrigin:
     """The origin with the timestamp of each partition's newest record, at most the present time."""
     newest, at_ms = dict(origin.newest_ms), now_ms()
     for at, read in records.items():

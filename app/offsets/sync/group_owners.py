@@ -26,10 +26,8 @@ class GroupOwners:
         self._is_active = is_active
 
     async def describe_owners(self, group: str, cluster: str, topic: str | None = None) -> str:
-        """The workload that consumes the group in the cluster, for people; "": none is known.
-
-        `topic`: only a workload of this topic counts. Call `RegionTables.read` before. Raises NotRead.
-        """
+        """The workload that consumes the group in the cluster, for people; "": none is known. `topic`: only a
+        workload of this topic counts. Call `RegionTables.read` before. Raises NotRead."""
         atlas = self._tables.atlas
 
         def workloads(store: RegionStore) -> list[tuple[str, WorkloadPut]]:

@@ -61,11 +61,8 @@ SyncedRoutes = Callable[[], Mapping[str, tuple[RouteDefinition, Route]]]
 
 @dataclass(frozen=True, slots=True)
 class PassiveWorkload:
-    """A workload that is passive here.
-
-    `source` is the active `region`'s cluster, `target` this region's own. `trouble`: why they cannot be
-    named; then both are "".
-    """
+    """A workload that is passive here. `source` is the active `region`'s cluster, `target` this region's own.
+    `trouble`: why they cannot be named; then both are ""."""
 
     key: str
     group: str
@@ -101,9 +98,7 @@ class PassiveSyncStatus(NamedTuple):
 @dataclass(slots=True)
 class SyncedGroups:
     """The groups synced from one cluster to another: a route's by name, or passive workloads' by key.
-
-    `good_ms`: when each was last in step. `error`: why the last round failed.
-    """
+    `good_ms`: when each was last in step. `error`: why the last round failed."""
 
     name: str
     source: str

@@ -58,10 +58,7 @@ class PartitionSync:
 @dataclass(frozen=True, slots=True)
 class GroupOutcome:
     """The result for a group, planned or done: its state, the reason if it was not synced, and its
-    partitions.
-
-    `unmapped`: by topic, why the destination has no related topic.
-    """
+    partitions. `unmapped`: by topic, why the destination has no related topic."""
 
     group: str
     state: GroupState

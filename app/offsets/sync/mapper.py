@@ -249,10 +249,8 @@ class OffsetMapper:
         return found
 
     def _copies_by_topic(self) -> Mapping[tuple[str, str], list[tuple[Route, str, int]]]:
-        """The jobs of routes (route, topic, partition) by the cluster and topic of their copies.
-
-        There may be tens of thousands of jobs, so the result is kept until jobs or routes change.
-        """
+        """The jobs of routes (route, topic, partition) by the cluster and topic of their copies. There may be
+        tens of thousands of jobs, so the result is kept until jobs or routes change."""
         jobs_and_routes = [job for job in self._jobs() if job.startswith(COPIES)], self._routes()
         if jobs_and_routes != self._copies_of:
             self._copies_of, self._copies = jobs_and_routes, defaultdict(list)

@@ -80,10 +80,8 @@ class Regions(Service):
         await self.add_runtime_dependency(self.remote_progress)
 
     def passive_sync_fields(self, key: str) -> dict[str, Any] | None:
-        """The offset sync of a workload that is passive here, as `PassiveSync` of the API.
-
-        None: it is not passive here, or this worker does not lead.
-        """
+        """The offset sync of a workload that is passive here, as `PassiveSync` of the API. None: it is not
+        passive here, or this worker does not lead."""
         status = self.sync.passive_status(key)
         if status is None:
             return None

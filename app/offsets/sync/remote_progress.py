@@ -137,11 +137,9 @@ class RemoteProgress(Service):
                 if self._wanted():
                     await self.read(WARM_S)
             except CLUSTER_ERRORS as error:
-                log.warning(
-                    "other regions' positions cannot be read; the next round tries again", error=str(error)
-                )
+                log.warning("other regions' positions cannot be read; retrying", error=str(error))
             except Exception:
-                log.exception("reading other regions' positions failed; the next round tries again")
+                log.exception("reading other regions' positions failed; retrying")
 
     async def on_stop(self) -> None:
         tasks = [task for task in (self._reading, self._next_reading) if task is not None]
@@ -199,10 +197,8 @@ class RemoteProgress(Service):
         await self._tables.read(timeout_s, (TRACKERS, ENDS), regions)
 
     async def positions(self, workload: Workload, region: str) -> dict[str, TrackerRecord]:
-        """By job, the positions of a region in the workload's main topic.
-
-        Call `read` or `read_positions` before. Raises NotRead.
-        """
+        """By job, the positions of a region in the workload's main topic. Call `read` or `read_positions`
+        before. Raises NotRead."""
         prefix = f"{Kind.DISPATCH.value}:{workload.key}:{workload.metadata.topic}:"
         return await self._tables.ask(lambda store: positions(store, region, prefix))
 
@@ -211,10 +207,8 @@ class RemoteProgress(Service):
     async def imported_progress(
         self, job: JobId, workload: Workload, patience_s: float = MAP_READ_TIMEOUT_S
     ) -> ImportedProgress:
-        """The progress of other regions in the job's partition.
-
-        Raises nothing for an unavailable region: after `patience_s` the last known progress counts.
-        """
+        """The progress of other regions in the job's partition. Raises nothing for an unavailable region:
+        after `patience_s` the last known progress counts."""
         if job.topic != workload.metadata.topic or not self.others(workload):
             return ImportedProgress()
         why = []
@@ -255,7 +249,7 @@ class RemoteProgress(Service):
         readers: list[dict[Hashable, SourceFinished]] = []
         for region in self.others(workload):
             try:
-                done = await self._add_region(region, workload, view)
+                done = await self._add(region, workload, view)
             except (*CLUSTER_ERRORS, LookupError, ValueError) as error:
                 view.why.append(f"the positions of region {region} are not known: {error}")
             else:
@@ -264,7 +258,7 @@ class RemoteProgress(Service):
         view.done = await asyncio.to_thread(together, readers, lines)
         return view
 
-    async def _add_region(
+    async def _add(
         self, region: str, workload: Workload, view: _View
     ) -> list[dict[Hashable, SourceFinished]]:
         """Adds a region's progress to the view. Raises `CLUSTER_ERRORS`, LookupError, ValueError."""

@@ -15,11 +15,9 @@ Note = Literal["", "before-start", "beyond-end"]
 
 @dataclass(frozen=True, slots=True)
 class TimeLookup:
-    """The first record of a partition at or after the time: its offset and timestamp (ms).
-
-    `note`: "beyond-end": no record is that new, so the offset is the log's end without a timestamp.
-    "before-start": the log's first record is newer than the time; older records may have been deleted.
-    """
+    """The first record of a partition at or after the time: its offset and timestamp (ms). `note`:
+    "beyond-end": no record is that new, so the offset is the log's end without a timestamp. "before-start":
+    the log's first record is newer than the time; older records may have been deleted."""
 
     partition: int
     next_offset: int
