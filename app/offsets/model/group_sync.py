@@ -55,7 +55,7 @@ class CommitStamp(msgspec.Struct, frozen=True, array_like=True, tag="switchyard-
 
 
 class GroupPosition(NamedTuple):
-    """The group's committed position."""
+    """A committed position."""
 
     next_offset: int
     metadata: str
@@ -88,9 +88,8 @@ class _Seen(NamedTuple):
 
 
 class ForeignCommitWatch:
-    """Finds clients that commit without joining the group, by comparing positions over time (rule 4). It
-    keeps hashes of the positions of `MAX_GROUPS` groups. A group beyond that counts as seen for the first
-    time."""
+    """Finds clients that commit without joining the group, by comparing positions over time (rule 4). Hashes
+    of the positions of `MAX_GROUPS` groups are kept; the oldest are forgotten."""
 
     def __init__(self) -> None:
         self._seen: OrderedDict[tuple[str, str], _Seen] = OrderedDict()
@@ -98,8 +97,7 @@ class ForeignCommitWatch:
     def observe(
         self, cluster: str, group: str, have: Mapping[tuple[str, int], GroupPosition], now_s: float
     ) -> str:
-        """Why a client may be active in the group, for people; "": all positions have marks, or are at
-        rest."""
+        """Why a client may be active in the group, for people; "": it has only marks, or is at rest."""
         unmarked = {hash((at, one)): at for at, one in have.items() if _decoded(_mark, one.metadata) is None}
         key = cluster, group
         before = self._seen.pop(key, None)

@@ -4,15 +4,13 @@
                          no record of the source from S on has a copy below T
     line                 the offset syncs of one source partition in one destination partition, in order
 
-All offsets are next offsets. An offset sync stays true in its lineage, because logs only grow. So a line
-may get its offset syncs twice, late or not at all: a missing one moves a translated position back, never
-forward.
+All offsets are next offsets. An offset sync stays true in its lineage, because logs only grow. It may arrive
+twice, late or not at all: a missing one moves a translated position back, never forward.
 
 Rules by which a replica records offset syncs (`tests/offsets/model/test_offset_map.py`)
 1. It records one only at a new maximum of the source offset. After a restart, the replica first passes every
    offset that its previous owner may have sent.
-2. A line's first offset sync is its genesis: where copying began, and where the destination ended before
-   that.
+2. A line's first offset sync is its genesis: where copying began, and where the destination ended before.
 3. An idle offset sync has the same S, and the destination's end as T. Without it an idle source would hold
    back readers of other sources. It is recorded once all sent records are acknowledged, if the replica sent
    none before it knew that end.
@@ -22,13 +20,12 @@ Rules by which a replica records offset syncs (`tests/offsets/model/test_offset_
    in which its source was read (`app.kafka.records.leader_epochs`). Two lines of one source agree only
    below the offset that `OffsetMapLine.agrees_below` returns.
 
-Thinning drops offset syncs of a line with more than `MAX_BARRIERS`. Neighbours may then lie apart by a
-share of their distance from the newest offset sync. The share is as small as the limit allows, a few
-percent. So a reader reads again a few percent of what it was behind. `PinnedOffsets` keeps the offset sync
-that a reader at rest needs, so its position loses no more precision.
+Thinning drops offset syncs of a line with more than `MAX_BARRIERS`, so that neighbours lie apart by a share of
+their distance from the newest. The share is as small as the limit allows, so a reader reads again a few percent
+of its lag. `PinnedOffsets` keep the offset syncs that readers at rest need, whose lag grows.
 
-A deleted route leaves its lines, because readers still have to finish its copies. Its idle offset syncs
-end; a `LineEnd` says instead where the log has no copies of the line.
+A deleted route leaves its lines, because readers still have to finish its copies. They get no idle offset syncs;
+a `LineEnd` says instead where the log has no copies of the line.
 
 Source: Uber, Disaster Recovery for Multi-Region Kafka, "offset management service". Its own pairing of the
 latest checkpoints loses records when a source is idle.
@@ -58,10 +55,9 @@ _target_end = attrgetter("target_end")
 
 
 class Barrier(msgspec.Struct, frozen=True, array_like=True):
-    """An offset sync, recorded at `at_ms`; both ends are next offsets. With a `stamp`
-    (`app.kafka.records.producer_sequences`): records that its producer wrote before the stamp are copies from
-    below `source_end`. Its later records are copies from `source_end` on. This holds as long as the offset
-    sync."""
+    """An offset sync of two next offsets, recorded at `at_ms`. Records that the producer of a `stamp`
+    (`app.kafka.records.producer_sequences`) wrote before it are copies from below `source_end`; its later
+    ones are copies from `source_end` on."""
 
     source_end: int
     target_end: int
@@ -85,9 +81,8 @@ class BarrierItem(_LineItem, frozen=True, array_like=True):
     """New offset syncs of one line on their way to the table, oldest first.
 
     Attributes:
-        epoch, lineage: The epoch and lineage of the job that recorded them.
-        source, target: The logs of both offsets.
-        target_topic, target_partition: The copy.
+        epoch, lineage: The recording job's.
+        source, target: The logs of the offsets; the target is the copy.
         source_epoch: The leader epoch in which the source was found truncated; 0: never.
         losses: How often the copy was found to have lost acknowledged records from its end.
         epochs: The leader epochs in which the replica read the source; (): not known.
@@ -168,16 +163,14 @@ class EndedLines(msgspec.Struct, frozen=True, tag="ended", tag_field="event", kw
 
 
 class OffsetMapLine(msgspec.Struct, frozen=True, kw_only=True):
-    """A source partition's row in the checkpoint table.
+    """A source partition's row in the checkpoint table; see also `BarrierItem`.
 
     Attributes:
-        target_topic, target_partition: The copy.
         epoch: The highest epoch of a job that wrote the row; lower ones are refused.
-        lineage: The job's lineage: how often its offsets have begun to mean other records.
-        source, source_epoch, target, losses: The logs of the offsets, as in `BarrierItem`.
+        lineage: How often the job's offsets have begun to mean other records.
         barriers: The offset syncs. Neither source ends nor target ends decrease.
         needs: Pinned offsets; thinning keeps their offset syncs, the genesis and the newest.
-        epochs: The leader epochs of the source, up to the newest offset sync at least; (): not known.
+        epochs: Covers the source up to the newest offset sync at least; (): not known.
         ended: The end of a line without an owner; None: its job has an owner, or the end is not known.
     """
 
@@ -273,8 +266,7 @@ def with_pins(line: OffsetMapLine | None, item: NeedItem) -> OffsetMapLine | Non
 
 
 def at_end(line: OffsetMapLine | None, item: EndedItem) -> OffsetMapLine | None:
-    """The line with this end; None when the job had an owner since, the source is another log, or nothing
-    changes."""
+    """The line with this end; None when it had an owner since, the source differs, or nothing changes."""
     new = item.ended
     if line is None or line.epoch > new.epoch or line.lineage != item.lineage:
         return None
@@ -298,13 +290,11 @@ def needs_of(read: Iterable[int], resumed: Iterable[int]) -> PinnedOffsets:
 
 def _still_true(barriers: Sequence[Barrier], below: int) -> list[Barrier]:
     """The offset syncs that hold when the source is known to be unchanged only below that offset. Copies
-    behind a former owner's last offset sync may be of records beyond it: `app.offsets.model.source_frontier`
-    checks those."""
+    behind a former owner's last offset sync may be of later records (`app.offsets.model.source_frontier`)."""
     return [one for one in barriers if one.source_end <= below]
 
 
 def _newest_ends(barriers: Sequence[Barrier]) -> tuple[int, int]:
-    """The ends of the newest offset sync."""
     return (barriers[-1].source_end, barriers[-1].target_end) if barriers else (-1, -1)
 
 
@@ -356,9 +346,8 @@ def thinned(barriers: Sequence[Barrier], needs: PinnedOffsets = NO_PINS) -> list
 
 
 def _spaced(barriers: Sequence[Barrier], pinned: Container[int], share: float) -> list[Barrier]:
-    """Keeps the pinned offset syncs, and as many others as the share requires. Neighbours are then no wider
-    apart than `share` of the older one's distance from the newest, in offsets of the copy, unless they were
-    before."""
+    """Keeps the pinned offset syncs, and others so that neighbours are not too wide apart. That is `share` of
+    the older one's distance from the newest, in the copy's offsets, or what it was before."""
     newest = barriers[-1].target_end
     kept = [barriers[-1]]
     for index in range(len(barriers) - 2, -1, -1):
@@ -369,8 +358,7 @@ def _spaced(barriers: Sequence[Barrier], pinned: Container[int], share: float) -
 
 
 class LineSource(NamedTuple):
-    """A source partition's line to one destination. `name` (cluster, topic, partition) is the same for
-    all."""
+    """A source partition's line to one destination; `name` is its cluster, topic and partition."""
 
     name: Hashable
     line: OffsetMapLine

@@ -1,5 +1,4 @@
-"""A reader's progress in a copy, by producer: which sequence numbers it has finished, for readers of other
-copies.
+"""A reader's progress in a copy as sequence numbers of producers, for readers of other copies.
 
     batches      |pid 7: 40..49|pid 9: 3..5|pid 7: 50..69|pid 9: 6..8|
     offsets      100           110         113           133         136
@@ -7,9 +6,8 @@ copies.
     progress     pid 7: all below 50, and 57..66       pid 9: all below 5
 
 Every lane writes under its own producer id and epoch, and its sequence numbers count its records
-(`app.kafka.records.producer_sequences`). So finished records have names that do not depend on this copy's
-offsets, which mean nothing in another copy. `app.offsets.model.source_frontier` turns them into offsets of
-the sources.
+(`app.kafka.records.producer_sequences`). They identify finished records in any copy, unlike offsets.
+`app.offsets.model.source_frontier` turns them into offsets of the sources.
 
 Rules
 1. Progress contains finished records only. Records beyond a limit (`MOST_SEGMENTS` batches between base
@@ -44,12 +42,8 @@ class CorruptProgress(ValueError):
 
 
 class FinishedRecords(msgspec.Struct, frozen=True, array_like=True):
-    """The finished records of one producer.
-
-    Attributes:
-        sequence: If `all_below`, all records with lower numbers are finished. The runs count from it.
-        runs: Finished runs from there on, encoded by `app.kernel.ranges.pack`.
-    """
+    """The finished records of one producer: all numbers below `sequence`, if `all_below`, and `runs`. The
+    runs count from `sequence` and are encoded by `app.kernel.ranges.pack`."""
 
     producer_id: int
     epoch: int
@@ -64,16 +58,13 @@ class FinishedRecords(msgspec.Struct, frozen=True, array_like=True):
 
 
 class FinishedOffsets(msgspec.Struct, frozen=True, array_like=True):
-    """The finished records of one partition.
+    """The finished records of one partition: below offset `base`, and in `producers`, all below `reach`.
 
     Attributes:
-        base: All records below this offset are finished.
-        reach: All finished records lie below this offset.
-        producers: The finished records above the base, by producer.
-        carried: The epoch of the region's role (`app.controllog.roles`) under which progress from other
-            regions was imported, or left out on purpose; -1: under none.
-        audit: Bytes that the audit leaves for its successor (`app.audit.pump.consumer_tap`).
-        risks: Decoding risks for the successor (`app.kafka.records.decode_risks`).
+        carried: The epoch of the region's role (`app.controllog.roles`) under which progress of other
+            regions was imported, or left out on purpose; -1: none.
+        audit, risks: For the successor of the audit (`app.audit.pump.consumer_tap`), and of the decoder
+            (`app.kafka.records.decode_risks`).
     """
 
     base: _Offset
@@ -84,7 +75,6 @@ class FinishedOffsets(msgspec.Struct, frozen=True, array_like=True):
     risks: tuple[tuple[_Offset, int], ...] = ()
 
     def to_bytes(self) -> bytes:
-        """A note for the tracker table."""
         return msgspec.msgpack.encode(self)
 
     @classmethod
@@ -147,12 +137,7 @@ class Segment(NamedTuple):
 
 
 class ProducerProgress:
-    """Collects the progress of one partition from its batches.
-
-    Args:
-        base: The offset where reading begins.
-        note: A former owner's note of the same log; one that cannot be read is ignored.
-    """
+    """Collects a partition's progress from `base` on; `note` is a former owner's, ignored if unreadable."""
 
     __slots__ = ("_below", "_lost", "_segments")
 

@@ -80,9 +80,8 @@ def finished(
     """By source partition, what a reader of a copy has certainly finished.
 
     Args:
-        progress: The reader's, by partition of the copy; `FinishedOffsets(next offset)` where it has no note.
-        read: All lines into the copy. One source may have lines to several partitions, its records in any
-            of them.
+        progress: The reader's, by partition of the copy; `FinishedOffsets(next offset)` without a note.
+        read: All lines into the copy. One source may have lines to several partitions.
         log: The copy's; lines into another log are ignored.
     """
     known: dict[Hashable, SourceFinished] = {}
@@ -140,9 +139,8 @@ def _finished(line: OffsetMapLine, progress: FinishedOffsets) -> Snapshot:
 
 
 def _known_to(line: OffsetMapLine, last: Barrier) -> int:
-    """The source offset up to which a former owner's producer certainly wrote this source's records. `last`
-    is that producer's last offset sync. Behind it, a later leader epoch may begin below copied records, so
-    that the source has other records at their offsets."""
+    """The source offset up to which a former owner's producer certainly wrote this source's records. Behind
+    `last`, its last offset sync, a later leader epoch may have other records at the copied offsets."""
     starts = [start.start_offset for start in line.epochs]
     if starts and last.source_end < starts[0]:
         return last.source_end  # that time's epochs are not kept

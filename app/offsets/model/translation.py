@@ -4,8 +4,7 @@
     COMMON  both topics are copies, of sources that they share        `offset_map`: k, x, the least x
     BACK    the topic that was read is a copy of the other one        k = read_up_to(c)
 
-c is the reader's next offset. All of a source below k was read. x is the offset at which the reader
-continues.
+c: the reader's next offset; k: all of a source below it was read; x: the offset where the reader continues.
 
 Rules
 1. A source is a partition of a topic in a cluster. The cluster's id identifies it, because regions may
@@ -101,13 +100,9 @@ class Log(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class LineReading:
-    """How far a source was read, by one line.
-
-    Attributes:
-        k: All of the source below it was read; None: not known, because of `why`.
-        more: At most this many of its records were read beyond `k`.
-        line: The line; None: `k` is the reader's own position in the source.
-    """
+    """How far a source was read, by one line: all of it below `k` (None: not known, because of `why`). At
+    most `more` of its records were read beyond. Without a `line`, `k` is the reader's position in the
+    source."""
 
     region: str
     route: str
@@ -146,13 +141,8 @@ class SourceReading:
 
 @dataclass(frozen=True, slots=True)
 class ResumePosition:
-    """Where a reader continues in one partition.
-
-    Attributes:
-        least: The source that decided, because its x is the least.
-        why: Why the answer is the log's start.
-        reread_messages: The sum over all sources; None: not known for one of them.
-    """
+    """Where a reader continues in one partition. `least` is the source that decided; `why`: the reason for
+    the log's start. `reread_messages` is the sum over all sources; None: not known for one of them."""
 
     partition: int
     next_offset: int
@@ -300,8 +290,8 @@ def _reading(
 def _read_to(
     readings: list[LineReading], to: OffsetMapLine | None, read: TopicIdentity
 ) -> tuple[int | None, str]:
-    """k of a source for the line `to`, and why it is not known. It counts all readings, or only those that
-    rule 6 keeps, if that leads further."""
+    """k of a source for the line `to`, and why it is not known. All readings count, or only those that rule 6
+    keeps, if that leads further."""
     k, why = _least_k(readings, to)
     by_partition: dict[int, list[LineReading]] = defaultdict(list)
     for reading in readings:
@@ -332,7 +322,7 @@ def _without_ended(readings: list[LineReading], read: TopicIdentity) -> list[Lin
 
 
 def _least_k(readings: Iterable[LineReading], to: OffsetMapLine | None) -> tuple[int | None, str]:
-    """The least k of the readings, limited to where their lines and `to` agree; and why it is not known."""
+    """The least k of the readings, limited to where their lines and `to` agree, and why it is not known."""
     lines = [one.line for one in readings if one.line is not None] + ([] if to is None else [to])
     agreed = min((line.agrees_below(other) for line, other in combinations(lines, 2)), default=ENDLESS)
     if agreed == NOWHERE:
@@ -346,8 +336,8 @@ def _least_k(readings: Iterable[LineReading], to: OffsetMapLine | None) -> tuple
 
 
 def _read_beyond(readings: Iterable[LineReading], begins: int) -> int:
-    """At most this many records of the source were read from offset `begins` on. Records read beyond an
-    offset sync may have any later offsets, because the source may skip some."""
+    """At most this many records from `begins` on were read; beyond an offset sync they may have any
+    offsets."""
     below = max(reading.k or 0 for reading in readings)
     return max(0, below - begins) + sum(reading.more for reading in readings)
 

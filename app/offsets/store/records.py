@@ -49,14 +49,9 @@ P = TypeVar("P", RoutePut, WorkloadPut)
 
 
 class ChangelogOrigin(msgspec.Struct, frozen=True, kw_only=True):
-    """The changelog that a region's records come from, and the next offset of each partition.
-
-    Attributes:
-        complete: It was once read to its end, last at `read_ms`.
-        newest_ms: By partition of a table with a tail, the timestamp of its newest record.
-        since_ms: By partition of a tail, the time from which it has all events
-            (`app.offsets.store.tracker_tail`).
-    """
+    """The changelog of a region's records, and the next offset of each partition. `complete`: it was once
+    read to its end, last at `read_ms`. By partition: `newest_ms` is the timestamp of a table's newest record,
+    `since_ms` the time from which a tail has all events (`app.offsets.store.tracker_tail`)."""
 
     cluster: str
     topic_id: str
@@ -98,11 +93,7 @@ _endpoints = msgspec.json.Decoder(_Endpoints)
 
 
 class RegionStore:
-    """The database of regions' records.
-
-    Raises:
-        StoreDamaged: (every method) The database has to be rebuilt (`rebuild`).
-    """
+    """The database. Every method raises StoreDamaged when it has to be rebuilt (`rebuild`)."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -145,8 +136,8 @@ class RegionStore:
             return None if found is None else _origin.decode(found)
 
     def reset(self, table: str, region: str, origin: ChangelogOrigin) -> None:
-        """Deletes the region's records of a table, with their tail, to read them again. Offset syncs of a
-        tail stay true, so resetting the tail alone keeps them."""
+        """Deletes a table's records and its tail, to read them again. Offset syncs of a tail alone stay:
+        they are true."""
         with _damage():
             batch = WriteBatch(raw_mode=True)
             prefixes = [] if table == BARRIERS else [_key(b"v", table, region, "")]

@@ -168,14 +168,8 @@ class RegionTables:
         return await self.ask(lambda store: store.record(table, region, key))
 
     async def ask(self, question: Callable[[RegionStore], T]) -> T:
-        """Runs `question` on the store, in a thread.
-
-        A question that is cancelled before its turn does not run, because a late write would undo the next
-        reader's.
-
-        Raises:
-            NotRead: The store was damaged and is rebuilt.
-        """
+        """Runs `question` on the store, in a thread. Raises NotRead: the store was damaged and is rebuilt. A
+        question that is cancelled before its turn does not run: a late write would undo the next reader's."""
         is_wanted = True
 
         def run() -> T:
@@ -211,13 +205,9 @@ class RegionTables:
     async def read(
         self, timeout_s: float, tables: Sequence[str] = TABLES, regions: Collection[str] | None = None
     ) -> dict[str, RegionMap]:
-        """Reads `tables`, of all regions or of `regions`, to their present ends (rule 2), and returns
-        their states.
-
-        Raises:
-            NotRead: The timeout passed: the next call continues where this one stopped. Or this region's
-            own tables cannot be read.
-        """
+        """Reads `tables`, of all regions or of `regions`, to their present ends (rule 2), and returns their
+        states. Raises NotRead at the timeout (the next call continues), or if this region's own tables cannot
+        be read."""
         names = self.atlas.regions if regions is None else sorted(regions)
         try:
             async with asyncio.timeout(timeout_s), self._exclusive(tables):
@@ -276,8 +266,7 @@ class RegionTables:
         return await self.ask(lambda store: [one for one in tables if store.origin(one, region) is not None])
 
     async def _read_one(self, region: str, table: str, *, waits: bool) -> RegionState | None:
-        """Reads one table. Returns its location; None: it is a new tail and waits for its table. Raises
-        `CLUSTER_ERRORS`."""
+        """Returns the location; None: it is a new tail, and waits for its table. Raises `CLUSTER_ERRORS`."""
         found, where = await self._find(region, table)
         if found is None:
             if table not in TABLE_OF:

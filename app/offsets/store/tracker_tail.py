@@ -69,9 +69,8 @@ async def tail_beginning(
     ends: Mapping[TopicPartition, int],
     table: ChangelogOrigin | None,
 ) -> ChangelogOrigin:
-    """The `fresh` origin with the offsets where a tail begins, and the times from which it has all events.
-    `table`: the origin of the table's copy. It should be read to its end first, or the tail begins later than
-    it could (rule 1). Raises KafkaError."""
+    """The `fresh` origin with a tail's first offsets, and the times from which it has all events. `table`:
+    the origin of the table's copy, read to its end (rule 1). Raises KafkaError."""
     newest_ms = {} if table is None else table.newest_ms
     wanted = {at: newest_ms[at.partition] - MARGIN_MS for at in ends if at.partition in newest_ms}
     found = await consumer.offsets_for_times(wanted) if wanted else {}

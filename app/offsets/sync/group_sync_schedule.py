@@ -61,8 +61,8 @@ SyncedRoutes = Callable[[], Mapping[str, tuple[RouteDefinition, Route]]]
 
 @dataclass(frozen=True, slots=True)
 class PassiveWorkload:
-    """A workload that is passive here. `source` is the active `region`'s cluster, `target` this region's own.
-    `trouble`: why they cannot be named; then both are ""."""
+    """A workload that is passive here, with the active `region`'s cluster `source` and this region's
+    `target`. `trouble`: why the clusters cannot be named; then both are ""."""
 
     key: str
     group: str
@@ -77,11 +77,10 @@ class PassiveSyncStatus(NamedTuple):
     """How well a passive workload's positions here follow the active region's.
 
     Attributes:
-        state: The last round's `GroupState`; "away": a cluster or the offset map is unavailable, and
-            positions stay; "starting": no round yet.
+        state: The last round's `GroupState`; "away": a cluster or the offset map is unavailable;
+            "starting": no round yet.
         why: The reason if it is not in step.
-        at_ms: When the last round ended for it.
-        good_ms: When it was last in step, since this worker leads.
+        at_ms, good_ms: When it was last looked at, and last in step since this worker leads.
     """
 
     workload: PassiveWorkload
@@ -111,8 +110,7 @@ class SyncedGroups:
     error: str = ""
 
     def lag_s(self, at_ms: int) -> float | None:
-        """The longest time, in seconds, since a group without members there was in step; None: no such
-        group."""
+        """The longest time, in seconds, since a group without members was in step; None: no such group."""
         waiting = [
             at_ms - self.good_ms.get(name, one.at_ms)
             for name, one in self.outcomes.items()
@@ -142,17 +140,9 @@ class _Sync:
 
 
 class GroupSyncSchedule(Service):
-    """Runs the rounds on the leader.
-
-    Args:
-        routes: This region's, by name.
-        passive: The workloads that are passive here.
-        may_act: Whether this worker leads, and its lease holds.
-
-    Attributes:
-        routes: By route, the results of its groups.
-        passive: By the active region's cluster, the results of passive workloads.
-    """
+    """Runs the rounds while this worker may act (it leads, and its lease holds). `routes` has the results of
+    each route's groups, `passive` those of passive workloads by the active region's cluster. The arguments of
+    these names return this region's routes, and the workloads that are passive here."""
 
     def __init__(
         self,

@@ -44,8 +44,7 @@ Wanted = Callable[[str], Collection[str] | None]
 
 @dataclass(frozen=True, slots=True)
 class PartitionSync:
-    """The result for one partition. `have`: the group's committed position; `is_foreign`: Switchyard did
-    not commit it."""
+    """A partition's result. `have`: the committed position; `is_foreign`: Switchyard did not commit it."""
 
     topic: str
     to_topic: str
@@ -82,7 +81,6 @@ class OffsetMapViews:
         self._cached: OrderedDict[tuple[str, str | None], list[JoinedTopics]] = OrderedDict()
 
     async def join(self, topic: str, to_topic: str | None) -> list[JoinedTopics]:
-        """As `OffsetMapper.join`."""
         key = topic, to_topic
         if key in self._cached:
             self._cached.move_to_end(key)
@@ -98,14 +96,9 @@ class OffsetMapViews:
 
 
 class GroupSyncer:
-    """Maps and commits the positions of one group.
-
-    Args:
-        busy: By group, cluster and topic (None: any), the workload of this region that consumes it there,
-            or "".
-        is_active: As in `GroupOwners`.
-        clock: Monotonic seconds.
-    """
+    """Maps and commits the positions of one group. `busy(group, cluster, topic)` is the workload of this
+    region that consumes it there, or ""; `is_active` as in `GroupOwners`; `clock` returns monotonic
+    seconds."""
 
     def __init__(
         self,
@@ -136,9 +129,7 @@ class GroupSyncer:
             wanted: For a source topic, the destination topics that count; None: all, (): none.
             only: The single topic that counts, with the same name in both clusters (rule 3).
 
-        Raises:
-            KeyError: A cluster does not exist.
-            ClusterUnreachable, KafkaError, NotRead, NotJoined.
+        Raises KeyError (no such cluster), ClusterUnreachable, KafkaError, NotRead, NotJoined.
         """
         if only is not None:
             wanted = _only(only)
@@ -256,7 +247,6 @@ def _rows(
 
 
 def outcome_fields(outcome: GroupOutcome) -> dict[str, Any]:
-    """The outcome as JSON of the API."""
     return {
         "group": outcome.group, "state": outcome.state, "why": outcome.why, "at_ms": outcome.at_ms,
         "partitions": [

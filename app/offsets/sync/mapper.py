@@ -1,5 +1,4 @@
-"""Gathers the lines, logs and ids that `app.offsets.model.translation` needs to map positions between
-clusters.
+"""Gathers the lines, logs and ids with which `app.offsets.model.translation` maps positions.
 
 Rules
 1. A cluster is identified by its id, because regions may give it different names. If a cluster does
@@ -56,7 +55,6 @@ class JoinedTopics:
     incomplete: str
 
     def resume(self, next_offsets: Mapping[int, int]) -> ResumePlan:
-        """The positions at which a reader continues."""
         return resume(
             self.relation, self.read, self.to, next_offsets, self.into_read, self.into_to, self.logs,
             self.unknown, self.incomplete,
@@ -77,12 +75,8 @@ class DestinationTopic(NamedTuple):
 
 
 class OffsetMapper:
-    """Maps positions between clusters by all regions' lines.
-
-    Args:
-        routes: This region's, by name.
-        jobs: All assigned jobs.
-    """
+    """Maps positions by all regions' lines. `routes`: this region's, by name; `jobs`: all that are
+    assigned."""
 
     def __init__(
         self,
@@ -103,12 +97,7 @@ class OffsetMapper:
         await self.tables.read(timeout_s)
 
     async def cluster_id(self, name: str) -> str:
-        """A cluster's id (rule 1).
-
-        Raises:
-            KeyError: The cluster is not in switchyard.yaml.
-            NotJoined: It does not answer, and its id is not known.
-        """
+        """A cluster's id (rule 1). Raises KeyError: not in switchyard.yaml. NotJoined: away and not known."""
         if name not in self._clusters.specs:
             raise KeyError(name)
         try:
@@ -145,16 +134,14 @@ class OffsetMapper:
     async def join(
         self, read_at: str, topic: str, to: str, to_topic: str | None = None
     ) -> list[JoinedTopics]:
-        """The topics of cluster `to` that are related to `topic` of `read_at`, or only `to_topic`.
-
-        Call `read` before.
+        """The topics of cluster `to` that are related to `topic` of `read_at`, or only `to_topic`; `read`
+        before.
 
         Raises:
             KeyError: A cluster does not exist.
             NotJoined: No line relates them.
-            NotRead: The tables are not read yet.
-            ValueError: There are too many lines.
-            ClusterUnreachable, KafkaError: `to` does not answer.
+            NotRead, ClusterUnreachable, KafkaError, ValueError: The tables or `to` cannot be read; too
+            many lines.
         """
         read = TopicIdentity(await self.cluster_id(read_at), topic, await self._topic_id(read_at, topic))
         return await self.join_known(read, to, to_topic, read_at)
@@ -167,8 +154,7 @@ class OffsetMapper:
         read_at: str = "",
         destination: DestinationTopic | None = None,
     ) -> list[JoinedTopics]:
-        """As `join`, for a `read` topic that is known. With `destination`, its cluster is not asked
-        either."""
+        """As `join`, for a known `read` topic, and a known `destination` if given."""
         to_id, topic = destination.cluster_id if destination else await self.cluster_id(to), read.topic
         into_read = await self.tables.lines_into(read.cluster_id, topic)
         shared = await self.tables.lines_from(read.cluster_id, topic)

@@ -1,5 +1,4 @@
-"""A worker's services for other regions: their tables, offset sync of groups, imported progress, and their
-routes."""
+"""A worker's services for other regions: their tables and routes, offset sync, imported progress."""
 
 from __future__ import annotations
 
@@ -26,23 +25,17 @@ from app.offsets.sync.remote_routes import RemoteRoutes
 
 
 class Regions(Service):
-    """The services, and how they are wired.
+    """The services, wired to the worker.
 
     Args:
         directory: The worker's; the store is a folder in it.
-        routes: This region's readable routes, by name.
-        jobs: All assigned jobs.
+        routes, jobs: This region's readable routes by name, and all assigned jobs.
         busy, is_active: Which workload consumes a group (`GroupSyncer`).
         may_act: Whether this worker syncs groups: it leads, and its lease holds.
         passive: The workloads that are passive here.
         regions_of, may_come: A workload's regions, and whether one may become active here (`RemoteProgress`).
 
-    Attributes:
-        tables, mapper: The regions' tables, and positions mapped by them.
-        remote_routes: Routes of other regions.
-        syncer: Syncs one group on request.
-        sync: Syncs the groups of routes and of passive workloads.
-        remote_progress: The progress of readers in other regions.
+    `syncer` syncs one group on request, `sync` the groups of routes and of passive workloads.
     """
 
     def __init__(
@@ -80,8 +73,8 @@ class Regions(Service):
         await self.add_runtime_dependency(self.remote_progress)
 
     def passive_sync_fields(self, key: str) -> dict[str, Any] | None:
-        """The offset sync of a workload that is passive here, as `PassiveSync` of the API. None: it is not
-        passive here, or this worker does not lead."""
+        """A passive workload's offset sync (`PassiveSync`); None: it is not passive here, or another
+        worker leads."""
         status = self.sync.passive_status(key)
         if status is None:
             return None

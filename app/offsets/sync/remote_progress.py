@@ -104,12 +104,8 @@ class _View:
 
 
 class RemoteProgress(Service):
-    """Imports progress from the copies of other regions' tables.
-
-    Args:
-        regions_of: The regions between which a workload moves.
-        wanted: Whether a workload that may come here is active in another region.
-    """
+    """Imports progress from the copies of other regions' tables. `regions_of`: the regions between which a
+    workload moves. `wanted`: whether a workload that may come here is active in another region."""
 
     def __init__(
         self,
@@ -149,7 +145,6 @@ class RemoteProgress(Service):
 
     @property
     def region(self) -> str:
-        """This region."""
         return self._tables.atlas.region
 
     def others(self, workload: Workload) -> list[str]:
@@ -161,12 +156,8 @@ class RemoteProgress(Service):
     # -- reading -----------------------------------------------------------------------------------
 
     async def read(self, timeout_s: float = MAP_READ_TIMEOUT_S) -> None:
-        """Reads positions and offset maps at least to their present ends.
-
-        Raises:
-            NotRead: The timeout passed; the reading continues.
-            ClusterUnreachable, KafkaError, OSError.
-        """
+        """Reads positions and offset maps at least to their present ends. Raises NotRead at the timeout (the
+        reading continues), ClusterUnreachable, KafkaError, OSError."""
         if self._next_reading is None:
             self._next_reading = asyncio.create_task(self._read_after(self._reading))
             self._next_reading.add_done_callback(retrieve_exception)
@@ -197,8 +188,8 @@ class RemoteProgress(Service):
         await self._tables.read(timeout_s, (TRACKERS, ENDS), regions)
 
     async def positions(self, workload: Workload, region: str) -> dict[str, TrackerRecord]:
-        """By job, the positions of a region in the workload's main topic. Call `read` or `read_positions`
-        before. Raises NotRead."""
+        """A region's positions by job of the main topic; `read` or `read_positions` before. Raises
+        NotRead."""
         prefix = f"{Kind.DISPATCH.value}:{workload.key}:{workload.metadata.topic}:"
         return await self._tables.ask(lambda store: positions(store, region, prefix))
 
@@ -295,8 +286,7 @@ class RemoteProgress(Service):
 
 
 def reader_of(records: Iterable[tuple[str, TrackerRecord]]) -> RemoteReader | None:
-    """The progress of jobs with records of the same log, the one that changed last; None: no job has a
-    position."""
+    """The progress of jobs whose records are of the newest log; None: no job has a position."""
     at = [(JobId.parse(job).partition, record) for job, record in records if record.base >= 0]
     if not at:
         return None
@@ -325,8 +315,7 @@ def _progress(record: TrackerRecord) -> FinishedOffsets:
 def plan_and_finished(
     joined: JoinedTopics, next_offsets: Mapping[int, int], reader: RemoteReader | None
 ) -> tuple[ResumePlan, dict[Hashable, SourceFinished]]:
-    """The positions at which a reader continues, and what it has finished of the sources. May take a
-    while."""
+    """Where a reader continues, and what it has finished of the sources. May take a while."""
     resumed = joined.resume(next_offsets)
     if reader is None:
         return resumed, {}
@@ -338,6 +327,6 @@ def _sources(lines: Iterable[CopiedLine]) -> list[LineSource]:
 
 
 def retrieve_exception(task: asyncio.Task[Any]) -> None:
-    """Marks a task's exception as retrieved; its waiters have it."""
+    """Marks the task's exception as retrieved; its waiters get it."""
     if not task.cancelled():
         task.exception()

@@ -32,12 +32,7 @@ ROUTES_READ_TIMEOUT_S = 5.0
 
 
 class RemoteRoutes(Service):
-    """The routes of other regions; `other_regions` is the last result.
-
-    Args:
-        ends: The clusters that this region's routes name.
-        may_act: Whether this worker leads.
-    """
+    """The routes of other regions, as last read. `ends`: the clusters that this region's routes name."""
 
     def __init__(
         self,

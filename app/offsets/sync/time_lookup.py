@@ -28,11 +28,7 @@ class TimeLookup:
 
 
 async def at_time(client: ClusterClient, topic: str, time_ms: int) -> list[TimeLookup] | None:
-    """The lookups by partition; None: the topic does not exist in this cluster.
-
-    Raises:
-        ClusterUnreachable, KafkaError: A leader does not answer.
-    """
+    """By partition; None: the topic does not exist. Raises ClusterUnreachable, KafkaError."""
     count = await client.partitions(topic)
     if count is None:
         return None
