@@ -20,12 +20,12 @@ Rules by which a replica records offset syncs (`tests/offsets/model/test_offset_
    in which its source was read (`app.kafka.records.leader_epochs`). Two lines of one source agree only
    below the offset that `OffsetMapLine.agrees_below` returns.
 
-Thinning drops offset syncs of a line with more than `MAX_BARRIERS`, so that neighbours lie apart by a share of
-their distance from the newest. The share is as small as the limit allows, so a reader reads again a few percent
-of its lag. `PinnedOffsets` keep the offset syncs that readers at rest need, whose lag grows.
+Thinning drops offset syncs of a line with more than `MAX_BARRIERS`, so that neighbours lie apart by a share
+of their distance from the newest. The share is as small as the limit allows, so a reader reads again a few
+percent of its lag. `PinnedOffsets` keep the offset syncs that readers at rest need.
 
-A deleted route leaves its lines, because readers still have to finish its copies. They get no idle offset syncs;
-a `LineEnd` says instead where the log has no copies of the line.
+A deleted route leaves its lines, because readers still have to finish its copies. They get no idle offset
+syncs; a `LineEnd` says instead where the log has no copies of the line.
 
 Source: Uber, Disaster Recovery for Multi-Region Kafka, "offset management service". Its own pairing of the
 latest checkpoints loses records when a source is idle.
@@ -134,10 +134,12 @@ class PinRequests(msgspec.Struct, frozen=True, tag="needed", tag_field="event", 
 
 
 class LineEnd(msgspec.Struct, frozen=True, array_like=True):
-    """Where the log `target` has no copies of a line whose job has no owner, so that nothing is copied.
-    [since, until) has no copies of the line. No record of its source from `source_end` on (`ENDLESS`: not
-    known) has a copy below `until`. Both stay true under a later owner, because it copies from `until` on.
-    `epoch`: the job's highest so far. While the line has no higher one, the job had no owner in between."""
+    """A line's end, while its job has no owner: where the log `target` has none of its copies.
+
+    [since, until) has none. No record of its source from `source_end` on (`ENDLESS`: not known) has a copy
+    below `until`. Both stay true under a later owner, because it copies from `until` on.
+    `epoch`: the job's highest so far. While the line has no higher one, the job had no owner in between.
+    """
 
     epoch: int
     target: LogId
@@ -346,8 +348,8 @@ def thinned(barriers: Sequence[Barrier], needs: PinnedOffsets = NO_PINS) -> list
 
 
 def _spaced(barriers: Sequence[Barrier], pinned: Container[int], share: float) -> list[Barrier]:
-    """Keeps the pinned offset syncs, and others so that neighbours are not too wide apart. That is `share` of
-    the older one's distance from the newest, in the copy's offsets, or what it was before."""
+    """Keeps the pinned offset syncs, and others. Neighbours are then at most `share` of the older one's
+    distance from the newest apart, in the copy's offsets, unless they were further apart before."""
     newest = barriers[-1].target_end
     kept = [barriers[-1]]
     for index in range(len(barriers) - 2, -1, -1):
