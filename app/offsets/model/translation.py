@@ -249,12 +249,11 @@ _source_end = attrgetter("source_end")
 def _directly(
     read: TopicIdentity, sources: Iterable[CopiedPartition], next_offsets: Mapping[int, int]
 ) -> dict[CopiedPartition, list[LineReading]]:
-    found = {}
-    for source in sources:
-        at = next_offsets.get(source.partition)
-        why = NOT_COMMITTED if at is None else ""
-        found[source] = [LineReading("", "", source.partition, at, None, at, 0, why)]
-    return found
+    positions = {source: next_offsets.get(source.partition) for source in sources}
+    return {
+        source: [LineReading("", "", source.partition, at, None, at, 0, NOT_COMMITTED if at is None else "")]
+        for source, at in positions.items()
+    }
 
 
 def _by_lines(

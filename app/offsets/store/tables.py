@@ -385,11 +385,8 @@ class RegionTables:
 
 def _topic(region: str, table: str) -> str:
     topics = ControlTopics(region)
-    if table == ROUTES:
-        return topics.control.name
-    if table == ENDS:
-        return topics.trackers.name
-    return topics.checkpoints.name if table == BARRIERS else topics.changelog(table, 0).name
+    events = {ROUTES: topics.control, ENDS: topics.trackers, BARRIERS: topics.checkpoints}
+    return (events.get(table) or topics.changelog(table, 0)).name
 
 
 def _newest(

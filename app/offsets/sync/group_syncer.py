@@ -28,7 +28,7 @@ from app.kernel.clock import now_ms
 from app.offsets.model.group_sync import CommitDecision, ForeignCommitWatch, GroupPosition, decide, is_own
 from app.offsets.model.translation import ResumePosition
 from app.offsets.store.tables import ReadableCluster, ReadableClusters
-from app.offsets.sync.group_owners import GroupOwners, IsActive
+from app.offsets.sync.group_owners import IsActive, describe_owner
 from app.offsets.sync.mapper import JoinedTopics, NotJoined, OffsetMapper
 
 CACHED_LINES = 512  # of the offset map, in memory for a round; a line has up to 30 kB
@@ -97,7 +97,7 @@ class OffsetMapViews:
 
 class GroupSyncer:
     """Maps and commits the positions of one group. `busy(group, cluster, topic)` is the workload of this
-    region that consumes it there, or ""; `is_active` as in `GroupOwners`; `clock` returns monotonic
+    region that consumes it there, or ""; `is_active` as in `group_owners`; `clock` returns monotonic
     seconds."""
 
     def __init__(
@@ -111,7 +111,7 @@ class GroupSyncer:
         self.mapper = mapper
         self._clusters = clusters
         self._busy = busy
-        self._owners = GroupOwners(mapper.tables, is_active)
+        self._is_active = is_active
         self._clock = clock
         self._watch = ForeignCommitWatch()
 
@@ -209,7 +209,9 @@ class GroupSyncer:
             why = refused
             members = await to.committer.members(group)
             consumer = self._busy(group, to.name, only)
-            consumer = consumer or await self._owners.describe_owners(group, to.name, only)
+            consumer = consumer or await describe_owner(
+                self.mapper.tables, self._is_active, group, to.name, only
+            )
             if consumer := consumer or (members.words and f"the group {members.words} there"):
                 state, why = "live", consumer
             elif active_client and state == "synced":

@@ -123,7 +123,7 @@ async def test_what_was_read_of_a_region_stays_when_it_is_lost_and_one_never_rea
         assert (unheard.state, unheard.is_known) == ("away", False)
         assert "nowhere" in unheard.why
         mapper = OffsetMapper(stand.tables, stand.clusters, dict, list)
-        assert "region unheard copies here is not known" in mapper._incomplete()
+        assert "region unheard copies here are not known" in mapper._incomplete()
 
 
 async def test_the_id_of_a_cluster_that_is_away_is_known_from_before_or_from_routes_to_it(
