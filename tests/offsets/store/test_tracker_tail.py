@@ -190,4 +190,4 @@ async def test_who_has_patience_waits_until_positions_can_be_read(
         left = 10**9
         found = await stand.carrier.imported_progress(stand.job(), stand.workload, 0.1)
         assert found.next_offset == 20, "then by what was read before"
-        assert found.why.endswith("; see that the control cluster answers")
+        assert found.why.endswith("; check that the control cluster answers")
