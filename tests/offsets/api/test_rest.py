@@ -1,4 +1,4 @@
-"""Offsets across clusters over the REST API, as its description says; on real clusters."""
+"""Offsets across clusters over the REST API, checked against its description, on real clusters."""
 
 from __future__ import annotations
 
@@ -102,6 +102,6 @@ def test_positions_are_mapped_explained_committed_and_found_by_time(
         refused(404, "has no position", "POST", SYNC, body={**BETWEEN, "group": "nobody"})
 
 
-def test_a_worker_that_knows_of_no_regions_says_so(console: Console) -> None:
+def test_a_worker_without_regions_answers_503(console: Console) -> None:
     answer = console.ask("GET", f"{MAP}?from=east&to=west&topic=t&offset=0:1")
     assert (answer.status, "knows of no regions" in answer.json["detail"]) == (503, True)

@@ -1,4 +1,4 @@
-"""Readers are kept open between readings, and closed when a reading failed or nobody reads any more."""
+"""Consumers stay open between readings and are closed after a failed reading or without use."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ async def admin(bootstrap: str) -> AsyncIterator[AIOKafkaAdminClient]:
 async def values(
     consumer: AIOKafkaConsumer, place: TopicPlace, since: int, count: int, partition: int = 0
 ) -> list[bytes]:
-    """What stands in a partition from there on."""
+    """The values in a partition from an offset on."""
     consumer.seek(place.parts[partition], since)
     found: list[bytes] = []
     async with asyncio.timeout(ENOUGH_S):
@@ -66,7 +66,7 @@ async def values(
     return found
 
 
-async def test_one_is_kept_between_readings_and_fetches_nothing_there(
+async def test_a_consumer_is_kept_between_readings_and_fetches_nothing_meanwhile(
     bootstrap: str, topic_name: str
 ) -> None:
     async with reading(bootstrap, topic_name) as (readers, place):
@@ -85,7 +85,7 @@ async def test_one_is_kept_between_readings_and_fetches_nothing_there(
 
 
 @pytest.mark.deep(minutes=1.0)
-async def test_one_that_was_kept_while_its_broker_was_killed_reads_on_or_makes_room_for_another(
+async def test_a_kept_consumer_of_a_killed_broker_reads_on_or_is_replaced(
     killable_yard: Yard, topic_name: str
 ) -> None:
     bootstrap = killable_yard.bootstrap("east-regional")
@@ -95,13 +95,13 @@ async def test_one_that_was_kept_while_its_broker_was_killed_reads_on_or_makes_r
             assert await values(first, place, 0, 1) == [b"a"]
         await asyncio.to_thread(killable_yard.kill, "east-regional")
         with pytest.raises((KafkaError, OSError, TimeoutError)):
-            await asked(readers, place, 2.0)
+            await read_once(readers, place, 2.0)
         assert is_closed(first), "its reading failed"
         await asyncio.to_thread(killable_yard.up)
         await send(bootstrap, topic_name, b"b")
         async with readers.consumer_of(place) as kept:
             assert await values(kept, place, 0, 2) == [b"a", b"b"]
-        # While nobody reads it goes unnoticed.
+        # Between readings the kill goes unnoticed.
         await asyncio.to_thread(killable_yard.kill, "east-regional")
         await asyncio.to_thread(killable_yard.up)
         await send(bootstrap, topic_name, b"c")
@@ -114,13 +114,13 @@ async def test_one_that_was_kept_while_its_broker_was_killed_reads_on_or_makes_r
         assert found == [b"b", b"c"]
 
 
-async def asked(readers: RegionReaders, place: TopicPlace, patience_s: float) -> None:
-    """As whoever reads a table, who has no more patience than that."""
+async def read_once(readers: RegionReaders, place: TopicPlace, patience_s: float) -> None:
+    """Reads a table with this patience."""
     async with asyncio.timeout(patience_s), readers.consumer_of(place) as consumer:
         await consumer.end_offsets(place.parts)
 
 
-async def test_partitions_that_were_added_are_read_by_another_one(bootstrap: str, topic_name: str) -> None:
+async def test_added_partitions_are_read_by_another_consumer(bootstrap: str, topic_name: str) -> None:
     async with reading(bootstrap, topic_name) as (readers, place):
         await send(bootstrap, topic_name, b"a")
         async with readers.consumer_of(place) as first:
@@ -135,7 +135,7 @@ async def test_partitions_that_were_added_are_read_by_another_one(bootstrap: str
             assert await other.end_offsets(grown.parts) == dict(zip(grown.parts, (1, 0, 1), strict=True))
 
 
-async def test_one_that_was_kept_reads_on_where_the_log_begins_now(bootstrap: str, topic_name: str) -> None:
+async def test_a_kept_consumer_reads_on_from_the_new_log_start(bootstrap: str, topic_name: str) -> None:
     async with reading(bootstrap, topic_name) as (readers, place):
         await send(bootstrap, topic_name, b"a", b"b", b"c")
         async with readers.consumer_of(place) as first:
@@ -157,7 +157,7 @@ async def fail(readers: RegionReaders, place: TopicPlace, used: list[AIOKafkaCon
         raise KafkaError
 
 
-async def test_one_whose_reading_failed_or_that_nobody_uses_is_closed(
+async def test_a_consumer_is_closed_after_a_failed_reading_or_without_use(
     bootstrap: str, topic_name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with reading(bootstrap, topic_name) as (readers, place):

@@ -1,4 +1,4 @@
-"""Regions' tables are read from wherever they are, to their ends, and outlive what they were read from."""
+"""Regions' tables are read from their copies or themselves, to their ends, and outlive their regions."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def line(end: int) -> bytes:
     return a_line(LogId("a", "s"), LogId("d", "t"), TOPIC, 0, (0, 0), (end, end))
 
 
-async def test_other_regions_are_read_here_if_there_is_a_copy_else_there_and_only_what_is_new(
+async def test_a_copy_is_read_before_the_region_itself_and_only_new_records_are_read(
     yard: Yard, tmp_path: Path
 ) -> None:
     async with regions(yard, tmp_path) as stand:
@@ -54,7 +54,7 @@ async def test_other_regions_are_read_here_if_there_is_a_copy_else_there_and_onl
         await stand.send(HERE, other, {b"x/orders/0": line(2)})
         assert (await known(stand))[f"{stand.other}/x"] == 2
         assert stand.tables.regions[stand.other].state == "copied"
-        # Any table is read the same way, when somebody needs it.
+        # Any table is read the same way, on demand.
         trackers = ControlTopics(stand.other).changelog(TRACKERS, 0).name
         await stand.make(THERE, trackers, **COMPACTED)
         await stand.make(HERE, ControlTopics(stand.own).changelog(TRACKERS, 0).name, **COMPACTED)
@@ -64,13 +64,13 @@ async def test_other_regions_are_read_here_if_there_is_a_copy_else_there_and_onl
         assert found[stand.other].state == "remote"
         assert await stand.tables.record(TRACKERS, stand.other, "dispatch:g/t:t:0") == b"2"
         assert stand.tables.regions[stand.other].state == "copied", "of the offset map"
-        # Another process goes on with what this one has read.
+        # Another process continues with these records.
         await stand.tables.close()
         stand.tables = stand.opened()
         assert await stand.tables.lines_into("d", TOPIC) != []
 
 
-async def test_a_changelog_that_was_made_anew_and_a_damaged_store_are_read_anew(
+async def test_a_recreated_changelog_and_a_damaged_store_are_read_again(
     yard: Yard, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with regions(yard, tmp_path) as stand:
@@ -100,7 +100,7 @@ async def test_a_changelog_that_was_made_anew_and_a_damaged_store_are_read_anew(
         assert await known(stand) == {f"{stand.own}/r": 5, f"{stand.own}/t": 7}
 
 
-async def test_what_was_read_of_a_region_stays_when_it_is_lost_and_one_never_read_is_said_to_be_unknown(
+async def test_records_of_a_lost_region_stay_and_a_region_never_read_is_unknown(
     yard: Yard, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "REACH_TIMEOUT_S", 1.0)
@@ -126,7 +126,7 @@ async def test_what_was_read_of_a_region_stays_when_it_is_lost_and_one_never_rea
         assert "region unheard copies here are not known" in mapper._incomplete()
 
 
-async def test_the_id_of_a_cluster_that_is_away_is_known_from_before_or_from_routes_to_it(
+async def test_the_id_of_an_unreachable_cluster_is_its_last_one_or_comes_from_routes(
     yard: Yard, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "REACH_TIMEOUT_S", 1.0)

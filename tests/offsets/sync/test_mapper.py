@@ -1,4 +1,4 @@
-"""The jobs of very many copies are looked through once a change, not once a question."""
+"""The jobs of many copies are searched once per change, not once per query."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.offsets.clusters import HERE, THERE, a_route
 TOPICS = 300
 
 
-async def test_what_is_copied_into_a_topic_is_found_among_very_many_jobs_without_looking_through_them_again(
+async def test_copies_into_a_topic_are_found_among_many_jobs_without_a_new_search(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     made: list[str] = []

@@ -1,4 +1,4 @@
-"""What a simulated lane's owner leaves to its successor, and what that one finds behind it in the log."""
+"""The note that a simulated lane's owner leaves to its successor, and the log's records behind it."""
 
 from __future__ import annotations
 
