@@ -36,7 +36,7 @@ from app.archive.layout import (
 FORMAT = 1
 SNAPSHOT_EVERY = 32
 SNAPSHOTS_KEPT = 2
-REMEMBERED_MS = 7 * 86_400_000  # how long a file's removal is known; `vacuum` deletes it sooner
+REMEMBERED_MS = 7 * 86_400_000  # how long a file's removal is known; `vacuum` deletes the file sooner
 ATTEMPTS = 100  # changes by other jobs that may come first
 
 
@@ -127,7 +127,7 @@ class Archive:
         """The archive of this cluster; creates it if there is none.
 
         Raises:
-            InvalidArchive: The folder has another cluster's archive, or other files.
+            InvalidArchive: The folder has another cluster's archive, or other files and no log.
         """
         card = root / "archive.json"
         if not card.exists():

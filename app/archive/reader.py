@@ -6,8 +6,8 @@
         ...
 
 Rules
-1. Memory is bounded: one row group at a time, and at most `max_records` records in all. `truncated` says
-   that there were more.
+1. Memory is bounded by row groups: `read` holds one, `records` one of each overlapping file of a partition.
+   Both return at most `max_records` records; `truncated` says that there were more.
 2. The log selects files, Parquet's statistics select row groups, and the query selects rows.
 3. `read` gives rows file by file, in order of partition and offset within a file; late records are in
    files of their own. `records` gives each partition's records in the order of their offsets.

@@ -1,7 +1,8 @@
 """All problems of a file at once, each with its place, its cause and a remedy.
 
-`syntax_tree` reads YAML and JSON with positions, pydantic finds the problems, and this module joins the
-two. No problem shows the value of a secret.
+`syntax_tree` reads YAML and JSON with positions, pydantic finds the problems, and this module joins the two.
+No problem shows the value of a secret's field, or the credentials of an address. Of wrong syntax only the
+first problem is known.
 """
 
 from __future__ import annotations
@@ -20,12 +21,13 @@ from app.config.syntax_tree import Node, Path_, UnreadableText, read_trees
 
 MAX_FILE_BYTES = 4 * 1024 * 1024  # a larger configuration is a mistake
 MAX_SHOWN_CHARS = 80
+MAX_SEARCHED_CHARS = 10_000  # of a value, for credentials
 # Marks a field of an earlier version, which no remedy suggests. mypy takes it for a form of Annotated.
 REMOVED_FIELD = SkipJsonSchema()  # type: ignore[type-arg]
 SECRET_FIELDS = {"password", "username", "secret", "token", "key"}
-_CREDENTIALS = re.compile(r"[^\s'\"/]+@")  # as in sasl://me:secret@host
+_CREDENTIALS = re.compile(r"(?<=//)[^\s'\"]*@|[^\s'\"/]+@")  # as in sasl://me:sec/ret@host
 
-# For each of pydantic's error types: the problem and the remedy.
+# For pydantic's common error types: the problem and the remedy.
 _WORDS = {
     "string_type": ("must be text", "put it in quotes"),
     "bool_type": ("must be true or false", "write true or false"),
@@ -150,7 +152,12 @@ def first_wrong(error: ValidationError) -> str:
     """Field, problem and value of the first error, in one line."""
     wrong = error.errors()[0]
     place = ".".join(map(str, wrong["loc"])) or "definition"
-    return f"{place}: {wrong['msg']} (got {str(wrong['input'])[:MAX_SHOWN_CHARS]})"
+    return f"{place}: {wrong['msg']} (got {_shown(str(wrong['input']))})"
+
+
+def _shown(text: str) -> str:
+    """The beginning of a value, without the credentials of an address in it."""
+    return _CREDENTIALS.sub("***@", text[:MAX_SEARCHED_CHARS])[:MAX_SHOWN_CHARS]
 
 
 def not_readable(error: ValidationError) -> str:
@@ -202,8 +209,7 @@ def _problem(model: type[BaseModel], document: Document, entry: Any) -> ConfigPr
         message, _, remedy = entry["msg"].removeprefix("Value error, ").partition("; ")
     line, column = document.position(path, key=kind == "extra_forbidden")
     field = ".".join(str(part) for part in path)
-    shown = "" if value is None or isinstance(value, dict | list) else repr(value)[:MAX_SHOWN_CHARS]
-    shown = _CREDENTIALS.sub("***@", shown)
+    shown = "" if value is None or isinstance(value, dict | list) else _shown(repr(value))
     if name == "security" or SECRET_FIELDS & {str(part) for part in path}:
         shown = ""
     return ConfigProblem(message, remedy, field, shown, document.file, line, column)

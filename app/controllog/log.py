@@ -1,7 +1,8 @@
 """A worker's copy of the control log (`ControlState`), and the way to append to it.
 
-`view` is the state that has been read so far; listeners are called after each batch. `append` returns when
-its events are in the log *and* have been read back, so a caller sees its own write.
+`view` is the state that has been read so far; listeners are called after each batch, except while the log is
+read again. `append` returns when its events are in the log *and* have been read back, so a caller sees its
+own write.
 
 Compaction may overtake a reader. The reader has read a definition and is then suspended; the next record
 that it finds replaces a definition that compaction dropped, and the fold would refuse it
@@ -10,14 +11,15 @@ that it finds replaces a definition that compaction dropped, and the fold would 
 1. A reader that has caught up and then misses offsets reads the log again from its start, beside the view.
    The new state replaces the view once it has read as far.
 2. A reader that is still catching up, and refuses a definition after missing offsets, begins again once.
-   After that the definition counts as refused: a second overtaking takes two compactions, each of a log
-   half of which is new.
+   After that the definition counts as refused: to be overtaken twice, the log would have to be compacted
+   twice during one reading.
 
-No reader here gets a record without a worker's seal (`app.controllog.seals`). Compaction still keeps such
-a record, and drops the valid one of its key. So:
+Once seals have begun (`app.controllog.seals`), no reader here gets a record without one. Compaction still
+keeps such a record, and drops the valid one of its key. So:
 3. The log remembers what counted last under each key. The leader writes it again where a record without a
    seal follows (`app.placement.repairs`).
-4. A reader that has read such a record, before it knew that seals begin, reads the log again as in rule 1.
+4. A reader that has read such a record, before it knew that seals begin, reads the log again, as in rule 1 or
+   2.
 
 `tests/controllog/test_log.py` holds these rules.
 """
@@ -310,14 +312,15 @@ class ControlLog(Service):
             self._refused.setdefault(compaction_key(event), event)
 
     def counted(self, offset: int) -> bool:
-        """Whether the event at `offset` counted; True when it is no longer remembered."""
+        """Whether the event at `offset` counted; True for events that are not remembered: old ones and
+        bookkeeping."""
         for event in reversed(self.recent):
             if event["offset"] <= offset:
                 return event["offset"] != offset or bool(event["counted"])
         return True
 
     async def drop_stale(self) -> None:
-        """Has compaction drop records that are not needed any more (rules 8 and 12 of the fold).
+        """Has compaction drop records that are not needed any more (`ControlState.stale`).
 
         Raises:
             KafkaError: The log did not take the tombstones.

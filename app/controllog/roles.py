@@ -1,15 +1,15 @@
 """Roles: which region is active (or primary) for a workload, and under which epoch.
 
 Every region keeps `Roles` from its own control log. Events from other regions' logs arrive late, twice, in
-any order, or never. So nothing here depends on order, and a region acts on what it has read.
+any order, or never. So nothing below `FREE_EPOCHS` depends on order, and a region acts on what it has read.
 
 Rules
 1. The number of an epoch says which region may issue it: `epoch % MAX_REGIONS` is the region's rank
    (`rank`) among those that share the topic. Two regions that are cut off from each other therefore choose
    different epochs. The higher epoch counts as soon as both have read of it.
-2. Only a higher epoch changes the region. Under the same epoch and region `moving` becomes `active`, never
-   the reverse. Ties need differing definitions or two failovers at once: then the greater region name, and
-   the greater name of the failover, wins. So all regions agree.
+2. A lower epoch changes nothing. Under the same epoch and region `moving` becomes `active`, never the
+   reverse. Ties need differing definitions or two failovers at once: then the greater region name, and the
+   greater name of the failover, wins. So all regions agree.
 3. A region acts for a workload only while the role that it knows is its own and `active`. Until a region
    has read of a higher epoch, receivers protect themselves: they refuse calls under a lower epoch than
    they have seen.
@@ -24,8 +24,8 @@ Rules
    may act under one epoch, which receivers cannot tell apart, until each has read the other's role. Rule 2
    decides from there.
 7. An epoch from `FREE_EPOCHS` on counts only closely above a known one (`is_jump`), so that a forged epoch
-   leaves room for the next ones. Each role has a record key of its own, so every region reads the earlier
-   roles first.
+   leaves room for the next ones. Compaction keeps every role, because each has its own key. So a reader meets
+   the lower epochs first.
 
 The state is a maximum (of epoch, region, state, plan), so any two regions that have read the same events
 agree (`tests/controllog/test_roles.py`).
@@ -41,7 +41,7 @@ from app.controllog.events import RoleEvent, RolePut, RoleReleased
 MAX_REGIONS = 64
 MAX_EPOCH = 1 << 53  # the largest exact integer in every JSON reader
 FREE_EPOCHS = MAX_EPOCH // 2
-JUMP = MAX_REGIONS << 10  # a valid step is below `MAX_REGIONS`; several may not have arrived here
+JUMP = MAX_REGIONS << 10  # a valid step is at most `MAX_REGIONS`; several may not have arrived here
 RoleState = Literal["moving", "active"]
 ACTIVE: Final = "active"
 MOVING: Final = "moving"

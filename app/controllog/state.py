@@ -12,30 +12,33 @@ Rules
 3. A job's epoch only grows: a new owner has a higher epoch than any before it. The leader may write the
    same epoch and worker again, to request a release.
 4. A `Released` counts only for the epoch that it names.
-5. A refused event changes nothing, and is counted. The leader that reads one writes the valid record
-   again, because compaction keeps the last record of a key. For a definition, the repair names itself as
-   the one it replaces, or deletes what is deleted already. So it changes nothing, and when an operator's
-   change came in between, the repair is refused and repaired in turn.
+5. A refused event changes no owner and no definition, and is counted. (A refused `Released` still raises its
+   job's floor.) The leader that reads one writes the valid record again, because compaction keeps the last
+   record of a key. For a definition, the repair names itself as the one it replaces, or deletes what is
+   deleted already. So it changes nothing, and when an operator's change came in between, the repair is
+   refused and repaired in turn.
 6. A definition that names the one it replaces (`expected`) counts only while that one is current. So of
    two changes made at the same moment at two workers, one is refused. The leader repairs as in 5.
 7. A `MoveWish` lasts until the job gets an owner under a later epoch than the wish names, or until a wish
-   without a worker cancels it.
+   without a worker cancels it. An assignment without a worker counts as an owner from the second later epoch
+   on.
 8. A `StartRecorded` counts for the deployment that it names, wherever compaction leaves it, even before
    that definition. The first complete set of parts counts; all have keys of their own, so none is
    compacted away. Those of ended deployments are `stale`: the leader has compaction drop them.
-9. `Moving` pauses its workload until its next definition, its deletion, or a `Paused` event for all of it.
-   A definition with a move's name counts only while that move is the current one. This one record ends the
-   pause, names the new cluster, and says where the workload begins there (`begun`), as all later
-   definitions do.
-10. A reader accepts the first definition that it finds for a workload in spite of 6 and 9, because
-    compaction dropped the one it replaced. A deletion is remembered until then. A reader that compaction
-    overtakes begins again (`app.controllog.log`).
+9. `Moving` pauses its workload until its next definition, its deletion, a `Paused` event for all of it, or a
+   `Moving` without a move. A definition with a move's name counts only while that move is the current one.
+   The definition with the move's name ends the pause, names the new cluster, and says where the workload
+   begins there (`begun`), as all later definitions do.
+10. A reader accepts the first definition that it finds for a workload in spite of 6 and 9, because compaction
+    dropped the one it replaced. A deleted key is remembered until its next definition, so rules 6 and 9 hold
+    for it. A reader that compaction overtakes begins again (`app.controllog.log`).
 11. The rules for workloads' definitions hold for all other kinds too. Keys of two kinds are never equal.
 12. Roles and failover runs count by the rules of `app.controllog.roles` and `app.controllog.failover_run`,
     which need no order. Old runs become `stale`.
 13. A change keeps its definition's `deployment`, and counts only while that deployment is current.
-14. A term or epoch above `app.kernel.counters.highest` is a jump that no worker makes. It is refused,
-    except that a `Released` counts up to that bound. So there is always a next term and a next epoch.
+14. A term or epoch above `app.kernel.counters.highest` is a jump that no worker makes. It is refused; a
+    `Released` with such an epoch raises the job's floor to the bound. So there is always a next term and a
+    next epoch.
 15. `LimitShares` count with the current term and a higher number than the current record, because each is
     computed from the one before. The leader repairs as in 5.
 
@@ -95,29 +98,20 @@ Put = TypeVar("Put", bound=AnyPut)
 class ControlState:
     """The fold of the control log up to `next_offset`.
 
-    Attributes:
-        term: The current leader's term, 0 before the first claim.
-        leader: The current leader's worker id, "" before the first claim.
-        workloads: Key ("group/topic") -> `WorkloadPut`.
-        routes: Name -> `RoutePut`.
-        failovers: Key ("failover:name") -> `FailoverPut`.
-        audits: Key ("audit:name") -> `AuditPut`.
-        alerts: Key ("alert:name") -> `AlertPut`.
-        alert_states: The alerts' states (`app.controllog.alert_state`).
-        assignments: Job -> the valid `Assignment`; with worker "" the job has no owner.
-        floor: Job -> the highest epoch ever named for it.
-        moves: Key -> the current `Moving`.
-        deleted: Keys whose last event was their deletion.
-        paused: Key -> the paused partitions, `ALL` among them when the whole workload is paused.
-        limits: Key -> the current `LimitShares`, and the next offset after it.
-        draining: Worker -> the `Drain` that makes it hand over its jobs.
-        wishes: Job -> the pending `MoveWish`.
-        roles: The active region of each workload (`app.controllog.roles`); roles outlive the workload.
-        runs: Failover runs to this region (`app.controllog.failover_run`).
-        pulses: Region -> its last `RegionPulse`. Usually the region's own only.
-        stale: Compaction keys that are not needed any more, in the order in which they may be dropped:
-            starts of ended deployments (rule 8), pauses of deleted definitions, old failover runs.
-        refused: The number of events that did not count (rule 5).
+    Attributes: term: The current leader's term, 0 before the first claim. leader: The current leader's worker
+    id, "" before the first claim. workloads: Key ("group/topic") -> `WorkloadPut`. routes: Name ->
+    `RoutePut`. failovers: Key ("failover:name") -> `FailoverPut`. audits: Key ("audit:name") -> `AuditPut`.
+    alerts: Key ("alert:name") -> `AlertPut`. alert_states: The alerts' states (`app.controllog.alert_state`).
+    assignments: Job -> the valid `Assignment`; with worker "" the job has no owner. floor: Job -> the highest
+    epoch ever named for it. moves: Key -> the current `Moving`. deleted: Keys whose last event was their
+    deletion. paused: Key -> the paused partitions, `ALL` among them when the whole workload is paused.
+    limits: Key -> the current `LimitShares`, and the next offset after it. draining: Worker -> the `Drain`
+    that makes it hand over its jobs. wishes: Job -> the pending `MoveWish`. roles: The active region of each
+    workload (`app.controllog.roles`); roles outlive the workload. runs: Failover runs to this region
+    (`app.controllog.failover_run`). pulses: Region -> its last `RegionPulse`. Usually the region's own only.
+    stale: Compaction keys that are not needed any more, in the order in which they may be dropped: starts of
+    ended deployments (rule 8), pauses and limit shares of deleted definitions, alerts that are gone, old
+    failover runs. refused: The number of events that did not count (rule 5).
     """
 
     __slots__ = (
@@ -357,7 +351,7 @@ class ControlState:
         return next(iter(self.start_parts_of(workload)), None)
 
     def begins_at(self, route: str, topic: str, partition: int, topic_id: str) -> int | None:
-        """Where a route with `start: latest` begins on a partition of this log; None: the log was not
+        """Where a route with `start: latest` begins on a partition of this log; None: the partition was not
         recorded."""
         for begun in self.start_parts_of(route):
             at = begun.others.get(topic)

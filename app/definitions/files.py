@@ -2,11 +2,14 @@
 
 Rules
 1. A definition's file name ends with one of `SUFFIXES`, in any case. Links are followed, also to folders.
-   Each file and folder is read once, by its real path.
+   Each folder is searched once, by its real path. A file and a link to it may both be listed; the caller
+   reads it once.
 2. Names that begin with a dot are ignored: editors' locks, macOS' `._x.yaml`, folders of version control.
    So are the folders in which Kubernetes keeps a ConfigMap's contents; its links lead there.
-3. An ignored file that reads like a definition is doubtful, and so is one that cannot be read. A
-   deployment that deletes undefined things must not take its definitions for removed.
+3. Ignored files whose names contain a suffix, or have none at all, are searched for a definition (their first
+   64 KiB). One that reads like a definition is doubtful, and so is one that cannot be read. A visible folder
+   that cannot be opened is refused. A deployment that deletes undefined things must not take its definitions
+   for removed.
 
 Source: Kubernetes' atomic_writer.go.
 """

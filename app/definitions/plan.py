@@ -103,15 +103,13 @@ def plan(
 ) -> DefinitionsPlan:
     """The changes from the current definitions (by key) to `wanted`.
 
-    Args:
-        current: The current workloads.
-        prune: Delete definitions that `wanted` lacks, except routes that a failover definition makes.
-        allow_empty: `prune` may delete all definitions of a kind, or more than half of all.
-        unreadable: By key. They are replaced or deleted like others, but not compared.
-        other_regions: Routes beyond this region.
-        is_local: False: workloads with a mode may name any region's cluster, so a change of cluster is not
-            known.
-        clusters: The clusters of switchyard.yaml. A current cluster that is not among them was renamed there.
+    Args: current: The current workloads. prune: Delete definitions that `wanted` lacks. routes: The current
+    routes, without those that a failover definition makes. allow_empty: `prune` may delete all definitions of
+    a kind, or more than half of all. unreadable: By key. They are replaced or deleted like others, but not
+    compared. other_regions: Routes beyond this region. is_local: False: workloads with a mode may name any
+    region's cluster, so a change of cluster is not known. clusters: The clusters of switchyard.yaml. A
+    current cluster that is not among them was renamed there; (): not known, so each change of cluster is only
+    a warning.
     """
     changes: list[DefinitionChange] = []
     conflicts: list[str] = []

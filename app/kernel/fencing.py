@@ -4,12 +4,10 @@ A row is a fold over the job's events in the order of the tracker topic. Replaye
 after a kill -9) and a table rebuilt from its changelog therefore give the same row.
 
 Rules
-1. `takeover(epoch)` is granted when `epoch` is above the row's; the row then has that epoch. The same
-epoch by
-   the same worker is granted too, because the first answer may have been lost.
-2. `snapshot(epoch)` counts only under exactly the row's epoch and worker. So an older owner is refused,
-and so
-   is a worker that never took over.
+1. `takeover(epoch)` is granted when `epoch` is above the row's; the row then has that epoch. The same epoch
+   by the same worker is granted too, because the first answer may have been lost.
+2. `snapshot(epoch)` counts only under exactly the row's epoch and worker. So an older owner is refused, and
+   so is a worker that never took over.
 3. Snapshots of one lineage join (union of finished offsets, highest base), so no finished offset becomes
    unfinished. A new lineage (the log was truncated or recreated) replaces the old snapshot; only then may the
    base decrease.
@@ -19,10 +17,12 @@ and so
    keeps the last snapshot's note. Notes are not joined, so each one names the base that it belongs to.
 6. A forged epoch above `HEADROOM` must not fence a job for ever, so a takeover that names it (`over`) is
    granted below it. A worker names it only when its control log cannot have given it
-   (`app.worker.runtime.job_starter`). A lineage above `app.kernel.counters.highest` is refused.
+   (`app.worker.runtime.job_starter`). `app.worker.tracker.fold` refuses a lineage above
+   `app.kernel.counters.highest`.
 
-Invariants (`tests/kernel/test_fencing.py`): only rule 6 decreases a row's epoch; within a lineage its base
-never decreases.
+Invariants (`tests/kernel/test_fencing.py`): only rule 6 decreases a row's epoch. Within a lineage its base
+never decreases, unless the stored snapshot cannot be read: then the new one replaces it (duplicates, no
+loss).
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class TrackerRecord(msgspec.Struct, frozen=True, kw_only=True):
     """A job's row in the tracker table.
 
     Attributes:
-        epoch: The highest epoch that took the job over.
+        epoch: The epoch of the last takeover granted, the highest one except for rule 6.
         worker: The worker that took it over.
         base: The next offset to commit; all offsets below are finished (readable without decoding).
         snapshot: `Snapshot` bytes: base and the finished offsets above it; b"" before the first.

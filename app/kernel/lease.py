@@ -1,13 +1,14 @@
 """A worker's lease: it may act only while the control cluster has acknowledged its heartbeats.
 
-- The lease counts from the moment a heartbeat was *sent*. It counts once the control cluster acknowledged the
-  heartbeat and the worker then read the control log to its end. So a worker that was suspended learns which
-  of its jobs moved before it acts again.
+- The lease runs from the *sending* of a heartbeat. It is renewed only after the heartbeat was acknowledged
+  and the control log was then read to its end. So a worker that was suspended learns which of its jobs moved
+  before it acts again.
 - After a lapse the lease takes two heartbeats: when the worker reads the log after the second one, the leader
   has seen the first.
-- The leader declares a worker dead after `dead_after_s` without a heartbeat, counted from its *arrival*.
-  `dead_after_s` is longer than the lease. Both sides measure durations on their own monotonic clocks, so the
-  worker always stops first, however their clocks differ.
+- The leader declares a worker dead after `dead_after_s` without a heartbeat, counted from its *arrival*, or
+  at once when its last heartbeat says that it stopped, or its process has ended. `dead_after_s` is longer
+  than the lease. Both sides measure durations on their own monotonic clocks, so the worker always stops
+  first, however their clocks differ.
 - A process that was paused (SIGSTOP, a suspended host) finds its lease expired when it resumes.
 
 The lease also bounds repeats. After a kill -9, only messages in flight and one snapshot interval of

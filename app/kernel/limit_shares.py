@@ -1,4 +1,5 @@
-"""How the leader divides a limit among a region's workers, so that their sum never exceeds it.
+"""How the leader divides a limit among a region's workers, so that their sum never exceeds it once a record
+exists.
 
     heartbeats: each worker's use and demand ──▶ `aims` ──▶ `step` ──▶ `LimitShares` in the control log
         ▲                                                                        │
@@ -6,14 +7,16 @@
 
 Rules
 1. A worker uses its grant in the newest record that it has read in the control log, and only while its lease
-   holds. A worker that the record does not name uses nothing.
+   holds. A worker that the record does not name uses nothing. Before the first record each worker uses its
+   share of the jobs.
 2. A record also holds the most that each worker may still use because of earlier records
-   (`GrantedShare.most`). A heartbeat composed after the worker read the record lowers that to the grant.
+   (`GrantedShare.most`). A heartbeat composed after the worker read the record lowers that to the grant; for
+   slots, not below its calls in flight.
 3. A record never raises the sum of `most` above the limit. So a worker gains only what another one has
    confirmed that it lost. A dead worker's part is free once the leader declares it dead, after its lease.
 4. `aims` satisfies small demands first, and shares the rest by how many partitions with work a worker has.
-   Idle workers together keep `1 / IDLE_PART` of the limit, so that they can begin at once. The remainder is
-   spread evenly.
+   Every one of n workers keeps at least `1 / (IDLE_PART * n)` of the limit, and at least one part, so that an
+   idle one can begin at once. The remainder is spread evenly.
 5. Where a limit has fewer slots than there are workers, those with demand take turns.
 6. Small changes are not worth a record: `is_worth` decides when to write the next one.
 
@@ -29,7 +32,7 @@ from math import ceil, exp
 import msgspec
 
 WHOLE = 1_000_000  # parts of a rate
-IDLE_PART = 100  # all idle workers together keep one part in this many
+IDLE_PART = 100  # all workers' least parts together are one part in this many
 HEADROOM = 1.25  # a worker below its limit may grow by a quarter before it needs more
 WORTH_PART = 20  # a gain of a twentieth of the limit is worth a record;
 WORTH_OWN = 4  # so is a quarter of the worker's grant

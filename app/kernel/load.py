@@ -231,8 +231,7 @@ def apportion(process: Load, work: Mapping[str, JobWork], idle: Load | None = No
     """Each job's share of the process's load while the jobs did `work` (rule 3).
 
     Cpu is shared by the cost of calls, messages and bytes; memory and network by bytes. Without work, or
-    without
-    valid counts, all jobs get the same share.
+    without valid counts, all jobs get the same share.
 
     Args:
         process: The load of the whole process over the same interval.

@@ -7,12 +7,10 @@ Rules
    the same set. So sets can be compared as bytes.
 3. `unpack` does not trust its input: it returns a normal list or raises ValueError.
 4. A snapshot is a set of facts "this offset is finished", and `merge` is their union: commutative,
-associative
-   and idempotent. So replayed, reordered or lost snapshots never make an offset unfinished.
+   associative and idempotent. So replayed, reordered or lost snapshots never make an offset unfinished.
 
 The forms are Confluent Parallel Consumer's RunLengthEncoder and BitSetEncoder. Its measurements hold here
-too:
-the bitmap suits scattered acknowledgements, the runs suit stragglers.
+too: the bitmap suits scattered acknowledgements, the runs suit stragglers.
 """
 
 from __future__ import annotations
@@ -41,9 +39,8 @@ class CorruptSnapshot(ValueError):
 class Snapshot:
     """The finished offsets of a partition: all below `base`, and the ranges in `finished`.
 
-    The constructor takes ranges in any order, overlapping or touching `base`, and makes them normal
-    (`base` may
-    move up). Equal snapshots have equal bytes.
+    The constructor takes ranges in any order, overlapping or touching `base`, and makes them normal (`base`
+    may move up). Equal snapshots have equal bytes.
 
     Raises:
         ValueError: An offset is negative or above int64.
@@ -124,8 +121,7 @@ def pack(base: int, ranges: Sequence[Range]) -> bytes:
     """The normal `ranges`, all above `base`, as one byte for the form and its data.
 
     Runs: LEB128 varints, the lengths of hole and range in turn. Bitmap: a bit for each offset from `base`,
-    the
-    most significant bit of a byte first.
+    the most significant bit of a byte first.
     """
     if not ranges:
         return bytes([RUNS])

@@ -9,8 +9,7 @@
 Rules
 1. A window keeps two marks and no history. So memory does not grow, and samples may come at any interval.
 2. Less than `MIN_GROWTH_WINDOW_S` of growth gives no rate. A counter that fell is a new counter, so both
-marks
-   move to the sample.
+   marks move to the sample.
 3. A partition's highest throughput shows only while nothing else limits it. For `BUSY_STRETCH_S` in a row,
    more messages must wait than arrive in a second. Also, either the worker's cpu is full, or no ready message
    waits for the receiver (the partition's order or the fetch is the limit).

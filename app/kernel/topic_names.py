@@ -1,8 +1,7 @@
 """Topic names that collide in Kafka.
 
 Kafka's metrics write `_` for `.`. So a broker refuses a topic, as an invalid name, when an existing name
-differs
-only in these characters (Topic.hasCollision).
+differs only in these characters (Topic.hasCollision).
 """
 
 from __future__ import annotations

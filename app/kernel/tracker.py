@@ -8,9 +8,8 @@ Rules
 1. `fetched` registers offsets in the log's order. Offsets missing from the log (compaction, control records,
    filtered records) are a gap, and finished at once.
 2. An offset is finished by `ack` (the receiver took the message), `nack` (the message is safe in a retry
-topic
-   or the DLQ) or `skip`. To finish an offset twice, or before it was fetched, changes nothing and returns
-   False. So late answers are harmless.
+   topic or the DLQ) or `skip`. To finish an offset twice, or before it was fetched, changes nothing and
+   returns False. So late answers are harmless.
 3. `cancel` marks a message whose call was given up; it stays unfinished until it is stashed (nack).
 4. Offsets finished by an inherited snapshot are finished here too and never delivered again.
 5. A snapshot has all finished offsets, the inherited ones included (`app.kernel.ranges.Snapshot`).
@@ -19,8 +18,7 @@ Invariants (`tests/kernel/test_tracker_model.py`)
 - Everything below `base` is finished; `base` itself is unfinished, unless the tracker is idle.
 - base <= end; neither ever decreases.
 - At most `capacity` fetched offsets are in the window. Gaps and inherited offsets take no place in it,
-however
-  wide. So a sparse, compacted topic is delivered with as many messages at once as a dense one.
+  however wide. So a sparse, compacted topic is delivered with as many messages at once as a dense one.
 
 The window is a bytearray, one byte per offset (0 = open), which C code searches, counts and overwrites.
 Measured on one core with a window of 10,000 and random acknowledgements, in millions of acks per second:

@@ -1,11 +1,13 @@
 """A registry folder of schemas (`app.payload.descriptors` shows its layout).
 
 The folder is read when it is opened. Workers look for new files every `REGISTRY_POLL_INTERVAL_S`, off their
-event loop (`refresh`). So a schema may be added while workers run, and an id costs one dict lookup.
+event loop (`refresh`). So a set `<schema id>` may be added while workers run. Subjects, sources and changed
+files count from the next start. An id costs one dict lookup.
 """
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -72,11 +74,13 @@ class SchemaRegistry:
             return
         self._seen_ns = at_ns
         try:
-            for path in _entries(self.source, self.source):
-                if path.suffix in SET_SUFFIXES and _is_schema(path) and path.is_file():
-                    self._add(path)
+            entries = list(_entries(self.source, self.source))
         except (DescriptorError, OSError):
             return  # known schemas stay, and the next look may find more
+        for path in entries:
+            with contextlib.suppress(DescriptorError, OSError):  # a misnamed file, or one that is gone
+                if path.suffix in SET_SUFFIXES and _is_schema(path) and path.is_file():
+                    self._add(path)
 
     def _add(self, path: Path) -> None:
         """Raises DescriptorError, OSError: The file has no id for a name, or is gone."""

@@ -1,14 +1,15 @@
 """The leader's rounds: find the live workers, place every job, and run the leader's other work.
 
 Every worker runs this service; only the worker whose claim is current in the control log acts. A worker
-claims the leadership when the leader has been silent for `dead_after_s`. It adds a share by its rank among
-the live workers, so that claims rarely race; if they do, the log decides. All events of a round carry the
-term that the round began with, so those of a deposed leader do not count.
+claims the leadership when there is no leader, or the leader has ended, or has been silent for `dead_after_s`.
+It adds a share by its rank among the live workers, so that claims rarely race; if they do, the log decides.
+Claims, assignments and shares carry the leader's term, so those of a deposed leader do not count. Its drains,
+repaired definitions and tombstones only repeat what the log says.
 
 A leader may send heartbeats while its rounds fail. After `SLOW_ROUND_S` its heartbeats say that it does
 not lead (`term`). Other workers treat that as silence, and the next in rank claims.
 
-A worker acts only while its own lease holds *and* it has received its own heartbeat lately. After a
+A worker begins a round only while its own lease holds *and* it has received its own heartbeat lately. After a
 suspension it would otherwise declare all workers dead before it has read their heartbeats.
 """
 

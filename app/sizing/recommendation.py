@@ -7,15 +7,16 @@ Rules
 3. Partitions: demand with headroom, divided by the highest throughput measured of one partition. In strict
    order a partition has one message in flight, so its throughput is 1 / latency. Never fewer than there
    are, because Kafka cannot remove partitions.
-4. Workers: the load at placement's fill mark, in the fullest dimension, plus one that may be lost. A
-   workload cannot use more workers than it has partitions.
-5. The fleet: the sum of all loads over one worker's capacity, plus one that may be lost. An autoscaler
-   follows this figure. Loads rise fast and fall slowly (`app.kernel.load`), so it does not flap.
+4. Workers: the load at placement's fill mark, in the fullest dimension, plus one that may be lost. Cpu grows
+   by the demand over the arriving rate, if both are known. A workload cannot use more workers than it has
+   partitions.
+5. The fleet: the sum of all loads, sized as in rule 4, plus one that may be lost; never fewer than two. An
+   autoscaler follows this figure. Loads rise fast and fall slowly (`app.kernel.load`), so it does not flap.
 6. A workload sleeps after `after_s` in which no message arrived, lagged or was in flight, and wakes at the
    first sign of any. An unknown figure neither counts as idle nor wakes it: while its cluster is
    unreachable, a sleeping workload has no work.
 
-A figure without a measurement is None, and its reason says what is missing.
+A figure without a measurement is None, and its reason says what is missing. An unknown lag counts as none.
 """
 
 from __future__ import annotations

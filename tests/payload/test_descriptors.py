@@ -232,6 +232,7 @@ def test_an_added_schema_is_found_without_reading_the_folder_for_every_message(
     _written(tmp_path / "8.binpb", set_of(file_of("a.proto", "Refund")))
     nine = _written(tmp_path / "9.binpb", b"{}")
     os.mkfifo(tmp_path / "10.binpb")
+    _written(tmp_path / "1-old.binpb", set_of(file_of("a.proto", "Order")))  # before 8, and misnamed
     assert found.schema(8) is None, "a value asks memory only"
     files.refresh()
     eight = found.schema(8)

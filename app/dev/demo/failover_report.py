@@ -8,9 +8,9 @@ Rules
    each of which is delivered. Only deliveries beyond its records are repeats.
 3. Repeats are reported by the last switch before them: their number, and the longest time from a first
    delivery to the switch.
-4. A region acts under a stale role if it says that it is primary under a lower epoch than another has used
-   before. Then it delivers nothing of an active-passive workload. A region that has read a newer epoch
-   finishes its messages in flight as not primary, before the other one starts.
+4. A delivery is stale if its epoch is below the highest under which a region was primary before it. It is
+   also stale if it is not primary, and another region is already primary under its epoch. For active-active
+   workloads only primary deliveries are tested.
 """
 
 from __future__ import annotations
@@ -42,14 +42,11 @@ class Again:
 class Balance:
     """The outcome for one workload.
 
-    Attributes:
-        messages: Messages acknowledged to producers.
-        sent_twice: Records beyond the first one of a message.
-        delivered: Home -> deliveries.
-        lost: Messages without a delivery; for an active-active workload, in one region.
-        again: Switch -> the repeats after it (rule 3).
-        stale: Deliveries under a stale role (rule 4).
-        epochs: Epoch -> the regions that acted under it.
+    Attributes: messages: Messages acknowledged to producers. sent_twice: Records beyond the first one of a
+    message. delivered: Home (the region whose workers delivered) -> lines of its journals, failed deliveries
+    included. lost: Messages without a delivery; for an active-active workload, in at least one region. again:
+    Switch -> the repeats after it (rule 3). stale: Deliveries under a stale role (rule 4). epochs: Epoch ->
+    the regions that acted under it.
     """
 
     messages: int

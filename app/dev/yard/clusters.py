@@ -1,8 +1,8 @@
 """The yard: one or two regions of two clusters each, whose brokers start, stop and fail by name.
 
-Every operation holds one lock and is bounded in time; brokers start and stop in parallel. A failed start
-ends the brokers that it started, and raises with the end of the broker's log. The running brokers are read
-from the process table each time, so a broker killed by someone else is simply down.
+Every operation that changes the yard holds one lock and is bounded in time; brokers start and stop in
+parallel. A failed start ends the brokers that it started, and raises with the end of the broker's log. The
+running brokers are read from the process table each time, so a broker killed by someone else is simply down.
 """
 
 from __future__ import annotations

@@ -3,7 +3,8 @@
     append -> [ in flight | waiting ] -> acknowledged, or refused: the sender replaces the batch
 
 Rules (tests/kafka/append/test_lane.py)
-1. Only acknowledged batches leave the head of the queue. A batch keeps its sequence number in every attempt.
+1. Only acknowledged or replaced batches leave the queue. A batch keeps its sequence number in every attempt,
+   except for rules 4 and 5.
 2. After an error nothing is sent until everything in flight has been answered. Then the head's error
    decides. A refused batch waits for the sender's replacement, with the batches behind it. A newer epoch
    of the producer ends the lane. Out of sequence: rule 4. After any other error the lane sends everything
@@ -12,11 +13,11 @@ Rules (tests/kafka/append/test_lane.py)
    when the lane was empty. A broker takes any sequence number from an unknown producer, so it might take a
    second batch without the first. After an acknowledged batch, `IN_FLIGHT` are sent.
 4. Before a batch that may be in the log is sent again, it is looked up there (`Appender.look_up`). A
-   restarted broker remembers only a producer's last batch, and nothing if that is old. If the log has
-   deleted its beginning meanwhile, the leader's memory gives the last batch it took. If a head was sent
-   alone, is out of sequence and not in the log, then the log has lost acknowledged batches. The lane
-   reports it and continues in the next epoch from sequence 0 (KIP-360). Out of sequence when not alone
-   proves nothing: the batch is sent again, alone.
+   restarted broker remembers only a producer's last batch, and nothing if that is old. If retention has
+   deleted that part of the log, the leader (DescribeProducers) still names the producer's last batch. If a
+   head was sent alone, is out of sequence and not in the log, then the log has lost acknowledged batches. The
+   lane reports it and continues in the next epoch from sequence 0 (KIP-360). An out-of-sequence batch that
+   was sent behind others proves nothing: it is sent again, alone.
 5. An unanswered batch may arrive later. This is harmless while its sequence numbers belong only to it. So
    if batches are renumbered after a refusal and one may be on its way or in the log, they move to the next
    epoch. Batches that may be in the log are first looked up under their old numbers.
@@ -118,15 +119,15 @@ class AppendLane:
     # -- called by the sender ----------------------------------------------------------------------
 
     async def append(self, data: Bytes, record_count: int) -> asyncio.Future[int]:
-        """Queues a batch of `record_count` records; waits while two or more batches hold `LANE_BYTES`.
+        """Queues a batch of `record_count` records; waits once two or more batches hold `LANE_BYTES`, until
+        they hold half of it or one is left.
 
         `data` must not change until the batch is acknowledged, because every attempt reads it.
 
-        Returns:
-            A future of the base offset in the destination's log, done once all in-sync replicas have the
-            batch. An offset of -1 is not known (rule 7, or the broker does not say); see `stamp_of`. The
-            futures of a lane are done in order. They raise `BatchRefused` or `ProducerFenced`; closing the
-            lane cancels them.
+        Returns: A future of the base offset in the destination's log, done once all in-sync replicas have the
+        batch. An offset of -1 is not known (rules 4 and 7, or the broker does not say); see `stamp_of`. The
+        futures of a lane are done in order. They raise `BatchRefused`, `ProducerFenced`, or `AppendError`
+        when no epoch is left; closing the lane cancels them.
 
         Raises:
             AppendError: The lane has ended.
@@ -226,7 +227,7 @@ class AppendLane:
 
     @property
     def known(self) -> ProducerStamp | None:
-        """The stamp after the last acknowledged batch; None: no batch waits for an answer."""
+        """The stamp after the last acknowledged batch; None: no numbered batch is unacknowledged."""
         for pending in self._queue:
             if pending.base_offset is None and pending.sequence >= 0:
                 return ProducerStamp(self.producer.id, pending.epoch, pending.sequence)

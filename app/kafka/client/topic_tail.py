@@ -115,7 +115,8 @@ class TopicTail(Service):
         self._positioned = False
 
     async def wait_for(self, offset: int, timeout_s: float) -> None:
-        """Waits until `on_records` has had the record at `offset`. Raises TimeoutError."""
+        """Waits until the tail has read past `offset`, whose record may be compacted or refused. Raises
+        TimeoutError."""
         async with asyncio.timeout(timeout_s), self._progress:
             await self._progress.wait_for(lambda: self.next_offset > offset)
 

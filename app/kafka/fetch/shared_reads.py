@@ -4,7 +4,7 @@
     a writer:        acknowledged batches, in order     -> those that continue the follower's position
 
 Rules (tests/kafka/fetch/test_shared_reads.py)
-1. Shared offsets must continue exactly at the follower's position; otherwise it fetches. So nothing is
+1. Shared offsets must contain or continue the follower's position; otherwise it fetches. So nothing is
    taken twice or skipped, even if offers are lost, repeated or cut.
 2. A writer's acknowledged batches count only while the log still has them. They were sent once the leader
    was known to lead in an epoch, and it still led in that epoch after they were acknowledged. Epochs only
@@ -68,7 +68,9 @@ class AppendedBatches:
         self._most_rows = most_rows
         self._rows: deque[AppendedBatch] = deque()
         self._first = 0  # the number of the first row; rows are numbered as they come
-        self._mark = self._confirmed = 0  # the round asks about rows below `_mark`; it confirmed the others
+        self._mark = self._confirmed = (
+            0  # rows below `_mark` are in this round; those below `_confirmed` are confirmed
+        )
         self._since: int | None = None  # source offset from which on batches were sent in the epoch
 
     def acknowledged(self, source_start: int, row: AppendedBatch) -> None:

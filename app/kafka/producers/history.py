@@ -1,11 +1,12 @@
-"""What a producer id has written to a partition, read from the log's batch headers.
+"""Reads a producer id's batches in a partition from the log's batch headers.
 
-A broker's own memory of producers (duplicates, DescribeProducers, fencing) is not enough for copies: when it
-starts, and every ten minutes, it forgets a producer whose last batch's *record timestamps* are older than
-`producer.id.expiration.ms` (a day). Copies keep the source's timestamps: of a backlog all is forgotten.
+A broker's own memory of producers (duplicates, DescribeProducers, fencing) is not enough for copies. When
+a broker starts, and every ten minutes, it forgets a producer whose last batch's *record timestamps* are
+older than `producer.id.expiration.ms` (a day). Copies keep the source's timestamps, so it forgets the
+producer of a backlog.
 
-Others may write a great deal to the same partition. Where the leader still remembers the producer, the log is
-read no further than to its last batch, and not at all if that is known already (`own`).
+Other producers may write much to the same partition. Where the leader still remembers the producer, the
+log is read only to its last batch, and not at all if that batch is known already (`own`).
 """
 
 from __future__ import annotations
@@ -37,20 +38,17 @@ MIN_IN_SYNC = "min.insync.replicas"
 
 
 class TooFewReplicas(ClusterUnreachable):
-    """The leader has appended more than its high watermark covers, and the high watermark does not move.
-
-    While `min.insync.replicas` are in sync (KIP-966), a leader moves it after an append, a follower's fetch
-    of new records, and a change of the replicas. So lowering that setting moves nothing by itself.
-    """
+    """Too few replicas have the records that the leader appended, so they may still be lost."""
 
 
 class OwnBatches(NamedTuple):
     """How far a log was searched for a producer's batches.
 
     Attributes:
-        end: nothing else of the producer lies below it; -1: the log ends before the search began.
-        start: where the search began; higher than asked for when the log does not reach back so far any more.
-        last: behind the producer's last batch, as the leader remembers it; None: the leader cannot tell.
+        end: No other batch of the producer lies below it; -1: the log ends before the start.
+        start: Where the search began; higher than requested when retention deleted the beginning.
+        last: The stamp (epoch, next sequence) after the producer's last batch, from the leader's memory;
+            None: the leader does not know it.
     """
 
     end: int
@@ -62,14 +60,15 @@ async def own(
     cluster: ClusterClient, topic: str, partition: int, producer_id: int, start_offset: int,
     known: ProducerStamp | None, take: Callable[[RecordBatch], None],
 ) -> OwnBatches:  # fmt: skip
-    """Hands a producer's batches from `start_offset` (or where the log begins, if that is higher) to `take`.
+    """Calls `take` with a producer's batches from `start_offset`, or from the log's start if that is higher.
 
     Args:
-        known: behind what the producer wrote below `start_offset`; None: not known.
+        known: The stamp after the producer's last batch below `start_offset`; None: not known.
 
     Raises:
-        ClusterUnreachable: no leader answered, or (TooFewReplicas) its replicas did not follow, in time.
-        KafkaError: not authorised (Read and Describe on the topic).
+        ClusterUnreachable: No leader answered, or (TooFewReplicas) its replicas did not follow, in time.
+        KafkaError: An error that a retry does not heal, such as a missing right (Read and Describe on the
+        topic).
     """
     log_end, last = await last_of(cluster, topic, partition, producer_id)
     if last is not None and last == known and log_end >= start_offset:
@@ -98,14 +97,14 @@ async def own(
 async def last_of(
     cluster: ClusterClient, topic: str, partition: int, producer_id: int
 ) -> tuple[int, ProducerStamp | None]:
-    """Where the log ended, and behind the producer's last batch then; -1, None: nobody tells."""
+    """The log's end, and the stamp after the producer's last batch; (-1, None) if no broker answers."""
     try:
         node = await cluster.leader(topic, partition)
         if node is not None:
             log_end = await _log_end(cluster, node, topic, partition)
             return log_end, await remembered(cluster, node, topic, partition, producer_id)
     except (KafkaError, OSError, TimeoutError, ClusterUnreachable):
-        pass  # who must know reads the log, for as long as it takes
+        pass  # a caller that must know reads the log
     return -1, None
 
 
@@ -117,17 +116,19 @@ async def reaches(cluster: ClusterClient, topic: str, partition: int, offset: in
 async def walk(
     cluster: ClusterClient, topic: str, partition: int, start_offset: int, take: Callable[[RecordBatch], bool]
 ) -> int:
-    """Hands every batch from `start_offset` to where the log ends now to `take`, in order, committed or not,
-    or until `take` returns True.
+    """Calls `take` with every batch from `start_offset` to the present log end, in order, until it returns
+    True.
+
+    Batches of open and aborted transactions are included. It waits for records above the high watermark.
 
     Returns:
-        Where it has read to; -1 when the log does not reach to `start_offset` (any more).
+        The next offset that it would read; -1 when the log does not reach to `start_offset`, or not any more.
 
     Raises:
         As `own`.
     """
     next_offset, deadline_s = start_offset, time.monotonic() + WAIT_S
-    log_end = -1  # asked of each leader once: what comes later is not looked for
+    log_end = -1  # the end at the first request to this leader; later batches are not needed
     while True:
         trouble: Exception = ClusterUnreachable("it has no leader")
         node: int | None = None

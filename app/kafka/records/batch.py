@@ -15,12 +15,14 @@ Kafka 0.11 replaced formats 0 and 1. Switchyard does not read their messages
 A compressed message contains other messages and has the offset of the last one.
 
 Rules for damage (`take`, tests/kafka/records/test_damage.py)
-1. No header field counts before the checksum matches. The checksum does not cover base offset and length.
+1. Before the checksum matches, only length and magic count, to find the next batch, and the batch's end if it
+   equals the log end that the broker reported. The checksum does not cover base offset and length.
 2. Offsets only grow. If two neighbours contradict each other, the one that begins at the previous batch's
    end is right.
-3. A damaged batch ends where the next sound batch begins. Until that batch is known, the damage stays
-   unread, so that no sound offset is skipped with it.
-4. A message of format 0 or 1 ends at its own offset, because its checksum matches.
+3. A damaged batch ends where the next sound batch begins, or at the reported log end (rule 1). Until that
+   batch is known, the damage stays unread, so that no sound offset is skipped with it.
+4. A sound message of format 0 or 1 ends one past its offset, although its checksum does not cover that
+   offset.
 """
 
 from __future__ import annotations
@@ -174,7 +176,7 @@ def take(
     """Divides the response to a fetch at `position` into pieces, up to the first damage.
 
     The pieces are sound batches, messages of format 0 or 1, and the damaged batch if its end is known. The
-    next fetch returns the rest. An empty list means that the response holds no whole batch.
+    next fetch returns the rest. An empty list means that the response has nothing from `position` on.
 
     Args:
         log_end: The log's end, as the broker reported it.

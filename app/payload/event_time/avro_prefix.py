@@ -3,7 +3,7 @@
 Avro writes the fields of a record one after the other, without their lengths. So a reader has to read all
 fields before the one that it wants, but none behind it.
 
-    record Event                          record T2
+    record Event                          record T3
       id: string                            f0: bytes
       meta: union                           NO_FIELD: union
         null                                  null
@@ -11,7 +11,7 @@ fields before the one that it wants, but none behind it.
           zone: string               ->         f0: bytes
           at: long, timestamp-micros            EPOCH_US: long
           tags: array
-        string                                record T3, without fields
+        string                                record T2, without fields
       body: string
 
 Rules
@@ -20,8 +20,9 @@ Rules
 2. All other values take time and memory in proportion to their size. A megabyte takes at most 33 ms, if it is
    one endless number. A null has no bytes, so a prefix has at most `MAX_FIELDS` fields and union branches.
 3. Text before the field is read as bytes, so its UTF-8 does not matter.
-4. The last field of each record leads to the wanted field. Its name is the `TimeFormat` of its value, or the
-   `Absent` that a null means. A branch of a union that cannot hold a time is a record without fields.
+4. The last field of each record on the path leads to the wanted field. Its name is the `TimeFormat` of its
+   value, or the `Absent` that a null means. A branch of a union that cannot hold a time is a record without
+   fields.
 5. A damaged value may have a wrong time, because fastavro checks less than the specification demands. It
    reads a number of 11 or more bytes as another number. It takes the branches -1 to -n of a union for its n
    branches, beginning with the last.

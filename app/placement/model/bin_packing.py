@@ -1,15 +1,15 @@
 """Placement: which worker runs which job, and why. Sticky bin packing over cpu, memory and network.
 
 `plan` is pure and gets all its inputs: the jobs, the live workers, the owners, and each job's load. It
-returns decisions with reasons, and notices: problems with remedies. Without decisions, all jobs are well
-placed. This module has the rules; `round.py` carries them out.
+returns decisions with reasons, and notices: problems with remedies. Without decisions, nothing can or may be
+changed now; the notices say what is still wrong. This module has the rules; `round.py` carries them out.
 
     no owner ──place──▶ owned ──release requested──▶ leaving ──released──▶ no owner ──place──▶ another owner
                           └───── its worker is dead ─────────────────────────┘
 
 Jobs move only for these reasons:
 1. Its worker is dead: the job is placed at once (beyond the first `placements`, in the next round). A lost
-   worker moves its own jobs and no others.
+   worker moves no other jobs, unless its own fill a worker above `high` (4).
 2. The job should not exist any more, or its worker drains (bounded): the owner is requested to release it.
 3. An operator wants it on another worker (`wishes`), or its isolation group has other workers: likewise,
    bounded.
@@ -23,9 +23,10 @@ other workers are too small for. An imbalance, however large, is resolved when a
 measured load. `PlacementRules.even` adds evenness by count: for an operator's own plan, or a fleet without
 measurements.
 
-Where a job goes (`app.placement.model.fleet`): to the emptiest worker with room, the largest jobs first,
-hot partitions of one topic apart if possible. Without room, it goes to the least loaded worker, with a
-notice. A job stays without a worker only when no live worker has its isolation group.
+Where a job goes (`app.placement.model.fleet`): to the emptiest worker with room, the largest jobs first, hot
+partitions of one topic apart if possible. Without room, it goes to the least loaded worker, with a notice if
+that ends above `high`. A job waits only in three cases: no usable worker has its isolation group, its
+definition cannot be read, or the round's `placements` are used up.
 
 How few moves: while no single job is enough, the one that takes most of the excess; then the smallest that is
 enough. With one dimension in excess and room on other workers this is the minimum. In general the minimum is

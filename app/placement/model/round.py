@@ -160,7 +160,7 @@ class PlacementRound:
         why = GONE if why is None else f"{HIBERNATED}{why}"
         if held.worker not in self.live:
             self.decisions.append(
-                PlacementDecision(job, "", release=False, reason=f"{why}, and so is its worker")
+                PlacementDecision(job, "", release=False, reason=f"{why}; {held.worker} is dead")
             )
         elif not held.release:
             self.decisions.append(PlacementDecision(job, held.worker, release=True, reason=why))
@@ -235,7 +235,7 @@ class PlacementRound:
 
     def _requested_home(self, job: str, size: Vector, why: str) -> tuple[WorkerSlot, str, bool] | None:
         """The worker that an operator or an earlier round chose, with the reason, and whether it stays at
-        or below the high mark; None: no such worker may run the job."""
+        or below the high mark; None: no such worker may run the job, or the planned one has no room."""
         if (wish := self.wishes.get(job)) is not None and (slot := self._able(job, wish)) is not None:
             return slot, f"{why}; an operator wants it on {wish}", slot.level_with(size) <= self.high
         if (before := self.planned.get(job)) is not None:

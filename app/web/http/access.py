@@ -2,9 +2,10 @@
 worker.
 
 The server has no authentication, and another site's page in the operator's browser must not use it. So it
-refuses a foreign Host (DNS rebinding), a foreign Origin on a change, and any API request that a browser
-makes for another site: even a GET may read a topic or an archive for minutes. Host and Origin may be those
-of a reverse proxy in the configuration (`web.public`).
+refuses a foreign Host (DNS rebinding), a foreign Origin on a change, and API requests that the browser marks
+as another site's: even a GET may read a topic or an archive for minutes. A browser that sends none of the
+marks is not recognised, and `/health/` answers any Host. Host and Origin may be those of a reverse proxy in
+the configuration (`web.public`).
 """
 
 from __future__ import annotations
@@ -67,7 +68,7 @@ class AccessControl:
         """Whether a Host is this server's own.
 
         Another site can make its own name resolve to this host, but cannot forge an address. So where the
-        server listens on every address, any address of the machine is its own.
+        server listens on every address, it takes any address as its own.
         """
         if name in self._names:
             return True

@@ -1,8 +1,8 @@
 """Work that outlasts its request: started with 202, then followed and canceled under /api/v1/operations/{id}.
 
-A running operation is in the memory of the worker that started it; other workers forward requests for it.
-Its results are kept where it makes them, not here. So when a worker ends, only the progress is lost: a
-merge continues when it is requested again under its id.
+A running operation is in the memory of the worker that started it; other workers forward requests for it. Its
+lasting results are kept where it makes them; the summary stays here as `progress`. So when a worker ends,
+only the progress is lost: a merge continues when it is requested again under its id.
 """
 
 from __future__ import annotations
