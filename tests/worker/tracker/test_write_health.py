@@ -55,7 +55,7 @@ def test_an_outage_of_the_whole_cluster_does_not_count() -> None:
     trouble = health.trouble(101.0)
     assert trouble is not None
     assert (trouble.partition, trouble.since_s) == (0, 100.0)
-    health.left(0)
+    health.abandoned(0)
     assert health.trouble(101.0) is None
 
 
@@ -77,7 +77,7 @@ def test_a_trouble_is_no_older_than_the_last_success_of_its_partition(writes: li
         elif how == "failed":
             health.ended(partition, now_s, MessageSizeTooLargeError())
         else:
-            health.left(partition)
+            health.abandoned(partition)
         trouble = health.trouble(now_s)
         assert trouble is None or trouble.since_s >= taken_s.get(trouble.partition, 0.0)
         assert how != "failed" or trouble is not None
