@@ -198,14 +198,14 @@ class Heartbeats(Service):
         except (KafkaError, TimeoutError, OSError) as error:
             if isinstance(error, InvalidTimestampError):
                 self.host_clock.refused(error)
-            self._warn("the control cluster took no heartbeat", error)
+            self._warn("the control cluster took no heartbeat; this worker pauses when its lease ends", error)
             return False
         self.host_clock.acknowledged(acknowledged[-1], sent_ms)
         try:
             # Bounded: the next heartbeat is due, and reads the log again.
             await self._read_control(self.lease.duration_s / 2)
         except (KafkaError, ClusterUnreachable, TimeoutError, OSError) as error:
-            self._warn("this worker could not read the control log to its end", error)
+            self._warn("this worker pauses when its lease ends: it could not read the control log", error)
             return False
         if self.lease.lapsed(sent_s) and not 0 < sent_s - self._back_s < self.members.dead_after_s:
             # A leader without its heartbeats may be reassigning its jobs now. When the next heartbeat is
@@ -215,9 +215,9 @@ class Heartbeats(Service):
         self.lease.renewed(sent_s)
         return True
 
-    def _warn(self, trouble: str, error: BaseException) -> None:
+    def _warn(self, event: str, error: BaseException) -> None:
         log.warning(
-            f"{trouble}; it pauses when its lease ends",
+            event,
             error=repr(error),
             lease_left_s=round(self.lease.expires_at_s - time.monotonic(), 2),
         )

@@ -180,7 +180,7 @@ class JobStarter:
             workload,
             cluster,
             answer,
-            begun=begun,
+            recorded=begun,
             reset=reset,
             report_incident=self._report_incident,
             carried=carried,

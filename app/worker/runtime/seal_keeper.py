@@ -63,18 +63,20 @@ class SealKeeper(Service):
             await self.sleep(POLL_INTERVAL_S)
             try:
                 now_s = time.monotonic()
-                self.tell(now_s)
+                self.report(now_s)
                 await self._begin(now_s)
             except (KafkaError, ClusterUnreachable, OSError, TimeoutError) as error:
                 log.warning("seals do not begin yet", error=repr(error), retry_s=POLL_INTERVAL_S)
             except Exception:
                 log.exception("looking after seals failed and is tried again")
 
-    def tell(self, now_s: float) -> None:
+    def report(self, now_s: float) -> None:
         """Rule 2."""
         refused = self._seals.take_refused()
         is_mine = self._leads()
-        self._unsealed.tell([one for one in refused if is_mine or one.topic not in self._read_by_all], now_s)
+        self._unsealed.report(
+            [one for one in refused if is_mine or one.topic not in self._read_by_all], now_s
+        )
 
     async def _begin(self, now_s: float) -> None:
         """Rule 1."""

@@ -4,8 +4,8 @@ Rules
 1. The fold applies the partition's events in their order (`app.kernel.fencing`). An answer depends only on
    the events before the takeover, so every reader may give it, and each of several answers is right.
 2. A row names the last event that it contains (`offset`). A reader takes rows from the table's changelog
-   and skips the events up to that offset. The job's row with the highest event counts, not the last one: a
-   paused writer, since deposed, may write an older row behind a newer one.
+   and skips the events up to that offset. The job's row with the highest event counts, not
+   the last one, because a deposed writer may write an older row behind a newer one.
 3. A reader first reads the offset that the table's writer has committed, then the changelog to its end. It
    starts to fold a margin before that offset. The writer commits an event once it has sent the rows to the
    changelog; the margin covers rows that have not arrived.

@@ -25,9 +25,9 @@ def test_a_job_that_fails_at_one_batch_waits_longer_each_time_and_the_batch_is_g
         assert failure.count == count
         assert list(failures.given_up("j", EPOCH)) == [7] * (count >= MOST_FAILURES)
         assert not failures.may_begin("j", EPOCH, now_s)
-        assert failures.may_begin("j", EPOCH, failure.again_s)
-        waits.append(failure.again_s - now_s)
-        now_s = failure.again_s
+        assert failures.may_begin("j", EPOCH, failure.retry_at_s)
+        waits.append(failure.retry_at_s - now_s)
+        now_s = failure.retry_at_s
     assert waits[:3] == [FIRST_DELAY_S, 2 * FIRST_DELAY_S, 4 * FIRST_DELAY_S]
     assert max(waits) == waits[-1] == MOST_DELAY_S
     assert failures.may_begin("another", EPOCH, 0.0)
@@ -45,7 +45,7 @@ def test_what_fails_at_no_batch_waits_and_gives_nothing_up() -> None:
     failures = JobFailures()
     for now_s in range(5):
         failure = failures.failed("j", EPOCH, NOWHERE, "boom", now_s, first_delay_s=2.0)
-    assert failure.again_s == 4 + MOST_DELAY_S
+    assert failure.retry_at_s == 4 + MOST_DELAY_S
     assert failures.given_up("j", EPOCH) == {}
     failures.forget("j")
     assert failures.may_begin("j", EPOCH, 4)

@@ -85,7 +85,7 @@ class Place:
             Workload.from_wire(definition),
             self.cluster,
             answer,
-            begun=begun,
+            recorded=begun,
             reset=reset,
             report_incident=tell,
             carried=carried,
@@ -128,7 +128,7 @@ async def test_a_topic_made_anew_is_delivered_from_its_start_although_it_reaches
     found = await place.begin(100, log=former, lineage=2)
     assert (found.snapshot, found.lineage, found.known) == (Snapshot(0), 3, False)
     assert found.log == await place.log()
-    assert "made anew" in place.told[0]
+    assert "recreated" in place.told[0]
     assert former.topic_id in place.told[0]
     assert found.log.topic_id in place.told[0]
     # Once the table knows, nothing of it is told again, and the group's old commit is still not believed.
@@ -240,7 +240,7 @@ async def test_a_corrupt_snapshot_gives_way_to_the_groups_commit(place: Place) -
         workload,
         place.cluster,
         answer,
-        begun=None,
+        recorded=None,
         reset=None,
         report_incident=lambda *t: told.append(t[0]),
     )

@@ -59,7 +59,7 @@ async def begin(carried: ImportedProgress, base: int | None = None) -> StartPosi
         workload,
         cluster,
         answer,
-        begun=begun,
+        recorded=begun,
         reset=None,
         report_incident=lambda *_: None,
         carried=carried,

@@ -82,6 +82,6 @@ async def test_what_all_read_is_told_by_the_leader_alone(
             keeper.leads = leads
             for topic in (topics.heartbeats, topics.trackers):
                 assert seals.refuses(at(topic.name, 5))
-            keeper.made.tell(0.0)
+            keeper.made.report(0.0)
         assert [subject for _, subject, *_ in keeper.told] == [topics.trackers.name, topics.heartbeats.name]
         assert "1 records without a worker's seal" in keeper.told[0][2]
