@@ -1,10 +1,10 @@
-"""Logging: structlog for Switchyard, the same handlers for Faust and aiokafka, in one format.
+"""Logging: structlog for Switchyard and the same handlers for Faust and aiokafka, in one format.
 
-`console` for people (colour only on a terminal), `json` for machines. Faust gets the dict config, so that
-its own set-up (which turns the root logger to DEBUG for some levels) does not apply.
+`console` is for people (colour only on a terminal), `json` for machines. Faust gets the dict config,
+because its own set-up turns the root logger to DEBUG for some levels.
 
-Records and peers choose some of the words. So control characters are escaped, which could drive a terminal or
-forge a line, and a flood of warnings becomes a bounded number of lines that count the rest.
+Records and peers choose parts of the messages. Control characters could drive a terminal or forge a
+line, so they are escaped. A flood of warnings becomes a bounded number of lines that count the rest.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import structlog
 
 
 class LoggingSettings(Protocol):
-    """What the configuration says of logging."""
+    """The configuration of logging."""
 
     @property
     def level(self) -> str: ...
@@ -28,7 +28,7 @@ class LoggingSettings(Protocol):
     def format(self) -> str: ...
 
 
-# A filter holds for its own logger only, not for those below it: the ones that storm, by name.
+# A filter applies to its own logger only, not to those below it. These are the ones that storm.
 NOISY = (
     "aiokafka",
     "aiokafka.client",
@@ -39,12 +39,14 @@ NOISY = (
     "aiokafka.producer.sender",
     "faust.transport.drivers.aiokafka",
 )
-QUIET_S = 5.0  # of the client libraries' messages of one kind, one this often
+QUIET_S = 5.0  # between two messages of one kind by a client library
 
 
 class OncePerWhile(logging.Filter):
-    """Lets one message of a kind (logger and template) through every `every_s`; the next tells how many were
-    left out. While a broker is away, the Kafka client says the same thing thousands of times a minute."""
+    """Passes one message of a kind (logger and template) every `every_s`; the next one counts those left out.
+
+    While a broker is unreachable, the Kafka client logs the same message thousands of times a minute.
+    """
 
     def __init__(self, every_s: float = QUIET_S, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__()
@@ -53,7 +55,7 @@ class OncePerWhile(logging.Filter):
         self._seen: dict[tuple[str, str], tuple[float, int]] = {}
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Whether the record is to be logged."""
+        """Whether to log the record."""
         kind = (record.name, str(record.msg)[:200])
         now_s = self._clock()
         last_s, left_out = self._seen.get(kind, (float("-inf"), 0))
@@ -71,13 +73,15 @@ class OncePerWhile(logging.Filter):
 
 MAX_KINDS = 10_000
 FLOOD_WINDOW_S = 10.0
-# warnings and errors in `FLOOD_WINDOW_S`; a worker in trouble says less
+# warnings and errors in `FLOOD_WINDOW_S`; a worker in trouble logs fewer
 MOST_OF_A_KIND, MOST_OF_ALL = 20, 500
 
 
 class FloodFilter(logging.Filter):
-    """Lets so many warnings and errors of a kind, and of all kinds, through in `FLOOD_WINDOW_S`. The next of
-    a kind tells how many were left out: a bad record each millisecond fills no disk."""
+    """Passes a bounded number of warnings and errors, of each kind and of all, in `FLOOD_WINDOW_S`.
+
+    The next one of a kind counts those left out, so a bad record every millisecond fills no disk.
+    """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__()
@@ -88,7 +92,7 @@ class FloodFilter(logging.Filter):
         self._all = 0
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Whether the record is to be logged."""
+        """Whether to log the record."""
         if record.levelno < logging.WARNING:
             return True
         now_s, kind = self._clock(), _kind_of(record)
@@ -108,7 +112,8 @@ class FloodFilter(logging.Filter):
 
 
 def _kind_of(record: logging.LogRecord) -> tuple[str, str]:
-    """Logger and template: structlog's records are mappings, whose event is a constant of the code."""
+    """Logger and template. The message of a structlog record is a mapping, whose event is a constant of
+    the code."""
     said: Any = record.msg
     return record.name, str(said.get("event", "") if isinstance(said, dict) else said)[:200]
 
@@ -123,9 +128,9 @@ def _add_left_out(record: logging.LogRecord, left_out: int) -> None:
 
 
 def escape_controls(_: Any, __: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
-    """A processor for terminals: nothing that a record or a peer said moves the cursor or begins a line.
+    """A processor for terminals: text from a record or a peer cannot move the cursor or begin a line.
 
-    The text of an exception keeps its own lines, indented so that none looks like a line of the log.
+    An exception's text keeps its lines, indented so that none looks like a line of the log.
     """
     for name, value in event.items():
         if name in ("exception", "stack"):
@@ -158,7 +163,7 @@ _SHARED: list[Any] = [
 
 
 def logging_config(settings: LoggingSettings) -> dict[str, Any]:
-    """A `logging.config.dictConfig` for the whole process."""
+    """The `logging.config.dictConfig` of the whole process."""
     renderer: Any = (
         structlog.processors.JSONRenderer()
         if settings.format == "json"
@@ -201,7 +206,7 @@ def logging_config(settings: LoggingSettings) -> dict[str, Any]:
 
 
 def configure_logging(settings: LoggingSettings) -> None:
-    """Puts `settings` in force for this process."""
+    """Applies `settings` to this process."""
     logging.config.dictConfig(logging_config(settings))
     structlog.configure(
         processors=[

@@ -1,7 +1,7 @@
-"""What a worker runs beside Faust: the control log, heartbeats, leadership, its jobs.
+"""The runtime: a worker's services beside Faust, such as control log, heartbeats, leadership and jobs.
 
-Started before Faust's tables have recovered, stopped before Faust stops: none of it waits for a
-consumer group. Every step of the way down is bounded in time.
+It starts before Faust's tables have recovered and stops before Faust stops, so it waits for no consumer
+group. Every step of its stop has a timeout.
 """
 
 from __future__ import annotations
@@ -76,24 +76,25 @@ log = structlog.get_logger(__name__)
 
 HEARTBEAT_S = 0.5
 LEASE_S = 2.0
-DEAD_AFTER_S = 3.0  # above LEASE_S + HEARTBEAT_S: a worker stops before anybody takes its jobs
+DEAD_AFTER_S = 3.0  # above LEASE_S + HEARTBEAT_S: a worker stops before its jobs are reassigned
 MAX_KEPT_INCIDENTS = 500
 GOODBYE_TIMEOUT_S = 2.0
 INCIDENT_TIMEOUT_S = 10.0
 CONTROL_READ_TIMEOUT_S = 5.0
-# Batches, futures and answers come by the thousand and go by themselves: seldom is anything found among them.
+# Batches, futures and answers come by the thousand and need no collector, so it runs seldom.
 GC_THRESHOLDS = 50_000, 20, 20
 
 assert DEAD_AFTER_S > LEASE_S + HEARTBEAT_S
 
 
 class Runtime(Service):
-    """See the module.
+    """Builds and runs a worker's services.
 
-    Attributes: `worker` (this process's id, never used twice), `control`, `members`, `jobs`, `lease`,
-    `region` (its name), `incidents` (the latest, oldest first), `regions` (None without an atlas and a
-    directory), `failover`,
-    `audit_books`, `alerts`.
+    Attributes:
+        worker: This process's id, which is never used twice.
+        region: The region's name.
+        incidents: The latest incidents, oldest first.
+        regions: The services of other regions; None without an atlas and a directory.
     """
 
     _jumps = 0  # terms and epochs that were refused
@@ -134,7 +135,7 @@ class Runtime(Service):
         self._grace_s = grace_s
         self._incident_producer = ReplaceableProducer("incidents", self._options, enable_idempotence=False)
         self._pending: set[asyncio.Task[Any]] = set()
-        self._unreadable = UnreadableRecords("records of the incidents topic are no incidents")
+        self._unreadable = UnreadableRecords("the incidents topic has records that are no incidents")
         self.control = ControlLog(topics.control.name, control_options, seals)
         self.clusters = DataClusters(
             clusters, deliver, ByteBudget(memory_budget_bytes), may_append=self._may_act
@@ -147,12 +148,12 @@ class Runtime(Service):
         self.failover = FailoverParticipant(
             self.control, self._control_client, control_options, layout, self.catalog.workload,
             leads=lambda: self.leader.leads,
-            on_news=lambda: self.leader.start_round(),  # noqa: PLW0108 - the leader comes later
+            on_news=lambda: self.leader.start_round(),  # noqa: PLW0108 - the leader is made later
             report_incident=self.report_incident,
             presence=self.presence,
             live=self._present,
         )  # fmt: skip
-        self.failover.runs.arrived = lambda asked: FailoverPlanner(self).arrived(asked)
+        self.failover.runs.arrived = lambda positions: FailoverPlanner(self).arrived(positions)
         self.catalog.runs_here = self.failover.keeper.runs_here
         self.catalog.sender_role = self.failover.keeper.sender_role
         self.trackers = TrackerClient(self.worker, topics, control_options, seals)
@@ -282,7 +283,7 @@ class Runtime(Service):
         for other in (self.regions, self.ended, self.seal_keeper):
             if other is not None:
                 await self.add_runtime_dependency(other)
-        # Faust's stores collect the whole heap at every rebalance, in the loop: what is here by now stays.
+        # Faust's stores collect the whole heap at every rebalance, in the loop; this exempts present objects.
         gc.collect()
         gc.freeze()
         gc.set_threshold(*GC_THRESHOLDS)
@@ -295,7 +296,7 @@ class Runtime(Service):
             self.schemas.start_refresh()
 
     async def drain(self) -> None:
-        """SIGTERM: stops fetching, lets in-flight finish, commits, hands over, says goodbye."""
+        """SIGTERM: finishes the messages in flight, commits, releases the jobs, says goodbye."""
         if self.draining:
             return
         self.draining = True
@@ -311,7 +312,7 @@ class Runtime(Service):
         await bounded(self.clusters.stop(), 10.0, "data clusters")
 
     async def on_shutdown(self) -> None:
-        """Last of all: heartbeats and followers ask by these until they have stopped."""
+        """Last, because heartbeats and followers use these clients until they have stopped."""
         self.schemas.close()
         await bounded(self._control_client.stop(), TAIL_STOP_TIMEOUT_S, "client of the control cluster")
         await self._incident_producer.stop()
@@ -320,9 +321,9 @@ class Runtime(Service):
         now_s = time.monotonic()
         self.meter.sample(self.jobs.flowing, now_s)
         self.presence.update(now_s)
-        # what others may have taken over rests before this can renew the lease
+        # Pauses and moves that other workers rely on apply before this heartbeat can renew the lease.
         self.jobs.pause_controller.reconcile()
-        self.jobs.share_limits()  # as of `read`: the leader gives others what this worker gave up by then
+        self.jobs.share_limits()  # as of `read`: the leader then divides what this worker gave up
         return Heartbeat(
             worker=self.worker,
             at_ms=now_ms(),
@@ -348,7 +349,7 @@ class Runtime(Service):
     # -- incidents -------------------------------------------------------------------------------
 
     def report_incident(self, kind: str, subject: str, message: str, remedy: str) -> None:
-        """Something a person must know: logged, and kept in the incidents topic for every console."""
+        """Logs an incident, and writes it to the incidents topic for every console."""
         log.warning(message, incident=kind, subject=subject, remedy=remedy)
         incident = IncidentRecord(
             at_ms=now_ms(), worker=self.worker, kind=kind, subject=subject, message=message, remedy=remedy
@@ -360,21 +361,22 @@ class Runtime(Service):
     def _report_own(self, kind: str, message: str, remedy: str) -> None:
         self.report_incident(kind, self.worker, message, remedy)
 
-    async def _tell_others(self, kind: str, message: str, remedy: str) -> None:
-        """Reports an incident about this worker; it stands in the topic then, unless that takes nothing."""
+    async def _report_and_wait(self, kind: str, message: str, remedy: str) -> None:
+        """Reports an incident about this worker, and waits until it is in the topic, or
+        `INCIDENT_TIMEOUT_S`."""
         self.report_incident(kind, self.worker, message, remedy)
         await asyncio.wait(list(self._pending), timeout=INCIDENT_TIMEOUT_S)
 
     def _report_jumps(self) -> None:
-        """The leader tells of the first, second, fourth ... term or epoch that cannot be."""
+        """The leader reports the first, second, fourth ... refused term or epoch."""
         if not (jump := self.control.take_jump()):
             return
         self._jumps += 1
         if self.leader.leads and self._jumps.bit_count() == 1:
             self.report_incident(
                 "term-refused", self.control.topic,
-                f"{jump} names a term or an epoch that cannot be; it does not count",
-                "see who else writes to that topic, and withdraw their permission",
+                f"{jump} names an impossible term or epoch; it does not count",
+                "find the program that writes to that topic, and withdraw its permission",
             )  # fmt: skip
 
     async def _publish(self, incident: IncidentRecord) -> None:
@@ -398,7 +400,7 @@ class Runtime(Service):
         trackers = self.trackers
         saves = SaveWatch(
             trackers.topic, trackers.writes, self._may_act, trackers.probe,
-            self._others_save, self._tell_others,
+            self._others_save, self._report_and_wait,
         )  # fmt: skip
         watchdog = Watchdog(self.jobs.progress_saver, self._may_not_commit, self._answers)
         loop_watch = LoopWatch(self.worker, self.report_incident)
@@ -408,7 +410,7 @@ class Runtime(Service):
         return not self.jobs.flowing or not self._may_act()
 
     def _present(self) -> set[str]:
-        """The workers that live, by the names that count for whether the region goes on."""
+        """The live workers, by the names that count for the region's presence."""
         return {beat.presence for beat in self.members.live(time.monotonic()).values() if beat.presence}
 
     def _may_act(self) -> bool:

@@ -171,8 +171,8 @@ class TrackerFollower(Service):
             mine = partition in written or self.worker in followers(partition, live)
             if not mine:
                 self.folds.pop(partition, None)
-                if (task := self._starting.pop(partition, None)) is not None:
-                    task.cancel()
+                if (starting := self._starting.pop(partition, None)) is not None:
+                    starting.cancel()
             elif (
                 partition not in self.folds
                 and partition not in self._starting

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from app.worker.runtime.open_files import LEAST, OF_A_BROKER, OpenFilesWatch
+from app.worker.runtime.open_files import BASE_FILES, FILES_PER_BROKER, OpenFilesWatch
 
 
 def limited(soft: int, hard: int, code: str) -> str:
@@ -32,9 +32,9 @@ def test_the_soft_limit_becomes_the_hard_one(soft: int, hard: int, then: int) ->
 def test_what_is_too_little_is_told_with_the_number_and_the_command() -> None:
     words = limited(256, 256, "print(open_files.too_few(4))")
     assert "may have 256 files open" in words
-    assert f"needs about {LEAST + 4 * OF_A_BROKER} with the 4 bootstrap addresses" in words
+    assert f"needs about {BASE_FILES + 4 * FILES_PER_BROKER} with the 4 bootstrap addresses" in words
     assert "ulimit -n 65536" in words
-    enough = LEAST + 4 * OF_A_BROKER
+    enough = BASE_FILES + 4 * FILES_PER_BROKER
     assert limited(enough, enough, "print(open_files.too_few(4))") == ""
 
 

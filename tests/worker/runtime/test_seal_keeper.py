@@ -13,7 +13,7 @@ from app.controllog.topics import ControlTopics
 from app.kafka.client.cluster import ClusterClient
 from app.kernel.clock import now_ms
 from app.worker.members.membership import STOPPED, Members
-from app.worker.runtime.seal_keeper import FORMER_S, TELL_AFTER_S, SealKeeper
+from app.worker.runtime.seal_keeper import FORMER_S, REPORT_AFTER_S, SealKeeper
 from tests.controllog.test_seals import at, region, started, until
 
 
@@ -47,17 +47,17 @@ async def test_seals_begin_once_no_worker_of_an_earlier_version_lives(
         started(topics, options, client) as seals,
     ):
         keeper, start_s = Keeper(seals, client, topics), time.monotonic()
-        for second in range(int(TELL_AFTER_S) + 10):
+        for second in range(int(REPORT_AFTER_S) + 10):
             keeper.hear("new", start_s + second, seals=VERSION)
             keeper.hear("old", start_s + second)
             await keeper.made._begin(start_s + second)
         assert [kind for kind, *_ in keeper.told] == ["seals-wait"]
         assert "among them old" in keeper.told[0][2]
-        keeper.hear("new", start_s + TELL_AFTER_S + 10, seals=VERSION)
-        keeper.hear("old", start_s + TELL_AFTER_S + 10, state=STOPPED)
-        await keeper.made._begin(start_s + TELL_AFTER_S + FORMER_S)
+        keeper.hear("new", start_s + REPORT_AFTER_S + 10, seals=VERSION)
+        keeper.hear("old", start_s + REPORT_AFTER_S + 10, state=STOPPED)
+        await keeper.made._begin(start_s + REPORT_AFTER_S + FORMER_S)
         assert await client.end_offsets([(topics.seals.name, 0)]) == {(topics.seals.name, 0): 0}
-        later_s = start_s + TELL_AFTER_S + 10 + FORMER_S
+        later_s = start_s + REPORT_AFTER_S + 10 + FORMER_S
         keeper.hear("new", later_s, seals=VERSION)
         keeper.leads = False
         await keeper.made._begin(later_s)
