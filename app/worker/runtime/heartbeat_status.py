@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
@@ -150,11 +151,8 @@ def _workload(
 def _heads(pumps: Iterable[DispatchPump], now_s: float) -> tuple[dict[str, list[HeadStatus]], dict[str, int]]:
     """Workload -> the heads that hold a partition back, the oldest first, and how many are omitted."""
     found = [(pump.job.name, head) for pump in pumps if (head := candidate(pump, now_s)) is not None]
-    more: dict[str, int] = {}
     found.sort(key=lambda entry: -1.0 if entry[1].age_s is None else entry[1].age_s, reverse=True)
     kept: dict[str, list[HeadStatus]] = {}
     for key, head in found[:MAX_HEADS]:
         kept.setdefault(key, []).append(head)
-    for key, _ in found[MAX_HEADS:]:
-        more[key] = more.get(key, 0) + 1
-    return kept, more
+    return kept, Counter(key for key, _ in found[MAX_HEADS:])

@@ -35,7 +35,7 @@ from app.payload.schema_loader import SchemaLoader
 from app.replicate.jobs.controller import ReplicaController
 from app.worker.catalog import Catalog
 from app.worker.jobs.pump import StartedJob, StartPostponed
-from app.worker.jobs.start_position import LineageReset, ReportIncident, StartPosition, find_start_position
+from app.worker.jobs.start_position import LineageReset, ReportIncident, find_start_position
 from app.worker.tracker.client import TrackerClient
 
 log = structlog.get_logger(__name__)
@@ -79,8 +79,11 @@ class JobStarter:
         self._runtimes = runtimes
         self._report_incident = report_incident
         self._interceptors = interceptors
-        self._replicas = replicas
-        self._audits = audits
+        self._controllers: dict[Kind, ReplicaController | AuditController] = {
+            Kind.REPLICATE: replicas,
+            Kind.AUDIT: audits,
+        }
+        self._consumers = audits.consumers
         self._remote_progress_import = remote_progress_import
         self._schemas = schemas
 
@@ -115,18 +118,16 @@ class JobStarter:
     async def _take_over(self, identity: JobId, held: Assignment) -> StartedJob | None:
         job = str(identity)
         # A wrong definition or an unreachable cluster is found before the takeover fences the former owner.
-        match identity.kind:
-            case Kind.REPLICATE:
-                await self._replicas.check(identity)
-            case Kind.AUDIT:
-                await self._audits.check(identity)
-            case Kind.DISPATCH:
-                await self._dispatched(identity.name)
+        controller = self._controllers.get(identity.kind)
+        if controller is None:
+            await self._dispatched(identity.name)
+        else:
+            await controller.check(identity)
         answer = await self._trackers.takeover(job, held.epoch)
         if not answer.granted and answer.known_epoch > highest(self._control.view.next_offset):
             self._report_incident(
                 "epoch-refused", job,
-                f"the tracker topic has epoch {answer.known_epoch}, but no control log gave it; it is ignored",
+                f"the tracker topic has epoch {answer.known_epoch}, above every possible one; it is ignored",
                 "find the program that writes to that topic, and withdraw its permission",
             )  # fmt: skip
             answer = await self._trackers.takeover(job, held.epoch, over=answer.known_epoch)
@@ -140,13 +141,8 @@ class JobStarter:
             current = self._control.view.assignments.get(job)
             return current is not None and current.epoch == held.epoch and current.worker == self.worker
 
-        match identity.kind:
-            case Kind.REPLICATE:
-                started = await self._replicas.start_pump(identity, held.epoch, answer, reset, is_mine)
-            case Kind.AUDIT:
-                started = await self._audits.start_pump(identity, held.epoch, answer, reset, is_mine)
-            case Kind.DISPATCH:
-                started = await self._start_dispatch(identity, held.epoch, answer, reset, is_mine)
+        start = self._start_dispatch if controller is None else controller.start_pump
+        started = await start(identity, held.epoch, answer, reset, is_mine)
         if started is not None:
             self.resets.pop(job, None)
         return started
@@ -184,8 +180,7 @@ class JobStarter:
             report_incident=self._report_incident,
             carried=carried,
         )
-        consumers = self._audits.consumers
-        counts = await consumers.counts_from(identity, workload, cluster, answer, beginning)
+        counts = await self._consumers.counts_from(identity, workload, cluster, answer, beginning)
         chain = await make_chain(workload, self._interceptors, self._schemas)
         if not is_mine():
             return None
@@ -197,11 +192,23 @@ class JobStarter:
         )
         made.announce_role(self._catalog.sender_role(workload))
         try:
-            pump = self._pump(identity, epoch, made, workload, beginning)
+            pump = DispatchPump(
+                identity,
+                epoch,
+                made,
+                tier=tier_of(workload, identity.topic),
+                merged=identity.topic in (workload.merge_topic(), workload.delayed_topic()),
+                next_offset=beginning.snapshot.base,
+                snapshot=beginning.snapshot,
+                capacity=workload.spec.tracker.capacity,
+                group=workload.metadata.group,
+                lineage=beginning.lineage,
+                topic_id=beginning.log.topic_id,
+            )
             if answer.lineage == beginning.lineage:
                 pump.inherit_risks(answer.note)
             self._remote_progress_import.attach(pump, workload, answer, beginning, reset, carried)
-            consumers.attach(pump, beginning, counts)
+            self._consumers.attach(pump, beginning, counts)
         except BaseException:
             if runtime is None:
                 await made.close()
@@ -210,25 +217,6 @@ class JobStarter:
             made.retry_publisher.make_delayed = partial(create_delayed, cluster.client, workload)
             self._runtimes[identity.name] = made
         return StartedJob(pump, beginning, cluster, next_offset=counts and counts.next_offset)
-
-    @staticmethod
-    def _pump(
-        identity: JobId, epoch: int, runtime: WorkloadRuntime, workload: Workload, start: StartPosition
-    ) -> DispatchPump:
-        snapshot = start.snapshot
-        return DispatchPump(
-            identity,
-            epoch,
-            runtime,
-            tier=tier_of(workload, identity.topic),
-            merged=identity.topic in (workload.merge_topic(), workload.delayed_topic()),
-            next_offset=snapshot.base,
-            snapshot=snapshot,
-            capacity=workload.spec.tracker.capacity,
-            group=workload.metadata.group,
-            lineage=start.lineage,
-            topic_id=start.log.topic_id,
-        )
 
     async def _refused(self, job: str, held: Assignment, known_epoch: int) -> None:
         """The tracker table outlived the control log, so the leader must assign the job under a higher

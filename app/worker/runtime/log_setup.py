@@ -66,8 +66,7 @@ class OncePerWhile(logging.Filter):
             self._seen.clear()
         self._seen[kind] = (now_s, 0)
         if left_out:
-            record.msg = f"{record.getMessage()} ({left_out} more like this were left out)"
-            record.args = ()
+            _add_left_out(record, left_out)
         return True
 
 

@@ -38,7 +38,9 @@ class Meter:
 
     def __init__(self, cpu: float | None, memory: int | None, network: int | None) -> None:
         self.capacity = Load(
-            cpu or min(CORES, _cores()), memory or _memory_bytes(), network or _network_bytes_per_s()
+            cpu or min(CORES, len(os.sched_getaffinity(0))),
+            memory or _memory_bytes(),
+            network or _network_bytes_per_s(),
         )
         self.used = Load()
         self.loads: dict[str, Load] = {}
@@ -103,10 +105,6 @@ def _since(before: JobWork | None, now: JobWork) -> JobWork:
     if before is None or now.bytes < before.bytes:  # a new pump of the job
         return now
     return JobWork(now.bytes - before.bytes, now.messages - before.messages, now.calls - before.calls)
-
-
-def _cores() -> float:
-    return float(len(os.sched_getaffinity(0)))
 
 
 def _memory_bytes() -> int:

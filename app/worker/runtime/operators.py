@@ -96,7 +96,7 @@ class OperatorActions:
 
     def foresee(self, job: str, ranges: Sequence[Range]) -> EndedOffsets:
         """The offsets that `skip` and `stash` would end now. Raises OperationRefused."""
-        pump, _ = self._mine(job)
+        pump = self._mine(job)
         can: list[int] = []
         refused: dict[str, list[int]] = {}
         for offset in offsets_of(ranges):
@@ -112,7 +112,7 @@ class OperatorActions:
 
     async def stash(self, job: str, ranges: Sequence[Range], actor: str, why: str = "") -> EndedOffsets:
         """Moves messages into the DLQ. Raises OperationRefused."""
-        pump, _ = self._mine(job)
+        pump = self._mine(job)
         if not pump.runtime.policy.dlq_enabled:
             raise OperationRefused("the workload has no DLQ; enable dlq, or skip")
         return await self._end(job, ranges, Action.DLQ, "stash", actor, why)
@@ -120,7 +120,7 @@ class OperatorActions:
     async def _end(
         self, job: str, ranges: Sequence[Range], action: Action, verb: str, actor: str, why: str
     ) -> EndedOffsets:
-        pump, _ = self._mine(job)
+        pump = self._mine(job)
         reason = f"{'skipped' if action is Action.ACK else 'stashed'} by {actor}" + (
             f": {why}" if why else ""
         )
@@ -218,7 +218,7 @@ class OperatorActions:
         return passed_over
 
     def _replica(self, job: str) -> ReplicaPump:
-        return cast("ReplicaPump", self._flowing(job)[0])
+        return cast("ReplicaPump", self._flowing(job))
 
     # -- reset -----------------------------------------------------------------------------------
 
@@ -279,7 +279,7 @@ class OperatorActions:
                 "the workload is moving to another cluster; wait for the move, or resume the workload first"
             )
         move = await self.foresee_reset(JobId.parse(job), wanted)
-        pump, _ = self._flowing(job)
+        pump = self._flowing(job)
         move = PositionMove(job, pump.base, move.to, move.note)
         lineage = pump.lineage + 1
         await self._renew(pump, lineage, move.to)
@@ -343,12 +343,11 @@ class OperatorActions:
 
     # -- inside ----------------------------------------------------------------------------------
 
-    def _mine(self, job: str) -> tuple[DispatchPump, int]:
+    def _mine(self, job: str) -> DispatchPump:
         """The pump of a workload's job (rule 1). Raises NotHere."""
-        pump, epoch = self._flowing(job)
-        return cast("DispatchPump", pump), epoch  # the caller knows the kind of the job
+        return cast("DispatchPump", self._flowing(job))  # the caller knows the kind of the job
 
-    def _flowing(self, job: str) -> tuple[Pump, int]:
+    def _flowing(self, job: str) -> Pump:
         """The job's pump (rule 1). Raises NotHere."""
         jobs, held = self._jobs, self._control.view.owner(job)
         pump = jobs.flowing.get(job)
@@ -358,11 +357,11 @@ class OperatorActions:
             raise NotHere(f"{job} is starting or stopping; ask again in a moment")
         if not jobs._lease.holds(time.monotonic()):
             raise NotHere("this worker's lease does not hold; ask again in a moment")
-        return pump, held.epoch
+        return pump
 
     def _is_mine(self, job: str, pump: DispatchPump) -> bool:
         try:
-            return self._mine(job)[0] is pump
+            return self._mine(job) is pump
         except NotHere:
             return False
 

@@ -63,15 +63,12 @@ def make_regions(
             if one is not None
         )
 
-    def jobs() -> list[str]:
-        return list(control.view.assignments)
-
     return Regions(
         atlas,
         clusters,
         directory,
         routes=routes,
-        jobs=jobs,
+        jobs=lambda: list(control.view.assignments),
         busy=busy,
         may_act=may_act,
         report_incident=report_incident,

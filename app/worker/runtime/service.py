@@ -130,20 +130,17 @@ class Runtime(Service):
         self.presence = Presence(self.worker, lambda: self.lease.expires_at_s - LEASE_S)
         self.incidents: deque[IncidentRecord] = deque(maxlen=MAX_KEPT_INCIDENTS)
         self.draining, self._state = False, "running"
-        self._topics = topics
-        self._options = control_options = control_spec.aiokafka_options()
+        self._topics, self.region = topics, topics.region
+        control_options = control_spec.aiokafka_options()
         self._grace_s = grace_s
-        self._incident_producer = ReplaceableProducer("incidents", self._options, enable_idempotence=False)
+        self._incident_producer = ReplaceableProducer("incidents", control_options, enable_idempotence=False)
         self._pending: set[asyncio.Task[Any]] = set()
         self._unreadable = UnreadableRecords("the incidents topic has records that are no incidents")
         self.control = ControlLog(topics.control.name, control_options, seals)
         self.clusters = DataClusters(
             clusters, deliver, ByteBudget(memory_budget_bytes), may_append=self._may_act
         )
-        self.region, self.catalog = (
-            topics.region,
-            Catalog(self.control, self.clusters, self.report_incident, layout),
-        )
+        self.catalog = Catalog(self.control, self.clusters, self.report_incident, layout)
         self._control_client = ClusterClient(control_spec)
         self.failover = FailoverParticipant(
             self.control, self._control_client, control_options, layout, self.catalog.workload,
@@ -182,7 +179,17 @@ class Runtime(Service):
             self.catalog.audits.bounds_of, self.report_incident,
             lambda: self.leader.leads, self.catalog.audits.oddity_of, self.audit_sender.key,
         )  # fmt: skip
-        self.watchdog, self.save_watch, self.loop_watch, self.open_files = self._watchdogs()
+        self.watchdog = Watchdog(
+            self.jobs.progress_saver, lambda: not self.jobs.flowing or not self._may_act(), self._answers
+        )
+        self.save_watch = SaveWatch(
+            self.trackers.topic, self.trackers.writes, self._may_act, self.trackers.probe,
+            self._others_save, self._report_and_wait,
+        )  # fmt: skip
+        self.loop_watch, self.open_files = (
+            LoopWatch(self.worker, self.report_incident),
+            OpenFilesWatch(self._report_own),
+        )
         self.heartbeats = Heartbeats(
             topics.heartbeats.name, control_options, compose=self._compose, members=self.members,
             lease=self.lease, interval_s=HEARTBEAT_S,
@@ -208,7 +215,7 @@ class Runtime(Service):
         )
         self.needed = PinnedOffsetSyncs(
             self.control, self.catalog, self.clusters, self.barriers,
-            lambda: self.leader.leads and self._may_act(),
+            self._may_lead,
         )  # fmt: skip
         self.sentinel = Sentinel(
             self.worker, self.members, lambda: self.control.view.leader, self.leader.start_round
@@ -216,7 +223,7 @@ class Runtime(Service):
         self.loopback_check = LoopbackCheck(self._place, url, self.members, self.report_incident)
         self.seal_keeper = None if seals is None else SealKeeper(
             seals, self._control_client, self.worker, self.members,
-            lambda: self.leader.leads and self._may_act(), self.report_incident, topics,
+            self._may_lead, self.report_incident, topics,
         )  # fmt: skip
         self.alerts = AlertMonitor(
             self.control,
@@ -224,7 +231,7 @@ class Runtime(Service):
                 self.worker, self.audit_books, self.catalog.audits,
                 lambda: self.members.live(time.monotonic()),
             ),
-            lambda: self.leader.leads and self._may_act(), self.report_incident, topics.region,
+            self._may_lead, self.report_incident, topics.region,
             refuses_local=refuses_local_alerts,
         )  # fmt: skip
         self.regions: Regions | None = None
@@ -236,20 +243,20 @@ class Runtime(Service):
                 self.control,
                 self.catalog,
                 self.clusters,
-                lambda: self.leader.leads and self._may_act(),
+                self._may_lead,
                 self.report_incident,
                 self.failover.keeper.passive,
                 self.failover.derived_routes.regions_of,
             )
             self.jobs.remote_progress_import.remote_progress = self.regions.remote_progress
-            tables = self.regions.tables
             self.ended = OrphanedLines(
-                self.control, clusters.keys(), tables.reach, own_lines(tables), self.barriers,
+                self.control, clusters.keys(), self.regions.tables.reach, own_lines(self.regions.tables),
+                self.barriers,
                 partial(self.control.read_to_end, self._control_client, CONTROL_READ_TIMEOUT_S),
-                lambda: self.leader.leads and self._may_act(),
+                self._may_lead,
             )  # fmt: skip
-            others = self.regions.remote_routes
-            self.catalog.routes.other_regions = lambda: others.other_regions
+            remote_routes = self.regions.remote_routes
+            self.catalog.routes.other_regions = lambda: remote_routes.other_regions
         self._incident_tail = TopicTail(
             topics.incidents.name, control_options, self._on_incidents, from_start=True
         )
@@ -278,11 +285,12 @@ class Runtime(Service):
             self.save_watch,
             self.open_files,
             self.loop_watch,
+            self.regions,
+            self.ended,
+            self.seal_keeper,
         ):
-            await self.add_runtime_dependency(service)
-        for other in (self.regions, self.ended, self.seal_keeper):
-            if other is not None:
-                await self.add_runtime_dependency(other)
+            if service is not None:
+                await self.add_runtime_dependency(service)
         # Faust's stores collect the whole heap at every rebalance, in the loop; this exempts present objects.
         gc.collect()
         gc.freeze()
@@ -394,20 +402,7 @@ class Runtime(Service):
             except codec.BadEvent as error:
                 self._unreadable.add_for_later(record.offset, error)
 
-    # -- watchdog --------------------------------------------------------------------------------
-
-    def _watchdogs(self) -> tuple[Watchdog, SaveWatch, LoopWatch, OpenFilesWatch]:
-        trackers = self.trackers
-        saves = SaveWatch(
-            trackers.topic, trackers.writes, self._may_act, trackers.probe,
-            self._others_save, self._report_and_wait,
-        )  # fmt: skip
-        watchdog = Watchdog(self.jobs.progress_saver, self._may_not_commit, self._answers)
-        loop_watch = LoopWatch(self.worker, self.report_incident)
-        return watchdog, saves, loop_watch, OpenFilesWatch(self._report_own)
-
-    def _may_not_commit(self) -> bool:
-        return not self.jobs.flowing or not self._may_act()
+    # -- state -----------------------------------------------------------------------------------
 
     def _present(self) -> set[str]:
         """The live workers, by the names that count for the region's presence."""
@@ -415,6 +410,9 @@ class Runtime(Service):
 
     def _may_act(self) -> bool:
         return self.lease.holds(time.monotonic())
+
+    def _may_lead(self) -> bool:
+        return self.leader.leads and self._may_act()
 
     def _others_save(self) -> bool:
         others = self.members.live(time.monotonic()).values()

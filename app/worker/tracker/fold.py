@@ -222,7 +222,7 @@ def together(copied: RemoteJobRecord, *, joined: bool) -> TrackerRecord | None:
     """A job's row from both copies. Either copy may be behind the other; the changelog's rows are right.
     `joined`: see `CopyFold`, as of now."""
     table, end, early = copied
-    if joined and table is not None and early is not None and _is_owner(table, early):
+    if joined and table and early and (table.epoch, table.worker) == (early.epoch, early.worker):
         table = _put_together(table, early)
     if end is not None and table is not None and not _is_past(table, end):
         return _put_together(table, end)
@@ -238,10 +238,6 @@ def _put_together(table: TrackerRecord, end: TrackerRecord) -> TrackerRecord:
     with contextlib.suppress(CorruptSnapshot):  # or the end has none: the changelog's row stays
         known = on_snapshot(known, item, worker=end.worker, at_ms=end.at_ms) or known
     return known
-
-
-def _is_owner(table: TrackerRecord, early: TrackerRecord) -> bool:
-    return (table.epoch, table.worker) == (early.epoch, early.worker)
 
 
 def _is_past(table: TrackerRecord | None, end: TrackerRecord) -> bool:
