@@ -363,7 +363,9 @@ async def test_a_topic_that_the_cluster_does_not_make_is_told_in_its_words_until
     assert told == str(refused)
     assert told.startswith(f"cluster east does not make topic {dlq}: ")
     assert told.endswith(f"collides with existing topic: {other} (InvalidTopicError, error 17)")
-    assert region.catalog.troubles[key].startswith(f"{told}; choose another name; it is tried again every")
+    assert region.catalog.troubles[key].startswith(
+        f"{told}; choose another name; the leader tries again every"
+    )
     await region.delete(other)
     await until(region.jobs, jobs)
     assert await client.partitions(dlq) == 2
@@ -430,7 +432,7 @@ async def test_own_topics_that_somebody_made_otherwise_are_told_with_what_they_n
     )
     assert region.catalog.troubles[f"billing/{region.topic}"] == (
         f"{region.told[0]}; alter it: {command} --add-config max.message.bytes={enough}; "
-        "3 more of its topics are told by incidents topic-settings"
+        "incidents topic-settings name 3 more of its topics"
     )
     found = await region.settings(dlq)
     assert {name: found[name.replace("_", ".")] for name in bad} == bad, "it is somebody's"
@@ -455,7 +457,7 @@ async def test_a_workload_under_a_key_that_is_none_costs_itself_only_and_is_told
     await region.append(put(definition("other", region.topic)))
     assert await region.jobs() == {region.topic: {0, 1}}
     (told,) = region.told
-    assert "stands under" in told
+    assert "the definition under" in told
 
 
 async def test_jobs_of_a_definition_that_cannot_be_read_stay(region: Region) -> None:

@@ -44,7 +44,7 @@ def test_a_partition_is_paused_and_all_is_resumed(shell: Shell) -> None:
     )
     assert json.loads(ended.stdout)["partitions"] == [1]
     assert shell("workload", "resume", NAME, "--execute", "--yes").returncode == 0
-    assert "so before" in shell("workload", "resume", NAME, "--execute", "--yes").stderr
+    assert "it was resumed before" in shell("workload", "resume", NAME, "--execute", "--yes").stderr
     events = [event for event in shell.fed.control.appended if isinstance(event, Paused)]
     assert [(event.partition, event.paused) for event in events] == [(1, True), (-1, False), (-1, False)]
     assert events[0].actor == "ann (command line)"
@@ -76,13 +76,13 @@ def test_nothing_to_end_is_a_failed_precondition(shell: Shell) -> None:
         (["workload", "reset", NAME, "--to", "earliest", "--at", "2h"], 2, "say where to"),
         (["workload", "reset", NAME, "--offset", "0:1", "--partition", "0"], 2, "say where to"),
         (["workload", "reset", NAME, "--offset", "0"], 2, "P:OFFSET"),
-        (["workload", "reset", NAME, "--offset", "0:1", "--offset", "0:2"], 2, "once a partition"),
+        (["workload", "reset", NAME, "--offset", "0:1", "--offset", "0:2"], 2, "each partition once"),
         (["workload", "pause", "orders"], 2, "group/topic"),
         (["workload", "pause", "no/such", "--execute", "--yes"], 4, "no workload no/such"),
         (["workload", "pause", NAME, "--partition", "9", "--execute", "--yes"], 4, "no partition 9"),
         (["tracker", "skip", NAME, "0", "x"], 2, "1042"),
         (["tracker", "skip", NAME, "0"], 2, "OFFSET"),
-        (["tracker", "stash", NAME, "9", "1"], 4, "nobody owns"),
+        (["tracker", "stash", NAME, "9", "1"], 4, "no worker owns"),
         (["tracker", "stash", NAME, "1", "1"], 7, "starting or stopping"),
         (["tracker", "stash", NAME, "0", "1", "--url", "http://127.0.0.1:1"], 7, "no worker answers"),
     ],

@@ -80,7 +80,7 @@ def test_a_partition_without_a_living_owner_is_shown_as_waiting_with_the_reason(
     state = state_of(job(0))
     (only,) = seen(state).partitions(KEY)
     assert only["state"] == "waiting"
-    assert "not heard" in only["trouble"]
+    assert "its worker is silent" in only["trouble"]
     assert only["lag_messages"] is None
     assert seen(state).workload(state.workloads[KEY])["waiting"] == 1
 

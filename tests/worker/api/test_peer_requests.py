@@ -83,7 +83,7 @@ def test_what_is_no_worker_at_all_gives_no_answer_for_it(console: Console) -> No
         of_another(console, url, place="another host")
         answer = console.ask("GET", TRACKER)
         assert answer.status == 502
-        assert "not this worker" in answer.json["detail"]
+        assert "another process answers" in answer.json["detail"]
 
 
 def test_the_answer_of_a_worker_of_an_older_version_counts() -> None:

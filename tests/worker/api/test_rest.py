@@ -180,7 +180,7 @@ def test_a_partition_whose_owner_is_away_or_starting_is_asked_for_again(orders: 
     problem(orders.ask("POST", SKIP, body), 503, "starting or stopping")
     orders.fed.apply(assigned(job(0), "worker-b", epoch=2))
     problem(orders.ask("POST", SKIP, body), 503, "sends no heartbeats")
-    problem(orders.ask("POST", f"{PATH}/partitions/9/tracker/stash", body), 404, "nobody owns")
+    problem(orders.ask("POST", f"{PATH}/partitions/9/tracker/stash", body), 404, "no worker owns")
 
 
 # -- reset -----------------------------------------------------------------------------------------
