@@ -400,7 +400,7 @@ class PatientApp(faust.App):
             log.warning(
                 "a rebalance or this stop continues before all table changes are in the control cluster",
                 waits_s=FLUSH_TIMEOUT_S,
-                remedy="check that its brokers run and accept records; the events of missing changes were not "
+                remedy="check that its brokers run and accept records; events of missing changes were not "
                 "committed and come again",
             )
 

@@ -12,6 +12,7 @@ import ssl
 import sys
 import threading
 import time
+from functools import cached_property
 from typing import Any
 
 import faust
@@ -92,26 +93,20 @@ class SwitchyardApp(PatientApp):
             value_serializer="raw",
         )
 
-    @property
+    @cached_property
     def dispatch_channel(self) -> DataChannel:
         """The fetch services' batches for the dispatch agent."""
-        if not hasattr(self, "_dispatch_channel"):
-            self._dispatch_channel = DataChannel(self, maxsize=CHANNEL_BATCHES)
-        return self._dispatch_channel
+        return DataChannel(self, maxsize=CHANNEL_BATCHES)
 
-    @property
+    @cached_property
     def replicate_channel(self) -> DataChannel:
         """The fetch services' batches for the replicate agent."""
-        if not hasattr(self, "_replicate_channel"):
-            self._replicate_channel = DataChannel(self, maxsize=CHANNEL_BATCHES)
-        return self._replicate_channel
+        return DataChannel(self, maxsize=CHANNEL_BATCHES)
 
-    @property
+    @cached_property
     def audit_channel(self) -> DataChannel:
         """The fetch services' batches for the audit agent."""
-        if not hasattr(self, "_audit_channel"):
-            self._audit_channel = DataChannel(self, maxsize=CHANNEL_BATCHES)
-        return self._audit_channel
+        return DataChannel(self, maxsize=CHANNEL_BATCHES)
 
     async def on_first_start(self) -> None:
         missing = sorted(AGENTS - {name.rsplit(".", 1)[-1] for name in self.agents}) + sorted(
@@ -229,15 +224,8 @@ class SwitchyardApp(PatientApp):
         return self.runtime
 
     async def _deliver(self, item: Any) -> None:
-        job, *_ = item.key
-        match job.partition(":")[0]:
-            case Kind.REPLICATE:
-                channel = self.replicate_channel
-            case Kind.AUDIT:
-                channel = self.audit_channel
-            case _:
-                channel = self.dispatch_channel
-        await channel.put(item)
+        channels = {Kind.REPLICATE: self.replicate_channel, Kind.AUDIT: self.audit_channel}
+        await channels.get(item.key[0].partition(":")[0], self.dispatch_channel).put(item)
 
     def _on_rebalance_when_stopped(self) -> None:
         """Does nothing, because the consumer's thread closes its connections itself.

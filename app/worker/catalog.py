@@ -94,7 +94,9 @@ class Catalog:
         self._read_at_s: dict[str, float] = {}
         self._prepared: dict[str, tuple[str, int]] = {}  # etag and partitions of the topic
         self._workloads = DefinitionCache(
-            lambda: control.view.workloads, lambda key, data: local(_parsed(key, data), layout), self._unread
+            lambda: control.view.workloads,
+            lambda key, data: local(_parsed(key, data), layout),
+            lambda key, why: self._report(key, why, "deploy it again"),
         )
         self._reading: dict[str, asyncio.Task[None]] = {}
         self._late: set[str] = set()  # clusters that did not answer in time
@@ -310,10 +312,10 @@ class Catalog:
         if began_s >= self._check_again_s.get(key, began_s):
             self._wrong[key] = await self._check_settings(cluster.client, workload, sizes.keys())
             self._check_again_s[key] = began_s + CHECK_AGAIN_S
-        counted = await self._counted(cluster.client, name, {one: sizes[one] for one in own if one in sizes})
+        present = {one: sizes[one] for one in own if one in sizes}
+        counted = await self._counted(cluster.client, name, present)
         left = {other: sizes[other] for other in passing if other in sizes}
-        sleeps = {one: sizes[one] for one in own if one in sizes} if workload.spec.hibernate else {}
-        wanted = partitions_of(sleeps | left)
+        wanted = partitions_of((present if workload.spec.hibernate else {}) | left)
         try:
             backlog = await read_backlog(cluster, workload.metadata.group, wanted)
         finally:
@@ -457,9 +459,6 @@ class Catalog:
                     f"messages still wait in {topic}, whose retry tier is no longer defined",
                     "nothing to do: its jobs deliver them without delay, and end when it is empty",
                 )
-
-    def _unread(self, key: str, why: str) -> None:
-        self._report(key, why, "deploy it again")
 
     def _report(self, key: str, message: str, remedy: str, *, kind: str = "workload-trouble") -> None:
         self.troubles[key] = f"{message}; {remedy}"

@@ -37,13 +37,9 @@ def act_options(command: Any) -> Any:
     return command
 
 
-def _partition_option(command: Any) -> Any:
-    return click.option(
-        "--partition",
-        type=click.IntRange(0),
-        multiple=True,
-        help="A partition of the main topic (repeatable).",
-    )(command)
+_partition_option = click.option(
+    "--partition", type=click.IntRange(0), multiple=True, help="A partition of the main topic (repeatable)."
+)
 
 
 # -- workload ----------------------------------------------------------------------------------------

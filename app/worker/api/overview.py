@@ -95,12 +95,8 @@ def _known(offset: int) -> int | None:
 
 def _sum(values: Iterable[float | int | None]) -> Any:
     """The sum; None without values, or when one is unknown."""
-    listed = list(values)
-    return (
-        None
-        if not listed or any(value is None for value in listed)
-        else sum(v for v in listed if v is not None)
-    )
+    known: list[Any] = list(values)
+    return None if not known or None in known else sum(known)
 
 
 class JobsOverview:
@@ -281,11 +277,8 @@ class JobsOverview:
             "stashed": sum(receiver.stashed for receiver in receivers),
             "breaker": _worst(receivers),
             "held": sum(receiver.held for receiver in receivers),
-            "troubles": [*self._trouble(put.key), *_troubles(jobs)],
+            "troubles": [*filter(None, [self._troubles.get(put.key)]), *_troubles(jobs)],
         }
-
-    def _trouble(self, key: str) -> list[str]:
-        return [self._troubles[key]] if key in self._troubles else []
 
     def route(self, put: RoutePut) -> dict[str, Any]:
         """One route for the console; sums over its partitions."""
@@ -334,8 +327,8 @@ def _troubles(jobs: Iterable[JobStatus]) -> list[str]:
 
 
 def _greatest(values: Sequence[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return max(known) if known and len(known) == len(values) else None
+    known: list[Any] = list(values)
+    return None if not known or None in known else max(known)
 
 
 def _worst(receivers: Sequence[WorkloadStatus]) -> str:
@@ -411,11 +404,4 @@ def overview(
 
 def incident(record: IncidentRecord) -> dict[str, Any]:
     """An incident as JSON."""
-    return {
-        "at_ms": record.at_ms,
-        "worker": record.worker,
-        "kind": record.kind,
-        "subject": record.subject,
-        "message": record.message,
-        "remedy": record.remedy,
-    }
+    return msgspec.structs.asdict(record)
