@@ -51,7 +51,7 @@ _partition_option = click.option(
 @act_options
 @guarded
 def pause(name: str, partition: tuple[int, ...], **options: Any) -> None:
-    r"""Stops delivery; fetched messages wait, and commits stay true.
+    """Stops delivery; fetched messages wait, and commits stay true.
 
     \b
     switchyard workload pause billing/orders --execute
@@ -66,7 +66,7 @@ def pause(name: str, partition: tuple[int, ...], **options: Any) -> None:
 @act_options
 @guarded
 def resume(name: str, partition: tuple[int, ...], **options: Any) -> None:
-    r"""Resumes delivery where it was paused.
+    """Resumes delivery where it was paused.
 
     \b
     switchyard workload resume billing/orders --execute --yes
@@ -118,7 +118,7 @@ def reset(
     name: str, to: str | None, at: str | None, offsets: tuple[str, ...], partition: tuple[int, ...],
     execute: bool, yes: bool, url: str | None, output: str,
 ) -> None:  # fmt: skip
-    r"""Moves the position: back to deliver again, forward to skip. Retry topics keep their messages.
+    """Moves the position: back to deliver again, forward to skip. Retry topics keep their messages.
 
     \b
     switchyard workload reset billing/orders --at 2h                  # from, to, how many
@@ -200,7 +200,7 @@ def _offsets_arguments(command: Any) -> Any:
 @click.command()
 @_offsets_arguments
 def skip(**options: Any) -> None:
-    r"""Finishes messages without delivering them; no copy is kept.
+    """Finishes messages without delivering them; no copy is kept.
 
     \b
     switchyard tracker skip billing/orders 3 1042 --reason "bug 17"
@@ -212,7 +212,7 @@ def skip(**options: Any) -> None:
 @click.command()
 @_offsets_arguments
 def stash(**options: Any) -> None:
-    r"""Moves messages into the dead letter queue; dlq merge delivers them again.
+    """Moves messages into the dead letter queue; dlq merge delivers them again.
 
     \b
     switchyard tracker stash billing/orders 3 1042 --reason "bug 17" --execute --yes

@@ -130,7 +130,7 @@ def _report_reset(
 ) -> None:
     ids = f": its position was of {former}, the log is now {present}"
     report_incident(
-        "log-recorded-anew",
+        "log-begun-anew",
         str(job),
         f"{job.topic}-{job.partition}: {why}{ids if former.is_another(present) else ''}; "
         f"delivery begins at {next_offset}",
