@@ -36,12 +36,7 @@ from typing import Any, cast
 import faust
 import structlog
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
-from aiokafka.errors import (
-    ConsumerStoppedError,
-    IllegalStateError,
-    KafkaError,
-    ProducerClosed,
-)
+from aiokafka.errors import ConsumerStoppedError, IllegalStateError, KafkaError, ProducerClosed
 from aiokafka.structs import OffsetAndMetadata
 from faust.exceptions import ProducerSendError
 from faust.tables.manager import TableManager

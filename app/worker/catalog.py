@@ -35,12 +35,7 @@ from app.dispatch.definition import Workload
 from app.dispatch.push.metadata import SenderRole
 from app.dispatch.topics.hibernation import HibernationTracker
 from app.dispatch.topics.leftovers import TierLeftovers, candidates, is_left, partitions_of
-from app.dispatch.topics.settings import (
-    MAX_PARTITIONS,
-    check_settings,
-    create_topics,
-    grow_topics,
-)
+from app.dispatch.topics.settings import MAX_PARTITIONS, check_settings, create_topics, grow_topics
 from app.failover.topology import Layout
 from app.kafka.client.cluster import TOPIC_UNKNOWN, ClusterClient, ClusterUnreachable
 from app.kafka.client.needed_settings import SettingsProblem

@@ -217,7 +217,5 @@ class Heartbeats(Service):
 
     def _warn(self, event: str, error: BaseException) -> None:
         log.warning(
-            event,
-            error=repr(error),
-            lease_left_s=round(self.lease.expires_at_s - time.monotonic(), 2),
+            event, error=repr(error), lease_left_s=round(self.lease.expires_at_s - time.monotonic(), 2)
         )

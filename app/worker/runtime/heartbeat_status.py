@@ -98,9 +98,7 @@ def _dispatch_status(pump: DispatchPump) -> JobStatus:
 
 
 def workload_statuses(
-    runtimes: Mapping[str, WorkloadRuntime],
-    pumps: Iterable[DispatchPump],
-    budget: ByteBudget,
+    runtimes: Mapping[str, WorkloadRuntime], pumps: Iterable[DispatchPump], budget: ByteBudget
 ) -> list[WorkloadStatus]:
     """The workloads and their receivers as this worker sees them; `budget` is the memory for fetched
     batches."""
