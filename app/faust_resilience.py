@@ -80,7 +80,6 @@ class PatientAIOKafkaProducer(AIOKafkaProducer):
         self._message_accumulator._batch_ttl = math.inf
 
     async def start(self) -> None:
-        """Waits for the cluster without a timeout."""
         await start_patiently(super().start, "Faust's producer")
 
 
@@ -92,8 +91,8 @@ class PatientBuffer(ProducerBuffer):
     """Faust's send buffer, whose flush waits until everything was sent."""
 
     async def flush(self) -> None:
-        """Waits until aiokafka has all earlier entries, also the one being sent. Returns at once while the
-        buffer does not run, because then nothing is sent."""
+        """Waits until aiokafka has all earlier entries; at once while the buffer, and so sending, is
+        stopped."""
         if self.state == "running":
             mark = FlushMarker()
             self.pending.put_nowait(mark)
@@ -122,9 +121,8 @@ class PatientProducer(driver.Producer):
     async def flushed(self) -> bool:
         """Waits until all earlier records are in the log; returns whether they are.
 
-        During a stop it waits for `FLUSH_TIMEOUT_S` at most, and not at all when the buffer cannot send
-        any more. After a refused record it returns False for ever, because aiokafka's flush does not wait
-        for that record.
+        A stop limits it to `FLUSH_TIMEOUT_S`, or ends it at once if the buffer cannot send any more. After
+        a refused record it returns False for ever, because aiokafka's flush does not wait for that record.
         """
         flushing, waited_s = asyncio.ensure_future(super().flush()), 0.0
         try:
@@ -200,14 +198,12 @@ class PatientConsumerThread(driver.AIOKafkaConsumerThread):
     """A failed commit or request does not end the worker."""
 
     async def on_start(self) -> None:
-        """Waits for the cluster without a timeout."""
         self._consumer = consumer = self._create_consumer(loop=self.thread_loop)
         self.time_started = monotonic()
         await start_patiently(consumer.start, "Faust's consumer", lambda: bool(self.should_stop))
 
     async def _commit(self, offsets: Mapping[TP, int]) -> bool:
-        """Commits the positions of assigned partitions; returns whether it did. Uncommitted events come
-        again."""
+        """Commits the positions of assigned partitions; returns whether it did."""
         consumer, assigned, now_s = self._ensure_consumer(), self.assignment(), monotonic()
         wanted = {
             driver.ensure_aiokafka_TP(tp): OffsetAndMetadata(offset, "")
@@ -273,7 +269,6 @@ class PatientConsumerThread(driver.AIOKafkaConsumerThread):
         return {}
 
     def position_now(self, tp: TP) -> int | None:
-        """See `PatientConsumer`."""
         consumer = self._consumer
         subscription = None if consumer is None else consumer._subscription.subscription
         assignment = None if subscription is None else subscription.assignment
@@ -282,12 +277,10 @@ class PatientConsumerThread(driver.AIOKafkaConsumerThread):
         return int(state.position) if state.has_valid_position else None
 
     async def highwaters(self, *partitions: TP) -> Mapping[TP, int]:
-        """The ends of these partitions. Repeats from this thread, because a waiting request would keep
-        commits and revocations out of the consumer's thread."""
+        """The ends of partitions. Retries outside the consumer's thread, which must revoke and commit."""
         return await self._retried(partial(super().highwaters, *partitions), "ends of changelogs")
 
     async def earliest_offsets(self, *partitions: TP) -> Mapping[TP, int]:
-        """The beginnings of these partitions."""
         return await self._retried(partial(super().earliest_offsets, *partitions), "beginnings of changelogs")
 
     async def _retried(
@@ -313,8 +306,7 @@ class PatientConsumerThread(driver.AIOKafkaConsumerThread):
 
 
 class PatientConsumer(driver.Consumer):
-    """Faust's consumer with that thread; it commits finished events only. It takes turns with the other
-    readers of control topics, because Faust takes at least 0.1 ms for each record."""
+    """Faust's consumer with that thread. It takes turns with the other readers of control topics."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -368,11 +360,7 @@ class PatientTransport(driver.Transport):
 
 
 class PatientApp(faust.App):
-    """A Faust app with these clients.
-
-    Attributes:
-        seal: Signs the records that it writes; None: they have no seal.
-    """
+    """A Faust app with these clients. `seal` signs the records that it writes; None: they have no seal."""
 
     seal: RecordSeal | None = None
 
@@ -422,8 +410,7 @@ class PatientRecovery(Recovery):
             before = read
 
     def _read_to_the_end(self) -> dict[TP, int]:
-        """The ends of partitions that are read completely, have nothing queued, and lack their last
-        record."""
+        """The ends of partitions that are read, have nothing queued, and lack their last record."""
         found: dict[TP, int] = {}
         if not self.tables.changelog_queue.empty():
             return found
@@ -442,7 +429,6 @@ class PatientTableManager(TableManager):
 
     @property
     def recovery(self) -> Recovery:
-        """The service that reads changelogs."""
         if self._recovery is None:
             self._recovery = PatientRecovery(self.app, self, beacon=self.beacon, loop=self.loop)
         return self._recovery

@@ -65,10 +65,8 @@ class SwitchyardApp(PatientApp):
     """The Faust app with Switchyard's runtime.
 
     Attributes:
-        topics_declared: The region's control topics.
         place: The place of its loopback addresses (`app.worker.members.advertised_address`).
         own_url: Its URL for other workers.
-        runtime: Made when the worker starts.
     """
 
     settings: Settings
@@ -82,7 +80,6 @@ class SwitchyardApp(PatientApp):
     _guard: LoopGuard | None = None
 
     def raw_topic(self, declared: ControlTopic) -> Any:
-        """A control topic as a Faust topic of plain bytes."""
         return self.topic(
             declared.name,
             partitions=declared.partitions,
@@ -152,11 +149,8 @@ class SwitchyardApp(PatientApp):
         await super().on_first_start()
 
     async def _prepare_topics(self) -> tuple[str, dict[tuple[str, int], int]]:
-        """Creates the missing control topics; waits for the cluster without a timeout.
-
-        Returns the control cluster's id, and the end offsets of the tables' changelogs. Raises
-        ClusterUnreachable: the cluster became unreachable again.
-        """
+        """Creates missing control topics; returns the cluster's id and the changelogs' ends. Raises
+        ClusterUnreachable."""
         settings = self.settings
         # Certificates and secrets may be files.
         spec = await asyncio.to_thread(cluster_spec, settings, settings.control_cluster_name)
@@ -235,18 +229,14 @@ class SwitchyardApp(PatientApp):
         """
 
     async def crash(self, reason: BaseException) -> None:
-        """Ignores a closed loop during the stop, and crashes for any other reason.
-
-        A rebalance in progress may call the consumer's thread after its loop has closed. It must not
-        set the exit code.
-        """
+        """A rebalance may call the consumer's thread after its loop has closed; that must not set the exit
+        code."""
         if self.should_stop and isinstance(reason, RuntimeError) and "loop is closed" in str(reason):
             log.info("the stop interrupted a rebalance", reason=repr(reason))
             return
         await super().crash(reason)
 
     async def start(self) -> None:
-        """Starts everything; keeps the error, so that the stop reports it last."""
         try:
             await super().start()
         except Exception as error:
@@ -305,7 +295,6 @@ def cluster_spec(settings: Settings, name: str) -> ClusterSpec:
 
 
 def cluster_specs(settings: Settings) -> dict[str, ClusterSpec]:
-    """All configured clusters by name. Reads files."""
     return {name: cluster_spec(settings, name) for name in settings.cluster_names()}
 
 
@@ -340,7 +329,6 @@ def security_options(cluster: Any) -> dict[str, Any]:
 
 
 def broker_credentials(spec: ClusterSpec) -> Any:
-    """The credentials for Faust's own clients."""
     if spec.protocol.startswith("SASL"):
         return faust.SASLCredentials(
             username=spec.username,
@@ -352,11 +340,7 @@ def broker_credentials(spec: ClusterSpec) -> Any:
 
 
 def build() -> SwitchyardApp:
-    """The application for this process's configuration.
-
-    Raises:
-        SystemExit(3): The configuration is invalid; its problems have been printed.
-    """
+    """The application for this process's configuration. Raises SystemExit(3): it is invalid, as printed."""
     try:
         settings = load_settings()
     except InvalidConfiguration as error:

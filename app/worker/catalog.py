@@ -119,20 +119,16 @@ class Catalog:
         self.sender_role: Callable[[Workload], SenderRole | None] = lambda _: None
 
     def workload(self, key: str) -> Workload | None:
-        """The definition of `key` in the control log, parsed once after each change. With a mode, its
-        cluster is this region's own."""
+        """The definition in the control log; with a mode, its cluster is this region's own."""
         return self._workloads.get(key)
 
     def route(self, name: str) -> RouteDefinition | None:
-        """The definition of route `name` in the control log, parsed once after each change."""
         return self.routes.definition(name)
 
     def partitions(self, cluster: str, topic: str) -> int | None:
-        """The last known number of partitions."""
         return self._partitions.get((cluster, topic))
 
     async def jobs(self) -> set[str]:
-        """Every job that there should be now."""
         view = self._control.view
         held: dict[str, list[str]] = {}  # by name without the partition
         slept: dict[str, list[str]] = {}
@@ -326,7 +322,6 @@ class Catalog:
         self._report_topics(key)
 
     def _report_topics(self, key: str) -> None:
-        """Reports the problems of its own topics, while they last."""
         refused, wrong = self._refused.get(key), self._wrong.get(key, [])
         present = {str(refused), *(problem.message for problem in wrong)}
         self._reported = {entry for entry in self._reported if entry[0] != key or entry[1] in present}
@@ -386,11 +381,7 @@ class Catalog:
     async def _check_settings(
         self, client: ClusterClient, workload: Workload, existing: Collection[str]
     ) -> list[SettingsProblem]:
-        """The problems of its `existing` topics.
-
-        After a failed read the known problems stay. Settings that may not be read are an incident, once
-        for each definition.
-        """
+        """The problems of its `existing` topics. After a failed read the known ones stay."""
         key = workload.key
         try:
             wrong, unread = await check_settings(client, workload, existing)
@@ -473,7 +464,7 @@ def _parsed(key: str, definition: Mapping[str, Any]) -> Workload:
 
 
 def local(workload: Workload, layout: Layout | None) -> Workload:
-    """The workload; with a mode it reads this region's own cluster. Raises ValueError: there is none, or
+    """The workload on this region's cluster, if it has a mode. Raises ValueError: there is none, or
     several."""
     if workload.spec.mode is None or layout is None:
         return workload
@@ -486,7 +477,6 @@ def local(workload: Workload, layout: Layout | None) -> Workload:
 
 
 def _prefix(key: str, topic: str) -> str:
-    """A job's name without the partition; both parts were checked."""
     return f"{Kind.DISPATCH.value}:{key}:{topic}"
 
 

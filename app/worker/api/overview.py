@@ -53,7 +53,6 @@ def lag_s(status: JobStatus, now_ms: int) -> float | None:
 def partition(
     status: JobStatus, worker: str, held: Assignment | None, now_ms: int, wish: str | None = None
 ) -> dict[str, Any]:
-    """One job for the console."""
     job = JobId.parse(status.job)
     return {
         "job": status.job,
@@ -102,11 +101,8 @@ def _sum(values: Iterable[float | int | None]) -> Any:
 class JobsOverview:
     """Every job's owner and status, by workload (rule 2).
 
-    Attributes:
-        live: Worker -> its heartbeat.
-        state: The control log's state.
-        region: This region; "" knows of no other regions.
-        returned: Whether this region has just come back, and acts by no role yet.
+    `region` "" knows of no other regions. `returned`: this region has just come back, and acts by no role
+    yet.
     """
 
     __slots__ = (
@@ -154,8 +150,8 @@ class JobsOverview:
         return [self._statuses.get(job) or self._waiting(job) for job in self._jobs_of(key)]
 
     def _jobs_of(self, key: str) -> list[str]:
-        """Owned jobs and jobs without an owner. Jobs that ended with a removed retry tier stay in the log
-        only for their epoch."""
+        """Jobs with or without an owner; not those of a removed retry tier, which the log keeps for the
+        epoch."""
         jobs, put = self._held.get(key, []), self.state.workloads.get(key)
         if key in self.state.routes:
             return [job for job in jobs if not is_gone(self.state.assignments[job])]
@@ -209,7 +205,6 @@ class JobsOverview:
         return msgspec.structs.replace(flow, bound=str(known.bound), why=known.why)
 
     def receivers(self, key: str) -> list[tuple[str, WorkloadStatus]]:
-        """Each worker's status of the workload's receivers."""
         return self._receivers.get(key, [])
 
     def hibernated(self, put: WorkloadPut, jobs: Sequence[JobStatus]) -> str | None:
@@ -281,7 +276,6 @@ class JobsOverview:
         }
 
     def route(self, put: RoutePut) -> dict[str, Any]:
-        """One route for the console; sums over its partitions."""
         jobs = self.statuses(put.key)
         metadata, spec = (_mapping(put.definition.get(part)) for part in ("metadata", "spec"))
         ages = [lag_s(job, self.now_ms) for job in jobs]
@@ -319,8 +313,6 @@ def _workload_of(job: str) -> str:
 
 
 def _troubles(jobs: Iterable[JobStatus]) -> list[str]:
-    """Each trouble once, and only the first few: the partitions of an unreachable broker have the same
-    one."""
     found = sorted({job.trouble for job in jobs if job.trouble})
     more = len(found) - MAX_SHOWN_TROUBLES
     return found[:MAX_SHOWN_TROUBLES] + ([f"and {more} more"] if more > 0 else [])
@@ -376,7 +368,6 @@ def overview(
     *,
     returned: bool = False,
 ) -> dict[str, Any]:
-    """The content of the first page."""
     jobs = JobsOverview(state, live, now_ms, region, returned=returned)
     listed = [jobs.workload(put) for _, put in sorted(state.workloads.items())]
     routes = [jobs.route(put) for _, put in sorted(state.routes.items())]
@@ -403,5 +394,4 @@ def overview(
 
 
 def incident(record: IncidentRecord) -> dict[str, Any]:
-    """An incident as JSON."""
     return msgspec.structs.asdict(record)

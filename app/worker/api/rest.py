@@ -87,7 +87,6 @@ class OperatorRoutes:
         self._api = api
 
     def routes(self) -> list[web.RouteDef]:
-        """All routes of operators' acts."""
         workload = "/api/v1/workloads/{group}/{topic}"
         tracker = workload + "/partitions/{partition}/tracker"
         return [
@@ -126,7 +125,6 @@ class OperatorRoutes:
         return sorted(set(wanted))
 
     def _partitions(self, workload: Workload) -> list[int]:
-        """The known partitions of the main topic."""
         prefix = f"{Kind.DISPATCH}:{workload.key}:{workload.metadata.topic}:"
         held = self._api.runtime.control.view.assignments
         return sorted(int(job.removeprefix(prefix)) for job in held if job.startswith(prefix))

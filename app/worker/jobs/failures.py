@@ -23,10 +23,7 @@ NOWHERE = -1
 
 @dataclass(frozen=True, slots=True)
 class JobFailure:
-    """A job failed `count` times in a row at offset `at` (a batch's first), or `NOWHERE`.
-
-    It may restart at `retry_at_s`. All times are monotonic.
-    """
+    """A job failed `count` times in a row at offset `at` (a batch's first) or `NOWHERE`; monotonic times."""
 
     epoch: int
     at: int
@@ -37,14 +34,11 @@ class JobFailure:
 
     @property
     def words(self) -> str:
-        """The failure in words."""
         where = "" if self.at == NOWHERE else f" at offset {self.at}"
         return f"its job failed {self.count} times{where}: {self.why}"
 
 
 class JobFailures:
-    """The failures of one worker's jobs."""
-
     def __init__(self) -> None:
         self._last: dict[str, JobFailure] = {}
         self._given_up: dict[str, tuple[int, dict[int, str]]] = {}  # job -> epoch, batches and why
@@ -69,7 +63,6 @@ class JobFailures:
         return failure
 
     def may_begin(self, job: str, epoch: int, now_s: float) -> bool:
-        """Whether the job may restart."""
         failure = self._last.get(job)
         return failure is None or failure.epoch != epoch or now_s >= failure.retry_at_s
 
@@ -79,11 +72,9 @@ class JobFailures:
         return given_up if of_epoch == epoch else {}
 
     def forget(self, job: str) -> None:
-        """Forgets a job, which starts on another log."""
         self._last.pop(job, None)
         self._given_up.pop(job, None)
 
     def keep(self, jobs: Collection[str]) -> None:
-        """Forgets all other jobs."""
         self._last = {job: failure for job, failure in self._last.items() if job in jobs}
         self._given_up = {job: given_up for job, given_up in self._given_up.items() if job in jobs}

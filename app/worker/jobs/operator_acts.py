@@ -29,7 +29,6 @@ class EndedOffsets:
     refused: dict[str, tuple[Range, ...]] = field(default_factory=dict)
 
     def describe(self) -> str:
-        """The counts in words."""
         parts = [f"{count(self.ended)} ended"] + ([f"{count(self.pending)} in flight"] * bool(self.pending))
         return ", ".join(parts + [f"{count(spans)} not: {why}" for why, spans in self.refused.items()])
 
@@ -45,23 +44,19 @@ class PositionMove:
 
     @property
     def skipped(self) -> int:
-        """Number of offsets that the reset skips."""
         return max(0, self.to - self.start) if self.start is not None else 0
 
     @property
     def again(self) -> int:
-        """Number of offsets that are read again."""
         return max(0, self.start - self.to) if self.start is not None else 0
 
     def describe(self) -> str:
-        """The move in words."""
         parts = [f"{self.start if self.start is not None else 'no commit'} -> {self.to}"]
         parts += [f"{self.skipped} skipped"] * bool(self.skipped) + [f"{self.again} again"] * bool(self.again)
         return ", ".join(parts + [self.note] * bool(self.note))
 
 
 def count(ranges: Iterable[Range]) -> int:
-    """Number of offsets in `ranges`."""
     return sum(end - start for start, end in ranges)
 
 
@@ -81,11 +76,9 @@ def offsets_of(ranges: Sequence[Range]) -> Iterable[int]:
 
 
 def runs(offsets: Iterable[int]) -> tuple[Range, ...]:
-    """The ranges of `offsets`."""
     return union((offset, offset + 1) for offset in offsets)
 
 
 def text(ranges: Sequence[Range]) -> str:
-    """The first five ranges in words."""
     shown = [f"[{start}, {end})" if end - start > 1 else str(start) for start, end in ranges[:5]]
     return " ".join(shown) + (f" and {len(ranges) - 5} more" if len(ranges) > 5 else "")

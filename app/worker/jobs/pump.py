@@ -18,8 +18,7 @@ from app.worker.jobs.start_position import StartPosition
 
 
 class StartPostponed(LookupError):
-    """A job cannot start now, for a reason that ends by itself, such as a changing definition. The status
-    shows it; no incident reports it."""
+    """A job cannot start now, for a reason that ends by itself; the status shows it, without an incident."""
 
 
 class Pump(Protocol):
@@ -62,30 +61,20 @@ class Pump(Protocol):
         """The cluster and the group of its commits."""
         ...
 
-    def snapshot(self) -> Snapshot:
-        """All finished offsets."""
-        ...
+    def snapshot(self) -> Snapshot: ...
 
-    def status(self) -> JobStatus:
-        """Its status for the heartbeat."""
-        ...
+    def status(self) -> JobStatus: ...
 
-    def accept(self, fetched: FetchedBatches) -> None:
-        """Takes a fetched batch."""
-        ...
+    def accept(self, fetched: FetchedBatches) -> None: ...
 
     def skip(self, gap: LogGap) -> None:
         """Passes over offsets that the log lost."""
         ...
 
     @property
-    def is_busy(self) -> bool:
-        """Whether something is in flight."""
-        ...
+    def is_busy(self) -> bool: ...
 
-    def stop_intake(self) -> None:
-        """Starts nothing new."""
-        ...
+    def stop_intake(self) -> None: ...
 
     async def drain(self, grace_s: float) -> bool:
         """Waits for what is in flight; returns whether all of it ended."""
@@ -105,8 +94,7 @@ class StartedJob:
         last_epoch: The leader epoch of the last record before the start; -1: not known.
         next_offset: Where fetching begins, if not at the snapshot's base.
         lingers_s: How long fetching waits for more where records are rare.
-        counts: The counts of other readers or writers of the partition that it follows, by the headers
-            that `heads` reads from batches.
+        counts, heads: The counts of other readers or writers that it follows, by batch headers.
     """
 
     pump: Pump
@@ -121,11 +109,9 @@ class StartedJob:
 
     @property
     def reads_from(self) -> int:
-        """Where fetching begins."""
         return self.start.snapshot.base if self.next_offset is None else self.next_offset
 
     def fetch(self) -> None:
-        """Starts fetching."""
         job = self.pump.job
         self.cluster.fetch.add(
             (str(job), self.pump.epoch), job.topic, job.partition, self.reads_from,

@@ -83,7 +83,7 @@ async def find_start_position(
     report_incident: ReportIncident,
     carried: ImportedProgress | None = None,
 ) -> StartPosition:
-    """The start of a workload's job, by the module's rules.
+    """The start of a workload's job.
 
     Raises:
         LookupError: A fact that it needs is not known yet.
@@ -139,7 +139,7 @@ def _report_reset(
 
 
 async def log_id(job: JobId, cluster: DataCluster) -> LogId:
-    """The ids of the job's log. Raises LookupError: the topic does not exist. KafkaError: it may not be
+    """The ids of the job's log. Raises LookupError: there is no topic. KafkaError: it may not be
     described."""
     topic_ids = await cluster.client.topic_ids([job.topic])
     if job.topic not in topic_ids:

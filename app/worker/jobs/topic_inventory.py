@@ -62,12 +62,10 @@ class ClusterTopics:
 
     @property
     def listed(self) -> bool:
-        """Whether the sizes were ever read."""
         return self.listed_at_s != NEVER_S
 
     def state(self, topic: str) -> TopicState | None:
-        """The topic's size and settings; None: it is missing, or not described yet. The same object until
-        it changes. Settings that may not be read are empty."""
+        """The topic as described; None: missing or not yet. Settings that may not be read are empty."""
         return self._states.get(topic)
 
     @property
@@ -76,7 +74,6 @@ class ClusterTopics:
         return self._unread
 
     def knows(self, *topics: str) -> bool:
-        """Whether it is known which of `topics` exist."""
         return self._requested is None or all(
             topic in self.sizes or topic in self._requested for topic in topics
         )
@@ -91,7 +88,6 @@ class ClusterTopics:
         )
 
     def stands(self, topic: str) -> TopicExistence:
-        """The state of an expected topic."""
         if not self.listed:
             return "unknown"
         if topic in self.denied:
@@ -217,7 +213,6 @@ class ClusterTopics:
         self._unread.pop(topic, None)
 
     def settings(self, found: Mapping[str, TopicSettings | KafkaError], now_s: float) -> None:
-        """Takes settings, or the errors of reading them."""
         for topic, read in found.items():
             if topic not in self.sizes:
                 continue

@@ -24,7 +24,6 @@ class UnsealedRecords:
         self._troubles = defaultdict[str, RepeatedTrouble](RepeatedTrouble)
 
     def report(self, refused: Iterable[Refused], now_s: float) -> None:
-        """Takes the records refused since the last call, and reports what is due."""
         for one in refused:
             where = f"offset {one.offset} of partition {one.partition}"
             self._troubles[one.topic].record(where, one.count)

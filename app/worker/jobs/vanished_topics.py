@@ -68,8 +68,7 @@ class VanishedTopics:
         self._report_incident = report_incident
 
     def update(self, found: Iterable[tuple[str, TopicPresence]]) -> None:
-        """Takes the states of all topics that have, or had, jobs and that a definition names, by job name
-        without the partition."""
+        """Takes the states of all topics that have, or had, jobs and that a definition names."""
         before, self.of = self.of, {}
         news: dict[tuple[str, str], list[TopicPresence]] = {}
         for prefix, now in found:

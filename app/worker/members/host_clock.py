@@ -21,11 +21,7 @@ Report = Callable[[str, str, str], None]  # kind, message, remedy
 
 
 class HostClock:
-    """The difference between the host's clock and the brokers'.
-
-    Attributes:
-        trouble: The difference in words; "" while it is small or not known.
-    """
+    """`trouble`: the difference from the brokers' clock in words; "" while it is small or not known."""
 
     def __init__(self, clock: Clock, report: Report) -> None:
         self.trouble = ""
@@ -33,12 +29,10 @@ class HostClock:
         self._report = report
 
     def steady_ms(self) -> int:
-        """The steady time at which a heartbeat is sent, for `acknowledged`."""
         return self._clock.steady_ms()
 
     def acknowledged(self, metadata: Any, sent_ms: int) -> None:
-        """A heartbeat that was sent at `sent_ms` (steady) is in the log. `metadata`: aiokafka's, of the
-        record."""
+        """A heartbeat sent at `sent_ms` (steady) is in the log, with aiokafka's `metadata`."""
         if metadata.timestamp_type == LOG_APPEND_TIME:
             self._clock.observe(metadata.timestamp, sent_ms)
             self.look()
@@ -50,7 +44,6 @@ class HostClock:
             self._report("clock", self.trouble, REMEDY)
 
     def look(self) -> None:
-        """Compares the clocks; reports a new difference."""
         offset_ms = self._clock.host_offset_ms
         if offset_ms is None or abs(offset_ms) < CLEAR_MS:
             self.trouble = ""

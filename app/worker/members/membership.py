@@ -52,7 +52,6 @@ class Members:
         self._swept_s = float("-inf")
 
     def observe(self, beat: Heartbeat, now_s: float) -> None:
-        """Takes a heartbeat, or a part of one."""
         if beat.parts > 1:
             beat = self._joined(beat)
         else:
@@ -67,8 +66,7 @@ class Members:
             self._forget(now_s)
 
     def _joined(self, beat: Heartbeat) -> Heartbeat:
-        """The whole heartbeat once all its parts are here; until then the former one of jobs and
-        receivers."""
+        """The whole heartbeat once all its parts are here; until then the former jobs and receivers."""
         before = [part for part in self._parts.get(beat.worker, []) if part.at_ms == beat.at_ms]
         parts = [part for part in before if part.part != beat.part] + [beat]
         self._parts[beat.worker] = parts
@@ -91,8 +89,7 @@ class Members:
         )
 
     def refuse(self, worker: str, now_s: float) -> None:
-        """The process has ended, as far as its port shows. Heartbeats later than `STRAY_HEARTBEAT_S` prove
-        that it lives."""
+        """Its port shows that the process has ended, until a heartbeat after `STRAY_HEARTBEAT_S`."""
         if worker in self.heard:
             self._refused[worker] = now_s
 
@@ -142,8 +139,7 @@ class Heartbeats(Service):
         host_clock: HostClock,
         seal: RecordSeal | None = None,
     ) -> None:
-        """`read_control(timeout_s)` returns when this worker has read the control log up to its present
-        end."""
+        """`read_control(timeout_s)` returns when the control log is read up to its present end."""
         super().__init__()
         self.topic = topic
         self.members = members

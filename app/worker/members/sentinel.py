@@ -75,7 +75,6 @@ class Sentinel(Service):
         return live - {self.worker}
 
     async def _watch(self, worker: str, url: str) -> None:
-        """Ends when the worker's process has ended."""
         try:
             parts = urlsplit(url)
             host, port = parts.hostname or "", parts.port or 80

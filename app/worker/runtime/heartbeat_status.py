@@ -100,8 +100,7 @@ def _dispatch_status(pump: DispatchPump) -> JobStatus:
 def workload_statuses(
     runtimes: Mapping[str, WorkloadRuntime], pumps: Iterable[DispatchPump], budget: ByteBudget
 ) -> list[WorkloadStatus]:
-    """The workloads and their receivers as this worker sees them; `budget` is the memory for fetched
-    batches."""
+    """The workloads and receivers as this worker sees them; `budget`: the memory for fetched batches."""
     now_s, budget_used = time.monotonic(), budget.used_bytes / max(1, budget.capacity_bytes)
     heads, more = _heads(pumps, now_s)
     return [
@@ -111,7 +110,6 @@ def workload_statuses(
 
 
 def workload_troubles(troubles: Mapping[str, str]) -> list[WorkloadTrouble]:
-    """The problems of whole workloads, by key."""
     some = sorted(troubles.items())[:MAX_TROUBLES]
     return [WorkloadTrouble(key=key, why=why[:MAX_TROUBLE_CHARS]) for key, why in some]
 

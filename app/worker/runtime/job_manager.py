@@ -169,7 +169,6 @@ class JobManager(Service):
             self._changed.set()
 
     def _begin_faulty_again(self) -> None:
-        """Restarts the jobs of workloads that failed at a batch."""
         for job, pump in list(self.pumps.items()):
             if (fault := pump.fault) is not None and job not in self._work:
                 log.error("a job fails at a batch; it starts again", job=job, exc_info=fault.error)
@@ -280,7 +279,6 @@ class JobManager(Service):
             task.cancel()
 
     def _close(self, job: str) -> None:
-        """From now on nothing of this job counts here."""
         self.flowing[job].close()
         self._drop(job)
 
@@ -313,7 +311,7 @@ class JobManager(Service):
         runtime.send()
 
     def _restart_all(self, runtime: WorkloadRuntime) -> None:
-        """Restarts all jobs of a runtime: another order or cluster must not apply to messages in flight."""
+        """Messages in flight must not follow another order or cluster."""
         for job, pump in list(self.pumps.items()):
             if pump.runtime is runtime:
                 self._restart_soon(job, pump)
@@ -380,8 +378,7 @@ class JobManager(Service):
         log.info("job released", job=job, epoch=held.epoch)
 
     async def drain_all(self) -> None:
-        """SIGTERM: every job finishes its messages in flight within the grace time, saves, and is
-        released."""
+        """SIGTERM: each job finishes what is in flight within the grace time, saves, and is released."""
         self.draining = True
         for job in list(self._work):
             if job not in self.flowing:
@@ -433,18 +430,15 @@ class JobManager(Service):
     def statuses(
         self, loads: Mapping[str, Load] | None = None, rates: Mapping[str, JobRates] | None = None
     ) -> list[JobStatus]:
-        """The jobs' statuses for the heartbeat; `loads` and `rates` are measured
-        (`app.worker.runtime.meter`)."""
+        """The jobs' statuses for the heartbeat, with measured loads and rates."""
         apply_fetch_state(self.flowing.values(), [cluster.fetch for cluster in self._clusters.started()])
         mine = self._control.view.owned_by(self.worker)
         return job_statuses(self.flowing.values(), mine, self._starter.troubles, loads, rates)
 
     def needs(self, now_s: float) -> list[LimitNeed]:
-        """The needs of this worker in divided limits; `now_s` in monotonic seconds."""
         found = [runtime.need(now_s) for runtime in self.runtimes.values()]
         found += [route.need(now_s) for route in self.replicas.routes.values()]
         return [need for need in found if need is not None]
 
     def workload_statuses(self) -> list[WorkloadStatus]:
-        """The workloads and receivers for the heartbeat."""
         return workload_statuses(self.runtimes, self.pumps.values(), self._clusters.budget)

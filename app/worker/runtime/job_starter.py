@@ -44,8 +44,7 @@ START_RETRY_S = 1.0
 
 
 class JobStarter:
-    """Makes pumps, and the runtimes of their workloads in `runtimes`; for routes by `replicas`, for audit
-    plans by `audits`.
+    """Makes pumps, and the runtimes of their workloads.
 
     Attributes:
         troubles: Job -> why it cannot start yet.
@@ -88,7 +87,6 @@ class JobStarter:
         self._schemas = schemas
 
     def keep(self, jobs: Collection[str]) -> None:
-        """Forgets all other jobs."""
         self.resets = {job: reset for job, reset in self.resets.items() if job in jobs}
         self.troubles = {job: trouble for job, trouble in self.troubles.items() if job in jobs}
 
@@ -148,8 +146,7 @@ class JobStarter:
         return started
 
     async def _dispatched(self, key: str) -> tuple[Workload, DataCluster]:
-        """A workload and its cluster, which accepts writes. Raises LookupError, ClusterUnreachable,
-        KafkaError."""
+        """A workload and its writable cluster. Raises LookupError, ClusterUnreachable, KafkaError."""
         workload = self._catalog.workload(key)
         if workload is None:
             raise LookupError(f"this worker has no definition of {key} that it can read")
@@ -219,8 +216,7 @@ class JobStarter:
         return StartedJob(pump, beginning, cluster, next_offset=counts and counts.next_offset)
 
     async def _refused(self, job: str, held: Assignment, known_epoch: int) -> None:
-        """The tracker table outlived the control log, so the leader must assign the job under a higher
-        epoch."""
+        """The tracker table outlived the control log: the leader must assign a higher epoch."""
         reason = "the tracker table has a later epoch"
         log.warning("a takeover was refused", job=job, epoch=held.epoch, known_epoch=known_epoch, why=reason)
         await self._control.append(

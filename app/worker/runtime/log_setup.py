@@ -20,8 +20,6 @@ import structlog
 
 
 class LoggingSettings(Protocol):
-    """The configuration of logging."""
-
     @property
     def level(self) -> str: ...
     @property
@@ -55,7 +53,6 @@ class OncePerWhile(logging.Filter):
         self._seen: dict[tuple[str, str], tuple[float, int]] = {}
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Whether to log the record."""
         kind = (record.name, str(record.msg)[:200])
         now_s = self._clock()
         last_s, left_out = self._seen.get(kind, (float("-inf"), 0))
@@ -91,7 +88,6 @@ class FloodFilter(logging.Filter):
         self._all = 0
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Whether to log the record."""
         if record.levelno < logging.WARNING:
             return True
         now_s, kind = self._clock(), _kind_of(record)
@@ -111,8 +107,7 @@ class FloodFilter(logging.Filter):
 
 
 def _kind_of(record: logging.LogRecord) -> tuple[str, str]:
-    """Logger and template. The message of a structlog record is a mapping, whose event is a constant of
-    the code."""
+    """Logger and template; a structlog record's message is a mapping with a constant event."""
     said: Any = record.msg
     return record.name, str(said.get("event", "") if isinstance(said, dict) else said)[:200]
 
@@ -162,7 +157,6 @@ _SHARED: list[Any] = [
 
 
 def logging_config(settings: LoggingSettings) -> dict[str, Any]:
-    """The `logging.config.dictConfig` of the whole process."""
     renderer: Any = (
         structlog.processors.JSONRenderer()
         if settings.format == "json"
@@ -205,7 +199,6 @@ def logging_config(settings: LoggingSettings) -> dict[str, Any]:
 
 
 def configure_logging(settings: LoggingSettings) -> None:
-    """Applies `settings` to this process."""
     logging.config.dictConfig(logging_config(settings))
     structlog.configure(
         processors=[

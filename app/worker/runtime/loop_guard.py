@@ -37,8 +37,7 @@ class LoopStall:
         self._checked_s = float("inf")
 
     def measure(self, beats: int, now_s: float) -> float:
-        """Seconds without a new one of `beats` (`now_s` is monotonic); a pause counts as two ticks at
-        most."""
+        """Monotonic seconds without a new one of `beats`; a pause counts as two ticks at most."""
         passed_s = min(max(0.0, now_s - self._checked_s), 2 * self._tick_s)
         self.still_s = self.still_s + passed_s if beats == self._beats else 0.0
         self._beats, self._checked_s = beats, now_s
@@ -63,7 +62,6 @@ class LoopGuard:
         threading.Thread(target=self._watch, daemon=True, name="loop-guard").start()
 
     def stop(self) -> None:
-        """Stops the guard: it no longer ends the process."""
         self._ended.set()
         signal.setitimer(signal.ITIMER_PROF, 0.0)
         if self._next is not None:

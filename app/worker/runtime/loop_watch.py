@@ -55,7 +55,6 @@ class LoopStops:
         self._buckets: deque[tuple[float, LoopBusy]] = deque()  # with their starts
 
     def record(self, now_s: float, late_s: float) -> None:
-        """A timer ran `late_s` late at `now_s`."""
         if late_s < MIN_LATE_S:
             return
         if not self._buckets or now_s - self._buckets[-1][0] >= BUCKET_S:
@@ -83,7 +82,6 @@ class LoopWatch(Service):
         self._is_reported = False
 
     def stops(self, now_s: float) -> LoopBusy:
-        """The stops of the last `WINDOW_S`."""
         return self._stops.within_window(now_s)
 
     def trouble(self, now_s: float) -> LoopBusy | None:
@@ -102,7 +100,6 @@ class LoopWatch(Service):
             self.look(now_s, min(now_s - due_s, beyond_s))
 
     def look(self, now_s: float, late_s: float) -> None:
-        """Takes a measurement, and reports a busy loop once."""
         self._stops.record(now_s, late_s)
         busy = self.stops(now_s)
         if busy.still_s < CALM_SHARE * WINDOW_S:

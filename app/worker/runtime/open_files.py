@@ -50,13 +50,11 @@ def raise_limit() -> int:
 
 
 def limit() -> int:
-    """The number of files that this process may have open."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return sys.maxsize if soft == resource.RLIM_INFINITY else soft
 
 
 def remedy(needed: int) -> str:
-    """How an operator raises the limit."""
     most = max(needed, RECOMMENDED)
     return (
         f"raise the limit before it starts: `ulimit -n {most}` in its shell, LimitNOFILE={most} in a systemd "
@@ -86,11 +84,7 @@ def count() -> int:
 
 
 class OpenFilesWatch(Service):
-    """Compares the open files with the limit.
-
-    Attributes:
-        trouble: Says that few files can be opened; "" while there is room.
-    """
+    """`trouble`: says that few files can be opened; "" while there is room."""
 
     def __init__(self, report: Report) -> None:
         super().__init__()
@@ -111,7 +105,6 @@ class OpenFilesWatch(Service):
             await self.sleep(LOOK_INTERVAL_S)
 
     def see(self, opened: int, most: int) -> None:
-        """Takes a count of open files and the limit."""
         if most - opened > CLEAR_FREE:
             self.trouble = ""
         if self.trouble or most - opened >= LOW_FREE:

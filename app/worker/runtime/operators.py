@@ -149,7 +149,6 @@ class OperatorActions:
 
     @staticmethod
     async def _settle(pump: DispatchPump, offsets: Iterable[int]) -> set[int]:
-        """The `offsets` that are not finished after `SETTLE_TIMEOUT_S`."""
         left, until_s = set(offsets), time.monotonic() + SETTLE_TIMEOUT_S
         while left and not pump.closed:
             left = {offset for offset in left if not _part(pump, offset).tracker.is_finished(offset)}
@@ -161,8 +160,7 @@ class OperatorActions:
     # -- what a route cannot copy ------------------------------------------------------------------
 
     def foresee_pass(self, job: str, start: int, end: int) -> tuple[tuple[Range, ...], str]:
-        """The offsets of [start, end) that cannot be copied and wait, which `pass_over` would skip, and
-        why they wait.
+        """The offsets of [start, end) that `pass_over` would skip, and why they wait.
 
         Raises:
             OperationRefused: None of them waits, or they are part of a larger group that waits together.
@@ -223,9 +221,8 @@ class OperatorActions:
     # -- reset -----------------------------------------------------------------------------------
 
     async def foresee_reset(self, job: JobId, wanted: int, *, at_ms: bool = False) -> PositionMove:
-        """The move of a reset to `wanted`: an offset, EARLIEST or LATEST, or (with `at_ms`) a time.
-
-        Any worker can answer.
+        """The move of a reset to an offset, EARLIEST, LATEST, or (with `at_ms`) a time; any worker can
+        answer.
 
         Raises:
             OperationRefused: There is no such workload or route.
@@ -251,7 +248,6 @@ class OperatorActions:
         return PositionMove(str(job), committed, to, note)
 
     def _read_as(self, job: JobId) -> tuple[str, str]:
-        """The cluster and the consumer group of a job. Raises OperationRefused."""
         catalog = self._jobs._catalog
         if job.kind is Kind.REPLICATE:
             route = catalog.route(job.name)
@@ -264,10 +260,7 @@ class OperatorActions:
         return workload.metadata.cluster, workload.metadata.group
 
     async def reset(self, job: str, wanted: int, actor: str) -> PositionMove:
-        """Starts the job again at an offset (see `foresee_reset`).
-
-        Messages in flight get `RESET_DRAIN_TIMEOUT_S` to end. Copies in retry topics stay there and are
-        delivered from there.
+        """Starts the job again at an offset (see `foresee_reset`). Copies in retry topics stay there.
 
         Raises:
             OperationRefused: It is not possible now, or the result may be lost; repeating it is harmless.
@@ -288,8 +281,7 @@ class OperatorActions:
         return move
 
     async def _lasts(self, job: str, action: str, lineage: int, to: int, detail: str, actor: str) -> None:
-        """Waits until the job's new lineage survives this worker's end. Raises NotHere: that is not
-        certain."""
+        """Waits until the new lineage survives this worker's end. Raises NotHere: that is not certain."""
         held = self._control.view.owner(job)
         try:
             async with asyncio.timeout(RESET_FOLLOW_TIMEOUT_S):
@@ -326,7 +318,6 @@ class OperatorActions:
             raise NotHere(f"{job} could not be stopped, and continues; the worker's log says why")
 
     async def _follow(self, job: str, epoch: int, lineage: int, to: int) -> None:
-        """Waits until the tracker topic has the new lineage, and the group's commit belongs to it."""
         while True:
             pump = self._jobs.flowing.get(job)
             held = self._control.view.owner(job)
@@ -344,7 +335,6 @@ class OperatorActions:
     # -- inside ----------------------------------------------------------------------------------
 
     def _mine(self, job: str) -> DispatchPump:
-        """The pump of a workload's job (rule 1). Raises NotHere."""
         return cast("DispatchPump", self._flowing(job))  # the caller knows the kind of the job
 
     def _flowing(self, job: str) -> Pump:
@@ -366,8 +356,7 @@ class OperatorActions:
             return False
 
     async def _record(self, subject: str, action: str, detail: str, actor: str) -> None:
-        """Records the act. It is done already, so if the control log fails, the worker's log has it
-        instead."""
+        """If the control log fails, the worker's log has the act, because it is done already."""
         event = OperatorAct(at_ms=now_ms(), subject=subject, action=action, detail=detail, actor=actor)
         try:
             await self._control.append(event)

@@ -90,7 +90,6 @@ class ProgressSaver(Service):
             pump.snapshot_version = -1
 
     def forget(self, job: str) -> None:
-        """Forgets a job that is no longer here."""
         self._logs.pop(job, None)
         self._committed.pop(job, None)
         self._saved_at_s.pop(job, None)
@@ -128,8 +127,7 @@ class ProgressSaver(Service):
                 log.warning("a round of snapshots failed; the next one repeats it", error=repr(error))
 
     async def _round(self, now_s: float) -> bool:
-        """Sends the due snapshots; returns whether all progress up to now is saved. Does not wait for late
-        partitions."""
+        """Sends the due snapshots; returns whether all progress is saved. Late partitions delay no others."""
         is_late = bool(self._rounds)
         due: dict[int, list[Pump]] = defaultdict(list)
         for pump in list(self._pumps.values()):
@@ -179,7 +177,6 @@ class ProgressSaver(Service):
                 raise error
 
     async def _send(self, partition: int, pumps: Iterable[Pump]) -> None:
-        """Sends snapshots of jobs in one partition of the tracker topic."""
         items: list[SnapshotItem] = []
         sent: list[tuple[Pump, int]] = []
         async with self._in_order[partition]:

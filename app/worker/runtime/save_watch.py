@@ -38,11 +38,7 @@ Report = Callable[
 class SaveWatch(Service):
     """Watches the writes to the tracker topic.
 
-    Args:
-        topic: The tracker topic's name.
-        writes: The state of the writes to it.
-        holds: Whether the lease holds.
-        others_save: Whether another worker that has jobs can save.
+    `holds`: whether the lease holds. `others_save`: whether another worker that has jobs can save.
     """
 
     def __init__(
@@ -72,7 +68,6 @@ class SaveWatch(Service):
                 await self.look()
 
     async def look(self) -> None:
-        """One round of the watch."""
         now_s = time.monotonic()
         if not self._holds():
             self._writes.begin_again(now_s)

@@ -71,7 +71,6 @@ class SealKeeper(Service):
                 log.exception("the seal keeper failed; it tries again")
 
     def report(self, now_s: float) -> None:
-        """Rule 2."""
         refused = self._seals.take_refused()
         is_mine = self._leads()
         self._unsealed.report(
@@ -79,7 +78,6 @@ class SealKeeper(Service):
         )
 
     async def _begin(self, now_s: float) -> None:
-        """Rule 1."""
         if not self._seals.missing or not self._leads():
             self._leads_since_s = None
             return

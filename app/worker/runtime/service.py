@@ -92,7 +92,6 @@ class Runtime(Service):
 
     Attributes:
         worker: This process's id, which is never used twice.
-        region: The region's name.
         incidents: The latest incidents, oldest first.
         regions: The services of other regions; None without an atlas and a directory.
     """
@@ -370,8 +369,7 @@ class Runtime(Service):
         self.report_incident(kind, self.worker, message, remedy)
 
     async def _report_and_wait(self, kind: str, message: str, remedy: str) -> None:
-        """Reports an incident about this worker, and waits until it is in the topic, or
-        `INCIDENT_TIMEOUT_S`."""
+        """Waits until the incident is in the topic, or `INCIDENT_TIMEOUT_S`."""
         self.report_incident(kind, self.worker, message, remedy)
         await asyncio.wait(list(self._pending), timeout=INCIDENT_TIMEOUT_S)
 

@@ -115,8 +115,8 @@ class TrackerClient(Service):
             del self._waiting[nonce]
 
     async def send_snapshots(self, items: Iterable[SnapshotItem]) -> list[asyncio.Future[Any]]:
-        """Sends snapshots in as few events as possible; the tracker topic keeps the order of these calls.
-        A future ends when its event is in the topic.
+        """Sends snapshots in few events, in the order of these calls. A future ends when its event is in
+        the topic.
 
         Raises:
             aiokafka.errors.KafkaError: An event was refused, here or in a future; sending it again is

@@ -112,7 +112,6 @@ class TrackerFold:
         return None
 
     def owner(self, job: str) -> tuple[int, str] | None:
-        """The epoch and the worker of a job."""
         record = self._records.get(job)
         return None if record is None else (record.epoch, record.worker)
 
@@ -125,8 +124,8 @@ class TrackerFold:
 
 
 class RemoteJobRecord(NamedTuple):
-    """A job's rows in another region (rule 6): from the changelog's copy, from the end folded on top of
-    it, and from snapshots that came too early."""
+    """Another region's rows of a job: of the changelog's copy, of the end on top, and too early ones (rule
+    6)."""
 
     table: TrackerRecord | None = None
     end: TrackerRecord | None = None
@@ -154,7 +153,6 @@ class CopyFold:
         self._early: dict[str, tuple[SnapshotItem, Snapshots]] = {}  # the last one of the latest epoch
 
     def apply(self, event: TrackerEvent, offset: int) -> None:
-        """Applies the event at `offset` of the copy."""
         if isinstance(event, Takeover):
             if event.job.startswith(self._prefix):
                 self._load(event.job)
@@ -219,8 +217,7 @@ class CopyFold:
 
 
 def together(copied: RemoteJobRecord, *, joined: bool) -> TrackerRecord | None:
-    """A job's row from both copies. Either copy may be behind the other; the changelog's rows are right.
-    `joined`: see `CopyFold`, as of now."""
+    """A job's row from both copies; either may be behind the other. `joined`: see `CopyFold`, as of now."""
     table, end, early = copied
     if joined and table and early and (table.epoch, table.worker) == (early.epoch, early.worker):
         table = _put_together(table, early)

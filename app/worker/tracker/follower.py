@@ -43,11 +43,7 @@ FOLD_INTERVAL_S = 0.02  # events of this time are folded together: they come fro
 
 
 class TrackerFollower(Service):
-    """Follows this worker's share of the partitions.
-
-    Attributes:
-        folds: Partition of the tracker topic -> its fold.
-    """
+    """`folds`: partition of the tracker topic -> its fold."""
 
     def __init__(
         self,
@@ -87,8 +83,7 @@ class TrackerFollower(Service):
         await self._producer.stop()
 
     async def folded(self, partition: int, offset: int) -> TrackerFold:
-        """The fold of a partition, once it contains the event at `offset`. This worker follows the
-        partition from now on."""
+        """The fold of a partition with the event at `offset`; the worker follows it from now on."""
         while True:
             self._written_s[partition] = time.monotonic()
             fold = self.folds.get(partition)
@@ -147,7 +142,6 @@ class TrackerFollower(Service):
     # -- what to follow --------------------------------------------------------------------------
 
     def _choose(self) -> None:
-        """Starts to follow this worker's share of the partitions, and stops the rest."""
         for partition, task in list(self._starting.items()):
             if task.done():
                 del self._starting[partition]
@@ -183,8 +177,7 @@ class TrackerFollower(Service):
                 )
 
     async def _start_partition(self, partition: int) -> TrackerFold:
-        """The fold of a partition from the table's changelog. Reads the table writer's committed offset
-        first (rule 3 of `fold`)."""
+        """Reads the table writer's committed offset before the changelog (rule 3 of `fold`)."""
         at = self._at(partition)
         place = at.topic, partition
         committed = (await self._groups.committed(self._topics.app_id, [place])).get(place)
@@ -215,8 +208,7 @@ class TrackerFollower(Service):
         return fold
 
     def _restore(self, fold: TrackerFold, record: Any, upto: int, unreadable: UnreadableRecords) -> None:
-        """`upto`: the end of the tracker topic, read later. A row with a higher offset is forged, or of a
-        former topic."""
+        """`upto`: a later end of the topic. A row beyond it is forged, or of a former topic."""
         if record.key is None or record.value is None:
             return
         try:
@@ -230,8 +222,7 @@ class TrackerFollower(Service):
     # -- folding ---------------------------------------------------------------------------------
 
     def _pass_over(self, partition: int, position: int) -> None:
-        """Advances the fold over records between its last event and the reader's position that were read
-        and do not count."""
+        """Advances the fold over records that were read and do not count."""
         fold = self.folds[partition]
         start = fold.next_offset
         if position > start and was_passed_over(self._topics.trackers.name, partition, start, position):
@@ -271,7 +262,6 @@ class TrackerFollower(Service):
 
 
 def _report_refusal(sent: asyncio.Future[Any]) -> None:
-    """The other worker repeats its takeover. If each answer is refused, this log line says why its job
-    waits."""
+    """The worker repeats its takeover; if each answer is refused, this line says why its job waits."""
     if not sent.cancelled() and (error := sent.exception()) is not None:
         log.warning("the answer to a takeover was not written; its job waits", error=repr(error))

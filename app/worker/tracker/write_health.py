@@ -33,8 +33,6 @@ class _Partition:
 
 
 class WriteHealth:
-    """The trouble of each partition."""
-
     def __init__(self) -> None:
         self._partitions: dict[int, _Partition] = {}
 
@@ -68,7 +66,6 @@ class WriteHealth:
                 del self._partitions[partition]
 
     def trouble(self, now_s: float) -> WriteTrouble | None:
-        """The oldest trouble."""
         for partition, state in list(self._partitions.items()):
             if not state.waiting and now_s - state.failed_s > FORGET_AFTER_S:
                 del self._partitions[partition]
@@ -85,6 +82,5 @@ class ProbeFailure(NamedTuple):
 
     @classmethod
     def of(cls, partition: int, error: BaseException) -> ProbeFailure:
-        """The failure by `error`."""
         is_refusal = isinstance(error, KafkaError) and not heals(error)
         return cls(partition, str(error) or repr(error), is_refusal)
