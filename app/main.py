@@ -159,27 +159,19 @@ class SwitchyardApp(PatientApp):
         try:
             cluster_id = await client.cluster_id()
             replication, safe = safe_replication(await client.broker_count())
-            created = await ensure_topics(
-                client,
-                [
-                    TopicSpec(t.name, t.partitions, replication, config={**safe, **t.config})
-                    for t in self.topics_declared.all()
-                ],
-            )
+            declared = self.topics_declared.all()
+            specs = [
+                TopicSpec(t.name, t.partitions, replication, config={**safe, **t.config}) for t in declared
+            ]
+            created = await ensure_topics(client, specs)
             if created:
                 log.info("created control topics", topics=created)
             await use_brokers_time(client, self.topics_declared)
             await warn_of_settings(client, self.topics_declared)
             self.seals = self.seal = Seals(self.topics_declared, spec.aiokafka_options())
             await self.seals.learn(client)
-            ends = await client.end_offsets(
-                [
-                    (t.name, p)
-                    for t in self.topics_declared.all()
-                    if t.name.endswith("-changelog")
-                    for p in range(t.partitions)
-                ]
-            )
+            changelogs = [topic for topic in declared if topic.name.endswith("-changelog")]
+            ends = await client.end_offsets([(t.name, p) for t in changelogs for p in range(t.partitions)])
         finally:
             await client.stop()
         return cluster_id, ends

@@ -32,6 +32,8 @@ from app.replicate.view import copying_fields, copying_sums
 
 ASLEEP = "hibernated"  # the state of a sleeping workload's jobs
 RESTING = {ThroughputBound.HIBERNATED, ThroughputBound.PASSIVE}
+COUNTS = ("in_flight", "unfinished", "delivered", "retried", "dead_lettered", "passed_over")
+QUEUES = ("ready", "behind", "postponed", "backoff", "outgoing")
 BREAKER_ORDER = {"closed": 0, "half-open": 1, "open": 2}
 MAX_SHOWN_TROUBLES = 5  # of a workload, in one line of a table
 
@@ -66,17 +68,7 @@ def partition(
         "high_watermark": _known(status.high_watermark),
         "lag_messages": lag_messages(status),
         "lag_s": lag_s(status, now_ms),
-        "in_flight": status.in_flight,
-        "unfinished": status.unfinished,
-        "delivered": status.delivered,
-        "retried": status.retried,
-        "dead_lettered": status.dead_lettered,
-        "passed_over": status.passed_over,
-        "ready": status.ready,
-        "behind": status.behind,
-        "postponed": status.postponed,
-        "backoff": status.backoff,
-        "outgoing": status.outgoing,
+        **{name: getattr(status, name) for name in (*COUNTS, *QUEUES)},
         "due_in_s": None if status.due_ms < 0 else (status.due_ms - now_ms) / 1000,
         "tracker_used": status.used,
         "tracker_capacity": status.capacity,
@@ -246,7 +238,6 @@ class JobsOverview:
         pace, _ = slowest(self._reported_by(put.key, jobs), waiting, len(jobs), self.now_ms)
         pace = known or pace
         metadata = _mapping(put.definition.get("metadata"))
-        ages = [lag_s(job, self.now_ms) for job in jobs]
         return {
             "key": put.key,
             "group": metadata.get("group"),
@@ -260,25 +251,25 @@ class JobsOverview:
             "why": pace.why,
             "hibernated": sleeps.why if sleeps else None,
             "role": self._role(put),
-            "lag_messages": _sum(lag_messages(job) for job in jobs),
-            "lag_s": _greatest(ages),
-            "lag_s_at_least": max((age for age in ages if age is not None), default=None),
-            "in_flight": sum(job.in_flight for job in jobs),
-            "unfinished": sum(job.unfinished for job in jobs),
-            "delivered": sum(job.delivered for job in jobs),
-            "retried": sum(job.retried for job in jobs),
-            "dead_lettered": sum(job.dead_lettered for job in jobs),
-            "passed_over": sum(job.passed_over for job in jobs),
+            **self._lags(jobs),
+            **{name: sum(getattr(job, name) for job in jobs) for name in COUNTS},
             "stashed": sum(receiver.stashed for receiver in receivers),
             "breaker": _worst(receivers),
             "held": sum(receiver.held for receiver in receivers),
             "troubles": [*filter(None, [self._troubles.get(put.key)]), *_troubles(jobs)],
         }
 
+    def _lags(self, jobs: Sequence[JobStatus]) -> dict[str, Any]:
+        ages: list[Any] = [lag_s(job, self.now_ms) for job in jobs]
+        return {
+            "lag_messages": _sum(lag_messages(job) for job in jobs),
+            "lag_s": None if not ages or None in ages else max(ages),
+            "lag_s_at_least": max((age for age in ages if age is not None), default=None),
+        }
+
     def route(self, put: RoutePut) -> dict[str, Any]:
         jobs = self.statuses(put.key)
         metadata, spec = (_mapping(put.definition.get(part)) for part in ("metadata", "spec"))
-        ages = [lag_s(job, self.now_ms) for job in jobs]
         return {
             "name": put.key,
             "from": spec.get("from"),
@@ -289,9 +280,7 @@ class JobsOverview:
             "partitions": len(jobs),
             "waiting": _without_owner(jobs),
             "paused": ALL in self.state.paused.get(put.key, ()),
-            "lag_messages": _sum(lag_messages(job) for job in jobs),
-            "lag_s": _greatest(ages),
-            "lag_s_at_least": max((age for age in ages if age is not None), default=None),
+            **self._lags(jobs),
             "copied": sum(job.delivered for job in jobs),
             **copying_sums(jobs),
             "unfinished": sum(job.unfinished for job in jobs),
@@ -316,11 +305,6 @@ def _troubles(jobs: Iterable[JobStatus]) -> list[str]:
     found = sorted({job.trouble for job in jobs if job.trouble})
     more = len(found) - MAX_SHOWN_TROUBLES
     return found[:MAX_SHOWN_TROUBLES] + ([f"and {more} more"] if more > 0 else [])
-
-
-def _greatest(values: Sequence[float | None]) -> float | None:
-    known: list[Any] = list(values)
-    return None if not known or None in known else max(known)
 
 
 def _worst(receivers: Sequence[WorkloadStatus]) -> str:

@@ -150,7 +150,7 @@ class OperatorRoutes:
 
         async def foresee(partition: int) -> PositionMove:
             async with gate:
-                job = _main_job(workload, partition)
+                job = JobId(Kind.DISPATCH, workload.key, workload.metadata.topic, partition)
                 return await self._api.operators.foresee_reset(job, wanted[partition], at_ms=at_ms)
 
         moves = dict(zip(wanted, await asyncio.gather(*map(foresee, wanted)), strict=True))
@@ -266,7 +266,3 @@ class OperatorRoutes:
             return str(JobId(Kind.DISPATCH, workload.key, topic, int(text) if is_number(text) else -1))
         except ValueError as error:
             raise BadQuery(f"{text[:40]!r} of {topic[:80]!r} is no partition: {error}") from error
-
-
-def _main_job(workload: Workload, partition: int) -> JobId:
-    return JobId(Kind.DISPATCH, workload.key, workload.metadata.topic, partition)

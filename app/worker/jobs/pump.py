@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections import ChainMap
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 from app.controllog.codec import JobStatus
 from app.kafka.data_clusters import DataCluster
@@ -118,9 +116,3 @@ class StartedJob:
             self.start.log.topic_id, self.leaves_bytes, self.last_epoch, self.lingers_s, self.counts,
             self.heads,
         )  # fmt: skip
-
-
-def together(*kinds: Mapping[str, Any]) -> Mapping[str, Pump]:
-    """The pumps of several kinds by job, as a live view."""
-    maps: list[Any] = [*kinds]
-    return ChainMap(*maps)

@@ -33,6 +33,7 @@ log = structlog.get_logger(__name__)
 FORGET_WORKER_AFTER_S = 3600.0
 SWEEP_INTERVAL_S = 10.0
 MAX_SILENT = 1_000
+DIVIDED = ("jobs", "workloads", "needs", "troubles")  # the lists that the parts of a heartbeat divide
 STRAY_HEARTBEAT_S = 1.0  # a heartbeat in flight when its sender died arrives within this time
 DRAINING = "draining"  # the state of a worker that stops
 STOPPED = "stopped"  # the state in a worker's last heartbeat: it is dead at once
@@ -74,18 +75,13 @@ class Members:
         if len(parts) < beat.parts:
             last = self.heard.get(beat.worker)
             if last is None:
-                return msgspec.structs.replace(whole, jobs=[], workloads=[], needs=[], troubles=[], read=0)
-            former = last[1]  # `read` is also the former: the needs are of that time
+                return msgspec.structs.replace(whole, **{name: [] for name in DIVIDED}, read=0)
+            # `read` is also the former: the needs are of that time.
             return msgspec.structs.replace(
-                whole, jobs=former.jobs, workloads=former.workloads, needs=former.needs,
-                troubles=former.troubles, read=former.read,
-            )  # fmt: skip
+                whole, **{name: getattr(last[1], name) for name in (*DIVIDED, "read")}
+            )
         return msgspec.structs.replace(
-            whole,
-            jobs=[status for part in parts for status in part.jobs],
-            workloads=[status for part in parts for status in part.workloads],
-            needs=[need for part in parts for need in part.needs],
-            troubles=[trouble for part in parts for trouble in part.troubles],
+            whole, **{name: [entry for part in parts for entry in getattr(part, name)] for name in DIVIDED}
         )
 
     def refuse(self, worker: str, now_s: float) -> None:

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import ChainMap
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -54,7 +55,7 @@ from app.replicate.jobs.controller import ReplicaController
 from app.replicate.pump.partition import ReplicaPump
 from app.worker.catalog import Catalog
 from app.worker.jobs.failures import MOST_FAILURES, NOWHERE, JobFailures
-from app.worker.jobs.pump import Pump, together
+from app.worker.jobs.pump import Pump
 from app.worker.jobs.start_position import LineageReset, ReportIncident
 from app.worker.runtime.heartbeat_status import apply_fetch_state, job_statuses, workload_statuses
 from app.worker.runtime.job_starter import START_RETRY_S, JobStarter
@@ -83,7 +84,8 @@ class JobManager(Service):
             control, catalog, clusters, lease, report_incident, barriers, self._failures
         )
         self.audits = AuditController(catalog.audits, clusters, report_incident, self.pumps, schemas)
-        self.flowing: Mapping[str, Pump] = together(self.pumps, self.replicas.pumps, self.audits.pumps)
+        pumps: list[Any] = [self.pumps, self.replicas.pumps, self.audits.pumps]
+        self.flowing: Mapping[str, Pump] = ChainMap(*pumps)
         self.runtimes: dict[str, WorkloadRuntime] = {}
         self.draining = False
         self.pause_controller = PauseController(control, catalog, self.pumps)

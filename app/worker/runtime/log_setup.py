@@ -37,36 +37,7 @@ NOISY = (
     "aiokafka.producer.sender",
     "faust.transport.drivers.aiokafka",
 )
-QUIET_S = 5.0  # between two messages of one kind by a client library
-
-
-class OncePerWhile(logging.Filter):
-    """Passes one message of a kind (logger and template) every `every_s`; the next one counts those left out.
-
-    While a broker is unreachable, the Kafka client logs the same message thousands of times a minute.
-    """
-
-    def __init__(self, every_s: float = QUIET_S, clock: Callable[[], float] = time.monotonic) -> None:
-        super().__init__()
-        self._every_s = every_s
-        self._clock = clock
-        self._seen: dict[tuple[str, str], tuple[float, int]] = {}
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        kind = (record.name, str(record.msg)[:200])
-        now_s = self._clock()
-        last_s, left_out = self._seen.get(kind, (float("-inf"), 0))
-        if now_s - last_s < self._every_s:
-            self._seen[kind] = (last_s, left_out + 1)
-            return False
-        if len(self._seen) > MAX_KINDS:
-            self._seen.clear()
-        self._seen[kind] = (now_s, 0)
-        if left_out:
-            _add_left_out(record, left_out)
-        return True
-
-
+QUIET_S = 5.0  # for one message of a kind by these: without a broker they log thousands a minute
 MAX_KINDS = 10_000
 FLOOD_WINDOW_S = 10.0
 # warnings and errors in `FLOOD_WINDOW_S`; a worker in trouble logs fewer
@@ -74,13 +45,20 @@ MOST_OF_A_KIND, MOST_OF_ALL = 20, 500
 
 
 class FloodFilter(logging.Filter):
-    """Passes a bounded number of warnings and errors, of each kind and of all, in `FLOOD_WINDOW_S`.
+    """Passes a bounded number of warnings and errors, of each kind and of all, in `window_s`.
 
     The next one of a kind counts those left out, so a bad record every millisecond fills no disk.
     """
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        window_s: float = FLOOD_WINDOW_S,
+        most_of_a_kind: int = MOST_OF_A_KIND,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         super().__init__()
+        self._window_s = window_s
+        self._most_of_a_kind = most_of_a_kind
         self._clock = clock
         self._began_s = float("-inf")
         self._passed: dict[tuple[str, str], int] = {}
@@ -91,11 +69,11 @@ class FloodFilter(logging.Filter):
         if record.levelno < logging.WARNING:
             return True
         now_s, kind = self._clock(), _kind_of(record)
-        if now_s - self._began_s >= FLOOD_WINDOW_S:
+        if now_s - self._began_s >= self._window_s:
             self._began_s, self._all = now_s, 0
             self._passed.clear()
         passed = self._passed.get(kind, 0)
-        if passed >= MOST_OF_A_KIND or self._all >= MOST_OF_ALL:
+        if passed >= self._most_of_a_kind or self._all >= MOST_OF_ALL:
             if kind in self._left_out or len(self._left_out) < MAX_KINDS:
                 self._left_out[kind] = self._left_out.get(kind, 0) + 1
             return False
@@ -186,7 +164,10 @@ def logging_config(settings: LoggingSettings) -> dict[str, Any]:
             }
         },
         "root": {"handlers": ["stderr"], "level": settings.level.upper()},
-        "filters": {"once": {"()": OncePerWhile}, "flood": {"()": FloodFilter}},
+        "filters": {
+            "once": {"()": FloodFilter, "window_s": QUIET_S, "most_of_a_kind": 1},
+            "flood": {"()": FloodFilter},
+        },
         "loggers": {
             **{name: {"level": "WARNING", "filters": ["once"]} for name in NOISY},
             "kafka": {"level": "WARNING"},

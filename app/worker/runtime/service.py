@@ -361,7 +361,10 @@ class Runtime(Service):
         incident = IncidentRecord(
             at_ms=now_ms(), worker=self.worker, kind=kind, subject=subject, message=message, remedy=remedy
         )
-        task = asyncio.get_running_loop().create_task(self._publish(incident))
+        sent = self._incident_producer.send_and_wait(
+            self._topics.incidents.name, codec.encode(incident), partition=0
+        )
+        task = asyncio.get_running_loop().create_task(bounded(sent, INCIDENT_TIMEOUT_S, "incident"))
         self._pending.add(task)
         task.add_done_callback(self._pending.discard)
 
@@ -384,14 +387,6 @@ class Runtime(Service):
                 f"{jump} names an impossible term or epoch; it does not count",
                 "find the program that writes to that topic, and withdraw its permission",
             )  # fmt: skip
-
-    async def _publish(self, incident: IncidentRecord) -> None:
-        event = codec.encode(incident)
-        await bounded(
-            self._incident_producer.send_and_wait(self._topics.incidents.name, event, partition=0),
-            INCIDENT_TIMEOUT_S,
-            "incident",
-        )
 
     def _on_incidents(self, records: list[Any]) -> None:
         for record in records:

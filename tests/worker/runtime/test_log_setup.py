@@ -15,7 +15,6 @@ from app.worker.runtime.log_setup import (
     MOST_OF_A_KIND,
     MOST_OF_ALL,
     FloodFilter,
-    OncePerWhile,
     configure_logging,
 )
 
@@ -26,7 +25,7 @@ def record(text: str, *arguments: object) -> logging.LogRecord:
 
 def test_a_storm_of_one_kind_becomes_a_line_now_and_then_that_counts_the_rest() -> None:
     now_s = 0.0
-    quiet = OncePerWhile(5.0, clock=lambda: now_s)
+    quiet = FloodFilter(5.0, 1, clock=lambda: now_s)
     passed = 0
     for _ in range(1_000):
         passed += quiet.filter(record("Unable connect to node %s", 1))
@@ -38,7 +37,7 @@ def test_a_storm_of_one_kind_becomes_a_line_now_and_then_that_counts_the_rest() 
 
 
 def test_another_kind_is_not_held_back() -> None:
-    quiet = OncePerWhile(5.0, clock=lambda: 0.0)
+    quiet = FloodFilter(5.0, 1, clock=lambda: 0.0)
     assert quiet.filter(record("one"))
     assert quiet.filter(record("another"))
 
