@@ -106,14 +106,11 @@ class SwitchyardApp(PatientApp):
         return DataChannel(self, maxsize=CHANNEL_BATCHES)
 
     async def on_first_start(self) -> None:
-        missing = sorted(AGENTS - {name.rsplit(".", 1)[-1] for name in self.agents}) + sorted(
-            TABLES - set(self.tables)
-        )
+        agents = {name.rsplit(".", 1)[-1] for name in self.agents}
+        missing = sorted(AGENTS - agents) + sorted(TABLES - set(self.tables))
         if missing:
             # Faust only warns when a module fails to import, but a worker without agents is worse than none.
-            log.critical(
-                "agents or tables are missing; the log lines before have the import error", missing=missing
-            )
+            log.critical("agents or tables are missing; the log before has the import error", missing=missing)
             raise SystemExit(1)
         settings = self.settings
         addresses = sum(len(cluster.bootstrap) for cluster in settings.clusters)
@@ -160,9 +157,7 @@ class SwitchyardApp(PatientApp):
             cluster_id = await client.cluster_id()
             replication, safe = safe_replication(await client.broker_count())
             declared = self.topics_declared.all()
-            specs = [
-                TopicSpec(t.name, t.partitions, replication, config={**safe, **t.config}) for t in declared
-            ]
+            specs = [TopicSpec(t.name, t.partitions, replication, config=safe | t.config) for t in declared]
             created = await ensure_topics(client, specs)
             if created:
                 log.info("created control topics", topics=created)
@@ -341,7 +336,7 @@ def build() -> SwitchyardApp:
     configure_logging(settings.logging)
     if settings.sizing is not None:
         log.warning(
-            "switchyard.yaml has sizing, which is ignored: forecasts no longer exist", remedy="remove it"
+            "switchyard.yaml has sizing, which is ignored: there are no forecasts", remedy="remove it"
         )
     open_files.raise_limit()
     bounded_consumer.install()

@@ -108,7 +108,7 @@ class Catalog:
         self.layout = layout
         self.audits = AuditsCatalog(control, clusters, report_incident, layout)
         self.audits.workload = self.workload
-        self._reported_leftovers: set[tuple[str, str]] = set()  # workload, topic
+        self._reported_left: set[tuple[str, str]] = set()  # workload, topic
         self._reported_unread: set[tuple[str, str, str]] = set()  # workload, topic, the definition's etag
         self.vanished_topics = VanishedTopics(clusters, report_incident)
         # workload -> the state of its topic, since when
@@ -235,10 +235,9 @@ class Catalog:
 
     def _is_old(self, workload: Workload, etag: str, now_s: float) -> bool:
         key = workload.key
-        fresh = now_s - self._read_at_s.get(key, float("-inf")) < REFRESH_INTERVAL_S
-        return (
-            not fresh or self._prepared.get(key, ("", 0))[0] != etag or self._lacks_beginning(key, workload)
-        )
+        if now_s - self._read_at_s.get(key, float("-inf")) >= REFRESH_INTERVAL_S:
+            return True
+        return self._prepared.get(key, ("", 0))[0] != etag or self._lacks_beginning(key, workload)
 
     async def _refresh(
         self, workload: Workload, etag: str, claimed: set[tuple[str, str]], is_owned: bool
@@ -260,15 +259,13 @@ class Catalog:
                 self._set_state(key, "denied")
             self._report(
                 key, lacks(spec, "topic", topic, "Describe"),
-                f"{grant(spec, 'topic', topic, 'Describe', 'Read')}; its jobs continue with what is known",
+                f"{grant(spec, 'topic', topic, 'Describe', 'Read')}; its known jobs continue",
             )  # fmt: skip
         except AUTHORISATION as error:  # to create its topics
             message, _, remedy = str(error.args[0] if error.args else error).partition("; ")
             self._report(key, message, remedy or f"allow {principal(self._clusters.specs[name])} to")
         except Exception as error:  # noqa: BLE001 - a cluster's trouble must not stop the jobs of other clusters
-            self._report(
-                key, f"cluster {name} cannot be read: {error}", "its jobs continue with what is known"
-            )
+            self._report(key, f"cluster {name} cannot be read: {error}", "its known jobs continue")
         else:
             if time.monotonic() - began_s < REFRESH_TIMEOUT_S:
                 self._late.discard(name)
@@ -288,7 +285,7 @@ class Catalog:
             self._report(
                 key,
                 f"topic {topic} does not exist in {name}",
-                "create it; the workload starts by itself then",
+                "create it; the workload then starts",
             )
             return
         if self._lacks_beginning(key, workload):
@@ -433,12 +430,10 @@ class Catalog:
 
     def _report_leftovers(self, key: str, workload: Workload) -> None:
         left = {topic for topic, _ in self._leftovers.of(key) if is_left(workload, topic)}
-        self._reported_leftovers = {
-            entry for entry in self._reported_leftovers if entry[0] != key or entry[1] in left
-        }
+        self._reported_left = {entry for entry in self._reported_left if entry[0] != key or entry[1] in left}
         for topic in sorted(left):
-            if (key, topic) not in self._reported_leftovers:
-                self._reported_leftovers.add((key, topic))
+            if (key, topic) not in self._reported_left:
+                self._reported_left.add((key, topic))
                 self._report_incident(
                     "retry-tier-removed",
                     key,

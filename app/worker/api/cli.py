@@ -165,16 +165,14 @@ def _wanted(
     to: str | None, at: str | None, offsets: tuple[str, ...], partition: tuple[int, ...]
 ) -> dict[str, Any]:
     if sum(map(bool, (to, at, offsets))) != 1 or (offsets and partition):
-        raise CommandFailure(
-            "say where to, with one of --to, --at (both with --partition) or --offset", EXIT_USAGE
-        )
+        raise CommandFailure("say where to: --to, --at (both with --partition) or --offset", EXIT_USAGE)
     if not offsets:
         return {"partitions": list(partition), **({"to": to} if to else {"at": at})}
     found: dict[str, int] = {}
     for text in offsets:
         if (match := re.fullmatch(r"([0-9]{1,9}):([0-9]{1,18})", text)) is None or match[1] in found:
             raise CommandFailure(
-                f"--offset {text!r}: write P:OFFSET, as in 0:1042, and each partition once", EXIT_USAGE
+                f"--offset {text!r}: write P:OFFSET, as 0:1042, each partition once", EXIT_USAGE
             )
         found[match[1]] = int(match[2])
     return {"offsets": found}

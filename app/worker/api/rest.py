@@ -244,9 +244,7 @@ class OperatorRoutes:
         runtime, execute = self._api.runtime, flag_of(body, "execute")
         held = runtime.control.view.owner(job)
         if held is None:
-            raise ApiError(
-                404, "No such partition", f"no worker owns {job}; GET the workload to see its partitions"
-            )
+            raise ApiError(404, "No such partition", f"no worker owns {job}; GET the workload for its jobs")
         if held.worker != runtime.worker and not request.headers.get(HOP_HEADER):
             return await hand_over(self._api, request, held.worker, body)
         operators = self._api.operators

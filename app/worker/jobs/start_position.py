@@ -167,7 +167,6 @@ def read_snapshot(job: JobId, data: bytes, report_incident: ReportIncident) -> S
     try:
         return Snapshot.from_bytes(data)
     except CorruptSnapshot as error:
-        report_incident(
-            "snapshot-corrupt", str(job), str(error), "the job starts from Kafka's commit; expect duplicates"
-        )
+        remedy = "the job starts from Kafka's commit; expect duplicates"
+        report_incident("snapshot-corrupt", str(job), str(error), remedy)
         return None

@@ -74,18 +74,13 @@ class ClusterTopics:
         return self._unread
 
     def knows(self, *topics: str) -> bool:
-        return self._requested is None or all(
-            topic in self.sizes or topic in self._requested for topic in topics
-        )
+        known = self._requested
+        return known is None or all(topic in self.sizes or topic in known for topic in topics)
 
     def is_gone(self, topic: str) -> bool:
         """Whether an expected or former topic does not exist any more (rule 1)."""
-        since_s = self._missing_since_s.get(topic)
-        return (
-            topic not in self.sizes
-            and since_s is not None
-            and self.listed_at_s - since_s >= TOPIC_GONE_AFTER_S
-        )
+        since_s = self._missing_since_s.get(topic, float("inf"))
+        return topic not in self.sizes and self.listed_at_s - since_s >= TOPIC_GONE_AFTER_S
 
     def stands(self, topic: str) -> TopicExistence:
         if not self.listed:
@@ -128,9 +123,8 @@ class ClusterTopics:
             await self._list(client, topics, expected, now_s)
         wanted = {topic for topic in described() if topic in self.sizes}
         at_s = {topic: self._described_s.get(topic, NEVER_S) for topic in wanted}
-        old = sorted(
-            (topic for topic in wanted if now_s - at_s[topic] >= SETTINGS_INTERVAL_S), key=at_s.__getitem__
-        )
+        old = [topic for topic in wanted if now_s - at_s[topic] >= SETTINGS_INTERVAL_S]
+        old.sort(key=at_s.__getitem__)
         if old:
             self.settings(await describe(client, old[:TOPICS_PER_REQUEST], SETTINGS), now_s)
         for topic in [topic for topic in self._states if topic not in wanted]:

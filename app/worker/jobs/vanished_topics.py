@@ -99,9 +99,7 @@ class VanishedTopics:
             message = f"topic {what} in {cluster}, which {kind} {name} names, is there again"
             self._report_incident("topic-returned", name, message, RESTART_HINTS[kind])
             return
-        message = (
-            f"topic {what} in {cluster}, which {kind} {name} names, was deleted or is not listed any more"
-        )
+        message = f"topic {what} in {cluster}, which {kind} {name} names, was deleted or is not listed now"
         remedy = REMEDIES[kind].format(name=name, topic=what)
         if state == "denied":
             spec = self._clusters.specs[cluster]

@@ -77,9 +77,8 @@ class Members:
             if last is None:
                 return msgspec.structs.replace(whole, **{name: [] for name in DIVIDED}, read=0)
             # `read` is also the former: the needs are of that time.
-            return msgspec.structs.replace(
-                whole, **{name: getattr(last[1], name) for name in (*DIVIDED, "read")}
-            )
+            former = {name: getattr(last[1], name) for name in (*DIVIDED, "read")}
+            return msgspec.structs.replace(whole, **former)
         return msgspec.structs.replace(
             whole, **{name: [entry for part in parts for entry in getattr(part, name)] for name in DIVIDED}
         )
@@ -110,9 +109,8 @@ class Members:
     def _forget(self, now_s: float) -> None:
         live = self.live(now_s)
         silent = [worker for worker in self.heard if worker not in live]
-        gone = set(silent[:-MAX_SILENT]) | {
-            w for w in silent if now_s - self.heard[w][0] >= FORGET_WORKER_AFTER_S
-        }
+        old = {worker for worker in silent if now_s - self.heard[worker][0] >= FORGET_WORKER_AFTER_S}
+        gone = old.union(silent[:-MAX_SILENT])
         for worker in gone:
             del self.heard[worker]
             self._parts.pop(worker, None)
@@ -174,9 +172,7 @@ class Heartbeats(Service):
             try:
                 await self.beat()
             except Exception:
-                log.exception(
-                    "a heartbeat failed; if the next ones fail, this worker pauses at its lease's end"
-                )
+                log.exception("a heartbeat failed; without another this worker pauses when its lease ends")
             await self.sleep(max(0.05, self.interval_s - (time.monotonic() - started_s)))
 
     async def beat(self) -> bool:
@@ -208,6 +204,5 @@ class Heartbeats(Service):
         return True
 
     def _warn(self, event: str, error: BaseException) -> None:
-        log.warning(
-            event, error=repr(error), lease_left_s=round(self.lease.expires_at_s - time.monotonic(), 2)
-        )
+        left_s = self.lease.expires_at_s - time.monotonic()
+        log.warning(event, error=repr(error), lease_left_s=round(left_s, 2))

@@ -54,7 +54,7 @@ async def ask_peer(
                 content += chunk
                 if len(content) > MAX_ANSWER_BYTES:
                     raise PeerUnreachable(
-                        f"{beat.worker} at {beat.url} answers with more than {MAX_ANSWER_BYTES} bytes"
+                        f"{beat.worker} at {beat.url} sends more than {MAX_ANSWER_BYTES} bytes"
                     )
     except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
         raise PeerUnreachable(f"{beat.worker} at {beat.url} does not answer: {error!r}") from error

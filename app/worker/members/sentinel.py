@@ -128,9 +128,8 @@ async def _identify_peer(reader: asyncio.StreamReader, writer: asyncio.StreamWri
         head = await reader.readuntil(b"\r\n\r\n")
     except asyncio.LimitOverrunError as error:
         raise ValueError("too long a head") from error
-    length = next(
-        (int(line[15:]) for line in head.lower().split(b"\r\n") if line.startswith(b"content-length:")), 0
-    )
+    lines = head.lower().split(b"\r\n")
+    length = next((int(line[15:]) for line in lines if line.startswith(b"content-length:")), 0)
     if not 0 <= length <= MAX_BODY_BYTES:
         raise ValueError("too long a body")
     body = orjson.loads(await reader.readexactly(length))

@@ -59,7 +59,7 @@ def prepare_datadir(
     except BlockingIOError:
         lock.close()
         raise DirectoryInUse(
-            f"another worker runs in {directory}; give this one its own worker.name or web.port"
+            f"another worker runs in {directory}; set another worker.name or web.port"
         ) from None
     _held.append(lock)  # held until the process ends
     owner = {"cluster_id": cluster_id, "app_id": app_id}

@@ -41,21 +41,18 @@ def job_statuses(
     pumps: Iterable[Pump],
     mine: Mapping[str, Assignment],
     troubles: Mapping[str, str],
-    loads: Mapping[str, Load] | None = None,
-    rates: Mapping[str, JobRates] | None = None,
+    loads: Mapping[str, Load],
+    rates: Mapping[str, JobRates],
 ) -> list[JobStatus]:
     """Every job of the worker; `troubles`: job -> why it has no pump yet."""
     found = {str(pump.job): _status(pump) for pump in pumps}
-    for job, load in (loads or {}).items():
-        if job in found:
-            found[job] = msgspec.structs.replace(found[job], load=load)
-    for job, rate in (rates or {}).items():
-        if job in found:
+    for job in found.keys() & loads.keys():
+        found[job] = msgspec.structs.replace(found[job], load=loads[job])
+    for job, rate in rates.items():
+        if (status := found.get(job)) is not None:
+            copying = status.copying and msgspec.structs.replace(status.copying, rate=_rate(rate.finishing))
             arriving, ceiling = _rate(rate.arriving), _rate(rate.ceiling)
-            found[job] = msgspec.structs.replace(found[job], arriving=arriving, ceiling=ceiling)
-            if (copying := found[job].copying) is not None:
-                copying = msgspec.structs.replace(copying, rate=_rate(rate.finishing))
-                found[job] = msgspec.structs.replace(found[job], copying=copying)
+            found[job] = msgspec.structs.replace(status, arriving=arriving, ceiling=ceiling, copying=copying)
     for job, held in mine.items():
         if job not in found:
             trouble = troubles.get(job, "")[:MAX_TROUBLE_CHARS]

@@ -146,9 +146,8 @@ class JobManager(Service):
                     self.replicas.skip(pump, item)
                 case LogGap() if item.begun_anew:
                     # The offsets belong to another log now, so the job starts in a new lineage.
-                    self.restart_in_new_lineage(
-                        pump, pump.lineage + 1, item.goes_on_at(pump.base), item.reason
-                    )
+                    next_offset = item.goes_on_at(pump.base)
+                    self.restart_in_new_lineage(pump, pump.lineage + 1, next_offset, item.reason)
                 case LogGap():
                     pump.skip(item)
                     self._report_incident(
@@ -193,9 +192,8 @@ class JobManager(Service):
     ) -> None:
         """Ends this pump; the job starts again in another lineage (`app.worker.jobs.start_position`)."""
         self._failures.forget(str(pump.job))
-        self._starter.resets[str(pump.job)] = LineageReset(
-            pump.epoch, lineage, next_offset, reason, source_epoch
-        )
+        reset = LineageReset(pump.epoch, lineage, next_offset, reason, source_epoch)
+        self._starter.resets[str(pump.job)] = reset
         self._close(str(pump.job))
         self._changed.set()
 
@@ -374,9 +372,8 @@ class JobManager(Service):
                 log.warning("messages in flight at the end of the grace time were abandoned", job=job)
             pump.close()
             self._drop(job)
-        await self._control.append(
-            Released(at_ms=now_ms(), job=job, worker=self.worker, epoch=held.epoch, reason=reason)
-        )
+        release = Released(at_ms=now_ms(), job=job, worker=self.worker, epoch=held.epoch, reason=reason)
+        await self._control.append(release)
         log.info("job released", job=job, epoch=held.epoch)
 
     async def drain_all(self) -> None:
@@ -435,7 +432,7 @@ class JobManager(Service):
         """The jobs' statuses for the heartbeat, with measured loads and rates."""
         apply_fetch_state(self.flowing.values(), [cluster.fetch for cluster in self._clusters.started()])
         mine = self._control.view.owned_by(self.worker)
-        return job_statuses(self.flowing.values(), mine, self._starter.troubles, loads, rates)
+        return job_statuses(self.flowing.values(), mine, self._starter.troubles, loads or {}, rates or {})
 
     def needs(self, now_s: float) -> list[LimitNeed]:
         found = [runtime.need(now_s) for runtime in self.runtimes.values()]

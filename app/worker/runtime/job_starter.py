@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 
 import structlog
@@ -43,6 +44,7 @@ log = structlog.get_logger(__name__)
 START_RETRY_S = 1.0
 
 
+@dataclass
 class JobStarter:
     """Makes pumps, and the runtimes of their workloads.
 
@@ -51,40 +53,21 @@ class JobStarter:
         resets: Job -> where its next pump starts, in another lineage.
     """
 
-    def __init__(
-        self,
-        worker: str,
-        control: ControlLog,
-        catalog: Catalog,
-        clusters: DataClusters,
-        trackers: TrackerClient,
-        lease: Lease,
-        runtimes: dict[str, WorkloadRuntime],
-        report_incident: ReportIncident,
-        interceptors: Sequence[tuple[str, Interceptor]],
-        replicas: ReplicaController,
-        audits: AuditController,
-        remote_progress_import: RemoteProgressImport,
-        schemas: SchemaLoader,
-    ) -> None:
-        self.worker = worker
-        self.troubles: dict[str, str] = {}
-        self.resets: dict[str, LineageReset] = {}
-        self._control = control
-        self._catalog = catalog
-        self._clusters = clusters
-        self._trackers = trackers
-        self._lease = lease
-        self._runtimes = runtimes
-        self._report_incident = report_incident
-        self._interceptors = interceptors
-        self._controllers: dict[Kind, ReplicaController | AuditController] = {
-            Kind.REPLICATE: replicas,
-            Kind.AUDIT: audits,
-        }
-        self._consumers = audits.consumers
-        self._remote_progress_import = remote_progress_import
-        self._schemas = schemas
+    worker: str
+    control: ControlLog
+    catalog: Catalog
+    clusters: DataClusters
+    trackers: TrackerClient
+    lease: Lease
+    runtimes: dict[str, WorkloadRuntime]
+    report_incident: ReportIncident
+    interceptors: Sequence[tuple[str, Interceptor]]
+    replicas: ReplicaController
+    audits: AuditController
+    remote_progress_import: RemoteProgressImport
+    schemas: SchemaLoader
+    troubles: dict[str, str] = field(default_factory=dict)
+    resets: dict[str, LineageReset] = field(default_factory=dict)
 
     def keep(self, jobs: Collection[str]) -> None:
         self.resets = {job: reset for job, reset in self.resets.items() if job in jobs}
@@ -107,7 +90,7 @@ class JobStarter:
                     remedy = "the worker tries again every second"
                     if isinstance(error, UnusableField | DescriptorError):
                         remedy = "deploy the definition with a field or schema that this worker can read"
-                    self._report_incident("job-cannot-start", job, message, remedy)
+                    self.report_incident("job-cannot-start", job, message, remedy)
                 await asyncio.sleep(START_RETRY_S)
             else:
                 self.troubles.pop(job, None)
@@ -116,19 +99,21 @@ class JobStarter:
     async def _take_over(self, identity: JobId, held: Assignment) -> StartedJob | None:
         job = str(identity)
         # A wrong definition or an unreachable cluster is found before the takeover fences the former owner.
-        controller = self._controllers.get(identity.kind)
+        controllers: dict[Kind, ReplicaController | AuditController]
+        controllers = {Kind.REPLICATE: self.replicas, Kind.AUDIT: self.audits}
+        controller = controllers.get(identity.kind)
         if controller is None:
             await self._dispatched(identity.name)
         else:
             await controller.check(identity)
-        answer = await self._trackers.takeover(job, held.epoch)
-        if not answer.granted and answer.known_epoch > highest(self._control.view.next_offset):
-            self._report_incident(
+        answer = await self.trackers.takeover(job, held.epoch)
+        if not answer.granted and answer.known_epoch > highest(self.control.view.next_offset):
+            self.report_incident(
                 "epoch-refused", job,
                 f"the tracker topic has epoch {answer.known_epoch}, above every possible one; it is ignored",
                 "find the program that writes to that topic, and withdraw its permission",
             )  # fmt: skip
-            answer = await self._trackers.takeover(job, held.epoch, over=answer.known_epoch)
+            answer = await self.trackers.takeover(job, held.epoch, over=answer.known_epoch)
         if not answer.granted:
             await self._refused(job, held, answer.known_epoch)
             return None
@@ -136,7 +121,7 @@ class JobStarter:
         reset = reset if reset is not None and reset.epoch == held.epoch else None
 
         def is_mine() -> bool:
-            current = self._control.view.assignments.get(job)
+            current = self.control.view.assignments.get(job)
             return current is not None and current.epoch == held.epoch and current.worker == self.worker
 
         start = self._start_dispatch if controller is None else controller.start_pump
@@ -147,13 +132,13 @@ class JobStarter:
 
     async def _dispatched(self, key: str) -> tuple[Workload, DataCluster]:
         """A workload and its writable cluster. Raises LookupError, ClusterUnreachable, KafkaError."""
-        workload = self._catalog.workload(key)
+        workload = self.catalog.workload(key)
         if workload is None:
             raise LookupError(f"this worker has no definition of {key} that it can read")
         name = workload.metadata.cluster
-        if name not in self._clusters.specs:
+        if name not in self.clusters.specs:
             raise LookupError(f"cluster {name!r} is not in this worker's configuration")
-        cluster = await self._clusters.get(name)
+        cluster = await self.clusters.get(name)
         await cluster.written_to()  # for its retry topics and its dead letter queue
         return workload, cluster
 
@@ -166,28 +151,28 @@ class JobStarter:
         is_mine: Callable[[], bool],
     ) -> StartedJob | None:
         workload, cluster = await self._dispatched(identity.name)
-        carried = await self._remote_progress_import.imported_progress(identity, workload, answer, reset)
+        carried = await self.remote_progress_import.imported_progress(identity, workload, answer, reset)
         beginning = await find_start_position(
             identity,
             workload,
             cluster,
             answer,
-            recorded=self._control.view.start_of(identity.name),
+            recorded=self.control.view.start_of(identity.name),
             reset=reset,
-            report_incident=self._report_incident,
+            report_incident=self.report_incident,
             carried=carried,
         )
-        counts = await self._consumers.counts_from(identity, workload, cluster, answer, beginning)
-        chain = await make_chain(workload, self._interceptors, self._schemas)
+        counts = await self.audits.consumers.counts_from(identity, workload, cluster, answer, beginning)
+        chain = await make_chain(workload, self.interceptors, self.schemas)
         if not is_mine():
             return None
-        runtime = self._runtimes.get(identity.name)
+        runtime = self.runtimes.get(identity.name)
         if runtime is not None and runtime.workload.metadata.cluster != workload.metadata.cluster:
             raise LookupError(f"this worker still ends jobs of {identity.name} on its former cluster")
         made = runtime or WorkloadRuntime(
-            workload, GrpcTargets(self.worker), cluster.producer, self._lease, chain
+            workload, GrpcTargets(self.worker), cluster.producer, self.lease, chain
         )
-        made.announce_role(self._catalog.sender_role(workload))
+        made.announce_role(self.catalog.sender_role(workload))
         try:
             pump = DispatchPump(
                 identity,
@@ -204,22 +189,22 @@ class JobStarter:
             )
             if answer.lineage == beginning.lineage:
                 pump.inherit_risks(answer.note)
-            self._remote_progress_import.attach(pump, workload, answer, beginning, reset, carried)
-            self._consumers.attach(pump, beginning, counts)
+            self.remote_progress_import.attach(pump, workload, answer, beginning, reset, carried)
+            self.audits.consumers.attach(pump, beginning, counts)
         except BaseException:
             if runtime is None:
                 await made.close()
             raise
         if runtime is None:  # kept only with a pump, because it ends with its last pump
             made.retry_publisher.make_delayed = partial(create_delayed, cluster.client, workload)
-            self._runtimes[identity.name] = made
+            self.runtimes[identity.name] = made
         return StartedJob(pump, beginning, cluster, next_offset=counts and counts.next_offset)
 
     async def _refused(self, job: str, held: Assignment, known_epoch: int) -> None:
         """The tracker table outlived the control log: the leader must assign a higher epoch."""
         reason = "the tracker table has a later epoch"
         log.warning("a takeover was refused", job=job, epoch=held.epoch, known_epoch=known_epoch, why=reason)
-        await self._control.append(
+        await self.control.append(
             Released(at_ms=now_ms(), job=job, worker=self.worker, epoch=held.epoch,
                      known_epoch=known_epoch, reason=reason)
         )  # fmt: skip

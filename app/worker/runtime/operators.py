@@ -80,9 +80,7 @@ class OperatorActions:
             changing = wanted if moving or (ALL not in now if paused else now) else set()
         else:
             if not paused and ALL in now:
-                raise OperationRefused(
-                    "the whole workload is paused; resume it, then pause single partitions"
-                )
+                raise OperationRefused("the whole workload is paused: resume it, then pause partitions")
             changing = wanted - now if paused else wanted & now
         events = [
             Paused(at_ms=now_ms(), key=key, partition=partition, paused=paused, actor=actor)
@@ -168,9 +166,7 @@ class OperatorActions:
         """
         pump = self._replica(job)
         if not pump.stuck:
-            raise OperationRefused(
-                f"{job} waits for no operator: only records that cannot be copied can be skipped"
-            )
+            raise OperationRefused(f"{job} needs no skip: only records that cannot be copied can be skipped")
         found = _within(pump, start, end)
         if not found:
             (first, before), *_ = pump.stuck
@@ -287,9 +283,7 @@ class OperatorActions:
             async with asyncio.timeout(RESET_FOLLOW_TIMEOUT_S):
                 await self._follow(job, -1 if held is None else held.epoch, lineage, to)
         except TimeoutError:
-            await self._record(
-                job, action, f"{detail}; not certain: the table or the commit lags behind", actor
-            )
+            await self._record(job, action, f"{detail}; not certain: table or commit lag behind", actor)
             why = f"{job} starts again at {to} ({action}), but that is not safe yet; ask again"
             raise NotHere(why) from None
 
@@ -361,9 +355,7 @@ class OperatorActions:
         try:
             await self._control.append(event)
         except Exception as error:  # noqa: BLE001 - after any error the act must not look undone
-            log.error(
-                "the control log took no record of an operator's act", act=str(event), error=repr(error)
-            )
+            log.error("the control log has no record of an operator's act", act=str(event), error=repr(error))
 
 
 def _within(pump: ReplicaPump, start: int, end: int) -> tuple[Range, ...]:

@@ -227,9 +227,8 @@ class ProgressSaver(Service):
             last, at_s = self._committed.get(job, (-1, 0.0))
             if base != last or now_s - at_s > RECOMMIT_INTERVAL_S:
                 rounds[pump.commits_to][pump.job.topic, pump.job.partition] = base
-        answered = await asyncio.gather(
-            *(self._commit_group(*at, offsets, pumps, now_s) for at, offsets in rounds.items())
-        )
+        commits = (self._commit_group(*at, offsets, pumps, now_s) for at, offsets in rounds.items())
+        answered = await asyncio.gather(*commits)
         alive = {name for (name, _), has_answered in zip(rounds, answered, strict=True) if has_answered}
         self.unanswered = {
             name: self.unanswered.get(name, (now_s, group)) for name, group in rounds if name not in alive

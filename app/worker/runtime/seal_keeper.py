@@ -71,11 +71,8 @@ class SealKeeper(Service):
                 log.exception("the seal keeper failed; it tries again")
 
     def report(self, now_s: float) -> None:
-        refused = self._seals.take_refused()
-        is_mine = self._leads()
-        self._unsealed.report(
-            [one for one in refused if is_mine or one.topic not in self._read_by_all], now_s
-        )
+        others = set() if self._leads() else self._read_by_all
+        self._unsealed.report([one for one in self._seals.take_refused() if one.topic not in others], now_s)
 
     async def _begin(self, now_s: float) -> None:
         if not self._seals.missing or not self._leads():

@@ -129,9 +129,8 @@ class Runtime(Service):
         self.presence = Presence(self.worker, lambda: self.lease.expires_at_s - LEASE_S)
         self.incidents: deque[IncidentRecord] = deque(maxlen=MAX_KEPT_INCIDENTS)
         self.draining, self._state = False, "running"
-        self._topics, self.region = topics, topics.region
+        self._topics, self.region, self._grace_s = topics, topics.region, grace_s
         control_options = control_spec.aiokafka_options()
-        self._grace_s = grace_s
         self._incident_producer = ReplaceableProducer("incidents", control_options, enable_idempotence=False)
         self._pending: set[asyncio.Task[Any]] = set()
         self._unreadable = UnreadableRecords("the incidents topic has records that are no incidents")
@@ -185,10 +184,8 @@ class Runtime(Service):
             self.trackers.topic, self.trackers.writes, self._may_act, self.trackers.probe,
             self._others_save, self._report_and_wait,
         )  # fmt: skip
-        self.loop_watch, self.open_files = (
-            LoopWatch(self.worker, self.report_incident),
-            OpenFilesWatch(self._report_own),
-        )
+        self.loop_watch = LoopWatch(self.worker, self.report_incident)
+        self.open_files = OpenFilesWatch(self._report_own)
         self.heartbeats = Heartbeats(
             topics.heartbeats.name, control_options, compose=self._compose, members=self.members,
             lease=self.lease, interval_s=HEARTBEAT_S,
@@ -361,9 +358,8 @@ class Runtime(Service):
         incident = IncidentRecord(
             at_ms=now_ms(), worker=self.worker, kind=kind, subject=subject, message=message, remedy=remedy
         )
-        sent = self._incident_producer.send_and_wait(
-            self._topics.incidents.name, codec.encode(incident), partition=0
-        )
+        topic, event = self._topics.incidents.name, codec.encode(incident)
+        sent = self._incident_producer.send_and_wait(topic, event, partition=0)
         task = asyncio.get_running_loop().create_task(bounded(sent, INCIDENT_TIMEOUT_S, "incident"))
         self._pending.add(task)
         task.add_done_callback(self._pending.discard)

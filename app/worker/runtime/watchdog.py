@@ -36,9 +36,7 @@ async def answers(spec: ClusterSpec, group: str) -> bool:
         await client.start(timeout_s=WATCHDOG_POLL_INTERVAL_S)
         await OffsetCommitter(client).committed(group, [])
     except Exception as error:  # noqa: BLE001 - any error means that a new connection fails, too
-        log.warning(
-            "a cluster answers neither commits nor a new connection", cluster=spec.name, error=repr(error)
-        )
+        log.warning("a cluster answers no commit and no new connection", cluster=spec.name, error=repr(error))
         return False
     finally:
         await client.stop()

@@ -163,9 +163,8 @@ class CopyFold:
                 elif not changed:
                     self._fold.changed.discard(event.job)
             return
-        items = [
-            item for item in event.items if item.job.startswith(self._prefix) and self._counts(event, item)
-        ]
+        mine = (item for item in event.items if item.job.startswith(self._prefix))
+        items = [item for item in mine if self._counts(event, item)]
         self._fold.apply(msgspec.structs.replace(event, items=items), offset)
 
     def _load(self, job: str) -> None:

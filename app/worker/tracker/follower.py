@@ -67,7 +67,7 @@ class TrackerFollower(Service):
         self._written_s: dict[int, float] = {}
         self._progress = asyncio.Event()
         self._unreadable = [
-            UnreadableRecords("the tracker topic has events that cannot be read", partition=partition)
+            UnreadableRecords("the tracker topic has unreadable events", partition=partition)
             for partition in range(topics.trackers.partitions)
         ]
         self._producer = ReplaceableProducer(
@@ -172,15 +172,12 @@ class TrackerFollower(Service):
                 and partition not in self._starting
                 and time.monotonic() >= self._retry_at_s.get(partition, 0.0)
             ):
-                self._starting[partition] = asyncio.get_running_loop().create_task(
-                    self._start_partition(partition)
-                )
+                self._starting[partition] = asyncio.create_task(self._start_partition(partition))
 
     async def _start_partition(self, partition: int) -> TrackerFold:
         """Reads the table writer's committed offset before the changelog (rule 3 of `fold`)."""
         at = self._at(partition)
-        place = at.topic, partition
-        committed = (await self._groups.committed(self._topics.app_id, [place])).get(place)
+        committed = (await self._groups.committed(self._topics.app_id, [at])).get(at)
         changelog = TopicPartition(self._topics.changelog("trackers", 0).name, partition)
         consumer = AIOKafkaConsumer(enable_auto_commit=False, auto_offset_reset="earliest", **self._options)
         await consumer.start()
@@ -189,22 +186,20 @@ class TrackerFollower(Service):
             start = (await consumer.beginning_offsets([at]))[at]
             base = min(committed or 0, (await consumer.end_offsets([at]))[at])  # a commit may be wrong
             since_ms = now_ms() - int(MARGIN_S * 1000)
-            lately = (await offsets_at(self._client, [place], since_ms)).get(place, -1)
+            lately = (await offsets_at(self._client, [at], since_ms)).get(at, -1)
             fold = TrackerFold(max(start, min(base, lately) if lately >= 0 else base - MARGIN_EVENTS))
             end = (await consumer.end_offsets([changelog]))[changelog]
             upto = (await consumer.end_offsets([at]))[at]
             await consumer.seek_to_beginning(changelog)
             while await consumer.position(changelog) < end:
                 unreadable = UnreadableRecords(
-                    "the tracker table has records that cannot be read", partition=partition
+                    "the tracker table has unreadable records", partition=partition
                 )
                 for record in (await consumer.getmany(changelog, timeout_ms=500)).get(changelog, []):
                     self._restore(fold, record, upto, unreadable)
                 unreadable.report()
         finally:
-            await bounded(
-                stop_consumer(consumer), TAIL_STOP_TIMEOUT_S, "reader of the tracker table's changelog"
-            )
+            await bounded(stop_consumer(consumer), TAIL_STOP_TIMEOUT_S, "reader of the tracker's changelog")
         return fold
 
     def _restore(self, fold: TrackerFold, record: Any, upto: int, unreadable: UnreadableRecords) -> None:
