@@ -283,9 +283,7 @@ class Catalog:
         self._set_state(key, "absent" if count is None else "there")
         if count is None:
             self._report(
-                key,
-                f"topic {topic} does not exist in {name}",
-                "create it; the workload then starts",
+                key, f"topic {topic} does not exist in {name}", "create it; the workload then starts"
             )
             return
         if self._lacks_beginning(key, workload):
@@ -343,16 +341,13 @@ class Catalog:
         """
         other = [topic for topic, size in sizes.items() if self._partitions.get((name, topic)) != size]
         ids = await client.topic_ids(other) if other else {}
-        counted = {topic: (sizes[topic], ids.get(topic, UNKNOWN_ID)) for topic in other}
-        return {
-            topic: (size, topic_id)
-            for topic, (size, topic_id) in counted.items()
-            if size > self._partitions.get((name, topic), 0)
-            or (
-                UNKNOWN_ID not in (known := self._ids.get((name, topic), UNKNOWN_ID), topic_id)
-                and known != topic_id
-            )
-        }
+        counted = {}
+        for topic in other:
+            former, topic_id = self._ids.get((name, topic), UNKNOWN_ID), ids.get(topic, UNKNOWN_ID)
+            is_recreated = UNKNOWN_ID not in (former, topic_id) and former != topic_id
+            if is_recreated or sizes[topic] > self._partitions.get((name, topic), 0):
+                counted[topic] = sizes[topic], topic_id
+        return counted
 
     async def _prepare(self, client: ClusterClient, workload: Workload, partitions: int) -> None:
         """Creates a workload's missing topics, and enlarges the existing ones."""

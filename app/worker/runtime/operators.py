@@ -119,10 +119,8 @@ class OperatorActions:
         self, job: str, ranges: Sequence[Range], action: Action, verb: str, actor: str, why: str
     ) -> EndedOffsets:
         pump = self._mine(job)
-        reason = f"{'skipped' if action is Action.ACK else 'stashed'} by {actor}" + (
-            f": {why}" if why else ""
-        )
-        decision = DeliveryDecision(action, None, 0.0, reason)
+        because, verbed = f": {why}" if why else "", "skipped" if action is Action.ACK else "stashed"
+        decision = DeliveryDecision(action, None, 0.0, f"{verbed} by {actor}{because}")
         done: list[int] = []
         refused: dict[str, list[int]] = {}
         is_mine = True

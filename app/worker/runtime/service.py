@@ -122,140 +122,147 @@ class Runtime(Service):
     ) -> None:
         super().__init__()
         self.meter, self.group, self.schemas = meter, group, schemas
-        self.worker = f"{name}-{os.getpid()}-{int(time.time()):x}"
+        worker = self.worker = f"{name}-{os.getpid()}-{int(time.time()):x}"
         self._started_s = time.monotonic()
         self.url, self._place = url, place
-        self.lease, self.members = Lease(LEASE_S), Members(DEAD_AFTER_S)
-        self.presence = Presence(self.worker, lambda: self.lease.expires_at_s - LEASE_S)
+        lease, members = self.lease, self.members = Lease(LEASE_S), Members(DEAD_AFTER_S)
+        self.presence = Presence(worker, lambda: lease.expires_at_s - LEASE_S)
         self.incidents: deque[IncidentRecord] = deque(maxlen=MAX_KEPT_INCIDENTS)
         self.draining, self._state = False, "running"
         self._topics, self.region, self._grace_s = topics, topics.region, grace_s
-        control_options = control_spec.aiokafka_options()
-        self._incident_producer = ReplaceableProducer("incidents", control_options, enable_idempotence=False)
+        options, report = control_spec.aiokafka_options(), self.report_incident
+        self._incident_producer = ReplaceableProducer("incidents", options, enable_idempotence=False)
         self._pending: set[asyncio.Task[Any]] = set()
         self._unreadable = UnreadableRecords("the incidents topic has records that are no incidents")
-        self.control = ControlLog(topics.control.name, control_options, seals)
+        control = self.control = ControlLog(topics.control.name, options, seals)
         self.clusters = DataClusters(
             clusters, deliver, ByteBudget(memory_budget_bytes), may_append=self._may_act
         )
-        self.catalog = Catalog(self.control, self.clusters, self.report_incident, layout)
-        self._control_client = ClusterClient(control_spec)
+        catalog = self.catalog = Catalog(control, self.clusters, report, layout)
+        client = self._control_client = ClusterClient(control_spec)
         self.failover = FailoverParticipant(
-            self.control, self._control_client, control_options, layout, self.catalog.workload,
+            control,
+            client,
+            options,
+            layout,
+            catalog.workload,
             leads=lambda: self.leader.leads,
             on_news=lambda: self.leader.start_round(),  # noqa: PLW0108 - the leader is made later
-            report_incident=self.report_incident,
+            report_incident=report,
             presence=self.presence,
             live=self._present,
-        )  # fmt: skip
+        )
         self.failover.runs.arrived = lambda positions: FailoverPlanner(self).arrived(positions)
-        self.catalog.runs_here = self.failover.keeper.runs_here
-        self.catalog.sender_role = self.failover.keeper.sender_role
-        self.trackers = TrackerClient(self.worker, topics, control_options, seals)
-        self.barriers = BarrierSender(topics, control_options, self.worker, seals)
+        catalog.runs_here = self.failover.keeper.runs_here
+        catalog.sender_role = self.failover.keeper.sender_role
+        self.trackers = TrackerClient(worker, topics, options, seals)
+        self.barriers = BarrierSender(topics, options, worker, seals)
         self.jobs = JobManager(
-            self.worker,
-            self.control,
-            self.catalog,
+            worker,
+            control,
+            catalog,
             self.clusters,
             self.trackers,
-            self.lease,
-            self.report_incident,
+            lease,
+            report,
             grace_s=grace_s,
             interceptors=interceptors,
             barriers=self.barriers,
             schemas=schemas,
         )
-        self.jobs.pause_controller.report_incident = self.report_incident
-        self.audit_sender = AuditSender(
-            topics, control_options, SealKey(self._control_client, topics.control.name)
-        )
+        self.jobs.pause_controller.report_incident = report
+        self.audit_sender = AuditSender(topics, options, SealKey(client, topics.control.name))
         self.jobs.audits.sender = self.audit_sender
         self.audit_books = AuditBooks(
-            topics.audit.name, self._control_client, self.audit_sender,
-            Margin(topics.audit.name, control_options, self._control_client),
-            self.catalog.audits.bounds_of, self.report_incident,
-            lambda: self.leader.leads, self.catalog.audits.oddity_of, self.audit_sender.key,
-        )  # fmt: skip
+            topics.audit.name,
+            client,
+            self.audit_sender,
+            Margin(topics.audit.name, options, client),
+            catalog.audits.bounds_of,
+            report,
+            lambda: self.leader.leads,
+            catalog.audits.oddity_of,
+            self.audit_sender.key,
+        )
         self.watchdog = Watchdog(
             self.jobs.progress_saver, lambda: not self.jobs.flowing or not self._may_act(), self._answers
         )
         self.save_watch = SaveWatch(
-            self.trackers.topic, self.trackers.writes, self._may_act, self.trackers.probe,
-            self._others_save, self._report_and_wait,
-        )  # fmt: skip
-        self.loop_watch = LoopWatch(self.worker, self.report_incident)
+            self.trackers.topic,
+            self.trackers.writes,
+            self._may_act,
+            self.trackers.probe,
+            self._others_save,
+            self._report_and_wait,
+        )
+        self.loop_watch = LoopWatch(worker, report)
         self.open_files = OpenFilesWatch(self._report_own)
         self.heartbeats = Heartbeats(
-            topics.heartbeats.name, control_options, compose=self._compose, members=self.members,
-            lease=self.lease, interval_s=HEARTBEAT_S,
-            read_control=partial(self.control.read_to_end, self._control_client),
+            topics.heartbeats.name,
+            options,
+            compose=self._compose,
+            members=members,
+            lease=lease,
+            interval_s=HEARTBEAT_S,
+            read_control=partial(control.read_to_end, client),
             host_clock=HostClock(clock, self._report_own),
             seal=seals,
-        )  # fmt: skip
-        self.follower = TrackerFollower(
-            self.worker, topics, control_options, self.members, self._control_client, seals
         )
+        self.follower = TrackerFollower(worker, topics, options, members, client, seals)
         self.leader = Leader(
-            self.worker,
-            self.control,
-            self.members,
-            self.lease,
-            self.catalog.jobs,
-            PlacementInputs(
-                self.catalog.workload, self.report_incident, self.catalog.vanished_topics.why_gone
-            ),
-            lambda: self.catalog.hibernation.asleep,
+            worker,
+            control,
+            members,
+            lease,
+            catalog.jobs,
+            PlacementInputs(catalog.workload, report, catalog.vanished_topics.why_gone),
+            lambda: catalog.hibernation.asleep,
             self.failover.step,
-            LimitDivider(self.catalog.workload, self.catalog.route),
+            LimitDivider(catalog.workload, catalog.route),
         )
-        self.needed = PinnedOffsetSyncs(
-            self.control, self.catalog, self.clusters, self.barriers,
-            self._may_lead,
-        )  # fmt: skip
-        self.sentinel = Sentinel(
-            self.worker, self.members, lambda: self.control.view.leader, self.leader.start_round
+        self.needed = PinnedOffsetSyncs(control, catalog, self.clusters, self.barriers, self._may_lead)
+        self.sentinel = Sentinel(worker, members, lambda: control.view.leader, self.leader.start_round)
+        self.loopback_check = LoopbackCheck(self._place, url, members, report)
+        self.seal_keeper = (
+            None
+            if seals is None
+            else SealKeeper(seals, client, worker, members, self._may_lead, report, topics)
         )
-        self.loopback_check = LoopbackCheck(self._place, url, self.members, self.report_incident)
-        self.seal_keeper = None if seals is None else SealKeeper(
-            seals, self._control_client, self.worker, self.members,
-            self._may_lead, self.report_incident, topics,
-        )  # fmt: skip
         self.alerts = AlertMonitor(
-            self.control,
-            RegionQuery(
-                self.worker, self.audit_books, self.catalog.audits,
-                lambda: self.members.live(time.monotonic()),
-            ),
-            self._may_lead, self.report_incident, topics.region,
+            control,
+            RegionQuery(worker, self.audit_books, catalog.audits, lambda: members.live(time.monotonic())),
+            self._may_lead,
+            report,
+            topics.region,
             refuses_local=refuses_local_alerts,
-        )  # fmt: skip
+        )
         self.regions: Regions | None = None
         self.ended: OrphanedLines | None = None
         if atlas is not None and directory is not None:
             self.regions = make_regions(
                 atlas,
                 directory,
-                self.control,
-                self.catalog,
+                control,
+                catalog,
                 self.clusters,
                 self._may_lead,
-                self.report_incident,
+                report,
                 self.failover.keeper.passive,
                 self.failover.derived_routes.regions_of,
             )
             self.jobs.remote_progress_import.remote_progress = self.regions.remote_progress
             self.ended = OrphanedLines(
-                self.control, clusters.keys(), self.regions.tables.reach, own_lines(self.regions.tables),
+                control,
+                clusters.keys(),
+                self.regions.tables.reach,
+                own_lines(self.regions.tables),
                 self.barriers,
-                partial(self.control.read_to_end, self._control_client, CONTROL_READ_TIMEOUT_S),
+                partial(control.read_to_end, client, CONTROL_READ_TIMEOUT_S),
                 self._may_lead,
-            )  # fmt: skip
+            )
             remote_routes = self.regions.remote_routes
-            self.catalog.routes.other_regions = lambda: remote_routes.other_regions
-        self._incident_tail = TopicTail(
-            topics.incidents.name, control_options, self._on_incidents, from_start=True
-        )
+            catalog.routes.other_regions = lambda: remote_routes.other_regions
+        self._incident_tail = TopicTail(topics.incidents.name, options, self._on_incidents, from_start=True)
 
     async def on_start(self) -> None:
         self.control.on_change(self._report_jumps)
