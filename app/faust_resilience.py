@@ -205,14 +205,11 @@ class PatientConsumerThread(driver.AIOKafkaConsumerThread):
     async def _commit(self, offsets: Mapping[TP, int]) -> bool:
         """Commits the positions of assigned partitions; returns whether it did."""
         consumer, assigned, now_s = self._ensure_consumer(), self.assignment(), monotonic()
-        wanted = {
-            driver.ensure_aiokafka_TP(tp): OffsetAndMetadata(offset, "")
-            for tp, offset in offsets.items()
-            if tp in assigned
-        }
+        mine = {tp: offset for tp, offset in offsets.items() if tp in assigned}
+        wanted = {driver.ensure_aiokafka_TP(tp): OffsetAndMetadata(at, "") for tp, at in mine.items()}
         if not wanted:  # a rebalance took all of them during the flush
             return False
-        self.tp_last_committed_at.update({tp: now_s for tp in offsets if tp in assigned})
+        self.tp_last_committed_at.update(dict.fromkeys(mine, now_s))
         try:
             await consumer.commit(wanted)
         except KafkaError as error:

@@ -141,11 +141,8 @@ class Catalog:
                 slept.setdefault(name_of(job), []).append(job)
                 continue
             held.setdefault(prefix, []).append(job)
-        await asyncio.gather(
-            self._refresh_all({name_of(prefix) for prefix in owned}),
-            self.routes.refresh(held),
-            self.audits.refresh(held),
-        )
+        refreshed = self._refresh_all({name_of(prefix) for prefix in owned})
+        await asyncio.gather(refreshed, self.routes.refresh(held), self.audits.refresh(held))
         self.vanished_topics.update([*self.routes.found(held), *self.audits.found(held), *self._found(held)])
         self._leftovers.keep(view.workloads)
         self.hibernation.keep(view.workloads)
@@ -182,12 +179,9 @@ class Catalog:
             state, since_s = self._states.get(key, ("unknown", 0.0))
             if state == "absent" and time.monotonic() - since_s < TOPIC_GONE_AFTER_S:
                 state = "unknown"  # a broker that starts may not know it yet
-            yield (
-                prefix,
-                TopicPresence(
-                    ExpectedTopic("workload", key, workload.metadata.cluster, workload.metadata.topic), state
-                ),
-            )
+            metadata = workload.metadata
+            topic = ExpectedTopic("workload", key, metadata.cluster, metadata.topic)
+            yield prefix, TopicPresence(topic, state)
 
     def _set_state(self, key: str, state: TopicExistence) -> None:
         if self._states.get(key, ("unknown", 0.0))[0] != state:
@@ -245,11 +239,8 @@ class Catalog:
         key, name, began_s = workload.key, workload.metadata.cluster, time.monotonic()
         self._read_at_s[key] = began_s
         if name not in self._clusters.specs:
-            self._report(
-                key,
-                f"cluster {name!r} is not in this worker's configuration",
-                "add it to clusters in switchyard.yaml",
-            )
+            why = f"cluster {name!r} is not in this worker's configuration"
+            self._report(key, why, "add it to clusters in switchyard.yaml")
             return
         try:
             await self._read(workload, etag, claimed, is_owned)

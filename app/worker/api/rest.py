@@ -177,7 +177,7 @@ class OperatorRoutes:
         if not 0 < len(found) <= MAX_PARTITIONS:
             raise ApiError(
                 409,
-                "Wrong number of partitions",
+                "Bad number",
                 f"{len(found)} partitions; name 1 to {MAX_PARTITIONS} of them",
             )
         return dict(sorted(found.items())), "at" in body

@@ -164,12 +164,8 @@ class ClusterTopics:
     ) -> None:
         """Takes the read sizes; those of `unsure` topics are not known."""
         self.grown(sizes)
-        before = self._missing_since_s
-        self._missing_since_s = {
-            topic: before.get(topic, now_s)
-            for topic in expected
-            if topic not in self.sizes and topic not in unsure
-        }
+        before, missing = self._missing_since_s, set(expected) - self.sizes.keys() - set(unsure)
+        self._missing_since_s = {topic: before.get(topic, now_s) for topic in missing}
         for topic, known in list(self.sizes.items()):
             count = sizes.get(topic, 0)
             if count >= known or topic in unsure:

@@ -71,8 +71,10 @@ class SealKeeper(Service):
                 log.exception("the seal keeper failed; it tries again")
 
     def report(self, now_s: float) -> None:
-        others = set() if self._leads() else self._read_by_all
-        self._unsealed.report([one for one in self._seals.take_refused() if one.topic not in others], now_s)
+        left_to_leader = set() if self._leads() else self._read_by_all
+        self._unsealed.report(
+            [one for one in self._seals.take_refused() if one.topic not in left_to_leader], now_s
+        )
 
     async def _begin(self, now_s: float) -> None:
         if not self._seals.missing or not self._leads():
@@ -83,11 +85,8 @@ class SealKeeper(Service):
         leads_for_s = now_s - self._leads_since_s
         if leads_for_s < self._members.dead_after_s:
             return  # heartbeats of other workers may not have come yet
-        former = sorted(
-            worker
-            for worker, (heard_s, beat) in self._members.heard.items()
-            if beat.seals < VERSION and now_s - heard_s < FORMER_S
-        )
+        heard = [(at_s, beat) for at_s, beat in self._members.heard.values() if beat.seals < VERSION]
+        former = sorted(beat.worker for at_s, beat in heard if now_s - at_s < FORMER_S)
         if not former and self._worker in self._members.live(now_s):
             if self._seals.has_key:
                 await self._seals.begin(self._client, self._worker)

@@ -157,20 +157,19 @@ class TrackerFollower(Service):
                         retry_s=TAIL_RETRY_INTERVAL_S,
                     )
                     self._retry_at_s[partition] = time.monotonic() + TAIL_RETRY_INTERVAL_S
-        live = self._members.live(time.monotonic())
+        now_s = time.monotonic()
+        live = self._members.live(now_s)
         if self.worker not in live:
             return  # it just started, or was paused: it does not know the other workers
-        written = {p for p, at_s in self._written_s.items() if time.monotonic() - at_s < WRITTEN_S}
+        written = {p for p, at_s in self._written_s.items() if now_s - at_s < WRITTEN_S}
         for partition in range(self._topics.trackers.partitions):
             mine = partition in written or self.worker in followers(partition, live)
             if not mine:
                 self.folds.pop(partition, None)
                 if (starting := self._starting.pop(partition, None)) is not None:
                     starting.cancel()
-            elif (
-                partition not in self.folds
-                and partition not in self._starting
-                and time.monotonic() >= self._retry_at_s.get(partition, 0.0)
+            elif partition not in self.folds | self._starting and now_s >= self._retry_at_s.get(
+                partition, 0.0
             ):
                 self._starting[partition] = asyncio.create_task(self._start_partition(partition))
 
