@@ -327,8 +327,8 @@ class Catalog:
     ) -> dict[str, tuple[int, str]]:
         """Topic -> (new count, topic id), for the topics whose count changed.
 
-        A topic loses partitions only when it is deleted and recreated. A broker that lags behind may
-        report fewer, too, so a lower count needs another id.
+        A topic loses partitions only when it is recreated. A lagging broker may report fewer, too, so a
+        lower count needs another id.
         """
         other = [topic for topic, size in sizes.items() if self._partitions.get((name, topic)) != size]
         ids = await client.topic_ids(other) if other else {}
@@ -462,12 +462,8 @@ def _prefix(key: str, topic: str) -> str:
 
 
 async def _sizes(client: ClusterClient, own: Sequence[str], others: Sequence[str] = ()) -> dict[str, int]:
-    """The partition counts of the topics that exist, in one request.
-
-    Raises:
-        _MayNotDescribe: One of `own` may not be described.
-        ClusterUnreachable, KafkaError: The cluster does not answer, or refuses `own` for another reason.
-    """
+    """The partition counts of existing topics, in one request. Raises _MayNotDescribe, ClusterUnreachable,
+    KafkaError: for `own` topics."""
     found: dict[str, int] = {}
     for code, topic, _, partitions in (await client.metadata([*own, *others])).topics:
         if code and code not in TOPIC_UNKNOWN and not partitions and topic in own:

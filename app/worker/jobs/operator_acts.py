@@ -17,11 +17,8 @@ MAX_OFFSETS = 10_000  # in one act
 class EndedOffsets:
     """The offsets that an operator asked to end.
 
-    Attributes:
-        ended: Offsets that ended, or (in a dry run) would end.
-        pending: Offsets whose call or copy is in flight. They end as decided when it returns, unless the
-            job moves.
-        refused: Reason -> the offsets that cannot end now.
+    `ended` ended, or (in a dry run) would. `pending` ones end when their call or copy returns, unless the
+    job moves. `refused`: the reason -> offsets that cannot end now.
     """
 
     ended: tuple[Range, ...] = ()

@@ -39,9 +39,8 @@ ReportIncident = Callable[[str, str, str, str], None]
 class LineageReset:
     """A running job starts again at `next_offset`, in a new lineage.
 
-    Attributes:
-        reason: Why, if its log was truncated or recreated; "": an operator reset it, which needs no incident.
-        source_epoch: For a replica, the leader epoch in which its source was truncated; None: it was not.
+    `reason`: why, if its log was truncated or recreated; an operator's reset has none, and needs no
+    incident. `source_epoch`: the leader epoch in which a replica's source was truncated; None: it was not.
     """
 
     epoch: int
@@ -55,12 +54,9 @@ class LineageReset:
 class StartPosition:
     """Where a job starts.
 
-    Attributes:
-        snapshot: The finished offsets.
-        known: Whether the tracker table has exactly this already.
-        is_first: Whether no record of this log was ever copied.
-        gap: A gap at which a route stops before it fetches anything.
-        begun_anew: Whether a replica's log was deleted and recreated.
+    `known`: the tracker table has exactly this. `is_first`: no record of this log was ever copied. `gap`:
+    a route stops there before it fetches anything. `begun_anew`: a replica's log was deleted and
+    recreated.
     """
 
     snapshot: Snapshot
@@ -83,12 +79,7 @@ async def find_start_position(
     report_incident: ReportIncident,
     carried: ImportedProgress | None = None,
 ) -> StartPosition:
-    """The start of a workload's job.
-
-    Raises:
-        LookupError: A fact that it needs is not known yet.
-        KafkaError, ClusterUnreachable: The cluster refused a request, or did not answer.
-    """
+    """Raises LookupError: a fact is not known yet. KafkaError, ClusterUnreachable."""
     # Read before any offset: if the topic is recreated in between, the fetch sees another id.
     present = await log_id(job, cluster)
     if reset is not None:

@@ -19,11 +19,9 @@ FAMILIES = {"0.0.0.0": socket.AF_INET, "::": socket.AF_INET6}  # noqa: S104 - co
 
 
 def loopback_place() -> str:
-    """A name for the host or container to which 127.0.0.1 belongs; processes have the same name if they
-    share loopback.
+    """A name for the host or container to which 127.0.0.1 belongs; processes share it if they share loopback.
 
-    On Linux it is made of the boot id and the network namespace, on other systems of the host's name.
-    Reads files, so it must not run in the event loop.
+    It hashes the boot id and the network namespace, or the host's name where there are none. Reads files.
     """
     try:
         identity = f"{BOOT_ID.read_text().strip()} {os.readlink(NET)}"  # noqa: PTH115 - no file has that name
@@ -33,13 +31,9 @@ def loopback_place() -> str:
 
 
 async def own_url(web: Web, port: int, bootstrap: Sequence[str]) -> str:
-    """The URL by which other workers reach this one, which listens on `port`.
-
-    It is the configured one, else the local address of a connection to the first broker that accepts one.
-
-    Raises:
-        OSError: No broker of `bootstrap` (host:port) accepted a connection, or none of the right family did.
-    """
+    """The URL for other workers: configured, or with the local address of a connection to the first broker
+    that accepts one. Raises OSError: no broker of `bootstrap` (host:port) did, or none of the right
+    family."""
     if web.advertise is not None and "://" in web.advertise:
         return web.advertise
     if web.advertised:

@@ -32,12 +32,8 @@ async def ask_peer(
     data: bytes | None = None,
     headers: Mapping[str, str] | None = None,
 ) -> tuple[int, bytes]:
-    """The status and content of the answer by the worker that sent `beat`.
-
-    Raises:
-        PeerUnreachable: It did not answer within `patience_s`, another process did, or the answer was too
-        large.
-    """
+    """The status and content of the answer by the worker that sent `beat`. Raises PeerUnreachable: none
+    came within `patience_s`, another process answered, or the answer was too large."""
     try:
         async with (
             aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=patience_s)) as session,

@@ -117,11 +117,8 @@ class Sentinel(Service):
 
 
 async def _identify_peer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, host: str) -> str:
-    """The id of the worker at the other end; "" when the answer has none. The connection stays open.
-
-    Raises:
-        OSError, EOFError, ValueError: It gave no answer, or an unreadable one.
-    """
+    """The id of the worker at the other end, or ""; the connection stays open. Raises OSError, EOFError,
+    ValueError."""
     writer.write(f"GET /health/live HTTP/1.1\r\nHost: {host}\r\n\r\n".encode())
     await writer.drain()
     try:

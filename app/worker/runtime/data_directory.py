@@ -41,14 +41,8 @@ def worker_directory(root: Path, worker: str) -> Path:
 def prepare_datadir(
     directory: Path, cluster_id: str, app_id: str, changelog_ends: Mapping[tuple[str, int], int]
 ) -> None:
-    """Locks the directory for this process, and deletes the stores that do not fit.
-
-    Args:
-        changelog_ends: (changelog topic, partition) -> end offset.
-
-    Raises:
-        DirectoryInUse: Another live worker has it.
-    """
+    """Locks the directory for this process, and deletes the stores that do not fit `changelog_ends`, by
+    (changelog topic, partition). Raises DirectoryInUse: another live worker has it."""
     directory.mkdir(mode=PRIVATE_FOLDER, parents=True, exist_ok=True)
     with contextlib.suppress(PermissionError):  # another user owns it, and set its mode
         directory.chmod(PRIVATE_FOLDER)  # an older version may have made it

@@ -30,10 +30,8 @@ class Meter:
     """Measures its own process.
 
     Attributes:
-        capacity: The configured capacity of the worker, else the machine's.
+        capacity: The worker's capacity as configured, else the machine's.
         used: The use of the process between the last two samples.
-        loads: Job -> its smoothed load.
-        rates: Job -> its rate of arrival, and the highest rate seen.
     """
 
     def __init__(self, cpu: float | None, memory: int | None, network: int | None) -> None:

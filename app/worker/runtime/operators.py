@@ -64,13 +64,11 @@ class OperatorActions:
     # -- pause and resume ------------------------------------------------------------------------
 
     async def pause(self, key: str, partitions: Iterable[int], paused: bool, actor: str) -> bool:
-        """Pauses or resumes partitions of a workload's main topic; `ALL` includes the retry topics.
+        """Pauses or resumes partitions of the main topic; `ALL` includes the retry topics. Returns whether
+        that changes anything.
 
-        Returns whether that changes anything. A resume of all is always written, because a worker
-        that read a compacted log may know of a pause that the others have forgotten.
-
-        Raises:
-            OperationRefused: Single partitions cannot be resumed while the whole workload is paused.
+        A resume of all is always written: a worker that read a compacted log may know of a pause that the
+        others have forgotten. Raises OperationRefused: the whole workload is paused.
         """
         now = self._control.view.paused.get(key, set())
         wanted = set(partitions)
@@ -156,12 +154,8 @@ class OperatorActions:
     # -- what a route cannot copy ------------------------------------------------------------------
 
     def foresee_pass(self, job: str, start: int, end: int) -> tuple[tuple[Range, ...], str]:
-        """The offsets of [start, end) that `pass_over` would skip, and why they wait.
-
-        Raises:
-            OperationRefused: None of them waits, or they are part of a larger group that waits together.
-            NotHere: This worker cannot act now.
-        """
+        """The offsets of [start, end) that `pass_over` would skip, and why. Raises OperationRefused,
+        NotHere."""
         pump = self._replica(job)
         if not pump.stuck:
             raise OperationRefused(f"{job} needs no skip: only records that cannot be copied can be skipped")
@@ -174,13 +168,8 @@ class OperatorActions:
     async def pass_over(
         self, job: str, start: int, end: int, actor: str, reason: str = ""
     ) -> tuple[Range, ...]:
-        """Skips the offsets of [start, end) that cannot be copied, and copies the rest. Returns the
-        skipped ranges.
-
-        Raises:
-            OperationRefused: See `foresee_pass`; or the result may be lost, and the operator may repeat
-            the act.
-        """
+        """Skips the offsets of [start, end) that cannot be copied; returns them. Raises OperationRefused,
+        also if the result may be lost; the operator may then repeat the act."""
         self.foresee_pass(job, start, end)
         passed: list[Range] = []
         follow: tuple[int, int] | None = None  # the new lineage, and its start
@@ -215,13 +204,11 @@ class OperatorActions:
     # -- reset -----------------------------------------------------------------------------------
 
     async def foresee_reset(self, job: JobId, wanted: int, *, at_ms: bool = False) -> PositionMove:
-        """The move of a reset to an offset, EARLIEST, LATEST, or (with `at_ms`) a time; any worker can
-        answer.
+        """The move of a reset to an offset, EARLIEST, LATEST, or (`at_ms`) a time; any worker can answer.
 
         Raises:
             OperationRefused: There is no such workload or route.
-            LookupError: The partition has no leader that answers now.
-            app.kafka.client.cluster.ClusterUnreachable: The cluster does not answer.
+            LookupError, ClusterUnreachable: The partition's leader, or the cluster, does not answer.
         """
         home, group = self._read_as(job)
         cluster = await self._jobs._clusters.get(home)
@@ -254,12 +241,8 @@ class OperatorActions:
         return workload.metadata.cluster, workload.metadata.group
 
     async def reset(self, job: str, wanted: int, actor: str) -> PositionMove:
-        """Starts the job again at an offset (see `foresee_reset`). Copies in retry topics stay there.
-
-        Raises:
-            OperationRefused: It is not possible now, or the result may be lost; repeating it is harmless.
-            LookupError, ClusterUnreachable: See `foresee_reset`.
-        """
+        """Starts the job again at an offset. Raises as `foresee_reset` does, and OperationRefused: it is
+        not possible now, or the result may be lost; repeating it is harmless."""
         self._flowing(job)
         if JobId.parse(job).name in self._control.view.moves:
             raise OperationRefused(

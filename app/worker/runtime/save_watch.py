@@ -36,10 +36,7 @@ Report = Callable[
 
 
 class SaveWatch(Service):
-    """Watches the writes to the tracker topic.
-
-    `holds`: whether the lease holds. `others_save`: whether another worker that has jobs can save.
-    """
+    """`holds`: whether the lease holds. `others_save`: whether another worker that has jobs can save."""
 
     def __init__(
         self, topic: str, writes: WriteHealth, holds: Callable[[], bool], probe: Probe,

@@ -85,11 +85,8 @@ class TrackerClient(Service):
                 waiting.set_result(answer)
 
     async def takeover(self, job: str, epoch: int, *, over: int = -1) -> TakeoverAnswer:
-        """Takes `job` over under `epoch`, without a timeout (the caller may cancel). `over`: see `Takeover`.
-
-        Raises:
-            aiokafka.errors.KafkaError: The tracker topic refused the takeover.
-        """
+        """Takes `job` over, without a timeout; the caller may cancel. `over`: see `Takeover`. Raises
+        KafkaError."""
         nonce = secrets.token_hex(8)
         answer: asyncio.Future[TakeoverAnswer] = asyncio.get_running_loop().create_future()
         self._waiting[nonce] = answer
@@ -115,13 +112,8 @@ class TrackerClient(Service):
             del self._waiting[nonce]
 
     async def send_snapshots(self, items: Iterable[SnapshotItem]) -> list[asyncio.Future[Any]]:
-        """Sends snapshots in few events, in the order of these calls. A future ends when its event is in
-        the topic.
-
-        Raises:
-            aiokafka.errors.KafkaError: An event was refused, here or in a future; sending it again is
-            harmless.
-        """
+        """Sends snapshots in few events, in the order of these calls; a future ends when its event is in
+        the topic. Raises KafkaError, also in a future: sending them again is harmless."""
         by_partition: dict[int, list[SnapshotItem]] = defaultdict(list)
         for item in items:
             by_partition[tracker_partition(item.job)].append(item)
