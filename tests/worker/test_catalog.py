@@ -147,7 +147,7 @@ async def test_a_removed_retry_tier_is_pumped_until_it_is_empty(region: Region) 
     assert (await region.jobs())[tier] == {1}
 
 
-async def test_a_new_leader_stops_no_job_of_a_removed_tier_before_it_has_looked(
+async def test_a_new_leader_keeps_jobs_of_a_removed_tier_until_it_has_read_it(
     region: Region, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tier = f"{region.topic}__billing__retry_4"
@@ -171,9 +171,7 @@ async def test_the_topic_of_another_workload_is_nobodys_removed_tier(region: Reg
 
 
 @pytest.mark.parametrize("name", ["merge_topic", "delayed_topic"])
-async def test_what_was_merged_back_or_is_due_far_ahead_is_pumped_while_something_waits(
-    region: Region, name: str
-) -> None:
+async def test_merged_and_delayed_messages_have_jobs_while_any_wait(region: Region, name: str) -> None:
     await region.deploy()
     assert await region.jobs() == {region.topic: {0, 1}}
     workload = region.catalog.workload(f"billing/{region.topic}")
@@ -254,7 +252,7 @@ async def test_retry_topics_and_the_dlq_grow_with_the_topic_up_to_their_most(reg
     assert region.told == []
 
 
-async def test_a_topic_that_is_made_again_with_fewer_partitions_leaves_no_jobs_of_the_others(
+async def test_a_topic_recreated_with_fewer_partitions_loses_the_other_jobs(
     region: Region,
 ) -> None:
     client = await region.client()
@@ -269,9 +267,7 @@ async def test_a_topic_that_is_made_again_with_fewer_partitions_leaves_no_jobs_o
     await until(region.jobs, {region.topic: {0, 1}})
 
 
-async def test_a_broker_that_lags_behind_takes_no_jobs_away(
-    region: Region, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_lagging_broker_removes_no_jobs(region: Region, monkeypatch: pytest.MonkeyPatch) -> None:
     await region.deploy()
     assert await region.jobs() == {region.topic: {0, 1}}
     actual = module._sizes
@@ -310,7 +306,7 @@ async def test_a_sleeping_workload_wakes_when_letters_are_merged_back(region: Re
     assert asleep == {}
 
 
-async def test_a_new_leader_wakes_nobody_of_whom_it_cannot_know_yet(
+async def test_a_new_leader_wakes_no_workload_that_it_has_not_read(
     region: Region, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "REFRESH_TIMEOUT_S", 0.0)
@@ -323,7 +319,7 @@ async def test_a_new_leader_wakes_nobody_of_whom_it_cannot_know_yet(
     assert await region.catalog.jobs() == {homeless.job}
 
 
-async def test_a_cluster_that_does_not_answer_is_not_waited_for_by_the_jobs_of_others(
+async def test_an_unanswering_cluster_delays_no_jobs_of_other_clusters(
     region: Region, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def never(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -345,7 +341,7 @@ async def test_a_cluster_that_does_not_answer_is_not_waited_for_by_the_jobs_of_o
             task.cancel()
 
 
-async def test_a_topic_that_the_cluster_does_not_make_is_told_in_its_words_until_it_is_made(
+async def test_a_topic_that_the_cluster_refuses_is_reported_with_its_error_until_it_exists(
     region: Region, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "CREATE_AGAIN_S", 0.0)
@@ -372,7 +368,7 @@ async def test_a_topic_that_the_cluster_does_not_make_is_told_in_its_words_until
     assert (len(region.told), region.catalog.troubles) == (1, {})
 
 
-async def test_a_setting_that_the_cluster_refuses_is_told_in_its_words(
+async def test_a_refused_setting_is_reported_with_the_clusters_error(
     region: Region, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(settings, "safe_replication", lambda _: (5, {}))  # there is one broker
@@ -385,7 +381,7 @@ async def test_a_setting_that_the_cluster_refuses_is_told_in_its_words(
     assert "cannot be read" not in told
 
 
-async def test_topics_of_its_own_that_somebody_deletes_are_made_again(
+async def test_a_deleted_retry_topic_or_dlq_is_created_again(
     region: Region, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "CREATE_AGAIN_S", 0.0)
@@ -400,7 +396,7 @@ async def test_topics_of_its_own_that_somebody_deletes_are_made_again(
     assert (region.told, region.catalog.troubles) == ([], {})
 
 
-async def test_own_topics_that_somebody_made_otherwise_are_told_with_what_they_need_and_left_as_they_are(
+async def test_foreign_settings_of_its_topics_are_reported_with_the_needed_ones_and_kept(
     region: Region, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "CHECK_AGAIN_S", 0.0)
@@ -450,7 +446,7 @@ async def test_own_topics_that_somebody_made_otherwise_are_told_with_what_they_n
 
 
 @pytest.mark.parametrize("key", ["bad key:0", "", "billing/another", "billing/" + "x" * 600])
-async def test_a_workload_under_a_key_that_is_none_costs_itself_only_and_is_told(
+async def test_a_workload_under_an_invalid_key_affects_only_itself_and_is_reported(
     region: Region, key: str
 ) -> None:
     await region.append(msgspec.structs.replace(put(definition("billing", region.topic)), key=key))

@@ -30,7 +30,7 @@ def shell(tmp_path: Path) -> Iterator[Shell]:
         yield InProcess(url, fed, tmp_path)
 
 
-def test_pausing_is_a_dry_run_until_told_and_asks_until_told(shell: Shell) -> None:
+def test_pausing_is_a_dry_run_without_execute_and_asks_without_yes(shell: Shell) -> None:
     look = shell("workload", "pause", NAME)
     assert (look.returncode, "flowing" in look.stdout, "dry run" in look.stderr) == (0, True, True)
     asks = shell("workload", "pause", NAME, "--execute")
@@ -51,7 +51,7 @@ def test_a_partition_is_paused_and_all_is_resumed(shell: Shell) -> None:
 
 
 @pytest.mark.parametrize("verb", ["skip", "stash"])
-def test_a_look_at_offsets_says_what_would_be_and_why_not(shell: Shell, verb: str) -> None:
+def test_a_dry_run_names_the_offsets_that_would_end_and_why_others_would_not(shell: Shell, verb: str) -> None:
     look = shell("tracker", verb, NAME, "0", "104-108", "119-121", "-o", "csv")
     assert look.returncode == 0, look.stderr
     assert list(csv.reader(io.StringIO(look.stdout)))[1:] == [
@@ -87,7 +87,7 @@ def test_nothing_to_end_is_a_failed_precondition(shell: Shell) -> None:
         (["tracker", "stash", NAME, "0", "1", "--url", "http://127.0.0.1:1"], 7, "no worker answers"),
     ],
 )  # fmt: skip
-def test_what_goes_wrong_has_its_words_and_its_exit_code(
+def test_each_error_has_its_text_and_exit_code(
     shell: Shell, arguments: list[str], code: int, words: str
 ) -> None:
     ended = shell(*arguments)

@@ -41,7 +41,7 @@ def test_a_job_that_fails_at_one_batch_waits_longer_each_time_and_the_batch_is_g
     assert failures.given_up("j", EPOCH) == {}
 
 
-def test_what_fails_at_no_batch_waits_and_gives_nothing_up() -> None:
+def test_a_failure_without_a_batch_waits_and_gives_nothing_up() -> None:
     failures = JobFailures()
     for now_s in range(5):
         failure = failures.failed("j", EPOCH, NOWHERE, "boom", now_s, first_delay_s=2.0)
@@ -51,7 +51,7 @@ def test_what_fails_at_no_batch_waits_and_gives_nothing_up() -> None:
     assert failures.may_begin("j", EPOCH, 4)
 
 
-def test_what_failed_long_ago_does_not_count() -> None:
+def test_an_old_failure_does_not_count() -> None:
     failures = JobFailures()
     failures.failed("j", EPOCH, 7, "boom", 0.0)
     assert failures.failed("j", EPOCH, 7, "boom", FORGET_AFTER_S - 1).count == 2

@@ -119,7 +119,7 @@ async def test_table_and_group_are_joined_and_the_present_ids_adopted(place: Pla
     assert place.told == []
 
 
-async def test_a_topic_made_anew_is_delivered_from_its_start_although_it_reaches_the_old_position(
+async def test_a_recreated_topic_is_delivered_from_its_start_although_it_reaches_the_old_position(
     place: Place,
 ) -> None:
     former = await place.log()
@@ -136,7 +136,7 @@ async def test_a_topic_made_anew_is_delivered_from_its_start_although_it_reaches
     assert (again.snapshot.base, again.known, len(place.told)) == (0, True, 1)
 
 
-async def test_a_workload_deployed_anew_in_another_cluster_begins_at_the_start_there(place: Place) -> None:
+async def test_a_workload_moved_by_a_deployment_starts_at_the_new_logs_beginning(place: Place) -> None:
     elsewhere = LogId("another-cluster", "another-topic")
     await place.commit(4)
     found = await place.begin(8, log=elsewhere, start="latest")
@@ -144,7 +144,7 @@ async def test_a_workload_deployed_anew_in_another_cluster_begins_at_the_start_t
     assert "went to another cluster" in place.told[0]
 
 
-async def test_a_job_that_found_its_log_made_anew_while_it_flowed_begins_where_it_found_it(
+async def test_a_running_job_restarts_where_it_found_its_log_recreated(
     place: Place,
 ) -> None:
     await place.commit(9)
@@ -166,7 +166,7 @@ async def test_latest_is_where_the_topic_ended_when_it_was_deployed(place: Place
         await place.begin(start="latest")
 
 
-async def test_latest_does_not_count_for_a_partition_that_was_added_nor_for_a_topic_made_anew(
+async def test_latest_does_not_apply_to_an_added_partition_or_a_recreated_topic(
     place: Place,
 ) -> None:
     assert (await place.begin(start="latest", begun=begun(place))).snapshot.base == 0
@@ -174,7 +174,7 @@ async def test_latest_does_not_count_for_a_partition_that_was_added_nor_for_a_to
     assert (await place.begin(start="latest", begun=of_another)).snapshot.base == 0
 
 
-async def test_where_a_workload_was_moved_to_it_begins_as_mapped_until_the_table_knows_of_it(
+async def test_a_moved_workload_starts_at_the_mapped_offset_until_the_table_knows_it(
     place: Place,
 ) -> None:
     present = await place.log()
@@ -203,7 +203,7 @@ async def test_a_mapped_position_is_of_one_log_only(place: Place) -> None:
     assert (await place.begin(8, log=LogId("old", "old"), begun=retry)).snapshot.base == 4
 
 
-async def test_what_other_regions_have_finished_is_joined_and_latest_passes_over_nothing_they_have_not(
+async def test_progress_of_other_regions_is_joined_and_latest_skips_nothing_unfinished(
     place: Place,
 ) -> None:
     present, seven, unknown = (
@@ -247,7 +247,7 @@ async def test_a_corrupt_snapshot_gives_way_to_the_groups_commit(place: Place) -
     assert (found.snapshot.base, found.known, told) == (4, False, ["snapshot-corrupt"])
 
 
-async def test_a_job_of_a_topic_that_is_not_there_waits(place: Place) -> None:
+async def test_a_job_of_a_missing_topic_waits(place: Place) -> None:
     place.job = JobId(Kind.DISPATCH, place.job.name, f"{place.topic}-not", 0)
     with pytest.raises(LookupError, match="does not exist"):
         await place.begin(5)

@@ -97,7 +97,7 @@ async def test_a_topic_of_a_pattern_that_is_deleted_is_an_incident_until_it_is_t
     assert incidents(two) == [("topic-returned", "mirror")]
 
 
-async def test_what_an_operator_takes_out_of_a_route_is_no_incident_also_when_it_is_deleted_then(
+async def test_a_topic_removed_from_its_route_is_no_incident_when_it_is_deleted(
     two: TwoClusters,
 ) -> None:
     for topic in ("orders", "refunds", "kept"):

@@ -39,11 +39,11 @@ class Case:
         (0, ""),
     ],
 )
-def test_it_is_told_in_words(ahead_ms: int, words: str) -> None:
+def test_a_wrong_clock_is_described_in_words(ahead_ms: int, words: str) -> None:
     assert Case().beat(ahead_ms) == words
 
 
-def test_it_is_an_incident_once_until_it_is_right_again() -> None:
+def test_a_wrong_clock_is_one_incident_until_it_is_right() -> None:
     case = Case()
     for ahead_ms in (6_000, 60_000, 3_000, 7_000):
         assert case.beat(ahead_ms)
@@ -56,7 +56,7 @@ def test_it_is_an_incident_once_until_it_is_right_again() -> None:
     assert len(case.told) == 2
 
 
-def test_a_topic_that_keeps_its_writers_time_tells_nothing() -> None:
+def test_a_topic_with_create_time_gives_no_time() -> None:
     case = Case()
     assert case.beat(7_200_000, timestamp_type=0) == ""
     assert case.host.ahead_s is None

@@ -91,7 +91,7 @@ async def soon(event: asyncio.Event) -> None:
         await event.wait()
 
 
-async def test_a_killed_process_is_dead_without_any_wait() -> None:
+async def test_a_killed_process_is_dead_at_once() -> None:
     port = free_port()
     other = await process(port, "other")
     async with watching(beat("me", 1), beat("other", port)) as watched:
@@ -102,7 +102,7 @@ async def test_a_killed_process_is_dead_without_any_wait() -> None:
         assert watched.live == {"me"}
 
 
-async def test_another_worker_at_the_same_port_says_that_the_former_has_ended() -> None:
+async def test_another_worker_at_the_port_shows_that_the_former_ended() -> None:
     port = free_port()
     former = await process(port, "other", "ends")
     async with watching(beat("me", 1), beat("other", port)) as watched:
@@ -115,7 +115,7 @@ async def test_another_worker_at_the_same_port_says_that_the_former_has_ended() 
         assert "other" not in watched.live
 
 
-async def test_a_refusal_is_not_believed_before_that_worker_has_answered_there() -> None:
+async def test_a_refusal_counts_only_after_the_worker_answered_there() -> None:
     port = free_port()
     stranger = await process(port, "stranger")  # for example this host's own worker, at another's loopback
     async with watching(beat("me", 1), beat("other", port), beat("never", free_port())) as watched:
@@ -126,7 +126,7 @@ async def test_a_refusal_is_not_believed_before_that_worker_has_answered_there()
         assert not watched.told.is_set()
 
 
-async def test_connections_that_end_say_nothing_while_the_port_answers() -> None:
+async def test_ended_connections_do_not_count_while_the_port_answers() -> None:
     port = free_port()
     other = await process(port, "other", "ends")
     async with watching(beat("me", 1), beat("other", port)) as watched:
@@ -156,7 +156,7 @@ async def test_a_follower_watches_the_leader_and_the_next_in_line_watches_all() 
         assert follower.live == {"me", "a", "z"}
 
 
-def test_heartbeats_that_go_on_overrule_a_refusal_and_one_that_was_under_way_does_not() -> None:
+def test_continued_heartbeats_overrule_a_refusal_but_one_in_flight_does_not() -> None:
     members = Members(dead_after_s=3.0)
     members.observe(beat("w", 1), 0.0)
     members.refuse("w", 0.1)

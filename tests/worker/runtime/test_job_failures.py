@@ -26,7 +26,7 @@ BEFORE = 2 * READY_LOW  # so many are decoded only when those before them are se
 
 
 @pytest.mark.parametrize("has_queue", [True, False])
-async def test_batches_that_nobody_foresaw_cost_themselves_only(
+async def test_unforeseen_batches_affect_no_other_batch(
     monkeypatch: pytest.MonkeyPatch, has_queue: bool
 ) -> None:
     register, broken = MessageIntake._register, 0

@@ -20,7 +20,7 @@ def watch() -> tuple[LoopWatch, list[tuple[str, ...]]]:
     return LoopWatch("w", lambda *incident: told.append(incident)), told
 
 
-def test_a_loop_that_stands_still_more_than_half_of_the_time_is_told_once_until_it_was_calm() -> None:
+def test_a_loop_busy_for_half_of_the_time_is_reported_once_until_it_was_calm() -> None:
     it, told = watch()
     now_s = 100.0
     for _ in range(500):  # each of them far too short for anybody to notice
@@ -37,14 +37,14 @@ def test_a_loop_that_stands_still_more_than_half_of_the_time_is_told_once_until_
     assert len(told) == 2, "one long one"
 
 
-def test_a_loop_with_much_to_do_that_comes_round_is_not_told() -> None:
+def test_a_loop_with_much_work_in_short_turns_is_not_reported() -> None:
     it, told = watch()
     for at in range(10_000):
         it.look(100.0 + 0.115 * at, 0.015)
     assert not told
 
 
-async def test_work_that_gives_the_loop_away_too_rarely_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_work_that_yields_too_rarely_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "WINDOW_S", 1.0)
     it, told = watch()
     await it.start()
@@ -61,7 +61,7 @@ async def test_work_that_gives_the_loop_away_too_rarely_is_seen(monkeypatch: pyt
 
 
 @given(st.lists(st.tuples(st.floats(0, 100), st.floats(0, 100)), max_size=50))
-def test_no_more_counts_than_the_window_has_nor_what_lies_before_it(looks: list[tuple[float, float]]) -> None:
+def test_only_stops_within_the_window_count(looks: list[tuple[float, float]]) -> None:
     stops, now_s = LoopStops(), 0.0
     for passed_s, late_s in looks:
         now_s += passed_s

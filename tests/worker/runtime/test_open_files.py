@@ -29,7 +29,7 @@ def test_the_soft_limit_becomes_the_hard_one(soft: int, hard: int, then: int) ->
     assert limited(soft, hard, "print(open_files.raise_limit(), open_files.limit())") == f"{then} {then}"
 
 
-def test_what_is_too_little_is_told_with_the_number_and_the_command() -> None:
+def test_a_low_limit_is_reported_with_the_number_and_the_command() -> None:
     words = limited(256, 256, "print(open_files.too_few(4))")
     assert "may have 256 files open" in words
     assert f"needs about {BASE_FILES + 4 * FILES_PER_BROKER} with the 4 bootstrap addresses" in words
@@ -38,7 +38,7 @@ def test_what_is_too_little_is_told_with_the_number_and_the_command() -> None:
     assert limited(enough, enough, "print(open_files.too_few(4))") == ""
 
 
-def test_all_are_counted_also_where_no_more_can_be_opened() -> None:
+def test_open_files_are_counted_when_no_more_can_be_opened() -> None:
     fill = """
 held = []
 try:
@@ -53,7 +53,7 @@ print(full, open_files.count())
     assert limited(100, 100, one_more) == "1"
 
 
-def test_it_is_told_once_until_there_is_room_again() -> None:
+def test_few_free_files_are_reported_once_until_there_is_room() -> None:
     told: list[tuple[str, str, str]] = []
     watch = OpenFilesWatch(lambda *words: told.append(words))
     for opened, is_full in (

@@ -69,7 +69,7 @@ async def test_seals_begin_once_no_worker_of_an_earlier_version_lives(
         await until(lambda: not seals.missing)
 
 
-async def test_what_all_read_is_told_by_the_leader_alone(
+async def test_only_the_leader_reports_topics_that_all_workers_read(
     bootstrap: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with (
