@@ -5,9 +5,9 @@ one to the leader's. When it ends, the sentinel connects again: a refusal shows 
 there any more.
 
 Rules
-1. A refusal counts only after the same worker gave its id at that address (`GET /health/live`); so does
-   the id of another worker. An address that means another process here (another host's loopback) never
-   gives that id, so it changes nothing.
+1. A refusal, or another worker's id, counts only after the same worker gave its id at that address
+   (`GET /health/live`). An address that means another process here (another host's loopback) never gives
+   that id, so it changes nothing.
 2. Silence, resets and timeouts do not count. A frozen or unreachable process is dead after `dead_after_s`.
 3. The result is a hint: a worker whose heartbeats continue lives (`Members.refuse`). Perhaps only its web
    server ended, or a firewall refuses for it. If its jobs moved meanwhile, it releases them when it reads

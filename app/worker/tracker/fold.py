@@ -4,8 +4,8 @@ Rules
 1. The fold applies the partition's events in their order (`app.kernel.fencing`). An answer depends only on
    the events before the takeover, so every reader may give it, and each of several answers is right.
 2. A row names the last event that it contains (`offset`). A reader takes rows from the table's changelog
-   and skips the events up to that offset. The job's row with the highest event counts, not
-   the last one, because a deposed writer may write an older row behind a newer one.
+   and skips the events up to that offset. The job's row with the highest event counts, not the last
+   one, because a deposed writer may write an older row behind a newer one.
 3. A reader first reads the offset that the table's writer has committed, then the changelog to its end. It
    starts to fold a margin before that offset. The writer commits an event once it has sent the rows to the
    changelog; the margin covers rows that have not arrived.
@@ -16,11 +16,11 @@ Rules
    The fold joins only the last snapshot with the row, when a caller reads the row.
 6. Another region reads two copies: the changelog's, which is late when its writer is, and the topic's end,
    whose offsets differ (`CopyFold`). It takes the further one of the two (`together`). Once the
-   changelog's copy has passed the beginning of the end, each takeover is in one of them. So the other
-   region refuses the same owners as this one. Before that, an owner counts only if its takeover is within
-   the end: a later takeover may precede the end. A snapshot of another owner is kept (`early`). It counts
-   once the changelog's copy has come that far and knows its owner. The result thus depends on what has
-   arrived, not on which copy was read first.
+   changelog's copy has passed the beginning of the end, each takeover is in one of them. So the reader
+   refuses the same owners as the region itself. Before that, an owner counts only if its takeover is within
+   the end, because a takeover between the two copies may have deposed it. Another owner's snapshot is kept
+   (`early`). It counts once the changelog's copy has come that far and knows its owner. The result thus
+   depends on what has arrived, not on which copy was read first.
 
 Why the topic's order is the fence, whichever reader answers: let the takeover of an epoch have offset T. A
 snapshot of an older epoch below T is in every reader's row before it comes to T, so it is in every answer.
