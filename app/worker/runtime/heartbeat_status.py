@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import msgspec
 
@@ -24,6 +25,7 @@ from app.worker.jobs.pump import Pump
 MAX_TROUBLE_CHARS = 800  # in every heartbeat
 MAX_TROUBLES = 1_000  # in every heartbeat, of workloads
 MAX_HEADS = 100  # in every heartbeat, of all workloads: the oldest ones
+UNMEASURED: Mapping[str, Any] = {}
 EMPTYING = "its retry tier is no longer defined: it delivers the waiting messages, then the job ends"
 
 
@@ -41,8 +43,8 @@ def job_statuses(
     pumps: Iterable[Pump],
     mine: Mapping[str, Assignment],
     troubles: Mapping[str, str],
-    loads: Mapping[str, Load],
-    rates: Mapping[str, JobRates],
+    loads: Mapping[str, Load] = UNMEASURED,
+    rates: Mapping[str, JobRates] = UNMEASURED,
 ) -> list[JobStatus]:
     """Every job of the worker; `troubles`: job -> why it has no pump yet."""
     found = {str(pump.job): _status(pump) for pump in pumps}

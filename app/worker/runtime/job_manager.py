@@ -57,7 +57,7 @@ from app.worker.catalog import Catalog
 from app.worker.jobs.failures import MOST_FAILURES, NOWHERE, JobFailures
 from app.worker.jobs.pump import Pump
 from app.worker.jobs.start_position import LineageReset, ReportIncident
-from app.worker.runtime.heartbeat_status import apply_fetch_state, job_statuses, workload_statuses
+from app.worker.runtime.heartbeat_status import UNMEASURED, apply_fetch_state, job_statuses, workload_statuses
 from app.worker.runtime.job_starter import START_RETRY_S, JobStarter
 from app.worker.runtime.progress_saver import ProgressSaver
 from app.worker.tracker.client import TrackerClient
@@ -427,12 +427,12 @@ class JobManager(Service):
     # -- state -----------------------------------------------------------------------------------
 
     def statuses(
-        self, loads: Mapping[str, Load] | None = None, rates: Mapping[str, JobRates] | None = None
+        self, loads: Mapping[str, Load] = UNMEASURED, rates: Mapping[str, JobRates] = UNMEASURED
     ) -> list[JobStatus]:
         """The jobs' statuses for the heartbeat, with measured loads and rates."""
         apply_fetch_state(self.flowing.values(), [cluster.fetch for cluster in self._clusters.started()])
         mine = self._control.view.owned_by(self.worker)
-        return job_statuses(self.flowing.values(), mine, self._starter.troubles, loads or {}, rates or {})
+        return job_statuses(self.flowing.values(), mine, self._starter.troubles, loads, rates)
 
     def needs(self, now_s: float) -> list[LimitNeed]:
         found = [runtime.need(now_s) for runtime in self.runtimes.values()]
