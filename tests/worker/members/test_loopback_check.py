@@ -44,15 +44,15 @@ def test_another_address_or_a_draining_neighbour_is_no_reason() -> None:
     assert apart(HERE, LOOPBACK, {"b": beat("b", THERE, DRAINING)}) == ""
 
 
-def service(members: Members, told: list[str]) -> LoopbackCheck:
-    return LoopbackCheck(HERE, lambda: LOOPBACK, members, lambda kind, *_: told.append(kind))
+def service(members: Members, reported: list[str]) -> LoopbackCheck:
+    return LoopbackCheck(HERE, lambda: LOOPBACK, members, lambda kind, *_: reported.append(kind))
 
 
 def test_a_starting_worker_with_a_loopback_address_ends_with_the_remedy() -> None:
     async def run() -> None:
-        members, told = Members(1e9), list[str]()
+        members, reported = Members(1e9), list[str]()
         members.observe(beat("b", THERE), time.monotonic())
-        watching = service(members, told)
+        watching = service(members, reported)
         await watching.start()
         async with asyncio.timeout(60):
             while not watching.crashed:  # noqa: ASYNC110 - its own task changes it
@@ -72,15 +72,15 @@ def test_a_running_worker_with_a_loopback_address_continues_and_reports_once(
     monkeypatch.setattr(loopback_check, "LOOPBACK_POLL_INTERVAL_S", 0.01)
 
     async def run() -> None:
-        members, told = Members(1e9), list[str]()
+        members, reported = Members(1e9), list[str]()
         members.observe(beat("b", THERE), time.monotonic())
-        watching = service(members, told)
+        watching = service(members, reported)
         await watching.start()
         async with asyncio.timeout(60):
-            while not told:  # noqa: ASYNC110 - its own task changes it
+            while not reported:  # noqa: ASYNC110 - its own task changes it
                 await asyncio.sleep(0.01)
         await asyncio.sleep(0.1)
-        assert told == ["loopback-address"]
+        assert reported == ["loopback-address"]
         assert not watching.crashed
         await watching.stop()
 

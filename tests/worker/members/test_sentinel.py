@@ -62,11 +62,11 @@ async def kill(made: asyncio.subprocess.Process) -> None:
 
 
 class Watched:
-    """What a sentinel at "me", which leads, has told."""
+    """A sentinel of the leader "me", with the deaths that it reported."""
 
     def __init__(self) -> None:
         self.members = Members(dead_after_s=1e9)
-        self.told = asyncio.Event()
+        self.reported = asyncio.Event()
 
     @property
     def live(self) -> set[str]:
@@ -78,7 +78,7 @@ async def watching(*beats: Heartbeat, leader: str = "me") -> AsyncIterator[Watch
     watched = Watched()
     for one in beats:
         watched.members.observe(one, time.monotonic())
-    sentinel = Sentinel("me", watched.members, lambda: leader, watched.told.set)
+    sentinel = Sentinel("me", watched.members, lambda: leader, watched.reported.set)
     await sentinel.start()
     try:
         yield watched
@@ -98,7 +98,7 @@ async def test_a_killed_process_is_dead_at_once() -> None:
         await says(other, "answered")
         assert watched.live == {"me", "other"}
         await kill(other)
-        await soon(watched.told)
+        await soon(watched.reported)
         assert watched.live == {"me"}
 
 
@@ -107,10 +107,10 @@ async def test_another_worker_at_the_port_shows_that_the_former_ended() -> None:
     former = await process(port, "other", "ends")
     async with watching(beat("me", 1), beat("other", port)) as watched:
         await says(former, "answered")
-        assert not watched.told.is_set()
+        assert not watched.reported.is_set()
         await kill(former)
         latter = await process(port, "latter")
-        await soon(watched.told)
+        await soon(watched.reported)
         await kill(latter)
         assert "other" not in watched.live
 
@@ -123,7 +123,7 @@ async def test_a_refusal_counts_only_after_the_worker_answered_there() -> None:
         await kill(stranger)
         await asyncio.sleep(3.0)
         assert watched.live == {"me", "other", "never"}
-        assert not watched.told.is_set()
+        assert not watched.reported.is_set()
 
 
 async def test_ended_connections_do_not_count_while_the_port_answers() -> None:
@@ -132,9 +132,9 @@ async def test_ended_connections_do_not_count_while_the_port_answers() -> None:
     async with watching(beat("me", 1), beat("other", port)) as watched:
         for _ in range(30):
             await says(other, "answered")
-        assert not watched.told.is_set()
+        assert not watched.reported.is_set()
         await kill(other)
-        await soon(watched.told)
+        await soon(watched.reported)
 
 
 async def test_a_follower_watches_the_leader_and_the_next_in_line_watches_all() -> None:
@@ -149,10 +149,10 @@ async def test_a_follower_watches_the_leader_and_the_next_in_line_watches_all() 
         for _ in range(2):  # both of them
             await says(leader, "answered")
         await kill(third)
-        await soon(next_in_line.told)
-        assert not follower.told.is_set()
+        await soon(next_in_line.reported)
+        assert not follower.reported.is_set()
         await kill(leader)
-        await soon(follower.told)
+        await soon(follower.reported)
         assert follower.live == {"me", "a", "z"}
 
 

@@ -48,7 +48,7 @@ async def test_unforeseen_batches_affect_no_other_batch(
     taken, begun, log = list[bytes | None](), list[DispatchPump](), Log()
     async with (
         dispatch_rig(lambda one: taken.append(one.value)) as stand,
-        managed(log, Away("east")) as (jobs, told),
+        managed(log, Away("east")) as (jobs, reported),
     ):
         stand.run(dlq={"enabled": has_queue})
 
@@ -74,7 +74,7 @@ async def test_unforeseen_batches_affect_no_other_batch(
         await until(lambda: wanted <= set(taken))
         assert (broken, len(begun)) == (2 * MOST_FAILURES, 2 * MOST_FAILURES + 1)
         assert set(taken) == wanted
-        failures = [one for one in told if one.startswith("its job")]
+        failures = [one for one in reported if one.startswith("its job")]
         for at, words in zip(starts[1:3], failures, strict=True):
             assert words.startswith(f"its job failed {MOST_FAILURES} times at offset {at}: ZeroDivisionError")
         if not has_queue:

@@ -1,4 +1,4 @@
-"""How many files a worker may have open is raised, and told in words where it is too little."""
+"""A worker raises its limit of open files, and reports a limit that is too low."""
 
 from __future__ import annotations
 
@@ -54,8 +54,8 @@ print(full, open_files.count())
 
 
 def test_few_free_files_are_reported_once_until_there_is_room() -> None:
-    told: list[tuple[str, str, str]] = []
-    watch = OpenFilesWatch(lambda *words: told.append(words))
+    reported: list[tuple[str, str, str]] = []
+    watch = OpenFilesWatch(lambda *words: reported.append(words))
     for opened, is_full in (
         (100, False),
         (968, False),
@@ -66,8 +66,8 @@ def test_few_free_files_are_reported_once_until_there_is_room() -> None:
     ):
         watch.see(opened, 1_000)
         assert bool(watch.trouble) is is_full, opened
-    assert [kind for kind, *_ in told] == ["open-files"]
-    assert "969 of 1000 files" in told[0][1]
-    assert "ulimit -n" in told[0][2]
+    assert [kind for kind, *_ in reported] == ["open-files"]
+    assert "969 of 1000 files" in reported[0][1]
+    assert "ulimit -n" in reported[0][2]
     watch.see(1_000, 1_000)
-    assert len(told) == 2
+    assert len(reported) == 2

@@ -130,9 +130,9 @@ def test_a_recreated_topic_loses_nothing_although_it_reaches_the_old_position(ca
     case.create()
     case.send(second)
     case.wait_delivered(second)
-    told = case.wait_incident("anew")
-    assert told.count("topic id") == 2
-    assert "unknown" not in told
+    reported = case.wait_incident("anew")
+    assert reported.count("topic id") == 2
+    assert "unknown" not in reported
 
 
 @pytest.mark.deep(minutes=0.4)
@@ -188,6 +188,6 @@ def test_a_worker_with_invalid_interceptors_ends_with_3_and_the_reason(yard: Yar
         other.settings["interceptors"] = ["no.such:thing", "app.controllog.topics:not_there"]
         process = other.worker(wait=False)
         assert process.popen.wait(ENOUGH_S) == 3, process.tail()
-        told = process.log.read_text()
-        assert "no module no" in told
-        assert "app.controllog.topics has no not_there" in told
+        reported = process.log.read_text()
+        assert "no module no" in reported
+        assert "app.controllog.topics has no not_there" in reported

@@ -59,10 +59,10 @@ def made(clusters: Clusters) -> ProgressSaver:
 
 
 def watching(checkpoints: ProgressSaver, *, reachable: bool = True, idle: bool = False) -> Watchdog:
-    async def told(_cluster: str, _group: str) -> bool:
+    async def reported(_cluster: str, _group: str) -> bool:
         return reachable
 
-    return Watchdog(checkpoints, lambda: idle, told, lambda: None, stall_s=60.0)
+    return Watchdog(checkpoints, lambda: idle, reported, lambda: None, stall_s=60.0)
 
 
 @pytest.fixture
