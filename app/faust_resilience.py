@@ -61,7 +61,7 @@ RECOVERY_POLL_INTERVAL_S = 1.0
 ACTIVE_PARTITIONS_INTERVAL_S = (
     0.1  # between two checks of the active partitions; fetched records may wait for one
 )
-COMMIT_LATER = "none when the control cluster's brokers run: events that were not committed come again"
+COMMIT_LATER = "nothing to do if the control cluster's brokers run: events that were not committed come again"
 COMMIT_SEE = (
     "if it happens again, check the error: this worker needs Read permission for its group and the "
     "control topics; without commits a starting worker reads more of these topics again"

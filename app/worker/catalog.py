@@ -356,7 +356,7 @@ class Catalog:
             self._report_incident(
                 "topic-settings",
                 workload.key,
-                f"its retry topics and DLQ in {client.name} have too few partitions: {error!r}",
+                f"its retry topics and DLQ in {client.name} may lack partitions: {error!r}",
                 f"give each {min(partitions, MAX_PARTITIONS)} partitions, or allow Switchyard's principal to "
                 "alter its own topics",
             )

@@ -54,6 +54,6 @@ async def own_url(web: Web, port: int, bootstrap: Sequence[str]) -> str:
                 await writer.wait_closed()
         return f"http://{bracketed(found)}:{port}"
     raise OSError(
-        f"no broker accepted a connection, whose local address would be this worker's; it listens on "
+        f"no broker accepted a connection, which would show this worker's address; it listens on "
         f"{web.host or 'every address'}; set web.advertise if this happens again ({'; '.join(failed)})"
     )

@@ -154,7 +154,7 @@ class JobManager(Service):
                         "offsets-lost",
                         job,
                         f"offsets [{item.start}, {item.end}) of {item.topic}-{item.partition} "
-                        f"are gone from the log before they were read: {item.reason}",
+                        f"were deleted before they were read: {item.reason}",
                         "lengthen the topic's retention, or find out why the consumer was that far behind",
                     )
                 case FetchIncident():
