@@ -29,7 +29,7 @@ from app.controllog.topics import ControlTopic, ControlTopics
 from app.dispatch.topics.settings import safe_replication
 from app.faust_channels import DataChannel
 from app.faust_resilience import PatientApp, PatientTableManager
-from app.kafka.client.cluster import PATIENT_S, ClusterClient, ClusterSpec, ClusterUnreachable
+from app.kafka.client.cluster import CLUSTER_RETRY_INTERVAL_S, ClusterClient, ClusterSpec, ClusterUnreachable
 from app.kafka.client.startup_retry import heals
 from app.kafka.client.topic_tail import bounded
 from app.kafka.client.topics import TopicSpec, ensure_topics
@@ -135,7 +135,7 @@ class SwitchyardApp(PatientApp):
                     raise
                 # A worker may start before its control cluster, so it waits.
                 log.warning("the control cluster does not answer; the start waits for it", why=repr(error))
-                await asyncio.sleep(PATIENT_S)
+                await asyncio.sleep(CLUSTER_RETRY_INTERVAL_S)
         await asyncio.to_thread(
             prepare_datadir, worker_directory(settings.data_path, worker_name(settings)), cluster_id,
             self.topics_declared.app_id, ends,

@@ -207,7 +207,7 @@ class ControlLog(Service):
     def _restart_tail(self) -> None:
         self._last.clear()
         self._covered.clear()
-        self._tail.read_again()
+        self._tail.rewind()
 
     def _cover(self, key: bytes | None, offset: int) -> None:
         """Rule 3: notes a record without a seal under `key`. Calls from Faust's reading thread repeat it,

@@ -1,1 +1,1 @@
-"""Kafka's protocol; data_clusters (a client, fetches, appends and commits of each), consumer_lag."""
+"""Kafka's protocol; data clusters (client, fetch, append and commits of each); consumer lag."""

@@ -1,7 +1,7 @@
-"""The data clusters of a worker: one client, fetch service, appender and committer each, on first use.
+"""The data clusters of a worker, started on first use: a client, fetches, appends and commits of each.
 
-A cluster that is only read needs no permission to write: the producer, which asks for a producer's id as it
-starts, begins once something is to be written (`DataCluster.written_to`), an appender's lanes ask for theirs.
+A cluster that is only read needs no write permission. The producer starts with the first write
+(`DataCluster.written_to`), because it needs a producer id; an appender's lanes get theirs later.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ CLUSTER_STOP_TIMEOUT_S = 5.0
 
 
 class DataCluster:
-    """Everything a worker needs of one cluster."""
+    """All services of a worker for one cluster."""
 
     def __init__(
         self,
@@ -41,27 +41,26 @@ class DataCluster:
         self.committer = OffsetCommitter(self.client)
 
     async def start(self) -> None:
-        """Raises the client's errors when the cluster cannot be reached; nothing of it runs then."""
+        """Starts all services, or none of them. Raises the client's errors."""
         started: list[tuple[str, Any]] = []
         try:
             for what, part in self._parts():
                 await part.start()
                 started.append((what, part))
-        except BaseException:  # also when who wanted it was cancelled meanwhile
+        except BaseException:  # also CancelledError of the caller
             await _stop(started)
             raise
 
     async def written_to(self) -> Producer:
-        """The producer, started. Raises KafkaError: the cluster gives it no id, or does not answer."""
+        """The started producer. Raises KafkaError: the cluster gives no producer id or does not answer."""
         await self.producer.start()
         return self.producer
 
     async def stop(self) -> None:
-        """Every step is bounded in time."""
+        """Stops all services; every step is bounded in time."""
         await _stop([(f"producer to {self.name}", self.producer), *self._parts()])
 
     def _parts(self) -> list[tuple[str, Any]]:
-        """In the order in which they start."""
         return [
             (f"client of {self.name}", self.client),
             (f"appender to {self.name}", self.appender),
@@ -76,8 +75,7 @@ async def _stop(parts: list[tuple[str, Any]]) -> None:
 
 
 class DataClusters:
-    """Clusters by name; each is started when first asked for. Copies are sent to them while the worker
-    `may_append`."""
+    """The clusters by name, started on first use. Batches are appended while the worker `may_append`."""
 
     def __init__(
         self,
@@ -94,12 +92,8 @@ class DataClusters:
         self._locks: dict[str, asyncio.Lock] = {}
 
     async def get(self, name: str) -> DataCluster:
-        """The cluster, started.
-
-        Raises:
-            KeyError: no such cluster in this worker's configuration.
-            app.kafka.client.cluster.ClusterUnreachable: it could not be started now.
-        """
+        """The started cluster. Raises KeyError: this worker's configuration has no such cluster. Raises
+        app.kafka.client.cluster.ClusterUnreachable: it cannot be started now."""
         spec = self.specs[name]
         async with self._locks.setdefault(name, asyncio.Lock()):
             found = self._started.get(name)
@@ -110,10 +104,8 @@ class DataClusters:
             return found
 
     def started(self) -> list[DataCluster]:
-        """Those in use."""
         return list(self._started.values())
 
     async def stop(self) -> None:
-        """Stops all of them, at once."""
         await asyncio.gather(*(cluster.stop() for cluster in self._started.values()))
         self._started.clear()

@@ -68,9 +68,9 @@ async def test_a_control_topic_that_somebody_made_otherwise_is_told_with_what_it
         await warn_of_settings(client, topics)
     control, heartbeats = (entry["why"] for entry in logs)
     assert control == (
-        f"topic {topics.control.name} in {client.name}: cleanup.policy is delete, and must be compact "
-        "(else records are deleted by their age)"
+        f"topic {topics.control.name} in {client.name}: cleanup.policy is delete, but must be compact "
+        "(otherwise records expire)"
     )
-    assert "retention.ms is 1000, and must be 3600000 or more" in heartbeats
+    assert "retention.ms is 1000, but must be 3600000 or more" in heartbeats
     for entry, setting in zip(logs, ("cleanup.policy=compact", "retention.ms=3600000"), strict=True):
         assert entry["remedy"].endswith(f"--add-config {setting}")

@@ -1,4 +1,4 @@
-"""aiokafka's consumers with our bounds, as in a worker, for as long as a test takes."""
+"""aiokafka's consumers with the limits of a worker, for one test."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A client, a fetch service whose deliveries are kept, and producers: all on real brokers."""
+"""A client, a fetch service that keeps its deliveries, and producers, all on real brokers."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Pump:
     def __init__(self, client: ClusterClient, budget_bytes: int = BUDGET_BYTES) -> None:
         self.budget = ByteBudget(budget_bytes)
         self.service = FetchService(client, self._deliver, self.budget)
-        self.told: list[Any] = []  # gaps and troubles
+        self.reports: list[Any] = []  # gaps and incidents
         self.records: dict[Any, list[Record]] = {}
         self.position: dict[Any, int] = {}
         self.holding: set[Any] = set()
@@ -50,7 +50,7 @@ class Pump:
             else:
                 item.release()
         else:
-            self.told.append(item)
+            self.reports.append(item)
         async with self._news:
             self._news.notify_all()
 

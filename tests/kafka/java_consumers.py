@@ -1,4 +1,4 @@
-"""Kafka's own console consumers, which speak the protocols that aiokafka does not."""
+"""Kafka's console consumers, which speak protocols that aiokafka lacks."""
 
 from __future__ import annotations
 

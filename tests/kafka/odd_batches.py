@@ -1,4 +1,4 @@
-"""Batches that lie in any field, with a sound checksum; and the way to send them."""
+"""Batches with a wrong value in any field and a sound checksum, and a way to send them."""
 
 from __future__ import annotations
 

@@ -4,8 +4,8 @@
 
 Where a test wants three, node 3 is like node 2.
 
-Rules: node 2 has the yard's marks, so that whoever ends the yard finds it; whatever node 1 keeps is moved
-back to it alone before node 2 goes for good, and node 2 is unregistered, so that the cluster is what it was.
+Node 2 has the yard's marks, so the yard's end finds it. Before it leaves, its partitions move back to node 1
+and it is unregistered, so that the cluster is unchanged afterwards.
 """
 
 from __future__ import annotations
@@ -144,7 +144,7 @@ class SecondBroker:
         await self._end(signal.SIGKILL)
 
     async def stop(self) -> None:
-        """In order, and for good: the cluster forgets it. It must keep nothing that node 1 does not."""
+        """Stops it in order and unregisters it. It must keep nothing that node 1 does not."""
         await self._end(signal.SIGTERM, GRACE_S)
         await self._until_counted(False)
         bootstrap = self._yard.bootstrap(self._cluster)
@@ -161,7 +161,7 @@ class SecondBroker:
         send(self._process, signal.SIGSTOP)
 
     def thaw(self) -> None:
-        """SIGCONT: it goes on, and believes for a moment that it still leads."""
+        """Sends SIGCONT; for a moment the broker believes that it still leads."""
         assert self._process is not None
         send(self._process, signal.SIGCONT)
 

@@ -1,4 +1,4 @@
-"""A data cluster is started as a whole or not at all: nothing is left behind by a start that fails."""
+"""A data cluster starts as a whole or not at all, and a failed start leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def clients(monkeypatch: pytest.MonkeyPatch) -> list[AIOKafkaClient]:
     return made
 
 
-async def test_a_start_that_fails_half_way_leaves_nothing_behind_and_the_next_may_succeed(
+async def test_failed_start_leaves_nothing_behind_and_the_next_start_may_succeed(
     bootstrap: str, clients: list[AIOKafkaClient], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     budget = ByteBudget(1 << 20)
@@ -69,7 +69,7 @@ async def test_a_start_that_fails_half_way_leaves_nothing_behind_and_the_next_ma
     assert not budget.waiters
 
 
-async def test_a_start_that_is_given_up_leaves_nothing_behind(
+async def test_cancelled_start_leaves_nothing_behind(
     bootstrap: str, clients: list[AIOKafkaClient], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clusters = DataClusters({"c": ClusterSpec("c", (bootstrap,))}, nowhere, ByteBudget(1 << 20))

@@ -77,7 +77,7 @@ def _everything_came_once_and_in_order(pump: Pump, load: Load) -> None:
                 if value is not None and value.startswith(f"{writer} ".encode())
             ]
             assert numbers == list(range(load.taken[partition, writer]))
-    assert not [item for item in pump.told if not isinstance(item, FetchIncident)]
+    assert not [item for item in pump.reports if not isinstance(item, FetchIncident)]
     assert pump.budget.used_bytes == 0
 
 
@@ -152,7 +152,7 @@ def led_by(scene: Scene, node: int) -> dict[tuple[str, int], list[int]]:
 
 
 @pytest.mark.deep(minutes=0.4)
-async def test_what_a_killed_leader_had_goes_on_at_the_other_and_goes_back_when_it_is_elected_again(
+async def test_partitions_of_a_killed_leader_flow_from_the_new_one_and_back_after_reelection(
     scene: Scene,
 ) -> None:
     offsets = await offsets_partitions(scene.client)
@@ -172,7 +172,7 @@ async def test_what_a_killed_leader_had_goes_on_at_the_other_and_goes_back_when_
 
 
 @pytest.mark.deep(minutes=0.3)
-async def test_nothing_is_lost_or_doubled_while_leaders_are_elected_and_partitions_move_between_brokers(
+async def test_elections_and_moves_between_brokers_neither_lose_nor_duplicate_records(
     scene: Scene,
 ) -> None:
     async with scene.load.running():
@@ -196,7 +196,7 @@ def patience(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.deep(minutes=0.3)
 @pytest.mark.usefixtures("patience")  # before the scene
-async def test_what_a_frozen_leader_had_is_fetched_from_its_successor_and_it_wakes_up_without_harm(
+async def test_partitions_of_a_frozen_leader_are_fetched_from_its_successor_and_it_wakes_without_harm(
     scene: Scene,
 ) -> None:
     offsets = await offsets_partitions(scene.client)

@@ -357,7 +357,7 @@ async def test_a_topic_that_the_cluster_refuses_is_reported_with_its_error_until
     assert await region.jobs() == await region.jobs() == jobs, "they flow, and what can be made is made"
     (reported,) = region.reported
     assert reported == str(refused)
-    assert reported.startswith(f"cluster east does not make topic {dlq}: ")
+    assert reported.startswith(f"cluster east does not create topic {dlq}: ")
     assert reported.endswith(f"collides with existing topic: {other} (InvalidTopicError, error 17)")
     assert region.catalog.troubles[key].startswith(
         f"{reported}; choose another name; the leader tries again every"
@@ -376,7 +376,7 @@ async def test_a_refused_setting_is_reported_with_the_clusters_error(
     await region.deploy()
     assert await region.jobs() == {region.topic: {0, 1}}
     (reported,) = region.reported
-    assert "does not make topic" in reported
+    assert "does not create topic" in reported
     assert "InvalidReplicationFactorError, error 38" in reported
     assert "cannot be read" not in reported
 
@@ -412,9 +412,11 @@ async def test_foreign_settings_of_its_topics_are_reported_with_the_needed_ones_
     assert (await region.jobs())[tier] == {0, 1}, "it runs"
     await region.jobs()
 
-    compacted = "cleanup.policy is {}, and must be delete (else a record replaces those of its key)"
-    small = "max.message.bytes is {}, and must be {} or more (else larger records do not fit)"
-    short = f"retention.ms is 1000, and must be {7 * DAY_MS} or more (else what waits there is deleted)"
+    compacted = (
+        "cleanup.policy is {}, but must be delete (otherwise a record replaces earlier records of its key)"
+    )
+    small = "max.message.bytes is {}, but must be {} or more (otherwise larger records do not fit)"
+    short = f"retention.ms is 1000, but must be {7 * DAY_MS} or more (otherwise waiting records expire)"
     enough = 1_048_588 + COPY_HEADERS_BYTES  # what its topic takes, and headers
     tiny = small.format(1000, enough)
     assert region.reported == [  # once each

@@ -31,7 +31,7 @@ from app.dispatch.pump.remote_progress_filter import RemoteProgressFilter
 from app.kafka.fetch.decoder import RecordReader, UndecodableBatch
 from app.kafka.records.decode_risks import DecodeRisks
 from app.kafka.records.record import Record
-from app.kafka.records.scan import OF_COPIES
+from app.kafka.records.scan import COPY_LIMITS
 from app.kernel.clock import now_ms
 from app.kernel.job import JobFault
 
@@ -57,7 +57,7 @@ class MessageIntake:
         held_bytes: of decoded messages that wait for their time or their turn (`hold`).
         remote_progress: what ties it to other copies.
         risks: what may end the worker.
-        most: that a record may have.
+        limits: what a record may have at most.
         fault: what ended the reading; the job has to begin again.
         codec: Kafka's number of the compression seen last; 0: of its batches none was compressed.
     """
@@ -76,7 +76,7 @@ class MessageIntake:
         "expected",
         "fault",
         "held_bytes",
-        "most",
+        "limits",
         "ready",
         "remote_progress",
         "risks",
@@ -90,7 +90,7 @@ class MessageIntake:
         self.held_bytes = 0
         self.remote_progress = RemoteProgressFilter()
         self.risks = DecodeRisks()
-        self.most = OF_COPIES
+        self.limits = COPY_LIMITS
         self.codec = 0
         self._budget: ByteBudget | None = None
         self._tracker = tracker
@@ -148,7 +148,7 @@ class MessageIntake:
             fetched.release()
         else:
             reader = RecordReader(
-                fetched, self._wants if self.remote_progress.wants_batches else None, self.risks, self.most
+                fetched, self._wants if self.remote_progress.wants_batches else None, self.risks, self.limits
             )
             # What is fetched again, for others who count it, is not decoded again.
             reader.next_offset = max(reader.next_offset, self._tracker.end)

@@ -30,7 +30,7 @@ from app.dispatch.pump.receiver_backlog import taken
 from app.dispatch.pump.status import status_of
 from app.dispatch.push.metadata import MetadataTemplate
 from app.kafka.records.record import Record, size_of
-from app.kafka.records.scan import OF_PRODUCERS
+from app.kafka.records.scan import PRODUCER_LIMITS
 from app.kernel.job import JobFault, JobId
 from app.kernel.ranges import Snapshot
 from app.kernel.tracker import Tracker
@@ -87,7 +87,7 @@ class DispatchPump:
         self.head = HeadOfLineDetector(runtime.head_after_s, runtime.head_tokens)
         self._intake = MessageIntake(self.tracker, partial(stash_batch, self))
         if self.is_main:
-            self._intake.most = OF_PRODUCERS
+            self._intake.limits = PRODUCER_LIMITS
         self._queue = ReadyQueue(
             self, self._intake, runtime.new_lanes() if self.is_main else None, self._on_sendable
         )

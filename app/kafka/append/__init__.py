@@ -1,1 +1,1 @@
-"""Batches appended as they are: order, sequence numbers, retries; copies and transactions."""
+"""Appends to Kafka: batches as they are, with order, sequence numbers and retries; copies; transactions."""

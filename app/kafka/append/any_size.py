@@ -1,6 +1,6 @@
-"""A record of any size through a producer that compresses nothing: a large one goes alone, and compressed.
+"""Sends records of any size through a producer without compression: a large record goes alone, compressed.
 
-A topic bounds what is compressed, and aiokafka's producer what is not.
+A topic limits the compressed size, but aiokafka's producer limits the uncompressed size.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from aiokafka.errors import MessageSizeTooLargeError
 from app.kafka.append.lone_batch import ZSTD, Headers, encoded
 from app.kernel.clock import now_ms
 
-LARGE_BYTES = 256 * 1024  # of key and value: worth a batch of its own
-NULL = bytearray()  # this very object stands for no value: aiokafka refuses records without key and value
+LARGE_BYTES = 256 * 1024  # key and value above this get a batch of their own
+NULL = bytearray()  # this object means a null value: aiokafka refuses records without key and value
 
 
 def serialized(value: Any) -> bytes | None:
@@ -35,23 +35,20 @@ async def send(
     timestamp_ms: int | None = None,
     is_transactional: bool = False,
 ) -> asyncio.Future[Any]:
-    """Takes a record; the future ends once all in-sync replicas have it. No timestamp means this moment.
-
-    Raises:
-        MessageSizeTooLargeError: it is larger than `most_bytes`, also compressed.
-        KafkaError: it was not taken.
-    """
+    """Sends a record; the future is done once all in-sync replicas have it. Without a timestamp, it is now.
+    Raises MessageSizeTooLargeError: it is larger than `most_bytes` even when compressed. Raises KafkaError:
+    it was not accepted."""
     if len(key or b"") + len(value or b"") <= LARGE_BYTES:
-        given = NULL if value is None else value
+        content = NULL if value is None else value
         timestamp_ms = now_ms() if timestamp_ms is None else timestamp_ms
         sent: asyncio.Future[Any] = await producer.send(
-            topic, given, key=key, partition=partition, headers=list(headers), timestamp_ms=timestamp_ms
+            topic, content, key=key, partition=partition, headers=list(headers), timestamp_ms=timestamp_ms
         )
         return sent
     batch = await encoded(
         key, value, headers, ZSTD, is_transactional=is_transactional, timestamp_ms=timestamp_ms
     )
     if batch.nbytes > most_bytes:
-        raise MessageSizeTooLargeError(f"{batch.nbytes} bytes are more than {most_bytes}")
+        raise MessageSizeTooLargeError(f"{batch.nbytes} bytes when compressed are more than {most_bytes}")
     alone: asyncio.Future[Any] = await producer.send_batch(batch, topic, partition=partition)
     return alone

@@ -1,18 +1,18 @@
-"""Appends ready record batches to the partitions of one cluster, as an idempotent producer (acks=all).
+"""Appends finished record batches to the partitions of one cluster, as an idempotent producer (acks=all).
 
-    lanes (a queue of batches a partition) -> per broker: one batch of each lane -> ProduceRequest
-                                           <- acknowledged, or mended by the lane (append_lane)
+    lanes (a queue of batches per partition) -> per broker: one batch of each lane -> ProduceRequest
+                                             <- acknowledged, or repaired by the lane (`lane`)
 
-Rules
-1. A request has at most one batch a partition (brokers take no more), of any number of partitions; so many
-   requests are in flight at a broker as it keeps apart of one producer and partition (`IN_FLIGHT`). What gets
-   ready while all are in flight shares the next one.
-2. Lanes take turns; who was served goes to the end of the line.
-3. Batches are stamped when they are sent (kafka.records.verbatim_copy); their senders' bytes are not changed
-   and not copied before. At most `REQUEST_BYTES` (or one batch) a request are in flight as copies.
-4. What is in flight at a broker that does not answer, and is not the leader any more, is given up: its lanes
-   send it to the new one. The sequence numbers see to it that it is in the log once.
-5. Nothing is sent while it `may_send` nothing; what is queued waits.
+Rules (tests/kafka/append/test_appender.py)
+1. A request has any number of partitions, with one batch each (brokers take no more). A broker remembers
+   `IN_FLIGHT` batches per producer and partition, so at most this number of requests is in flight to it.
+   Batches that become ready meanwhile share the next request.
+2. Lanes take turns: a served lane goes to the end of the line.
+3. A batch is copied and stamped only when it is sent (`kafka.records.verbatim_copy`); the sender's bytes
+   stay unchanged. So at most `REQUEST_BYTES` (or one batch) per request in flight are copies.
+4. A request to a silent broker that is no longer the leader is given up, and its lanes send to the new
+   leader. Sequence numbers prevent duplicates.
+5. While `may_send` is false nothing is sent; queued batches wait.
 """
 
 from __future__ import annotations
@@ -41,15 +41,14 @@ from app.kafka.records.verbatim_copy import stamped
 log = structlog.get_logger(__name__)
 
 REQUEST_BYTES = 1024 * 1024
-BROKER_MS = 5_000  # a broker waits so long for its replicas; below the client's own patience (REQUEST_MS)
+BROKER_MS = 5_000  # how long a broker waits for its replicas; below the client's timeout (REQUEST_MS)
 SEEK_S, SILENT_S = 0.25, 2.0
 NOT_ALLOWED_DELAY_S = 0.05
 CONNECTION = "append"
 
 
 class Appender:
-    """See the module. `report_incident` takes the `AppendIncident` of lanes without a `report_incident` of
-    their own; neither may raise."""
+    """`report_incident` takes the `AppendIncident` of lanes without their own; neither may raise."""
 
     def __init__(
         self,
@@ -61,10 +60,11 @@ class Appender:
         self.report_incident = report_incident
         self._may_send = may_send
         self._lanes: dict[AppendLane, None] = {}
-        self._ready: dict[AppendLane, None] = {}  # in the order of their turns
-        self._in_flight: Counter[int] = Counter()  # requests of each broker
+        self._ready: dict[AppendLane, None] = {}  # in turn order
+        self._in_flight: Counter[int] = Counter()  # requests per broker
         self._requests: set[asyncio.Task[None]] = set()
-        self._asked: dict[asyncio.Timeout, tuple[int, float, list[AppendLane]]] = {}  # broker, since when
+        # requests in flight: broker, when they were sent, lanes
+        self._unanswered: dict[asyncio.Timeout, tuple[int, float, list[AppendLane]]] = {}
         self._woken = False
         self._stopped = True
         self._seeking: asyncio.Task[None] | None = None
@@ -75,7 +75,7 @@ class Appender:
         self._seeking = asyncio.get_running_loop().create_task(self._seek_leaders())
 
     async def stop(self) -> None:
-        """Closes all lanes. Drain them before, if what they hold is to arrive."""
+        """Closes all lanes. Drain them first if their batches are to arrive."""
         self._stopped = True
         for lane in list(self._lanes):
             lane.close()
@@ -90,40 +90,40 @@ class Appender:
         partition: int,
         producer: ProducerId | None = None,
         report_incident: Callable[[AppendIncident], None] | None = None,
-        bumped: Callable[[AppendLane], None] | None = None,
+        on_epoch_bump: Callable[[AppendLane], None] | None = None,
     ) -> AppendLane:
-        """A way to append to a partition.
+        """A lane to a partition.
 
         Args:
-            producer: an id and an epoch under which nobody has appended to this partition yet (see
+            producer: An id and epoch that has not appended to this partition yet (see
                 `app.kafka.producers.ids`); None: a new id.
-            report_incident, bumped: see `AppendLane`.
+            report_incident, on_epoch_bump: See `AppendLane`.
 
         Raises:
-            ClusterUnreachable; KafkaError: there is no id to be had. LaneClosed: the appender is stopped.
+            ClusterUnreachable, KafkaError: No producer id is available.
+            LaneClosed: The appender is stopped.
         """
         producer = producer or await new_producer(self.cluster)
         at = topic, partition
         floor = (await self.cluster.offsets([at], LATEST)).get(at, -1)
         if self._stopped:
             raise LaneClosed(f"the appender to {self.cluster.name} is stopped")
-        lane = AppendLane(self, topic, partition, producer, floor, report_incident, bumped)
+        lane = AppendLane(self, topic, partition, producer, floor, report_incident, on_epoch_bump)
         self._lanes[lane] = None
         return lane
 
-    # -- the lanes' --------------------------------------------------------------------------------
+    # -- called by lanes ---------------------------------------------------------------------------
 
     def ready(self, lane: AppendLane) -> None:
-        """`lane` may have something to send; so may others until the loop's next turn."""
+        """Registers a lane that may have something to send, in the next turn of the event loop."""
         self._ready[lane] = None
         self._wake()
 
     def look_up(self, lane: AppendLane) -> None:
-        """Tells `lane` which of its batches the log has."""
+        """Finds out which of the lane's batches are in the log, and calls `AppendLane.looked_up`."""
         self._begin(self._look_up(lane))
 
     def forget(self, lane: AppendLane) -> None:
-        """`lane` has ended."""
         self._lanes.pop(lane, None)
         self._ready.pop(lane, None)
 
@@ -147,7 +147,7 @@ class Appender:
             if not lane.is_ready:
                 del self._ready[lane]
                 continue
-            if not lane.is_flying:
+            if not lane.has_in_flight:
                 lane.node = self.cluster.known_leader(lane.topic, lane.partition)
             if lane.node is None:
                 del self._ready[lane]
@@ -160,16 +160,16 @@ class Appender:
                 turns = self._send_one(node, turns)
 
     def _send_one(self, node: int, lanes: list[AppendLane]) -> list[AppendLane]:
-        """Sends a request with the next batch of as many lanes as it has room for; who is to come next."""
+        """Sends the next batch of as many lanes as fit into a request; returns the lanes for the next one."""
         batches: dict[str, list[tuple[int, bytearray]]] = {}
         sent: dict[tuple[str, int], tuple[AppendLane, PendingBatch]] = {}
         size = 0
-        later: list[AppendLane] = []
+        waiting: list[AppendLane] = []
         served: list[AppendLane] = []
         for lane in lanes:
             at = lane.topic, lane.partition
-            if size >= REQUEST_BYTES or at in sent:  # two lanes may lead to one partition
-                later.append(lane)
+            if size >= REQUEST_BYTES or at in sent:  # two lanes may have one partition
+                waiting.append(lane)
                 continue
             pending = lane.take()
             if pending is not None:
@@ -180,12 +180,12 @@ class Appender:
                 size += len(data)
             del self._ready[lane]
             if lane.is_ready:
-                self._ready[lane] = None  # at the end of the line
+                self._ready[lane] = None  # moves to the end
                 served.append(lane)
         if sent:
             self._in_flight[node] += 1
             self._begin(self._request(node, batches, sent))
-        return later + served
+        return waiting + served
 
     async def _request(
         self,
@@ -194,20 +194,20 @@ class Appender:
         sent: dict[tuple[str, int], tuple[AppendLane, PendingBatch]],
     ) -> None:
         answers: dict[tuple[str, int], AppendAnswer] = {}
-        unanswered = AppendAnswer(NO_ANSWER, -1, f"broker {node} does not tell what became of it")
+        unanswered = AppendAnswer(NO_ANSWER, -1, f"broker {node} did not answer for this partition")
         try:
-            async with asyncio.timeout(None) as patience:
+            async with asyncio.timeout(None) as timeout:
                 since_s = asyncio.get_running_loop().time()
-                self._asked[patience] = node, since_s, [lane for lane, _ in sent.values()]
+                self._unanswered[timeout] = node, since_s, [lane for lane, _ in sent.values()]
                 try:
                     request = AppendRequest(batches, BROKER_MS)
                     answers = answers_of(await self.cluster.send(node, request, CONNECTION))
                 finally:
-                    del self._asked[patience]
+                    del self._unanswered[timeout]
         except (KafkaError, OSError, TimeoutError) as error:
             unanswered = AppendAnswer(NO_ANSWER, -1, f"broker {node}: {error!r}")
         except Exception as error:
-            log.exception("an append failed in an unexpected way", cluster=self.cluster.name)
+            log.exception("an append failed unexpectedly", cluster=self.cluster.name)
             unanswered = AppendAnswer(UNEXPECTED, -1, repr(error))
         finally:
             self._in_flight[node] -= 1
@@ -220,7 +220,7 @@ class Appender:
                 self.ready(lane)
         if trouble:
             self.cluster.client.force_metadata_update()
-        if self._ready:  # who waited for room
+        if self._ready:  # lanes that waited for this request
             self._wake()
 
     async def _look_up(self, lane: AppendLane) -> None:
@@ -231,21 +231,22 @@ class Appender:
                 lane.failed(NOT_ENOUGH_REPLICAS, str(error))
                 return
             code = NOT_AUTHORISED if isinstance(error, TopicAuthorizationFailedError) else NO_LEADER
-            lane.failed(code, f"{lane.topic}-{lane.partition} does not tell what it has: {error!r}")
+            lane.failed(code, f"the log of {lane.topic}-{lane.partition} cannot be read: {error!r}")
             return
         except Exception as error:
-            log.exception("a log was not looked up in an unexpected way", cluster=self.cluster.name)
+            log.exception("reading a log failed unexpectedly", cluster=self.cluster.name)
             lane.failed(UNEXPECTED, repr(error))
             return
         lane.looked_up(found, last)
 
     async def _in_log(self, lane: AppendLane) -> tuple[list[BatchHeader], ProducerStamp | None]:
-        """What its producer has written from its floor on, as far as the log still has it. Where the log has
-        lost its end the floor is lowered: what was sent since lies right before the end, unless others write
-        there; what will be, behind it.
+        """The producer's batches from the lane's floor on, as far as the log still has them.
 
-        Where the log does not reach back to the floor any more, also behind the producer's last batch: the
-        leader remembers that one although the log has deleted it.
+        If the log has lost its end, the floor is lowered. Batches sent before that lie right before the
+        end, unless others write there; later ones lie behind it.
+
+        If the log no longer reaches back to the floor, the second value is the stamp after the producer's
+        last batch. The leader remembers it even if the log has deleted that batch.
         """
         at, found = (lane.topic, lane.partition), list[BatchHeader]()
         if lane.floor < 0:
@@ -259,11 +260,11 @@ class Appender:
         if seen.end < 0:
             end = (await self.cluster.offsets([at], LATEST)).get(at, lane.floor)
             if end < lane.floor:
-                lane.floor = max(0, end - lane.in_doubt)
+                lane.floor = max(0, end - lane.doubtful_records)
                 seen = await own(self.cluster, *at, producer, lane.floor, None, take)
         if seen.start <= lane.floor:
             return found, None
-        _, last = await last_of(self.cluster, *at, producer)  # of who leads now: it may be another broker
+        _, last = await last_of(self.cluster, *at, producer)  # from the present leader
         return found, last
 
     def _begin(self, work: Coroutine[Any, Any, None]) -> None:
@@ -274,18 +275,17 @@ class Appender:
     # -- leaders -----------------------------------------------------------------------------------
 
     async def _seek_leaders(self) -> None:
-        """Rule 4."""
         while True:
             await asyncio.sleep(SEEK_S)
             silent_since_s = asyncio.get_running_loop().time() - SILENT_S
-            if not any(since_s < silent_since_s for _, since_s, _ in self._asked.values()):
+            if not any(since_s < silent_since_s for _, since_s, _ in self._unanswered.values()):
                 continue
             try:
                 await self.cluster.client.force_metadata_update()
             except (KafkaError, OSError, TimeoutError) as error:
-                log.debug("no metadata", cluster=self.cluster.name, error=repr(error))
-            for patience, (node, since_s, lanes) in list(self._asked.items()):
+                log.debug("metadata cannot be updated", cluster=self.cluster.name, error=repr(error))
+            for timeout, (node, since_s, lanes) in list(self._unanswered.items()):
                 if since_s < silent_since_s and any(
                     self.cluster.is_led_by_another(lane.topic, lane.partition, node) for lane in lanes
                 ):
-                    patience.reschedule(0.0)
+                    timeout.reschedule(0.0)

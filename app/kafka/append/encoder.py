@@ -1,18 +1,19 @@
-"""What was fetched to the batches to append: verbatim where a broker takes them so, else re-encoded.
+"""Turns fetched batches into batches to append: verbatim if a broker takes them so, otherwise re-encoded.
 
-    one, fit to go  -> as it is           small ones in a row -> one of all their records
-    one, not fit    -> its records in others
+    can go verbatim          -> as it is
+    several small, in a row  -> merged into one batch
+    cannot go verbatim       -> its records in new batches
 
-Appending costs by the batch (a request has one for each partition), decoding and encoding by the record: as
-much for one batch as for 200 records. So small batches that follow each other travel as one; not those that
-are compressed, as nobody knows how much comes out of them.
+A request has one batch per partition, so appending costs per batch. Decoding and encoding cost per record:
+one batch costs as much as 200 records. So small contiguous batches are merged, except compressed ones,
+whose decompressed size is unknown.
 
-Every record of a response has a copy or was left out on purpose (aborted, below the position, edited away):
-batch headers say how many there were, and what comes out is counted against that.
+Every record of a response has a copy or was left out on purpose (aborted, below the position, dropped by
+`edit`). The record counts in batch headers are checked against the output.
 
-Re-encoding keeps every record's timestamp (-1: none), key, value and headers (null is not empty; headers may
-repeat, and keep their order) and, unless another is wanted, the batch's compression; a batch that compression
-does not make smaller becomes an uncompressed one.
+Re-encoding keeps every record's timestamp (-1: none), key, value and headers. Null differs from empty, and
+headers may repeat and keep their order. It also keeps the batch's compression, unless another is wanted; a
+batch that compression does not make smaller stays uncompressed.
 """
 
 from __future__ import annotations
@@ -34,15 +35,15 @@ from app.kafka.records.record import Record
 from app.kafka.records.verbatim_copy import CopiedRecord, RecordsMissed, VerbatimCopy, why_not
 
 Headers = Sequence[tuple[str, bytes | None]]
-Edit = Callable[[Record], Headers | None]  # a record to the headers of its copy; None: it gets none
+Edit = Callable[[Record], Headers | None]  # a record to its copy's headers; None: no copy
 
-JOINED_BYTES = 128 * 1024  # no longer than producers' own
-SMALL_BYTES = 32 * 1024  # batches below are joined
-ENCODED_RECORDS = 16_384  # of a batch at once: the loop goes on within some 50 ms
+JOINED_BYTES = 128 * 1024  # as large as producers' own batches
+SMALL_BYTES = 32 * 1024  # smaller batches are merged
+ENCODED_RECORDS = 16_384  # encoded at once; blocks the event loop for some 50 ms
 ENCODED_BYTES = 8 * 1024 * 1024
 _NO_LIMIT = (1 << 31) - 1
 _BASE_OFFSET = struct.Struct(">q")
-_TIMES, _TIMES_AT = struct.Struct(">qq"), 27  # the first timestamp, the greatest
+_TIMES, _TIMES_AT = struct.Struct(">qq"), 27  # first and highest timestamp
 NO_TIMESTAMP = -1
 
 Records = list[tuple[Record, Headers]]
@@ -50,43 +51,42 @@ Records = list[tuple[Record, Headers]]
 
 def copies(
     fetched: FetchedBatches, max_batch_bytes: int, edit: Edit | None = None,
-    mended: Mapping[int, RecordBatch | None] = MappingProxyType({}),
+    renumbered: Mapping[int, RecordBatch | None] = MappingProxyType({}),
 ) -> Iterator[VerbatimCopy]:  # fmt: skip
-    """The batches to append for what read_committed shows of `fetched`, in order.
+    """The batches to append for the records of `fetched` that read_committed shows, in order.
 
-    Their source ranges follow on each other and begin at `fetched.start_offset`; what is behind the last of
-    them, up to `fetched.next_offset`, shows no record. `data` of a verbatim copy lies in `fetched`: keep that
-    until the copy is acknowledged.
+    Their source ranges are contiguous and begin at `fetched.start_offset`. Offsets after the last one, up
+    to `fetched.next_offset`, have no visible record. The `data` of a verbatim copy is a part of `fetched`:
+    keep that until the copy is acknowledged.
 
     Args:
-        max_batch_bytes: `max.message.bytes` of the destination; only a record that is too large by itself
-            comes in a larger batch.
-        edit: gives records other headers; every batch is then re-encoded.
-        mended: of it (`app.kafka.append.own_offsets`).
+        max_batch_bytes: The destination's `max.message.bytes`. Only a single record may exceed it.
+        edit: Changes records' headers; every batch is then re-encoded.
+        renumbered: The replacements of some batches (`app.kafka.append.own_offsets`).
 
     Raises:
-        UndecodableBatch: offsets that can neither go as they are nor be encoded anew. What is behind them:
-            call again with a `FetchedBatches` that begins there, or skip it.
-        RecordsMissed: not all that came is in what was given, or was left out on purpose.
+        UndecodableBatch: Offsets that can be neither copied nor re-encoded. To continue, call again with a
+        `FetchedBatches` that begins after them.
+        RecordsMissed: A record is neither in the output nor left out on purpose.
     """
     position = fetched.start_offset
     if fetched.damage:
         raise UndecodableBatch(position, fetched.next_offset, bytes(fetched.data), fetched.damage)
     shown = ReadCommittedFilter(fetched.aborted)
-    run: list[RecordBatch] = []  # from `position` to `end`, to travel as one
+    run: list[RecordBatch] = []  # batches from `position` to `end`, to be merged
     end, left_bytes = position, 0
-    owed = 0  # records of the batches that go as they are, or joined, less those that were given
+    owed = 0  # records of verbatim and merged batches that are not in the output yet
     for batch in iter_batches(fetched.data):
         header = batch.header
         if not shown.shows(batch) or header.next_offset <= end or not header.record_count:
             continue
         is_odd = False
-        if mended and header.base_offset in mended:
-            instead = mended[header.base_offset]
-            if instead is None:  # decoding it says what is wrong
+        if renumbered and header.base_offset in renumbered:
+            replacement = renumbered[header.base_offset]
+            if replacement is None:  # decoding it gives the reason
                 is_odd = True
             else:
-                header, batch = instead.header, instead  # noqa: PLW2901
+                header, batch = replacement.header, replacement  # noqa: PLW2901
         fits = edit is None and not is_odd and not why_not(header, end, max_batch_bytes)
         joins = fits and _is_small(batch)
         if run and not (joins and len(batch.data) <= left_bytes):
@@ -106,8 +106,7 @@ def copies(
     owed -= yield from _joined(run, position, max_batch_bytes)
     if owed:
         raise RecordsMissed(
-            f"[{fetched.start_offset}, {fetched.next_offset}) was not copied as a whole: {owed} records "
-            "of it were not handed on"
+            f"{owed} records of [{fetched.start_offset}, {fetched.next_offset}) are missing from its copies"
         )
 
 
@@ -118,16 +117,15 @@ def _is_small(batch: RecordBatch) -> bool:
 def _joined(
     batches: list[RecordBatch], start: int, max_batch_bytes: int
 ) -> Generator[VerbatimCopy, None, int]:
-    """All their records in one batch; a single one as it is, and all of them when that cannot be made.
-    Returns how many records were given."""
+    """Merges batches into one if possible; otherwise they stay as they are. Returns the record count."""
     joined: list[VerbatimCopy] = []
     if len(batches) > 1:
-        # Whatever decoder and encoder raise: readers are to see what was written.
+        # After any error of decoder or encoder the batches go as they are: readers see the original bytes.
         with contextlib.suppress(Exception):
             records = [(record, record.headers) for batch in batches for record in records_of(batch)]
-            header, again = batches[-1].header, partial(_read_again, batches, None)
+            header, read_again = batches[-1].header, partial(_read_again, batches, None)
             joined = _copies_of(
-                records, start, header.next_offset, header.compression, max_batch_bytes, again
+                records, start, header.next_offset, header.compression, max_batch_bytes, read_again
             )
     if joined:
         yield from joined
@@ -148,19 +146,19 @@ def reencoded(
     codec: int | None = None,
     cuts: Collection[int] = (),
 ) -> Iterator[VerbatimCopy]:
-    """The records of a batch from offset `position` on, in batches of at most `ENCODED_RECORDS` that cost no
-    more than `ENCODED_BYTES` as objects, and of `max_batch_bytes` at most: each is made when it is asked for.
+    """Re-encodes a batch's records from offset `position` on, lazily; no copies if all records are gone.
 
-    A record that is too large by itself has a batch of its own. None when compaction or `edit` took them all.
+    A copy has at most `ENCODED_RECORDS` records that cost at most `ENCODED_BYTES` as objects. It has at
+    most `max_batch_bytes`, unless it is a single record.
 
     Args:
-        codec: Kafka's number of the compression, 0 for none; None: as the batch has it.
-        cuts: offsets of records at which a further batch begins.
+        codec: Kafka's compression number, 0 for none; None: the batch's.
+        cuts: Offsets of records at which a new batch begins.
 
     Raises:
-        UndecodableBatch: what follows the last copy cannot be decoded, or cannot be encoded.
+        UndecodableBatch: The records after the last copy cannot be decoded or encoded.
     """
-    header, again, opened = batch.header, partial(_read_again, [batch], edit), OpenBatch(batch)
+    header, read_again, opened = batch.header, partial(_read_again, [batch], edit), OpenBatch(batch)
     codec = header.compression if codec is None else codec
     try:
         while True:
@@ -177,8 +175,8 @@ def reencoded(
                 records = []
             if records:
                 end = records[-1][0].offset + 1 if opened.left else header.next_offset
-                for part, upto in _cut(records, end, cuts):
-                    for copy in _copies_of(part, position, upto, codec, max_batch_bytes, again):
+                for part, part_end in _cut(records, end, cuts):
+                    for copy in _copies_of(part, position, part_end, codec, max_batch_bytes, read_again):
                         yield copy
                         position = copy.source_end
             if not opened.left:
@@ -191,7 +189,7 @@ def reencoded(
 
 
 def _cut(records: Records, end: int, cuts: Collection[int]) -> Iterator[tuple[Records, int]]:
-    """The records in parts, each with the offset behind it."""
+    """The records in parts, each with the offset after it."""
     begins = [at for at, (record, _) in enumerate(records) if at and record.offset in cuts] if cuts else []
     for first, behind in pairwise([0, *begins, len(records)]):
         yield records[first:behind], records[behind][0].offset if behind < len(records) else end
@@ -200,7 +198,7 @@ def _cut(records: Records, end: int, cuts: Collection[int]) -> Iterator[tuple[Re
 def _read_again(
     batches: Sequence[RecordBatch], edit: Edit | None, first: int, last: int
 ) -> Iterator[tuple[int, CopiedRecord]]:
-    """The records at the offsets `first` to `last`, with it. Raises whatever the decoder does."""
+    """The records with offsets from `first` to `last`, inclusive. Raises any error of the decoder."""
     for batch in batches:
         if batch.header.next_offset <= first:
             continue
@@ -217,7 +215,6 @@ def _copies_of(
     records: Records, start: int, end: int, codec: int, max_batch_bytes: int,
     read_again: Callable[[int, int], Iterator[tuple[int, CopiedRecord]]],
 ) -> list[VerbatimCopy]:  # fmt: skip
-    """All records of the source's offsets [start, end)."""
     built = list(_built(records, codec, max_batch_bytes))
     ends = [part[0][0].offset for part, _ in built[1:]] + [end]
     starts = [start, *ends]
@@ -231,7 +228,7 @@ def _copies_of(
 
 
 def _built(records: Records, codec: int, max_batch_bytes: int) -> Iterator[tuple[Records, bytes]]:
-    """One batch of them, or two halves when that is too large."""
+    """One batch of the records; two or more if it is too large."""
     data = _encoded(records, codec)
     if len(data) <= max_batch_bytes or len(records) == 1:
         yield records, data
@@ -245,15 +242,15 @@ def _encoded(records: Records, codec: int) -> bytes:
     builder = DefaultRecordBatchBuilder(MAGIC, codec, 0, -1, -1, -1, _NO_LIMIT)
     append = builder.append
     first = records[0][0]
-    # To the builder a first timestamp of -1 is none yet: it is given all of them one later.
-    later = 1 if first.timestamp == NO_TIMESTAMP else 0
+    # The builder takes a first timestamp of -1 for a missing one, so all timestamps are shifted by 1.
+    shift_ms = 1 if first.timestamp == NO_TIMESTAMP else 0
     for index, (record, headers) in enumerate(records):
-        append(index, record.timestamp + later, record.key, record.value, list(headers))
+        append(index, record.timestamp + shift_ms, record.key, record.value, list(headers))
     data = builder.build()
-    follow = records[-1][0].offset - first.offset + 1 == len(records)
-    _BASE_OFFSET.pack_into(data, 0, first.offset if follow else -1)
-    if later:
+    is_contiguous = records[-1][0].offset - first.offset + 1 == len(records)
+    _BASE_OFFSET.pack_into(data, 0, first.offset if is_contiguous else -1)
+    if shift_ms:
         times = _TIMES.unpack_from(data, _TIMES_AT)
-        _TIMES.pack_into(data, _TIMES_AT, *(time - later for time in times))
+        _TIMES.pack_into(data, _TIMES_AT, *(time - shift_ms for time in times))
         seal(data, crc32c)
     return bytes(data)

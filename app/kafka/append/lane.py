@@ -1,28 +1,27 @@
-"""A lane: batches on their way to one partition, in order, each exactly once.
+"""A lane: one sender's batches on their way to one partition, in order, each exactly once.
 
-    append -> [ in flight | waiting ] -> acknowledged, or refused: its sender puts others in its place
+    append -> [ in flight | waiting ] -> acknowledged, or refused: the sender replaces the batch
 
-Rules
-1. Only what is acknowledged leaves the head of the queue. A batch keeps its sequence number in every try.
-2. After any error nothing is sent until all that is in flight is answered. Then the head's error decides:
-   refused for what it is -> its sender decides, those behind it wait; a newer epoch writes -> the lane ends;
-   out of sequence -> rule 4; anything else -> tried again from the head on, with backoff, for ever.
-3. A batch goes alone when the one before it is not known to be in the log: first of all, after an error, and
-   when the lane was empty. A broker takes any sequence number from a producer that it knows nothing of, so
-   that a second batch might be taken while the first is not. Behind an acknowledged one `IN_FLIGHT` go.
-4. What may be in the log, though nobody said so, is looked for there before it is sent again (append_seek): a
-   broker that was restarted remembers a producer's last batch only, and nothing of one whose records are old.
-   Where the log has deleted its beginning meanwhile, the leader's memory tells the last batch that was taken.
-   A head that went alone, is out of sequence and is not in the log shows that the log has lost what was
-   acknowledged before: the lane goes on under the next epoch from sequence 0 on (KIP-360), and tells it.
-   Out of sequence when it did not go alone shows nothing: it is sent again, alone.
-5. What a broker never answered may get there later. It is harmless while its sequence number is its own: when
-   batches are numbered anew after a refusal, and one of them may be under way or in the log, the next epoch
-   has them: a number is one record's. What may be in the log is looked for under its former number first.
-6. Under a further epoch nothing is sent before its sender has written that down (`AppendLane.go`), if it
-   wants to.
-7. A batch that was taken before the one in front of it is told, and of neither is said where it lies
-   (append_pending).
+Rules (tests/kafka/append/test_lane.py)
+1. Only acknowledged batches leave the head of the queue. A batch keeps its sequence number in every attempt.
+2. After an error nothing is sent until everything in flight has been answered. Then the head's error
+   decides. A refused batch waits for the sender's replacement, with the batches behind it. A newer epoch
+   of the producer ends the lane. Out of sequence: rule 4. After any other error the lane sends everything
+   again, with backoff, for ever.
+3. A batch is sent alone while the one before it may not be in the log: at first, after an error, and
+   when the lane was empty. A broker takes any sequence number from an unknown producer, so it might take a
+   second batch without the first. After an acknowledged batch, `IN_FLIGHT` are sent.
+4. Before a batch that may be in the log is sent again, it is looked up there (`Appender.look_up`). A
+   restarted broker remembers only a producer's last batch, and nothing if that is old. If the log has
+   deleted its beginning meanwhile, the leader's memory gives the last batch it took. If a head was sent
+   alone, is out of sequence and not in the log, then the log has lost acknowledged batches. The lane
+   reports it and continues in the next epoch from sequence 0 (KIP-360). Out of sequence when not alone
+   proves nothing: the batch is sent again, alone.
+5. An unanswered batch may arrive later. This is harmless while its sequence numbers belong only to it. So
+   if batches are renumbered after a refusal and one may be on its way or in the log, they move to the next
+   epoch. Batches that may be in the log are first looked up under their old numbers.
+6. In a new epoch nothing is sent until the sender has saved the epoch (`epoch_saved`), if it asked for that.
+7. If a batch was taken before its predecessor, the lane reports it; neither gets an offset (`pending_batch`).
 """
 
 from __future__ import annotations
@@ -59,22 +58,23 @@ from app.kafka.records.verbatim_copy import Bytes, next_sequence
 if TYPE_CHECKING:
     from app.kafka.append.appender import Appender
 
-IN_FLIGHT = 5  # of one producer and partition: so many a broker remembers, to know a duplicate by
-LANE_BYTES = 2 * 1024 * 1024  # held for one partition; `append` waits while there are more, in many batches
+IN_FLIGHT = 5  # batches that a broker remembers per producer and partition, to detect duplicates
+LANE_BYTES = 2 * 1024 * 1024  # queued for one partition before `append` waits
 BACKOFF_MIN_S, BACKOFF_MAX_S = 0.05, 1.0
-INCIDENT_DELAY_S = 3.0  # trouble that heals by itself within this (a leader's election) is not told
+INCIDENT_DELAY_S = 3.0  # shorter trouble, such as a leader election, is not reported
 
 
 class AppendLane:
-    """See the module. One sender uses it, in order; `Appender.lane` makes it.
+    """A queue to one partition. One sender uses it, in order; `Appender.lane` makes it.
 
     Attributes:
-        producer: the id and epoch it appends under; the epoch changes by rules 4 and 5.
-        floor: what the lane has in flight is not below this offset; -1: not known yet.
+        producer: The id and epoch of the batches; the epoch changes by rules 4 and 5.
+        node: The broker of the batches in flight.
+        floor: No batch in flight is below this offset; -1: not known yet.
 
     Args:
-        report_incident: takes its `AppendIncident`; without it, the appender's.
-        bumped: takes it when its epoch has changed; it then waits for `go`.
+        report_incident: Takes its `AppendIncident`; without it, the appender's function does.
+        on_epoch_bump: Is called when the epoch has changed; the lane then waits for `epoch_saved`.
     """
 
     def __init__(
@@ -85,51 +85,51 @@ class AppendLane:
         producer: ProducerId,
         floor: int = -1,
         report_incident: Callable[[AppendIncident], None] | None = None,
-        bumped: Callable[[AppendLane], None] | None = None,
+        on_epoch_bump: Callable[[AppendLane], None] | None = None,
     ) -> None:
         self.topic, self.partition = topic, partition
         self.producer = producer
-        self.node: int | None = None  # who has what is in flight
+        self.node: int | None = None
         self.floor = floor
         self._appender = appender
         self._own_report = report_incident
-        self._bumped = bumped
-        self._holds = False  # rule 6
+        self._on_epoch_bump = on_epoch_bump
+        self._awaits_save = False  # rule 6
         self._loop = asyncio.get_running_loop()
         self._queue: deque[PendingBatch] = deque()
         self._held_bytes = 0
-        self._sent = 0  # of the queue, since the last trouble
+        self._sent = 0  # batches of the queue that were sent since the last error
         self._out_of_order = OutOfOrderBatches()
-        self._flying = 0
+        self._in_flight = 0
         self._next_sequence = 0
-        self._known = False  # the broker has acknowledged a batch right before the next one (rule 3)
-        self._stalled = False  # nothing is sent until what is in flight is answered, and then mended
+        self._known = False  # the batch before the next one is acknowledged (rule 3)
+        self._stalled = False  # nothing is sent until the answers are in and the error is handled
         self._refused = False
-        self._unsure = False  # something may be in the log, though nobody said so (rule 4)
-        self._suspect: PendingBatch | None = None  # it went alone and was out of sequence
-        self._in_doubt = False  # something was never answered in this epoch (rule 5)
+        self._unsure = False  # some batch may be in the log without an acknowledgement (rule 4)
+        self._suspect: PendingBatch | None = None  # was sent alone and is out of sequence
+        self._in_doubt = False  # some batch of this epoch was never answered (rule 5)
         self._failing_since_s = 0.0
         self._failures = 0
-        self._told = ""
+        self._reported = ""
         self._error: AppendError | None = None
         self._room = asyncio.Event()
         self._room.set()
 
-    # -- the sender's ------------------------------------------------------------------------------
+    # -- called by the sender ----------------------------------------------------------------------
 
     async def append(self, data: Bytes, record_count: int) -> asyncio.Future[int]:
-        """Queues a whole batch of `record_count` records; waits while the lane holds two, of `LANE_BYTES`.
+        """Queues a batch of `record_count` records; waits while two or more batches hold `LANE_BYTES`.
 
-        `data` is read again at every try: it must stay as it is until the batch is acknowledged.
+        `data` must not change until the batch is acknowledged, because every attempt reads it.
 
         Returns:
-            A future of the base offset in the destination's log, done once all in-sync replicas have it;
-            -1: it is there, but nobody tells where (rule 7, or a broker). See `stamp_of`. Batches of a lane
-            are done in order. It raises `BatchRefused`, `ProducerFenced`, or is cancelled when the lane is
-            closed.
+            A future of the base offset in the destination's log, done once all in-sync replicas have the
+            batch. An offset of -1 is not known (rule 7, or the broker does not say); see `stamp_of`. The
+            futures of a lane are done in order. They raise `BatchRefused` or `ProducerFenced`; closing the
+            lane cancels them.
 
         Raises:
-            AppendError: the lane has ended.
+            AppendError: The lane has ended.
         """
         while not self._room.is_set():
             await self._room.wait()
@@ -141,73 +141,67 @@ class AppendLane:
         self._appender.ready(self)
         return pending.future
 
-    def instead(self, batches: Sequence[tuple[Bytes, int]]) -> list[asyncio.Future[int]]:
-        """Puts these (data, record count) into the place of the refused batch; none: it is left out.
-
-        Raises:
-            ValueError: none is refused.
-        """
+    def replace_refused(self, batches: Sequence[tuple[Bytes, int]]) -> list[asyncio.Future[int]]:
+        """Replaces the refused batch by these (data, record count); an empty sequence drops it. Raises
+        ValueError: no batch is refused."""
         if not self._refused:
-            raise ValueError(f"no batch of {self._name} is refused")
-        gone = self._queue.popleft()
-        found = [PendingBatch(data, count, self._loop.create_future()) for data, count in batches]
-        self._queue.extendleft(reversed(found))
-        self._count_bytes(sum(len(pending.data) for pending in found) - len(gone.data))
+            raise ValueError(f"{self._name} has no refused batch to replace")
+        refused = self._queue.popleft()
+        replacements = [PendingBatch(data, count, self._loop.create_future()) for data, count in batches]
+        self._queue.extendleft(reversed(replacements))
+        self._count_bytes(sum(len(pending.data) for pending in replacements) - len(refused.data))
         self._refused = False
         if not self._in_doubt and all(pending.base_offset is None for pending in self._queue):
-            self._renumber(gone.sequence)
+            self._renumber(refused.sequence)
         else:
-            self._bump(AppendError(f"{self._name}: a batch was refused while others were in doubt"))
-        self._acknowledge()  # of none put there: who was taken before it
+            self._bump(AppendError(f"{self._name}: no producer epoch is left after a refused batch"))
+        self._acknowledge()  # without a replacement, the new head may already be in the log
         self._known = False
-        self._go_on()
-        return [pending.future for pending in found]
+        self._resume()
+        return [pending.future for pending in replacements]
 
-    def go(self) -> None:
-        """Its epoch is written down."""
-        self._holds = False
+    def epoch_saved(self) -> None:
+        self._awaits_save = False
         if self._error is None and self._queue:
             self._appender.ready(self)
 
     def close(self) -> None:
-        """Ends it: nothing more is sent, and what is not acknowledged is cancelled. What was in flight may be
-        in the log, or get there."""
+        """Ends the lane and cancels the futures of batches that are not acknowledged. Batches in flight may
+        be in the log, or arrive there later."""
         self._end(LaneClosed(f"the lane to {self._name} is closed"))
 
-    # -- the appender's ----------------------------------------------------------------------------
+    # -- called by the appender --------------------------------------------------------------------
 
     @property
     def is_ready(self) -> bool:
-        """Whether `take` has something to send."""
         return (
             not self._stalled
-            and not self._holds
+            and not self._awaits_save
             and self._sent < len(self._queue)
             and self._sent < (IN_FLIGHT if self._known else 1)
         )
 
     @property
-    def in_doubt(self) -> int:
-        """Records that may be in the log, though nobody said so, at most."""
+    def doubtful_records(self) -> int:
+        """The most records that may be in the log without an acknowledgement."""
         return sum(pending.record_count for pending in islice(self._queue, IN_FLIGHT))
 
     @property
-    def is_flying(self) -> bool:
-        """Whether something is in flight, all to `node`."""
-        return self._flying > 0
+    def has_in_flight(self) -> bool:
+        return self._in_flight > 0
 
     def take(self) -> PendingBatch | None:
-        """The next batch to send, which is in flight from now on."""
+        """The next batch to send; it is in flight from now on."""
         while self._sent < len(self._queue):
             pending = self._queue[self._sent]
             self._sent += 1
-            if pending.base_offset is not None:  # taken by an earlier try, while one before it was not
+            if pending.base_offset is not None:  # an earlier attempt appended it
                 continue
             if pending.sequence < 0:
                 pending.sequence, pending.epoch = self._next_sequence, self.producer.epoch
                 self._next_sequence = next_sequence(pending.sequence, pending.record_count)
-            pending.alone = self._flying == 0
-            self._flying += 1
+            pending.alone = self._in_flight == 0
+            self._in_flight += 1
             return pending
         return None
 
@@ -215,8 +209,8 @@ class AppendLane:
         self, pending: PendingBatch, code: int, base_offset: int, message: str, log_time_ms: int = -1,
         refused: tuple[int, ...] = (),
     ) -> None:  # fmt: skip
-        """What became of a batch in flight (`app.kafka.append.protocol.AppendAnswer`)."""
-        self._flying -= 1
+        """Takes the answer to a batch in flight (`app.kafka.append.protocol.AppendAnswer`)."""
+        self._in_flight -= 1
         if self._error is not None:
             return
         if code in {0, DUPLICATE}:
@@ -227,25 +221,25 @@ class AppendLane:
             self._stalled = True
             self._in_doubt = self._in_doubt or code in UNANSWERED
             self._unsure = self._unsure or code not in NOT_APPENDED
-        if self._stalled and not self._flying:
-            self._mend()
+        if self._stalled and not self._in_flight:
+            self._handle_error()
 
     @property
     def known(self) -> ProducerStamp | None:
-        """Behind the last batch that was acknowledged; None: nothing waits for an answer in its epoch."""
+        """The stamp after the last acknowledged batch; None: no batch waits for an answer."""
         for pending in self._queue:
             if pending.base_offset is None and pending.sequence >= 0:
                 return ProducerStamp(self.producer.id, pending.epoch, pending.sequence)
         return None
 
     def rests_at(self, end: int) -> None:
-        """The log ended there while nothing waited: what will be in flight is not below."""
+        """Raises the floor to a log end that was read while the queue was empty."""
         if not self._queue:
             self.floor = max(self.floor, end)
 
     def looked_up(self, found: Sequence[BatchHeader], last: ProducerStamp | None = None) -> None:
-        """The batches of its producer id in the log, from `floor` on: rule 4. `last`: behind the last that
-        the log took, where it has deleted some."""
+        """Takes the producer's batches that are in the log from `floor` on (rule 4). `last`: the stamp after
+        the last batch that the log took, if the log has deleted some."""
         if self._error is not None:
             return
         offsets = {
@@ -266,20 +260,20 @@ class AppendLane:
         if suspect is not None and suspect.base_offset is None:
             self._begin_next_epoch()
         else:
-            self._go_on()
+            self._resume()
 
     def failed(self, code: int, message: str) -> None:
-        """It cannot be sent now; it is tried again, with backoff."""
+        """Retries later, with backoff."""
         self._stalled, self._known = True, False
         now_s = self._loop.time()
         if not self._failures:
             self._failing_since_s = now_s
         delay_s = min(BACKOFF_MAX_S, BACKOFF_MIN_S * 2 ** min(self._failures, 10))
         self._failures += 1
-        if now_s - self._failing_since_s > INCIDENT_DELAY_S and message != self._told:
-            self._told = message
+        if now_s - self._failing_since_s > INCIDENT_DELAY_S and message != self._reported:
+            self._reported = message
             self._report(message, remedy_of(code, self._appender.cluster.spec, self.topic))
-        self._loop.call_later(delay_s, self._go_on)
+        self._loop.call_later(delay_s, self._resume)
 
     # -- inside ------------------------------------------------------------------------------------
 
@@ -289,8 +283,9 @@ class AppendLane:
 
     def _count_bytes(self, count: int) -> None:
         self._held_bytes += count
-        few = len(self._queue) <= 1  # large ones: the next is to be there when this one is acknowledged
-        if few or self._held_bytes <= LANE_BYTES // 2:  # many batches follow a wait, not each its own
+        # The next large batch must be queued when this one is acknowledged. After a wait, a sender may queue
+        # many small ones.
+        if len(self._queue) <= 1 or self._held_bytes <= LANE_BYTES // 2:
             self._room.set()
         elif self._held_bytes >= LANE_BYTES:
             self._room.clear()
@@ -299,81 +294,80 @@ class AppendLane:
         queue, freed_bytes = self._queue, 0
         while queue and queue[0].base_offset is not None:
             pending = queue.popleft()
-            self._sent = max(0, self._sent - 1)  # who was ahead was not sent again
+            self._sent = max(0, self._sent - 1)  # a batch found in the log was not sent again
             base_offset, is_behind = self._out_of_order.place(pending)
             if is_behind:
                 self._report(
-                    f"{self._name}: a batch was taken before the one in front of it; none is lost",
-                    "verify the order of its last records",
+                    f"{self._name}: a batch was appended before the one in front of it; none is lost",
+                    "check the order of the last records in this partition",
                 )
             if base_offset >= 0:
-                self.floor = base_offset + pending.record_count  # lower, if the log has lost its end
+                self.floor = base_offset + pending.record_count  # may decrease, if the log has lost its end
             freed_bytes += len(pending.data)
             pending.acknowledge(base_offset, self.producer.id)
         if not freed_bytes:
             return
         self._count_bytes(-freed_bytes)
-        self._failures, self._told = 0, ""
+        self._failures, self._reported = 0, ""
         self._known = bool(queue)
 
-    def _mend(self) -> None:
-        """All is answered and not all is well: rule 2."""
+    def _handle_error(self) -> None:
+        """Decides how to continue after an error, once everything in flight has been answered (rule 2)."""
         head = self._queue[0]
         code, alone = head.code, head.alone
         reason = refusal(code, self._appender.cluster.spec, self.topic) or head.message
         reason = reason or (for_code(code).__name__ if code > 0 else "no answer")
-        said = f"{self._name}: {reason}"
+        message = f"{self._name}: {reason}"
         self._out_of_order.see(self._queue)
         self._sent, self._known = 0, False
         if code in FENCED:
             self._end(
-                ProducerFenced(f"{said}; another producer appends under a newer epoch than {self.producer}")
+                ProducerFenced(f"{message}; another producer appends in a newer epoch than {self.producer}")
             )
-        elif code in REFUSED and self._unsure:  # of one behind it: rule 5
+        elif code in REFUSED and self._unsure:  # a later batch may be in the log: rule 5
             self._in_doubt = True
-            self._go_on()  # and is refused again, alone
+            self._resume()  # the head is refused again, alone
         elif code in REFUSED:
             self._refused = True
             if not head.future.done():
-                head.future.set_exception(BatchRefused(said, code, head.refused))
+                head.future.set_exception(BatchRefused(message, code, head.refused))
         elif code in OUT_OF_SEQUENCE:
             if alone:
                 self._unsure, self._suspect = True, head
-            self._go_on()
+            self._resume()
         else:
-            self.failed(code, said)
+            self.failed(code, message)
 
     def _begin_next_epoch(self) -> None:
-        said = f"{self._name}: {self._queue[0].message or 'out of sequence'}"
+        message = f"{self._name}: {self._queue[0].message or 'out of sequence'}"
         id_, epoch, sequence = *self.producer, self._queue[0].sequence
-        if self._bump(AppendError(f"{said}; producer id {id_} has no epoch left")):
+        if self._bump(AppendError(f"{message}; producer id {id_} has no epoch left")):
             self._report(
-                f"{said}; the log has lost what producer {id_} wrote in epoch {epoch} before sequence "
-                f"{sequence}, or the broker forgot it; it goes on in epoch {self.producer.epoch}",
-                "see whether an unclean leader was elected or the topic was made anew, and verify the copy",
+                f"{message}; the log has lost records of producer {id_} in epoch {epoch} before sequence "
+                f"{sequence}, or the broker forgot them; the lane continues in epoch {self.producer.epoch}",
+                "check for an unclean leader election or a recreated topic, and verify the copy",
             )
-            self._go_on()
+            self._resume()
 
     def _bump(self, no_epoch_left: AppendError) -> bool:
-        """Numbers all that is queued anew in the next epoch; when there is none, the lane ends."""
+        """Renumbers all queued batches in the next epoch. Without a next epoch, the lane ends."""
         bumped = self.producer.bumped()
         if bumped is None:
             self._end(no_epoch_left)
             return False
         self.producer, self._in_doubt = bumped, False
         self._renumber(0)
-        if self._bumped is not None:
-            self._holds = True
-            self._bumped(self)
+        if self._on_epoch_bump is not None:
+            self._awaits_save = True
+            self._on_epoch_bump(self)
         return True
 
     def _renumber(self, sequence: int) -> None:
-        """Gives all that is not in the log new sequence numbers, from `sequence` on."""
         self._next_sequence = sequence
         for pending in self._queue:
             pending.sequence = -1
 
-    def _go_on(self) -> None:
+    def _resume(self) -> None:
         if self._error is not None or self._refused:
             return
         if self._unsure and self._queue:
@@ -384,8 +378,8 @@ class AppendLane:
             self._appender.ready(self)
 
     def _report(self, message: str, remedy: str) -> None:
-        tell = self._own_report or self._appender.report_incident
-        tell(AppendIncident(self.topic, self.partition, message, remedy))
+        report = self._own_report or self._appender.report_incident
+        report(AppendIncident(self.topic, self.partition, message, remedy))
 
     def _end(self, error: AppendError) -> None:
         if self._error is not None:
@@ -399,7 +393,7 @@ class AppendLane:
                 pending.future.cancel()
             else:
                 pending.future.set_exception(error)
-                pending.future.exception()  # one of them is enough to know
+                pending.future.exception()  # marks it as retrieved: one raised error is enough
         self._queue.clear()
         self._held_bytes = 0
         self._room.set()

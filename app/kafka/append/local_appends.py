@@ -1,25 +1,20 @@
-"""What this worker's own lanes have appended is told to who follows the partition
-(`app.kafka.fetch.shared_read_service`): the headers of batches, with the offsets that the log gave them,
-instead of all their bytes.
+"""Gives followers of a partition the headers of this worker's own appends, so that they need not fetch them.
 
-    Written.acknowledged -> Line -- a round: does the leader lead in the same epoch? --> Headed -> follower
+    LaneWrites.acknowledged -> AppendedBatches -- a round confirms the leader's epoch --> FetchedHeaders
 
-Rules
-1. What is told is what a fetch would show (`app.kafka.fetch.shared_reads`): the follower's epoch is confirmed
-   before the first of it was sent, and after the last of it was acknowledged by all in-sync replicas.
-   Whatever is in doubt, lies behind what somebody else wrote, or does not follow on what the follower has, is
-   fetched.
-2. A log that changes what it takes (its own timestamps, its own compression) is always fetched; that is
-   looked at every `SETTINGS_CHECK_INTERVAL_S`. Its own timestamps are known at once: acknowledgements tell
-   them.
-3. Where nothing was appended for `IDLE_LANE_S` nothing is asked. What a follower waits for is asked about in
-   every `ALL_LANES_EVERY_ROUNDS`th round only, unless much waits in its line: many batches cost hardly more
-   than a few.
-4. Where the log goes on behind what was told, and nothing of ours is on its way there, it is fetched: others
-   write, too.
-5. A topic that is deleted and made anew begins in epoch 0 again. But the offsets that a writer is told only
-   grow in one log: where they do not, or the topic is gone for a moment, the follower's position is doubted
-   (`app.kafka.fetch.log_watch`) before anything more is taken there.
+Rules (tests/kafka/append/test_local_appends.py)
+1. Given headers are those that a fetch would return (`app.kafka.fetch.shared_reads`). The follower's epoch
+   was confirmed before the first batch was sent, and again after all in-sync replicas acknowledged the
+   last. All others are fetched: batches in doubt, after other writers' batches, or after a gap.
+2. A log that changes batches (own timestamps, own compression) is always fetched. Its settings are checked
+   every `SETTINGS_CHECK_INTERVAL_S`; acknowledgements show its own timestamps at once.
+3. A lane that is idle for `IDLE_LANE_S` causes no requests. If its follower waits, only every
+   `ALL_LANES_EVERY_ROUNDS`th round includes it, unless many batches wait, which cost hardly more.
+4. If the log continues after the given batches, and the lane has none in flight, the follower is fetched,
+   because others write too.
+5. A recreated topic begins in epoch 0 again, but acknowledged offsets only grow within one log. If they do
+   not, or the topic is unknown for a moment, the follower's position is in doubt
+   (`app.kafka.fetch.log_watch`) before it takes more.
 """
 
 from __future__ import annotations
@@ -48,76 +43,73 @@ log = structlog.get_logger(__name__)
 
 LOCAL_APPEND_ROUND_S = 0.25
 ALL_LANES_EVERY_ROUNDS = 4
-LOCAL_FEED_TTL_S = 2.0  # rule 2 of `app.kafka.fetch.shared_read_service`: until the round after the next one
-BROKER_ANSWER_TIMEOUT_S = 2.0  # so long a round waits for a broker
+LOCAL_FEED_TTL_S = 2.0  # until the round after the next (`app.kafka.fetch.shared_read_service`, rule 2)
+BROKER_ANSWER_TIMEOUT_S = 2.0
 IDLE_LANE_S = 4.0
 SETTINGS_CHECK_INTERVAL_S = 15.0
 REQUIRED_TOPIC_SETTINGS = {"compression.type": "producer", "message.timestamp.type": "CreateTime"}  # rule 2
-UNREADABLE_RETRY_INTERVAL_S = 5.0  # after it could not be looked at
-INCIDENT_INTERVAL_S = 60.0  # what goes wrong in each round is told so often
+UNREADABLE_RETRY_INTERVAL_S = 5.0  # after settings could not be read
+INCIDENT_INTERVAL_S = 60.0  # between log messages about failing rounds
 
 
 class LaneWrites:
-    """What one lane writes.
-
-    Args:
-        sent_to: all that was handed to the lane until now is of its source's offsets below.
-        in_flight: how much of that is not acknowledged.
-    """
+    """The appends of one lane. All of its source below `sent_to()` was given to the lane, and
+    `in_flight()` batches of it are not acknowledged."""
 
     def __init__(
-        self, at: tuple[str, int], topic_id: str, sent_to: Callable[[], int], in_flight: Callable[[], int],
-        doubt: Callable[[LaneWrites], None], ended: Callable[[LaneWrites], None],
-    ) -> None:  # fmt: skip
+        self,
+        appends: LocalAppends,
+        at: tuple[str, int],
+        topic_id: str,
+        sent_to: Callable[[], int],
+        in_flight: Callable[[], int],
+    ) -> None:
         self.at = at
         self.topic_id = topic_id
         self.sent_to = sent_to
         self.in_flight = in_flight
-        self.line = AppendedBatches()
-        self.heads_of: HeadsOf = heads_of  # as who follows takes them
+        self.batches = AppendedBatches()
+        self.heads_of: HeadsOf = heads_of  # takes headers as the follower wants them
         self.acknowledged_s = float("-inf")
-        self._end = 0  # of what is acknowledged
-        self._doubt = doubt
-        self._ended = ended
+        self._end = 0  # of the acknowledged batches
+        self._appends = appends
 
     def acknowledged(self, base_offset: int, copy: VerbatimCopy) -> None:
-        """The log has it there; -1: nobody tells where."""
+        """The log has the batch at this offset; -1: the offset is not known."""
         self.acknowledged_s = time.monotonic()
         end = base_offset + copy.record_count
         if base_offset >= 0:
             if base_offset < self._end:
-                self._doubt(self)  # rule 5
+                self._appends.doubt(self)  # rule 5
             self._end = end
-        line = self.line
-        if line.is_begun:
-            # Rule 2: where the log has set its times, the header was changed.
+        batches = self.batches
+        if batches.is_collecting:
+            # Rule 2: a log with its own timestamps has changed the header.
             start = NOT_KNOWN if has_times_of_log(base_offset) else int(base_offset)
             head, *_ = self.heads_of(bytes(copy.data)) or [bytes(copy.data[:HEADER_BYTES])]
-            line.acknowledged(copy.source_start, AppendedBatch(start, end, head, now_ms()))
+            batches.acknowledged(copy.source_start, AppendedBatch(start, end, head, now_ms()))
 
     def close(self) -> None:
-        """It writes no more."""
-        self._ended(self)
+        self._appends.forget(self)
 
 
 class LocalAppends:
-    """See the module; of one cluster. `rounds`: in which all settings were known."""
+    """The rounds of one cluster. `rounds` counts those in which all settings were known."""
 
     def __init__(self, client: ClusterClient, shared_reads: SharedReadService) -> None:
         self._client = client
         self._shared_reads = shared_reads
         self._written: dict[LaneWrites, None] = {}
-        self._kept: dict[str, bool | None] = {}  # topic -> whether its log keeps batches; None: not known
-        self._checked_s = self._told_s = float("-inf")
+        # topic -> whether its log keeps batches unchanged; None: not known
+        self._keeps_batches: dict[str, bool | None] = {}
+        self._checked_s = self._logged_s = float("-inf")
         self.rounds = self._turns = 0
         self._running: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """Begins its rounds."""
         self._running = asyncio.get_running_loop().create_task(self._run())
 
     async def stop(self) -> None:
-        """Ends them."""
         if self._running is not None:
             self._running.cancel()
             await asyncio.gather(self._running, return_exceptions=True)
@@ -130,21 +122,20 @@ class LocalAppends:
         sent_to: Callable[[], int],
         in_flight: Callable[[], int],
     ) -> LaneWrites:
-        """Of a lane, as `LaneWrites`."""
-        made = LaneWrites((topic, partition), topic_id, sent_to, in_flight, self._doubt, self._end)
+        made = LaneWrites(self, (topic, partition), topic_id, sent_to, in_flight)
         self._written[made] = None
         return made
 
-    def _end(self, written: LaneWrites) -> None:
+    def forget(self, written: LaneWrites) -> None:
         self._written.pop(written, None)
 
-    def _doubt(self, written: LaneWrites) -> None:
-        """Rule 5."""
-        written.line.stop()
-        part = self._shared_reads.of(*written.at)
+    def doubt(self, written: LaneWrites) -> None:
+        """Puts the follower in doubt (rule 5)."""
+        written.batches.stop()
+        part = self._shared_reads.follower(*written.at)
         if part is not None:
             part.doubted = True
-            self._shared_reads.go(part)
+            self._shared_reads.fetch_now(part)
 
     # -- rounds ------------------------------------------------------------------------------------
 
@@ -153,131 +144,127 @@ class LocalAppends:
             await asyncio.sleep(LOCAL_APPEND_ROUND_S)
             self._turns += 1
             try:
-                await self._round(time.monotonic(), of_all=self._turns % ALL_LANES_EVERY_ROUNDS == 0)
-            except Exception as error:  # noqa: BLE001 - it is told, and all is fetched
-                self._went_wrong(error, self._written)
+                await self._round(time.monotonic(), all_lanes=self._turns % ALL_LANES_EVERY_ROUNDS == 0)
+            except Exception as error:  # noqa: BLE001 - logged; followers fetch
+                self._give_up(error, self._written)
 
-    async def _round(self, now_s: float, *, of_all: bool = True) -> None:
-        asked: dict[int, list[tuple[LaneWrites, PartitionFetch]]] = {}
+    async def _round(self, now_s: float, *, all_lanes: bool = True) -> None:
+        by_node: dict[int, list[tuple[LaneWrites, PartitionFetch]]] = {}
         live: list[tuple[LaneWrites, PartitionFetch]] = []
         topics: set[str] = set()
         for written in self._written:
-            part = self._shared_reads.of(*written.at)
-            if part is None or written.acknowledged_s < now_s - IDLE_LANE_S or not _fits(written, part):
-                written.line.stop()
+            part = self._shared_reads.follower(*written.at)
+            if part is None or written.acknowledged_s < now_s - IDLE_LANE_S or not _same_log(written, part):
+                written.batches.stop()
                 continue
             topics.add(written.at[0])
-            if of_all or not part.waits or written.line.is_full:
+            if all_lanes or not part.waits or written.batches.is_full:
                 live.append((written, part))
         if not live:
             return
         await self._check(topics, now_s)
-        self.rounds += None not in self._kept.values()
+        self.rounds += None not in self._keeps_batches.values()
         for written, part in live:
             node = self._client.known_leader(*written.at)
-            if node is None or not self._kept.get(written.at[0]):
-                written.line.stop()
+            if node is None or not self._keeps_batches.get(written.at[0]):
+                written.batches.stop()
             else:
-                written.line.ask(part.epoch)
-                asked.setdefault(node, []).append((written, part))
-        # All of them have ended before the next round asks: an answer confirms what was asked in its round.
+                written.batches.begin_round(part.epoch)
+                by_node.setdefault(node, []).append((written, part))
+        # All requests end before the next round, so an answer confirms its own round.
         found = await asyncio.gather(
-            *(self._ask(node, lines) for node, lines in asked.items()), return_exceptions=True
+            *(self._ask(node, members) for node, members in by_node.items()), return_exceptions=True
         )
-        for lines, error in zip(asked.values(), found, strict=True):
+        for members, error in zip(by_node.values(), found, strict=True):
             if isinstance(error, Exception):
-                self._went_wrong(error, [written for written, _ in lines])
+                self._give_up(error, [written for written, _ in members])
 
-    async def _ask(self, node: int, lines: list[tuple[LaneWrites, PartitionFetch]]) -> None:
+    async def _ask(self, node: int, members: list[tuple[LaneWrites, PartitionFetch]]) -> None:
         ends: dict[tuple[str, int], EpochEnd] = {}
-        wanted = {written.at: (part.epoch, part.epoch) for written, part in lines}
+        wanted = {written.at: (part.epoch, part.epoch) for written, part in members}
         try:
             async with asyncio.timeout(BROKER_ANSWER_TIMEOUT_S):
                 ends = await epoch_ends(self._client, node, wanted)
         except (KafkaError, OSError, TimeoutError) as error:
-            log.debug("a leader's epochs are not known", cluster=self._client.name, error=repr(error))
-        for written, part in lines:
+            log.debug("a leader did not report its epochs", cluster=self._client.name, error=repr(error))
+        for written, part in members:
             try:
                 self._update_end(written, part, ends.get(written.at))
-            except Exception as error:  # noqa: BLE001 - of this one only
-                self._went_wrong(error, [written])
+            except Exception as error:  # noqa: BLE001 - affects this lane only
+                self._give_up(error, [written])
 
-    def _went_wrong(self, error: Exception, of: Iterable[LaneWrites]) -> None:
-        """What they have is not told, and so is fetched."""
-        for written in of:
-            written.line.stop()
-            part = self._shared_reads.of(*written.at)
+    def _give_up(self, error: Exception, lanes: Iterable[LaneWrites]) -> None:
+        """Lets the followers of these lanes fetch."""
+        for written in lanes:
+            written.batches.stop()
+            part = self._shared_reads.follower(*written.at)
             if part is not None:
-                self._shared_reads.go(part)
+                self._shared_reads.fetch_now(part)
         now_s = time.monotonic()
-        if now_s - self._told_s >= INCIDENT_INTERVAL_S:
-            self._told_s = now_s
-            log.error(
-                "what was appended could not be told, and is fetched",
-                cluster=self._client.name, exc_info=error,
-            )  # fmt: skip
+        if now_s - self._logged_s >= INCIDENT_INTERVAL_S:
+            self._logged_s = now_s
+            log.error("followers fetch appended batches again", cluster=self._client.name, exc_info=error)
 
     def _update_end(self, written: LaneWrites, part: PartitionFetch, end: EpochEnd | None) -> None:
-        line = written.line
+        batches = written.batches
         if end is not None and end.code in TOPIC_UNKNOWN:
-            self._doubt(written)
+            self.doubt(written)
             return
-        is_known = end is not None and not end.code and end.epoch == line.epoch
-        if end is None or not is_known or not _fits(written, part) or part.epoch != line.epoch:
-            line.stop()
-            self._shared_reads.go(part)
+        is_known = end is not None and not end.code and end.epoch == batches.epoch
+        if end is None or not is_known or not _same_log(written, part) or part.epoch != batches.epoch:
+            batches.stop()
+            self._shared_reads.fetch_now(part)
         else:
             written.heads_of = part.heads_of
-            line.confirmed(written.sent_to())
+            batches.confirm(written.sent_to())
             self._give(written, part, end.end_offset)
 
     def _give(self, written: LaneWrites, part: PartitionFetch, log_end: int) -> None:
-        """`log_end`: of the leader, of which the other replicas may lack something: no high watermark."""
-        line, followers = written.line, self._shared_reads
+        """`log_end` is the leader's, not the high watermark: other replicas may lack the last records."""
+        batches, followers = written.batches, self._shared_reads
         may_take = (part.is_given or not part.polling) and followers.has_room(part)
-        rows = line.take(part.next_offset) if may_take else []
+        rows = batches.take(part.next_offset) if may_take else []
         if rows:
             headers = headers_of_heads([row.head for row in rows], [row.base_offset for row in rows], CLEARED)
             count = 0 if headers is None or part.counts is None else part.counts(headers)
             if count < len(rows):
-                line.drop()  # their records are needed
+                batches.drop()  # headers do not suffice
             if headers is not None and count:
                 seen_at_ms = np.array([row.at_ms for row in rows[:count]], dtype=np.int64)
                 end = rows[count - 1].next_offset
-                if log_end <= end:  # all replicas have all of it
+                if log_end <= end:  # all in-sync replicas have the whole log
                     part.high_watermark, part.seen_at_s = end, time.monotonic()
-                else:  # they have so much at least; more is asked for as ever
+                else:  # a lower bound; the watch reads the real one
                     part.high_watermark = max(part.high_watermark, end)
                 made = FetchedHeaders(
-                    part, headers.of(slice(count)), seen_at_ms, end, part.high_watermark, line.epoch
+                    part, headers.of(slice(count)), seen_at_ms, end, part.high_watermark, batches.epoch
                 )
                 followers.give(part, made)
         is_coming = bool(written.in_flight()) and time.monotonic() - written.acknowledged_s < IDLE_LANE_S / 2
-        if line.goes_on_at(part.next_offset) and (log_end <= line.end or is_coming):
-            followers.wait(part, LOCAL_FEED_TTL_S)
+        if batches.continues_at(part.next_offset) and (log_end <= batches.end or is_coming):
+            followers.delay(part, LOCAL_FEED_TTL_S)
         else:
-            followers.go(part)
+            followers.fetch_now(part)
 
     # -- settings ----------------------------------------------------------------------------------
 
     async def _check(self, topics: set[str], now_s: float) -> None:
-        """Rule 2."""
-        if now_s - self._checked_s < SETTINGS_CHECK_INTERVAL_S and topics <= self._kept.keys():
+        if now_s - self._checked_s < SETTINGS_CHECK_INTERVAL_S and topics <= self._keeps_batches.keys():
             return
-        self._checked_s, self._kept = now_s, dict.fromkeys(topics)
+        self._checked_s, self._keeps_batches = now_s, dict.fromkeys(topics)
         try:
             async with asyncio.timeout(BROKER_ANSWER_TIMEOUT_S):
                 found = await describe(self._client, topics, REQUIRED_TOPIC_SETTINGS.keys())
         except (KafkaError, ClusterUnreachable, OSError, TimeoutError, NotImplementedError) as error:
-            log.debug("settings are not known", cluster=self._client.name, error=repr(error))
+            log.debug("topic settings cannot be read", cluster=self._client.name, error=repr(error))
             self._checked_s = now_s - SETTINGS_CHECK_INTERVAL_S + UNREADABLE_RETRY_INTERVAL_S
             return
         for topic, settings in found.items():
             if isinstance(settings, TopicSettings):
-                self._kept[topic] = REQUIRED_TOPIC_SETTINGS.items() <= settings.config.items()
+                self._keeps_batches[topic] = REQUIRED_TOPIC_SETTINGS.items() <= settings.config.items()
 
 
-def _fits(written: LaneWrites, part: PartitionFetch) -> bool:
-    """Whether the follower's log is the one that is written, and nothing is in doubt of it."""
+def _same_log(written: LaneWrites, part: PartitionFetch) -> bool:
+    """Whether the follower's log is the lane's, without doubt."""
     is_same = written.topic_id == part.topic_id != "" and part.epoch >= 0
     return is_same and not (part.removed or is_in_doubt(part))

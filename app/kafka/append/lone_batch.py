@@ -1,7 +1,7 @@
-"""A batch of one record, encoded before it is given to aiokafka's producer, and not in the event loop when it
-is large: compressing 100 MB takes a second.
+"""A batch of one record with its own compression, encoded before aiokafka's producer gets it.
 
-A producer compresses all that it sends alike. Such a batch has the compression that its record asks for.
+aiokafka's producer compresses all its batches alike, in the event loop. Here a thread encodes large
+records, because compressing 100 MB takes a second.
 """
 
 from __future__ import annotations
@@ -17,17 +17,15 @@ from app.kafka.records.checksum import crc32c
 from app.kernel.clock import now_ms
 
 NO_CODEC, ZSTD = 0, 4  # Kafka's numbers
-LARGE_BYTES = 16 * 1024  # more is encoded in a thread
+LARGE_BYTES = 16 * 1024  # larger records are encoded in a thread
 _NO_LIMIT = (1 << 31) - 1
 
 Headers = Sequence[tuple[str, bytes | None]]
 
 
 class LoneBatch(BatchBuilder):
-    """See the module; to be made by `encoded`, and sent once by `AIOKafkaProducer.send_batch`.
-
-    Its content must not be looked at: whoever sends it writes its own number into it.
-    """
+    """A batch made by `encoded`, to be sent once by `AIOKafkaProducer.send_batch`. Do not read its content:
+    the producer writes its sequence number into it."""
 
     def __init__(
         self, key: bytes | None, value: bytes | None, headers: Headers, codec: int, is_transactional: bool,
@@ -41,7 +39,7 @@ class LoneBatch(BatchBuilder):
 
     @property
     def nbytes(self) -> int:
-        """What a topic's `max.message.bytes` bounds."""
+        """The size that a topic's `max.message.bytes` limits."""
         return len(self._encoded)
 
     def _set_producer_state(self, producer_id: int, producer_epoch: int, base_sequence: int) -> None:
@@ -52,14 +50,14 @@ async def encoded(
     key: bytes | None, value: bytes | None, headers: Headers, codec: int, *, is_transactional: bool = False,
     timestamp_ms: int | None = None,
 ) -> LoneBatch:  # fmt: skip
-    """The batch. `codec` is Kafka's number of the compression; no timestamp means this moment."""
+    """Encodes the batch. `codec` is Kafka's compression number; without a timestamp, it is now."""
     time_ms = now_ms() if timestamp_ms is None else timestamp_ms
-    given = (key, value, headers, codec, is_transactional, time_ms)
+    content = (key, value, headers, codec, is_transactional, time_ms)
     if content_bytes(key, value, headers) < LARGE_BYTES:
-        return LoneBatch(*given)
-    return await asyncio.to_thread(LoneBatch, *given)
+        return LoneBatch(*content)
+    return await asyncio.to_thread(LoneBatch, *content)
 
 
 def content_bytes(key: bytes | None, value: bytes | None, headers: Headers) -> int:
-    """Bytes of a record's content, which Kafka's own bookkeeping comes on top of."""
+    """The size of a record's content, without Kafka's own fields."""
     return sum(len(part or b"") for part in (key, value, *(part for header in headers for part in header)))

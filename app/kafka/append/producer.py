@@ -1,4 +1,4 @@
-"""An idempotent producer of copies (retry topics, dead letter queues) to one cluster."""
+"""An idempotent producer of message copies (retry topics, dead letter queues) for one cluster."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ from app.kafka.client.cluster import ClusterSpec
 from app.kafka.client.permissions import CLUSTER, allow, lacks
 from app.kafka.records.batch import HEADER_BYTES
 
-# Of brokers' default socket.request.max.bytes: they close the connection for more, without an error code.
+# Below a broker's default socket.request.max.bytes: for more it closes the connection without an error code.
 MAX_BATCH_BYTES = 100 * 1024 * 1024 - 64 * 1024
 LINGER_MS = 2
 BATCH_BYTES = 16 * 1024  # a record larger than this is alone in its batch
-REFUSED_S = 30.0  # for so long a size that a topic refused is not tried again: each try costs the connection
+REFUSED_S = 30.0  # how long a refused size is not tried again
 
 
 class RecordTooLarge(ValueError):
-    """A record that is too large for the producer or for its topic; trying again does not help."""
+    """The record is too large for the producer or for its topic; a retry does not help."""
 
 
 class ByteRoom:
-    """At most `most_bytes` are out at once, in the order of who asks; what is larger goes alone."""
+    """Admits callers in order while their bytes stay within `most_bytes`; a larger one is admitted alone."""
 
     def __init__(self, most_bytes: int) -> None:
         self._most_bytes = most_bytes
@@ -43,7 +43,6 @@ class ByteRoom:
 
     @asynccontextmanager
     async def taken(self, nbytes: int) -> AsyncIterator[None]:
-        """Has so many out within the block."""
         async with self._turn:
             while self._used_bytes and self._used_bytes + nbytes > self._most_bytes:
                 self._freed.clear()
@@ -57,19 +56,19 @@ class ByteRoom:
 
 
 class Producer:
-    """`send` returns once the record is acknowledged by all in-sync replicas.
+    """`send` returns once all in-sync replicas have the record.
 
-    A size that a topic refused is known from then on: each refusal costs the connection, as
-    `app.kafka.append.replaceable_producer` says.
+    A topic limits the compressed size. So a large record goes alone, compressed as `codec` says, to fit
+    where the original fitted. A record refused within a batch is sent again that way, so that only the
+    record at fault fails (INVALID_RECORD).
 
-    A topic bounds what is compressed. So that it takes what another topic took, a large record, and one that
-    was refused in the company of others, travels alone and compressed as `codec` says. So it does when the
-    broker refuses a batch for one of its records (INVALID_RECORD): only that one fails.
+    The size that a topic refused is remembered, because each refusal costs the connection
+    (`app.kafka.append.replaceable_producer`).
 
-    Such records have a producer of their own, which gets one of a partition at a time, and no more together
-    than a request may have: aiokafka loses a batch that waits for another one when it is stopped, and puts
-    batches of all partitions of a broker into one request. A caller that is cancelled leaves its large record
-    to be written: its turn ends then.
+    Large records have a producer of their own. It gets one record per partition at a time, and together at
+    most one request's size. The reason: aiokafka, when it stops, loses a batch that waits behind another,
+    and it puts batches of all partitions of a broker into one request. If the caller is cancelled, its
+    large record is still written, and only then does its turn end.
     """
 
     def __init__(self, spec: ClusterSpec) -> None:
@@ -78,22 +77,21 @@ class Producer:
             f"copies in {spec.name}", spec.aiokafka_options(), keeps_order=False,
             linger_ms=LINGER_MS, max_batch_size=BATCH_BYTES, value_serializer=any_size.serialized,
         )  # fmt: skip
-        self._of_large = ReplaceableProducer(
+        self._large_producer = ReplaceableProducer(
             f"large copies in {spec.name}", spec.aiokafka_options(), keeps_order=False
         )
         self._room = ByteRoom(MAX_BATCH_BYTES)
         self._turns = defaultdict[tuple[str, int], asyncio.Lock](asyncio.Lock)
         self._large = set[asyncio.Task[Any]]()
-        self._refused: dict[str, tuple[int, float]] = {}  # topic -> smallest size refused, when
+        self._refused: dict[str, tuple[int, float]] = {}  # topic -> smallest refused size, and when
 
     async def start(self) -> None:
-        """Connects, unless it has before. Raises KafkaError."""
+        """Connects, unless it is connected. Raises KafkaError."""
         async with self._explained():
             await self._producer.start()
 
     async def stop(self) -> None:
-        """Flushes and closes."""
-        await asyncio.gather(self._producer.stop(), self._of_large.stop())
+        await asyncio.gather(self._producer.stop(), self._large_producer.stop())
 
     async def send(
         self,
@@ -104,20 +102,17 @@ class Producer:
         partition: int | None = None,
         codec: int = NO_CODEC,
     ) -> Any:
-        """Writes one record; its metadata. `codec`: Kafka's number of its source's compression.
-
-        Raises:
-            RecordTooLarge: without its value, or into another topic, it may be taken.
-            KafkaError: it was not taken.
-        """
+        """Writes one record and returns its metadata. `codec` is the Kafka number of the source's
+        compression. Raises RecordTooLarge: it may be accepted without its value, or by another topic. Raises
+        KafkaError: it was not accepted."""
         size = content_bytes(key, value, headers)
         if size <= BATCH_BYTES and not self._known_too_large(topic, size + HEADER_BYTES):
-            taken = any_size.NULL if value is None else value
-            # Maybe for its company, or as it is not compressed.
+            content = any_size.NULL if value is None else value
+            # The reason may be another record of the batch, or the missing compression: send it alone.
             with contextlib.suppress(*TOO_LARGE_ERRORS, *RECORD_REFUSED):
                 async with self._explained():
                     sent = await self._producer.send(
-                        topic, taken, key=key, headers=headers, partition=partition
+                        topic, content, key=key, headers=headers, partition=partition
                     )
                 return await sent
         large = asyncio.create_task(self._send_large(topic, key, value, headers, partition, codec, size))
@@ -133,13 +128,15 @@ class Producer:
             batch = await encoded(key, value, headers, codec)
             size = batch.nbytes
             if size > MAX_BATCH_BYTES:
-                raise RecordTooLarge(f"{size} bytes are too many for any topic: brokers take no such request")
+                raise RecordTooLarge(
+                    f"{size} bytes are too many for any topic: no broker takes such a request"
+                )
             try:
-                return await self._alone(topic, key, batch, partition)
+                return await self._send_batch(topic, key, batch, partition)
             except InvalidTimestampError:
                 raise InvalidTimestampError(
-                    f"{topic} refuses this worker's time: compare the clocks of its brokers with the "
-                    "control cluster's, by which workers go"
+                    f"{topic} refuses this worker's timestamp: compare the clocks of its brokers with the "
+                    "control cluster's clocks, which workers follow"
                 ) from None
             except RECORD_INVALID as error:
                 raise type(error)(f"{topic} refuses the record: {INVALID_RECORD_REMEDY}") from None
@@ -147,21 +144,24 @@ class Producer:
                 refused_bytes = min(size, self._refused.get(topic, (size, 0.0))[0])
                 self._refused[topic] = refused_bytes, time.monotonic()
                 raise RecordTooLarge(
-                    f"{size} bytes are too many for topic {topic}:"
-                    " its max.message.bytes says how many it takes"
+                    f"{size} bytes are too many for topic {topic}: its max.message.bytes is the limit"
                 ) from None
 
-    async def _alone(self, topic: str, key: bytes | None, batch: LoneBatch, partition: int | None) -> Any:
+    async def _send_batch(
+        self, topic: str, key: bytes | None, batch: LoneBatch, partition: int | None
+    ) -> Any:
         async with self._explained():
-            await self._of_large.start()
+            await self._large_producer.start()
             if partition is None:
-                partitions = sorted(await self._of_large.partitions_for(topic))
+                partitions = sorted(await self._large_producer.partitions_for(topic))
                 partition = DefaultPartitioner()(key, partitions, partitions)
         async with self._turns[topic, partition]:
             if self._known_too_large(topic, batch.nbytes):
-                raise RecordTooLarge(f"{batch.nbytes} bytes are too many for {topic}: it has refused as few")
+                raise RecordTooLarge(
+                    f"{batch.nbytes} bytes are too many for {topic}: it has refused this many or fewer"
+                )
             async with self._explained():
-                sent = await self._of_large.send_batch(batch, topic, partition=partition)
+                sent = await self._large_producer.send_batch(batch, topic, partition=partition)
             return await sent
 
     def _known_too_large(self, topic: str, size: int) -> bool:
@@ -173,7 +173,7 @@ class Producer:
 
     @asynccontextmanager
     async def _explained(self) -> AsyncIterator[None]:
-        """A right that is missing is named, with the command that grants it."""
+        """Adds the missing permission, and the command that grants it, to an authorization error."""
         try:
             yield
         except ClusterAuthorizationFailedError as error:

@@ -1,6 +1,6 @@
-"""Requests of an appender: Produce, encoded with one copy of the batches.
+"""Produce requests of an appender, encoded with a single copy of the batches.
 
-Sources: Apache Kafka's protocol guide; KIP-467 (messages of errors, Produce 8).
+Sources: Apache Kafka's protocol guide; KIP-467 (error messages, Produce 8).
 """
 
 from __future__ import annotations
@@ -19,16 +19,17 @@ from aiokafka.protocol.produce import (
 )
 
 ACKS_ALL = -1
-_HEAD = struct.Struct(">hhii")  # no transactional id, acks, timeout, count of topics
+_HEAD = struct.Struct(">hhii")  # no transactional id, acks, timeout, topic count
 _COUNT = struct.Struct(">i")
 _LENGTH = struct.Struct(">h")
-_PARTITION = struct.Struct(">ii")  # partition, bytes
+_PARTITION = struct.Struct(">ii")  # partition, size in bytes
 
 Batches = Mapping[str, Sequence[tuple[int, bytearray]]]
 
 
-class _Joined(RequestStruct):
-    """The struct of ProduceRequest from version 3 on; aiokafka's own copies each batch five times."""
+class AppendV3(RequestStruct):
+    """Produce, version 3, the first with record batches. aiokafka's own struct copies each batch five
+    times."""
 
     API_KEY = 0
     API_VERSION = 3
@@ -52,11 +53,7 @@ class _Joined(RequestStruct):
         return f"Produce({ {topic: len(found) for topic, found in self._topics.items()} })"
 
 
-class AppendV3(_Joined):
-    """Produce, version 3: the first with record batches."""
-
-
-class AppendV7(_Joined):
+class AppendV7(AppendV3):
     """Produce, version 7: the first that takes zstd."""
 
     API_VERSION = 7
@@ -64,8 +61,8 @@ class AppendV7(_Joined):
     SCHEMA = ProduceRequest_v7.SCHEMA
 
 
-class AppendV8(_Joined):
-    """Produce, version 8: the first that tells why a batch is refused."""
+class AppendV8(AppendV3):
+    """Produce, version 8: the first that explains why a batch is refused."""
 
     API_VERSION = 8
     RESPONSE_TYPE = ProduceResponse_v8
@@ -73,7 +70,7 @@ class AppendV8(_Joined):
 
 
 class AppendRequest(Request[AppendV3 | AppendV7 | AppendV8]):
-    """Stamped batches, at most one a partition, to be acknowledged by all in-sync replicas."""
+    """Stamped batches, at most one per partition, to be acknowledged by all in-sync replicas."""
 
     API_KEY = 0
 
@@ -87,8 +84,13 @@ class AppendRequest(Request[AppendV3 | AppendV7 | AppendV8]):
 
 
 class AppendAnswer(NamedTuple):
-    """What became of a batch: error code, base offset, what the broker says about it ("" before version 8),
-    the time that the log gave its records, -1 where they keep their own, and which of them are refused."""
+    """The answer to one batch.
+
+    Attributes:
+        message: The broker's explanation; "" before version 8.
+        log_time_ms: The timestamp that the log set for the records; -1: they keep their own.
+        refused: The records that were refused, counted from 0.
+    """
 
     code: int
     base_offset: int
@@ -98,7 +100,6 @@ class AppendAnswer(NamedTuple):
 
 
 def answers_of(response: Any) -> dict[tuple[str, int], AppendAnswer]:
-    """By topic and partition."""
     return {
         (topic, partition): _answer(*answer)
         for topic, partitions in response.topics
@@ -107,11 +108,10 @@ def answers_of(response: Any) -> dict[tuple[str, int], AppendAnswer]:
 
 
 def _answer(code: int, base_offset: int, log_time_ms: int, *rest: Any) -> AppendAnswer:
-    """`rest`: where the log begins, and from version 8 on the refused records and the error's words."""
+    """`rest`: the log's start, and from version 8 on the refused records and the error message."""
     if len(rest) < 3:
         return AppendAnswer(code, base_offset, "", log_time_ms)
     _, refused, message = rest
-    words = message or next((why for _, why in refused or () if why), "")
-    return AppendAnswer(
-        code, base_offset, words or "", log_time_ms, tuple(sorted(at for at, _ in refused or ()))
-    )
+    refused = refused or ()
+    message = message or next((why for _, why in refused if why), "")
+    return AppendAnswer(code, base_offset, message, log_time_ms, tuple(sorted(at for at, _ in refused)))

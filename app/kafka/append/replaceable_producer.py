@@ -1,17 +1,17 @@
-"""The producer of everything that Switchyard writes by itself: aiokafka's, replaced after a refused batch.
+"""The producer of Switchyard's own topics: aiokafka's, replaced after a refused batch.
 
-aiokafka numbers the batches of an idempotent producer (KIP-98), and does not take back the number of a batch
-that the broker refused. The broker takes nothing behind such a hole: every later record of that partition
-fails with OUT_OF_ORDER_SEQUENCE_NUMBER, for as long as the process lives.
+aiokafka numbers the batches of an idempotent producer (KIP-98) and does not reuse the number of a refused
+batch. The broker accepts nothing after such a hole. So every later record of that partition would fail
+with OUT_OF_ORDER_SEQUENCE_NUMBER until the process ends.
 
-Rules
-1. After a record that failed, the next one goes through a new producer, under a new producer id. Without
-   idempotence there are no numbers: such a producer is replaced only when its sender has ended.
-2. The former producer flushes for at most `SETTLE_TIMEOUT_S`. Then what it still holds fails, and its
-   connections are closed: it would try again for ever, and write behind newer records.
-3. A producer that keeps order is used only after the former one has ended.
+Rules (tests/kafka/append/test_replaceable_producer.py)
+1. After a record that failed, the next one goes through a new producer with a new producer id. Without
+   idempotence there are no numbers: such a producer is replaced only when its sender task has ended.
+2. The former producer flushes for at most `SETTLE_TIMEOUT_S`. Then its remaining records fail and its
+   connections are closed. Otherwise it would retry for ever, and write after newer records.
+3. With `keeps_order`, the new producer is used only after the former one has ended.
 4. One producer is made at a time, and at most one every `REPLACE_INTERVAL_S`.
-5. The caller sends a failed record again, or does not.
+5. The caller decides whether to send a failed record again.
 """
 
 from __future__ import annotations
@@ -43,27 +43,27 @@ log = structlog.get_logger(__name__)
 
 SETTLE_TIMEOUT_S = 5.0
 REPLACE_INTERVAL_S = 0.5
-# Raised before a batch gets its number.
+# Errors that aiokafka raises before a batch gets its number.
 _BEFORE_A_NUMBER = (MessageSizeTooLargeError, KafkaTimeoutError, TopicAuthorizationFailedError)
 
-Answer = asyncio.Future[Any]  # ends with the record's metadata once all in-sync replicas have it
+Answer = asyncio.Future[Any]  # the record's metadata, once all in-sync replicas have it
 
 
 class RecordSeal(Protocol):
-    """Seals records (`app.controllog.seals`)."""
+    """A signer of records (`app.controllog.seals`)."""
 
     def headers(self, topic: str, key: bytes | None, value: bytes | None) -> list[tuple[str, bytes | None]]:
-        """The headers that a record gets."""
+        """The headers to add to the record."""
 
 
 class ReplaceableProducer:
-    """See the module.
+    """aiokafka's producer behind rules 1 to 5.
 
     Args:
-        name: what it writes, for people.
-        keeps_order: rule 3.
-        seal: of what `send` writes; None: it writes none.
-        settings: aiokafka's, over the defaults.
+        name: The producer's purpose, for log messages.
+        keeps_order: See rule 3.
+        seal: Seals the records of `send`; None: they get no seal.
+        settings: Aiokafka's settings, over the defaults.
     """
 
     def __init__(
@@ -85,24 +85,23 @@ class ReplaceableProducer:
         self._starting = asyncio.Lock()
         self._producer: AIOKafkaProducer | None = None
         self._failed: AIOKafkaProducer | None = None
-        self._why = ""  # it failed
+        self._why = ""  # why the last producer failed
         self._replacement: asyncio.Task[None] | None = None
         self._replaced_s = float("-inf")
         self._retiring: set[asyncio.Task[None]] = set()
         self._stopped = False
 
     async def start(self) -> None:
-        """Connects, unless it has before. Raises KafkaError."""
+        """Connects, unless it is connected. Raises KafkaError."""
         async with self._starting:
             if self._producer is None:
                 self._producer = await self._connect()
 
     async def start_patiently(self) -> None:
-        """Connects, however long the cluster is away."""
         await start_patiently(self.start, f"producer of {self._name}")
 
     async def stop(self) -> None:
-        """Flushes and closes (rule 2). Whoever sends from now on gets ProducerClosed."""
+        """Flushes and closes (rule 2). Later calls of `send` raise ProducerClosed."""
         self._stopped = True
         if self._replacement is not None:
             self._replacement.cancel()
@@ -121,13 +120,10 @@ class ReplaceableProducer:
         partition: int | None = None,
         headers: list[tuple[str, bytes | None]] | None = None,
     ) -> Answer:
-        """Takes a record, which stands behind all that was taken before in its partition.
-
-        Raises:
-            KafkaError: (the answer, too) the record was not written.
-        """
+        """Takes a record; it is written after all earlier records of its partition. Raises KafkaError: the
+        record was not written. The returned future may raise it too."""
         headers = [*(headers or ()), *(self._seal.headers(topic, key, value) if self._seal else ())]
-        return await self._taken(
+        return await self._send(
             lambda producer: producer.send(
                 topic, value, key=key, partition=partition, headers=headers, timestamp_ms=now_ms()
             )
@@ -136,51 +132,51 @@ class ReplaceableProducer:
     async def send_and_wait(
         self, topic: str, value: Any, *, key: bytes | None = None, partition: int | None = None
     ) -> Any:
-        """Writes a record; its metadata. Raises KafkaError."""
+        """Writes a record and returns its metadata. Raises KafkaError."""
         return await (await self.send(topic, value, key=key, partition=partition))
 
     async def send_batch(self, batch: BatchBuilder, topic: str, *, partition: int) -> Answer:
-        """`send` of a batch that is closed."""
-        return await self._taken(lambda producer: producer.send_batch(batch, topic, partition=partition))
+        """Like `send`, for a closed batch."""
+        return await self._send(lambda producer: producer.send_batch(batch, topic, partition=partition))
 
     async def partitions_for(self, topic: str) -> set[int]:
         """The topic's partitions. Raises KafkaError."""
-        found: set[int] = await (await self._working()).partitions_for(topic)
+        found: set[int] = await (await self._current()).partitions_for(topic)
         return found
 
-    async def _taken(self, send: Callable[[AIOKafkaProducer], Awaitable[Answer]]) -> Answer:
+    async def _send(self, send: Callable[[AIOKafkaProducer], Awaitable[Answer]]) -> Answer:
         while True:
-            producer = await self._working()
+            producer = await self._current()
             try:
                 answer = await send(producer)
             except ProducerClosed:
-                if producer is self._producer:  # by `stop`
+                if producer is self._producer:  # closed by `stop`
                     raise
-                continue  # it was replaced meanwhile
+                continue  # replaced meanwhile
             except KafkaError as error:
                 if not (error.retriable or isinstance(error, _BEFORE_A_NUMBER)):
                     self._fail(producer, error)
                 raise
             answer.add_done_callback(partial(self._answered, producer))
-            return asyncio.shield(answer)  # a caller that is cancelled hides no refusal
+            return asyncio.shield(answer)  # so a cancelled caller hides no refusal
 
     def _answered(self, producer: AIOKafkaProducer, answer: Answer) -> None:
         if not answer.cancelled() and (error := answer.exception()) is not None:
             self._fail(producer, error)
 
     def _fail(self, producer: AIOKafkaProducer, error: BaseException) -> None:
-        """Rule 1."""
-        is_an_answer = isinstance(error, BrokerResponseError) or heals(error)
-        if producer is self._producer and (self._settings["enable_idempotence"] or not is_an_answer):
+        """Marks the producer for replacement (rule 1)."""
+        is_answered = isinstance(error, BrokerResponseError) or heals(error)
+        if producer is self._producer and (self._settings["enable_idempotence"] or not is_answered):
             self._failed, self._why = producer, str(error) or repr(error)
 
-    async def _working(self) -> AIOKafkaProducer:
+    async def _current(self) -> AIOKafkaProducer:
         assert self._producer is not None, f"the producer of {self._name} has not been started"
         if self._failed is self._producer and not self._stopped:
             replacement = self._replacement
             if replacement is None or replacement.done():
                 replacement = self._replacement = asyncio.create_task(self._replace(self._producer))
-            await asyncio.wait([replacement])  # a caller that is cancelled does not end it for others
+            await asyncio.wait([replacement])  # so a cancelled caller does not end it for others
             if not replacement.cancelled():
                 replacement.result()
         if self._stopped:
@@ -213,15 +209,14 @@ class ReplaceableProducer:
 
 
 async def _close(producer: AIOKafkaProducer, timeout_s: float, name: str) -> None:
-    """Flushes it for so long (rule 2)."""
     stopping = asyncio.create_task(producer.stop())
     await asyncio.wait([stopping], timeout=timeout_s)
     if not stopping.done():
-        log.warning("a producer could not write everything in time", producer=name, timeout_s=timeout_s)
+        log.warning("a producer could not write all its records in time", producer=name, timeout_s=timeout_s)
         stopping.cancel()
-        error = KafkaTimeoutError(f"it was not written within {timeout_s:.0f} s")
+        error = KafkaTimeoutError(f"the record was not written within {timeout_s:.0f} s")
         producer._message_accumulator.fail_all(error)
         await bounded(producer.client.close(), TAIL_STOP_TIMEOUT_S, f"client of {name}")
         await bounded(producer._sender.close(), TAIL_STOP_TIMEOUT_S, f"sender of {name}")
-    with contextlib.suppress(KafkaError, OSError, asyncio.CancelledError):  # records' senders are told
+    with contextlib.suppress(KafkaError, OSError, asyncio.CancelledError):  # the futures have the errors
         await stopping

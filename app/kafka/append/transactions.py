@@ -1,9 +1,9 @@
-"""Transactions under a name, which one at a time has: who begins ends (fences) whoever is at work under it.
+"""Transactions under a name: a new producer of the name fences the former one.
 
-    transactional(name) --the former one's open transaction is aborted, it is refused from then on--> producer
-    one_transaction(producer)  all that is sent within it is there, or none
+    transactional(name) --aborts the former producer's open transaction, and fences it--> producer
+    one_transaction(producer)  all records sent within it are visible, or none
 
-So who begins may look at what is there already: nobody adds to it under the name meanwhile.
+So a new producer may read what the name has written so far: no other producer adds to it meanwhile.
 Sources: KIP-98, KIP-360.
 """
 
@@ -24,8 +24,8 @@ from app.kafka.append.encoder import NO_TIMESTAMP, Headers
 from app.kafka.client.cluster import ClusterClient
 from app.kafka.records.record import Record
 
-TRANSACTION_MS = 30_000  # what a killed one has left open holds readers up no longer
-TRANSACTION_S = 25.0  # below that: what is given up here is tried again, and not taken for fenced
+TRANSACTION_MS = 30_000  # the longest that a killed producer's open transaction blocks readers
+TRANSACTION_S = 25.0  # shorter, so that giving up leads to a retry and is not mistaken for fencing
 TRANSACTION_START_TIMEOUT_S = 45.0
 TRANSACTION_ABORT_TIMEOUT_S = 5.0
 TRANSACTION_STOP_TIMEOUT_S = 10.0
@@ -41,11 +41,8 @@ async def transactional(
     max_request_bytes: int,
     value_serializer: Callable[[Any], bytes | None] | None = None,
 ) -> AsyncIterator[AIOKafkaProducer]:
-    """A producer with this transactional id.
-
-    Raises:
-        KafkaError, TimeoutError: there is none to be had; the former one may be at work.
-    """
+    """A producer with the transactional id `name`. Raises KafkaError, TimeoutError: it cannot start; the
+    former producer may still be at work."""
     producer = AIOKafkaProducer(
         transactional_id=name,
         transaction_timeout_ms=TRANSACTION_MS,
@@ -60,20 +57,20 @@ async def transactional(
             await producer.start()
         yield producer
     finally:
-        with contextlib.suppress(KafkaError, TimeoutError):  # what was to be done is done, or told already
+        with contextlib.suppress(KafkaError, TimeoutError):  # the outcome is known already
             async with asyncio.timeout(TRANSACTION_STOP_TIMEOUT_S):
                 await producer.stop()
 
 
 @asynccontextmanager
 async def one_transaction(producer: AIOKafkaProducer) -> AsyncIterator[None]:
-    """One transaction, bounded in time; what goes wrong ends with the producer: its successor settles it."""
+    """One transaction of at most `TRANSACTION_S`. After an error the producer is unusable."""
     async with asyncio.timeout(TRANSACTION_S):
         await producer.begin_transaction()
         try:
             yield
         except BaseException:
-            # For the readers, who would wait for it; of no use (and refused) once the producer is fenced.
+            # Without the abort readers would wait. It fails, harmlessly, if the producer is fenced.
             with contextlib.suppress(KafkaError, TimeoutError, AssertionError):
                 async with asyncio.timeout(TRANSACTION_ABORT_TIMEOUT_S):
                     await producer.abort_transaction()
@@ -85,13 +82,14 @@ RecordsWithHeaders = Iterable[tuple[Record, Headers]]
 
 
 def batches_of(records: RecordsWithHeaders, codec: int, max_batch_bytes: int) -> list[BatchBuilder]:
-    """Records in as few batches of a transaction as `max_batch_bytes` allows, in order, with these headers
-    and their own timestamps; one that is too large by itself comes alone. `codec`: Kafka's number."""
+    """Packs records, with these headers and their own timestamps, into batches for a transaction. The batches
+    are in order, and as few as `max_batch_bytes` allows; a larger record gets its own. `codec`: Kafka's
+    number."""
     found: list[BatchBuilder] = []
-    # The encoder tells a batch's first timestamp of -1 from none only where all are so.
-    for _, some in groupby(records, key=lambda row: row[0].timestamp == NO_TIMESTAMP):
+    # aiokafka's encoder takes a first timestamp of -1 for a missing one: such records get their own batches.
+    for _, group in groupby(records, key=lambda row: row[0].timestamp == NO_TIMESTAMP):
         batch: BatchBuilder | None = None
-        for record, headers in some:
+        for record, headers in group:
             row = {"timestamp": record.timestamp, "key": record.key, "value": record.value}
             if batch is None or batch.append(**row, headers=list(headers)) is None:
                 batch = BatchBuilder(max_batch_bytes, codec, is_transactional=True)

@@ -1,1 +1,1 @@
-"""One cluster: connection, commits, topics and their settings, permissions, tails of topics."""
+"""Clients of one Kafka cluster: connection, commits, topics and settings, permissions, tails of topics."""

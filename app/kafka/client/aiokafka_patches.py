@@ -1,18 +1,17 @@
-"""What all clients of this process do otherwise than aiokafka's, those of Faust and aiokafka's own too.
+"""Changes to aiokafka for all clients of this process, Faust's among them.
 
-A connection that has closed fails as Kafka's errors do:
+A closed connection fails with a Kafka error:
 
-1. uvloop refuses to write to it by RuntimeError (asyncio says nothing), for the moment until the connection
-   hears of the end. aiokafka expects OSError: by anything else its task that looks for metadata ends, and
-   whoever waits for metadata of that client, to find a leader, say, waits for ever.
-2. Of requests that time out at once (a process that lay still, a broker that hangs) the first closes the
-   connection and may be sent again by a new one, before the second looks for the connection to close: it is
-   not where aiokafka looks. By KeyError its tasks end for good, and Faust ends the worker.
+1. uvloop refuses to write to it with RuntimeError until the connection learns of its end. aiokafka expects
+   OSError. After any other error its metadata task ends, and its callers wait for metadata for ever.
+2. If several requests time out at once (a suspended process, a hanging broker), the first closes the
+   connection. A new one may have replaced it when the second looks for it. aiokafka then raises KeyError;
+   this ends its tasks, and Faust ends the worker.
 
-A broker's refusal of a record has a name (INVALID_RECORD, KIP-467): to aiokafka it is an unknown error.
+A broker's refusal of a record gets its own error (INVALID_RECORD, KIP-467), which aiokafka does not know.
 
-No client creates a topic by asking for it. aiokafka's lets the broker create what that does not know (Kafka's
-default), so that a topic which somebody deleted came back with one partition and the broker's settings.
+A metadata request never creates a topic. By default brokers create unknown topics, so a deleted topic
+would come back with one partition and default settings.
 """
 
 from __future__ import annotations
@@ -27,23 +26,25 @@ from aiokafka.protocol.metadata import MetadataRequest
 
 
 class InvalidRecordError(UnknownError):
-    """The broker refuses a record for what it is: one without a key in a compacted topic, or by a schema."""
+    """The broker refuses a record's content: it has no key in a compacted topic, or violates a schema."""
 
     errno = 87
     message = "INVALID_RECORD"
     description = "a record has failed the validation on the broker and is rejected"
 
 
-_send = AIOKafkaConnection.send
-_ask = AIOKafkaClient.send
+_connection_send = AIOKafkaConnection.send
+_client_send = AIOKafkaClient.send
 
 
-def _send_or_fail(self: AIOKafkaConnection, request: Any, expect_response: bool = True) -> Awaitable[Any]:
+def _connection_send_or_fail(
+    self: AIOKafkaConnection, request: Any, expect_response: bool = True
+) -> Awaitable[Any]:
     if isinstance(request, MetadataRequest):
         request._allow_auto_topic_creation = False
     try:
-        found: Awaitable[Any] = _send(self, request, expect_response)  # type: ignore[no-untyped-call]
-    except NotImplementedError:  # a RuntimeError too: the broker does not know the request
+        found: Awaitable[Any] = _connection_send(self, request, expect_response)  # type: ignore[no-untyped-call]
+    except NotImplementedError:  # also a RuntimeError: the broker does not know the request
         raise
     except RuntimeError as error:
         self.close(reason=CloseReason.CONNECTION_BROKEN)
@@ -51,11 +52,11 @@ def _send_or_fail(self: AIOKafkaConnection, request: Any, expect_response: bool 
     return found
 
 
-async def _ask_or_fail(
+async def _client_send_or_fail(
     self: AIOKafkaClient, node_id: Any, request: Any, *, group: Any = ConnectionGroup.DEFAULT
 ) -> Any:
     try:
-        return await _ask(self, node_id, request, group=group)  # type: ignore[no-untyped-call]
+        return await _client_send(self, node_id, request, group=group)  # type: ignore[no-untyped-call]
     except KeyError as error:
         if error.args != ((node_id, group),):
             raise
@@ -63,7 +64,6 @@ async def _ask_or_fail(
 
 
 def install() -> None:
-    """From now on."""
     kafka_errors[InvalidRecordError.errno] = InvalidRecordError
-    AIOKafkaConnection.send = _send_or_fail  # type: ignore[method-assign]
-    AIOKafkaClient.send = _ask_or_fail  # type: ignore[method-assign]
+    AIOKafkaConnection.send = _connection_send_or_fail  # type: ignore[method-assign]
+    AIOKafkaClient.send = _client_send_or_fail  # type: ignore[method-assign]

@@ -1,6 +1,6 @@
-"""A connection to one Kafka cluster: aiokafka's client, with bounded waits and errors for operators.
+"""A connection to one Kafka cluster: aiokafka's client with bounded waits and errors for operators.
 
-The fetch service, the committer and the topic tools share one `ClusterClient` a cluster.
+The fetch service, the committer and the topic tools share one `ClusterClient` per cluster.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ aiokafka_patches.install()
 
 CONNECT_TIMEOUT_S = 30.0
 CONNECT_RETRY_INTERVAL_S = 0.3
-PATIENT_S, TELL_S = 1.0, 10.0  # who waits for a cluster looks again, and says so, so often
+CLUSTER_RETRY_INTERVAL_S, WAITING_LOG_INTERVAL_S = 1.0, 10.0  # while waiting for a cluster
 ADDRESS_CHECK_TIMEOUT_S = 2.0
 REQUEST_MS = 10_000
 METADATA_MAX_AGE_MS = 30_000
-METADATA_BROKER_TURN_S = 2.0  # then the next broker is asked for metadata: this one may be frozen
+METADATA_BROKER_TURN_S = 2.0  # then the client tries another broker, because this one may be frozen
 EARLIEST, LATEST = -2, -1
 READ_UNCOMMITTED, READ_COMMITTED = 0, 1
 UNKNOWN_TOPIC, NO_LEADER = 3, 5
-LEADER_ERROR_CODES = {UNKNOWN_TOPIC, NO_LEADER, 6, 9, 56, 74, 75, 100, 103}  # heals with fresh metadata
+LEADER_ERROR_CODES = {UNKNOWN_TOPIC, NO_LEADER, 6, 9, 56, 74, 75, 100, 103}  # passes with fresh metadata
 TOPIC_UNKNOWN = {UNKNOWN_TOPIC, 17}  # UNKNOWN_TOPIC_OR_PARTITION, INVALID_TOPIC
 
 
@@ -49,8 +49,7 @@ class ClusterUnreachable(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class ClusterSpec:
-    """How to reach a cluster. Secrets are resolved before and never shown. `archive`: the folder of its
-    archive, if it has one."""
+    """The address of a cluster, with resolved secrets, which are never shown; `archive` is a folder."""
 
     name: str
     bootstrap: tuple[str, ...]
@@ -66,7 +65,6 @@ class ClusterSpec:
         return f"ClusterSpec({self.name!r}, {','.join(self.bootstrap)})"
 
     def aiokafka_options(self) -> dict[str, Any]:
-        """Keyword arguments that every aiokafka client takes."""
         options: dict[str, Any] = {
             "bootstrap_servers": list(self.bootstrap),
             "client_id": self.client_id,
@@ -84,7 +82,7 @@ class ClusterSpec:
 
 
 class _Client(AIOKafkaClient):
-    """aiokafka's client, which asks another broker for metadata where one does not answer."""
+    """aiokafka's client, which asks another broker for metadata if one does not answer."""
 
     async def _metadata_update(self, cluster_metadata: ClusterMetadata, topics: set[str]) -> bool:
         request = MetadataRequest(list(topics or ()) or None, allow_auto_topic_creation=False)
@@ -94,7 +92,7 @@ class _Client(AIOKafkaClient):
             try:
                 async with asyncio.timeout(None if node == nodes[-1] else METADATA_BROKER_TURN_S):
                     found = await self.send(node, request)  # type: ignore[no-untyped-call]
-            except Exception:  # noqa: BLE001, S112 - aiokafka's task would end, and whoever waits wait for ever
+            except Exception:  # noqa: BLE001, S112 - else aiokafka's task ends, and its waiters wait for ever
                 continue
             if found.brokers:
                 cluster_metadata.update_metadata(found)
@@ -104,8 +102,6 @@ class _Client(AIOKafkaClient):
 
 
 class ClusterClient:
-    """See the module."""
-
     def __init__(self, spec: ClusterSpec) -> None:
         self.spec = spec
         self.name = spec.name
@@ -119,11 +115,7 @@ class ClusterClient:
         return self._client
 
     async def start(self, timeout_s: float = CONNECT_TIMEOUT_S) -> None:
-        """Connects, trying again until `timeout_s` is over.
-
-        Raises:
-            ClusterUnreachable: nobody answered.
-        """
+        """Connects; retries until `timeout_s` has passed. Raises ClusterUnreachable: no broker answered."""
         deadline_s = time.monotonic() + timeout_s
         while True:
             client: AIOKafkaClient = _Client(  # type: ignore[no-untyped-call]  # aiokafka has no types
@@ -134,14 +126,16 @@ class ClusterClient:
             try:
                 await client.bootstrap()
                 if client.get_random_node() is None:
-                    raise StaleMetadata("the broker that answered knows of none, not even itself, yet")
+                    raise StaleMetadata(
+                        "the broker that answered does not know any broker yet, not even itself"
+                    )
             except (KafkaError, OSError, TimeoutError) as error:
                 await client.close()
                 if time.monotonic() > deadline_s:
                     raise ClusterUnreachable(
                         f"cluster {self.name} at {', '.join(self.spec.bootstrap)} does not answer: {error}; "
-                        f"{await reasons(self.spec)}; check that it runs, and bootstrap and security in "
-                        "switchyard.yaml"
+                        f"{await address_problems(self.spec)}; check that it runs, and check bootstrap and "
+                        "security in switchyard.yaml"
                     ) from error
                 await asyncio.sleep(CONNECT_RETRY_INTERVAL_S)
                 continue
@@ -152,20 +146,19 @@ class ClusterClient:
             return
 
     async def start_patiently(self) -> None:
-        """Connects, however long that takes, and says at once and every `TELL_S` what it waits for."""
-        began_s, told_s = time.monotonic(), float("-inf")
+        """Connects, however long it takes; logs at once, and every `WAITING_LOG_INTERVAL_S`, why it waits."""
+        began_s, logged_s = time.monotonic(), float("-inf")
         while True:
             try:
                 return await self.start(0.0)
             except ClusterUnreachable as error:
                 now_s = time.monotonic()
-                if now_s - told_s >= TELL_S:
-                    told_s = now_s
+                if now_s - logged_s >= WAITING_LOG_INTERVAL_S:
+                    logged_s = now_s
                     log.warning("waiting for a cluster", waited_s=round(now_s - began_s), why=str(error))
-            await asyncio.sleep(PATIENT_S)
+            await asyncio.sleep(CLUSTER_RETRY_INTERVAL_S)
 
     async def stop(self) -> None:
-        """Closes all connections."""
         if self._client is not None:
             await self._client.close()
             self._client = None
@@ -175,11 +168,7 @@ class ClusterClient:
         return await self.client.send(node, request, group=group)
 
     async def any_node(self) -> int:
-        """Some live broker's id.
-
-        Raises:
-            ClusterUnreachable: none is known.
-        """
+        """The id of a live broker. Raises ClusterUnreachable: none is known."""
         node = self.client.get_random_node()
         if node is None:
             await self.client.force_metadata_update()
@@ -189,14 +178,11 @@ class ClusterClient:
         return int(node)
 
     async def metadata(self, topics: list[str] | None) -> Any:
-        """A metadata response, asked of any broker that answers; never creates a topic.
+        """The metadata of topics, from any broker that answers; never creates a topic. Raises
+        ClusterUnreachable: no broker answered."""
+        return await self._send_to_any(MetadataRequest(topics))
 
-        Raises:
-            ClusterUnreachable: no broker answered.
-        """
-        return await self._ask_any(MetadataRequest(topics))
-
-    async def _ask_any(self, request: Any) -> Any:
+    async def _send_to_any(self, request: Any) -> Any:
         error: BaseException | None = None
         for _ in range(3):
             try:
@@ -207,37 +193,32 @@ class ClusterClient:
         raise ClusterUnreachable(f"cluster {self.name} does not answer: {error!r}")
 
     async def topic_ids(self, topics: Iterable[str], node: int | None = None) -> dict[str, str]:
-        """The ids of topics, which a topic made anew does not share; asked of broker `node`, or of any.
+        """The ids of topics, from broker `node` or from any. A recreated topic has another id.
 
-        A topic that does not exist (or may not be described) is left out. "": the broker is too old to
-        tell (before Kafka 2.8).
+        Topics that do not exist or may not be described are missing. "": the broker is too old (before Kafka
+        2.8).
 
-        Raises:
-            ClusterUnreachable: no broker answered. KafkaError, OSError, TimeoutError: `node` did not.
+        Raises ClusterUnreachable: no broker answered. Raises KafkaError, OSError, TimeoutError: `node` did
+        not answer.
         """
         wanted = sorted(set(topics))
         request = TopicIdsRequest(wanted)
         try:
-            response = await (self._ask_any(request) if node is None else self.send(node, request))
+            response = await (self._send_to_any(request) if node is None else self.send(node, request))
         except NotImplementedError:
             return dict.fromkeys(wanted, UNKNOWN_ID)
         self._leader_epochs |= leader_epochs_of(response)
         return ids_of(response)
 
     def leader_epoch(self, topic: str, partition: int) -> int:
-        """The epoch of a partition's leader as it was when `topic_ids` was last asked; -1: not known."""
+        """The epoch of a partition's leader at the last `topic_ids`; -1: not known."""
         return self._leader_epochs.get((topic, partition), -1)
 
     async def cluster_id(self) -> str:
-        """The cluster's id, which a re-created cluster does not share; "" when it tells none.
-
-        Raises:
-            ClusterUnreachable: no broker answered.
-        """
+        """The cluster's id; "" if it has none. Raises ClusterUnreachable: no broker answered."""
         return str((await self.metadata([])).cluster_id or "")
 
     async def broker_count(self) -> int:
-        """How many brokers live."""
         return len((await self.metadata([])).brokers)
 
     async def topics(self) -> dict[str, int]:
@@ -246,11 +227,8 @@ class ClusterClient:
         return {entry[1]: len(entry[3]) for entry in response.topics if not entry[0]}
 
     async def partitions(self, topic: str) -> int | None:
-        """How many partitions `topic` has; None when it does not exist.
-
-        Raises:
-            ClusterUnreachable; KafkaError: not authorised, or the like.
-        """
+        """The partition count of `topic`; None if it does not exist. Raises ClusterUnreachable: no broker
+        answered. Raises KafkaError: the broker refuses, for example without authorisation."""
         response = await self.metadata([topic])
         entry = response.topics[0]
         if entry[0] in TOPIC_UNKNOWN:
@@ -262,7 +240,7 @@ class ClusterClient:
         return len(entry[3])
 
     def known_leader(self, topic: str, partition: int) -> int | None:
-        """The partition's leader as far as is known, at once; when it is not, it is being asked for."""
+        """The partition's leader from cached metadata; None starts a metadata request in the background."""
         client = self.client
         node = client.cluster.leader_for_partition(TopicPartition(topic, partition))
         if node is None or node < 0:
@@ -276,7 +254,7 @@ class ClusterClient:
         return self.known_leader(topic, partition) not in {None, node}
 
     def why_no_leader(self, topic: str, partition: int) -> tuple[int, str]:
-        """Why no leader of the partition is known: an error code of Kafka's, and words for people."""
+        """Why no leader of the partition is known: a Kafka error code, and a message."""
         known, where = self.client.cluster, f"topic {topic} in {self.name}"
         partitions = known.partitions_for_topic(topic)
         if topic in known.unauthorized_topics:
@@ -288,7 +266,7 @@ class ClusterClient:
         return NO_LEADER, f"{topic}-{partition} in {self.name} has no leader"
 
     async def leader(self, topic: str, partition: int) -> int | None:
-        """The broker that leads the partition as far as is known; None when nobody does."""
+        """The partition's leader; None if metadata names none."""
         client, at = self.client, TopicPartition(topic, partition)
         node = client.cluster.leader_for_partition(at)
         if node is None or node < 0:
@@ -300,20 +278,16 @@ class ClusterClient:
     async def offsets(
         self, wanted: Iterable[tuple[str, int]], timestamp: int, isolation: int = READ_UNCOMMITTED
     ) -> dict[tuple[str, int], int]:
-        """First offset at or after `timestamp` (ms; EARLIEST, LATEST) of each (topic, partition).
-
-        A partition whose leader does not answer is left out. -1: no record at or after the time.
-        """
+        """The first offsets at or after `timestamp` (ms, or EARLIEST, LATEST), by (topic, partition). -1: the
+        partition has no such record. A partition whose leader does not answer is missing."""
         found = await self.offsets_and_times(wanted, timestamp, isolation)
         return {at: offset for at, (offset, _) in found.items()}
 
     async def offsets_and_times(
         self, wanted: Iterable[tuple[str, int]], timestamp: int, isolation: int = READ_UNCOMMITTED
     ) -> dict[tuple[str, int], tuple[int, int]]:
-        """The same, each with its record's timestamp; -1: of none.
-
-        Of times `app.kafka.fetch.offsets_at_time` is to be asked: batches may lie.
-        """
+        """Like `offsets`, with each record's timestamp; -1 if there is none. For times use
+        `app.kafka.fetch.offsets_at_time`: a producer may have written wrong offsets."""
         by_node: dict[int, dict[str, list[tuple[int, int]]]] = {}
         for topic, partition in wanted:
             node = await self.leader(topic, partition)
@@ -335,11 +309,8 @@ class ClusterClient:
         return found
 
     async def end_offsets(self, wanted: Iterable[tuple[str, int]]) -> dict[tuple[str, int], int]:
-        """The log end of each (topic, partition); tried again while leaders are being elected.
-
-        Raises:
-            ClusterUnreachable: some partition's leader did not answer within ten seconds.
-        """
+        """The log end of each (topic, partition). Retries while leaders are elected. Raises
+        ClusterUnreachable: a partition's leader did not answer within ten seconds."""
         missing = set(wanted)
         found: dict[tuple[str, int], int] = {}
         for _ in range(30):
@@ -351,13 +322,12 @@ class ClusterClient:
         raise ClusterUnreachable(f"cluster {self.name}: no leader answers for {sorted(missing)[:3]}")
 
 
-async def reasons(spec: ClusterSpec) -> str:
-    """What the network says of each bootstrap address, for people; takes `ADDRESS_CHECK_TIMEOUT_S` at
-    most."""
-    return "; ".join(await asyncio.gather(*(_reason(spec, address) for address in spec.bootstrap)))
+async def address_problems(spec: ClusterSpec) -> str:
+    """Each bootstrap address's connection problem, for people, within `ADDRESS_CHECK_TIMEOUT_S`."""
+    return "; ".join(await asyncio.gather(*(_address_problem(spec, address) for address in spec.bootstrap)))
 
 
-async def _reason(spec: ClusterSpec, address: str) -> str:
+async def _address_problem(spec: ClusterSpec, address: str) -> str:
     host, _, port = address.rpartition(":")
     try:
         async with asyncio.timeout(ADDRESS_CHECK_TIMEOUT_S):
@@ -371,7 +341,4 @@ async def _reason(spec: ClusterSpec, address: str) -> str:
         return f"no connection to {address} within {ADDRESS_CHECK_TIMEOUT_S:.0f} s"
     except (OSError, ValueError) as error:
         return f"no connection to {address}: {error}"
-    return f"{address} takes connections, but does not answer as a Kafka broker would over {spec.protocol}"
-
-
-__all__ = ["NOT_AUTHORISED", "ClusterClient", "ClusterMetadata", "ClusterSpec", "ClusterUnreachable"]
+    return f"{address} accepts connections, but does not answer like a Kafka broker over {spec.protocol}"

@@ -1,4 +1,4 @@
-"""Ends consumers, also while their broker is away."""
+"""Stops consumers, even while their broker is unreachable."""
 
 from __future__ import annotations
 
@@ -10,18 +10,17 @@ from aiokafka import AIOKafkaConsumer
 async def stop_consumer(consumer: AIOKafkaConsumer) -> None:
     """Stops a consumer.
 
-    One that waits after a fetch that has failed raises CancelledError at whoever stops it: aiokafka awaits
-    what it has cancelled itself. Whoever was not cancelled would end as if it were, try nothing again, and
-    leave the connections open.
+    aiokafka awaits a task that it has cancelled. So a consumer that waits after a failed fetch raises
+    CancelledError, although its caller was not cancelled. The caller would end, not retry, and leave
+    connections open.
 
-    Raises:
-        KafkaError, OSError; CancelledError: the caller was cancelled.
+    Raises KafkaError, OSError: the consumer fails. Raises CancelledError: the caller was cancelled.
     """
     task = asyncio.current_task()
-    asked = task.cancelling() if task is not None else 0
+    cancellations = task.cancelling() if task is not None else 0
     try:
         await consumer.stop()
     except asyncio.CancelledError:
-        await consumer._client.close()  # what it had still to do
-        if task is not None and task.cancelling() > asked:
+        await consumer._client.close()  # the step that `stop` did not reach
+        if task is not None and task.cancelling() > cancellations:
             raise

@@ -1,13 +1,13 @@
-"""Leader epochs: which history of a partition an offset is of (KIP-320).
+"""Leader epochs show which history of a partition an offset belongs to (KIP-320).
 
-Every election gives a partition's leader a higher epoch, and its batches say in which they were written. A
-leader that has fewer records than the one before it (an unclean election) begins its epoch below offsets that
-were read: they are other records now. So
-1. a fetch names the epoch that the position was compared in: another leader refuses it (FENCED);
-2. before anything is fetched in a new epoch, its leader is asked where the epoch of the last record that was
-   read ends in its own log (OffsetForLeaderEpoch): if below the position, the logs part there.
+Every election gives a partition's leader a higher epoch, and every batch has the epoch in which it was
+written. A leader with fewer records than its predecessor (an unclean election) begins its epoch below
+offsets that were read, so those offsets become other records. Therefore:
+1. A fetch names the epoch in which the position was compared; another leader refuses it (FENCED_EPOCH).
+2. Before the first fetch in a new epoch, its leader reports where the epoch of the last read record ends
+   in its log (OffsetForLeaderEpoch). If that is below the position, the logs diverge there.
 
-The epoch of a later record of the same history does as well: with it a leader has all that was before it.
+The epoch of a later record also works, because a leader that has the record has everything before it.
 """
 
 from __future__ import annotations
@@ -23,10 +23,15 @@ from aiokafka.protocol.types import Array, Int16, Int32, Int64, Schema, String
 from app.kafka.client.cluster import READ_COMMITTED, ClusterClient
 
 NOT_KNOWN = -1  # an epoch, or an end
-FENCED, AHEAD = 74, 75  # FENCED_LEADER_EPOCH; UNKNOWN_LEADER_EPOCH: the broker does not know of it yet
+FENCED_EPOCH, UNKNOWN_EPOCH = 74, 75  # FENCED_LEADER_EPOCH, UNKNOWN_LEADER_EPOCH (the broker is behind)
 _CONSUMER, _NO_SESSION, _FINAL_EPOCH = -1, 0, -1
 
 Partition = tuple[str, int]
+
+
+UTF8 = String("utf-8")
+_ENDS = Array(("error_code", Int16), ("partition", Int32), ("epoch", Int32), ("end_offset", Int64))
+_EPOCHS = Array(("partition", Int32), ("current_epoch", Int32), ("epoch", Int32))
 
 
 class EpochEndResponse(Response):
@@ -34,21 +39,7 @@ class EpochEndResponse(Response):
 
     API_KEY = 23
     API_VERSION = 3
-    SCHEMA = Schema(
-        ("throttle_time_ms", Int32),
-        (
-            "topics",
-            Array(
-                ("topic", String("utf-8")),
-                (
-                    "partitions",
-                    Array(
-                        ("error_code", Int16), ("partition", Int32), ("epoch", Int32), ("end_offset", Int64)
-                    ),
-                ),
-            ),
-        ),
-    )
+    SCHEMA = Schema(("throttle_time_ms", Int32), ("topics", Array(("topic", UTF8), ("partitions", _ENDS))))
 
 
 class EpochEndRequestV3(RequestStruct):
@@ -57,21 +48,12 @@ class EpochEndRequestV3(RequestStruct):
     API_KEY = 23
     API_VERSION = 3
     RESPONSE_TYPE = EpochEndResponse
-    SCHEMA = Schema(
-        ("replica_id", Int32),
-        (
-            "topics",
-            Array(
-                ("topic", String("utf-8")),
-                ("partitions", Array(("partition", Int32), ("current_epoch", Int32), ("epoch", Int32))),
-            ),
-        ),
-    )
+    SCHEMA = Schema(("replica_id", Int32), ("topics", Array(("topic", UTF8), ("partitions", _EPOCHS))))
 
 
 class EpochEndRequest(Request[EpochEndRequestV3]):
-    """Asks a leader where epochs end in its log (not: its high watermark): topic, (partition, the epoch that
-    the leader is thought to lead in, the epoch)."""
+    """Asks a leader where epochs end in its log, which may be above its high watermark. `topics`: topic,
+    (partition, the epoch in which the leader should lead, the epoch in question)."""
 
     API_KEY = 23
 
@@ -83,28 +65,24 @@ class EpochEndRequest(Request[EpochEndRequestV3]):
 
 
 class EpochEnd(NamedTuple):
-    """The latest epoch of a leader's log that is not above the one asked for, and where it ends there; either
-    may be `NOT_KNOWN`. `code`: Kafka's."""
+    """The latest epoch in a leader's log up to the requested one, and its end; each may be `NOT_KNOWN`."""
 
     code: int
     epoch: int
     end_offset: int
 
-    def parts_at(self, next_offset: int) -> bool:
-        """Whether the leader's log parts from the one that was read up to `next_offset`."""
+    def diverges_at(self, next_offset: int) -> bool:
+        """Whether the leader's log diverges below `next_offset` from the one that was read."""
         return 0 <= self.end_offset < next_offset
 
 
 async def epoch_ends(
-    client: ClusterClient, node: int, asked: Mapping[Partition, tuple[int, int]]
+    client: ClusterClient, node: int, epochs: Mapping[Partition, tuple[int, int]]
 ) -> dict[Partition, EpochEnd]:
-    """For (current epoch, epoch) of partitions that `node` leads. {}: the broker is too old to tell.
-
-    Raises:
-        KafkaError, OSError, TimeoutError.
-    """
+    """The ends of epochs of partitions that `node` leads; {} if the broker is too old. `epochs`: (current
+    epoch, requested epoch) by partition. Raises KafkaError, OSError, TimeoutError."""
     topics: dict[str, list[tuple[int, int, int]]] = {}
-    for (topic, partition), (current, epoch) in asked.items():
+    for (topic, partition), (current, epoch) in epochs.items():
         topics.setdefault(topic, []).append((partition, current, epoch))
     try:
         response = await client.send(node, EpochEndRequest(list(topics.items())))
@@ -118,12 +96,11 @@ async def epoch_ends(
 
 
 class EpochFetchRequest(Request[FetchRequestStruct]):
-    """A fetch that names the leader's epoch, where the broker is new enough (version 9, Kafka 2.1);
-    aiokafka's own never does.
+    """A fetch that names the leader's epoch, from version 9 on (Kafka 2.1). aiokafka's own never does.
 
     Args:
-        topics: topic, (partition, next offset, bytes).
-        epochs: of the leaders, `NOT_KNOWN` for any.
+        topics: Topic, (partition, next offset, bytes).
+        epochs: The leaders' epochs; `NOT_KNOWN` for any.
     """
 
     API_KEY = 1

@@ -1,12 +1,12 @@
-"""Who is in a group, whichever protocol its members speak.
+"""The members of a consumer group, in any protocol.
 
     classic (JoinGroup)    -> DescribeGroups
     consumer (KIP-848)     -> ListGroups 5 --> ConsumerGroupDescribe
     streams (KIP-1071)     -> ListGroups 5
     share (KIP-932)        -> ListGroups 5
 
-DescribeGroups tells a group of a newer protocol as one that does not exist. Brokers before Kafka 3.8, which
-do not know ListGroups 5, have no such groups outside of previews.
+DescribeGroups reports a group of a newer protocol as missing. Brokers before Kafka 3.8 do not know
+ListGroups 5 and have such groups only in previews.
 
 Sources: KIP-848, KIP-932, KIP-1043 (types and states in ListGroups), Apache Kafka's protocol guide.
 """
@@ -19,41 +19,29 @@ from typing import Any, NamedTuple
 from aiokafka.errors import GroupAuthorizationFailedError, for_code
 from aiokafka.protocol.admin import DescribeGroupsRequest
 from aiokafka.protocol.api import Request, RequestStruct, Response
-from aiokafka.protocol.types import (
-    Boolean,
-    CompactArray,
-    CompactString,
-    Int16,
-    Int32,
-    Schema,
-    TaggedFields,
-)
+from aiokafka.protocol.types import Boolean, CompactArray, Int16, Int32, Schema, TaggedFields
 
 from app.kafka.client.cluster import ClusterClient
 from app.kafka.client.permissions import GROUP_NOT_AUTHORISED
-from app.kafka.client.topic_ids import KafkaUuid
+from app.kafka.client.topic_ids import NUMBERS, TAGS, TEXT, KafkaUuid
 
 CONSUMER, STREAMS, SHARE = "consumer", "streams", "share"
 NEWER_TYPES = {CONSUMER: "KIP-848", STREAMS: "KIP-1071", SHARE: "KIP-932"}
-DEAD = "dead"  # the state of a group that there is not, or not of that protocol
-NO_MEMBERS = {"empty", DEAD}  # states
+DEAD = "dead"  # the state of a missing group, or of one with another protocol
+NO_MEMBERS = {"empty", DEAD}  # group states
 GROUP_NOT_FOUND = 69
 SHOWN_CLIENTS = 3
-_TOPICS = CompactArray(
-    ("topic_id", KafkaUuid),
-    ("name", CompactString()),
-    ("partitions", CompactArray(Int32)),
-    ("tags", TaggedFields),
-)
+_TEXTS = CompactArray(TEXT)
+_TOPICS = CompactArray(("topic_id", KafkaUuid), ("name", TEXT), ("partitions", NUMBERS), TAGS)
 
 
 class GroupMembers(NamedTuple):
     """The members of a group.
 
     Attributes:
-        clients: a client id for each member, as far as the broker tells them.
-        type_: "" of the classic protocol, else one of `NEWER_TYPES`.
-        has_members: also where `clients` is not known.
+        clients: A client id for each member, as far as the broker reports them.
+        type_: "" for the classic protocol, otherwise one of `NEWER_TYPES`.
+        has_members: True also if `clients` is not known.
     """
 
     clients: tuple[str, ...] = ()
@@ -62,9 +50,9 @@ class GroupMembers(NamedTuple):
 
     @property
     def words(self) -> str:
-        """What stands in the way of somebody else's commits, for people; "" for nothing."""
+        """Why another client's commits would fail, for people; "" if they would not."""
         if self.type_ == SHARE:
-            return "is a share group (KIP-932), whose positions nobody can commit"
+            return "is a share group (KIP-932), which takes no commits"
         if not self.has_members:
             return ""
         if not self.clients:
@@ -76,12 +64,9 @@ class GroupMembers(NamedTuple):
 
 
 async def group_members(client: ClusterClient, node: int, connection: str, group: str) -> GroupMembers:
-    """Asks `node`, the group's coordinator. Consumers that assign partitions to themselves are no members.
-
-    Raises:
-        GroupAuthorizationFailedError: the group may not be described.
-        KafkaError, OSError, TimeoutError: the coordinator does not answer, or is another one.
-    """
+    """Asks `node`, the group's coordinator. Consumers that assign partitions to themselves do not count.
+    Raises GroupAuthorizationFailedError: the group may not be described. Raises KafkaError, OSError,
+    TimeoutError: the coordinator does not answer, or has moved."""
     response: Any = await client.send(node, DescribeGroupsRequest([group]), connection)
     code, _, state, _, _, members = response.groups[0][:6]
     if code == GROUP_NOT_AUTHORISED:
@@ -90,11 +75,11 @@ async def group_members(client: ClusterClient, node: int, connection: str, group
         raise for_code(code)
     if members:
         return GroupMembers(tuple(name for _, name, *_ in members), has_members=True)
-    if state.lower() != DEAD:  # a classic group, without members
+    if state.lower() != DEAD:  # a classic group without members
         return GroupMembers()
     try:
         listed: Any = await client.send(node, NewerGroupsRequest(), connection)
-    except NotImplementedError:  # the broker is older
+    except NotImplementedError:  # an older broker
         return GroupMembers()
     if listed.error_code:
         raise for_code(listed.error_code)
@@ -106,7 +91,7 @@ async def group_members(client: ClusterClient, node: int, connection: str, group
         return GroupMembers()
     clients: tuple[str, ...] = ()
     if has_members and kind == CONSUMER:
-        with contextlib.suppress(NotImplementedError):  # it is known that there are some
+        with contextlib.suppress(NotImplementedError):  # the broker is too old to name them
             described: Any = await client.send(node, ConsumerGroupsRequest(group), connection)
             clients = tuple(name for _, _, _, _, name, *_ in described.groups[0][7])
             has_members = bool(clients) or described.groups[0][0] != GROUP_NOT_FOUND
@@ -114,8 +99,6 @@ async def group_members(client: ClusterClient, node: int, connection: str, group
 
 
 class NewerGroupsResponse(Response):
-    """ListGroups response, version 5."""
-
     API_KEY = 16
     API_VERSION = 5
     SCHEMA = Schema(
@@ -123,15 +106,9 @@ class NewerGroupsResponse(Response):
         ("error_code", Int16),
         (
             "groups",
-            CompactArray(
-                ("group", CompactString()),
-                ("protocol_type", CompactString()),
-                ("state", CompactString()),
-                ("type", CompactString()),
-                ("tags", TaggedFields),
-            ),
+            CompactArray(("group", TEXT), ("protocol_type", TEXT), ("state", TEXT), ("type", TEXT), TAGS),
         ),
-        ("tags", TaggedFields),
+        TAGS,
     )
 
 
@@ -142,15 +119,11 @@ class NewerGroupsRequestV5(RequestStruct):
     API_VERSION = 5
     FLEXIBLE_VERSION = True
     RESPONSE_TYPE = NewerGroupsResponse
-    SCHEMA = Schema(
-        ("states_filter", CompactArray(CompactString())),
-        ("types_filter", CompactArray(CompactString())),
-        ("tags", TaggedFields),
-    )
+    SCHEMA = Schema(("states_filter", _TEXTS), ("types_filter", _TEXTS), TAGS)
 
 
 class NewerGroupsRequest(Request[NewerGroupsRequestV5]):
-    """A coordinator's groups of `NEWER_TYPES`."""
+    """The groups of `NEWER_TYPES` at a coordinator."""
 
     API_KEY = 16
 
@@ -158,9 +131,21 @@ class NewerGroupsRequest(Request[NewerGroupsRequestV5]):
         return request_struct_class([], list(NEWER_TYPES), {})
 
 
-class ConsumerGroupsResponse(Response):
-    """ConsumerGroupDescribe response, version 0."""
+_MEMBERS = CompactArray(
+    *((name, TEXT) for name in ("member_id", "instance_id", "rack")),
+    ("epoch", Int32),
+    *((name, TEXT) for name in ("client_id", "host")),
+    ("topics", _TEXTS),
+    ("topic_pattern", TEXT),
+    ("assigned", _TOPICS),
+    ("assigned_tags", TaggedFields),
+    ("target", _TOPICS),
+    ("target_tags", TaggedFields),
+    TAGS,
+)
 
+
+class ConsumerGroupsResponse(Response):
     API_KEY = 69
     API_VERSION = 0
     SCHEMA = Schema(
@@ -169,35 +154,16 @@ class ConsumerGroupsResponse(Response):
             "groups",
             CompactArray(
                 ("error_code", Int16),
-                ("error_message", CompactString()),
-                ("group", CompactString()),
-                ("state", CompactString()),
+                *((name, TEXT) for name in ("error_message", "group", "state")),
                 ("epoch", Int32),
                 ("assignment_epoch", Int32),
-                ("assignor", CompactString()),
-                (
-                    "members",
-                    CompactArray(
-                        ("member_id", CompactString()),
-                        ("instance_id", CompactString()),
-                        ("rack", CompactString()),
-                        ("epoch", Int32),
-                        ("client_id", CompactString()),
-                        ("host", CompactString()),
-                        ("topics", CompactArray(CompactString())),
-                        ("topic_pattern", CompactString()),
-                        ("assigned", _TOPICS),
-                        ("assigned_tags", TaggedFields),
-                        ("target", _TOPICS),
-                        ("target_tags", TaggedFields),
-                        ("tags", TaggedFields),
-                    ),
-                ),
+                ("assignor", TEXT),
+                ("members", _MEMBERS),
                 ("operations", Int32),
-                ("tags", TaggedFields),
+                TAGS,
             ),
         ),
-        ("tags", TaggedFields),
+        TAGS,
     )
 
 
@@ -208,13 +174,11 @@ class ConsumerGroupsRequestV0(RequestStruct):
     API_VERSION = 0
     FLEXIBLE_VERSION = True
     RESPONSE_TYPE = ConsumerGroupsResponse
-    SCHEMA = Schema(
-        ("groups", CompactArray(CompactString())), ("operations", Boolean), ("tags", TaggedFields)
-    )
+    SCHEMA = Schema(("groups", _TEXTS), ("operations", Boolean), TAGS)
 
 
 class ConsumerGroupsRequest(Request[ConsumerGroupsRequestV0]):
-    """A group of KIP-848's protocol."""
+    """Describes a group of the KIP-848 protocol."""
 
     API_KEY = 69
 

@@ -1,6 +1,8 @@
-"""Where the logs of leaders end. What lies there above the high watermark was sent, and may be shown later or
-lost with its leader: who says that nothing more of somebody comes must look behind it, and who says where the
-next one goes must not."""
+"""The ends of leaders' logs, which may be above the high watermark.
+
+Records above the high watermark may become visible later or be lost with the leader. To know that nothing
+more of a writer follows, use the log's end; to know where the next record goes, the high watermark.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,7 @@ from app.kafka.client.epoch_ends import epoch_ends
 
 
 class LogEnd(NamedTuple):
-    """The high watermark, and where the leader's log ended after that, in that leader epoch."""
+    """The high watermark, and where the leader's log ended afterwards, in its epoch."""
 
     shown: int
     end: int
@@ -26,28 +28,24 @@ class LogEnd(NamedTuple):
 async def log_ends(
     client: ClusterClient, wanted: Iterable[TopicAndPartition]
 ) -> dict[TopicAndPartition, LogEnd]:
-    """By partition. Left out is one whose leader does not answer, has changed since, or is too old to tell.
-
-    Call `topic_ids` of these topics before: that learns the leaders' epochs.
-
-    Raises:
-        ClusterUnreachable, KafkaError: nobody says who leads.
-    """
-    asked: defaultdict[int, dict[TopicAndPartition, tuple[int, int]]] = defaultdict(dict)
-    shown = await client.offsets(wanted, LATEST)
-    for at in shown:
+    """The log ends by partition; call `topic_ids` for the topics first, to learn the leader epochs. A
+    partition is missing if its leader does not answer, has changed since, or is too old. Raises
+    ClusterUnreachable, KafkaError: no broker names the leaders."""
+    by_node: defaultdict[int, dict[TopicAndPartition, tuple[int, int]]] = defaultdict(dict)
+    watermarks = await client.offsets(wanted, LATEST)
+    for at in watermarks:
         node, epoch = await client.leader(*at), client.leader_epoch(*at)
         if node is not None and epoch >= 0:
-            asked[node][at] = epoch, epoch
+            by_node[node][at] = epoch, epoch
     found: dict[TopicAndPartition, LogEnd] = {}
-    for node, epochs in asked.items():
+    for node, epochs in by_node.items():
         try:
-            told = await epoch_ends(client, node, epochs)
+            answers = await epoch_ends(client, node, epochs)
         except (KafkaError, OSError, TimeoutError):
-            told = {}
+            answers = {}
         ends = {
-            at: LogEnd(shown[at], end.end_offset, epochs[at][0])
-            for at, end in told.items()
+            at: LogEnd(watermarks[at], end.end_offset, epochs[at][0])
+            for at, end in answers.items()
             if not end.code and end.end_offset >= 0
         }
         if len(ends) < len(epochs):

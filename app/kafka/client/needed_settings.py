@@ -1,6 +1,6 @@
-"""Settings that topics of ours must have, whoever made or altered them: what is wrong, in words.
+"""Checks the settings that Switchyard's own topics need, and describes what is wrong.
 
-Nothing is altered here: a topic may be somebody's on purpose.
+Nothing is altered here, because the topic may have its settings on purpose.
 """
 
 from __future__ import annotations
@@ -12,17 +12,17 @@ from app.kafka.client.cluster import ClusterSpec
 
 POLICY, COMPACT, DELETE = "cleanup.policy", "compact", "delete"
 MOST_BYTES, KEPT_MS, UNLIMITED = "max.message.bytes", "retention.ms", "-1"
-LEAST = frozenset({KEPT_MS, MOST_BYTES, "min.compaction.lag.ms"})  # more is good, too
+LEAST = frozenset({KEPT_MS, MOST_BYTES, "min.compaction.lag.ms"})  # minimums
 HARM = {
-    COMPACT: "else records are deleted by their age",
-    DELETE: "else a record replaces those of its key",
-    KEPT_MS: "else what waits there is deleted",
-    MOST_BYTES: "else larger records do not fit",
+    COMPACT: "otherwise records expire",
+    DELETE: "otherwise a record replaces earlier records of its key",
+    KEPT_MS: "otherwise waiting records expire",
+    MOST_BYTES: "otherwise larger records do not fit",
 }
 
 
 class SettingsProblem(NamedTuple):
-    """What is wrong with a topic, and what to do."""
+    """A topic's wrong settings in words, and the remedy."""
 
     topic: str
     message: str
@@ -30,8 +30,7 @@ class SettingsProblem(NamedTuple):
 
 
 def wrong_settings(config: Mapping[str, str], needed: Mapping[str, str]) -> dict[str, str]:
-    """Those of the `needed` settings, with their values, that a topic's `config` does not have. What the
-    broker did not tell is not wrong."""
+    """The `needed` settings that a topic's `config` violates. Unknown settings count as right."""
     return {
         name: value
         for name, value in needed.items()
@@ -42,16 +41,16 @@ def wrong_settings(config: Mapping[str, str], needed: Mapping[str, str]) -> dict
 def problem_of(
     spec: ClusterSpec, topic: str, config: Mapping[str, str], wrong: Mapping[str, str], why: str = ""
 ) -> SettingsProblem:
-    """In words; `why`: why the cluster does not let us alter it."""
-    told = [
-        f"{name} is {config[name]}, and must be {value}{' or more' if name in LEAST else ''}"
+    """The problem in words; `why`: why the cluster does not let Switchyard alter the topic."""
+    violations = [
+        f"{name} is {config[name]}, but must be {value}{' or more' if name in LEAST else ''}"
         f"{_harm(name, value)}"
         for name, value in sorted(wrong.items())
     ]
-    said = f"topic {topic} in {spec.name}: {', '.join(told)}"
+    problem = f"topic {topic} in {spec.name}: {', '.join(violations)}"
     values = ",".join(f"{name}={value}" for name, value in sorted(wrong.items()))
     command = f"kafka-configs.sh --bootstrap-server {spec.bootstrap[0]} --alter --topic {topic}"
-    message, remedy = f"{said}: {why}" if why else said, f"alter it: {command} --add-config {values}"
+    message, remedy = f"{problem}: {why}" if why else problem, f"alter it: {command} --add-config {values}"
     return SettingsProblem(topic, message, remedy)
 
 

@@ -1,4 +1,4 @@
-"""The one partition of an answer to a request that asked about one."""
+"""The only partition in the answer to a request that named one."""
 
 from __future__ import annotations
 
@@ -8,12 +8,9 @@ from aiokafka.errors import RequestTimedOutError
 
 
 def only_partition(response: Any) -> list[Any]:
-    """Its fields.
-
-    Raises:
-        RequestTimedOutError: there is none: the broker holds answers back by a quota (KIP-219). Ask again.
-    """
+    """The partition's fields. Raises RequestTimedOutError: a quota delays the answer (KIP-219), so it is
+    empty. Try again."""
     if not response.topics:
-        raise RequestTimedOutError(f"a quota holds the answer back for {response.throttle_time_ms} ms")
+        raise RequestTimedOutError(f"a quota delays the answer by {response.throttle_time_ms} ms")
     ((_, (found,)),) = response.topics
     return list(found)

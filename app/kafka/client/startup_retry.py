@@ -1,7 +1,7 @@
-"""aiokafka's clients, started however long their cluster is away.
+"""Starts aiokafka clients, however long their cluster is unreachable.
 
-A client that finds no broker raises, and what raises while a worker starts ends the worker: nobody would be
-there when the broker comes back.
+A client that finds no broker raises, and an error at startup ends the worker. No worker would then run
+when the broker is back.
 """
 
 from __future__ import annotations
@@ -13,41 +13,39 @@ from collections.abc import Awaitable, Callable
 import structlog
 from aiokafka.errors import KafkaError, KafkaTimeoutError
 
-from app.kafka.client.cluster import PATIENT_S, TELL_S
+from app.kafka.client.cluster import CLUSTER_RETRY_INTERVAL_S, WAITING_LOG_INTERVAL_S
 
 log = structlog.get_logger(__name__)
 
-ATTEMPT_S = 30.0  # a broker that takes connections and answers nothing holds up an attempt no longer
+ATTEMPT_S = 30.0  # the longest attempt with a broker that accepts connections but does not answer
 
 
 async def start_patiently(
     start: Callable[[], Awaitable[None]], what: str, stopping: Callable[[], bool] = lambda: False
 ) -> None:
-    """Calls `start` (of an aiokafka client) until it succeeds; says at once and every `TELL_S` why it waits.
-
-    Returns early once `stopping()`; ends by cancellation, too. `what` is it, in words.
-    """
-    began_s, told_s = time.monotonic(), float("-inf")
+    """Calls an aiokafka client's `start` until it succeeds; logs why it waits, like `ClusterClient`. Returns
+    early once `stopping()`; can be cancelled. `what` names the client in the log."""
+    began_s, logged_s = time.monotonic(), float("-inf")
     while not stopping():
         try:
             async with asyncio.timeout(ATTEMPT_S):
                 await start()
         except (KafkaError, OSError, TimeoutError) as error:
             now_s = time.monotonic()
-            if now_s - told_s >= TELL_S:
-                told_s = now_s
+            if now_s - logged_s >= WAITING_LOG_INTERVAL_S:
+                logged_s = now_s
                 log.warning(
                     "this worker is not ready: a client of the control cluster cannot start yet",
                     client=what,
                     waited_s=round(now_s - began_s),
                     why=repr(error),
-                    remedy="none, once its brokers run; see that they answer at bootstrap in switchyard.yaml",
+                    remedy="check that its brokers answer at bootstrap in switchyard.yaml; then it continues",
                 )
-            await asyncio.sleep(PATIENT_S)
+            await asyncio.sleep(CLUSTER_RETRY_INTERVAL_S)
         else:
             return
 
 
 def heals(error: BaseException | None) -> bool:
-    """Whether Kafka's error passes when the broker is back."""
+    """Whether a Kafka error passes once the broker is back."""
     return isinstance(error, KafkaError) and (error.retriable or isinstance(error, KafkaTimeoutError))

@@ -1,6 +1,6 @@
-"""Settings and sizes of topics, many at once: read, altered, raised; and topics made.
+"""Reads, alters and creates many topics at once: settings, sizes.
 
-What fails for one topic fails for no other.
+An error for one topic affects no other.
 """
 
 from __future__ import annotations
@@ -16,19 +16,23 @@ from aiokafka.protocol.types import Array, Boolean, Int8, Int16, Int32, Schema, 
 
 from app.kafka.client.cluster import ClusterClient
 from app.kafka.client.permissions import CLUSTER_NOT_AUTHORISED, NOT_AUTHORISED, lacks
-from app.kafka.client.topics import ALREADY_EXISTS, TopicRefused, TopicSpec, not_made
+from app.kafka.client.topics import ALREADY_EXISTS, TopicRefused, TopicSpec, creation_error
 
-TOPIC, SET, DELETE = 2, 0, 1  # a resource's type; operations
-OWN = 1  # DYNAMIC_TOPIC_CONFIG: where a setting comes from that was set for the topic itself
-TOPICS_PER_REQUEST = 200  # topics in one request: an answer has some fifty settings of each
+TOPIC, SET, DELETE = 2, 0, 1  # resource type; operations
+OWN = 1  # DYNAMIC_TOPIC_CONFIG: the setting was set for the topic itself
+TOPICS_PER_REQUEST = 200  # an answer has some 50 settings per topic
 CHANGE_MS = 10_000
 
 
 class TopicSettings(NamedTuple):
-    """All that are known, with the broker's defaults, and which of them were set for the topic."""
+    """A topic's known settings, broker defaults included, and the names of those set for the topic itself."""
 
     config: Mapping[str, str]
     own: Collection[str]
+
+
+UTF8 = String("utf-8")
+_CHANGES = Array(("name", UTF8), ("operation", Int8), ("value", UTF8))
 
 
 class _AlterResponse(Response):
@@ -38,12 +42,7 @@ class _AlterResponse(Response):
         ("throttle_time_ms", Int32),
         (
             "resources",
-            Array(
-                ("error_code", Int16),
-                ("error_message", String("utf-8")),
-                ("resource_type", Int8),
-                ("resource_name", String("utf-8")),
-            ),
+            Array(("error_code", Int16), ("error_message", UTF8), ("resource_type", Int8), ("name", UTF8)),
         ),
     )
 
@@ -53,23 +52,13 @@ class _AlterStruct(RequestStruct):
     API_VERSION = 0
     RESPONSE_TYPE = _AlterResponse
     SCHEMA = Schema(
-        (
-            "resources",
-            Array(
-                ("resource_type", Int8),
-                ("resource_name", String("utf-8")),
-                (
-                    "configs",
-                    Array(("name", String("utf-8")), ("operation", Int8), ("value", String("utf-8"))),
-                ),
-            ),
-        ),
+        ("resources", Array(("resource_type", Int8), ("resource_name", UTF8), ("configs", _CHANGES))),
         ("validate_only", Boolean),
     )
 
 
 class _Alter(Request[_AlterStruct]):
-    """IncrementalAlterConfigs (Kafka 2.3): sets what is named and leaves all else as it is."""
+    """IncrementalAlterConfigs (Kafka 2.3): sets the named settings and leaves the others."""
 
     API_KEY = 44
 
@@ -94,13 +83,9 @@ async def describe(
     names: Collection[str] | None = None,
     node: int | None = None,
 ) -> dict[str, TopicSettings | KafkaError]:
-    """Topic -> its settings, or why they cannot be read; `names` are those wanted, all without it.
-
-    `node` is the broker to ask; None: any.
-
-    Raises:
-        KafkaError, ClusterUnreachable, NotImplementedError: nothing could be read at all.
-    """
+    """Topic -> its settings, or why they cannot be read. `names` selects settings; None: all. `node` is the
+    broker to ask; None: any. Raises KafkaError, ClusterUnreachable, NotImplementedError: nothing could be
+    read."""
     found: dict[str, TopicSettings | KafkaError] = {}
     rest = iter(sorted(set(topics)))
     while batch := list(islice(rest, TOPICS_PER_REQUEST)):
@@ -122,11 +107,8 @@ async def describe(
 async def alter(
     client: ClusterClient, settings: Mapping[str, Mapping[str, str | None]]
 ) -> dict[str, KafkaError]:
-    """Sets settings of topics, or (None) takes them back to the default; the topics that refuse, and why.
-
-    Raises:
-        KafkaError, ClusterUnreachable, NotImplementedError: nothing could be set at all.
-    """
+    """Sets topic settings, or resets them (None); returns the topics that refuse, and why. Raises KafkaError,
+    ClusterUnreachable, NotImplementedError: nothing could be set."""
     if not settings:
         return {}
     answer = await client.send(await client.any_node(), _Alter(settings))
@@ -138,11 +120,11 @@ async def alter(
 
 
 async def expand(client: ClusterClient, partitions: Mapping[str, int]) -> dict[str, KafkaError]:
-    """Gives topics so many partitions; those that refuse, and why. Raises as `alter`."""
+    """Increases partition counts to these; returns the topics that refuse, and why. Raises like `alter`."""
     if not partitions:
         return {}
     wanted: list[Any] = [(topic, (count, None)) for topic, count in partitions.items()]
-    answer = await _ask_controller(client, CreatePartitionsRequest(wanted, CHANGE_MS, False))
+    answer = await _send_to_controller(client, CreatePartitionsRequest(wanted, CHANGE_MS, False))
     return {
         topic: _error(client, code, topic, "partitions", "Alter", message)
         for topic, code, message in answer.topic_errors
@@ -151,50 +133,49 @@ async def expand(client: ClusterClient, partitions: Mapping[str, int]) -> dict[s
 
 
 async def create(
-    client: ClusterClient, wanted: Iterable[TopicSpec], *, only_asks: bool = False
+    client: ClusterClient, wanted: Iterable[TopicSpec], *, validate_only: bool = False
 ) -> tuple[set[str], dict[str, KafkaError]]:
-    """Creates topics that are missing, of which each says its `replication`: those made here, and those that
-    are refused, and why. Those made need not have leaders yet. `only_asks`: the answer is the same, and
-    nothing is made. Raises as `alter`.
-    """
+    """Creates missing topics with their own `replication`; returns the created ones, and the refused with
+    reasons. New topics may not have leaders yet. With `validate_only`, nothing is created. Raises like
+    `alter`."""
     specs: list[Any] = [
         (spec.name, spec.partitions, spec.replication, [], [*spec.config.items()]) for spec in wanted
     ]
-    answer = await _ask_controller(client, CreateTopicsRequest(specs, CHANGE_MS, only_asks))
+    answer = await _send_to_controller(client, CreateTopicsRequest(specs, CHANGE_MS, validate_only))
     made = {topic for topic, code, *_ in answer.topic_errors if not code}
     return made, {
-        topic: _not_created(client, code, topic, rest[0] if rest else "")
+        topic: _creation_failed(client, code, topic, rest[0] if rest else "")
         for topic, code, *rest in answer.topic_errors
         if code not in (0, ALREADY_EXISTS)
     }
 
 
 async def refused(client: ClusterClient, wanted: Iterable[TopicSpec]) -> list[TopicRefused]:
-    """Those topics that the cluster would not make, and why; nothing is made. Raises as `alter`."""
+    """The topics that the cluster would refuse to create, and why; creates nothing. Raises like `alter`."""
     found: list[TopicRefused] = []
     rest = iter(wanted)
     while batch := list(islice(rest, TOPICS_PER_REQUEST)):
-        _, answers = await create(client, batch, only_asks=True)
+        _, answers = await create(client, batch, validate_only=True)
         found += [error for error in answers.values() if isinstance(error, TopicRefused)]
     return found
 
 
-def _not_created(client: ClusterClient, code: int, topic: str, message: str | None) -> KafkaError:
+def _creation_failed(client: ClusterClient, code: int, topic: str, message: str | None) -> KafkaError:
     if code in {NOT_AUTHORISED, CLUSTER_NOT_AUTHORISED}:
         return _error(client, code, topic, "", "Create", message)
-    return not_made(topic, client.name, code, message)
+    return creation_error(topic, client.name, code, message)
 
 
 def _error(
     client: ClusterClient, code: int, topic: str, what: str, operation: str, message: str | None
 ) -> KafkaError:
-    said = f"{what} of topic {topic}" if what else f"topic {topic}"
-    said = f"{said} in {client.name}: {message}"
+    reason = f"{what} of topic {topic}" if what else f"topic {topic}"
+    reason = f"{reason} in {client.name}: {message}"
     if code in {NOT_AUTHORISED, CLUSTER_NOT_AUTHORISED}:
-        said = lacks(client.spec, "topic", topic, operation)
-    error: KafkaError = for_code(code)(said)
+        reason = lacks(client.spec, "topic", topic, operation)
+    error: KafkaError = for_code(code)(reason)
     return error
 
 
-async def _ask_controller(client: ClusterClient, request: Any) -> Any:
+async def _send_to_controller(client: ClusterClient, request: Any) -> Any:
     return await client.send((await client.metadata([])).controller_id, request)

@@ -1,4 +1,4 @@
-"""The ids of topics: a topic that is deleted and made anew keeps its name and gets another id.
+"""The ids of topics: a recreated topic keeps its name but has another id.
 
 Source: KIP-516; Metadata version 10 of Apache Kafka's protocol guide, which brokers know from 2.8 on and
 aiokafka does not.
@@ -12,23 +12,15 @@ from io import BytesIO
 
 from aiokafka.protocol.abstract import AbstractType
 from aiokafka.protocol.api import Request, RequestStruct, Response
-from aiokafka.protocol.types import (
-    Boolean,
-    CompactArray,
-    CompactString,
-    Int16,
-    Int32,
-    Schema,
-    TaggedFields,
-)
+from aiokafka.protocol.types import Boolean, CompactArray, CompactString, Int16, Int32, Schema, TaggedFields
 
 UUID_BYTES = 16
-UNKNOWN_ID = ""  # of a broker that tells none
+UNKNOWN_ID = ""  # from a broker without topic ids
 _ZERO = bytes(UUID_BYTES)
 
 
 class KafkaUuid(AbstractType[bytes]):
-    """Kafka's UUID: sixteen bytes."""
+    """Kafka's UUID, 16 bytes."""
 
     @classmethod
     def encode(cls, value: bytes) -> bytes:
@@ -39,51 +31,38 @@ class KafkaUuid(AbstractType[bytes]):
         return data.read(UUID_BYTES)
 
 
-class TopicIdsResponse(Response):
-    """Metadata response, version 10."""
+TEXT, TAGS = CompactString(), ("tags", TaggedFields)
+NUMBERS = CompactArray(Int32)
+_PARTITIONS = CompactArray(
+    ("error_code", Int16),
+    *((name, Int32) for name in ("partition", "leader", "leader_epoch")),
+    *((name, NUMBERS) for name in ("replicas", "in_sync", "offline")),
+    TAGS,
+)
 
+
+class TopicIdsResponse(Response):
     API_KEY = 3
     API_VERSION = 10
     SCHEMA = Schema(
         ("throttle_time_ms", Int32),
-        (
-            "brokers",
-            CompactArray(
-                ("node_id", Int32),
-                ("host", CompactString()),
-                ("port", Int32),
-                ("rack", CompactString()),
-                ("tags", TaggedFields),
-            ),
-        ),
-        ("cluster_id", CompactString()),
+        ("brokers", CompactArray(("node_id", Int32), ("host", TEXT), ("port", Int32), ("rack", TEXT), TAGS)),
+        ("cluster_id", TEXT),
         ("controller_id", Int32),
         (
             "topics",
             CompactArray(
                 ("error_code", Int16),
-                ("name", CompactString()),
+                ("name", TEXT),
                 ("topic_id", KafkaUuid),
                 ("is_internal", Boolean),
-                (
-                    "partitions",
-                    CompactArray(
-                        ("error_code", Int16),
-                        ("partition", Int32),
-                        ("leader", Int32),
-                        ("leader_epoch", Int32),
-                        ("replicas", CompactArray(Int32)),
-                        ("in_sync", CompactArray(Int32)),
-                        ("offline", CompactArray(Int32)),
-                        ("tags", TaggedFields),
-                    ),
-                ),
+                ("partitions", _PARTITIONS),
                 ("authorized_operations", Int32),
-                ("tags", TaggedFields),
+                TAGS,
             ),
         ),
         ("cluster_authorized_operations", Int32),
-        ("tags", TaggedFields),
+        TAGS,
     )
 
 
@@ -95,19 +74,16 @@ class TopicIdsRequestV10(RequestStruct):
     API_VERSION = 10
     RESPONSE_TYPE = TopicIdsResponse
     SCHEMA = Schema(
-        (
-            "topics",
-            CompactArray(("topic_id", KafkaUuid), ("name", CompactString()), ("tags", TaggedFields)),
-        ),
+        ("topics", CompactArray(("topic_id", KafkaUuid), ("name", TEXT), TAGS)),
         ("allow_auto_topic_creation", Boolean),
         ("include_cluster_authorized_operations", Boolean),
         ("include_topic_authorized_operations", Boolean),
-        ("tags", TaggedFields),
+        TAGS,
     )
 
 
 class TopicIdsRequest(Request[TopicIdsRequestV10]):
-    """Asks for some topics by name; creates none. An older broker's connection raises NotImplementedError."""
+    """Describes topics by name; creates none. Raises NotImplementedError at an older broker."""
 
     API_KEY = 3
 
@@ -119,16 +95,16 @@ class TopicIdsRequest(Request[TopicIdsRequestV10]):
 
 
 def ids_of(response: TopicIdsResponse) -> dict[str, str]:
-    """Topic name to id, written as Kafka's own tools do; topics that do not exist are left out."""
+    """Topic name -> id as Kafka's tools show it; topics that do not exist are missing."""
     return {
-        name: written(topic_id)
+        name: id_text(topic_id)
         for code, name, topic_id, *_ in response.topics  # type: ignore[attr-defined]  # set by the schema
         if code == 0
     }
 
 
 def leader_epochs_of(response: TopicIdsResponse) -> dict[tuple[str, int], int]:
-    """(topic, partition) to the epoch of its leader (`app.kafka.client.epoch_ends`)."""
+    """(topic, partition) -> leader epoch (`app.kafka.client.epoch_ends`)."""
     return {
         (name, entry[1]): entry[3]
         for code, name, _, _, partitions, *_ in response.topics  # type: ignore[attr-defined]  # set by the schema
@@ -137,6 +113,6 @@ def leader_epochs_of(response: TopicIdsResponse) -> dict[tuple[str, int], int]:
     }
 
 
-def written(topic_id: bytes) -> str:
-    """`kafka-topics --describe` shows it the same way."""
+def id_text(topic_id: bytes) -> str:
+    """The id as `kafka-topics --describe` shows it."""
     return UNKNOWN_ID if topic_id == _ZERO else base64.urlsafe_b64encode(topic_id).decode().rstrip("=")

@@ -1,6 +1,6 @@
-"""Where the logs of many topics begin and end, in few requests: one of metadata, then two to each leader.
+"""Start and end of the logs of many topics, in few requests: one for metadata, then two to each leader.
 
-The client does not keep these topics' metadata up to date afterwards, as it does for those of `offsets`.
+Unlike `ClusterClient.offsets`, this does not keep the topics' metadata up to date afterwards.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ Topics = dict[str, list[int]]
 
 @dataclass(frozen=True, slots=True)
 class TopicLogs:
-    """A topic has `count` partitions; `spans` are [start, end) of those whose leaders answered. `error`: it
-    cannot be described."""
+    """A topic's `count` of partitions, and the `spans` [start, end) of those whose leaders answered. `error`:
+    why the topic cannot be described."""
 
     count: int
     spans: Mapping[int, tuple[int, int]] = field(default_factory=dict)
@@ -29,11 +29,8 @@ class TopicLogs:
 
 
 async def topic_logs(client: ClusterClient, topics: Iterable[str]) -> tuple[str, dict[str, TopicLogs]]:
-    """The cluster's id ("" when it tells none), and the logs of those topics that exist.
-
-    Raises:
-        ClusterUnreachable: no broker answered.
-    """
+    """The cluster's id ("" if it has none), and the logs of the existing topics. Raises ClusterUnreachable:
+    no broker answered."""
     response = await client.metadata(sorted(set(topics)))
     errors: dict[str, KafkaError] = {}
     counts: dict[str, int] = {}
@@ -47,7 +44,7 @@ async def topic_logs(client: ClusterClient, topics: Iterable[str]) -> tuple[str,
         for _, partition, leader, *_ in partitions:
             if leader >= 0:
                 by_leader.setdefault(leader, {}).setdefault(topic, []).append(partition)
-    # Starts first: what retention takes away meanwhile must not make a log end before it begins.
+    # Starts first: retention must not move a start past an end that was read before.
     starts = await _offsets(client, by_leader, EARLIEST)
     ends = await _offsets(client, by_leader, LATEST)
     spans: dict[str, dict[int, tuple[int, int]]] = {topic: {} for topic in counts}
@@ -61,16 +58,15 @@ async def topic_logs(client: ClusterClient, topics: Iterable[str]) -> tuple[str,
 async def _offsets(
     client: ClusterClient, by_leader: Mapping[int, Topics], timestamp: int
 ) -> dict[tuple[str, int], int]:
-    """Of the partitions whose leaders answer."""
 
-    async def of(node: int, topics: Topics) -> Any:
+    async def ask(node: int, topics: Topics) -> Any:
         wanted = [(topic, [(at, timestamp) for at in partitions]) for topic, partitions in topics.items()]
         try:
             return await client.send(node, OffsetRequest(-1, READ_UNCOMMITTED, wanted))
         except (KafkaError, OSError, TimeoutError):
             return None
 
-    answers = await asyncio.gather(*(of(node, topics) for node, topics in by_leader.items()))
+    answers = await asyncio.gather(*(ask(node, topics) for node, topics in by_leader.items()))
     return {
         (topic, partition): offset
         for answer in answers

@@ -1,8 +1,8 @@
-"""Reads one control topic (a single partition) as it grows, and appends to it.
+"""Follows a control topic (a single partition) as it grows.
 
-Not a Faust stream, on purpose: a Faust group stops for seconds at every rebalance and for ten when a
-worker is killed. What keeps the data plane alive (who leads, who owns what, who lives) is read here,
-by every worker for itself, in the partition's own order.
+This is not a Faust stream, because a Faust group stops for seconds at every rebalance, and for ten seconds
+when a worker is killed. Every worker reads the records that keep the data plane alive (leader,
+assignments, heartbeats) by itself, in the partition's order.
 """
 
 from __future__ import annotations
@@ -28,13 +28,14 @@ OnRecords = Callable[[list[Any]], None]
 
 
 class TopicTail(Service):
-    """Follows `topic`'s partition 0 and hands every batch of records to `on_records`, in order.
+    """Follows partition 0 of `topic` and gives its records to `on_records`, in order.
 
-    `from_start`: read everything there is first; `caught_up` is set once the end that was seen at
-    the start has been reached. Otherwise only what comes after now.
-    `is_first`: others that lie behind wait for it (`app.kafka.fetch.reader_turns`).
-    `on_position` hears after each look how far the partition was read: the next offset.
-    `on_records` must not raise for bad data: it gets raw records of unknown origin.
+    Args:
+        on_records: Takes raw records of unknown origin; must not raise for bad data.
+        from_start: Read the whole topic; `caught_up` is set at the end seen at the start. Otherwise only
+            new records.
+        is_first: Other readers wait while this one is behind (`app.kafka.fetch.reader_turns`).
+        on_position: Takes the next offset after each poll.
     """
 
     def __init__(
@@ -82,7 +83,7 @@ class TopicTail(Service):
             **self._options,
         )
         await consumer.start()
-        if (turns := getattr(consumer._fetcher, "turns", None)) is not None:  # aiokafka's own has none
+        if (turns := getattr(consumer._fetcher, "turns", None)) is not None:  # not in aiokafka's own
             turns.is_first = self._is_first
         try:
             partition = TopicPartition(self.topic, 0)
@@ -97,10 +98,10 @@ class TopicTail(Service):
                 if self.next_offset >= end and not self.caught_up.is_set():
                     self.caught_up.set()
                 records = (await consumer.getmany(partition, timeout_ms=TAIL_POLL_MS)).get(partition, [])
-                if records and self._positioned:  # else it is read again from elsewhere
+                if records and self._positioned:  # else `rewind` was called meanwhile
                     self._on_records(records)
                 if self._positioned:
-                    # Behind the last record: what was passed over may stand there, or have been compacted.
+                    # After the last record there may be skipped or compacted offsets.
                     position = await consumer.position(partition)
                     self.next_offset = position if records else max(self.next_offset, position)
                     self._on_position(self.next_offset)
@@ -109,26 +110,22 @@ class TopicTail(Service):
         finally:
             await bounded(stop_consumer(consumer), TAIL_STOP_TIMEOUT_S, f"reader of {self.topic}")
 
-    def read_again(self) -> None:
-        """What there is is handed on anew, from the start (`from_start`); nothing else before that."""
+    def rewind(self) -> None:
+        """Reads from the start again (with `from_start`); `on_records` gets nothing else before that."""
         self._positioned = False
 
     async def wait_for(self, offset: int, timeout_s: float) -> None:
-        """Returns once the record at `offset` has been handed on.
-
-        Raises:
-            TimeoutError: it was not within `timeout_s`.
-        """
+        """Waits until `on_records` has had the record at `offset`. Raises TimeoutError."""
         async with asyncio.timeout(timeout_s), self._progress:
             await self._progress.wait_for(lambda: self.next_offset > offset)
 
 
 async def bounded(step: Awaitable[Any], timeout_s: float, what: str) -> None:
-    """Awaits a shutdown step for at most `timeout_s`; what hangs or fails is logged and left behind."""
+    """Awaits a shutdown step for at most `timeout_s`; logs a step that hangs or fails."""
     try:
         async with asyncio.timeout(timeout_s):
             await step
     except TimeoutError:
-        log.warning("a shutdown step did not end in time and is left behind", step=what, timeout_s=timeout_s)
-    except Exception as error:  # noqa: BLE001 - whatever a step raises, the next ones must still run
+        log.warning("a shutdown step did not end in time and was abandoned", step=what, timeout_s=timeout_s)
+    except Exception as error:  # noqa: BLE001 - the next steps must still run
         log.warning("a shutdown step failed", step=what, error=repr(error))

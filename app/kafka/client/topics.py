@@ -1,4 +1,4 @@
-"""Creating and describing topics."""
+"""Creates the topics that Switchyard needs."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ MAX_REPLICATION = 3
 ALREADY_EXISTS, INVALID_NAME, TOO_FEW_BROKERS = 36, 17, 38
 VISIBLE_TRIES = 50
 RENAME = "choose another name"
-CREATE_IT = "mend that, or create the topic as the cluster allows it"
+CREATE_IT = "remove the reason, or create the topic in a way that the cluster allows"
 
 
 class TopicMismatch(RuntimeError):
-    """A topic exists, but not as it must be."""
+    """A topic exists with the wrong number of partitions."""
 
 
 class TopicRefused(KafkaError):
-    """A cluster does not make a topic, and will not a moment later; why, in its words, and the remedy."""
+    """The cluster permanently refuses to create a topic; has the cluster's reason and a remedy."""
 
     def __init__(self, topic: str, cluster: str, code: int, words: str) -> None:
         kind = f"{for_code(code).__name__}, error {code}"
         super().__init__(
-            f"cluster {cluster} does not make topic {topic}: {words or 'no word of why'} ({kind})"
+            f"cluster {cluster} does not create topic {topic}: {words or 'no reason given'} ({kind})"
         )
         self.remedy = RENAME if code == INVALID_NAME else CREATE_IT
         self.code = code
@@ -41,7 +41,7 @@ class TopicRefused(KafkaError):
 
 @dataclass(frozen=True, slots=True)
 class TopicSpec:
-    """A topic as it should be; `replication` None means three, or as many brokers as there are."""
+    """A topic to create. Without `replication` it has three replicas, or as many as there are brokers."""
 
     name: str
     partitions: int
@@ -50,8 +50,7 @@ class TopicSpec:
     exact: bool = False
 
 
-def not_made(topic: str, cluster: str, code: int, words: str | None) -> KafkaError:
-    """What a cluster answered instead of making a topic."""
+def creation_error(topic: str, cluster: str, code: int, words: str | None) -> KafkaError:
     kind = for_code(code)
     if kind.retriable:
         found: KafkaError = kind(f"topic {topic} in {cluster}: {words}")
@@ -60,22 +59,20 @@ def not_made(topic: str, cluster: str, code: int, words: str | None) -> KafkaErr
 
 
 async def ensure_topics(client: ClusterClient, wanted: Sequence[TopicSpec]) -> list[str]:
-    """Creates what is missing and waits until it has leaders; returns the names created here.
+    """Creates missing topics and waits until they have leaders; returns the names created here.
 
-    Safe against others doing the same at the same time. A topic that exists keeps its settings.
+    Other workers may do the same at the same time. An existing topic keeps its settings.
 
-    Raises:
-        TopicMismatch: an existing `exact` topic has another number of partitions.
-        TopicRefused: the cluster does not make one (its name, a policy, a setting); the others are made.
-        aiokafka.errors.KafkaError: it may not be made by whom asks, or there is no controller.
+    Raises TopicMismatch: an existing `exact` topic has another number of partitions. Raises TopicRefused: the
+    cluster refuses one (name, policy, setting); the other topics are created. Raises
+    aiokafka.errors.KafkaError: permission is missing, or there is no controller.
     """
     existing = await client.topics()
     for spec in wanted:
         if spec.exact and existing.get(spec.name, spec.partitions) != spec.partitions:
             raise TopicMismatch(
-                f"topic {spec.name} in {client.name} has {existing[spec.name]} partitions, "
-                f"needs {spec.partitions}; "
-                "delete it (its content is rebuilt) or restore its partitions"
+                f"topic {spec.name} in {client.name} has {existing[spec.name]} partitions but needs "
+                f"{spec.partitions}; delete it (its content is rebuilt) or restore its partitions"
             )
     missing = [spec for spec in wanted if spec.name not in existing]
     if not missing:
@@ -84,7 +81,7 @@ async def ensure_topics(client: ClusterClient, wanted: Sequence[TopicSpec]) -> l
     admin = AIOKafkaAdminClient(**client.spec.aiokafka_options())
     try:
         await admin.start()
-        await _until_led(admin, client.name)
+        await _wait_for_controller(admin, client.name)
         answers = await _create(admin, missing, replication)
     finally:
         await admin.close()
@@ -97,19 +94,19 @@ async def ensure_topics(client: ClusterClient, wanted: Sequence[TopicSpec]) -> l
             allowed = allow(client.spec, "topic", name, "Create", "Describe", "Read", "Write")
             refused.append(for_code(code)(f"{lacks(client.spec, 'topic', name, 'Create')}; {allowed}"))
         else:
-            refused.append(not_made(name, client.name, code, words))
+            refused.append(creation_error(name, client.name, code, words))
     if there:
-        await _until_seen(client, there)
+        await _wait_for_leaders(client, there)
     if refused:
         raise refused[0]
     return created
 
 
-async def _until_seen(client: ClusterClient, topics: Sequence[str]) -> None:
-    """Waits for their leaders: what comes next must not fail on a topic in the making."""
+async def _wait_for_leaders(client: ClusterClient, topics: Sequence[str]) -> None:
+    """Waits until the topics have leaders, because the next request must not fail on an unfinished topic."""
     for _ in range(VISIBLE_TRIES):
         found = await client.metadata([*topics])
-        if all(entry[0] == 0 and entry[3] and all(p[2] >= 0 for p in entry[3]) for entry in found.topics):
+        if all(entry[0] == 0 and entry[3] and all(row[2] >= 0 for row in entry[3]) for entry in found.topics):
             return
         await asyncio.sleep(0.1)
 
@@ -117,10 +114,8 @@ async def _until_seen(client: ClusterClient, topics: Sequence[str]) -> None:
 async def _create(
     admin: AIOKafkaAdminClient, specs: Sequence[TopicSpec], replication: int
 ) -> dict[str, tuple[int, str]]:
-    """Topic -> code and words of the answer.
-
-    To a cluster whose brokers have just come back, or were slow for a moment, they are too few.
-    """
+    """Topic -> code and message of the answer. A cluster counts too few brokers for a moment after a restart,
+    so that answer is retried."""
     answers: dict[str, tuple[int, str]] = {}
     left = {spec.name: spec for spec in specs}
     for _ in range(VISIBLE_TRIES):
@@ -139,12 +134,12 @@ async def _create(
     return answers
 
 
-async def _until_led(admin: AIOKafkaAdminClient, cluster: str) -> None:
-    """A cluster that has just come back may have no controller yet, which the client takes for one."""
+async def _wait_for_controller(admin: AIOKafkaAdminClient, cluster: str) -> None:
+    """Waits for a controller: a restarted cluster may have none yet, and the admin client would use that."""
     known = admin._client
     for _ in range(VISIBLE_TRIES):
         if known.cluster.controller is not None:
             return
         await asyncio.sleep(0.1)
         await known.force_metadata_update()
-    raise NotControllerError(f"{cluster} has no controller; see that a majority of its controllers is up")
+    raise NotControllerError(f"{cluster} has no controller; check that a majority of its controllers runs")

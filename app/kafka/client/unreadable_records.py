@@ -1,7 +1,6 @@
-"""Records of a topic that are passed over, told in few lines of the log however many they are.
+"""Logs skipped records of a topic in few lines, however many they are.
 
-Whoever may write to a topic may write a million bad records in one request, and a line of the log takes as
-long as all else that is done with such a record.
+One request may contain a million bad records, and a log line costs as much as all other work on one.
 """
 
 from __future__ import annotations
@@ -13,17 +12,12 @@ import structlog
 
 log = structlog.get_logger(__name__)
 
-REPORT_DELAY_S = 1.0  # what comes within it is one line
+REPORT_DELAY_S = 1.0  # records within it share a line
 
 
 class UnreadableRecords:
-    """Those since the last report.
-
-    Args:
-        message: the line.
-        fields: what it says besides how many they are, their first and last offset, and why the last one is
-            bad.
-    """
+    """The skipped records since the last log line. The line has `message` and `fields`, the count, first
+    and last offset, and the last error."""
 
     def __init__(self, message: str, **fields: Any) -> None:
         self._message = message
@@ -34,19 +28,18 @@ class UnreadableRecords:
         self._due: asyncio.TimerHandle | None = None
 
     def add(self, offset: int, error: Exception) -> None:
-        """One more, to be reported by who adds it."""
+        """Counts a record; the caller must call `report`."""
         if not self._count:
             self._first = offset
         self._count, self._last, self._why = self._count + 1, offset, str(error)
 
     def add_for_later(self, offset: int, error: Exception) -> None:
-        """One more, reported within `REPORT_DELAY_S`; in the event loop."""
+        """Counts a record and reports within `REPORT_DELAY_S`; call it in the event loop."""
         self.add(offset, error)
         if self._due is None:
             self._due = asyncio.get_running_loop().call_later(REPORT_DELAY_S, self.report)
 
     def report(self) -> None:
-        """Logs them, if there are any."""
         self._due = None
         if self._count:
             log.error(

@@ -1,1 +1,1 @@
-"""Raw batches of many partitions, bounded in bytes, and their decoding; reads shared by readers."""
+"""Fetches raw batches of many partitions within a byte budget, decodes them, and shares reads."""

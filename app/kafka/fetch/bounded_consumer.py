@@ -1,23 +1,23 @@
-"""aiokafka's consumers decode with bounds, too: Faust's own, and those of the tools.
+"""Limits for aiokafka's consumers, of Faust and of the tools: `install` gives them our decoder.
 
-aiokafka decompresses a batch without bound (8 kB became 798 MB), makes objects of however many headers a
-record has, hands on all of a response at once (a million records), and gives the event loop to nobody while
-it has any. `install` gives its fetcher our own decoder (`app.kafka.fetch.decoder`).
+aiokafka decompresses without limit (8 kB became 798 MB) and makes objects of any number of headers. It
+hands over a whole response at once, up to a million records, and never yields to the event loop while it
+has records. So its fetcher uses `app.kafka.fetch.decoder` instead.
 
-Rules
-1. A reader gets at most `TAKEN_RECORDS` records at once, and no more behind `TAKEN_COST_BYTES` of objects.
-   The rest stays where it is, and its batch open: nothing is decoded twice, nor fetched again. A reader that
-   finds records buffered waits for its turn (`app.kafka.fetch.reader_turns`).
-2. What cannot be decoded, or is beyond a bound, is passed over, so that what follows comes. It is logged with
-   its offsets, once a batch.
-3. A batch of more than `MAX_BATCH_RECORDS` is passed over as well: records before a position are read again.
-4. A checksum that does not match is an error, as with aiokafka's own.
-5. What was passed over lately is remembered (`was_passed_over`): who knows that there was a record at each
-   offset does not take that for compaction.
-6. All open batches together keep `KEPT_BYTES` decompressed. Beyond that the one read the longest ago is
-   dropped, and decompressed again when it is read on.
-7. Records of a batch that lie before the position are passed over as many at a time as rule 1 says.
-8. Records that `check_by` refuses are passed over as in 5 and 7, without a line for each.
+Rules (tests/kafka/fetch/test_bounded_consumer.py)
+1. A reader gets at most `TAKEN_RECORDS` records at once, and no more after `TAKEN_COST_BYTES` of objects.
+   The batch stays open, so nothing is decoded or fetched twice. A reader that finds records buffered waits
+   for its turn (`app.kafka.fetch.reader_turns`).
+2. Records that cannot be decoded, or are beyond a limit, are skipped so that later ones arrive. Each batch
+   logs its skipped offsets once.
+3. A batch of more than `MAX_BATCH_RECORDS` is skipped too, because reading from a position decodes the
+   records before it.
+4. A wrong checksum is an error, as in aiokafka.
+5. Recently skipped spans are remembered (`was_passed_over`), so that a caller can tell them from compaction.
+6. All open batches together keep `KEPT_BYTES` decompressed. Beyond that, the least recently read batch is
+   dropped and later decompressed again.
+7. Records before the position are skipped in the portions of rule 1.
+8. Records that a `check_by` function refuses are skipped and remembered too, without a log line.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ from app.kafka.records.scan import MAX_BATCH_RECORDS
 
 log = structlog.get_logger(__name__)
 
-SPANS_REMEMBERED = 100  # of a partition
-READERS = 5  # of a partition in this process, at the most
-TAKEN_RECORDS = 500  # some milliseconds of a reader that does little with each
+SPANS_REMEMBERED = 100  # per partition
+READERS = 5  # most readers of a partition in this process
+TAKEN_RECORDS = 500  # a reader that does little with each takes some milliseconds
 TAKEN_COST_BYTES = 1024 * 1024
 KEPT_BYTES = 2 * MAX_DECOMPRESSED_BYTES
 
@@ -53,49 +53,50 @@ _passed_over = defaultdict[Any, deque[tuple[int, int]]](lambda: deque(maxlen=SPA
 
 
 def _remember(place: Any, start: int, end: int) -> None:
-    """Rule 5."""
+    """Remembers a skipped span (rule 5), if the place is known."""
+    if place is None:
+        return
     spans = _passed_over[tuple(place)]
-    for at in range(len(spans) - 1, max(-1, len(spans) - READERS), -1):  # others read the same elsewhere
-        begin, upto = spans[at]
-        if begin <= start <= upto:
-            spans[at] = begin, max(end, upto)
+    for at in range(len(spans) - 1, max(-1, len(spans) - READERS), -1):  # several readers add spans
+        begin, until = spans[at]
+        if begin <= start <= until:
+            spans[at] = begin, max(end, until)
             return
     spans.append((start, end))
 
 
 def was_passed_over(topic: str, partition: int, start: int, end: int) -> bool:
-    """Whether all offsets of [start, end) lie in spans of which a consumer of this process could not read
-    all records lately."""
+    """Whether consumers of this process recently skipped records in spans that cover all of [start, end)."""
     at = start
-    for begin, upto in sorted(_passed_over.get((topic, partition), ())):
-        if begin <= at < upto:
-            at = upto
+    for begin, until in sorted(_passed_over.get((topic, partition), ())):
+        if begin <= at < until:
+            at = until
     return at >= end
 
 
 class KeptBatches:
-    """The open batches of all consumers of this process, whichever thread they live in (rule 6)."""
+    """The open batches of all consumers of this process, in any thread (rule 6)."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._bytes = WeakKeyDictionary[OpenBatch, int]()  # the one that was read last at the end
+        self._bytes = WeakKeyDictionary[OpenBatch, int]()  # the last read batch is last
 
     def keep(self, batch: OpenBatch) -> None:
-        """It was read, and is to be read on."""
+        """Registers a batch that was read and has records left."""
         with self._lock:
             self._bytes.pop(batch, None)
             self._bytes[batch] = batch.kept_bytes
             former = list(self._bytes.items())[:-1]
             kept_bytes = batch.kept_bytes + sum(size for _, size in former)
-            for one, size in former:
+            for oldest, size in former:
                 if kept_bytes <= KEPT_BYTES:
                     return
-                one.drop()
-                del self._bytes[one]
+                oldest.drop()
+                del self._bytes[oldest]
                 kept_bytes -= size
 
     def forget(self, batch: OpenBatch) -> None:
-        """It is read to its end."""
+        """Drops a batch that is read to its end."""
         batch.drop()
         with self._lock:
             self._bytes.pop(batch, None)
@@ -105,11 +106,12 @@ _kept = KeptBatches()
 
 
 class BoundedRecords:
-    """The batches of a response, in the place of aiokafka's `MemoryRecords`.
+    """The batches of a response; replaces aiokafka's `MemoryRecords`.
 
     Attributes:
-        place: topic and partition, for the log. start_offset: nothing below it is wanted.
-        cost_bytes: of what was decoded, as objects.
+        place: Topic and partition, for the log.
+        start_offset: The position; records below it are skipped.
+        cost_bytes: About the memory of all objects decoded so far.
     """
 
     def __init__(self, data: bytes) -> None:
@@ -128,7 +130,7 @@ class BoundedRecords:
         return self._next is not None
 
     def next_batch(self) -> BoundedBatch | None:
-        """Raises: CorruptRecordException: what follows is no batch."""
+        """Raises CorruptRecordException: the next bytes are no batch."""
         batch = self._next
         if isinstance(batch, CorruptBatch):
             raise CorruptRecordException(f"{self.place}: {batch}") from batch
@@ -139,26 +141,26 @@ class BoundedRecords:
         return first or BoundedBatch(self, batch)
 
     def passes_over(self) -> bool:
-        """Passes over some records that lie before what is wanted; whether there may be more (rule 7). To be
-        called before the first batch is taken."""
+        """Skips some records before the position, before the first batch is taken; whether more may
+        follow."""
         batch = self._next
         if self._first is None:
             if not isinstance(batch, RecordBatch) or batch.header.base_offset >= self.start_offset:
                 return False
             self._first = BoundedBatch(self, batch)
-            if not self._first.validate_crc():  # whoever takes it tells of it
+            if not self._first.validate_crc():  # `next_batch`'s caller reports it
                 return False
         return self._first.passes_over()
 
     def _advance(self) -> None:
         try:
             self._next = next(self._batches, None)
-        except CorruptBatch as error:  # the reader's to be told, not the fetcher's
+        except CorruptBatch as error:  # raised to the reader, not to the fetcher
             self._next = error
 
 
 class BoundedBatch:
-    """One of them, in the place of aiokafka's. Iterated once."""
+    """A batch of a response; replaces aiokafka's. It can be iterated once."""
 
     def __init__(self, response: BoundedRecords, batch: RecordBatch) -> None:
         header = batch.header
@@ -169,7 +171,7 @@ class BoundedBatch:
         self._response = response
         self._batch = batch
         self._records = self._read()
-        self._seen: Any = None  # the first that is wanted, and was not handed on yet
+        self._seen: Any = None  # the next record, if `passes_over` has already read it
 
     def validate_crc(self) -> bool:
         return is_sound(self._batch, crc32c)
@@ -184,7 +186,7 @@ class BoundedBatch:
         return record
 
     def passes_over(self) -> bool:
-        """See `BoundedRecords`."""
+        """Skips some records before the position; whether more may follow."""
         if self._seen is None:
             try:
                 self._seen = next(self._records)
@@ -193,7 +195,7 @@ class BoundedBatch:
         return self._seen is None
 
     def _read(self) -> Iterator[Any]:
-        """The records; None where all of some lie before what is wanted."""
+        """The records; None after a portion that lies before the position."""
         response, opened, end = self._response, OpenBatch(self._batch), self.next_offset
         at, unread, why = max(response.start_offset, self.base_offset), 0, ""
         while True:
@@ -201,15 +203,15 @@ class BoundedBatch:
             try:
                 if opened.left > MAX_BATCH_RECORDS:
                     raise ValueError(
-                        f"{opened.left} records; at most {MAX_BATCH_RECORDS} are read of a batch"
+                        f"the batch has {opened.left} records; at most {MAX_BATCH_RECORDS} are read"
                     )
                 found = opened.take(TAKEN_RECORDS, TAKEN_COST_BYTES)
-                records = [one for one in found if one.offset >= response.start_offset]
+                records = [record for record in found if record.offset >= response.start_offset]
             except BeyondBounds as error:
                 if error.offset >= response.start_offset:
                     unread, why, at = unread + 1, str(error), error.offset + 1
-                    self._remember(self.base_offset, at)  # what is behind it is handed on before the end
-            except Exception as error:  # noqa: BLE001 - decoders raise what they like; it is passed over (rule 2)
+                    _remember(response.place, self.base_offset, at)  # before later records are handed over
+            except Exception as error:  # noqa: BLE001 - decoders raise any error; rule 2
                 _kept.forget(opened)
                 self._log_unreadable(at, end, end - at, f"{type(error).__name__}: {error}")
                 return
@@ -228,14 +230,10 @@ class BoundedBatch:
         if unread:
             self._log_unreadable(self.base_offset, at, unread, why)
 
-    def _remember(self, start: int, end: int) -> None:
-        if self._response.place is not None:
-            _remember(self._response.place, start, end)
-
     def _log_unreadable(self, start: int, end: int, count: int, why: str) -> None:
-        self._remember(start, end)
+        _remember(self._response.place, start, end)
         log.error(
-            "records cannot be read and are passed over",
+            "records cannot be read and are skipped",
             topic=getattr(self._response.place, "topic", ""),
             partition=getattr(self._response.place, "partition", -1),
             start=start,
@@ -246,7 +244,7 @@ class BoundedBatch:
 
 
 class BoundedPartition(fetcher.PartitionRecords):
-    """aiokafka's own, whose response knows where it is wanted from."""
+    """aiokafka's class, whose response knows its partition and position."""
 
     def __init__(self, tp: Any, records: BoundedRecords, aborted: Any, fetch_offset: int, *more: Any) -> None:
         records.place, records.start_offset = tp, fetch_offset
@@ -255,17 +253,14 @@ class BoundedPartition(fetcher.PartitionRecords):
 
 
 class BoundedResult(fetcher.FetchResult):
-    """aiokafka's own, of which no more is taken at once than rule 1 says.
-
-    Attributes:
-        waits: something is left to be taken, although nothing was (rules 7 and 8).
-    """
+    """aiokafka's class with the limits of rule 1. `waits`: records are left although none were returned
+    (rules 7 and 8)."""
 
     waits = False
     checks: ClassVar[list[Callable[[Any], bool]]] = []
 
     def getall(self, max_records: int | None = None) -> list[Any]:
-        """The next records. Raises what reading them does."""
+        """The next records. Raises the errors of reading them."""
         part = self._partition_records
         if not self.check_assignment(self._topic_partition) or part is None:  # type: ignore[no-untyped-call]
             return []
@@ -286,7 +281,7 @@ class BoundedResult(fetcher.FetchResult):
         return self._counted(found) if self.checks else found
 
     def _counted(self, found: list[Any]) -> list[Any]:
-        """Rule 8."""
+        """Removes refused records (rule 8)."""
         counted = []
         for record in found:
             if any(refuses(record) for refuses in self.checks):
@@ -298,7 +293,7 @@ class BoundedResult(fetcher.FetchResult):
 
 
 class BoundedFetcher(fetcher.Fetcher):
-    """aiokafka's own, whose reader takes turns with others (rule 1)."""
+    """aiokafka's class, whose reader takes turns with other readers (rule 1)."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)  # type: ignore[no-untyped-call]
@@ -307,7 +302,7 @@ class BoundedFetcher(fetcher.Fetcher):
     async def fetched_records(
         self, partitions: Collection[Any], timeout: float = 0, max_records: int | None = None
     ) -> dict[Any, list[Any]]:
-        """The next records of these partitions, or of all. Raises KafkaError."""
+        """The next records of these partitions, or of all if there are none named. Raises KafkaError."""
         while not self._closed:
             await self.wait_for_turn()
             if found := await self.take(partitions, max_records):
@@ -317,40 +312,39 @@ class BoundedFetcher(fetcher.Fetcher):
         return {}
 
     async def wait_for_turn(self) -> None:
-        """Gives the loop away, if records are buffered: before `take`."""
         if self._records:
             await self.turns.wait()
 
     async def take(
         self, partitions: Collection[Any] | None, max_records: int | None, timeout: float = 0
     ) -> dict[Any, list[Any]]:
-        """What is buffered; waits for so long (seconds) if nothing is. Raises KafkaError."""
+        """The buffered records; waits up to `timeout` seconds for some. Raises KafkaError."""
         most = TAKEN_RECORDS if max_records is None else min(max_records, TAKEN_RECORDS)
-        self.turns.begin()  # decoding is a part of the turn
+        self.turns.begin()  # decoding counts as part of the turn
         found: dict[Any, list[Any]] = await super().fetched_records(partitions, timeout, most)  # type: ignore[no-untyped-call]
         for part in found:
-            if part in self._records:  # behind the others that have records
+            if part in self._records:  # after the other partitions with records
                 self._records[part] = self._records.pop(part)
         if timeout:
-            self.turns.begin()  # it may have waited
+            self.turns.begin()  # waiting does not count
         return found
 
     def _passes_over(self, partitions: Collection[Any]) -> bool:
         return any(
-            isinstance(one, BoundedResult) and one.waits
-            for part, one in self._records.items()
+            isinstance(result, BoundedResult) and result.waits
+            for part, result in self._records.items()
             if not partitions or part in partitions
         )
 
 
 def check_by(refuses: Callable[[Any], bool]) -> None:
-    """From now on no reader of this process gets a record, as aiokafka has it, that `refuses` says it of. It
-    is called in readers' threads."""
+    """Makes all readers of this process skip records for which `refuses` is true; it runs in their
+    threads."""
     BoundedResult.checks[:] = [refuses]
 
 
 def install() -> None:
-    """All consumers that this process makes have these bounds."""
+    """Gives all future consumers of this process these limits."""
     module: Any = fetcher
     module.MemoryRecords = BoundedRecords
     module.PartitionRecords = BoundedPartition

@@ -1,14 +1,14 @@
-"""Raw fetched batches to records, a chunk at a time.
+"""Decodes raw fetched batches into records, a chunk at a time.
 
-Batches are decompressed one after the other, each only when its first record is asked for; their checksums
-were checked when they came (`app.kafka.records.batch.take`). `app.kafka.records.scan` cuts off as many
-records as may be objects at once, and aiokafka's C decoder makes them. Formats 0 and 1 are undecodable. What
-read_committed hides, what compaction took and control batches are skipped: `next_offset` moves over them.
+Checksums were checked on arrival (`app.kafka.records.batch.take`). A batch is decompressed only when its
+first record is needed. `app.kafka.records.scan` cuts off as many records as may be objects at once, and
+aiokafka's C decoder makes the objects. Formats 0 and 1 are undecodable. Records that read_committed hides,
+compacted records and control batches are skipped: `next_offset` moves past them.
 
-Brokers do not look at the offsets within an uncompressed batch (Kafka's LogValidator), so any producer may
-write some that repeat, fall, or lie beyond the log's end. A record is believed only if its offset is above
-the one before it, and leaves an offset of the batch for each record behind it. From the first that is not so,
-the batch is undecodable.
+Brokers do not check the offsets within an uncompressed batch (Kafka's LogValidator). So a producer may
+write offsets that repeat, fall, or lie beyond the log's end. A record counts only if its offset is above
+the previous one and leaves an offset of the batch for each record after it. From the first other record
+on, the batch is undecodable (tests/kafka/fetch/test_odd_batches.py).
 """
 
 from __future__ import annotations
@@ -37,25 +37,25 @@ from app.kafka.records.checksum import crc32c
 from app.kafka.records.decode_risks import MOST_OWNERS, DecodeRisks, DecodeVerdict
 from app.kafka.records.record import Record
 from app.kafka.records.scan import (
+    COPY_LIMITS,
     HEADER_COST_BYTES,
     MAX_BATCH_RECORDS,
-    OF_COPIES,
     RECORD_COST_BYTES,
     SHORT_BYTES,
-    Most,
+    RecordLimits,
     cut,
+    cut_short,
     lowest_delta,
-    short,
 )
 from app.kafka.records.verbatim_copy import may_have_own_offsets, renumbered
 
 if TYPE_CHECKING:
     from app.kafka.fetch.deliveries import FetchedBatches
 
-CHUNK_RECORDS = 1024  # made objects at once where a whole batch is read
-CHUNK_BYTES = 1024 * 1024  # they cost at once, unless one alone costs more
-WHOLE_BYTES = SHORT_BYTES  # records of no more need not be looked at before
-# a batch that becomes more is noted before (`app.kafka.records.decode_risks`); few ever do
+CHUNK_RECORDS = 1024  # decoded at once when a whole batch is read
+CHUNK_BYTES = 1024 * 1024  # most memory of the objects of a chunk, unless one record alone takes more
+WHOLE_BYTES = SHORT_BYTES  # smaller batches cannot pass a limit, so they are decoded without a scan
+# a batch that decompresses to more is noted first (`app.kafka.records.decode_risks`)
 RISKY_BYTES = 32 * 1024 * 1024
 _INT, _LENGTH_AT, _COUNT_AT = struct.Struct(">i"), 8, 57
 _HEADERS_OF, _OFFSET_OF = attrgetter("headers"), attrgetter("offset")
@@ -63,10 +63,8 @@ _ATTRIBUTES_LOW_AT, _CODEC = 22, 0x07
 
 
 class UndecodableBatch(ValueError):
-    """A batch of offsets [start, end) that cannot be decoded; `raw` are its bytes.
-
-    Of a batch with single records beyond a bound, [start, end) are only those.
-    """
+    """Offsets [start, end) that cannot be decoded; `raw` has the batch's bytes. If only single records of a
+    batch are beyond a limit, [start, end) covers only those."""
 
     def __init__(self, start: int, end: int, raw: bytes, reason: str) -> None:
         super().__init__(f"offsets [{start}, {end}): {reason}")
@@ -76,10 +74,8 @@ class UndecodableBatch(ValueError):
 
 
 class BeyondBounds(ValueError):
-    """The record at `offset` must not be decoded (`app.kafka.records.scan`). Those behind it may be.
-
-    `raw`: a batch that holds it: one of its own, or, where that would be larger, the whole one as it came.
-    """
+    """The record at `offset` is beyond a limit (`app.kafka.records.scan`) and must not be decoded; later ones
+    may. `raw` is a batch with only this record, or the whole original batch if that is smaller."""
 
     def __init__(self, offset: int, raw: bytes, reason: str) -> None:
         super().__init__(f"the record at {offset} has {reason}")
@@ -88,29 +84,29 @@ class BeyondBounds(ValueError):
 
 
 class UnbelievableOffset(ValueError):
-    """The next record cannot have the offset that it says (see the module)."""
+    """The next record's offset is impossible (see the module)."""
 
 
 class RiskyBatch(ValueError):
-    """It decompresses to more than `RISKY_BYTES`."""
+    """The batch decompresses to more than `RISKY_BYTES`."""
 
 
 class OpenBatch:
     """The records of one batch, in order, a chunk at a time.
 
-    What was decompressed may be forgotten between two chunks (`drop`); the next one decompresses it again.
+    `drop` may forget the decompressed bytes between two chunks; the next chunk decompresses the batch again.
 
     Attributes:
-        left: records not taken yet, by the batch's header.
-        cost_bytes: of the last chunk as objects, about.
-        is_trusted: it may be decompressed to more than `RISKY_BYTES`.
+        left: Records not taken yet, by the batch's header.
+        cost_bytes: About the memory of the last chunk's objects.
+        is_trusted: Whether the batch may decompress to more than `RISKY_BYTES`.
     """
 
     __slots__ = (
         "__weakref__",
         "_at",
         "_fault",
-        "_most",
+        "_limits",
         "_next_offset",
         "_records",
         "_whole",
@@ -120,35 +116,35 @@ class OpenBatch:
         "left",
     )
 
-    def __init__(self, batch: RecordBatch, *, is_trusted: bool = True, most: Most = OF_COPIES) -> None:
+    def __init__(
+        self, batch: RecordBatch, *, is_trusted: bool = True, limits: RecordLimits = COPY_LIMITS
+    ) -> None:
         self.batch = batch
-        self._most = most
+        self._limits = limits
         self.is_trusted = is_trusted
         self.cost_bytes = 0
         self.left = max(0, batch.header.record_count)
         self._at = 0
-        self._next_offset = batch.header.base_offset  # the lowest that the next record may have
+        self._next_offset = batch.header.base_offset  # the lowest offset that the next record may have
         self._fault = ""  # of the next record
         self._records: bytes | memoryview | None = None
         self._whole: Iterator[Record] | None = None
 
     @property
     def kept_bytes(self) -> int:
-        """Decompressed, and kept for the next chunk."""
         known = self._records
         return len(known) if isinstance(known, bytes) else 0
 
     def drop(self) -> None:
-        """Forgets what was decompressed."""
         self._records = None
 
     def take(self, most: int, most_bytes: int = CHUNK_BYTES) -> list[Record]:
-        """The next records: at most `most`, and one at least while some are left.
+        """The next records: at most `most`, and at least one while any are left.
 
         Raises:
-            BeyondBounds: the next one is passed over.
-            RiskyBatch: nothing was taken; set `is_trusted` to take it all the same.
-            ValueError, and whatever the decoder raises: nothing more can be read of it.
+            BeyondBounds: The next record is beyond a limit and was skipped.
+            RiskyBatch: Nothing was taken. Set `is_trusted` to take the records anyway.
+            ValueError, or any error of the decoder: The rest of the batch cannot be read.
         """
         if self._fault:
             raise UnbelievableOffset(self._fault)
@@ -162,13 +158,13 @@ class OpenBatch:
             raise
 
     def _believed(self, records: list[Record]) -> list[Record]:
-        """Those before the first whose offset cannot be (see the module). Raises: there are none."""
+        """The records before the first impossible offset. Raises UnbelievableOffset: there are none."""
         if not records:
             return records
         offsets = list(map(_OFFSET_OF, records))
         first, last = offsets[0], offsets[-1]
         rises = all(map(lt, offsets, islice(offsets, 1, None)))
-        # Of offsets that rise, the last leaves the least room.
+        # If offsets rise, the last one leaves the least room for the records after it.
         if rises and self._next_offset <= first and last + self.left < self.batch.header.next_offset:
             self._next_offset = last + 1
             return records
@@ -183,28 +179,28 @@ class OpenBatch:
         return records
 
     def _fault_of(self, offset: int, left: int) -> str:
-        """Why a record, with `left` behind it, cannot have this offset; "" when it can."""
+        """Why a record with `left` records after it cannot have this offset; "" if it can."""
         last = self.batch.header.next_offset - 1 - left
         if self._next_offset <= offset <= last:
             return ""
-        return f"a record has offset {offset} where {self._next_offset} to {last} can be"
+        return f"a record has offset {offset}; possible are {self._next_offset} to {last}"
 
     def _decoded(self, most: int, most_bytes: int) -> list[Record]:
         if self._whole is not None:
             return self._take_whole(self._whole, most)
         data = self._unpacked()
         if not self._at and len(data) <= WHOLE_BYTES:
-            # Iterating the batch itself a second time is refused.
+            # aiokafka refuses to iterate a batch twice.
             self._whole = chain(DefaultRecordBatch(self._batch_of(data, self.left)))
             self._records = None
             return self._take_whole(self._whole, most)
-        found = short(data, self._at, self.left, most, most_bytes)
+        found = cut_short(data, self._at, self.left, most, most_bytes)
         if not found.records:
-            found = cut(data, self._at, self.left, most, most_bytes, self._most)
+            found = cut(data, self._at, self.left, most, most_bytes, self._limits)
         start, self._at = self._at, found.end
         self.left -= found.records
         if not self.left and found.end != len(data):
-            raise ValueError(f"{len(data) - found.end} bytes behind the last record")
+            raise ValueError(f"{len(data) - found.end} bytes after the last record")
         if found.excess is not None:
             whole, offset = self.batch.data, self.batch.header.base_offset + found.excess.offset_delta
             is_small = HEADER_BYTES + found.end - start < len(whole)
@@ -217,14 +213,13 @@ class OpenBatch:
             DefaultRecordBatch(self._batch_of(data[start : found.end], found.records))
         )
         if len(records) != found.records:
-            raise ValueError(f"{len(records)} records were read where there are {found.records}")
+            raise ValueError(f"{len(records)} records were read instead of {found.records}")
         self.cost_bytes = found.cost_bytes or (
             found.end - start + len(records) * RECORD_COST_BYTES + _header_count(records) * HEADER_COST_BYTES
         )
         return records
 
     def _batch_of(self, records: bytes | memoryview, count: int) -> bytes:
-        """A batch of some of its records, uncompressed."""
         part = bytearray(self.batch.data[:HEADER_BYTES])
         part[_ATTRIBUTES_LOW_AT] &= ~_CODEC
         _INT.pack_into(part, _LENGTH_AT, HEADER_BYTES - LOG_OVERHEAD_BYTES + len(records))
@@ -234,7 +229,7 @@ class OpenBatch:
         return bytes(part)
 
     def _unpacked(self) -> bytes | memoryview:
-        if (known := self._records) is not None:  # once: another thread may drop them
+        if (known := self._records) is not None:  # read once: another thread may drop it
             return known
         if why := why_unreadable(self.batch.header.magic):
             raise ValueError(why)
@@ -254,10 +249,10 @@ class OpenBatch:
     def _take_whole(self, records: Iterator[Record], most: int) -> list[Record]:
         taken = list(islice(records, min(most, self.left)))
         if len(taken) < min(most, self.left):
-            raise ValueError(f"{len(taken)} records were read where there are {self.left}")
+            raise ValueError(f"{len(taken)} records were read instead of {self.left}")
         self.left -= len(taken)
         if not self.left:
-            next(records, None)  # the decoder looks whether there are bytes behind them
+            next(records, None)  # the decoder now checks for bytes after the last record
         headers = _header_count(taken) * HEADER_COST_BYTES
         self.cost_bytes = WHOLE_BYTES + len(taken) * RECORD_COST_BYTES + headers
         return taken
@@ -268,10 +263,8 @@ def _header_count(records: list[Record]) -> int:
 
 
 def records_of(batch: RecordBatch) -> Iterator[Record]:
-    """All records of a batch, some at a time, with its broker's offsets (`verbatim_copy`, rule 4).
-
-    Raises, while they are read, what `OpenBatch.take` does.
-    """
+    """All records of a batch with the broker's offsets (`verbatim_copy`, rule 4), decoded in chunks.
+    Iterating raises the errors of `OpenBatch.take`."""
     given = 0
     try:
         for records in _chunks(batch):
@@ -291,44 +284,41 @@ def _chunks(batch: RecordBatch) -> Iterator[list[Record]]:
 
 
 def lowest_timestamp(batch: RecordBatch) -> int:
-    """The lowest timestamp of a batch's records (ms), which its header does not tell.
-
-    Raises:
-        ValueError: there are too many records, or too many bytes of them, or they cannot be read.
-    """
+    """The lowest timestamp (ms) of a batch's records, which its header does not have. Raises ValueError:
+    there are too many records or bytes, or they cannot be read."""
     header = batch.header
     if not 0 < header.record_count <= MAX_BATCH_RECORDS:
-        raise ValueError(f"{header.record_count} records in a batch")
+        raise ValueError(f"the batch has {header.record_count} records; at most {MAX_BATCH_RECORDS} are read")
     records = batch.data[HEADER_BYTES:]
     data = unpacked(header.compression, records) if header.compression else bytes(records)
     return header.first_timestamp_ms + lowest_delta(data, header.record_count)
 
 
 class RecordReader:
-    """Reads the records of one `FetchedBatches`, from the position that was asked for.
+    """Reads the records of one `FetchedBatches`, from the fetch position on.
 
     Args:
-        wants: is shown the header of each batch that has records to show; one that it does not want is passed
-            over without being decoded. None: it does not know yet, and is to be asked again.
-        risks: is asked before a batch is decoded that may be too much for the worker; None: all are.
-        most: that a record may have.
+        wants: Gets the header of each batch with visible records. True decodes it, False skips it
+            undecoded, None leaves it for a later call.
+        risks: Decides about batches that may kill the worker; None: all are decoded.
+        limits: The most headers that a record may have.
 
     Attributes:
-        fetched: the response; the caller releases it when `exhausted`.
-        next_offset: the next offset to be read; what was passed over lies below it.
-        exhausted: everything in it has been read.
-        held: the batch of which it is not known whether it is wanted, if reading stands before one.
-        cost_bytes: of the records read last as objects, about.
-        codec: Kafka's number of the compression of the batch that was opened last.
-        batch_at: the base offset of the batch that was looked at last; -1: none was.
-        is_waiting: the batch is decoded later (`risks`).
+        fetched: The response; the caller releases it when `exhausted`.
+        next_offset: The next offset to read; skipped offsets are below it.
+        exhausted: Whether the whole response has been read.
+        held: The next batch, if `wants` returned None for it.
+        cost_bytes: About the memory of the last records' objects.
+        codec: Kafka's number of the last opened batch's compression.
+        batch_at: The base offset of the last batch that was looked at; -1: none.
+        is_waiting: Whether `risks` deferred the batch.
     """
 
     __slots__ = (
         "_batches",
         "_current",
         "_filter",
-        "_most",
+        "_limits",
         "_risks",
         "_wants",
         "batch_at",
@@ -343,12 +333,12 @@ class RecordReader:
 
     def __init__(
         self, fetched: FetchedBatches, wants: Callable[[BatchHeader], bool | None] | None = None,
-        risks: DecodeRisks | None = None, most: Most = OF_COPIES,
+        risks: DecodeRisks | None = None, limits: RecordLimits = COPY_LIMITS,
     ) -> None:  # fmt: skip
         self.fetched = fetched
         self._wants = wants
         self._risks = risks
-        self._most = most
+        self._limits = limits
         self.is_waiting = False
         self.next_offset = fetched.start_offset
         self.exhausted = False
@@ -360,11 +350,8 @@ class RecordReader:
         self.batch_at = -1
 
     def read(self, limit: int) -> list[Record]:
-        """The next at most `limit` records, of one batch; [] when a batch had none to show (see `exhausted`).
-
-        Raises:
-            UndecodableBatch: the batch is passed over; reading may go on behind it.
-        """
+        """The next records of one batch, at most `limit`; [] if the batch had none to show (see `exhausted`).
+        Raises UndecodableBatch: the batch was skipped. Reading can continue after it."""
         if self.fetched.damage and not self.exhausted:
             raise self._damaged()
         if self._current is None and not self._open_next():
@@ -401,20 +388,20 @@ class RecordReader:
         return records
 
     def _take(self, opened: OpenBatch, limit: int) -> list[Record]:
-        """The next records of it; none while it waits. Raises what `OpenBatch.take` does."""
+        """The next records of the batch; none while it waits. Raises the errors of `OpenBatch.take`."""
         self.is_waiting = False
         risks = self._risks
         try:
             return opened.take(limit)
         except RiskyBatch:
-            assert risks is not None, "without, all are trusted"
+            assert risks is not None, "without risks, all batches are trusted"
         offset = opened.batch.header.base_offset
         verdict = risks.verdict(offset)
         self.is_waiting = verdict is DecodeVerdict.WAIT
         if self.is_waiting:
             return []
         if verdict is DecodeVerdict.STASH:
-            raise ValueError(f"{MOST_OWNERS} workers ended while they decoded this batch")
+            raise ValueError(f"{MOST_OWNERS} workers died while they decoded this batch")
         opened.is_trusted = True
         try:
             return opened.take(limit)
@@ -422,7 +409,7 @@ class RecordReader:
             risks.ended(offset)
 
     def close(self) -> None:
-        """Reads nothing more, and gives back all bytes."""
+        """Stops reading and releases all bytes."""
         if self._current is not None:
             self._close(self._current)
         self.fetched.release()
@@ -443,7 +430,7 @@ class RecordReader:
             budget.forget(opened)
 
     def _pass_over(self, error: BeyondBounds, opened: OpenBatch) -> list[Record]:
-        """Only this record is not read, if its offset is one that the batch can have here."""
+        """Skips only this record, if the batch can have its offset here."""
         batch, offset = opened.batch, error.offset
         if offset < self.next_offset:
             return []
@@ -454,7 +441,7 @@ class RecordReader:
         raise UndecodableBatch(offset, offset + 1, error.raw, str(error)) from error
 
     def _open_next(self) -> bool:
-        """Opens the next batch that shows records; False when there is none left."""
+        """Opens the next batch with visible records; False if none is left."""
         try:
             held, self.held = self.held, None
             for batch in self._batches if held is None else chain((held,), self._batches):
@@ -473,7 +460,7 @@ class RecordReader:
                 if self._risks is not None and (why := self._risks.why_given_up(self.batch_at)):
                     raise self._undecodable(batch, ValueError(why))
                 self.codec = header.compression
-                self._current = OpenBatch(batch, is_trusted=self._risks is None, most=self._most)
+                self._current = OpenBatch(batch, is_trusted=self._risks is None, limits=self._limits)
                 return True
         except CorruptBatch as error:
             start, self.next_offset = self.next_offset, max(self.next_offset, self.fetched.next_offset)
@@ -482,7 +469,7 @@ class RecordReader:
         return False
 
     def _damaged(self) -> UndecodableBatch:
-        """All of the response: its header says nothing that could be believed."""
+        """The whole response, because a damaged header cannot be trusted."""
         fetched = self.fetched
         self.next_offset, self.exhausted = fetched.next_offset, True
         return UndecodableBatch(

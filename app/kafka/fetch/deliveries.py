@@ -1,4 +1,4 @@
-"""What a fetch service delivers (raw batches, gaps, trouble), and the memory it may hold meanwhile."""
+"""The deliveries of a fetch service (raw batches, gaps, incidents), and the byte budget that it keeps."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from aiokafka.errors import for_code
 
 from app.kafka.client.cluster import UNKNOWN_TOPIC
-from app.kafka.client.epoch_ends import AHEAD, FENCED, EpochEnd
+from app.kafka.client.epoch_ends import FENCED_EPOCH, UNKNOWN_EPOCH, EpochEnd
 from app.kafka.client.permissions import NOT_AUTHORISED, ConfiguredCluster, grant, lacks
 from app.kafka.records.header_arrays import heads_of
 
@@ -20,91 +20,83 @@ if TYPE_CHECKING:
 
 PARTITION_MAX_BYTES = 1024 * 1024
 PARTITION_BUFFER_BYTES = 2 * 1024 * 1024
-HEADED_BYTES = 72  # of a batch: nine numbers
-DECODED_SHARE = 0.25  # of the budget: half of it is always left for what is fetched
-ALL_BYTES = 1 << 62  # who leaves so much to others is not fetched
+HEADED_BYTES = 72  # per batch: nine numbers
+DECODED_SHARE = 0.25  # of the budget, used twice: half of it is left for fetched data
+ALL_BYTES = 1 << 62  # a partition with this `leaves_bytes` is not fetched
 CORRUPT = 2
-UNEXPECTED = -100  # no code of Kafka's
+UNEXPECTED = -100  # not a Kafka code
 REMEDIES = {
     UNKNOWN_TOPIC: "create the topic, or correct its name in the workload",
-    UNEXPECTED: "a fault of Switchyard's own, its traceback is in the log; it is tried again by itself",
+    UNEXPECTED: "this is a bug in Switchyard; report the traceback in the log. The worker retries by itself",
     CORRUPT: (
-        "there is a corrupt record, and nobody knows where it ends; check its disk, or go on behind it: "
-        "switchyard route reset ROUTE --topic TOPIC --partition N --to-offset OFFSET, of a workload "
+        "a record is corrupt and its end is not known; check the broker's disk, or skip the record: "
+        "switchyard route reset ROUTE --topic TOPIC --partition N --to-offset OFFSET, for a workload "
         "switchyard workload reset GROUP/TOPIC --offset N:OFFSET"
     ),
 }
 
 
-NAMES = {FENCED: "FencedLeaderEpoch", AHEAD: "UnknownLeaderEpoch"}  # which the client does not know
+NAMES = {FENCED_EPOCH: "FencedLeaderEpoch", UNKNOWN_EPOCH: "UnknownLeaderEpoch"}  # unknown to aiokafka
 
 
 def name_of(code: int) -> str:
-    """An error code's name."""
     return NAMES.get(code) or for_code(code).__name__
 
 
 def refusal(code: int, cluster: ConfiguredCluster, topic: str, partition: int) -> str:
-    """A refused fetch, in words."""
     if code == NOT_AUTHORISED:
         return f"{lacks(cluster, 'topic', topic, 'Read')} ({name_of(code)})"
     return f"{name_of(code)} for {topic}-{partition}"
 
 
 def remedy_of(code: int, cluster: ConfiguredCluster, topic: str) -> str:
-    """What an operator can do about an error code."""
     if code == NOT_AUTHORISED:
         return grant(cluster, "topic", topic, "Read", "Describe")
-    return REMEDIES.get(code, "see whether the broker runs; it is tried again by itself")
+    return REMEDIES.get(code, "check that the broker runs; the worker retries by itself")
 
 
 class Droppable(Protocol):
-    """Decompressed bytes that can be had again."""
-
     @property
     def kept_bytes(self) -> int: ...
     def drop(self) -> None: ...
 
 
 class ByteBudget:
-    """Bytes that all partitions of a worker may hold together.
+    """The bytes that all partitions of a worker may hold together.
 
-    What comes out of fetched bytes counts, too, and leaves less to be fetched: batches that were decompressed
-    and are not read to their end (`keep`), and records that are ready to be sent. Each may be `DECODED_SHARE`
-    of the capacity. Beyond that the batch that was read the longest ago is dropped, so that one which nobody
-    reads on stops no other; it is decompressed again when it is read on.
+    Decompressed batches with records left (`keep`) and records ready to be sent count too, and leave less
+    to fetch. Each of both may use `DECODED_SHARE` of the capacity. Beyond that, the least recently read
+    batch is dropped and later decompressed again, so an abandoned batch blocks no other.
 
     Attributes:
-        held_bytes: of decoded messages that wait for their time or their turn, counted beside `used_bytes`.
-        ready_bytes: of decoded messages that may be sent (`app.dispatch.pump.intake`).
-        kept_bytes: of batches that were decompressed.
+        held_bytes: Decoded messages that wait for their time or turn, counted beside `used_bytes`.
+        ready_bytes: Decoded messages that may be sent (`app.dispatch.pump.intake`).
+        kept_bytes: Decompressed batches.
     """
 
     def __init__(self, capacity_bytes: int) -> None:
         self.capacity_bytes = capacity_bytes
         self.used_bytes = self.ready_bytes = self.kept_bytes = 0
-        self._kept: dict[Droppable, int] = {}  # the one that was read last at the end
-        self.asked_bytes = 0  # by requests that are under way: what their answers may bring
+        self._kept: dict[Droppable, int] = {}  # the last read batch is last
+        self.requested_bytes = 0  # the most that requests under way may return
         self.held_bytes = 0
         self.waiters: list[Callable[[], None]] = []
 
     @property
     def free_bytes(self) -> int:
-        """May be negative for a moment: a single batch is never refused."""
+        """Negative for a moment at times, because a single batch is never refused."""
         return self.capacity_bytes - self.used_bytes - self.ready_bytes - self.kept_bytes
 
     @property
     def decoded_capacity_bytes(self) -> int:
-        """For decompressed batches, and as much for messages that are ready."""
         return int(DECODED_SHARE * self.capacity_bytes)
 
     @property
     def readies_much(self) -> bool:
-        """Messages that are ready take all that they may."""
         return self.ready_bytes >= self.decoded_capacity_bytes
 
     def keep(self, batch: Droppable) -> None:
-        """It was read, and is to be read on."""
+        """Registers a batch that was read and has records left."""
         self.forget(batch)
         size = batch.kept_bytes
         while self._kept and self.kept_bytes + size > self.decoded_capacity_bytes:
@@ -118,17 +110,17 @@ class ByteBudget:
         self.kept_bytes += size
 
     def forget(self, batch: Droppable) -> None:
-        """It is not read on; or again, after `keep`."""
+        """Removes a batch that is not read further."""
         self.kept_bytes -= self._kept.pop(batch, 0)
 
     @property
     def holds_much(self) -> bool:
-        """Decoded messages that wait are as much as half of what fetched bytes may be."""
+        """Whether waiting decoded messages use half as many bytes as fetched data may."""
         return self.held_bytes >= self.capacity_bytes // 2
 
     def room_for(self, most_bytes: int) -> int:
-        """Half of the room that nobody has asked for yet, at most `most_bytes`, at least one."""
-        return max(1, min(most_bytes, (self.free_bytes - self.asked_bytes) // 2))
+        """Half of the room that is not requested yet, at most `most_bytes`, at least one."""
+        return max(1, min(most_bytes, (self.free_bytes - self.requested_bytes) // 2))
 
     def give_back(self, count: int) -> None:
         """Frees bytes and wakes the fetch services."""
@@ -139,17 +131,18 @@ class ByteBudget:
 
 @dataclass(slots=True)
 class TopicRetention:
-    """How long a topic keeps a record, in `ms`; -1: for ever, or it is not known (yet)."""
+    """A topic's retention time in ms; -1: for ever, or not known (yet)."""
 
     ms: int = -1
 
 
 class FetchedBatches:
-    """Raw batches of one partition: offsets [start_offset, next_offset). `release` when done with them.
+    """Raw batches of one partition, for the offsets [start_offset, next_offset). The reader calls `release`.
 
-    `damage` says why the bytes cannot be read: they stand for these offsets, and for nothing else. Empty:
-    the checksum of every batch in it matches. `retention` goes on telling how long the topic keeps a record.
-    `leader_epoch`: in which its last batch was written (`app.kafka.client.epoch_ends`).
+    Attributes:
+        damage: Why the bytes cannot be read; "": the checksum of every batch matches.
+        retention: The topic's retention, which stays up to date.
+        leader_epoch: The epoch of the last batch (`app.kafka.client.epoch_ends`).
     """
 
     __slots__ = (
@@ -177,20 +170,20 @@ class FetchedBatches:
 
     @property
     def budget(self) -> ByteBudget | None:
-        """What its bytes are counted in; None once it is released."""
+        """The budget that counts the bytes; None once they are released."""
         return None if self._owner is None else self._owner.service.budget
 
     @property
     def is_stale(self) -> bool:
-        """Its partition is not fetched under this key any more, or anew."""
+        """Whether the fetch under this key has ended or been replaced."""
         return self._owner is not None and self._owner.removed
 
     def hand_over(self) -> None:
-        """Another one stands for its bytes in the budget."""
+        """Lets go of the bytes without freeing them: another object counts them in the budget."""
         self._owner, self.data = None, b""
 
     def release(self) -> None:
-        """Gives the bytes back to the budget; a second time does nothing."""
+        """Gives the bytes back to the budget; a second call does nothing."""
         owner, self._owner = self._owner, None
         if owner is not None:
             self.data = b""
@@ -199,10 +192,8 @@ class FetchedBatches:
 
 
 class FetchedHeaders(FetchedBatches):
-    """Batches by their headers only: each is all that it says, and is shown.
-
-    `seen_at_ms`: when each of them was there; negative: nobody knows.
-    """
+    """Batches of which only the headers are needed, all visible. `seen_at_ms`: when each batch was in the
+    log; negative: not known."""
 
     __slots__ = ("headers", "seen_at_ms")
 
@@ -219,9 +210,8 @@ class FetchedHeaders(FetchedBatches):
 
 
 class UncheckedHeaders(FetchedBatches):
-    """Headers of batches that another reader has fetched, which nobody has looked at yet: what a
-    `FetchedHeaders` is made of, if they tell all. `seen_at_ms`: when they all were there, as in
-    `FetchedHeaders`."""
+    """Headers of another reader's batches, not checked yet: they become `FetchedHeaders` if headers suffice.
+    `seen_at_ms`: when all of them were in the log; negative: not known."""
 
     __slots__ = ("heads", "seen_at_ms")
 
@@ -241,10 +231,10 @@ class UncheckedHeaders(FetchedBatches):
 class LogGap:
     """Offsets [start, end) are gone from the log.
 
-    `begun_anew`: the log was truncated, or the topic deleted and made anew. Offsets mean something else now,
-    and fetching goes on at `end`; that may be below, at or above `start`. Of a log that was truncated it is
-    where it parts from what was read, if that is known (`app.kafka.client.epoch_ends`), else where the log
-    begins; `truncated_in` is the epoch of the leader that has another log, -1 of a topic that was made anew.
+    With `begun_anew`, the log was truncated or the topic recreated, so offsets have another meaning and
+    `end` may be below, at or above `start`. Fetching continues at `end`. For a truncated log that is where
+    it diverges from the data that was read, if known (`app.kafka.client.epoch_ends`), otherwise the log's
+    start. `truncated_in` is the epoch of the leader with the other log; -1 for a recreated topic.
     """
 
     key: Any
@@ -258,18 +248,17 @@ class LogGap:
 
     @property
     def is_truncation(self) -> bool:
-        """The same topic, with less in it."""
         return self.truncated_in >= 0
 
-    def goes_on_at(self, base: int) -> int:
-        """Where who has finished all below `base` goes on in a log that has `begun_anew`: what was before the
-        log was cut off, and is not finished, must not be passed over."""
+    def resume_offset(self, base: int) -> int:
+        """Where a reader that has finished all below `base` continues in a log that has `begun_anew`. Offsets
+        before the truncation that are not finished must not be skipped."""
         return min(self.end, base) if self.is_truncation else self.end
 
 
 @dataclass(frozen=True, slots=True)
 class FetchIncident:
-    """A partition cannot be fetched; it is tried again."""
+    """A partition cannot be fetched now; the service keeps trying."""
 
     key: Any
     topic: str
@@ -280,20 +269,18 @@ class FetchIncident:
 
 @dataclass(slots=True, eq=False)
 class PartitionFetch:
-    """Where the fetching of one partition stands; the fetch service's own."""
-
     service: FetchService
     key: Any
     topic: str
     partition: int
     next_offset: int
     topic_id: str = ""  # "": not known yet
-    leaves_bytes: int = 0  # of the budget, to others; `ALL_BYTES`: it is not fetched
-    lingers_s: float = 0.0  # before it is asked for again, after an answer with little in it
-    doubted: bool = False  # the topic may be another one now: nothing is believed until that is known
+    leaves_bytes: int = 0  # see `FetchService.add`
+    lingers_s: float = 0.0  # see `FetchService.add`
+    doubted: bool = False  # the topic may be another one; its data does not count until that is known
     epoch: int = -1  # of its leader; -1: not known (yet)
-    last_epoch: int = -1  # in which the record before `next_offset`, or a later one, was written
-    unsure: bool = False  # the leader's log may be another one: nothing is fetched until that is known
+    last_epoch: int = -1  # of the record before `next_offset`, or of a later one
+    unsure: bool = False  # the leader's log may be another one; not fetched until that is known
     polling: bool = False
     removed: bool = False
     idle: bool = False  # its last answer was empty
@@ -305,30 +292,30 @@ class PartitionFetch:
     retry_at_s: float = 0.0
     failures: int = 0
     failing_since_s: float = 0.0
-    told: str = ""
+    incident: str = ""  # the reported trouble
     node: int | None = None
-    # Of who follows others (`app.kafka.fetch.shared_read_service`): how many of the first headers tell it all
-    # that it wants. `heads_of`: the headers of whole batches as it takes them; None: they do not tell all.
+    # State of a follower (`app.kafka.fetch.shared_read_service`). `counts`: how many of the first batches it
+    # can count by their headers. `heads_of`: the headers of whole batches; None: headers do not suffice.
     counts: Callable[[BatchHeaderArrays], int] | None = None
     heads_of: Callable[[bytes], list[bytes] | None] = heads_of
     given: deque[FetchedBatches] = field(default_factory=deque)
-    is_given: bool = False  # and so it is `polling`
-    by_heads: bool = False  # headers told it all until now
-    whole_until_s: float = 0.0  # they did not: until then it is given all
-    waits: bool = False  # for what it is to be given
-    # what was fetched ahead of it, of the log `trail_of`
+    is_given: bool = False  # shared reads are being delivered; `polling` is true too
+    by_heads: bool = False  # headers have sufficed so far
+    whole_until_s: float = 0.0  # until then it gets whole batches, because headers did not suffice
+    waits: bool = False  # for shared reads
+    # headers that another reader fetched ahead of it, in the log `trail_of`
     trail: deque[UncheckedHeaders] = field(default_factory=deque)
     trail_of: tuple[str, int] = ("", -1)
-    trailing: int = 0  # headers in it
+    trail_headers: int = 0
 
     @property
     def compared_epoch(self) -> int:
-        """Where this epoch ends in the leader's log says whether that is the one that was read."""
+        """The epoch whose end in the leader's log shows whether that is the log that was read."""
         return self.last_epoch if self.last_epoch >= 0 else self.epoch
 
     def found_in(self, end: EpochEnd | None) -> None:
-        """The leader's log is the one that was read, as far as anybody can tell. If it is not known in which
-        epoch that was, it is one up to the leader's own: the next leader's log is compared by that."""
+        """The leader's log is the one that was read, as far as known. If the epoch of the last read record is
+        unknown, it is taken from `end`, to compare with the next leader's log."""
         self.unsure = False
         if end is not None and self.last_epoch < 0 and end.end_offset >= self.next_offset:
             self.last_epoch = end.epoch

@@ -1,11 +1,12 @@
-"""Whether a partition's log is still the one that its position speaks of.
+"""Detects that a partition's log is no longer the one that its fetch position belongs to.
 
-A fetch names its topic, and the name stays when a topic is deleted and made anew: position 100 of the old
-log is in the middle of the new one. Its id differs. Ids are looked at every `TOPIC_IDS_INTERVAL_S` (one
-request a cluster), and whenever the topic was not known for a moment; a difference is believed once the
-broker that leads the partition tells it, since others may be behind. The same answers tell the epochs of
-leaders: in a new one the position is compared with the leader's log before it is fetched from
-(`app.kafka.client.epoch_ends`).
+A fetch names its topic, and a recreated topic has the same name. Position 100 of the old log is then in
+the middle of the new one. But the topic's id differs. The watch reads ids every `TOPIC_IDS_INTERVAL_S`
+(one request per cluster), and after a topic was unknown for a moment. A different id counts only when the
+partition's leader confirms it, because other brokers may be out of date.
+
+The same answers have the leader epochs. In a new epoch, the position is compared with the leader's log
+before the next fetch (`app.kafka.client.epoch_ends`).
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ WATERMARKS_S = 1.0
 
 
 class LogWatch:
-    """What has become of the logs that are fetched; looks every `WATERMARKS_S`."""
+    """Watches the logs of fetched partitions; call it every `WATERMARKS_S`."""
 
     def __init__(self, client: ClusterClient) -> None:
         self._client = client
@@ -40,14 +41,18 @@ class LogWatch:
         self._ids_at_s = 0.0
 
     async def try_poll(self, parts: list[PartitionFetch], now_s: float) -> None:
-        """Looks; what was missed is seen the next time. Never raises."""
+        """Polls and never raises. The next poll finds what a failed one missed."""
         try:
             await self.poll(parts, now_s)
-        except Exception as error:  # noqa: BLE001 - whatever the client does
-            log.debug("a cluster's logs could not be looked at", cluster=self._client.name, error=repr(error))
+        except Exception as error:  # noqa: BLE001 - any error of the client
+            log.debug(
+                "the watch of a cluster's logs failed and will be repeated",
+                cluster=self._client.name,
+                error=repr(error),
+            )
 
     async def poll(self, parts: list[PartitionFetch], now_s: float) -> None:
-        """Raises whatever the client does; what was missed is seen the next time."""
+        """Checks topic ids, high watermarks and retention. Raises any error of the client."""
         if parts and now_s - self._ids_at_s >= TOPIC_IDS_INTERVAL_S:
             self._ids_at_s = now_s
             await doubt_other_ids(self._client, parts)
@@ -57,13 +62,13 @@ class LogWatch:
         )
         for part in stale:
             part.high_watermark = ends.get((part.topic, part.partition), part.high_watermark)
-        async with asyncio.timeout(WATERMARKS_S):  # the next look may know
+        async with asyncio.timeout(WATERMARKS_S):  # the next poll tries again
             await self._retentions.refresh(parts, now_s)
 
 
 async def doubt_other_ids(client: ClusterClient, parts: Collection[PartitionFetch]) -> None:
-    """Takes the ids of those that have none yet, doubts those whose id differs, and is unsure of the
-    positions of those that have another leader. Raises as `topic_ids`."""
+    """Stores the ids of partitions that have none, and marks those with another id as doubted. A new leader
+    epoch marks a position as unsure. Raises the errors of `topic_ids`."""
     ids = await client.topic_ids({part.topic for part in parts})
     for part in parts:
         topic_id = ids.get(part.topic, "")
@@ -76,7 +81,6 @@ async def doubt_other_ids(client: ClusterClient, parts: Collection[PartitionFetc
 
 
 def take_epoch(part: PartitionFetch, epoch: int) -> None:
-    """The partition's leader was said to lead in this epoch."""
     if epoch > part.epoch:
         part.epoch = epoch
         part.unsure = part.unsure or part.last_epoch < epoch
@@ -85,13 +89,15 @@ def take_epoch(part: PartitionFetch, epoch: int) -> None:
 async def find_gap(
     client: ClusterClient, part: PartitionFetch, common: EpochEnd | None = None
 ) -> tuple[LogGap | None, str, int]:
-    """What became of a position that is out of range, or whose topic is doubted, or which parts from its
-    leader's log at `common`; the topic's id now, and the epoch of the last record before the gap's end.
+    """Finds out what happened to a position that is out of range or in doubt, or diverges from its
+    leader's log at `common`.
 
-    No gap: the position is in the log, and the log is what it was.
+    Returns:
+        The gap, the topic's present id, and the epoch of the last record before the gap's end. The gap is
+        None if the log is the same and contains the position.
 
     Raises:
-        LookupError: the partition's leader does not tell now. KafkaError, OSError, TimeoutError: the same.
+        LookupError, KafkaError, OSError, TimeoutError: The partition's leader does not answer now.
     """
     at, position = (part.topic, part.partition), part.next_offset
     node = await client.leader(*at)
@@ -99,13 +105,13 @@ async def find_gap(
     start = (await client.offsets([at], EARLIEST)).get(at)
     end = (await client.offsets([at], LATEST)).get(at)
     if node is None or start is None or end is None:
-        raise LookupError("the ends of the log are not known yet")
-    anew = bool(part.topic_id and topic_id and part.topic_id != topic_id)
+        raise LookupError("the leader has not reported the start and end of the log")
+    recreated = bool(part.topic_id and topic_id and part.topic_id != topic_id)
     topic_id = topic_id or part.topic_id
-    if anew:
-        reason = "the topic was deleted and made anew"
+    if recreated:
+        reason = "the topic was deleted and recreated"
         return LogGap(part.key, *at, position, start, reason, begun_anew=True), topic_id, -1
-    parts = common is not None and common.parts_at(position)
+    parts = common is not None and common.diverges_at(position)
     if start <= position <= end and not parts:
         return None, topic_id, part.last_epoch
     if position < start and not parts:
@@ -114,12 +120,12 @@ async def find_gap(
     if common is None and part.last_epoch >= 0:
         common = (await epoch_ends(client, node, {at: (-1, part.last_epoch)})).get(at)
     epoch = max(1, client.leader_epoch(*at))
-    if common is not None and not common.code and common.parts_at(position):
+    if common is not None and not common.code and common.diverges_at(position):
         reason = (
-            f"the log was truncated: from {common.end_offset} on it is another since leader epoch {epoch}"
+            f"the log was truncated: it differs from offset {common.end_offset} on since leader epoch {epoch}"
         )
-        goes_on, last_epoch = max(start, common.end_offset), common.epoch
+        resume_at, last_epoch = max(start, common.end_offset), common.epoch
     else:
-        reason = f"the log ends at {end}, before the position: it was truncated or the topic was made anew"
-        goes_on, last_epoch = start, -1
-    return LogGap(part.key, *at, position, goes_on, reason, True, epoch), topic_id, last_epoch
+        reason = f"the log ends at {end}, before the position: it was truncated or the topic was recreated"
+        resume_at, last_epoch = start, -1
+    return LogGap(part.key, *at, position, resume_at, reason, True, epoch), topic_id, last_epoch

@@ -1,16 +1,15 @@
-"""Readers of topics that lie behind take turns, so that whatever else runs in their event loop goes on.
+"""Turns of readers that catch up on topics, so that other tasks of their event loop still run.
 
-A reader that always finds something buffered never waits, and gives the loop to nobody. Several of them,
-each of which yields after some hundred records, still take all of it.
+A reader that always finds records buffered never waits, and so never yields. Several readers that yield
+every few hundred records would still use the whole loop.
 
-Rules
+Rules (tests/kafka/fetch/test_reader_turns.py)
 1. A reader that finds records buffered waits for its turn before it takes them (`wait`).
-2. Before a turn everybody rests for as long as the reader's last one took of the CPU, and turns do not
-   overlap. So all readers of a loop together leave about half of it to others.
-3. A reader that is first gives the loop away, and does not rest; while it lies behind others wait for it, up
-   to `MOST_WAIT_S`. No lease is renewed before the control log was read to its end, and nothing is delivered
-   without one.
-4. A turn counts for `MOST_TURN_S` at most: part of that CPU time may have been another task's.
+2. Turns do not overlap, and each begins after a rest as long as the CPU time of the reader's last turn. So
+   all readers of a loop together leave about half of it free.
+3. A first reader yields without a rest. While it is behind, other readers wait for it, up to `MOST_WAIT_S`.
+   The reader of the control log is first: no lease is renewed, and so nothing delivered, before it is read.
+4. A turn counts at most `MOST_TURN_S`, because another task may have used part of its CPU time.
 """
 
 from __future__ import annotations
@@ -21,22 +20,22 @@ import time
 
 MOST_TURN_S = 0.02
 MOST_WAIT_S = 1.0
-FIRST_TURN_S = 0.1  # a turn of the first takes no longer, with what comes between
+FIRST_TURN_S = 0.1  # longer than a first reader's turn and the tasks after it
 FIRST_POLL_INTERVAL_S = 0.05
 
 
 class _Loop(threading.local):
-    """Of the event loop of this thread: when the last turn that was given away ends. Monotonic seconds."""
+    """The turns in this thread's event loop, in monotonic seconds."""
 
-    ends_s = 0.0
-    first_s = 0.0  # until then the first reader lies behind, as far as is known
+    ends_s = 0.0  # when the last granted turn ends
+    first_s = 0.0  # until when a first reader is known to be behind
 
 
 _loop = _Loop()
 
 
 class ReaderTurns:
-    """The turns of one reader, which lives in one thread. `is_first`: rule 3."""
+    """The turns of one reader, which stays in one thread. `is_first`: see rule 3."""
 
     __slots__ = ("_began_cpu_s", "is_first")
 
@@ -45,11 +44,11 @@ class ReaderTurns:
         self._began_cpu_s = time.thread_time()
 
     def begin(self) -> None:
-        """It has taken records, and works on them until it waits again."""
+        """Begins a turn: the reader has taken records, and works until it waits again."""
         self._began_cpu_s = time.thread_time()
 
     async def wait(self) -> None:
-        """Gives the loop away, once at least, until it is this reader's turn."""
+        """Yields to the event loop, at least once, until it is this reader's turn."""
         now_s = time.monotonic()
         if self.is_first:
             _loop.first_s = now_s + FIRST_TURN_S

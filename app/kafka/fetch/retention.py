@@ -1,6 +1,6 @@
-"""How long topics keep their records, so that none is left waiting in one beyond that.
+"""The retention time of topics, so that no record waits in a topic until it expires.
 
-Only time is looked at: of a topic that is cut by size (`retention.bytes`) nobody knows how long that takes.
+Only `retention.ms` counts. How long a topic limited by size (`retention.bytes`) keeps a record is not known.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 
 import structlog
 from aiokafka.errors import KafkaError
-from aiokafka.protocol.admin import DescribeConfigsRequest
 
 from app.kafka.client.cluster import ClusterUnreachable
+from app.kafka.client.topic_configs import TopicSettings, describe
 
 if TYPE_CHECKING:
     from app.kafka.client.cluster import ClusterClient
@@ -20,26 +20,24 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger(__name__)
 
-RETENTION_POLL_INTERVAL_S = 30.0  # it is changed by hand
+RETENTION_POLL_INTERVAL_S = 30.0  # people change it, rarely
 RETENTION, POLICY = "retention.ms", "cleanup.policy"
-_TOPIC = 2  # a resource's type
 
 
 class RetentionWatch:
-    """Tells partitions what their topics keep: new ones at once, all of them every
-    `RETENTION_POLL_INTERVAL_S`."""
+    """Updates the retention of partitions: new ones at once, all every `RETENTION_POLL_INTERVAL_S`."""
 
     def __init__(self, client: ClusterClient) -> None:
         self._client = client
         self._next_s = 0.0
-        self._asked: set[str] = set()
+        self._known_topics: set[str] = set()
 
     async def refresh(self, parts: Collection[PartitionFetch], now_s: float) -> None:
-        """What cannot be known now is asked for again at the next look."""
+        """Updates the partitions when due. If the cluster does not answer, the next interval tries again."""
         topics = {part.topic for part in parts}
-        if now_s < self._next_s and topics <= self._asked:
+        if now_s < self._next_s and topics <= self._known_topics:
             return
-        self._next_s, self._asked = now_s + RETENTION_POLL_INTERVAL_S, topics
+        self._next_s, self._known_topics = now_s + RETENTION_POLL_INTERVAL_S, topics
         try:
             known = await retention_ms(self._client, topics)
         except (KafkaError, OSError, TimeoutError, ClusterUnreachable) as error:
@@ -50,18 +48,10 @@ class RetentionWatch:
 
 
 async def retention_ms(client: ClusterClient, topics: Collection[str]) -> dict[str, int]:
-    """How long each topic keeps a record, -1: for ever. What is not there or may not be seen is left out.
-
-    Raises:
-        KafkaError, OSError, TimeoutError, ClusterUnreachable: no broker answers.
-    """
-    if not topics:
-        return {}
-    wanted = [(_TOPIC, topic, [RETENTION, POLICY]) for topic in sorted(topics)]
-    answer = await client.send(await client.any_node(), DescribeConfigsRequest(wanted))
-    found: dict[str, int] = {}
-    for code, _, _, topic, entries in answer.resources:
-        told = {name: value for name, value, *_ in entries if value is not None}
-        if not code and RETENTION in told:
-            found[topic] = max(-1, int(told[RETENTION])) if "delete" in told.get(POLICY, "delete") else -1
-    return found
+    """Each topic's retention time in ms; -1: for ever. Missing and unauthorised topics are left out. Raises
+    KafkaError, OSError, TimeoutError, ClusterUnreachable: no broker answers."""
+    return {
+        topic: max(-1, int(found.config[RETENTION])) if "delete" in found.config.get(POLICY, "delete") else -1
+        for topic, found in (await describe(client, topics, (RETENTION, POLICY))).items()
+        if isinstance(found, TopicSettings) and RETENTION in found.config
+    }

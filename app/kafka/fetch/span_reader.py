@@ -1,8 +1,8 @@
-"""Reads a span of a partition's log once, as raw batches of what is committed: to look something up.
+"""Reads a span of a partition's log once, as committed raw batches, for look-ups.
 
-    [start, end) --fetch, a piece at a time--> Piece, Piece, ... their offsets follow on each other
+    [start, end) --fetches--> SpanPiece, SpanPiece, ... with contiguous offsets
 
-Nothing is kept, and nothing waits for records that are not there yet: the end must lie within the log.
+It keeps nothing and does not wait for new records: the end must be within the log.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ CONNECTION = "read-span"
 
 
 class SpanPiece(NamedTuple):
-    """Whole batches of the offsets [start, end). `aborted`: for `ReadCommittedFilter`. `damage`: why these
-    offsets cannot be read; there is no data then."""
+    """Whole batches of the offsets [start, end). `aborted` is for `ReadCommittedFilter`. `damage` says why
+    the offsets cannot be read; `data` is empty then."""
 
     start: int
     end: int
@@ -42,11 +42,9 @@ class SpanPiece(NamedTuple):
 async def read_span(
     client: ClusterClient, topic: str, partition: int, start: int, end: int
 ) -> AsyncIterator[SpanPiece]:
-    """See the module. Where the log has lost its beginning meanwhile, that is a damaged piece.
-
-    Raises:
-        ClusterUnreachable: nothing came for `SPAN_READ_TIMEOUT_S`. KafkaError: not authorised, or the like.
-    """
+    """Reads [start, end) piece by piece. Offsets that retention deletes meanwhile come as a damaged piece.
+    Raises ClusterUnreachable: no data came for `SPAN_READ_TIMEOUT_S`. Raises KafkaError: the broker refuses,
+    for example without authorisation."""
     position, most_bytes = start, FETCH_BYTES
     deadline_s = time.monotonic() + SPAN_READ_TIMEOUT_S
     empty = 0
@@ -69,8 +67,9 @@ async def read_span(
                 client.client.force_metadata_update()
             elif not data:
                 empty += 1
-                if empty >= 3 and high_watermark >= end:  # compaction has taken all of the rest
-                    return  # a new leader knows of a lower end for a moment
+                # Compaction removed the rest. A new leader may report a lower high watermark for a moment.
+                if empty >= 3 and high_watermark >= end:
+                    return
             else:
                 pieces = take(data, position, high_watermark, crc32c)
                 if not pieces:
@@ -81,7 +80,7 @@ async def read_span(
                     position, empty = piece.next_offset, 0
                     deadline_s = time.monotonic() + SPAN_READ_TIMEOUT_S
         except CorruptBatch as error:
-            yield SpanPiece(position, end, b"", [], f"damaged, and nobody knows where that ends: {error}")
+            yield SpanPiece(position, end, b"", [], f"damaged, with an unknown end: {error}")
             return
         except (ClusterUnreachable, KafkaError, OSError, TimeoutError) as error:
             trouble = error
@@ -89,7 +88,7 @@ async def read_span(
         if isinstance(trouble, KafkaError) and not trouble.retriable and code != OFFSET_OUT_OF_RANGE:
             raise trouble
         if time.monotonic() > deadline_s:
-            raise ClusterUnreachable(f"{client.name}: {topic}-{partition} gives nothing: {trouble!r}")
+            raise ClusterUnreachable(f"{client.name}: no data of {topic}-{partition}: {trouble!r}")
         if trouble is not None:
             await asyncio.sleep(SPAN_RETRY_INTERVAL_S)
 
@@ -101,9 +100,9 @@ async def _fetch(
     node = await client.leader(topic, partition)
     if node is None:
         raise ClusterUnreachable(f"{topic}-{partition} in {client.name} has no leader")
-    asked = [(topic, [(partition, position, most_bytes)])]
-    request = FetchRequest(WAIT_MS, 1, most_bytes, READ_COMMITTED, asked)
+    topics = [(topic, [(partition, position, most_bytes)])]
+    request = FetchRequest(WAIT_MS, 1, most_bytes, READ_COMMITTED, topics)
     response: Any = await client.send(node, request, CONNECTION)
     _, code, high_watermark, *rest = only_partition(response)
     aborted = next((part for part in rest if isinstance(part, list)), None) or []
-    return code, high_watermark, bytes(rest[-1] or b""), [(one[0], one[1]) for one in aborted]
+    return code, high_watermark, bytes(rest[-1] or b""), [(entry[0], entry[1]) for entry in aborted]

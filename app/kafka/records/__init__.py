@@ -1,1 +1,1 @@
-"""What stands in a log, byte by byte: batches, records, sequence numbers, leader epochs. Pure."""
+"""The bytes of a Kafka log: batches, records, sequence numbers, leader epochs. Pure."""

@@ -5,22 +5,22 @@
     producer id @43 (8)  producer epoch @51 (2)  base sequence @53 (4)  count @57 (4)   records @61
 
 Source: Apache Kafka's protocol guide, "Record Batch". `length` counts from the leader epoch on. A fetch
-response may end in the middle of a batch; that piece is left out, it comes again with the next fetch.
+response may end within a batch; that piece is left out, because the next fetch returns the whole batch.
 
-Kafka 0.11 replaced the formats 0 and 1. Switchyard does not read them
-(docs/decisions/012-record-formats-0-and-1.md), but finds where their messages end:
+Kafka 0.11 replaced formats 0 and 1. Switchyard does not read their messages
+(docs/decisions/012-record-formats-0-and-1.md) but finds where they end:
 
-    offset @0 (8)  length @8 (4)  crc32 of all behind it @12 (4)  magic @16 (1)  attributes, key, value
+    offset @0 (8)  length @8 (4)  crc32 of the rest @12 (4)  magic @16 (1)  attributes, key, value
 
-A compressed message holds others, and has the offset of the last of them.
+A compressed message contains other messages and has the offset of the last one.
 
-Damage (`take`)
-1. Nothing of a header is believed before the checksum matches; base offset and length lie outside of it.
-2. Offsets only grow. Where two neighbours contradict each other, the one is right that begins where the
-   offsets before it end.
-3. A damaged batch ends where its next sound neighbour begins. Until that is known it stays where it is:
-   its neighbours' offsets are never passed over with it.
-4. Messages of format 0 or 1 end where their own offsets say, since their checksum matches.
+Rules for damage (`take`, tests/kafka/records/test_damage.py)
+1. No header field counts before the checksum matches. The checksum does not cover base offset and length.
+2. Offsets only grow. If two neighbours contradict each other, the one that begins at the previous batch's
+   end is right.
+3. A damaged batch ends where the next sound batch begins. Until that batch is known, the damage stays
+   unread, so that no sound offset is skipped with it.
+4. A message of format 0 or 1 ends at its own offset, because its checksum matches.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ from zlib import crc32
 HEADER = struct.Struct(">qiibIhiqqqhii")
 HEADER_BYTES = HEADER.size
 LOG_OVERHEAD_BYTES = 12  # base offset and length
-CHECKED_FROM = 21  # what the checksum covers: from the attributes on
+CHECKED_FROM = 21  # the checksum covers the attributes and all bytes after them
 MIN_LENGTH = HEADER_BYTES - LOG_OVERHEAD_BYTES
 MAGIC = 2
-OLD_PIECE_BYTES = 512 * 1024  # of messages of format 0 or 1 in one piece: a dead letter has room for it
-MAX_BATCH_BYTES = 1 << 30  # Kafka's own sizes are signed 32 bit; beyond this it is garbage
+OLD_PIECE_BYTES = 512 * 1024  # messages of format 0 or 1 in one piece; fits into a dead letter
+MAX_BATCH_BYTES = 1 << 30  # Kafka's sizes are signed 32 bit; a larger length is garbage
 
 _MAGIC_AT = 16
 _OLD_HEAD = struct.Struct(">qiIb")  # offset, length, checksum, magic
-_OLD_MIN_LENGTH = 14  # of a message of format 0 without key and value
+_OLD_MIN_LENGTH = 14  # a message of format 0 without key and value
 _CRC, _CRC_AT = struct.Struct(">I"), 17
 _PRODUCER, _PRODUCER_AT = struct.Struct(">qhi"), 43  # id, epoch, base sequence
 
@@ -49,11 +49,11 @@ assert HEADER_BYTES == 61
 
 
 class CorruptBatch(ValueError):
-    """Bytes that cannot be a record batch, with the position in the buffer."""
+    """Bytes that cannot be a record batch. The message has their position in the buffer."""
 
 
 class BatchHeader(NamedTuple):
-    """The fields of a batch's header; offsets and counts as in the log."""
+    """The fields of a batch header, with offsets and counts as they are in the log."""
 
     base_offset: int
     length: int
@@ -71,7 +71,7 @@ class BatchHeader(NamedTuple):
 
     @property
     def next_offset(self) -> int:
-        """The first offset after the batch, also when compaction took its last records."""
+        """The first offset after the batch, even if compaction removed its last records."""
         return self.base_offset + self.last_offset_delta + 1
 
     @property
@@ -89,7 +89,7 @@ class BatchHeader(NamedTuple):
 
 
 class RecordBatch(NamedTuple):
-    """A header and the whole batch's bytes, header included."""
+    """A header, and the bytes of the whole batch, header included."""
 
     header: BatchHeader
     data: memoryview
@@ -97,11 +97,8 @@ class RecordBatch(NamedTuple):
 
 def iter_batches(buffer: bytes | memoryview) -> Iterator[RecordBatch]:
     """The complete batches of `buffer`, in order; a truncated last one is left out. A message of format 0 or
-    1 is also a batch, which nobody can decode.
-
-    Raises:
-        CorruptBatch: a length or magic that no batch can have.
-    """
+    1 also counts as a batch, although nothing can decode it. Raises CorruptBatch: a length, an end or a magic
+    that no batch can have."""
     at = 0
     for batch in _framed(memoryview(buffer)):
         header = batch.header
@@ -114,7 +111,7 @@ def iter_batches(buffer: bytes | memoryview) -> Iterator[RecordBatch]:
 
 
 def why_unreadable(magic: int) -> str:
-    """What is wrong with a format other than `MAGIC`, and what to do about it; "" for `MAGIC`."""
+    """The fault of a format other than `MAGIC` and its remedy; "" for `MAGIC`."""
     if magic == MAGIC:
         return ""
     if not 0 <= magic < MAGIC:
@@ -126,7 +123,6 @@ def why_unreadable(magic: int) -> str:
 
 
 def _framed(view: memoryview) -> Iterator[RecordBatch]:
-    """The complete batches by nothing but their lengths."""
     at, size = 0, len(view)
     while size - at > _MAGIC_AT:
         if view[at + _MAGIC_AT] < MAGIC:
@@ -147,7 +143,7 @@ def _framed(view: memoryview) -> Iterator[RecordBatch]:
 
 
 def seal(batch: bytearray, checksum: Callable[..., int]) -> None:
-    """Gives a whole batch the checksum (CRC-32C) of what it holds now."""
+    """Writes the CRC-32C of a whole batch's present content into it."""
     with memoryview(batch) as view, view[CHECKED_FROM:] as checked:
         crc = checksum(checked)
     _CRC.pack_into(batch, _CRC_AT, crc)
@@ -156,14 +152,14 @@ def seal(batch: bytearray, checksum: Callable[..., int]) -> None:
 def set_producer(
     batch: bytearray, producer_id: int, epoch: int, sequence: int, checksum: Callable[..., int]
 ) -> None:
-    """Makes a whole batch this producer's; `sequence` is of its first record."""
+    """Writes a producer's identity into a whole batch. `sequence` belongs to the first record."""
     _PRODUCER.pack_into(batch, _PRODUCER_AT, producer_id, epoch, sequence)
     seal(batch, checksum)
 
 
 class ResponsePiece(NamedTuple):
-    """Bytes of a response that stand for the offsets up to `next_offset`; `damage`: why they cannot be read,
-    "" when they can. `leader_epoch`: the highest of its batches, -1: they tell none."""
+    """Bytes of a response that hold the offsets below `next_offset`. `damage` says why they cannot be
+    read, "" if they can. `leader_epoch` is the highest one of the batches, -1 if they have none."""
 
     start_byte: int
     end_byte: int
@@ -175,16 +171,17 @@ class ResponsePiece(NamedTuple):
 def take(
     buffer: bytes | memoryview, position: int, log_end: int, checksum: Callable[..., int]
 ) -> list[ResponsePiece]:
-    """What a response to a fetch at `position` holds up to the first damage: sound batches, messages of
-    format 0 or 1, then the damaged batch if its end is known. What follows comes with the next fetch; empty:
-    not one whole batch.
+    """Divides the response to a fetch at `position` into pieces, up to the first damage.
+
+    The pieces are sound batches, messages of format 0 or 1, and the damaged batch if its end is known. The
+    next fetch returns the rest. An empty list means that the response holds no whole batch.
 
     Args:
-        log_end: the end that the broker tells of the log.
+        log_end: The log's end, as the broker reported it.
         checksum: CRC-32C of bytes.
 
     Raises:
-        CorruptBatch: it begins with a batch that is damaged, and nobody knows at which offset that ends.
+        CorruptBatch: The response begins with a damaged batch whose end offset is not known.
     """
     batches: list[RecordBatch] = []
     broken = ""
@@ -211,7 +208,7 @@ def take(
         if fault:
             size, end = _end_of_damage(batches[index:], faults[index:], next_offset, moved, lowest[index])
             if end < 0 and at + size == len(buffer) and header.next_offset == log_end > next_offset:
-                end = log_end  # the broker's word for it
+                end = log_end  # the broker reported this end
             if end > next_offset:
                 return [*pieces, ResponsePiece(at, at + size, end, fault)]
             if pieces:
@@ -221,7 +218,7 @@ def take(
         elif header.next_offset > next_offset:
             _add_old(pieces, at, at + len(batch.data), header)
             next_offset = header.next_offset
-        start_byte = at = at + len(batch.data)  # behind what was told, or lies before what was asked for
+        start_byte = at = at + len(batch.data)  # an empty batch, or one below `position`
     if next_offset > position and at > start_byte:
         pieces.append(ResponsePiece(start_byte, at, next_offset, "", epoch))
     if broken and not pieces:
@@ -230,7 +227,7 @@ def take(
 
 
 def _add_old(pieces: list[ResponsePiece], start_byte: int, end_byte: int, header: BatchHeader) -> None:
-    """Adds a sound message of format 0 or 1 to the last piece if that has such messages, and room."""
+    """Adds a sound message of format 0 or 1, to the last piece if that holds such messages and has room."""
     damage = why_unreadable(header.magic)
     if pieces and pieces[-1].damage == damage and end_byte - pieces[-1].start_byte <= OLD_PIECE_BYTES:
         start_byte = pieces.pop().start_byte
@@ -238,7 +235,7 @@ def _add_old(pieces: list[ResponsePiece], start_byte: int, end_byte: int, header
 
 
 def _fault(batch: RecordBatch, checksum: Callable[..., int]) -> str:
-    """Why a batch is damaged; "" also for a sound message of format 0 or 1."""
+    """Why a batch is damaged; "" for a sound batch, and for a sound message of format 0 or 1."""
     header = batch.header
     if not 0 <= header.magic <= MAGIC:
         return why_unreadable(header.magic)
@@ -248,7 +245,7 @@ def _fault(batch: RecordBatch, checksum: Callable[..., int]) -> str:
 
 
 def is_sound(batch: RecordBatch, checksum: Callable[..., int]) -> bool:
-    """Whether the checksum of a batch matches. `checksum`: CRC-32C; formats 0 and 1 have CRC-32."""
+    """Whether a batch's checksum matches. `checksum` is CRC-32C; formats 0 and 1 use CRC-32."""
     header, data = batch
     if header.magic < MAGIC:
         return crc32(data[_MAGIC_AT:]) == header.crc
@@ -256,7 +253,7 @@ def is_sound(batch: RecordBatch, checksum: Callable[..., int]) -> bool:
 
 
 def _lowest_behind(batches: Sequence[RecordBatch], faults: Sequence[str]) -> list[int]:
-    """For each batch the lowest base offset of the sound ones behind it; -1: there are none."""
+    """For each batch, the lowest base offset of the sound batches after it; -1 if there are none."""
     found, lowest = [-1] * len(batches), -1
     for index in range(len(batches) - 1, -1, -1):
         found[index] = lowest
@@ -267,18 +264,18 @@ def _lowest_behind(batches: Sequence[RecordBatch], faults: Sequence[str]) -> lis
 
 
 def _contradiction(header: BatchHeader, next_offset: int, moved: bool, lowest_behind: int) -> str:
-    """Why a batch of matching checksum cannot be here (rule 2); those before it end at `next_offset`."""
+    """Why a batch with a matching checksum cannot follow batches that end at `next_offset` (rule 2)."""
     if moved and header.base_offset < next_offset:
-        return f"its base offset {header.base_offset} lies before {next_offset}, where the one before it ends"
+        return f"its base offset {header.base_offset} is below {next_offset}, where the batch before it ends"
     if header.base_offset > next_offset and next_offset <= lowest_behind < header.next_offset:
-        return f"its offsets reach beyond {lowest_behind}, where a batch behind it begins"
+        return f"its offsets go beyond {lowest_behind}, where a later batch begins"
     return ""
 
 
 def _end_of_damage(
     batches: Sequence[RecordBatch], faults: Sequence[str], next_offset: int, moved: bool, lowest_behind: int
 ) -> tuple[int, int]:
-    """Bytes and end offset of the damage that the first of these begins; -1: nobody knows (rule 3)."""
+    """Bytes and end offset of the damage that begins with the first batch; -1: unknown end (rule 3)."""
     size = len(batches[0].data)
     for batch, fault in zip(batches[1:], faults[1:], strict=True):
         base_offset = batch.header.base_offset
@@ -289,26 +286,23 @@ def _end_of_damage(
 
 
 class ReadCommittedFilter:
-    """The read_committed filter over the batches of one fetch response.
-
-    Source: KIP-98. `aborted` lists (producer id, first offset) of aborted transactions that overlap the
-    response; a transactional batch of such a producer is skipped from that offset on until its abort
-    marker. Control batches are never shown.
-    """
+    """Hides aborted transactions and control batches of one fetch response (read_committed, KIP-98).
+    `aborted` lists (producer id, first offset) of the aborted transactions that overlap the response. From
+    that offset on, the producer's transactional batches are hidden up to its abort marker."""
 
     __slots__ = ("_aborted", "_aborting")
 
     def __init__(self, aborted: Iterable[tuple[int, int]]) -> None:
-        self._aborted = sorted(aborted, key=lambda entry: -entry[1])  # the next one last
+        self._aborted = sorted(aborted, key=lambda entry: -entry[1])  # the next one is last
         self._aborting: set[int] = set()
 
     def shows(self, batch: RecordBatch) -> bool:
-        """Whether the batch's records are to be seen; call once a batch, in order."""
+        """Whether the batch's records are visible. Call it once for each batch, in order."""
         header = batch.header
         while self._aborted and self._aborted[-1][1] <= header.base_offset:
             self._aborting.add(self._aborted.pop()[0])
         if header.is_control:
-            # Commit or abort marker: either way, what follows is another transaction.
+            # A commit or abort marker: later batches of this producer belong to another transaction.
             self._aborting.discard(header.producer_id)
             return False
         return not (header.is_transactional and header.producer_id in self._aborting)

@@ -1,7 +1,7 @@
-"""CRC32C of record batches, by the processor's own instruction where there is one.
+"""CRC-32C of record batches, by the processor's own instruction where it has one.
 
-aiokafka's own walks a table: 2.1 GB/s here for 64 KB, where this one does 27. A batch that is copied is
-checked when it comes and stamped when it goes.
+aiokafka's own checksum uses a lookup table: 2.1 GB/s for 64 KB, where this one reaches 27. The difference
+counts because every copied batch is checked on arrival and sealed again on departure.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import crc32c as library
 
 from app.kafka.records.verbatim_copy import Bytes
 
-KEEP_LOCK = 0  # a batch takes microseconds: letting other threads run costs more
+KEEP_LOCK = 0  # a batch takes microseconds; releasing the GIL would cost more
 
 
 def crc32c(data: Bytes) -> int:

@@ -1,9 +1,10 @@
-"""The headers of a fetched chunk's batches as arrays: one walk over their lengths, then columns.
+"""The headers of a fetched chunk's batches as numpy columns, for audits that count without decoding.
 
-The layout is `app.kafka.records.batch`'s, which reads one header at a time and says what is wrong with one.
+`app.kafka.records.batch` has the layout; it reads one header at a time and explains faults.
 
-A header tells the first record's timestamp, and others may be lower. Once the records were looked at, a
-header that is kept says the lowest in its place (`exact`): it has a format of its own, which no log has.
+A header has the first record's timestamp, but a later record may have a lower one. Once the records have
+been read, `exact` replaces the first timestamp of a stored header with the lowest one. Such a header has a
+magic number of its own, which no log has.
 """
 
 from __future__ import annotations
@@ -27,38 +28,22 @@ from app.kafka.records.batch import (
 
 Numbers = npt.NDArray[np.int64]
 
-LAYOUT = np.dtype(
-    [
-        ("base_offset", ">i8"),
-        ("length", ">i4"),
-        ("leader_epoch", ">i4"),
-        ("magic", "i1"),
-        ("crc", ">i4"),
-        ("attributes", ">i2"),
-        ("last_offset_delta", ">i4"),
-        ("first_timestamp_ms", ">i8"),
-        ("max_timestamp_ms", ">i8"),
-        ("producer_id", ">i8"),
-        ("producer_epoch", ">i2"),
-        ("base_sequence", ">i4"),
-        ("record_count", ">i4"),
-    ]
-)
+_TYPES = [">i8", ">i4", ">i4", "i1", ">i4", ">i2", ">i4", ">i8", ">i8", ">i8", ">i2", ">i4", ">i4"]
+LAYOUT = np.dtype(list(zip(BatchHeader._fields, _TYPES, strict=True)))
 assert LAYOUT.itemsize == HEADER_BYTES
-assert LAYOUT.names == BatchHeader._fields
 
 _length_at = struct.Struct(">i").unpack_from
 _frame_at = struct.Struct(">i4xb").unpack_from  # length, magic
 _LENGTH_AT = 8
 _MAGIC_AT = 16
-_EXACT_MAGIC = 3  # of kept headers only: whatever is fetched with it is refused
+_EXACT_MAGIC = 3  # only in stored headers; a fetched batch with it is refused
 _FIRST = struct.Struct(">q")
 _FIRST_AT = 27
 
 
 class BatchHeaderArrays(NamedTuple):
-    """Of the whole batches of `data`, in order; arrays of one length. `starts`: their first bytes.
-    `is_exact`: the first timestamp is the lowest of the records."""
+    """The headers of the whole batches of `data`, in order, as arrays of one length. `starts` are the
+    batches' first bytes. `is_exact`: the first timestamp is the lowest of the records."""
 
     data: memoryview
     starts: Numbers
@@ -80,22 +65,20 @@ class BatchHeaderArrays(NamedTuple):
         return self.length + LOG_OVERHEAD_BYTES
 
     def of(self, rows: slice | npt.NDArray[np.bool_]) -> BatchHeaderArrays:
-        """Those of some rows."""
         columns = (self.starts, self.base_offset, self.length, self.attributes, self.last_offset_delta,
                    self.first_timestamp_ms, self.max_timestamp_ms, self.record_count)  # fmt: skip
         numbers = (column[rows] for column in columns)
         return BatchHeaderArrays._make((self.data, *numbers, self.is_exact[rows]))
 
     def batch(self, row: int) -> RecordBatch:
-        """A batch with its header and its bytes."""
         start = int(self.starts[row])
         data = self.data[start : start + int(self.length[row]) + LOG_OVERHEAD_BYTES]
         return RecordBatch(BatchHeader._make(HEADER.unpack_from(data)), data)
 
 
 def headers_of(data: bytes | memoryview) -> BatchHeaderArrays | None:
-    """The headers of all whole batches; a truncated last one is left out. None: something in it is not of
-    format 2, or no batch at all, and has to be looked at one by one (`record_batch.iter_batches`)."""
+    """The headers of all whole batches; a truncated last one is left out. None if some bytes are not of
+    format 2 or no batch at all: `batch.iter_batches` then reads them one by one."""
     starts: list[int] = []
     append, at, last = starts.append, 0, len(data) - HEADER_BYTES
     while at <= last:
@@ -111,7 +94,7 @@ def headers_of(data: bytes | memoryview) -> BatchHeaderArrays | None:
 
 
 def exact(head: bytes, lowest_ms: int) -> bytes:
-    """A batch's header with the lowest timestamp of its records, which is kept instead of its own."""
+    """A copy of a batch header that has the lowest timestamp of the records as its first one."""
     made = bytearray(head)
     made[_MAGIC_AT] = _EXACT_MAGIC
     _FIRST.pack_into(made, _FIRST_AT, lowest_ms)
@@ -119,7 +102,7 @@ def exact(head: bytes, lowest_ms: int) -> bytes:
 
 
 def heads_of(data: bytes) -> list[bytes] | None:
-    """The headers of whole batches, `HEADER_BYTES` each, cheaply. None: not all are of format 2."""
+    """The header bytes of each batch. None unless `data` is nothing but whole batches of format 2."""
     heads: list[bytes] = []
     append, at, last = heads.append, 0, len(data) - HEADER_BYTES
     while at <= last:
@@ -134,9 +117,15 @@ def heads_of(data: bytes) -> list[bytes] | None:
 def headers_of_heads(
     heads: Sequence[bytes], base_offsets: Sequence[int] | None = None, cleared: int = 0
 ) -> BatchHeaderArrays | None:
-    """Of batches of which only the headers (`HEADER_BYTES` each, `exact` ones too) are known: as they are in
-    a log where they have these base offsets (None: those that they say), and lack the `cleared` attributes.
-    None as in `headers_of`."""
+    """The arrays of batches of which only the headers are known (`HEADER_BYTES` each, also from `exact`).
+
+    Args:
+        base_offsets: Where the batches are in the log; None: at the offsets in the headers.
+        cleared: Attributes that the batches in the log lack.
+
+    Returns:
+        None in the same cases as `headers_of`.
+    """
     data = b"".join(heads)
     starts = np.arange(len(heads), dtype=np.int64) * HEADER_BYTES
     found = _columns(memoryview(data), starts, data, may_be_exact=True)

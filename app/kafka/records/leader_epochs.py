@@ -1,20 +1,20 @@
-"""Which history of a source's offsets a reader of it has seen: the leader epochs of what it read.
+"""Leader epochs of what a reader has read: they show up to which offset two readers read the same log.
 
-    offsets   0          50        71      80
-    one       |  epoch 1 |  epoch 3        |          1@0, 3@50
-    other     |  epoch 1 |  epoch 3 | epoch 5 ...     1@0, 3@50, 5@71     they agree below 71
+    offsets    0          50        71      80
+    reader A   |  epoch 1 |  epoch 3        |          1@0, 3@50
+    reader B   |  epoch 1 |  epoch 3 | epoch 5 ...     1@0, 3@50, 5@71     they agree below 71
 
-Every election gives a partition's leader a higher epoch, and a leader only appends: an epoch is one history,
-of which those who read in it have read a part each. An unclean election begins its epoch below offsets that
-were read; who had not come so far goes on as if nothing had happened, and notices nothing.
+Every election gives a partition's leader a higher epoch, and a leader only appends. So all readers of an
+epoch read parts of one history. An unclean election begins its epoch below offsets that some readers have
+read. A reader that had not come that far sees no sign of it.
 
-    epochs e@s   what was read below the least start of the later ones is the history of epoch e
+An entry `e@s` says that offsets below the lowest later start belong to the history of epoch e.
 
-Rules
-1. Two readers agree up to where either of them left the newest epoch in which both have read. Without one
-   they need not agree anywhere.
-2. A start may be told too low (a response tells the last epoch in it), and an epoch be left out with it: then
-   less is known. It is never told too high.
+Rules (tests/kafka/records/test_leader_epochs.py)
+1. Two readers agree below the first offset at which either left the newest epoch that both have read.
+   Without such an epoch, they need not agree anywhere.
+2. A response gives only its last epoch. So a start may be too low and an epoch may be missing, and then
+   less is known. A start is never too high.
 
 Source: Apache Kafka's LeaderEpochFileCache (KIP-101, KIP-279).
 """
@@ -23,51 +23,52 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-MOST_EPOCHS = 32  # the newest: who has read in none of them has been away for long
-NOWHERE, ENDLESS = -1, 1 << 62  # below which offset two agree
+MOST_EPOCHS = 32  # the newest ones; a reader without any of them was away for long
+NOWHERE, ENDLESS = -1, 1 << 62  # bounds below which two readers agree at no offset, or at all offsets
 
 
 class EpochStart(NamedTuple):
-    """See the module; `start_offset` is the first offset that may be of the epoch."""
+    """An epoch, and the first offset that may belong to it."""
 
     epoch: int
     start_offset: int
 
 
-Epochs = tuple[EpochStart, ...]  # ascending; (): not known
+Epochs = tuple[EpochStart, ...]  # ascending; empty: not known
 
 
-def agree_below(one: Epochs, other: Epochs) -> int:
-    """Rule 1, of epochs that are known: below which offset the two have read one history;
-    `NOWHERE`: that is not known of any."""
-    common = {start.epoch for start in one} & {start.epoch for start in other}
+def agree_below(first: Epochs, second: Epochs) -> int:
+    """The offset below which two readers with known epochs agree (rule 1); `NOWHERE` if not known."""
+    common = {start.epoch for start in first} & {start.epoch for start in second}
     if not common:
         return NOWHERE
-    return min((start.start_offset for start in (*one, *other) if start.epoch > max(common)), default=ENDLESS)
+    return min(
+        (start.start_offset for start in (*first, *second) if start.epoch > max(common)), default=ENDLESS
+    )
 
 
 def read_in(epochs: Epochs, epoch: int, start_offset: int) -> Epochs:
-    """With what was read from `start_offset` on, in that epoch and maybe some before it; below 0: nobody
-    knows in which."""
+    """The epochs after a response from `start_offset` on whose last epoch is `epoch`. A negative `epoch` is
+    unknown and changes nothing."""
     if epoch < 0 or (epochs and epochs[-1].epoch == epoch):
         return epochs
-    # Later epochs were read by a former owner, in what is read again, or is not there any more.
+    # A former owner read the later epochs, in offsets that are read again or no longer exist.
     kept = tuple(start for start in epochs if start.epoch <= epoch)
     if kept and kept[-1].epoch == epoch:
         return kept
     return (*kept, EpochStart(epoch, start_offset))[-MOST_EPOCHS:]
 
 
-def gone_on(told: Epochs, more: Epochs) -> tuple[Epochs, int]:
-    """The epochs of a reader that has told `told` and then (itself, or its successor) `more`; and below which
-    offset what was told before still holds."""
-    if not told or not more:
-        return more, ENDLESS
-    holds_below = agree_below(told, more)
-    known = {start.epoch for start in more}
-    common = max((start.epoch for start in told if start.epoch in known), default=-1)
-    kept = [start for start in told if start.epoch <= common]
-    new = [start for start in more if start.epoch > common]
+def joined_epochs(former: Epochs, latest: Epochs) -> tuple[Epochs, int]:
+    """Joins a reader's former report with its (or its successor's) latest; the former holds below the
+    offset."""
+    if not former or not latest:
+        return latest, ENDLESS
+    holds_below = agree_below(former, latest)
+    known = {start.epoch for start in latest}
+    common = max((start.epoch for start in former if start.epoch in known), default=-1)
+    kept = [start for start in former if start.epoch <= common]
+    new = [start for start in latest if start.epoch > common]
     if kept and new:
         new[0] = EpochStart(new[0].epoch, holds_below)
     return (*kept, *new)[-MOST_EPOCHS:], holds_below

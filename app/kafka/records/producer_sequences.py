@@ -1,12 +1,12 @@
-"""Sequence numbers: how many records a producer has written to a partition, kept in every batch's header.
+"""Sequence numbers: the count of a producer's records in a partition, in every batch header.
 
-    stamp (id, epoch, n)   of a lane at some point: what it wrote before has numbers below n, what follows has
-                           n and more; where its source stood then is known, if a barrier carries the stamp
+A stamp (id, epoch, n) is a producer's state: its earlier records have numbers below n, later ones n and
+more. A barrier that carries a stamp gives the position of the lane's source at that moment.
 
 Rules
-1. They count a producer's records in one partition, per epoch, from 0 on; behind 2^31 - 1 comes 0 again.
-2. Which of two is the later one is told by where they lie: numbers of records that lie less than `NEAR`
-   offsets apart are less than half the circle apart.
+1. Numbers count a producer's records in one partition, from 0 in each epoch, and wrap after 2^31 - 1.
+2. Offsets decide which of two numbers is later: records less than `NEAR` offsets apart have numbers less
+   than half the circle apart.
 
 Source: Apache Kafka's DefaultRecordBatch (incrementSequence), KIP-98, KIP-360 (epochs begin at 0).
 """
@@ -16,13 +16,13 @@ from __future__ import annotations
 from typing import NamedTuple
 
 SEQUENCES = 1 << 31
-NEAR = SEQUENCES >> 2  # in offsets: a window and what is compared with it are two of these at most
+NEAR = SEQUENCES >> 2  # offsets; a window and its counterpart span at most two of these
 
 Producer = tuple[int, int]  # id and epoch
 
 
 class ProducerStamp(NamedTuple):
-    """See the module. `sequence`: of the next record."""
+    """A producer's state in a partition. `sequence` belongs to its next record."""
 
     producer_id: int
     epoch: int
@@ -33,18 +33,17 @@ class ProducerStamp(NamedTuple):
         return self.producer_id, self.epoch
 
     def behind(self, count: int) -> ProducerStamp:
-        """`count` records later."""
         return self._replace(sequence=(self.sequence + count) % SEQUENCES)
 
 
 class ProducerTail(NamedTuple):
-    """What a producer id wrote to a partition, read in the log's order.
+    """The records of a producer id in a partition, read in log order.
 
     Attributes:
-        end: all that was read of it lies below this offset.
-        stamp: behind all of it; None: its numbers are not known yet.
-        is_whole: none of its numbers is missing, from where the reading began: each epoch's follow on each
-            other, from 0 on where the epoch begins, and no epoch follows on a later one.
+        end: The end offset of the last batch that was read.
+        stamp: The producer's state after that batch; None: not known yet.
+        is_whole: No record was missed since reading began. Numbers have no gap within an epoch, each epoch
+            begins at 0, and epochs never decrease.
     """
 
     end: int
@@ -52,7 +51,7 @@ class ProducerTail(NamedTuple):
     is_whole: bool = True
 
     def behind(self, start: int, end: int, first: ProducerStamp, count: int) -> ProducerTail:
-        """And behind a batch of offsets [start, end): `count` records that are numbered from `first` on."""
+        """The tail after one more batch: offsets [start, end), `count` records, numbered from `first`."""
         last = self.stamp
         if last is None or first.epoch > last.epoch:
             last = first._replace(sequence=0)
@@ -61,5 +60,5 @@ class ProducerTail(NamedTuple):
 
 
 def later(sequence: int, other: int) -> int:
-    """How many records `sequence` is behind `other`; below 0: before it (rule 2)."""
+    """How many records `sequence` is after `other`; negative: before it (rule 2)."""
     return (sequence - other + SEQUENCES // 2) % SEQUENCES - SEQUENCES // 2

@@ -1,4 +1,4 @@
-"""A Kafka record, whoever read it."""
+"""A decoded Kafka record, whichever library decoded it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from app.kafka.records.scan import HEADER_COST_BYTES
 
 
 class Record(Protocol):
-    """A decoded record (aiokafka's C object, a consumer's, or one that stands for it)."""
+    """A decoded record: aiokafka's C object, a consumer's record, or a substitute."""
 
     @property
     def offset(self) -> int: ...
@@ -24,7 +24,7 @@ class Record(Protocol):
 
 
 def size_of(record: Record) -> int:
-    """About the bytes that it takes in memory, at least 1: of key, value and headers."""
+    """About the bytes that a record's key, value and headers take in memory, at least 1."""
     nbytes = len(record.key or b"") + len(record.value or b"") + 1
     for name, value in record.headers:
         nbytes += len(name) + len(value or b"") + HEADER_COST_BYTES

@@ -1,58 +1,54 @@
-"""Where the records of an uncompressed batch (format v2) end, and what they cost, before any is an object.
+"""Finds where the records of an uncompressed batch (format v2) end and what they cost, before decoding them.
 
     length  attributes (1 byte)  timestamp delta  offset delta  key  value  header count  headers
-    lengths, deltas and counts are zigzag varints; -1 as the length of a key or value is null
+    lengths, deltas and counts are zigzag varints; a key or value of length -1 is null
 
-Source: Apache Kafka's protocol guide, "Record". A header takes two bytes in a batch and a hundred times that
-in memory: a few kilobytes of compressed headers would be gigabytes of objects. So they are counted first.
+Source: Apache Kafka's protocol guide, "Record". A header may take two bytes in a batch and a hundred times
+that in memory. A few compressed kilobytes could become gigabytes of objects, so headers are counted first.
 
-`cut` never passes a bound: a record beyond one ends the cut, and stands alone in the next (`ScanCut.excess`).
-Almost all records are short (`short`), and so within every bound: only their lengths are looked at.
+`cut` never passes a limit: a record beyond one ends the cut and is alone in the next (`ScanCut.excess`).
+Almost all records are short and so within every limit; `cut_short` reads only their lengths.
 """
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
-MAX_HEADERS = 10_000  # of a record: 2 MB of objects; people's own records have some tens
-MAX_HEADERS_BYTES = 8 * 1024 * 1024  # of a record, names and values: eight times a broker's usual message
-# What a copy in a retry topic or dead letter queue may have beside those: what it says of itself.
+MAX_HEADERS = 10_000  # of a record: 2 MB of objects; usual records have some tens
+MAX_HEADERS_BYTES = 8 * 1024 * 1024  # of a record, names and values: 8 times a usual `max.message.bytes`
+# Switchyard's own headers on a copy in a retry topic or dead letter queue, beside the record's.
 OWN_HEADERS, OWN_HEADERS_BYTES = 256, 256 * 1024
-SHORT_BYTES = 2 * MAX_HEADERS  # a record of no more has no more headers than it may have
-# Short records are taken together up to such a part of what may be objects at once. As nothing but headers
-# they would be five times that much, for as long as they are decoded; their cost is told then.
+SHORT_BYTES = 2 * MAX_HEADERS  # a header takes two bytes, so a record of this size is within the limit
+# A chunk of short records takes at most this fraction of the cost limit in bytes. If they are nothing but
+# headers, their objects cost five times the limit while they are decoded; the cost is known afterwards.
 SHORT_PART = 16
-MAX_BATCH_RECORDS = 1_000_000  # of a batch that is read as a whole; what is kept of them may be 100 MB
-# What an object takes beside its bytes, by CPython 3.11: three objects and a slot in the list of headers.
+MAX_BATCH_RECORDS = 1_000_000  # of a batch read as a whole; their objects may take 100 MB
+# Memory beside the bytes, in CPython 3.11: three objects and a slot in the list of headers.
 HEADER_COST_BYTES = 160
 RECORD_COST_BYTES = 200
 _MORE, _BITS = 0x80, 0x7F
 _MAX_SHIFT = 63  # a varint has ten bytes at most
 
 
-class Most(NamedTuple):
-    """What a record may have: headers, and bytes of them (names and values)."""
-
+class RecordLimits(NamedTuple):
     headers: int
     headers_bytes: int
 
 
-OF_PRODUCERS = Most(MAX_HEADERS, MAX_HEADERS_BYTES)
-OF_COPIES = Most(MAX_HEADERS + OWN_HEADERS, MAX_HEADERS_BYTES + OWN_HEADERS_BYTES)
+PRODUCER_LIMITS = RecordLimits(MAX_HEADERS, MAX_HEADERS_BYTES)
+COPY_LIMITS = RecordLimits(MAX_HEADERS + OWN_HEADERS, MAX_HEADERS_BYTES + OWN_HEADERS_BYTES)
 
 
 class RecordExcess(NamedTuple):
-    """The record at `offset_delta` is beyond a bound, for that `reason`."""
+    """The record at `offset_delta` is beyond a limit. `reason` says which."""
 
     offset_delta: int
     reason: str
 
 
 class ScanCut(NamedTuple):
-    """The next `records` of them end at byte `end`; as objects they take about `cost_bytes`.
-
-    With `excess` the only record of the cut is beyond a bound: it must not be decoded.
-    """
+    """The next `records` records. They end at byte `end` and take about `cost_bytes` as objects. With
+    `excess`, the cut is a single record beyond a limit, which must not be decoded."""
 
     end: int
     records: int
@@ -61,23 +57,24 @@ class ScanCut(NamedTuple):
 
 
 def cut(
-    data: memoryview | bytes, at: int, left: int, most_records: int, most_bytes: int, most: Most = OF_COPIES
+    data: memoryview | bytes,
+    at: int,
+    left: int,
+    most_records: int,
+    most_bytes: int,
+    limits: RecordLimits = COPY_LIMITS,
 ) -> ScanCut:
-    """The records from byte `at` on: at most `most_records` of the `left` ones, that cost `most_bytes` or
-    less together. One record is never refused for its cost.
-
-    Raises:
-        ValueError: the bytes cannot be records.
-    """
+    """Finds the records from byte `at` on. Takes at most `most_records` of the `left` ones that together cost
+    at most `most_bytes`. A single record may cost more. Raises ValueError: the bytes cannot be records."""
     size, count, cost_bytes = len(data), 0, 0
     try:
         for _ in range(min(left, most_records)):
             length, body = varint(data, at)
             end = body + length
             if length < 0 or end > size:
-                raise ValueError(f"a record of {length} bytes at byte {at}; {size - body} are left")
+                raise ValueError(f"a record of {length} bytes at byte {at}; {size - body} bytes are left")
             headers, headers_at, offset_delta = _headers(data, body, end)
-            if reason := _beyond(headers, end - headers_at, most):
+            if reason := _beyond(headers, end - headers_at, limits):
                 if count:
                     break
                 return ScanCut(end, 1, 0, RecordExcess(offset_delta, reason))
@@ -90,15 +87,15 @@ def cut(
     return ScanCut(at, count, cost_bytes)
 
 
-def short(data: memoryview | bytes, at: int, left: int, most_records: int, most_bytes: int) -> ScanCut:
-    """The short records from byte `at` on: at most `most_records` of the `left` ones. Without their headers
-    they cost `most_bytes` or less; what headers cost is not known (`ScanCut.cost_bytes` is 0, see
-    `SHORT_PART`).
+def cut_short(data: memoryview | bytes, at: int, left: int, most_records: int, most_bytes: int) -> ScanCut:
+    """Finds the short records from byte `at` on: at most `most_records` of the `left` ones.
 
-    It ends before a record that is not short, and before what cannot be one: `cut` says what is there. Makes
-    no call a record, and takes 0.1 us instead of 1.2.
+    Without headers they cost at most `most_bytes`. The cost of headers is not known, so `cost_bytes` is 0.
+
+    It ends before a record that is not short, and before bytes that cannot be a record; `cut` tells which.
+    It makes no call per record and takes 0.1 us for one, where `cut` takes 1.2 us.
     """
-    upto, count, last = at + most_bytes // SHORT_PART, 0, len(data) - 3
+    most_at, count, last = at + most_bytes // SHORT_PART, 0, len(data) - 3
     most_records = min(left, most_records, max(1, most_bytes // (2 * RECORD_COST_BYTES)))
     while count < most_records and at < last:
         length, body = data[at], at + 1
@@ -106,28 +103,24 @@ def short(data: memoryview | bytes, at: int, left: int, most_records: int, most_
             more = data[body]
             length = length & _BITS | more << 7
             body += 1
-            if more >= _MORE:  # up to SHORT_BYTES it has three bytes at most
+            if more >= _MORE:  # a length up to SHORT_BYTES has at most three bytes
                 length = length & 0x3FFF | data[body] << 14
                 body += 1
         end = body + (length >> 1)
         if length & 1 or length > 2 * SHORT_BYTES or end > last + 3:
             break
-        if end > upto and count:
+        if end > most_at and count:
             break
         at, count = end, count + 1
     return ScanCut(at, count, 0)
 
 
 def lowest_delta(data: bytes, count: int) -> int:
-    """The lowest timestamp delta of `count` records (one at least), which are all that `data` holds.
-
-    Makes no object of a record, so that headers need no bound. Takes about 0.13 us a record.
-
-    Raises:
-        ValueError: the bytes are not so many records.
-    """
+    """The lowest timestamp delta of the `count` records (at least one) that `data` holds. It makes no
+    objects, so headers need no limit. It takes about 0.13 us a record. Raises ValueError: the bytes are not
+    exactly `count` records."""
     at = signs = lowest = 0
-    is_above = True  # no delta of zero or less was found
+    is_above = True  # all deltas so far are positive
     try:
         for index in range(count):
             length = data[at]
@@ -140,7 +133,7 @@ def lowest_delta(data: bytes, count: int) -> int:
                 length, at = varint(data, at)
                 length <<= 1
             signs |= length
-            if data[at + 1] & 1 or is_above:  # others are not lower
+            if data[at + 1] & 1 or is_above:  # a positive delta cannot be lower than one of 0 or less
                 delta, _ = varint(data, at + 1)
                 lowest = min(lowest, delta) if index else delta
                 is_above = lowest > 0
@@ -153,7 +146,7 @@ def lowest_delta(data: bytes, count: int) -> int:
 
 
 def is_numbered(data: bytes | memoryview, count: int) -> bool:
-    """Whether these are `count` records with the offset deltas 0, 1, 2 ... Takes about 0.4 us a record."""
+    """Whether the bytes are `count` records with offset deltas 0, 1, 2 ... Takes about 0.4 us a record."""
     at = signs = 0
     try:
         for index in range(count):
@@ -168,7 +161,7 @@ def is_numbered(data: bytes | memoryview, count: int) -> bool:
                 length <<= 1
             signs |= length
             delta_at = at + 2
-            while data[delta_at - 1] >= _MORE:  # the timestamp's delta
+            while data[delta_at - 1] >= _MORE:  # skips the timestamp delta
                 delta_at += 1
             delta = data[delta_at]
             if delta >= _MORE:
@@ -183,11 +176,8 @@ def is_numbered(data: bytes | memoryview, count: int) -> bool:
 
 
 def numbered(data: bytes | memoryview, count: int) -> bytes:
-    """The `count` records with the offset deltas 0, 1, 2 ..., and nothing else changed.
-
-    Raises:
-        ValueError: the bytes are not so many records.
-    """
+    """The `count` records with offset deltas 0, 1, 2 ..., otherwise unchanged. Raises ValueError: the bytes
+    are not exactly `count` records."""
     found, at = bytearray(), 0
     try:
         for index in range(count):
@@ -220,9 +210,9 @@ def _packed(number: int) -> bytes:
 
 
 def _headers(data: memoryview | bytes, body: int, end: int) -> tuple[int, int, int]:
-    """How many headers a record has, the byte at which they begin, and its offset delta."""
+    """A record's header count, the byte at which its headers begin, and its offset delta."""
     at = body + 1
-    while data[at] & _MORE:  # the timestamp's delta
+    while data[at] & _MORE:  # skips the timestamp delta
         at += 1
     offset_delta, at = varint(data, at + 1)
     for _ in range(2):
@@ -236,16 +226,16 @@ def _headers(data: memoryview | bytes, body: int, end: int) -> tuple[int, int, i
     return headers, at, offset_delta
 
 
-def _beyond(headers: int, headers_bytes: int, most: Most) -> str:
-    if headers > most.headers:
-        return f"{headers} headers; at most {most.headers} are read of a record"
-    if headers_bytes > most.headers_bytes:
-        return f"headers of {headers_bytes} bytes; at most {most.headers_bytes} are read of a record"
+def _beyond(headers: int, headers_bytes: int, limits: RecordLimits) -> str:
+    if headers > limits.headers:
+        return f"{headers} headers; a record may have at most {limits.headers}"
+    if headers_bytes > limits.headers_bytes:
+        return f"headers of {headers_bytes} bytes; a record may have at most {limits.headers_bytes} bytes"
     return ""
 
 
 def varint(data: memoryview | bytes, at: int) -> tuple[int, int]:
-    """A zigzag varint, and the byte behind it. Raises IndexError, ValueError."""
+    """A zigzag varint, and the position after it. Raises IndexError, ValueError."""
     byte = data[at]
     at += 1
     if byte < _MORE:

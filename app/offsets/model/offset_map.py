@@ -46,7 +46,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from app.kafka.records.leader_epochs import ENDLESS, NOWHERE, Epochs, agree_below, gone_on
+from app.kafka.records.leader_epochs import ENDLESS, NOWHERE, Epochs, agree_below, joined_epochs
 from app.kafka.records.producer_sequences import ProducerStamp
 from app.kernel.fencing import LogId
 
@@ -270,7 +270,7 @@ def after(line: OffsetMapLine | None, item: BarrierItem) -> OffsetMapLine | None
         before, source, target = line.barriers, line.source.filled_in(source), line.target.filled_in(target)
         needs, epochs = line.needs, line.epochs
         if _ends(item.barriers) > _ends(before):  # else it may come once more, late
-            epochs, holds_below = gone_on(line.epochs, item.epochs)
+            epochs, holds_below = joined_epochs(line.epochs, item.epochs)
             if holds_below < ENDLESS:
                 before = _holding(before, holds_below)
     barriers = thinned(_extended(before, item.barriers), needs)

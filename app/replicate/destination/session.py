@@ -353,7 +353,7 @@ class DestinationSession:
 
         async def go_on() -> None:
             await self._save(version)
-            lane.go()
+            lane.epoch_saved()
 
         self._start_task(go_on)
 

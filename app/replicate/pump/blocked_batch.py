@@ -144,7 +144,7 @@ class BlockedBatch:
                 BLOCKED_RETRY_INTERVAL_S,
             )
             pieces = [] if skipped else [copy]
-        futures = lane.instead([(piece.data, piece.record_count) for piece in pieces])
+        futures = lane.replace_refused([(piece.data, piece.record_count) for piece in pieces])
         ledger.instead(pieces, futures)
 
 

@@ -27,7 +27,7 @@ from app.controllog.seals import Seals
 from app.kafka.append.encoder import copies
 from app.kafka.append.errors import BatchRefused
 from app.kafka.append.local_appends import LaneWrites
-from app.kafka.append.own_offsets import mended
+from app.kafka.append.own_offsets import renumbered_batches
 from app.kafka.append.pending_batch import stamp_of
 from app.kafka.fetch.decoder import UndecodableBatch
 from app.kafka.fetch.deliveries import FetchedBatches, LogGap
@@ -212,7 +212,7 @@ class ReplicaPump:
                 await asyncio.sleep(0)
 
     async def _copy(self, fetched: FetchedBatches) -> None:
-        odd = await mended(fetched)
+        odd = await renumbered_batches(fetched)
         for start, batch in odd.items():
             if batch is not None and batch.header.next_offset > fetched.start_offset:
                 where = f"offsets [{start}, {batch.header.next_offset})"

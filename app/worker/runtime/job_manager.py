@@ -146,7 +146,7 @@ class JobManager(Service):
                     self.replicas.skip(pump, item)
                 case LogGap() if item.begun_anew:
                     # The offsets belong to another log now, so the job starts in a new lineage.
-                    next_offset = item.goes_on_at(pump.base)
+                    next_offset = item.resume_offset(pump.base)
                     self.restart_in_new_lineage(pump, pump.lineage + 1, next_offset, item.reason)
                 case LogGap():
                     pump.skip(item)

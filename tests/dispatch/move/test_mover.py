@@ -272,7 +272,7 @@ async def test_what_cannot_work_is_refused_before_anything_is_paused(stage: Stag
     await stage.make(WEST, stage.topic)
     dlq = f"{stage.topic}__billing__dlq"
     await stage.make(WEST, taken := dlq.replace("__billing", "_.billing"))
-    with pytest.raises(OperationRefused, match=f"does not make topic {dlq}: .* existing topic: {taken}"):
+    with pytest.raises(OperationRefused, match=f"does not create topic {dlq}: .* existing topic: {taken}"):
         await stage.run(stage.mover())
     stage.log.view.workloads[stage.key].definition["spec"]["ordering"] = "by-magic"
     with pytest.raises(OperationRefused, match=r"cannot read .*: spec\.ordering: .*\(got by-magic\)"):

@@ -66,7 +66,7 @@ async def test_the_third_owner_of_a_batch_at_which_two_ended_dead_letters_it_und
 
         ((_, _, value, headers),) = stand.copied.records
         assert (value, headers[CODE], headers[RAW_BATCH]) == (LARGE, b"UNDECODABLE", b"10-15")
-        assert b"2 workers ended while they decoded this batch" in (headers[REASON] or b"")
+        assert b"2 workers died while they decoded this batch" in (headers[REASON] or b"")
         assert (pump.delivered, pump.dead_lettered) == (20, 1)
         assert risks_of(pump.note) == ()
 

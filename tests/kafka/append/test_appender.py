@@ -1,4 +1,4 @@
-"""Batches appended to real brokers: once, in order, byte by byte, whatever happens in between."""
+"""Batches appended to real brokers arrive once, in order and byte by byte, whatever fails meanwhile."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ LIMIT = 1_000_000
 @asynccontextmanager
 async def appending(client: ClusterClient) -> AsyncIterator[tuple[Appender, list[AppendIncident]]]:
     """A started appender, and what it tells."""
-    told: list[AppendIncident] = []
-    appender = Appender(client, told.append)
+    incidents: list[AppendIncident] = []
+    appender = Appender(client, incidents.append)
     await appender.start()
     try:
-        yield appender, told
+        yield appender, incidents
     finally:
         await appender.stop()
         assert not appender._requests
@@ -162,7 +162,7 @@ def _same(there: Pump, here: Pump, copier: Copier) -> None:
             assert base_offset == sum(record.offset < start for record in expected)
 
 
-async def test_what_was_copied_while_the_destination_was_killed_and_came_back_is_the_source_record_by_record(
+async def test_copy_equals_the_source_after_the_destination_was_killed_and_restarted(
     killable_yard: Yard, topic_name: str
 ) -> None:
     home, away = killable_yard.bootstrap("east-regional"), killable_yard.bootstrap(CLUSTER)
@@ -189,7 +189,7 @@ async def test_what_was_copied_while_the_destination_was_killed_and_came_back_is
         _same(there, here, copier)
 
 
-async def test_a_batch_that_is_too_large_is_its_senders_to_divide_and_what_is_behind_it_waits(
+async def test_too_large_batch_is_divided_by_its_sender_while_later_batches_wait(
     client: ClusterClient, start: Start, topic_name: str
 ) -> None:
     await create(client, topic_name, max_message_bytes="1000")
@@ -209,14 +209,14 @@ async def test_a_batch_that_is_too_large_is_its_senders_to_divide_and_what_is_be
         assert not behind[0].done()
         pieces = list(reencoded(the_batch(large), 0, 1_000))
         assert len(pieces) > 1
-        divided = lane.instead([(piece.data, piece.record_count) for piece in pieces])
+        divided = lane.replace_refused([(piece.data, piece.record_count) for piece in pieces])
         await gathered(*divided)
         with pytest.raises(BatchRefused):
             await gathered(alone)
-        assert lane.instead([]) == []
+        assert lane.replace_refused([]) == []
         await gathered(*behind)
         with pytest.raises(ValueError, match="refused"):
-            lane.instead([])
+            lane.replace_refused([])
 
     expected = [b"before %d" % n for n in range(3)] + [b"%d" % n * 300 for n in range(6)]
     expected += [b"behind %d" % n for n in range(12)]
@@ -232,7 +232,7 @@ async def written(
     return headers, found
 
 
-async def test_who_takes_over_learns_how_much_was_written_and_shuts_the_predecessor_out(
+async def test_successor_learns_the_written_end_and_fences_its_predecessor(
     client: ClusterClient, start: Start, topic_name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await create(client, topic_name)
@@ -241,17 +241,17 @@ async def test_who_takes_over_learns_how_much_was_written_and_shuts_the_predeces
         values = [b"%d" % n for n in range(25)]
         await gathered(*[await former.append(*batch_of(*values[n : n + 5])) for n in range(0, 25, 5)])
 
-        asked = 0
+        lookups = 0
 
         async def log_end(*where: Any) -> int:
-            nonlocal asked
-            asked += 1
+            nonlocal lookups
+            lookups += 1
             return await _log_end(*where)
 
         monkeypatch.setattr(history, "FETCH_BYTES", 200)  # a batch or two at once
         monkeypatch.setattr(history, "_log_end", log_end)
         headers, found = await written(client, topic_name, former.producer.id, 5)
-        assert asked == 2, "where the log ends is asked for twice, not for every fetch"
+        assert lookups == 2, "where the log ends is lookups for twice, not for every fetch"
         assert [(header.base_offset, header.record_count) for header in headers] == [
             (n, 5) for n in range(5, 25, 5)
         ]
@@ -282,28 +282,28 @@ async def test_who_takes_over_learns_how_much_was_written_and_shuts_the_predeces
     assert await values_of(await start(), topic_name, 28) == [*values, b"still", b"mine", b"too"]
 
 
-async def test_where_the_log_does_not_have_what_was_before_it_goes_on_in_the_next_epoch_and_tells_it(
+async def test_lane_continues_in_the_next_epoch_and_reports_when_the_log_lost_batches(
     client: ClusterClient, start: Start, topic_name: str
 ) -> None:
     await create(client, topic_name)
-    async with appending(client) as (appender, told):
+    async with appending(client) as (appender, incidents):
         other = await appender.lane(topic_name, 0)
         await gathered(await other.append(*batch_of(b"a", b"b", b"c")))
-        lane = await appender.lane(topic_name, 0, other.producer)  # which nobody may do: the log disagrees
+        lane = await appender.lane(topic_name, 0, other.producer)  # not allowed: the log disagrees
         await gathered(*[await lane.append(*batch_of(b"%d" % n)) for n in range(20)])
         assert lane.producer == ProducerId(other.producer.id, 1)
-        (trouble,) = told
+        (trouble,) = incidents
         assert (trouble.topic, trouble.partition) == (topic_name, 0)
         assert "epoch 1" in trouble.message
     expected = [b"a", b"b", b"c", *[b"%d" % n for n in range(20)]]
     assert await values_of(await start(), topic_name, 23) == expected
 
 
-async def test_two_lanes_to_one_partition_and_many_partitions_of_small_batches_keep_each_ones_order(
+async def test_each_lane_keeps_its_order_beside_others(
     client: ClusterClient, start: Start, topic_name: str
 ) -> None:
     await create(client, topic_name)
-    async with appending(client) as (appender, told):
+    async with appending(client) as (appender, incidents):
         lanes = [await appender.lane(topic_name, 0) for _ in range(2)]
 
         async def feed(lane: AppendLane, name: bytes) -> list[int]:
@@ -311,7 +311,7 @@ async def test_two_lanes_to_one_partition_and_many_partitions_of_small_batches_k
 
         offsets = await asyncio.gather(feed(lanes[0], b"a"), feed(lanes[1], b"b"))
         assert sorted([*offsets[0], *offsets[1]]) == list(range(400))
-        assert not told
+        assert not incidents
     values = await values_of(await start(), topic_name, 400)
     for name in (b"a", b"b"):
         assert [value for value in values if value and value[:1] == name] == [
@@ -319,15 +319,15 @@ async def test_two_lanes_to_one_partition_and_many_partitions_of_small_batches_k
         ]
 
 
-async def test_a_topic_that_is_not_there_is_told_and_waited_for(
+async def test_missing_topic_is_reported_and_waited_for(
     client: ClusterClient, start: Start, topic_name: str
 ) -> None:
-    async with appending(client) as (appender, told):
+    async with appending(client) as (appender, incidents):
         lane = await appender.lane(topic_name, 0)
         futures = [await lane.append(*batch_of(b"%d" % n)) for n in range(10)]
-        await until(lambda: told)
-        assert topic_name in told[0].message
-        assert "create the topic" in told[0].remedy
+        await until(lambda: incidents)
+        assert topic_name in incidents[0].message
+        assert "create the topic" in incidents[0].remedy
         await create(client, topic_name)
         await gathered(*futures)
     assert await values_of(await start(), topic_name, 10) == [b"%d" % n for n in range(10)]
@@ -345,7 +345,7 @@ async def _replicated(client: ClusterClient, topic: str, least_in_sync: int) -> 
 
 
 @pytest.mark.deep(minutes=0.9)
-async def test_too_few_replicas_a_killed_leader_and_a_frozen_one_cost_no_record_and_double_none(
+async def test_too_few_replicas_and_killed_or_frozen_leaders_neither_lose_nor_duplicate_records(
     killable_yard: Yard, topic_name: str, tmp_path: Path
 ) -> None:
     one_enough = f"{topic_name}-one"
@@ -358,7 +358,7 @@ async def test_too_few_replicas_a_killed_leader_and_a_frozen_one_cost_no_record_
             stack.push_async_callback(delete, client, topic)
         wanted = {(topic, 0): [SECOND, FIRST] for topic in topics}
         await second.until_in_sync(wanted)
-        appender, told = await stack.enter_async_context(appending(client))
+        appender, incidents = await stack.enter_async_context(appending(client))
         written, ending = dict.fromkeys(topics, 0), asyncio.Event()
 
         async def feed(topic: str) -> None:
@@ -379,9 +379,11 @@ async def test_too_few_replicas_a_killed_leader_and_a_frozen_one_cost_no_record_
             await more(*topics)
             await second.kill()
             await more(one_enough)  # its new leader takes it
-            # Not only that its leader is gone: what that one had taken is still found and counted.
+            # Beyond the lost leader: the records it took are still found and counted.
             await until(
-                lambda: any(one.topic == topic_name and "NotEnoughReplicas" in one.message for one in told)
+                lambda: any(
+                    one.topic == topic_name and "NotEnoughReplicas" in one.message for one in incidents
+                )
             )
             stopped = written[topic_name]
             await more(one_enough)

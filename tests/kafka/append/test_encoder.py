@@ -1,4 +1,4 @@
-"""What is fetched becomes batches that a broker takes, with every record that is to be seen as it was."""
+"""Fetched batches become batches that a broker accepts, with every visible record unchanged."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def logged(
 
 @given(st.lists(batch_plans, max_size=6), st.integers(0, 30), st.sampled_from([150, 300, 2_000, NO_LIMIT]),
        st.booleans())  # fmt: skip
-def test_every_record_that_is_to_be_seen_comes_once_in_order_and_as_it_was(
+def test_every_visible_record_is_copied_once_in_order_and_unchanged(
     plans: list[dict[str, Any]], start: int, max_batch_bytes: int, marked: bool
 ) -> None:
     data, aborted, seen, end = logged(plans)
@@ -97,7 +97,7 @@ def test_every_record_that_is_to_be_seen_comes_once_in_order_and_as_it_was(
     assert came == expected
 
 
-def test_a_batch_that_can_go_as_it_is_is_not_copied_and_a_transaction_is_no_reason() -> None:
+def test_verbatim_batch_shares_the_fetched_bytes_even_in_a_transaction() -> None:
     row: Any = (1_000, b"k", b"v" * SMALL_BYTES, [])
     data = as_logged(5, rows_of([row] * 3)) + as_logged(
         8, rows_of([row]), flags=TRANSACTIONAL, producer=(PRODUCER, 0, 0)
@@ -108,7 +108,7 @@ def test_a_batch_that_can_go_as_it_is_is_not_copied_and_a_transaction_is_no_reas
     assert all(isinstance(copy.data, memoryview) and copy.data.obj is source.data for copy in found)
 
 
-def test_small_batches_in_a_row_travel_as_one_with_what_lies_between_them() -> None:
+def test_small_contiguous_batches_are_merged_with_the_gaps_between_them() -> None:
     row: Any = (1_000, b"k", b"v" * 100, [("h", b"1")])
     ones = [as_logged(2 * n, rows_of([row])) for n in range(50)]  # compaction took every other offset
     large = as_logged(100, rows_of([(1_000, None, b"v" * SMALL_BYTES, [])]))
@@ -120,7 +120,7 @@ def test_small_batches_in_a_row_travel_as_one_with_what_lies_between_them() -> N
     assert len(list(copies(fetched(data, 0, 101), 1_000))) > 5, "never more than the destination takes"
 
 
-def test_batches_that_are_compressed_are_not_joined() -> None:
+def test_compressed_batches_are_not_merged() -> None:
     row: Any = (1_000, b"k", b"v", [])
     packed = [as_logged(at, rows_of([row]), codec=CODECS["gzip"]) for at in (2, 3)]
     data = b"".join([as_logged(0, rows_of([row])), as_logged(1, rows_of([row])), *packed])
@@ -130,7 +130,7 @@ def test_batches_that_are_compressed_are_not_joined() -> None:
 
 
 @pytest.mark.parametrize("codec", sorted(CODECS.values()))
-def test_a_record_without_a_timestamp_has_none_in_its_copy_either(codec: int) -> None:
+def test_record_without_a_timestamp_has_none_in_its_copy(codec: int) -> None:
     """The first of a batch got that of the next, as the builder takes -1 for none given yet."""
     rows = rows_of([(time, b"k", b"v", []) for time in (7, -1, 9, -1)])
     data = as_logged(0, rows, codec=codec)
@@ -143,7 +143,7 @@ def test_a_record_without_a_timestamp_has_none_in_its_copy_either(codec: int) ->
     assert [row[1] for row in read(timeless.data)] == [-1]
 
 
-def test_what_was_encoded_anew_can_be_read_again_from_the_source() -> None:
+def test_reencoded_records_can_be_read_again_from_the_source() -> None:
     rows: list[Any] = [(1_000 + n, b"k%d" % n, b"v" * 50, [("h", b"1")]) for n in range(9)]
     data = b"".join(as_logged(at, rows_of(rows[at : at + 3])) for at in (0, 3, 6))
     for source, limit in ((data, NO_LIMIT), (data, 200), (as_logged(0, rows_of(rows)), 300)):
@@ -154,7 +154,7 @@ def test_what_was_encoded_anew_can_be_read_again_from_the_source() -> None:
         assert read_again == [(at, (*row[:3], tuple(row[3]))) for at, row in enumerate(rows)]
 
 
-def test_small_batches_go_as_they_are_when_one_of_them_cannot_be_decoded() -> None:
+def test_small_batches_stay_as_they_are_when_one_cannot_be_decoded() -> None:
     row: Any = (1_000, b"k", b"v", [])
     good, broken, other = (bytearray(as_logged(at, rows_of([row]))) for at in range(3))
     broken[61] = 0x7E  # the record's length
@@ -163,7 +163,7 @@ def test_small_batches_go_as_they_are_when_one_of_them_cannot_be_decoded() -> No
     assert [(copy.source_start, copy.source_end) for copy in found] == [(0, 1), (1, 2), (2, 3)]
 
 
-def test_a_batch_in_pieces_keeps_its_compression_and_is_cut_no_finer_than_needed() -> None:
+def test_divided_batch_keeps_its_compression_and_has_as_few_pieces_as_needed() -> None:
     rows = rows_of([(1_000 + n, b"k", bytes([n]) * 5_000, []) for n in range(16)])
     data = as_logged(0, rows, codec=CODECS["zstd"])
     assert len(data) < 2_000
@@ -177,7 +177,7 @@ def test_a_batch_in_pieces_keeps_its_compression_and_is_cut_no_finer_than_needed
     assert {the_batch(copy.data).header.compression for copy in halves} == {CODECS["zstd"]}
 
 
-def test_what_cannot_be_decoded_is_named_by_its_offsets_behind_what_came_before_it() -> None:
+def test_undecodable_offsets_are_named_after_the_copies_before_them() -> None:
     row: Any = (1_000, b"k", b"v", [])
     broken = bytearray(as_logged(3, rows_of([row] * 4, [0, 0, 1]), codec=CODECS["gzip"]))
     broken[70:75] = b"\xff" * 5
@@ -222,7 +222,7 @@ def written_by_a_stranger(base_offset: int, plan: dict[str, Any]) -> bytes:
 
 
 @given(st.lists(strange, min_size=1, max_size=4), st.sampled_from([150, NO_LIMIT]), st.booleans())
-def test_whatever_a_batch_holds_it_is_copied_or_named_and_what_is_behind_it_comes(
+def test_any_batch_is_copied_or_named_and_later_batches_are_copied(
     plans: list[dict[str, Any]], max_batch_bytes: int, marked: bool
 ) -> None:
     data, end = b"", 0
@@ -251,7 +251,7 @@ def without_a_time_and_with_the_last(base_offset: int) -> bytes:
     return bytes(batch)
 
 
-def test_what_cannot_be_encoded_anew_goes_as_it_is_or_is_named() -> None:
+def test_batch_that_cannot_be_reencoded_stays_as_it_is_or_is_named() -> None:
     """To encode a first timestamp of -1 takes all of them one later, and there is none after the last."""
     batches = [without_a_time_and_with_the_last(at) for at in (0, 2)]
     assert [bytes(copy.data) for copy in copies(fetched(b"".join(batches), 0, 4), NO_LIMIT)] == batches
@@ -265,14 +265,14 @@ def three_small() -> bytes:
     return b"".join(as_logged(at, rows_of([(1, b"k", b"%d" % n, []) for n in range(2)])) for at in (0, 2, 4))
 
 
-def test_a_batch_that_is_not_handed_on_is_found_with_its_offsets(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_batch_is_detected_with_its_offsets(monkeypatch: pytest.MonkeyPatch) -> None:
     joined = encoder._joined
     monkeypatch.setattr(encoder, "_joined", lambda run, *more: joined(run[:-1], *more))
-    with pytest.raises(RecordsMissed, match=r"\[0, 6\) was not copied as a whole: 2 records"):
+    with pytest.raises(RecordsMissed, match=r"2 records of \[0, 6\) are missing"):
         list(copies(fetched(three_small(), 0, 6), NO_LIMIT))
 
 
-def test_batches_of_which_fewer_records_are_read_than_there_are_are_not_encoded_anew(
+def test_batch_with_fewer_readable_records_than_counted_is_not_reencoded(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     data = three_small()
@@ -286,5 +286,5 @@ def test_batches_of_which_fewer_records_are_read_than_there_are_are_not_encoded_
     assert [(copy.record_count, copy.source_start, copy.source_end) for copy in found] == [
         (2, 0, 2), (2, 2, 4), (2, 4, 6)
     ], "they go as they are"  # fmt: skip
-    with pytest.raises(UndecodableBatch, match="1 records were read where there are 2"):
+    with pytest.raises(UndecodableBatch, match="1 records were read instead of 2"):
         list(copies(fetched(data, 0, 6), NO_LIMIT, lambda record: record.headers))

@@ -1,7 +1,7 @@
 """A lane against a partition that obeys Kafka's rules of sequence numbers and fails at any time.
 
-The real broker's part is in test_append.py; here is what cannot be brought about there: what is
-answered late or never, and what arrives after it was given up.
+test_appender.py uses real brokers. Here are cases that they cannot produce on purpose: late and missing
+answers, and batches that arrive after they were given up.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from app.kafka.records.verbatim_copy import SEQUENCES, next_sequence
 OUT_OF_ORDER, OLD_EPOCH, TOO_LARGE, TOO_FEW, TOO_FEW_AFTER_APPEND, NOT_LEADER = 45, 47, 10, 19, 20, 6
 ENOUGH_S = 60.0
 LARGE = 100  # a batch of so many records is refused
-TAKEN_BEFORE = "a batch was taken before the one in front of it; none is lost"
+TAKEN_BEFORE = "a batch was appended before the one in front of it; none is lost"
 
 
 class Partition:
@@ -68,13 +68,13 @@ class Partition:
         return 0, offset
 
 
-class Side:
-    """What an appender is to its lane."""
+class FakeAppender:
+    """The parts of an appender that its lane uses."""
 
     def __init__(self, partition: Partition) -> None:
         self.cluster = SimpleNamespace(name="there", spec=ClusterSpec("there", ("127.0.0.1:1",)))
         self.partition = partition
-        self.told: list[Any] = []
+        self.incidents: list[Any] = []
 
     def ready(self, lane: AppendLane) -> None: ...
     def forget(self, lane: AppendLane) -> None: ...
@@ -83,7 +83,7 @@ class Side:
         asyncio.get_running_loop().call_soon(lane.looked_up, found)
 
     def report_incident(self, trouble: Any) -> None:
-        self.told.append(trouble)
+        self.incidents.append(trouble)
 
 
 Request = tuple[PendingBatch, tuple[bytes, int, int, int]]
@@ -92,7 +92,7 @@ Request = tuple[PendingBatch, tuple[bytes, int, int, int]]
 async def _play(counts: list[int], choose: Any, first_sequence: int, *, forgets: bool = False) -> None:
     """`forgets`: the partition forgets the producer at any time, and what comes late never comes."""
     partition = Partition()
-    side = Side(partition)
+    side = FakeAppender(partition)
     lane = AppendLane(side, "t", 0, ProducerId(9), 0)  # type: ignore[arg-type]
     lane._next_sequence = first_sequence  # the partition knows nothing yet and takes any
     expected: list[bytes] = []
@@ -112,7 +112,7 @@ async def _play(counts: list[int], choose: Any, first_sequence: int, *, forgets:
             if isinstance(future.exception(), BatchRefused):
                 assert count >= LARGE
                 pieces = [(data + b" a", 2), (data + b" b", 2)]
-                made = lane.instead(pieces)
+                made = lane.replace_refused(pieces)
                 waiting.extendleft(
                     (*piece, found) for piece, found in zip(reversed(pieces), reversed(made), strict=True)
                 )
@@ -170,21 +170,20 @@ async def _play(counts: list[int], choose: Any, first_sequence: int, *, forgets:
     lane.close()
     if forgets:
         _every_place_parts_the_log(partition, expected, offsets)
-        assert partition.log == expected or TAKEN_BEFORE in str(side.told)
+        assert partition.log == expected or TAKEN_BEFORE in str(side.incidents)
         return
     for _, request in late:
         partition.append(*request)
     assert partition.log == expected
     known = [offset for offset in offsets.values() if offset >= 0]
     assert known == sorted(set(known))
-    assert not side.told  # nothing that was acknowledged got lost
+    assert not side.incidents  # nothing that was acknowledged got lost
 
 
 def _every_place_parts_the_log(
     partition: Partition, expected: list[bytes], offsets: dict[bytes, int]
 ) -> None:
-    """Every batch is there once; of one whose place is told, all before it lie below, and all others above:
-    barriers say so."""
+    """Every batch is there once. Earlier batches lie below a known offset, later ones above (barriers)."""
     assert sorted(partition.log) == sorted(expected)
     ends = {
         data: header.base_offset + header.record_count
@@ -201,7 +200,7 @@ def _every_place_parts_the_log(
     st.sampled_from([0, 0, SEQUENCES - 3]),
     st.data(),
 )
-def test_whatever_fails_every_batch_is_in_the_log_once_and_in_order(
+def test_every_batch_is_in_the_log_once_and_in_order_after_any_failure(
     counts: list[int], first_sequence: int, data: st.DataObject
 ) -> None:
     """uReplicator reordered by retries: several requests were under way, and one that failed came later."""
@@ -215,7 +214,7 @@ def test_whatever_fails_every_batch_is_in_the_log_once_and_in_order(
     st.sampled_from([0, 0, SEQUENCES - 3]),
     st.data(),
 )
-def test_whatever_a_broker_forgets_every_batch_is_in_the_log_once_and_its_place_is_true_or_not_told(
+def test_every_batch_is_in_the_log_once_with_a_true_or_no_offset_whatever_a_broker_forgets(
     counts: list[int], first_sequence: int, data: st.DataObject
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:
@@ -225,8 +224,8 @@ def test_whatever_a_broker_forgets_every_batch_is_in_the_log_once_and_its_place_
         )
 
 
-async def test_a_full_lane_makes_its_sender_wait_and_a_closed_one_lets_it_go() -> None:
-    lane = AppendLane(Side(Partition()), "t", 0, ProducerId(9))  # type: ignore[arg-type]
+async def test_full_lane_makes_its_sender_wait_and_closing_releases_it() -> None:
+    lane = AppendLane(FakeAppender(Partition()), "t", 0, ProducerId(9))  # type: ignore[arg-type]
     big = bytes(append_lane.LANE_BYTES // 2)
     first, second = [await lane.append(big, 1) for _ in range(2)]
     waiting = asyncio.create_task(lane.append(b"x", 1))
@@ -249,9 +248,9 @@ async def test_a_full_lane_makes_its_sender_wait_and_a_closed_one_lets_it_go() -
     assert await_more.result().cancelled()
 
 
-async def test_the_next_of_large_batches_is_there_before_the_one_in_front_of_it_is_acknowledged() -> None:
+async def test_next_large_batch_is_queued_before_the_previous_one_is_acknowledged() -> None:
     """It came only then: the lane lay idle for a whole way to the broker and back, batch by batch."""
-    lane = AppendLane(Side(Partition()), "t", 0, ProducerId(9))  # type: ignore[arg-type]
+    lane = AppendLane(FakeAppender(Partition()), "t", 0, ProducerId(9))  # type: ignore[arg-type]
     large = bytes(append_lane.LANE_BYTES * 3 // 4)
     futures = [await lane.append(large, 1) for _ in range(2)]
     for n in range(2, 5):
@@ -266,10 +265,11 @@ async def test_the_next_of_large_batches_is_there_before_the_one_in_front_of_it_
     lane.close()
 
 
-async def test_under_a_further_epoch_nothing_is_sent_before_its_sender_has_written_it_down() -> None:
+async def test_nothing_is_sent_in_a_new_epoch_until_the_sender_has_saved_it() -> None:
     """Or a successor takes an epoch that was used: 16 were left to it, whoever needed more was not fenced."""
     bumped: list[ProducerId] = []
-    lane = AppendLane(Side(Partition()), "t", 0, ProducerId(9), 0, bumped=lambda x: bumped.append(x.producer))  # type: ignore[arg-type]
+    side: Any = FakeAppender(Partition())
+    lane = AppendLane(side, "t", 0, ProducerId(9), 0, on_epoch_bump=lambda lane: bumped.append(lane.producer))
     await lane.append(b"a", LARGE)
     await lane.append(b"b", 1)
     for code in (NO_ANSWER, TOO_LARGE):  # refused, while it may be under way
@@ -277,22 +277,22 @@ async def test_under_a_further_epoch_nothing_is_sent_before_its_sender_has_writt
         assert pending is not None
         lane.answered(pending, code, -1, "")
         lane.looked_up([])
-    lane.instead([(b"a", 1)])
+    lane.replace_refused([(b"a", 1)])
     assert bumped == [ProducerId(9, 1)]
     assert not lane.is_ready
-    lane.go()
+    lane.epoch_saved()
     assert lane.is_ready
     lane.close()
 
 
 @pytest.mark.parametrize("takes", [False, True])
-async def test_what_a_deposed_leader_may_have_appended_behind_a_refused_batch_keeps_its_number(
+async def test_batch_that_a_deposed_leader_may_have_appended_keeps_its_sequence_number(
     takes: bool,
 ) -> None:
-    """Another batch had it next, in the same epoch: a broker takes that for the one it has. What is in the
-    log was sent again, under other numbers."""
+    """Another batch had it next, in the same epoch: a broker takes that for the one it has. Batches in the
+    log would be sent again, under other numbers."""
     partition = Partition()
-    side = Side(partition)
+    side = FakeAppender(partition)
     lane = AppendLane(side, "t", 0, ProducerId(9), 0)  # type: ignore[arg-type]
     futures = [
         await lane.append(data, count) for data, count in ((b"a", 1), (b"b", LARGE), (b"c", 2), (b"d", 1))
@@ -318,7 +318,7 @@ async def test_what_a_deposed_leader_may_have_appended_behind_a_refused_batch_ke
     again, request = sent()
     assert again is refused
     lane.answered(again, *partition.append(*request), "")
-    futures += lane.instead([(b"b", 2)])
+    futures += lane.replace_refused([(b"b", 2)])
     assert lane.producer == ProducerId(9, 1)
     async with asyncio.timeout(ENOUGH_S):
         while not all(future.done() for future in futures):
@@ -327,7 +327,7 @@ async def test_what_a_deposed_leader_may_have_appended_behind_a_refused_batch_ke
                 request = bytes(pending.data), pending.record_count, pending.epoch, pending.sequence
                 lane.answered(pending, *partition.append(*request), "")
     assert partition.log == ([b"a", b"c", b"b", b"d"] if takes else [b"a", b"b", b"c", b"d"])
-    assert [trouble.message.split(": ")[1] for trouble in side.told] == ([TAKEN_BEFORE] if takes else [])
+    assert [trouble.message.split(": ")[1] for trouble in side.incidents] == ([TAKEN_BEFORE] if takes else [])
     assert isinstance(futures[1].exception(), BatchRefused)
     lane.close()
 
@@ -344,7 +344,7 @@ async def _ready(lane: AppendLane) -> None:
             await asyncio.sleep(0)
 
 
-async def _jumped(side: Side, code: int) -> tuple[AppendLane, list[asyncio.Future[int]]]:
+async def _jumped(side: FakeAppender, code: int) -> tuple[AppendLane, list[asyncio.Future[int]]]:
     """A lane that has appended "a", and behind it "c", which was taken while "b" was answered with `code`:
     the broker forgets producers of old records when it likes. "d" to "f" wait."""
     partition = side.partition
@@ -365,33 +365,33 @@ async def _played_out(lane: AppendLane, partition: Partition, futures: list[asyn
     async with asyncio.timeout(ENOUGH_S):
         while not all(future.done() for future in futures):
             await asyncio.sleep(0)
-            while lane.is_ready and lane.is_flying is False:
+            while lane.is_ready and lane.has_in_flight is False:
                 pending, request = _sent(lane)
                 lane.answered(pending, *partition.append(*request), "")
 
 
-async def test_what_follows_a_batch_that_was_taken_before_the_one_in_front_of_it_keeps_its_order(
+async def test_batches_after_a_reordered_pair_keep_their_order(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Once both were acknowledged the last of those that waited was sent first."""
     monkeypatch.setattr(append_lane, "BACKOFF_MIN_S", 0.0)
-    side = Side(Partition())
+    side = FakeAppender(Partition())
     lane, futures = await _jumped(side, TOO_FEW)
     await _played_out(lane, side.partition, futures)
     assert side.partition.log == [b"a", b"c", b"b", b"d", b"e", b"f"]
-    assert [trouble.message.split(": ")[1] for trouble in side.told if "taken before" in trouble.message] == [
-        TAKEN_BEFORE
-    ]
+    assert [
+        trouble.message.split(": ")[1] for trouble in side.incidents if "appended before" in trouble.message
+    ] == [TAKEN_BEFORE]
     lane.close()
 
 
-async def test_of_batches_that_the_log_has_in_another_order_no_place_is_told(
+async def test_reordered_batches_get_no_offset(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """By its place the one that came first seemed to be written into a log that had lost its end; and a
-    barrier between them said that nothing from there on lies below it."""
+    """The offset made the log seem to have lost its end, and a barrier would say that no later batch lies
+    below it."""
     monkeypatch.setattr(append_lane, "BACKOFF_MIN_S", 0.0)
-    side = Side(Partition())
+    side = FakeAppender(Partition())
     lane, futures = await _jumped(side, TOO_FEW)
     await _played_out(lane, side.partition, futures)
     offsets = [future.result() for future in futures]
@@ -401,11 +401,11 @@ async def test_of_batches_that_the_log_has_in_another_order_no_place_is_told(
     lane.close()
 
 
-async def test_nor_is_it_told_where_a_broker_does_not_say_which_of_them_came_first(
+async def test_batches_in_an_unknown_order_get_no_offset(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(append_lane, "BACKOFF_MIN_S", 0.0)
-    lane, futures = await _jumped(Side(Partition()), TOO_FEW)
+    lane, futures = await _jumped(FakeAppender(Partition()), TOO_FEW)
     await _ready(lane)
     pending, _ = _sent(lane)
     lane.answered(pending, DUPLICATE, -1, "")
@@ -413,35 +413,33 @@ async def test_nor_is_it_told_where_a_broker_does_not_say_which_of_them_came_fir
     lane.close()
 
 
-async def test_a_batch_that_was_taken_already_is_acknowledged_when_the_one_in_front_of_it_is_left_out() -> (
-    None
-):
+async def test_appended_batch_is_acknowledged_when_its_refused_predecessor_is_dropped() -> None:
     """It was not before the next one was: an idle source's position stood still."""
-    side = Side(Partition())
+    side = FakeAppender(Partition())
     lane, futures = await _jumped(side, TOO_LARGE)
     assert isinstance(futures[1].exception(), BatchRefused)
-    assert lane.instead([]) == []
+    assert lane.replace_refused([]) == []
     assert futures[2].done()
     _sent(lane)
     assert not lane.is_ready, "alone: nobody has acknowledged the one right before it"
     lane.close()
-    lane, futures = await _jumped(side := Side(Partition()), TOO_LARGE)
-    lane.instead([])
+    lane, futures = await _jumped(side := FakeAppender(Partition()), TOO_LARGE)
+    lane.replace_refused([])
     await _played_out(lane, side.partition, futures)
     assert side.partition.log == [b"a", b"c", b"d", b"e", b"f"]
     assert [future.result() for future in (futures[0], *futures[2:])] == [0, 2, 4, 6, 8]
-    assert side.told == [], "nothing is in another order"
+    assert side.incidents == [], "nothing is in another order"
     lane.close()
 
 
 @pytest.mark.parametrize("others", [0, 3])
-async def test_what_is_in_doubt_is_found_in_a_log_that_has_lost_its_end(
+async def test_doubtful_batches_are_found_in_a_log_that_has_lost_its_end(
     monkeypatch: pytest.MonkeyPatch, others: int
 ) -> None:
     """It was looked for behind the former end, where nothing lay any more. With others' records behind it
     it is not found the first time; what comes then is looked for behind the end of that day."""
     log: list[Any] = []
-    end, asked = 60, list[int]()
+    end, lookups = 60, list[int]()
 
     async def offsets(at: list[tuple[str, int]], _: int) -> dict[tuple[str, int], int]:
         return dict.fromkeys(at, end)
@@ -455,7 +453,7 @@ async def test_what_is_in_doubt_is_found_in_a_log_that_has_lost_its_end(
         known: Any,
         take: Callable[[Any], None],
     ) -> OwnBatches:
-        asked.append(start)
+        lookups.append(start)
         for header in log:
             if start <= end and header.base_offset >= start:
                 take(SimpleNamespace(header=header))
@@ -484,11 +482,11 @@ async def test_what_is_in_doubt_is_found_in_a_log_that_has_lost_its_end(
         unanswered(others)
     async with asyncio.timeout(ENOUGH_S):
         assert await future == (65 if others else 60)
-    assert asked == ([100, 63, 63] if others else [100, 60])
+    assert lookups == ([100, 63, 63] if others else [100, 60])
     lane.close()
 
 
-def test_the_partition_of_this_test_forgets_a_duplicate_after_five_batches_as_a_broker_does() -> None:
+def test_model_partition_forgets_a_duplicate_after_five_batches_as_a_broker_does() -> None:
     partition, sequence = Partition(), 0
     for number in range(6):
         assert partition.append(b"%d" % number, 2, 0, sequence) == (0, 2 * number)

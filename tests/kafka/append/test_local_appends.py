@@ -1,4 +1,4 @@
-"""Rounds that ask leaders whether they lead still: what goes wrong with one of them concerns no other."""
+"""Rounds confirm the leader epochs of appended batches; an error of one lane affects no other."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Stand:
         self.got: dict[str, list[FetchedBatches]] = {topic: [] for topic in TOPICS}
         self.fetch = FetchService(self.brokers, self._deliver, ByteBudget(1 << 24))
         self.appended = LocalAppends(self.brokers, self.fetch.shared_reads)
-        self.appended._kept = dict.fromkeys(TOPICS, True)
+        self.appended._keeps_batches = dict.fromkeys(TOPICS, True)
         self.appended._checked_s = float("inf")
         self.writers: dict[str, LaneWrites] = {}
         self.sent: dict[str, int] = dict.fromkeys(TOPICS, 0)
@@ -95,7 +95,7 @@ class Stand:
         return [(one.start_offset, one.next_offset) for one in self.got[topic]]
 
 
-async def test_what_was_sent_and_acknowledged_between_two_answers_is_told() -> None:
+async def test_batches_sent_and_acknowledged_between_two_answers_are_given() -> None:
     stand = Stand()
     await stand.round()
     stand.append("orders")
@@ -103,40 +103,40 @@ async def test_what_was_sent_and_acknowledged_between_two_answers_is_told() -> N
     assert (stand.spans("orders"), stand.spans("payments")) == ([(0, 10)], [])
 
 
-async def test_what_is_waited_for_is_asked_about_now_and_then_unless_much_of_it_is_there() -> None:
+async def test_lane_of_a_waiting_follower_joins_few_rounds_unless_many_batches_wait() -> None:
     stand = Stand()
     await stand.round()
     stand.append("orders")
     await stand.round()
     assert stand.part("orders").waits
     for most_rows, spans in ((8_192, [(0, 10)]), (1, [(0, 10), (10, 20)])):
-        stand.writers["orders"].line._most_rows = most_rows
+        stand.writers["orders"].batches._most_rows = most_rows
         if most_rows == 8_192:
             stand.append("orders")
-        await stand.appended._round(1.0, of_all=False)
+        await stand.appended._round(1.0, all_lanes=False)
         while stand.part("orders").is_given:  # noqa: ASYNC110 - a task of its own
             await asyncio.sleep(0)
         assert stand.spans("orders") == spans
 
 
-async def test_a_round_ends_with_its_last_answer_whatever_goes_wrong_with_another() -> None:
+async def test_round_ends_with_its_last_answer_even_if_another_fails() -> None:
     stand = Stand()
     await stand.round()
     stand.append("orders")
-    asked, answers = asyncio.Event(), asyncio.Event()
+    requested, answers = asyncio.Event(), asyncio.Event()
 
     async def late() -> None:
-        asked.set()
+        requested.set()
         await answers.wait()
 
     async def breaks() -> None:
-        await asked.wait()
+        await requested.wait()
         raise LookupError("nobody thought of it")
 
     stand.brokers.before = {1: late, 2: breaks}
     with capture_logs():
         a_round = asyncio.ensure_future(stand.appended._round(1.0))
-        await asked.wait()
+        await requested.wait()
         for _ in range(10):
             await asyncio.sleep(0)
         assert not a_round.done(), "the next one would take this one's answer for its own"
@@ -146,7 +146,7 @@ async def test_a_round_ends_with_its_last_answer_whatever_goes_wrong_with_anothe
     assert stand.spans("orders") == [(0, 10)]
 
 
-async def test_one_that_cannot_be_told_is_fetched_and_the_others_are_told() -> None:
+async def test_failing_lane_is_fetched_and_the_others_are_given() -> None:
     stand = Stand()
 
     def breaks(_: Any) -> int:
@@ -167,7 +167,7 @@ async def test_one_that_cannot_be_told_is_fetched_and_the_others_are_told() -> N
     assert len([one for one in logs if one["log_level"] == "error"]) == 1, "not in every round"
 
 
-async def test_what_the_other_replicas_may_lack_is_no_high_watermark() -> None:
+async def test_leaders_log_end_is_not_a_high_watermark() -> None:
     stand = Stand()
     await stand.round()
     part = stand.part("orders")
@@ -183,7 +183,7 @@ async def test_what_the_other_replicas_may_lack_is_no_high_watermark() -> None:
     assert part.seen_at_s > 0
 
 
-async def test_what_the_log_gave_times_of_its_own_is_fetched() -> None:
+async def test_batches_with_the_logs_timestamps_are_fetched() -> None:
     stand = Stand()
     await stand.round()
     stand.append("orders")
@@ -196,7 +196,7 @@ async def test_what_the_log_gave_times_of_its_own_is_fetched() -> None:
     assert stand.spans("orders") == [], "it has to fetch what is before it"
 
 
-def test_acknowledgements_tell_times_of_the_log() -> None:
+def test_acknowledgements_show_the_logs_timestamps() -> None:
     answer = answers_of(
         ProduceResponse_v8([("orders", [(0, 0, 5, -1, 0, [], None), (1, 0, 6, 1_700, 0, [], "no")])], 0)
     )

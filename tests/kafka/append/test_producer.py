@@ -1,4 +1,4 @@
-"""Copies are what they were, byte by byte, and what is refused is told without harm to the others."""
+"""Copies equal their records byte by byte, and a refused copy harms no other."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ async def producer(client: ClusterClient) -> AsyncIterator[Producer]:
     await made.stop()
 
 
-async def test_a_copy_is_what_it_was_also_without_key_and_value(
+async def test_copy_without_key_and_value_is_unchanged(
     client: ClusterClient, start: Start, topic_name: str
 ) -> None:
     await create(client, topic_name)
@@ -47,7 +47,7 @@ async def test_a_copy_is_what_it_was_also_without_key_and_value(
     assert found == sent
 
 
-async def test_many_large_copies_at_once_are_all_written_also_beside_one_that_is_refused(
+async def test_many_large_copies_are_all_written_beside_a_refused_one(
     client: ClusterClient, start: Start, topic_name: str, producer: Producer
 ) -> None:
     await create(client, topic_name, max_message_bytes="100000")
@@ -60,7 +60,7 @@ async def test_many_large_copies_at_once_are_all_written_also_beside_one_that_is
     assert isinstance(answers[3], RecordTooLarge)
 
 
-async def test_copies_that_together_are_more_than_a_request_takes_are_written_or_refused(
+async def test_copies_beyond_the_size_of_a_request_are_written_or_refused(
     client: ClusterClient, topic_name: str, producer: Producer
 ) -> None:
     await create(client, topic_name, 6, max_message_bytes=str(16 * 1024 * 1024))
@@ -73,9 +73,7 @@ async def test_copies_that_together_are_more_than_a_request_takes_are_written_or
         await producer.send(topic_name, None, bytes(60_000), [], 0)
 
 
-async def test_a_copy_that_is_refused_takes_no_other_with_it(
-    client: ClusterClient, start: Start, topic_name: str
-) -> None:
+async def test_refused_copy_fails_no_other(client: ClusterClient, start: Start, topic_name: str) -> None:
     await create(client, topic_name)
     producer, refused = Producer(client.spec), 0
     await producer.start()
@@ -109,7 +107,7 @@ async def test_a_copy_that_is_refused_takes_no_other_with_it(
 
 
 @pytest.mark.parametrize("codec", [1, 2, 3, 4])
-async def test_what_one_topic_took_compressed_another_takes(
+async def test_record_accepted_compressed_by_one_topic_is_accepted_by_another(
     client: ClusterClient, producer: Producer, start: Start, topic_name: str, codec: int
 ) -> None:
     await create(client, topic_name, max_message_bytes="150000")
@@ -130,7 +128,7 @@ async def test_what_one_topic_took_compressed_another_takes(
     assert pump.values("small") == [small]
 
 
-async def test_what_the_producer_itself_refuses_costs_no_connection_and_disturbs_nobody(
+async def test_record_refused_by_the_producer_costs_no_connection_and_disturbs_no_other(
     client: ClusterClient, producer: Producer, topic_name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(producers, "MAX_BATCH_BYTES", 1_000_000)
@@ -146,7 +144,7 @@ async def test_what_the_producer_itself_refuses_costs_no_connection_and_disturbs
     assert producer._producer is connection
 
 
-async def test_a_size_that_a_topic_refused_is_not_tried_there_again_and_smaller_ones_are(
+async def test_refused_size_is_not_tried_again_but_smaller_ones_are(
     client: ClusterClient, producer: Producer, topic_name: str
 ) -> None:
     small = await create(client, f"{topic_name}-small", max_message_bytes="100000")
@@ -163,7 +161,7 @@ async def test_a_size_that_a_topic_refused_is_not_tried_there_again_and_smaller_
     assert producer._producer is connection
 
 
-async def test_a_topic_that_takes_more_since_is_tried_again(
+async def test_topic_with_a_raised_limit_is_tried_again(
     client: ClusterClient, producer: Producer, topic_name: str
 ) -> None:
     await create(client, topic_name, max_message_bytes="200000")
@@ -175,7 +173,7 @@ async def test_a_topic_that_takes_more_since_is_tried_again(
     await producer.send(topic_name, None, bytes(150_000), [])
 
 
-async def test_small_records_are_not_refused_for_the_company_they_are_in(
+async def test_small_records_are_not_refused_because_of_their_batch(
     client: ClusterClient, producer: Producer, start: Start, topic_name: str
 ) -> None:
     await create(client, topic_name, max_message_bytes="1000")
@@ -193,7 +191,7 @@ async def test_small_records_are_not_refused_for_the_company_they_are_in(
     assert sorted(int(value or b"") for value in pump.values("k")) == list(range(10))
 
 
-async def test_a_record_that_the_broker_does_not_want_is_refused_alone(
+async def test_record_that_the_broker_refuses_fails_alone(
     client: ClusterClient, start: Start, topic_name: str, producer: Producer
 ) -> None:
     """A compacted topic takes no record without a key, and the broker refuses the whole batch for it."""

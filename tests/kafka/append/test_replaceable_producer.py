@@ -1,4 +1,4 @@
-"""A batch that the broker refuses costs no other record."""
+"""A refused batch costs no other record."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ async def values(start: Start, topic: str, count: int) -> list[bytes | None]:
 
 
 @pytest.mark.parametrize("is_idempotent", [True, False])
-async def test_what_is_sent_after_a_refusal_is_written(
+async def test_records_sent_after_a_refusal_are_written(
     client: ClusterClient, start: Start, topic_name: str, is_idempotent: bool
 ) -> None:
     await create(client, topic_name, max_message_bytes=str(SMALL_BYTES))
@@ -76,7 +76,7 @@ async def test_records_around_a_refusal_keep_their_order_and_none_is_lost(
     assert list(dict.fromkeys(found)) == written
 
 
-async def test_who_leaves_while_a_producer_is_replaced_holds_up_nobody(
+async def test_caller_cancelled_during_a_replacement_delays_no_other(
     client: ClusterClient, start: Start, topic_name: str
 ) -> None:
     await create(client, topic_name, max_message_bytes=str(SMALL_BYTES))
@@ -91,7 +91,7 @@ async def test_who_leaves_while_a_producer_is_replaced_holds_up_nobody(
     assert sorted(await values(start, topic_name, 9)) == [b"%d" % n for n in range(9)]
 
 
-async def test_a_refusal_that_nobody_waits_for_any_more_costs_no_other_record(
+async def test_refusal_without_a_waiting_caller_costs_no_other_record(
     client: ClusterClient, start: Start, topic_name: str
 ) -> None:
     await create(client, topic_name, max_message_bytes=str(SMALL_BYTES))
@@ -103,7 +103,7 @@ async def test_a_refusal_that_nobody_waits_for_any_more_costs_no_other_record(
     assert await values(start, topic_name, 1) == [b"next"]
 
 
-async def test_what_is_stuck_holds_up_a_new_producer_for_seconds_only_and_fails(
+async def test_stuck_records_delay_a_new_producer_for_seconds_only_and_fail(
     client: ClusterClient, start: Start, topic_name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("app.kafka.append.replaceable_producer.SETTLE_TIMEOUT_S", 0.5)
@@ -120,7 +120,7 @@ async def test_what_is_stuck_holds_up_a_new_producer_for_seconds_only_and_fails(
     assert await values(start, topic_name, 1) == [b"next"]
 
 
-async def test_a_producer_that_was_stopped_takes_nothing_and_connects_nowhere(
+async def test_stopped_producer_takes_nothing_and_does_not_connect(
     client: ClusterClient, topic_name: str
 ) -> None:
     await create(client, topic_name, max_message_bytes=str(SMALL_BYTES))

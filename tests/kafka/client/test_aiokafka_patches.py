@@ -1,4 +1,4 @@
-"""A connection that ends while something is sent, or waited for, is an error like any other."""
+"""A connection that ends during a send or a wait raises a Kafka error."""
 
 from __future__ import annotations
 
@@ -20,35 +20,35 @@ TURNS = 6  # of the loop, until a connection has heard of its end
 
 
 async def _sent_meanwhile(bootstrap: str) -> list[str]:
-    """What comes of sending in each turn of the loop after the transport has closed."""
+    """The results of sends in each turn of the loop after the transport has closed."""
     client = ClusterClient(ClusterSpec("test", (bootstrap,)))
     await client.start()
     try:
         await client.metadata([])
         (connection,) = client.client._conns.values()
         connection._writer.transport.abort()
-        told = []
+        results = []
         for _ in range(TURNS):
             try:
                 sent = asyncio.ensure_future(connection.send(MetadataRequest([])))
                 sent.add_done_callback(lambda done: done.exception())
             except KafkaConnectionError as error:
-                told.append(str(error))
+                results.append(str(error))
             await asyncio.sleep(0)
         async with asyncio.timeout(120):
             assert await client.client.force_metadata_update()
-        return told
+        return results
     finally:
         await client.stop()
 
 
-def test_what_is_sent_to_a_transport_that_has_closed_fails_as_kafkas_errors_do(bootstrap: str) -> None:
+def test_send_on_a_closed_transport_raises_a_kafka_error(bootstrap: str) -> None:
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        told = runner.run(_sent_meanwhile(bootstrap))
-    assert any("handler is closed" in message for message in told), "the moment was missed: it shows nothing"
+        results = runner.run(_sent_meanwhile(bootstrap))
+    assert any("handler is closed" in message for message in results), "the moment was missed"
 
 
-async def _asked_of_an_old_broker(bootstrap: str) -> None:
+async def _send_to_an_old_broker(bootstrap: str) -> None:
     client = ClusterClient(ClusterSpec("test", (bootstrap,)))
     await client.start()
     try:
@@ -65,35 +65,35 @@ async def _asked_of_an_old_broker(bootstrap: str) -> None:
         await client.stop()
 
 
-def test_a_request_that_a_broker_does_not_know_says_so_and_leaves_the_connection_open(bootstrap: str) -> None:
+def test_unknown_request_raises_and_leaves_the_connection_open(bootstrap: str) -> None:
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(_asked_of_an_old_broker(bootstrap))
+        runner.run(_send_to_an_old_broker(bootstrap))
 
 
-async def test_of_requests_that_a_frozen_broker_leaves_unanswered_each_fails_as_kafkas_errors_do(
+async def test_each_request_to_a_frozen_broker_raises_a_kafka_error(
     killable_yard: Yard,
 ) -> None:
-    asked: Any = AIOKafkaClient(  # type: ignore[no-untyped-call]
+    shared_client: Any = AIOKafkaClient(  # type: ignore[no-untyped-call]
         bootstrap_servers=killable_yard.bootstrap(CLUSTER), request_timeout_ms=500
     )
-    await asked.bootstrap()
-    node = asked.get_random_node()
-    assert await asked.ready(node)
+    await shared_client.bootstrap()
+    node = shared_client.get_random_node()
+    assert await shared_client.ready(node)
 
     async def ask() -> BaseException:
-        """What comes of it; asked again at once, so that the connection is made anew."""
-        told = []
+        """The results of a request and an immediate second one, which makes a new connection."""
+        results = []
         for _ in range(2):
             try:
-                await asked.send(node, MetadataRequest([]))
+                await shared_client.send(node, MetadataRequest([]))
             except Exception as error:  # noqa: BLE001 - which it is, is what is looked at
-                told.append(error)
-        return told[0]
+                results.append(error)
+        return results[0]
 
     await asyncio.to_thread(killable_yard.pause, CLUSTER)
     try:
         found = await asyncio.gather(*(ask() for _ in range(8)))
     finally:
         await asyncio.to_thread(killable_yard.resume, CLUSTER)
-        await asked.close()
+        await shared_client.close()
     assert [error for error in found if not isinstance(error, KafkaError)] == []

@@ -1,4 +1,4 @@
-"""Commits that ordinary Kafka tools see, and topics made once however many make them."""
+"""Kafka's tools see the commits, and concurrent creations make each topic once."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from app.kafka.client.topics import TopicMismatch, TopicSpec, ensure_topics
 from tests.kafka.conftest import create, write
 
 
-async def test_commits_are_seen_by_ordinary_tools_and_read_back(
+async def test_commits_are_visible_to_kafkas_tools_and_read_back(
     client: ClusterClient, bootstrap: str, topic_name: str
 ) -> None:
     await create(client, topic_name, 3)
@@ -39,7 +39,7 @@ async def test_commits_are_seen_by_ordinary_tools_and_read_back(
     assert offsets == {(topic_name, 0): 3, (topic_name, 2): 2**40}
 
 
-async def test_a_commit_is_refused_with_a_remedy_while_an_ordinary_consumer_is_in_the_group(
+async def test_commit_beside_a_live_consumer_is_refused_with_a_remedy(
     client: ClusterClient, bootstrap: str, topic_name: str
 ) -> None:
     await create(client, topic_name)
@@ -58,7 +58,7 @@ async def test_a_commit_is_refused_with_a_remedy_while_an_ordinary_consumer_is_i
     assert await committer.commit(group, {at: 1}) == {}
 
 
-async def test_a_commit_for_a_topic_that_is_gone_is_refused_and_told(
+async def test_commit_for_a_deleted_topic_is_refused_with_a_reason(
     client: ClusterClient, topic_name: str
 ) -> None:
     at = (topic_name, 0)
@@ -71,7 +71,7 @@ async def test_a_commit_for_a_topic_that_is_gone_is_refused_and_told(
 # -- topics ----------------------------------------------------------------------------------------
 
 
-async def test_topics_are_made_once_with_their_settings_and_ready_at_once(
+async def test_topics_are_created_once_with_their_settings_and_ready_at_once(
     client: ClusterClient, bootstrap: str, topic_name: str
 ) -> None:
     specs = [
@@ -98,9 +98,7 @@ async def test_topics_are_made_once_with_their_settings_and_ready_at_once(
     assert config["retention.ms"] == "12345"
 
 
-async def test_many_who_make_the_same_topics_at_the_same_time_make_each_once(
-    client: ClusterClient, topic_name: str
-) -> None:
+async def test_concurrent_creations_make_each_topic_once(client: ClusterClient, topic_name: str) -> None:
     specs = [TopicSpec(f"{topic_name}-{number}", 2) for number in range(5)]
 
     made = await asyncio.gather(*(ensure_topics(client, specs) for _ in range(6)))
@@ -109,30 +107,30 @@ async def test_many_who_make_the_same_topics_at_the_same_time_make_each_once(
     assert {await client.partitions(spec.name) for spec in specs} == {2}
 
 
-async def test_a_topic_with_other_partitions_is_refused_only_where_they_must_be_exact(
+async def test_other_partition_count_is_refused_only_for_exact_topics(
     client: ClusterClient, topic_name: str
 ) -> None:
     await create(client, topic_name, 2)
 
     assert await ensure_topics(client, [TopicSpec(topic_name, 3)]) == []
-    with pytest.raises(TopicMismatch, match="has 2 partitions, needs 3"):
+    with pytest.raises(TopicMismatch, match="has 2 partitions but needs 3"):
         await ensure_topics(client, [TopicSpec(topic_name, 3, exact=True)])
 
 
 @pytest.mark.parametrize(
     ("name", "config"), [("bad name", {}), ("{}", {"no.such.setting": "1"}), ("{}", {"retention.ms": "x"})]
 )
-async def test_what_the_cluster_refuses_is_told_with_the_topics_name(
+async def test_refused_creation_names_the_topic(
     client: ClusterClient, topic_name: str, name: str, config: dict[str, str]
 ) -> None:
     name = name.format(topic_name)
 
-    with pytest.raises(KafkaError, match=f"cluster east-regional does not make topic {name}: "):
+    with pytest.raises(KafkaError, match=f"cluster east-regional does not create topic {name}: "):
         await ensure_topics(client, [TopicSpec(name, 1, config=config)])
     assert await client.partitions(topic_name) is None
 
 
-async def test_a_cluster_keeps_its_id_and_shows_no_password(client: ClusterClient) -> None:
+async def test_cluster_keeps_its_id_and_shows_no_password(client: ClusterClient) -> None:
     assert await client.cluster_id() == await client.cluster_id() != ""
     assert await client.broker_count() == 1
     spec = ClusterSpec("c", ("h:1",), username="me", password="hunter2", protocol="SASL_SSL")  # noqa: S106

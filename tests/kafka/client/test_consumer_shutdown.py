@@ -1,4 +1,4 @@
-"""Consumers end quietly, whatever their broker does."""
+"""Consumers stop quietly, whatever their broker does."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.kafka.conftest import connected, create
 
 
 @pytest.mark.deep(minutes=0.3)
-async def test_whoever_stops_a_consumer_whose_broker_has_died_is_not_cancelled(
+async def test_stopping_a_consumer_of_a_dead_broker_does_not_cancel_the_caller(
     killable_yard: Yard, topic_name: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     bootstrap = killable_yard.bootstrap("east-regional")

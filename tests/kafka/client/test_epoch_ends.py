@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 
 from app.kafka.client.cluster import ClusterClient
-from app.kafka.client.epoch_ends import AHEAD, FENCED, NOT_KNOWN, EpochEnd, epoch_ends
+from app.kafka.client.epoch_ends import FENCED_EPOCH, NOT_KNOWN, UNKNOWN_EPOCH, EpochEnd, epoch_ends
 from app.kafka.fetch.deliveries import CORRUPT, LogGap, PartitionFetch, name_of
 from app.kafka.fetch.service import FetchService
 from tests.kafka.conftest import ENOUGH_S, Start, create, write
 
 
-async def test_a_fetch_names_the_leaders_epoch_and_goes_on_when_the_leader_does_not_know_it(
+async def test_fetch_names_the_leader_epoch_and_continues_when_the_leader_does_not_know_it(
     client: ClusterClient, start: Start, bootstrap: str, topic_name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await create(client, topic_name)
@@ -40,14 +40,14 @@ async def test_a_fetch_names_the_leaders_epoch_and_goes_on_when_the_leader_does_
     async with asyncio.timeout(ENOUGH_S):
         while not refused:  # noqa: ASYNC110 - there is no event to wait for
             await asyncio.sleep(0.02)
-    assert refused[0] == (AHEAD, epoch + 5)
+    assert refused[0] == (UNKNOWN_EPOCH, epoch + 5)
     await write(bootstrap, topic_name, [b"v"])
     await pump.until(lambda: pump.count("k") == 11)
     assert pump.offsets("k") == list(range(11))
-    assert not pump.told
+    assert not pump.reports
 
 
-async def test_where_an_epoch_ends_is_told_by_the_leader_and_a_position_behind_it_is_another_logs(
+async def test_leader_reports_epoch_ends_and_later_positions_are_of_another_log(
     client: ClusterClient, start: Start, bootstrap: str, topic_name: str
 ) -> None:
     await create(client, topic_name)
@@ -57,23 +57,23 @@ async def test_where_an_epoch_ends_is_told_by_the_leader_and_a_position_behind_i
     at = (topic_name, 0)
     end = (await epoch_ends(client, node, {at: (NOT_KNOWN, 0)}))[at]
     assert end == EpochEnd(0, 0, 10)
-    assert not end.parts_at(10)
-    assert end.parts_at(11)
-    assert not EpochEnd(0, NOT_KNOWN, NOT_KNOWN).parts_at(11), "nobody knows"
+    assert not end.diverges_at(10)
+    assert end.diverges_at(11)
+    assert not EpochEnd(0, NOT_KNOWN, NOT_KNOWN).diverges_at(11), "nobody knows"
     pump = await start()
     pump.service.add("k", topic_name, 0, 4, last_epoch=0)
     await pump.until(lambda: pump.offsets("k") == list(range(4, 10)))
-    assert not pump.told
+    assert not pump.reports
 
 
 async def settled(condition: Callable[[], bool]) -> None:
-    """Of what nobody is told."""
+    """Waits for a condition without an event."""
     async with asyncio.timeout(ENOUGH_S):
         while not condition():  # noqa: ASYNC110 - there is no event to wait for
             await asyncio.sleep(0.005)
 
 
-async def test_who_waits_at_a_logs_end_knows_its_epoch_before_the_first_record_comes(
+async def test_reader_at_the_log_end_knows_its_epoch_before_the_first_record(
     client: ClusterClient, start: Start, bootstrap: str, topic_name: str
 ) -> None:
     await create(client, topic_name)
@@ -85,10 +85,10 @@ async def test_who_waits_at_a_logs_end_knows_its_epoch_before_the_first_record_c
     part = pump.service._partitions["k"]
     assert (part.unsure, part.last_epoch) == (True, NOT_KNOWN)
     await settled(lambda: part.high_watermark == 10)
-    assert (part.unsure, part.last_epoch, pump.offsets("k"), pump.told) == (False, epoch, [], [])
+    assert (part.unsure, part.last_epoch, pump.offsets("k"), pump.reports) == (False, epoch, [], [])
 
 
-async def test_what_was_asked_of_a_former_leader_is_not_taken_before_the_logs_are_compared(
+async def test_answer_of_a_former_leader_is_dropped_until_the_logs_are_compared(
     client: ClusterClient, start: Start, bootstrap: str, topic_name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The next one has cut the log off below the position."""
@@ -96,35 +96,35 @@ async def test_what_was_asked_of_a_former_leader_is_not_taken_before_the_logs_ar
     await write(bootstrap, topic_name, [b"v"] * 10)
     await client.topic_ids([topic_name])
     epoch = client.leader_epoch(topic_name, 0)
-    asked: list[tuple[int, int]] = []
+    requests: list[tuple[int, int]] = []
 
     async def ends(_: ClusterClient, __: int, wanted: Any) -> dict[tuple[str, int], EpochEnd]:
-        (asked_for,) = wanted.values()
-        asked.append(asked_for)
-        return {(topic_name, 0): EpochEnd(0, epoch, 10 if len(asked) == 1 else 7)}
+        (wanted_epochs,) = wanted.values()
+        requests.append(wanted_epochs)
+        return {(topic_name, 0): EpochEnd(0, epoch, 10 if len(requests) == 1 else 7)}
 
     monkeypatch.setattr("app.kafka.fetch.service.epoch_ends", ends)
     pump = await start()
     pump.service.add("k", topic_name, 0, 10)
     part = pump.service._partitions["k"]
     await settled(lambda: part.high_watermark == 10 and part.polling)
-    part.unsure = True  # as the watch does, which hears of another leader while this one is asked
+    part.unsure = True  # as the watch does when another leader is elected meanwhile
     await write(bootstrap, topic_name, [b"other"])
-    await pump.until(lambda: bool(pump.told))
-    (gap,) = pump.told
+    await pump.until(lambda: bool(pump.reports))
+    (gap,) = pump.reports
     assert isinstance(gap, LogGap)
     assert (gap.start, gap.end, gap.is_truncation) == (10, 7, True)
     await pump.until(lambda: pump.offsets("k") == [7, 8, 9, 10])
-    assert asked == [(epoch, epoch)] * 2
+    assert requests == [(epoch, epoch)] * 2
 
 
-def test_who_goes_on_in_a_log_that_was_cut_off_passes_over_nothing_that_is_not_finished() -> None:
+def test_truncated_log_is_continued_without_skipping_unfinished_offsets() -> None:
     cut_off = LogGap("k", "t", 0, 100, 60, "", begun_anew=True, truncated_in=7)
-    assert (cut_off.goes_on_at(40), cut_off.goes_on_at(90)) == (40, 60)
-    made_anew = LogGap("k", "t", 0, 100, 60, "", begun_anew=True)
-    assert made_anew.goes_on_at(40) == 60
+    assert (cut_off.resume_offset(40), cut_off.resume_offset(90)) == (40, 60)
+    recreated = LogGap("k", "t", 0, 100, 60, "", begun_anew=True)
+    assert recreated.resume_offset(40) == 60
 
 
-def test_what_a_leader_refuses_by_epoch_has_its_name() -> None:
-    names = [name_of(code) for code in (FENCED, AHEAD, CORRUPT)]
+def test_epoch_errors_have_names() -> None:
+    names = [name_of(code) for code in (FENCED_EPOCH, UNKNOWN_EPOCH, CORRUPT)]
     assert names == ["FencedLeaderEpoch", "UnknownLeaderEpoch", "CorruptRecordException"]

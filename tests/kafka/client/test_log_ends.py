@@ -1,4 +1,4 @@
-"""Where a log ends, on real brokers of which too few are in sync."""
+"""The log end on real brokers with too few in-sync replicas."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.replicate.pump.test_min_in_sync import in_doubt
 
 
 @pytest.mark.deep(minutes=0.4)
-async def test_what_the_leader_has_and_does_not_show_lies_below_the_end_of_its_log(
+async def test_log_end_includes_records_above_the_high_watermark(
     killable_yard: Yard, topic_name: str, tmp_path: Path
 ) -> None:
     async with in_doubt(killable_yard, topic_name, tmp_path) as (stand, _, _):

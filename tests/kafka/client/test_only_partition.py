@@ -1,4 +1,4 @@
-"""An answer that a quota empties is asked for again."""
+"""An answer that a quota empties is requested again."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from aiokafka.errors import RequestTimedOutError
 from app.kafka.client.only_partition import only_partition
 
 
-def test_the_one_partition_is_told() -> None:
+def test_only_partition_is_returned() -> None:
     assert only_partition(SimpleNamespace(topics=[("t", [(3, 0, 17, b"data")])])) == [3, 0, 17, b"data"]
 
 
-def test_an_answer_that_a_quota_empties_is_to_be_asked_for_again() -> None:
+def test_answer_emptied_by_a_quota_raises_a_retriable_error() -> None:
     """It ended a job of Spark by ValueError, for all topics."""
-    with pytest.raises(RequestTimedOutError, match="quota holds the answer back for 900 ms") as met:
+    with pytest.raises(RequestTimedOutError, match="quota delays the answer by 900 ms") as met:
         only_partition(SimpleNamespace(topics=[], throttle_time_ms=900))
     assert met.value.retriable

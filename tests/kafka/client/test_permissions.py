@@ -1,4 +1,4 @@
-"""What Switchyard needs to be allowed, on secured brokers; which permission is missing is named."""
+"""The permissions that Switchyard needs on secured brokers; a missing one is named."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ async def administered(secured: Yard, topic_name: str) -> AsyncIterator[Secured]
 
 @pytest.fixture
 def source_user() -> str:
-    """Who the job manager is at the source."""
+    """The job manager's user at the source."""
     return USER
 
 
@@ -100,14 +100,14 @@ async def manager(administered: Secured, source_user: str) -> AsyncIterator[Repl
         yield made
 
 
-def told(manager: ReplicaManagerRig, text: str) -> str | None:
+def remedy_for(manager: ReplicaManagerRig, text: str) -> str | None:
     """The remedy of the first incident that says so."""
     found = zip(manager.incidents, manager.remedies, strict=True)
     return next((remedy for (_, message), remedy in found if text in message), None)
 
 
 @pytest.mark.parametrize("source_user", [READER])
-async def test_a_principal_that_may_read_and_nothing_else_is_a_good_source_of_a_route(
+async def test_read_permission_suffices_for_the_source_of_a_route(
     administered: Secured, manager: ReplicaManagerRig
 ) -> None:
     topic = administered.topic
@@ -119,10 +119,10 @@ async def test_a_principal_that_may_read_and_nothing_else_is_a_good_source_of_a_
     await manager.copied(3)
     assert await administered.rows(AWAY) == await administered.rows(HOME)
 
-    # Positions are committed for people and their tools: without the permission that is told, and not needed.
+    # Commits are only for people and their tools: a missing permission is reported, and copying continues.
     denied = f"User:{READER} lacks Read on group switchyard-r in {HOME}"
-    await manager.until(lambda: told(manager, denied))
-    assert "--group switchyard-r" in (told(manager, denied) or "")
+    await manager.until(lambda: remedy_for(manager, denied))
+    assert "--group switchyard-r" in (remedy_for(manager, denied) or "")
     assert {kind for kind, _ in manager.incidents} == {"commit-refused"}
     assert manager.jobs.progress_saver.unanswered == {}, (
         "the cluster answers: nobody ends the worker for that"
@@ -134,7 +134,7 @@ async def test_a_principal_that_may_read_and_nothing_else_is_a_good_source_of_a_
 
 @pytest.mark.deep(minutes=0.4)
 @pytest.mark.parametrize("source_user", [READER])
-async def test_a_principal_that_may_read_and_nothing_else_is_good_for_an_audit(
+async def test_read_permission_suffices_for_an_audit(
     administered: Secured, manager: ReplicaManagerRig
 ) -> None:
     topic = administered.topic
@@ -161,14 +161,14 @@ async def test_a_principal_that_may_read_and_nothing_else_is_good_for_an_audit(
         pytest.param(AWAY, READ, id="destination-read", marks=pytest.mark.deep(minutes=0.1)),
     ],
 )
-async def test_a_permission_that_is_taken_back_is_named_nothing_is_lost_and_it_goes_on_once_it_is_there(
+async def test_withdrawn_permission_is_named_and_delivery_resumes_without_loss_once_granted(
     administered: Secured,
     manager: ReplicaManagerRig,
     monkeypatch: pytest.MonkeyPatch,
     cluster: str,
     operation: int,
 ) -> None:
-    monkeypatch.setattr(verification, "UNREAD_S", 1.0)  # what cannot be read back is told after a minute
+    monkeypatch.setattr(verification, "UNREAD_S", 1.0)  # instead of a minute
     topic, acls = administered.topic, administered.acls(cluster)
     await administered.acls(HOME).allow(USER, TOPIC, topic, READ, DESCRIBE)
     await administered.acls(HOME).allow(USER, GROUP, "switchyard-r", READ)
@@ -181,8 +181,8 @@ async def test_a_permission_that_is_taken_back_is_named_nothing_is_lost_and_it_g
     await acls.withdraw(USER, TOPIC, topic, operation)
     await administered.write("b", "c")
     denied = f"User:{USER} lacks {OPERATIONS[operation]} on topic {topic} in {cluster}"
-    await manager.until(lambda: told(manager, denied))
-    remedy = told(manager, denied) or ""
+    await manager.until(lambda: remedy_for(manager, denied))
+    remedy = remedy_for(manager, denied) or ""
     assert f"--bootstrap-server {administered.yard.bootstrap(cluster)} --add" in remedy
     assert f"--operation {OPERATIONS[operation]}" in remedy
     assert f"--topic {topic}" in remedy
@@ -205,7 +205,7 @@ async def test_a_permission_that_is_taken_back_is_named_nothing_is_lost_and_it_g
     ],
     ids=["source-read", "destination-write", "destination-read"],
 )
-async def test_a_route_that_begins_without_a_permission_names_it_and_begins_once_it_is_there(
+async def test_route_without_a_permission_names_it_and_begins_once_granted(
     administered: Secured,
     manager: ReplicaManagerRig,
     monkeypatch: pytest.MonkeyPatch,
@@ -217,7 +217,7 @@ async def test_a_route_that_begins_without_a_permission_names_it_and_begins_once
     topic = administered.topic
     grants = {HOME: {READ}, AWAY: {READ, WRITE}}
     grants[cluster] -= {operation}
-    # Who may write to some topic gets a producer's id.
+    # A principal that may write to any topic gets a producer id.
     await administered.acls(AWAY).allow(USER, TOPIC, f"{topic}.other", WRITE)
     for name, granted in grants.items():
         if granted:
@@ -225,13 +225,13 @@ async def test_a_route_that_begins_without_a_permission_names_it_and_begins_once
     await administered.write("a", "b")
     manager.put(verify="all")
     manager.assign()
-    await manager.until(lambda: told(manager, f"User:{USER} {said}"))
+    await manager.until(lambda: remedy_for(manager, f"User:{USER} {said}"))
     await administered.acls(cluster).allow(USER, TOPIC, topic, operation)
     await manager.copied(2)
     assert await administered.rows(AWAY) == await administered.rows(HOME)
 
 
-async def test_each_permission_that_preparing_a_destination_lacks_is_named_with_the_command_that_grants_it(
+async def test_each_permission_missing_for_a_destination_is_named_with_its_grant_command(
     administered: Secured, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(topics_catalog, "REFRESH_INTERVAL_S", 0.0)
@@ -244,7 +244,7 @@ async def test_each_permission_that_preparing_a_destination_lacks_is_named_with_
     here, there = administered.acls(HOME), administered.acls(AWAY)
 
     async def lacks(operation: int, cluster: str = "west") -> None:
-        """Rounds of the leader until it is told; then it is granted."""
+        """Runs the leader until it reports the missing permission, then grants it."""
         name, acls = OPERATIONS[operation], here if cluster == "east" else there
         said = f"User:{USER} lacks {name} on topic {orders} in {cluster}"
         await two.rounds(lambda _: any(said in message for _, _, message, _ in two.told), said)
@@ -278,7 +278,7 @@ async def test_each_permission_that_preparing_a_destination_lacks_is_named_with_
 
 
 @pytest.mark.parametrize("smaller", ["block", None])
-async def test_a_destination_whose_settings_may_not_be_altered_is_copied_to_unless_the_route_says_block(
+async def test_destination_without_alter_permission_is_copied_to_unless_the_route_says_block(
     administered: Secured, monkeypatch: pytest.MonkeyPatch, smaller: str | None
 ) -> None:
     """As managed clusters are, or Kafka 4 behind Kafka 3, whose topics take records of the future."""
@@ -299,13 +299,13 @@ async def test_a_destination_whose_settings_may_not_be_altered_is_copied_to_unle
         kind = "route-blocked" if smaller else "route-topic"
         said = {"max.message.bytes is 3000: larger", f"{NEWEST} is 3600000: records of the future"}
 
-        def are_told(jobs: dict[str, set[int]]) -> bool:
+        def are_reported(jobs: dict[str, set[int]]) -> bool:
             messages = [message for told, _, message, _ in two.told if told == kind]
             return all(any(one in message for message in messages) for one in said) and bool(jobs) == (
                 smaller is None
             )
 
-        await two.rounds(are_told)
+        await two.rounds(are_reported)
         assert await two.jobs() == ({} if smaller else {"mirror orders": {0}})
         assert any("lacks AlterConfigs on topic" in message for _, _, message, _ in two.told)
         if smaller:
@@ -316,7 +316,7 @@ async def test_a_destination_whose_settings_may_not_be_altered_is_copied_to_unle
         await two.clusters.stop()
 
 
-async def test_each_permission_that_a_workloads_topics_lack_is_named_and_it_begins_once_all_are_there(
+async def test_each_permission_missing_for_a_workload_is_named_and_it_begins_once_all_are_granted(
     administered: Secured, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(worker_catalog, "REFRESH_INTERVAL_S", 0.0)
@@ -349,7 +349,7 @@ async def test_each_permission_that_a_workloads_topics_lack_is_named_and_it_begi
         await two.clusters.stop()
 
 
-async def test_who_may_write_to_no_topic_of_a_cluster_is_told_what_a_producer_needs(
+async def test_principal_without_any_write_permission_learns_what_a_producer_needs(
     administered: Secured,
 ) -> None:
     spec = spec_of(administered.yard, HOME, READER)
@@ -366,7 +366,7 @@ async def test_who_may_write_to_no_topic_of_a_cluster_is_told_what_a_producer_ne
         await producer.stop()
 
 
-async def test_who_may_not_alter_control_topics_starts_and_is_told_what_to_grant(
+async def test_worker_without_alter_permission_on_control_topics_starts_and_names_the_grant(
     administered: Secured, capsys: pytest.CaptureFixture[str]
 ) -> None:
     topics, acls = ControlTopics(administered.topic), administered.acls(HOME)

@@ -1,4 +1,4 @@
-"""A topic that is deleted and made anew is told from the one before it."""
+"""A recreated topic is distinguished from the former one."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from aiokafka.conn import AIOKafkaConnection
 
 from app.dev.yard import Yard
 from app.kafka.client.cluster import ClusterClient
-from app.kafka.client.topic_ids import written
+from app.kafka.client.topic_ids import id_text
 from app.kafka.fetch.deliveries import LogGap
 from tests.kafka.conftest import ENOUGH_S, Start, connected, create, write
 from tests.kafka.second_broker import delete
 
 
-async def test_a_topic_made_anew_has_another_id(client: ClusterClient, topic_name: str) -> None:
+async def test_recreated_topic_has_another_id(client: ClusterClient, topic_name: str) -> None:
     other = await create(client, f"{topic_name}-other", 3)
     await create(client, topic_name)
     before = await client.topic_ids([topic_name, other])
@@ -32,7 +32,7 @@ async def test_a_topic_made_anew_has_another_id(client: ClusterClient, topic_nam
     assert before[topic_name] != after[topic_name] != ""
 
 
-async def test_an_id_is_the_one_that_the_topics_leader_tells(client: ClusterClient, topic_name: str) -> None:
+async def test_topic_id_of_the_leader_counts(client: ClusterClient, topic_name: str) -> None:
     await create(client, topic_name)
     node = await client.leader(topic_name, 0)
 
@@ -40,7 +40,7 @@ async def test_an_id_is_the_one_that_the_topics_leader_tells(client: ClusterClie
     assert await client.topic_ids([]) == {}
 
 
-async def test_a_broker_too_old_to_tell_ids_tells_none(
+async def test_old_broker_gives_no_topic_ids(
     client: ClusterClient, topic_name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await create(client, topic_name)
@@ -57,7 +57,7 @@ async def test_a_broker_too_old_to_tell_ids_tells_none(
     assert await client.topic_ids([topic_name]) == {topic_name: ""}
 
 
-async def test_each_cluster_has_an_id_of_its_own(yard: Yard) -> None:
+async def test_each_cluster_has_its_own_id(yard: Yard) -> None:
     async with (
         connected(yard.bootstrap("east-regional")) as one,
         connected(yard.bootstrap("east-aggregate")) as other,
@@ -69,16 +69,16 @@ async def test_each_cluster_has_an_id_of_its_own(yard: Yard) -> None:
 # -- while it is fetched ---------------------------------------------------------------------------
 
 
-async def test_a_topic_made_anew_is_read_from_its_beginning_also_when_it_reaches_beyond_the_position(
+async def test_recreated_topic_is_read_from_its_beginning_even_if_it_is_longer_than_the_position(
     client: ClusterClient, start: Start, bootstrap: str, topic_name: str
 ) -> None:
     await create(client, topic_name)
     await write(bootstrap, topic_name, [b"old"] * 100)
     topic_id = (await client.topic_ids([topic_name]))[topic_name]
     pump = await start()
-    pump.service.add("told its id", topic_name, 0, 0, topic_id)
+    pump.service.add("given its id", topic_name, 0, 0, topic_id)
     pump.service.add("saw its id", topic_name, 0, 0)
-    await pump.until(lambda: pump.count("told its id") == pump.count("saw its id") == 100)
+    await pump.until(lambda: pump.count("given its id") == pump.count("saw its id") == 100)
     async with asyncio.timeout(ENOUGH_S):
         while pump.service._partitions["saw its id"].topic_id != topic_id:  # noqa: ASYNC110 - no event
             await asyncio.sleep(0.05)
@@ -87,17 +87,17 @@ async def test_a_topic_made_anew_is_read_from_its_beginning_also_when_it_reaches
     new = [f"new {number}".encode() for number in range(300)]
     await write(bootstrap, topic_name, new)
 
-    for key in ("told its id", "saw its id"):
+    for key in ("given its id", "saw its id"):
         await pump.until(lambda: pump.values(key)[-300:] == new)  # noqa: B023 - asked at once
-    gaps = [item for item in pump.told if isinstance(item, LogGap)]
-    assert {gap.key for gap in gaps} == {"told its id", "saw its id"}
+    gaps = [item for item in pump.reports if isinstance(item, LogGap)]
+    assert {gap.key for gap in gaps} == {"given its id", "saw its id"}
     assert len(gaps) == 2
     for gap in gaps:
         assert (gap.begun_anew, gap.end) == (True, 0)
-        assert "made anew" in gap.reason
+        assert "recreated" in gap.reason
 
 
-async def test_a_topic_made_anew_while_nobody_fetched_is_told_however_far_it_reaches(
+async def test_topic_recreated_while_not_fetched_is_reported_whatever_its_length(
     client: ClusterClient, start: Start, bootstrap: str, topic_name: str
 ) -> None:
     await create(client, topic_name)
@@ -107,22 +107,22 @@ async def test_a_topic_made_anew_while_nobody_fetched_is_told_however_far_it_rea
     await write(bootstrap, topic_name, [str(number).encode() for number in range(10)])
     pump = await start()
     pump.service.add("k", topic_name, 0, 7, former)
-    await pump.until(lambda: pump.told)
+    await pump.until(lambda: pump.reports)
 
-    (gap,) = pump.told
+    (gap,) = pump.reports
     assert (gap.start, gap.end, gap.begun_anew) == (7, 0, True)
     await pump.until(lambda: pump.offsets("k")[-10:] == list(range(10)))
 
 
-async def test_what_a_broker_that_is_behind_tells_is_not_believed(
+async def test_topic_id_of_an_outdated_broker_does_not_count(
     client: ClusterClient, start: Start, bootstrap: str, topic_name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await create(client, topic_name)
     await write(bootstrap, topic_name, [b"v"] * 10)
-    leaders, asked = client.topic_ids, []
+    leaders, nodes = client.topic_ids, []
 
     async def of_a_former_topic(topics: Iterable[str], node: int | None = None) -> dict[str, str]:
-        asked.append(node)
+        nodes.append(node)
         return await leaders(topics, node) if node is not None else {topic_name: "another"}
 
     topic_id = (await client.topic_ids([topic_name]))[topic_name]
@@ -130,15 +130,15 @@ async def test_what_a_broker_that_is_behind_tells_is_not_believed(
     pump = await start()
     pump.service.add("k", topic_name, 0, 0, topic_id)
     async with asyncio.timeout(ENOUGH_S):
-        while not any(node is not None for node in asked):  # noqa: ASYNC110 - there is no event to wait for
+        while not any(node is not None for node in nodes):  # noqa: ASYNC110 - there is no event to wait for
             await asyncio.sleep(0.05)
     await write(bootstrap, topic_name, [b"v"])
     await pump.until(lambda: pump.count("k") == 11)
 
-    assert pump.told == []
+    assert pump.reports == []
     assert pump.offsets("k") == list(range(11))
 
 
-def test_an_id_is_written_as_kafkas_tools_write_it() -> None:
-    assert written(bytes(16)) == ""
-    assert written(bytes(range(16))) == "AAECAwQFBgcICQoLDA0ODw"
+def test_topic_id_is_shown_as_by_kafkas_tools() -> None:
+    assert id_text(bytes(16)) == ""
+    assert id_text(bytes(range(16))) == "AAECAwQFBgcICQoLDA0ODw"

@@ -1,4 +1,4 @@
-"""Where many topics' logs begin and end, asked for together."""
+"""Starts and ends of many logs, requested together."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from app.kafka.client.topic_logs import topic_logs
 from tests.kafka.conftest import create, producing
 
 
-async def test_every_partition_s_start_and_end_is_told_and_what_does_not_exist_is_left_out(
+async def test_topic_logs_have_every_start_and_end_and_omit_missing_topics(
     client: ClusterClient, bootstrap: str, topic_name: str
 ) -> None:
     other, none = f"{topic_name}-other", f"{topic_name}-none"

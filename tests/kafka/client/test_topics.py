@@ -1,4 +1,4 @@
-"""Topics made on real brokers: what a cluster cannot do for a moment only is no refusal."""
+"""Topics created on real brokers: a temporary inability of the cluster is no refusal."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.kafka.second_broker import delete, second_broker
 CLUSTER = "east-aggregate"
 
 
-async def test_brokers_that_are_too_few_are_waited_for_and_refuse_in_the_end(
+async def test_topic_creation_waits_for_too_few_brokers_and_finally_fails(
     killable_yard: Yard, topic_name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     of_two = [TopicSpec(topic_name, 1, 2)]

@@ -1,4 +1,4 @@
-"""However many records are bad, the log has a line or two of them, which says how many."""
+"""Any number of bad records makes one or two log lines with their count."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from app.kafka.client import unreadable_records as module
 from app.kafka.client.unreadable_records import UnreadableRecords
 
 
-def test_all_bad_records_of_a_read_are_one_line_and_good_ones_none() -> None:
+def test_bad_records_of_a_read_share_one_log_line() -> None:
     unreadable = UnreadableRecords("records are no events", partition=3)
     with capture_logs() as logs:
         unreadable.report()
@@ -19,12 +19,12 @@ def test_all_bad_records_of_a_read_are_one_line_and_good_ones_none() -> None:
             unreadable.add(offset, ValueError("no JSON"))
         unreadable.report()
         unreadable.report()
-    (told,) = logs
-    assert (told["event"], told["partition"], told["error"]) == ("records are no events", 3, "no JSON")
-    assert (told["records"], told["offset"], told["last_offset"]) == (490, 10, 499)
+    (line,) = logs
+    assert (line["event"], line["partition"], line["error"]) == ("records are no events", 3, "no JSON")
+    assert (line["records"], line["offset"], line["last_offset"]) == (490, 10, 499)
 
 
-async def test_what_comes_within_a_moment_is_one_line_and_none_is_left_untold(
+async def test_bad_records_within_the_delay_share_a_log_line_and_all_are_counted(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(module, "REPORT_DELAY_S", 0.01)

@@ -1,4 +1,4 @@
-"""aiokafka's consumers read what is sound, within bounds, whatever else the topic holds."""
+"""aiokafka's consumers read the sound records within limits, whatever else the topic holds."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_every_record_is_read_with_its_key_value_headers_and_time(codec: int) ->
 
 
 @pytest.mark.parametrize("codec", sorted(set(CODECS.values()) - {0}))
-def test_a_batch_that_becomes_too_large_is_passed_over_logged_and_costs_nothing(codec: int) -> None:
+def test_batch_that_decompresses_too_large_is_skipped_and_logged_without_memory(codec: int) -> None:
     """8 kB became 798 MB."""
     data = batch_of_packed(0, [packed_record(0, bytes(200 * MIB))], codec) + make_batch(1)
 
@@ -66,11 +66,11 @@ def test_a_batch_that_becomes_too_large_is_passed_over_logged_and_costs_nothing(
         found = list(partition(data))
 
     assert [one.offset for one in found] == [1]
-    (told,) = [one for one in logs if one["log_level"] == "error"]
-    assert (told["start"], told["end"], told["records"]) == (0, 1, 1)
+    (line,) = [one for one in logs if one["log_level"] == "error"]
+    assert (line["start"], line["end"], line["records"]) == (0, 1, 1)
 
 
-def test_a_record_of_too_many_headers_is_passed_over_and_its_neighbours_come() -> None:
+def test_record_with_too_many_headers_is_skipped_and_its_neighbours_are_read() -> None:
     rows = [packed_record(0), packed_record(1, headers=4_000_000), packed_record(2)]
     with at_most(64 * MIB), capture_logs() as logs:
         found = list(partition(batch_of_packed(0, rows, CODECS["zstd"])))
@@ -80,7 +80,7 @@ def test_a_record_of_too_many_headers_is_passed_over_and_its_neighbours_come() -
 
 
 @pytest.mark.parametrize("magic", [0, 1])
-def test_messages_of_old_formats_are_passed_over_logged_and_what_follows_comes(magic: int) -> None:
+def test_old_messages_are_skipped_and_logged_and_later_records_are_read(magic: int) -> None:
     data = old_messages(0, [b"v"], magic=magic) + old_messages(1, [b"v"] * 3, magic=magic, codec=1)
     with capture_logs() as logs:
         found = list(part := partition(data + make_batch(4)))
@@ -90,7 +90,7 @@ def test_messages_of_old_formats_are_passed_over_logged_and_what_follows_comes(m
     assert all(f"record format {magic}, from before Kafka 0.11" in one["why"] for one in logs)
 
 
-def test_what_was_passed_over_is_known_when_what_follows_it_is_handed_on() -> None:
+def test_skipped_span_is_known_before_later_records_are_returned() -> None:
     """The control log took it for compaction, and read everything again for each of them."""
     bad = {1, 700}
     rows = [packed_record(at, headers=20_000 if at in bad else 0) for at in range(1_500)]
@@ -129,7 +129,7 @@ def result(data: bytes, start: int = 0) -> tuple[Any, Any]:
 
 
 @pytest.mark.parametrize("start", [0, 7_777])
-def test_of_a_flood_some_hundred_records_are_taken_at_a_time_and_none_is_decoded_twice(
+def test_flood_is_taken_in_portions_and_no_record_is_decoded_twice(
     start: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     count = 20_000
@@ -159,7 +159,7 @@ def test_large_records_are_taken_one_at_a_time() -> None:
     assert max(sizes) == 1
 
 
-def test_open_batches_keep_no_more_than_they_may_together_and_are_read_on(
+def test_open_batches_together_stay_within_the_limit_and_are_read_to_their_end(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     rows = [packed_record(at, bytes(MIB)) for at in range(16)]
@@ -173,7 +173,7 @@ def test_open_batches_keep_no_more_than_they_may_together_and_are_read_on(
     assert sorted(found) == sorted(list(range(16)) * 20)
 
 
-async def test_readers_that_always_find_records_leave_the_loop_to_others(
+async def test_readers_that_always_find_records_leave_time_for_other_tasks(
     client: ClusterClient, topic_name: str
 ) -> None:
     """Each time one of them takes some, everything else in the loop has its turn."""
@@ -214,16 +214,14 @@ async def test_readers_that_always_find_records_leave_the_loop_to_others(
     assert changes > 10, "none waits until another is read to its end"
 
 
-def test_bytes_that_are_no_batch_are_told_to_the_reader() -> None:
+def test_bytes_that_are_not_a_batch_raise_in_the_reader() -> None:
     part = partition(make_batch(0) + bytes(100))
     assert next(part).offset == 0
     with pytest.raises(Exception, match="cannot be a record batch's"):
         next(part)
 
 
-async def test_a_consumer_of_a_broker_reads_what_lies_around_a_batch_that_is_no_good(
-    client: ClusterClient, topic_name: str
-) -> None:
+async def test_consumer_reads_the_records_around_a_bad_batch(client: ClusterClient, topic_name: str) -> None:
     await ensure_topics(client, [TopicSpec(topic_name, 1)])
     poison = [packed_record(0), packed_record(1, headers=2_000_000), packed_record(2)]
     appender = Appender(client)

@@ -1,4 +1,4 @@
-"""A disk that flips a bit takes one batch, and none of its neighbours."""
+"""A flipped bit on a disk costs one batch and none of its neighbours."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ BATCHES, RECORDS = 5, 10
 CLUSTER = "east-aggregate"
 
 
-async def test_a_flipped_bit_on_a_brokers_disk_costs_the_batch_it_is_in(
+async def test_flipped_bit_on_a_brokers_disk_costs_only_its_batch(
     killable_yard: Yard, topic_name: str
 ) -> None:
     offsets: list[int] = []

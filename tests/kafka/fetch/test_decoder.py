@@ -1,4 +1,4 @@
-"""Raw bytes to records: all that is to be seen, once, in any chunks; damage is told and passed over."""
+"""Raw bytes become the visible records, once, in chunks of any size; damage is reported and skipped."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ batches = st.lists(
 
 
 @given(batches, st.integers(1, 8), st.integers(0, 60))
-def test_all_that_is_to_be_seen_is_read_once_and_in_order_in_chunks_of_any_size(
+def test_visible_records_are_read_once_and_in_order_in_chunks_of_any_size(
     plan: list[Any], limit: int, start: int
 ) -> None:
     data, offset, expected, aborts = b"", 0, [], []
@@ -120,9 +120,7 @@ DAMAGED["records that are none"] = patched(
 
 @pytest.mark.parametrize("damage", DAMAGED)
 @pytest.mark.parametrize("limit", [1, 1000])
-def test_a_batch_that_cannot_be_decoded_is_told_with_its_bytes_and_reading_goes_on_behind_it(
-    damage: str, limit: int
-) -> None:
+def test_undecodable_batch_is_reported_with_its_bytes_and_reading_continues(damage: str, limit: int) -> None:
     raw = DAMAGED[damage]
     reader = RecordReader(fetched(raw + GOOD, 0, 8))
 
@@ -131,13 +129,13 @@ def test_a_batch_that_cannot_be_decoded_is_told_with_its_bytes_and_reading_goes_
     (error,) = bad
     assert error.end == 4
     assert error.raw == raw
-    told = set(range(error.start, error.end))
-    assert told | {record.offset for record in records} == set(range(8))
+    reported = set(range(error.start, error.end))
+    assert reported | {record.offset for record in records} == set(range(8))
     assert [record.offset for record in records if record.offset >= 4] == [4, 5, 6, 7]
     assert reader.next_offset == 8
 
 
-def test_of_a_damaged_batch_only_what_was_asked_for_is_told() -> None:
+def test_damaged_batch_is_reported_only_from_the_position_on() -> None:
     reader = RecordReader(fetched(DAMAGED["records that are none"] + GOOD, 2, 8))
 
     _, (error,) = read_all(reader)
@@ -146,7 +144,7 @@ def test_of_a_damaged_batch_only_what_was_asked_for_is_told() -> None:
 
 
 @pytest.mark.parametrize("length", [-1, 0, 2**31 - 1])
-def test_a_length_that_cannot_be_is_told_for_all_that_follows(length: int) -> None:
+def test_impossible_length_makes_the_rest_of_the_response_undecodable(length: int) -> None:
     data = make_batch(0, ROWS) + patched(GOOD, LENGTH_AT, ">i", length)
     reader = RecordReader(fetched(data, 0, 8))
 
@@ -157,16 +155,14 @@ def test_a_length_that_cannot_be_is_told_for_all_that_follows(length: int) -> No
 
 
 @given(st.integers(0, len(GOOD) - 1), st.integers(0, 255), st.integers(0, 4))
-def test_no_damaged_byte_whatsoever_makes_reading_crash_or_shows_what_was_not_written(
-    at: int, value: int, codec: int
-) -> None:
+def test_no_damaged_byte_crashes_reading_or_shows_false_records(at: int, value: int, codec: int) -> None:
     good = make_batch(0, ROWS, codec=codec)
     damaged = patched(good, min(at, len(good) - 1), ">B", value)
     data = damaged + GOOD
     try:
         pieces = take(data, 0, 8, calc_crc32c)
     except CorruptBatch:
-        return  # told by the fetch, and nothing is read
+        return  # reported by the fetch; nothing is read
 
     for piece in pieces:
         response = fetched(data[piece.start_byte : piece.end_byte], 0, piece.next_offset)
@@ -177,7 +173,7 @@ def test_no_damaged_byte_whatsoever_makes_reading_crash_or_shows_what_was_not_wr
         assert {record.value for record in records} <= {ROWS[0][1]}
 
 
-async def test_what_is_sound_is_delivered_before_bytes_that_are_no_batch() -> None:
+async def test_sound_batches_are_delivered_before_bytes_that_are_not_a_batch() -> None:
     delivered: list[FetchedBatches] = []
 
     async def keep(item: Any) -> None:
@@ -197,7 +193,7 @@ async def test_what_is_sound_is_delivered_before_bytes_that_are_no_batch() -> No
 
 
 @pytest.mark.parametrize("delta", [0, 2, 20, 3 + (1 << 28)])
-async def test_a_batch_whose_header_is_damaged_is_told_for_its_own_offsets_and_its_neighbours_are_read(
+async def test_batch_with_a_damaged_header_costs_its_own_offsets_and_its_neighbours_are_read(
     delta: int,
 ) -> None:
     readers: list[RecordReader] = []
@@ -225,7 +221,7 @@ async def test_a_batch_whose_header_is_damaged_is_told_for_its_own_offsets_and_i
     assert (part.next_offset, part.failures, budget.used_bytes) == (12, 0, 0)
 
 
-async def test_a_damaged_batch_whose_end_nobody_knows_is_trouble_until_something_follows_it() -> None:
+async def test_damaged_batch_with_an_unknown_end_is_an_incident_until_a_batch_follows() -> None:
     delivered: list[FetchedBatches] = []
 
     async def keep(item: Any) -> None:
@@ -262,7 +258,7 @@ def test_a_truncated_last_batch_is_left_for_the_next_fetch() -> None:
 
 
 @pytest.mark.parametrize("codec", [1, 3, 4])
-def test_a_batch_that_grows_to_more_than_a_worker_can_bear_is_undecodable_and_the_next_is_read(
+def test_batch_that_decompresses_beyond_the_limit_is_undecodable_and_the_next_is_read(
     codec: int,
 ) -> None:
     bomb = make_batch(0, [(None, bytes(MAX_DECOMPRESSED_BYTES))], codec=codec)

@@ -1,4 +1,4 @@
-"""What anybody can write to a topic costs no more memory than it may, whatever comes out of it."""
+"""Records from any producer cost bounded memory, whatever they decompress to."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_four_million_empty_headers_are_never_objects_and_their_neighbours_are_r
     assert f"{MANY} headers" in str(error)
 
 
-def test_what_is_kept_of_a_record_beyond_a_bound_is_a_batch_of_its_own_where_that_is_smaller() -> None:
+def test_record_beyond_a_limit_is_kept_in_the_smaller_of_its_own_and_the_original_batch() -> None:
     rows = [packed_record(0, b"v" * 100_000), packed_record(1, headers=2 * MAX_HEADERS), packed_record(2)]
 
     records, (error,) = read_all(RecordReader(fetched(batch_of_packed(10, rows), 10, 13)))
@@ -71,7 +71,7 @@ def test_what_is_kept_of_a_record_beyond_a_bound_is_a_batch_of_its_own_where_tha
         list(records_of(alone))
 
 
-def test_most_headers_that_a_record_may_have_are_read() -> None:
+def test_record_with_exactly_the_most_headers_is_read() -> None:
     data = batch_of_packed(0, [packed_record(0, headers=MAX_HEADERS)], CODECS["lz4"])
 
     (record,), bad = read_all(RecordReader(fetched(data, 0, 1)))
@@ -81,7 +81,7 @@ def test_most_headers_that_a_record_may_have_are_read() -> None:
     assert size_of(record) > 100 * MAX_HEADERS, "they count"
 
 
-def test_short_records_of_nothing_but_headers_become_objects_some_at_a_time_and_tell_their_cost() -> None:
+def test_short_records_of_headers_only_are_decoded_in_portions_with_their_cost() -> None:
     """One chunk of so many records would be 150 MB."""
     data = batch_of_packed(0, [packed_record(number, headers=900) for number in range(1_000)])
     (batch,) = iter_batches(data)
@@ -95,7 +95,7 @@ def test_short_records_of_nothing_but_headers_become_objects_some_at_a_time_and_
 
 
 @pytest.mark.parametrize("codec", COMPRESSED)
-def test_what_is_larger_than_it_may_be_is_refused_before_it_is_there(codec: int) -> None:
+def test_oversized_batch_is_refused_before_it_takes_memory(codec: int) -> None:
     packed = bytes(ENCODERS[codec](bytes(8 * MIB)))
 
     with at_most(3 * MIB), pytest.raises(ValueError, match=str(MIB)):
@@ -115,13 +115,13 @@ LIES = {
 
 
 @pytest.mark.parametrize("lie", LIES)
-def test_what_snappy_declares_is_not_believed(lie: str) -> None:
+def test_declared_size_of_snappy_is_not_trusted(lie: str) -> None:
     with at_most(MIB), pytest.raises(ValueError, match="snappy"):
         unpacked(CODECS["snappy"], LIES[lie])
 
 
 def response(budget: ByteBudget, data: bytes, end: int) -> FetchedBatches:
-    """Of a partition of its own."""
+    """A response for a new partition."""
     service = FetchService(ClusterClient(ClusterSpec("none", ("h:1",))), nowhere, budget)
     part = PartitionFetch(service, "k", "t", 0, 0)
     part.unreleased_bytes += len(data)
@@ -133,7 +133,7 @@ def unheard(error: UndecodableBatch, _: Any) -> None:
     raise error
 
 
-def test_what_many_partitions_decompress_stays_within_the_budget_and_all_of_it_is_read() -> None:
+def test_decompressed_bytes_of_many_partitions_stay_within_the_budget_and_all_are_read() -> None:
     """Thirty to one on a hundred partitions were 3 GB beside a budget of 256 MB."""
     count, partitions = 2_000, 50
     data = make_batch(0, [(b"k" * 100, b"v" * 1_000)] * count, codec=CODECS["zstd"])
@@ -165,7 +165,7 @@ def test_what_many_partitions_decompress_stays_within_the_budget_and_all_of_it_i
     assert (budget.used_bytes, budget.kept_bytes, budget.ready_bytes, budget.held_bytes) == (0, 0, 0, 0)
 
 
-def test_a_closed_partition_gives_back_what_it_had_ready_and_decompressed() -> None:
+def test_closed_partition_releases_its_ready_and_decompressed_bytes() -> None:
     data = make_batch(0, [(b"k", b"v" * 1_000)] * 2_000, codec=CODECS["gzip"])
     budget = ByteBudget(64 * MIB)
     intake = MessageIntake(Tracker(0, 10_000), unheard)
@@ -179,7 +179,7 @@ def test_a_closed_partition_gives_back_what_it_had_ready_and_decompressed() -> N
     assert (budget.used_bytes, budget.kept_bytes, budget.ready_bytes) == (0, 0, 0)
 
 
-def test_many_records_are_encoded_again_some_at_a_time() -> None:
+def test_many_records_are_reencoded_in_portions() -> None:
     count = 200_000
     data = batch_of_packed(0, [packed_record(delta) for delta in range(count)], CODECS["zstd"])
 

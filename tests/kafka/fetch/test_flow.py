@@ -1,4 +1,4 @@
-"""Partitions beside each other: memory is bounded in bytes, and none waits for another."""
+"""Partitions side by side: memory is bounded in bytes, and no partition waits for another."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.kafka.conftest import ENOUGH_S, Start, create, producing, write
 KIB = 1024
 
 
-async def test_a_hundred_partitions_share_a_small_budget_and_give_all_of_it_back(
+async def test_hundred_partitions_share_a_small_budget_and_release_all_of_it(
     client: ClusterClient, start: Start, bootstrap: str, topic_name: str
 ) -> None:
     await create(client, topic_name, 100)
@@ -34,11 +34,11 @@ async def test_a_hundred_partitions_share_a_small_budget_and_give_all_of_it_back
     for partition in range(100):
         assert [int(value or b"") for value in pump.values(partition)] == list(range(partition, 5_000, 100))
     assert pump.budget.used_bytes == 0
-    # Responses are asked for while there is room; each is at most the room, or one batch.
+    # Responses are requested while there is room; each is at most the room, or one batch.
     assert pump.most_used_bytes <= budget_bytes + CONNECTIONS * max(budget_bytes, 64 * KIB)
 
 
-async def test_a_full_budget_stops_fetching_until_something_is_released(
+async def test_full_budget_stops_fetching_until_bytes_are_released(
     client: ClusterClient, start: Start, bootstrap: str, topic_name: str
 ) -> None:
     await create(client, topic_name)
@@ -64,7 +64,7 @@ async def test_a_full_budget_stops_fetching_until_something_is_released(
     assert pump.offsets("k") == list(range(200))
 
 
-async def test_a_partition_that_is_not_released_stalls_itself_only(
+async def test_partition_that_is_not_released_stalls_only_itself(
     client: ClusterClient, start: Start, bootstrap: str, topic_name: str
 ) -> None:
     await create(client, topic_name, 2)
@@ -106,7 +106,7 @@ async def test_partitions_that_hold_the_whole_budget_do_not_starve_the_others(
     assert pump.most_used_bytes <= held_bytes + (len(stuck) + len(healthy)) * LEAST_BYTES
 
 
-async def test_a_partition_added_while_others_are_polled_for_need_not_wait_for_them(
+async def test_partition_added_during_a_poll_does_not_wait_for_it(
     client: ClusterClient, start: Start, bootstrap: str, topic_name: str
 ) -> None:
     await create(client, topic_name, 8)
@@ -121,7 +121,7 @@ async def test_a_partition_added_while_others_are_polled_for_need_not_wait_for_t
     assert pump.values(7) == [b"here"]
 
 
-async def test_a_new_partition_flows_at_once_also_of_a_topic_not_asked_for_before(
+async def test_partition_of_a_new_topic_flows_at_once(
     client: ClusterClient, start: Start, bootstrap: str, topic_name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(service, "WATERMARKS_S", 1e6)  # whoever waited for that timer would wait for ever
@@ -152,7 +152,7 @@ async def test_many_groups_read_the_same_partition_each_from_its_own_position(
         assert pump.offsets(("job", group)) == list(range(10 * group, 102))
 
 
-async def test_after_remove_nothing_more_is_delivered(
+async def test_nothing_is_delivered_after_remove(
     client: ClusterClient, start: Start, bootstrap: str, topic_name: str
 ) -> None:
     await create(client, topic_name, 2)
@@ -172,7 +172,7 @@ async def test_after_remove_nothing_more_is_delivered(
     assert pump.service.high_watermark("gone") == -1
 
 
-async def test_a_key_that_is_added_again_starts_from_its_new_position_only(
+async def test_key_that_is_added_again_starts_only_from_its_new_position(
     client: ClusterClient, start: Start, bootstrap: str, topic_name: str
 ) -> None:
     await create(client, topic_name)
@@ -189,7 +189,7 @@ async def test_a_key_that_is_added_again_starts_from_its_new_position_only(
     assert pump.offsets("k") == list(range(4, 11))
 
 
-async def test_a_batch_larger_than_every_limit_comes_through(
+async def test_batch_larger_than_every_limit_is_fetched(
     client: ClusterClient, start: Start, bootstrap: str, topic_name: str
 ) -> None:
     await create(client, topic_name, max_message_bytes=str(32 * KIB * KIB))
@@ -205,7 +205,7 @@ async def test_a_batch_larger_than_every_limit_comes_through(
     assert pump.budget.used_bytes == 0
 
 
-async def test_the_high_watermark_of_a_stalled_partition_stays_true(
+async def test_high_watermark_of_a_stalled_partition_stays_current(
     client: ClusterClient, start: Start, bootstrap: str, topic_name: str
 ) -> None:
     await create(client, topic_name)
@@ -222,7 +222,7 @@ async def test_the_high_watermark_of_a_stalled_partition_stays_true(
     assert pump.count("k") == 1
 
 
-def test_a_budget_wakes_those_who_wait_for_it() -> None:
+def test_released_budget_wakes_its_waiters() -> None:
     budget, woken = ByteBudget(100), []
     budget.waiters.append(lambda: woken.append(budget.free_bytes))
     budget.used_bytes = 130

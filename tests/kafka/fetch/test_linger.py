@@ -1,4 +1,4 @@
-"""Who fetches rarely where little comes, as audits do, asks again a moment later; others do at once."""
+"""A reader with a linger time, such as an audit, requests little data later; other readers at once."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from app.kafka.fetch.service import FetchService
 from tests.kafka.records.batches import make_batch
 
 LITTLE = make_batch(0, [(b"k", b"v")] * 10)
-MUCH = make_batch(0, [(b"k", b"v" * 1_000)] * 600)  # more than half of what is asked for
+MUCH = make_batch(0, [(b"k", b"v" * 1_000)] * 600)  # more than half of the requested bytes
 
 
 @pytest.mark.parametrize(
     ("lingers_s", "data", "waits"), [(5.0, LITTLE, True), (5.0, MUCH, False), (0.0, LITTLE, False)]
 )
-async def test_it_is_asked_for_again_later_where_little_came(
+async def test_partition_with_little_data_is_requested_again_later(
     lingers_s: float, data: bytes, waits: bool
 ) -> None:
     delivered: list[Any] = []

@@ -1,4 +1,4 @@
-"""Batches that lie, as any producer can send them: all good records around them are read where they stand."""
+"""Batches with wrong offsets, as any producer can send: all good records around them are read."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def between(odd_one: bytes | bytearray, base_offset: int, count: int) -> Fetched
 
 @pytest.mark.parametrize("deltas", ODD, ids=str)
 @pytest.mark.parametrize("limit", [1, 2, 1000])
-def test_a_batch_is_believed_as_far_as_its_offsets_rise_and_leave_room_for_the_rest(
+def test_batch_is_read_while_its_offsets_rise_and_leave_room_for_the_rest(
     deltas: tuple[int, ...], limit: int
 ) -> None:
     records, (bad,) = read_all(RecordReader(between(lying(deltas), 10, len(deltas))), limit)
@@ -62,9 +62,7 @@ def test_a_batch_is_believed_as_far_as_its_offsets_rise_and_leave_room_for_the_r
     st.integers(0, 20),
     st.integers(1, 12),
 )
-def test_of_any_offsets_only_those_that_rise_within_the_batch_are_read(
-    deltas: list[int], taken: int, limit: int
-) -> None:
+def test_only_rising_offsets_within_the_batch_are_read(deltas: list[int], taken: int, limit: int) -> None:
     """`taken` offsets of the batch have no record, as after compaction."""
     data = patched(bytes(lying(deltas)), 23, ">i", len(deltas) - 1 + taken)
     records, bad = read_all(RecordReader(between(data, 0, len(deltas) + taken)), limit)
@@ -76,16 +74,16 @@ def test_of_any_offsets_only_those_that_rise_within_the_batch_are_read(
     assert middle == [1 + delta for delta in deltas[: len(middle)]]
     assert all(one < end for one in middle)
     if len(middle) < len(deltas):
-        (told,) = bad
-        assert (told.start, told.end) == (max([1, *(one + 1 for one in middle)]), end)
+        (unread,) = bad
+        assert (unread.start, unread.end) == (max([1, *(one + 1 for one in middle)]), end)
         following = 1 + deltas[len(middle)]
-        assert not told.start <= following <= end - (len(deltas) - len(middle))
+        assert not unread.start <= following <= end - (len(deltas) - len(middle))
     else:
         assert bad == []
 
 
 @given(st.lists(st.integers(-3, 30) | st.sampled_from(EXTREMES), min_size=1, max_size=300), st.binary())
-async def test_a_copy_has_the_offsets_of_the_broker_and_nothing_else_changed(
+async def test_copy_has_the_brokers_offsets_and_is_otherwise_unchanged(
     deltas: list[int], value: bytes
 ) -> None:
     rows = [record(delta, value + b"%d" % number, number * 7) for number, delta in enumerate(deltas)]
@@ -97,7 +95,7 @@ async def test_a_copy_has_the_offsets_of_the_broker_and_nothing_else_changed(
     )
     assert not is_numbered(content + b"\0", len(rows))
     response = between(batch(rows), 0, len(rows))
-    odd = await own_offsets.mended(response)
+    odd = await own_offsets.renumbered_batches(response)
     found = [
         (one.value, copy.source_start)
         for copy in copies(response, 1 << 20, None, odd)
@@ -108,7 +106,7 @@ async def test_a_copy_has_the_offsets_of_the_broker_and_nothing_else_changed(
 
 
 @pytest.mark.parametrize(("count", "size"), [(100, 19_000), (6_000, 100), (20_000, 3)])
-async def test_a_batch_whose_last_record_lies_is_read_once_at_the_offsets_of_the_broker(
+async def test_batch_with_a_wrong_last_offset_is_read_once_at_the_brokers_offsets(
     count: int, size: int
 ) -> None:
     values = [b"%d" % number * size for number in range(count)]
@@ -119,7 +117,7 @@ async def test_a_batch_whose_last_record_lies_is_read_once_at_the_offsets_of_the
     assert [(one.offset, one.value) for one in records_of(odd_one)] == list(enumerate(values, 1))
     copied = [
         one.value
-        for copy in copies(response, 1 << 24, None, await own_offsets.mended(response))
+        for copy in copies(response, 1 << 24, None, await own_offsets.renumbered_batches(response))
         for one in records_of(next(iter_batches(at(copy.data, copy.source_start))))
     ]
     assert copied == [GOOD[0], *values, GOOD[1]]
@@ -151,7 +149,7 @@ async def written(
 
 
 @pytest.mark.parametrize("seed", range(2))
-async def test_whatever_a_broker_takes_every_good_record_around_it_is_read(
+async def test_every_good_record_around_any_accepted_batch_is_read(
     client: ClusterClient, topic_name: str, seed: int
 ) -> None:
     await create(client, topic_name, message_timestamp_type=("CreateTime", "LogAppendTime")[seed])
@@ -181,7 +179,7 @@ async def test_whatever_a_broker_takes_every_good_record_around_it_is_read(
     assert sorted([*lost, *found]) == list(range(end)), "each offset is read, or told"
 
 
-async def test_a_consumer_of_a_control_topic_or_a_tool_passes_over_what_lies(
+async def test_bounded_consumer_skips_records_with_wrong_offsets(
     client: ClusterClient, topic_name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It neither ends, nor takes a position beyond the log's end, nor reads an offset twice."""
@@ -209,12 +207,12 @@ async def test_a_consumer_of_a_control_topic_or_a_tool_passes_over_what_lies(
     assert not was_passed_over(topic_name, 0, last, end)
 
 
-def test_a_record_beyond_bounds_is_told_at_the_offset_that_it_can_have() -> None:
+def test_record_beyond_a_limit_is_reported_at_a_possible_offset() -> None:
     headers = b"".join(b"\x02a\x00" for _ in range(20_000))
     body = b"\0" + b"\0" + b"\x00" + b"\x01" + b"\x00" + b"\xc0\xb8\x02" + headers
     heavy = zigzag(len(body)) + body  # it says offset delta 0, where 1 can be
     data = at(batch([record(0, b"first"), heavy, record(2, b"last")]), 0)
     opened = OpenBatch(next(iter_batches(data)))
     assert [one.offset for one in opened.take(1)] == [0]
-    with pytest.raises(ValueError, match="offset 0 where 1 to 1 can be"):
+    with pytest.raises(ValueError, match="offset 0; possible are 1 to 1"):
         opened.take(10)

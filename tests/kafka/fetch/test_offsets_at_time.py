@@ -1,4 +1,4 @@
-"""A time leads to the first record at or after it, whatever the batches around it say of themselves."""
+"""A time leads to its first record, whatever offsets the batches around it contain."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ COUNT = 60
 
 
 @pytest.mark.parametrize("seed", range(2))
-async def test_the_first_record_of_a_time_is_found_among_batches_that_lie(
+async def test_first_record_of_a_time_is_found_among_batches_with_wrong_offsets(
     client: ClusterClient, topic_name: str, seed: int
 ) -> None:
     """Batches of three records, `STEP_MS` apart; sound ones are found to the record, others to the batch."""
@@ -38,7 +38,7 @@ async def test_the_first_record_of_a_time_is_found_among_batches_that_lie(
         assert (answer.code, answer.base_offset) == (0, 3 * number)
         sound.append(not lies)
     at = topic_name, 0
-    told = await client.offsets([at], began_ms + STEP_MS)
+    brokers_answer = await client.offsets([at], began_ms + STEP_MS)
     for number in range(COUNT):
         for later_ms in (0, 2, STEP_MS // 2):
             time_ms = began_ms + number * STEP_MS + later_ms
@@ -49,12 +49,15 @@ async def test_the_first_record_of_a_time_is_found_among_batches_that_lie(
             elif sound[first]:
                 assert found == 3 * first + later_ms * (first == number)
             else:
-                assert 3 * first <= found <= 3 * first + later_ms * (first == number), (number, told)
+                assert 3 * first <= found <= 3 * first + later_ms * (first == number), (
+                    number,
+                    brokers_answer,
+                )
     assert (await offsets_at(client, [at], EARLIEST))[at] == 0
     assert (await offsets_at(client, [at], LATEST))[at] == 3 * COUNT
 
 
-async def test_what_is_not_committed_holds_up_nothing(client: ClusterClient, topic_name: str) -> None:
+async def test_open_transaction_does_not_delay_the_search(client: ClusterClient, topic_name: str) -> None:
     """An honest log costs no search, whatever transaction is open behind what is wanted."""
     await create(client, topic_name)
     began_ms = now_ms() - 10 * STEP_MS
@@ -66,14 +69,14 @@ async def test_what_is_not_committed_holds_up_nothing(client: ClusterClient, top
         await producer.begin_transaction()
         await producer.send_and_wait(topic_name, b"open", partition=0)
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(module._Logs, "searched", None)
+            patch.setattr(module._Logs, "search", None)
             for number in range(5):
                 assert (await offsets_at(client, [at], began_ms + number * STEP_MS))[at] == number
             assert (await offsets_at(client, [at], began_ms + 6 * STEP_MS))[at] == 5
         await producer.abort_transaction()
 
 
-async def test_a_span_of_time_has_all_its_records_although_a_batch_lies_at_both_its_ends(
+async def test_time_span_is_complete_with_wrong_offsets_at_both_ends(
     client: ClusterClient, topic_name: str
 ) -> None:
     await create(client, topic_name)

@@ -1,4 +1,4 @@
-"""Brokers that are stopped, killed or paused while they are fetched from: every record once, in order."""
+"""Brokers are stopped, killed or paused during fetches: every record comes once, in order."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ OUTAGES: dict[str, Callable[[Yard], None]] = {
 
 @pytest.mark.deep(minutes=0.2)
 @pytest.mark.parametrize("outage", OUTAGES)
-async def test_what_was_being_fetched_from_a_broker_that_goes_comes_once_and_in_order_when_it_is_back(
+async def test_records_of_a_stopped_broker_come_once_and_in_order_when_it_is_back(
     killable_yard: Yard, topic_name: str, outage: str
 ) -> None:
     bootstrap = killable_yard.bootstrap(CLUSTER)
@@ -59,11 +59,11 @@ async def test_what_was_being_fetched_from_a_broker_that_goes_comes_once_and_in_
         for partition in range(PARTITIONS):
             expected = list(range(partition, TOTAL, PARTITIONS))
             assert [int(value or b"") for value in pump.values(partition)] == expected
-        assert not [item for item in pump.told if not isinstance(item, FetchIncident)]
+        assert not [item for item in pump.reports if not isinstance(item, FetchIncident)]
         assert pump.budget.used_bytes == 0
 
 
-async def test_a_cluster_that_is_away_is_told_with_a_remedy_and_flows_again_without_a_restart(
+async def test_unreachable_cluster_is_reported_with_a_remedy_and_flows_again_without_a_restart(
     killable_yard: Yard, topic_name: str
 ) -> None:
     async with connected(killable_yard.bootstrap(CLUSTER)) as client, pumping(client) as pump:
@@ -71,8 +71,8 @@ async def test_a_cluster_that_is_away_is_told_with_a_remedy_and_flows_again_with
         pump.service.add("k", topic_name, 0, 0)
         await asyncio.sleep(0.3)
         await asyncio.to_thread(killable_yard.kill, CLUSTER)
-        await pump.until(lambda: pump.told)
-        (trouble,) = pump.told
+        await pump.until(lambda: pump.reports)
+        (trouble,) = pump.reports
         assert isinstance(trouble, FetchIncident)
         assert (trouble.key, trouble.topic) == ("k", topic_name)
         assert "broker" in trouble.remedy
@@ -84,7 +84,7 @@ async def test_a_cluster_that_is_away_is_told_with_a_remedy_and_flows_again_with
         assert pump.values("k") == [b"back"]
 
 
-async def test_a_cluster_that_does_not_answer_is_told_with_its_name_address_and_remedy() -> None:
+async def test_silent_cluster_is_reported_with_its_name_address_and_remedy() -> None:
     client = ClusterClient(ClusterSpec("nowhere", ("127.0.0.1:1",)))
 
     with pytest.raises(ClusterUnreachable, match=r"nowhere at 127\.0\.0\.1:1 does not answer.*check that it"):
@@ -92,10 +92,14 @@ async def test_a_cluster_that_does_not_answer_is_told_with_its_name_address_and_
     await client.stop()
 
 
-async def test_who_waits_for_a_cluster_says_so_again_and_again_and_never_gives_up(
+async def test_waiting_for_a_cluster_is_logged_repeatedly_and_never_given_up(
     monkeypatch: pytest.MonkeyPatch, yard: Yard
 ) -> None:
-    for name, seconds in (("PATIENT_S", 0.01), ("TELL_S", 0.02), ("CONNECT_TIMEOUT_S", 0.0)):
+    for name, seconds in (
+        ("CLUSTER_RETRY_INTERVAL_S", 0.01),
+        ("WAITING_LOG_INTERVAL_S", 0.02),
+        ("CONNECT_TIMEOUT_S", 0.0),
+    ):
         monkeypatch.setattr(cluster, name, seconds)
     client = ClusterClient(ClusterSpec("early", ("127.0.0.1:1", "no-such-host.invalid:9092")))
     with capture_logs() as told:

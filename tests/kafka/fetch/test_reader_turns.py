@@ -1,4 +1,4 @@
-"""Readers that lie behind leave the loop to others, and the first of them is not held up by the rest."""
+"""Readers that catch up leave time for other tasks, and the first of them is not delayed by the rest."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ async def read(turns: ReaderTurns, name: str, took: list[str], count: int) -> No
         work()
 
 
-async def test_all_readers_together_rest_for_as_long_as_they_work() -> None:
+async def test_all_readers_together_rest_as_long_as_they_work() -> None:
     took: list[str] = []
     began_s, count = time.monotonic(), 10
     async with asyncio.timeout(ENOUGH_S):
@@ -43,7 +43,7 @@ async def test_all_readers_together_rest_for_as_long_as_they_work() -> None:
     assert {took.count(str(at)) for at in range(4)} == {count}
 
 
-async def test_others_wait_while_the_first_lies_behind_but_not_for_ever(
+async def test_other_readers_wait_while_the_first_is_behind_but_not_for_ever(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(module, "FIRST_TURN_S", 3.0)  # however busy the machine is

@@ -1,4 +1,4 @@
-"""A remedy that names a command names one that there is."""
+"""Commands in remedies exist."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ COMMAND = re.compile(r"switchyard ([a-z]+) ([a-z-]+)([^,;.]*)")
 
 
 @pytest.mark.parametrize("code", sorted(REMEDIES))
-def test_commands_in_remedies_are_there_with_their_options(code: int) -> None:
+def test_commands_in_remedies_exist_with_their_options(code: int) -> None:
     found = COMMAND.findall(REMEDIES[code])
     for noun, verb, rest in found:
         group = switchyard.commands[noun]

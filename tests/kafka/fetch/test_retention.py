@@ -1,4 +1,4 @@
-"""What a topic keeps is known where its messages wait, and is looked at again."""
+"""The retention of a topic is known where its messages wait, and is updated."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from app.kafka.fetch.retention import retention_ms
 from tests.kafka.conftest import ENOUGH_S, Start, write
 
 
-async def test_how_long_a_topic_keeps_its_records_is_told_with_what_is_fetched(
+async def test_topic_retention_comes_with_fetched_batches(
     client: ClusterClient, start: Start, bootstrap: str, topic_name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(retention, "RETENTION_POLL_INTERVAL_S", 0.0)
@@ -30,9 +30,7 @@ async def test_how_long_a_topic_keeps_its_records_is_told_with_what_is_fetched(
     assert pump.held[0].retention.ms == 7_200_000
 
 
-async def test_what_is_kept_for_ever_or_is_not_there_has_no_end(
-    client: ClusterClient, topic_name: str
-) -> None:
+async def test_unlimited_and_missing_topics_have_no_retention(client: ClusterClient, topic_name: str) -> None:
     compacted, endless = f"{topic_name}-compacted", f"{topic_name}-endless"
     await ensure_topics(
         client,

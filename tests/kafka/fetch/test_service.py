@@ -1,4 +1,4 @@
-"""Everything that a log shows is fetched, once and in order; what it has lost is told as a gap."""
+"""Every visible record is fetched, once and in order; lost records are reported as a gap."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def numbered(count: int, first: int = 0) -> list[bytes]:
 
 
 @pytest.mark.parametrize("codec", [None, "gzip", "snappy", "lz4", "zstd"])
-async def test_records_of_every_codec_are_read_as_they_were_written(
+async def test_records_of_every_codec_are_read_unchanged(
     client: ClusterClient, start: Start, bootstrap: str, topic_name: str, codec: str | None
 ) -> None:
     await create(client, topic_name)
@@ -46,7 +46,7 @@ async def test_records_of_every_codec_are_read_as_they_were_written(
     assert pump.budget.used_bytes == 0
 
 
-async def test_only_what_was_committed_is_shown_and_the_position_passes_over_all_else(
+async def test_only_committed_records_are_shown_and_the_position_moves_past_the_others(
     client: ClusterClient, start: Start, bootstrap: str, topic_name: str
 ) -> None:
     await create(client, topic_name)
@@ -70,7 +70,7 @@ async def test_only_what_was_committed_is_shown_and_the_position_passes_over_all
     assert pump.offsets("k") == sorted(set(pump.offsets("k")))
 
 
-async def test_what_an_open_transaction_holds_back_flows_once_it_is_committed(
+async def test_records_behind_an_open_transaction_flow_once_it_commits(
     client: ClusterClient, start: Start, bootstrap: str, topic_name: str
 ) -> None:
     await create(client, topic_name)
@@ -89,7 +89,7 @@ async def test_what_an_open_transaction_holds_back_flows_once_it_is_committed(
     assert pump.values("k") == [b"before", b"inside", b"behind"]
 
 
-async def test_a_position_in_the_middle_of_a_batch_shows_nothing_before_it(
+async def test_position_within_a_batch_shows_no_earlier_record(
     client: ClusterClient, start: Start, bootstrap: str, topic_name: str
 ) -> None:
     await create(client, topic_name)
@@ -101,7 +101,7 @@ async def test_a_position_in_the_middle_of_a_batch_shows_nothing_before_it(
     assert pump.values("k") == numbered(43, 57)
 
 
-async def test_deleted_records_are_told_as_a_gap_and_never_passed_over_in_silence(
+async def test_deleted_records_are_reported_as_a_gap(
     client: ClusterClient, start: Start, bootstrap: str, topic_name: str
 ) -> None:
     await create(client, topic_name)
@@ -114,14 +114,14 @@ async def test_deleted_records_are_told_as_a_gap_and_never_passed_over_in_silenc
     pump.service.add("k", topic_name, 0, 2)
     await pump.until(lambda: pump.count("k") == 4)
 
-    (gap,) = pump.told
+    (gap,) = pump.reports
     assert isinstance(gap, LogGap)
     assert (gap.key, gap.topic, gap.partition, gap.start, gap.end) == ("k", topic_name, 0, 2, 6)
     assert "retention" in gap.reason
     assert pump.values("k") == numbered(4, 6)
 
 
-async def test_a_position_beyond_the_logs_end_is_told_and_begins_again_where_the_log_does(
+async def test_position_beyond_the_log_end_is_reported_and_restarts_at_the_log_start(
     client: ClusterClient, start: Start, bootstrap: str, topic_name: str
 ) -> None:
     await create(client, topic_name)
@@ -130,14 +130,14 @@ async def test_a_position_beyond_the_logs_end_is_told_and_begins_again_where_the
     pump.service.add("k", topic_name, 0, 100)
     await pump.until(lambda: pump.count("k") == 5)
 
-    (gap,) = pump.told
+    (gap,) = pump.reports
     assert isinstance(gap, LogGap)
     assert (gap.start, gap.end) == (100, 0)
-    assert "made anew" in gap.reason
+    assert "recreated" in gap.reason
     assert pump.values("k") == numbered(5)
 
 
-async def test_a_topic_made_anew_while_it_is_fetched_is_told_and_read_from_its_beginning(
+async def test_topic_recreated_during_a_fetch_is_reported_and_read_from_its_beginning(
     client: ClusterClient, start: Start, bootstrap: str, topic_name: str
 ) -> None:
     await create(client, topic_name)
@@ -149,23 +149,23 @@ async def test_a_topic_made_anew_while_it_is_fetched_is_told_and_read_from_its_b
     await admin.start()
     await admin.delete_topics([topic_name])
     await admin.close()
-    await pump.until(lambda: any(isinstance(item, FetchIncident) for item in pump.told))
+    await pump.until(lambda: any(isinstance(item, FetchIncident) for item in pump.reports))
     await create(client, topic_name)
     await write(bootstrap, topic_name, numbered(3, 1000))
     await pump.until(lambda: pump.count("k") == 23)
 
     assert pump.values("k")[20:] == numbered(3, 1000)
-    (gap,) = [item for item in pump.told if isinstance(item, LogGap)]
+    (gap,) = [item for item in pump.reports if isinstance(item, LogGap)]
     assert (gap.start, gap.end) == (20, 0)
 
 
-async def test_a_topic_that_does_not_exist_is_told_with_a_remedy_and_flows_once_it_does(
+async def test_missing_topic_is_reported_with_a_remedy_and_flows_once_it_exists(
     client: ClusterClient, start: Start, bootstrap: str, topic_name: str
 ) -> None:
     pump = await start()
     pump.service.add("k", topic_name, 0, 0)
-    await pump.until(lambda: pump.told)
-    (trouble,) = pump.told
+    await pump.until(lambda: pump.reports)
+    (trouble,) = pump.reports
     assert isinstance(trouble, FetchIncident)
     assert (trouble.key, trouble.topic, trouble.partition) == ("k", topic_name, 0)
     assert "create the topic" in trouble.remedy

@@ -1,4 +1,4 @@
-"""What followers are given: in order, bits together, within the memory; when they are fetched instead."""
+"""The data that followers get (in order, joined, within memory), and when they are fetched instead."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ SCOPE, SOURCE = Scope("orders", "aggregate", "east", 1_000), FingerprintSource("
 
 
 def counter(next_offset: int = 0) -> PartitionReader:
-    """What an audit counts with, from there on."""
+    """An audit's reader from this offset on."""
     return PartitionReader(
         SCOPE, SOURCE, CountingSpec(records_of, SOURCE, disorder_ms=0), next_offset, part_offsets=64
     )
@@ -53,7 +53,7 @@ def every(headers: BatchHeaderArrays) -> int:
 
 
 class Nowhere(ClusterClient):
-    """No broker is asked who leads."""
+    """A client that sends no request for leaders."""
 
     def known_leader(self, topic: str, partition: int) -> int | None:
         return 1 if topic == "orders" else None
@@ -130,7 +130,7 @@ def batch(base_offset: int, records: int = 10, size: int = 1) -> bytes:
     return make_batch(base_offset, [(b"k", b"v" * size)] * records)
 
 
-async def test_it_waits_for_the_reader_that_is_where_it_is_and_takes_what_that_one_gets() -> None:
+async def test_follower_at_the_readers_position_waits_and_takes_its_data() -> None:
     stand = Stand()
     await stand.answer(stand.leader)
     assert stand.waits
@@ -141,7 +141,7 @@ async def test_it_waits_for_the_reader_that_is_where_it_is_and_takes_what_that_o
     assert (stand.follower.next_offset, stand.follower.high_watermark, stand.waits) == (20, 1_000, True)
 
 
-async def test_what_it_missed_it_fetches_and_then_follows_again() -> None:
+async def test_follower_fetches_missed_data_and_then_follows_again() -> None:
     stand = Stand()
     stand.leader.next_offset = 20
     await stand.answer(stand.leader, batch(20))
@@ -160,7 +160,7 @@ async def test_what_it_missed_it_fetches_and_then_follows_again() -> None:
 @pytest.mark.parametrize(
     "other", [{"topic_id": "another"}, {"topic_id": ""}, {"epoch": 3}, {"doubted": True}, {"unsure": True}]
 )
-async def test_nothing_is_taken_of_what_may_be_another_log(other: dict[str, Any]) -> None:
+async def test_follower_takes_nothing_that_may_be_from_another_log(other: dict[str, Any]) -> None:
     stand = Stand()
     for name, value in other.items():
         setattr(stand.follower, name, value)
@@ -168,7 +168,7 @@ async def test_nothing_is_taken_of_what_may_be_another_log(other: dict[str, Any]
     assert (stand.spans(LEADER), stand.spans(FOLLOWER), stand.waits) == ([(0, 10)], [], False)
 
 
-async def test_while_it_is_fetched_its_own_answer_brings_it() -> None:
+async def test_follower_under_fetch_gets_the_data_from_its_own_answer() -> None:
     stand = Stand()
     stand.follower.polling = True
     await stand.answer(stand.leader, batch(0))
@@ -181,7 +181,7 @@ async def test_while_it_is_fetched_its_own_answer_brings_it() -> None:
 
 
 @pytest.mark.parametrize("counts", [lambda _: 0, every])
-async def test_hidden_transactions_are_taken_from_where_they_were_fetched_only(counts: Counts) -> None:
+async def test_data_with_aborted_transactions_is_taken_only_from_its_beginning(counts: Counts) -> None:
     stand = Stand(counts=counts)
     stand.follower.next_offset = 10
     await stand.answer(stand.leader, batch(0), batch(10), aborted=[(7, 5)])
@@ -192,7 +192,7 @@ async def test_hidden_transactions_are_taken_from_where_they_were_fetched_only(c
     assert [one.aborted for one in stand.got[FOLLOWER]] == [[(7, 21)]]
 
 
-async def test_what_comes_bit_by_bit_is_given_together() -> None:
+async def test_small_pieces_are_given_together() -> None:
     stand = Stand(lingers_s=0.2)
     for number in range(5):
         await stand.answer(stand.leader, batch(10 * number))
@@ -204,7 +204,7 @@ async def test_what_comes_bit_by_bit_is_given_together() -> None:
     assert stand.budget.used_bytes == stand.follower.unreleased_bytes == 0
 
 
-async def test_a_reader_is_not_held_up_by_a_follower_that_takes_nothing() -> None:
+async def test_slow_follower_does_not_delay_the_reader() -> None:
     stand = Stand(capacity_bytes=1 << 30)
     stand.holds = True
     big = [batch(10 * number, 10, 40_000) for number in range(40)]
@@ -217,7 +217,7 @@ async def test_a_reader_is_not_held_up_by_a_follower_that_takes_nothing() -> Non
     assert not stand.waits, "it fetches, once it has room"
 
 
-async def test_what_is_refused_is_fetched_again() -> None:
+async def test_refused_data_is_fetched_again() -> None:
     stand = Stand()
     await stand.answer(stand.leader, batch(0))
     await stand.settle()
@@ -227,14 +227,14 @@ async def test_what_is_refused_is_fetched_again() -> None:
     assert (stand.follower.next_offset, stand.waits, stand.budget.used_bytes) == (10, False, 0)
 
 
-async def test_who_is_given_something_while_others_are_looked_at_is_not_fetched() -> None:
+async def test_follower_that_gets_data_during_scheduling_is_not_fetched() -> None:
     stand = Stand()
-    stand.service.add("gone", "no such topic", 0, 0, "id")  # looked at last: that it is in trouble is told
+    stand.service.add("gone", "no such topic", 0, 0, "id")  # scheduled last; its trouble is reported
     gone = stand.part("gone")
     gone.failures, stand.leader.polling = 1, True
     stand.slow = {"gone": asyncio.Event(), FOLLOWER: asyncio.Event()}
     looking = asyncio.ensure_future(stand.service._schedule())
-    while not (gone.told or looking.done()):  # noqa: ASYNC110 - it is being told
+    while not (gone.incident or looking.done()):  # noqa: ASYNC110 - it is being told
         await asyncio.sleep(0)
     await stand.answer(stand.leader, batch(0))
     assert stand.follower.is_given
@@ -246,7 +246,7 @@ async def test_who_is_given_something_while_others_are_looked_at_is_not_fetched(
     assert stand.spans(FOLLOWER) == [(0, 10)]
 
 
-async def test_what_another_reader_brings_again_is_counted_once() -> None:
+async def test_repeated_data_of_another_reader_is_counted_once() -> None:
     stand = Stand()
     log = [batch(base) for base in range(0, 150, 10)]
     other = stand.another("other")
@@ -257,7 +257,7 @@ async def test_what_another_reader_brings_again_is_counted_once() -> None:
     assert (stand.reader.records, stand.reader.next_offset) == (150, 150)
 
 
-async def test_of_what_headers_tell_no_bytes_are_held() -> None:
+async def test_no_bytes_are_held_while_headers_suffice() -> None:
     stand = Stand(counts=every)
     await stand.answer(stand.leader, batch(0), batch(10))
     assert stand.follower.unreleased_bytes == 2 * HEADED_BYTES
@@ -266,9 +266,9 @@ async def test_of_what_headers_tell_no_bytes_are_held() -> None:
     assert (stand.reader.records, stand.budget.used_bytes) == (20, 0)
 
 
-async def test_where_headers_do_not_do_it_is_fetched_and_given_all_for_a_while() -> None:
-    tell = [2, 1, 1]  # of those that are looked at: the first trusts them, then two are put together
-    stand = Stand(counts=lambda _: tell.pop(0))
+async def test_follower_is_fetched_and_gets_whole_batches_when_headers_do_not_suffice() -> None:
+    counts = [2, 1, 1]  # of those that are looked at: the first trusts them, then two are put together
+    stand = Stand(counts=lambda _: counts.pop(0))
     await stand.answer(stand.leader, batch(0), batch(10))
     await stand.answer(stand.leader, batch(20))
     await stand.settle()
@@ -280,7 +280,7 @@ async def test_where_headers_do_not_do_it_is_fetched_and_given_all_for_a_while()
     assert (stand.reader.records, stand.reader.next_offset) == (40, 40)
 
 
-async def test_it_comes_up_by_the_headers_of_what_was_fetched_ahead_of_it() -> None:
+async def test_follower_catches_up_by_remembered_headers() -> None:
     stand = Stand(counts=every)
     stand.leader.next_offset = 20
     await stand.answer(stand.leader, batch(20), batch(30))
@@ -297,7 +297,7 @@ async def test_it_comes_up_by_the_headers_of_what_was_fetched_ahead_of_it() -> N
     assert (stand.reader.records, stand.reader.next_offset) == (60, 60)
 
 
-async def test_in_the_middle_of_a_batch_it_does_not_come_up_by_headers() -> None:
+async def test_follower_within_a_batch_does_not_catch_up_by_headers() -> None:
     stand = Stand(counts=every)
     stand.leader.next_offset = 20
     await stand.answer(stand.leader, batch(20), batch(30))
@@ -308,7 +308,7 @@ async def test_in_the_middle_of_a_batch_it_does_not_come_up_by_headers() -> None
 
 
 @pytest.mark.parametrize("change", [{"topic_id": "other"}, {"epoch": 5}])
-async def test_what_was_fetched_of_another_log_is_forgotten(change: dict[str, Any]) -> None:
+async def test_headers_of_another_log_are_forgotten(change: dict[str, Any]) -> None:
     stand = Stand(counts=every)
     stand.leader.next_offset = 20
     await stand.answer(stand.leader, batch(20), batch(30))
@@ -321,10 +321,10 @@ async def test_what_was_fetched_of_another_log_is_forgotten(change: dict[str, An
     assert stand.spans(FOLLOWER) == []
 
 
-@pytest.mark.parametrize(("ahead", "waits"), [(30, True), (100, True), (101, False)])
-async def test_it_waits_for_who_is_close_behind_it(ahead: int, waits: bool) -> None:
+@pytest.mark.parametrize(("next_offset", "waits"), [(30, True), (100, True), (101, False)])
+async def test_follower_waits_for_a_reader_close_behind(next_offset: int, waits: bool) -> None:
     stand = Stand()
-    stand.follower.next_offset = ahead
+    stand.follower.next_offset = next_offset
     await stand.answer(stand.leader, batch(0), batch(10))
     assert stand.waits is waits
 
@@ -345,13 +345,13 @@ class Whole:
         return [data for end, data in self.batches if end > position][:most]
 
 
-def told(reader: PartitionReader) -> list[Report]:
+def reports(reader: PartitionReader) -> list[Report]:
     return reader.reports(10_000)
 
 
 @given(seed=st.integers(0, 1 << 32))
 @settings(max_examples=as_profile(100), deadline=None)
-def test_whoever_brings_it_everything_is_counted_once(seed: int) -> None:
+def test_every_record_is_counted_once_whoever_delivers_it(seed: int) -> None:
     short = patch.multiple(followers_module, HEADERS_WAIT_S=0.001, WHOLE_S=0.002, MOST_TRAIL=8, MOST_HEADS=6)
     with short, capture_logs():
         asyncio.run(_story(random.Random(seed)))
@@ -367,22 +367,22 @@ async def _story(chance: random.Random) -> None:
 
     stand.follower.counts = tell if share else lambda _: 0
     leaders = [stand.leader, stand.another("second"), stand.another("third")][: chance.randrange(1, 4)]
-    follower, asked_at, start = stand.follower, -1, chance.choice([0, 0, 7, 64, 70])  # maybe within a batch
+    follower, polled_at, start = stand.follower, -1, chance.choice([0, 0, 7, 64, 70])  # maybe within a batch
     follower.next_offset, stand.reader = start, counter(start)
     for _ in range(80):
         stand.refuses = {key for key in (LEADER, FOLLOWER) if chance.random() < 0.05}
         if chance.random() < 0.3:
             await asyncio.sleep(0.002 * (chance.random() < 0.3))
-        elif chance.random() < 0.2 and asked_at < 0 and not follower.polling:
-            follower.polling, asked_at = True, follower.next_offset
-        elif asked_at >= 0 and chance.random() < 0.4:
-            assert (follower.next_offset, follower.is_given) == (asked_at, False), "it is fetched itself"
+        elif chance.random() < 0.2 and polled_at < 0 and not follower.polling:
+            follower.polling, polled_at = True, follower.next_offset
+        elif polled_at >= 0 and chance.random() < 0.4:
+            assert (follower.next_offset, follower.is_given) == (polled_at, False), "it is fetched itself"
             with contextlib.suppress(ValueError):
-                await stand.answer(follower, *log.fetch(asked_at, chance.randrange(5)))
-            follower.polling, asked_at = False, -1
+                await stand.answer(follower, *log.fetch(polled_at, chance.randrange(5)))
+            follower.polling, polled_at = False, -1
         else:
             leader = chance.choice(leaders)
-            if chance.random() < 0.2:  # sent elsewhere
+            if chance.random() < 0.2:  # moved to another offset
                 leader.next_offset = chance.randrange(log.end)
             hidden = [(7, leader.next_offset)] if chance.random() < 0.05 else []
             with contextlib.suppress(ValueError):
@@ -394,6 +394,6 @@ async def _story(chance: random.Random) -> None:
     plain.fetched(b"".join(data for end, data in log.batches if end <= upto), upto, at_ms=9)
     assert (stand.reader.records, upto) == (plain.records, follower.next_offset)
     assert start or plain.records == upto
-    assert told(stand.reader) == told(plain)
+    assert reports(stand.reader) == reports(plain)
     assert not stand.passed_over
     assert stand.budget.used_bytes == 0

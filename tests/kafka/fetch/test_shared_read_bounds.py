@@ -1,4 +1,4 @@
-"""What a follower may come up by is bounded, and what it cannot use it is fetched."""
+"""The remembered headers of a follower are bounded, and unusable ones lead to a fetch."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from app.kafka.records.header_arrays import BatchHeaderArrays
 from tests.kafka.fetch.test_shared_read_batches import Stand, batch, every
 
 
-async def test_of_an_answer_with_very_many_batches_nothing_is_remembered() -> None:
+async def test_answer_with_too_many_batches_is_not_remembered() -> None:
     stand = Stand(counts=every)
     stand.leader.next_offset = 20
     with patch.object(followers_module, "MOST_TRAIL", 3):
@@ -21,7 +21,7 @@ async def test_of_an_answer_with_very_many_batches_nothing_is_remembered() -> No
         assert [one.start_offset for one in stand.follower.trail] == [80]
 
 
-async def test_what_is_not_understood_is_not_passed_over() -> None:
+async def test_headers_that_cannot_be_counted_are_not_skipped() -> None:
     """Headers that were being looked at were gone then: what came behind them was counted, they were not."""
     looks = 0
 

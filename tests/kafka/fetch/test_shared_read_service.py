@@ -1,4 +1,4 @@
-"""Who follows another reader of a partition gets what that one has fetched: each record once, in order."""
+"""A follower of another reader gets its data: each record once, in order."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ async def both(pump: Pump, count: int, at: int = 0) -> None:
     assert pump.offsets(FOLLOWER) == list(range(at, count))
 
 
-async def test_what_comes_is_fetched_once_for_both(
+async def test_new_records_are_fetched_once_for_both_readers(
     client: ClusterClient, bootstrap: str, topic_name: str, start: Start
 ) -> None:
     pump, count = await start(), 0
@@ -40,10 +40,10 @@ async def test_what_comes_is_fetched_once_for_both(
         count += 100
         await both(pump, count)
     pump.service.remove(FOLLOWER)
-    assert followers.of(topic_name, 0) is None
+    assert followers.follower(topic_name, 0) is None
 
 
-async def test_who_has_a_backlog_catches_up_and_follows_then(
+async def test_follower_with_a_backlog_catches_up_and_then_follows(
     client: ClusterClient, bootstrap: str, topic_name: str, start: Start
 ) -> None:
     pump, count = await start(), 3_000
@@ -58,7 +58,7 @@ async def test_who_has_a_backlog_catches_up_and_follows_then(
         await both(pump, count, 1_234)
 
 
-async def test_who_follows_one_that_lies_still_is_fetched_itself(
+async def test_follower_of_a_stalled_reader_is_fetched_itself(
     client: ClusterClient, bootstrap: str, topic_name: str, start: Start
 ) -> None:
     pump, count = await start(), 0
@@ -80,7 +80,7 @@ async def test_who_follows_one_that_lies_still_is_fetched_itself(
     await both(pump, count + len(big))
 
 
-async def test_aborted_transactions_are_hidden_from_who_follows(
+async def test_aborted_transactions_are_hidden_from_a_follower(
     client: ClusterClient, bootstrap: str, topic_name: str, start: Start
 ) -> None:
     pump, shown = await start(), list[bytes]()
@@ -107,7 +107,7 @@ async def test_aborted_transactions_are_hidden_from_who_follows(
     assert pump.values(FOLLOWER) == pump.values(LEADER) == shown
 
 
-async def test_a_topic_made_anew_is_told_to_who_follows(
+async def test_recreated_topic_is_reported_to_a_follower(
     client: ClusterClient, bootstrap: str, topic_name: str, start: Start
 ) -> None:
     pump, count = await start(), 0
@@ -124,7 +124,7 @@ async def test_a_topic_made_anew_is_told_to_who_follows(
     await write(bootstrap, topic_name, [b"new"] * 2 * count)
 
     def gaps() -> dict[Any, LogGap]:
-        return {one.key: one for one in pump.told if isinstance(one, LogGap)}
+        return {one.key: one for one in pump.reports if isinstance(one, LogGap)}
 
     await pump.until(lambda: len(gaps()) == 2 and pump.count(FOLLOWER) == 3 * count)
     assert all(gap.begun_anew and gap.start == count for gap in gaps().values())

@@ -1,4 +1,4 @@
-"""Who is told of a log counts what it would have read, each batch once, whatever is lost or truncated."""
+"""A follower counts what it would have fetched, each batch once, whatever is lost or truncated."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LENGTHS = (1, 2, 5)
 
 @given(seed=st.integers(0, 1 << 32))
 @settings(max_examples=as_profile(300), deadline=None)
-def test_what_another_reader_fetches_is_taken_once_and_in_order(seed: int) -> None:
+def test_offers_of_another_reader_are_taken_once_and_in_order(seed: int) -> None:
     chance = random.Random(seed)
     ends = [0]
     for _ in range(60):
@@ -58,8 +58,10 @@ class Batch(NamedTuple):
 
 
 class World:
-    """A partition with leaders that follow on each other, not always cleanly; our lane, other writers; and a
-    follower that compares its position with the log in every new epoch, as fetching does."""
+    """A partition with successive leaders (some elected uncleanly), our lane and other writers.
+
+    Its follower compares its position with the log in every new epoch, as the fetch service does.
+    """
 
     def __init__(self, chance: random.Random) -> None:
         self.chance = chance
@@ -69,7 +71,7 @@ class World:
         self.queue: deque[tuple[int, int]] = deque()  # sent, not appended: source start, length
         self.acknowledgements: deque[tuple[int, int, int]] = deque()  # source start, base, end
         self.known_epoch, self.counted = 0, list[Batch]()
-        self.told = self.fetched = 0
+        self.given = self.fetched = 0
         self.trouble = chance.choice([0.02, 0.05, 0.2])
 
     @property
@@ -128,18 +130,17 @@ class World:
         self.fetched += len(more)
 
     def round(self) -> None:
-        """As `app.kafka.append.local_appends` does, with anything happening before the leader answers, and
-        before that is heard."""
-        self.line.ask(self.known_epoch)
+        """A round of `app.kafka.append.local_appends`, with any event before and after the answer."""
+        self.line.begin_round(self.known_epoch)
         for _ in range(self.chance.randrange(4)):
-            self.anything(asked=True)
+            self.anything(in_round=True)
         epoch, log = self.epoch, list(self.log)
         for _ in range(self.chance.randrange(4)):
-            self.anything(asked=True)
+            self.anything(in_round=True)
         if self.chance.random() < 0.1 or self.line.epoch != epoch or self.known_epoch != self.line.epoch:
             self.line.stop()
             return
-        self.line.confirmed(self.sent)
+        self.line.confirm(self.sent)
         rows = self.line.take(self.position)
         if not rows:
             return
@@ -150,18 +151,18 @@ class World:
         ]
         assert {batch.epoch for batch in here} == {epoch}, "else the next leader seems to have lost it"
         self.counted += here
-        self.told += len(here)
+        self.given += len(here)
 
-    def anything(self, *, asked: bool = False) -> None:
+    def anything(self, *, in_round: bool = False) -> None:
         acts = [self.send, self.append, self.append, self.acknowledge, self.acknowledge, self.acknowledge]
         rare = [self.others, self.fetch, self.fetch, self.fetch, self.elect]
         if self.chance.random() < self.trouble:
             self.chance.choice(rare)()
-        elif asked or self.chance.random() < 0.8:
+        elif in_round or self.chance.random() < 0.8:
             self.chance.choice(acts)()
         else:
             self.round()
-            if not self.line.goes_on_at(self.position):
+            if not self.line.continues_at(self.position):
                 self.fetch()
 
 
@@ -176,35 +177,35 @@ def story(seed: int) -> World:
 
 @given(seed=st.integers(0, 1 << 32))
 @settings(max_examples=as_profile(400), deadline=None)
-def test_what_a_writer_tells_is_what_the_log_has_whoever_leads_it(seed: int) -> None:
+def test_appended_batches_equal_the_log_under_any_leader(seed: int) -> None:
     story(seed)
 
 
-def test_much_of_what_is_written_is_told() -> None:
+def test_most_appended_batches_are_shared() -> None:
     worlds = [story(seed) for seed in range(200)]
-    assert sum(world.told for world in worlds) > sum(world.fetched for world in worlds) / 10
+    assert sum(world.given for world in worlds) > sum(world.fetched for world in worlds) / 10
 
 
-def test_memory_is_bounded_and_what_is_not_kept_is_read() -> None:
+def test_memory_is_bounded_and_dropped_batches_are_fetched() -> None:
     line = AppendedBatches(most_rows=3)
-    line.ask(0)
-    line.confirmed(0)
+    line.begin_round(0)
+    line.confirm(0)
     for number in range(10):
         line.acknowledged(number, AppendedBatch(number, number + 1, b"", 0))
-    line.ask(0)
-    line.confirmed(10)
-    assert (line.take(0), line.goes_on_at(0), line.goes_on_at(7)) == ([], False, True)
+    line.begin_round(0)
+    line.confirm(10)
+    assert (line.take(0), line.continues_at(0), line.continues_at(7)) == ([], False, True)
     assert [row.base_offset for row in line.take(7)] == [7, 8, 9]
-    assert (line.goes_on_at(10), line.goes_on_at(11)) == (True, False)
+    assert (line.continues_at(10), line.continues_at(11)) == (True, False)
 
 
 @pytest.mark.parametrize("position", [1, 2])
-def test_a_position_in_the_middle_of_a_batch_is_read_from(position: int) -> None:
+def test_position_within_a_batch_is_fetched(position: int) -> None:
     line = AppendedBatches()
-    line.ask(4)
-    line.confirmed(0)
+    line.begin_round(4)
+    line.confirm(0)
     line.acknowledged(0, AppendedBatch(0, 3, b"", 0))
-    line.ask(4)
-    line.confirmed(3)
+    line.begin_round(4)
+    line.confirm(3)
     assert line.take(position) == []
-    assert not line.goes_on_at(position)
+    assert not line.continues_at(position)

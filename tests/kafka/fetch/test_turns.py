@@ -1,4 +1,4 @@
-"""Turns, memory and a sink that fails: what holds when there is more to fetch than may be held."""
+"""Turns, memory and a failing sink, with more to fetch than may be held."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ async def fill(bootstrap: str, topic: str, partitions: int, records: int, size: 
             await asyncio.gather(*sent)
 
 
-async def test_no_partition_waits_until_the_others_have_nothing_left(
+async def test_no_partition_waits_until_the_others_are_exhausted(
     client: ClusterClient, start: Start, bootstrap: str, topic_name: str
 ) -> None:
     partitions, records = 6, 60
@@ -40,7 +40,7 @@ async def test_no_partition_waits_until_the_others_have_nothing_left(
     await pump.until(lambda: sum(map(len, pump.records.values())) == partitions * records)
 
 
-async def test_what_the_sink_could_not_take_is_fetched_again_and_holds_no_memory(
+async def test_data_that_the_sink_refused_is_fetched_again_and_holds_no_memory(
     client: ClusterClient, bootstrap: str, topic_name: str
 ) -> None:
     await create(client, topic_name, 2)

@@ -1,4 +1,4 @@
-"""Batch headers are read as written, damage is told, and read_committed hides exactly what it must."""
+"""Batch headers are read as written, damage is reported, and read_committed hides exactly what it must."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_every_batch_is_found_with_its_offsets_count_and_codec(plan: list[Any], 
 
 
 @given(plans, st.data())
-def test_a_truncated_tail_is_left_out_wherever_it_is_cut(plan: list[Any], data: st.DataObject) -> None:
+def test_truncated_tail_is_left_out_wherever_it_is_cut(plan: list[Any], data: st.DataObject) -> None:
     raw = build(plan)
     whole = b"".join(raw)
     cut = data.draw(st.integers(0, len(whole)))
@@ -72,7 +72,7 @@ def test_a_truncated_tail_is_left_out_wherever_it_is_cut(plan: list[Any], data: 
     assert [bytes(batch.data) for batch in found] == raw[: sum(end <= cut for end in ends)]
 
 
-def test_a_batch_whose_last_records_compaction_took_still_ends_where_it_did() -> None:
+def test_compacted_batch_still_ends_at_its_old_offset() -> None:
     compacted = patched(make_batch(100, [(b"k", b"v")] * 2), LAST_DELTA_AT, ">i", 9)
 
     (batch,) = iter_batches(compacted)
@@ -81,7 +81,7 @@ def test_a_batch_whose_last_records_compaction_took_still_ends_where_it_did() ->
 
 
 @pytest.mark.parametrize("length", [-(2**31), -1, 0, 48, MAX_BATCH_BYTES + 1, 2**31 - 1])
-def test_a_length_no_batch_can_have_is_told_and_never_loops(length: int) -> None:
+def test_impossible_length_raises_and_never_loops(length: int) -> None:
     good = make_batch(0)
     found = iter_batches(good + patched(good, LENGTH_AT, ">i", length) + good)
 
@@ -91,18 +91,18 @@ def test_a_length_no_batch_can_have_is_told_and_never_loops(length: int) -> None
 
 
 @pytest.mark.parametrize("magic", [3, -1])
-def test_another_format_is_told_with_its_place(magic: int) -> None:
+def test_unknown_format_is_reported_with_its_position(magic: int) -> None:
     with pytest.raises(CorruptBatch, match=rf"magic {magic};.* \(at byte 0\)"):
         list(iter_batches(patched(make_batch(0), MAGIC_AT, ">b", magic)))
 
 
-def test_a_batch_that_would_end_before_it_begins_is_refused() -> None:
+def test_batch_that_would_end_before_it_begins_is_refused() -> None:
     with pytest.raises(CorruptBatch):
         list(iter_batches(patched(make_batch(0), LAST_DELTA_AT, ">i", -1)))
 
 
 @given(st.binary(max_size=4 * HEADER_BYTES), st.booleans())
-def test_garbage_ends_or_is_told_and_never_goes_beyond_the_buffer(garbage: bytes, as_batch: bool) -> None:
+def test_garbage_ends_or_raises_within_the_buffer(garbage: bytes, as_batch: bool) -> None:
     if as_batch and len(garbage) > MAGIC_AT:  # past the first check, to reach the others
         garbage = patched(garbage, MAGIC_AT, ">b", 2)
     taken = 0
@@ -148,13 +148,15 @@ def write_log(story: list[tuple[str, int]]) -> tuple[list[bytes], set[int], list
 
 
 @given(steps, st.data())
-def test_read_committed_shows_exactly_what_was_committed(
+def test_read_committed_shows_exactly_the_committed_records(
     story: list[tuple[str, int]], data: st.DataObject
 ) -> None:
     log, seen, aborted = write_log(story)
     start, end = sorted((data.draw(st.integers(0, len(log))), data.draw(st.integers(0, len(log)))))
-    told = [(producer, first) for producer, first, marker in aborted if marker >= start and first < end]
-    committed = ReadCommittedFilter(data.draw(st.permutations(told)))
+    overlapping = [
+        (producer, first) for producer, first, marker in aborted if marker >= start and first < end
+    ]
+    committed = ReadCommittedFilter(data.draw(st.permutations(overlapping)))
 
     batches: list[RecordBatch] = list(iter_batches(b"".join(log[start:end])))
     shown = {batch.header.base_offset for batch in batches if committed.shows(batch)}

@@ -1,4 +1,4 @@
-"""Of a damaged log everything sound is taken, at its own offsets, and of the damage no more than its own."""
+"""Everything sound in a damaged log is taken at its own offsets; damage costs only its own offsets."""
 
 from __future__ import annotations
 
@@ -40,9 +40,7 @@ sizes = st.lists(st.integers(1, 6), min_size=1, max_size=6)
 
 
 @given(sizes, st.integers(0, 2**60), st.integers(0, 40))
-def test_a_sound_log_is_taken_as_it_is_also_when_its_tail_is_cut_off(
-    counts: list[int], first: int, cut: int
-) -> None:
+def test_sound_log_is_taken_whole_up_to_a_truncated_tail(counts: list[int], first: int, cut: int) -> None:
     ends = list(accumulate(counts, initial=first))
     batches = [make_batch(base, ROWS[:count]) for base, count in zip(ends, counts, strict=False)]
     last = batches[-1][: len(batches[-1]) - cut]
@@ -55,9 +53,7 @@ def test_a_sound_log_is_taken_as_it_is_also_when_its_tail_is_cut_off(
 
 
 @given(sizes, st.data())
-def test_one_flipped_bit_costs_the_batch_it_is_in_and_no_neighbour(
-    counts: list[int], data: st.DataObject
-) -> None:
+def test_flipped_bit_costs_its_own_batch_and_no_neighbour(counts: list[int], data: st.DataObject) -> None:
     ends = list(accumulate(counts, initial=0))
     log = [(end - 1, make_batch(base, ROWS[: end - base])) for base, end in pairwise(ends)]
     log += [(ends[-1], make_batch(ends[-1]))]  # one behind it: its end is known
@@ -73,7 +69,7 @@ def test_one_flipped_bit_costs_the_batch_it_is_in_and_no_neighbour(
     taken, trouble = read_on(log, end)
 
     assert trouble == ""
-    if at in LEADER_EPOCH:  # nobody reads it
+    if at in LEADER_EPOCH:  # not read
         assert b"".join(content for _, _, content, damage in taken if not damage) == b"".join(
             b for _, b in log
         )
@@ -85,7 +81,7 @@ def test_one_flipped_bit_costs_the_batch_it_is_in_and_no_neighbour(
 
 
 @pytest.mark.parametrize("delta", [-1, 0, 3, 10, 25, 9 + (1 << 28)])
-def test_a_damaged_length_in_offsets_is_not_believed(delta: int) -> None:
+def test_damaged_last_offset_delta_is_not_trusted(delta: int) -> None:
     damaged = patched(FIRST, LAST_DELTA_AT, ">i", delta)
 
     (piece,) = take(damaged + SECOND + THIRD, 0, 30, calc_crc32c)
@@ -94,7 +90,7 @@ def test_a_damaged_length_in_offsets_is_not_believed(delta: int) -> None:
 
 
 @pytest.mark.parametrize("log_end", [20, 11])
-def test_what_is_damaged_at_the_end_waits_until_its_end_is_known(log_end: int) -> None:
+def test_damage_at_the_end_of_a_response_waits_until_its_end_is_known(log_end: int) -> None:
     damaged = patched(SECOND, LAST_DELTA_AT, ">i", 25)
     assert take(FIRST + damaged, 0, log_end, calc_crc32c) == [ResponsePiece(0, len(FIRST), 10, "")]
 
@@ -104,7 +100,7 @@ def test_what_is_damaged_at_the_end_waits_until_its_end_is_known(log_end: int) -
     assert (piece.next_offset, piece.end_byte) == (20, len(damaged))
 
 
-def test_damage_at_the_end_that_leaves_its_offsets_as_the_broker_tells_them_waits_for_nothing() -> None:
+def test_damage_that_ends_at_the_brokers_log_end_does_not_wait() -> None:
     damaged = patched(SECOND, len(SECOND) - 1, ">B", 0x55)
 
     (piece,) = take(damaged, 10, 20, calc_crc32c)
@@ -112,7 +108,7 @@ def test_damage_at_the_end_that_leaves_its_offsets_as_the_broker_tells_them_wait
     assert (piece.next_offset, piece.damage) == (20, "its checksum does not match")
 
 
-def test_damage_of_several_batches_side_by_side_is_one() -> None:
+def test_adjacent_damaged_batches_are_one_piece() -> None:
     damaged = [patched(batch, len(batch) - 1, ">B", 0x55) for batch in (FIRST, SECOND)]
 
     (piece,) = take(b"".join(damaged) + THIRD, 0, 30, calc_crc32c)
@@ -120,7 +116,7 @@ def test_damage_of_several_batches_side_by_side_is_one() -> None:
     assert piece == ResponsePiece(0, len(FIRST + SECOND), 20, "its checksum does not match")
 
 
-def test_a_damaged_batch_that_a_broker_puts_before_what_was_asked_for_is_not_told_again() -> None:
+def test_damaged_batch_below_the_position_is_not_reported_again() -> None:
     damaged = patched(FIRST, LAST_DELTA_AT, ">i", 25)  # by its header it holds offset 20
 
     (piece,) = take(damaged + SECOND + THIRD, 20, 30, calc_crc32c)
@@ -129,7 +125,7 @@ def test_a_damaged_batch_that_a_broker_puts_before_what_was_asked_for_is_not_tol
 
 
 @pytest.mark.parametrize("base", [0, 4, 11, 18, 1 << 40])
-def test_a_base_offset_that_its_neighbours_contradict_is_not_believed(base: int) -> None:
+def test_base_offset_that_contradicts_its_neighbours_is_not_trusted(base: int) -> None:
     moved = patched(SECOND, 0, ">q", base)
 
     sound, damaged = take(FIRST + moved + THIRD, 0, 30, calc_crc32c)
@@ -138,14 +134,14 @@ def test_a_base_offset_that_its_neighbours_contradict_is_not_believed(base: int)
     assert "offset" in damaged.damage
 
 
-def test_holes_that_compaction_left_are_no_damage() -> None:
+def test_compaction_gaps_are_not_damage() -> None:
     data = FIRST + THIRD + make_batch(500, ROWS)
 
     assert take(data, 0, 510, calc_crc32c) == [ResponsePiece(0, len(data), 510, "")]
 
 
 @pytest.mark.parametrize("length", [-1, 0, 2**31 - 1])
-def test_without_frames_nothing_is_known(length: int) -> None:
+def test_bytes_without_batch_frames_raise(length: int) -> None:
     broken = patched(SECOND, LENGTH_AT, ">i", length)
     assert take(FIRST + broken, 0, 30, calc_crc32c) == [ResponsePiece(0, len(FIRST), 10, "")]
 
@@ -153,7 +149,7 @@ def test_without_frames_nothing_is_known(length: int) -> None:
         take(broken + THIRD, 10, 30, calc_crc32c)
 
 
-def test_another_format_is_named() -> None:
+def test_unknown_format_is_named() -> None:
     (piece,) = take(patched(FIRST, MAGIC_AT, ">b", 3) + SECOND, 0, 20, calc_crc32c)
 
     assert (piece.next_offset, piece.damage[:7]) == (10, "magic 3")
@@ -163,7 +159,7 @@ old_or_new = st.tuples(st.sampled_from([0, 1, 2]), st.sampled_from([0, 1, 2]), s
 
 
 @given(st.lists(old_or_new, min_size=1, max_size=8), st.data())
-def test_messages_of_formats_0_and_1_are_told_with_their_offsets_wherever_reading_begins(
+def test_old_messages_are_reported_with_their_offsets_from_any_position(
     plans: list[tuple[int, int, int]], data: st.DataObject
 ) -> None:
     log: list[tuple[int, bytes]] = []
@@ -187,14 +183,14 @@ def test_messages_of_formats_0_and_1_are_told_with_their_offsets_wherever_readin
     assert all(before.next_offset < piece.next_offset <= end for before, piece in pairwise(pieces))
 
 
-def test_a_damaged_message_of_an_old_format_costs_nothing_but_itself() -> None:
+def test_damaged_old_message_costs_only_itself() -> None:
     damaged = old_messages(10, [b"v"])[:-1] + b"w"
     sound, damage = take(FIRST + damaged + make_batch(11), 0, 12, calc_crc32c)
     assert (sound.next_offset, damage.next_offset) == (10, 11)
     assert damage.damage == "its checksum does not match"
 
 
-def test_a_piece_of_old_messages_fits_into_a_dead_letter() -> None:
+def test_piece_of_old_messages_fits_into_a_dead_letter() -> None:
     values = [bytes(1000)] * 1500
     data = old_messages(0, values)
     pieces = take(data, 0, len(values), calc_crc32c)
@@ -205,9 +201,7 @@ def test_a_piece_of_old_messages_fits_into_a_dead_letter() -> None:
 
 
 @given(st.binary(max_size=300), st.integers(0, 100))
-def test_garbage_is_told_or_waited_for_and_never_moves_the_position_unsaid(
-    data: bytes, position: int
-) -> None:
+def test_garbage_never_moves_the_position_without_a_report(data: bytes, position: int) -> None:
     try:
         pieces = take(data, position, 2**62, calc_crc32c)
     except CorruptBatch:

@@ -1,4 +1,4 @@
-"""A batch at which two owners ended is decoded by no third one; all else is, whoever is killed when."""
+"""A batch that killed two owners is not decoded by a third; all others are, whoever is killed when."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from app.offsets.model.producer_progress import audit_of, risks_of, with_audit, 
 SAVED = 1
 
 
-def begun(noted: tuple[tuple[int, int], ...], offset: int) -> DecodeRisks:
+def new_owner(noted: tuple[tuple[int, int], ...], offset: int) -> DecodeRisks:
     """An owner that inherited this, and has met the batch at `offset`."""
     risks = DecodeRisks()
     risks.inherit(noted)
@@ -19,8 +19,8 @@ def begun(noted: tuple[tuple[int, int], ...], offset: int) -> DecodeRisks:
     return risks
 
 
-def test_a_batch_is_decoded_once_its_note_is_saved_and_not_before() -> None:
-    risks = begun((), 100)
+def test_risky_batch_is_decoded_only_after_its_note_is_saved() -> None:
+    risks = new_owner((), 100)
     noted_at = risks.version
     assert risks.verdict(100) is DecodeVerdict.WAIT
     assert not risks.saved(noted_at - 1, noted_at), "taken before it was noted"
@@ -33,9 +33,9 @@ def test_a_batch_is_decoded_once_its_note_is_saved_and_not_before() -> None:
     assert risks.version > noted_at, "that is saved, too"
 
 
-def test_a_batch_at_which_two_owners_ended_is_not_decoded_by_a_third() -> None:
-    note = begun((), 100).noted(0)
-    note = begun(note, 100).noted(0)
+def test_batch_that_killed_two_owners_is_not_decoded_by_a_third() -> None:
+    note = new_owner((), 100).noted(0)
+    note = new_owner(note, 100).noted(0)
     third = DecodeRisks()
     third.inherit(note)
     assert third.verdict(100) is DecodeVerdict.STASH
@@ -45,7 +45,7 @@ def test_a_batch_at_which_two_owners_ended_is_not_decoded_by_a_third() -> None:
 @given(
     st.lists(st.sampled_from(["killed before", "killed behind", "let go", "killed elsewhere"]), max_size=20)
 )
-def test_owners_that_end_at_another_time_condemn_nothing(ends: list[str]) -> None:
+def test_owners_that_die_at_other_times_condemn_no_batch(ends: list[str]) -> None:
     note: tuple[tuple[int, int], ...] = ()
     for end in ends:
         risks = DecodeRisks()
@@ -70,13 +70,13 @@ def test_owners_that_end_at_another_time_condemn_nothing(ends: list[str]) -> Non
 
 
 @given(st.integers(0, 50), st.integers(0, 3))
-def test_a_note_is_kept_until_what_it_speaks_of_is_behind(base: int, began: int) -> None:
+def test_note_is_kept_until_its_batch_is_finished(base: int, began: int) -> None:
     risks = DecodeRisks()
     risks.inherit([(25, began)])
     assert risks.noted(base) == (((25, began),) if base <= 25 else ())
 
 
-def test_a_note_travels_with_what_else_is_told_to_a_successor() -> None:
+def test_note_travels_with_other_notes_to_the_successor() -> None:
     note = with_risks(with_audit(b"", 7, b"audit"), 7, ((9, MOST_OWNERS),))
     assert (risks_of(note), audit_of(note)) == (((9, MOST_OWNERS),), b"audit")
     assert risks_of(with_audit(b"", 7, b"audit")) == ()

@@ -1,4 +1,4 @@
-"""Readers of a log that loses its end now and then: what their epochs say they have in common, they have."""
+"""Readers of a log that loses its end at times agree as far as their epochs say."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from app.kafka.records.leader_epochs import (
     Epochs,
     EpochStart,
     agree_below,
-    gone_on,
+    joined_epochs,
     read_in,
 )
 
@@ -26,7 +26,7 @@ def epochs(*starts: tuple[int, int]) -> Epochs:
 
 @dataclass
 class Reader:
-    """What it has read, records that are epoch and number; `saved` is what a successor knows."""
+    """A reader of (epoch, number) records; `saved` is the state that a successor knows."""
 
     read: list[tuple[int, int]] = field(default_factory=list)
     epochs: Epochs = ()
@@ -40,7 +40,7 @@ class Reader:
             self.read += more
 
     def successor(self, log: list[tuple[int, int]]) -> Reader:
-        """Who begins where the log has what was saved; else nobody begins here."""
+        """A successor, if the log still has the saved records."""
         base, known = self.saved
         if log[:base] != self.read[:base]:
             return self
@@ -53,13 +53,13 @@ def same(one: list[tuple[int, int]], other: list[tuple[int, int]], below: int) -
 
 
 @given(st.integers(0, 1 << 32))
-def test_what_two_readers_are_said_to_have_in_common_is_the_same(seed: int) -> None:
+def test_records_below_the_agreed_offset_are_the_same(seed: int) -> None:
     """Also of a reader and its successor, and of those with others."""
     chance = random.Random(seed)
     log: list[tuple[int, int]] = []
     epoch = number = 0
     readers = [Reader() for _ in range(3)]
-    told: list[Epochs] = [()] * 3
+    reports: list[Epochs] = [()] * 3
     for _ in range(60):
         at = chance.randrange(3)
         reader = readers[at]
@@ -70,14 +70,14 @@ def test_what_two_readers_are_said_to_have_in_common_is_the_same(seed: int) -> N
                 log.append((epoch, number))
         elif act == "read":
             reader.fetch(log, chance.randint(1, 6))
-            told[at], _ = gone_on(told[at], reader.epochs)
+            reports[at], _ = joined_epochs(reports[at], reader.epochs)
         elif act == "save":
             reader.saved = len(reader.read), reader.epochs
         elif act == "succeed":
             former, reader = reader, reader.successor(log)
             if reader is not former:
                 reader.fetch(log, chance.randint(1, 9))
-                told[at], holds_below = gone_on(told[at], reader.epochs)
+                reports[at], holds_below = joined_epochs(reports[at], reader.epochs)
                 assert same(former.read, reader.read, holds_below)
                 readers[at] = reader
         else:
@@ -85,13 +85,16 @@ def test_what_two_readers_are_said_to_have_in_common_is_the_same(seed: int) -> N
             del log[max(0, len(log) - (chance.randint(0, 6) if act == "cut" else 0)) :]
         for one in range(3):
             for other in range(3):
-                for mine, theirs in ((readers[one].epochs, readers[other].epochs), (told[one], told[other])):
+                for mine, theirs in (
+                    (readers[one].epochs, readers[other].epochs),
+                    (reports[one], reports[other]),
+                ):
                     if mine and theirs:
                         below = agree_below(mine, theirs)
                         assert same(readers[one].read, readers[other].read, below), (mine, theirs)
 
 
-def test_who_has_read_in_the_same_epochs_agrees_and_who_left_the_last_common_one_does_up_to_there() -> None:
+def test_readers_agree_up_to_the_end_of_their_last_common_epoch() -> None:
     one, other = epochs((1, 0), (3, 50)), epochs((1, 0), (3, 50), (5, 71))
     assert agree_below(one, one) == ENDLESS
     assert agree_below(one, other) == agree_below(other, one) == 71
@@ -99,7 +102,7 @@ def test_who_has_read_in_the_same_epochs_agrees_and_who_left_the_last_common_one
     assert agree_below(one, epochs((4, 40))) == NOWHERE
 
 
-def test_a_reader_goes_on_in_its_epoch_and_begins_another_where_it_reads_it() -> None:
+def test_reader_stays_in_its_epoch_and_begins_a_new_one_where_it_reads_it() -> None:
     read = read_in(read_in(read_in((), 1, 0), 1, 30), 3, 50)
     assert read == epochs((1, 0), (3, 50))
     assert read_in(read, -1, 60) == read, "old formats tell none"
@@ -107,10 +110,10 @@ def test_a_reader_goes_on_in_its_epoch_and_begins_another_where_it_reads_it() ->
     assert len(read_in(tuple(EpochStart(n, n) for n in range(MOST_EPOCHS)), 99, 99)) == MOST_EPOCHS
 
 
-def test_what_was_told_before_holds_up_to_where_the_successor_has_read_another_history() -> None:
+def test_former_report_holds_up_to_where_the_successors_history_differs() -> None:
     told = epochs((1, 0), (3, 50), (5, 71))
-    assert gone_on(told, told) == (told, ENDLESS)
-    assert gone_on(told, epochs((1, 0), (3, 50), (7, 72))) == (epochs((1, 0), (3, 50), (7, 71)), 71)
-    assert gone_on(told, epochs((6, 80))) == (epochs((6, 80)), NOWHERE)
-    assert gone_on((), told) == (told, ENDLESS)
-    assert gone_on(told, ()) == ((), ENDLESS)
+    assert joined_epochs(told, told) == (told, ENDLESS)
+    assert joined_epochs(told, epochs((1, 0), (3, 50), (7, 72))) == (epochs((1, 0), (3, 50), (7, 71)), 71)
+    assert joined_epochs(told, epochs((6, 80))) == (epochs((6, 80)), NOWHERE)
+    assert joined_epochs((), told) == (told, ENDLESS)
+    assert joined_epochs(told, ()) == ((), ENDLESS)

@@ -1,4 +1,4 @@
-"""What a producer wrote last is known only if none of its numbers is missing."""
+"""A producer's last record is known only if none of its numbers is missing."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def read(tail: ProducerTail, batches: list[Batch]) -> ProducerTail:
 
 
 @given(counts, counts, st.integers(0, 3), st.integers(SEQUENCES - 9, SEQUENCES - 1), st.booleans())
-def test_the_numbers_go_on_from_the_stamp_before_and_each_epoch_begins_at_0(
+def test_numbers_continue_from_the_stamp_and_each_epoch_begins_at_0(
     earlier: list[int], later: list[int], apart: int, sequence: int, is_known: bool
 ) -> None:
     known = ProducerStamp(ID, 3, sequence) if is_known else None
@@ -50,7 +50,7 @@ def test_the_numbers_go_on_from_the_stamp_before_and_each_epoch_begins_at_0(
 
 
 @given(counts.filter(lambda sizes: len(sizes) > 1), st.data())
-def test_a_batch_that_is_missing_comes_again_or_lost_records_shows(
+def test_missing_repeated_or_shortened_batch_makes_the_tail_incomplete(
     sizes: list[int], data: st.DataObject
 ) -> None:
     known = ProducerStamp(ID, 3, 40)
@@ -66,7 +66,7 @@ def test_a_batch_that_is_missing_comes_again_or_lost_records_shows(
     assert not read(ProducerTail(100, known), data.draw(st.sampled_from(list(wrong.values())))).is_whole
 
 
-def test_without_a_stamp_only_an_epoch_that_begins_is_whole() -> None:
+def test_without_a_stamp_only_the_beginning_of_an_epoch_is_whole() -> None:
     assert not ProducerTail(100).behind(100, 101, ProducerStamp(ID, 3, 40), 1).is_whole
     assert (
         not ProducerTail(100, ProducerStamp(ID, 3, 40)).behind(100, 101, ProducerStamp(ID, 4, 1), 1).is_whole

@@ -1,4 +1,4 @@
-"""Records are cut where they end, and none beyond a bound ever becomes objects."""
+"""Records are cut at their ends, and none beyond a limit becomes an object."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from app.kafka.records.batch import HEADER_BYTES
 from app.kafka.records.scan import (
     HEADER_COST_BYTES,
     MAX_HEADERS,
-    OF_PRODUCERS,
     OWN_HEADERS,
+    PRODUCER_LIMITS,
     RECORD_COST_BYTES,
     SHORT_BYTES,
-    Most,
+    RecordLimits,
     cut,
+    cut_short,
     lowest_delta,
-    short,
 )
 from tests.kafka.records.batches import make_batch, packed_record, zigzag
 
@@ -31,7 +31,7 @@ headers = st.lists(st.tuples(st.text(max_size=4), st.binary(max_size=100)), max_
     st.integers(1, 8),
     st.integers(1, 3_000),
 )
-def test_cuts_follow_on_each_other_and_hold_all_records_within_both_limits(
+def test_cuts_are_contiguous_and_hold_all_records_within_both_limits(
     rows: list[tuple[bytes | None, bytes | None]], some: list[tuple[str, bytes]], most: int, most_bytes: int
 ) -> None:
     data = make_batch(0, rows, headers=some)[HEADER_BYTES:]
@@ -47,13 +47,13 @@ def test_cuts_follow_on_each_other_and_hold_all_records_within_both_limits(
     assert at == len(data)
 
 
-def test_a_record_with_too_many_headers_is_named_and_its_neighbours_are_cut_as_ever() -> None:
+def test_record_with_too_many_headers_is_alone_and_its_neighbours_are_cut_as_usual() -> None:
     good = packed_record(0)
     data = good + packed_record(7, headers=MAX_HEADERS + 1) + good
 
-    first = cut(data, 0, 3, 100, 1 << 20, OF_PRODUCERS)
-    second = cut(data, first.end, 2, 100, 1 << 20, OF_PRODUCERS)
-    third = cut(data, second.end, 1, 100, 1 << 20, OF_PRODUCERS)
+    first = cut(data, 0, 3, 100, 1 << 20, PRODUCER_LIMITS)
+    second = cut(data, first.end, 2, 100, 1 << 20, PRODUCER_LIMITS)
+    third = cut(data, second.end, 1, 100, 1 << 20, PRODUCER_LIMITS)
 
     assert (first.records, first.excess) == (1, None)
     assert second.excess is not None
@@ -61,22 +61,22 @@ def test_a_record_with_too_many_headers_is_named_and_its_neighbours_are_cut_as_e
     assert f"{MAX_HEADERS + 1} headers" in second.excess.reason
     assert (third.records, third.excess, third.end) == (1, None, len(data))
     most = packed_record(0, headers=MAX_HEADERS)
-    assert cut(most, 0, 1, 1, 1, OF_PRODUCERS).excess is None, "as many as may be"
+    assert cut(most, 0, 1, 1, 1, PRODUCER_LIMITS).excess is None, "as many as may be"
     copy = packed_record(0, headers=MAX_HEADERS + OWN_HEADERS)
     assert cut(copy, 0, 1, 1, 1).excess is None, "and what its copy says of itself"
 
 
-def test_headers_of_too_many_bytes_are_too_much() -> None:
+def test_record_with_too_many_header_bytes_is_in_excess() -> None:
     data = make_batch(0, headers=[("h", b"v" * 1_000)])[HEADER_BYTES:]
 
-    found = cut(data, 0, 1, 1, 1 << 20, Most(10, 1_000))
+    found = cut(data, 0, 1, 1, 1 << 20, RecordLimits(10, 1_000))
 
     assert found.excess is not None
     assert "bytes" in found.excess.reason
 
 
 @given(st.binary(max_size=60), st.integers(1, 3))
-def test_bytes_that_are_no_records_are_refused_and_none_is_read_beyond_them(data: bytes, left: int) -> None:
+def test_bytes_that_are_not_records_are_refused_without_reading_beyond_them(data: bytes, left: int) -> None:
     try:
         found = cut(data, 0, left, left, 1 << 20)
     except ValueError:
@@ -88,7 +88,7 @@ def test_bytes_that_are_no_records_are_refused_and_none_is_read_beyond_them(data
 @given(
     st.lists(st.tuples(st.integers(-(1 << 62), 1 << 62), st.binary(max_size=40_000)), min_size=1, max_size=6)
 )
-def test_the_lowest_delta_is_that_of_all_records(rows: list[tuple[int, bytes]]) -> None:
+def test_lowest_delta_covers_all_records(rows: list[tuple[int, bytes]]) -> None:
     bodies = [b"\x00" + zigzag(delta) + value for delta, value in rows]
     data = b"".join(zigzag(len(body)) + body for body in bodies)
     assert lowest_delta(data, len(rows)) == min(delta for delta, _ in rows)
@@ -98,7 +98,7 @@ def test_the_lowest_delta_is_that_of_all_records(rows: list[tuple[int, bytes]]) 
 
 
 @given(st.binary(max_size=200), st.integers(1, 1_000_000))
-def test_bytes_that_are_no_records_have_no_lowest_delta_and_end_at_once(data: bytes, count: int) -> None:
+def test_bytes_that_are_not_records_have_no_lowest_delta_and_end_at_once(data: bytes, count: int) -> None:
     try:
         lowest_delta(data, count)
     except ValueError:
@@ -113,13 +113,11 @@ def test_bytes_that_are_no_records_have_no_lowest_delta_and_end_at_once(data: by
     st.integers(1, 8),
     st.sampled_from([1, 5_000, 1 << 20]),
 )
-def test_short_records_end_where_those_that_are_looked_into_end(
-    sizes: list[int], most: int, most_bytes: int
-) -> None:
+def test_short_cut_ends_records_where_the_full_cut_does(sizes: list[int], most: int, most_bytes: int) -> None:
     parts = [packed_record(0, b"v" * size) for size in sizes]
     data, at = b"".join(parts), 0
     while parts:
-        found = short(data, at, len(parts), most, most_bytes)
+        found = cut_short(data, at, len(parts), most, most_bytes)
         assert found.records <= most
         if len(parts[0]) > SHORT_BYTES + 3:
             assert found.records == 0, "it is looked into"
@@ -132,6 +130,6 @@ def test_short_records_end_where_those_that_are_looked_into_end(
 
 
 @given(st.binary(max_size=60), st.integers(0, 60))
-def test_short_records_never_end_beyond_the_bytes_that_there_are(data: bytes, at: int) -> None:
-    found = short(data, at, 100, 100, 1 << 20)
+def test_short_cut_never_ends_beyond_the_buffer(data: bytes, at: int) -> None:
+    found = cut_short(data, at, 100, 100, 1 << 20)
     assert at <= found.end <= max(at, len(data))

@@ -1,4 +1,4 @@
-"""A stamped batch is the source's, record for record, and what a broker takes from an idempotent producer."""
+"""A stamped batch equals the source record by record, and brokers accept it."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def read(data: bytes | bytearray | memoryview) -> list[tuple[Any, ...]]:
     st.integers(0, 1 << 50),
     st.tuples(st.integers(0, 1 << 62), st.integers(0, 32767), st.integers(0, LARGEST_SEQUENCE)),
 )
-def test_a_stamped_batch_has_every_record_as_it_was_and_nothing_of_its_former_producer(
+def test_stamped_batch_keeps_every_record_and_nothing_of_its_former_producer(
     found: list[Any], codec: int, flags: int, base_offset: int, producer: tuple[int, int, int]
 ) -> None:
     source = as_logged(base_offset, rows_of(found), codec=codec, flags=flags, producer=(999, 3, 12345))
@@ -104,7 +104,7 @@ def test_a_stamped_batch_has_every_record_as_it_was_and_nothing_of_its_former_pr
     assert copy[61:] == source[61:]
 
 
-def test_with_a_delete_horizon_the_deltas_count_from_it_and_the_timestamps_stay() -> None:
+def test_cleared_delete_horizon_changes_no_timestamp() -> None:
     rows: list[Row] = [
         (0, 5_000, b"k", None, []),
         (1, 6_000, b"l", b"v", []),
@@ -114,7 +114,7 @@ def test_with_a_delete_horizon_the_deltas_count_from_it_and_the_timestamps_stay(
     first_size = 2 + 6  # its length, attributes, two deltas, empty key and value, no headers
     tail = built[61 + 1 + built[61] // 2 :]
     assert len(tail) < len(built) - 61 <= len(tail) + first_size + 2
-    # What compaction leaves when it takes the first record and writes the horizon where that one's time was.
+    # As compaction leaves it: without the first record, and with the horizon in place of its timestamp.
     source = bytearray(as_logged(40, rows, flags=DELETE_HORIZON))[:61] + tail
     struct.pack_into(">i", source, 8, len(source) - 12)
     struct.pack_into(">q", source, 27, 9_000)
@@ -127,7 +127,7 @@ def test_with_a_delete_horizon_the_deltas_count_from_it_and_the_timestamps_stay(
 
 
 @given(st.integers(0, LARGEST_SEQUENCE), st.integers(1, 1 << 20))
-def test_sequence_numbers_begin_again_at_0_as_the_broker_counts_them(sequence: int, count: int) -> None:
+def test_sequence_numbers_wrap_to_0_as_the_broker_counts(sequence: int, count: int) -> None:
     last = sequence + count - 1  # as in DefaultRecordBatch.incrementSequence
     if last > LARGEST_SEQUENCE:
         last = (count - 1) - (LARGEST_SEQUENCE - sequence) - 1
@@ -138,7 +138,7 @@ def _header(**changed: int) -> BatchHeader:
     return the_batch(as_logged(100, rows_of([(1_000, b"k", b"v", [])] * 3))).header._replace(**changed)
 
 
-def test_what_a_broker_does_not_take_as_it_is_is_said_with_the_reason() -> None:
+def test_batch_that_cannot_go_verbatim_has_a_reason() -> None:
     size = _header().length + 12
     assert why_not(_header(), 100, size) == ""
     for reason, header in {
@@ -146,7 +146,7 @@ def test_what_a_broker_does_not_take_as_it_is_is_said_with_the_reason() -> None:
         "control": _header(attributes=CONTROL),
         "2 records for 3 offsets": _header(record_count=2),
         "0 records": _header(record_count=0),
-        "source's log": _header(attributes=LOG_APPEND_TIME),
+        "append times": _header(attributes=LOG_APPEND_TIME),
     }.items():
         assert reason in why_not(header, 100, size)
     assert "before offset 101" in why_not(_header(), 101, size)

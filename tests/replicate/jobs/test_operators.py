@@ -253,8 +253,8 @@ async def test_fetching_that_goes_on_is_no_trouble_any_more_though_nothing_new_c
     pump = await manager.copied(1)
     key = (manager.job, pump.epoch)
     part = (await manager.jobs._clusters.get(HOME)).fetch._partitions[key]
-    part.told = "a broker is away"
+    part.incident = "a broker is away"
     manager.jobs.hand_to_pump(FetchIncident(key, manager.topic, 0, "a broker is away", "start it"))
     assert pump.trouble == "fetch: a broker is away"
     await manager.until(lambda: manager.jobs.statuses()[0].trouble == "")
-    assert part.told == ""
+    assert part.incident == ""

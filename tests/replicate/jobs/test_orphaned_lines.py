@@ -13,7 +13,7 @@ from app.controllog.events import Assignment, Claim, Released
 from app.controllog.state import ControlState
 from app.kafka.client.cluster import LATEST, ClusterUnreachable
 from app.kafka.client.commits import TopicAndPartition
-from app.kafka.client.epoch_ends import FENCED, NOT_KNOWN, EpochEndRequest, EpochEndRequestV3
+from app.kafka.client.epoch_ends import FENCED_EPOCH, NOT_KNOWN, EpochEndRequest, EpochEndRequestV3
 from app.kafka.records.leader_epochs import ENDLESS
 from app.kernel.fencing import LogId
 from app.offsets.model.offset_map import Barrier, EndedItem, LineEnd, OffsetMapLine, at_end
@@ -68,7 +68,7 @@ class PlayedCluster:
 
     def _ends(self, partition: int, current: int, epoch: int) -> tuple[int, int, int, int]:
         if current != self.epoch:
-            return FENCED, partition, NOT_KNOWN, NOT_KNOWN
+            return FENCED_EPOCH, partition, NOT_KNOWN, NOT_KNOWN
         assert epoch == current, "where an older one ends says nothing of the log's end"
         return 0, partition, epoch, self.end
 

@@ -61,7 +61,7 @@ class Destination:
             future.set_result(sum(map(len, self.log)) - count)
         return future
 
-    def instead(self, batches: Sequence[tuple[Bytes, int]]) -> list[asyncio.Future[int]]:
+    def replace_refused(self, batches: Sequence[tuple[Bytes, int]]) -> list[asyncio.Future[int]]:
         return [self._future(*batch) for batch in batches]
 
     def _failed(self, sent: SentBatch, error: BaseException) -> None:

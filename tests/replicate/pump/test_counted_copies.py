@@ -221,7 +221,7 @@ async def test_a_log_that_changes_what_it_takes_is_fetched(
     assert not counts.told
 
 
-async def no_round(_: float, *, of_all: bool) -> None:
+async def no_round(_: float, *, all_lanes: bool) -> None:
     """The broker is not asked."""
 
 
@@ -268,11 +268,11 @@ async def test_a_destination_that_lost_its_end_is_told(killable_yard: Yard, topi
         await counted(stand, counts, audit, topic_name)
         end = audit.reader.next_offset
         await asyncio.to_thread(killable_yard.kill, AWAY)
-        parts_at = cut_off(killable_yard, AWAY, topic_name, end - 50)
+        diverges_at = cut_off(killable_yard, AWAY, topic_name, end - 50)
         await asyncio.to_thread(killable_yard.start, AWAY)
         await until_led(stand, topic_name)
         await write(stand, topic_name, 2_000)
         await stand.until(lambda: any(gap.key == 0 for gap in counts.gaps))
         gap = next(gap for gap in counts.gaps if gap.key == 0)
-        assert (gap.is_truncation, gap.end) == (True, parts_at)
+        assert (gap.is_truncation, gap.end) == (True, diverges_at)
         assert gap.start == audit.reader.next_offset, "nothing of the other log was counted"

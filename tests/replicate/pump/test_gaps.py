@@ -13,7 +13,7 @@ from tests.worker.runtime.replica_manager import HOME, replica_manager_rig
 
 
 @pytest.mark.parametrize(
-    ("gap", "kind", "said", "goes_on_at"),
+    ("gap", "kind", "said", "lineage_and_base"),
     [
         ({"start": 3, "end": 9}, "offsets-lost", "offsets [3, 9) are gone and were not copied", (0, 9)),
         (
@@ -31,7 +31,7 @@ from tests.worker.runtime.replica_manager import HOME, replica_manager_rig
     ],
 )
 async def test_a_route_that_goes_on_at_gaps_tells_what_the_source_lost_and_where_it_goes_on(
-    yard: Yard, topic_name: str, gap: dict[str, Any], kind: str, said: str, goes_on_at: tuple[int, int]
+    yard: Yard, topic_name: str, gap: dict[str, Any], kind: str, said: str, lineage_and_base: tuple[int, int]
 ) -> None:
     async with replica_manager_rig(yard, topic_name) as manager:
         manager.put(onGap="continue")
@@ -40,7 +40,7 @@ async def test_a_route_that_goes_on_at_gaps_tells_what_the_source_lost_and_where
         pump = await manager.copied(3)
         manager.jobs.hand_to_pump(LogGap((manager.job, pump.epoch), topic_name, 0, reason="by hand", **gap))
         await manager.until(
-            lambda: manager.pump is not None and (manager.pump.lineage, manager.pump.base) == goes_on_at
+            lambda: manager.pump is not None and (manager.pump.lineage, manager.pump.base) == lineage_and_base
         )
         ((told, message),) = manager.incidents
         assert told == kind

@@ -72,14 +72,14 @@ async def test_while_the_destination_has_too_few_replicas_nothing_is_lost_skippe
         assert (status.state, status.committed, status.in_flight) == ("flowing", 50, 50)
         assert f"{topic_name}-0 in {stand.target.name}: 1 of 2 replicas" in status.trouble
         assert "min.insync.replicas is 2. Nothing is appended, since records in [50, 100)" in status.trouble
-        assert "bring back the brokers" in status.trouble
+        assert "restart brokers with its replicas" in status.trouble
         assert status.oldest_ms > 0
         assert "append-trouble" in stand.kinds()
 
         stand.kill(former)  # nor is it otherwise with the next owner
         pump = await stand.start_pump(topic_name)
         await write(stand, topic_name, 50, "still")
-        await stand.until(lambda: "bring back the brokers" in pump.status().trouble)
+        await stand.until(lambda: "restart brokers with its replicas" in pump.status().trouble)
         assert pump.base == 50
 
         await second.start()

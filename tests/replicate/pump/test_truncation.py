@@ -70,12 +70,12 @@ async def test_source_and_destination_that_lost_their_ends_are_told_and_copying_
             await watching.until(lambda: watching.count("w") == 100)
             await asyncio.to_thread(yard.kill, HOME)
             await asyncio.to_thread(yard.kill, AWAY)
-            parts_at, end = (cut_off(yard, at, topic_name, 60) for at in (HOME, AWAY))
+            diverges_at, end = (cut_off(yard, at, topic_name, 60) for at in (HOME, AWAY))
             watched_end = cut_off(yard, HOME, watched, 30)
             for cluster in (HOME, AWAY):
                 await asyncio.to_thread(yard.start, cluster)
-            await watching.until(lambda: any(isinstance(one, LogGap) for one in watching.told))
-            (gap,) = [one for one in watching.told if isinstance(one, LogGap)]
+            await watching.until(lambda: any(isinstance(one, LogGap) for one in watching.reports))
+            (gap,) = [one for one in watching.reports if isinstance(one, LogGap)]
             assert (gap.start, gap.end, gap.is_truncation) == (100, watched_end, True)
         await until_led(stand, topic_name)
         await write(stand, topic_name, 120, "other")
@@ -84,7 +84,7 @@ async def test_source_and_destination_that_lost_their_ends_are_told_and_copying_
         pump = await stand.start_pump(topic_name, **OFTEN)
         await stand.until(lambda: pump.reset is not None and "destination-truncated" in stand.kinds())
         assert pump.reset is not None
-        assert (pump.reset.start, pump.reset.end) == (100, parts_at)
+        assert (pump.reset.start, pump.reset.end) == (100, diverges_at)
         assert pump.reset.truncated_in > 0
         (told,) = [message for kind, message in stand.incidents if kind == "destination-truncated"]
         assert f"lost offsets [{end}, 100)" in told
@@ -103,13 +103,13 @@ async def test_source_and_destination_that_lost_their_ends_are_told_and_copying_
         pump = await stand.start_pump(topic_name, lineage=1, source_epoch=pump.reset.truncated_in)
         await stand.copied([pump])
         after = await rows(stand.source, topic_name)
-        assert after[:parts_at] == before[:parts_at]
-        assert await rows(stand.target, topic_name) == before[:end] + after[parts_at:]
+        assert after[:diverges_at] == before[:diverges_at]
+        assert await rows(stand.target, topic_name) == before[:end] + after[diverges_at:]
         await stand.until(lambda: stand.saved[0][0].base == pump.base)
         note = ReplicaHandover.from_bytes(stand.saved[0][1])
         assert (note.lineage, note.losses) == (1, 1)
         assert note.source_epoch == pump.session.source_epoch > 0
         assert [epoch > former_epoch for epoch, _ in note.epochs] == [False, True]
-        assert note.epochs[-1].start_offset == parts_at
+        assert note.epochs[-1].start_offset == diverges_at
         assert stand.kinds() == ["destination-truncated"]
         assert pump.copying().destination_losses == 1

@@ -244,7 +244,7 @@ async def test_what_the_destination_refuses_to_do_is_told_and_costs_that_topic_a
     ((kind, subject, message, remedy),) = two.told
     assert (kind, subject) == ("route-blocked", "greedy")
     assert "could not be created" in message
-    assert remedy.startswith("mend that, or create the topic as the cluster allows it")
+    assert remedy.startswith("remove the reason, or create the topic in a way")
 
 
 async def test_a_copy_whose_name_kafka_takes_for_anothers_is_told_in_the_brokers_words_and_costs_itself_only(
