@@ -130,7 +130,7 @@ def test_a_recreated_topic_loses_nothing_although_it_reaches_the_old_position(ca
     case.create()
     case.send(second)
     case.wait_delivered(second)
-    reported = case.wait_incident("anew")
+    reported = case.wait_incident("recreated")
     assert reported.count("topic id") == 2
     assert "unknown" not in reported
 
